@@ -55,7 +55,11 @@ def secret_key() -> str:
     """The signing secret: from the environment; made and kept in a 0600 file only for the demo."""
     given = os.environ.get("SLUICE_SECRET_KEY", "")
     if given:
-        if len(given) < 32 or given.lower() in KNOWN_BAD_SECRETS or given.startswith("django-insecure"):
+        if (
+            len(given) < 32
+            or given.lower() in KNOWN_BAD_SECRETS
+            or given.startswith("django-insecure")
+        ):
             raise ImproperlyConfigured(
                 "SLUICE_SECRET_KEY is too short or well known. Give it at least 32 random "
                 "characters, for example from: openssl rand -base64 48"
