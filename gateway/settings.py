@@ -22,7 +22,7 @@ BASE_DIR = Path(__file__).resolve().parent.parent
 
 def env_flag(name: str, default: bool = False) -> bool:
     value = os.environ.get(name, "").strip().lower()
-    if value in ("", None):
+    if not value:
         return default
     if value in ("1", "true", "yes", "on"):
         return True
@@ -44,7 +44,8 @@ def env_list(name: str, default: str = "") -> list[str]:
 
 
 SLUICE_HOME = Path(os.environ.get("SLUICE_HOME") or BASE_DIR / "var")
-TESTING = "pytest" in sys.modules
+# mypy's Django plugin imports the settings, too.
+TESTING = not sys.modules.keys().isdisjoint({"pytest", "mypy"})
 DEMO = env_flag("SLUICE_DEMO", default=TESTING)
 DEBUG = env_flag("SLUICE_DEBUG")
 
