@@ -1,0 +1,177 @@
+"""What may stand in the fields of `clusters.models`, said in sentences that the admin pages show.
+
+Values only: nothing here looks at the database or at a cluster.
+"""
+
+from __future__ import annotations
+
+import re
+import string
+from typing import Any
+
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.serialization import load_ssh_public_key
+from django.core.exceptions import ValidationError
+from django.utils.translation import gettext_lazy as _
+
+from clusters.errors import IdentityRefused
+from clusters.identity import check_unix_name
+
+SLURM_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,99}\Z")
+NAMESPACE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}\Z")
+# Features joined by Slurm's operators: "a100&nvlink", "[rack1|rack2]*2".
+CONSTRAINT = re.compile(r"[A-Za-z0-9_.,:&|*()\[\]-]{0,200}\Z")
+HOST_KEY_TYPES = frozenset(
+    {
+        "ssh-ed25519",
+        "ecdsa-sha2-nistp256",
+        "ecdsa-sha2-nistp384",
+        "ecdsa-sha2-nistp521",
+        "ssh-rsa",
+    }
+)
+
+
+def validate_namespace_name(value: str) -> None:
+    if not NAMESPACE_NAME.match(value):
+        raise ValidationError(
+            _(
+                "Use letters, digits, dots, hyphens and underscores, beginning with a letter or a "
+                "digit; at most 63."
+            ),
+            code="name",
+        )
+
+
+def validate_unix_name(value: str) -> None:
+    try:
+        check_unix_name(value)
+    except IdentityRefused as refused:
+        raise ValidationError(refused.user_message, code="unix_name") from refused
+
+
+def validate_slurm_name(value: str) -> None:
+    if not SLURM_NAME.match(value):
+        raise ValidationError(
+            _("“%(value)s” is not a name that Slurm would give to a partition, account or QOS."),
+            code="slurm_name",
+            params={"value": value},
+        )
+
+
+def validate_constraint(value: str) -> None:
+    if not CONSTRAINT.match(value):
+        raise ValidationError(
+            _("Features of nodes joined by Slurm's operators, for example a100&nvlink."),
+            code="constraint",
+        )
+
+
+def validate_partitions(value: Any) -> None:
+    """An ordered list of partition names, at least one, none twice."""
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+        raise ValidationError(_("Give a list of partition names."), code="type")
+    for item in value:
+        validate_slurm_name(item)
+    if len(set(value)) != len(value):
+        raise ValidationError(_("A partition is named twice."), code="duplicate")
+
+
+def validate_string_map(value: Any) -> None:
+    if not isinstance(value, dict) or not all(isinstance(item, str) for item in value.values()):
+        raise ValidationError(
+            _("Give pairs of text, for example {“tensorflow:2.15”: “tensorflow-2.15.sif”}."),
+            code="type",
+        )
+
+
+def validate_path_list(value: Any) -> None:
+    if not isinstance(value, list) or not all(
+        isinstance(item, str) and item.startswith("/") and "\n" not in item for item in value
+    ):
+        raise ValidationError(_("Give a list of absolute paths."), code="type")
+
+
+def validate_absolute_path(value: str) -> None:
+    if not value.startswith("/") or any(ord(letter) < 32 for letter in value):
+        raise ValidationError(_("Give an absolute path, beginning with “/”."), code="path")
+
+
+def _placeholders(value: str) -> set[str]:
+    try:
+        parts = list(string.Formatter().parse(value))
+    except ValueError as error:
+        raise ValidationError(
+            _("A brace is not closed: write {user} or {home}."), code="template"
+        ) from error
+    names = set()
+    for _text, name, spec, conversion in parts:
+        if name is None:
+            continue
+        if spec or conversion:
+            names.add("?")
+        names.add(name)
+    return names
+
+
+def validate_user_path(value: str) -> None:
+    """An absolute path per user: {home} may only begin it, and the path must name the user."""
+    names = _placeholders(value)
+    if names - {"user", "home"}:
+        raise ValidationError(
+            _("Only {user} and {home} are replaced in this path."), code="template"
+        )
+    if "{home}" in value[1:]:
+        raise ValidationError(_("{home} is a whole path: it can only come first."), code="template")
+    if not value.startswith("{home}"):
+        validate_absolute_path(value)
+    if ".." in value.split("/"):
+        raise ValidationError(_("Write the path without “..”."), code="path")
+    if not names:
+        raise ValidationError(
+            _("Every person needs a directory of their own: use {user} or {home} in the path."),
+            code="template",
+        )
+
+
+def validate_key_file(value: str) -> None:
+    if _placeholders(value) != {"user"}:
+        raise ValidationError(
+            _("Every person needs a key of their own: use {user} in the path."), code="template"
+        )
+    validate_absolute_path(value)
+
+
+def split_host_key(line: str) -> str:
+    """`type base64` of one pinned key; takes lines of known_hosts, ssh-keyscan and *.pub files."""
+    words = line.split()
+    if words and words[0] not in HOST_KEY_TYPES:
+        words = words[1:]  # the host names that known_hosts and ssh-keyscan put first
+    if len(words) < 2 or words[0] not in HOST_KEY_TYPES:
+        raise ValidationError(
+            _(
+                "“%(line)s” is not a host key. Give one a line as ssh-keyscan prints it, for "
+                "example: ssh-ed25519 AAAAC3Nza…"
+            ),
+            code="host_key",
+            params={"line": line[:60]},
+        )
+    try:
+        load_ssh_public_key(f"{words[0]} {words[1]}".encode())
+    except (ValueError, UnsupportedAlgorithm) as error:
+        raise ValidationError(
+            _("The %(type)s key is cut or damaged: copy the whole line."),
+            code="host_key",
+            params={"type": words[0]},
+        ) from error
+    return f"{words[0]} {words[1]}"
+
+
+def host_key_lines(value: str) -> list[str]:
+    """The pinned keys of a text, normalised; blank lines and `#` comments are left out."""
+    lines = (line.strip() for line in value.splitlines())
+    return [split_host_key(line) for line in lines if line and not line.startswith("#")]
+
+
+def validate_host_keys(value: str) -> None:
+    host_key_lines(value)

@@ -1,0 +1,97 @@
+"""Alice administers, Bob is in the team, Vera only looks, Carol must not get in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+from django.contrib.auth.models import AnonymousUser
+
+from clusters.access import (
+    Role,
+    can_administer,
+    can_see,
+    can_submit,
+    namespaces_administered_by,
+    namespaces_open_to,
+    namespaces_visible_to,
+    role_of,
+    roles_of,
+)
+from clusters.models import Cluster, Membership, Namespace
+from gateway.models import User
+
+pytestmark = pytest.mark.django_db
+
+
+@dataclass
+class Cast:
+    namespace: Namespace
+    other: Namespace
+    people: dict[str, User | AnonymousUser]
+
+
+@pytest.fixture
+def cast() -> Cast:
+    cluster = Cluster.objects.create(name="here", kind=Cluster.Kind.LOCAL)
+    namespace = Namespace.objects.create(name="vision", cluster=cluster, partitions=["gpu"])
+    other = Namespace.objects.create(name="speech", cluster=cluster, partitions=["gpu"])
+    people: dict[str, User | AnonymousUser] = {"nobody": AnonymousUser()}
+    for name, role in {
+        "alice": Role.ADMIN,
+        "bob": Role.MEMBER,
+        "vera": Role.VIEWER,
+        "gone": Role.ADMIN,
+    }.items():
+        user = User.objects.create_user(name, is_active=name != "gone")
+        Membership.objects.create(user=user, namespace=namespace, role=role)
+        people[name] = user
+    people["carol"] = carol = User.objects.create_user("carol")
+    Membership.objects.create(user=carol, namespace=other, role=Role.ADMIN)
+    people["root"] = User.objects.create_superuser("root")
+    people["staff"] = User.objects.create_user("staff", is_staff=True)
+    return Cast(namespace, other, people)
+
+
+@pytest.mark.parametrize(
+    ("who", "role", "sees", "submits", "administers"),
+    [
+        ("alice", Role.ADMIN, True, True, True),
+        ("bob", Role.MEMBER, True, True, False),
+        ("vera", Role.VIEWER, True, False, False),
+        ("carol", None, False, False, False),
+        ("root", Role.ADMIN, True, True, True),
+        ("staff", None, False, False, False),
+        ("gone", None, False, False, False),
+        ("nobody", None, False, False, False),
+    ],
+)
+def test_each_person_gets_exactly_their_rights(
+    cast: Cast, who: str, role: Role | None, sees: bool, submits: bool, administers: bool
+) -> None:
+    user, namespace = cast.people[who], cast.namespace
+    assert role_of(user, namespace) == role
+    assert roles_of(user).get(namespace.pk) == role
+    assert can_see(user, namespace) is sees
+    assert can_submit(user, namespace) is submits
+    assert can_administer(user, namespace) is administers
+    # The lists say the same as the single answers.
+    assert namespaces_visible_to(user).contains(namespace) is sees
+    assert namespaces_open_to(user).contains(namespace) is submits
+    assert namespaces_administered_by(user).contains(namespace) is administers
+
+
+def test_an_inactive_namespace_is_seen_and_takes_no_jobs(cast: Cast) -> None:
+    cast.namespace.active = False
+    cast.namespace.save()
+    for who in ("alice", "bob", "root"):
+        assert can_see(cast.people[who], cast.namespace)
+        assert not can_submit(cast.people[who], cast.namespace)
+        assert not namespaces_open_to(cast.people[who]).contains(cast.namespace)
+
+
+def test_a_disabled_cluster_takes_no_jobs(cast: Cast) -> None:
+    Cluster.objects.update(enabled=False)
+    cast.namespace.cluster.refresh_from_db()
+    assert not can_submit(cast.people["alice"], cast.namespace)
+    assert not namespaces_open_to(cast.people["alice"]).exists()

@@ -1,0 +1,304 @@
+"""What the tables refuse, whoever writes to them, and as whom people act."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import AnonymousUser
+from django.core.exceptions import ValidationError
+from django.db import IntegrityError, transaction
+
+from clusters.capacity import Capacity, GpuCount, Node, Partition
+from clusters.errors import IdentityRefused
+from clusters.models import (
+    CapacitySnapshot,
+    Cluster,
+    ClusterStatus,
+    Membership,
+    Namespace,
+    ResourceSpec,
+    UnixAccount,
+    capacity_of,
+    store_capacity,
+    store_status,
+    unix_user_for,
+)
+from gateway.models import User
+
+pytestmark = pytest.mark.django_db
+
+HOST_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIEKxLCDZBoJBGqKcQmYFYGQaJ1Vf8mqUX1oJsT9Rf5CC"
+
+
+def make_cluster(**fields: Any) -> Cluster:
+    return Cluster.objects.create(
+        **{
+            "name": "lab",
+            "host": "login.lab.example",
+            "host_keys": HOST_KEY,
+            "service_user": "sluice-svc",
+            **fields,
+        }
+    )
+
+
+@pytest.fixture
+def lab() -> Cluster:
+    return make_cluster()
+
+
+@pytest.fixture
+def alice() -> User:
+    return User.objects.create_user("alice")
+
+
+def refused(**fields: Any) -> None:
+    with pytest.raises(IntegrityError), transaction.atomic():
+        make_cluster(**fields)
+
+
+def test_database_refuses_impossible_clusters() -> None:
+    refused(host="")
+    refused(service_user="")
+    refused(service_user="root")
+    refused(kind="telnet")
+    refused(port=0)
+    refused(port=70000)
+    refused(uid_floor=0)
+    refused(job_port_min=30000, job_port_max=20000)
+    assert not Cluster.objects.exists()
+
+
+def test_a_local_cluster_needs_no_host() -> None:
+    cluster = Cluster(name="here", kind=Cluster.Kind.LOCAL)
+    cluster.full_clean()
+    cluster.save()
+    assert str(cluster) == "here"
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "words"),
+    [
+        ("host_keys", "", "Pin the login node's host key"),
+        ("host_keys", "ssh-ed25519 AAAAnonsense", "cut or damaged"),
+        ("host_keys", "trust me", "is not a host key"),
+        ("work_root", "/scratch/sluice", "directory of their own"),
+        ("work_root", "scratch/{user}", "absolute path"),
+        ("work_root", "/scratch/{user}/../x", "without"),
+        ("work_root", "/scratch/{uid}", "Only {user} and {home}"),
+        ("work_root", "/scratch/{user", "not closed"),
+        ("work_root", "/scratch/{home}", "only come first"),
+        ("work_root", "/scratch/{user!r}", "Only {user} and {home}"),
+        ("key_file", "/etc/sluice/key", "key of their own"),
+        ("service_user", "root", "never acts as root"),
+        ("service_user", "0", "cannot be a Unix user name"),
+        ("use_pyslurm", True, "this very machine"),
+        ("container_binds", ["data"], "absolute paths"),
+        ("image_aliases", {"tf": 1}, "pairs of text"),
+    ],
+)
+def test_clean_says_what_is_wrong(lab: Cluster, field: str, value: Any, words: str) -> None:
+    setattr(lab, field, value)
+    with pytest.raises(ValidationError) as caught:
+        lab.full_clean()
+    assert words in " ".join(caught.value.message_dict[field])
+
+
+def test_host_keys_are_taken_as_ssh_keyscan_and_known_hosts_print_them(lab: Cluster) -> None:
+    lab.host_keys = f"# login node\nlogin.lab.example {HOST_KEY}\n\n{HOST_KEY} root@login\n"
+    lab.full_clean()
+    assert lab.pinned_host_keys() == [HOST_KEY, HOST_KEY]
+
+
+def test_work_root_is_per_person(lab: Cluster) -> None:
+    assert lab.work_root_for("alice", "/home/alice/") == "/home/alice/sluice"
+    lab.work_root = "/scratch/{user}/sluice"
+    assert lab.work_root_for("alice", "/home/alice") == "/scratch/alice/sluice"
+
+
+# --- namespaces -----------------------------------------------------------------------------
+
+
+def make_namespace(cluster: Cluster, **fields: Any) -> Namespace:
+    return Namespace.objects.create(
+        **{"name": "vision", "cluster": cluster, "partitions": ["gpu", "cpu"], **fields}
+    )
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"default_time_s": 7200, "max_time_s": 3600},
+        {"max_time_s": 30},
+        {"default_time_s": 0},
+        {"max_cpus_per_job": 0},
+        {"max_nodes_per_job": 0},
+        {"max_mem_mib_per_job": 0},
+    ],
+)
+def test_database_refuses_limits_that_no_job_could_meet(
+    lab: Cluster, fields: dict[str, int]
+) -> None:
+    with pytest.raises(IntegrityError), transaction.atomic():
+        make_namespace(lab, **fields)
+
+
+@pytest.mark.parametrize("value", [[], ["gpu", "gpu"], ["gpu;rm"], "gpu", [1], None, ["--all"]])
+def test_partitions_are_an_ordered_list_of_names(lab: Cluster, value: Any) -> None:
+    namespace = Namespace(name="vision", cluster=lab, partitions=value)
+    with pytest.raises(ValidationError) as caught:
+        namespace.full_clean()
+    assert list(caught.value.message_dict) == ["partitions"]
+
+
+def test_rules_carry_every_limit(lab: Cluster) -> None:
+    rules = make_namespace(
+        lab, account="ml", qos="high", max_gpus_per_job=8, max_time_s=3600, constraint="nvlink"
+    ).rules()
+    assert rules.partitions == ("gpu", "cpu")
+    assert (rules.account, rules.qos, rules.constraint) == ("ml", "high", "nvlink")
+    assert (rules.max_gpus_per_job, rules.max_time_s, rules.max_nodes_per_job) == (8, 3600, None)
+
+
+def test_one_role_per_person_and_namespace(lab: Cluster, alice: User) -> None:
+    namespace = make_namespace(lab)
+    Membership.objects.create(user=alice, namespace=namespace)
+    with pytest.raises(IntegrityError), transaction.atomic():
+        Membership.objects.create(user=alice, namespace=namespace, role=Membership.Role.ADMIN)
+    with pytest.raises(IntegrityError), transaction.atomic():
+        Membership.objects.filter(user=alice).update(role="owner")
+
+
+def test_sizes_are_offered_everywhere_or_where_chosen(lab: Cluster) -> None:
+    vision, speech = make_namespace(lab), make_namespace(lab, name="speech")
+    everywhere = ResourceSpec.objects.create(name="small", title="1 core", cpus=1, mem_mib=1024)
+    chosen = ResourceSpec.objects.create(
+        name="a100", title="1 × A100", cpus=8, mem_mib=32768, gpus=1, gpu_type="a100", order=1
+    )
+    chosen.namespaces.set([vision])
+    assert list(ResourceSpec.offered_in(vision)) == [chosen, everywhere]
+    assert list(ResourceSpec.offered_in(speech)) == [everywhere]
+    with pytest.raises(IntegrityError), transaction.atomic():
+        ResourceSpec.objects.create(name="x", title="x", cpus=1, mem_mib=1, gpu_type="a100")
+
+
+# --- identity -------------------------------------------------------------------------------
+
+
+def test_a_person_acts_under_their_own_name_by_default(lab: Cluster, alice: User) -> None:
+    assert unix_user_for(alice, lab) == "alice"
+
+
+def test_a_mapped_person_acts_as_mapped(lab: Cluster, alice: User) -> None:
+    UnixAccount.objects.create(user=alice, cluster=lab, unix_user="sluice-alice", uid=2001)
+    assert unix_user_for(alice, lab) == "sluice-alice"
+
+
+@pytest.mark.parametrize(
+    ("username", "words"),
+    [
+        ("root", "never acts as root"),
+        ("Root", "never acts as Root"),
+        ("0", "cannot be a Unix user name"),
+        ("1000", "cannot be a Unix user name"),
+        ("-oProxyCommand", "cannot be a Unix user name"),
+        ("alice@lab", "cannot be a Unix user name"),
+        ("爱丽丝", "cannot be a Unix user name"),
+        ("sluice-svc", "service account"),
+    ],
+)
+def test_names_that_nobody_may_act_as(lab: Cluster, username: str, words: str) -> None:
+    user = User.objects.create_user(username)
+    with pytest.raises(IdentityRefused, match=words):
+        unix_user_for(user, lab)
+
+
+def test_nobody_becomes_another_by_signing_up_under_their_unix_name(
+    lab: Cluster, alice: User
+) -> None:
+    UnixAccount.objects.create(user=alice, cluster=lab, unix_user="asmith")
+    imposter = User.objects.create_user("asmith")
+    with pytest.raises(IdentityRefused, match="belongs to another person"):
+        unix_user_for(imposter, lab)
+
+
+def test_without_mapping_by_name_only_mapped_people_act(alice: User) -> None:
+    lab = make_cluster(map_by_name=False)
+    with pytest.raises(IdentityRefused, match="alice has no Unix account on cluster lab"):
+        unix_user_for(alice, lab)
+
+
+def test_inactive_and_anonymous_people_act_as_nobody(lab: Cluster, alice: User) -> None:
+    alice.is_active = False
+    for user in (alice, AnonymousUser()):
+        with pytest.raises(IdentityRefused, match="no active account"):
+            unix_user_for(user, lab)
+
+
+@pytest.mark.parametrize(
+    ("unix_user", "uid", "words"),
+    [
+        ("root", None, "never acts as root"),
+        ("daemon", 500, "below the floor of 1000"),
+        ("toor2", 0, "UID 0"),
+        ("sluice-svc", None, "service account"),
+    ],
+)
+def test_accounts_that_nobody_may_be_mapped_to(
+    lab: Cluster, alice: User, unix_user: str, uid: int | None, words: str
+) -> None:
+    account = UnixAccount(user=alice, cluster=lab, unix_user=unix_user, uid=uid)
+    with pytest.raises(ValidationError, match=words):
+        account.full_clean()
+
+
+def test_a_row_below_the_floor_written_past_the_form_is_refused_all_the_same(
+    lab: Cluster, alice: User
+) -> None:
+    UnixAccount.objects.create(user=alice, cluster=lab, unix_user="daemon", uid=500)
+    with pytest.raises(IdentityRefused, match="below the floor"):
+        unix_user_for(alice, lab)
+
+
+def test_the_database_never_holds_root_nor_two_people_as_one(lab: Cluster, alice: User) -> None:
+    bob = User.objects.create_user("bob")
+    for fields in ({"unix_user": "root"}, {"unix_user": "x", "uid": 0}, {"unix_user": ""}):
+        with pytest.raises(IntegrityError), transaction.atomic():
+            UnixAccount.objects.create(user=alice, cluster=lab, **fields)
+    UnixAccount.objects.create(user=alice, cluster=lab, unix_user="shared")
+    with pytest.raises(IntegrityError), transaction.atomic():
+        UnixAccount.objects.create(user=bob, cluster=lab, unix_user="shared")
+    with pytest.raises(IntegrityError), transaction.atomic():
+        UnixAccount.objects.create(user=alice, cluster=lab, unix_user="second")
+
+
+# --- what the engine writes -----------------------------------------------------------------
+
+
+def test_capacity_survives_the_database(lab: Cluster) -> None:
+    capacity = Capacity(
+        taken_at=datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC),
+        nodes=(
+            Node("n1", "idle", True, 8, 0, 16000, 0, (GpuCount("a100", 4, 1),), ("x",), ("gpu",)),
+        ),
+        partitions=(Partition("gpu", True, True, ("n1",), None, 3600),),
+    )
+    assert capacity_of(lab) is None
+    store_capacity(lab, capacity)
+    store_capacity(lab, capacity)
+    assert capacity_of(lab) == capacity
+    assert CapacitySnapshot.objects.count() == 1
+
+
+def test_status_writes_only_what_was_observed(lab: Cluster) -> None:
+    store_status(lab, slurm_version="22.05.8", doctor={"ok": True})
+    store_status(lab, last_error="down")
+    status = ClusterStatus.objects.get(cluster=lab)
+    assert (status.slurm_version, status.last_error, status.doctor) == (
+        "22.05.8",
+        "down",
+        {"ok": True},
+    )
+    assert status.age_s() is None
