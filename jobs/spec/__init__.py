@@ -1,0 +1,33 @@
+"""The job file: its model, how text becomes it and how it becomes text again."""
+
+from __future__ import annotations
+
+from jobs.spec.errors import Problem, SpecError, Warning
+from jobs.spec.model import (
+    Alerts,
+    Code,
+    Framework,
+    JobSpec,
+    Metrics,
+    Mount,
+    Parameter,
+    Port,
+    Service,
+    TaskRole,
+)
+
+__all__ = [
+    "Alerts",
+    "Code",
+    "Framework",
+    "JobSpec",
+    "Metrics",
+    "Mount",
+    "Parameter",
+    "Port",
+    "Problem",
+    "Service",
+    "SpecError",
+    "TaskRole",
+    "Warning",
+]

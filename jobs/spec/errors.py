@@ -1,0 +1,92 @@
+"""What is wrong with a job file, as values: every problem at once, each with its place and its rule.
+
+Pure. Pages, the API and the command line show these; none of them words the problems again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+MAX_SHOWN_VALUE = 80
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Where a value stands in the text, both counted from 1."""
+
+    line: int
+    column: int
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One mistake. `code` and `params` are stable, for translations; `message` is plain English."""
+
+    path: str  # as people write it: taskRoles[1].portList[0].beginAt; "" is the whole file
+    message: str  # one sentence: the rule that does not hold, and what to do
+    code: str = "invalid"
+    value: str = ""  # what was written, shortened
+    suggestion: str = ""  # the nearest known key or value, if one is near
+    line: int | None = None
+    column: int | None = None
+    params: Mapping[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        place = self.path or "job file"
+        if self.line is not None:
+            place += f" (line {self.line})"
+        return f"{place}: {self.message}"
+
+    def at(self, position: Position | None) -> Problem:
+        if position is None:
+            return self
+        return replace(self, line=position.line, column=position.column)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON answers."""
+        return {
+            "path": self.path,
+            "message": self.message,
+            "code": self.code,
+            "value": self.value,
+            "suggestion": self.suggestion,
+            "line": self.line,
+            "column": self.column,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Warning:
+    """Something accepted, but dropped, changed or doubtful."""
+
+    path: str
+    message: str
+    line: int | None = None
+
+    def __str__(self) -> str:
+        return f"{self.path or 'job file'}: {self.message}"
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"path": self.path, "message": self.message, "line": self.line}
+
+
+class SpecError(Exception):
+    """The job file is refused. `problems` is never empty."""
+
+    def __init__(self, problems: Iterable[Problem], *, dialect: str = "") -> None:
+        self.problems: tuple[Problem, ...] = tuple(problems)
+        self.dialect = dialect
+        super().__init__("\n".join(str(problem) for problem in self.problems))
+
+    @classmethod
+    def single(cls, path: str, message: str, *, code: str = "invalid", **more: Any) -> SpecError:
+        return cls([Problem(path=path, message=message, code=code, **more)])
+
+
+def shorten(value: object) -> str:
+    """A value as people wrote it, fit for one line of a message."""
+    text = value if isinstance(value, str) else repr(value)
+    text = "".join(c if c.isprintable() else "·" for c in text[: MAX_SHOWN_VALUE * 2])
+    return text if len(text) <= MAX_SHOWN_VALUE else text[: MAX_SHOWN_VALUE - 1] + "…"
