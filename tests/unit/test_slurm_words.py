@@ -1,0 +1,123 @@
+"""Slurm's words: job states and reasons, every one that Slurm can say."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from clusters.slurm.reasons import ExitStatus, explain_end, explain_reason
+from clusters.slurm.states import JOB_STATES, Phase, job_state, parse_job_state
+
+_comment, _names = (Path(__file__).parent / "slurm_reasons.txt").read_text().split("\n", 1)
+PLAIN_REASONS, LIMIT_REASONS = (part.split() for part in _names.split("\n\n"))
+
+
+@pytest.mark.parametrize("name", PLAIN_REASONS)
+def test_every_plain_reason_has_its_own_sentence(name):
+    explanation = explain_reason(name)
+    assert explanation.code == name
+    assert explanation.sentence.endswith(".")
+
+
+@pytest.mark.parametrize("name", LIMIT_REASONS)
+def test_every_limit_names_whose_and_what(name):
+    explanation = explain_reason(name)
+    assert explanation.code.startswith("limit_")
+    owner = "account" if name.startswith("Assoc") else "QOS"
+    assert owner in explanation.sentence
+    assert explanation.sentence.endswith(".")
+    if "GRES" in name:
+        assert "GPU" in explanation.sentence
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "can_pass"),
+    [
+        ("QOSMaxGRESPerUser", "limit_own", True),
+        ("QOSMaxGRESPerJob", "limit_per_one", False),
+        ("AssocGrpGRES", "limit_shared", True),
+        ("AssocGrpCPUMinutesLimit", "limit_budget", False),
+        ("AssocGrpCPURunMinutesLimit", "limit_running_time", True),
+        ("QOSMaxWallDurationPerJobLimit", "limit_per_one", False),
+        ("AssocMaxJobsLimit", "limit_own", True),
+        ("AssocMaxSubmitJobLimit", "limit_own", True),
+        ("QOSMinGRES", "limit_minimum", False),
+        ("Priority", "Priority", True),
+        ("BadConstraints", "BadConstraints", False),
+        ("(JobHeldAdmin)", "JobHeldAdmin", False),
+        ("ReqNodeNotAvail, UnavailableNodes:n[1-2]", "ReqNodeNotAvail", True),
+        (
+            "Nodes required for job are DOWN, DRAINED or reserved for jobs in higher priority partitions",
+            "ReqNodeNotAvail",
+            True,
+        ),
+        ("Nodes_required_for_job_are_DOWN,_DRAINED_or_reserved", "ReqNodeNotAvail", True),
+        ("launch failed requeued held", "launch_failed_held", False),
+        ("(null)", "None", True),
+        ("", "None", True),
+        ("SomethingOf2031", "other", True),
+    ],
+)
+def test_reason(name, code, can_pass):
+    explanation = explain_reason(name)
+    assert (explanation.code, explanation.can_pass) == (code, can_pass)
+
+
+def test_an_unknown_reason_is_shown_in_slurms_words():
+    assert "SomethingOf2031" in explain_reason("SomethingOf2031").sentence
+    assert "{0} {x}" in explain_reason("{0} {x}").sentence
+
+
+def test_states_short_and_long_agree():
+    for state in JOB_STATES.values():
+        assert job_state(state.name) is state
+        if state.short:
+            assert job_state(state.short) is state
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "uid", "phase"),
+    [
+        ("CANCELLED by 1000", "CANCELLED", 1000, Phase.ENDED),
+        ("CANCELLED", "CANCELLED", None, Phase.ENDED),
+        ("CA", "CANCELLED", None, Phase.ENDED),
+        ("CG", "COMPLETING", None, Phase.ENDING),
+        ("REQUEUED", "REQUEUED", None, Phase.WAITING),
+        ("SPECIAL_EXIT", "SPECIAL_EXIT", None, Phase.WAITING),
+        ("OUT_OF_MEMORY", "OUT_OF_MEMORY", None, Phase.ENDED),
+        ("OUT_OF_ME+", "OUT_OF_ME", None, Phase.UNKNOWN),
+        ("R", "RUNNING", None, Phase.RUNNING),
+    ],
+)
+def test_parse_job_state(text, name, uid, phase):
+    seen = parse_job_state(text)
+    assert (seen.name, seen.cancelled_by_uid, seen.phase) == (name, uid, phase)
+
+
+def test_an_unknown_state_is_kept_logged_once_and_is_no_end(caplog):
+    with caplog.at_level(logging.WARNING):
+        seen = [parse_job_state("QUANTUM_LEAP") for _ in range(3)]
+    assert {s.name for s in seen} == {"QUANTUM_LEAP"}
+    assert seen[0].phase is Phase.UNKNOWN
+    assert not seen[0].state.ended
+    assert [r.action for r in caplog.records] == ["slurm_unknown_job_state"]
+
+
+@pytest.mark.parametrize(
+    ("state", "exit_status", "words"),
+    [
+        ("FAILED", ExitStatus(3), "exit code 3"),
+        ("FAILED", ExitStatus(0, 9), "SIGKILL"),
+        ("FAILED", ExitStatus(0, 250), "signal 250"),
+        ("FAILED", None, "failed"),
+        ("CANCELLED by 0", None, "administrator"),
+        ("CANCELLED by 1000", None, "1000"),
+        ("TIMEOUT", ExitStatus(0), "time limit"),
+        ("OUT_OF_MEMORY", ExitStatus(0, 125), "memory"),
+        ("LAUNCH_FAILED", None, "launched"),
+    ],
+)
+def test_ends_say_how(state, exit_status, words):
+    assert words in explain_end(parse_job_state(state), exit_status).sentence
