@@ -15,7 +15,9 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("login", views.SignIn.as_view(), name="login"),
     path("logout", LogoutView.as_view(), name="logout"),
     path("preferences", views.set_preferences, name="preferences"),
-    path("i18n.js", JavaScriptCatalog.as_view(packages=["gateway", "jobs", "clusters"]), name="i18n"),
+    path(
+        "i18n.js", JavaScriptCatalog.as_view(packages=["gateway", "jobs", "clusters"]), name="i18n"
+    ),
     path("healthz", views.healthz, name="healthz"),
     path("readyz", views.readyz, name="readyz"),
     path("admin/", admin.site.urls),

@@ -11,9 +11,11 @@ from django.contrib.auth.views import LoginView
 from django.db import DatabaseError, connection
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect, JsonResponse
 from django.shortcuts import render
+from django.template.loader import render_to_string
 from django.utils import timezone
 from django.utils.http import url_has_allowed_host_and_scheme
-from django.utils.translation import check_for_language, gettext as _
+from django.utils.translation import check_for_language
+from django.utils.translation import gettext as _
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_GET, require_POST
 
@@ -101,9 +103,7 @@ def _cluster_checks() -> dict[str, dict[str, Any]]:
     checks: dict[str, dict[str, Any]] = {}
     statuses = ClusterStatus.objects.filter(cluster__enabled=True).select_related("cluster")
     for status in statuses:
-        engine_alive = bool(
-            status.last_pass_at and now - status.last_pass_at < ENGINE_STALE_AFTER
-        )
+        engine_alive = bool(status.last_pass_at and now - status.last_pass_at < ENGINE_STALE_AFTER)
         answers = bool(status.last_ok_at and now - status.last_ok_at < ENGINE_STALE_AFTER)
         check: dict[str, Any] = {"ok": engine_alive and answers}
         if not engine_alive:
@@ -148,7 +148,7 @@ def not_found(request: HttpRequest, exception: Exception) -> HttpResponse:
 
 def server_error(request: HttpRequest) -> HttpResponse:
     """Kept free of the database and of context processors: either may be what failed."""
-    return render(None, "500.html", status=500)  # type: ignore[arg-type]
+    return HttpResponse(render_to_string("500.html"), status=500)
 
 
 def csrf_failure(request: HttpRequest, reason: str = "") -> HttpResponse:
