@@ -177,10 +177,10 @@ USE_TZ = True
 
 STATIC_URL = "static/"
 STATICFILES_DIRS = [BASE_DIR / "static"]
-STATIC_ROOT = SLUICE_HOME / "static"
-# Served straight from the tree in the demo; elsewhere `manage.py collectstatic` gives them names with
-# their hash in it, compressed, for browsers to keep for ever.
+# Served straight from the tree in the demo; elsewhere `manage.py collectstatic` gives the files names
+# with their hash in it, compressed, for browsers to keep for ever.
 SERVE_FROM_SOURCE = DEBUG or DEMO
+STATIC_ROOT = None if SERVE_FROM_SOURCE else SLUICE_HOME / "static"
 STORAGES = {
     "default": {"BACKEND": "django.core.files.storage.FileSystemStorage"},
     "staticfiles": {

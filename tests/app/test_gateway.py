@@ -1,0 +1,156 @@
+"""Sign-in, preferences, health and the headers that every answer carries."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from django.conf import settings
+from django.test import Client
+from django.urls import reverse
+
+from gateway.models import User
+
+PROJECT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def alice(db: None) -> User:
+    return User.objects.create_user("alice", password="correct horse battery")
+
+
+def test_a_stranger_is_sent_to_the_sign_in_and_back(client: Client, alice: User) -> None:
+    answer = client.get("/")
+    assert answer.status_code == 302
+    assert answer["Location"] == f"{reverse('login')}?next=/"
+    answer = client.post(
+        answer["Location"], {"username": "alice", "password": "correct horse battery", "next": "/"}
+    )
+    assert answer.status_code == 302
+    assert answer["Location"] == "/"
+    assert client.get("/").status_code == 200
+
+
+def test_a_wrong_password_says_so_and_keeps_the_name(client: Client, alice: User) -> None:
+    answer = client.post(reverse("login"), {"username": "alice", "password": "wrong"})
+    page = answer.content.decode()
+    assert "do not match" in page
+    assert 'value="alice"' in page
+
+
+def test_sign_in_does_not_lead_away_to_another_site(client: Client, alice: User) -> None:
+    answer = client.post(
+        reverse("login") + "?next=https://evil.example/",
+        {"username": "alice", "password": "correct horse battery", "next": "https://evil.example/"},
+    )
+    assert answer["Location"] == "/"
+
+
+def test_language_follows_the_browser_and_then_the_choice(client: Client, alice: User) -> None:
+    page = client.get(reverse("login"), headers={"accept-language": "zh-CN,zh;q=0.9"})
+    assert 'lang="zh-hans"' in page.content.decode()
+    client.force_login(alice)
+    client.post(reverse("preferences"), {"language": "zh-hans", "theme": "dark", "next": "/"})
+    alice.refresh_from_db()
+    assert (alice.language, alice.theme) == ("zh-hans", "dark")
+    page = client.get("/").content.decode()
+    assert 'lang="zh-hans"' in page
+    assert 'data-bs-theme="dark"' in page
+
+
+@pytest.mark.parametrize(
+    "back", ["https://evil.example/", "//evil.example/", "javascript:alert(1)"]
+)
+def test_preferences_lead_back_only_to_this_site(client: Client, db: None, back: str) -> None:
+    answer = client.post(reverse("preferences"), {"language": "en", "next": back})
+    assert answer["Location"] == "/"
+
+
+def test_unknown_preferences_change_nothing(client: Client, alice: User) -> None:
+    client.force_login(alice)
+    client.post(reverse("preferences"), {"language": "tlh", "theme": "neon", "next": "/"})
+    alice.refresh_from_db()
+    assert (alice.language, alice.theme) == ("", "auto")
+
+
+def test_security_headers(client: Client, db: None) -> None:
+    answer = client.get(reverse("login"))
+    policy = answer["Content-Security-Policy"]
+    assert "script-src 'self'" in policy
+    assert "frame-ancestors 'none'" in policy
+    assert "unsafe-eval" not in policy
+    assert answer["X-Content-Type-Options"] == "nosniff"
+    assert answer["X-Frame-Options"] == "DENY"
+    assert answer["Referrer-Policy"] == "same-origin"
+
+
+def test_healthz_needs_nothing(client: Client) -> None:
+    answer = client.get("/healthz")
+    assert (answer.status_code, answer.content) == (200, b"ok\n")
+
+
+def test_readyz_tells_what_is_not_ready(client: Client, db: None) -> None:
+    answer = client.get("/readyz")
+    assert answer.status_code == 200
+    assert answer.json() == {"ready": True, "checks": {"database": {"ok": True}}}
+
+
+def test_an_unknown_address_is_a_page_of_ours(client: Client, db: None) -> None:
+    answer = client.get("/no/such/page")
+    assert answer.status_code == 404
+    assert "There is nothing here" in answer.content.decode()
+
+
+def run_check(**environment: str) -> subprocess.CompletedProcess[str]:
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith(("SLUICE_", "DJANGO_"))}
+    return subprocess.run(
+        [sys.executable, "manage.py", "check", "--deploy"],
+        cwd=PROJECT,
+        env={**inherited, "DJANGO_SETTINGS_MODULE": "gateway.settings", **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("secret", "told"),
+    [("", "SLUICE_SECRET_KEY is not set"), ("changeme", "too short or well known")],
+)
+def test_production_refuses_a_missing_or_known_secret(secret: str, told: str) -> None:
+    outcome = run_check(SLUICE_SECRET_KEY=secret)
+    assert outcome.returncode != 0
+    assert told in outcome.stderr
+
+
+def test_production_behind_tls_passes_djangos_own_check() -> None:
+    outcome = run_check(SLUICE_SECRET_KEY="k" * 20 + "x7Qp" * 10, SLUICE_BEHIND_TLS="1")
+    assert outcome.returncode == 0, outcome.stderr
+    assert "W004" not in outcome.stderr  # HSTS
+    assert "W008" not in outcome.stderr  # TLS redirect
+    assert "W012" not in outcome.stderr  # secure session cookie
+
+
+def test_static_files_for_production_are_complete(tmp_path: Path) -> None:
+    """The hashed storage refuses a stylesheet that names a file which is not there."""
+    outcome = subprocess.run(
+        [sys.executable, "manage.py", "collectstatic", "--no-input"],
+        cwd=PROJECT,
+        env={
+            **{k: v for k, v in os.environ.items() if not k.startswith(("SLUICE_", "DJANGO_"))},
+            "SLUICE_SECRET_KEY": "k" * 40,
+            "SLUICE_HOME": str(tmp_path),
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert outcome.returncode == 0, outcome.stderr
+    assert list((tmp_path / "static" / "sluice").glob("sluice.*.css"))
+
+
+def test_both_languages_are_offered() -> None:
+    assert [code for code, _ in settings.LANGUAGES] == ["en", "zh-hans"]
