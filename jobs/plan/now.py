@@ -1,0 +1,101 @@
+"""Whether a plan fits on what a cluster has, at all or free right now. Pure."""
+
+from __future__ import annotations
+
+from clusters.capacity import Capacity
+from jobs.plan import placing
+from jobs.plan.placing import Need
+from jobs.plan.values import Group, Note, Plan, StartCheck
+
+
+def _group_need(made: Plan, group: Group) -> Need:
+    role = made.roles_of(group)[0]
+    return Need(role.tasks, role.cpus, role.mem_mib, role.gpus, role.gpu_type, role.per_node)
+
+
+def fits(made: Plan, capacity: Capacity, *, free: bool) -> bool:
+    nodes = [
+        placing.nodes_for(capacity, group.partition, made.constraint, usable_only=free)
+        for group in made.groups
+    ]
+    if made.groups[0].shared:
+        group = made.groups[0]
+        need = Need(1, group.cpus, group.mem_mib, group.gpus, group.gpu_type)
+        return sum(placing.tasks_on(node, need, free=free) >= 1 for node in nodes[0]) >= group.nodes
+    pairs = [
+        (_group_need(made, group), found) for group, found in zip(made.groups, nodes, strict=True)
+    ]
+    return placing.separate_nodes(pairs, free=free) is not None
+
+
+def can_start_now(made: Plan, capacity: Capacity) -> StartCheck:
+    """Whether what is free now would do. Slurm may still prefer somebody else's job."""
+    obstacles = []
+    for group in made.groups:
+        partition = capacity.partition(group.partition)
+        if partition is None or not partition.up:
+            obstacles.append(
+                Note(
+                    "partition_down",
+                    f"Partition {group.partition} is down.",
+                    {"partition": group.partition},
+                )
+            )
+    if obstacles or fits(made, capacity, free=True):
+        return StartCheck(tuple(obstacles))
+    for group in made.groups:
+        obstacles.extend(_lacks(made, group, capacity))
+    if not obstacles:
+        obstacles.append(
+            Note("no_room_together", "There is room for each role, but not for all at once.", {})
+        )
+    return StartCheck(tuple(obstacles))
+
+
+def _lacks(made: Plan, group: Group, capacity: Capacity) -> list[Note]:
+    """What the nodes of a partition have too little of, measure by measure."""
+    nodes = placing.nodes_for(capacity, group.partition, made.constraint, usable_only=True)
+    role = made.roles_of(group)[0]
+    times = group.nodes if group.shared else role.tasks
+    measures = (
+        ("cpus", group.cpus * times, sum(n.cpus - n.cpus_used for n in nodes), "CPUs"),
+        (
+            "mem",
+            group.mem_mib * times,
+            sum(n.mem_mib - n.mem_mib_used for n in nodes),
+            "MB of memory",
+        ),
+        ("gpus", group.gpus * times, sum(n.gpu_free(group.gpu_type) for n in nodes), "GPUs"),
+    )
+    found = [
+        Note(
+            f"free_{key}",
+            f"{group.partition} has {max(0, free)} {unit}"
+            f"{' of type ' + group.gpu_type if unit == 'GPUs' and group.gpu_type else ''} free;"
+            f" the job wants {asked}.",
+            {"partition": group.partition, "free": max(0, free), "asked": asked},
+        )
+        for key, asked, free, unit in measures
+        if asked > free
+    ]
+    if found:
+        return found
+    if group.shared:
+        fitting = sum(
+            placing.tasks_on(
+                n, Need(1, group.cpus, group.mem_mib, group.gpus, group.gpu_type), free=True
+            )
+            > 0
+            for n in nodes
+        )
+        if fitting >= group.nodes:
+            return []
+    elif placing.nodes_needed(nodes, _group_need(made, group), free=True) is not None:
+        return []
+    return [
+        Note(
+            "free_in_pieces",
+            f"Enough is free in {group.partition}, but not together on single nodes.",
+            {"partition": group.partition},
+        )
+    ]

@@ -1,0 +1,264 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from clusters.capacity import Capacity, GpuCount, NamespaceRules, Node, Partition
+from jobs.plan import Plan, PlanError, can_start_now, describe, plan
+from jobs.spec import JobSpec
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+HOUR = 3600
+
+
+def node(name: str, cpus: int = 8, mem_mib: int = 16000, gpus: str = "", **more: Any) -> Node:
+    counts = []
+    for part in filter(None, gpus.split(",")):
+        kind, total, used = [*part.split(":"), "0"][:3]
+        counts.append(GpuCount(kind, int(total), int(used)))
+    values = {"state": "idle", "usable": True, "cpus_used": 0, "mem_mib_used": 0, **more}
+    return Node(name=name, cpus=cpus, mem_mib=mem_mib, gpus=tuple(counts), **values)
+
+
+def cluster(*nodes: Node, **partitions: str | Partition) -> Capacity:
+    made = [
+        value
+        if isinstance(value, Partition)
+        else Partition(name, True, False, tuple(value.split(",")), 24 * HOUR, None)
+        for name, value in partitions.items()
+    ]
+    return Capacity(NOW, nodes, tuple(made))
+
+
+LAB = cluster(
+    node("c1"),
+    node("c2"),
+    node("g1", cpus=16, mem_mib=64000, gpus="a100:4"),
+    node("g2", cpus=16, mem_mib=64000, gpus="a100:4"),
+    node("t1", gpus="t4:2"),
+    cpu="c1,c2",
+    gpu="g1,g2",
+    old="t1",
+)
+RULES = NamespaceRules("lab", ("cpu", "gpu", "old"), account="lab")
+
+
+def job(*roles: dict[str, Any], **more: Any) -> JobSpec:
+    named = [
+        {"name": f"r{i}", "command": "true", "memoryMB": 1000, **role}
+        for i, role in enumerate(roles)
+    ]
+    return JobSpec.model_validate({"jobName": "j", "image": "x", "taskRoles": named, **more})
+
+
+PS = {"name": "ps", "memoryMB": 2048}
+WORKER = {"name": "worker", "taskNumber": 2, "cpuNumber": 4, "memoryMB": 16384, "gpuNumber": 1}
+
+
+def refusals(spec: JobSpec, rules: NamespaceRules = RULES, capacity: Capacity = LAB) -> list[str]:
+    with pytest.raises(PlanError) as caught:
+        plan(spec, rules, capacity)
+    assert all(p.message.endswith(".") and p.suggestion for p in caught.value.problems)
+    return [p.code for p in caught.value.problems]
+
+
+@pytest.mark.parametrize(
+    ("spec", "layout", "words"),
+    [
+        (job({}), "simple", "1 node of cpu: 1 r0 (1 CPU, 1000 MB)"),
+        (
+            job(PS, {**WORKER, "gpuType": "a100"}),
+            "packed",
+            "1 node of gpu: 1 ps (1 CPU, 2 GB) and 2 workers (4 CPU, 16 GB, 1×a100 each)",
+        ),
+        (
+            job(PS, WORKER, placement="separate"),
+            "het",
+            "1 node of cpu: 1 ps (1 CPU, 2 GB); at least 1 node of gpu: 2 workers (4 CPU, 16 GB, 1 GPU each)",
+        ),
+        (
+            job({**PS, "gpuNumber": 1, "gpuType": "t4"}, {**WORKER, "gpuType": "a100"}),
+            "het",
+            "1 node of old: 1 ps (1 CPU, 2 GB, 1×t4); at least 1 node of gpu: 2 workers (4 CPU, 16 GB, 1×a100 each)",
+        ),
+        # 7 GPUs on nodes of 4: sharing nodes evenly would ask for 8, separate roles ask for 7.
+        (
+            job({}, {**WORKER, "taskNumber": 7, "cpuNumber": 1, "memoryMB": 100}),
+            "het",
+            "1 node of cpu: 1 r0 (1 CPU, 1000 MB); at least 2 nodes of gpu: 7 workers (1 CPU, 100 MB, 1 GPU each)",
+        ),
+        # A fixed port on every task: one task per node.
+        (
+            job({"taskNumber": 2, "portList": [{"label": "p", "beginAt": 8080}]}),
+            "simple",
+            "2 nodes of cpu: 2 r0s (1 CPU, 1000 MB each)",
+        ),
+        # Two roles want one port: not on one node.
+        (
+            job(
+                *[
+                    {"portList": [{"label": "p", "beginAt": 80 + i, "portNumber": 2}]}
+                    for i in (0, 1)
+                ]
+            ),
+            "het",
+            "1 node of cpu: 1 r0 (1 CPU, 1000 MB); 1 node of cpu: 1 r1 (1 CPU, 1000 MB)",
+        ),
+        (
+            job({"taskNumber": 8}, {"taskNumber": 8}),
+            "packed",
+            "2 nodes of cpu: 8 r0s (1 CPU, 1000 MB each) and 8 r1s (1 CPU, 1000 MB each)",
+        ),
+        (
+            job({"taskNumber": 2, "placement": "separate"}),
+            "simple",
+            "2 nodes of cpu: 2 r0s (1 CPU, 1000 MB each)",
+        ),
+    ],
+)
+def test_layouts(spec: JobSpec, layout: str, words: str) -> None:
+    made = plan(spec, RULES, LAB)
+    assert (made.layout, describe(made)) == (layout, words)
+    assert Plan.from_json(json.loads(json.dumps(made.to_json()))) == made
+
+
+def test_packed_nodes_have_equal_room_and_totals_say_what_is_asked() -> None:
+    spec = job(
+        PS, {**WORKER, "taskNumber": 8, "gpuType": "A100", "cpuNumber": 3, "memoryMB": 10000}
+    )
+    made = plan(replace_limit(spec, "2h"), replace(RULES, partitions=("gpu",)), LAB)
+    (group,) = made.groups
+    assert (made.layout, group.nodes, group.cpus, group.gpus) == ("packed", 2, 13, 8 // 2)
+    assert [role.per_node for role in made.roles] == [1, 4]
+    assert group.mem_mib == 2048 + 4 * 10002  # whole MiB for each of three CPUs
+    assert made.totals.gpus == {"a100": 8}
+    assert (made.totals.nodes, made.totals.machine_hours) == (2, 4.0)
+
+
+def replace_limit(spec: JobSpec, limit: str) -> JobSpec:
+    return JobSpec.model_validate({**spec.model_dump(by_alias=True), "timeLimit": limit})
+
+
+@pytest.mark.parametrize(
+    ("spec", "codes"),
+    [
+        (job({"cpuNumber": 17, "memoryMB": 70000}), ["task_too_large", "task_too_large"]),
+        (job({"gpuNumber": 5}), ["task_too_large"]),
+        (job({"gpuNumber": 1, "gpuType": "h100"}), ["gpu_type"]),
+        (job({"cpuNumber": 9, "gpuNumber": 1, "gpuType": "t4"}), ["task_too_large"]),
+        (job({"taskNumber": 9, "gpuNumber": 1}), ["too_many_tasks"]),
+        (job({"cpuNumber": 99}, {"gpuNumber": 99}), ["task_too_large", "task_too_large"]),
+        (job({"taskNumber": 3, "portList": [{"label": "p", "beginAt": 80}]}), ["too_many_tasks"]),
+        (job({"placement": "separate", "taskNumber": 3}), ["too_many_tasks"]),
+        (job({"gpuNumber": 4, "taskNumber": 2}, {"gpuNumber": 4}), ["too_large_together"]),
+        (job({}, {}, {}, {}, {}, {}, placement="separate"), ["too_few_nodes"]),
+        (
+            job(
+                {"gpuNumber": 1, "gpuType": "a100"},
+                {"gpuNumber": 1, "gpuType": "t4"},
+                placement="pack",
+            ),
+            ["cannot_pack"],
+        ),
+        (job({}, timeLimit="25h"), ["time_limit"]),
+    ],
+)
+def test_what_can_never_start_is_refused(spec: JobSpec, codes: list[str]) -> None:
+    assert refusals(spec) == codes
+
+
+def test_port_conflict_on_a_single_node() -> None:
+    one = cluster(node("n1"), only="n1")
+    roles = [{"portList": [{"label": "p", "beginAt": 8080}]} for _ in range(2)]
+    assert refusals(job(*roles), NamespaceRules("x", ("only",)), one) == ["port_conflict"]
+
+
+def test_separate_roles_on_one_node_name_the_way_out() -> None:
+    one = cluster(node("n1"), small="n1")
+    with pytest.raises(
+        PlanError,
+        match=r"2 roles on separate nodes do not fit: small has 1 node. Use placement pack.",
+    ):
+        plan(job({}, {}, placement="separate"), NamespaceRules("x", ("small",)), one)
+
+
+@pytest.mark.parametrize(
+    ("limits", "code"),
+    [
+        ({"max_gpus_per_job": 1}, "namespace_gpus"),
+        ({"max_cpus_per_job": 8}, "namespace_cpus"),
+        ({"max_mem_mib_per_job": 20000}, "namespace_mem"),
+        ({"max_time_s": HOUR}, "time_limit"),
+    ],
+)
+def test_namespace_limits(limits: dict[str, int], code: str) -> None:
+    assert refusals(job(PS, WORKER, timeLimit="2h"), replace(RULES, **limits)) == [code]
+
+
+def test_namespace_node_limit_moves_roles_together() -> None:
+    spec = job({"taskNumber": 8}, {"taskNumber": 8})
+    limited = replace(RULES, max_nodes_per_job=1)
+    assert describe(plan(spec, limited, LAB)).startswith("1 node of gpu: ")
+
+
+def test_partitions_that_do_not_take_the_job_are_skipped() -> None:
+    short = Partition("cpu", True, False, ("c1",), HOUR, None)
+    closed = Partition("vip", True, False, ("c2",), None, None, allowed_accounts=("boss",))
+    open_ = Partition("slow", True, False, ("c2",), None, None)
+    capacity = Capacity(NOW, LAB.nodes, (short, closed, open_))
+    rules = NamespaceRules("x", ("gone", "vip", "cpu", "slow"), account="lab")
+    assert plan(job({}, timeLimit="2h"), rules, capacity).groups[0].partition == "slow"
+    assert plan(job({}), rules, capacity).groups[0].partition == "cpu"
+    assert refusals(job({}), replace(rules, partitions=("gone", "vip")), capacity) == [
+        "no_partition"
+    ]
+
+
+def test_constraint_names_features_that_nodes_must_have() -> None:
+    capacity = cluster(node("a"), node("b", cpus=4, features=("ib",)), p="a,b")
+    rules = NamespaceRules("x", ("p",), constraint="ib")
+    assert plan(job({"cpuNumber": 4}), rules, capacity).constraint == "ib"
+    assert refusals(job({"cpuNumber": 5}), rules, capacity) == ["task_too_large"]
+
+
+def test_default_time_limit_and_its_cut_to_the_partition() -> None:
+    rules = replace(RULES, default_time_s=48 * HOUR)
+    assert plan(job({}), rules, LAB).time_limit_s == 24 * HOUR
+    assert plan(job({}), RULES, LAB).time_limit_s is None
+
+
+def test_nodes_that_are_down_give_a_note_and_do_not_refuse() -> None:
+    down = cluster(node("c1", usable=False, state="down"), cpu="c1")
+    made = plan(job({}), replace(RULES, partitions=("cpu",)), down)
+    assert [note.code for note in made.notes] == ["nodes_down"]
+    assert not can_start_now(made, down).now
+
+
+@pytest.mark.parametrize(
+    ("spec", "busy", "codes"),
+    [
+        (job({}), {}, []),
+        (job({"cpuNumber": 4}), {"cpus_used": 6}, ["free_in_pieces"]),
+        (job({"cpuNumber": 4, "taskNumber": 2}), {"cpus_used": 6}, ["free_cpus"]),
+        (job({"memoryMB": 2000}), {"mem_mib_used": 15000}, ["free_in_pieces"]),
+        (job({"cpuNumber": 2}, {"cpuNumber": 2}), {"cpus_used": 5}, ["free_in_pieces"]),
+        (job({"cpuNumber": 2}, {"cpuNumber": 2}, placement="separate"), {"cpus_used": 5}, []),
+    ],
+)
+def test_can_start_now(spec: JobSpec, busy: dict[str, int], codes: list[str]) -> None:
+    rules = NamespaceRules("x", ("cpu",))
+    made = plan(spec, rules, cluster(node("c1"), node("c2"), cpu="c1,c2"))
+    check = can_start_now(made, cluster(node("c1", **busy), node("c2", **busy), cpu="c1,c2"))
+    assert [note.code for note in check.obstacles] == codes
+    assert check.now == (not codes)
+
+
+def test_busy_gpus_are_named() -> None:
+    made = plan(job({"gpuNumber": 2, "gpuType": "a100"}), RULES, LAB)
+    busy = cluster(node("g1", gpus="a100:4:3"), gpu="g1")
+    (obstacle,) = can_start_now(made, busy).obstacles
+    assert obstacle.message == "gpu has 1 GPUs of type a100 free; the job wants 2."
