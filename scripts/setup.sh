@@ -69,7 +69,7 @@ apt_install() {
     made=1
   fi
   local status=0
-  { apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -yq --no-install-recommends --no-upgrade "$@"; } || status=$?
+  { apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -yq -o DPkg::Lock::Timeout=120 --no-install-recommends --no-upgrade "$@"; } || status=$?
   [ "$made" -eq 0 ] || rm -f "$policy"
   return "$status"
 }
