@@ -205,13 +205,13 @@ class Cluster(models.Model):
     )
     job_port_min = models.PositiveIntegerField(
         _("first port for jobs"),
-        default=20000,
+        default=10000,
         validators=[MinValueValidator(1024), MaxValueValidator(65535)],
         help_text=_("Tasks get their ports from this range of their node."),
     )
     job_port_max = models.PositiveIntegerField(
         _("last port for jobs"),
-        default=39999,
+        default=19999,
         validators=[MinValueValidator(1024), MaxValueValidator(65535)],
     )
     created_at = models.DateTimeField(_("created"), auto_now_add=True)

@@ -1,0 +1,316 @@
+"""The sysadmins' pages for clusters, namespaces, people's accounts and sizes."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from django.contrib import admin
+from django.db.models import Count, QuerySet
+from django.http import HttpRequest
+from django.utils import timezone
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
+from django.utils.timesince import timesince
+from django.utils.translation import gettext_lazy as _
+
+from clusters.forms import ClusterForm, NamespaceForm
+from clusters.models import (
+    CapacitySnapshot,
+    Cluster,
+    ClusterStatus,
+    Membership,
+    Namespace,
+    ResourceSpec,
+    UnixAccount,
+    capacity_of,
+)
+
+if TYPE_CHECKING:
+    from django.db.models import Model
+
+    ClusterModelAdmin = admin.ModelAdmin[Cluster]
+    NamespaceModelAdmin = admin.ModelAdmin[Namespace]
+    MembershipModelAdmin = admin.ModelAdmin[Membership]
+    UnixAccountModelAdmin = admin.ModelAdmin[UnixAccount]
+    ResourceSpecModelAdmin = admin.ModelAdmin[ResourceSpec]
+    CapacityModelAdmin = admin.ModelAdmin[CapacitySnapshot]
+    StatusTabularInline = admin.StackedInline[ClusterStatus, Cluster]
+    MembershipTabularInline = admin.TabularInline[Membership, Model]
+    UnixAccountTabularInline = admin.TabularInline[UnixAccount, Model]
+    SizeTabularInline = admin.TabularInline[Any, Namespace]
+else:
+    ClusterModelAdmin = NamespaceModelAdmin = MembershipModelAdmin = admin.ModelAdmin
+    UnixAccountModelAdmin = ResourceSpecModelAdmin = CapacityModelAdmin = admin.ModelAdmin
+    StatusTabularInline = admin.StackedInline
+    MembershipTabularInline = UnixAccountTabularInline = SizeTabularInline = admin.TabularInline
+
+
+class MembershipInline(MembershipTabularInline):
+    model = Membership
+    extra = 0
+    autocomplete_fields = ("user", "namespace")
+
+
+class UnixAccountInline(UnixAccountTabularInline):
+    model = UnixAccount
+    extra = 0
+    autocomplete_fields = ("user", "cluster")
+
+
+class SizeInline(SizeTabularInline):
+    model = ResourceSpec.namespaces.through
+    extra = 0
+    verbose_name = _("size offered here")
+    verbose_name_plural = _("sizes offered here, besides those offered everywhere")
+    autocomplete_fields = ("resourcespec",)
+
+
+class StatusInline(StatusTabularInline):
+    """What the engine and the doctor saw; nobody edits it."""
+
+    model = ClusterStatus
+    can_delete = False
+    extra = 0
+    fields = (
+        "last_pass_at",
+        "last_ok_at",
+        "last_error",
+        "slurm_version",
+        "clock_skew_s",
+        "check_result",
+    )
+    readonly_fields = fields
+
+    def has_add_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+    @admin.display(description=_("last check"))
+    def check_result(self, status: ClusterStatus) -> str | SafeString:
+        lines = status.doctor.get("lines", [])
+        if not lines:
+            return str(_("Never checked: run manage.py cluster check."))
+        text = "\n".join(
+            f"{line['outcome'].upper():10} {line['title']}: {line['found']}"
+            + (f"\n{'':10} → {line['remedy']}" if line.get("remedy") else "")
+            for line in lines
+        )
+        return format_html("<pre>{}</pre>", text)
+
+
+@admin.register(Cluster)
+class ClusterAdmin(ClusterModelAdmin):
+    form = ClusterForm
+    list_display = ("name", "title", "enabled", "where", "runtime", "health", "namespace_count")
+    list_filter = ("enabled", "kind", "runtime")
+    search_fields = ("name", "title", "host")
+    inlines = (StatusInline,)
+    save_on_top = True
+    fieldsets = (
+        (None, {"fields": ("name", "title", "enabled")}),
+        (
+            _("The way in"),
+            {
+                "fields": ("kind", "host", "port", "host_keys", "service_user"),
+                "description": _(
+                    "Sluice logs in to the login node as the very person, with a certificate "
+                    "that is valid for minutes. “manage.py ssh_ca” prints the lines that the "
+                    "login node's sshd needs; “manage.py cluster check” tests every link."
+                ),
+            },
+        ),
+        (
+            _("As whom people act"),
+            {
+                "fields": ("map_by_name", "uid_floor", "key_file"),
+                "description": _(
+                    "Never root, never the service account, never below the lowest UID. Exceptions "
+                    "to “same name” are set on each person's page."
+                ),
+            },
+        ),
+        (
+            _("Slurm"),
+            {"fields": ("slurm_bin_dir", "slurm_conf", "poll_interval_s", "use_pyslurm")},
+        ),
+        (
+            _("Files and containers"),
+            {
+                "fields": (
+                    "work_root",
+                    "runtime",
+                    "gpu_vendor",
+                    "images_dir",
+                    "image_aliases",
+                    "image_cache",
+                    "container_binds",
+                )
+            },
+        ),
+        (
+            _("What jobs find"),
+            {"fields": ("mpi", "default_fs_uri", ("job_port_min", "job_port_max"))},
+        ),
+    )
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Cluster]:
+        return (
+            super()
+            .get_queryset(request)
+            .select_related("status")
+            .annotate(namespaces_total=Count("namespaces"))
+        )
+
+    @admin.display(description=_("reached"))
+    def where(self, cluster: Cluster) -> str:
+        if cluster.kind == Cluster.Kind.LOCAL:
+            return str(_("this machine"))
+        return f"{cluster.host}:{cluster.port}"
+
+    @admin.display(description=_("health"))
+    def health(self, cluster: Cluster) -> str:
+        status: ClusterStatus | None = getattr(cluster, "status", None)
+        if not cluster.enabled:
+            return str(_("switched off"))
+        if status is None or status.last_pass_at is None:
+            return str(_("not seen yet"))
+        if status.last_ok_at is None:
+            return status.last_error
+        seen = _("seen %(ago)s ago") % {"ago": timesince(status.last_ok_at, timezone.now())}
+        return f"{seen} · {status.last_error}" if status.last_error else str(seen)
+
+    @admin.display(description=_("namespaces"), ordering="namespaces_total")
+    def namespace_count(self, cluster: Cluster) -> int:
+        return int(getattr(cluster, "namespaces_total", 0))
+
+
+@admin.register(Namespace)
+class NamespaceAdmin(NamespaceModelAdmin):
+    form = NamespaceForm
+    list_display = (
+        "name",
+        "cluster",
+        "partition_list",
+        "account",
+        "qos",
+        "max_gpus_per_job",
+        "member_count",
+        "active",
+    )
+    list_filter = ("active", "cluster")
+    list_select_related = ("cluster",)
+    search_fields = ("name", "description", "account")
+    autocomplete_fields = ("cluster",)
+    inlines = (MembershipInline, SizeInline)
+    save_on_top = True
+    fieldsets = (
+        (None, {"fields": ("name", "description", "active")}),
+        (
+            _("Where its jobs go"),
+            {
+                "fields": ("cluster", "partitions", "account", "qos", "constraint"),
+                "description": _(
+                    "Slurm's own rules still hold: the account needs an association with each "
+                    "member. “manage.py namespace sync” reports what does not fit."
+                ),
+            },
+        ),
+        (
+            _("How large they may be"),
+            {
+                "fields": (
+                    ("max_gpus_per_job", "max_cpus_per_job"),
+                    ("max_mem_mib_per_job", "max_nodes_per_job"),
+                    "max_running_jobs_per_user",
+                    ("default_time_s", "max_time_s"),
+                ),
+                "description": _("An empty limit is no limit beyond Slurm's own."),
+            },
+        ),
+        (_("Containers"), {"fields": ("default_image",)}),
+    )
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Namespace]:
+        return super().get_queryset(request).annotate(members_total=Count("memberships"))
+
+    @admin.display(description=_("partitions"))
+    def partition_list(self, namespace: Namespace) -> str:
+        return ", ".join(namespace.partitions)
+
+    @admin.display(description=_("members"), ordering="members_total")
+    def member_count(self, namespace: Namespace) -> int:
+        return int(getattr(namespace, "members_total", 0))
+
+
+@admin.register(Membership)
+class MembershipAdmin(MembershipModelAdmin):
+    list_display = ("user", "namespace", "role")
+    list_filter = ("role", "namespace")
+    list_select_related = ("user", "namespace")
+    search_fields = ("user__username", "user__email", "namespace__name")
+    autocomplete_fields = ("user", "namespace")
+
+
+@admin.register(UnixAccount)
+class UnixAccountAdmin(UnixAccountModelAdmin):
+    list_display = ("user", "cluster", "unix_user", "uid")
+    list_filter = ("cluster",)
+    list_select_related = ("user", "cluster")
+    search_fields = ("user__username", "unix_user")
+    autocomplete_fields = ("user", "cluster")
+
+
+@admin.register(ResourceSpec)
+class ResourceSpecAdmin(ResourceSpecModelAdmin):
+    list_display = ("title", "name", "cpus", "mem_mib", "gpus", "gpu_type", "price", "order")
+    list_editable = ("order",)
+    list_filter = ("gpu_type", "namespaces")
+    search_fields = ("name", "title")
+    filter_horizontal = ("namespaces",)
+    prepopulated_fields = {"name": ("title",)}
+    fieldsets = (
+        (None, {"fields": ("title", "name", "order")}),
+        (_("What a task gets"), {"fields": ("cpus", "mem_mib", "gpus", "gpu_type", "shm_mib")}),
+        (_("Cost"), {"fields": ("price",)}),
+        (_("Where it is offered"), {"fields": ("namespaces",)}),
+    )
+
+
+@admin.register(CapacitySnapshot)
+class CapacityAdmin(CapacityModelAdmin):
+    """To look at, not to edit: the engine writes it."""
+
+    list_display = ("cluster", "taken_at", "node_summary", "gpu_summary")
+    list_select_related = ("cluster",)
+    fields = ("cluster", "taken_at", "node_summary", "gpu_summary", "content")
+    readonly_fields = fields
+
+    def has_add_permission(self, request: HttpRequest) -> bool:
+        return False
+
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+    @admin.display(description=_("nodes usable / all"))
+    def node_summary(self, snapshot: CapacitySnapshot) -> str:
+        capacity = capacity_of(snapshot.cluster)
+        nodes = capacity.nodes if capacity else ()
+        return f"{sum(node.usable for node in nodes)} / {len(nodes)}"
+
+    @admin.display(description=_("GPUs free / all"))
+    def gpu_summary(self, snapshot: CapacitySnapshot) -> str:
+        capacity = capacity_of(snapshot.cluster)
+        if capacity is None:
+            return ""
+        return ", ".join(
+            f"{kind or 'gpu'} {sum(n.gpu_free(kind) for n in capacity.nodes if n.usable)}"
+            f" / {sum(n.gpu_total(kind) for n in capacity.nodes)}"
+            for kind in capacity.gpu_types()
+        )
+
+    @admin.display(description=_("as stored"))
+    def content(self, snapshot: CapacitySnapshot) -> SafeString:
+        return format_html("<pre>{}</pre>", json.dumps(snapshot.data, indent=1))

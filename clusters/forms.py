@@ -1,0 +1,198 @@
+"""Forms for clusters and namespaces, shared by the admin site and the administrators' pages.
+
+Lists are edited one a line and times as Slurm writes them, instead of as JSON and seconds.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+from django import forms
+from django.core.exceptions import ValidationError
+from django.utils.translation import gettext_lazy as _
+
+from clusters.models import Cluster, Namespace, capacity_of
+
+if TYPE_CHECKING:
+    ClusterModelForm = forms.ModelForm[Cluster]
+    NamespaceModelForm = forms.ModelForm[Namespace]
+else:
+    ClusterModelForm = NamespaceModelForm = forms.ModelForm
+
+_TIME = re.compile(
+    r"(?:(?P<days>\d{1,4})-)?(?P<hours>\d{1,4}):(?P<minutes>\d{2})(?::(?P<seconds>\d{2}))?\Z"
+)
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_AMOUNT = re.compile(r"(?P<number>\d{1,9})\s*(?P<unit>[smhd])\Z")
+
+
+def parse_time(text: str) -> int:
+    """Seconds of `8:00` or `08:00:00` (hours first), `2-00:00:00`, `90m`, `8h`, `2d`."""
+    text = text.strip()
+    if match := _AMOUNT.match(text):
+        return int(match["number"]) * _UNITS[match["unit"]]
+    if match := _TIME.match(text):
+        parts = {name: int(value or 0) for name, value in match.groupdict().items()}
+        if parts["minutes"] < 60 and parts["seconds"] < 60:
+            return (
+                parts["days"] * 86400
+                + parts["hours"] * 3600
+                + parts["minutes"] * 60
+                + parts["seconds"]
+            )
+    raise ValueError(text)
+
+
+def format_time(seconds: int) -> str:
+    """As Slurm writes it: `D-HH:MM:SS`, without days where there are none."""
+    days, rest = divmod(seconds, 86400)
+    clock = f"{rest // 3600:02}:{rest % 3600 // 60:02}:{rest % 60:02}"
+    return f"{days}-{clock}" if days else clock
+
+
+class TimeLimitField(forms.CharField):
+    """Seconds in the database; `8:00:00`, `2-00:00:00`, `8h` or `2d` for people."""
+
+    def prepare_value(self, value: Any) -> Any:
+        return format_time(value) if isinstance(value, int) else value
+
+    def to_python(self, value: Any) -> Any:
+        text = super().to_python(value)
+        if not text:
+            return None
+        try:
+            return parse_time(text)
+        except ValueError as error:
+            raise ValidationError(
+                _("Write a time as 8:00:00, 2-00:00:00 (days first), 90m, 8h or 2d."), code="time"
+            ) from error
+
+    def has_changed(self, initial: Any, data: Any) -> bool:
+        return super().has_changed(self.prepare_value(initial), data)
+
+
+class LineListField(forms.CharField):
+    """A list of words, one a line (commas do as well)."""
+
+    widget = forms.Textarea(attrs={"rows": 4, "cols": 40})
+
+    def prepare_value(self, value: Any) -> Any:
+        return "\n".join(map(str, value)) if isinstance(value, list) else value
+
+    def to_python(self, value: Any) -> Any:
+        if isinstance(value, list):
+            return value
+        return [item.strip() for item in re.split(r"[\n,]", value or "") if item.strip()]
+
+    def has_changed(self, initial: Any, data: Any) -> bool:
+        return bool((initial or []) != self.to_python(data))
+
+    def validate(self, value: Any) -> None:
+        if self.required and not value:
+            raise ValidationError(self.error_messages["required"], code="required")
+
+
+class PairsField(LineListField):
+    """A mapping, one `name = value` a line."""
+
+    def prepare_value(self, value: Any) -> Any:
+        if isinstance(value, dict):
+            return "\n".join(f"{name} = {target}" for name, target in value.items())
+        return value
+
+    def to_python(self, value: Any) -> Any:
+        if isinstance(value, dict):
+            return value
+        pairs = {}
+        for line in (value or "").splitlines():
+            if not line.strip():
+                continue
+            name, equals, target = (part.strip() for part in line.partition("="))
+            if not (name and equals and target):
+                raise ValidationError(
+                    _("“%(line)s” is not of the form: name = file."),
+                    code="pair",
+                    params={"line": line.strip()[:80]},
+                )
+            pairs[name] = target
+        return pairs
+
+    def has_changed(self, initial: Any, data: Any) -> bool:
+        try:
+            return bool((initial or {}) != self.to_python(data))
+        except ValidationError:
+            return True
+
+
+class ClusterForm(ClusterModelForm):
+    image_aliases = PairsField(
+        label=Cluster._meta.get_field("image_aliases").verbose_name,
+        required=False,
+        help_text=_(
+            "One a line: name in people's job files = file in the directory of images, absolute "
+            "path or another reference. For example: tensorflow:2.15 = tensorflow-2.15.sif"
+        ),
+    )
+    container_binds = LineListField(
+        label=Cluster._meta.get_field("container_binds").verbose_name,
+        required=False,
+        help_text=_("Absolute paths of the compute nodes, one a line."),
+    )
+
+    class Meta:
+        model = Cluster
+        exclude: list[str] = []
+        widgets = {"host_keys": forms.Textarea(attrs={"rows": 3, "cols": 100})}
+
+
+class NamespaceForm(NamespaceModelForm):
+    """Knows what the cluster really has, once the engine has looked."""
+
+    partitions = LineListField(label=Namespace._meta.get_field("partitions").verbose_name)
+    default_time_s = TimeLimitField(
+        label=_("default time"), required=False, help_text=_("Empty: the partition's own default.")
+    )
+    max_time_s = TimeLimitField(
+        label=_("longest time"), required=False, help_text=_("Empty: as the partition allows.")
+    )
+
+    class Meta:
+        model = Namespace
+        exclude = ["members"]  # edited with their roles, beside the form
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        help_text = str(_("One a line, in order of preference."))
+        if self.instance.cluster_id and (known := partition_names(self.instance.cluster)):
+            help_text = _("One a line, in order of preference. The cluster has: %(names)s.") % {
+                "names": ", ".join(known)
+            }
+        if "partitions" in self.fields:
+            self.fields["partitions"].help_text = help_text
+
+    def clean(self) -> dict[str, Any] | None:
+        cleaned = super().clean()
+        # Only when touched: a namespace whose partition is gone must still be switched off easily.
+        if {"partitions", "cluster"} & set(self.changed_data):
+            self._check_partitions()
+        return cleaned
+
+    def _check_partitions(self) -> None:
+        cluster = self.cleaned_data.get("cluster")
+        known = partition_names(cluster) if cluster else []
+        unknown = [name for name in self.cleaned_data.get("partitions", []) if name not in known]
+        if known and unknown:
+            self.add_error(
+                "partitions",
+                ValidationError(
+                    _("The cluster has no partition %(unknown)s. It has: %(known)s."),
+                    code="unknown_partition",
+                    params={"unknown": ", ".join(unknown), "known": ", ".join(known)},
+                ),
+            )
+
+
+def partition_names(cluster: Cluster) -> list[str]:
+    capacity = capacity_of(cluster)
+    return [partition.name for partition in capacity.partitions] if capacity else []
