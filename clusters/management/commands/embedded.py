@@ -1,0 +1,190 @@
+"""Registers the embedded cluster of this machine, as described by the environment of `scripts/cluster env`.
+
+May run any number of times: what a person changed stays. Only facts of the machine (port, host key,
+directories that are gone) are brought up to date.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from django.contrib.auth import get_user_model
+from django.core.management.base import BaseCommand, CommandError
+from django.db import transaction
+
+from clusters.models import Cluster, Membership, Namespace, ResourceSpec, UnixAccount
+
+if TYPE_CHECKING:
+    from gateway.models import User
+
+NAME = "embedded"
+Role = Membership.Role
+
+NAMESPACES: dict[str, dict[str, Any]] = {
+    "default": {
+        "partitions": ["gpu", "cpu"],
+        "description": "A100 nodes, and the nodes without A100s for what needs no GPU.",
+        "max_gpus_per_job": 8,
+        "default_time_s": 3600,
+        "max_time_s": 86400,
+    },
+    "cpu": {"partitions": ["cpu"], "description": "Work without GPUs.", "max_gpus_per_job": 0},
+    "v100": {"partitions": ["v100"], "description": "The V100 node."},
+    "debug": {
+        "partitions": ["debug"],
+        "description": "Ten minutes at most, to try something out.",
+        "default_time_s": 300,
+        "max_time_s": 600,
+        "max_running_jobs_per_user": 4,
+    },
+}
+MEMBERS = {
+    "admin": dict.fromkeys(NAMESPACES, Role.ADMIN),
+    "alice": {**dict.fromkeys(NAMESPACES, Role.MEMBER), "default": Role.ADMIN},
+    "bob": dict.fromkeys(NAMESPACES, Role.MEMBER),
+}
+UNIX_USERS = {"alice": "sluice-alice", "bob": "sluice-bob", "carol": "sluice-carol"}
+SIZES: list[dict[str, Any]] = [
+    {"name": "cpu-small", "title": "1 core, 2 GB", "cpus": 1, "mem_mib": 2000, "price": "0.125"},
+    {"name": "cpu-large", "title": "8 cores, 16 GB", "cpus": 8, "mem_mib": 16000, "price": "1"},
+    {
+        "name": "a100-1",
+        "title": "1 × A100, 2 cores, 4 GB",
+        "cpus": 2,
+        "mem_mib": 4000,
+        "gpus": 1,
+        "gpu_type": "a100",
+        "price": "4",
+        "namespaces": ["default"],
+    },
+    {
+        "name": "a100-4",
+        "title": "4 × A100, 8 cores, 16 GB",
+        "cpus": 8,
+        "mem_mib": 16000,
+        "gpus": 4,
+        "gpu_type": "a100",
+        "price": "16",
+        "namespaces": ["default"],
+    },
+    {
+        "name": "v100-1",
+        "title": "1 × V100, 4 cores, 8 GB",
+        "cpus": 4,
+        "mem_mib": 8000,
+        "gpus": 1,
+        "gpu_type": "v100",
+        "price": "2",
+        "namespaces": ["v100"],
+    },
+]
+
+
+def environment(name: str) -> str:
+    value = os.environ.get(name, "")
+    if not value:
+        raise CommandError(
+            f"{name} is not set. Start the embedded cluster with “scripts/cluster up”, then: "
+            'eval "$(scripts/cluster env)"'
+        )
+    return value
+
+
+def facts_of_the_machine() -> dict[str, Any]:
+    work_root = environment("SLUICE_EMBEDDED_WORK_ROOT").rstrip("/")
+    if "{user}" not in work_root and "{home}" not in work_root:
+        work_root += "/{user}"
+    return {
+        "host": os.environ.get("SLUICE_EMBEDDED_SSH_HOST", "127.0.0.1"),
+        "port": int(environment("SLUICE_EMBEDDED_SSH_PORT")),
+        "host_keys": environment("SLUICE_EMBEDDED_HOST_KEY"),
+        "service_user": environment("SLUICE_EMBEDDED_SERVICE_USER"),
+        "work_root": work_root,
+        "images_dir": environment("SLUICE_EMBEDDED_IMAGES"),
+        "slurm_conf": environment("SLURM_CONF"),
+    }
+
+
+def is_gone(path: str) -> bool:
+    """The fixed part of a path on this machine, before {user}, is no longer there."""
+    return not Path(path.split("{", 1)[0].rstrip("/") or "/").exists()
+
+
+class Command(BaseCommand):
+    help = "Register the embedded cluster with its namespaces, members and sizes."
+
+    @transaction.atomic
+    def handle(self, *args: Any, **options: Any) -> None:
+        facts = facts_of_the_machine()
+        cluster = Cluster.objects.filter(name=NAME).first()
+        if cluster is None:
+            self._register(facts)
+            return
+        changed = [
+            name for name in ("host", "port", "host_keys") if self._differs(cluster, facts, name)
+        ]
+        changed += [
+            name
+            for name in ("work_root", "images_dir", "slurm_conf")
+            if self._differs(cluster, facts, name) and is_gone(getattr(cluster, name))
+        ]
+        for name in changed:
+            setattr(cluster, name, facts[name])
+        if changed:
+            cluster.full_clean()
+            cluster.save(update_fields=[*changed, "updated_at"])
+            self.stdout.write(f"Embedded cluster: {', '.join(changed)} brought up to date.")
+
+    @staticmethod
+    def _differs(cluster: Cluster, facts: dict[str, Any], name: str) -> bool:
+        return bool(getattr(cluster, name) != facts[name])
+
+    def _register(self, facts: dict[str, Any]) -> None:
+        cluster = Cluster(
+            name=NAME,
+            title="Embedded Slurm",
+            map_by_name=False,
+            # The embedded GPUs are pretended: there is no driver to pass on.
+            gpu_vendor=Cluster.GpuVendor.NONE,
+            poll_interval_s=1,
+            **facts,
+        )
+        cluster.full_clean()
+        cluster.save()
+        people = {
+            user.username: user
+            for user in get_user_model().objects.filter(username__in=MEMBERS | UNIX_USERS)
+        }
+        for name, unix_user in UNIX_USERS.items():
+            if name in people:
+                UnixAccount.objects.create(user=people[name], cluster=cluster, unix_user=unix_user)
+        namespaces = {name: self._namespace(cluster, name, people) for name in NAMESPACES}
+        self._sizes(namespaces)
+        self.stdout.write(f"Embedded cluster registered, with namespaces {', '.join(namespaces)}.")
+
+    @staticmethod
+    def _namespace(cluster: Cluster, name: str, people: dict[str, User]) -> Namespace:
+        namespace, created = Namespace.objects.get_or_create(
+            name=name, defaults={"cluster": cluster, **NAMESPACES[name]}
+        )
+        if created:
+            namespace.full_clean()
+            Membership.objects.bulk_create(
+                Membership(user=people[person], namespace=namespace, role=roles[name])
+                for person, roles in MEMBERS.items()
+                if person in people
+            )
+        return namespace
+
+    @staticmethod
+    def _sizes(namespaces: dict[str, Namespace]) -> None:
+        for order, fields in enumerate(SIZES, start=1):
+            values = {**fields, "order": order * 10}
+            offered_in = values.pop("namespaces", [])
+            size, created = ResourceSpec.objects.get_or_create(
+                name=values.pop("name"), defaults=values
+            )
+            if created:
+                size.namespaces.set(namespaces[name] for name in offered_in)
