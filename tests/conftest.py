@@ -1,0 +1,80 @@
+"""What all tests share: the embedded cluster, and the rule that nothing skips itself in a full run."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+PROJECT = Path(__file__).resolve().parents[1]
+DEFAULT_CLUSTER_DIR = "/var/lib/sluice/test-cluster"
+
+
+@dataclass(frozen=True)
+class EmbeddedCluster:
+    """The running embedded cluster, as `scripts/cluster env` describes it."""
+
+    dir: Path
+    env: dict[str, str]  # for running its commands in a subprocess
+    ssh_port: int
+    host_key: str
+    ca_key: Path
+    work_root: str  # template with {user}
+    images: Path
+    service_user: str
+
+
+@pytest.fixture(scope="session")
+def cluster() -> EmbeddedCluster:
+    """The embedded cluster, brought up (or healed) once for the whole run and left running."""
+    environment = {**os.environ}
+    environment.setdefault("SLUICE_CLUSTER_DIR", DEFAULT_CLUSTER_DIR)
+    program = str(PROJECT / "scripts" / "cluster")
+    up = subprocess.run(
+        [program, "up"], env=environment, capture_output=True, text=True, check=False
+    )
+    assert up.returncode == 0, f"scripts/cluster up failed:\n{up.stdout}\n{up.stderr}"
+    printed = subprocess.run(
+        [program, "env"], env=environment, capture_output=True, text=True, check=True
+    ).stdout
+    exported = {}
+    for word in shlex.split(printed, comments=True):
+        name, sign, value = word.partition("=")
+        if sign:
+            # PATH is exported as an addition to the caller's own.
+            exported[name] = value.rstrip(";").replace("$PATH", os.environ["PATH"])
+    return EmbeddedCluster(
+        dir=Path(exported["SLUICE_CLUSTER_DIR"]),
+        env={**environment, **exported},
+        ssh_port=int(exported["SLUICE_EMBEDDED_SSH_PORT"]),
+        host_key=exported["SLUICE_EMBEDDED_HOST_KEY"],
+        ca_key=Path(exported["SLUICE_SSH_CA_KEY"]),
+        work_root=exported["SLUICE_EMBEDDED_WORK_ROOT"],
+        images=Path(exported["SLUICE_EMBEDDED_IMAGES"]),
+        service_user=exported["SLUICE_EMBEDDED_SERVICE_USER"],
+    )
+
+
+_skipped: list[str] = []
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if report.skipped:
+        _skipped.append(report.nodeid)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """In the full run a test that skips itself is a failure: it shows nothing."""
+    if (
+        os.environ.get("SLUICE_TEST_FORBID_SKIPS")
+        and _skipped
+        and not hasattr(session.config, "workerinput")
+    ):
+        session.config.get_terminal_writer().line(
+            "\nskipped, which the full run does not allow: " + ", ".join(_skipped), red=True
+        )
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
