@@ -1,0 +1,222 @@
+"""The environment variables that every task gets: those known before the run, and expressions for the rest.
+
+Names are those that existing jobs rely on (OpenPAI v1 and v2, FfDL, Octopus). Pure. Frameworks'
+variables are in `jobs.frameworks`; what only the cluster knows (GPU numbers) is the renderer's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from jobs.expressions import (
+    EachHost,
+    EachPort,
+    EachPorts,
+    Expression,
+    Family,
+    HostList,
+    Lit,
+    MyHost,
+    MyIndex,
+    MyPort,
+    MyPorts,
+    Variable,
+)
+from jobs.frameworks import framework_variables
+from jobs.spec.fields import identifier, is_identifier
+from jobs.spec.model import JobSpec, Port, TaskRole
+
+# Every task has these two, beside the ports of its role's portList.
+IMPLICIT_PORTS = (Port(label="http"), Port(label="ssh"))
+
+# Sluice sets names that begin like this; a job's own values for them would be lost.
+RESERVED_PREFIXES = ("PAI_", "SLURM_", "SLUICE_")
+
+
+def ports_of(role: TaskRole) -> tuple[Port, ...]:
+    """All ports of a task of this role, http and ssh among them."""
+    listed = {port.label for port in role.port_list}
+    implicit = tuple(port for port in IMPLICIT_PORTS if port.label not in listed)
+    return (*implicit, *role.port_list)
+
+
+def forms_of(name: str) -> tuple[str, ...]:
+    """How a role's or port's name stands in variable names: as written if it can, and always bare."""
+    bare = identifier(name)
+    return (name, bare) if is_identifier(name) and name != bare else (bare,)
+
+
+def upper_form(name: str) -> str:
+    """A role's name in Octopus' variables: task0 → TASK0, ps-server → PS_SERVER."""
+    return "".join(c if c.isalnum() and c.isascii() else "_" for c in name).upper()
+
+
+def _count_text(spec: JobSpec, count: int | None) -> str:
+    # OpenPAI v1 shows an absent rule as nothing, v2 as -1.
+    off = "-1" if spec.imported_from == "openpai-v2" else ""
+    return off if count is None else str(count)
+
+
+def _resource_text(role: TaskRole) -> str:
+    return f"{role.gpu_number},{role.cpu_number},{role.memory_mb},{role.shm_mb}"
+
+
+def job_variables(
+    spec: JobSpec, *, user: str, job_name: str = "", fs_uri: str = "", training_id: str = ""
+) -> dict[str, str]:
+    """Variables with the same value in every task, known before the run."""
+    name = job_name or spec.job_name
+    roles = ",".join(role.name for role in spec.task_roles)
+    role_count, task_count = str(len(spec.task_roles)), str(spec.task_count)
+    values = {
+        "PAI_JOB_NAME": name,
+        "PAI_FRAMEWORK_NAME": name,
+        "PAI_USER_NAME": user,
+        "PAI_USERNAME": user,
+        "PAI_DEFAULT_FS_URI": fs_uri,
+        "PAI_VIRTUAL_CLUSTER": spec.namespace,
+        "PAI_DATA_DIR": spec.data_dir,
+        "PAI_OUTPUT_DIR": spec.output_dir,
+        "PAI_CODE_DIR": spec.code_dir,
+        "PAI_TASK_ROLE_COUNT": role_count,
+        "PAI_TASK_ROLES_NUM": role_count,
+        "PAI_JOB_TASK_ROLE_COUNT": role_count,
+        "PAI_TASK_ROLE_LIST": roles,
+        "PAI_JOB_TASK_ROLE_LIST": roles,
+        "PAI_TASKS_NUM": task_count,
+        "PAI_JOB_TASK_COUNT": task_count,
+        "PAI_TASK_ROLE_INSTANCES": ",".join(
+            f"{role.name}:{index}" for role in spec.task_roles for index in range(role.task_number)
+        ),
+        "TRAINING_ID": training_id or name,
+    }
+    for position, role in enumerate(spec.task_roles):
+        for form in forms_of(role.name):
+            values[f"PAI_TASK_ROLE_TASK_COUNT_{form}"] = str(role.task_number)
+            values[f"PAI_RESOURCE_{form}"] = _resource_text(role)
+            values[f"PAI_MIN_FAILED_TASK_COUNT_{form}"] = _count_text(
+                spec, role.min_failed_task_count
+            )
+            values[f"PAI_MIN_SUCCEEDED_TASK_COUNT_{form}"] = _count_text(
+                spec, role.min_succeeded_task_count
+            )
+        for form in octopus_forms(position, role):
+            values[f"VC_{form}_NUM"] = str(role.task_number)
+    return values
+
+
+def octopus_forms(position: int, role: TaskRole) -> tuple[str, ...]:
+    """Octopus names roles by their place (task0); the user's name works as well."""
+    return tuple(dict.fromkeys((f"TASK{position}", upper_form(role.name))))
+
+
+def role_variables(spec: JobSpec, role: TaskRole) -> dict[str, str]:
+    """Variables with the same value in every task of one role, known before the run."""
+    position = spec.task_roles.index(role)
+    number = str(role.task_number)
+    return {
+        "PAI_CURRENT_TASK_ROLE_NAME": role.name,
+        "PAI_TASK_ROLE_NAME": role.name,
+        "PAI_TASK_ROLE_INDEX": str(position),
+        "PAI_TASK_ROLE_NUM": number,
+        "PAI_CURRENT_TASK_ROLE_TASK_COUNT": number,
+        "PAI_CURRENT_TASK_ROLE_CPU_COUNT": str(role.cpu_number),
+        "PAI_CURRENT_TASK_ROLE_MEM_MB": str(role.memory_mb),
+        "PAI_CURRENT_TASK_ROLE_SHM_MB": str(role.shm_mb),
+        "PAI_CURRENT_TASK_ROLE_GPU_COUNT": str(role.gpu_number),
+        "PAI_CURRENT_TASK_ROLE_MIN_FAILED_TASK_COUNT": _count_text(
+            spec, role.min_failed_task_count
+        ),
+        "PAI_CURRENT_TASK_ROLE_MIN_SUCCEEDED_TASK_COUNT": _count_text(
+            spec, role.min_succeeded_task_count
+        ),
+        "PAI_TASK_CPU_NUM": str(role.cpu_number),
+        "PAI_TASK_MEM_MB": str(role.memory_mb),
+        "PAI_TASK_GPU_NUM": str(role.gpu_number),
+        "TASKROLE_NAME": f"task{position}",
+        "NUM_LEARNERS": number,
+        "GPU_COUNT": str(role.gpu_number),
+    }
+
+
+def user_variables(spec: JobSpec, role: TaskRole) -> dict[str, str]:
+    """The job's own environment, the role's over it."""
+    return {**spec.job_env_texts, **role.env_texts}
+
+
+def static_variables(
+    spec: JobSpec, *, user: str, job_name: str = "", fs_uri: str = "", training_id: str = ""
+) -> dict[str, dict[str, str]]:
+    """Per role everything known before the run. The job's own values give way to Sluice's."""
+    shared = job_variables(
+        spec, user=user, job_name=job_name, fs_uri=fs_uri, training_id=training_id
+    )
+    return {
+        role.name: {**user_variables(spec, role), **shared, **role_variables(spec, role)}
+        for role in spec.task_roles
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeVariables:
+    """What the renderer fills in once hosts and ports are known."""
+
+    everywhere: tuple[Variable, ...]  # the same in every task
+    families: tuple[Family, ...]  # one variable per task of a role, the same in every task
+    by_role: dict[str, tuple[Variable, ...]]  # by the current task's role; the framework's included
+
+
+def runtime_variables(spec: JobSpec) -> RuntimeVariables:
+    of_framework = framework_variables(spec)
+    return RuntimeVariables(
+        everywhere=tuple(_everywhere(spec)),
+        families=tuple(family for role in spec.task_roles for family in _families(role)),
+        by_role={
+            role.name: (*_of_current_task(role), *of_framework[role.name])
+            for role in spec.task_roles
+        },
+    )
+
+
+def _everywhere(spec: JobSpec) -> Iterator[Variable]:
+    for position, role in enumerate(spec.task_roles):
+        with_port: Expression = (HostList(role.name, "http"),)
+        for form in forms_of(role.name):
+            yield Variable(f"PAI_TASK_ROLE_{form}_HOST_LIST", with_port)
+        for form in octopus_forms(position, role):
+            yield Variable(f"VC_{form}_HOSTS", (HostList(role.name),))
+
+
+def _families(role: TaskRole) -> Iterator[Family]:
+    for form in forms_of(role.name):
+        yield Family(role.name, f"PAI_HOST_IP_{form}_", "", (EachHost(),))
+        for port in ports_of(role):
+            for label in forms_of(port.label):
+                yield Family(
+                    role.name, f"PAI_PORT_LIST_{form}_", f"_{label}", (EachPorts(port.label),)
+                )
+                yield Family(role.name, f"PAI_{form}_", f"_{label}_PORT", (EachPort(port.label),))
+
+
+def _of_current_task(role: TaskRole) -> Iterator[Variable]:
+    index: Expression = (MyIndex(),)
+    for name in (
+        "PAI_CURRENT_TASK_ROLE_CURRENT_TASK_INDEX",
+        "PAI_TASK_INDEX",
+        "VC_TASK_INDEX",
+    ):
+        yield Variable(name, index)
+    yield Variable("LEARNER_ID", (MyIndex(plus=1),))
+    yield Variable("PAI_CONTAINER_ID", (Lit(f"{role.name}-"), MyIndex()))
+    for name in ("PAI_CONTAINER_HOST_IP", "PAI_CURRENT_CONTAINER_IP"):
+        yield Variable(name, (MyHost(),))
+    for name in ("PAI_CONTAINER_HOST_PORT", "PAI_CURRENT_CONTAINER_PORT"):
+        yield Variable(name, (MyPort("http"),))
+    yield Variable("PAI_CONTAINER_SSH_PORT", (MyPort("ssh"),))
+    listed: list[Lit | MyPorts] = []
+    for port in ports_of(role):
+        listed += [Lit(f"{port.label}:"), MyPorts(port.label), Lit(";")]
+        for label in forms_of(port.label):
+            yield Variable(f"PAI_CONTAINER_HOST_{label}_PORT_LIST", (MyPorts(port.label),))
+    yield Variable("PAI_CONTAINER_HOST_PORT_LIST", tuple(listed))

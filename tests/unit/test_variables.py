@@ -1,0 +1,131 @@
+"""The variables that existing jobs rely on, each by its value."""
+
+from __future__ import annotations
+
+from jobs.expressions import Layout, evaluate, evaluate_family
+from jobs.spec import JobSpec, Port, TaskRole
+from jobs.variables import forms_of, ports_of, runtime_variables, static_variables
+
+SPEC = JobSpec(
+    job_name="mnist",
+    image="img",
+    namespace="vision",
+    data_dir="/data",
+    job_envs={"A": 1, "PAI_JOB_NAME": "mine"},
+    task_roles=(
+        TaskRole(name="ps-server", command="true", task_number=1, memory_mb=2048),
+        TaskRole(
+            name="Worker",
+            command="true",
+            task_number=2,
+            cpu_number=4,
+            gpu_number=1,
+            memory_mb=8192,
+            shm_mb=512,
+            min_failed_task_count=None,
+            min_succeeded_task_count=2,
+            env={"A": 2},
+            port_list=(Port(label="grpc", port_number=2),),
+        ),
+    ),
+)
+LAYOUT = Layout(
+    hosts={"ps-server": ["10.1.0.1"], "Worker": ["10.1.0.2", "10.1.0.3"]},
+    ports={
+        "ps-server": [{"http": [5000], "ssh": [5001]}],
+        "Worker": [
+            {"http": [6000], "ssh": [6001], "grpc": [6002, 6003]},
+            {"http": [7000], "ssh": [7001], "grpc": [7002, 7003]},
+        ],
+    },
+)
+
+
+def everything(role: str, index: int) -> dict[str, str]:
+    runtime = runtime_variables(SPEC)
+    values = dict(static_variables(SPEC, user="alice")[role])
+    for variable in (*runtime.everywhere, *runtime.by_role[role]):
+        values[variable.name] = evaluate(variable.value, LAYOUT, role=role, index=index)
+    for family in runtime.families:
+        values.update(evaluate_family(family, LAYOUT))
+    return values
+
+
+EXPECTED = {
+    "PAI_JOB_NAME": "mnist",
+    "PAI_USER_NAME": "alice",
+    "PAI_USERNAME": "alice",
+    "PAI_DEFAULT_FS_URI": "",
+    "PAI_VIRTUAL_CLUSTER": "vision",
+    "PAI_DATA_DIR": "/data",
+    "PAI_TASK_ROLE_COUNT": "2",
+    "PAI_TASK_ROLE_LIST": "ps-server,Worker",
+    "PAI_TASK_ROLE_TASK_COUNT_Worker": "2",
+    "PAI_TASK_ROLE_TASK_COUNT_worker": "2",
+    "PAI_TASK_ROLE_TASK_COUNT_psserver": "1",
+    "PAI_HOST_IP_Worker_1": "10.1.0.3",
+    "PAI_HOST_IP_worker_0": "10.1.0.2",
+    "PAI_HOST_IP_psserver_0": "10.1.0.1",
+    "PAI_PORT_LIST_Worker_1_grpc": "7002,7003",
+    "PAI_PORT_LIST_psserver_0_ssh": "5001",
+    "PAI_Worker_0_grpc_PORT": "6002",
+    "PAI_RESOURCE_Worker": "1,4,8192,512",
+    "PAI_RESOURCE_psserver": "0,1,2048,64",
+    "PAI_MIN_FAILED_TASK_COUNT_Worker": "",
+    "PAI_MIN_FAILED_TASK_COUNT_psserver": "1",
+    "PAI_MIN_SUCCEEDED_TASK_COUNT_Worker": "2",
+    "PAI_CURRENT_TASK_ROLE_NAME": "Worker",
+    "PAI_CURRENT_TASK_ROLE_CURRENT_TASK_INDEX": "1",
+    "PAI_TASK_INDEX": "1",
+    "PAI_TASK_ROLE_INDEX": "1",
+    "PAI_CONTAINER_ID": "Worker-1",
+    "PAI_CONTAINER_HOST_IP": "10.1.0.3",
+    "PAI_CURRENT_CONTAINER_IP": "10.1.0.3",
+    "PAI_CONTAINER_HOST_PORT": "7000",
+    "PAI_CURRENT_CONTAINER_PORT": "7000",
+    "PAI_CONTAINER_SSH_PORT": "7001",
+    "PAI_CONTAINER_HOST_PORT_LIST": "http:7000;ssh:7001;grpc:7002,7003;",
+    "PAI_CONTAINER_HOST_grpc_PORT_LIST": "7002,7003",
+    "PAI_TASK_ROLE_Worker_HOST_LIST": "10.1.0.2:6000,10.1.0.3:7000",
+    "PAI_TASK_ROLE_psserver_HOST_LIST": "10.1.0.1:5000",
+    "PAI_CURRENT_TASK_ROLE_TASK_COUNT": "2",
+    "PAI_CURRENT_TASK_ROLE_MIN_FAILED_TASK_COUNT": "",
+    "PAI_TASK_CPU_NUM": "4",
+    "PAI_TASKS_NUM": "3",
+    "PAI_TASK_ROLE_INSTANCES": "ps-server:0,Worker:0,Worker:1",
+    "TASKROLE_NAME": "task1",
+    "VC_TASK_INDEX": "1",
+    "VC_TASK1_HOSTS": "10.1.0.2,10.1.0.3",
+    "VC_PS_SERVER_NUM": "1",
+    "LEARNER_ID": "2",
+    "NUM_LEARNERS": "2",
+    "GPU_COUNT": "1",
+    "A": "2",
+}
+
+
+def test_every_documented_variable():
+    values = everything("Worker", 1)
+    assert {name: values.get(name) for name in EXPECTED} == EXPECTED
+
+
+def test_all_names_are_shell_identifiers():
+    assert [name for name in everything("ps-server", 0) if not name.isidentifier()] == []
+
+
+def test_jobs_cannot_replace_the_gateways_variables():
+    assert static_variables(SPEC, user="alice")["ps-server"]["PAI_JOB_NAME"] == "mnist"
+
+
+def test_a_job_from_openpai_v2_shows_an_absent_rule_as_minus_one():
+    spec = SPEC.model_copy(update={"imported_from": "openpai-v2"})
+    values = static_variables(spec, user="alice")["Worker"]
+    assert values["PAI_MIN_FAILED_TASK_COUNT_Worker"] == "-1"
+
+
+def test_forms_and_implicit_ports():
+    assert forms_of("ps-server") == ("psserver",)
+    assert forms_of("ps_server") == ("ps_server", "psserver")
+    assert forms_of("worker") == ("worker",)
+    mine = TaskRole(name="a", command="x", port_list=(Port(label="http", begin_at=8080),))
+    assert [(p.label, p.begin_at) for p in ports_of(mine)] == [("ssh", 0), ("http", 8080)]
