@@ -1,0 +1,62 @@
+"""What `scripts/bench` measures: one module a subject, each with `measure(quick) -> Iterator[Row]`.
+
+Speed is a ratio to a yardstick measured in the same run: the machines are noisy, seconds alone say
+little. A row without a yardstick compares with a fixed limit.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table. `ours` and `yardstick` are in `unit`; smaller is better unless `more`."""
+
+    name: str
+    ours: float
+    unit: str
+    yardstick: float | None = None
+    yardstick_name: str = ""
+    target_ratio: float | None = None  # ours / yardstick at the most (at the least, with `more`)
+    limit: float | None = None  # ours at the most (at the least, with `more`)
+    more: bool = False
+    note: str = ""
+
+    @property
+    def ratio(self) -> float | None:
+        return self.ours / self.yardstick if self.yardstick else None
+
+    @property
+    def passed(self) -> bool | None:
+        """None: the row has no target and only informs."""
+        verdicts = []
+        if self.target_ratio is not None and self.ratio is not None:
+            verdicts.append(self._within(self.ratio, self.target_ratio))
+        if self.limit is not None:
+            verdicts.append(self._within(self.ours, self.limit))
+        return all(verdicts) if verdicts else None
+
+    def _within(self, value: float, bound: float) -> bool:
+        return value >= bound if self.more else value <= bound
+
+    def as_json(self) -> dict[str, Any]:
+        return {**asdict(self), "ratio": self.ratio, "passed": self.passed}
+
+
+def timed(action: Callable[[], object], *, repeat: int) -> list[float]:
+    """Seconds of each of `repeat` calls."""
+    durations = []
+    for _ in range(repeat):
+        began = time.perf_counter()
+        action()
+        durations.append(time.perf_counter() - began)
+    return durations
+
+
+def p95(values: list[float]) -> float:
+    return statistics.quantiles(values, n=20)[-1] if len(values) > 1 else values[0]

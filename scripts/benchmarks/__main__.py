@@ -1,0 +1,80 @@
+"""`scripts/bench [NAME…] [--json FILE] [--quick]`: runs the subjects, prints progress and a table."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import pkgutil
+import sys
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import benchmarks
+from benchmarks import Row
+
+
+def subjects() -> list[str]:
+    found = pkgutil.iter_modules(benchmarks.__path__)
+    return sorted(module.name for module in found if not module.name.startswith("_"))
+
+
+def measure(name: str, *, quick: bool) -> Iterator[Row]:
+    yield from importlib.import_module(f"benchmarks.{name}").measure(quick=quick)
+
+
+def figure(value: float | None, unit: str = "") -> str:
+    if value is None:
+        return ""
+    text = f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
+    return f"{text} {unit}".rstrip()
+
+
+def line(row: Row) -> str:
+    verdict = {True: "ok", False: "MISSED", None: ""}[row.passed]
+    sign = "≥" if row.more else "≤"
+    bounds = []
+    if row.target_ratio is not None:
+        bounds.append(f"{sign} {row.target_ratio:g} ×")
+    if row.limit is not None:
+        bounds.append(f"{sign} {figure(row.limit, row.unit)}")
+    return (
+        f"{row.name:<46}{figure(row.ours, row.unit):>14}{figure(row.yardstick, row.unit):>14}"
+        f"{figure(row.ratio, '×'):>10}  {', '.join(bounds):<16}{verdict:<8}{row.note}"
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="scripts/bench", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of: {', '.join(subjects())}")
+    parser.add_argument("--json", metavar="FILE", help="also write the rows to a file")
+    parser.add_argument("--quick", action="store_true", help="fewer repetitions, smaller sizes")
+    options = parser.parse_args()
+    unknown = set(options.names) - set(subjects())
+    if unknown:
+        parser.error(
+            f"no such subject: {', '.join(sorted(unknown))}; there are: {', '.join(subjects())}"
+        )
+    rows: list[Row] = []
+    for name in options.names or subjects():
+        began = time.monotonic()
+        print(f"== {name}", flush=True)
+        for row in measure(name, quick=options.quick):
+            rows.append(row)
+            print(f"   {row.name}: {figure(row.ours, row.unit)}", flush=True)
+        print(f"-- {name}: {time.monotonic() - began:.0f} s", flush=True)
+    print(f"\n{'':<46}{'ours':>14}{'yardstick':>14}{'ratio':>10}  {'target':<16}")
+    for row in rows:
+        print(line(row))
+    if options.json:
+        facts = {"taken_at": datetime.now(UTC).isoformat(), "cpus": os.cpu_count()}
+        content = {**facts, "rows": [row.as_json() for row in rows]}
+        Path(options.json).write_text(json.dumps(content, indent=1, ensure_ascii=False))
+    return 1 if any(row.passed is False for row in rows) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
