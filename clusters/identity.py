@@ -1,30 +1,33 @@
-"""Which Unix users Sluice will act as, and which never: root, names that tools misread, low UIDs.
+"""Whom Sluice will act as on a cluster, and whom never: root, system accounts, names that tools misread.
 
-Every way to a cluster asks here before it connects. Pure: no Django, no I/O.
+Asked before any connection or process is made. Pure but for one look into the local user database.
 """
 
 from __future__ import annotations
 
+import pwd
 import re
+from dataclasses import dataclass
 
 from clusters.errors import IdentityRefused
 
-# useradd(8) of the big distributions, plus the dots and capitals that directory services bring. A
+# Also j.doe, and name@realm of directory services. No leading dash or dot, no blanks, no slashes. A
 # name of digits alone is out: chown, id and sudo would read it as a UID ("0" is root).
-UNIX_NAME = re.compile(r"(?!\d+\Z)[A-Za-z0-9_][A-Za-z0-9_.-]{0,31}\Z")
+USER_NAME = re.compile(r"(?!\d+\Z)[A-Za-z0-9_][A-Za-z0-9_.@-]{0,63}\Z", re.ASCII)
 FORBIDDEN_NAMES = frozenset({"root", "toor"})
 
 
 def check_unix_name(name: str) -> None:
-    """Raise IdentityRefused unless `name` may be a person on a cluster."""
+    """Raise IdentityRefused unless `name` may be somebody on a cluster."""
     if name.lower() in FORBIDDEN_NAMES:
         raise IdentityRefused(
-            f"Sluice never acts as {name}. Map the person to a Unix user of their own."
+            f"Sluice never acts as {name}. Map this person to a Unix account of their own."
         )
-    if not UNIX_NAME.match(name):
+    if not USER_NAME.match(name):
         raise IdentityRefused(
-            f"{name!r} cannot be a Unix user name: use up to 32 letters, digits, dots, hyphens and "
-            "underscores, not only digits. An administrator can map the person to another name."
+            f"{name!r} is not a user name that Sluice will use on a cluster: letters, digits, dot, "
+            "underscore, hyphen and @ only, not starting with a hyphen or a dot, not only digits. "
+            "An administrator can map this person to another name."
         )
 
 
@@ -36,6 +39,30 @@ def check_uid(name: str, uid: int, floor: int) -> None:
         )
     if uid < floor:
         raise IdentityRefused(
-            f"Unix user {name} has UID {uid}, below the floor of {floor} that is set for this "
-            "cluster. System accounts are not for people; map the person to their own account."
+            f"Unix user {name} has UID {uid}, and Sluice never acts as a user below UID {floor} "
+            "here. Map this person to a Unix account of their own."
         )
+
+
+@dataclass(frozen=True, slots=True)
+class IdentityPolicy:
+    """The rule as a transport is given it."""
+
+    min_uid: int = 1000
+
+    def check_name(self, user: str, uid: int | None = None) -> None:
+        """Refuse `user` by its name, by the UID it is mapped to, or by the UID it has here."""
+        check_unix_name(user)
+        for known in (uid, _local_uid(user)):
+            if known is not None:
+                self.check_uid(user, known)
+
+    def check_uid(self, user: str, uid: int) -> None:
+        check_uid(user, uid, self.min_uid)
+
+
+def _local_uid(user: str) -> int | None:
+    try:
+        return pwd.getpwnam(user).pw_uid
+    except KeyError:
+        return None

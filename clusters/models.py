@@ -85,7 +85,7 @@ class Cluster(models.Model):
     )
     service_user = models.CharField(
         _("service account"),
-        max_length=32,
+        max_length=64,
         blank=True,
         validators=[validators.validate_unix_name],
         help_text=_("Unix user with Slurm's operator rights. It polls, and changes time limits."),
@@ -480,7 +480,7 @@ class UnixAccount(models.Model):
         Cluster, on_delete=models.CASCADE, related_name="unix_accounts", verbose_name=_("cluster")
     )
     unix_user = models.CharField(
-        _("Unix user"), max_length=32, validators=[validators.validate_unix_name]
+        _("Unix user"), max_length=64, validators=[validators.validate_unix_name]
     )
     uid = models.PositiveIntegerField(
         _("UID"),

@@ -29,7 +29,7 @@ class Migration(migrations.Migration):
                 ('host', models.CharField(blank=True, help_text='Host name or address.', max_length=253, verbose_name='login node')),
                 ('port', models.PositiveIntegerField(default=22, validators=[django.core.validators.MinValueValidator(1), django.core.validators.MaxValueValidator(65535)], verbose_name='SSH port')),
                 ('host_keys', models.TextField(blank=True, help_text='One a line, as printed by ssh-keyscan; compare it with the file /etc/ssh/ssh_host_ed25519_key.pub on the login node itself. A login node that shows another key is refused.', validators=[clusters.validators.validate_host_keys], verbose_name='pinned host keys')),
-                ('service_user', models.CharField(blank=True, help_text="Unix user with Slurm's operator rights. It polls, and changes time limits.", max_length=32, validators=[clusters.validators.validate_unix_name], verbose_name='service account')),
+                ('service_user', models.CharField(blank=True, help_text="Unix user with Slurm's operator rights. It polls, and changes time limits.", max_length=64, validators=[clusters.validators.validate_unix_name], verbose_name='service account')),
                 ('key_file', models.CharField(blank=True, help_text="Only where sshd cannot trust Sluice's certificates: path of a private key on Sluice's machine, with {user} in it. Leave empty to use certificates.", max_length=255, validators=[clusters.validators.validate_key_file], verbose_name='key file per person')),
                 ('uid_floor', models.PositiveIntegerField(default=clusters.models.default_uid_floor, help_text='Sluice never acts as a Unix user with a lower UID, and never as root.', validators=[django.core.validators.MinValueValidator(1)], verbose_name='lowest UID')),
                 ('map_by_name', models.BooleanField(default=True, help_text='A person without a Unix account of their own below acts as the Unix user of the same name. Switched off, only mapped people can submit.', verbose_name='same name by default')),
@@ -165,7 +165,7 @@ class Migration(migrations.Migration):
             name='UnixAccount',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('unix_user', models.CharField(max_length=32, validators=[clusters.validators.validate_unix_name], verbose_name='Unix user')),
+                ('unix_user', models.CharField(max_length=64, validators=[clusters.validators.validate_unix_name], verbose_name='Unix user')),
                 ('uid', models.PositiveIntegerField(blank=True, help_text='Optional. Given, it must also be the one that the cluster knows.', null=True, verbose_name='UID')),
                 ('cluster', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='unix_accounts', to='clusters.cluster', verbose_name='cluster')),
                 ('user', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='unix_accounts', to=settings.AUTH_USER_MODEL, verbose_name='person')),
