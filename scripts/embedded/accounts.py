@@ -1,0 +1,175 @@
+"""The people of the embedded cluster: Unix accounts of the machine, and their rights in Slurm's accounting.
+
+The Unix accounts are shared by all embedded clusters of the machine and are never removed. An account that the
+machine already had is never touched.
+"""
+
+from __future__ import annotations
+
+import pwd
+
+from embedded import apptainer
+from embedded.console import Refusal, run
+from embedded.daemons import slurm_environment
+from embedded.layout import (
+    CLUSTER_NAME,
+    SERVICE_USER,
+    SHARED_DIR,
+    USERS,
+    Layout,
+    lock_file,
+    own,
+    write_atomically,
+)
+
+GECOS = "Sluice embedded cluster"
+UID_FLOOR = 1000
+SLURM_ACCOUNT = "lab"
+QOS_NAMES = "low,normal,tiny"
+
+# A QOS is (name, what it must be); "normal" is Slurm's own and may push jobs of "low" back into the queue.
+QOS_SETTINGS = (
+    ("low", ["Priority=1", "Description=may be pushed back into the queue by normal jobs"]),
+    ("normal", ["Priority=100", "Preempt=low", "PreemptMode=requeue"]),
+    (
+        "tiny",
+        [
+            "Priority=50",
+            "Description=one small job at a time",
+            "MaxTRESPerJob=cpu=2,gres/gpu=1",
+            "MaxJobsPerUser=1",
+            "MaxSubmitJobsPerUser=2",
+            "MaxWall=00:10:00",
+            "Flags=DenyOnLimit",
+        ],
+    ),
+)
+
+
+def ensure_unix_accounts() -> list[str]:
+    """Make the accounts that are missing; gives their names."""
+    own(SHARED_DIR, "root", 0o755)
+    own(SHARED_DIR / "home", "root", 0o755)
+    made = []
+    with lock_file(SHARED_DIR / "accounts.lock", "another cluster making the accounts"):
+        for name in USERS:
+            if ensure_unix_account(name):
+                made.append(name)
+    return made
+
+
+def ensure_unix_account(name: str) -> bool:
+    home = SHARED_DIR / "home" / name
+    try:
+        account = pwd.getpwnam(name)
+    except KeyError:
+        # "*" and not "!": without PAM, sshd takes "!" for a locked account and lets no certificate in.
+        run(
+            [
+                "useradd", "--comment", GECOS, "--home-dir", str(home), "--create-home", "--user-group",
+                "--shell", "/bin/bash", "--password", "*", "--key", f"UID_MIN={UID_FLOOR}",
+                "--key", "HOME_MODE=0700", name,
+            ]
+        )  # fmt: skip
+        account, made = pwd.getpwnam(name), True
+    else:
+        made = False
+        if account.pw_gecos.split(",")[0] != GECOS:
+            raise Refusal(
+                f"This machine has an account {name} that is not Sluice's (its comment is not “{GECOS}”): "
+                "rename or remove that account, since it is not touched."
+            )
+    if account.pw_uid < UID_FLOOR:
+        raise Refusal(
+            f"The account {name} has UID {account.pw_uid}, below {UID_FLOOR}: remove it with userdel."
+        )
+    own(home, name, 0o700)
+    write_profile(name)
+    return made
+
+
+def write_profile(name: str) -> None:
+    """Login shells reset PATH in /etc/profile; this gives them Apptainer back."""
+    profile = SHARED_DIR / "home" / name / ".profile"
+    if not profile.is_symlink():
+        line = f'PATH="{apptainer.PREFIX}/bin:$PATH"\n'
+        text = profile.read_text(errors="replace") if profile.exists() else ""
+        if line not in text:
+            write_atomically(profile, text + line, user=name)
+
+
+def sacctmgr(layout: Layout, *words: str, check: bool = True) -> str:
+    return run(
+        ["sacctmgr", *words], env=slurm_environment(layout), check=check, timeout_s=60
+    ).stdout
+
+
+def ensure_cluster_entry(layout: Layout) -> None:
+    """Without it slurmctld, which registers there, does not start."""
+    if CLUSTER_NAME not in sacctmgr(layout, "-nP", "show", "cluster", "format=cluster").split():
+        sacctmgr(layout, "-i", "add", "cluster", CLUSTER_NAME)
+
+
+def ensure_slurm_accounts(layout: Layout) -> bool:
+    """Make account, QOS and users in Slurm's accounting; gives whether something was missing.
+
+    After slurmctld's registration, which makes the TRES gres/gpu that a limit of a QOS names.
+    """
+    if accounts_are_right(layout):
+        return False
+    known = sacctmgr(layout, "-nP", "show", "qos", "format=name").split()
+    for name, settings in QOS_SETTINGS:
+        if name not in known:
+            sacctmgr(layout, "-i", "add", "qos", name)
+        sacctmgr(layout, "-i", "modify", "qos", name, "set", *settings)
+    if SLURM_ACCOUNT not in sacctmgr(layout, "-nP", "show", "account", "format=account").split():
+        sacctmgr(
+            layout, "-i", "add", "account", SLURM_ACCOUNT, f"cluster={CLUSTER_NAME}",
+            "Description=the lab of the demonstration", "Organization=sluice",
+        )  # fmt: skip
+    # sacctmgr leaves with 1 and "Nothing modified" when all is there as wanted; the check below decides.
+    sacctmgr(
+        layout, "-i", "add", "user", ",".join(USERS), f"account={SLURM_ACCOUNT}", f"cluster={CLUSTER_NAME}",
+        f"DefaultAccount={SLURM_ACCOUNT}", f"qos={QOS_NAMES}", "DefaultQOS=normal", check=False,
+    )  # fmt: skip
+    sacctmgr(
+        layout, "-i", "modify", "user", "where", f"name={','.join(USERS)}", f"account={SLURM_ACCOUNT}",
+        f"cluster={CLUSTER_NAME}", "set", f"qos={QOS_NAMES}", "DefaultQOS=normal", check=False,
+    )  # fmt: skip
+    sacctmgr(
+        layout,
+        "-i",
+        "modify",
+        "user",
+        "where",
+        f"name={SERVICE_USER}",
+        "set",
+        "AdminLevel=Operator",
+        check=False,
+    )
+    if not accounts_are_right(layout):
+        raise Refusal(
+            f"Slurm's accounting did not take the demo accounts: see {layout.log}/slurmdbd.log."
+        )
+    return True
+
+
+def accounts_are_right(layout: Layout) -> bool:
+    rows = sacctmgr(
+        layout,
+        "-nP",
+        "show",
+        "user",
+        "withassoc",
+        "format=user,adminlevel,cluster,account,defaultqos,qos",
+        check=False,
+    ).splitlines()
+    found = {}
+    for row in rows:
+        user, level, cluster, account, default_qos, qos = row.split("|")
+        if cluster == CLUSTER_NAME and account == SLURM_ACCOUNT:
+            found[user] = (level, default_qos, ",".join(sorted(qos.split(","))))
+    return all(
+        found.get(user) == ("Operator" if user == SERVICE_USER else "None", "normal", QOS_NAMES)
+        for user in USERS
+    )

@@ -1,0 +1,208 @@
+"""The command line of `scripts/cluster`: arguments in, exit code out."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import sys
+from pathlib import Path
+
+from embedded import apptainer, operations
+from embedded.console import Refusal, complain
+from embedded.layout import SERVICE_USER, Layout, cluster_dir, read_ports
+
+DESCRIPTION = """A private, complete, real Slurm cluster on this machine: slurmctld, slurmdbd with MariaDB, four nodes,
+an sshd on loopback that trusts Sluice's certificate authority, Apptainer and two images. It has its own
+directory, ports, sockets and keys; the machine's own Slurm, MariaDB and sshd are not touched."""
+
+EPILOG = """environment:
+  SLUICE_CLUSTER_DIR   the cluster's directory (default /var/lib/sluice/cluster); each directory is a cluster of its own
+  SLUICE_SSH_CA_KEY    the private key of the certificate authority (default: ssh/ca_key in that directory)
+
+examples:
+  scripts/cluster up && eval "$(scripts/cluster env)" && sinfo
+  SLUICE_CLUSTER_DIR=/var/lib/sluice/second scripts/cluster up
+  scripts/cluster logs slurmctld -f
+"""
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="scripts/cluster",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    up = commands.add_parser(
+        "up", help="bring the cluster up, or heal it: whatever is missing or dead is back after it"
+    )
+    up.add_argument(
+        "--no-images",
+        action="store_true",
+        help="leave Apptainer and the images out (quicker the first time)",
+    )
+    commands.add_parser(
+        "down", help="stop everything of it; running jobs are cancelled, waiting ones are kept"
+    )
+    status = commands.add_parser(
+        "status", help="show each daemon; exit code 0 only if all of them work"
+    )
+    status.add_argument("--json", action="store_true", help="as JSON")
+    commands.add_parser("env", help="print the exports for using it from a shell")
+    logs = commands.add_parser("logs", help="show the last lines of the logs")
+    logs.add_argument("name", nargs="?", metavar="NAME", help="one daemon's log; all without it")
+    logs.add_argument("-f", "--follow", action="store_true", help="go on showing what is added")
+    logs.add_argument(
+        "-n", "--lines", type=int, default=20, help="how many lines of each (default 20)"
+    )
+    reset = commands.add_parser("reset", help="stop it and delete its directory's contents")
+    reset.add_argument("--yes", action="store_true", help="do not ask")
+    for name, text in (
+        ("start", "start one daemon"),
+        ("stop", "stop one daemon"),
+        ("kill", "kill one daemon with SIGKILL, to see what a crash does"),
+    ):
+        one = commands.add_parser(name, help=text)
+        one.add_argument(
+            "name", metavar="NAME", help="munge, mariadb, slurmdbd, slurmctld, n1 … n4 or sshd"
+        )
+    return parser
+
+
+def print_status(layout: Layout, *, as_json: bool) -> int:
+    rows = operations.status(layout)
+    all_work = bool(rows) and all(row.ok for row in rows)
+    if as_json:
+        daemons = [
+            {"name": r.name, "pid": r.pid, "port": r.port, "state": r.state, "ok": r.ok}
+            for r in rows
+        ]
+        print(json.dumps({"dir": str(layout.dir), "ok": all_work, "daemons": daemons}, indent=1))
+    elif not rows:
+        print(f"There is no cluster in {layout.dir}.")
+    else:
+        print(f"{'DAEMON':<11}{'PID':>8}{'PORT':>7}  STATE")
+        for row in rows:
+            print(f"{row.name:<11}{row.pid or '-':>8}{row.port or '-':>7}  {row.state}")
+    return 0 if all_work else 1
+
+
+def environment(layout: Layout) -> dict[str, str]:
+    ports = read_ports(layout)
+    if not ports or not layout.host_key.exists():
+        raise Refusal(f"There is no cluster in {layout.dir} yet: run scripts/cluster up first.")
+    public = layout.host_key.with_name("host_key.pub").read_text().split()
+    return {
+        "SLURM_CONF": str(layout.slurm_conf),
+        "SLUICE_CLUSTER_DIR": str(layout.dir),
+        "SLUICE_EMBEDDED_SSH_PORT": str(ports["sshd"]),
+        "SLUICE_EMBEDDED_HOST_KEY": " ".join(public[:2]),
+        "SLUICE_SSH_CA_KEY": str(layout.ca_key),
+        "SLUICE_EMBEDDED_WORK_ROOT": f"{layout.scratch}/{{user}}",
+        "SLUICE_EMBEDDED_IMAGES": str(layout.images),
+        "SLUICE_EMBEDDED_SERVICE_USER": SERVICE_USER,
+    }
+
+
+def print_environment(layout: Layout) -> int:
+    for name, value in environment(layout).items():
+        print(f"export {name}={shlex.quote(value)}")
+    addition = apptainer.path_addition()
+    if addition:
+        print(f'export PATH={shlex.quote(addition)}:"$PATH"')
+    return 0
+
+
+def show_logs(layout: Layout, name: str | None, *, follow: bool, lines: int) -> int:
+    if name is not None:
+        files = [daemon.own_log for daemon in [operations.one_daemon(layout, name)]]
+    else:
+        files = sorted(layout.log.glob("*.log"))
+    files = [file for file in files if file.exists()]
+    if not files:
+        raise Refusal(f"There are no logs in {layout.log} yet.")
+    sys.stdout.flush()
+    os.execvp(  # noqa: S606 the terminal belongs to tail from here on
+        "tail", ["tail", f"--lines={lines}", *(["-F"] if follow else []), "--", *map(str, files)]
+    )
+
+
+def confirm_and_reset(layout: Layout, *, sure: bool) -> int:
+    if not layout.dir.exists():
+        print(f"There is no cluster in {layout.dir}.")
+        return 0
+    if not sure:
+        if not sys.stdin.isatty():
+            raise Refusal(
+                "reset deletes the cluster with all its jobs and files: give --yes where nobody can be asked."
+            )
+        answer = input(f"Delete the cluster in {layout.dir} with all its jobs and files? [y/N] ")
+        if answer.strip().lower() not in ("y", "yes"):
+            print("Nothing was deleted.")
+            return 1
+    operations.reset(layout)
+    print(
+        f"The cluster in {layout.dir} is gone. The Unix accounts stay, since other clusters may use them."
+    )
+    return 0
+
+
+def act_on_one(layout: Layout, command: str, name: str) -> int:
+    daemon = operations.one_daemon(layout, name)
+    with layout.locked():
+        if command == "start":
+            print(f"{name}: {daemon.ensure() or 'was running'}")
+        else:
+            ran = daemon.stop() if command == "stop" else daemon.kill()
+            print(f"{name}: {'ended' if ran else 'was not running'}")
+    return 0
+
+
+def dispatch(arguments: argparse.Namespace) -> int:
+    layout = Layout(cluster_dir())
+    command = arguments.command
+    if command == "up":
+        operations.up(layout, with_images=not arguments.no_images)
+        return 0
+    if command == "down":
+        count = operations.down(layout)
+        print(
+            f"The cluster in {layout.dir} is down ({count} processes ended)."
+            if count
+            else "Nothing was running."
+        )
+        return 0
+    if command == "status":
+        return print_status(layout, as_json=arguments.json)
+    if command == "env":
+        return print_environment(layout)
+    if command == "logs":
+        return show_logs(layout, arguments.name, follow=arguments.follow, lines=arguments.lines)
+    if command == "reset":
+        return confirm_and_reset(layout, sure=arguments.yes)
+    return act_on_one(layout, command, arguments.name)
+
+
+def main(argv: list[str]) -> int:
+    arguments = build_parser().parse_args(argv)
+    if os.geteuid() != 0:
+        complain(
+            "the embedded cluster makes accounts and daemons, so this must run as root: try it with sudo."
+        )
+        return 1
+    try:
+        return dispatch(arguments)
+    except Refusal as refusal:
+        complain(str(refusal))
+        return 1
+    except OSError as error:
+        # Disk full, read-only file system and the like: the system's own words and the file say it best.
+        complain(f"{error.strerror or error} ({error.filename or Path.cwd()}).")
+        return 1
+    except KeyboardInterrupt:
+        complain("interrupted; run the same command again to go on.")
+        return 130

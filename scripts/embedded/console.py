@@ -1,0 +1,130 @@
+"""What a person sees while the cluster is brought up or down: numbered steps, notes, one-sentence failures.
+
+Owns the one exception that ends a command (`Refusal`) and the running of child programs with a clean
+environment. Knows nothing about Slurm.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+class Refusal(Exception):
+    """Something a person must know or do; its text is one sentence, shown without a traceback."""
+
+
+def clean_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
+    """An environment in which no variable of the caller (SLURM_*, MYSQL_*, LD_*) leads to another cluster."""
+    environment = {"PATH": SYSTEM_PATH, "LANG": "C.UTF-8", "HOME": "/root", "SHELL": "/bin/bash"}
+    proxies = ("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
+    environment.update({name: os.environ[name] for name in ("TZ", *proxies) if name in os.environ})
+    environment.update(extra or {})
+    return environment
+
+
+def run(
+    argv: Sequence[str],
+    *,
+    env: Mapping[str, str] | None = None,
+    timeout_s: float = 60,
+    stdin_text: str | None = None,
+    check: bool = True,
+) -> subprocess.CompletedProcess[str]:
+    """Run a short command; a failure becomes a Refusal that carries what the command said."""
+    try:
+        done = subprocess.run(
+            list(argv),
+            env=clean_environment(env),
+            input=stdin_text,
+            stdin=subprocess.DEVNULL if stdin_text is None else None,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=timeout_s,
+            cwd="/",
+            check=False,
+        )
+    except FileNotFoundError as error:
+        raise Refusal(f"The program {argv[0]} is missing on this machine.") from error
+    except subprocess.TimeoutExpired as error:
+        raise Refusal(f"{' '.join(argv)} did not answer within {timeout_s:.0f} s.") from error
+    if check and done.returncode != 0:
+        said = " ".join((done.stderr.strip() or done.stdout.strip()).split())[-400:]
+        raise Refusal(f"{' '.join(argv)} failed with exit code {done.returncode}: {said}")
+    return done
+
+
+def run_logged(
+    argv: Sequence[str],
+    *,
+    log: Path,
+    env: Mapping[str, str] | None = None,
+    timeout_s: float = 1800,
+) -> int:
+    """Run a long command with its output appended to a log file; gives its exit code."""
+    with log.open("a", encoding="utf-8") as stream:
+        stream.write(f"\n$ {' '.join(argv)}\n")
+        stream.flush()
+        try:
+            return subprocess.run(
+                list(argv),
+                env=clean_environment(env),
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                stderr=subprocess.STDOUT,
+                timeout=timeout_s,
+                cwd="/",
+                check=False,
+            ).returncode
+        except FileNotFoundError as error:
+            raise Refusal(f"The program {argv[0]} is missing on this machine.") from error
+        except subprocess.TimeoutExpired as error:
+            raise Refusal(
+                f"{argv[0]} took longer than {timeout_s:.0f} s; its log is {log}."
+            ) from error
+
+
+class Steps:
+    """Prints `[ 3/12] starting slurmctld … ok (1.2 s)` for each step, and what was found on the way."""
+
+    def __init__(self, total: int) -> None:
+        self.total = total
+        self.done = 0
+        self._open_line = False
+
+    @contextlib.contextmanager
+    def step(self, title: str) -> Iterator[list[str]]:
+        """The list it yields takes words for the end of the line, such as "was running"."""
+        self.done += 1
+        print(f"[{self.done:2d}/{self.total}] {title} … ", end="", flush=True)
+        self._open_line = True
+        remarks: list[str] = []
+        started = time.monotonic()
+        try:
+            yield remarks
+        except BaseException:
+            print("failed" if self._open_line else "         failed", flush=True)
+            self._open_line = False
+            raise
+        words = "; ".join(remarks) or "ok"
+        prefix = "" if self._open_line else "         … "
+        print(f"{prefix}{words} ({time.monotonic() - started:.1f} s)", flush=True)
+        self._open_line = False
+
+    def note(self, sentence: str) -> None:
+        if self._open_line:
+            print(flush=True)
+            self._open_line = False
+        print(f"         {sentence}", flush=True)
+
+
+def complain(sentence: str) -> None:
+    print(f"scripts/cluster: {sentence}", file=sys.stderr, flush=True)

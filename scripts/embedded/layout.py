@@ -1,0 +1,306 @@
+"""Where an embedded cluster keeps its things, which ports it has, and whether a directory can hold one.
+
+One `Layout` per cluster directory. Reads and writes the directory's state file and marker; starts nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import pwd
+import random
+import shutil
+import socket
+import stat
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from embedded.console import Refusal
+
+DEFAULT_DIR = Path("/var/lib/sluice/cluster")
+# Shared by all the embedded clusters of a machine: accounts' homes, Apptainer, built images.
+SHARED_DIR = Path("/var/lib/sluice")
+MARKER = ".sluice-cluster"
+MARKER_TEXT = "This directory is an embedded Slurm cluster of Sluice; `scripts/cluster reset` may delete it.\n"
+
+CLUSTER_NAME = "sluice"
+SERVICE_USER = "sluice-svc"
+PEOPLE = ("sluice-alice", "sluice-bob", "sluice-carol")
+USERS = (*PEOPLE, SERVICE_USER)
+
+# Outside Linux' range for outgoing connections (32768 and up), so that no passing client takes a port of ours.
+PORT_RANGE = range(21000, 29000)
+PORT_NAMES = ("slurmctld", "slurmdbd", "sshd", "n1", "n2", "n3", "n4")
+# sockaddr_un holds 107 characters; the longest socket below the directory needs about 20.
+LONGEST_DIR = 80
+
+
+@dataclass(frozen=True)
+class Node:
+    name: str
+    gpu_type: str = ""
+    gpus: int = 0
+    cpus: int = 8
+    mem_mib: int = 16000
+
+
+NODES = (Node("n1", "a100", 4), Node("n2", "a100", 4), Node("n3", "v100", 2), Node("n4"))
+
+
+@dataclass(frozen=True)
+class Layout:
+    dir: Path
+
+    @property
+    def marker(self) -> Path:
+        return self.dir / MARKER
+
+    @property
+    def state_file(self) -> Path:
+        return self.dir / "state.json"
+
+    @property
+    def etc(self) -> Path:
+        return self.dir / "etc"
+
+    @property
+    def log(self) -> Path:
+        return self.dir / "log"
+
+    @property
+    def run(self) -> Path:
+        return self.dir / "run"
+
+    @property
+    def slurm_conf(self) -> Path:
+        return self.etc / "slurm.conf"
+
+    @property
+    def munge_socket(self) -> Path:
+        return self.dir / "munge" / "socket"
+
+    @property
+    def munge_key(self) -> Path:
+        return self.dir / "munge" / "key"
+
+    @property
+    def mariadb_data(self) -> Path:
+        return self.dir / "mariadb" / "data"
+
+    @property
+    def mariadb_socket(self) -> Path:
+        return self.dir / "mariadb" / "socket"
+
+    @property
+    def gpu_devices(self) -> Path:
+        return self.dir / "dev"
+
+    @property
+    def scratch(self) -> Path:
+        return self.dir / "scratch"
+
+    @property
+    def images(self) -> Path:
+        return self.dir / "images"
+
+    @property
+    def ssh(self) -> Path:
+        return self.dir / "ssh"
+
+    @property
+    def host_key(self) -> Path:
+        return self.ssh / "host_key"
+
+    @property
+    def ca_key(self) -> Path:
+        given = os.environ.get("SLUICE_SSH_CA_KEY", "")
+        return Path(given).absolute() if given else self.ssh / "ca_key"
+
+    def prepare(self) -> None:
+        """Make the directories, with owners and modes that each daemon insists on."""
+        slurm, munge = slurm_user(), account_or_root("munge")
+        for path in (self.dir, self.etc, self.run, self.gpu_devices, self.scratch, self.images,
+                     self.ssh, self.dir / "spool"):  # fmt: skip
+            own(path, "root", 0o755)
+        if not self.marker.exists():
+            self.marker.write_text(MARKER_TEXT)
+        # munged refuses a socket directory that others cannot enter or may write to.
+        own(self.dir / "munge", munge, 0o755)
+        own(self.dir / "mariadb", slurm, 0o700)
+        own(self.dir / "state", slurm, 0o700)
+        own(self.log, slurm, 0o755)
+        for node in NODES:
+            own(self.dir / "spool" / node.name, "root", 0o755)
+        for user in USERS:
+            own(self.scratch / user, user, 0o700)
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """One `scripts/cluster` at a time changes this cluster; a second one waits."""
+        with lock_file(self.dir / "lock", f"another scripts/cluster at work on {self.dir}"):
+            yield
+
+
+def cluster_dir() -> Path:
+    given = os.environ.get("SLUICE_CLUSTER_DIR", "")
+    return Path(os.path.abspath(given)) if given else DEFAULT_DIR
+
+
+@contextlib.contextmanager
+def lock_file(path: Path, holder: str) -> Iterator[None]:
+    with path.open("a") as stream:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print(f"Waiting for {holder} …", flush=True)
+            fcntl.flock(stream, fcntl.LOCK_EX)
+        yield
+
+
+def own(path: Path, user: str, mode: int) -> None:
+    """Make the directory if it is missing and give it this owner and mode; a link in its place is refused."""
+    path.mkdir(parents=True, exist_ok=True)
+    if path.is_symlink():
+        raise Refusal(f"{path} is a symbolic link, which could lead root anywhere: remove it.")
+    account = pwd.getpwnam(user)
+    now = path.stat()
+    if (now.st_uid, now.st_gid) != (account.pw_uid, account.pw_gid):
+        os.chown(path, account.pw_uid, account.pw_gid)
+    if stat.S_IMODE(now.st_mode) != mode:
+        path.chmod(mode)
+
+
+def account_or_root(name: str) -> str:
+    try:
+        return pwd.getpwnam(name).pw_name
+    except KeyError:
+        return "root"
+
+
+def slurm_user() -> str:
+    return account_or_root("slurm")
+
+
+def check_place(layout: Layout) -> None:
+    """Refuse a directory that the demo accounts could not reach, that is somebody else's, or that is too long."""
+    path = layout.dir
+    if len(str(path)) > LONGEST_DIR:
+        raise Refusal(
+            f"{path} is too long a path for Unix sockets below it: "
+            f"choose a SLUICE_CLUSTER_DIR of at most {LONGEST_DIR} characters."
+        )
+    # Slurm's configuration files know no quoting: these would end a value or start a comment.
+    if any(not (c.isalnum() or c in "/._-+@") for c in str(path)):
+        raise Refusal(
+            f"{path} has a character that Slurm's configuration cannot hold: "
+            "choose a SLUICE_CLUSTER_DIR of letters, digits and / . _ - only."
+        )
+    for parent in reversed(path.parents):
+        if parent.exists() and not parent.stat().st_mode & stat.S_IXOTH:
+            raise Refusal(
+                f"{parent} cannot be entered by the cluster's accounts (mode "
+                f"{stat.S_IMODE(parent.stat().st_mode):04o}): choose a SLUICE_CLUSTER_DIR elsewhere, "
+                "for example below /var/lib."
+            )
+    if path.exists() and not path.is_dir():
+        raise Refusal(f"{path} is not a directory: choose another SLUICE_CLUSTER_DIR.")
+    if path.is_dir() and not layout.marker.exists() and any(path.iterdir()):
+        raise Refusal(
+            f"{path} holds files but no embedded cluster: choose an empty SLUICE_CLUSTER_DIR, "
+            "so that nothing of yours is overwritten."
+        )
+
+
+def check_space(layout: Layout, *, needed_mib: int, why: str) -> None:
+    place = layout.dir
+    while not place.exists():
+        place = place.parent
+    free_mib = shutil.disk_usage(place).free // 2**20
+    if free_mib < needed_mib:
+        raise Refusal(
+            f"{place} has {free_mib} MB free and {why} needs about {needed_mib} MB: "
+            "free some space or choose another SLUICE_CLUSTER_DIR."
+        )
+
+
+def read_state(layout: Layout) -> dict[str, object]:
+    try:
+        state = json.loads(layout.state_file.read_text())
+    except (FileNotFoundError, json.JSONDecodeError):
+        return {}
+    return state if isinstance(state, dict) else {}
+
+
+def write_state(layout: Layout, state: dict[str, object]) -> None:
+    write_atomically(layout.state_file, json.dumps(state, indent=1, sort_keys=True) + "\n")
+
+
+def write_atomically(path: Path, text: str, *, mode: int = 0o644, user: str = "root") -> bool:
+    """Write the file if its content differs; gives whether it did."""
+    account = pwd.getpwnam(user)
+    beside = path.with_name(f".{path.name}.new")
+    try:
+        changed = path.read_text() != text
+    except (FileNotFoundError, UnicodeDecodeError):
+        changed = True
+    if changed:
+        with contextlib.suppress(FileNotFoundError):
+            beside.unlink()
+        with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as stream:
+            stream.write(text)
+        os.chown(beside, account.pw_uid, account.pw_gid)
+        beside.chmod(mode)
+        beside.replace(path)
+    return changed
+
+
+def read_ports(layout: Layout) -> dict[str, int]:
+    ports = read_state(layout).get("ports", {})
+    if not isinstance(ports, dict) or set(ports) != set(PORT_NAMES):
+        return {}
+    return {name: int(port) for name, port in ports.items()}
+
+
+def port_is_free(port: int) -> bool:
+    """Whether a daemon could listen there: nobody does, on any address of the machine."""
+    for family, address in ((socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")):  # noqa: S104 a test, no service
+        try:
+            with socket.socket(family, socket.SOCK_STREAM) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                if family == socket.AF_INET6:
+                    probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+                probe.bind((address, port))
+        except OSError as error:
+            if family == socket.AF_INET or error.errno == 98:  # a machine without IPv6 is fine
+                return False
+    return True
+
+
+def settle_ports(layout: Layout, *, running: Iterable[str]) -> list[str]:
+    """Keep each port of this cluster, or choose a free one where it has none or a stranger took it.
+
+    `running` are the daemons that hold their own port now. Gives a sentence for each port that had to move.
+    """
+    with lock_file(SHARED_DIR / "ports.lock", "another cluster choosing its ports"):
+        ports, moved = read_ports(layout), []
+        held = set(running)
+        chooser = random.Random(str(layout.dir))  # noqa: S311 spreads clusters over the range, no secret
+        candidates = iter(chooser.sample(PORT_RANGE, len(PORT_RANGE)))
+        settled: dict[str, int] = {}
+        for name in PORT_NAMES:
+            port = ports.get(name)
+            if port is not None and (name in held or port_is_free(port)):
+                settled[name] = port
+                continue
+            taken = {*settled.values(), *ports.values()}
+            settled[name] = next(p for p in candidates if p not in taken and port_is_free(p))
+            if port is not None:
+                moved.append(
+                    f"Port {port} of {name} was taken by another program; it is {settled[name]} now."
+                )
+        if settled != ports:
+            write_state(layout, {**read_state(layout), "ports": settled})
+    return moved

@@ -1,0 +1,337 @@
+"""What the commands do to a whole cluster: bring it up or heal it, take it down, tell how it is.
+
+The order of things is here: who must run before whom, and what must be ended after whom.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from embedded import accounts, apptainer, images, packages
+from embedded.configuration import write_configuration
+from embedded.console import Refusal, Steps, run
+from embedded.daemons import Daemon, build_daemons, slurm_environment
+from embedded.layout import (
+    NODES,
+    SHARED_DIR,
+    USERS,
+    Layout,
+    check_place,
+    check_space,
+    own,
+    read_ports,
+    settle_ports,
+    slurm_user,
+)
+from embedded.processes import (
+    Process,
+    all_processes,
+    descendants,
+    end_all,
+    find_by_token,
+    holds_socket,
+    is_connected,
+    socket_inodes,
+)
+
+NODE_NAMES = tuple(node.name for node in NODES)
+FIRST_SPACE_MIB, LATER_SPACE_MIB = 2000, 200
+
+
+def up(layout: Layout, *, with_images: bool = True) -> None:
+    check_place(layout)
+    own(SHARED_DIR, "root", 0o755)
+    first_time = not (layout.mariadb_data / "mysql").exists()
+    check_space(
+        layout,
+        needed_mib=FIRST_SPACE_MIB if first_time else LATER_SPACE_MIB,
+        why="a new embedded cluster" if first_time else "the embedded cluster",
+    )
+    layout.dir.mkdir(parents=True, exist_ok=True)
+    with layout.locked():
+        steps = Steps(12 if with_images else 10)
+        log = prepare(layout, steps)
+        start_daemons(layout, steps)
+        if with_images:
+            with steps.step("providing Apptainer") as remarks:
+                remarks += apptainer.provide(log=log)
+            with steps.step("providing the images busybox.sif and python.sif") as remarks:
+                remarks += images.provide(layout, log=log)
+    print(f"The cluster in {layout.dir} is up; its logs are in {layout.log}.")
+
+
+def prepare(layout: Layout, steps: Steps) -> Path:
+    """Packages, accounts, directories, configuration; gives the log of long commands."""
+    bootstrap_log = SHARED_DIR / "install.log"
+    with steps.step(f"packages (log: {bootstrap_log})") as remarks:
+        installed = packages.install(packages.CLUSTER_NEEDS, log=bootstrap_log)
+        remarks += [f"installed {', '.join(installed)}"] if installed else ["all there"]
+    with steps.step("Unix accounts") as remarks:
+        made = accounts.ensure_unix_accounts()
+        remarks += [f"made {', '.join(made)}"] if made else ["all there"]
+    with steps.step(f"configuration in {layout.etc}"):
+        layout.prepare()
+        running = [name for name, daemon in known_daemons(layout).items() if daemon.process()]
+        for sentence in settle_ports(layout, running=running):
+            steps.note(sentence)
+        write_configuration(layout, read_ports(layout))
+    return bootstrap_log
+
+
+def known_daemons(layout: Layout) -> dict[str, Daemon]:
+    """The daemons, or none before the cluster was first brought up."""
+    return build_daemons(layout) if read_ports(layout) else {}
+
+
+def start_daemons(layout: Layout, steps: Steps) -> None:
+    daemons = build_daemons(layout)
+    with steps.step("starting munge") as remarks:
+        remarks.append(daemons["munge"].ensure() or "was running")
+    with steps.step("starting mariadb") as remarks:
+        remarks.append(ensure_database(layout, daemons["mariadb"]) or "was running")
+    with steps.step("starting slurmdbd") as remarks:
+        remarks.append(daemons["slurmdbd"].ensure() or "was running")
+        accounts.ensure_cluster_entry(layout)
+    with steps.step("starting slurmctld") as remarks:
+        remarks.append(daemons["slurmctld"].ensure() or "was running")
+        if await_accounting(daemons):
+            remarks.append("connected to slurmdbd")
+    with steps.step("Slurm accounts") as remarks:
+        remarks.append("made" if accounts.ensure_slurm_accounts(layout) else "all there")
+    with steps.step(f"starting the nodes {', '.join(NODE_NAMES)}") as remarks:
+        done = {name: daemons[name].ensure() for name in NODE_NAMES}
+        remarks += [f"{name} {what}" for name, what in done.items() if what] or ["were running"]
+        await_nodes(layout, remarks)
+    with steps.step("starting sshd") as remarks:
+        Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
+        remarks.append(daemons["sshd"].ensure() or "was running")
+
+
+def ensure_database(layout: Layout, daemon: Daemon) -> str:
+    data = layout.mariadb_data
+    complete = layout.dir / "mariadb" / "installed"
+    if not complete.exists():
+        # Half of an installation is of no use and holds nothing yet.
+        daemon.stop()
+        shutil.rmtree(data, ignore_errors=True)
+        user = slurm_user()
+        own(data, user, 0o700)
+        run(
+            [
+                "mariadb-install-db", "--no-defaults", f"--user={user}", f"--datadir={data}",
+                "--auth-root-authentication-method=socket", f"--auth-root-socket-user={user}",
+                "--skip-test-db", "--skip-name-resolve",
+            ],
+            timeout_s=300,
+        )  # fmt: skip
+        complete.touch()
+    return daemon.ensure()
+
+
+def await_accounting(daemons: dict[str, Daemon], timeout_s: float = 45) -> bool:
+    """Wait until slurmctld has its connection to slurmdbd; gives whether that took a while."""
+    port, waited = daemons["slurmdbd"].port or 0, False
+    deadline = time.monotonic() + timeout_s
+    while True:
+        controller = daemons["slurmctld"].process()
+        if controller is not None and is_connected(controller, port):
+            return waited
+        if time.monotonic() > deadline:
+            raise Refusal(
+                f"slurmctld did not connect to slurmdbd within {timeout_s:.0f} s: "
+                f"see {daemons['slurmctld'].own_log} and {daemons['slurmdbd'].own_log}."
+            )
+        waited = True
+        time.sleep(0.2)
+
+
+def node_states(layout: Layout) -> dict[str, str]:
+    said = run(
+        ["sinfo", "-h", "-N", "-o", "%N %T"],
+        env=slurm_environment(layout),
+        check=False,
+        timeout_s=30,
+    ).stdout
+    return dict(line.split() for line in said.splitlines() if len(line.split()) == 2)
+
+
+def is_usable(state: str) -> bool:
+    """Slurm marks a node that does not answer with a trailing *; drained is somebody's wish and stays."""
+    return not state.endswith("*") and not state.startswith(
+        ("down", "unk", "inval", "fail", "future")
+    )
+
+
+def await_nodes(layout: Layout, remarks: list[str], timeout_s: float = 40) -> None:
+    deadline = time.monotonic() + timeout_s
+    resumed: set[str] = set()
+    while True:
+        states = node_states(layout)
+        bad = {
+            name: states.get(name, "missing")
+            for name in NODE_NAMES
+            if not is_usable(states.get(name, "fail"))
+        }
+        if not bad:
+            break
+        for name, state in bad.items():
+            if state == "down" and name not in resumed:
+                resumed.add(name)
+                update = ["scontrol", "update", f"nodename={name}", "state=resume"]
+                run(update, env=slurm_environment(layout), check=False)
+        if time.monotonic() > deadline:
+            told = ", ".join(f"{name} is {state}" for name, state in bad.items())
+            raise Refusal(
+                f"Not all nodes came up within {timeout_s:.0f} s ({told}): see {layout.log}/slurmctld.log."
+            )
+        time.sleep(0.2)
+    if resumed:
+        remarks.append(f"resumed {', '.join(sorted(resumed))}")
+
+
+def down(layout: Layout) -> int:
+    """Stop everything of this cluster; gives how many processes it ended."""
+    daemons = known_daemons(layout)
+    if not daemons:
+        return 0
+    with layout.locked():
+        controller = daemons["slurmctld"].process()
+        if controller is not None and any(daemons[name].process() for name in NODE_NAMES):
+            end_running_jobs(layout)
+        count = end_ssh_sessions(layout)
+        count += daemons["sshd"].stop()
+        # The controller first: it must not see its nodes vanish and call their jobs failed.
+        count += daemons["slurmctld"].stop()
+        for name in NODE_NAMES:
+            count += daemons[name].stop()
+        count += end_all(job_processes(layout), patience_s=5)
+        for name in ("slurmdbd", "mariadb", "munge"):
+            count += daemons[name].stop()
+    return count
+
+
+def end_running_jobs(layout: Layout) -> None:
+    """Cancel what runs, so that accounting tells the truth about it; what waits goes on waiting for the next `up`."""
+    env = slurm_environment(layout)
+    running = "RUNNING,SUSPENDED,STOPPED,CONFIGURING"
+    try:
+        listed = run(
+            ["squeue", "-h", "-t", running, "-o", "%A"], env=env, check=False, timeout_s=10
+        ).stdout.split()
+        if listed:
+            run(["scancel", *sorted(set(listed))], env=env, check=False, timeout_s=20)
+    except Refusal:
+        return  # A controller that does not answer is stopped all the same.
+
+
+def user_ids() -> set[int]:
+    found = set()
+    for user in USERS:
+        try:
+            found.add(pwd.getpwnam(user).pw_uid)
+        except KeyError:
+            continue
+    return found
+
+
+def has(environment: list[bytes], prefix: bytes) -> bool:
+    return any(variable.startswith(prefix) for variable in environment)
+
+
+def job_processes(layout: Layout) -> list[Process]:
+    """Step daemons of this cluster, their offspring, and what demo accounts' jobs left behind outside of them."""
+    mark = f"SLURM_CONF={layout.slurm_conf}".encode()
+    spool = f"{layout.dir}/spool/"
+    uids, stepds, strays = user_ids(), [], []
+    for process in all_processes():
+        environment = process.raw_environment()
+        if os.path.basename(process.executable()) == "slurmstepd":
+            if mark in environment or spool in " ".join(process.arguments()):
+                stepds.append(process)
+        elif process.uid() in uids and mark in environment and has(environment, b"SLURM_JOB_ID="):
+            strays.append(process)
+    return [*descendants(stepds), *strays, *stepds]
+
+
+def end_ssh_sessions(layout: Layout) -> int:
+    """The processes that serve logins to this cluster's sshd, and the commands of those logins."""
+    port = read_ports(layout)["sshd"]
+    inodes = socket_inodes(port)
+    listener = find_by_token("sshd", f"-f {layout.etc}/sshd_config")
+    servers = [
+        process
+        for process in all_processes()
+        if process != listener
+        and os.path.basename(process.executable()).startswith("sshd")
+        and holds_socket(process, inodes)
+    ]
+    uids, mark = user_ids(), f"SLURM_CONF={layout.slurm_conf}".encode()
+    orphans = [
+        process
+        for process in all_processes()
+        if process.uid() in uids
+        and mark in (environment := process.raw_environment())
+        and has(environment, b"SSH_CONNECTION=")
+        and not has(environment, b"SLURM_JOB_ID=")
+    ]
+    return end_all([*descendants(servers), *orphans, *servers], patience_s=3)
+
+
+@dataclass(frozen=True)
+class DaemonStatus:
+    name: str
+    pid: int | None
+    port: int | None
+    state: str
+
+    @property
+    def ok(self) -> bool:
+        return self.state.startswith("running")
+
+
+def status(layout: Layout) -> list[DaemonStatus]:
+    daemons = known_daemons(layout)
+    rows = []
+    states: dict[str, str] = {}
+    for name, daemon in daemons.items():
+        process = daemon.process()
+        if process is None:
+            state = "stopped"
+        elif not daemon.answers():
+            state = "not answering"
+        else:
+            state = "running"
+            if name == "slurmctld":
+                states = node_states(layout)
+            elif name in states:
+                state = f"running, {states[name]}" if is_usable(states[name]) else states[name]
+        rows.append(DaemonStatus(name, process.pid if process else None, daemon.port, state))
+    return rows
+
+
+def reset(layout: Layout) -> None:
+    """Delete the cluster's directory; only a directory that carries our marker."""
+    if not layout.dir.exists():
+        return
+    if not layout.marker.is_file() or layout.dir.is_symlink():
+        raise Refusal(
+            f"{layout.dir} does not carry the marker of an embedded cluster: it is not deleted."
+        )
+    down(layout)
+    for entry in sorted(layout.dir.iterdir(), key=lambda path: path == layout.marker):
+        # The marker goes last, so that a reset that was interrupted can be repeated.
+        shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
+
+
+def one_daemon(layout: Layout, name: str) -> Daemon:
+    daemons = known_daemons(layout)
+    if not daemons:
+        raise Refusal(f"There is no cluster in {layout.dir} yet: run scripts/cluster up first.")
+    if name not in daemons:
+        raise Refusal(f"There is no daemon {name}: choose one of {', '.join(daemons)}.")
+    return daemons[name]

@@ -1,0 +1,133 @@
+"""The machine's packages: finds out what is missing and installs that, and only that, with apt.
+
+Never starts a service, never upgrades what was asked for by somebody else, never calls apt when nothing is
+missing (so that no network is fine then).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from embedded.console import SYSTEM_PATH, Refusal, run, run_logged
+
+POLICY = Path("/usr/sbin/policy-rc.d")
+POLICY_TEXT = "#!/bin/sh\n# Temporary, by Sluice's scripts/cluster: packages must not start services.\nexit 101\n"
+
+
+@dataclass(frozen=True)
+class Need:
+    """A package, and the program or file pattern that shows it (or an equal of it) to be there."""
+
+    package: str
+    shown_by: str
+    unit: str = ""
+
+
+# The -core packages of MariaDB bring the programs without a service, a user or a data directory.
+CLUSTER_NEEDS = (
+    Need("munge", "munged", "munge.service"),
+    Need("slurmctld", "slurmctld", "slurmctld.service"),
+    Need("slurmd", "slurmd", "slurmd.service"),
+    Need("slurmdbd", "slurmdbd", "slurmdbd.service"),
+    Need("slurm-client", "sbatch"),
+    Need("slurm-wlm-basic-plugins", "/usr/lib/*/slurm*/select_cons_tres.so"),
+    Need("slurm-wlm-mysql-plugin", "/usr/lib/*/slurm*/accounting_storage_mysql.so"),
+    Need("mariadb-server-core", "mariadbd"),
+    Need("mariadb-client-core", "mariadb"),
+    Need("openssh-server", "sshd", "ssh.service"),
+    Need("openssh-client", "ssh-keygen"),
+    Need("passwd", "useradd"),
+)
+
+
+def is_there(need: Need) -> bool:
+    if "/" in need.shown_by:
+        return bool(glob.glob(need.shown_by))
+    return shutil.which(need.shown_by, path=SYSTEM_PATH) is not None
+
+
+def missing(needs: Sequence[Need]) -> list[Need]:
+    return [need for need in needs if not is_there(need)]
+
+
+@contextlib.contextmanager
+def no_service_starts() -> Iterator[None]:
+    """Debian's own switch against services being started by a package's installation."""
+    if POLICY.exists() and POLICY.read_text(errors="replace") != POLICY_TEXT:
+        # The machine has a policy of its own: it decides, and it stays.
+        yield
+        return
+    POLICY.write_text(POLICY_TEXT)
+    POLICY.chmod(0o755)
+    try:
+        yield
+    finally:
+        POLICY.unlink(missing_ok=True)
+
+
+def keep_units_off(needs: Sequence[Need]) -> None:
+    """A package that only we wanted must not open port 22 at the machine's next boot."""
+    units = [need.unit for need in needs if need.unit]
+    if units and shutil.which("systemctl", path=SYSTEM_PATH):
+        run(["systemctl", "disable", *units], check=False)
+        if "ssh.service" in units:
+            run(["systemctl", "disable", "ssh.socket"], check=False)
+
+
+def apt_offers(package: str) -> bool:
+    if not shutil.which("apt-cache", path=SYSTEM_PATH):
+        return False
+    said = run(["apt-cache", "policy", package], check=False).stdout
+    candidates = [line for line in said.splitlines() if "Candidate:" in line]
+    return bool(candidates) and "(none)" not in candidates[0]
+
+
+def install(needs: Sequence[Need], *, log: Path) -> list[str]:
+    """Install what is missing of `needs`; gives the names of the packages that it installed."""
+    absent = missing(needs)
+    if not absent:
+        return []
+    names = [need.package for need in absent]
+    if not shutil.which("apt-get", path=SYSTEM_PATH):
+        raise Refusal(
+            f"This machine lacks {', '.join(names)} and has no apt-get to install them: "
+            "install them by your package manager and run this again."
+        )
+    environment = {"DEBIAN_FRONTEND": "noninteractive", "NEEDRESTART_MODE": "l"}
+    options = ["-o", "DPkg::Lock::Timeout=300", "-o", "Acquire::Retries=2"]
+    command = [
+        "apt-get", "install", "-y", "--no-install-recommends", "--no-upgrade",
+        "-o", "Dpkg::Options::=--force-confold", *options, *names,
+    ]  # fmt: skip
+    with no_service_starts():
+        if run_logged(["apt-get", "update", *options], log=log, env=environment) != 0:
+            with log.open("a") as stream:
+                stream.write("apt-get update failed; trying with the lists that the machine has\n")
+        code = run_logged(command, log=log, env=environment)
+    still = [need.package for need in missing(absent)]
+    if code != 0 or still:
+        raise Refusal(
+            f"apt-get could not install {', '.join(still or names)}: see {log}, "
+            "repair the machine's package sources or network, and run this again."
+        )
+    keep_units_off(absent)
+    return names
+
+
+def debian_architecture() -> str:
+    return run(["dpkg", "--print-architecture"]).stdout.strip()
+
+
+def total_size_mib(path: Path) -> float:
+    sizes = (
+        os.lstat(os.path.join(root, name)).st_size
+        for root, _, names in os.walk(path)
+        for name in names
+    )
+    return sum(sizes) / 2**20

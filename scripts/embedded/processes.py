@@ -1,0 +1,207 @@
+"""Processes by pid and start time: find, signal, wait, sweep up.
+
+A pid alone is never trusted: the kernel reuses it. A process is (pid, start time); signals go through a pidfd,
+so that they reach that very process or none. Nothing here is ever found by a program's name alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Process:
+    pid: int
+    start_ticks: int
+
+    @property
+    def proc(self) -> Path:
+        return Path("/proc") / str(self.pid)
+
+    def alive(self) -> bool:
+        stat = read_stat(self.pid)
+        return stat is not None and stat.start_ticks == self.start_ticks and stat.state not in "ZX"
+
+    def send(self, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            descriptor = os.pidfd_open(self.pid)
+            try:
+                # Checked after opening: from here on the descriptor means this process only.
+                if self.alive():
+                    signal.pidfd_send_signal(descriptor, number)
+            finally:
+                os.close(descriptor)
+
+    def wait(self, timeout_s: float) -> bool:
+        """Whether it ended within the time (a zombie, which waits for its own parent only, counts as ended)."""
+        deadline = time.monotonic() + timeout_s
+        while self.alive():
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return False
+            try:
+                descriptor = os.pidfd_open(self.pid)
+            except ProcessLookupError:
+                return True
+            try:
+                select.select([descriptor], [], [], min(left, 1.0))
+            finally:
+                os.close(descriptor)
+        return True
+
+    def stop(self, *, patience_s: float) -> bool:
+        """Ask it to end, then insist; gives whether asking was enough."""
+        self.send(signal.SIGTERM)
+        # A stopped (SIGSTOP) process would never see the request.
+        self.send(signal.SIGCONT)
+        if self.wait(patience_s):
+            return True
+        self.send(signal.SIGKILL)
+        self.wait(5)
+        return False
+
+    def executable(self) -> str:
+        try:
+            return os.readlink(self.proc / "exe").removesuffix(" (deleted)")
+        except OSError:
+            return ""
+
+    def arguments(self) -> list[str]:
+        return [
+            part.decode(errors="replace") for part in read_bytes(self.proc / "cmdline").split(b"\0")
+        ]
+
+    def raw_environment(self) -> list[bytes]:
+        return read_bytes(self.proc / "environ").split(b"\0")
+
+    def environment(self) -> dict[str, str]:
+        pairs = (part.decode(errors="replace").partition("=") for part in self.raw_environment())
+        return {name: value for name, _, value in pairs if name}
+
+    def uid(self) -> int:
+        try:
+            return self.proc.stat().st_uid
+        except OSError:
+            return -1
+
+
+@dataclass(frozen=True)
+class Stat:
+    state: str
+    parent: int
+    start_ticks: int
+
+
+def read_bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
+
+
+def read_stat(pid: int) -> Stat | None:
+    raw = read_bytes(Path("/proc") / str(pid) / "stat")
+    if not raw:
+        return None
+    # The second field, the command's name in parentheses, may itself hold blanks and parentheses.
+    fields = raw.rpartition(b")")[2].split()
+    return Stat(state=fields[0].decode(), parent=int(fields[1]), start_ticks=int(fields[19]))
+
+
+def process_of(pid: int) -> Process | None:
+    stat = read_stat(pid)
+    return Process(pid, stat.start_ticks) if stat else None
+
+
+def all_processes() -> Iterator[Process]:
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            process = process_of(int(entry))
+            if process is not None:
+                yield process
+
+
+def find_by_token(program: str, token: str) -> Process | None:
+    """The process of this program whose command line or environment names this cluster's own file or node.
+
+    The oldest of them, since a daemon's short-lived children start with a copy of its command line.
+    """
+    found = [
+        process
+        for process in all_processes()
+        if os.path.basename(process.executable()) == program
+        and (token in " ".join(process.arguments()) or token.encode() in process.raw_environment())
+        and process.alive()
+    ]
+    return min(found, key=lambda process: (process.start_ticks, process.pid), default=None)
+
+
+def descendants(roots: Iterable[Process]) -> list[Process]:
+    children: dict[int, list[int]] = {}
+    for process in all_processes():
+        stat = read_stat(process.pid)
+        if stat:
+            children.setdefault(stat.parent, []).append(process.pid)
+    found: list[Process] = []
+    waiting = [root.pid for root in roots if root.alive()]
+    while waiting:
+        for pid in children.get(waiting.pop(), ()):
+            process = process_of(pid)
+            if process is not None:
+                found.append(process)
+                waiting.append(pid)
+    return found
+
+
+def socket_inodes(port: int, *, column: int = 1, state: str | None = None) -> set[str]:
+    """Inodes of TCP sockets whose local (column 1) or remote (column 2) port is this one."""
+    wanted = f"{port:04X}"
+    found = set()
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        for line in read_bytes(Path(table)).decode().splitlines()[1:]:
+            fields = line.split()
+            if fields[column].endswith(":" + wanted) and state in (None, fields[3]):
+                found.add(fields[9])
+    return found
+
+
+def holds_socket(process: Process, inodes: set[str]) -> bool:
+    try:
+        descriptors = list((process.proc / "fd").iterdir())
+    except OSError:
+        return False
+    for descriptor in descriptors:
+        with contextlib.suppress(OSError):
+            target = os.readlink(descriptor)
+            if target.startswith("socket:[") and target[8:-1] in inodes:
+                return True
+    return False
+
+
+def is_connected(process: Process, port: int) -> bool:
+    """Whether the process has an established connection to that port."""
+    return holds_socket(process, socket_inodes(port, column=2, state="01"))
+
+
+def end_all(processes: Iterable[Process], *, patience_s: float) -> int:
+    """End many at once: ask all, wait, kill who is left; gives how many there were."""
+    victims = [process for process in processes if process.alive()]
+    for process in victims:
+        process.send(signal.SIGTERM)
+        process.send(signal.SIGCONT)
+    deadline = time.monotonic() + patience_s
+    for process in victims:
+        process.wait(max(0.0, deadline - time.monotonic()))
+    left = [process for process in victims if process.alive()]
+    for process in left:
+        process.send(signal.SIGKILL)
+    for process in left:
+        process.wait(5)
+    return len(victims)
