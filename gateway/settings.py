@@ -89,7 +89,6 @@ CSRF_FAILURE_VIEW = "gateway.views.csrf_failure"
 CSRF_TRUSTED_ORIGINS = env_list("SLUICE_TRUSTED_ORIGINS")
 
 INSTALLED_APPS = [
-    "daphne",
     "gateway",
     "clusters",
     "jobs",
