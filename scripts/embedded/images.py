@@ -1,11 +1,141 @@
-"""Images."""
+"""The two container images of the embedded cluster, built here from the machine's own package sources.
+
+Built once per machine into a shared cache and linked into each cluster; nothing comes from an image registry.
+"""
 
 from __future__ import annotations
 
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
-from embedded.layout import Layout
+from embedded import apptainer
+from embedded.console import Refusal, run, run_logged
+from embedded.layout import SHARED_DIR, Layout, lock_file, own
+from embedded.packages import Need, install
+from embedded.sources import distribution_sources, os_release
+
+CACHE = SHARED_DIR / "images"
+# Raised when a recipe below changes, so that caches of older ones are not taken for it.
+RECIPE = 1
+WITHOUT = ("doc", "man", "info", "locale", "lintian", "zoneinfo", "bug", "doc-base")
 
 
 def provide(layout: Layout, *, log: Path) -> list[str]:
-    return []
+    """Put both images into the cluster's directory; says what had to be built."""
+    own(CACHE, "root", 0o755)
+    built = []
+    with lock_file(CACHE / "lock", "another cluster building the images"):
+        recipes = {"busybox": make_busybox_root, "python": make_python_root}
+        for name, make_root in recipes.items():
+            cached = CACHE / f"{name}-{RECIPE}.sif"
+            if not cached.exists():
+                build(cached, make_root, log)
+                built.append(f"built {name}.sif ({cached.stat().st_size / 2**20:.1f} MB)")
+            link(cached, layout.images / f"{name}.sif")
+    return built or ["all there"]
+
+
+def link(cached: Path, wanted: Path) -> None:
+    if wanted.exists() and (
+        wanted.samefile(cached) or wanted.stat().st_size == cached.stat().st_size
+    ):
+        return
+    beside = wanted.with_name(f".{wanted.name}.new")
+    beside.unlink(missing_ok=True)
+    try:
+        os.link(cached, beside)
+    except OSError:  # another file system
+        shutil.copyfile(cached, beside)
+    beside.replace(wanted)
+
+
+def build(cached: Path, make_root: Callable[[Path, Path], None], log: Path) -> None:
+    with tempfile.TemporaryDirectory(prefix=".building-", dir=CACHE) as name:
+        folder = Path(name)
+        root = folder / "root"
+        make_root(root, log)
+        image = folder / "image.sif"
+        environment = {"APPTAINER_TMPDIR": name, "APPTAINER_CACHEDIR": f"{name}/cache"}
+        code = run_logged(
+            [apptainer.program(), "build", str(image), str(root)], log=log, env=environment
+        )
+        if code != 0:
+            raise Refusal(f"Apptainer could not build {cached.name}: see {log}.")
+        image.chmod(0o644)
+        image.replace(cached)
+
+
+def make_busybox_root(root: Path, log: Path) -> None:
+    """The package is unpacked and not installed, since it would push the machine's own busybox out."""
+    root.mkdir()
+    unpacked = root.with_name("unpacked")
+    download = ["sh", "-c", 'cd "$0" && exec apt-get -o APT::Sandbox::User=root download "$@"']
+    if run_logged([*download, str(root.parent), "busybox-static"], log=log) != 0:
+        raise Refusal(
+            f"apt-get could not download busybox-static: see {log}, repair the network and run this again "
+            "(the cluster itself is up)."
+        )
+    run(["dpkg-deb", "-x", str(next(root.parent.glob("busybox-static_*.deb"))), str(unpacked)])
+    for name in (
+        "bin",
+        "dev",
+        "etc",
+        "home",
+        "proc",
+        "root",
+        "run",
+        "sys",
+        "tmp",
+        "usr",
+        "var/tmp",
+    ):
+        (root / name).mkdir(parents=True)
+    (root / "tmp").chmod(0o1777)
+    busybox = next(path for path in unpacked.glob("**/bin/busybox") if not path.is_symlink())
+    shutil.copy2(busybox, root / "bin" / "busybox")
+    for applet in run([str(busybox), "--list"]).stdout.split():
+        if applet != "busybox":
+            (root / "bin" / applet).symlink_to("busybox")
+    for name in ("usr/bin", "sbin", "usr/sbin"):
+        (root / name).symlink_to("/bin")
+    (root / "etc/passwd").write_text("root:x:0:0:root:/root:/bin/sh\n")
+    (root / "etc/group").write_text("root:x:0:\n")
+    (root / "etc/hosts").write_text("127.0.0.1 localhost\n")
+    (root / "etc/os-release").write_text('NAME="BusyBox"\nID=busybox\n')
+
+
+def make_python_root(root: Path, log: Path) -> None:
+    install([Need("mmdebstrap", "mmdebstrap")], log=log)
+    sources = []
+    for source in distribution_sources():
+        options = f"[signed-by={source.signed_by}] " if source.signed_by else ""
+        for suite in source.suites:
+            sources.append(f"deb {options}{source.uri} {suite} {' '.join(source.components)}")
+    if not sources:
+        raise Refusal(
+            "No package source of this distribution was found in /etc/apt for the image python.sif."
+        )
+    excluded = [f"--dpkgopt=path-exclude=/usr/share/{name}/*" for name in WITHOUT]
+    command = [
+        "mmdebstrap", "--mode=root", "--variant=essential", "--include=python3,bash,ca-certificates",
+        *excluded, '--aptopt=Acquire::Languages "none"', '--aptopt=APT::Install-Recommends "false"',
+        os_release()["VERSION_CODENAME"], str(root), *sources,
+    ]  # fmt: skip
+    if run_logged(command, log=log) != 0:
+        raise Refusal(
+            f"mmdebstrap could not make the image python.sif: see {log}, repair the network or the package sources "
+            "and run this again (the cluster itself is up)."
+        )
+    for pattern in (
+        "var/lib/apt/lists/*",
+        "var/cache/*/*",
+        "usr/lib/python3*/test",
+        "usr/lib/python3*/idlelib",
+    ):
+        for path in root.glob(pattern):
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+    (root / "etc/resolv.conf").unlink(missing_ok=True)
+    (root / "etc/hostname").unlink(missing_ok=True)

@@ -1,0 +1,88 @@
+"""The machine's own package sources, read from /etc/apt: where Debian's or Ubuntu's packages come from here.
+
+Reads only; nothing of the machine's apt configuration is ever written.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where the machine gets Debian's packages from, and the key that signs them."""
+
+    uri: str
+    suites: tuple[str, ...]
+    components: tuple[str, ...]
+    signed_by: str
+
+
+def parse_one_line(text: str) -> list[Source]:
+    found = []
+    for line in text.splitlines():
+        match = re.match(r"\s*deb\s+(?:\[([^\]]*)\]\s+)?(\S+)\s+(\S+)\s+([^#]+)", line)
+        if match:
+            options, uri, suite, components = match.groups()
+            signed = re.search(r"signed-by=(\S+)", options or "")
+            found.append(
+                Source(uri, (suite,), tuple(components.split()), signed[1] if signed else "")
+            )
+    return found
+
+
+def parse_deb822(text: str) -> list[Source]:
+    found = []
+    for paragraph in re.split(r"\n\s*\n", text):
+        lines = [line for line in paragraph.splitlines() if not line.startswith("#")]
+        # A field goes on in lines that start with a blank; a key given in full is not a file to name.
+        fields = {
+            name.strip().lower(): value.strip()
+            for name, sign, value in (line.partition(":") for line in lines)
+            if sign and not name.startswith(" ")
+        }
+        if "deb" not in fields.get("types", "").split() or fields.get("enabled", "yes") == "no":
+            continue
+        key = fields.get("signed-by", "")
+        for uri in fields.get("uris", "").split():
+            found.append(
+                Source(
+                    uri,
+                    tuple(fields.get("suites", "").split()),
+                    tuple(fields.get("components", "").split()),
+                    key if key.startswith("/") else "",
+                )
+            )
+    return found
+
+
+def machine_sources(apt: Path = Path("/etc/apt")) -> list[Source]:
+    found = []
+    if (apt / "sources.list").is_file():
+        found += parse_one_line((apt / "sources.list").read_text(errors="replace"))
+    for path in sorted((apt / "sources.list.d").glob("*")):
+        if path.suffix == ".list":
+            found += parse_one_line(path.read_text(errors="replace"))
+        elif path.suffix == ".sources":
+            found += parse_deb822(path.read_text(errors="replace"))
+    return found
+
+
+def os_release() -> dict[str, str]:
+    pairs = (line.partition("=") for line in Path("/etc/os-release").read_text().splitlines())
+    return {name: value.strip('"') for name, _, value in pairs}
+
+
+def distribution_sources() -> list[Source]:
+    """Those of the distribution's own release, its updates and security fixes; no third party's."""
+    codename = os_release().get("VERSION_CODENAME", "")
+    found = []
+    for source in machine_sources():
+        suites = tuple(
+            suite for suite in source.suites if codename and suite.split("-")[0] == codename
+        )
+        if suites and "main" in source.components:
+            found.append(Source(source.uri, suites, source.components, source.signed_by))
+    return found
