@@ -18,8 +18,12 @@ class ClusterError(Exception):
         self.detail = detail
 
 
+class BadArgument(ClusterError, ValueError):
+    """What was asked cannot be said to a machine at all (a NUL byte, a path that climbs out)."""
+
+
 class ConnectFailed(ClusterError):
-    """The machine could not be reached, or the connection broke before an answer."""
+    """The machine could not be reached. Nothing was started: asking again is safe."""
 
     retryable = True
 
@@ -36,10 +40,21 @@ class IdentityRefused(AuthFailed):
     """Sluice itself will not act as this Unix user (root, below the UID floor, not mapped)."""
 
 
-class CommandTimeout(ClusterError):
-    """No answer in time. The outcome is *unknown*: the command may have done its work."""
+class OutcomeUnknown(ClusterError):
+    """The command was sent and no answer came: it may or may not have done its work.
+
+    Never run it again before looking whether it did.
+    """
 
     retryable = True
+
+
+class CommandTimeout(OutcomeUnknown):
+    """No answer in time."""
+
+
+class ConnectionLost(OutcomeUnknown):
+    """The connection broke after the command was sent."""
 
 
 class OutputTooLarge(ClusterError):

@@ -8,7 +8,7 @@ output limits are decided behind this door and nowhere else.
 from __future__ import annotations
 
 import abc
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Literal, Protocol
@@ -74,7 +74,7 @@ class FollowEvent:
 
 
 class Tunnel(Protocol):
-    """A byte stream to host:port as seen from the cluster's login node."""
+    """A byte stream to host:port as seen from the cluster's login node. `recv` gives b"" at the end."""
 
     def send(self, data: bytes) -> int: ...
     def recv(self, limit: int) -> bytes: ...
@@ -97,16 +97,30 @@ class Transport(abc.ABC):
     ) -> CommandResult:
         """Run one command and wait. A non-zero exit is an answer, not an exception.
 
-        Raises CommandTimeout (outcome unknown), OutputTooLarge, ConnectFailed, AuthFailed.
+        Raises ConnectFailed and AuthFailed (nothing was started), CommandTimeout and ConnectionLost
+        (both OutcomeUnknown), OutputTooLarge, BadArgument. Killed by signal N: exit code 128 + N.
         """
 
     @abc.abstractmethod
     def write_files(self, root: str, files: Sequence[FileToWrite]) -> None:
-        """Write many files below `root` in one go, each atomically; new directories are 0700."""
+        """Write many files below `root` in one go, each atomically; new directories are 0700.
+
+        Raises RemoteDiskFull, RemotePermissionDenied. Safe to ask again with the same files.
+        """
 
     @abc.abstractmethod
     def read_at(self, path: str, offset: int, limit: int) -> bytes:
         """At most `limit` bytes from `offset`; empty past the end."""
+
+    @abc.abstractmethod
+    def read_stream(
+        self, path: str, offset: int = 0, limit: int | None = None
+    ) -> Generator[bytes, None, None]:
+        """The bytes from `offset`, in chunks, up to `limit` or the end the file has by then.
+
+        A missing or forbidden file raises here, before the first chunk. Nothing is read ahead of the
+        caller beyond one window; closing the generator ends the transfer.
+        """
 
     @abc.abstractmethod
     def stat(self, path: str) -> FileStat:
