@@ -1,0 +1,266 @@
+"""How many connections there are, and who gets which: one per user, more when its sessions are taken.
+
+Only counting and waiting; connections are made by the function it is given. A host or login that fails is
+left alone for a moment, and everybody gets the same answer meanwhile.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Generic, Protocol, TypeVar
+
+from clusters.errors import ClusterError, ConnectFailed, HostKeyMismatch
+
+
+class PooledConnection(Protocol):
+    @property
+    def alive(self) -> bool: ...
+
+    @property
+    def standing_sessions(self) -> int: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class PoolOptions:
+    sessions_per_connection: int = 10  # sshd's MaxSessions, 10 unless changed
+    connections_per_user: int = 20
+    idle_s: float = 120.0
+    wait_s: float = 30.0
+    first_backoff_s: float = 1.0
+    longest_backoff_s: float = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class PoolStats:
+    connections: int
+    sessions: int
+    opened: int  # connections made since the start
+    by_user: dict[str, int]  # open connections
+
+
+_Connection = TypeVar("_Connection", bound=PooledConnection)
+
+
+@dataclass(eq=False)
+class _Slot(Generic[_Connection]):
+    """A connection and what is open on it."""
+
+    connection: _Connection
+    capacity: int
+    sessions: int = 0
+    others: int = 0  # tunnels and SFTP requests: they keep it open but take no session
+    idle_since: float = 0.0
+
+    @property
+    def busy(self) -> bool:
+        return self.sessions > 0 or self.others > 0
+
+    @property
+    def has_room(self) -> bool:
+        return self.sessions + self.connection.standing_sessions < self.capacity
+
+
+@dataclass
+class _Lane(Generic[_Connection]):
+    """All of one user."""
+
+    slots: list[_Slot[_Connection]] = field(default_factory=list)
+    connecting: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    error: ClusterError
+    until: float
+    backoff_s: float
+
+
+class Lease(Generic[_Connection]):
+    """The right to use a connection for one session, tunnel or request. Give it back once."""
+
+    def __init__(
+        self, pool: ConnectionPool[_Connection], slot: _Slot[_Connection], session: bool
+    ) -> None:
+        self._pool = pool
+        self._slot = slot
+        self._session = session
+        self._given_back = False
+
+    @property
+    def connection(self) -> _Connection:
+        return self._slot.connection
+
+    def give_back(self) -> None:
+        self._pool._give_back(self, refused=False, dead=False)
+
+    def refused(self) -> None:
+        """sshd opened no session: this connection is full."""
+        self._pool._give_back(self, refused=True, dead=False)
+
+    def dead(self) -> None:
+        """No more use of this connection for anybody."""
+        self._pool._give_back(self, refused=False, dead=True)
+
+
+class ConnectionPool(Generic[_Connection]):
+    def __init__(self, connect: Callable[[str], _Connection], options: PoolOptions) -> None:
+        self._connect = connect
+        self._options = options
+        self._changed = threading.Condition()
+        self._lanes: dict[str, _Lane[_Connection]] = {}
+        self._failures: dict[str, _Failure] = {}  # by user; "" for the host itself
+        self._opened = 0
+        self._stop = threading.Event()
+        self._reaper: threading.Thread | None = None
+
+    def lease(self, user: str, *, session: bool = True) -> Lease[_Connection]:
+        """Raises ConnectFailed or AuthFailed; nothing was asked of the cluster then."""
+        deadline = time.monotonic() + self._options.wait_s
+        while True:
+            with self._changed:
+                lane = self._lanes.setdefault(user, _Lane())
+                slot = self._free_slot(lane, session)
+                if slot is not None:
+                    return self._leased(slot, session)
+                self._raise_recent_failure(user)
+                full = len(lane.slots) >= self._options.connections_per_user
+                if lane.connecting or full:
+                    if not self._changed.wait(deadline - time.monotonic()):
+                        raise ConnectFailed(f"All connections of {user} to the cluster are busy.")
+                    continue
+                lane.connecting = True
+            return self._leased_new(user, lane, session)
+
+    def stats(self) -> PoolStats:
+        with self._changed:
+            lanes = {
+                user: [s for s in lane.slots if s.connection.alive]
+                for user, lane in self._lanes.items()
+            }
+            return PoolStats(
+                connections=sum(len(slots) for slots in lanes.values()),
+                sessions=sum(slot.sessions for slots in lanes.values() for slot in slots),
+                opened=self._opened,
+                by_user={user: len(slots) for user, slots in lanes.items() if slots},
+            )
+
+    def close_all(self) -> None:
+        self._stop.set()
+        with self._changed:
+            slots = [slot for lane in self._lanes.values() for slot in lane.slots]
+            self._lanes.clear()
+            self._failures.clear()
+            reaper, self._reaper = self._reaper, None
+            self._changed.notify_all()
+        for slot in slots:
+            slot.connection.close()
+        if reaper is not None:
+            reaper.join()
+
+    # -- inside the lock -----------------------------------------------------------------------
+
+    def _free_slot(self, lane: _Lane[_Connection], session: bool) -> _Slot[_Connection] | None:
+        """The fullest that has room, so that the others can fall idle."""
+        lane.slots = [slot for slot in lane.slots if slot.connection.alive]
+        usable = [slot for slot in lane.slots if slot.has_room or not session]
+        return max(usable, key=lambda slot: slot.sessions, default=None)
+
+    def _leased(self, slot: _Slot[_Connection], session: bool) -> Lease[_Connection]:
+        if session:
+            slot.sessions += 1
+        else:
+            slot.others += 1
+        return Lease(self, slot, session)
+
+    def _raise_recent_failure(self, user: str) -> None:
+        for key in ("", user):
+            failure = self._failures.get(key)
+            if failure is not None and time.monotonic() < failure.until:
+                raise type(failure.error)(failure.error.user_message, detail=failure.error.detail)
+
+    def _note_failure(self, user: str, error: ClusterError) -> None:
+        key = "" if isinstance(error, ConnectFailed | HostKeyMismatch) else user
+        before = self._failures.get(key)
+        backoff_s = min(
+            self._options.longest_backoff_s,
+            before.backoff_s * 2 if before else self._options.first_backoff_s,
+        )
+        self._failures[key] = _Failure(error, time.monotonic() + backoff_s, backoff_s)
+
+    # -- outside -------------------------------------------------------------------------------
+
+    def _leased_new(self, user: str, lane: _Lane[_Connection], session: bool) -> Lease[_Connection]:
+        try:
+            connection = self._connect(user)
+        except BaseException as problem:
+            with self._changed:
+                lane.connecting = False
+                if isinstance(problem, ClusterError):
+                    self._note_failure(user, problem)
+                self._changed.notify_all()
+            raise
+        with self._changed:
+            lane.connecting = False
+            self._opened += 1
+            self._failures.pop("", None)
+            self._failures.pop(user, None)
+            slot = _Slot(connection, self._options.sessions_per_connection)
+            lane.slots.append(slot)
+            # close_all may have come meanwhile: the lane is then no longer ours, but still usable.
+            self._lanes[user] = lane
+            self._start_reaper()
+            self._changed.notify_all()
+            return self._leased(slot, session)
+
+    def _give_back(self, lease: Lease[_Connection], *, refused: bool, dead: bool) -> None:
+        with self._changed:
+            if lease._given_back:
+                return
+            lease._given_back = True
+            slot = lease._slot
+            if lease._session:
+                slot.sessions -= 1
+            else:
+                slot.others -= 1
+            slot.idle_since = time.monotonic()
+            if refused:
+                slot.capacity = slot.sessions + slot.connection.standing_sessions
+            # A connection that refuses even its first session is of no use to anybody.
+            dead = dead or (refused and slot.capacity == 0)
+            if dead:
+                for lane in self._lanes.values():
+                    if slot in lane.slots:
+                        lane.slots.remove(slot)
+            self._changed.notify_all()
+        if dead:
+            slot.connection.close()
+
+    def _start_reaper(self) -> None:
+        if self._reaper is None or not self._reaper.is_alive():
+            self._stop = threading.Event()
+            self._reaper = threading.Thread(
+                target=self._reap, args=(self._stop,), name="ssh-pool-reaper", daemon=True
+            )
+            self._reaper.start()
+
+    def _reap(self, stop: threading.Event) -> None:
+        while not stop.wait(min(15.0, self._options.idle_s / 4)):
+            for slot in self._take_unused():
+                slot.connection.close()
+
+    def _take_unused(self) -> list[_Slot[_Connection]]:
+        oldest = time.monotonic() - self._options.idle_s
+        taken = []
+        with self._changed:
+            for lane in self._lanes.values():
+                for slot in list(lane.slots):
+                    idle = not slot.busy and slot.idle_since < oldest
+                    if idle or not slot.connection.alive:
+                        lane.slots.remove(slot)
+                        taken.append(slot)
+        return taken
