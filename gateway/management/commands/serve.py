@@ -22,13 +22,13 @@ class Command(BaseCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         # Imported late: Daphne installs its reactor, which no other command should get.
         from daphne.endpoints import build_endpoint_description_strings
-        from daphne.server import Server
 
         from gateway.asgi import application
+        from gateway.server import BackpressureServer
 
         host, port = options["host"], options["port"]
         shown = f"[{host}]" if ":" in host else host
-        server = Server(
+        server = BackpressureServer(
             application=application,
             endpoints=build_endpoint_description_strings(host=host, port=port),
             server_name="sluice",

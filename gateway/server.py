@@ -1,0 +1,80 @@
+"""Daphne with back-pressure: `send` waits while the client does not read.
+
+Daphne 4.2 hands every frame and body chunk to Twisted's write buffer, which has no bound: one slow
+reader of a large log would hold all of it in our memory. Here the transport's own pause and resume
+reach the application's `await send(…)`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Any
+
+from daphne.server import Server
+from daphne.ws_protocol import WebSocketProtocol
+from twisted.internet.interfaces import IPushProducer
+from zope.interface import implementer
+
+# A client that vanished without a word is noticed by Daphne's pings; this only bounds one wait.
+RECHECK_S = 1.0
+
+
+@implementer(IPushProducer)
+class Valve:
+    """What the transport closes when its buffer is full and opens when it has drained."""
+
+    def __init__(self) -> None:
+        self.open = asyncio.Event()
+        self.open.set()
+
+    # Twisted's names.
+    def pauseProducing(self) -> None:  # noqa: N802
+        self.open.clear()
+
+    def resumeProducing(self) -> None:  # noqa: N802
+        self.open.set()
+
+    def stopProducing(self) -> None:  # noqa: N802
+        self.open.set()
+
+
+class BackpressureServer(Server):  # type: ignore[misc]
+    """One valve per websocket and per streamed HTTP response."""
+
+    async def handle_reply(self, protocol: Any, message: dict[str, Any]) -> None:
+        last_chunk = message["type"] == "http.response.body" and not message.get("more_body")
+        if last_chunk:
+            self._release(protocol)
+        await super().handle_reply(protocol, message)
+        if message["type"] == "websocket.send" or message.get("more_body"):
+            await self._drained(protocol)
+
+    async def _drained(self, protocol: Any) -> None:
+        valve = self._valve_of(protocol)
+        while valve is not None and not valve.open.is_set() and self._connected(protocol):
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(valve.open.wait(), RECHECK_S)
+
+    def _connected(self, protocol: Any) -> bool:
+        details = self.connections.get(protocol)
+        return details is not None and not details.get("disconnected")
+
+    def _valve_of(self, protocol: Any) -> Valve | None:
+        details = self.connections.get(protocol)
+        if details is None:
+            return None
+        if "valve" not in details:
+            valve = details["valve"] = Valve()
+            if isinstance(protocol, WebSocketProtocol):
+                # The HTTP channel that this connection began as is still the registered producer.
+                protocol.transport.unregisterProducer()
+                protocol.transport.registerProducer(valve, True)
+            else:
+                protocol.registerProducer(valve, True)
+        return details["valve"]  # type: ignore[no-any-return]
+
+    def _release(self, protocol: Any) -> None:
+        details = self.connections.get(protocol)
+        if details is not None and details.pop("valve", None) is not None and protocol.channel:
+            protocol.unregisterProducer()

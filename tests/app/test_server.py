@@ -1,0 +1,127 @@
+"""Back-pressure on a real socket: memory stays flat while a client does not read."""
+
+from __future__ import annotations
+
+import base64
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PROJECT = Path(__file__).resolve().parents[2]
+
+# An application that sends 64 MB as fast as it may, over HTTP and over a websocket, and reports how
+# far it got.
+FLOOD = """
+import asyncio, sys
+sys.path.insert(0, {project!r})
+from daphne.endpoints import build_endpoint_description_strings
+from gateway.server import BackpressureServer
+
+CHUNK, COUNT = b"x" * 65536, 1024
+sent = 0
+
+async def application(scope, receive, send):
+    global sent
+    if scope["type"] == "websocket":
+        await receive()
+        await send({{"type": "websocket.accept"}})
+        sent = 0
+        for _ in range(COUNT):
+            await send({{"type": "websocket.send", "bytes": CHUNK}})
+            sent += len(CHUNK)
+        await send({{"type": "websocket.close"}})
+    elif scope["path"] == "/sent":
+        body = str(sent).encode()
+        await send({{"type": "http.response.start", "status": 200, "headers": []}})
+        await send({{"type": "http.response.body", "body": body}})
+    else:
+        sent = 0
+        await send({{"type": "http.response.start", "status": 200, "headers": []}})
+        for _ in range(COUNT):
+            await send({{"type": "http.response.body", "body": CHUNK, "more_body": True}})
+            sent += len(CHUNK)
+        await send({{"type": "http.response.body", "body": b""}})
+
+BackpressureServer(
+    application, endpoints=build_endpoint_description_strings(host="127.0.0.1", port={port}),
+    ready_callable=lambda: print("ready", flush=True),
+).run()
+"""
+TOTAL = 64 * 1024 * 1024
+# The kernel's buffers on both sides of loopback hold a few MB before the server feels anything.
+KERNEL_SLACK = 16 * 1024 * 1024
+
+
+@pytest.fixture
+def port() -> Iterator[int]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        number = int(probe.getsockname()[1])
+    process = subprocess.Popen(
+        [sys.executable, "-c", FLOOD.format(project=str(PROJECT), port=number)],
+        stdout=subprocess.PIPE,
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        yield number
+    finally:
+        process.terminate()
+        process.wait(10)
+        process.stdout.close()
+
+
+def request(port: int, path: str, headers: str = "") -> socket.socket:
+    connection = socket.create_connection(("127.0.0.1", port), timeout=30)
+    connection.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n{headers}\r\n".encode())
+    return connection
+
+
+def bytes_sent(port: int) -> int:
+    with request(port, "/sent", "Connection: close\r\n") as connection:
+        answer = b""
+        while part := connection.recv(65536):
+            answer += part
+    body = answer.partition(b"\r\n\r\n")[2]
+    # A body without a length comes chunked: size line, digits, end.
+    return int(body.split(b"\r\n")[1] if b"\r\n" in body else body)
+
+
+def settled(port: int) -> int:
+    """How much the server had sent when it stopped getting rid of more."""
+    previous = -1
+    for _ in range(50):
+        time.sleep(0.2)
+        current = bytes_sent(port)
+        if current == previous:
+            return current
+        previous = current
+    raise AssertionError("the server never stopped sending to a client that does not read")
+
+
+def read_at_least(connection: socket.socket, count: int) -> int:
+    received = 0
+    while received < count and (part := connection.recv(1 << 20)):
+        received += len(part)
+    return received
+
+
+@pytest.mark.parametrize("kind", ["http", "websocket"])
+def test_a_client_that_does_not_read_stops_the_sender(port: int, kind: str) -> None:
+    headers = "Connection: close\r\n"
+    if kind == "websocket":
+        key = base64.b64encode(os.urandom(16)).decode()
+        headers = (
+            "Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
+            f"Sec-WebSocket-Key: {key}\r\n"
+        )
+    with request(port, "/flood", headers) as connection:
+        assert 0 < settled(port) < KERNEL_SLACK
+        # Reading opens the valve again, and everything arrives.
+        assert read_at_least(connection, TOTAL) >= TOTAL
