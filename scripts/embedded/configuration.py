@@ -13,10 +13,11 @@ import socket
 from functools import cache
 from pathlib import Path
 
-from embedded import apptainer
+from embedded import apptainer, memory
 from embedded.console import SYSTEM_PATH, run
 from embedded.layout import (
     CLUSTER_NAME,
+    DEFAULT_DIR,
     NODES,
     USERS,
     Layout,
@@ -52,6 +53,7 @@ def loopback_of_host() -> str:
 def render_slurm_conf(layout: Layout, ports: dict[str, int]) -> str:
     host, loopback = host_name(), loopback_of_host()
     address = loopback or "127.0.0.1"
+    first_id = memory.first_job_id(layout, ports, is_default=layout.dir == DEFAULT_DIR)
     lines = [
         "# Written by scripts/cluster; changes here are overwritten by the next `up`.",
         f"ClusterName={CLUSTER_NAME}",
@@ -76,12 +78,11 @@ def render_slurm_conf(layout: Layout, ports: dict[str, int]) -> str:
         "SlurmdSyslogDebug=quiet",
         "MailProg=/bin/true",
         "MpiDefault=none",
-        # Portable: needs no cgroups, so that it works in containers and beside another Slurm on the same host.
+        # Needs no cgroups, so that it works in containers and beside another Slurm on the same host.
         "ProctrackType=proctrack/linuxproc",
-        "TaskPlugin=task/none",
+        *memory.slurm_conf_lines(layout),
         "JobAcctGatherType=jobacct_gather/linux",
-        "JobAcctGatherFrequency=task=1",
-        "JobAcctGatherParams=OverMemoryKill",
+        "JobAcctGatherFrequency=task=2",
         "SwitchType=switch/none" if slurm_version() < (23, 11) else "# SwitchType: none",
         "PropagateResourceLimits=NONE",
         "PrologFlags=Alloc",
@@ -98,6 +99,7 @@ def render_slurm_conf(layout: Layout, ports: dict[str, int]) -> str:
         "MinJobAge=300",
         "WaitTime=0",
         "JobRequeue=1",
+        f"FirstJobId={first_id}",
         "MaxArraySize=10001",
         "MaxJobCount=20000",
         "SchedulerType=sched/backfill",
@@ -171,11 +173,6 @@ def render_gres_conf(layout: Layout) -> str:
             devices = f"{layout.gpu_devices}/{node.name}-gpu[0-{node.gpus - 1}]"
             lines.append(f"NodeName={node.name} Name=gpu Type={node.gpu_type} File={devices}")
     return "\n".join(lines) + "\n"
-
-
-def render_cgroup_conf() -> str:
-    # From 23.11 on slurmd wants a cgroup plugin even when nothing uses it, unless told that there is none.
-    return "CgroupPlugin=disabled\n" if slurm_version() >= (23, 11) else "CgroupAutomount=no\n"
 
 
 def render_my_cnf(layout: Layout) -> str:
@@ -283,7 +280,7 @@ def write_configuration(layout: Layout, ports: dict[str, int]) -> None:
         layout.etc / "slurmdbd.conf", render_slurmdbd_conf(layout, ports), mode=0o600, user=slurm
     )
     write_atomically(layout.etc / "gres.conf", render_gres_conf(layout))
-    write_atomically(layout.etc / "cgroup.conf", render_cgroup_conf())
+    write_atomically(layout.etc / "cgroup.conf", memory.render_cgroup_conf(layout, slurm_version()))
     write_atomically(
         layout.etc / "plugstack.conf", "# No plugins: the machine's own are not read.\n"
     )

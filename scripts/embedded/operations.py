@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from embedded import accounts, apptainer, images, packages
+from embedded import accounts, apptainer, images, memory, packages
 from embedded.configuration import write_configuration
 from embedded.console import Refusal, Steps, run
 from embedded.daemons import Daemon, build_daemons, slurm_environment
@@ -104,12 +104,28 @@ def start_daemons(layout: Layout, steps: Steps) -> None:
     with steps.step("Slurm accounts") as remarks:
         remarks.append("made" if accounts.ensure_slurm_accounts(layout) else "all there")
     with steps.step(f"starting the nodes {', '.join(NODE_NAMES)}") as remarks:
-        done = {name: daemons[name].ensure() for name in NODE_NAMES}
-        remarks += [f"{name} {what}" for name, what in done.items() if what] or ["were running"]
-        await_nodes(layout, remarks)
+        start_nodes(layout, remarks)
     with steps.step("starting sshd") as remarks:
         Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
         remarks.append(daemons["sshd"].ensure() or "was running")
+
+
+def start_nodes(layout: Layout, remarks: list[str]) -> None:
+    daemons = build_daemons(layout)
+    try:
+        done = {name: daemons[name].ensure() for name in NODE_NAMES}
+    except Refusal:
+        if memory.guard(layout) == memory.POLLING:
+            raise
+        # The one thing here that differs from machine to machine; without it everything but the word
+        # OUT_OF_MEMORY works.
+        memory.settle_for_polling(layout)
+        write_configuration(layout, read_ports(layout))
+        daemons["slurmctld"].ensure()
+        done = {name: daemons[name].ensure() for name in NODE_NAMES}
+        remarks.append("cgroups proved unusable, so memory is watched by polling")
+    remarks += [f"{name} {what}" for name, what in done.items() if what] or ["were running"]
+    await_nodes(layout, remarks)
 
 
 def ensure_database(layout: Layout, daemon: Daemon) -> str:
@@ -212,6 +228,7 @@ def down(layout: Layout) -> int:
         count += end_all(job_processes(layout), patience_s=5)
         for name in ("slurmdbd", "mariadb", "munge"):
             count += daemons[name].stop()
+        memory.forget_cgroups()
     return count
 
 
