@@ -1,0 +1,46 @@
+"""Slurm's dialect: build the command, read the answer.
+
+The rest of Sluice imports from here. Pure: argv lists out, values in; `clusters.scheduler` runs them.
+Subjects: states and reasons (words), fields (how values are written), failures (saying no), jobs (squeue,
+sacct, steps), submit (sbatch), control (scancel, scontrol), nodes (capacity), accounting (sacctmgr).
+"""
+
+from __future__ import annotations
+
+from clusters.slurm.accounting import Association, Qos, SlurmUser
+from clusters.slurm.control import Controller, OrderAnswer, SlurmConfig
+from clusters.slurm.fields import SlurmCommands, Tres, expand_nodes, fold_nodes
+from clusters.slurm.jobs import JobRecord, StepRecord, StepUsage, newest_runs, ran_out_of_memory
+from clusters.slurm.reasons import ExitStatus, Explanation, explain_end, explain_reason
+from clusters.slurm.states import JOB_STATES, JobState, Phase, SeenState, parse_job_state
+from clusters.slurm.submit import ExpectedStart, Submission, SubmitOutcome
+
+__all__ = [
+    "JOB_STATES",
+    "Association",
+    "Controller",
+    "ExitStatus",
+    "ExpectedStart",
+    "Explanation",
+    "JobRecord",
+    "JobState",
+    "OrderAnswer",
+    "Phase",
+    "Qos",
+    "SeenState",
+    "SlurmCommands",
+    "SlurmConfig",
+    "SlurmUser",
+    "StepRecord",
+    "StepUsage",
+    "Submission",
+    "SubmitOutcome",
+    "Tres",
+    "expand_nodes",
+    "explain_end",
+    "explain_reason",
+    "fold_nodes",
+    "newest_runs",
+    "parse_job_state",
+    "ran_out_of_memory",
+]

@@ -1,0 +1,190 @@
+"""Who may use what: sacctmgr's associations, QOS and users.
+
+sacctmgr has no --delimiter; its names are an administrator's, and `|` in them is refused by this module as a
+row with a field too many. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from clusters.slurm.failures import check_answered
+from clusters.slurm.fields import (
+    SlurmCommands,
+    Tres,
+    parse_duration_s,
+    parse_error,
+    parse_int,
+    parse_tres,
+)
+from clusters.transport import CommandResult
+
+
+@dataclass(frozen=True, slots=True)
+class Association:
+    """An account, or a user in an account (and perhaps one partition), with its limits. None: no limit."""
+
+    cluster: str
+    account: str
+    user: str  # "": the row of the account itself
+    partition: str  # "": all partitions
+    qos: tuple[str, ...]
+    default_qos: str
+    parent: str
+    grp_tres: Tres
+    grp_jobs: int | None
+    grp_submit_jobs: int | None
+    max_tres_per_job: Tres
+    max_jobs: int | None
+    max_submit_jobs: int | None
+    max_wall_s: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Qos:
+    name: str
+    priority: int
+    preempts: tuple[str, ...]
+    flags: tuple[str, ...]
+    grp_tres: Tres = field(default_factory=Tres)
+    grp_jobs: int | None = None
+    grp_submit_jobs: int | None = None
+    max_tres_per_job: Tres = field(default_factory=Tres)
+    max_tres_per_user: Tres = field(default_factory=Tres)
+    max_jobs_per_user: int | None = None
+    max_submit_jobs_per_user: int | None = None
+    max_wall_s: int | None = None
+    min_tres_per_job: Tres = field(default_factory=Tres)
+
+
+@dataclass(frozen=True, slots=True)
+class SlurmUser:
+    name: str
+    default_account: str
+    admin_level: str  # "None", "Operator", "Administrator"
+
+    @property
+    def is_operator(self) -> bool:
+        return self.admin_level in ("Operator", "Administrator")
+
+
+_ASSOCIATION_FIELDS = (
+    "Cluster",
+    "Account",
+    "User",
+    "Partition",
+    "QOS",
+    "DefaultQOS",
+    "ParentName",
+    "GrpTRES",
+    "GrpJobs",
+    "GrpSubmitJobs",
+    "MaxTRESPerJob",
+    "MaxJobs",
+    "MaxSubmitJobs",
+    "MaxWall",
+)
+_QOS_FIELDS = (
+    "Name",
+    "Priority",
+    "Preempt",
+    "Flags",
+    "GrpTRES",
+    "GrpJobs",
+    "GrpSubmitJobs",
+    "MaxTRESPerJob",
+    "MaxTRESPerUser",
+    "MaxJobsPerUser",
+    "MaxSubmitJobsPerUser",
+    "MaxWall",
+    "MinTRESPerJob",
+)
+_USER_FIELDS = ("User", "DefaultAccount", "AdminLevel")
+
+
+def _show(commands: SlurmCommands, what: str, fields: Sequence[str], *conditions: str) -> list[str]:
+    return commands.reading(
+        "sacctmgr", "-n", "-P", "show", what, f"format={','.join(fields)}", *conditions
+    )
+
+
+def _rows(result: CommandResult, fields: Sequence[str]) -> Iterator[dict[str, str]]:
+    check_answered(result)
+    for line in result.text.splitlines():
+        row = line.split("|")
+        if len(row) != len(fields):
+            raise parse_error(f"a row of sacctmgr does not have {len(fields)} fields", line)
+        yield dict(zip(fields, row, strict=True))
+
+
+def _list(text: str) -> tuple[str, ...]:
+    return tuple(word for word in text.split(",") if word)
+
+
+def build_associations_argv(
+    commands: SlurmCommands, *, cluster: str = "", users: Sequence[str] = ()
+) -> list[str]:
+    """`cluster`: one slurmdbd may serve several."""
+    conditions = ["where"] if cluster or users else []
+    conditions += [f"cluster={cluster}"] if cluster else []
+    conditions += [f"user={','.join(users)}"] if users else []
+    return _show(commands, "assoc", _ASSOCIATION_FIELDS, *conditions)
+
+
+def parse_associations(result: CommandResult) -> list[Association]:
+    return [
+        Association(
+            cluster=row["Cluster"],
+            account=row["Account"],
+            user=row["User"],
+            partition=row["Partition"],
+            qos=_list(row["QOS"]),
+            default_qos=row["DefaultQOS"],
+            parent=row["ParentName"],
+            grp_tres=parse_tres(row["GrpTRES"]),
+            grp_jobs=parse_int(row["GrpJobs"]),
+            grp_submit_jobs=parse_int(row["GrpSubmitJobs"]),
+            max_tres_per_job=parse_tres(row["MaxTRESPerJob"]),
+            max_jobs=parse_int(row["MaxJobs"]),
+            max_submit_jobs=parse_int(row["MaxSubmitJobs"]),
+            max_wall_s=parse_duration_s(row["MaxWall"]),
+        )
+        for row in _rows(result, _ASSOCIATION_FIELDS)
+    ]
+
+
+def build_qos_argv(commands: SlurmCommands) -> list[str]:
+    return _show(commands, "qos", _QOS_FIELDS)
+
+
+def parse_qos(result: CommandResult) -> list[Qos]:
+    return [
+        Qos(
+            name=row["Name"],
+            priority=parse_int(row["Priority"]) or 0,
+            preempts=_list(row["Preempt"]),
+            flags=_list(row["Flags"]),
+            grp_tres=parse_tres(row["GrpTRES"]),
+            grp_jobs=parse_int(row["GrpJobs"]),
+            grp_submit_jobs=parse_int(row["GrpSubmitJobs"]),
+            max_tres_per_job=parse_tres(row["MaxTRESPerJob"]),
+            max_tres_per_user=parse_tres(row["MaxTRESPerUser"]),
+            max_jobs_per_user=parse_int(row["MaxJobsPerUser"]),
+            max_submit_jobs_per_user=parse_int(row["MaxSubmitJobsPerUser"]),
+            max_wall_s=parse_duration_s(row["MaxWall"]),
+            min_tres_per_job=parse_tres(row["MinTRESPerJob"]),
+        )
+        for row in _rows(result, _QOS_FIELDS)
+    ]
+
+
+def build_users_argv(commands: SlurmCommands) -> list[str]:
+    return _show(commands, "user", _USER_FIELDS)
+
+
+def parse_users(result: CommandResult) -> list[SlurmUser]:
+    return [
+        SlurmUser(row["User"], row["DefaultAccount"], row["AdminLevel"])
+        for row in _rows(result, _USER_FIELDS)
+    ]

@@ -1,0 +1,483 @@
+"""Jobs as Slurm reports them: squeue for the living, sacct for the dead, their steps, scontrol for one.
+
+Pairs of build and parse; both reading commands cover all jobs at once. One record type for all sources, so
+that decisions do not care who said it. Pure.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+from clusters.errors import SlurmParseError
+from clusters.slurm.failures import check_answered, is_not_found
+from clusters.slurm.fields import (
+    SlurmCommands,
+    Tres,
+    expand_nodes,
+    has_value,
+    parse_duration_s,
+    parse_error,
+    parse_exit_status,
+    parse_int,
+    parse_mem_bytes,
+    parse_pairs,
+    parse_time,
+    parse_tres,
+    split_rows,
+)
+from clusters.slurm.reasons import ExitStatus, Explanation, explain_end, explain_reason
+from clusters.slurm.states import Phase, SeenState, parse_job_state
+from clusters.transport import CommandResult
+
+_JOB_ID = re.compile(r"(?P<number>\d+)(?:\+(?P<offset>\d+)|_(?P<task>\d+|\[[^\]]*\]))?\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class JobRecord:
+    """One job, one component of a het job, or one task of an array, as one source saw it.
+
+    `work_dir` together with `user` is what tells our jobs from others: anybody may give any directory to
+    sbatch --chdir, so a directory alone proves nothing.
+    """
+
+    slurm_job_id: str  # as people write it: 123, 123+1 (het), 123_4 or 123_[5-9] (array)
+    raw_id: str  # the number of this very component or task
+    seen: SeenState
+    source: str  # "squeue", "sacct" or "pyslurm"
+    reason: str = ""
+    work_dir: str = ""
+    user: str = ""
+    name: str = ""
+    partition: str = ""
+    account: str = ""
+    qos: str = ""
+    node_list: str = ""  # folded; `nodes` gives the names
+    submitted_at: datetime | None = None
+    started_at: datetime | None = None  # None while it waits
+    expected_start_at: datetime | None = (
+        None  # only while it waits, and only where Slurm has a guess
+    )
+    ended_at: datetime | None = None  # only when it has ended
+    expected_end_at: datetime | None = None  # by the time limit, while it runs
+    time_limit_s: int | None = None
+    priority: int | None = None
+    restarts: int | None = None  # squeue only
+    exit_status: ExitStatus | None = None
+    derived_exit_status: ExitStatus | None = None  # the worst of its steps; sacct only
+    elapsed_s: int | None = None
+    tres: Tres = field(default_factory=Tres)
+
+    @property
+    def phase(self) -> Phase:
+        return self.seen.phase
+
+    @property
+    def leader_id(self) -> str:
+        """The id that scancel and sbatch speak of: the het leader's, the array's, or the job's own."""
+        return _parse_job_id(self.slurm_job_id)["number"] or self.raw_id
+
+    @property
+    def het_offset(self) -> int | None:
+        """Which component of a het job; None for all others."""
+        offset = _parse_job_id(self.slurm_job_id)["offset"]
+        return None if offset is None else int(offset)
+
+    @property
+    def array_task(self) -> str | None:
+        """`4`, or `[5-9%2]` for the tasks that have not started."""
+        return _parse_job_id(self.slurm_job_id)["task"]
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        return expand_nodes(self.node_list)
+
+    @property
+    def explanation(self) -> Explanation:
+        """Why it waits, or how it ended."""
+        if self.seen.state.ended:
+            return explain_end(self.seen, self.exit_status)
+        return explain_reason(self.reason)
+
+
+def _parse_job_id(text: str) -> re.Match[str]:
+    match = _JOB_ID.match(text)
+    if match is None:
+        raise parse_error(f"“{text[:80]}” is no job id", text)
+    return match
+
+
+def _text(value: str) -> str:
+    return "" if value.strip() in ("(null)", "N/A", "None assigned") else value
+
+
+def _with_row(error: SlurmParseError, row: Sequence[str]) -> SlurmParseError:
+    return SlurmParseError(error.user_message, detail="|".join(row)[:2000])
+
+
+# -- squeue -----------------------------------------------------------------------------------------
+
+# -O rather than -o: only -O has exit_code, restarts and the het ids, and it costs the same (22.05: 0.03 s for 1,500
+# jobs). `field:SUFFIX` without a number prints the whole field, however long, followed by the suffix.
+_SQUEUE_FIELDS = (
+    "JobArrayID",  # 123, 123+1, 123_4
+    "JobID",
+    "StateCompact",
+    "Reason",
+    "WorkDir",
+    "UserName",
+    "Partition",
+    "Account",
+    "QOS",
+    "NodeList",
+    "SubmitTime",
+    "StartTime",
+    "EndTime",
+    "TimeLimit",
+    "PriorityLong",
+    "RestartCnt",
+    "exit_code",
+    "Name",
+)
+
+
+def build_squeue_argv(
+    commands: SlurmCommands,
+    *,
+    separator: str,
+    job_ids: Sequence[str] = (),
+    users: Sequence[str] = (),
+) -> list[str]:
+    """All jobs that slurmctld knows, ended ones of the last MinJobAge seconds included.
+
+    -a: also partitions which are hidden. -t all: without it ended jobs are left out. An unknown id in `job_ids`
+    is an error of squeue when it is the only one, and silently no row otherwise.
+    """
+    fields = ",".join(f"{name}:{separator}" for name in _SQUEUE_FIELDS)
+    arguments = ["-h", "-a", "-t", "all", "-O", fields]
+    if job_ids:
+        arguments += ["-j", ",".join(job_ids)]
+    if users:
+        arguments += ["-u", ",".join(users)]
+    return commands.reading("squeue", *arguments)
+
+
+def parse_squeue(result: CommandResult, *, separator: str) -> list[JobRecord]:
+    if result.exit_code != 0 and is_not_found(result):
+        return []
+    check_answered(result)
+    rows = split_rows(result.text, separator, len(_SQUEUE_FIELDS))
+    return [_squeue_record(row) for row in rows]
+
+
+def _squeue_record(row: list[str]) -> JobRecord:
+    value = dict(zip(_SQUEUE_FIELDS, row, strict=True))
+    try:
+        _parse_job_id(value["JobArrayID"])
+        seen = parse_job_state(value["StateCompact"])
+        start, end = parse_time(value["StartTime"]), parse_time(value["EndTime"])
+        waiting, ended = seen.phase is Phase.WAITING, seen.phase is Phase.ENDED
+        return JobRecord(
+            slurm_job_id=value["JobArrayID"],
+            raw_id=value["JobID"],
+            seen=seen,
+            source="squeue",
+            reason=_text(value["Reason"]),
+            work_dir=_text(value["WorkDir"]),
+            user=value["UserName"],
+            name=value["Name"],
+            partition=value["Partition"],
+            account=_text(value["Account"]),
+            qos=_text(value["QOS"]),
+            node_list=_text(value["NodeList"]),
+            submitted_at=parse_time(value["SubmitTime"]),
+            started_at=None if waiting else start,
+            expected_start_at=start if waiting else None,
+            ended_at=end if ended else None,
+            expected_end_at=None if waiting or ended else end,
+            time_limit_s=parse_duration_s(value["TimeLimit"]),
+            priority=parse_int(value["PriorityLong"]),
+            restarts=parse_int(value["RestartCnt"]),
+            exit_status=_squeue_exit(value["exit_code"]) if ended else None,
+        )
+    except SlurmParseError as error:
+        raise _with_row(error, row) from error
+
+
+def _squeue_exit(text: str) -> ExitStatus | None:
+    """squeue prints the raw status of wait(2): 768 is exit 3, 9 is SIGKILL (seen on 22.05)."""
+    if ":" in text or not has_value(text):
+        return parse_exit_status(text)
+    raw = parse_int(text)
+    return None if raw is None else ExitStatus(status=(raw >> 8) & 0xFF, signal=raw & 0x7F)
+
+
+# -- sacct ------------------------------------------------------------------------------------------
+
+_SACCT_FIELDS = (
+    "JobID",
+    "JobIDRaw",
+    "State",
+    "Reason",
+    "WorkDir",
+    "User",
+    "Partition",
+    "Account",
+    "QOS",
+    "NodeList",
+    "Submit",
+    "Start",
+    "End",
+    "TimelimitRaw",
+    "ElapsedRaw",
+    "ExitCode",
+    "DerivedExitCode",
+    "AllocTRES",
+    "JobName",
+)
+
+
+def _sacct(
+    commands: SlurmCommands, separator: str, fields: Sequence[str], *arguments: str
+) -> list[str]:
+    # -p, not -P: it ends the last field of a row with the delimiter too, so rows can be told apart by counting.
+    shape = ["-n", "-p", f"--delimiter={separator}", f"--format={','.join(fields)}"]
+    return commands.reading("sacct", *shape, *arguments)
+
+
+def build_sacct_argv(
+    commands: SlurmCommands,
+    *,
+    separator: str,
+    since: datetime | None = None,
+    job_ids: Sequence[str] = (),
+    users: Sequence[str] = (),
+) -> list[str]:
+    """Jobs of all users in the accounting database: those alive or ended after `since`, or the ids given.
+
+    -X: the job, not its steps. -D: every run of a requeued job (see newest_runs). Never --state: without -j it
+    changes the meaning of the time window. Without -j sacct hides jobs that were cancelled before they became
+    eligible; with -j it shows them: ask again by id for what squeue no longer knows. With -j the window is from
+    1970 on, since its default would be midnight.
+    """
+    arguments = ["-X", "-D"]
+    arguments += ["-u", ",".join(users)] if users else ["-a"]
+    if job_ids:
+        arguments += ["-j", ",".join(job_ids)]
+    start = since or datetime(1970, 1, 2, tzinfo=UTC)
+    return _sacct(
+        commands, separator, _SACCT_FIELDS, *arguments, "-S", _sacct_time(start), "-E", "now"
+    )
+
+
+def _sacct_time(moment: datetime) -> str:
+    """sacct reads times in the zone of its process, which `reading` sets to UTC."""
+    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S")
+
+
+def parse_sacct(result: CommandResult, *, separator: str) -> list[JobRecord]:
+    """All rows, duplicates of requeued jobs included, live jobs too."""
+    check_answered(result)
+    return [_sacct_record(row) for row in split_rows(result.text, separator, len(_SACCT_FIELDS))]
+
+
+def _sacct_record(row: list[str]) -> JobRecord:
+    value = dict(zip(_SACCT_FIELDS, row, strict=True))
+    try:
+        _parse_job_id(value["JobID"])
+        seen = parse_job_state(value["State"])
+        limit_min = parse_int(value["TimelimitRaw"].replace("Partition_Limit", ""))
+        start = parse_time(value["Start"])
+        return JobRecord(
+            slurm_job_id=value["JobID"],
+            raw_id=value["JobIDRaw"],
+            seen=seen,
+            source="sacct",
+            reason=_text(value["Reason"]),
+            work_dir=_text(value["WorkDir"]),
+            user=value["User"],
+            name=value["JobName"],
+            partition=value["Partition"],
+            account=value["Account"],
+            qos=value["QOS"],
+            node_list=_text(value["NodeList"]),
+            submitted_at=parse_time(value["Submit"]),
+            started_at=None if seen.phase is Phase.WAITING and not seen.state.requeued else start,
+            ended_at=parse_time(value["End"]),
+            time_limit_s=None if limit_min is None else limit_min * 60,
+            elapsed_s=parse_int(value["ElapsedRaw"]),
+            exit_status=parse_exit_status(value["ExitCode"]),
+            derived_exit_status=parse_exit_status(value["DerivedExitCode"]),
+            tres=parse_tres(value["AllocTRES"]),
+        )
+    except SlurmParseError as error:
+        raise _with_row(error, row) from error
+
+
+def newest_runs(records: Iterable[JobRecord]) -> dict[str, JobRecord]:
+    """Of each raw id the newest run: a requeued job has one row per run, with ever later submit times.
+
+    Job ids also come round again (MaxJobId), which the submit time tells just as well.
+    """
+    newest: dict[str, JobRecord] = {}
+    oldest_time = datetime.min.replace(tzinfo=UTC)
+    for record in records:
+        known = newest.get(record.raw_id)
+        moment = record.submitted_at or oldest_time
+        if known is None or moment >= (known.submitted_at or oldest_time):
+            newest[record.raw_id] = record
+    return newest
+
+
+# -- steps ------------------------------------------------------------------------------------------
+
+_STEP_FIELDS = (
+    "JobID",
+    "State",
+    "ExitCode",
+    "Start",
+    "End",
+    "ElapsedRaw",
+    "NTasks",
+    "NodeList",
+    "MaxRSS",
+    "AveCPU",
+    "TotalCPU",
+    "JobName",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """A step: `batch`, `extern`, or `0`, `1`, … of one job or component."""
+
+    slurm_job_id: str
+    step: str
+    seen: SeenState
+    name: str = ""
+    exit_status: ExitStatus | None = None
+    started_at: datetime | None = None
+    ended_at: datetime | None = None
+    elapsed_s: int | None = None
+    tasks: int | None = None
+    node_list: str = ""
+    max_rss_bytes: int | None = None
+    total_cpu_s: int | None = None
+
+
+def build_steps_argv(
+    commands: SlurmCommands, *, separator: str, job_ids: Sequence[str]
+) -> list[str]:
+    """The steps of the newest run of these jobs, from the accounting database."""
+    start = _sacct_time(datetime(1970, 1, 2, tzinfo=UTC))
+    arguments = ("-a", "-j", ",".join(job_ids), "-S", start, "-E", "now")
+    return _sacct(commands, separator, _STEP_FIELDS, *arguments)
+
+
+def parse_steps(result: CommandResult, *, separator: str) -> list[StepRecord]:
+    check_answered(result)
+    rows = split_rows(result.text, separator, len(_STEP_FIELDS))
+    # The job itself comes as a row without a step.
+    return [_step_record(row) for row in rows if "." in row[0]]
+
+
+def _step_record(row: list[str]) -> StepRecord:
+    value = dict(zip(_STEP_FIELDS, row, strict=True))
+    job_id, _, step = value["JobID"].partition(".")
+    try:
+        _parse_job_id(job_id)
+        return StepRecord(
+            slurm_job_id=job_id,
+            step=step,
+            seen=parse_job_state(value["State"]),
+            name=value["JobName"],
+            exit_status=parse_exit_status(value["ExitCode"]),
+            started_at=parse_time(value["Start"]),
+            ended_at=parse_time(value["End"]),
+            elapsed_s=parse_int(value["ElapsedRaw"]),
+            tasks=parse_int(value["NTasks"]),
+            node_list=_text(value["NodeList"]),
+            max_rss_bytes=parse_mem_bytes(value["MaxRSS"]),
+            total_cpu_s=parse_duration_s(value["TotalCPU"]),
+        )
+    except SlurmParseError as error:
+        raise _with_row(error, row) from error
+
+
+def ran_out_of_memory(steps: Iterable[StepRecord]) -> bool:
+    """A step may be OUT_OF_MEMORY while its job is only FAILED (or even COMPLETED)."""
+    return any(step.seen.name == "OUT_OF_MEMORY" for step in steps)
+
+
+# -- sstat ------------------------------------------------------------------------------------------
+
+_SSTAT_FIELDS = ("JobID", "NTasks", "MaxRSS", "AveRSS", "AveCPU", "MaxDiskRead", "MaxDiskWrite")
+
+
+@dataclass(frozen=True, slots=True)
+class StepUsage:
+    """What a running step uses right now."""
+
+    slurm_job_id: str
+    step: str
+    tasks: int | None
+    max_rss_bytes: int | None
+    mean_rss_bytes: int | None
+    mean_cpu_s: int | None
+    max_disk_read_bytes: int | None
+    max_disk_write_bytes: int | None
+
+
+def build_sstat_argv(commands: SlurmCommands, *, job_ids: Sequence[str]) -> list[str]:
+    """sstat has no --delimiter; its fields are numbers and ids, so `|` is safe."""
+    fields = ",".join(_SSTAT_FIELDS)
+    return commands.reading(
+        "sstat", "-a", "-n", "-P", f"--format={fields}", "-j", ",".join(job_ids)
+    )
+
+
+def parse_sstat(result: CommandResult) -> list[StepUsage]:
+    # "couldn't get steps for job N": it has none at the moment. That is an answer.
+    if result.exit_code != 0 and "couldn't get steps" in result.error_text:
+        return []
+    check_answered(result)
+    usage = []
+    for line in result.text.splitlines():
+        row = line.split("|")
+        if len(row) != len(_SSTAT_FIELDS):
+            raise parse_error(f"a row of sstat does not have {len(_SSTAT_FIELDS)} fields", line)
+        value = dict(zip(_SSTAT_FIELDS, row, strict=True))
+        job_id, _, step = value["JobID"].partition(".")
+        usage.append(
+            StepUsage(
+                slurm_job_id=job_id,
+                step=step,
+                tasks=parse_int(value["NTasks"]),
+                max_rss_bytes=parse_mem_bytes(value["MaxRSS"]),
+                mean_rss_bytes=parse_mem_bytes(value["AveRSS"]),
+                mean_cpu_s=parse_duration_s(value["AveCPU"]),
+                max_disk_read_bytes=parse_mem_bytes(value["MaxDiskRead"]),
+                max_disk_write_bytes=parse_mem_bytes(value["MaxDiskWrite"]),
+            )
+        )
+    return usage
+
+
+# -- scontrol show job ------------------------------------------------------------------------------
+
+
+def build_show_job_argv(commands: SlurmCommands, *, slurm_job_id: str) -> list[str]:
+    return commands.reading("scontrol", "-o", "-d", "show", "job", slurm_job_id)
+
+
+def parse_show_job(result: CommandResult) -> list[dict[str, str]]:
+    """Everything slurmctld says about a job, one mapping per component or array task; empty: not known.
+
+    For people to look at, not to decide by: free text in it (JobName, Comment) is not delimited.
+    """
+    if is_not_found(result):
+        return []
+    check_answered(result)
+    return [parse_pairs(line) for line in result.text.splitlines() if line.startswith("JobId=")]

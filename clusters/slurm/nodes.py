@@ -1,0 +1,242 @@
+"""What the cluster has: `scontrol show node` and `show partition` → clusters.capacity.
+
+Two commands for the whole cluster, however many nodes. Pure.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+
+from clusters.capacity import Capacity, GpuCount, Node, Partition
+from clusters.errors import SlurmParseError
+from clusters.slurm.failures import check_answered
+from clusters.slurm.fields import (
+    SlurmCommands,
+    expand_nodes,
+    has_value,
+    parse_duration_s,
+    parse_error,
+    parse_int,
+    parse_pairs,
+)
+from clusters.transport import CommandResult
+
+
+def build_show_nodes_argv(commands: SlurmCommands) -> list[str]:
+    """-d: without it there is no GresUsed. -a: also nodes of hidden partitions."""
+    return commands.reading("scontrol", "-a", "-o", "-d", "show", "node")
+
+
+def build_show_partitions_argv(commands: SlurmCommands) -> list[str]:
+    return commands.reading("scontrol", "-a", "-o", "show", "partition")
+
+
+def parse_capacity(
+    nodes: CommandResult, partitions: CommandResult, *, taken_at: datetime
+) -> Capacity:
+    return Capacity(
+        taken_at=taken_at,
+        nodes=parse_show_nodes(nodes),
+        partitions=parse_show_partitions(partitions),
+    )
+
+
+def _lines(result: CommandResult, key: str) -> Iterator[tuple[str, dict[str, str]]]:
+    for line in result.text.splitlines():
+        # "No nodes in the system", "No partitions in the system": an answer without rows.
+        if not line.strip() or line.startswith("No "):
+            continue
+        pairs = parse_pairs(line)
+        if key not in pairs:
+            raise parse_error(f"a row has no {key}", line)
+        yield line, pairs
+
+
+# -- nodes ------------------------------------------------------------------------------------------
+
+
+def parse_show_nodes(result: CommandResult) -> tuple[Node, ...]:
+    check_answered(result)
+    return tuple(_node(line, pairs) for line, pairs in _lines(result, "NodeName"))
+
+
+def _node(line: str, pairs: dict[str, str]) -> Node:
+    try:
+        state = parse_node_state(pairs["State"])
+        return Node(
+            name=pairs["NodeName"],
+            state=state.name,
+            usable=state.usable,
+            # CPUEfctv (22.05) leaves out the cores that are kept for the system.
+            cpus=_number(pairs, "CPUEfctv", "CPUTot"),
+            cpus_used=_number(pairs, "CPUAlloc"),
+            mem_mib=_number(pairs, "RealMemory"),
+            mem_mib_used=_number(pairs, "AllocMem"),
+            gpus=_gpus(pairs.get("Gres", ""), pairs.get("GresUsed", "")),
+            features=_words(pairs.get("ActiveFeatures", "")),
+            partitions=_words(pairs.get("Partitions", "")),
+            reason=re.sub(r"\s*\[[^\]]*\]$", "", pairs.get("Reason", "")),
+        )
+    except KeyError as error:
+        raise parse_error(f"a node has no {error.args[0]}", line) from error
+    except SlurmParseError as error:
+        raise SlurmParseError(error.user_message, detail=line[:2000]) from error
+
+
+def _number(pairs: dict[str, str], *names: str) -> int:
+    for name in names:
+        if has_value(pairs.get(name, "")):
+            return parse_int(pairs[name]) or 0
+    raise KeyError(names[-1])
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(word for word in text.split(",") if word) if has_value(text) else ()
+
+
+@dataclass(frozen=True, slots=True)
+class NodeState:
+    name: str  # idle, mixed, allocated, down, drained, draining, …
+    usable: bool
+    flags: tuple[str, ...] = ()
+
+
+# sinfo's marks behind a state, and the flags that scontrol writes out for them.
+_MARKS = {
+    "*": "NOT_RESPONDING",
+    "~": "POWERED_DOWN",
+    "#": "POWERING_UP",
+    "!": "POWER_DOWN",
+    "%": "POWERING_DOWN",
+    "$": "MAINTENANCE",
+    "@": "REBOOT_REQUESTED",
+    "^": "REBOOT_ISSUED",
+    "-": "PLANNED",
+}
+_SHORT_BASES = {
+    "ALLOC": "ALLOCATED",
+    "MIX": "MIXED",
+    "COMP": "COMPLETING",
+    "DRNG": "DRAINING",
+    "DRAIN": "DRAINED",
+    "MAINT": "MAINTENANCE",
+    "RESV": "RESERVED",
+    "UNK": "UNKNOWN",
+    "FUTR": "FUTURE",
+    "PLND": "PLANNED",
+    "POW_DN": "POWERED_DOWN",
+    "POW_UP": "POWERING_UP",
+}
+_BASES = frozenset({"IDLE", "MIXED", "ALLOCATED", "DOWN", "ERROR", "FUTURE", "UNKNOWN", "INVAL"})
+# No job can start while one of these is set. PLANNED, COMPLETING and the power states pass by themselves.
+_BLOCKING = frozenset(
+    {
+        "DRAIN",
+        "DRAINED",
+        "DRAINING",
+        "FAIL",
+        "FAILING",
+        "NOT_RESPONDING",
+        "NO_RESPOND",
+        "MAINTENANCE",
+        "RESERVED",
+        "INVALID_REG",
+        "INVAL",
+        "BLOCKED",  # 24.05
+        "EXTERNAL",  # 25.05: not run by Slurm
+    }
+)
+
+
+def parse_node_state(text: str) -> NodeState:
+    """scontrol's `IDLE+DRAIN+NOT_RESPONDING`, `DOWN*`; sinfo's `mix-`, `idle~`, `alloc+`, `drng`."""
+    words: list[str] = []
+    for word in text.strip().upper().split("+"):
+        bare = word.rstrip("*~#!%$@^-")
+        words += [_SHORT_BASES.get(bare, bare)] if bare else []
+        words += [_MARKS[mark] for mark in word[len(bare) :]]
+    if not words:
+        raise parse_error("a node has no state", text)
+    base, flags = words[0], tuple(words[1:])
+    draining = {"DRAIN", "DRAINED", "DRAINING"} & set(words)
+    if base == "DOWN":
+        name = "down"
+    elif draining:
+        busy = base in ("MIXED", "ALLOCATED", "DRAINING") or "COMPLETING" in flags
+        name = "draining" if busy else "drained"
+    else:
+        special = [word for word in words if word in _BLOCKING]
+        name = (special[0] if special else base).lower()
+    usable = base not in ("DOWN", "ERROR", "FUTURE", "UNKNOWN", "INVAL") and not (
+        _BLOCKING & set(words)
+    )
+    return NodeState(name={"maintenance": "maint"}.get(name, name), usable=usable, flags=flags)
+
+
+# `gpu:a100:4(S:0-1)`, `gpu:4`, `gpu:(null):2(IDX:0,2-3)`, `shard:a100:8`; types may hold dots (MIG: 1g.5gb).
+_GRES = re.compile(
+    r"(?P<name>[A-Za-z]\w*)(?::(?P<type>\(null\)|[^:,()]*[^:,()\d][^:,()]*|\d+(?=:)))?"
+    r":(?P<count>\d+)(?P<scale>[KMGTP]?)(?:\((?P<detail>[^)]*)\))?(?:,|\Z)"
+)
+_SCALE = {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4, "P": 1024**5}
+
+
+def parse_gres(text: str) -> dict[tuple[str, str], int]:
+    """(name, type) → count; a type that the site does not name is ""."""
+    counts: dict[tuple[str, str], int] = defaultdict(int)
+    position = 0
+    text = text.strip().removeprefix("gres:") if has_value(text) else ""
+    while position < len(text):
+        match = _GRES.match(text, position)
+        if match is None:
+            raise parse_error(f"“{text[position:]}” is no generic resource", text)
+        gres_type = "" if match["type"] in (None, "(null)") else match["type"].lower()
+        counts[match["name"].lower(), gres_type] += int(match["count"]) * _SCALE[match["scale"]]
+        position = match.end()
+    return dict(counts)
+
+
+def _gpus(gres: str, used: str) -> tuple[GpuCount, ...]:
+    total = {kind: count for (name, kind), count in parse_gres(gres).items() if name == "gpu"}
+    in_use = {kind: count for (name, kind), count in parse_gres(used).items() if name == "gpu"}
+    if len(total) == 1 and set(in_use) == {""}:
+        in_use = {next(iter(total)): in_use[""]}
+    return tuple(
+        GpuCount(kind, total[kind], min(in_use.get(kind, 0), total[kind])) for kind in sorted(total)
+    )
+
+
+# -- partitions -------------------------------------------------------------------------------------
+
+
+def parse_show_partitions(result: CommandResult) -> tuple[Partition, ...]:
+    check_answered(result)
+    return tuple(_partition(line, pairs) for line, pairs in _lines(result, "PartitionName"))
+
+
+def _partition(line: str, pairs: dict[str, str]) -> Partition:
+    try:
+        return Partition(
+            name=pairs["PartitionName"],
+            up=pairs["State"].upper() == "UP",
+            is_default=pairs.get("Default", "") == "YES",
+            nodes=expand_nodes(pairs.get("Nodes", "")),
+            max_time_s=parse_duration_s(pairs["MaxTime"]),
+            default_time_s=parse_duration_s(pairs.get("DefaultTime", "")),
+            max_nodes_per_job=parse_int(pairs.get("MaxNodes", "")),
+            allowed_accounts=_allowed(pairs.get("AllowAccounts", "")),
+            allowed_qos=_allowed(pairs.get("AllowQos", "")),
+        )
+    except KeyError as error:
+        raise parse_error(f"a partition has no {error.args[0]}", line) from error
+    except SlurmParseError as error:
+        raise SlurmParseError(error.user_message, detail=line[:2000]) from error
+
+
+def _allowed(text: str) -> tuple[str, ...]:
+    """`ALL`, or a list; where the site gave DenyAccounts instead, Slurm prints no AllowAccounts."""
+    return () if text.strip().upper() == "ALL" else _words(text)
