@@ -128,6 +128,8 @@ def build_submit_many_argv(
 
 
 def submit_many_stdin(submissions: Sequence[Submission]) -> bytes:
+    if len({job.token for job in submissions}) != len(submissions):
+        raise ValueError("two submissions with the same token")
     lines: list[str] = []
     for job in submissions:
         lines += [job.token, job.work_dir, job.script_path, str(len(job.options)), *job.options]
@@ -138,25 +140,25 @@ def parse_submit_many(
     stdout: bytes, submissions: Sequence[Submission], *, separator: str
 ) -> list[SubmitOutcome]:
     """One outcome per submission, in their order, from what was printed, be it cut off or not."""
-    parts = stdout.decode("utf-8", errors="replace").split(separator)
+    text = stdout.decode("utf-8", errors="replace")
+    for length in range(len(separator) - 1, 0, -1):  # a mark that was itself cut off
+        if text.endswith(separator[:length]):
+            text = text[:-length]
+            break
+    parts = text.split(separator)
     outcomes: dict[str, SubmitOutcome] = {}
-    # parts: "", token, stdout, code, stderr, "\n", token, …: five per record after the first.
-    for start in range(1, len(parts), 5):
-        record = parts[start : start + 4]
-        complete = len(parts) > start + 4
-        outcome = _outcome(record, complete=complete)
+    # parts: "", token, stdout, code, stderr, "\n", token, …: five per record after the first. Without the mark
+    # behind it the last token may be half a token, and sbatch had not been started.
+    for start in range(1, len(parts) - 1, 5):
+        outcome = _outcome(parts[start : start + 4], complete=len(parts) > start + 4)
         outcomes[outcome.token] = outcome
-    unexpected = set(outcomes) - {job.token for job in submissions}
-    # A token that was itself cut off at the very end belongs to a job that was not begun.
-    cut = parts[-1] if len(parts) % 5 == 2 else None
-    if unexpected - {cut}:
+    if unexpected := set(outcomes) - {job.token for job in submissions}:
         raise parse_error("sbatch answered for a job that was not submitted", ", ".join(unexpected))
     return [outcomes.get(job.token, SubmitOutcome(job.token)) for job in submissions]
 
 
 def _outcome(record: list[str], *, complete: bool) -> SubmitOutcome:
-    token = record[0]
-    printed = record[1] if len(record) > 1 else ""
+    token, printed = record[0], record[1]
     # sbatch prints the id when slurmctld has taken the job: with its newline the line is whole.
     taken = _PARSABLE.match(printed.strip().rpartition("\n")[2]) if printed.endswith("\n") else None
     if not complete:

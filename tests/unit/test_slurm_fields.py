@@ -1,0 +1,204 @@
+"""How Slurm writes values, and rows that hold whatever people typed."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clusters.errors import SlurmParseError
+from clusters.slurm.fields import (
+    SlurmCommands,
+    Tres,
+    expand_nodes,
+    fold_nodes,
+    format_minutes,
+    new_separator,
+    parse_duration_s,
+    parse_exit_status,
+    parse_mem_bytes,
+    parse_mem_mib,
+    parse_pairs,
+    parse_time,
+    parse_tres,
+    split_rows,
+)
+from clusters.slurm.reasons import ExitStatus
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("1-02:03:04", 93784),
+        ("02:03:04", 7384),
+        ("03:04", 184),
+        ("5", 300),
+        ("1-0", 86400),
+        ("2-12:30", 217800),
+        ("00:00.123", 0),
+        ("365-00:00:00", 31536000),
+        ("UNLIMITED", None),
+        ("INFINITE", None),
+        ("Partition_Limit", None),
+        ("NOT_SET", None),
+        ("NONE", None),
+        ("", None),
+    ],
+)
+def test_durations(text, seconds):
+    assert parse_duration_s(text) == seconds
+
+
+@given(st.integers(0, 400), st.integers(0, 23), st.integers(0, 59), st.integers(0, 59))
+def test_durations_with_days_round_trip(days, hours, minutes, seconds):
+    text = f"{days}-{hours:02}:{minutes:02}:{seconds:02}"
+    assert parse_duration_s(text) == ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+
+
+@pytest.mark.parametrize("text", ["soon", "1:2:3:4", "-5", "1-", "12:xx"])
+def test_what_is_no_duration_is_an_error(text):
+    with pytest.raises(SlurmParseError):
+        parse_duration_s(text)
+
+
+@pytest.mark.parametrize(("seconds", "minutes"), [(1, "1"), (60, "1"), (61, "2"), (3600, "60")])
+def test_a_time_limit_is_rounded_up(seconds, minutes):
+    assert format_minutes(seconds) == minutes
+
+
+@pytest.mark.parametrize(
+    ("text", "mib"),
+    [
+        ("16G", 16384),
+        ("4000M", 4000),
+        ("4000", 4000),
+        ("2Gn", 2048),
+        ("500Mc", 500),
+        ("2.50T", 2621440),
+        ("2048K", 2),
+    ],
+)
+def test_memory(text, mib):
+    assert parse_mem_mib(text) == mib
+
+
+def test_used_memory_is_in_bytes():
+    assert parse_mem_bytes("1024K") == 1024**2
+    assert parse_mem_bytes("409600") == 409600
+    assert parse_mem_bytes("") is None
+
+
+@pytest.mark.parametrize("text", ["16X", "lots", "G", "-1M"])
+def test_what_is_no_memory_is_an_error(text):
+    with pytest.raises(SlurmParseError):
+        parse_mem_mib(text)
+
+
+def test_times():
+    assert parse_time("1700000000") == datetime(2023, 11, 14, 22, 13, 20, tzinfo=UTC)
+    assert parse_time("2023-11-14T22:13:20") == datetime(2023, 11, 14, 22, 13, 20, tzinfo=UTC)
+    assert [parse_time(text) for text in ("N/A", "Unknown", "None", "", "0")] == [None] * 5
+    with pytest.raises(SlurmParseError):
+        parse_time("Tomorr 12:00")
+
+
+def test_exit_codes():
+    assert parse_exit_status("3:0") == ExitStatus(3)
+    assert parse_exit_status("0:125") == ExitStatus(0, 125)
+    assert parse_exit_status("") is None
+    with pytest.raises(SlurmParseError):
+        parse_exit_status("three")
+
+
+def test_tres():
+    assert parse_tres("billing=4,cpu=4,gres/gpu:a100=2,gres/gpu=2,mem=16G,node=1") == Tres(
+        cpus=4, mem_mib=16384, nodes=1, gpus=2, gpus_by_type={"a100": 2}, other={"billing": "4"}
+    )
+    assert parse_tres("gres/gpu:a100=2,gres/gpu:v100=1").gpus == 3
+    assert not parse_tres("")
+    assert parse_tres("cpu=4")
+    with pytest.raises(SlurmParseError):
+        parse_tres("cpu")
+
+
+def test_node_lists():
+    assert expand_nodes("n[1-3,7],login1") == ("login1", "n1", "n2", "n3", "n7")
+    assert expand_nodes("None assigned") == expand_nodes("(null)") == expand_nodes("") == ()
+    assert fold_nodes(["n2", "n1", "n3"]) == "n[1-3]"
+    with pytest.raises(SlurmParseError):
+        expand_nodes("n[1-")
+
+
+def test_pairs_keep_blanks_and_the_first_of_a_name():
+    pairs = parse_pairs("NodeName=n1 State=DOWN OS=Linux 6.1 #1 SMP Reason=gone State=IDLE for now")
+    assert pairs["OS"] == "Linux 6.1 #1 SMP"
+    assert pairs["State"] == "DOWN"
+
+
+def test_every_reading_command_is_complete():
+    argv = SlurmCommands(bin_dir="/opt/slurm/bin/", slurm_conf="/etc/s.conf").reading(
+        "squeue", "-h"
+    )
+    assert argv[0] == "env"
+    assert argv[-5:] == [
+        "TZ=UTC",
+        "SLURM_TIME_FORMAT=%s",
+        "SLURM_CONF=/etc/s.conf",
+        "/opt/slurm/bin/squeue",
+        "-h",
+    ]
+    assert "SQUEUE_FORMAT2" in argv
+    assert SlurmCommands().acting("sbatch", "x") == ["sbatch", "x"]
+
+
+# -- rows ------------------------------------------------------------------------------------------
+
+# Anything at all, and rather the characters that rows are made of.
+hostile = st.text(
+    alphabet=st.one_of(st.characters(codec="utf-8"), st.sampled_from("\x1f\x1e\n|,'\"")),
+    max_size=40,
+)
+rows = st.lists(st.lists(hostile, min_size=3, max_size=3), max_size=6)
+
+
+def _print(table, separator):
+    return "".join("".join(f"{value}{separator}" for value in row) + "\n" for row in table)
+
+
+@given(rows)
+def test_hostile_fields_come_back_as_they_were(table):
+    separator = new_separator()
+    assert list(split_rows(_print(table, separator), separator, 3)) == table
+
+
+@given(rows.filter(bool), st.data())
+def test_a_cut_answer_is_an_error_or_ends_before_a_row(table, data):
+    separator = "\x1f1234abcd"
+    whole = _print(table, separator)
+    cut = data.draw(st.integers(0, len(whole) - 1))
+    if whole[:cut] in {_print(table[:count], separator) for count in range(len(table))}:
+        # Only at the very end of a row may a cut go unseen: no half row, nothing made up.
+        assert _print(split_rows(whole[:cut], separator, 3), separator) == whole[:cut]
+    else:
+        with pytest.raises(SlurmParseError):
+            list(split_rows(whole[:cut], separator, 3))
+
+
+def test_a_truncated_row_names_itself():
+    with pytest.raises(SlurmParseError) as caught:
+        list(split_rows("1,a,\n2,", ",", 2))
+    assert "2" in caught.value.detail
+
+
+def test_a_name_cannot_forge_a_row():
+    separator = new_separator()
+    name = "x\x1f\n999\x1fCD\x1fmine\x1f\n"
+    assert list(split_rows(_print([["1", "R", name]], separator), separator, 3)) == [
+        ["1", "R", name]
+    ]
+
+
+def test_separators_are_new_each_time():
+    assert len({new_separator() for _ in range(100)}) == 100

@@ -1,0 +1,276 @@
+"""sbatch: what a refusal means, and many submissions by one command whose answer may be cut off."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clusters.errors import (
+    CommandFailed,
+    CommandTimeout,
+    SlurmParseError,
+    SlurmUnavailable,
+    SubmitRejected,
+)
+from clusters.slurm.failures import submit_failure
+from clusters.slurm.fields import SlurmCommands
+from clusters.slurm.submit import (
+    Submission,
+    build_submit_argv,
+    build_submit_many_argv,
+    parse_submit,
+    parse_submit_many,
+    parse_test_only,
+    submit_many_stdin,
+)
+from clusters.transport import CommandResult
+
+MARK = "\x1f0123abcd"
+FAILED = "sbatch: error: Batch job submission failed: "
+POLICY = "Job violates accounting/QOS policy (job submit limit, user's size and/or time limits)"
+
+
+def answer(*, code=0, out="", err=""):
+    return CommandResult(("sbatch",), code, out.encode(), err.encode())
+
+
+@pytest.mark.parametrize(
+    ("words", "kind", "retryable"),
+    [
+        (
+            FAILED + "Invalid account or account/partition combination specified",
+            SubmitRejected,
+            False,
+        ),
+        (FAILED + "Invalid qos specification", SubmitRejected, False),
+        (FAILED + "Invalid partition name specified", SubmitRejected, False),
+        (FAILED + "Requested node configuration is not available", SubmitRejected, False),
+        (FAILED + "Invalid generic resource (gres) specification", SubmitRejected, False),
+        (FAILED + "Node count specification invalid", SubmitRejected, False),
+        (FAILED + "Memory required by task is not available", SubmitRejected, False),
+        ("sbatch: error: Memory specification can not be satisfied", SubmitRejected, False),
+        (
+            FAILED + "Requested time limit is invalid (missing or exceeds some limit)",
+            SubmitRejected,
+            False,
+        ),
+        (FAILED + "Invalid feature specification", SubmitRejected, False),
+        (f"sbatch: error: QOSMaxSubmitJobPerUserLimit\n{FAILED}{POLICY}", SubmitRejected, True),
+        (f"sbatch: error: AssocMaxSubmitJobLimit\n{FAILED}{POLICY}", SubmitRejected, True),
+        (
+            f"sbatch: error: AssocMaxWallDurationPerJobLimit\n{FAILED}{POLICY}",
+            SubmitRejected,
+            False,
+        ),
+        (f"sbatch: error: QOSMaxGRESPerJob\n{FAILED}{POLICY}", SubmitRejected, False),
+        (FAILED + POLICY, SubmitRejected, False),
+        (FAILED + "Required partition not available (inactive or drain)", SubmitRejected, True),
+        (FAILED + "Partition in DOWN state", SubmitRejected, True),
+        (FAILED + "Slurm temporarily unable to accept job", SubmitRejected, True),
+        (FAILED + "System submissions disabled", SubmitRejected, True),
+        (FAILED + "MaxJobCount limit reached", SubmitRejected, True),
+        ("sbatch: error: Unable to open file /x/batch.sh", SubmitRejected, False),
+        (FAILED + "A word from the year 2031", SubmitRejected, False),
+        (FAILED + "Socket timed out on send/recv operation", CommandTimeout, True),
+        (FAILED + "Zero Bytes were transmitted or received", CommandTimeout, True),
+        (FAILED + "Unable to contact slurm controller (receive failure)", CommandTimeout, True),
+        (FAILED + "Unable to contact slurm controller (connect failure)", SlurmUnavailable, True),
+        (FAILED + "Rate limit exceeded, please retry momentarily", SlurmUnavailable, True),
+    ],
+)
+def test_what_a_refusal_means(words, kind, retryable):
+    with pytest.raises(kind) as caught:
+        parse_submit(answer(code=1, err=words))
+    assert type(caught.value) is kind
+    assert caught.value.retryable is retryable
+    assert caught.value.detail == words
+    assert "sbatch: error" not in caught.value.user_message
+
+
+def test_an_unknown_refusal_is_told_in_slurms_words():
+    assert "A word from 2031" in submit_failure(1, FAILED + "A word from 2031").user_message
+
+
+def test_a_missing_sbatch_is_no_refusal_of_the_job():
+    assert isinstance(submit_failure(127, "sh: 1: sbatch: not found"), CommandFailed)
+
+
+@pytest.mark.parametrize(
+    ("printed", "job_id"),
+    [("123\n", "123"), ("123;cluster2\n", "123"), ("lua: hello\n123\n", "123")],
+)
+def test_the_job_id(printed, job_id):
+    assert parse_submit(answer(out=printed)) == job_id
+
+
+def test_no_job_id_is_an_error():
+    with pytest.raises(SlurmParseError):
+        parse_submit(answer(out="Submitted batch job\n"))
+
+
+def test_argv_of_one():
+    job = Submission("t", "/w/1", "/w/1/batch.sh", ("--hold",))
+    argv = build_submit_argv(SlurmCommands(), job)
+    assert argv == ["sbatch", "--parsable", "--chdir=/w/1", "--hold", "/w/1/batch.sh"]
+
+
+@pytest.mark.parametrize(
+    ("work_dir", "script", "options"),
+    [
+        ("relative", "/s", ()),
+        ("/w", "--wrap=evil", ()),
+        ("/w\n", "/s", ()),
+        ("/w", "/s", ("evil",)),
+        ("/w", "/s", ("-x",)),
+        ("/w", "/s", ("--a\n--b",)),
+        ("/w", "/s\0", ()),
+    ],
+)
+def test_what_could_be_taken_for_something_else_is_refused(work_dir, script, options):
+    with pytest.raises(ValueError, match=r"not a|holds"):
+        Submission("t", work_dir, script, options)
+
+
+# -- many: the real sh program, with a pretended sbatch ----------------------------------------------
+
+FAKE_SBATCH = """#!/bin/sh
+# Answers by the working directory's last word; notes what it was given.
+for argument; do printf '%s\\n' "$argument"; done >> "$NOTES"
+env | grep -c '^SBATCH_' >> "$NOTES"
+case "$2" in
+  */good*) echo 41 ;;
+  */cluster*) echo 'warning: old' >&2; echo '42;other' ;;
+  */refused*) echo 'sbatch: error: Batch job submission failed: Invalid qos specification' >&2; exit 1 ;;
+  */down*) echo 'sbatch: error: Batch job submission failed: Unable to contact slurm controller (connect failure)' >&2; exit 1 ;;
+  */hang*) sleep 30 ;;
+esac
+"""
+
+
+@pytest.fixture
+def run_many(tmp_path):
+    program = tmp_path / "bin" / "sbatch"
+    program.parent.mkdir()
+    program.write_text(FAKE_SBATCH)
+    program.chmod(0o755)
+    notes = tmp_path / "notes"
+
+    def run(submissions):
+        argv = build_submit_many_argv(
+            SlurmCommands(bin_dir=str(program.parent)), separator=MARK, timeout_each_s=1
+        )
+        environment = {
+            **os.environ,
+            "NOTES": str(notes),
+            "SBATCH_PARTITION": "mine",
+            "SLURM_JOB_ID": "7",
+        }
+        done = subprocess.run(
+            argv,
+            input=submit_many_stdin(submissions),
+            capture_output=True,
+            env=environment,
+            check=True,
+        )
+        return done.stdout, parse_submit_many(done.stdout, submissions, separator=MARK)
+
+    run.notes = notes
+    return run
+
+
+def job(token, directory, *options):
+    return Submission(token, f"/w/{directory}", f"/w/{directory}/batch.sh", options)
+
+
+def test_many_with_one_refused(run_many):
+    _, outcomes = run_many([job("a", "good"), job("b", "refused"), job("c", "cluster")])
+    assert [(o.token, o.slurm_job_id) for o in outcomes] == [("a", "41"), ("b", ""), ("c", "42")]
+    assert isinstance(outcomes[1].error, SubmitRejected)
+
+
+def test_hostile_strings_are_data(run_many):
+    directory = "good $(touch /tmp/pwned) `id` ' \" * ; é中"
+    _, outcomes = run_many([job("a'; exit", directory, "--comment=$(id) \\n * '")])
+    assert outcomes[0].slurm_job_id == "41"
+    given_to_sbatch = run_many.notes.read_text().splitlines()
+    assert given_to_sbatch[:4] == [
+        "--parsable",
+        f"--chdir=/w/{directory}",
+        "--comment=$(id) \\n * '",
+        f"/w/{directory}/batch.sh",
+    ]
+    assert not Path("/tmp/pwned").exists()
+
+
+def test_settings_of_the_login_do_not_reach_sbatch(run_many):
+    run_many([job("a", "good")])
+    assert run_many.notes.read_text().splitlines()[-1] == "0"
+
+
+@pytest.mark.parametrize(("fault", "kind"), [("down", SlurmUnavailable), ("hang", CommandTimeout)])
+def test_after_silence_the_rest_is_not_begun(run_many, fault, kind):
+    _, outcomes = run_many([job("a", "good"), job("b", fault), job("c", "good")])
+    assert outcomes[0].slurm_job_id == "41"
+    assert isinstance(outcomes[1].error, kind)
+    assert outcomes[1].unknown is (kind is CommandTimeout)
+    assert not outcomes[2].attempted
+
+
+def test_a_cut_anywhere_loses_no_job_and_invents_none(run_many):
+    submissions = [job("1", "good"), job("12", "refused"), job("123", "cluster")]
+    whole, _ = run_many(submissions)
+    for cut in range(len(whole) + 1):
+        outcomes = parse_submit_many(whole[:cut], submissions, separator=MARK)
+        assert [o.token for o in outcomes] == ["1", "12", "123"]
+        begun = [MARK.encode() + o.token.encode() + MARK.encode() in whole[:cut] for o in outcomes]
+        for outcome, was_begun in zip(outcomes, begun, strict=True):
+            assert outcome.attempted or not was_begun
+            assert outcome.slurm_job_id in ("", "41" if outcome.token == "1" else "42")
+        if b"41\n" in whole[:cut]:
+            assert outcomes[0].slurm_job_id == "41"
+
+
+@given(st.text(max_size=60))
+def test_whatever_sbatch_says_stays_in_its_record(words):
+    text = words.replace(MARK, "")
+    out = f"{MARK}a{MARK}{MARK}1{MARK}{text}{MARK}\n{MARK}b{MARK}7\n{MARK}0{MARK}{MARK}\n"
+    outcomes = parse_submit_many(
+        out.encode("utf-8", "replace"), [job("a", "x"), job("b", "y")], separator=MARK
+    )
+    assert outcomes[0].error is not None
+    assert outcomes[1].slurm_job_id == "7"
+
+
+def test_an_answer_for_a_stranger_is_an_error():
+    out = f"{MARK}x{MARK}7\n{MARK}0{MARK}{MARK}\n".encode()
+    with pytest.raises(SlurmParseError):
+        parse_submit_many(out, [job("a", "good")], separator=MARK)
+
+
+# -- test-only ---------------------------------------------------------------------------------------
+
+
+def test_test_only_of_newer_versions():
+    text = "sbatch: Job 12 to start at 1700000000 a using 4 processors on nodes n[1-2] in partition gpu"
+    start = parse_test_only(answer(err=text))
+    assert (start.processors, start.nodes, start.partition) == (4, ("n1", "n2"), "gpu")
+    assert start.start_at.timestamp() == 1700000000
+
+
+def test_test_only_of_a_het_job():
+    start = parse_test_only(
+        answer(err="sbatch: Job 9 to start at 1700000000 using 2 processors on n1")
+    )
+    assert (start.nodes, start.partition) == (("n1",), "")
+
+
+def test_a_silent_controller_is_no_unknown_outcome_here():
+    with pytest.raises(SlurmUnavailable):
+        parse_test_only(
+            answer(code=1, err="allocation failure: Socket timed out on send/recv operation")
+        )
