@@ -1,0 +1,87 @@
+"""Who may see a job and what they may do with it: the one place that decides it.
+
+A person sees their own jobs and those of the namespaces they belong to (as viewer, member or
+administrator). Superusers see and may do everything. Built on `clusters.access`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from django.db.models import Q, QuerySet
+
+from clusters.access import Role, can_submit, has_role, role_of, roles_of
+from jobs.models import Job
+
+if TYPE_CHECKING:
+    from django.contrib.auth.models import AnonymousUser
+
+    from gateway.models import User
+
+    Person = User | AnonymousUser
+
+
+class Verb(StrEnum):
+    VIEW = "view"
+    EDIT = "edit"  # description and labels
+    STOP = "stop"
+    DELETE = "delete"
+    TIME_LIMIT = "time_limit"
+    RETRY = "retry"  # runs again as its owner
+    CLONE = "clone"  # runs as the person who clones
+
+
+# What an administrator of the job's namespace may do with other people's jobs. Not EDIT, which would
+# put words into their mouth, and not RETRY, which would run something in their name.
+_NAMESPACE_ADMIN_VERBS = frozenset({Verb.STOP, Verb.DELETE, Verb.TIME_LIMIT})
+# An owner who has left the namespace may still look, stop, tidy up; not start anything there.
+_OWNER_ALWAYS = frozenset({Verb.VIEW, Verb.EDIT, Verb.STOP, Verb.DELETE})
+
+
+def visible_to(user: Person) -> QuerySet[Job]:
+    """Every job that the person may see, deleted ones left out."""
+    jobs = Job.objects.not_deleted()
+    if not user.is_authenticated or not user.is_active:
+        return jobs.none()
+    if user.is_superuser:
+        return jobs
+    return jobs.filter(Q(owner=user) | Q(namespace__in=list(roles_of(user))))
+
+
+def can(user: Person, verb: Verb | str, job: Job) -> bool:
+    verb = Verb(verb)
+    if not user.is_authenticated or not user.is_active or job.deleted_at is not None:
+        return False
+    if user.is_superuser:
+        return True
+    if verb is Verb.CLONE:
+        # Into which namespace, and whether the person may submit there, is checked on creation.
+        return can(user, Verb.VIEW, job)
+    if job.owner_id == user.pk:
+        return verb in _OWNER_ALWAYS or can_submit(user, job.namespace)
+    if verb is Verb.VIEW:
+        return role_of(user, job.namespace) is not None
+    return verb in _NAMESPACE_ADMIN_VERBS and has_role(user, job.namespace, at_least=Role.ADMIN)
+
+
+@dataclass(frozen=True, slots=True)
+class EventSight:
+    """Whose events a person may see: `visible_to`, as values that need no query per event."""
+
+    everything: bool
+    user_id: int | None
+    namespace_ids: frozenset[int]
+
+    def allows(self, *, owner_id: int, namespace_id: int) -> bool:
+        return self.everything or owner_id == self.user_id or namespace_id in self.namespace_ids
+
+
+def event_sight(user: Person) -> EventSight | None:
+    """None: the person may see nothing at all (signed out, switched off)."""
+    if not user.is_authenticated or not user.is_active:
+        return None
+    if user.is_superuser:
+        return EventSight(True, user.pk, frozenset())
+    return EventSight(False, user.pk, frozenset(roles_of(user)))

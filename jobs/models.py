@@ -1,0 +1,429 @@
+"""What people run, as rows: jobs, attempts, tasks, the numbered events, the engine's lease.
+
+Rows are changed by `jobs.services` (what people want) and `jobs.engine` (what Slurm said), nowhere
+else; who may see or change them is in `jobs.access`. Nothing here talks to a cluster.
+"""
+
+from __future__ import annotations
+
+import uuid
+from datetime import datetime
+
+from django.conf import settings
+from django.db import models
+from django.db.models import Q
+from django.utils import timezone
+from django.utils.translation import gettext_lazy as _
+
+from jobs.states import END_STATES, LIVE_STATES, JobState, Reason, Wanted
+
+JOB_STATE_CHOICES = [
+    (JobState.QUEUED.value, _("Queued")),
+    (JobState.PENDING.value, _("Waiting")),
+    (JobState.RUNNING.value, _("Running")),
+    (JobState.COMPLETED.value, _("Completed")),
+    (JobState.FAILED.value, _("Failed")),
+    (JobState.STOPPED.value, _("Stopped")),
+]
+WANTED_CHOICES = [
+    (Wanted.RUN.value, _("run")),
+    (Wanted.STOP.value, _("stop")),
+    (Wanted.DELETE.value, _("stop and delete")),
+]
+LIVE_VALUES = [state.value for state in LIVE_STATES]
+END_VALUES = [state.value for state in END_STATES]
+
+
+class CodeUpload(models.Model):
+    """An archive that someone uploaded, kept once however often it is used."""
+
+    sha256 = models.CharField(_("SHA-256"), max_length=64, unique=True)
+    size = models.PositiveBigIntegerField(_("size (bytes)"))
+    path = models.CharField(_("path"), max_length=500, help_text=_("Below Sluice's own uploads."))
+    format = models.CharField(_("format"), max_length=10, default="zip")
+    unpacked_size = models.PositiveBigIntegerField(_("unpacked size (bytes)"), default=0)
+    file_count = models.PositiveIntegerField(_("files"), default=0)
+    created_at = models.DateTimeField(_("created"), default=timezone.now)
+    last_used_at = models.DateTimeField(_("last used"), default=timezone.now)
+
+    class Meta:
+        verbose_name = _("code upload")
+        verbose_name_plural = _("code uploads")
+
+    def __str__(self) -> str:
+        return f"{self.sha256[:12]} · {self.size}"
+
+
+class JobQuerySet(models.QuerySet["Job"]):
+    def not_deleted(self) -> JobQuerySet:
+        return self.filter(deleted_at__isnull=True)
+
+    def live(self) -> JobQuerySet:
+        return self.filter(state__in=LIVE_VALUES)
+
+    def ended(self) -> JobQuerySet:
+        return self.filter(state__in=END_VALUES)
+
+    def newest_first(self) -> JobQuerySet:
+        """The order of every list; `(created_at, id)` is the key to page by."""
+        return self.order_by("-created_at", "-id")
+
+
+class Job(models.Model):
+    """One thing that a person wants run. `state` is what Slurm said; `wanted` what the person says."""
+
+    id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
+    owner = models.ForeignKey(
+        settings.AUTH_USER_MODEL,
+        on_delete=models.PROTECT,
+        related_name="jobs",
+        verbose_name=_("owner"),
+    )
+    namespace = models.ForeignKey(
+        "clusters.Namespace",
+        on_delete=models.PROTECT,
+        related_name="jobs",
+        verbose_name=_("namespace"),
+    )
+    # The namespace's, kept here too: the engine asks by cluster at every pass.
+    cluster = models.ForeignKey(
+        "clusters.Cluster",
+        on_delete=models.PROTECT,
+        related_name="jobs",
+        verbose_name=_("cluster"),
+    )
+    name = models.CharField(_("name"), max_length=255)
+    description = models.TextField(_("description"), blank=True)
+    labels = models.JSONField(_("labels"), default=dict, blank=True)
+    spec = models.JSONField(_("job file"), default=dict)
+    plan = models.JSONField(_("plan"), default=dict)
+    warnings = models.JSONField(_("warnings"), default=list, blank=True)
+    code_upload = models.ForeignKey(
+        CodeUpload,
+        on_delete=models.PROTECT,
+        null=True,
+        blank=True,
+        related_name="jobs",
+        verbose_name=_("code"),
+    )
+    has_secrets = models.BooleanField(_("has secret values"), default=False)
+    cloned_from = models.UUIDField(_("copied from"), null=True, blank=True)
+
+    state = models.CharField(
+        _("state"), max_length=10, choices=JOB_STATE_CHOICES, default=JobState.QUEUED.value
+    )
+    reason_code = models.CharField(_("reason"), max_length=60, blank=True)
+    reason_params = models.JSONField(_("reason's parameters"), default=dict, blank=True)
+    reason_text = models.TextField(_("Slurm's own words"), blank=True)
+    exit_code = models.IntegerField(_("exit code"), null=True, blank=True)
+
+    wanted = models.CharField(
+        _("wanted"), max_length=7, choices=WANTED_CHOICES, default=Wanted.RUN.value
+    )
+    stopped_by = models.CharField(_("stopped by"), max_length=150, blank=True)
+    remove_files = models.BooleanField(_("remove files"), default=False)
+    wanted_time_limit_s = models.PositiveIntegerField(
+        _("wanted time limit (s)"), null=True, blank=True
+    )
+
+    created_at = models.DateTimeField(_("created"), default=timezone.now)
+    queued_at = models.DateTimeField(_("queued"), default=timezone.now)
+    not_before = models.DateTimeField(_("not before"), null=True, blank=True)
+    submitted_at = models.DateTimeField(_("submitted"), null=True, blank=True)
+    started_at = models.DateTimeField(_("started"), null=True, blank=True)
+    ended_at = models.DateTimeField(_("ended"), null=True, blank=True)
+    expected_start = models.DateTimeField(_("expected start"), null=True, blank=True)
+    time_limit_s = models.PositiveIntegerField(_("time limit (s)"), null=True, blank=True)
+    # Null while Slurm knows the job: it was then last seen when its cluster last answered.
+    lost_since = models.DateTimeField(_("unknown to Slurm since"), null=True, blank=True)
+    watched_until = models.DateTimeField(_("watched until"), null=True, blank=True)
+    deleted_at = models.DateTimeField(_("deleted"), null=True, blank=True)
+    files_removed = models.BooleanField(_("files removed"), default=False)
+
+    attempt_number = models.PositiveIntegerField(_("attempt"), default=0)
+    retry_count = models.IntegerField(_("retry count"), default=0)
+    retries_counted = models.PositiveIntegerField(_("retries so far"), default=0)
+
+    # For lists: what the plan adds up to.
+    cpus = models.PositiveIntegerField(_("CPUs"), default=0)
+    mem_mib = models.PositiveBigIntegerField(_("memory (MiB)"), default=0)
+    gpus = models.PositiveIntegerField(_("GPUs"), default=0)
+    gpu_type = models.CharField(_("GPU type"), max_length=60, blank=True)
+    node_count = models.PositiveIntegerField(_("nodes"), default=1)
+    task_count = models.PositiveIntegerField(_("tasks"), default=1)
+    is_distributed = models.BooleanField(_("distributed"), default=False)
+
+    objects = JobQuerySet.as_manager()
+
+    class Meta:
+        verbose_name = _("job")
+        verbose_name_plural = _("jobs")
+        constraints = [
+            models.UniqueConstraint(
+                fields=["owner", "name"],
+                condition=Q(state__in=LIVE_VALUES),
+                name="job_name_once_per_owner_while_live",
+            ),
+            models.CheckConstraint(
+                condition=Q(state__in=LIVE_VALUES + END_VALUES), name="job_state_known"
+            ),
+            models.CheckConstraint(
+                condition=Q(wanted__in=[value.value for value in Wanted]), name="job_wanted_known"
+            ),
+            models.CheckConstraint(
+                condition=Q(deleted_at__isnull=True) | Q(state__in=END_VALUES),
+                name="job_deleted_only_in_an_end_state",
+            ),
+        ]
+        indexes = [
+            models.Index(fields=["-created_at", "-id"], name="job_newest"),
+            models.Index(fields=["owner", "-created_at", "-id"], name="job_owner_newest"),
+            models.Index(fields=["namespace", "-created_at", "-id"], name="job_namespace_newest"),
+            models.Index(
+                fields=["owner", "state", "-created_at", "-id"], name="job_owner_state_newest"
+            ),
+            models.Index(
+                fields=["namespace", "state", "-created_at", "-id"], name="job_ns_state_newest"
+            ),
+            models.Index(fields=["state", "-created_at", "-id"], name="job_state_newest"),
+            models.Index(
+                fields=["cluster", "state"],
+                name="job_live_of_cluster",
+                condition=Q(state__in=LIVE_VALUES),
+            ),
+            models.Index(
+                fields=["deleted_at"], name="job_deleted", condition=Q(deleted_at__isnull=False)
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def is_live(self) -> bool:
+        return self.state in LIVE_VALUES
+
+    @property
+    def is_ended(self) -> bool:
+        return self.state in END_VALUES
+
+    @property
+    def is_stopping(self) -> bool:
+        return self.is_live and self.wanted != Wanted.RUN
+
+    @property
+    def reason(self) -> Reason:
+        return Reason(self.reason_code, self.reason_params, self.reason_text)
+
+    @reason.setter
+    def reason(self, value: Reason) -> None:
+        self.reason_code = value.code
+        self.reason_params = dict(value.params)
+        self.reason_text = value.text
+
+    def duration_s(self, now: datetime | None = None) -> float | None:
+        if self.started_at is None:
+            return None
+        end = self.ended_at or (now or timezone.now())
+        return max(0.0, (end - self.started_at).total_seconds())
+
+    def time_left_s(self, now: datetime | None = None) -> float | None:
+        if self.state != JobState.RUNNING or self.time_limit_s is None:
+            return None
+        return max(0.0, self.time_limit_s - (self.duration_s(now) or 0.0))
+
+
+class JobSecret(models.Model):
+    """A live job's secret values, encrypted with a key made from SECRET_KEY; gone at its end."""
+
+    job = models.OneToOneField(
+        Job, on_delete=models.CASCADE, related_name="secret", verbose_name=_("job")
+    )
+    data = models.BinaryField(_("encrypted values"))
+
+    class Meta:
+        verbose_name = _("job secret")
+        verbose_name_plural = _("job secrets")
+
+    def __str__(self) -> str:
+        return str(self.job_id)
+
+
+class Attempt(models.Model):
+    """One run of a job in Slurm. Its `work_dir` is its token: committed before sbatch runs, and seen
+    in squeue (%Z) and sacct (WorkDir) after it."""
+
+    class Phase(models.TextChoices):
+        SUBMITTING = "submitting", _("being submitted")  # sbatch has not been seen to answer
+        LIVE = "live", _("in Slurm")
+        ENDED = "ended", _("ended")
+        REFUSED = "refused", _("refused")  # never became a Slurm job
+
+    job = models.ForeignKey(
+        Job, on_delete=models.CASCADE, related_name="attempts", verbose_name=_("job")
+    )
+    cluster = models.ForeignKey(
+        "clusters.Cluster", on_delete=models.PROTECT, related_name="+", verbose_name=_("cluster")
+    )
+    number = models.PositiveIntegerField(_("number"))
+    phase = models.CharField(
+        _("phase"), max_length=10, choices=Phase.choices, default=Phase.SUBMITTING
+    )
+    unix_user = models.CharField(_("Unix user"), max_length=32)
+    work_dir = models.CharField(_("work directory"), max_length=500, unique=True)
+    script = models.TextField(_("batch script"), blank=True)
+    # Counts submissions whose failure is certain: each has a marker of its own on the cluster.
+    submit_try = models.PositiveIntegerField(_("submission"), default=1)
+    slurm_job_id = models.CharField(_("Slurm job"), max_length=40, blank=True)
+    component_ids = models.JSONField(_("components"), default=list, blank=True)
+    slurm_state = models.CharField(_("Slurm state"), max_length=30, blank=True)
+    nodes = models.TextField(_("nodes"), blank=True)
+    reason_code = models.CharField(_("reason"), max_length=60, blank=True)
+    reason_params = models.JSONField(_("reason's parameters"), default=dict, blank=True)
+    reason_text = models.TextField(_("Slurm's own words"), blank=True)
+    exit_code = models.IntegerField(_("exit code"), null=True, blank=True)
+    signal = models.IntegerField(_("signal"), null=True, blank=True)
+    created_at = models.DateTimeField(_("created"), default=timezone.now)
+    unanswered_since = models.DateTimeField(_("no answer since"), null=True, blank=True)
+    stop_sent_at = models.DateTimeField(_("stop sent"), null=True, blank=True)
+    submitted_at = models.DateTimeField(_("submitted"), null=True, blank=True)
+    started_at = models.DateTimeField(_("started"), null=True, blank=True)
+    ended_at = models.DateTimeField(_("ended"), null=True, blank=True)
+    # Task files are read while someone watches, and once more after the end.
+    tasks_read_at = models.DateTimeField(_("tasks read"), null=True, blank=True)
+    tasks_final = models.BooleanField(_("tasks final"), default=False)
+
+    class Meta:
+        verbose_name = _("attempt")
+        verbose_name_plural = _("attempts")
+        ordering = ["job", "number"]
+        constraints = [
+            models.UniqueConstraint(fields=["job", "number"], name="attempt_number_once"),
+            models.CheckConstraint(
+                condition=Q(phase__in=["submitting", "live", "ended", "refused"]),
+                name="attempt_phase_known",
+            ),
+            models.CheckConstraint(
+                condition=~Q(phase="live") | ~Q(slurm_job_id=""), name="attempt_live_has_slurm_id"
+            ),
+        ]
+        indexes = [
+            models.Index(fields=["slurm_job_id"], name="attempt_slurm_id"),
+            models.Index(
+                fields=["cluster", "phase"],
+                name="attempt_open",
+                condition=Q(phase__in=["submitting", "live"]),
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.job_id}/{self.number}"
+
+    @property
+    def reason(self) -> Reason:
+        return Reason(self.reason_code, self.reason_params, self.reason_text)
+
+    @reason.setter
+    def reason(self, value: Reason) -> None:
+        self.reason_code = value.code
+        self.reason_params = dict(value.params)
+        self.reason_text = value.text
+
+
+class Task(models.Model):
+    """One container of a role, as the batch script's own state files tell it."""
+
+    class State(models.TextChoices):
+        WAITING = "waiting", _("waiting")
+        PULLING = "pulling", _("fetching the image")
+        RUNNING = "running", _("running")
+        SUCCEEDED = "succeeded", _("succeeded")
+        FAILED = "failed", _("failed")
+        STOPPED = "stopped", _("stopped")
+
+    attempt = models.ForeignKey(
+        Attempt, on_delete=models.CASCADE, related_name="tasks", verbose_name=_("attempt")
+    )
+    role = models.CharField(_("role"), max_length=255)
+    index = models.PositiveIntegerField(_("index"))
+    state = models.CharField(
+        _("state"), max_length=10, choices=State.choices, default=State.WAITING
+    )
+    node = models.CharField(_("node"), max_length=255, blank=True)
+    ip = models.CharField(_("address"), max_length=45, blank=True)
+    ports = models.JSONField(_("ports"), default=dict, blank=True)
+    gpus = models.CharField(_("GPUs"), max_length=255, blank=True)
+    exit_code = models.IntegerField(_("exit code"), null=True, blank=True)
+    started_at = models.DateTimeField(_("started"), null=True, blank=True)
+    ended_at = models.DateTimeField(_("ended"), null=True, blank=True)
+
+    class Meta:
+        verbose_name = _("task")
+        verbose_name_plural = _("tasks")
+        ordering = ["attempt", "id"]
+        constraints = [
+            models.UniqueConstraint(fields=["attempt", "role", "index"], name="task_once"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.role}-{self.index}"
+
+
+class JobEvent(models.Model):
+    """Something that happened to a job. Never changed; the numbers only ever grow for a reader
+    (`jobs.events.record` sees to that)."""
+
+    class Actor(models.TextChoices):
+        PERSON = "person", _("a person")
+        SLUICE = "sluice", _("Sluice")
+        SLURM = "slurm", _("Slurm")
+
+    id = models.BigAutoField(primary_key=True)
+    job = models.ForeignKey(
+        Job, on_delete=models.CASCADE, related_name="events", verbose_name=_("job")
+    )
+    owner_id = models.BigIntegerField(_("owner"))
+    namespace_id = models.BigIntegerField(_("namespace"))
+    at = models.DateTimeField(_("at"), default=timezone.now)
+    kind = models.CharField(_("kind"), max_length=40)
+    actor = models.CharField(
+        _("by"), max_length=10, choices=Actor.choices, default=Actor.SLUICE.value
+    )
+    actor_name = models.CharField(_("name"), max_length=150, blank=True)
+    data = models.JSONField(_("data"), default=dict, blank=True)
+
+    class Meta:
+        verbose_name = _("event")
+        verbose_name_plural = _("events")
+        ordering = ["id"]
+        indexes = [
+            models.Index(fields=["job", "id"], name="event_of_job"),
+            models.Index(fields=["at"], name="event_at"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.pk} {self.kind}"
+
+
+class EngineLease(models.Model):
+    """Which engine works for a cluster. `fence` grows with every change of hands; the engine's writes
+    hold only while it is theirs."""
+
+    cluster = models.OneToOneField(
+        "clusters.Cluster",
+        on_delete=models.CASCADE,
+        related_name="engine_lease",
+        verbose_name=_("cluster"),
+    )
+    holder = models.CharField(_("holder"), max_length=200, blank=True)
+    fence = models.PositiveBigIntegerField(_("fence"), default=0)
+    expires_at = models.DateTimeField(_("expires"), null=True, blank=True)
+    # Counters for /metrics, which may be asked of another process.
+    stats = models.JSONField(_("counters"), default=dict, blank=True)
+
+    class Meta:
+        verbose_name = _("engine lease")
+        verbose_name_plural = _("engine leases")
+
+    def __str__(self) -> str:
+        return f"{self.cluster_id}: {self.holder or '-'}"

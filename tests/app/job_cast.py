@@ -1,0 +1,82 @@
+"""The cast of the job tests: alice owns, bob is in her namespace, carol must not get in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from clusters.capacity import Capacity, GpuCount, Node, Partition
+from clusters.models import Cluster, Membership, Namespace, store_capacity
+from gateway.models import User
+from jobs.models import Attempt, Job
+from jobs.services import create_job
+from jobs.spec import JobSpec
+
+CAPACITY = Capacity(
+    taken_at=datetime(2026, 11, 16, tzinfo=UTC),
+    nodes=(
+        Node("n1", "idle", True, 8, 0, 16000, 0, (GpuCount("a100", 4, 0),), (), ("gpu",)),
+        Node("n4", "idle", True, 8, 0, 16000, 0, (), (), ("cpu",)),
+    ),
+    partitions=(
+        Partition("gpu", True, True, ("n1",), None, None),
+        Partition("cpu", True, False, ("n4",), 86400, None),
+    ),
+)
+
+
+@dataclass
+class Cast:
+    cluster: Cluster
+    lab: Namespace
+    private: Namespace
+    alice: User
+    bob: User
+    viewer: User
+    chief: User  # administrator of the namespace
+    carol: User
+    admin: User
+
+    def job(self, name: str = "train", *, by: User | None = None, **more: Any) -> Job:
+        return create_job(by=by or self.alice, spec=make_spec(name), namespace=self.lab, **more)
+
+    def in_slurm(self, job: Job, slurm_job_id: str = "7", *, state: str = "RUNNING") -> Attempt:
+        attempt = Attempt.objects.create(
+            job=job,
+            cluster=job.cluster,
+            number=1,
+            phase=Attempt.Phase.LIVE,
+            unix_user="alice",
+            work_dir=f"/w/{job.pk}/1",
+            slurm_job_id=slurm_job_id,
+        )
+        Job.objects.filter(pk=job.pk).update(state=state, attempt_number=1)
+        job.refresh_from_db()
+        return attempt
+
+
+def make_spec(name: str = "train", **more: Any) -> JobSpec:
+    role = {"name": "worker", "command": "true", "taskNumber": 1}
+    return JobSpec.model_validate(
+        {"jobName": name, "image": "busybox", "namespace": "lab", "taskRoles": [role], **more}
+    )
+
+
+def make_cast() -> Cast:
+    cluster = Cluster.objects.create(
+        name="c1", host="login", service_user="svc", host_keys="ssh-ed25519 AAAA"
+    )
+    store_capacity(cluster, CAPACITY)
+    lab = Namespace.objects.create(name="lab", cluster=cluster, partitions=["cpu"])
+    private = Namespace.objects.create(name="private", cluster=cluster, partitions=["gpu"])
+    people = {
+        name: User.objects.create_user(name)
+        for name in ("alice", "bob", "viewer", "chief", "carol")
+    }
+    roles = {"alice": "member", "bob": "member", "viewer": "viewer", "chief": "admin"}
+    for name, role in roles.items():
+        Membership.objects.create(user=people[name], namespace=lab, role=role)
+    Membership.objects.create(user=people["carol"], namespace=private, role="member")
+    admin = User.objects.create_superuser("admin")
+    return Cast(cluster=cluster, lab=lab, private=private, admin=admin, **people)
