@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import secrets
 import sys
+import tempfile
 from pathlib import Path
 
 import dj_database_url
@@ -153,6 +154,10 @@ if DATABASES["default"]["ENGINE"] == "django.db.backends.sqlite3":
         "transaction_mode": "IMMEDIATE",
         "init_command": "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL;",
     }
+    # A file for the tests, too: an in-memory database is shared by threads under other, harsher locks.
+    DATABASES["default"]["TEST"] = {
+        "NAME": f"{tempfile.gettempdir()}/sluice-test-{os.getpid()}.sqlite3"
+    }
 
 AUTH_USER_MODEL = "gateway.User"
 AUTH_PASSWORD_VALIDATORS = [
@@ -236,6 +241,19 @@ REST_FRAMEWORK = {
 SSH_CA_KEY_FILE = Path(os.environ.get("SLUICE_SSH_CA_KEY") or SLUICE_HOME / "ssh" / "ca_key")
 # Sluice never acts as a Unix user below this UID, and never as root.
 UID_FLOOR = env_int("SLUICE_UID_FLOOR", 1000)
+
+# --- websockets -----------------------------------------------------------------------------
+
+# Dotted path of a function from an API token to its person (or None), for programs' websockets.
+SOCKET_TOKEN_AUTH = os.environ.get("SLUICE_SOCKET_TOKEN_AUTH", "")
+SOCKETS_PER_PERSON = env_int("SLUICE_SOCKETS_PER_PERSON", 50)
+# How soon an open websocket notices that its person signed out or lost a right.
+SOCKET_RECHECK_S = env_int("SLUICE_SOCKET_RECHECK_S", 10)
+
+# --- metrics --------------------------------------------------------------------------------
+
+# `/metrics` answers loopback and administrators; others need this as a bearer token.
+METRICS_TOKEN = os.environ.get("SLUICE_METRICS_TOKEN", "")
 
 # --- logs: one JSON object a line, each with an `action` --------------------------------------
 

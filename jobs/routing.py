@@ -1,0 +1,14 @@
+"""The addresses of the websockets."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.urls import path, re_path
+
+from jobs.consumers import EventsConsumer, NoSuchSocket
+
+websocket_urlpatterns: list[Any] = [
+    path("ws/events", EventsConsumer.as_asgi()),  # type: ignore[arg-type]
+    re_path(r"", NoSuchSocket.as_asgi()),  # type: ignore[arg-type]
+]

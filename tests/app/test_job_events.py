@@ -1,0 +1,400 @@
+"""Events: numbers that never go back for a reader, the hub, and the websocket on it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+from asgiref.sync import sync_to_async
+from channels.testing import WebsocketCommunicator
+from django.conf import settings as django_settings
+from django.contrib.auth import BACKEND_SESSION_KEY, HASH_SESSION_KEY, SESSION_KEY
+from django.contrib.sessions.backends.db import SessionStore
+from django.db import connections, transaction
+
+from clusters.models import Membership
+from gateway.asgi import application
+from gateway.models import User
+from jobs import hub as hub_module
+from jobs import services, sockets
+from jobs.access import EventSight
+from jobs.events import EventRow, NewEvent, last_number, purge_before, read_since, record
+from jobs.hub import EventHub, Subscription
+from jobs.models import JobEvent
+from tests.app.job_cast import Cast, make_cast
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture
+def cast() -> Cast:
+    return make_cast()
+
+
+@pytest.fixture(autouse=True)
+async def close_worker_connections() -> AsyncIterator[None]:
+    """Worker threads keep database connections; the test database can only go once they are shut."""
+    yield
+    for _ in range(8):
+        await sync_to_async(connections.close_all, thread_sensitive=False)()
+
+
+def in_thread(function: Callable[[], None]) -> threading.Thread:
+    def run() -> None:
+        try:
+            function()
+        finally:
+            connections.close_all()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread
+
+
+class TestOrder:
+    def test_a_number_never_appears_below_one_already_seen(self, cast: Cast) -> None:
+        """A slow transaction that took its number first must also become visible first."""
+        job = cast.job()
+        start = last_number()
+        numbered, finish, seen = threading.Event(), threading.Event(), []
+
+        def slow() -> None:
+            with transaction.atomic():
+                record([NewEvent(job, "slow")])
+                numbered.set()
+                finish.wait(5)
+
+        def quick() -> None:
+            with transaction.atomic():
+                record([NewEvent(job, "quick")])
+
+        first = in_thread(slow)
+        assert numbered.wait(5)
+        second = in_thread(quick)
+        second.join(0.5)
+        seen += [row.kind for row in read_since(start)]
+        assert seen == [], "the later one was visible before the earlier one"
+        finish.set()
+        first.join()
+        second.join()
+        assert [row.kind for row in read_since(start)] == ["slow", "quick"]
+
+    def test_many_writers_and_a_reader_that_resumes_by_number(self, cast: Cast) -> None:
+        job = cast.job()
+        start = last_number()
+        writers, each = 6, 25
+
+        def write(writer: int) -> None:
+            for n in range(each):
+                with transaction.atomic():
+                    record([NewEvent(job, "tick", {"writer": writer, "n": n})])
+
+        threads = [in_thread(lambda w=w: write(w)) for w in range(writers)]  # type: ignore[misc]
+        cursor, got = start, []
+        while len(got) < writers * each:
+            alive = any(thread.is_alive() for thread in threads)
+            rows = read_since(cursor, 7)
+            got += [(row.data["writer"], row.data["n"]) for row in rows]
+            cursor = rows[-1].number if rows else cursor
+            if not rows and not alive:
+                break
+        for thread in threads:
+            thread.join()
+        assert len(got) == len(set(got)) == writers * each
+
+    def test_events_outside_a_transaction_are_refused(self, cast: Cast) -> None:
+        job = cast.job()
+        with pytest.raises(RuntimeError):
+            record([NewEvent(job, "x")])
+
+    def test_what_is_rolled_back_is_not_told(self, cast: Cast) -> None:
+        job = cast.job()
+        before = JobEvent.objects.count()
+
+        def fail_after_recording() -> None:
+            with transaction.atomic():
+                record([NewEvent(job, "x")])
+                raise ZeroDivisionError
+
+        with pytest.raises(ZeroDivisionError):
+            fail_after_recording()
+        assert JobEvent.objects.count() == before
+
+
+def tick(cast: Cast, job: Any, kind: str = "tick", n: int = 1) -> None:
+    with transaction.atomic():
+        record([NewEvent(job, kind, {"n": i}) for i in range(n)])
+
+
+EVERYTHING = EventSight(True, None, frozenset())
+
+
+class TestHub:
+    async def test_one_reader_for_many_listeners(self, cast: Cast) -> None:
+        job = await sync_to_async(cast.job)()
+        hub = EventHub(poll_s=0.05)
+        listeners = [await hub.subscribe(EVERYTHING) for _ in range(20)]
+        await sync_to_async(tick)(cast, job, n=3)
+        for listener in listeners:
+            got = [await asyncio.wait_for(listener.queue.get(), 5) for _ in range(3)]
+            assert [row.data["n"] for row in got if row] == [0, 1, 2]
+        for listener in listeners:
+            hub.unsubscribe(listener)
+        polls = hub.polls
+        await asyncio.sleep(0.3)
+        assert hub.polls == polls, "it reads although nobody listens"
+
+    async def test_a_listener_that_cannot_keep_up_is_dropped(self) -> None:
+        hub = EventHub()
+        slow = Subscription(EVERYTHING, 0, asyncio.Queue(maxsize=2))
+        hub._listeners.add(slow)
+        rows = [
+            EventRow(n, job_id, 1, 1, at, "tick", "sluice", "", {})
+            for n, (job_id, at) in enumerate([(None, None)] * 4, start=1)  # type: ignore[arg-type]
+        ]
+        hub._hand_out(rows)
+        assert slow.too_slow
+        assert hub.listener_count == 0
+        assert [slow.queue.get_nowait() for _ in range(2)][-1] is None
+
+    async def test_nothing_falls_between_backfill_and_live(self, cast: Cast) -> None:
+        job = await sync_to_async(cast.job)()
+        since = await sync_to_async(last_number)()
+        hub = EventHub(poll_s=0.02)
+        stop = asyncio.Event()
+
+        async def write() -> None:
+            while not stop.is_set():
+                await sync_to_async(tick)(cast, job)
+
+        writer = asyncio.create_task(write())
+        got: list[int] = []
+        for _ in range(8):  # disconnects at any moment, comes back with its last number
+            subscription = await hub.subscribe(EVERYTHING)
+            missed = await hub.backfill(subscription, since)
+            assert missed is not None
+            got += [row.number for row in missed]
+            for _ in range(3):
+                row = await asyncio.wait_for(subscription.queue.get(), 5)
+                assert row is not None
+                got.append(row.number)
+            hub.unsubscribe(subscription)
+            since = got[-1]
+            await asyncio.sleep(0.03)
+        stop.set()
+        await writer
+        written = await sync_to_async(
+            lambda: [r.number for r in read_since(got[0] - 1, 10_000) if r.number <= got[-1]]
+        )()
+        assert got == written
+
+    async def test_a_number_too_old_or_unknown_means_begin_afresh(self, cast: Cast) -> None:
+        job = await sync_to_async(cast.job)()
+        await sync_to_async(tick)(cast, job, n=5)
+        hub = EventHub(poll_s=5)
+        subscription = await hub.subscribe(EVERYTHING)
+        assert await hub.backfill(subscription, subscription.start_after + 10) is None
+        await sync_to_async(tick)(cast, job)
+        newest = await sync_to_async(lambda: JobEvent.objects.last().at)()  # type: ignore[union-attr]
+        await sync_to_async(purge_before)(newest)
+        assert await hub.backfill(subscription, 2) is None
+        hub.unsubscribe(subscription)
+
+
+# -- the websocket ------------------------------------------------------------------------------------
+
+
+@pytest.fixture(autouse=True)
+def quick_hub(monkeypatch: pytest.MonkeyPatch, settings: Any) -> None:
+    monkeypatch.setattr(hub_module, "POLL_S", 0.05)
+    settings.SOCKET_RECHECK_S = 0.2
+    hub_module._hubs.clear()
+
+
+def session_of(user: User) -> str:
+    session = SessionStore()
+    session[SESSION_KEY] = str(user.pk)
+    session[BACKEND_SESSION_KEY] = "django.contrib.auth.backends.ModelBackend"
+    session[HASH_SESSION_KEY] = user.get_session_auth_hash()
+    session.create()
+    assert session.session_key
+    return session.session_key
+
+
+def socket(
+    session_key: str = "",
+    *,
+    origin: str = "http://localhost",
+    path: str = "/ws/events",
+    token: str = "",
+) -> WebsocketCommunicator:
+    headers = [(b"host", b"localhost")]
+    if origin:
+        headers.append((b"origin", origin.encode()))
+    if session_key:
+        cookie = f"{django_settings.SESSION_COOKIE_NAME}={session_key}"
+        headers.append((b"cookie", cookie.encode()))
+    if token:
+        headers.append((b"authorization", f"Bearer {token}".encode()))
+    return WebsocketCommunicator(application, path, headers=headers)
+
+
+async def opened(user: User, path: str = "/ws/events") -> WebsocketCommunicator:
+    communicator = socket(await sync_to_async(session_of)(user), path=path)
+    accepted, _ = await communicator.connect(timeout=5)
+    assert accepted
+    return communicator
+
+
+async def frame(communicator: WebsocketCommunicator) -> dict[str, Any]:
+    value: dict[str, Any] = json.loads(await communicator.receive_from(timeout=5))
+    return value
+
+
+async def closed_with(communicator: WebsocketCommunicator) -> int:
+    output = await communicator.receive_output(timeout=5)
+    assert output["type"] == "websocket.close"
+    return int(output["code"])
+
+
+class TestSocket:
+    async def test_changes_arrive_with_their_sentence(self, cast: Cast) -> None:
+        ws = await opened(cast.alice)
+        assert (await frame(ws))["type"] == "hello"
+        job = await sync_to_async(cast.job)()
+        await sync_to_async(services.stop_job)(job=job, by=cast.alice)
+        events: list[dict[str, Any]] = []
+        while len(events) < 2:
+            events += (await frame(ws))["events"]
+        assert [e["kind"] for e in events] == ["created", "stop"]
+        assert events[1]["job"] == str(job.pk)
+        assert events[1]["data"]["state"] == "STOPPED"
+        assert events[1]["data"]["reason"].startswith("Stopped by alice")
+        assert events[0]["number"] < events[1]["number"]
+        await ws.disconnect()
+
+    async def test_resume_by_number_misses_nothing_and_repeats_nothing(self, cast: Cast) -> None:
+        first = await sync_to_async(cast.job)("one")
+        since = await sync_to_async(last_number)()
+        await sync_to_async(cast.job)("two")
+        ws = await opened(cast.alice, f"/ws/events?since={since}")
+        assert await frame(ws) == {"type": "hello", "number": since}
+        (event,) = (await frame(ws))["events"]
+        assert event["data"]["name"] == "two"
+        await sync_to_async(services.stop_job)(job=first, by=cast.alice)
+        (event,) = (await frame(ws))["events"]
+        assert event["kind"] == "stop"
+        await ws.disconnect()
+
+    async def test_carol_hears_nothing_of_alices_namespace(self, cast: Cast) -> None:
+        await sync_to_async(cast.job)("earlier")
+        carol, viewer = await opened(cast.carol), await opened(cast.viewer)
+        assert (await frame(carol))["type"] == (await frame(viewer))["type"] == "hello"
+        before = await sync_to_async(last_number)()
+        await sync_to_async(cast.job)()
+        assert (await frame(viewer))["events"][0]["kind"] == "created"
+        assert await carol.receive_nothing(timeout=0.4)
+        backfilled = await opened(cast.carol, f"/ws/events?since={before}")
+        assert (await frame(backfilled))["type"] == "hello"
+        assert await backfilled.receive_nothing(timeout=0.3)
+        for ws in (carol, viewer, backfilled):
+            await ws.disconnect()
+
+    @pytest.mark.parametrize(
+        "origin", ["http://evil.example", "http://localhost:81", "https://localhost.evil", "null"]
+    )
+    async def test_another_origin_is_refused(self, cast: Cast, origin: str) -> None:
+        ws = socket(await sync_to_async(session_of)(cast.alice), origin=origin)
+        accepted, code = await ws.connect(timeout=5)
+        assert (accepted, code) == (False, sockets.CLOSE_FORBIDDEN)
+
+    async def test_cookies_without_an_origin_are_not_believed(self, cast: Cast) -> None:
+        ws = socket(await sync_to_async(session_of)(cast.alice), origin="")
+        assert await ws.connect(timeout=5) == (False, sockets.CLOSE_SIGNED_OUT)
+
+    async def test_anonymous_is_refused(self, cast: Cast) -> None:
+        assert (await socket().connect(timeout=5))[0] is False
+        assert (await socket("no-such-session").connect(timeout=5))[0] is False
+
+    async def test_a_program_shows_a_token(
+        self, cast: Cast, settings: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        settings.SOCKET_TOKEN_AUTH = "named.in.settings"
+        known = {"right": cast.alice}
+        monkeypatch.setattr(sockets, "import_string", lambda name: known.get)
+        assert (await socket(origin="", token="wrong").connect(timeout=5))[0] is False
+        ws = socket(origin="", token="right")
+        assert (await ws.connect(timeout=5))[0]
+        assert (await frame(ws))["type"] == "hello"
+        await ws.disconnect()
+
+    async def test_signing_out_closes_the_socket(self, cast: Cast) -> None:
+        key = await sync_to_async(session_of)(cast.alice)
+        ws = socket(key)
+        assert (await ws.connect(timeout=5))[0]
+        await frame(ws)
+        await sync_to_async(SessionStore(key).delete)()
+        assert await closed_with(ws) == sockets.CLOSE_SIGNED_OUT
+
+    async def test_a_changed_password_and_a_switched_off_person_close_it(self, cast: Cast) -> None:
+        ws = await opened(cast.alice)
+        await frame(ws)
+        await User.objects.filter(pk=cast.alice.pk).aupdate(is_active=False)
+        assert await closed_with(ws) == sockets.CLOSE_SIGNED_OUT
+
+    async def test_a_lost_membership_ends_the_view_without_reconnecting(self, cast: Cast) -> None:
+        ws = await opened(cast.viewer)
+        await frame(ws)
+        await Membership.objects.filter(user=cast.viewer).adelete()
+        await asyncio.sleep(0.6)
+        await sync_to_async(cast.job)()
+        assert await ws.receive_nothing(timeout=0.4)
+        await ws.disconnect()
+
+    async def test_one_person_has_so_many_sockets(self, cast: Cast, settings: Any) -> None:
+        settings.SOCKETS_PER_PERSON = 3
+        open_sockets = [await opened(cast.alice) for _ in range(3)]
+        fourth = await opened(cast.alice)
+        assert await closed_with(fourth) == sockets.CLOSE_TOO_MANY
+        await fourth.disconnect()
+        other = await opened(cast.bob)
+        assert (await frame(other))["type"] == "hello"
+        for ws in (*open_sockets, other):
+            await ws.disconnect()
+        assert cast.alice.pk not in sockets._open_sockets
+
+    @pytest.mark.parametrize("since", ["-1", "x", "9" * 40, "99999999"])
+    async def test_a_senseless_number(self, cast: Cast, since: str) -> None:
+        ws = await opened(cast.alice, f"/ws/events?since={since}")
+        expected = "reset" if since == "99999999" else "hello"
+        assert (await frame(ws))["type"] == expected
+        await ws.disconnect()
+
+    async def test_no_such_socket(self, cast: Cast) -> None:
+        ws = socket(await sync_to_async(session_of)(cast.alice), path="/ws/nothing")
+        assert (await ws.connect(timeout=5))[0] is False
+
+    async def test_the_database_may_be_away_for_a_moment(
+        self, cast: Cast, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        from django.db import OperationalError
+
+        ws = await opened(cast.alice)
+        await frame(ws)
+        real, fails = hub_module.read_since, 2
+
+        def flaky(number: int, limit: int = 500) -> list[EventRow]:
+            nonlocal fails
+            if fails:
+                fails -= 1
+                raise OperationalError("the server closed the connection")
+            return real(number, limit)
+
+        monkeypatch.setattr(hub_module, "read_since", flaky)
+        await sync_to_async(cast.job)()
+        assert (await frame(ws))["events"][0]["kind"] == "created"
+        await ws.disconnect()
