@@ -11,6 +11,8 @@ from typing import Any
 
 MAX_SHOWN_VALUE = 80
 
+Loc = tuple[str | int, ...]  # a place in a document: ("taskRoles", 1, "name")
+
 
 @dataclass(frozen=True, slots=True)
 class Position:
@@ -90,3 +92,16 @@ def shorten(value: object) -> str:
     text = value if isinstance(value, str) else repr(value)
     text = "".join(c if c.isprintable() else "·" for c in text[: MAX_SHOWN_VALUE * 2])
     return text if len(text) <= MAX_SHOWN_VALUE else text[: MAX_SHOWN_VALUE - 1] + "…"
+
+
+def path_text(loc: Loc) -> str:
+    """taskRoles[1].portList[0].beginAt"""
+    text = ""
+    for part in loc:
+        if isinstance(part, int):
+            text += f"[{part}]"
+        elif part.replace("_", "").replace("-", "").isalnum():
+            text += f".{part}" if text else part
+        else:
+            text += f'["{shorten(part)}"]'
+    return text

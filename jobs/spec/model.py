@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic.alias_generators import to_camel
 
 from jobs.spec.fields import (
@@ -19,6 +19,7 @@ from jobs.spec.fields import (
     EnvName,
     EnvValue,
     Flag,
+    FreeValue,
     GpuType,
     Image,
     JobName,
@@ -36,8 +37,10 @@ from jobs.spec.fields import (
     whole,
     whole_within,
 )
+from jobs.spec.rules import broken_rules
 
 MAX_ROLES = 100
+RULES = "rules"  # code of the error that stands for all rules between fields
 MAX_TASKS = 2000
 
 _NULL_HAS_A_MEANING = frozenset(
@@ -259,7 +262,7 @@ class Metrics(_Part):
     """tensorboard (event files) or regex (numbers in the log)."""
     source: Path = Field(default="", alias="in")
     """Directory of event files, or the log file to read."""
-    groups: dict[str, JsonValue] = Field(default_factory=dict)
+    groups: dict[Line, FreeValue] = Field(default_factory=dict)
     """For regex: named groups, each with a regex and its scalars."""
 
 
@@ -377,8 +380,26 @@ class JobSpec(_Part):
     """Variables whose values are secret: set when the job is submitted, never kept in this file."""
     imported_from: Annotated[str, choice("", "openpai-v2", "ffdl", "octopus")] = ""
     """Format that the job was written in, if not this one; it decides a few variables' form."""
-    extras: dict[str, JsonValue] = Field(default_factory=dict)
+    extras: dict[Line, FreeValue] = Field(default_factory=dict)
     """Anything else, kept with the job and otherwise ignored."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _virtual_cluster_is_namespace(cls, value: Any) -> Any:
+        """A conflict of the two leaves the second in place, to be refused with its rule."""
+        if isinstance(value, Mapping) and "virtualCluster" in value:
+            other = value["virtualCluster"]
+            if value.get("namespace") in (None, other):
+                rest = {k: v for k, v in value.items() if k != "virtualCluster"}
+                return {**rest, "namespace": other}
+        return value
+
+    @model_validator(mode="after")
+    def _rules_between_fields(self) -> Self:
+        found = list(broken_rules(self, max_tasks=MAX_TASKS))
+        if found:
+            raise broken(RULES, "; ".join(f"{rule.loc}: {rule.message}" for rule in found))
+        return self
 
     @property
     def virtual_cluster(self) -> str:
