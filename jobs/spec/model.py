@@ -37,12 +37,9 @@ from jobs.spec.fields import (
     whole,
     whole_within,
 )
-from jobs.spec.rules import broken_rules
+from jobs.spec.rules import MAX_ROLES, MAX_TASKS, broken_rules
 
-MAX_ROLES = 100
 RULES = "rules"  # code of the error that stands for all rules between fields
-MAX_TASKS = 2000
-
 _NULL_HAS_A_MEANING = frozenset(
     (
         "minFailedTaskCount",
@@ -360,7 +357,9 @@ class JobSpec(_Part):
     """pack: roles share nodes; separate: no two roles on one node; auto: whatever fits."""
     framework: Framework | None = None
     """Training framework and strategy, whose variables each task gets."""
-    task_roles: Annotated[tuple[TaskRole, ...], Field(min_length=1, max_length=MAX_ROLES)]
+    task_roles: tuple[TaskRole, ...] = Field(
+        json_schema_extra={"minItems": 1, "maxItems": MAX_ROLES}
+    )
     """The roles, at least one."""
     job_envs: dict[EnvName, EnvValue] = Field(default_factory=dict)
     """Environment variables of every task. isDebug: true keeps a failed task's node for a look."""
@@ -396,7 +395,7 @@ class JobSpec(_Part):
 
     @model_validator(mode="after")
     def _rules_between_fields(self) -> Self:
-        found = list(broken_rules(self, max_tasks=MAX_TASKS))
+        found = list(broken_rules(self))
         if found:
             raise broken(RULES, "; ".join(f"{rule.loc}: {rule.message}" for rule in found))
         return self

@@ -15,6 +15,9 @@ from pydantic.alias_generators import to_camel
 from jobs.spec.errors import Loc
 from jobs.spec.fields import identifier
 
+MAX_ROLES = 100
+MAX_TASKS = 2000
+
 _ALIASES = {"memory_mb": "memoryMB", "shm_mb": "shmMB"}
 
 
@@ -49,7 +52,7 @@ def _items(thing: Any, name: str) -> Sequence[Any]:
     return value if isinstance(value, list | tuple) else ()
 
 
-def broken_rules(job: Any, *, max_tasks: int) -> Iterator[Broken]:
+def broken_rules(job: Any) -> Iterator[Broken]:
     """All rules between fields that `job`, a JobSpec or a file's mapping, breaks."""
     roles = _items(job, "task_roles")
     for index, role in enumerate(roles):
@@ -58,18 +61,24 @@ def broken_rules(job: Any, *, max_tasks: int) -> Iterator[Broken]:
         yield from _unique(_items(role, "port_list"), "label", (*at, "portList"), "label")
         yield from _ports(role, at)
     yield from _unique(roles, "name", ("taskRoles",), "role name")
-    counts = [_number(role, "task_number", 1) or 0 for role in roles]
-    if sum(counts) > max_tasks:
-        yield Broken(
-            ("taskRoles",),
-            "too_many_tasks",
-            f"all roles together may have {max_tasks} tasks; these have {sum(counts)}.",
-            sum(counts),
-        )
+    yield from _sizes(job, roles)
     yield from _mounts(job)
     yield from _services(job, roles)
     yield from _image(job, roles)
     yield from _namespace(job)
+
+
+def _sizes(job: Any, roles: Sequence[Any]) -> Iterator[Broken]:
+    at: Loc = ("taskRoles",)
+    if isinstance(_get(job, "task_roles"), list | tuple) and not roles:
+        yield Broken(at, "too_few_roles", "must have at least one role.")
+    if len(roles) > MAX_ROLES:
+        message = f"may have {MAX_ROLES} roles; it has {len(roles)}."
+        yield Broken(at, "too_many_roles", message, len(roles))
+    tasks = sum(_number(role, "task_number", 1) or 0 for role in roles)
+    if tasks > MAX_TASKS:
+        message = f"all roles together may have {MAX_TASKS} tasks; these have {tasks}."
+        yield Broken(at, "too_many_tasks", message, tasks)
 
 
 def _of_role(role: Any, at: Loc) -> Iterator[Broken]:
@@ -106,7 +115,7 @@ def _unique(things: Sequence[Any], field: str, at: Loc, what: str) -> Iterator[B
             yield Broken(
                 (*at, index, field),
                 "names_alike",
-                f'and the {what} "{other}" give the same variable names (…_{bare}); rename one.',
+                f'"{name}" and the {what} "{other}" give the same variable names (…_{bare}); rename one.',
                 name,
             )
         elif any(_get(earlier, field) == name for earlier in things[:index]):
@@ -152,7 +161,7 @@ def _services(job: Any, roles: Sequence[Any]) -> Iterator[Broken]:
     for index, service in enumerate(_items(job, "services")):
         role = _get(service, "role")
         if isinstance(role, str) and role and role not in names:
-            known = ", ".join(str(name) for name in names)
+            known = ", ".join(dict.fromkeys(name for name in names if isinstance(name, str)))
             yield Broken(
                 ("services", index, "role"),
                 "unknown_role",

@@ -15,7 +15,7 @@ from pydantic_core import ErrorDetails
 
 from jobs.spec.errors import Loc, Position, Problem, SpecError, path_text, shorten
 from jobs.spec.fields import kind_of
-from jobs.spec.model import MAX_ROLES, MAX_TASKS, RULES, JobSpec
+from jobs.spec.model import RULES, JobSpec
 from jobs.spec.rules import Broken, broken_rules
 
 MAX_PROBLEMS = 100
@@ -52,9 +52,9 @@ def validate_document(
     except ValidationError as error:
         for details in error.errors(include_url=False):
             if details["type"] != f"sluice_{RULES}":
-                loc = _clean_loc(details["loc"])
+                loc = _clean_loc(details["loc"], document)
                 problems[loc, details["type"]] = _problem(details, loc, document)
-    for rule in broken_rules(document, max_tasks=MAX_TASKS) if spec is None else ():
+    for rule in broken_rules(document) if spec is None else ():
         for key in [key for key in problems if key[0] == rule.loc]:
             del problems[key]
         problems[rule.loc, rule.code] = _of_rule(rule)
@@ -91,8 +91,18 @@ def _placed(
     return placed
 
 
-def _clean_loc(loc: tuple[int | str, ...]) -> Loc:
-    return tuple(part for part in loc if part != "[key]")
+def _clean_loc(loc: tuple[int | str, ...], document: Any) -> Loc:
+    """pydantic's place in the words of the file, where parameters may be a mapping."""
+    clean: list[str | int] = []
+    value = document
+    for part in loc:
+        if part == "[key]":
+            continue
+        if isinstance(part, int) and isinstance(value, Mapping):
+            return (*clean, list(value)[part])
+        clean.append(part)
+        value = _value_at(value, (part,))
+    return tuple(clean)
 
 
 def _of_rule(rule: Broken) -> Problem:
@@ -124,8 +134,6 @@ _SENTENCES: Mapping[str, Callable[[Mapping[str, Any], object], str]] = {
     "dict_type": lambda c, v: f"must be a mapping, not {kind_of(v)}.",
     "model_type": lambda c, v: f"must be a mapping of fields, not {kind_of(v)}.",
     "model_attributes_type": lambda c, v: f"must be a mapping of fields, not {kind_of(v)}.",
-    "too_short": lambda c, v: "must have at least one entry.",
-    "too_long": lambda c, v: f"must have at most {MAX_ROLES} entries.",
     "float_type": lambda c, v: f"must be a number, not {kind_of(v)}.",
     "float_parsing": lambda c, v: f"must be a number, not {kind_of(v)}.",
     "finite_number": lambda c, v: "must be a finite number.",
