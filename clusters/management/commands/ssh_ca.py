@@ -1,0 +1,49 @@
+"""`manage.py ssh_ca`: the public key of Sluice's certificate authority, and what sshd needs to trust it."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser
+from typing import Any
+
+from django.conf import settings
+from django.core.management.base import BaseCommand, CommandError
+
+from clusters.connect import certificate_authority
+from clusters.errors import ClusterError
+
+INSTRUCTIONS = """\
+# On the login node, as root. 1. This line in /etc/ssh/sluice_ca.pub (root, mode 0644):
+{public}
+
+# 2. These lines in /etc/ssh/sshd_config.d/50-sluice.conf (or sshd_config):
+TrustedUserCAKeys /etc/ssh/sluice_ca.pub
+# Nobody becomes root or a system account by a certificate:
+PermitRootLogin no
+
+# 3. Check and reload: sshd -t && systemctl reload sshd
+# 4. From here: manage.py cluster check NAME
+
+# A certificate names one Unix user and is valid for minutes. The private half stays on Sluice's machine:
+# {private}
+"""
+
+
+class Command(BaseCommand):
+    help = (
+        "Print the certificate authority's public key (made on first use) and the lines for sshd."
+    )
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("--public-key", action="store_true", help="print the public key alone")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        try:
+            public = certificate_authority().public_line()
+        except (ClusterError, OSError) as error:
+            raise CommandError(str(error)) from error
+        if options["public_key"]:
+            self.stdout.write(public)
+            return
+        self.stdout.write(
+            INSTRUCTIONS.format(public=public, private=settings.SSH_CA_KEY_FILE), ending=""
+        )

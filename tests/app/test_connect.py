@@ -1,0 +1,133 @@
+"""From rows to doors: who is refused before anything is sent as them, and when a door is a new one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from pytest_django.fixtures import Settings
+
+from clusters import connect
+from clusters.errors import IdentityRefused
+from clusters.local import LocalTransport
+from clusters.models import Cluster, UnixAccount
+from clusters.ssh import SshCluster
+from clusters.transport import CommandResult, Transport
+from gateway.models import User
+
+pytestmark = pytest.mark.django_db
+
+HOST_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIEKxLCDZBoJBGqKcQmYFYGQaJ1Vf8mqUX1oJsT9Rf5CC"
+PASSWD = {
+    "alice": "alice:x:2001:2001::/home/alice:/bin/bash",
+    "daemon": "daemon:x:500:500::/:/bin/false",
+    "alsoroot": "alsoroot:x:0:0::/root:/bin/bash",
+    "svc": "svc:x:1500:1500::/home/svc:/bin/bash",
+}
+
+
+@dataclass
+class FakeDoor:
+    """Knows only getent, and notes as whom anything was run."""
+
+    used_as: list[str] = field(default_factory=list)
+    closed: bool = False
+
+    def transport(self, user: str) -> Transport:
+        door = self
+
+        class Fake(LocalTransport):
+            def __init__(self) -> None:
+                self.user = user
+
+            def run(self, argv: Sequence[str], **_options: object) -> CommandResult:  # type: ignore[override]
+                door.used_as.append(user)
+                row = PASSWD.get(argv[2], "")
+                return CommandResult(tuple(argv), 0 if row else 2, row.encode(), b"")
+
+        return Fake()
+
+    def close_all(self) -> None:
+        self.closed = True
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> Iterator[None]:
+    connect.reset()
+    yield
+    connect.reset()
+
+
+@pytest.fixture
+def lab(settings: Settings, tmp_path: Path) -> Cluster:
+    settings.SSH_CA_KEY_FILE = tmp_path / "ssh" / "ca_key"
+    return Cluster.objects.create(
+        name="lab", host="login.invalid", service_user="svc", host_keys=HOST_KEY
+    )
+
+
+@pytest.fixture
+def door(lab: Cluster, monkeypatch: pytest.MonkeyPatch) -> FakeDoor:
+    door = FakeDoor()
+    monkeypatch.setattr(connect, "open_door", lambda cluster: door)
+    return door
+
+
+def test_a_person_is_looked_up_by_the_service_account_first(lab: Cluster, door: FakeDoor) -> None:
+    assert connect.transport_for(lab, "alice").user == "alice"
+    assert door.used_as == ["svc"]
+    assert connect.work_root_of(lab, "alice") == "/home/alice/sluice"
+    assert door.used_as == ["svc"], "the account is kept for a while"
+
+
+@pytest.mark.parametrize(
+    ("unix_user", "words", "asked"),
+    [
+        ("root", "never acts as root", []),
+        ("-oProxyCommand=x", "is not a user name", []),
+        ("daemon", "UID 500", ["svc"]),
+        ("alsoroot", "UID 0", ["svc"]),
+        ("nobody2", "There is no Unix user nobody2", ["svc"]),
+        ("svc", "service account", ["svc"]),
+    ],
+)
+def test_nothing_is_ever_run_as_those_who_are_refused(
+    lab: Cluster, door: FakeDoor, unix_user: str, words: str, asked: list[str]
+) -> None:
+    with pytest.raises(IdentityRefused, match=words):
+        connect.transport_for(lab, unix_user)
+    assert door.used_as == asked
+
+
+def test_a_uid_on_record_must_be_the_clusters(lab: Cluster, door: FakeDoor) -> None:
+    alice = User.objects.create_user("alice")
+    account = UnixAccount.objects.create(user=alice, cluster=lab, unix_user="alice", uid=2001)
+    connect.transport_for(lab, "alice")
+    account.uid = 2002
+    account.save()
+    with pytest.raises(IdentityRefused, match="UID 2002 is on record"):
+        connect.transport_for(lab, "alice")
+
+
+def test_the_door_is_kept_until_an_administrator_changes_the_way(lab: Cluster) -> None:
+    door = connect.door_to(lab)
+    assert isinstance(door, SshCluster)
+    assert connect.door_to(Cluster.objects.get(pk=lab.pk)) is door
+    lab.title = "another title"
+    assert connect.door_to(lab) is door
+    lab.port = 2222
+    changed = connect.door_to(lab)
+    assert changed is not door
+    assert isinstance(changed, SshCluster)
+    assert changed.target.port == 2222
+    connect.reset()
+    assert connect.door_to(lab) is not changed
+
+
+def test_a_local_cluster_is_entered_without_ssh(lab: Cluster) -> None:
+    lab.kind = Cluster.Kind.LOCAL
+    assert not isinstance(connect.door_to(lab), SshCluster)
+    with pytest.raises(IdentityRefused):
+        connect.door_to(lab).transport("root")
