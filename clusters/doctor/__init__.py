@@ -1,0 +1,161 @@
+"""The doctor: tests every link between Sluice and a cluster, in order, and says what to do.
+
+`examine` runs the links and gives lines; it prints nothing. A link that needs a broken one is "not tried".
+Connections are fresh ones, never those of the pool: an open connection would hide a login that no
+longer works. Whatever a check writes on the cluster it removes again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from functools import partial
+from typing import Any
+
+from django.utils import timezone
+from django.utils.translation import gettext_lazy as _
+
+from clusters.connect import commands_of, fresh_door
+from clusters.doctor import login, site
+from clusters.doctor.case import Fault, Line, Link, Outcome, Patient
+from clusters.errors import ClusterError, SlurmUnavailable
+from clusters.models import Cluster, Namespace, store_status
+
+__all__ = [
+    "LINKS",
+    "TITLES",
+    "Line",
+    "Link",
+    "Outcome",
+    "Patient",
+    "all_ok",
+    "examine",
+    "examine_cluster",
+    "to_json",
+]
+
+LINKS: tuple[Link, ...] = (
+    Link("name", _("Name"), login.check_name, only_ssh=True),
+    Link("port", _("Port"), login.check_port, ("name",), only_ssh=True),
+    Link(
+        "host_key",
+        _("Host key"),
+        login.check_host_key,
+        ("port",),
+        "See the login node's sshd log for why it broke off.",
+        only_ssh=True,
+    ),
+    Link(
+        "service_login",
+        _("Login of the service account"),
+        login.check_service_login,
+        ("host_key",),
+        "Correct “service account” of the cluster; it must be a Unix user there.",
+    ),
+    Link(
+        "accounts",
+        _("Unix accounts"),
+        login.check_accounts,
+        ("service_login",),
+        "Map the person to a Unix account of their own on their page. “Lowest UID” of the cluster says "
+        "where people's accounts begin.",
+    ),
+    Link("person_login", _("Login of a person"), login.check_person_login, ("accounts",)),
+    Link("clock", _("Clocks"), login.check_clock, ("service_login",)),
+    Link(
+        "version",
+        _("Slurm's release"),
+        site.check_version,
+        ("service_login",),
+        "Set “directory of Slurm's commands” of the cluster, or install Slurm's client there.",
+    ),
+    Link("controller", _("Controller"), site.check_controller, ("version",), "Start slurmctld."),
+    Link("accounting", _("Accounting"), site.check_accounting, ("controller",), "Start slurmdbd."),
+    Link("operator", _("Operator rights"), site.check_operator, ("accounting",)),
+    Link("partitions", _("Partitions"), site.check_partitions, ("controller",)),
+    Link("work_root", _("Work root"), site.check_work_root, ("person_login",)),
+    Link(
+        "compute_node",
+        _("Work root on a node"),
+        site.check_compute_node,
+        ("work_root", "partitions"),
+    ),
+    Link("runtime", _("Container runtime"), site.check_runtime, ("compute_node",)),
+)
+TITLES = {link.key: link.title for link in LINKS}
+
+
+def examine(patient: Patient) -> Iterator[Line]:
+    """The lines, one by one as they are found."""
+    links = [
+        link for link in LINKS if not link.only_ssh or patient.cluster.kind == Cluster.Kind.SSH
+    ]
+    trying = {link.key for link in links}
+    broken: set[str] = set()
+    with _cleaning_up(patient):
+        for link in links:
+            missing = [key for key in link.needs if key in broken and key in trying]
+            line = _not_tried(link, missing[0]) if missing else _try(link, patient)
+            if line.outcome in (Outcome.FAIL, Outcome.NOT_TRIED):
+                broken.add(link.key)
+            yield line
+
+
+def _try(link: Link, patient: Patient) -> Line:
+    found = partial(Line, link.key, str(link.title))
+    try:
+        return found(Outcome.OK, link.check(patient))
+    except Fault as fault:
+        return found(fault.outcome, fault.found, fault.remedy)
+    except SlurmUnavailable as error:
+        return found(Outcome.FAIL, error.user_message, link.remedy or "Start Slurm's daemons.")
+    except ClusterError as error:
+        words = error.user_message + (f" ({error.detail[:200]})" if error.detail else "")
+        return found(Outcome.FAIL, words, link.remedy or "Look at the link before it.")
+
+
+def _not_tried(link: Link, needed: str) -> Line:
+    found = f"needs “{TITLES[needed]}”, which does not hold"
+    return Line(link.key, str(link.title), Outcome.NOT_TRIED, found)
+
+
+@contextmanager
+def _cleaning_up(patient: Patient) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        if patient.check_file:
+            # Should the cluster no longer answer, the lines already say so.
+            with suppress(ClusterError):
+                patient.person().run(["rm", "-f", patient.check_file, f"{patient.check_file}.back"])
+
+
+def examine_cluster(
+    cluster: Cluster, *, unix_user: str, namespaces: Sequence[Namespace]
+) -> Iterator[Line]:
+    """Examine by fresh connections, and keep the result for the administrators' pages.
+
+    A node is tried in the first of the namespaces.
+    """
+    lines: list[Line] = []
+    with fresh_door(cluster) as door:
+        patient = Patient(cluster, door, commands_of(cluster), namespaces, unix_user)
+        for line in examine(patient):
+            lines.append(line)
+            yield line
+    observed: dict[str, Any] = {"doctor": to_json(lines), "doctor_at": timezone.now()}
+    if patient.slurm_version:
+        observed["slurm_version"] = patient.slurm_version
+    if patient.clock_skew_s is not None:
+        observed["clock_skew_s"] = patient.clock_skew_s
+    store_status(cluster, **observed)
+
+
+def all_ok(lines: Sequence[Line]) -> bool:
+    return all(line.outcome is Outcome.OK for line in lines)
+
+
+def to_json(lines: Sequence[Line]) -> dict[str, Any]:
+    """As kept in ClusterStatus.doctor."""
+    return {"ok": all_ok(lines), "lines": [asdict(line) for line in lines]}
