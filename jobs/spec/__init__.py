@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from jobs.spec.dump import dump, field_table, json_schema, to_document
 from jobs.spec.errors import Problem, SpecError, Warning
 from jobs.spec.model import (
     Alerts,
@@ -31,8 +30,4 @@ __all__ = [
     "SpecError",
     "TaskRole",
     "Warning",
-    "dump",
-    "field_table",
-    "json_schema",
-    "to_document",
 ]

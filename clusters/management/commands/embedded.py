@@ -46,6 +46,7 @@ MEMBERS = {
     "bob": dict.fromkeys(NAMESPACES, Role.MEMBER),
 }
 UNIX_USERS = {"alice": "sluice-alice", "bob": "sluice-bob", "carol": "sluice-carol"}
+IMAGE_ALIASES = {"python": "python.sif", "busybox": "busybox.sif"}
 SIZES: list[dict[str, Any]] = [
     {"name": "cpu-small", "title": "1 core, 2 GB", "cpus": 1, "mem_mib": 2000, "price": "0.125"},
     {"name": "cpu-large", "title": "8 cores, 16 GB", "cpus": 8, "mem_mib": 16000, "price": "1"},
@@ -149,6 +150,7 @@ class Command(BaseCommand):
             # The embedded GPUs are pretended: there is no driver to pass on.
             gpu_vendor=Cluster.GpuVendor.NONE,
             poll_interval_s=1,
+            image_aliases=IMAGE_ALIASES,
             **facts,
         )
         cluster.full_clean()
@@ -167,7 +169,8 @@ class Command(BaseCommand):
     @staticmethod
     def _namespace(cluster: Cluster, name: str, people: dict[str, User]) -> Namespace:
         namespace, created = Namespace.objects.get_or_create(
-            name=name, defaults={"cluster": cluster, **NAMESPACES[name]}
+            name=name,
+            defaults={"cluster": cluster, "default_image": "python.sif", **NAMESPACES[name]},
         )
         if created:
             namespace.full_clean()

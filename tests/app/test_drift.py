@@ -1,0 +1,164 @@
+"""Namespaces against Slurm: each way of drifting apart gives exactly its own finding."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from clusters.capacity import Capacity, NamespaceRules, Partition
+from clusters.drift import Member, NamespaceView, SlurmView, compare, propose
+from clusters.slurm import Association, Qos, Tres
+
+GPU = Partition("gpu", True, True, ("n1",), 86400, 3600, max_nodes_per_job=4)
+CPU = Partition("cpu", True, False, ("n2",), None, None)
+
+
+def association(user: str, **fields: Any) -> Association:
+    values: dict[str, Any] = {
+        "cluster": "lab",
+        "account": "ml",
+        "user": user,
+        "partition": "",
+        "qos": ("normal",),
+        "default_qos": "normal",
+        "parent": "root",
+        "grp_tres": Tres(),
+        "grp_jobs": None,
+        "grp_submit_jobs": None,
+        "max_tres_per_job": Tres(),
+        "max_jobs": None,
+        "max_submit_jobs": None,
+        "max_wall_s": None,
+    }
+    return Association(**{**values, **fields})
+
+
+SLURM = SlurmView(
+    cluster_name="lab",
+    capacity=Capacity(taken_at=datetime(2026, 1, 1, tzinfo=UTC), partitions=(GPU, CPU)),
+    associations=(
+        association("", max_tres_per_job=Tres(cpus=64)),
+        association("alice"),
+    ),
+    qos=(Qos("normal", 0, (), (), max_jobs_per_user=5, max_tres_per_job=Tres(gpus=8)),),
+)
+FITTING = NamespaceView(
+    rules=NamespaceRules(
+        "vision",
+        ("gpu", "cpu"),
+        account="ml",
+        qos="normal",
+        max_time_s=86400,
+        max_gpus_per_job=8,
+        max_cpus_per_job=64,
+        max_nodes_per_job=4,
+    ),
+    max_running_jobs_per_user=5,
+    members=(Member("alice", "alice"),),
+)
+
+
+def changed(**rules: Any) -> NamespaceView:
+    return replace(FITTING, rules=replace(FITTING.rules, **rules))
+
+
+def test_a_fitting_namespace_has_no_findings() -> None:
+    assert compare([FITTING], SLURM) == []
+
+
+@pytest.mark.parametrize(
+    ("namespace", "slurm", "code", "words"),
+    [
+        (changed(partitions=("gpu", "old")), SLURM, "partition_gone", "partition old is gone"),
+        (
+            replace(FITTING, rules=replace(FITTING.rules, account="bio"), members=()),
+            SLURM,
+            "account_gone",
+            "account bio is gone",
+        ),
+        (
+            replace(FITTING, rules=replace(FITTING.rules, qos="gold"), members=()),
+            SLURM,
+            "qos_gone",
+            "QOS gold is gone",
+        ),
+        (
+            FITTING,
+            replace(
+                SLURM,
+                capacity=replace(
+                    SLURM.capacity, partitions=(replace(GPU, allowed_accounts=("bio",)), CPU)
+                ),
+            ),
+            "account_not_allowed",
+            "partition gpu does not admit account ml",
+        ),
+        (
+            FITTING,
+            replace(
+                SLURM,
+                capacity=replace(
+                    SLURM.capacity, partitions=(replace(GPU, allowed_qos=("gold",)), CPU)
+                ),
+            ),
+            "qos_not_allowed",
+            "partition gpu does not admit QOS normal",
+        ),
+        (
+            replace(FITTING, members=(Member("bob", "bob"),)),
+            SLURM,
+            "member_without_association",
+            "member bob (Unix user bob) has no association with account ml",
+        ),
+        (
+            FITTING,
+            replace(SLURM, associations=(association("alice", qos=("low",)),)),
+            "member_without_qos",
+            "may not use QOS normal",
+        ),
+        (
+            FITTING,
+            replace(SLURM, associations=(association("alice", partition="other"),)),
+            "member_without_association",
+            "member alice",
+        ),
+        (
+            replace(FITTING, members=(Member("eve", "", "eve has no Unix account."),)),
+            SLURM,
+            "member_without_account",
+            "eve has no Unix account",
+        ),
+        (changed(max_time_s=86401), SLURM, "limit_above_slurm", "longest time 1-00:00:01 is above"),
+        (changed(max_nodes_per_job=5), SLURM, "limit_above_slurm", "of partition gpu"),
+        (changed(max_gpus_per_job=9), SLURM, "limit_above_slurm", "of QOS normal"),
+        (changed(max_cpus_per_job=65), SLURM, "limit_above_slurm", "of account ml"),
+        (
+            replace(FITTING, max_running_jobs_per_user=6),
+            SLURM,
+            "limit_above_slurm",
+            "running jobs per person 6 is above 5",
+        ),
+    ],
+)
+def test_each_drift_is_found_alone(
+    namespace: NamespaceView, slurm: SlurmView, code: str, words: str
+) -> None:
+    found = compare([namespace], slurm)
+    assert [drift.code for drift in found] == [code]
+    assert words in found[0].problem
+    assert found[0].remedy
+
+
+def test_members_need_no_association_where_slurm_does_not_ask_for_one() -> None:
+    stranger = replace(FITTING, members=(Member("bob", "bob"),))
+    assert compare([stranger], replace(SLURM, enforces_associations=False)) == []
+
+
+def test_one_proposal_per_partition_without_a_namespace() -> None:
+    assert [p.name for p in propose(SLURM, used=["gpu"], taken=["vision"])] == ["cpu"]
+    proposal = propose(SLURM, used=["cpu"], taken=["gpu"])[0]
+    assert (proposal.name, proposal.partition, proposal.max_time_s) == ("lab-gpu", "gpu", 86400)
+    assert propose(SLURM, used=["cpu"], taken=["gpu", "lab-gpu"]) == []
