@@ -13,6 +13,7 @@ from typing import Any
 
 from clusters.capacity import Capacity, NamespaceRules, Node, Partition
 from jobs.plan import placing
+from jobs.plan.carried import check_carried
 from jobs.plan.now import fits
 from jobs.plan.placing import Need, Slots
 from jobs.plan.values import (
@@ -59,19 +60,17 @@ class _Planner:
 def plan(spec: JobSpec, rules: NamespaceRules, capacity: Capacity) -> Plan:
     """The layout of a job, or PlanError with every reason why it cannot be."""
     run = _Planner(spec, rules, capacity)
+    run.problems.extend(check_carried(spec))
     run.needs = [_need(spec, role) for role in spec.task_roles]
     run.partitions = _open_partitions(run)
     if run.partitions:
         time_limit_s = _time_limit(run)
-        if not run.problems:
-            _check_roles(run)
-        if not run.problems:
-            found = _choose(run)
-            if found is not None:
-                result = _assemble(run, *found, time_limit_s)
-                _check_limits(run, result.totals)
-                if not run.problems:
-                    return result
+        found = _choose(run) if _check_roles(run) else None
+        if found is not None:
+            result = _assemble(run, *found, time_limit_s)
+            _check_limits(run, result.totals)
+            if not run.problems:
+                return result
     raise PlanError(run.problems)
 
 
@@ -145,11 +144,13 @@ def _refuse_time(run: _Planner, asked: int, longest: int, who: str) -> None:
     )
 
 
-def _check_roles(run: _Planner) -> None:
+def _check_roles(run: _Planner) -> bool:
     """Each role by itself: is there a partition whose nodes can hold it at all?"""
+    before = len(run.problems)
     for index, (role, need) in enumerate(zip(run.spec.task_roles, run.needs, strict=True)):
         if not any(_holds(run, partition, need) for partition in run.partitions):
             _refuse_role(run, index, role, need)
+    return len(run.problems) == before
 
 
 def _holds(run: _Planner, partition: Partition, need: Need) -> bool:

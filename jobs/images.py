@@ -1,0 +1,71 @@
+"""From the image's name in a job file to the file that a node starts. Pure: names only, no look.
+
+A name is an alias of the site, a path, a file in the site's image directory, or else a registry's
+name, which is fetched once into a cache of the owner's.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+_SUFFIX = {"apptainer": ".sif", "singularity": ".sif", "enroot": ".sqsh", "pyxis": ".sqsh"}
+_NOT_IN_FILE_NAMES = re.compile(r"[^A-Za-z0-9._-]")
+_URI = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedImage:
+    """`path` is what the runtime starts; `source`, if any, is where it comes from when it is not there.
+
+    A path may begin with ~/: the owner's home, known on the node only.
+    """
+
+    path: str
+    source: str = ""
+
+
+def file_names(name: str, runtime: str) -> tuple[str, ...]:
+    """The files in an image directory that a name may stand for, best first."""
+    suffix = _SUFFIX[runtime]
+    flat = _NOT_IN_FILE_NAMES.sub("_", name)
+    names = (flat if flat.endswith(suffix) else flat + suffix, posixpath.basename(flat))
+    return tuple(dict.fromkeys(n for n in names if n.endswith(suffix)))
+
+
+def resolve_image(
+    name: str,
+    *,
+    runtime: str,
+    images_dir: str = "",
+    files: Collection[str] = (),
+    aliases: Mapping[str, str] | None = None,
+    cache_dir: str = "~/.cache/sluice/images",
+) -> ResolvedImage:
+    """`files` are the names in `images_dir`."""
+    name = (aliases or {}).get(name, name)
+    if name.startswith(("/", "~/")):
+        return ResolvedImage(name)
+    if images_dir:
+        bare = name.removeprefix("docker://")
+        for file in file_names(bare, runtime):
+            if file in files:
+                return ResolvedImage(posixpath.join(images_dir, file))
+        if bare.endswith((".sif", ".sqsh", ".img")):
+            return ResolvedImage(posixpath.join(images_dir, posixpath.basename(bare)))
+    source = name if _URI.match(name) else f"docker://{name}"
+    if runtime in ("enroot", "pyxis"):
+        source = _enroot_uri(source)
+    cached = _NOT_IN_FILE_NAMES.sub("_", name.removeprefix("docker://")) + _SUFFIX[runtime]
+    return ResolvedImage(posixpath.join(cache_dir, cached), source)
+
+
+def _enroot_uri(source: str) -> str:
+    """Enroot wants the registry apart: docker://nvcr.io#nvidia/pytorch:24.01."""
+    scheme, _, rest = source.partition("://")
+    registry, slash, image = rest.partition("/")
+    if slash and "#" not in rest and ("." in registry or ":" in registry):
+        return f"{scheme}://{registry}#{image}"
+    return source

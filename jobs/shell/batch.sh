@@ -1,0 +1,256 @@
+# ---- How it runs ----------------------------------------------------------------------------
+# One step per role. Every task says hello with its address and free ports; when all have, each gets
+# the whole table and starts. Tasks report their end through srun's own output, so that nothing polls
+# a shared file system. The first completion rule that holds decides, and this script exits with it.
+
+set -u
+umask 077
+incarnation=${SLURM_RESTART_COUNT:-0} # a requeued job runs again in the same directory
+run_dir=$attempt_dir/run/$incarnation
+task_count=0
+hellos=0 ended_tasks=0 live_steps=0 started=0 stopping=0 time_up=0
+verdict='' job_exit=0
+declare -A address ports host task_over
+declare -a failed succeeded over step_id step_live go_pipe
+
+say() { printf '%(%F %T)T  %s\n' -1 "$*"; }
+now() { printf '%s' "${EPOCHREALTIME:-$(date +%s)}"; }
+
+# replace FILE: standard input becomes the file at once, or not at all.
+replace() { cat >"$1.new" && mv -f "$1.new" "$1"; }
+
+# task_state ROLE INDEX KEY=VALUE…: the state file of a task that cannot write its own.
+task_state() {
+  local name=${role_names[$1]}-$2
+  {
+    printf 'role=%s\nindex=%s\nincarnation=%s\n' "${role_names[$1]}" "$2" "$incarnation"
+    printf 'host=%s\nip=%s\n' "${host[$1.$2]-}" "${address[$1.$2]-}"
+    printf '%s\n' "${@:3}"
+  } | replace "tasks/$name.state"
+}
+
+# decide VERDICT RULE ROLE INDEX EXIT_CODE REASON: the first call counts.
+decide() {
+  [[ -z $verdict ]] || return 0
+  verdict=$1 job_exit=$5
+  local rule=$2 role=''
+  ((time_up)) && [[ $1 == failed ]] && rule=time_limit
+  [[ -n $3 ]] && role=${role_names[$3]}
+  printf 'verdict=%s\nrule=%s\nrole=%s\nindex=%s\nexit_code=%s\nreason=%s\nincarnation=%s\nended=%s\n' \
+    "$verdict" "$rule" "$role" "$4" "$5" "$6" "$incarnation" "$(now)" | replace verdict
+  say "$verdict: $rule ${role:+$role-$4 }exit code $5 ${6:+($6)}"
+}
+
+prepare() {
+  cd "$attempt_dir" || exit "$exit_start_failed"
+  mkdir -p logs tasks work "$run_dir"
+  rm -f tasks/*.state verdict release
+  pipes=$(mktemp -d "${TMPDIR:-/tmp}/sluice.XXXXXXXX") || exit "$exit_start_failed"
+  mkfifo "$pipes/events"
+  exec {events}<>"$pipes/events"
+  # Slurm signals a whole process tree (proctrack/linuxproc) or this shell alone (proctrack/cgroup,
+  # scancel --batch). If the canary is dead after a signal, the tasks got theirs from Slurm as well.
+  sleep infinity &
+  canary=$!
+  disown "$canary"
+  trap 'rm -rf "$pipes"; kill "$canary" 2>/dev/null' EXIT
+  trap 'stopping=1' TERM
+  trap 'time_up=1' USR1
+  local name r
+  # Each srun says all it wants; what sbatch left in the environment would mix in.
+  for name in "${!SLURM_@}"; do
+    case $name in
+      SLURM_GPU* | SLURM_TRES* | SLURM_MEM_PER* | SLURM_CPUS_PER_TASK* | SLURM_NTASKS* | SLURM_NPROCS* | \
+        SLURM_EXPORT_ENV | SLURM_GET_USER_ENV | SLURM_DISTRIBUTION) unset "$name" ;;
+    esac
+  done
+  for r in "${!role_names[@]}"; do
+    failed[r]=0 succeeded[r]=0 over[r]=0 step_id[r]='' step_live[r]=0
+    ((task_count += role_tasks[r]))
+  done
+}
+
+# cannot_start EXIT_CODE REASON MESSAGE [ROLE]: says it where people look, and decides.
+cannot_start() {
+  local r i
+  for r in "${!role_names[@]}"; do
+    [[ -z ${4-} || $r == "$4" ]] || continue
+    for ((i = 0; i < role_tasks[r]; i++)); do
+      printf 'sluice: %s\n' "$3" >>"logs/${role_names[r]}-$i.log"
+      task_state "$r" "$i" state=ended "exit_code=$1" "reason=$2" "ended=$(now)"
+    done
+  done
+  decide failed start "${4-}" "${4:+0}" "$1" "$2"
+}
+
+# Directories that tasks need: some are made, the others must be there.
+check_directories() {
+  local dir
+  for dir in "${made_dirs[@]}"; do
+    mkdir -p -- "$dir" || cannot_start "$exit_mount_missing" mount_missing "cannot make the directory $dir"
+  done
+  for dir in "${needed_dirs[@]}"; do
+    [[ -e $dir ]] || cannot_start "$exit_mount_missing" mount_missing "there is no $dir on the cluster"
+  done
+}
+
+# Images: a file that must be there, or one that is fetched once into the owner's cache.
+check_images() {
+  local r i
+  for r in "${!role_names[@]}"; do
+    [[ -z $verdict && -n ${image_files[r]} && ! -e ${image_files[r]} ]] || continue
+    if [[ -z ${image_sources[r]} ]]; then
+      cannot_start "$exit_image_missing" image_missing "there is no container image ${image_files[r]}" "$r"
+      continue
+    fi
+    for ((i = 0; i < role_tasks[r]; i++)); do task_state "$r" "$i" state=pulling "image=${image_sources[r]}"; done
+    say "fetching ${image_sources[r]}"
+    fetch_image "${image_sources[r]}" "${image_files[r]}" 2>&1 | tee "$pipes/fetch.log"
+    [[ -e ${image_files[r]} ]] && continue
+    if grep -qiE 'manifest unknown|not found|name unknown|denied|unauthorized|invalid reference' "$pipes/fetch.log"; then
+      cannot_start "$exit_image_missing" image_missing "there is no container image ${image_sources[r]}" "$r"
+    else
+      cannot_start "$exit_image_failed" image_failed "the container image ${image_sources[r]} could not be fetched" "$r"
+    fi
+  done
+}
+
+start_step() {
+  trap : TERM USR1 # the parent decides
+  local options
+  step_options "$1"
+  # shellcheck disable=SC2154  # options is set by step_options
+  srun "${options[@]}" --export=ALL --input=all --kill-on-bad-exit=0 --wait=0 --job-name="${role_names[$1]}" \
+    /bin/bash "$attempt_dir/task.sh" "$1" "$run_dir" \
+    <"$pipes/go.$1" >"$pipes/events" 2> >(tee "$pipes/srun.$1" >&2)
+  printf 'step %s %s\n' "$1" "$?" >"$pipes/events"
+}
+
+start_steps() {
+  local r pipe
+  for r in "${!role_names[@]}"; do
+    mkfifo "$pipes/go.$r"
+    exec {pipe}<>"$pipes/go.$r"
+    go_pipe[r]=$pipe
+    start_step "$r" &
+    step_live[r]=1
+    ((live_steps += 1))
+  done
+}
+
+# end_steps: SIGTERM to every task that runs; each task's wrapper follows with SIGKILL after the grace period.
+end_steps() {
+  local r
+  for r in "${!role_names[@]}"; do
+    ((step_live[r])) && [[ -n ${step_id[r]} ]] || continue
+    scancel --quiet --signal=TERM "$(job_of "$r").${step_id[r]}"
+  done
+}
+
+# job_of ROLE: the Slurm job that holds the role's step; each component of a het job has its own id.
+job_of() {
+  local name=SLURM_JOB_ID_HET_GROUP_${role_groups[$1]}
+  printf '%s' "${!name:-$SLURM_JOB_ID}"
+}
+
+on_hello() { # ROLE INDEX STEP HOST ADDRESS PORTS
+  step_id[$1]=$3 host[$1.$2]=$4 address[$1.$2]=$5 ports[$1.$2]=$6
+  ((hellos += 1))
+  ((hellos == task_count)) || return 0
+  if ! (write_peers) >"$run_dir/peers.sh"; then
+    cannot_start "$exit_start_failed" start_failed "the table of the tasks could not be written to $run_dir"
+    return
+  fi
+  started=1
+  local r
+  for r in "${!role_names[@]}"; do printf 'go\n' >&"${go_pipe[r]}"; done
+  say "all $task_count tasks are there and start"
+}
+
+on_ended() { # ROLE INDEX EXIT_CODE REASON
+  [[ -z ${task_over[$1.$2]-} ]] || return 0
+  task_over[$1.$2]=1
+  ((ended_tasks += 1, over[$1] += 1))
+  if (($3 == 0)); then ((succeeded[$1] += 1)); else ((failed[$1] += 1)); fi
+  if ((!started)); then
+    decide failed start "$@"
+  elif ((min_failed[$1] && failed[$1] >= min_failed[$1])); then
+    decide failed min_failed "$@"
+  elif ((min_succeeded[$1] && succeeded[$1] >= min_succeeded[$1])); then
+    decide completed min_succeeded "$1" "$2" 0 ''
+  elif ((main_role[$1] && over[$1] == role_tasks[$1])); then
+    decide completed main_role "$1" "$2" 0 ''
+  elif ((ended_tasks == task_count)); then
+    decide completed all_ended '' '' 0 ''
+  fi
+}
+
+on_step() { # ROLE EXIT_CODE: srun has ended; tasks that never reported are lost
+  local i code=$2 reason=lost
+  step_live[$1]=0
+  ((live_steps -= 1))
+  ((code)) || code=$exit_task_lost
+  grep -qiE 'exceeded .*memory limit|oom[-_ ]?kill|out[ -_]of[ -_]memory' "$pipes/srun.$1" && reason=out_of_memory
+  for ((i = 0; i < role_tasks[$1]; i++)); do
+    [[ -z ${task_over[$1.$i]-} ]] || continue
+    task_state "$1" "$i" state=ended "exit_code=$code" "reason=$reason" "ended=$(now)"
+    on_ended "$1" "$i" "$code" "$reason"
+  done
+}
+
+# next_event: handles one report, or returns after a second without any.
+next_event() {
+  local kind a b c d e f
+  IFS=' ' read -r -t 1 -u "$events" kind a b c d e f || return 0
+  case $kind in
+    hello) on_hello "$a" "$b" "$c" "$d" "$e" "$f" ;;
+    ended) on_ended "$a" "$b" "$c" "$d" ;;
+    step) on_step "$a" "$b" ;;
+  esac
+}
+
+# drain SECONDS: waits until all steps have ended, at most so long.
+drain() {
+  local until=$((SECONDS + $1))
+  while ((live_steps > 0 && SECONDS < until)); do next_event; done
+}
+
+supervise() {
+  local warned=0
+  while [[ -z $verdict ]]; do
+    next_event
+    if ((time_up && !warned)); then
+      warned=1
+      say "the time limit is near: asking the tasks to end"
+      end_steps
+    fi
+    ((stopping)) && decide stopped stop '' '' "$exit_stopped" stopped
+  done
+}
+
+finish() {
+  local by_slurm=0
+  if ((stopping)); then
+    sleep 0.3 # Slurm signals one process after the other
+    kill -0 "$canary" 2>/dev/null || by_slurm=1
+  fi
+  ((live_steps == 0 || by_slurm)) || end_steps
+  drain $((grace_s + 10))
+  # Slurm's own state should tell the truth: CANCELLED and TIMEOUT are for Slurm to give.
+  if [[ $verdict == stopped ]]; then
+    scancel --quiet "$SLURM_JOB_ID"
+    sleep 30 &
+    wait "$!"
+  elif [[ $verdict == failed ]] && ((time_up)); then
+    sleep "$((grace_s + 90))" &
+    wait "$!"
+  fi
+  exit "$job_exit"
+}
+
+prepare
+check_directories
+[[ -n $verdict ]] || check_images
+[[ -n $verdict ]] || start_steps
+supervise
+finish
