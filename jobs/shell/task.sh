@@ -101,7 +101,7 @@ write_task_variables() {
     for i in "${!my_ports[@]}"; do printf '_sluice_port_%s=%s\n' "$i" "${my_ports[i]}"; done
     for variable in $(compgen -e); do
       case $variable in
-        SLURM_* | SLURMD_* | CUDA_VISIBLE_DEVICES | ROCR_VISIBLE_DEVICES | ZE_AFFINITY_MASK | GPU_DEVICE_ORDINAL | \
+        USER | LOGNAME | TZ | SLURM_* | SLURMD_* | CUDA_VISIBLE_DEVICES | ROCR_VISIBLE_DEVICES | ZE_AFFINITY_MASK | GPU_DEVICE_ORDINAL | \
           NVIDIA_VISIBLE_DEVICES | PMI_* | PMI2_* | PMIX_*) printf 'export %s=%s\n' "$variable" "$(quoted "${!variable}")" ;;
       esac
     done
