@@ -36,11 +36,11 @@ def cast() -> Cast:
 
 
 @pytest.fixture(autouse=True)
-async def close_worker_connections() -> AsyncIterator[None]:
-    """Worker threads keep database connections; the test database can only go once they are shut."""
+async def close_worker_connections(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[None]:
+    """The test database can only go once no worker thread holds a connection to it."""
+    monkeypatch.setitem(connections.settings["default"], "CONN_MAX_AGE", 0)
     yield
-    for _ in range(8):
-        await sync_to_async(connections.close_all, thread_sensitive=False)()
+    await sync_to_async(connections.close_all)()
 
 
 def in_thread(function: Callable[[], None]) -> threading.Thread:
