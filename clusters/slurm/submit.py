@@ -10,7 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from clusters.errors import ClusterError, CommandTimeout, SlurmUnavailable
+from clusters.errors import (
+    ClusterError,
+    CommandTimeout,
+    RemoteFileError,
+    SlurmUnavailable,
+    SubmitRejected,
+)
 from clusters.slurm.failures import submit_failure
 from clusters.slurm.fields import SlurmCommands, expand_nodes, parse_error, parse_time
 from clusters.transport import CommandResult
@@ -24,9 +30,13 @@ class Submission:
     work_dir: str
     script_path: str
     options: tuple[str, ...] = ()  # further long options of sbatch, `--name` or `--name=value`
+    # A file that must not exist yet: whoever creates it, and nobody else ever, runs sbatch for this
+    # submission; the answer is kept beside it (.out, .end). "": no such care.
+    marker: str = ""
+    give_up: bool = False  # only take the marker, so that nobody can submit it any more
 
     def __post_init__(self) -> None:
-        for path in (self.work_dir, self.script_path):
+        for path in (self.work_dir, self.script_path, self.marker or "/"):
             if not path.startswith("/"):
                 raise ValueError(f"not an absolute path: {path!r}")
         for option in self.options:
@@ -35,13 +45,22 @@ class Submission:
         for text in (self.token, self.work_dir, self.script_path, *self.options):
             if not text or "\n" in text or "\0" in text:
                 raise ValueError(f"empty, or holds a newline or NUL: {text!r}")
+        if "\n" in self.marker or "\0" in self.marker:
+            raise ValueError(f"not a path: {self.marker!r}")
+        if self.give_up and not self.marker:
+            raise ValueError("only a submission with a marker can be given up")
+
+
+class SubmissionGivenUp(SubmitRejected):
+    """Nobody had begun it, and now nobody can."""
 
 
 @dataclass(frozen=True, slots=True)
 class SubmitOutcome:
     """What became of one submission. Exactly one of three: an id, an error, or never tried (neither).
 
-    An error that is CommandTimeout means that the job may exist: look for its working directory.
+    An error that is CommandTimeout means that the job may exist: look for its working directory. One
+    that is SubmissionGivenUp: it does not, and with this marker never will.
     """
 
     token: str
@@ -88,9 +107,12 @@ def _parse_job_id(stdout: str) -> str:
 
 # -- many at once -----------------------------------------------------------------------------------
 
-# $1 mark of this run, $2 seconds for each sbatch, $3 sbatch. Per job on stdin: token, work dir, script, number of
-# options, options; a line each. Per job on stdout: MARK token MARK <sbatch's own stdout> MARK exit code MARK stderr
-# MARK newline, written as it goes, so that a cut shows which jobs were begun and which were taken.
+# $1 mark of this run, $2 seconds for each sbatch, $3 sbatch. Per job on stdin: token, work dir, script, marker (or an
+# empty line), run or give-up, number of options, options; a line each. Per job on stdout: MARK token MARK <sbatch's own
+# stdout> MARK exit code MARK stderr MARK newline, written as it goes, so that a cut shows which jobs were begun and
+# which were taken.
+# With a marker the program may be run any number of times, also by two gateways at once: `set -C` lets exactly one of
+# them run sbatch, the others tell what it answered, or 124 (nobody knows yet) while there is no answer.
 # SBATCH_* and SLURM_* of a person's login would override the script (SBATCH_PARTITION, …): only SLURM_CONF stays.
 # After an answer that says "no controller" or nothing at all, the rest would only wait for the same: stop.
 _SUBMIT_MANY_PROGRAM = r"""
@@ -99,7 +121,35 @@ for name in $(env | sed -n -e 's/^\(SBATCH_[A-Za-z0-9_]*\)=.*/\1/p' -e 's/^\(SLU
   [ "$name" = SLURM_CONF ] || unset "$name"
 done
 exec 3>&1
-while IFS= read -r token && IFS= read -r dir && IFS= read -r script && IFS= read -r count; do
+umask 077
+say() { printf '%s%s%s%s%s\n' "$mark" "$code" "$mark" "$complaint" "$mark"; }
+show() { while IFS= read -r line; do printf '%s\n' "$line"; done <"$1"; }
+take_marker() {
+  set -C
+  { printf '%s\n' "$$" >"$marker"; } 2>/dev/null
+  taken=$?
+  set +C
+  [ "$taken" -ne 0 ] || return 0
+  complaint='begun before, and not answered yet' code=124
+  if [ ! -e "$marker" ]; then complaint="$marker cannot be written" code=73
+  elif [ -s "$marker.out" ]; then show "$marker.out" && complaint='' code=0
+  elif [ -s "$marker.end" ]; then { IFS= read -r code; complaint=$(cat); } <"$marker.end"
+  fi
+  return 1
+}
+run() {
+  if [ -z "$marker" ]; then
+    complaint=$(timeout -k 5 "$limit" "$sbatch" "$@" "$script" 2>&1 1>&3 3>&- </dev/null)
+    code=$?
+    return
+  fi
+  complaint=$(timeout -k 5 "$limit" "$sbatch" "$@" "$script" 2>&1 1>"$marker.out" 3>&- </dev/null)
+  code=$?
+  [ ! -s "$marker.out" ] || show "$marker.out"
+  [ "$code" -eq 0 ] || printf '%s\n%s\n' "$code" "$complaint" >"$marker.end"
+}
+while IFS= read -r token && IFS= read -r dir && IFS= read -r script && IFS= read -r marker &&
+  IFS= read -r order && IFS= read -r count; do
   set -- --parsable --chdir="$dir"
   while [ "$count" -gt 0 ]; do
     IFS= read -r option || exit 3
@@ -107,15 +157,22 @@ while IFS= read -r token && IFS= read -r dir && IFS= read -r script && IFS= read
     count=$((count - 1))
   done
   printf '%s%s%s' "$mark" "$token" "$mark"
-  complaint=$(timeout -k 5 "$limit" "$sbatch" "$@" "$script" 2>&1 1>&3 3>&- </dev/null)
-  code=$?
-  printf '%s%s%s%s%s\n' "$mark" "$code" "$mark" "$complaint" "$mark"
+  if [ -n "$marker" ] && ! take_marker; then say && continue; fi
+  if [ "$order" = give-up ]; then
+    code=75 complaint='given up before it was begun'
+    printf '%s\n%s\n' "$code" "$complaint" >"$marker.end"
+    say && continue
+  fi
+  run "$@"
+  say
   case $code:$complaint in
     0:*) ;;
     124:*|137:*|*'Unable to contact slurm controller'*|*'timed out'*|*'Zero Bytes'*|*'Rate limit'*) exit 0 ;;
   esac
 done
 """
+# EX_TEMPFAIL and EX_CANTCREAT of sysexits.h; sbatch itself ends with 1.
+_GIVEN_UP, _NO_MARKER = "75", "73"
 
 
 def build_submit_many_argv(
@@ -132,7 +189,9 @@ def submit_many_stdin(submissions: Sequence[Submission]) -> bytes:
         raise ValueError("two submissions with the same token")
     lines: list[str] = []
     for job in submissions:
-        lines += [job.token, job.work_dir, job.script_path, str(len(job.options)), *job.options]
+        order = "give-up" if job.give_up else "run"
+        lines += [job.token, job.work_dir, job.script_path, job.marker, order]
+        lines += [str(len(job.options)), *job.options]
     return "".join(f"{line}\n" for line in lines).encode("utf-8", errors="surrogateescape")
 
 
@@ -170,6 +229,14 @@ def _outcome(record: list[str], *, complete: bool) -> SubmitOutcome:
         return SubmitOutcome(token, slurm_job_id=taken[1])
     if not code.isdigit():
         raise parse_error("sbatch's exit code is missing", "|".join(record))
+    if code == _GIVEN_UP:
+        return SubmitOutcome(
+            token, error=SubmissionGivenUp("The job was stopped before Slurm had it.")
+        )
+    if code == _NO_MARKER:
+        return SubmitOutcome(
+            token, error=RemoteFileError("The job's directory cannot be written.", detail=complaint)
+        )
     if code == "0":
         # Exit 0 without an id: nobody knows. Never seen; a wrapper around sbatch could do it.
         return SubmitOutcome(token, error=submit_failure(124, f"{printed}\n{complaint}"))

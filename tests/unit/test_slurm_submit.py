@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from clusters.errors import (
     CommandFailed,
     CommandTimeout,
+    RemoteFileError,
     SlurmParseError,
     SlurmUnavailable,
     SubmitRejected,
@@ -21,6 +23,7 @@ from clusters.slurm.failures import submit_failure
 from clusters.slurm.fields import SlurmCommands
 from clusters.slurm.submit import (
     Submission,
+    SubmissionGivenUp,
     build_submit_argv,
     build_submit_many_argv,
     parse_submit,
@@ -250,6 +253,73 @@ def test_an_answer_for_a_stranger_is_an_error():
     out = f"{MARK}x{MARK}7\n{MARK}0{MARK}{MARK}\n".encode()
     with pytest.raises(SlurmParseError):
         parse_submit_many(out, [job("a", "good")], separator=MARK)
+
+
+# -- the marker: sbatch at most once, whoever asks how often ------------------------------------------
+
+
+def marked(tmp_path, token, directory, **more):
+    script = f"/w/{directory}/batch.sh"
+    return Submission(token, f"/w/{directory}", script, marker=str(tmp_path / f"{token}.1"), **more)
+
+
+def sbatch_calls(run_many):
+    notes = run_many.notes
+    return notes.read_text().count("--parsable") if notes.exists() else 0
+
+
+@pytest.mark.parametrize("directory", ["good", "refused", "down", "hang"])
+def test_a_marked_submission_is_begun_once_and_its_answer_kept(run_many, tmp_path, directory):
+    _, (first,) = run_many([marked(tmp_path, "a", directory)])
+    _, (second,) = run_many([marked(tmp_path, "a", directory)])
+    assert sbatch_calls(run_many) == 1
+    assert second.slurm_job_id == first.slurm_job_id
+    assert type(second.error) is type(first.error)
+    assert str(second.error) == str(first.error)
+
+
+def test_two_gateways_at_once_run_sbatch_once(run_many, tmp_path):
+    jobs = [marked(tmp_path, str(n), "good") for n in range(30)]
+    with ThreadPoolExecutor(4) as pool:
+        answers = [outcomes for _, outcomes in pool.map(run_many, [jobs] * 4)]
+    assert sbatch_calls(run_many) == 30
+    for outcomes in answers:
+        for outcome in outcomes:
+            assert outcome.slurm_job_id == "41" or outcome.unknown
+
+
+def test_a_marker_without_an_answer_is_unknown_and_does_not_stop_the_rest(run_many, tmp_path):
+    (tmp_path / "a.1").write_text("1\n")
+    _, (begun, other) = run_many([marked(tmp_path, "a", "good"), marked(tmp_path, "b", "good")])
+    assert begun.unknown
+    assert other.slurm_job_id == "41"
+
+
+def test_an_id_that_was_cut_off_is_no_id(run_many, tmp_path):
+    (tmp_path / "a.1").write_text("1\n")
+    (tmp_path / "a.1.out").write_text("4")
+    _, (outcome,) = run_many([marked(tmp_path, "a", "good")])
+    assert outcome.unknown
+
+
+def test_what_is_given_up_can_never_be_begun(run_many, tmp_path):
+    _, (first,) = run_many([marked(tmp_path, "a", "good", give_up=True)])
+    _, (second,) = run_many([marked(tmp_path, "a", "good")])
+    assert sbatch_calls(run_many) == 0
+    assert isinstance(first.error, SubmissionGivenUp)
+    assert isinstance(second.error, SubmissionGivenUp)
+
+
+def test_giving_up_what_was_begun_tells_its_answer(run_many, tmp_path):
+    run_many([marked(tmp_path, "a", "good")])
+    _, (outcome,) = run_many([marked(tmp_path, "a", "good", give_up=True)])
+    assert outcome.slurm_job_id == "41"
+
+
+def test_a_directory_that_cannot_be_written_begins_nothing(run_many, tmp_path):
+    _, (outcome,) = run_many([marked(tmp_path / "gone", "a", "good")])
+    assert isinstance(outcome.error, RemoteFileError)
+    assert sbatch_calls(run_many) == 0
 
 
 # -- test-only ---------------------------------------------------------------------------------------
