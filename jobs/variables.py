@@ -6,6 +6,7 @@ variables are in `jobs.frameworks`; what only the cluster knows (GPU numbers) is
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -156,6 +157,36 @@ def static_variables(
         role.name: {**user_variables(spec, role), **shared, **role_variables(spec, role)}
         for role in spec.task_roles
     }
+
+
+_PATH_VARIABLE = re.compile(
+    r"\$(?:\{(?P<braced>PAI_[A-Z_]+)\}|(?P<bare>PAI_(?:DEFAULT_FS_URI|JOB_NAME|USER_NAME|USERNAME))(?![A-Za-z0-9_]))"
+)
+
+
+def substitute_paths(spec: JobSpec, *, user: str, fs_uri: str = "") -> JobSpec:
+    """The spec with $PAI_DEFAULT_FS_URI, $PAI_JOB_NAME, $PAI_USER_NAME and $PAI_USERNAME filled in.
+
+    Only the four directories and files of the base format, and the mounts' sources, are paths.
+    """
+    values = {
+        "PAI_DEFAULT_FS_URI": fs_uri.rstrip("/"),
+        "PAI_JOB_NAME": spec.job_name,
+        "PAI_USER_NAME": user,
+        "PAI_USERNAME": user,
+    }
+
+    def fill(path: str) -> str:
+        return _PATH_VARIABLE.sub(
+            lambda found: values.get(found["braced"] or found["bare"], found.group()), path
+        )
+
+    fields = ("auth_file", "data_dir", "output_dir", "code_dir", "model_dir")
+    changed: dict[str, object] = {name: fill(getattr(spec, name)) for name in fields}
+    changed["mounts"] = tuple(
+        mount.model_copy(update={"source": fill(mount.source)}) for mount in spec.mounts
+    )
+    return spec.model_copy(update=changed)
 
 
 @dataclass(frozen=True, slots=True)

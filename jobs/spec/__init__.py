@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from jobs.spec.dump import dump, field_table, json_schema, to_document
 from jobs.spec.errors import Problem, SpecError, Warning
 from jobs.spec.model import (
     Alerts,
@@ -30,4 +31,8 @@ __all__ = [
     "SpecError",
     "TaskRole",
     "Warning",
+    "dump",
+    "field_table",
+    "json_schema",
+    "to_document",
 ]

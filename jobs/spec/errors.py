@@ -5,11 +5,14 @@ Pure. Pages, the API and the command line show these; none of them words the pro
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 MAX_SHOWN_VALUE = 80
+
+Loc = tuple[str | int, ...]  # a place in a document: ("taskRoles", 1, "name")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +90,26 @@ class SpecError(Exception):
 
 def shorten(value: object) -> str:
     """A value as people wrote it, fit for one line of a message."""
-    text = value if isinstance(value, str) else repr(value)
+    text = value if isinstance(value, str) else _as_json(value)
     text = "".join(c if c.isprintable() else "·" for c in text[: MAX_SHOWN_VALUE * 2])
     return text if len(text) <= MAX_SHOWN_VALUE else text[: MAX_SHOWN_VALUE - 1] + "…"
+
+
+def _as_json(value: object) -> str:
+    try:
+        return json.dumps(value, ensure_ascii=False, default=repr)
+    except (ValueError, RecursionError):
+        return repr(value)
+
+
+def path_text(loc: Loc) -> str:
+    """taskRoles[1].portList[0].beginAt"""
+    text = ""
+    for part in loc:
+        if isinstance(part, int):
+            text += f"[{part}]"
+        elif part.replace("_", "").replace("-", "").isalnum():
+            text += f".{part}" if text else part
+        else:
+            text += f'["{shorten(part)}"]'
+    return text

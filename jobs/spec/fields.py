@@ -266,6 +266,25 @@ def _as_text(value: Any) -> str:
     return env_text(_env_value(value))
 
 
+def _json_value(value: Any) -> Any:
+    """Free values: whatever JSON can hold, with text that every store takes."""
+    if isinstance(value, str):
+        return _is_text(value)
+    if isinstance(value, float) and not math.isfinite(value):
+        raise broken("not_finite", "must hold finite numbers only.")
+    if isinstance(value, dict):
+        return {
+            _is_text(key, "a mapping with text keys"): _json_value(v) for key, v in value.items()
+        }
+    if isinstance(value, list | tuple):
+        return [_json_value(item) for item in value]
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    raise broken(
+        "json_value", f"must hold text, numbers, lists and mappings, not {kind_of(value)}."
+    )
+
+
 # Durations
 
 _UNITS = {"w": 7 * 86400, "d": 86400, "h": 3600, "m": 60, "s": 1}
@@ -341,6 +360,7 @@ ParameterKey = Annotated[str, BeforeValidator(_parameter_key)]
 ParameterValue = Annotated[
     str, BeforeValidator(_as_text), WithJsonSchema({"type": ["string", "number", "boolean"]})
 ]
+FreeValue = Annotated[Any, BeforeValidator(_json_value), WithJsonSchema({})]
 Flag = Annotated[bool, BeforeValidator(_flag)]
 Duration = Annotated[
     int,

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic.alias_generators import to_camel
 
 from jobs.spec.fields import (
@@ -19,6 +19,7 @@ from jobs.spec.fields import (
     EnvName,
     EnvValue,
     Flag,
+    FreeValue,
     GpuType,
     Image,
     JobName,
@@ -36,10 +37,9 @@ from jobs.spec.fields import (
     whole,
     whole_within,
 )
+from jobs.spec.rules import MAX_ROLES, MAX_TASKS, broken_rules
 
-MAX_ROLES = 100
-MAX_TASKS = 2000
-
+RULES = "rules"  # code of the error that stands for all rules between fields
 _NULL_HAS_A_MEANING = frozenset(
     (
         "minFailedTaskCount",
@@ -259,7 +259,7 @@ class Metrics(_Part):
     """tensorboard (event files) or regex (numbers in the log)."""
     source: Path = Field(default="", alias="in")
     """Directory of event files, or the log file to read."""
-    groups: dict[str, JsonValue] = Field(default_factory=dict)
+    groups: dict[Line, FreeValue] = Field(default_factory=dict)
     """For regex: named groups, each with a regex and its scalars."""
 
 
@@ -357,7 +357,9 @@ class JobSpec(_Part):
     """pack: roles share nodes; separate: no two roles on one node; auto: whatever fits."""
     framework: Framework | None = None
     """Training framework and strategy, whose variables each task gets."""
-    task_roles: Annotated[tuple[TaskRole, ...], Field(min_length=1, max_length=MAX_ROLES)]
+    task_roles: tuple[TaskRole, ...] = Field(
+        json_schema_extra={"minItems": 1, "maxItems": MAX_ROLES}
+    )
     """The roles, at least one."""
     job_envs: dict[EnvName, EnvValue] = Field(default_factory=dict)
     """Environment variables of every task. isDebug: true keeps a failed task's node for a look."""
@@ -377,8 +379,26 @@ class JobSpec(_Part):
     """Variables whose values are secret: set when the job is submitted, never kept in this file."""
     imported_from: Annotated[str, choice("", "openpai-v2", "ffdl", "octopus")] = ""
     """Format that the job was written in, if not this one; it decides a few variables' form."""
-    extras: dict[str, JsonValue] = Field(default_factory=dict)
+    extras: dict[Line, FreeValue] = Field(default_factory=dict)
     """Anything else, kept with the job and otherwise ignored."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _virtual_cluster_is_namespace(cls, value: Any) -> Any:
+        """A conflict of the two leaves the second in place, to be refused with its rule."""
+        if isinstance(value, Mapping) and "virtualCluster" in value:
+            other = value["virtualCluster"]
+            if value.get("namespace") in (None, other):
+                rest = {k: v for k, v in value.items() if k != "virtualCluster"}
+                return {**rest, "namespace": other}
+        return value
+
+    @model_validator(mode="after")
+    def _rules_between_fields(self) -> Self:
+        found = list(broken_rules(self))
+        if found:
+            raise broken(RULES, "; ".join(f"{rule.loc}: {rule.message}" for rule in found))
+        return self
 
     @property
     def virtual_cluster(self) -> str:

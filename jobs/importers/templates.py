@@ -1,0 +1,71 @@
+"""OpenPAI v2's `<% $parameters.x %>` templates. Pure.
+
+Secrets never get into a command: their references become references to environment variables.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from decimal import Decimal
+from typing import Any
+
+_TEMPLATE = re.compile(r"<%\s*\$(?P<root>[A-Za-z_]+)(?P<path>(?:\.[\w-]+|\[\d+\])*)\s*%>")
+_STEP = re.compile(r"\.(?P<key>[\w-]+)|\[(?P<index>\d+)\]")
+VARIABLE_PREFIX = "PAI_SECRETS_"
+
+
+def find(root: Any, path: str) -> Any:
+    """The value that .a.b[0] names, or None."""
+    value = root
+    for step in _STEP.finditer(path):
+        try:
+            value = value[step["key"]] if step["key"] is not None else value[int(step["index"])]
+        except (KeyError, IndexError, TypeError):
+            return None
+    return value
+
+
+def text_of(value: Any) -> str | None:
+    """A scalar as the original system writes it (JavaScript's numbers); None for anything else."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float):
+        return _javascript_number(value)
+    if isinstance(value, str | int):
+        return str(value)
+    return None
+
+
+def _javascript_number(value: float) -> str:
+    if value == 0:
+        return "0"
+    if 1e-6 <= abs(value) < 1e21:
+        text = format(Decimal(repr(value)), "f")
+        return text.rstrip("0").rstrip(".") if "." in text else text
+    mantissa, _, exponent = repr(value).partition("e")
+    sign = "-" if exponent.startswith("-") else "+"
+    return f"{mantissa.removesuffix('.0')}e{sign}{exponent.lstrip('+-0')}"
+
+
+def render(text: str, context: Mapping[str, Any], secret: Callable[[str], str | None]) -> str:
+    """Fills in what the context knows; unknown references stay as they are.
+
+    `secret` gets the path behind $secrets and gives what stands for it, or None.
+    """
+
+    def replace(match: re.Match[str]) -> str:
+        if match["root"] == "secrets":
+            found = secret(match["path"])
+        elif match["root"] in context:
+            found = text_of(find(context[match["root"]], match["path"]))
+        else:
+            found = None
+        return match.group() if found is None else found
+
+    return _TEMPLATE.sub(replace, text)
+
+
+def secret_variable(path: str) -> str:
+    """The environment variable that carries a secret: .token → PAI_SECRETS_token."""
+    return VARIABLE_PREFIX + re.sub(r"\W+", "_", path.strip(".]").replace("[", "_"))
