@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from django.contrib import admin
+from django.contrib import admin, messages
 from django.db.models import Count, QuerySet
 from django.http import HttpRequest
 from django.utils import timezone
@@ -105,6 +105,7 @@ class ClusterAdmin(ClusterModelAdmin):
     list_filter = ("enabled", "kind", "runtime")
     search_fields = ("name", "title", "host")
     inlines = (StatusInline,)
+    actions = ("check_connection",)
     save_on_top = True
     fieldsets = (
         (None, {"fields": ("name", "title", "enabled")}),
@@ -160,6 +161,29 @@ class ClusterAdmin(ClusterModelAdmin):
             .select_related("status")
             .annotate(namespaces_total=Count("namespaces"))
         )
+
+    @admin.action(description=_("Check the connection to the selected clusters"))
+    def check_connection(self, request: HttpRequest, queryset: QuerySet[Cluster]) -> None:
+        """The doctor's lines stay on the cluster's page; here only the first fault is told."""
+        # With it comes SSH, which every other start of manage.py can do without.
+        from clusters import doctor
+
+        for cluster in queryset:
+            unix_user, namespaces = doctor.whom_to_try(cluster)
+            lines = list(
+                doctor.examine_cluster(cluster, unix_user=unix_user, namespaces=namespaces)
+            )
+            broken = next((line for line in lines if line.outcome is not doctor.Outcome.OK), None)
+            if broken is None:
+                self.message_user(
+                    request,
+                    _("%(cluster)s: all %(count)d links hold.")
+                    % {"cluster": cluster, "count": len(lines)},
+                    messages.SUCCESS,
+                )
+            else:
+                words = f"{cluster}: {broken.title}: {broken.found} {broken.remedy}"
+                self.message_user(request, words, messages.ERROR)
 
     @admin.display(description=_("reached"))
     def where(self, cluster: Cluster) -> str:

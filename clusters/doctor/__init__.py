@@ -11,16 +11,21 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from django.contrib.auth import get_user_model
 from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
+from clusters.access import roles_of
 from clusters.connect import commands_of, fresh_door
 from clusters.doctor import login, site
 from clusters.doctor.case import Fault, Line, Link, Outcome, Patient
-from clusters.errors import ClusterError, SlurmUnavailable
-from clusters.models import Cluster, Namespace, store_status
+from clusters.errors import ClusterError, IdentityRefused, SlurmUnavailable
+from clusters.models import Cluster, Membership, Namespace, store_status, unix_user_for
+
+if TYPE_CHECKING:
+    from gateway.models import User
 
 __all__ = [
     "LINKS",
@@ -33,6 +38,7 @@ __all__ = [
     "examine",
     "examine_cluster",
     "to_json",
+    "whom_to_try",
 ]
 
 LINKS: tuple[Link, ...] = (
@@ -150,6 +156,31 @@ def examine_cluster(
     if patient.clock_skew_s is not None:
         observed["clock_skew_s"] = patient.clock_skew_s
     store_status(cluster, **observed)
+
+
+def whom_to_try(cluster: Cluster, wanted: str = "") -> tuple[str, list[Namespace]]:
+    """The Unix user to try (the one asked for, or of the first member who has one) and the namespaces,
+    theirs first: that is where a node is tried. Raises IdentityRefused for a person without an account."""
+    namespaces = list(cluster.namespaces.filter(active=True))
+    people = get_user_model().objects.filter(is_active=True).order_by("username")
+    if wanted:
+        person = people.filter(username=wanted).first()
+        if person is None:
+            # A Unix user by name; the doctor's own links refuse root and low UIDs.
+            return wanted, namespaces
+        return unix_user_for(person, cluster), _theirs_first(person, namespaces)
+    members = Membership.objects.filter(namespace__in=namespaces)
+    for person in people.filter(pk__in=members.exclude(role=Membership.Role.VIEWER).values("user")):
+        try:
+            return unix_user_for(person, cluster), _theirs_first(person, namespaces)
+        except IdentityRefused:
+            continue
+    return "", namespaces
+
+
+def _theirs_first(person: User, namespaces: list[Namespace]) -> list[Namespace]:
+    roles = roles_of(person)
+    return sorted(namespaces, key=lambda namespace: namespace.pk not in roles)
 
 
 def all_ok(lines: Sequence[Line]) -> bool:

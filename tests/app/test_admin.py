@@ -10,9 +10,11 @@ from django.test import Client
 from django.urls import reverse
 
 from clusters.capacity import Capacity, GpuCount, Node, Partition
+from clusters.doctor import LINKS
 from clusters.forms import format_time, parse_time
 from clusters.models import (
     Cluster,
+    ClusterStatus,
     Membership,
     Namespace,
     ResourceSpec,
@@ -112,6 +114,19 @@ def test_list_says_how_the_cluster_is(sysadmin: Client, world: Namespace) -> Non
     page = sysadmin.get(reverse("admin:clusters_cluster_changelist")).content.decode()
     assert "slurmctld does not answer" in page
     assert "login:22" in page
+
+
+def test_checking_the_connection_tells_the_first_fault_and_keeps_all_lines(
+    sysadmin: Client, world: Namespace
+) -> None:
+    Cluster.objects.update(host="no-such-host.invalid")
+    answer = sysadmin.post(
+        reverse("admin:clusters_cluster_changelist"),
+        {"action": "check_connection", "_selected_action": [world.cluster_id]},
+        follow=True,
+    )
+    assert "no-such-host.invalid does not resolve" in answer.content.decode()
+    assert len(ClusterStatus.objects.get().doctor["lines"]) == len(LINKS)
 
 
 def test_the_last_check_is_shown_escaped(sysadmin: Client, world: Namespace) -> None:

@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import json
 from argparse import ArgumentParser
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from django.contrib.auth import get_user_model
 from django.core.management.base import BaseCommand, CommandError
 
 from clusters import doctor
-from clusters.access import roles_of
 from clusters.doctor import Line, Outcome
 from clusters.errors import IdentityRefused
-from clusters.models import Cluster, Membership, Namespace, unix_user_for
-
-if TYPE_CHECKING:
-    from gateway.models import User
+from clusters.models import Cluster
 
 
 class Command(BaseCommand):
@@ -35,7 +30,10 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         cluster = find_cluster(options["name"])
-        unix_user, namespaces = someone_on(cluster, options["user"])
+        try:
+            unix_user, namespaces = doctor.whom_to_try(cluster, options["user"])
+        except IdentityRefused as refused:
+            raise CommandError(refused.user_message) from refused
         lines = []
         for line in doctor.examine_cluster(cluster, unix_user=unix_user, namespaces=namespaces):
             lines.append(line)
@@ -65,31 +63,3 @@ def find_cluster(name: str) -> Cluster:
         known = ", ".join(Cluster.objects.values_list("name", flat=True)) or "none yet"
         raise CommandError(f"There is no cluster “{name}”. There are: {known}.")
     return cluster
-
-
-def someone_on(cluster: Cluster, wanted: str) -> tuple[str, list[Namespace]]:
-    """The Unix user to try (the one asked for, or of the first member who has one) and the namespaces,
-    theirs first: that is where a node is tried."""
-    namespaces = list(cluster.namespaces.filter(active=True))
-    people = get_user_model().objects.filter(is_active=True).order_by("username")
-    if wanted:
-        person = people.filter(username=wanted).first()
-        if person is None:
-            # A Unix user by name; the doctor's own links refuse root and low UIDs.
-            return wanted, namespaces
-        try:
-            return unix_user_for(person, cluster), _theirs_first(person, namespaces)
-        except IdentityRefused as refused:
-            raise CommandError(refused.user_message) from refused
-    members = Membership.objects.filter(namespace__in=namespaces)
-    for person in people.filter(pk__in=members.exclude(role=Membership.Role.VIEWER).values("user")):
-        try:
-            return unix_user_for(person, cluster), _theirs_first(person, namespaces)
-        except IdentityRefused:
-            continue
-    return "", namespaces
-
-
-def _theirs_first(person: User, namespaces: list[Namespace]) -> list[Namespace]:
-    roles = roles_of(person)
-    return sorted(namespaces, key=lambda namespace: namespace.pk not in roles)
