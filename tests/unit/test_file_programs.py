@@ -1,0 +1,197 @@
+"""Telling tail's words from a log's bytes, and reading what file programs answer."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clusters import file_programs
+from clusters.errors import (
+    BadArgument,
+    RemoteDiskFull,
+    RemoteFileError,
+    RemoteFileMissing,
+    RemotePermissionDenied,
+)
+from clusters.file_programs import FollowState, TailSplitter
+from clusters.transport import FileToWrite, FollowEvent
+
+MARK = "\x1esluice-0123456789abcdef0123456789abcdef"
+SAID = MARK.encode() + b": "
+
+# Log content that tries to look like the mark, or like what tail says.
+hostile = st.lists(
+    st.one_of(
+        st.binary(max_size=20),
+        st.sampled_from(
+            [
+                b"\x1e",
+                b"\x1e\x1e",
+                MARK.encode()[:-1],
+                SAID[:-1],
+                SAID[:9] + b"\x1e",
+                b"tail: /x: file truncated\n",
+                b": file truncated\n",
+                b"\n",
+                b"\0",
+                b"\xff\xfe",
+            ]
+        ),
+    ),
+    max_size=12,
+).map(b"".join)
+
+
+def cut(stream: bytes, sizes: list[int]) -> list[bytes]:
+    pieces = []
+    for size in sizes:
+        pieces.append(stream[:size])
+        stream = stream[size:]
+    return [*pieces, stream]
+
+
+@given(hostile, st.lists(st.integers(1, 40), max_size=30))
+def test_any_bytes_pass_unchanged_however_they_are_cut(content: bytes, sizes: list[int]) -> None:
+    splitter = TailSplitter(MARK)
+    out, said = b"", []
+    for piece in cut(content + b"end\n", sizes):
+        for data, words in splitter.feed(piece):
+            out += data
+            said += [words] if words else []
+    # Adjacent pieces may spell the mark itself; only then is something taken for tail's words.
+    if SAID not in content:
+        assert out == content + b"end\n"
+        assert said == []
+
+
+@given(
+    st.lists(st.tuples(hostile, st.sampled_from(["x: file truncated", "y"])), max_size=6),
+    st.lists(st.integers(1, 60), max_size=40),
+)
+def test_words_stand_exactly_where_they_were_said(
+    parts: list[tuple[bytes, str]], sizes: list[int]
+) -> None:
+    if any(SAID in data + b"|" for data, _ in parts):
+        return
+    stream = b"".join(data + SAID + words.encode() + b"\n" for data, words in parts)
+    splitter = TailSplitter(MARK)
+    seen: list[tuple[bytes, str]] = []
+    pending = b""
+    for piece in cut(stream, sizes):
+        for data, words in splitter.feed(piece):
+            pending += data
+            if words:
+                seen.append((pending, words))
+                pending = b""
+    assert seen == parts
+    assert pending == b""
+
+
+@pytest.mark.parametrize("content", [b"progress 10%", b"s", b"sluice-", b"\r", "半".encode()[:2]])
+def test_nothing_is_held_back_that_does_not_begin_like_the_mark(content: bytes) -> None:
+    assert list(TailSplitter(MARK).feed(content)) == [(content, "")]
+
+
+def events(state: FollowState, *chunks: bytes) -> list[tuple[str, int, bytes]]:
+    seen: list[FollowEvent] = []
+    for chunk in chunks:
+        seen.extend(state.feed(chunk))
+    return [(event.kind, event.offset, event.data) for event in seen]
+
+
+def say(words: str) -> bytes:
+    return SAID + words.encode() + b"\n"
+
+
+def started(offset: int = 0) -> FollowState:
+    state = FollowState(offset)
+    state.started(MARK)
+    return state
+
+
+def test_truncation_puts_the_next_bytes_at_zero() -> None:
+    state = started(5)
+    assert events(state, b"abc" + say("/l: file truncated") + b"new") == [
+        ("data", 5, b"abc"),
+        ("truncated", 0, b""),
+        ("data", 0, b"new"),
+    ]
+    assert state.offset == 3
+
+
+def test_a_file_that_appears_is_read_by_a_fresh_tail_from_its_start() -> None:
+    state = started()
+    missing = "cannot open '/l' for reading: No such file or directory"
+    heard = events(state, say(missing), say("'/l' has appeared;  following new file") + b"ignored")
+    assert heard == [("waiting", 0, b"")]
+    assert state.restart
+    assert state.resume_at == 0
+
+
+def test_after_a_deletion_whatever_comes_is_another_file() -> None:
+    state = started(7)
+    gone = "'/l' has become inaccessible: No such file or directory"
+    assert events(state, say(gone)) == [("waiting", 7, b"")]
+    assert state.resume_at == 0
+    state.started(MARK)
+    assert events(state, b"other") == [("truncated", 0, b""), ("data", 0, b"other")]
+
+
+def test_a_file_made_readable_again_goes_on_where_it_was() -> None:
+    state = started(7)
+    denied = "'/l' has become inaccessible: Permission denied"
+    assert events(state, say(denied), say("'/l' has become accessible")) == [("waiting", 7, b"")]
+    assert state.restart
+    assert state.resume_at == 7
+
+
+def test_the_reason_for_waiting_is_the_systems_own() -> None:
+    state = started()
+    (event,) = state.feed(say("cannot open '/a: b' for reading: Permission denied"))
+    assert event.reason == "Permission denied"
+
+
+@pytest.mark.parametrize("path", ["/etc/x", "../x", "a/../../x", "", ".", "a/", "a\0b"])
+def test_paths_that_leave_the_root_are_refused(path: str) -> None:
+    with pytest.raises(BadArgument):
+        file_programs.pack([FileToWrite(path, b"")])
+
+
+def test_names_are_data_in_the_archive() -> None:
+    names = ["a b", "-rf", "$(x)", "中/文", "new\nline", "\udcff", "x" * 150]
+    packed = file_programs.pack(
+        [FileToWrite(name, name.encode("utf-8", "replace")) for name in names]
+    )
+    with tarfile.open(fileobj=io.BytesIO(packed), errors="surrogateescape") as archive:
+        assert [member.name for member in archive] == ["./" + name for name in names]
+
+
+@pytest.mark.parametrize(
+    ("stderr", "kind"),
+    [
+        ("tar: ./a: Cannot write: No space left on device", RemoteDiskFull),
+        ("mkdir: cannot create directory ‘x’: Disk quota exceeded", RemoteDiskFull),
+        ("dd: failed to open 'x': No such file or directory", RemoteFileMissing),
+        ("find: '/x/.': Not a directory", RemoteFileMissing),
+        ("mktemp: failed to create directory: Permission denied", RemotePermissionDenied),
+        ("tar: ./a: Cannot open: Read-only file system", RemotePermissionDenied),
+        ("something new", RemoteFileError),
+        ("", RemoteFileError),
+    ],
+)
+def test_what_programs_say_becomes_an_error_that_names_the_path(
+    stderr: str, kind: type[RemoteFileError]
+) -> None:
+    error = file_programs.file_error("/some/path", stderr)
+    assert type(error) is kind
+    assert "/some/path" in error.user_message
+    assert error.detail == stderr
+
+
+def test_a_listing_that_was_cut_off_is_an_error() -> None:
+    with pytest.raises(RemoteFileError):
+        file_programs.parse_list(b"name\0f\x0012\0")
