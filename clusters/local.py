@@ -178,13 +178,9 @@ class LocalTransport(StreamedTransport):
             descriptor = os.open(self._at_home(path), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError as problem:
             raise file_programs.file_error(path, str(problem)) from problem
-        file = os.fdopen(descriptor, "rb", buffering=0)
-        try:
-            os.pread(descriptor, 1, offset)
-        except OSError as problem:
-            file.close()
-            raise file_programs.file_error(path, str(problem)) from problem
-        return _own_chunks(file, offset, limit)
+        chunks = _own_chunks(descriptor, path, offset, limit)
+        next(chunks)
+        return chunks
 
     def _at_home(self, path: str) -> str:
         if not path or "\0" in path:
@@ -203,16 +199,24 @@ class LocalTransport(StreamedTransport):
         return connection
 
 
-def _own_chunks(file: IO[bytes], offset: int, limit: int | None) -> Generator[bytes, None, None]:
-    with file:
+def _own_chunks(
+    descriptor: int, path: str, offset: int, limit: int | None
+) -> Generator[bytes, None, None]:
+    try:
+        os.pread(descriptor, 1, offset)  # a directory opens but does not read
+        yield b""  # taken by read_stream: only a generator that has begun closes its file
         left = limit
         while left is None or left > 0:
-            chunk = os.pread(file.fileno(), CHUNK if left is None else min(CHUNK, left), offset)
+            chunk = os.pread(descriptor, CHUNK if left is None else min(CHUNK, left), offset)
             if not chunk:
                 return
             offset += len(chunk)
             left = None if left is None else left - len(chunk)
             yield chunk
+    except OSError as problem:
+        raise file_programs.file_error(path, str(problem)) from problem
+    finally:
+        os.close(descriptor)
 
 
 def _not_startable(argv: Sequence[str], problem: OSError) -> CommandResult:

@@ -102,12 +102,9 @@ class StreamedTransport(Transport):
     ) -> Generator[bytes, None, None]:
         _check_path(path)
         program = self._start(file_programs.build_read_argv(path, offset, limit))
-        try:
-            first = _read_or_fail(program, path)
-        except BaseException:
-            program.close()
-            raise
-        return _chunks(program, path, first)
+        chunks = _chunks(program, path)
+        next(chunks)
+        return chunks
 
     def stat(self, path: str) -> FileStat:
         _check_path(path)
@@ -147,8 +144,10 @@ def _read_or_fail(program: RunningProgram, path: str) -> bytes:
     return chunk
 
 
-def _chunks(program: RunningProgram, path: str, chunk: bytes) -> Generator[bytes, None, None]:
+def _chunks(program: RunningProgram, path: str) -> Generator[bytes, None, None]:
     try:
+        chunk = _read_or_fail(program, path)
+        yield b""  # taken by read_stream: only a generator that has begun closes its program
         while chunk:
             yield chunk
             chunk = _read_or_fail(program, path)

@@ -1,0 +1,182 @@
+"""The transports under test, each real, against the embedded cluster; and how many cases ran on each."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import re
+import socket
+import subprocess
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from clusters.certificates import CertificateAuthority
+from clusters.local import LocalTransport
+from clusters.ssh import SshCluster
+from clusters.ssh_connection import CertificateLogin, SshTarget
+from clusters.ssh_pool import PoolOptions
+from clusters.transport import Transport
+
+if TYPE_CHECKING:
+    from tests.conftest import EmbeddedCluster
+
+TRANSPORTS = ("local-own", "local-other", "ssh")
+ALICE = "sluice-alice"
+
+_ran: Counter[str] = Counter()
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    found = re.search(rf"test_transport\.py::.*\[({'|'.join(TRANSPORTS)})\b", report.nodeid)
+    if found and report.when == "call" and report.passed:
+        _ran[found.group(1)] += 1
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if _ran:
+        counts = ", ".join(f"{name} {_ran[name]}" for name in TRANSPORTS)
+        terminalreporter.write_line(f"transport contract, cases passed: {counts}")
+
+
+@pytest.fixture(scope="session")
+def ssh_target(cluster: EmbeddedCluster) -> SshTarget:
+    return SshTarget("127.0.0.1", cluster.ssh_port, (cluster.host_key,))
+
+
+@pytest.fixture(scope="session")
+def login(cluster: EmbeddedCluster) -> CertificateLogin:
+    return CertificateLogin(CertificateAuthority(cluster.ca_key))
+
+
+@pytest.fixture(scope="session")
+def shared_ssh(ssh_target: SshTarget, login: CertificateLogin) -> Iterator[SshCluster]:
+    made = SshCluster(ssh_target, login, options=PoolOptions(first_backoff_s=0.1))
+    yield made
+    made.close_all()
+
+
+@pytest.fixture
+def become_alice() -> Iterator[None]:
+    """The whole test process is Alice for a while, with root kept aside to come back to."""
+    account = pwd.getpwnam(ALICE)
+    groups = os.getgroups()
+    os.setgroups(os.getgrouplist(ALICE, account.pw_gid))
+    os.setresgid(account.pw_gid, account.pw_gid, 0)
+    os.setresuid(account.pw_uid, account.pw_uid, 0)
+    yield
+    os.setresuid(0, 0, 0)
+    os.setresgid(0, 0, 0)
+    os.setgroups(groups)
+
+
+@pytest.fixture(params=TRANSPORTS)
+def door(request: pytest.FixtureRequest, cluster: EmbeddedCluster) -> Iterator[Transport]:
+    """A transport as Alice."""
+    slurm_conf = {"SLURM_CONF": cluster.env["SLURM_CONF"]}
+    if request.param == "ssh":
+        yield request.getfixturevalue("shared_ssh").transport(ALICE)
+    elif request.param == "local-other":
+        yield LocalTransport(ALICE, environment=slurm_conf)
+    else:
+        request.getfixturevalue("become_alice")
+        yield LocalTransport(environment=slurm_conf)
+
+
+@pytest.fixture
+def root(door: Transport, cluster: EmbeddedCluster) -> Iterator[str]:
+    """A directory of Alice's own, with blanks, quotes and Chinese in its name."""
+    path = f"{cluster.work_root.format(user=ALICE)}/it's a «测试» {uuid.uuid4().hex[:8]}"
+    assert door.run(["mkdir", "-m", "0700", "--", path]).exit_code == 0
+    yield path
+    door.run(["rm", "-rf", "--", path])
+
+
+@pytest.fixture(scope="session")
+def small_disk(cluster: EmbeddedCluster) -> Iterator[str]:
+    """One mebibyte that everybody may fill."""
+    path = cluster.dir / f"small-disk-{uuid.uuid4().hex[:8]}"
+    path.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m,mode=1777", "tmpfs", str(path)]
+    subprocess.run(mount, check=True)
+    yield str(path)
+    subprocess.run(["umount", str(path)], check=True)
+    path.rmdir()
+
+
+class PrivateSshd:
+    """An sshd of a test's own: the embedded cluster's key, CA and users, and some lines more."""
+
+    def __init__(self, cluster: EmbeddedCluster, directory: Path, lines: str) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self.port = free.getsockname()[1]
+        config = directory / f"sshd-{self.port}.conf"
+        (directory / f"ca-{self.port}.pub").write_text(
+            CertificateAuthority(cluster.ca_key).public_line()
+        )
+        config.write_text(
+            f"{lines}\nListenAddress 127.0.0.1\nPort {self.port}\nPidFile none\nUsePAM no\n"
+            f"HostKey {cluster.dir}/ssh/host_key\nTrustedUserCAKeys {directory}/ca-{self.port}.pub\n"
+            "AllowUsers sluice-alice sluice-bob\nPasswordAuthentication no\nAuthorizedKeysFile none\n"
+            + ("" if "Subsystem" in lines else "Subsystem sftp internal-sftp\n")
+        )
+        Path("/run/sshd").mkdir(exist_ok=True)
+        self._process = subprocess.Popen(
+            ["/usr/sbin/sshd", "-D", "-e", "-f", str(config)], stderr=subprocess.DEVNULL
+        )
+        self.target = SshTarget("127.0.0.1", self.port, (cluster.host_key,))
+        self._wait_until_up()
+
+    def _wait_until_up(self) -> None:
+        deadline = time.monotonic() + 10
+        while True:
+            try:
+                socket.create_connection(("127.0.0.1", self.port), 1).close()
+                return
+            except OSError:
+                assert self._process.poll() is None, "the test's sshd did not start"
+                assert time.monotonic() < deadline, "the test's sshd does not listen"
+                time.sleep(0.02)
+
+    def stop(self) -> None:
+        self._process.terminate()
+        self._process.wait(10)
+
+
+@pytest.fixture
+def private_sshd(
+    cluster: EmbeddedCluster, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[[str], PrivateSshd]]:
+    directory = tmp_path_factory.mktemp("sshd")
+    made: list[PrivateSshd] = []
+
+    def start(lines: str) -> PrivateSshd:
+        made.append(PrivateSshd(cluster, directory, lines))
+        return made[-1]
+
+    yield start
+    for sshd in made:
+        sshd.stop()
+
+
+def processes_with(word: str) -> list[int]:
+    """Process ids on this machine whose command line holds `word`, by whomever."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                if word.encode() in (entry / "cmdline").read_bytes():
+                    found.append(int(entry.name))
+            except OSError:
+                continue  # it ended while we looked
+    return found
+
+
+@pytest.fixture
+def find_processes() -> Callable[[str], list[int]]:
+    return processes_with

@@ -1,0 +1,487 @@
+"""Who gets in as whom over SSH, what happens when the line or the far side fails, and at what cost."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import socket
+import subprocess
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import paramiko
+import pytest
+
+from clusters import identity, ssh_connection
+from clusters.certificates import CertificateAuthority
+from clusters.errors import (
+    AuthFailed,
+    CommandTimeout,
+    ConnectFailed,
+    ConnectionLost,
+    HostKeyMismatch,
+    IdentityRefused,
+)
+from clusters.identity import IdentityPolicy
+from clusters.ssh import SshCluster
+from clusters.ssh_connection import CertificateLogin, KeyFileLogin, SshTarget
+from clusters.ssh_pool import PoolOptions
+from clusters.transport import Transport
+
+if TYPE_CHECKING:
+    from tests.conftest import EmbeddedCluster
+
+pytestmark = pytest.mark.cluster
+
+ALICE, BOB, CAROL = "sluice-alice", "sluice-bob", "sluice-carol"
+FAST = PoolOptions(first_backoff_s=0.05)
+
+Connect = Callable[..., SshCluster]
+
+
+@pytest.fixture
+def connect(ssh_target: SshTarget, login: CertificateLogin) -> Iterator[Connect]:
+    """Makes SshClusters that differ in what is said, and closes them."""
+    made: list[SshCluster] = []
+
+    def make(target: SshTarget | None = None, **changes: Any) -> SshCluster:
+        changes.setdefault("options", FAST)
+        made.append(SshCluster(target or ssh_target, changes.pop("login", login), **changes))
+        return made[-1]
+
+    yield make
+    for cluster in made:
+        cluster.close_all()
+
+
+def server_process(door: Transport) -> int:
+    """The sshd process at the other end of the connection that the next command will use."""
+    return int(door.run(["sh", "-c", "echo $PPID"]).text)
+
+
+# -- host keys -------------------------------------------------------------------------------------
+
+
+def keygen_fingerprint(public_line: str) -> str:
+    shown = subprocess.run(
+        ["ssh-keygen", "-lf", "-"], input=public_line, capture_output=True, text=True, check=True
+    )
+    return shown.stdout.split()[1]
+
+
+def test_a_changed_host_key_is_refused_and_named(
+    connect: Connect, ssh_target: SshTarget, cluster: EmbeddedCluster, tmp_path: Path
+) -> None:
+    other = CertificateAuthority(tmp_path / "other").public_line()
+    target = dataclasses.replace(ssh_target, host_keys=(other,))
+    with pytest.raises(HostKeyMismatch) as caught:
+        connect(target).transport(ALICE).run(["true"])
+    message = caught.value.user_message
+    assert "not the pinned one" in message
+    assert keygen_fingerprint(cluster.host_key) in message
+    assert "pin this key" in message
+    assert not caught.value.retryable
+
+
+def test_an_unknown_host_key_is_refused(
+    connect: Connect, ssh_target: SshTarget, cluster: EmbeddedCluster
+) -> None:
+    target = dataclasses.replace(ssh_target, host_keys=())
+    with pytest.raises(HostKeyMismatch, match="No host key is pinned") as caught:
+        connect(target).transport(ALICE).run(["true"])
+    assert keygen_fingerprint(cluster.host_key) in caught.value.user_message
+
+
+def test_one_of_several_pinned_keys_is_enough(
+    connect: Connect, ssh_target: SshTarget, tmp_path: Path
+) -> None:
+    other = CertificateAuthority(tmp_path / "other").public_line("comment")
+    target = dataclasses.replace(ssh_target, host_keys=(other, *ssh_target.host_keys))
+    assert connect(target).transport(ALICE).run(["true"]).exit_code == 0
+
+
+# -- who gets in -----------------------------------------------------------------------------------
+
+
+def test_a_ca_that_sshd_does_not_trust(connect: Connect, tmp_path: Path) -> None:
+    stranger = CertificateLogin(CertificateAuthority(tmp_path / "stranger" / "key"))
+    with pytest.raises(AuthFailed, match="TrustedUserCAKeys"):
+        connect(login=stranger).transport(ALICE).run(["true"])
+
+
+class AlwaysAlice:
+    """Presents Alice's certificate whoever is asked for."""
+
+    def __init__(self, real: CertificateLogin) -> None:
+        self._real = real
+
+    def key_for(self, user: str) -> paramiko.PKey:
+        return self._real.key_for(ALICE)
+
+    def remedy(self, user: str) -> str:
+        return self._real.remedy(user)
+
+
+def test_alices_certificate_does_not_let_in_bob(connect: Connect, login: CertificateLogin) -> None:
+    with_alices = connect(login=AlwaysAlice(login))
+    assert with_alices.transport(ALICE).run(["id", "-un"]).text == f"{ALICE}\n"
+    with pytest.raises(AuthFailed, match=BOB):
+        with_alices.transport(BOB).run(["true"])
+
+
+def test_a_user_the_cluster_does_not_know(connect: Connect) -> None:
+    with pytest.raises(AuthFailed, match="account sluice-nobody exists"):
+        connect().transport("sluice-nobody").run(["true"])
+
+
+@pytest.mark.parametrize(
+    ("user", "uid"),
+    [
+        ("root", None),
+        ("somebody", 0),
+        ("somebody", 500),
+        ("daemon", None),
+        ("-oProxy", None),
+        ("a b", None),
+    ],
+)
+def test_root_and_low_uids_are_refused_before_any_connection(
+    user: str, uid: int | None, login: CertificateLogin
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(0.2)
+        target = SshTarget("127.0.0.1", server.getsockname()[1], ("ssh-ed25519 AAAA",))
+        with pytest.raises(IdentityRefused):
+            SshCluster(target, login).transport(user, uid=uid).run(["true"])
+        with pytest.raises(TimeoutError):
+            server.accept()
+
+
+def test_a_low_uid_known_only_to_the_cluster_is_refused_before_any_command(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(identity, "_local_uid", lambda user: None)
+    strict = connect(policy=IdentityPolicy(min_uid=60_000))
+    with pytest.raises(IdentityRefused, match="below UID 60000"):
+        strict.transport(ALICE).run(["true"])
+    assert strict.stats().connections == 0
+
+
+def test_an_expired_certificate_does_not_get_in(connect: Connect, login: CertificateLogin) -> None:
+    expired = dataclasses.replace(login, valid_s=-5)
+    with pytest.raises(AuthFailed):
+        connect(login=expired).transport(ALICE).run(["true"])
+
+
+def test_a_connection_outlives_its_certificate_and_the_next_has_a_new_one(
+    connect: Connect, login: CertificateLogin
+) -> None:
+    short = connect(login=dataclasses.replace(login, valid_s=2))
+    door = short.transport(ALICE)
+    process = server_process(door)
+    time.sleep(2.5)
+    assert server_process(door) == process
+    os.kill(process, signal.SIGKILL)
+    assert server_process(door) != process
+    assert short.stats().opened == 2
+
+
+def test_a_key_file_per_user(
+    connect: Connect,
+    private_sshd: Callable[[str], Any],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    directory = tmp_path_factory.mktemp("keys")
+    subprocess.run(
+        ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(directory / ALICE)], check=True
+    )
+    accepted = Path(f"/run/sluice-test-{uuid.uuid4().hex}")
+    accepted.write_text((directory / f"{ALICE}.pub").read_text())
+    try:
+        sshd = private_sshd(f"AuthorizedKeysFile {accepted}")
+        by_file = connect(sshd.target, login=KeyFileLogin(f"{directory}/{{user}}"))
+        assert by_file.transport(ALICE).run(["id", "-un"]).text == f"{ALICE}\n"
+        with pytest.raises(AuthFailed, match=f"no readable key file for {BOB}"):
+            by_file.transport(BOB).run(["true"])
+        (directory / ALICE).chmod(0o644)
+        by_file.close_all()
+        with pytest.raises(AuthFailed, match="chmod 0600"):
+            by_file.transport(ALICE).run(["true"])
+    finally:
+        accepted.unlink()
+
+
+# -- far sides that behave oddly -------------------------------------------------------------------
+
+
+def test_start_up_files_that_print_do_not_get_into_answers(
+    connect: Connect, private_sshd: Callable[[str], Any], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    noise = Path(f"/run/sluice-test-{uuid.uuid4().hex}")
+    noise.write_text("echo 'Welcome to the cluster!'; echo quota >&2\n")
+    try:
+        door = connect(private_sshd(f"SetEnv BASH_ENV={noise}").target).transport(ALICE)
+        assert door.run(["echo", "answer"]).stdout == b"answer\n"
+        assert b"".join(door.read_stream("/etc/hostname")) == Path("/etc/hostname").read_bytes()
+    finally:
+        noise.unlink()
+
+
+def test_without_sftp_files_are_read_by_commands(
+    connect: Connect, private_sshd: Callable[[str], Any]
+) -> None:
+    door = connect(private_sshd("Subsystem sftp /bin/false").target).transport(ALICE)
+    content = Path("/etc/passwd").read_bytes()
+    for _ in range(2):
+        assert door.stat("/etc/passwd").size == len(content)
+        assert door.read_at("/etc/passwd", 3, 20) == content[3:23]
+
+
+def test_an_account_without_a_shell_is_told_plainly(
+    connect: Connect, private_sshd: Callable[[str], Any]
+) -> None:
+    door = connect(private_sshd("ForceCommand /usr/sbin/nologin").target).transport(ALICE)
+    with pytest.raises(AuthFailed, match="login shell runs no commands"):
+        door.run(["true"])
+
+
+def test_a_server_that_never_speaks(connect: Connect, ssh_target: SshTarget) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        target = dataclasses.replace(
+            ssh_target, port=silent.getsockname()[1], banner_timeout_s=0.5, connect_timeout_s=0.5
+        )
+        began = time.monotonic()
+        with pytest.raises(ConnectFailed, match="not as an SSH server should"):
+            connect(target).transport(ALICE).run(["true"])
+        assert time.monotonic() - began < 5
+
+
+def test_a_login_node_that_is_down_is_not_hammered(
+    connect: Connect, ssh_target: SshTarget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        target = dataclasses.replace(ssh_target, port=server.getsockname()[1])
+    tries = []
+    real = socket.create_connection
+
+    def counted(*arguments: Any, **named: Any) -> socket.socket:
+        tries.append(arguments)
+        return real(*arguments, **named)
+
+    monkeypatch.setattr(ssh_connection.socket, "create_connection", counted)
+    down = connect(target, options=PoolOptions(first_backoff_s=5))
+    messages = set()
+    for user in (ALICE, BOB, ALICE):
+        with pytest.raises(ConnectFailed, match="cannot be reached") as caught:
+            down.transport(user).run(["true"])
+        assert caught.value.retryable
+        messages.add(caught.value.user_message)
+    assert len(tries) == 1
+    assert len(messages) == 1
+
+
+# -- connections -----------------------------------------------------------------------------------
+
+
+def test_a_connection_that_died_is_replaced_unseen(connect: Connect) -> None:
+    pool = connect()
+    door = pool.transport(ALICE)
+    for _ in range(3):
+        os.kill(server_process(door), signal.SIGKILL)
+        assert door.run(["echo", "still here"]).text == "still here\n"
+    os.kill(server_process(door), signal.SIGKILL)
+    assert door.stat("/etc/passwd").size > 0
+    os.kill(server_process(door), signal.SIGKILL)
+    assert door.read_at("/etc/passwd", 0, 5)
+    assert pool.stats().connections == 1
+
+
+def test_a_connection_that_answers_no_more_is_replaced(
+    connect: Connect, ssh_target: SshTarget
+) -> None:
+    door = connect(dataclasses.replace(ssh_target, channel_timeout_s=0.5)).transport(ALICE)
+    process = server_process(door)
+    os.kill(process, signal.SIGSTOP)
+    try:
+        assert server_process(door) != process
+    finally:
+        os.kill(process, signal.SIGKILL)
+
+
+def test_a_connection_lost_while_a_command_runs_is_an_unknown_outcome(
+    connect: Connect, cluster: EmbeddedCluster
+) -> None:
+    path = f"{cluster.work_root.format(user=ALICE)}/once-{uuid.uuid4().hex}"
+    door = connect().transport(ALICE)
+    script = 'echo ran >> "$1"; kill -9 $PPID; sleep 2'
+    with pytest.raises(ConnectionLost, match="may have done its work"):
+        door.run(["sh", "-c", script, "sh", path])
+    assert door.run(["cat", path]).text == "ran\n"
+    door.run(["rm", path])
+
+
+def test_a_timeout_leaves_the_connection_usable(connect: Connect) -> None:
+    pool = connect()
+    door = pool.transport(ALICE)
+    process = server_process(door)
+    with pytest.raises(CommandTimeout):
+        door.run(["sleep", "60"], timeout_s=0.2)
+    assert server_process(door) == process
+    assert pool.stats().sessions == 0
+
+
+@pytest.mark.parametrize("believed", [10, 50])
+def test_more_sessions_than_sshd_allows_open_further_connections(
+    connect: Connect, believed: int
+) -> None:
+    pool = connect(options=PoolOptions(sessions_per_connection=believed, first_backoff_s=0.05))
+    door = pool.transport(ALICE)
+    together = threading.Barrier(25)
+
+    def ask(number: int) -> str:
+        together.wait()
+        return door.run(["sh", "-c", f"sleep 0.7; echo {number}"]).text
+
+    with ThreadPoolExecutor(25) as threads:
+        answers = list(threads.map(ask, range(25)))
+    assert answers == [f"{number}\n" for number in range(25)]
+    assert pool.stats().connections == 3
+    assert pool.stats().sessions == 0
+
+
+def test_idle_connections_are_closed_on_both_sides(connect: Connect) -> None:
+    pool = connect(options=PoolOptions(idle_s=0.3))
+    process = server_process(pool.transport(ALICE))
+    deadline = time.monotonic() + 5
+    while Path(f"/proc/{process}").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not Path(f"/proc/{process}").exists()
+    assert pool.stats().connections == 0
+
+
+def test_closing_ends_every_thread_and_connection(connect: Connect) -> None:
+    before = threading.active_count()
+    pool = connect()
+    processes = [server_process(pool.transport(user)) for user in (ALICE, BOB)]
+    with pool.transport(ALICE).follow("/etc/passwd") as events:
+        assert next(events).data
+    pool.close_all()
+    deadline = time.monotonic() + 5
+    while any(Path(f"/proc/{pid}").exists() for pid in processes) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not any(Path(f"/proc/{pid}").exists() for pid in processes)
+    assert threading.active_count() == before
+
+
+def test_two_hundred_commands_by_twenty_threads_as_three_users(connect: Connect) -> None:
+    pool = connect()
+    people = (ALICE, BOB, CAROL)
+
+    def ask(number: int) -> bool:
+        user = people[number % 3]
+        answer = pool.transport(user).run(
+            ["sh", "-c", 'read line; echo "$(id -un) $1 $line"', "sh", f"<{number}>"],
+            stdin=f"in {number}\n".encode(),
+        )
+        return answer.stdout == f"{user} <{number}> in {number}\n".encode()
+
+    with ThreadPoolExecutor(20) as threads:
+        assert all(threads.map(ask, range(200)))
+    assert pool.stats().sessions == 0
+    # 20 threads, three users, ten sessions a connection.
+    assert pool.stats().opened <= 6
+
+
+# -- a line that can be cut ------------------------------------------------------------------------
+
+
+class Line:
+    """A TCP relay between Sluice and sshd that can be cut and restored."""
+
+    def __init__(self, port: int) -> None:
+        self._to = port
+        self._sockets: list[socket.socket] = []
+        self.port = 0
+        self.restore()
+
+    def restore(self) -> None:
+        self._server = socket.create_server(("127.0.0.1", self.port))
+        self.port = self._server.getsockname()[1]
+        threading.Thread(target=self._accept, args=(self._server,), daemon=True).start()
+
+    def _accept(self, server: socket.socket) -> None:
+        while True:
+            try:
+                near, _ = server.accept()
+            except OSError:
+                return
+            far = socket.create_connection(("127.0.0.1", self._to))
+            self._sockets += [near, far]
+            for source, sink in ((near, far), (far, near)):
+                threading.Thread(target=self._relay, args=(source, sink), daemon=True).start()
+
+    def _relay(self, source: socket.socket, sink: socket.socket) -> None:
+        try:
+            while data := source.recv(65536):
+                sink.sendall(data)
+            sink.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            return
+
+    def cut(self) -> None:
+        for one in (self._server, *self._sockets):
+            try:
+                one.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                continue
+            finally:
+                one.close()
+        self._sockets.clear()
+
+
+def test_following_goes_on_after_the_line_was_down(
+    connect: Connect,
+    ssh_target: SshTarget,
+    shared_ssh: SshCluster,
+    cluster: EmbeddedCluster,
+    find_processes: Callable[[str], list[int]],
+) -> None:
+    path = f"{cluster.work_root.format(user=ALICE)}/line-{uuid.uuid4().hex}"
+    near = shared_ssh.transport(ALICE)
+    line = Line(ssh_target.port)
+    far = connect(dataclasses.replace(ssh_target, port=line.port)).transport(ALICE)
+
+    def write(text: str) -> None:
+        assert near.run(["sh", "-c", 'cat >> "$1"', "sh", path], stdin=text.encode()).exit_code == 0
+
+    write("before\n")
+    try:
+        with far.follow(path) as events:
+            assert next(events).data == b"before\n"
+            line.cut()
+            assert next(events).kind == "waiting"
+            write("while down\n")
+            threading.Timer(1.5, line.restore).start()
+            event = next(events)
+            assert (event.kind, event.offset, event.data) == ("data", 7, b"while down\n")
+            write("after\n")
+            assert next(events).data == b"after\n"
+            line.cut()
+            near.run(["sh", "-c", 'echo cut > "$1"', "sh", path])
+            line.restore()
+            kinds = [next(events) for _ in range(3)]
+            assert [event.kind for event in kinds] == ["waiting", "truncated", "data"]
+            assert kinds[2].data == b"cut\n"
+        deadline = time.monotonic() + 5
+        while find_processes(path) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert not find_processes(path)
+    finally:
+        line.cut()
+        near.run(["rm", "-f", path])
