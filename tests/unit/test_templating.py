@@ -1,0 +1,99 @@
+"""Placeholders are data: typed where they stand alone, text inside text, never keys."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from jobs.spec import SpecError
+from jobs.templating import Parameter, check_parameters, fill, substitute, used_names
+
+LR = Parameter("lr", kind="number", default=0.1)
+GPUS = Parameter("gpus", kind="whole", required=True)
+DATA = Parameter("data", default="/data")
+OPTIMIZER = Parameter("optimizer", kind="choice", choices=("sgd", "adam"), default="sgd")
+DEBUG = Parameter("debug", kind="flag", default=False)
+ALL = [LR, GPUS, DATA, OPTIMIZER, DEBUG]
+FILE = {
+    "jobName": "train-<% $parameters.optimizer %>",
+    "jobEnvs": {"isDebug": "<% $parameters.debug %>"},
+    "taskRoles": [
+        {
+            "name": "worker",
+            "gpuNumber": "<% $parameters.gpus %>",
+            "command": "python train.py --lr <%$parameters.lr%> <% $parameters.data  %> <% $other.x %>",
+        }
+    ],
+}
+
+
+def test_values_are_filled_with_their_own_types() -> None:
+    filled = fill(FILE, ALL, {"gpus": "2", "optimizer": "adam"})
+    assert filled["jobName"] == "train-adam"
+    assert filled["jobEnvs"] == {"isDebug": False}
+    assert filled["taskRoles"][0]["gpuNumber"] == 2
+    assert filled["taskRoles"][0]["command"] == "python train.py --lr 0.1 /data <% $other.x %>"
+
+
+def test_a_value_is_never_read_as_a_placeholder_or_as_structure() -> None:
+    hostile = '"}, {"a": "<% $parameters.lr %>"'
+    filled = substitute({"x": "<% $parameters.data %>"}, {"data": hostile, "lr": 1})
+    assert filled == {"x": hostile}
+    assert substitute({"<% $parameters.data %>": 1}, {"data": "k"}) == {"<% $parameters.data %>": 1}
+
+
+@pytest.mark.parametrize(
+    ("given", "path"),
+    [
+        ({}, "parameters.gpus"),
+        ({"gpus": ""}, "parameters.gpus"),
+        ({"gpus": 1.5}, "parameters.gpus"),
+        ({"gpus": True}, "parameters.gpus"),
+        ({"gpus": 10**30}, "parameters.gpus"),
+        ({"gpus": float("nan")}, "parameters.gpus"),
+        ({"gpus": 1, "lr": "quick"}, "parameters.lr"),
+        ({"gpus": 1, "lr": []}, "parameters.lr"),
+        ({"gpus": 1, "optimizer": "lion"}, "parameters.optimizer"),
+        ({"gpus": 1, "debug": "maybe"}, "parameters.debug"),
+        ({"gpus": 1, "data": "a\0b"}, "parameters.data"),
+        ({"gpus": 1, "dta": "x"}, "parameters.dta"),
+    ],
+)
+def test_a_wrong_value_is_named(given: dict[str, Any], path: str) -> None:
+    with pytest.raises(SpecError) as refused:
+        fill(FILE, ALL, given)
+    assert [problem.path for problem in refused.value.problems] == [path]
+    if path == "parameters.dta":
+        assert refused.value.problems[0].suggestion == "data"
+
+
+def test_declarations_are_checked_against_the_job_file() -> None:
+    check_parameters(ALL, FILE)
+    assert used_names(FILE) == {"optimizer", "debug", "gpus", "lr", "data"}
+    bad = [
+        Parameter("1x"),
+        Parameter("lr"),
+        Parameter("lr"),
+        Parameter("pick", kind="choice"),
+        Parameter("n", kind="whole", default="many"),
+    ]
+    with pytest.raises(SpecError) as refused:
+        check_parameters(bad, {"x": "<% $parameters.lrr %>"})
+    assert [problem.path for problem in refused.value.problems] == [
+        "parameters[0].name",
+        "parameters[2].name",
+        "parameters[3].choices",
+        "parameters[4].default",
+        "spec",
+    ]
+    assert refused.value.problems[-1].suggestion == "lr"
+
+
+@pytest.mark.parametrize("parameter", ALL)
+def test_stand_ins_and_json_round_trip(parameter: Parameter) -> None:
+    assert Parameter.from_json(parameter.to_json()) == parameter
+    required = [p for p in ALL if p.required]
+    fill(
+        FILE, ALL, {p.name: p.stand_in() for p in required} | {parameter.name: parameter.stand_in()}
+    )
