@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from django.db.models import Q, QuerySet
 
-from clusters.access import Role, can_submit, has_role, role_of, roles_of
+from clusters.access import Role, role_of, roles_of
 from jobs.models import Job
 
 if TYPE_CHECKING:
@@ -37,7 +37,11 @@ class Verb(StrEnum):
 # put words into their mouth, and not RETRY, which would run something in their name.
 _NAMESPACE_ADMIN_VERBS = frozenset({Verb.STOP, Verb.DELETE, Verb.TIME_LIMIT})
 # An owner who has left the namespace may still look, stop, tidy up; not start anything there.
-_OWNER_ALWAYS = frozenset({Verb.VIEW, Verb.EDIT, Verb.STOP, Verb.DELETE})
+_OWNER_ALWAYS = frozenset({Verb.VIEW, Verb.EDIT, Verb.STOP, Verb.DELETE, Verb.CLONE})
+# Into which namespace one clones, and whether one may submit there, is checked on creation.
+_VIEWER_VERBS = frozenset({Verb.VIEW, Verb.CLONE})
+_NAMESPACE_ADMIN_SEES = _NAMESPACE_ADMIN_VERBS | _VIEWER_VERBS
+_ALL_VERBS = frozenset(Verb)
 
 
 def visible_to(user: Person) -> QuerySet[Job]:
@@ -52,18 +56,36 @@ def visible_to(user: Person) -> QuerySet[Job]:
 
 def can(user: Person, verb: Verb | str, job: Job) -> bool:
     verb = Verb(verb)
-    if not user.is_authenticated or not user.is_active or job.deleted_at is not None:
+    if job.deleted_at is not None:
         return False
+    role = None
+    if user.is_authenticated and (job.owner_id != user.pk or verb not in _OWNER_ALWAYS):
+        role = role_of(user, job.namespace)
+    return verb in allowed_verbs(
+        user,
+        role,
+        owner_id=job.owner_id,
+        takes_jobs=job.namespace.active and job.namespace.cluster.enabled,
+    )
+
+
+def allowed_verbs(
+    user: Person, role: Role | None, *, owner_id: int, takes_jobs: bool
+) -> frozenset[Verb]:
+    """What a person with this role in the job's namespace may do: the rule itself, without a query.
+
+    `takes_jobs`: the namespace is active and its cluster switched on.
+    """
+    if not user.is_authenticated or not user.is_active:
+        return frozenset()
     if user.is_superuser:
-        return True
-    if verb is Verb.CLONE:
-        # Into which namespace, and whether the person may submit there, is checked on creation.
-        return can(user, Verb.VIEW, job)
-    if job.owner_id == user.pk:
-        return verb in _OWNER_ALWAYS or can_submit(user, job.namespace)
-    if verb is Verb.VIEW:
-        return role_of(user, job.namespace) is not None
-    return verb in _NAMESPACE_ADMIN_VERBS and has_role(user, job.namespace, at_least=Role.ADMIN)
+        return _ALL_VERBS
+    if owner_id == user.pk:
+        submits = takes_jobs and role in (Role.MEMBER, Role.ADMIN)
+        return _ALL_VERBS if submits else _OWNER_ALWAYS
+    if role is None:
+        return frozenset()
+    return _NAMESPACE_ADMIN_SEES if role is Role.ADMIN else _VIEWER_VERBS
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,3 +48,15 @@ class ClusterNotReady(JobError):
     """Nothing is known of the cluster yet, so no plan can be made."""
 
     code = "cluster_not_ready"
+
+
+class NotFound(NotAllowed):
+    """There is no such thing, or the person may not know of it."""
+
+    code = "not_found"
+
+
+class VersionConflict(JobError):
+    """Someone changed it meanwhile."""
+
+    code = "version_conflict"

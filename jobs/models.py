@@ -427,3 +427,20 @@ class EngineLease(models.Model):
 
     def __str__(self) -> str:
         return f"{self.cluster_id}: {self.holder or '-'}"
+
+
+# Rows of this app that are no part of a job's life have a file of their own.
+from jobs.saved import IdempotencyKey, JobTemplate, UploadOwner  # noqa: E402
+
+__all__ = [
+    "Attempt",
+    "CodeUpload",
+    "EngineLease",
+    "IdempotencyKey",
+    "Job",
+    "JobEvent",
+    "JobSecret",
+    "JobTemplate",
+    "Task",
+    "UploadOwner",
+]

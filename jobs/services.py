@@ -28,6 +28,7 @@ from jobs.errors import (
     JobError,
     NameTaken,
     NotAllowed,
+    NotFound,
 )
 from jobs.events import Actor, NewEvent, record, state_data
 from jobs.models import Attempt, CodeUpload, Job
@@ -357,9 +358,9 @@ def _locked(job: Job, by: User, verb: Verb) -> Job:
     return found
 
 
-def _hidden(job: Job) -> NotAllowed:
+def _hidden(job: Job) -> NotFound:
     """The same answer for a job that is not there and for one that is not yours to know of."""
-    return NotAllowed("There is no such job, or you may not see it.", job=str(job.pk))
+    return NotFound("There is no such job, or you may not see it.", job=str(job.pk))
 
 
 def _open_attempt(job: Job) -> bool:
