@@ -103,6 +103,7 @@ INSTALLED_APPS = [
     "channels",
     "rest_framework",
     "drf_spectacular",
+    "drf_spectacular_sidecar",
     "csp",
 ]
 
@@ -229,10 +230,43 @@ CONTENT_SECURITY_POLICY = {
 
 # --- API ------------------------------------------------------------------------------------
 
+API_MAX_BODY_BYTES = env_int("SLUICE_API_MAX_BODY_BYTES", 2 * 1024 * 1024)
+# Requests that a person may make in a minute, in each web process; a burst of so many at once is fine.
+API_READS_PER_MINUTE = env_int("SLUICE_API_READS_PER_MINUTE", 3000)
+API_WRITES_PER_MINUTE = env_int("SLUICE_API_WRITES_PER_MINUTE", 600)
+API_TOKEN_DEFAULT_DAYS = env_int("SLUICE_API_TOKEN_DEFAULT_DAYS", 90)
+API_TOKEN_MAX_DAYS = env_int("SLUICE_API_TOKEN_MAX_DAYS", 366)
+UPLOAD_DIR = Path(os.environ.get("SLUICE_UPLOAD_DIR") or SLUICE_HOME / "uploads")
+UPLOAD_MAX_BYTES = env_int("SLUICE_UPLOAD_MAX_BYTES", 1024**3)
+
 REST_FRAMEWORK = {
     "DEFAULT_SCHEMA_CLASS": "drf_spectacular.openapi.AutoSchema",
-    "DEFAULT_AUTHENTICATION_CLASSES": ["rest_framework.authentication.SessionAuthentication"],
-    "DEFAULT_PERMISSION_CLASSES": ["rest_framework.permissions.IsAuthenticated"],
+    "DEFAULT_AUTHENTICATION_CLASSES": [
+        "gateway.tokens.TokenAuthentication",
+        "rest_framework.authentication.SessionAuthentication",
+    ],
+    "DEFAULT_PERMISSION_CLASSES": ["gateway.tokens.SignedInWithinScope"],
+    "DEFAULT_THROTTLE_CLASSES": ["gateway.throttle.PerPerson"],
+    "DEFAULT_RENDERER_CLASSES": ["rest_framework.renderers.JSONRenderer"],
+    "DEFAULT_PARSER_CLASSES": ["jobs.api.parsers.JsonParser"],
+    "DEFAULT_CONTENT_NEGOTIATION_CLASS": "jobs.api.parsers.AlwaysJson",
+    "EXCEPTION_HANDLER": "gateway.problems.exception_handler",
+    # `?format=` is ours: it chooses between JSON and YAML of a job file.
+    "URL_FORMAT_OVERRIDE": None,
+    "UNAUTHENTICATED_USER": "django.contrib.auth.models.AnonymousUser",
+}
+SPECTACULAR_SETTINGS = {
+    "TITLE": "Sluice",
+    "DESCRIPTION": "Jobs on Slurm clusters: submit, watch, stop, read. Everything that the pages can do.",
+    "VERSION": "1",
+    "OAS_VERSION": "3.1.0",
+    "SCHEMA_PATH_PREFIX": "/api/v1",
+    "SERVE_INCLUDE_SCHEMA": False,
+    "COMPONENT_SPLIT_REQUEST": True,
+    "SWAGGER_UI_DIST": "SIDECAR",
+    "SWAGGER_UI_FAVICON_HREF": "SIDECAR",
+    "POSTPROCESSING_HOOKS": ["jobs.api.schema.complete"],
+    "AUTHENTICATION_WHITELIST": [],
 }
 
 # --- clusters and engine --------------------------------------------------------------------
@@ -245,7 +279,7 @@ UID_FLOOR = env_int("SLUICE_UID_FLOOR", 1000)
 # --- websockets -----------------------------------------------------------------------------
 
 # Dotted path of a function from an API token to its person (or None), for programs' websockets.
-SOCKET_TOKEN_AUTH = os.environ.get("SLUICE_SOCKET_TOKEN_AUTH", "")
+SOCKET_TOKEN_AUTH = os.environ.get("SLUICE_SOCKET_TOKEN_AUTH", "gateway.tokens.person_of_token")
 SOCKETS_PER_PERSON = env_int("SLUICE_SOCKETS_PER_PERSON", 50)
 # How soon an open websocket notices that its person signed out or lost a right.
 SOCKET_RECHECK_S = env_int("SLUICE_SOCKET_RECHECK_S", 10)

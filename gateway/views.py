@@ -20,6 +20,7 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_GET, require_POST
 
 from clusters.models import ClusterStatus
+from gateway import problems
 from gateway.models import User
 
 PREFERENCE_MAX_AGE_S = 365 * 24 * 3600
@@ -120,6 +121,8 @@ def error_page(status: int, title: str, sentence: str, request: HttpRequest) -> 
 
 
 def bad_request(request: HttpRequest, exception: Exception) -> HttpResponse:
+    if problems.is_api(request):
+        return problems.plain_problem(400, request)
     return error_page(
         400,
         _("This request could not be understood"),
@@ -129,6 +132,8 @@ def bad_request(request: HttpRequest, exception: Exception) -> HttpResponse:
 
 
 def permission_denied(request: HttpRequest, exception: Exception) -> HttpResponse:
+    if problems.is_api(request):
+        return problems.plain_problem(403, request)
     return error_page(
         403,
         _("You may not do this"),
@@ -138,6 +143,8 @@ def permission_denied(request: HttpRequest, exception: Exception) -> HttpRespons
 
 
 def not_found(request: HttpRequest, exception: Exception) -> HttpResponse:
+    if problems.is_api(request):
+        return problems.plain_problem(404, request)
     return error_page(
         404,
         _("There is nothing here"),
@@ -148,6 +155,8 @@ def not_found(request: HttpRequest, exception: Exception) -> HttpResponse:
 
 def server_error(request: HttpRequest) -> HttpResponse:
     """Kept free of the database and of context processors: either may be what failed."""
+    if problems.is_api(request):
+        return problems.plain_problem(500, request)
     return HttpResponse(render_to_string("500.html"), status=500)
 
 

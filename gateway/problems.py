@@ -1,0 +1,272 @@
+"""The one table from exceptions to HTTP answers of the API: problem+json (RFC 9457).
+
+Every answer has a stable `code`, one sentence in `detail` and, where single values are at fault, their
+paths in `errors`. Raw stderr and tracebacks go to the log only. Pages have their own in `gateway.views`.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from django.core.exceptions import (
+    BadRequest,
+    ObjectDoesNotExist,
+    PermissionDenied,
+    RequestDataTooBig,
+    SuspiciousOperation,
+)
+from django.core.exceptions import ValidationError as DjangoValidationError
+from django.db import InterfaceError, OperationalError
+from django.http import Http404, HttpRequest, HttpResponse, UnreadablePostError
+from django.utils.translation import gettext as _
+from rest_framework import exceptions as drf
+from rest_framework.views import set_rollback
+
+from clusters import errors as cluster_errors
+from jobs import errors as job_errors
+from jobs.archives import ArchiveRefused
+from jobs.plan import PlanError
+from jobs.spec import Problem, SpecError
+
+logger = logging.getLogger(__name__)
+
+CONTENT_TYPE = "application/problem+json"
+RETRY_AFTER_S = 5
+API_PREFIX = "/api/"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    status: int
+    code: str
+
+
+# The nearest class of the exception's own tree counts, whatever the order here.
+TABLE: Mapping[type[BaseException], Answer] = {
+    SpecError: Answer(400, "job_file_invalid"),
+    PlanError: Answer(422, "job_cannot_run"),
+    ArchiveRefused: Answer(422, "archive_refused"),
+    job_errors.JobError: Answer(409, "refused"),
+    job_errors.NotAllowed: Answer(403, "forbidden"),
+    job_errors.NotFound: Answer(404, "not_found"),
+    job_errors.NameTaken: Answer(409, "name_taken"),
+    job_errors.InvalidTransition: Answer(409, "invalid_transition"),
+    job_errors.InvalidValue: Answer(400, "invalid_value"),
+    job_errors.VersionConflict: Answer(409, "version_conflict"),
+    job_errors.ClusterNotReady: Answer(503, "cluster_not_ready"),
+    Http404: Answer(404, "not_found"),
+    ObjectDoesNotExist: Answer(404, "not_found"),
+    PermissionDenied: Answer(403, "forbidden"),
+    DjangoValidationError: Answer(400, "invalid"),
+    RequestDataTooBig: Answer(413, "too_large"),
+    SuspiciousOperation: Answer(400, "bad_request"),
+    BadRequest: Answer(400, "bad_request"),
+    UnreadablePostError: Answer(400, "body_cut_off"),
+    OperationalError: Answer(503, "database_unavailable"),
+    InterfaceError: Answer(503, "database_unavailable"),
+    cluster_errors.ClusterError: Answer(502, "cluster_error"),
+    cluster_errors.ConnectFailed: Answer(503, "cluster_unreachable"),
+    cluster_errors.AuthFailed: Answer(502, "cluster_refused_us"),
+    cluster_errors.IdentityRefused: Answer(403, "identity_refused"),
+    cluster_errors.OutcomeUnknown: Answer(504, "cluster_timeout"),
+    cluster_errors.BadArgument: Answer(400, "bad_path"),
+    cluster_errors.OutputTooLarge: Answer(422, "output_too_large"),
+    cluster_errors.RemoteFileMissing: Answer(404, "file_missing"),
+    cluster_errors.RemotePermissionDenied: Answer(403, "file_forbidden"),
+    cluster_errors.RemoteDiskFull: Answer(507, "disk_full"),
+    cluster_errors.SlurmUnavailable: Answer(503, "slurm_unavailable"),
+    cluster_errors.SubmitRejected: Answer(422, "slurm_refused"),
+    drf.APIException: Answer(500, "error"),
+    drf.ValidationError: Answer(400, "invalid"),
+    drf.ParseError: Answer(400, "malformed"),
+    drf.AuthenticationFailed: Answer(401, "authentication_failed"),
+    drf.NotAuthenticated: Answer(401, "not_authenticated"),
+    drf.PermissionDenied: Answer(403, "forbidden"),
+    drf.NotFound: Answer(404, "not_found"),
+    drf.MethodNotAllowed: Answer(405, "method_not_allowed"),
+    drf.NotAcceptable: Answer(406, "not_acceptable"),
+    drf.UnsupportedMediaType: Answer(415, "unsupported_media_type"),
+    drf.Throttled: Answer(429, "throttled"),
+}
+
+
+def answer_for(error: BaseException) -> Answer | None:
+    for kind in type(error).__mro__:
+        if found := TABLE.get(kind):
+            break
+    else:
+        return None
+    if isinstance(error, drf.APIException) and type(error) not in TABLE:
+        code = error.get_codes()
+        return Answer(error.status_code, code if isinstance(code, str) else found.code)
+    return found
+
+
+def problem(
+    *,
+    status: int,
+    code: str,
+    detail: str,
+    errors: list[dict[str, Any]] | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> HttpResponse:
+    """One answer as problem+json."""
+    body: dict[str, Any] = {
+        "type": f"urn:sluice:problem:{code}",
+        "title": title_of(status),
+        "status": status,
+        "code": code,
+        "detail": detail,
+        "errors": errors or [],
+    }
+    response = HttpResponse(json.dumps(body), status=status, content_type=CONTENT_TYPE)
+    for name, value in (headers or {}).items():
+        response[name] = value
+    return response
+
+
+def title_of(status: int) -> str:
+    titles = {
+        400: _("The request is not right"),
+        401: _("Sign in first"),
+        403: _("You may not do this"),
+        404: _("There is nothing here"),
+        405: _("This method does not work here"),
+        409: _("This does not fit the present state"),
+        413: _("The request is too large"),
+        415: _("This kind of content is not understood"),
+        422: _("This cannot be done as asked"),
+        429: _("Too many requests"),
+        502: _("The cluster did not do it"),
+        503: _("Not available at the moment"),
+        504: _("The cluster did not answer in time"),
+    }
+    return titles.get(status) or _("This did not work")
+
+
+def exception_handler(error: Exception, context: Mapping[str, Any]) -> HttpResponse | None:
+    """DRF's EXCEPTION_HANDLER. None: nobody expected this; it becomes a 500 and goes to the log."""
+    answer = answer_for(error)
+    if answer is None:
+        return None
+    set_rollback()
+    if answer.status >= 500:
+        logger.warning(
+            "%s: %s",
+            type(error).__name__,
+            getattr(error, "detail", "") or error,
+            extra={"action": "api_problem", "code": answer.code},
+        )
+    return problem(
+        status=answer.status,
+        code=answer.code,
+        detail=_sentence(error, answer),
+        errors=list(_errors(error)),
+        headers=dict(_headers(error, answer, context)),
+    )
+
+
+def _sentence(error: Exception, answer: Answer) -> str:
+    if isinstance(error, cluster_errors.ClusterError | job_errors.JobError | ArchiveRefused):
+        return error.user_message
+    if isinstance(error, SpecError | PlanError):
+        first = error.problems[0]
+        more = len(error.problems) - 1
+        rest = " " + _("There are %(count)s more problems.") % {"count": more} if more else ""
+        return f"{first}{_suggestion(first)}{rest}"
+    if isinstance(error, drf.ValidationError | DjangoValidationError):
+        found = list(_errors(error))
+        place = f"{found[0]['path']}: " if found and found[0]["path"] else ""
+        return place + str(found[0]["message"]) if found else _("The request is not right.")
+    if isinstance(error, drf.APIException):
+        return str(error.detail)
+    sentences = {
+        "not_found": _("There is no such thing, or you may not see it."),
+        "forbidden": str(error) or _("You may see this, but you may not do this with it."),
+        "too_large": _("The request's body is larger than this address takes."),
+        "body_cut_off": _("The request ended before its body did. Send it again."),
+        "database_unavailable": _("The database does not answer at the moment. Try again soon."),
+    }
+    return sentences.get(answer.code) or str(error) or _("The request could not be understood.")
+
+
+def _suggestion(found: Problem) -> str:
+    return (
+        f" {_('Did you mean: %(nearest)s') % {'nearest': found.suggestion}}"
+        if found.suggestion
+        else ""
+    )
+
+
+def _errors(error: Exception) -> Iterator[dict[str, Any]]:
+    if isinstance(error, SpecError | PlanError):
+        for found in error.problems:
+            yield found.as_dict()
+    elif isinstance(error, ArchiveRefused):
+        yield {"path": error.entry, "message": error.user_message, "code": error.code}
+    elif isinstance(error, drf.ValidationError):
+        yield from _flatten(error.detail, "")
+    elif isinstance(error, DjangoValidationError):
+        by_field = error.message_dict if hasattr(error, "error_dict") else {"": error.messages}
+        for field, messages in by_field.items():
+            for message in messages:
+                path = "" if field == "__all__" else field
+                yield {"path": path, "message": message, "code": "invalid"}
+
+
+def _flatten(detail: Any, path: str) -> Iterator[dict[str, Any]]:
+    """DRF's tree of messages as a list: `parameters[2].name`."""
+    if isinstance(detail, Mapping):
+        for key, value in detail.items():
+            # DRF keeps a list's faults either in a list or by index in a mapping.
+            if isinstance(key, int):
+                inner = f"{path}[{key}]"
+            elif key == "non_field_errors":
+                inner = path
+            else:
+                inner = f"{path}.{key}" if path else str(key)
+            yield from _flatten(value, inner)
+    elif isinstance(detail, list | tuple):
+        for index, value in enumerate(detail):
+            nested = isinstance(value, Mapping | list)
+            yield from _flatten(value, f"{path}[{index}]" if nested else path)
+    else:
+        code = getattr(detail, "code", None) or "invalid"
+        yield {"path": path, "message": str(detail), "code": code}
+
+
+def _headers(
+    error: Exception, answer: Answer, context: Mapping[str, Any]
+) -> Iterator[tuple[str, str]]:
+    if isinstance(error, drf.Throttled):
+        yield "Retry-After", str(max(1, math.ceil(getattr(error, "wait", None) or 1)))
+    elif answer.status == 503:
+        yield "Retry-After", str(RETRY_AFTER_S)
+    if answer.status == 401:
+        yield "WWW-Authenticate", getattr(error, "auth_header", "") or 'Bearer realm="sluice"'
+    view = context.get("view")
+    if answer.status == 405 and view is not None:
+        yield "Allow", ", ".join(view.allowed_methods)
+
+
+# Where no view was reached: unknown addresses, broken requests, our own faults.
+
+
+def is_api(request: HttpRequest) -> bool:
+    return request.path.startswith(API_PREFIX)
+
+
+def plain_problem(status: int, request: HttpRequest) -> HttpResponse:
+    codes = {400: "bad_request", 403: "forbidden", 404: "not_found", 500: "internal_error"}
+    sentences = {
+        400: _("The request could not be understood."),
+        403: _("You may not do this."),
+        404: _("There is no such address. The list of all is at /api/v1/docs."),
+        500: _("Something went wrong on our side. It was written to the log."),
+    }
+    return problem(status=status, code=codes[status], detail=sentences[status])

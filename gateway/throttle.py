@@ -1,0 +1,63 @@
+"""How much one person may ask of the API: a bucket of requests per person that refills steadily.
+
+Kept in this process's memory, so it costs no query; with several web processes each has its own.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from django.conf import settings
+from rest_framework.permissions import SAFE_METHODS
+from rest_framework.request import Request
+from rest_framework.throttling import BaseThrottle
+
+if TYPE_CHECKING:
+    from rest_framework.views import APIView
+
+MAX_BUCKETS = 10_000
+
+
+class Buckets:
+    """`take` one from the bucket of a key; the answer is 0.0, or the seconds until it has one again."""
+
+    def __init__(self) -> None:
+        self._levels: dict[str, tuple[float, float]] = {}
+        self._lock = threading.Lock()
+
+    def take(self, key: str, per_minute: int, now: float | None = None) -> float:
+        now = time.monotonic() if now is None else now
+        refill = per_minute / 60
+        with self._lock:
+            level, seen = self._levels.pop(key, (float(per_minute), now))
+            level = min(float(per_minute), level + (now - seen) * refill)
+            allowed = level >= 1
+            # Put back last: the first in the dictionary is the longest unused.
+            self._levels[key] = (level - 1 if allowed else level, now)
+            if len(self._levels) > MAX_BUCKETS:
+                del self._levels[next(iter(self._levels))]
+        return 0.0 if allowed else (1 - level) / refill
+
+    def clear(self) -> None:
+        with self._lock:
+            self._levels.clear()
+
+
+buckets = Buckets()
+
+
+class PerPerson(BaseThrottle):
+    """Reading and writing have a bucket each."""
+
+    wait_s = 0.0
+
+    def allow_request(self, request: Request, view: APIView) -> bool:
+        reading = request.method in SAFE_METHODS
+        per_minute = settings.API_READS_PER_MINUTE if reading else settings.API_WRITES_PER_MINUTE
+        self.wait_s = buckets.take(f"{'r' if reading else 'w'}:{request.user.pk}", per_minute)
+        return self.wait_s == 0.0
+
+    def wait(self) -> float:
+        return self.wait_s

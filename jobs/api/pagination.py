@@ -1,0 +1,55 @@
+"""Cursors: opaque, signed, and good only for the very query (and person) they were given to."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import uuid
+from datetime import datetime
+from typing import Any
+
+from django.core import signing
+from django.utils.translation import gettext as _
+from rest_framework.exceptions import ValidationError
+
+SALT = "sluice.cursor"
+MAX_CURSOR = 2000
+
+
+def fingerprint(*parts: Any) -> str:
+    text = json.dumps(parts, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def encode_cursor(key: tuple[Any, uuid.UUID], query: str) -> str:
+    value, last_id = key
+    kind = "v"
+    if isinstance(value, datetime):
+        kind, value = "t", value.isoformat()
+    return signing.dumps([query, kind, value, last_id.hex], salt=SALT)
+
+
+def decode_cursor(cursor: str, query: str) -> tuple[Any, uuid.UUID]:
+    try:
+        if len(cursor) > MAX_CURSOR:
+            raise ValueError
+        given_for, kind, value, last_id = signing.loads(cursor, salt=SALT)
+        key = (datetime.fromisoformat(value) if kind == "t" else value), uuid.UUID(last_id)
+    except (signing.BadSignature, ValueError, TypeError) as error:
+        raise ValidationError(
+            {"cursor": [_("This is no cursor of ours. Take it from “next” of the page before.")]},
+            code="cursor_invalid",
+        ) from error
+    if given_for != query:
+        raise ValidationError(
+            {
+                "cursor": [
+                    _(
+                        "This cursor belongs to another query. Keep filters and sort as they were, "
+                        "or begin without a cursor."
+                    )
+                ]
+            },
+            code="cursor_of_another_query",
+        )
+    return key

@@ -1,0 +1,70 @@
+"""What the OpenAPI schema says beyond the views' own signatures: refusals, and who may ask."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from drf_spectacular.extensions import OpenApiAuthenticationExtension
+from drf_spectacular.utils import OpenApiResponse
+
+from jobs.api.serializers import ProblemAnswer
+
+PROBLEM_TYPE = "application/problem+json"
+SENTENCES = {
+    400: "The request is not right; `errors` says which value and why.",
+    401: "Not signed in, or the token is not valid (any more).",
+    403: "You may see this, but not do this.",
+    404: "There is no such thing, or you may not see it.",
+    406: "Not available in the wanted form.",
+    409: "It does not fit the present state.",
+    413: "The body is too large.",
+    415: "The body's Content-Type is not understood here.",
+    416: "The range lies outside of the file.",
+    422: "Understood, but it cannot be done; `errors` says why.",
+    429: "Too many requests; Retry-After says how long to wait.",
+    502: "The cluster refused.",
+    503: "The cluster or the database is out of reach; Retry-After says when to try again.",
+    504: "The cluster did not answer in time.",
+}
+
+
+def problems(*statuses: int) -> dict[tuple[int, str], OpenApiResponse]:
+    """Refusals of an operation, for `extend_schema(responses=…)`."""
+    return {
+        (status, PROBLEM_TYPE): OpenApiResponse(ProblemAnswer, description=SENTENCES[status])
+        for status in statuses
+    }
+
+
+class TokenScheme(OpenApiAuthenticationExtension):  # type: ignore[no-untyped-call]
+    target_class = "gateway.tokens.TokenAuthentication"
+    name = "token"
+
+    def get_security_definition(self, auto_schema: Any) -> dict[str, Any]:
+        return {"type": "http", "scheme": "bearer", "description": "A token from /api/v1/tokens."}
+
+
+class PasswordScheme(OpenApiAuthenticationExtension):  # type: ignore[no-untyped-call]
+    target_class = "gateway.token_api.PasswordAuthentication"
+    name = "password"
+
+    def get_security_definition(self, auto_schema: Any) -> dict[str, Any]:
+        return {"type": "http", "scheme": "basic", "description": "Only to make a token."}
+
+
+def complete(result: dict[str, Any], generator: Any, **_more: Any) -> dict[str, Any]:
+    """What is true of every operation is written into each of them here, once."""
+    reference = {"$ref": "#/components/schemas/ProblemAnswer"}
+    for path in result["paths"].values():
+        for operation in path.values():
+            responses = operation["responses"]
+            for status in (401, 429, 503):
+                responses.setdefault(
+                    str(status),
+                    {
+                        "description": SENTENCES[status],
+                        "content": {PROBLEM_TYPE: {"schema": reference}},
+                    },
+                )
+            operation["responses"] = dict(sorted(responses.items()))
+    return result

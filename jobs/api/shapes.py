@@ -1,0 +1,189 @@
+"""Rows as the JSON that the API answers: plain functions, quick enough for lists.
+
+The shapes are described for the schema in `jobs.api.answers`; tests compare the two.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from django.utils.translation import get_language
+
+from clusters.access import Role
+from jobs.access import Verb, allowed_verbs
+from jobs.listing import COLUMNS
+from jobs.models import Attempt, Task
+from jobs.reasons import sentence_for
+from jobs.states import END_STATES, JobState, Wanted
+
+if TYPE_CHECKING:
+    from gateway.models import User
+
+ENDED = frozenset(state.value for state in END_STATES)
+API = "/api/v1"
+
+
+def iso(value: datetime | None) -> str | None:
+    """ISO 8601 in UTC with a Z."""
+    if value is None:
+        return None
+    if value.tzinfo is not UTC:
+        value = value.astimezone(UTC)
+    return value.isoformat()[:-6] + "Z"
+
+
+@lru_cache(maxsize=4096)
+def _sentence(language: str | None, code: str, params: str, text: str) -> str:
+    return sentence_for(code, json.loads(params), text)
+
+
+def reason(code: str, params: Mapping[str, Any], text: str) -> dict[str, Any]:
+    """In the language of the request."""
+    if not code:
+        return {"code": "", "text": "", "params": {}, "slurm_text": text}
+    words = _sentence(get_language(), code, json.dumps(params, sort_keys=True), text)
+    return {"code": code, "text": words, "params": params, "slurm_text": text}
+
+
+def possible(verbs: frozenset[Verb], state: str, wanted: str, has_secrets: bool) -> dict[str, bool]:
+    """What the person may do and what makes sense now."""
+    ended = state in ENDED
+    return {
+        "edit": Verb.EDIT in verbs,
+        "stop": not ended and wanted == Wanted.RUN and Verb.STOP in verbs,
+        "delete": ended and Verb.DELETE in verbs,
+        "stop_and_delete": Verb.DELETE in verbs,
+        "time_limit": not ended and Verb.TIME_LIMIT in verbs,
+        "retry": ended and not has_secrets and Verb.RETRY in verbs,
+        "clone": not has_secrets and Verb.CLONE in verbs,
+    }
+
+
+def job(row: tuple[Any, ...], user: User, role: Role | None, now: datetime) -> dict[str, Any]:
+    (
+        job_id,
+        name,
+        owner_id,
+        owner,
+        _namespace_id,
+        namespace,
+        namespace_active,
+        cluster,
+        cluster_enabled,
+        seen_at,
+        state,
+        wanted,
+        reason_code,
+        reason_params,
+        reason_text,
+        exit_code,
+        description,
+        labels,
+        created_at,
+        submitted_at,
+        started_at,
+        ended_at,
+        expected_start,
+        time_limit_s,
+        wanted_time_limit_s,
+        attempt,
+        slurm_job_id,
+        cpus,
+        mem_mib,
+        gpus,
+        gpu_type,
+        nodes,
+        tasks,
+        is_distributed,
+        has_secrets,
+        cloned_from,
+    ) = row
+    verbs = allowed_verbs(
+        user, role, owner_id=owner_id, takes_jobs=namespace_active and cluster_enabled
+    )
+    duration_s = None
+    if started_at is not None:
+        duration_s = max(0, int(((ended_at or now) - started_at).total_seconds()))
+    time_left_s = None
+    if state == JobState.RUNNING and time_limit_s is not None:
+        time_left_s = max(0, time_limit_s - (duration_s or 0))
+    text = str(job_id)
+    return {
+        "id": text,
+        "name": name,
+        "owner": owner,
+        "namespace": namespace,
+        "cluster": cluster,
+        "state": state,
+        "stopping": state not in ENDED and wanted != Wanted.RUN,
+        "reason": reason(reason_code, reason_params, reason_text),
+        "exit_code": exit_code,
+        "description": description,
+        "labels": labels,
+        "created_at": iso(created_at),
+        "submitted_at": iso(submitted_at),
+        "started_at": iso(started_at),
+        "ended_at": iso(ended_at),
+        "expected_start": iso(expected_start),
+        "duration_s": duration_s,
+        "time_limit_s": time_limit_s,
+        "wanted_time_limit_s": wanted_time_limit_s,
+        "time_left_s": time_left_s,
+        "cpus": cpus,
+        "mem_mib": mem_mib,
+        "gpus": gpus,
+        "gpu_type": gpu_type,
+        "nodes": nodes,
+        "tasks": tasks,
+        "is_distributed": is_distributed,
+        "attempt": attempt,
+        "slurm_job_id": slurm_job_id or "",
+        "cloned_from": str(cloned_from) if cloned_from else None,
+        # An ended job is what it is; a live one is as old as the cluster's last answer.
+        "seen_at": iso(ended_at if state in ENDED else seen_at),
+        "can": possible(verbs, state, wanted, has_secrets),
+        "links": {"self": f"{API}/jobs/{text}", "page": f"/jobs/{text}"},
+    }
+
+
+assert len(COLUMNS) == 36  # noqa: S101 - `job` unpacks them by position
+
+
+def attempt(row: Attempt) -> dict[str, Any]:
+    return {
+        "number": row.number,
+        "phase": row.phase,
+        "slurm_job_id": row.slurm_job_id,
+        "components": row.component_ids,
+        "slurm_state": row.slurm_state,
+        "nodes": row.nodes,
+        "unix_user": row.unix_user,
+        "work_dir": row.work_dir,
+        "reason": reason(row.reason_code, row.reason_params, row.reason_text),
+        "exit_code": row.exit_code,
+        "signal": row.signal,
+        "created_at": iso(row.created_at),
+        "submitted_at": iso(row.submitted_at),
+        "started_at": iso(row.started_at),
+        "ended_at": iso(row.ended_at),
+    }
+
+
+def task(row: Task, attempt_number: int) -> dict[str, Any]:
+    return {
+        "attempt": attempt_number,
+        "role": row.role,
+        "index": row.index,
+        "state": row.state,
+        "node": row.node,
+        "ip": row.ip,
+        "ports": row.ports,
+        "gpus": row.gpus,
+        "exit_code": row.exit_code,
+        "started_at": iso(row.started_at),
+        "ended_at": iso(row.ended_at),
+    }
