@@ -10,7 +10,14 @@ from __future__ import annotations
 from clusters.slurm.accounting import Association, Qos, SlurmUser
 from clusters.slurm.control import Controller, OrderAnswer, SlurmConfig
 from clusters.slurm.fields import SlurmCommands, Tres, expand_nodes, fold_nodes
-from clusters.slurm.jobs import JobRecord, StepRecord, StepUsage, newest_runs, ran_out_of_memory
+from clusters.slurm.jobs import (
+    JobRecord,
+    StepRecord,
+    StepUsage,
+    merge,
+    newest_runs,
+    ran_out_of_memory,
+)
 from clusters.slurm.reasons import ExitStatus, Explanation, explain_end, explain_reason
 from clusters.slurm.states import JOB_STATES, JobState, Phase, SeenState, parse_job_state
 from clusters.slurm.submit import ExpectedStart, Submission, SubmitOutcome
@@ -40,6 +47,7 @@ __all__ = [
     "explain_end",
     "explain_reason",
     "fold_nodes",
+    "merge",
     "newest_runs",
     "parse_job_state",
     "ran_out_of_memory",

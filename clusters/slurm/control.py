@@ -97,12 +97,14 @@ _REFUSED = (
 
 def parse_order(result: CommandResult) -> OrderAnswer:
     """Raises SlurmUnavailable where Slurm did not answer, CommandFailed where it refused all of it."""
-    gone, refused = [], []
+    gone: list[str] = []
+    refused: list[str] = []
     for line in result.error_text.splitlines():
         low = line.lower()
+        # A line without a number only repeats the one before it ("slurm_suspend error: Invalid job id specified").
+        numbers = re.findall(r"\b\d+(?:[+_]\d+)?\b", line)
         if any(words in low for words in _GONE):
-            numbers = re.findall(r"\b\d+(?:[+_]\d+)?\b", line)
-            gone.append(numbers[-1] if numbers else "")
+            gone += numbers[-1:]
         elif any(words in low for words in _REFUSED):
             refused.append(slurms_words(line))
     if result.exit_code != 0 and not gone:

@@ -41,6 +41,7 @@ _CONTROLLER_GONE = (
     "message receive failure",
     "connection timed out",
     "process is shutting down",
+    "unexpected message received",  # `scontrol update` with the controller down (22.05)
     "header lengths are longer than data received",
     "connection refused",
     "no route to host",
@@ -61,11 +62,12 @@ _NOT_FOUND = ("invalid job id specified", "invalid job id ", "job has already fi
 
 def slurms_words(stderr: str) -> str:
     """The last complaint without the program's prefixes: what a person should read."""
-    lines = [line.strip() for line in stderr.splitlines() if line.strip()]
+    lines = [line.strip() for line in stderr.splitlines()]
+    lines = [line for line in lines if line and not line.startswith("Try ")]
     chosen = [line for line in lines if _COMPLAINT.search(line)] or lines
     if not chosen:
         return ""
-    words = re.sub(r"^(?:\w+: )?(?:\w+ )?(?:error|fatal): ", "", chosen[-1])
+    words = re.sub(r"^(?:\w+: )?(?:(?:\w+ )?(?:error|fatal): )?", "", chosen[-1])
     return words.removeprefix("Batch job submission failed: ").strip()
 
 

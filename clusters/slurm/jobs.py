@@ -7,6 +7,7 @@ that decisions do not care who said it. Pure.
 from __future__ import annotations
 
 import re
+import signal
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -33,6 +34,10 @@ from clusters.slurm.states import Phase, SeenState, parse_job_state
 from clusters.transport import CommandResult
 
 _JOB_ID = re.compile(r"(?P<number>\d+)(?:\+(?P<offset>\d+)|_(?P<task>\d+|\[[^\]]*\]))?\Z")
+
+
+# Of these the exit code says more. A script that is killed has the reason JobLaunchFailure (seen on 22.05).
+_REASONS_OF_EXIT_CODES = ("", "None", "NonZeroExitCode", "RaisedSignal", "JobLaunchFailure")
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,11 +100,22 @@ class JobRecord:
         return expand_nodes(self.node_list)
 
     @property
+    def never_ran(self) -> bool:
+        """Ended without ever having had a node.
+
+        A submission that sbatch refused may be here too, FAILED with the reason BadConstraints and our working
+        directory: slurmctld keeps a record of some jobs it refused (seen on 22.05).
+        """
+        return self.seen.state.ended and not self.node_list
+
+    @property
     def explanation(self) -> Explanation:
         """Why it waits, or how it ended."""
-        if self.seen.state.ended:
-            return explain_end(self.seen, self.exit_status)
-        return explain_reason(self.reason)
+        if not self.seen.state.ended:
+            return explain_reason(self.reason)
+        if self.seen.name == "FAILED" and self.reason not in _REASONS_OF_EXIT_CODES:
+            return explain_reason(self.reason)
+        return explain_end(self.seen, self.exit_status)
 
 
 def _parse_job_id(text: str) -> re.Match[str]:
@@ -331,6 +347,22 @@ def newest_runs(records: Iterable[JobRecord]) -> dict[str, JobRecord]:
     return newest
 
 
+def merge(live: Iterable[JobRecord], recorded: Iterable[JobRecord]) -> dict[str, JobRecord]:
+    """What is to be believed, by raw id, of one squeue and one sacct.
+
+    Where squeue knows the job its word counts: of a job that was preempted or requeued, `sacct -S` shows only the run
+    that ended (PREEMPTED, NODE_FAIL, …) and hides the one that waits. Only when both say that this same run has
+    ended is sacct's row taken, since it knows more (who cancelled, exit codes, resources).
+    """
+    best = newest_runs(recorded)
+    for record in live:
+        other = best.get(record.raw_id)
+        both_ended = other is not None and other.seen.state.ended and record.seen.state.ended
+        if not (both_ended and other is not None and other.submitted_at == record.submitted_at):
+            best[record.raw_id] = record
+    return best
+
+
 # -- steps ------------------------------------------------------------------------------------------
 
 _STEP_FIELDS = (
@@ -343,8 +375,8 @@ _STEP_FIELDS = (
     "NTasks",
     "NodeList",
     "MaxRSS",
-    "AveCPU",
     "TotalCPU",
+    "AllocTRES",
     "JobName",
 )
 
@@ -365,6 +397,7 @@ class StepRecord:
     node_list: str = ""
     max_rss_bytes: int | None = None
     total_cpu_s: int | None = None
+    tres: Tres = field(default_factory=Tres)
 
 
 def build_steps_argv(
@@ -401,14 +434,27 @@ def _step_record(row: list[str]) -> StepRecord:
             node_list=_text(value["NodeList"]),
             max_rss_bytes=parse_mem_bytes(value["MaxRSS"]),
             total_cpu_s=parse_duration_s(value["TotalCPU"]),
+            tres=parse_tres(value["AllocTRES"]),
         )
     except SlurmParseError as error:
         raise _with_row(error, row) from error
 
 
 def ran_out_of_memory(steps: Iterable[StepRecord]) -> bool:
-    """A step may be OUT_OF_MEMORY while its job is only FAILED (or even COMPLETED)."""
-    return any(step.seen.name == "OUT_OF_MEMORY" for step in steps)
+    """A step may have run out of memory while its job is only FAILED, or even COMPLETED.
+
+    With cgroups the step says OUT_OF_MEMORY. With JobAcctGatherParams=OverMemoryKill it is CANCELLED by 0 with
+    signal 9, and only the numbers tell: it used more than it was given (seen on 22.05).
+    """
+    return any(
+        step.seen.name == "OUT_OF_MEMORY" or _killed_above_its_memory(step) for step in steps
+    )
+
+
+def _killed_above_its_memory(step: StepRecord) -> bool:
+    killed = step.exit_status is not None and step.exit_status.signal == signal.SIGKILL
+    given_mib = step.tres.mem_mib
+    return killed and bool(given_mib) and (step.max_rss_bytes or 0) > (given_mib or 0) * 1024**2
 
 
 # -- sstat ------------------------------------------------------------------------------------------
@@ -439,8 +485,8 @@ def build_sstat_argv(commands: SlurmCommands, *, job_ids: Sequence[str]) -> list
 
 
 def parse_sstat(result: CommandResult) -> list[StepUsage]:
-    # "couldn't get steps for job N": it has none at the moment. That is an answer.
-    if result.exit_code != 0 and "couldn't get steps" in result.error_text:
+    # It has no steps at the moment, says sstat, as an error with exit code 0 (22.05). That is an answer.
+    if re.search(r"no steps running for job|couldn't get steps", result.error_text, re.IGNORECASE):
         return []
     check_answered(result)
     usage = []

@@ -1,0 +1,466 @@
+"""Real answers of Slurm (scripts/record_slurm), read by the same code that the engine uses."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from clusters.capacity import Capacity
+from clusters.errors import (
+    CommandFailed,
+    SlurmParseError,
+    SlurmUnavailable,
+    SubmitRejected,
+)
+from clusters.slurm import accounting, control, jobs, nodes, submit
+from clusters.slurm.reasons import ExitStatus
+from clusters.slurm.states import Phase
+from clusters.slurm.submit import Submission
+from clusters.transport import CommandResult
+
+SEPARATOR = "\x1f0badcafe"
+VERSIONS = sorted((Path(__file__).parent / "recordings").glob("[0-9]*"))
+
+
+def test_there_are_recordings():
+    assert [folder.name for folder in VERSIONS] == ["22.05.8"]
+
+
+@pytest.fixture(params=VERSIONS, ids=lambda folder: folder.name)
+def recorded(request):
+    def load(name):
+        value = json.loads((request.param / f"{name}.json").read_text())
+        return CommandResult(
+            tuple(value["argv"]),
+            value["exit_code"],
+            value["stdout"].encode(),
+            value["stderr"].encode(),
+        )
+
+    load.ids = json.loads((request.param / "jobs.json").read_text())
+    load.names = sorted(path.stem for path in request.param.glob("*.json"))
+    return load
+
+
+def by_key(records, load):
+    """The scene's jobs by their key, which is the last part of their working directory."""
+    wanted = {leader: key for key, leader in load.ids.items()}
+    return {wanted[r.leader_id]: r for r in records if r.leader_id in wanted and not r.het_offset}
+
+
+# -- squeue ------------------------------------------------------------------------------------------
+
+SQUEUE_STATES = {
+    "timeout": ("TIMEOUT", "timeout"),
+    "done": ("COMPLETED", "completed"),
+    "exit3": ("FAILED", "failed_exit"),
+    "signal": ("FAILED", "failed_signal"),
+    "cancelledheld": ("CANCELLED", "cancelled"),
+    "cancelledbyowner": ("CANCELLED", "cancelled"),
+    "nodefail": ("NODE_FAIL", "node_fail"),
+    "requeued": ("PENDING", "BeginTime"),
+    "requeuehold": ("PENDING", "requeued_held"),
+    "preempted": ("PENDING", "BeginTime"),
+    "running": ("RUNNING", "None"),
+    "suspended": ("SUSPENDED", "None"),
+    "het": ("RUNNING", "None"),
+    "held": ("PENDING", "JobHeldUser"),
+    "later": ("PENDING", "BeginTime"),
+    "after": ("PENDING", "Dependency"),
+    "never": ("PENDING", "DependencyNeverSatisfied"),
+    "big": ("PENDING", "Resources"),
+    "toomanycpus": ("PENDING", "PartitionConfig"),
+    "toomanynodes": ("PENDING", "PartitionNodeLimit"),
+    "toolong": ("PENDING", "PartitionTimeLimit"),
+}
+NAMES = {
+    "pipe": "a|b|c|",
+    "newline": "two\nlines\n",
+    "separators": "unit\x1fseparator\x1erecord",
+    "chinese": "训练任务-第一次",
+    "long": "n" * 200,
+    "forged": "x\n999999\x1f999999\x1fCD\x1f",
+}
+
+
+@pytest.fixture
+def live(recorded):
+    return by_key(jobs.parse_squeue(recorded("squeue_all"), separator=SEPARATOR), recorded)
+
+
+@pytest.mark.parametrize("key", SQUEUE_STATES)
+def test_squeue_states_and_reasons(live, key):
+    record = live[key]
+    assert (record.seen.name, record.explanation.code) == SQUEUE_STATES[key]
+    assert record.work_dir.endswith(f"/recording/{key}")
+    assert record.user == "sluice-alice"
+
+
+@pytest.mark.parametrize("key", NAMES)
+def test_squeue_hostile_names(live, key):
+    assert live[key].name == NAMES[key]
+
+
+def test_squeue_quotes(live):
+    assert live["quotes"].name == 'it\'s "quoted" $(id) `id`'
+
+
+def test_no_row_is_forged(recorded):
+    records = jobs.parse_squeue(recorded("squeue_all"), separator=SEPARATOR)
+    assert "999999" not in {record.raw_id for record in records}
+    assert len({record.raw_id for record in records}) == len(records)
+
+
+def test_squeue_times_and_nodes(live):
+    running, waiting, ended = live["running"], live["big"], live["exit3"]
+    assert running.nodes == ("n1",)
+    assert running.time_limit_s == 26 * 3600 + 180
+    assert (
+        running.expected_end_at.timestamp() - running.started_at.timestamp() == running.time_limit_s
+    )
+    assert running.ended_at is None
+    assert waiting.started_at is None
+    assert waiting.expected_start_at > waiting.submitted_at
+    assert live["held"].expected_start_at is None
+    assert ended.ended_at >= ended.started_at >= ended.submitted_at
+    assert ended.exit_status == ExitStatus(3)
+    assert live["signal"].exit_status == ExitStatus(0, 9)
+    assert running.submitted_at.tzinfo is UTC
+    assert abs(running.submitted_at - datetime(2026, 11, 16, tzinfo=UTC)).days < 3650
+
+
+def test_squeue_counts_restarts(live):
+    assert (live["requeued"].restarts, live["preempted"].restarts, live["running"].restarts) == (
+        1,
+        1,
+        0,
+    )
+
+
+def test_squeue_het_and_array(recorded):
+    records = jobs.parse_squeue(recorded("squeue_all"), separator=SEPARATOR)
+    het = {r.het_offset: r for r in records if r.leader_id == recorded.ids["het"]}
+    assert sorted(het) == [0, 1]
+    assert het[1].raw_id == str(int(het[0].raw_id) + 1)
+    assert (het[0].partition, het[1].partition) == ("gpu", "cpu")
+    array = {r.array_task: r.phase for r in records if r.leader_id == recorded.ids["array"]}
+    assert array == {"[3-5%2]": Phase.WAITING, "1": Phase.RUNNING, "2": Phase.RUNNING}
+
+
+def test_a_refused_job_that_slurmctld_remembers(recorded):
+    records = jobs.parse_squeue(recorded("squeue_all"), separator=SEPARATOR)
+    refused = [r for r in records if r.reason == "BadConstraints"]
+    assert refused
+    assert all(r.never_ran and r.explanation.code == "BadConstraints" for r in refused)
+
+
+def test_the_time_zone_of_the_login_does_not_matter(recorded):
+    here = by_key(jobs.parse_squeue(recorded("squeue_all"), separator=SEPARATOR), recorded)
+    there = by_key(
+        jobs.parse_squeue(recorded("squeue_other_time_zone"), separator=SEPARATOR), recorded
+    )
+    assert here["exit3"] == there["exit3"]
+
+
+@pytest.mark.parametrize("name", ["squeue_no_rows", "squeue_unknown_id", "dbd_down_squeue_no_rows"])
+def test_no_rows_is_an_answer(recorded, name):
+    assert jobs.parse_squeue(recorded(name), separator=SEPARATOR) == []
+
+
+# -- sacct -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def accounted(recorded):
+    return jobs.parse_sacct(recorded("sacct_since"), separator=SEPARATOR)
+
+
+SACCT_STATES = {
+    "timeout": ("TIMEOUT", ExitStatus(0)),
+    "done": ("COMPLETED", ExitStatus(0)),
+    "exit3": ("FAILED", ExitStatus(3)),
+    "signal": ("FAILED", ExitStatus(0, 9)),
+    "cancelledbyowner": ("CANCELLED", ExitStatus(0)),
+    "nodefail": ("NODE_FAIL", ExitStatus(0)),
+    "running": ("RUNNING", ExitStatus(0)),
+}
+
+
+@pytest.mark.parametrize("key", SACCT_STATES)
+def test_sacct_states(accounted, recorded, key):
+    record = by_key(accounted, recorded)[key]
+    assert (record.seen.name, record.exit_status) == SACCT_STATES[key]
+    assert record.work_dir.endswith(f"/recording/{key}")
+
+
+@pytest.mark.parametrize("key", NAMES)
+def test_sacct_hostile_names(accounted, recorded, key):
+    assert by_key(accounted, recorded)[key].name == NAMES[key]
+
+
+def test_sacct_changes_double_quotes(accounted, recorded):
+    # So a name is never a way to find a job.
+    assert by_key(accounted, recorded)["quotes"].name == "it's `quoted` $(id) `id`"
+
+
+def test_sacct_says_who_cancelled(accounted, recorded):
+    jobs_by_key = by_key(accounted, recorded)
+    assert jobs_by_key["cancelledbyroot"].seen.cancelled_by_uid == 0
+    assert jobs_by_key["cancelledbyroot"].explanation.code == "cancelled_by_root"
+    assert jobs_by_key["cancelledbyowner"].seen.cancelled_by_uid > 0
+
+
+def test_sacct_tells_resources_and_the_worst_step(accounted, recorded):
+    jobs_by_key = by_key(accounted, recorded)
+    assert jobs_by_key["running"].tres.gpus_by_type == {"a100": 2}
+    assert jobs_by_key["running"].tres.mem_mib == 2048
+    assert jobs_by_key["done"].derived_exit_status == ExitStatus(4)
+
+
+def test_cancelled_before_eligible_is_seen_only_by_id(accounted, recorded):
+    held = recorded.ids["cancelledheld"]
+    assert held not in {record.raw_id for record in accounted}
+    by_id = jobs.newest_runs(jobs.parse_sacct(recorded("sacct_ids"), separator=SEPARATOR))
+    assert by_id[held].seen.name == "CANCELLED"
+    assert by_id[held].never_ran
+
+
+def test_a_requeued_job_has_a_row_per_run_and_the_newest_counts(recorded):
+    rows = jobs.parse_sacct(recorded("sacct_ids"), separator=SEPARATOR)
+    requeued = [row for row in rows if row.raw_id == recorded.ids["requeued"]]
+    assert [row.seen.name for row in requeued] == ["REQUEUED", "PENDING"]
+    assert jobs.newest_runs(reversed(rows))[recorded.ids["requeued"]].seen.name == "PENDING"
+
+
+def test_a_preempted_job_that_waits_again_has_not_ended(accounted, recorded):
+    preempted = recorded.ids["preempted"]
+    assert jobs.newest_runs(accounted)[preempted].seen.name == "PREEMPTED"
+    believed = jobs.merge(jobs.parse_squeue(recorded("squeue_all"), separator=SEPARATOR), accounted)
+    assert believed[preempted].phase is Phase.WAITING
+    assert believed[recorded.ids["cancelledbyroot"]].seen.cancelled_by_uid == 0
+    assert believed[recorded.ids["running"]].source == "squeue"
+
+
+def test_no_rows_of_sacct(recorded):
+    assert jobs.parse_sacct(recorded("sacct_no_rows"), separator=SEPARATOR) == []
+
+
+# -- steps -------------------------------------------------------------------------------------------
+
+
+def test_steps(recorded):
+    steps = jobs.parse_steps(recorded("steps_done"), separator=SEPARATOR)
+    assert [(s.step, s.seen.name) for s in steps] == [
+        ("batch", "COMPLETED"),
+        ("0", "COMPLETED"),
+        ("1", "FAILED"),
+    ]
+    assert steps[2].exit_status == ExitStatus(4)
+    assert not jobs.ran_out_of_memory(steps)
+
+
+@pytest.mark.parametrize("name", ["steps_oom", "steps_stepoom"])
+def test_memory_kills_are_found_in_the_steps(recorded, name):
+    assert jobs.ran_out_of_memory(jobs.parse_steps(recorded(name), separator=SEPARATOR))
+
+
+def test_steps_of_a_het_job(recorded):
+    steps = jobs.parse_steps(recorded("steps_hetdone"), separator=SEPARATOR)
+    leader = recorded.ids["hetdone"]
+    assert {s.slurm_job_id for s in steps} == {f"{leader}+0", f"{leader}+1"}
+
+
+def test_live_usage(recorded):
+    usage = {u.step: u for u in jobs.parse_sstat(recorded("sstat"))}
+    assert usage["0"].tasks == 2
+    assert usage["0"].max_rss_bytes > 100_000
+    assert jobs.parse_sstat(recorded("sstat_no_steps")) == []
+
+
+def test_show_job(recorded):
+    components = jobs.parse_show_job(recorded("show_job_het"))
+    assert [c["HetJobOffset"] for c in components] == ["0", "1"]
+    assert components[0]["JobState"] == "RUNNING"
+    assert jobs.parse_show_job(recorded("show_job_unknown")) == []
+
+
+# -- the cluster -------------------------------------------------------------------------------------
+
+
+def test_capacity(recorded):
+    now = datetime.now(UTC)
+    capacity = nodes.parse_capacity(recorded("nodes"), recorded("partitions"), taken_at=now)
+    found = {n.name: n for n in capacity.nodes}
+    assert sorted(found) == ["n1", "n2", "n3", "n4"]
+    assert (found["n1"].gpu_total("a100"), found["n1"].gpu_free("a100")) == (4, 2)
+    assert found["n3"].gpu_free() == 0
+    assert found["n4"].gpus == ()
+    assert (found["n4"].state, found["n4"].usable, found["n4"].reason) == (
+        "draining",
+        False,
+        "disk, ask Eve",
+    )
+    assert found["n1"].usable
+    assert found["n1"].features == ("a100",)
+    assert (found["n3"].cpus, found["n3"].cpus_used, found["n3"].mem_mib) == (8, 8, 16000)
+    assert capacity.partition("gpu").is_default
+    assert capacity.partition("debug").max_time_s == 600
+    assert capacity.partition("all").nodes == ("n1", "n2", "n3", "n4")
+    assert Capacity.from_json(capacity.to_json()) == capacity
+
+
+def test_accounting(recorded):
+    associations = accounting.parse_associations(recorded("associations"))
+    alice = next(a for a in associations if a.user == "sluice-alice")
+    assert (alice.account, alice.qos, alice.default_qos) == (
+        "lab",
+        ("low", "normal", "tiny"),
+        "normal",
+    )
+    qos = {q.name: q for q in accounting.parse_qos(recorded("qos"))}
+    assert qos["normal"].preempts == ("low",)
+    assert (qos["tiny"].max_submit_jobs_per_user, qos["tiny"].max_wall_s) == (2, 600)
+    assert (qos["tiny"].max_tres_per_job.cpus, qos["tiny"].max_tres_per_job.gpus) == (2, 1)
+    assert qos["tiny"].flags == ("DenyOnLimit",)
+    users = {u.name: u for u in accounting.parse_users(recorded("users"))}
+    assert users["sluice-svc"].is_operator
+    assert not users["sluice-alice"].is_operator
+
+
+def test_slurm_itself(recorded):
+    config = control.parse_show_config(recorded("config"))
+    assert (config.cluster_name, config.min_job_age_s, config.accounting) == ("sluice", 300, True)
+    assert config.version == "{}.{:02}.{}".format(*control.parse_version(recorded("version")))
+    assert [c.up for c in control.parse_ping(recorded("ping"))] == [True]
+
+
+# -- sbatch ------------------------------------------------------------------------------------------
+
+
+def test_accepted(recorded):
+    assert submit.parse_submit(recorded("submit_accepted")).isdigit()
+
+
+@pytest.mark.parametrize(
+    ("name", "retryable", "words"),
+    [
+        ("account", False, "account"),
+        ("partition", False, "no such partition"),
+        ("qos", False, "QOS"),
+        ("gres", False, "GPUs"),
+        ("memory", False, "memory"),
+        ("constraint", False, "feature"),
+        ("option", False, "unrecognized option '--no-such-option'"),
+        ("qos_time", False, "run time"),
+        ("drained_partition", True, "drained"),
+        ("submit_limit", True, "waiting and running job"),
+    ],
+)
+def test_refused(recorded, name, retryable, words):
+    with pytest.raises(SubmitRejected) as caught:
+        submit.parse_submit(recorded(f"submit_refused_{name}"))
+    assert caught.value.retryable is retryable
+    assert words in caught.value.user_message
+
+
+def test_submit_many(recorded):
+    batch = [Submission(token, "/w", "/w/batch.sh") for token in ("good-1", "bad", "good-2")]
+    outcomes = submit.parse_submit_many(recorded("submit_many").stdout, batch, separator=SEPARATOR)
+    assert [bool(o.slurm_job_id) for o in outcomes] == [True, False, True]
+    assert isinstance(outcomes[1].error, SubmitRejected)
+
+
+def test_expected_start(recorded):
+    start = submit.parse_test_only(recorded("test_only_busy"))
+    assert (start.nodes, start.partition) == (("n3",), "v100")
+    assert start.start_at > datetime(2020, 1, 1, tzinfo=UTC)
+    with pytest.raises(SubmitRejected):
+        submit.parse_test_only(recorded("test_only_refused"))
+
+
+# -- orders ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name", ["scancel_unknown", "scancel_ended", "scancel_mixed", "time_limit_het", "release"]
+)
+def test_orders_that_are_done(recorded, name):
+    assert control.parse_order(recorded(name)).refused == ()
+
+
+@pytest.mark.parametrize("name", ["time_limit_unknown", "hold_unknown"])
+def test_orders_for_a_job_that_is_gone(recorded, name):
+    assert control.parse_order(recorded(name)).gone == ("4999999",)
+
+
+def test_a_time_limit_for_an_ended_job(recorded):
+    assert control.parse_order(recorded("time_limit_ended")).gone == (recorded.ids["done"],)
+
+
+@pytest.mark.parametrize(
+    "name", ["scancel_not_mine", "time_limit_raised_by_owner", "hold_not_mine", "requeue_pending"]
+)
+def test_orders_that_slurm_refuses(recorded, name):
+    with pytest.raises(CommandFailed) as caught:
+        control.parse_order(recorded(name))
+    assert "error:" not in caught.value.user_message
+
+
+def test_a_het_leaders_time_limit_is_that_of_all_components(recorded):
+    rows = jobs.parse_squeue(recorded("squeue_het_after_limit"), separator=SEPARATOR)
+    assert [row.time_limit_s for row in rows] == [7200, 7200]
+
+
+# -- daemons down ------------------------------------------------------------------------------------
+
+READERS = {
+    "ctld_down_squeue": lambda r: jobs.parse_squeue(r, separator=SEPARATOR),
+    "ctld_down_nodes": nodes.parse_show_nodes,
+    "ctld_down_scancel": control.parse_order,
+    "ctld_down_time_limit": control.parse_order,
+    "ctld_down_submit": submit.parse_submit,
+    "dbd_down_sacct": lambda r: jobs.parse_sacct(r, separator=SEPARATOR),
+    "dbd_down_sacctmgr": accounting.parse_qos,
+}
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_silence_is_no_answer(recorded, name):
+    with pytest.raises(SlurmUnavailable) as caught:
+        READERS[name](recorded(name))
+    assert ("database" in caught.value.user_message) is name.startswith("dbd")
+
+
+def test_a_controller_that_is_down_says_so(recorded):
+    assert [c.up for c in control.parse_ping(recorded("ctld_down_ping"))] == [False]
+
+
+def test_submit_many_without_a_controller(recorded):
+    batch = [Submission(token, "/w", "/w/batch.sh") for token in ("lost", "second")]
+    first, second = submit.parse_submit_many(
+        recorded("ctld_down_submit_many").stdout, batch, separator=SEPARATOR
+    )
+    assert isinstance(first.error, SlurmUnavailable)
+    assert not second.attempted
+
+
+def test_a_missing_program(recorded):
+    with pytest.raises(CommandFailed) as caught:
+        jobs.parse_squeue(recorded("no_such_program"), separator=SEPARATOR)
+    assert "squeue is not on this machine" in caught.value.user_message
+
+
+@pytest.mark.parametrize("name", ["squeue_all", "sacct_since"])
+def test_a_real_answer_cut_inside_a_row_is_an_error(recorded, name):
+    whole = recorded(name)
+    parse = jobs.parse_squeue if name == "squeue_all" else jobs.parse_sacct
+    last_row = whole.stdout.rindex(SEPARATOR.encode() + b"\n", 0, -1) + len(SEPARATOR) + 1
+    rows = parse(whole, separator=SEPARATOR)
+    for cut in range(last_row + 1, len(whole.stdout)):
+        with pytest.raises(SlurmParseError):
+            parse(CommandResult(whole.argv, 0, whole.stdout[:cut], b""), separator=SEPARATOR)
+    without_last = CommandResult(whole.argv, 0, whole.stdout[:last_row], b"")
+    assert parse(without_last, separator=SEPARATOR) == rows[:-1]
