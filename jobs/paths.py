@@ -20,6 +20,16 @@ class AttemptPaths:
         if not all(c.isalnum() or c in "-_" for c in self.job_uuid) or not self.job_uuid:
             raise ValueError(f"not the uuid of a job: {self.job_uuid!r}")
 
+    @classmethod
+    def of_dir(cls, directory: str) -> AttemptPaths:
+        """From the attempt's directory, as it is kept with the attempt."""
+        job_dir, attempt = posixpath.split(directory)
+        jobs_dir, job_uuid = posixpath.split(job_dir)
+        paths = cls(posixpath.dirname(jobs_dir), job_uuid, int(attempt))
+        if paths.dir != directory:
+            raise ValueError(f"not the directory of an attempt: {directory!r}")
+        return paths
+
     @property
     def job_dir(self) -> str:
         return posixpath.join(self.work_root, "jobs", self.job_uuid)

@@ -7,8 +7,10 @@ from typing import Any
 from django.urls import path, re_path
 
 from jobs.consumers import EventsConsumer, NoSuchSocket
+from jobs.log_socket import LogConsumer
 
 websocket_urlpatterns: list[Any] = [
     path("ws/events", EventsConsumer.as_asgi()),  # type: ignore[arg-type]
+    path("ws/jobs/<uuid:job_id>/logs/<str:role>/<int:index>", LogConsumer.as_asgi()),  # type: ignore[arg-type]
     re_path(r"", NoSuchSocket.as_asgi()),  # type: ignore[arg-type]
 ]

@@ -102,7 +102,7 @@ def test_what_no_machine_can_run_is_refused_in_words(door: Transport, argv: list
 
 
 def test_standard_input_of_any_size_and_bytes(door: Transport) -> None:
-    data = random.Random(1).randbytes(6_000_000)  # noqa: S311
+    data = random.Random(1).randbytes(6_000_000)
     assert door.run(["cat"], stdin=data).stdout == data
     assert door.run(["sha256sum"], stdin=data).text.split()[0] == hashlib.sha256(data).hexdigest()
     assert door.run(["wc", "-c"]).text.strip() == "0"
@@ -292,7 +292,7 @@ def test_a_failed_write_leaves_nothing_behind(door: Transport, root: str) -> Non
 
 
 def test_ranges(door: Transport, root: str) -> None:
-    data = random.Random(2).randbytes(700_000)  # noqa: S311
+    data = random.Random(2).randbytes(700_000)
     door.write_files(root, [FileToWrite("f", data)])
     path = f"{root}/f"
     for offset, limit in [

@@ -1,0 +1,311 @@
+"""Logs: bytes by offset, one follower for many viewers, the websocket. Real files, a real `tail`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import pwd
+import random
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from asgiref.sync import sync_to_async
+from channels.testing import WebsocketCommunicator
+from django.db import connections
+from django.utils import timezone
+
+from clusters.local import LocalTransport
+from jobs import followers as followers_module
+from jobs import logs as logs_module
+from jobs.followers import RING_BYTES, Followers, View
+from jobs.logs import Log, LogNotFound, find_log, list_logs, read_log, resolve_offset, search_log
+from jobs.models import Attempt, Job, Task
+from jobs.sockets import CLOSE_NOT_FOUND
+from tests.app.job_cast import Cast, make_cast
+from tests.app.test_job_events import closed_with, opened
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@dataclass
+class World:
+    cast: Cast
+    job: Job
+    attempt: Attempt
+    directory: Path
+
+    @property
+    def file(self) -> Path:
+        return self.directory / "logs" / "worker-0.log"
+
+    @property
+    def log(self) -> Log:
+        return Log(self.job, self.attempt, "worker", 0)
+
+    @property
+    def address(self) -> str:
+        return f"/ws/jobs/{self.job.pk}/logs/worker/0"
+
+    def write(self, data: bytes) -> None:
+        with self.file.open("ab") as file:
+            file.write(data)
+
+    def end_task(self, exit_code: int = 0) -> None:
+        Task.objects.update_or_create(
+            attempt=self.attempt,
+            role="worker",
+            index=0,
+            defaults={
+                "state": "failed" if exit_code else "succeeded",
+                "exit_code": exit_code,
+                "ended_at": timezone.now(),
+            },
+        )
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    root = Path(tempfile.mkdtemp(prefix="sluice-logs-"))
+    root.chmod(0o755)
+    user = "nobody" if os.geteuid() == 0 else pwd.getpwuid(os.geteuid()).pw_name
+    monkeypatch.setattr(logs_module, "transport_for", lambda cluster, name: LocalTransport(user))
+    monkeypatch.setattr(followers_module, "VERDICT_EVERY_S", 0.1)
+    cast = make_cast()
+    job = cast.job()
+    directory = root / "jobs" / str(job.pk) / "1"
+    (directory / "logs").mkdir(parents=True)
+    attempt = Attempt.objects.create(
+        job=job,
+        cluster=job.cluster,
+        number=1,
+        phase=Attempt.Phase.LIVE,
+        unix_user=user,
+        work_dir=str(directory),
+        slurm_job_id="7",
+    )
+    yield World(cast, job, attempt, directory)
+    shutil.rmtree(root)
+
+
+@pytest.fixture(autouse=True)
+async def close_worker_connections() -> AsyncIterator[None]:
+    yield
+    for _ in range(8):
+        await sync_to_async(connections.close_all, thread_sensitive=False)()
+
+
+class TestReading:
+    def test_bytes_by_offset_size_and_completeness(self, world: World) -> None:
+        world.write(b"0123456789")
+        part = read_log(world.log, offset=3, limit=4)
+        assert (part.offset, part.size, part.data, part.complete) == (3, 10, b"3456", False)
+        part = read_log(world.log, offset=-2, limit=100)
+        assert (part.offset, part.data, part.complete) == (8, b"89", False)
+        world.end_task()
+        assert read_log(world.log, offset=8, limit=100).complete
+        assert not read_log(world.log, offset=0, limit=5).complete
+        past = read_log(world.log, offset=99, limit=5)
+        assert (past.data, past.size) == (b"", 10)
+
+    @pytest.mark.parametrize(("offset", "place"), [(5, 5), (-3, 7), (-99, 0), (99, 99), (0, 0)])
+    def test_offsets_below_zero_count_from_the_end(self, offset: int, place: int) -> None:
+        assert resolve_offset(offset, 10) == place
+
+    def test_only_logs_that_the_job_has(self, world: World) -> None:
+        for role, index in [("worker", 1), ("worker", -1), ("ps", 0), ("../x", 0), ("batch", 1)]:
+            with pytest.raises(LogNotFound):
+                find_log(user=world.cast.alice, job_id=world.job.pk, role=role, index=index)
+        assert find_log(user=world.cast.alice, job_id=world.job.pk, role="batch", index=0)
+
+    def test_carol_finds_nothing(self, world: World) -> None:
+        for person in (world.cast.bob, world.cast.viewer, world.cast.admin):
+            assert find_log(user=person, job_id=world.job.pk, role="worker", index=0)[1]
+        with pytest.raises(LogNotFound):
+            find_log(user=world.cast.carol, job_id=world.job.pk, role="worker", index=0)
+
+    def test_the_list_tells_sizes_and_what_is_not_there_yet(self, world: World) -> None:
+        world.write(b"abc")
+        listed = {(e.role, e.index): e.size for e in list_logs(world.job, world.attempt)}
+        assert listed == {("batch", 0): None, ("worker", 0): 3}
+
+    def test_search_answers_offsets(self, world: World) -> None:
+        world.write(b"one two\nthree \xff\x00 two\nTWO $(id) -e\n")
+        assert [(m.offset, m.line) for m in search_log(world.log, text="two")] == [(4, 1), (17, 2)]
+        assert len(search_log(world.log, text="two", ignore_case=True)) == 3
+        assert search_log(world.log, text="$(id) -e")[0].offset == 25
+        assert search_log(world.log, text="-e")[0].line == 3
+        assert search_log(world.log, text="four") == []
+        world.write(b"x\n" * 5000)
+        assert len(search_log(world.log, text="x", limit=10)) == 10
+
+
+async def read_until(view: View, count: int) -> bytes:
+    got = b""
+    while len(got) < count:
+        frame = await view.next(5)
+        assert frame is not None, f"stuck at {len(got)} of {count}"
+        if frame.kind == "data":
+            assert frame.offset == view.offset - len(frame.data)
+            got += frame.data
+    return got
+
+
+class TestFollowers:
+    async def test_one_follower_serves_many_viewers_every_byte(self, world: World) -> None:
+        content = random.Random(1).randbytes(3 * RING_BYTES)
+        world.write(content[:100_000])
+        registry = Followers()
+        followers = [await registry.join(world.log) for _ in range(40)]
+        assert registry.count == 1
+        assert len({id(f) for f in followers}) == 1
+        views = [View(followers[0], 0) for _ in followers]
+        readers = [asyncio.create_task(read_until(view, len(content))) for view in views]
+        for start in range(100_000, len(content), 300_000):
+            await asyncio.to_thread(world.write, content[start : start + 300_000])
+        for reader in readers:
+            assert await asyncio.wait_for(reader, 60) == content
+        for follower in followers:
+            await registry.leave(world.log, follower)
+        assert registry.count == 0
+        thread = followers[0]._thread
+        assert thread is not None
+        await asyncio.to_thread(thread.join, 5)
+        assert not thread.is_alive()
+
+    async def test_a_viewer_far_behind_reads_the_file_and_not_our_memory(
+        self, world: World
+    ) -> None:
+        content = random.Random(2).randbytes(4 * RING_BYTES)
+        world.write(content)
+        registry = Followers()
+        follower = await registry.join(world.log)
+        assert await read_until(View(follower, 10), len(content) - 10) == content[10:]
+        assert follower._ring_bytes <= RING_BYTES
+        await registry.leave(world.log, follower)
+
+    async def test_a_cut_file_begins_anew(self, world: World) -> None:
+        world.write(b"old old old")
+        registry = Followers()
+        follower = await registry.join(world.log)
+        view = View(follower, 0)
+        assert await read_until(view, 11) == b"old old old"
+        world.file.write_bytes(b"new")
+        kinds, got = [], b""
+        while got != b"new":
+            frame = await view.next(5)
+            assert frame is not None
+            kinds.append(frame.kind)
+            got += frame.data
+        assert kinds[0] == "truncated"
+        await registry.leave(world.log, follower)
+
+
+async def frames(
+    socket: WebsocketCommunicator, until: Callable[[dict[str, Any]], bool]
+) -> tuple[bytes, list[dict[str, Any]]]:
+    data, told = b"", []
+    while True:
+        output = await socket.receive_output(timeout=10)
+        if output["type"] == "websocket.close":
+            return data, told
+        if output.get("bytes") is not None:
+            data += output["bytes"]
+        else:
+            told.append(json.loads(output["text"]))
+            if until(told[-1]):
+                return data, told
+
+
+def is_end(frame: dict[str, Any]) -> bool:
+    return frame["type"] in ("end", "error")
+
+
+Open = Callable[..., Awaitable[WebsocketCommunicator]]
+
+
+class TestSocket:
+    async def test_from_the_first_byte_to_the_verdict(self, world: World) -> None:
+        world.write(b"first \xff\x00 \xe4\xb8")
+        socket = await opened(world.cast.alice, world.address)
+        await asyncio.sleep(0.3)
+        world.write(b"\xad line\n")
+        await asyncio.sleep(0.3)
+        await sync_to_async(world.end_task)(3)
+        data, told = await frames(socket, is_end)
+        assert data == b"first \xff\x00 \xe4\xb8\xad line\n"
+        assert told[0] == {"type": "log", "offset": 0, "size": 11, "attempt": 1}
+        assert told[-1] == {"type": "end", "state": "failed", "exit_code": 3}
+        assert await closed_with(socket) == 1000
+
+    async def test_resumes_at_an_offset_and_from_the_end(self, world: World) -> None:
+        world.write(b"0123456789")
+        await sync_to_async(world.end_task)()
+        socket = await opened(world.cast.alice, world.address + "?offset=4")
+        assert (await frames(socket, is_end))[0] == b"456789"
+        socket = await opened(world.cast.alice, world.address + "?offset=-3&attempt=1")
+        assert (await frames(socket, is_end))[0] == b"789"
+
+    async def test_waits_for_a_file_that_is_not_there_yet(self, world: World) -> None:
+        socket = await opened(world.cast.alice, world.address)
+        first = await socket.receive_output(timeout=10)
+        assert json.loads(first["text"])["size"] == 0
+        await asyncio.sleep(0.3)
+        world.write(b"hello")
+        await asyncio.sleep(0.3)
+        await sync_to_async(world.end_task)()
+        data, told = await frames(socket, is_end)
+        assert data == b"hello"
+        assert told[-1]["type"] == "end"
+
+    async def test_waits_for_a_job_that_was_not_submitted_yet(self, world: World) -> None:
+        job = await sync_to_async(world.cast.job)("later")
+        socket = await opened(world.cast.alice, f"/ws/jobs/{job.pk}/logs/worker/0")
+        told = json.loads((await socket.receive_output(timeout=5))["text"])
+        assert told["type"] == "waiting"
+        await socket.disconnect()
+
+    async def test_a_log_that_is_gone_says_so(self, world: World) -> None:
+        await sync_to_async(world.end_task)()
+        socket = await opened(world.cast.alice, world.address)
+        _, told = await frames(socket, is_end)
+        assert told[-1]["type"] == "error"
+        assert told[-1]["code"] == "gone"
+
+    async def test_strangers_and_unknown_logs_find_nothing(self, world: World) -> None:
+        socket = await opened(world.cast.carol, world.address)
+        assert await closed_with(socket) == CLOSE_NOT_FOUND
+        socket = await opened(world.cast.alice, world.address.replace("worker", "nobody"))
+        assert await closed_with(socket) == CLOSE_NOT_FOUND
+        socket = await opened(world.cast.alice, world.address + "?attempt=9")
+        assert await closed_with(socket) == CLOSE_NOT_FOUND
+
+    async def test_lost_and_resumed_many_times_while_it_is_written(self, world: World) -> None:
+        dice = random.Random(3)
+        content = dice.randbytes(1_000_000)
+        got = b""
+
+        async def write() -> None:
+            for start in range(0, len(content), 20_000):
+                await asyncio.to_thread(world.write, content[start : start + 20_000])
+                await asyncio.sleep(0.005)
+            await sync_to_async(world.end_task)()
+
+        writer = asyncio.create_task(write())
+        for _ in range(12):
+            socket = await opened(world.cast.alice, f"{world.address}?offset={len(got)}")
+            for _ in range(dice.randrange(1, 6)):
+                output = await socket.receive_output(timeout=10)
+                got += output.get("bytes") or b""
+                if output["type"] == "websocket.close":
+                    break
+            await socket.disconnect()
+        socket = await opened(world.cast.alice, f"{world.address}?offset={len(got)}")
+        data, _ = await frames(socket, is_end)
+        await writer
+        assert got + data == content
