@@ -9,9 +9,11 @@ from django.views.i18n import JavaScriptCatalog
 
 from gateway import views
 from gateway.home import home
+from jobs.web.shell import choose_namespace
 
 urlpatterns: list[URLPattern | URLResolver] = [
     path("", home, name="home"),
+    path("namespace", choose_namespace, name="choose_namespace"),
     path("login", views.SignIn.as_view(), name="login"),
     path("logout", LogoutView.as_view(), name="logout"),
     path("preferences", views.set_preferences, name="preferences"),
