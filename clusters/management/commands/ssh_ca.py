@@ -12,18 +12,24 @@ from clusters.connect import certificate_authority
 from clusters.errors import ClusterError
 
 INSTRUCTIONS = """\
-# On the login node, as root. 1. This line in /etc/ssh/sluice_ca.pub (root, mode 0644):
+# On the login node, as root.
+# 1. This line into /etc/ssh/sluice_ca.pub (owner root, mode 0644):
 {public}
 
-# 2. These lines in /etc/ssh/sshd_config.d/50-sluice.conf (or sshd_config):
-TrustedUserCAKeys /etc/ssh/sluice_ca.pub
-# Nobody becomes root or a system account by a certificate:
-PermitRootLogin no
+# 2. These lines into a new file /etc/ssh/sshd_config.d/50-sluice.conf, or to the end of sshd_config.
+#    {address} is the address under which the login node sees Sluice: certificates count from there only.
+Match Address {address}
+    TrustedUserCAKeys /etc/ssh/sluice_ca.pub
+    PermitRootLogin no
+    AllowTcpForwarding local
+    AllowAgentForwarding no
+    X11Forwarding no
+Match all
 
-# 3. Check and reload: sshd -t && systemctl reload sshd
-# 4. From here: manage.py cluster check NAME
+# 3. sshd -t && systemctl reload sshd     (the service is called ssh on Debian and Ubuntu)
+# 4. Here: manage.py cluster check NAME
 
-# A certificate names one Unix user and is valid for minutes. The private half stays on Sluice's machine:
+# A certificate names one Unix user and is valid for minutes. The private half never leaves this machine:
 # {private}
 """
 
@@ -34,6 +40,11 @@ class Command(BaseCommand):
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument(
+            "--address",
+            default="ADDRESS_OF_SLUICE",
+            help="the address under which the login node sees Sluice",
+        )
         parser.add_argument("--public-key", action="store_true", help="print the public key alone")
 
     def handle(self, *args: Any, **options: Any) -> None:
@@ -45,5 +56,8 @@ class Command(BaseCommand):
             self.stdout.write(public)
             return
         self.stdout.write(
-            INSTRUCTIONS.format(public=public, private=settings.SSH_CA_KEY_FILE), ending=""
+            INSTRUCTIONS.format(
+                public=public, address=options["address"], private=settings.SSH_CA_KEY_FILE
+            ),
+            ending="",
         )

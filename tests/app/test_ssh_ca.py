@@ -1,0 +1,42 @@
+"""`manage.py ssh_ca` shows the public half of a key that nobody else can read."""
+
+from __future__ import annotations
+
+import io
+import stat
+from pathlib import Path
+
+import pytest
+from django.core.management import CommandError, call_command
+from pytest_django.fixtures import Settings
+
+from clusters.validators import split_host_key
+
+
+@pytest.fixture
+def key_file(settings: Settings, tmp_path: Path) -> Path:
+    settings.SSH_CA_KEY_FILE = tmp_path / "ssh" / "ca_key"
+    return tmp_path / "ssh" / "ca_key"
+
+
+def printed(**options: object) -> str:
+    out = io.StringIO()
+    call_command("ssh_ca", stdout=out, **options)
+    return out.getvalue()
+
+
+def test_the_key_is_made_once_and_only_its_public_half_is_shown(key_file: Path) -> None:
+    public = printed(public_key=True)
+    assert split_host_key(public) in public
+    assert stat.S_IMODE(key_file.stat().st_mode) == 0o600
+    assert printed(public_key=True) == public
+    text = printed()
+    assert public.strip() in text
+    assert "PRIVATE" not in text
+
+
+def test_a_key_that_others_can_read_is_refused_with_the_remedy(key_file: Path) -> None:
+    printed()
+    key_file.chmod(0o644)
+    with pytest.raises(CommandError, match="chmod"):
+        printed()
