@@ -6,6 +6,7 @@ what the cluster's own user database says, asked by the service account.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Iterator
@@ -15,19 +16,25 @@ from typing import Protocol
 
 from django.conf import settings
 
+from clusters.capacity import Capacity
 from clusters.certificates import CertificateAuthority
-from clusters.errors import IdentityRefused
+from clusters.errors import IdentityRefused, SlurmUnavailable
 from clusters.identity import IdentityPolicy, check_uid, check_unix_name
 from clusters.local import LocalTransport
 from clusters.models import Cluster, UnixAccount
+from clusters.pyslurm_backend import PyslurmReader
 from clusters.scheduler import Slurm
-from clusters.slurm import SlurmCommands
+from clusters.slurm import JobRecord, SlurmCommands
 from clusters.ssh import SshCluster
 from clusters.ssh_connection import CertificateLogin, KeyFileLogin, SshTarget
 from clusters.transport import Transport
 
 # A UID or home directory that changes on the cluster is noticed after this time.
 ACCOUNT_KEPT_S = 600.0
+# Whether pyslurm works is found out in a child process, which may take a minute.
+READER_TRIED_AGAIN_S = 600.0
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +83,8 @@ class _Pool:
     lock: threading.Lock = field(default_factory=threading.Lock)
     doors: dict[int, tuple[_Way, Door]] = field(default_factory=dict)
     accounts: dict[tuple[int, _Way, str], tuple[float, Account]] = field(default_factory=dict)
+    readers_lock: threading.Lock = field(default_factory=threading.Lock)
+    readers: dict[str, tuple[float, PyslurmReader | None]] = field(default_factory=dict)
 
 
 _pool = _Pool()
@@ -118,8 +127,47 @@ def transport_for(cluster: Cluster, unix_user: str) -> Transport:
 
 def scheduler_for(cluster: Cluster, unix_user: str = "") -> Slurm:
     """Slurm as a person sees it; without a name, as the service account does."""
-    transport = transport_for(cluster, unix_user) if unix_user else service_transport(cluster)
-    return Slurm(transport, commands_of(cluster))
+    if unix_user:
+        return Slurm(transport_for(cluster, unix_user), commands_of(cluster))
+    transport, commands = service_transport(cluster), commands_of(cluster)
+    reader = _reader_for(cluster) if cluster.use_pyslurm else None
+    return ReadByPyslurm(transport, commands, reader) if reader else Slurm(transport, commands)
+
+
+class ReadByPyslurm(Slurm):
+    """Nodes, partitions and live jobs straight from libslurm; all else by commands."""
+
+    def __init__(
+        self, transport: Transport, commands: SlurmCommands, reader: PyslurmReader
+    ) -> None:
+        super().__init__(transport, commands)
+        self._reader = reader
+
+    def live_jobs(self) -> list[JobRecord]:
+        return self._reader.live_jobs()
+
+    def capacity(self) -> Capacity:
+        return self._reader.capacity()
+
+
+def _reader_for(cluster: Cluster) -> PyslurmReader | None:
+    """None where pyslurm cannot be used: then commands do as well. Tried again once in a while."""
+    if cluster.kind != Cluster.Kind.LOCAL:
+        return None
+    with _pool.readers_lock:
+        tried_at, reader = _pool.readers.get(cluster.slurm_conf, (float("-inf"), None))
+        if reader is None and time.monotonic() - tried_at > READER_TRIED_AGAIN_S:
+            try:
+                reader = PyslurmReader(cluster.slurm_conf)
+            except SlurmUnavailable as error:
+                logger.warning(
+                    "cluster %s is read by commands: %s",
+                    cluster.name,
+                    error.user_message,
+                    extra={"action": "pyslurm_unusable", "detail": error.detail},
+                )
+            _pool.readers[cluster.slurm_conf] = (time.monotonic(), reader)
+    return reader
 
 
 def work_root_of(cluster: Cluster, unix_user: str) -> str:
@@ -181,6 +229,7 @@ def reset() -> None:
         doors = [door for _, door in _pool.doors.values()]
         _pool.doors.clear()
         _pool.accounts.clear()
+        _pool.readers.clear()
     for door in doors:
         door.close_all()
 

@@ -41,16 +41,25 @@ __all__ = [
     "whom_to_try",
 ]
 
+
+def reached_by_ssh(cluster: Cluster) -> bool:
+    return cluster.kind == Cluster.Kind.SSH
+
+
+def read_by_pyslurm(cluster: Cluster) -> bool:
+    return cluster.use_pyslurm
+
+
 LINKS: tuple[Link, ...] = (
-    Link("name", _("Name"), login.check_name, only_ssh=True),
-    Link("port", _("Port"), login.check_port, ("name",), only_ssh=True),
+    Link("name", _("Name"), login.check_name, applies=reached_by_ssh),
+    Link("port", _("Port"), login.check_port, ("name",), applies=reached_by_ssh),
     Link(
         "host_key",
         _("Host key"),
         login.check_host_key,
         ("port",),
         "See the login node's sshd log for why it broke off.",
-        only_ssh=True,
+        applies=reached_by_ssh,
     ),
     Link(
         "service_login",
@@ -77,6 +86,14 @@ LINKS: tuple[Link, ...] = (
         "Set “directory of Slurm's commands” of the cluster, or install Slurm's client there.",
     ),
     Link("controller", _("Controller"), site.check_controller, ("version",), "Start slurmctld."),
+    Link(
+        "pyslurm",
+        "pyslurm",
+        site.check_pyslurm,
+        ("controller",),
+        "Install the pyslurm of Slurm's own release, or switch “read with pyslurm” off.",
+        applies=read_by_pyslurm,
+    ),
     Link("accounting", _("Accounting"), site.check_accounting, ("controller",), "Start slurmdbd."),
     Link("operator", _("Operator rights"), site.check_operator, ("accounting",)),
     Link("partitions", _("Partitions"), site.check_partitions, ("controller",)),
@@ -94,9 +111,7 @@ TITLES = {link.key: link.title for link in LINKS}
 
 def examine(patient: Patient) -> Iterator[Line]:
     """The lines, one by one as they are found."""
-    links = [
-        link for link in LINKS if not link.only_ssh or patient.cluster.kind == Cluster.Kind.SSH
-    ]
+    links = [link for link in LINKS if link.applies(patient.cluster)]
     trying = {link.key for link in links}
     broken: set[str] = set()
     with _cleaning_up(patient):

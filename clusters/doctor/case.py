@@ -78,4 +78,4 @@ class Link:
     check: Callable[[Patient], str]
     needs: tuple[str, ...] = ()
     remedy: str = ""  # for an error that the check itself does not explain
-    only_ssh: bool = False
+    applies: Callable[[Cluster], bool] = lambda cluster: True

@@ -8,6 +8,7 @@ import time
 from clusters.doctor.case import Fault, Outcome, Patient
 from clusters.errors import CommandTimeout, RemoteFileError, SlurmUnavailable
 from clusters.models import Cluster, Namespace
+from clusters.pyslurm_backend import PyslurmReader
 from clusters.transport import FileToWrite, Transport
 
 OLDEST_SLURM, NEWEST_SLURM = (22, 5), (26, 5)
@@ -45,6 +46,11 @@ def check_controller(patient: Patient) -> str:
             Outcome.WARN,
         )
     return f"slurmctld at {', '.join(controller.host for controller in controllers)} answers"
+
+
+def check_pyslurm(patient: Patient) -> str:
+    capacity = PyslurmReader(patient.cluster.slurm_conf).capacity()
+    return f"reads {len(capacity.nodes)} nodes and {len(capacity.partitions)} partitions"
 
 
 def check_accounting(patient: Patient) -> str:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 from pytest_django.fixtures import Settings
 
 from clusters import connect
-from clusters.errors import IdentityRefused
+from clusters.capacity import Capacity
+from clusters.errors import IdentityRefused, SlurmUnavailable
 from clusters.local import LocalTransport
 from clusters.models import Cluster, UnixAccount
+from clusters.scheduler import Slurm
 from clusters.ssh import SshCluster
 from clusters.transport import CommandResult, Transport
 from gateway.models import User
@@ -124,6 +127,44 @@ def test_the_door_is_kept_until_an_administrator_changes_the_way(lab: Cluster) -
     assert changed.target.port == 2222
     connect.reset()
     assert connect.door_to(lab) is not changed
+
+
+def test_pyslurm_reads_a_local_cluster_when_switched_on_and_usable(
+    lab: Cluster, door: FakeDoor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    capacity = Capacity(taken_at=datetime.now(UTC))
+    made = []
+
+    class Reader:
+        def __init__(self, slurm_conf: str) -> None:
+            made.append(slurm_conf)
+
+        def capacity(self) -> Capacity:
+            return capacity
+
+    monkeypatch.setattr(connect, "PyslurmReader", Reader)
+    assert type(connect.scheduler_for(lab)) is Slurm
+    lab.kind, lab.use_pyslurm, lab.slurm_conf = Cluster.Kind.LOCAL, True, "/etc/slurm.conf"
+    assert connect.scheduler_for(lab).capacity() is capacity
+    assert connect.scheduler_for(lab).capacity() is capacity
+    assert made == ["/etc/slurm.conf"]
+
+
+def test_pyslurm_that_cannot_be_used_costs_one_try(
+    lab: Cluster, door: FakeDoor, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    tries = []
+
+    def refuse(slurm_conf: str) -> None:
+        tries.append(slurm_conf)
+        raise SlurmUnavailable("pyslurm cannot be used with this cluster.")
+
+    monkeypatch.setattr(connect, "PyslurmReader", refuse)
+    lab.kind, lab.use_pyslurm = Cluster.Kind.LOCAL, True
+    assert type(connect.scheduler_for(lab)) is Slurm
+    assert type(connect.scheduler_for(lab)) is Slurm
+    assert len(tries) == 1
+    assert "read by commands" in caplog.text
 
 
 def test_a_local_cluster_is_entered_without_ssh(lab: Cluster) -> None:

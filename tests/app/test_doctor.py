@@ -143,7 +143,7 @@ def faults(lines: Sequence[Line]) -> dict[str, Line]:
 
 def test_a_sound_cluster_is_all_ok(patient: Patient) -> None:
     lines = list(examine(patient))
-    assert [line.key for line in lines] == [link.key for link in LINKS]
+    assert [line.key for line in lines] == [link.key for link in LINKS if link.key != "pyslurm"]
     assert all_ok(lines), faults(lines)
     assert to_json(lines)["ok"] is True
     assert patient.slurm_version == "23.11.4"
@@ -304,3 +304,11 @@ def test_a_local_cluster_has_no_way_to_test(patient: Patient) -> None:
     lines = list(examine(patient))
     assert all_ok(lines), faults(lines)
     assert lines[0].key == "service_login"
+
+
+def test_pyslurm_is_a_link_where_it_is_switched_on(patient: Patient) -> None:
+    patient.cluster.kind, patient.cluster.use_pyslurm = Cluster.Kind.LOCAL, True
+    patient.cluster.slurm_conf = "/nonexistent/slurm.conf"
+    found = faults(list(examine(patient)))
+    assert list(found) == ["pyslurm"]
+    assert "switch “read with pyslurm” off" in found["pyslurm"].remedy
