@@ -109,6 +109,16 @@ class JobRecord:
         return self.seen.state.ended and not self.node_list
 
     @property
+    def is_partial(self) -> bool:
+        """sacct has the job, but not yet its partition and working directory.
+
+        slurmdbd gets them in a second message: a job that ends at once is COMPLETED for up to five seconds before its
+        row has a working directory (seen on 22.05). So a directory that sacct does not show yet is no proof that
+        the job does not exist while such rows are about.
+        """
+        return self.source == "sacct" and not self.partition
+
+    @property
     def explanation(self) -> Explanation:
         """Why it waits, or how it ended."""
         if not self.seen.state.ended:
@@ -352,15 +362,19 @@ def merge(live: Iterable[JobRecord], recorded: Iterable[JobRecord]) -> dict[str,
 
     Where squeue knows the job its word counts: of a job that was preempted or requeued, `sacct -S` shows only the run
     that ended (PREEMPTED, NODE_FAIL, …) and hides the one that waits. Only when both say that this same run has
-    ended is sacct's row taken, since it knows more (who cancelled, exit codes, resources).
+    ended is sacct's row taken, once it is whole, since it knows more (who cancelled, exit codes, resources).
     """
     best = newest_runs(recorded)
     for record in live:
         other = best.get(record.raw_id)
-        both_ended = other is not None and other.seen.state.ended and record.seen.state.ended
-        if not (both_ended and other is not None and other.submitted_at == record.submitted_at):
+        if other is None or not _says_more(other, record):
             best[record.raw_id] = record
     return best
+
+
+def _says_more(recorded: JobRecord, live: JobRecord) -> bool:
+    both_ended = recorded.seen.state.ended and live.seen.state.ended
+    return both_ended and not recorded.is_partial and recorded.submitted_at == live.submitted_at
 
 
 # -- steps ------------------------------------------------------------------------------------------

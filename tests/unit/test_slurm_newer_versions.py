@@ -204,6 +204,41 @@ def test_output_that_is_not_utf8():
     assert record.name == "\ufffd\ufffd"
 
 
+def sacct_row(**changes):
+    row = {
+        "id": "12", "raw": "12", "state": "COMPLETED", "reason": "None", "dir": "/w/1", "user": "alice",
+        "partition": "gpu", "account": "lab", "qos": "normal", "nodes": "n1", "submit": "1700000000",
+        "start": "1700000001", "end": "1700000002", "limit": "60", "elapsed": "1", "exit": "0:0", "derived": "0:0",
+        "tres": "cpu=1", "name": "x",
+    }  # fmt: skip
+    return list({**row, **changes}.values())
+
+
+def merged(live_row, *sacct_rows):
+    live = jobs.parse_squeue(squeue(live_row), separator=SEPARATOR)
+    recorded = jobs.parse_sacct(squeue(*sacct_rows), separator=SEPARATOR)
+    return jobs.merge(live, recorded)["12"]
+
+
+def test_a_row_that_slurmdbd_has_not_finished_does_not_hide_the_working_directory():
+    partial = sacct_row(partition="", dir="")
+    assert jobs.parse_sacct(squeue(partial), separator=SEPARATOR)[0].is_partial
+    assert merged(squeue_row(state="CD"), partial).work_dir == "/w/1"
+    assert merged(squeue_row(state="CD"), sacct_row()).source == "sacct"
+
+
+def test_an_end_of_an_earlier_run_does_not_count():
+    again = squeue_row(state="PD", submit="1700000500")
+    assert merged(again, sacct_row(state="NODE_FAIL")).phase is Phase.WAITING
+    ended_again = squeue_row(state="F", submit="1700000500", exit="256")
+    assert merged(ended_again, sacct_row(state="NODE_FAIL")).exit_status == ExitStatus(1)
+
+
+def test_a_job_that_squeue_has_forgotten_is_told_by_sacct():
+    recorded = jobs.parse_sacct(squeue(sacct_row()), separator=SEPARATOR)
+    assert jobs.merge([], recorded)["12"].seen.state.succeeded
+
+
 @pytest.mark.parametrize(
     "complaint",
     [
