@@ -1,0 +1,278 @@
+// <log-view data-job data-role data-index [data-attempt]>: one log, live, in a terminal.
+// Holds a window of the log, never all of it: it begins near the end, older parts are fetched when
+// asked for. Bytes come by websocket and are resumed by offset; ranges left out can be fetched by REST.
+
+import { Terminal } from "../vendor/xterm/xterm.mjs";
+import { FitAddon } from "../vendor/xterm/addon-fit.mjs";
+import { SearchAddon } from "../vendor/xterm/addon-search.mjs";
+import { Unicode11Addon } from "../vendor/xterm/addon-unicode11.mjs";
+
+const gettext = window.gettext ?? ((text) => text);
+const interpolate = window.interpolate ?? ((text, values) => text.replace(/%\((\w+)\)s/g, (_, name) => values[name]));
+
+const FIRST_BYTES = 256 * 1024; // from the end, when a log is opened
+const EARLIER_BYTES = 1024 * 1024; // further back at each "earlier"
+const MAX_UNDRAWN_BYTES = 8 * 1024 * 1024; // more than this waiting to be drawn: skip to the end
+const SCROLLBACK_LINES = 20000;
+const FIRST_WAIT_MS = 500;
+const LONGEST_WAIT_MS = 15000;
+const WIDE_COLUMNS = 500; // for lines that are not wrapped
+
+const THEMES = {
+  light: { background: "#ffffff", foreground: "#1f2937", cursor: "#ffffff", selectionBackground: "#bcd7f5", black: "#1f2937", red: "#b42318", green: "#1a7f37", yellow: "#8a5a00", blue: "#0550ae", magenta: "#8250df", cyan: "#0b6b75", white: "#57606a" },
+  dark: { background: "#16181d", foreground: "#d6d9de", cursor: "#16181d", selectionBackground: "#35506f" },
+};
+
+class LogView extends HTMLElement {
+  connectedCallback() {
+    this.offset = -FIRST_BYTES; // where the next byte stands; below zero: from the end
+    this.start = 0; // the first byte of the window
+    this.size = 0;
+    this.undrawn = 0;
+    this.wait = FIRST_WAIT_MS;
+    this.over = false;
+    this.build();
+    this.open();
+  }
+
+  disconnectedCallback() {
+    this.over = true;
+    clearTimeout(this.timer);
+    this.socket?.close();
+    this.resizing?.disconnect();
+    this.themes?.disconnect();
+    this.terminal?.dispose();
+  }
+
+  get name() { return `${this.dataset.role}-${this.dataset.index}`; }
+  get restAddress() { return `/api/v1/jobs/${this.dataset.job}/logs/${encodeURIComponent(this.dataset.role)}/${this.dataset.index}`; }
+
+  // --- what one sees -------------------------------------------------------------------------------
+
+  build() {
+    this.innerHTML = "";
+    this.classList.add("log-view");
+    const bar = document.createElement("div");
+    bar.className = "log-bar";
+    this.status = element("span", "log-status text-secondary", { role: "status" });
+    this.find = element("input", "form-control form-control-sm log-find", { type: "search", placeholder: gettext("Search"), "aria-label": gettext("Search this log") });
+    this.toEnd = button(gettext("Jump to end"), () => this.jumpToEnd());
+    this.toEnd.hidden = true;
+    this.earlier = button(gettext("Earlier"), () => this.showEarlier());
+    this.earlier.hidden = true;
+    this.wrap = button(gettext("Wrap"), () => this.toggleWrap());
+    this.wrap.setAttribute("aria-pressed", "true");
+    const download = element("a", "btn btn-sm", { href: `${this.restAddress}/download${this.attemptQuery("?")}`, download: "" });
+    download.textContent = gettext("Download");
+    const full = button(gettext("Full screen"), () => (document.fullscreenElement ? document.exitFullscreen() : this.requestFullscreen()));
+    const title = element("strong", "log-title");
+    title.textContent = this.name;
+    bar.append(title, this.status, this.find, this.earlier, this.toEnd, this.wrap, download, full);
+    if (this.hasAttribute("data-closable")) bar.append(button(gettext("Close"), () => this.remove()));
+    this.screen = element("div", "log-screen", { tabindex: "0", role: "region", "aria-label": interpolate(gettext("Log of %(name)s"), { name: this.name }, true) });
+    this.hits = element("div", "log-hits", {});
+    this.hits.hidden = true;
+    this.append(bar, this.hits, this.screen);
+
+    this.terminal = new Terminal({
+      allowProposedApi: true, convertEol: true, disableStdin: true, cursorBlink: false, cursorInactiveStyle: "none",
+      scrollback: SCROLLBACK_LINES, fontSize: 12, theme: this.theme(), minimumContrastRatio: 4.5,
+      fontFamily: "ui-monospace, SFMono-Regular, Menlo, Consolas, 'Noto Sans Mono CJK SC', monospace",
+      // Links in a log are text of strangers: never opened by a click.
+      linkHandler: { activate: () => {} },
+    });
+    this.fitter = new FitAddon();
+    this.searcher = new SearchAddon();
+    this.terminal.loadAddon(this.fitter);
+    this.terminal.loadAddon(this.searcher);
+    this.terminal.loadAddon(new Unicode11Addon());
+    this.terminal.unicode.activeVersion = "11";
+    this.terminal.open(this.screen);
+    this.terminal.onScroll(() => this.showPlace());
+    this.screen.addEventListener("wheel", () => setTimeout(() => this.showPlace(), 50), { passive: true });
+    this.screen.addEventListener("keydown", (event) => this.scrollByKey(event));
+    this.resizing = new ResizeObserver(() => this.fit());
+    this.resizing.observe(this.screen);
+    this.themes = new MutationObserver(() => { this.terminal.options.theme = this.theme(); });
+    this.themes.observe(document.documentElement, { attributeFilter: ["data-bs-theme"] });
+    this.find.addEventListener("keydown", (event) => { if (event.key === "Enter") this.search(event.shiftKey); });
+  }
+
+  theme() { return THEMES[document.documentElement.dataset.bsTheme] ?? THEMES.light; }
+
+  fit() {
+    const size = this.fitter.proposeDimensions();
+    if (!size || !size.rows) return;
+    this.terminal.resize(this.wrapped === false ? Math.max(WIDE_COLUMNS, size.cols) : size.cols, size.rows);
+  }
+
+  toggleWrap() {
+    this.wrapped = this.wrapped === false;
+    this.wrap.setAttribute("aria-pressed", String(this.wrapped));
+    this.screen.classList.toggle("log-wide", !this.wrapped);
+    this.fit();
+  }
+
+  scrollByKey(event) {
+    const moves = { PageUp: () => this.terminal.scrollPages(-1), PageDown: () => this.terminal.scrollPages(1), ArrowUp: () => this.terminal.scrollLines(-1), ArrowDown: () => this.terminal.scrollLines(1), Home: () => this.terminal.scrollToTop(), End: () => this.jumpToEnd() };
+    if (!moves[event.key]) return;
+    event.preventDefault();
+    moves[event.key]();
+    this.showPlace();
+  }
+
+  get atEnd() {
+    const buffer = this.terminal.buffer.active;
+    return buffer.viewportY >= buffer.baseY;
+  }
+
+  showPlace() {
+    this.toEnd.hidden = this.atEnd;
+    this.earlier.hidden = this.start <= 0 || this.terminal.buffer.active.viewportY > 0;
+  }
+
+  jumpToEnd() { this.terminal.scrollToBottom(); this.showPlace(); }
+
+  say(text) { this.status.textContent = text; }
+
+  note(text) {
+    // Between the log's own lines, and told apart from them.
+    this.terminal.write(`\r\n\x1b[7m ${text} \x1b[0m\r\n`);
+  }
+
+  // --- searching -------------------------------------------------------------------------------------
+
+  async search(backwards) {
+    const text = this.find.value;
+    this.hits.hidden = true;
+    if (!text) return;
+    const found = backwards ? this.searcher.findPrevious(text) : this.searcher.findNext(text);
+    if (found) { this.showPlace(); return; }
+    // Not in the window: ask the cluster, which searches all of the log.
+    this.say(gettext("Searching the whole log …"));
+    const query = new URLSearchParams({ grep: text, ignore_case: "true", matches: "100" });
+    if (this.dataset.attempt) query.set("attempt", this.dataset.attempt);
+    const answer = await fetch(`${this.restAddress}?${query}`, { headers: { Accept: "application/json" } });
+    if (!answer.ok) { this.say(gettext("The search did not work.")); return; }
+    this.showHits((await answer.json()).matches);
+  }
+
+  showHits(matches) {
+    this.say(matches.length ? "" : gettext("Not found."));
+    this.hits.replaceChildren(...matches.map((match) => {
+      const go = button(interpolate(gettext("line %(line)s"), { line: match.line }, true), () => this.restart(Math.max(0, match.offset - 4096)));
+      return go;
+    }));
+    this.hits.hidden = matches.length === 0;
+  }
+
+  // --- bytes -------------------------------------------------------------------------------------------
+
+  attemptQuery(sign) { return this.dataset.attempt ? `${sign}attempt=${this.dataset.attempt}` : ""; }
+
+  showEarlier() { this.restart(Math.max(0, this.start - EARLIER_BYTES)); }
+
+  /** Show the log from another place. */
+  restart(offset) {
+    this.socket?.close();
+    clearTimeout(this.timer);
+    this.over = false;
+    this.offset = offset;
+    this.undrawn = 0;
+    this.terminal.reset();
+    this.hits.hidden = true;
+    this.open();
+  }
+
+  open() {
+    const scheme = window.location.protocol === "https:" ? "wss" : "ws";
+    const role = encodeURIComponent(this.dataset.role);
+    const socket = new WebSocket(`${scheme}://${window.location.host}/ws/jobs/${this.dataset.job}/logs/${role}/${this.dataset.index}?offset=${this.offset}${this.attemptQuery("&")}`);
+    socket.binaryType = "arraybuffer";
+    this.socket = socket;
+    this.opened = false;
+    socket.addEventListener("message", (message) => {
+      if (socket !== this.socket) return;
+      this.wait = FIRST_WAIT_MS;
+      if (typeof message.data === "string") this.told(JSON.parse(message.data));
+      else this.draw(new Uint8Array(message.data));
+    });
+    socket.addEventListener("close", (event) => { if (socket === this.socket) this.lost(event.code); });
+  }
+
+  told(frame) {
+    if (frame.type === "log") {
+      if (this.offset < 0 || this.terminal.buffer.active.length <= 1) this.start = frame.offset;
+      this.offset = frame.offset;
+      this.size = frame.size;
+      this.dataset.attempt ||= frame.attempt ?? "";
+      this.say(gettext("live"));
+      this.showPlace();
+    } else if (frame.type === "waiting") this.say(frame.reason);
+    else if (frame.type === "truncated") {
+      this.offset = 0;
+      this.note(gettext("The log was begun anew."));
+    } else if (frame.type === "gap") {
+      this.offset = frame.to;
+      this.note(interpolate(gettext("%(bytes)s bytes are left out here: the log grows faster than this page can show it. Download it to have all."), { bytes: frame.to - frame.from }, true));
+    } else if (frame.type === "end") this.ended(frame);
+    else if (frame.type === "error") { this.over = true; this.say(frame.message); }
+  }
+
+  ended(frame) {
+    this.over = true;
+    const code = frame.exit_code === null || frame.exit_code === undefined ? "" : ` · ${interpolate(gettext("exit code %(code)s"), { code: frame.exit_code }, true)}`;
+    this.say(`${gettext("ended")}${code}`);
+    this.dispatchEvent(new CustomEvent("log-end", { bubbles: true, detail: frame }));
+  }
+
+  draw(bytes) {
+    this.offset += bytes.length;
+    this.size = Math.max(this.size, this.offset);
+    this.undrawn += bytes.length;
+    if (this.status.textContent !== gettext("live")) this.say(gettext("live"));
+    this.terminal.write(bytes, () => {
+      this.undrawn -= bytes.length;
+      this.showPlace();
+    });
+    if (this.undrawn > MAX_UNDRAWN_BYTES) this.skipToEnd();
+  }
+
+  /** The log comes faster than it can be drawn: leave the middle out rather than fill the memory. */
+  skipToEnd() {
+    this.socket.close();
+    this.terminal.write("", () => {
+      this.note(gettext("A part is left out here: the log grows faster than this page can show it. Download it to have all."));
+      this.offset = -FIRST_BYTES;
+      this.undrawn = 0;
+      this.open();
+    });
+    this.socket = null;
+  }
+
+  lost(code) {
+    if (this.over || !this.isConnected) return;
+    if (code === 4401) { window.location.reload(); return; }
+    if (code === 4404) { this.say(gettext("There is no such log.")); return; }
+    if (code === 4429) { this.say(gettext("Too many logs are open. Close some and reload the page.")); return; }
+    this.say(gettext("connection lost, trying again …"));
+    this.timer = setTimeout(() => this.open(), this.wait * (0.75 + Math.random() / 2));
+    this.wait = Math.min(this.wait * 2, LONGEST_WAIT_MS);
+  }
+}
+
+function element(tag, className, attributes = {}) {
+  const made = document.createElement(tag);
+  made.className = className;
+  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
+  return made;
+}
+
+function button(text, action) {
+  const made = element("button", "btn btn-sm", { type: "button" });
+  made.textContent = text;
+  made.addEventListener("click", action);
+  return made;
+}
+
+customElements.define("log-view", LogView);
