@@ -168,7 +168,8 @@ class _V2:
         for index, command in enumerate(self.draft.items(value, at)):
             text = text_of(command)
             if text is None:
-                message = f"must be text, not {kind_of(command)}."
+                hint = ' (in YAML, text with ": " in it needs quotes)' if command else ""
+                message = f"must be text, not {kind_of(command)}{hint}."
                 self.draft.problem((*at, index), message, value=command)
                 continue
             commands.append(render(text, context, self._secret_reference).strip())
@@ -259,7 +260,7 @@ class _V2:
         options = draft.mapping(role.get("extraContainerOptions"), (*at, "extraContainerOptions"))
         shm = options.get("shmMB") or 0
         memory = draft.document["taskRoles"][here[1]].get("memoryMB", 100)
-        if isinstance(shm, int) and isinstance(memory, int) and shm > memory:
+        if isinstance(shm, int) and isinstance(memory, int) and shm > memory >= 100:
             draft.warn(
                 (*at, "extraContainerOptions", "shmMB"), f"{shm} is lowered to memoryMB, {memory}."
             )
@@ -361,7 +362,7 @@ class _V2:
             return list(self.role_index)
         roles = []
         for index, name in enumerate(self.draft.items(wanted, (*at, "taskroles"))):
-            if name in self.role_index:
+            if isinstance(name, str) and name in self.role_index:
                 roles.append(name)
             else:
                 self.draft.problem((*at, "taskroles", index), "names no role.", value=name)
@@ -401,11 +402,12 @@ class _V2:
             self.draft.items(given.get("callbacks"), (*here, "callbacks"))
         ):
             callback = self.draft.mapping(entry, (*here, "callbacks", index))
-            if callback.get("event") in known:
+            event = str(callback.get("event"))
+            if event in known:
                 where: Loc = (*here, "callbacks", index, "commands")
-                lists.append((known[callback["event"]], callback.get("commands"), where))
+                lists.append((known[event], callback.get("commands"), where))
             else:
-                message = f"the event {callback.get('event')} does not exist here; ignored."
+                message = f"the event {event} does not exist here; ignored."
                 self.draft.warn((*here, "callbacks", index), message)
         for field, commands, where in lists:
             for role in roles:
@@ -425,7 +427,10 @@ class _V2:
         if not repository:
             self.draft.warn(at, "names no repository and is ignored.")
             return
-        options = [text_of(option) or "" for option in given.get("options") or []]
+        options = [
+            text_of(option) or ""
+            for option in self.draft.items(given.get("options"), (*at, "parameters", "options"))
+        ]
         folder = [text_of(given["clone_dir"]) or ""] if given.get("clone_dir") else []
         command = shlex.join(["git", "clone", *options, "--", repository, *folder])
         self.draft.warn(at, f"becomes a command before the role's own: {command}")

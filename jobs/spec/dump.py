@@ -89,9 +89,10 @@ class _Dumper(yaml.SafeDumper):
 
 def _text(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
     style = None
-    # libyaml folds or drops some of these inside of a block; a quoted scalar keeps all of them.
     if _fits_a_block(text):
         style = "|"
+    elif not text.isprintable():
+        style = '"'  # escapes what the other styles would fold, strip or refuse
     elif YAML_INT.fullmatch(text) or YAML_FLOAT.fullmatch(text):
         style = "'"
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)

@@ -1,0 +1,83 @@
+"""load(dump(spec)) == spec, in both formats, and what is derived from the model."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from jobs.importers import load_text
+from jobs.spec import JobSpec, TaskRole, dump, field_table, json_schema
+from tests.unit.strategies import job_specs
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(job_specs())
+def test_round_trip(spec: JobSpec):
+    for format in ("json", "yaml"):
+        text = dump(spec, format)
+        assert load_text(text, filename=f"job.{format}").spec == spec
+        assert load_text(text.encode(), filename="").spec == spec
+        assert dump(load_text(text).spec, format) == text
+
+
+def test_the_dump_shows_the_base_fields_and_only_what_was_said_of_the_rest():
+    spec = JobSpec(
+        job_name="j", image="i", time_limit=9000, task_roles=(TaskRole(name="a", command="x\ny\n"),)
+    )
+    assert json.loads(dump(spec)) == {
+        "jobName": "j",
+        "namespace": "default",
+        "image": "i",
+        "authFile": "",
+        "dataDir": "",
+        "outputDir": "",
+        "codeDir": "",
+        "gpuType": "",
+        "retryCount": 0,
+        "timeLimit": "02:30:00",
+        "taskRoles": [
+            {
+                "name": "a",
+                "taskNumber": 1,
+                "cpuNumber": 1,
+                "memoryMB": 100,
+                "shmMB": 64,
+                "gpuNumber": 0,
+                "command": "x\ny\n",
+                "portList": [],
+                "minFailedTaskCount": 1,
+                "minSucceededTaskCount": None,
+            }
+        ],
+    }
+    assert "  command: |\n    x\n    y\n" in dump(spec, "yaml")
+
+
+def test_the_schema_describes_every_field_and_knows_virtual_cluster():
+    schema = json_schema()
+    parts = [schema, *schema["$defs"].values()]
+    bare = [
+        f"{part['title']}.{name}"
+        for part in parts
+        for name, field in part["properties"].items()
+        if not field.get("description")
+    ]
+    assert bare == []
+    assert schema["additionalProperties"] is False
+    assert "virtualCluster" in schema["properties"]
+
+
+def test_the_table_of_fields():
+    rows = {row.path: row for row in field_table()}
+    assert all(row.description.endswith(".") for row in rows.values())
+    assert rows["taskRoles[].portList[].beginAt"].default == "0"
+    assert rows["timeLimit"].kind == "duration"
+    assert rows["jobName"].required
+    assert rows["taskRoles[].minFailedTaskCount"].kind == "whole number"
+
+
+@pytest.mark.parametrize("hidden", ["secret_value", "password"])
+def test_no_field_could_hold_a_secret_value(hidden: str):
+    assert hidden not in json.dumps(json_schema())

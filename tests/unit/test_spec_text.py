@@ -1,0 +1,147 @@
+"""Reading the text of job files: both formats, their oddities, and input made to hurt."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+
+from jobs.importers import load_text
+from jobs.spec import SpecError
+from jobs.spec.errors import Position
+from jobs.spec.text import MAX_FILE_BYTES, parse_text
+
+
+def refused(text: str | bytes, filename: str = "") -> tuple[str, int | None, str]:
+    """Code, line and sentence of the refusal, which must be quick."""
+    started = time.perf_counter()
+    with pytest.raises(SpecError) as caught:
+        parse_text(text, filename=filename)
+    assert time.perf_counter() - started < 1
+    (problem,) = caught.value.problems
+    return problem.code, problem.line, problem.message
+
+
+def test_json_keeps_positions_and_forgives_comments_and_commas():
+    parsed = parse_text('{\n  // note\n  "a": "http://x", /* more */\n  "b": [1, {"c": 2.5},],\n}')
+    assert parsed.document == {"a": "http://x", "b": [1, {"c": 2.5}]}
+    assert parsed.positions["a",] == Position(3, 3)
+    assert parsed.positions["b", 1, "c"] == Position(4, 13)
+    assert [warning.line for warning in parsed.warnings] == [2, 4]
+    assert "comments" in parsed.warnings[0].message
+
+
+def test_yaml_scalars_follow_yaml_1_2():
+    parsed = parse_text(
+        "a: yes\nb: on\nc: 012\nd: 0o17\ne: 0x1F\nf: 1:30\ng: 2024-01-31\nh: 1e3\ni: ~\nj: 'true'\nk: TRUE\nl: 1_000\n"
+    )
+    assert parsed.document == {
+        "a": "yes",
+        "b": "on",
+        "c": 12,
+        "d": 15,
+        "e": 31,
+        "f": "1:30",
+        "g": "2024-01-31",
+        "h": 1000.0,
+        "i": None,
+        "j": "true",
+        "k": True,
+        "l": "1_000",
+    }
+
+
+def test_yaml_aliases_and_merges_work():
+    parsed = parse_text("base: &b {x: 1, y: 2}\nrole:\n  <<: *b\n  y: 3\nagain: *b\n")
+    assert parsed.document["role"] == {"x": 1, "y": 3}
+    assert parsed.document["again"] == {"x": 1, "y": 2}
+    assert parsed.positions["role", "y"] == Position(4, 3)
+
+
+def test_the_name_decides_only_between_json_and_flow_yaml():
+    assert parse_text("{a: 1}", filename="x.yaml").document == {"a": 1}
+    assert parse_text('{"a": 1}', filename="x.yml").document == {"a": 1}
+    assert parse_text("a: 1", filename="x.json").format == "yaml"
+
+
+def test_byte_order_mark_and_bytes():
+    assert parse_text(b'\xef\xbb\xbf{"a": "\xe4\xb8\xad"}').document == {"a": "中"}
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "line", "words"),
+    [
+        ("", "empty", None, "empty"),
+        (" \n\t", "empty", None, "empty"),
+        (b"a: \xff", "not_utf8", 1, "UTF-8"),
+        ("a" * (MAX_FILE_BYTES + 1), "file_too_large", None, "1,048,577 bytes"),
+        ("[" * 100_000, "too_deep", 1, "50 levels"),
+        ('{"a":' * 50_000, "too_deep", 1, "50 levels"),
+        ("- " * 100_000, "too_deep", 1, "50 levels"),
+        ("a: " + "[" * 100_000, "too_deep", 1, "50 levels"),
+        ("a: 1\nb: 2\na: 3", "duplicate_key", 3, "again in line 3"),
+        ('{"a": 1,\n"a": 2}', "duplicate_key", 2, "again in line 2"),
+        ("a:\n\tb: 1", "yaml_tab", 2, "indented by a tab"),
+        ("a: 1\n---\nb: 2", "many_documents", 2, "several YAML documents"),
+        ("1: x", "key_type", 1, "put quotes"),
+        ("true: x", "key_type", 1, "put quotes"),
+        ("? [a]\n: x", "key_type", 1, "put quotes"),
+        ("a: !!python/object/apply:os.system [id]", "tag", 1, "no meaning here"),
+        ("a: !thing x", "tag", 1, "no meaning here"),
+        ("a: &x\n  b: *x", "recursive_alias", 2, "itself"),
+        ("a: *x", "unknown_alias", 1, "no earlier"),
+        ("a: .inf", "not_finite", 1, "finite"),
+        ("a: \x00", "yaml", 1, "control characters"),
+        ('a: "\\0"', "nul", 1, "NUL"),
+        ('{"a": "\\u0000"}', "nul", 1, "NUL"),
+        ('{"a": "\\ud800"}', "nul", 1, "half a Unicode character"),
+        ('{"a": NaN}', "json", 1, '"NaN" must stand in double quotes'),
+        ('{"a": 1' + "0" * 5000 + "}", "too_large", 1, "too long a number"),
+        ("a: 1" + "0" * 5000, "too_large", 1, "too long a number"),
+        ("{'a': 1}", "json", 1, "double quotes"),
+        ("{\"a\": 'x'}", "json", 1, "not single ones"),
+        ('{"a": "x\ny"}', "json", 1, "no closing quote"),
+        ('{"a" 1}', "json", 1, "a colon must follow"),
+        ('{"a": 1 "b": 2}', "json", 1, "a comma or } must follow"),
+        ('{"a": 1', "json", 1, "a comma or } must follow"),
+        ('{"a": 1} x', "json", 1, "after the end"),
+        ('{"a": "\\x"}', "json", 1, "backslash"),
+        ("a: b: c", "yaml", 1, "not valid YAML"),
+        ("a: [1, 2", "yaml", 2, "not valid YAML"),
+    ],
+)
+def test_refusals(text: str | bytes, code: str, line: int | None, words: str):
+    found = refused(text)
+    assert found[:2] == (code, line)
+    assert words in found[2]
+
+
+def test_a_bomb_of_aliases_is_refused_by_counting():
+    bomb = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
+        f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 10)
+    )
+    assert refused(bomb)[0] == "too_many_values"
+
+
+def test_deep_aliases_count_as_depth():
+    text = "a0: &a0 [x]\n" + "".join(f"a{i}: &a{i} [*a{i - 1}]\n" for i in range(1, 80))
+    assert refused(text)[0] == "too_deep"
+
+
+def test_wide_files_are_refused_quickly():
+    assert refused("[" + ",".join(["1"] * 100_000) + "]")[0] == "too_many_values"
+    assert refused("\n".join(f"k{i}: v" for i in range(50_000)))[0] == "too_many_values"
+
+
+def test_a_three_role_file_loads_quickly():
+    roles = [
+        {"name": f"r{i}", "taskNumber": 2, "memoryMB": 4096, "command": "python train.py"}
+        for i in range(3)
+    ]
+    text = json.dumps({"jobName": "j", "image": "i", "taskRoles": roles})
+    load_text(text)
+    started = time.perf_counter()
+    for _ in range(20):
+        load_text(text)
+    assert (time.perf_counter() - started) / 20 < 0.005
