@@ -139,7 +139,7 @@ class ClusterAdmin(ClusterModelAdmin):
             {
                 "fields": (
                     "work_root",
-                    "runtime",
+                    ("runtime", "runtime_program"),
                     "gpu_vendor",
                     "images_dir",
                     "image_aliases",
@@ -150,7 +150,7 @@ class ClusterAdmin(ClusterModelAdmin):
         ),
         (
             _("What jobs find"),
-            {"fields": ("mpi", "default_fs_uri", ("job_port_min", "job_port_max"))},
+            {"fields": ("mpi", "default_fs_uri", "grace_s", ("job_port_min", "job_port_max"))},
         ),
     )
 

@@ -156,6 +156,13 @@ class Cluster(models.Model):
     runtime = models.CharField(
         _("container runtime"), max_length=12, choices=Runtime.choices, default=Runtime.APPTAINER
     )
+    runtime_program = models.CharField(
+        _("program of the container runtime"),
+        max_length=255,
+        blank=True,
+        validators=[validators.validate_absolute_path],
+        help_text=_("Absolute path on the compute nodes. Empty: found by PATH."),
+    )
     images_dir = models.CharField(
         _("directory of images"),
         max_length=255,
@@ -202,6 +209,12 @@ class Cluster(models.Model):
         max_length=255,
         blank=True,
         help_text=_("Value of PAI_DEFAULT_FS_URI in jobs, for example hdfs://namenode:9000."),
+    )
+    grace_s = models.PositiveIntegerField(
+        _("grace (s)"),
+        default=30,
+        validators=[MaxValueValidator(3600)],
+        help_text=_("Between the signal that asks a task to end and the one that ends it."),
     )
     job_port_min = models.PositiveIntegerField(
         _("first port for jobs"),

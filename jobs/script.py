@@ -49,6 +49,8 @@ class RenderOptions:
     port_high: int = 32767  # below Linux' range for outgoing connections
     fs_uri: str = "~"  # PAI_DEFAULT_FS_URI; ~ is the owner's home
     requeue: bool = True
+    gpu_option: Literal["--nv", "--rocm", ""] = "--nv"  # how Apptainer passes GPUs on
+    site_binds: tuple[str, ...] = ()  # directories of the nodes in every container
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +132,8 @@ def directories(
     uploaded = spec.code is not None and spec.code.selector == "codeFile"
     code = paths.code_dir if uploaded else place(spec.code_dir)
     data, output, model = place(spec.data_dir), place(spec.output_dir), place(spec.model_dir)
-    binds = [Bind(paths.dir, paths.dir), Bind("~", "/userhome")]
+    binds = [Bind(path, path) for path in options.site_binds]
+    binds += [Bind(paths.dir, paths.dir), Bind("~", "/userhome")]
     for source, alias, read_only in (
         (code, "/code", False),
         (data, "/dataset", True),
@@ -400,7 +403,7 @@ def _apptainer_lines(job: _Job) -> list[str]:
     # No --env: apptainer evaluates such values in a shell. enter.sh sets the variables instead.
     return [
         f"argv=({job.program} -s exec --cleanenv)",
-        "((role_gpus)) && argv+=(--nv)",
+        *([f"((role_gpus)) && argv+=({job.options.gpu_option})"] if job.options.gpu_option else []),
         *(f"argv+=({words})" for words in _bind_words(job.dirs.binds, "--bind", ":ro")),
         'argv+=("$image_file")',
     ]

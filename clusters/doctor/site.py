@@ -141,8 +141,8 @@ if [ "$(cat -- "$1" 2>/dev/null)" = "$2" ]; then echo "seen yes"; else echo "see
 if (printf %s "$2" > "$1.back") 2>/dev/null; then echo "wrote yes"; else echo "wrote no"; fi
 case "$3" in
   none) echo "runtime none" ;;
-  enroot|pyxis) echo "runtime $(enroot version 2>&1 | head -n1)" ;;
-  *) echo "runtime $("$3" --version 2>&1 | head -n1)" ;;
+  enroot|pyxis) echo "runtime $("$4" version 2>&1 | head -n1)" ;;
+  *) echo "runtime $("$4" --version 2>&1 | head -n1)" ;;
 esac
 """
 
@@ -160,12 +160,15 @@ def check_compute_node(patient: Patient) -> str:
         "--immediate": str(IMMEDIATE_S),
         "--chdir": "/",
     }
+    runtime = patient.cluster.runtime
+    pyxis_needs = "enroot" if runtime == Cluster.Runtime.PYXIS else runtime
+    program = patient.cluster.runtime_program or pyxis_needs
     argv = patient.commands.acting(
         "srun",
         "--quiet",
         "--ntasks=1",
         *(f"{name}={value}" for name, value in options.items() if value),
-        *("sh", "-c", _STEP, "sh", patient.check_file, token, patient.cluster.runtime),
+        *("sh", "-c", _STEP, "sh", patient.check_file, token, runtime, program),
     )
     transport = patient.person()
     try:

@@ -80,7 +80,7 @@ class PaperTransport(LocalTransport):
                 if isinstance(answer, Exception):
                     raise answer
                 if words == "srun" and "wrote yes" in answer:
-                    self.paper.files[f"{argv[-3]}.back"] = argv[-2].encode()
+                    self.paper.files[f"{argv[-4]}.back"] = argv[-3].encode()
                 return self._answer(argv, answer)
         return self._answer(argv, "")
 
