@@ -20,6 +20,7 @@ from clusters.slurm.submit import ExpectedStart, Submission, SubmitOutcome
 from clusters.transport import CommandResult, Transport
 
 READ_TIMEOUT_S = 60.0
+MAX_ROWS_OUTPUT = 256 * 1024 * 1024  # a row is about 400 bytes: half a million jobs
 SUBMIT_TIMEOUT_S = 30.0
 # sacct -j takes a list in one argument; an SSH command line may be 128 KiB long, an id about 10.
 IDS_PER_COMMAND = 1000
@@ -33,7 +34,7 @@ class Slurm:
         self.commands = commands or SlurmCommands()
 
     def _read(self, argv: Sequence[str]) -> CommandResult:
-        return self.transport.run(argv, timeout_s=READ_TIMEOUT_S)
+        return self.transport.run(argv, timeout_s=READ_TIMEOUT_S, max_output=MAX_ROWS_OUTPUT)
 
     # -- jobs ---------------------------------------------------------------------------------------
 

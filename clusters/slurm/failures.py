@@ -89,7 +89,6 @@ def failure_of(result: CommandResult) -> ClusterError:
     """The error that a failed command stands for."""
     text = result.error_text
     low = text.lower()
-    program = next((a.rpartition("/")[2] for a in result.argv if "=" not in a and a != "env"), "")
     if result.exit_code == 127 or (result.exit_code == 126 and "slurm" not in low):
         return CommandFailed(
             f"Slurm's command {_program(result)} is not on this machine. Set the folder of Slurm's programs "
@@ -107,9 +106,7 @@ def failure_of(result: CommandResult) -> ClusterError:
     if any(words in low for words in _CONTROLLER_GONE):
         return SlurmUnavailable("Slurm's controller does not answer.", detail=text)
     words = slurms_words(text) or f"exit code {result.exit_code}"
-    return CommandFailed(
-        f"Slurm refused: {words}", exit_code=result.exit_code, detail=f"{program}: {text}"
-    )
+    return CommandFailed(f"Slurm refused: {words}", exit_code=result.exit_code, detail=text)
 
 
 def _program(result: CommandResult) -> str:

@@ -11,6 +11,7 @@ import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import lru_cache
 
 from ClusterShell.NodeSet import NodeSet, NodeSetException
 
@@ -18,6 +19,8 @@ from clusters.errors import SlurmParseError
 from clusters.slurm.reasons import ExitStatus
 
 NO_VALUE = frozenset({"", "N/A", "NONE", "UNKNOWN", "(NULL)", "NOT_SET", "INVALID", "NULL"})
+# A pass reads thousands of rows whose times, limits and resources repeat: reading each text once halves its time.
+CACHED_VALUES = 8192
 UNLIMITED = frozenset({"UNLIMITED", "INFINITE", "PARTITION_LIMIT"})
 
 # Settings in a login's environment which filter or reshape an answer. SQUEUE_FORMAT2 beside -o is even an error.
@@ -119,6 +122,7 @@ def has_value(text: str) -> bool:
     return text.strip().upper() not in NO_VALUE
 
 
+@lru_cache(maxsize=CACHED_VALUES)
 def parse_time(text: str) -> datetime | None:
     """Epoch seconds (SLURM_TIME_FORMAT=%s), or ISO without a zone, which is UTC because of TZ=UTC."""
     word = text.strip()
@@ -136,6 +140,7 @@ def parse_time(text: str) -> datetime | None:
 _DURATION = re.compile(r"(?:(?P<days>\d+)-)?(?P<clock>\d+(?::\d+){0,2})(?:\.\d+)?\Z")
 
 
+@lru_cache(maxsize=CACHED_VALUES)
 def parse_duration_s(text: str) -> int | None:
     """`1-02:03:04`, `02:03:04`, `03:04` (minutes and seconds), `5` (minutes); None: none or no limit."""
     word = text.strip()
@@ -195,6 +200,7 @@ def parse_int(text: str) -> int | None:
         raise parse_error(f"“{word}” is no number", text) from error
 
 
+@lru_cache(maxsize=CACHED_VALUES)
 def parse_exit_status(text: str) -> ExitStatus | None:
     """sacct's and scontrol's `3:0`: status and signal."""
     word = text.strip()
@@ -240,6 +246,7 @@ class Tres:
         return self != Tres()
 
 
+@lru_cache(maxsize=CACHED_VALUES)
 def parse_tres(text: str) -> Tres:
     numbers: dict[str, int] = {}
     by_type: dict[str, int] = {}

@@ -162,6 +162,7 @@ def job_state(name: str) -> JobState:
     return found
 
 
+@lru_cache(maxsize=256)
 def parse_job_state(text: str) -> SeenState:
     """Read `RUNNING`, `R`, or sacct's `CANCELLED by 1000`."""
     if match := _CANCELLED_BY.match(text.strip()):

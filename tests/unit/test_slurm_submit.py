@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -196,8 +195,9 @@ def test_many_with_one_refused(run_many):
     assert isinstance(outcomes[1].error, SubmitRejected)
 
 
-def test_hostile_strings_are_data(run_many):
-    directory = "good $(touch /tmp/pwned) `id` ' \" * ; é中"
+def test_hostile_strings_are_data(run_many, tmp_path):
+    marker = tmp_path / "ran"
+    directory = f"good $(touch {marker}) `touch {marker}` ' \" * ; é中"
     _, outcomes = run_many([job("a'; exit", directory, "--comment=$(id) \\n * '")])
     assert outcomes[0].slurm_job_id == "41"
     given_to_sbatch = run_many.notes.read_text().splitlines()
@@ -207,7 +207,7 @@ def test_hostile_strings_are_data(run_many):
         "--comment=$(id) \\n * '",
         f"/w/{directory}/batch.sh",
     ]
-    assert not Path("/tmp/pwned").exists()
+    assert not marker.exists()
 
 
 def test_settings_of_the_login_do_not_reach_sbatch(run_many):
