@@ -121,6 +121,7 @@ def service_transport(cluster: Cluster) -> Transport:
 
 def transport_for(cluster: Cluster, unix_user: str) -> Transport:
     """As a person's Unix user. Raises IdentityRefused before anything is sent as them."""
+    _refuse_service_account(cluster, unix_user)
     check_person(cluster, account_of(cluster, unix_user))
     return door_to(cluster).transport(unix_user)
 
@@ -206,10 +207,7 @@ def account_on(transport: Transport, unix_user: str) -> Account:
 
 def check_person(cluster: Cluster, account: Account) -> None:
     """Raise IdentityRefused unless a person may act as this account."""
-    if account.name == cluster.service_user:
-        raise IdentityRefused(
-            f"{account.name} is the service account of cluster {cluster.name}. No person acts as it."
-        )
+    _refuse_service_account(cluster, account.name)
     check_uid(account.name, account.uid, cluster.uid_floor)
     expected = (
         UnixAccount.objects.filter(cluster=cluster, unix_user=account.name)
@@ -220,6 +218,13 @@ def check_person(cluster: Cluster, account: Account) -> None:
         raise IdentityRefused(
             f"Unix user {account.name} has UID {account.uid} on cluster {cluster.name}, but UID "
             f"{expected} is on record for the person. An administrator must find out which is right."
+        )
+
+
+def _refuse_service_account(cluster: Cluster, unix_user: str) -> None:
+    if unix_user == cluster.service_user:
+        raise IdentityRefused(
+            f"{unix_user} is the service account of cluster {cluster.name}. No person acts as it."
         )
 
 
