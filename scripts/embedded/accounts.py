@@ -19,13 +19,17 @@ from embedded.layout import (
     Layout,
     lock_file,
     own,
+    read_state,
     write_atomically,
+    write_state,
 )
 
 GECOS = "Sluice embedded cluster"
 UID_FLOOR = 1000
 SLURM_ACCOUNT = "lab"
 QOS_NAMES = "low,normal,tiny"
+# Raised when what is made below changes, so that clusters made before get it too.
+RECIPE = 2
 
 # A QOS is (name, what it must be); "normal" is Slurm's own and may push jobs of "low" back into the queue.
 QOS_SETTINGS = (
@@ -39,7 +43,7 @@ QOS_SETTINGS = (
             "MaxTRESPerJob=cpu=2,gres/gpu=1",
             "MaxJobsPerUser=1",
             "MaxSubmitJobsPerUser=2",
-            "MaxWall=00:10:00",
+            "MaxWall=-1",
             "Flags=DenyOnLimit",
         ],
     ),
@@ -115,7 +119,7 @@ def ensure_slurm_accounts(layout: Layout) -> bool:
 
     After slurmctld's registration, which makes the TRES gres/gpu that a limit of a QOS names.
     """
-    if accounts_are_right(layout):
+    if read_state(layout).get("accounting") == RECIPE and accounts_are_right(layout):
         return False
     known = sacctmgr(layout, "-nP", "show", "qos", "format=name").split()
     for name, settings in QOS_SETTINGS:
@@ -147,6 +151,7 @@ def ensure_slurm_accounts(layout: Layout) -> bool:
         "AdminLevel=Operator",
         check=False,
     )
+    write_state(layout, {**read_state(layout), "accounting": RECIPE})
     if not accounts_are_right(layout):
         raise Refusal(
             f"Slurm's accounting did not take the demo accounts: see {layout.log}/slurmdbd.log."

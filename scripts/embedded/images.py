@@ -30,12 +30,20 @@ def provide(layout: Layout, *, log: Path) -> list[str]:
     with lock_file(CACHE / "lock", "another cluster building the images"):
         recipes = {"busybox": make_busybox_root, "python": make_python_root}
         for name, make_root in recipes.items():
-            cached = CACHE / f"{name}-{RECIPE}.sif"
+            cached = cached_image(name)
             if not cached.exists():
                 build(cached, make_root, log)
                 built.append(f"built {name}.sif ({cached.stat().st_size / 2**20:.1f} MB)")
             link(cached, layout.images / f"{name}.sif")
     return built or ["all there"]
+
+
+def cached_image(name: str) -> Path:
+    return CACHE / f"{name}-{RECIPE}.sif"
+
+
+def are_cached() -> bool:
+    return all(cached_image(name).exists() for name in ("busybox", "python"))
 
 
 def link(cached: Path, wanted: Path) -> None:

@@ -119,14 +119,18 @@ class Layout:
         given = os.environ.get("SLUICE_SSH_CA_KEY", "")
         return Path(given).absolute() if given else self.ssh / "ca_key"
 
+    def claim(self) -> None:
+        """Make the directory and mark it as ours, before anything else is put there."""
+        own(self.dir, "root", 0o755)
+        if not self.marker.exists():
+            self.marker.write_text(MARKER_TEXT)
+
     def prepare(self) -> None:
         """Make the directories, with owners and modes that each daemon insists on."""
         slurm, munge = slurm_user(), account_or_root("munge")
         for path in (self.dir, self.etc, self.run, self.gpu_devices, self.scratch, self.images,
                      self.ssh, self.dir / "spool"):  # fmt: skip
             own(path, "root", 0o755)
-        if not self.marker.exists():
-            self.marker.write_text(MARKER_TEXT)
         # munged refuses a socket directory that others cannot enter or may write to.
         own(self.dir / "munge", munge, 0o755)
         own(self.dir / "mariadb", slurm, 0o700)
@@ -214,8 +218,7 @@ def check_place(layout: Layout) -> None:
         )
 
 
-def check_space(layout: Layout, *, needed_mib: int, why: str) -> None:
-    place = layout.dir
+def check_space(place: Path, *, needed_mib: int, why: str) -> None:
     while not place.exists():
         place = place.parent
     free_mib = shutil.disk_usage(place).free // 2**20

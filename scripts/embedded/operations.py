@@ -48,11 +48,13 @@ def up(layout: Layout, *, with_images: bool = True) -> None:
     own(SHARED_DIR, "root", 0o755)
     first_time = not (layout.mariadb_data / "mysql").exists()
     check_space(
-        layout,
+        layout.dir,
         needed_mib=FIRST_SPACE_MIB if first_time else LATER_SPACE_MIB,
         why="a new embedded cluster" if first_time else "the embedded cluster",
     )
-    layout.dir.mkdir(parents=True, exist_ok=True)
+    if with_images and not images.are_cached():
+        check_space(SHARED_DIR, needed_mib=FIRST_SPACE_MIB, why="building Apptainer and the images")
+    layout.claim()
     with layout.locked():
         steps = Steps(12 if with_images else 10)
         log = prepare(layout, steps)
