@@ -26,24 +26,33 @@ from clusters.errors import (
 )
 from clusters.transport import DirEntry, FileStat, FileToWrite, FollowEvent
 
-# One tar stream in; extracted beside the target and then linked over it, so that a reader sees a whole
-# file or none. `cp -rlf` links a whole tree in one process, replacing by link + rename. Where hard links
-# are not to be had (some parallel file systems) or a directory is a symbolic link, each file is copied
-# beside its target and renamed.
+# One tar stream in, extracted beside the target, so that a reader sees a whole file or none. What is new is
+# then renamed into place by one mv. Where a directory is already there, `cp -rlf` links the whole tree over
+# it in one process (replacing by link + rename); where hard links are not to be had (some parallel file
+# systems) each file is copied beside its target and renamed.
 _UNPACK = """
 umask 077
 export LC_ALL=C
-mkdir -p -- "$1" && tmp=$(mktemp -d -- "$1/.sluice.XXXXXXXX") || exit 1
+case $1 in /*) root=$1 ;; *) root=$PWD/$1 ;; esac
+mkdir -p -- "$root" && tmp=$(mktemp -d -- "$root/.sluice.XXXXXXXX") || exit 1
 cleanup() { rm -rf -- "$tmp"; }
 trap cleanup EXIT
 trap 'exit 1' HUP INT TERM PIPE
-tar -x -p -m --no-same-owner -f - -C "$tmp" || exit 1
-cp -rlf -- "$tmp/." "$1/" 2>/dev/null && exit 0
-cd -- "$tmp" && find . ! -type d -exec sh -c '
+tar -x -p -m --no-same-owner -f - -C "$tmp" && cd -- "$tmp" || exit 1
+merge=
+set --
+for name in * .[!.]* ..?*; do
+  [ -e "$name" ] || continue
+  if [ -d "$name" ] && [ -e "$root/$name" ]; then merge=yes; break; fi
+  set -- "$@" "$name"
+done
+if [ -z "$merge" ]; then mv -f -t "$root" -- "$@"; exit; fi
+cp -rlf -- . "$root/" 2>/dev/null && exit 0
+find . ! -type d -exec sh -c '
   for f do
     mkdir -p -- "$0/${f%/*}" && cp -p -- "$f" "$0/${f%/*}/.sluice.$$" &&
       mv -fT -- "$0/${f%/*}/.sluice.$$" "$0/$f" || { rm -f -- "$0/${f%/*}/.sluice.$$"; exit 1; }
-  done' "$1" {} +
+  done' "$root" {} +
 """
 
 # Two processes: tail, and a watcher that ends it when our side of stdin closes or has been silent for
@@ -61,31 +70,30 @@ HEARTBEAT_S = 60.0
 _LIST_FIELDS = 5
 
 
-def build_unpack_argv(root: str) -> list[str]:
-    return ["sh", "-c", _UNPACK, "sluice-write", root]
-
-
-def pack(files: Sequence[FileToWrite]) -> bytes:
-    """The tar stream that `build_unpack_argv` reads."""
+def build_unpack(root: str, files: Sequence[FileToWrite]) -> tuple[list[str], bytes]:
+    """The command and its input. Works in the deepest directory that all files share."""
+    members = [_checked_member(file.path) for file in files]
+    shared = PurePosixPath(os.path.commonpath([member.parent for member in members]))
     out = io.BytesIO()
     with tarfile.open(
         fileobj=out, mode="w", format=tarfile.GNU_FORMAT, encoding="utf-8", errors="surrogateescape"
     ) as archive:
-        for file in files:
-            entry = tarfile.TarInfo(_checked_member(file.path))
+        for file, member in zip(files, members, strict=True):
+            entry = tarfile.TarInfo(f"./{member.relative_to(shared)}")
             entry.size = len(file.data)
             entry.mode = file.mode & 0o777
             archive.addfile(entry, io.BytesIO(file.data))
-    return out.getvalue()
+    return ["sh", "-c", _UNPACK, "sluice-write", str(PurePosixPath(root) / shared)], out.getvalue()
 
 
-def _checked_member(path: str) -> str:
-    parts = PurePosixPath(path).parts
-    if not parts or path.startswith("/") or path.endswith("/") or ".." in parts or "\0" in path:
+def _checked_member(path: str) -> PurePosixPath:
+    member = PurePosixPath(path)
+    unusable = not member.parts or member.is_absolute() or path.endswith("/") or "\0" in path
+    if unusable or ".." in member.parts:
         raise BadArgument(
             f"{path!r} cannot be written: a path below the root is wanted, without '..' or NUL."
         )
-    return "./" + str(PurePosixPath(path))
+    return member
 
 
 def build_read_argv(path: str, offset: int, limit: int | None) -> list[str]:

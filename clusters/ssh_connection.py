@@ -10,6 +10,7 @@ import base64
 import contextlib
 import hashlib
 import io
+import logging
 import os
 import secrets
 import select
@@ -49,6 +50,11 @@ PACKET_BYTES = 128 * 1024
 # How much start-up files of a login shell may print before our command's own output.
 NOISE_BYTES = 64 * 1024
 
+# paramiko reports what we handle (a refused session, a broken line) as errors with tracebacks. What
+# matters is in our exceptions; raise this logger's level to see the rest.
+PARAMIKO_LOG = "clusters.ssh.paramiko"
+if logging.getLogger(PARAMIKO_LOG).level == logging.NOTSET:
+    logging.getLogger(PARAMIKO_LOG).setLevel(logging.CRITICAL)
 
 _Answer = TypeVar("_Answer")
 
@@ -215,6 +221,7 @@ def _handshake(target: SshTarget) -> paramiko.Transport:
     transport.banner_timeout = target.banner_timeout_s
     transport.handshake_timeout = deadline
     transport.auth_timeout = target.auth_timeout_s
+    transport.set_log_channel(PARAMIKO_LOG)
     transport.daemon = True
     options = transport.get_security_options()
     # A key of a pinned type first, so that a machine with several is asked for the one we know.

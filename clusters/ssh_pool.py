@@ -14,6 +14,12 @@ from typing import Generic, Protocol, TypeVar
 
 from clusters.errors import ClusterError, ConnectFailed, HostKeyMismatch
 
+# How long a refusal counts. sshd may only have been slow to clear away a session that has just ended (9.2
+# does so after it has read what else is waiting), or its MaxSessions is lower than we believe.
+REFUSAL_COUNTS_S = 0.5
+# How long to wait for such a session before opening a further connection.
+PATIENCE_S = 0.1
+
 
 class PooledConnection(Protocol):
     @property
@@ -52,6 +58,8 @@ class _Slot(Generic[_Connection]):
 
     connection: _Connection
     capacity: int
+    refused_at: float = 0.0
+    refused_with: int = 0  # so many were open when sshd refused one more
     sessions: int = 0
     others: int = 0  # tunnels and SFTP requests: they keep it open but take no session
     idle_since: float = 0.0
@@ -62,7 +70,16 @@ class _Slot(Generic[_Connection]):
 
     @property
     def has_room(self) -> bool:
-        return self.sessions + self.connection.standing_sessions < self.capacity
+        open_now = self.sessions + self.connection.standing_sessions
+        return open_now < (self.refused_with if self.refused_lately else self.capacity)
+
+    @property
+    def about_to_be_free(self) -> bool:
+        return self.refused_lately and time.monotonic() < self.idle_since + PATIENCE_S
+
+    @property
+    def refused_lately(self) -> bool:
+        return bool(self.refused_at) and time.monotonic() < self.refused_at + REFUSAL_COUNTS_S
 
 
 @dataclass
@@ -120,7 +137,7 @@ class ConnectionPool(Generic[_Connection]):
 
     def lease(self, user: str, *, session: bool = True) -> Lease[_Connection]:
         """Raises ConnectFailed or AuthFailed; nothing was asked of the cluster then."""
-        deadline = time.monotonic() + self._options.wait_s
+        began = time.monotonic()
         while True:
             with self._changed:
                 lane = self._lanes.setdefault(user, _Lane())
@@ -128,10 +145,14 @@ class ConnectionPool(Generic[_Connection]):
                 if slot is not None:
                     return self._leased(slot, session)
                 self._raise_recent_failure(user)
-                full = len(lane.slots) >= self._options.connections_per_user
-                if lane.connecting or full:
-                    if not self._changed.wait(deadline - time.monotonic()):
-                        raise ConnectFailed(f"All connections of {user} to the cluster are busy.")
+                waited = time.monotonic() - began
+                if waited >= self._options.wait_s:
+                    raise ConnectFailed(f"All connections of {user} to the cluster are busy.")
+                if lane.connecting or len(lane.slots) >= self._options.connections_per_user:
+                    self._changed.wait(self._options.wait_s - waited)
+                    continue
+                if waited < PATIENCE_S and any(slot.about_to_be_free for slot in lane.slots):
+                    self._changed.wait(PATIENCE_S - waited)
                     continue
                 lane.connecting = True
             return self._leased_new(user, lane, session)
@@ -227,11 +248,13 @@ class ConnectionPool(Generic[_Connection]):
                 slot.sessions -= 1
             else:
                 slot.others -= 1
-            slot.idle_since = time.monotonic()
             if refused:
-                slot.capacity = slot.sessions + slot.connection.standing_sessions
+                slot.refused_at = time.monotonic()
+                slot.refused_with = slot.sessions + slot.connection.standing_sessions
+            else:
+                slot.idle_since = time.monotonic()
             # A connection that refuses even its first session is of no use to anybody.
-            dead = dead or (refused and slot.capacity == 0)
+            dead = dead or (refused and slot.refused_with == 0)
             if dead:
                 for lane in self._lanes.values():
                     if slot in lane.slots:

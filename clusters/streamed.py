@@ -86,9 +86,8 @@ class StreamedTransport(Transport):
         if not files:
             return
         _check_path(root)
-        answer = self._run_again_if_lost(
-            file_programs.build_unpack_argv(root), stdin=file_programs.pack(files)
-        )
+        argv, archive = file_programs.build_unpack(root, files)
+        answer = self._run_again_if_lost(argv, stdin=archive)
         if answer.exit_code:
             file_programs.raise_file_error(root, answer.stderr)
 

@@ -213,35 +213,43 @@ def test_existing_directories_keep_their_mode_and_files_are_replaced(
     door: Transport, root: str
 ) -> None:
     shell(door, 'mkdir -m 0755 "$1/d"; echo old > "$1/d/f"; echo other > "$1/d/g"', root)
-    door.write_files(root, [FileToWrite("d/f", b"new", 0o644)])
-    assert door.read_at(f"{root}/d/f", 0, 10) == b"new"
-    assert door.read_at(f"{root}/d/g", 0, 10) == b"other\n"
-    assert (door.stat(f"{root}/d").mode, door.stat(f"{root}/d/f").mode) == (0o755, 0o644)
+    for files in (["d/f"], ["d/f", "new/f"]):  # renamed into place; linked over what is there
+        content = str(files).encode()
+        door.write_files(root, [FileToWrite(path, content, 0o644) for path in files])
+        assert [door.read_at(f"{root}/{path}", 0, 100) for path in files] == [content] * len(files)
+        assert door.read_at(f"{root}/d/g", 0, 10) == b"other\n"
+        assert (door.stat(f"{root}/d").mode, door.stat(f"{root}/d/f").mode) == (0o755, 0o644)
+    assert door.stat(f"{root}/new").mode == 0o700
 
 
 def test_a_directory_that_is_a_link_is_written_through(door: Transport, root: str) -> None:
     shell(door, 'mkdir "$1/real"; ln -s real "$1/jobs"', root)
-    door.write_files(root, [FileToWrite("jobs/7/f", b"x", 0o640)])
-    assert door.read_at(f"{root}/real/7/f", 0, 10) == b"x"
-    assert door.stat(f"{root}/real/7/f").mode == 0o640
-    assert sorted(entry.name for entry in door.list_dir(root)) == ["jobs", "real"]
+    for files in (["jobs/7/f"], ["jobs/7/f", "jobs/8/f", "other/f"]):
+        content = str(files).encode()
+        door.write_files(root, [FileToWrite(path, content, 0o640) for path in files])
+        assert [door.read_at(f"{root}/{path}", 0, 100) for path in files] == [content] * len(files)
+        assert door.read_at(f"{root}/real/7/f", 0, 100) == content
+        assert door.stat(f"{root}/real/7/f").mode == 0o640
+    assert sorted(entry.name for entry in door.list_dir(root)) == ["jobs", "other", "real"]
+    assert [entry.name for entry in door.list_dir(f"{root}/real/8")] == ["f"]
 
 
-def test_a_reader_never_sees_half_a_file_nor_none(door: Transport, root: str) -> None:
+@pytest.mark.parametrize("paths", [["d/f"], ["d/f", "e/f"]], ids=["renamed", "linked"])
+def test_a_reader_never_sees_half_a_file_nor_none(
+    door: Transport, root: str, paths: list[str]
+) -> None:
     versions = [bytes([65 + n]) * 300_000 for n in range(3)]
-    door.write_files(root, [FileToWrite("f", versions[0])])
-    stop = threading.Event()
 
-    def rewrite() -> None:
-        for turn in range(12):
-            door.write_files(root, [FileToWrite("f", versions[turn % 3])])
-        stop.set()
+    def write(version: int) -> None:
+        door.write_files(root, [FileToWrite(path, versions[version]) for path in paths])
 
+    write(0)
+    write(1)
     with ThreadPoolExecutor(1) as threads:
-        writing = threads.submit(rewrite)
+        writing = threads.submit(lambda: [write(turn % 3) for turn in range(10)])
         reads = 0
-        while not stop.is_set():
-            assert b"".join(door.read_stream(f"{root}/f")) in versions
+        while not writing.done():
+            assert b"".join(door.read_stream(f"{root}/d/f")) in versions
             reads += 1
         writing.result()
     assert reads > 3

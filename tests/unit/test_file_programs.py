@@ -158,16 +158,28 @@ def test_the_reason_for_waiting_is_the_systems_own() -> None:
 @pytest.mark.parametrize("path", ["/etc/x", "../x", "a/../../x", "", ".", "a/", "a\0b"])
 def test_paths_that_leave_the_root_are_refused(path: str) -> None:
     with pytest.raises(BadArgument):
-        file_programs.pack([FileToWrite(path, b"")])
+        file_programs.build_unpack("/root", [FileToWrite(path, b"")])
+
+
+def members(archive: bytes) -> list[str]:
+    with tarfile.open(fileobj=io.BytesIO(archive), errors="surrogateescape") as opened:
+        return [member.name for member in opened]
 
 
 def test_names_are_data_in_the_archive() -> None:
     names = ["a b", "-rf", "$(x)", "中/文", "new\nline", "\udcff", "x" * 150]
-    packed = file_programs.pack(
-        [FileToWrite(name, name.encode("utf-8", "replace")) for name in names]
-    )
-    with tarfile.open(fileobj=io.BytesIO(packed), errors="surrogateescape") as archive:
-        assert [member.name for member in archive] == ["./" + name for name in names]
+    argv, archive = file_programs.build_unpack("/r", [FileToWrite(name, b"x") for name in names])
+    assert argv[-1] == "/r"
+    assert members(archive) == ["./" + name for name in names]
+
+
+def test_work_is_done_in_the_deepest_directory_that_all_share() -> None:
+    files = [FileToWrite(f"jobs/{job}/1/{name}", b"") for job in "ab" for name in "xy"]
+    argv, archive = file_programs.build_unpack("/r", files)
+    assert argv[-1] == "/r/jobs"
+    assert members(archive) == ["./a/1/x", "./a/1/y", "./b/1/x", "./b/1/y"]
+    argv, archive = file_programs.build_unpack("/r", files[:2])
+    assert (argv[-1], members(archive)) == ("/r/jobs/a/1", ["./x", "./y"])
 
 
 @pytest.mark.parametrize(

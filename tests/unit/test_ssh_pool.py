@@ -92,6 +92,15 @@ def test_a_refused_session_is_asked_of_another_connection(pool: Pool, host: Fake
     assert pool.lease("alice").connection is host.made[1]
 
 
+def test_after_a_refusal_a_session_that_ends_is_waited_for(pool: Pool, host: FakeHost) -> None:
+    leases = [pool.lease("alice") for _ in range(3)]
+    leases[0].give_back()
+    pool.lease("alice").refused()  # sshd has not cleared it away yet
+    threading.Timer(0.02, leases[1].give_back).start()
+    assert pool.lease("alice").connection is host.made[0]
+    assert len(host.made) == 1
+
+
 def test_a_connection_that_refuses_its_first_session_is_closed(pool: Pool, host: FakeHost) -> None:
     pool.lease("alice").refused()
     assert not host.made[0].alive
