@@ -22,7 +22,7 @@ from jobs.plan import Group, Plan, RolePlan, describe
 from jobs.spec import JobSpec, TaskRole
 from jobs.spec.fields import format_duration
 from jobs.taskstate import ScriptExit
-from jobs.variables import ports_of, runtime_variables, static_variables
+from jobs.variables import directory_variables, ports_of, runtime_variables, static_variables
 from jobs.varscript import PeerScript, role_script
 
 Runtime = Literal["apptainer", "singularity", "enroot", "pyxis", "none"]
@@ -151,13 +151,15 @@ def directories(
     needed = [bind.source for bind in unique.values() if bind.source not in (paths.dir, "~", *made)]
     return Directories(
         work=work,
-        variables={
-            "PAI_DATA_DIR": data,
-            "PAI_OUTPUT_DIR": output,
-            "PAI_CODE_DIR": code,
-            "PAI_WORK_DIR": work,
-            "PAI_DEFAULT_FS_URI": options.fs_uri,
-        },
+        variables=directory_variables(
+            spec,
+            data=data,
+            output=output,
+            code=code,
+            work=work,
+            attempt=paths.dir,
+            fs_uri=options.fs_uri,
+        ),
         binds=tuple(unique.values()),
         needed=tuple(dict.fromkeys(needed)),
         made=made,

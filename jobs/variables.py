@@ -32,7 +32,7 @@ from jobs.spec.model import JobSpec, Port, TaskRole
 IMPLICIT_PORTS = (Port(label="http"), Port(label="ssh"))
 
 # Sluice sets names that begin like this; a job's own values for them would be lost.
-RESERVED_PREFIXES = ("PAI_", "SLURM_", "SLUICE_")
+RESERVED_PREFIXES = ("PAI_", "VC_", "SLURM_", "SLUICE_")
 
 
 def ports_of(role: TaskRole) -> tuple[Port, ...]:
@@ -146,17 +146,56 @@ def user_variables(spec: JobSpec, role: TaskRole) -> dict[str, str]:
     return {**spec.job_env_texts, **role.env_texts}
 
 
+def directory_variables(
+    spec: JobSpec, *, data: str, output: str, code: str, work: str, attempt: str, fs_uri: str
+) -> dict[str, str]:
+    """Where a task finds the job's directories, under OpenPAI's names and under FfDL's.
+
+    The latter are words that jobs use for themselves as well: a job's own value stays.
+    """
+    result = output or work
+    plain = {
+        "DATA_DIR": data,
+        "MODEL_DIR": code or work,
+        "RESULT_DIR": result,
+        "JOB_RESULT_DIR": result,
+        "CHECKPOINT_DIR": result,
+        "LOG_DIR": f"{attempt}/logs",
+        "JOB_STATE_DIR": attempt,
+    }
+    own = set(spec.job_envs).union(*(role.env for role in spec.task_roles))
+    return {
+        "PAI_DATA_DIR": data,
+        "PAI_OUTPUT_DIR": output,
+        "PAI_CODE_DIR": code,
+        "PAI_WORK_DIR": work,
+        "PAI_DEFAULT_FS_URI": fs_uri,
+        **{name: value for name, value in plain.items() if name not in own},
+    }
+
+
 def static_variables(
     spec: JobSpec, *, user: str, job_name: str = "", fs_uri: str = "", training_id: str = ""
 ) -> dict[str, dict[str, str]]:
-    """Per role everything known before the run. The job's own values give way to Sluice's."""
+    """Per role everything known before the run.
+
+    The job's own values give way to Sluice's where the name is Sluice's to set; TRAINING_ID,
+    GPU_COUNT and the like are common words, and there the job's own value stays.
+    """
     shared = job_variables(
         spec, user=user, job_name=job_name, fs_uri=fs_uri, training_id=training_id
     )
-    return {
-        role.name: {**user_variables(spec, role), **shared, **role_variables(spec, role)}
-        for role in spec.task_roles
-    }
+    result = {}
+    for role in spec.task_roles:
+        ours = {**shared, **role_variables(spec, role)}
+        own = user_variables(spec, role)
+        kept = {
+            name: value
+            for name, value in own.items()
+            if name not in ours or not name.startswith(RESERVED_PREFIXES)
+        }
+        result[role.name] = {**ours, **kept}
+    return result
 
 
 _PATH_VARIABLE = re.compile(

@@ -66,7 +66,7 @@ def outcome(document: Any) -> tuple[JobSpec | None, tuple[Problem, ...]]:
 @pytest.mark.parametrize("name", NAMES)
 def test_damage_is_a_job_or_a_spec_error(name: str):
     document = parse_text((FILES / name).read_bytes(), filename=name).document
-    chance = random.Random(name)  # noqa: S311 - the same damage on every run
+    chance = random.Random(name)  # the same damage on every run
     outcomes = {"job": 0, "refused": 0}
     for _ in range(600):
         spec, problems = outcome(damaged(document, chance))

@@ -12,7 +12,7 @@ from jobs.spec import JobSpec, TaskRole, dump, field_table, json_schema
 from tests.unit.strategies import job_specs
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(job_specs())
 def test_round_trip(spec: JobSpec):
     for format in ("json", "yaml"):

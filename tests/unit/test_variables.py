@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from jobs.expressions import Layout, evaluate, evaluate_family
 from jobs.spec import JobSpec, Port, TaskRole
-from jobs.variables import forms_of, ports_of, runtime_variables, static_variables
+from jobs.variables import (
+    directory_variables,
+    forms_of,
+    ports_of,
+    runtime_variables,
+    static_variables,
+)
 
 SPEC = JobSpec(
     job_name="mnist",
@@ -115,6 +121,27 @@ def test_all_names_are_shell_identifiers():
 
 def test_jobs_cannot_replace_the_gateways_variables():
     assert static_variables(SPEC, user="alice")["ps-server"]["PAI_JOB_NAME"] == "mnist"
+
+
+def test_common_words_keep_the_jobs_own_value():
+    spec = SPEC.model_copy(update={"job_envs": {"GPU_COUNT": 9, "DATA_DIR": "/mine"}})
+    assert static_variables(spec, user="alice")["Worker"]["GPU_COUNT"] == "9"
+    places = {"data": "/d", "output": "", "code": "", "work": "/w", "attempt": "/a", "fs_uri": "/f"}
+    assert "DATA_DIR" not in directory_variables(spec, **places)
+    assert directory_variables(SPEC, **places) == {
+        "PAI_DATA_DIR": "/d",
+        "PAI_OUTPUT_DIR": "",
+        "PAI_CODE_DIR": "",
+        "PAI_WORK_DIR": "/w",
+        "PAI_DEFAULT_FS_URI": "/f",
+        "DATA_DIR": "/d",
+        "MODEL_DIR": "/w",
+        "RESULT_DIR": "/w",
+        "JOB_RESULT_DIR": "/w",
+        "CHECKPOINT_DIR": "/w",
+        "LOG_DIR": "/a/logs",
+        "JOB_STATE_DIR": "/a",
+    }
 
 
 def test_a_job_from_openpai_v2_shows_an_absent_rule_as_minus_one():
