@@ -53,6 +53,7 @@ _UNITS = {
     "tb": 1024**2,
     "tib": 1024**2,
 }
+_BROKEN_LINE = re.compile(r"(?<!\\)[ \t]*\n[ \t]+(?=--?[A-Za-z])")
 _MEMORY = re.compile(r"\s*(?P<number>[0-9]+(?:\.[0-9]+)?)\s*(?P<unit>[A-Za-z]*)\s*")
 
 
@@ -145,7 +146,7 @@ class _Manifest:
             "cpuNumber": self._count("cpus", 1),
             "gpuNumber": self._count("gpus", 0),
             "memoryMB": self._memory("memory") or 512,
-            "command": command.strip() if isinstance(command, str) else command,
+            "command": self._command(command) if isinstance(command, str) else command,
         }
         sources = {
             "taskNumber": ("learners",),
@@ -163,6 +164,14 @@ class _Manifest:
             draft.sources["taskRoles", index, key] = source
         if distributed:
             self._framework(framework, pss)
+
+    def _command(self, text: str) -> str:
+        """Manifests break long commands before an option; YAML's `>` keeps such a break when indented."""
+        joined = _BROKEN_LINE.sub(" ", text.strip())
+        if joined != text.strip():
+            message = "lines that begin with an option are joined to the line before."
+            self.draft.warn(("framework", "command"), message)
+        return joined
 
     def _ps(self, pss: Any, worker: Mapping[str, Any]) -> None:
         draft = self.draft

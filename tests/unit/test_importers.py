@@ -308,9 +308,24 @@ class TestManifest:
             "ps_cpu",
             "proxy_user",
             "data_stores[1]",
+            "framework.command",
             "framework.image_tag",
             "evaluation_metrics.event_types",
         }
+
+    @pytest.mark.parametrize(
+        ("written", "command"),
+        [
+            ("python a.py\n  --lr 1\n  -v\n", "python a.py --lr 1 -v"),
+            ("python a.py \\\n  --lr 1", "python a.py \\\n  --lr 1"),
+            ("cd x\n  python a.py", "cd x\n  python a.py"),
+            ("echo - \n - b", "echo - \n - b"),
+        ],
+    )
+    def test_a_command_broken_before_its_options_is_one_command(self, written: str, command: str):
+        document = manifest()
+        document["framework"]["command"] = written
+        assert load_document(document).spec.task_roles[0].command == command
 
     def test_uploaded_code_takes_no_workspace(self):
         spec = load_document(manifest(code_selector="codeFile", data_stores=[STORE])).spec
