@@ -27,7 +27,8 @@ from clusters.models import (
 )
 
 if TYPE_CHECKING:
-    from django.db.models import Model
+    from django.db.models import ForeignKey, Model
+    from django.forms import ModelChoiceField
 
     ClusterModelAdmin = admin.ModelAdmin[Cluster]
     NamespaceModelAdmin = admin.ModelAdmin[Namespace]
@@ -65,6 +66,19 @@ class SizeInline(SizeTabularInline):
     verbose_name_plural = _("sizes offered here, besides those offered everywhere")
     autocomplete_fields = ("resourcespec",)
 
+    def formfield_for_foreignkey(
+        self, db_field: ForeignKey[Any], request: HttpRequest, **kwargs: Any
+    ) -> ModelChoiceField[Any] | None:
+        return super().formfield_for_foreignkey(db_field, request, label=_("size"), **kwargs)
+
+
+def _caption(row: Any) -> str:
+    return str(row.resourcespec)
+
+
+# The words above each row, instead of the name of Django's own table between the two.
+SizeInline.model.__str__ = _caption  # type: ignore[method-assign]
+
 
 class StatusInline(StatusTabularInline):
     """What the engine and the doctor saw; nobody edits it."""
@@ -95,7 +109,7 @@ class StatusInline(StatusTabularInline):
             + (f"\n{'':10} → {line['remedy']}" if line.get("remedy") else "")
             for line in lines
         )
-        return format_html("<pre>{}</pre>", text)
+        return format_html('<pre style="white-space: pre-wrap">{}</pre>', text)
 
 
 @admin.register(Cluster)
@@ -337,4 +351,6 @@ class CapacityAdmin(CapacityModelAdmin):
 
     @admin.display(description=_("as stored"))
     def content(self, snapshot: CapacitySnapshot) -> SafeString:
-        return format_html("<pre>{}</pre>", json.dumps(snapshot.data, indent=1))
+        return format_html(
+            '<pre style="white-space: pre-wrap">{}</pre>', json.dumps(snapshot.data, indent=1)
+        )

@@ -125,9 +125,12 @@ class PairsField(LineListField):
             return True
 
 
+WIDE = {"size": 80}
+
+
 class ClusterForm(ClusterModelForm):
     image_aliases = PairsField(
-        label=Cluster._meta.get_field("image_aliases").verbose_name,
+        label=_("Image names"),
         required=False,
         help_text=_(
             "One a line: name in people's job files = file in the directory of images, absolute "
@@ -135,7 +138,7 @@ class ClusterForm(ClusterModelForm):
         ),
     )
     container_binds = LineListField(
-        label=Cluster._meta.get_field("container_binds").verbose_name,
+        label=_("Directories in every container"),
         required=False,
         help_text=_("Absolute paths of the compute nodes, one a line."),
     )
@@ -143,23 +146,44 @@ class ClusterForm(ClusterModelForm):
     class Meta:
         model = Cluster
         exclude: list[str] = []
-        widgets = {"host_keys": forms.Textarea(attrs={"rows": 3, "cols": 100})}
+        widgets = {
+            "host_keys": forms.Textarea(attrs={"rows": 3, "cols": 100}),
+            **{
+                name: forms.TextInput(attrs=WIDE)
+                for name in (
+                    "title",
+                    "host",
+                    "key_file",
+                    "slurm_bin_dir",
+                    "slurm_conf",
+                    "work_root",
+                    "runtime_program",
+                    "images_dir",
+                    "image_cache",
+                    "default_fs_uri",
+                )
+            },
+        }
 
 
 class NamespaceForm(NamespaceModelForm):
     """Knows what the cluster really has, once the engine has looked."""
 
-    partitions = LineListField(label=Namespace._meta.get_field("partitions").verbose_name)
+    partitions = LineListField(label=_("Partitions"))
     default_time_s = TimeLimitField(
-        label=_("default time"), required=False, help_text=_("Empty: the partition's own default.")
+        label=_("Default time"), required=False, help_text=_("Empty: the partition's own default.")
     )
     max_time_s = TimeLimitField(
-        label=_("longest time"), required=False, help_text=_("Empty: as the partition allows.")
+        label=_("Longest time"), required=False, help_text=_("Empty: as the partition allows.")
     )
 
     class Meta:
         model = Namespace
         exclude = ["members"]  # edited with their roles, beside the form
+        widgets = {
+            name: forms.TextInput(attrs=WIDE)
+            for name in ("description", "constraint", "default_image")
+        }
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

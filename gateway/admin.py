@@ -43,10 +43,20 @@ class UserAdmin(BaseUserAdmin):
         (
             _("Rights in Sluice"),
             {
-                "fields": ("is_active", "is_superuser", "is_staff", "groups", "user_permissions"),
+                "fields": ("is_active", "is_superuser"),
                 "description": _(
                     "A superuser administers everything. Everyone else has the rights of their "
-                    "roles in namespaces, below; staff status only opens this site."
+                    "roles in namespaces, below."
+                ),
+            },
+        ),
+        (
+            _("Rights in this site"),
+            {
+                "classes": ("collapse",),
+                "fields": ("is_staff", "groups", "user_permissions"),
+                "description": _(
+                    "For people who look after a part of Sluice without being superusers."
                 ),
             },
         ),
