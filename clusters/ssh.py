@@ -125,8 +125,9 @@ class SshTransport(StreamedTransport):
         timeout_s: float = DEFAULT_TIMEOUT_S,
         max_output: int = DEFAULT_MAX_OUTPUT,
     ) -> CommandResult:
-        deadline = time.monotonic() + timeout_s
         program = self._start(argv)
+        # Counted from here: connecting has limits of its own, and when it fails nothing was started.
+        deadline = time.monotonic() + timeout_s
         try:
             exit_code, stdout, stderr = program.communicate(stdin, deadline, max_output)
         finally:

@@ -63,6 +63,7 @@ class _Slot(Generic[_Connection]):
     sessions: int = 0
     others: int = 0  # tunnels and SFTP requests: they keep it open but take no session
     idle_since: float = 0.0
+    retired: bool = False  # no new work; closed when the last of the old has ended
 
     @property
     def busy(self) -> bool:
@@ -120,7 +121,7 @@ class Lease(Generic[_Connection]):
         self._pool._give_back(self, refused=True, dead=False)
 
     def dead(self) -> None:
-        """No more use of this connection for anybody."""
+        """It does not answer: no new work on it. What runs there may still end well."""
         self._pool._give_back(self, refused=False, dead=True)
 
 
@@ -188,7 +189,9 @@ class ConnectionPool(Generic[_Connection]):
     def _free_slot(self, lane: _Lane[_Connection], session: bool) -> _Slot[_Connection] | None:
         """The fullest that has room, so that the others can fall idle."""
         lane.slots = [slot for slot in lane.slots if slot.connection.alive]
-        usable = [slot for slot in lane.slots if slot.has_room or not session]
+        usable = [
+            slot for slot in lane.slots if not slot.retired and (slot.has_room or not session)
+        ]
         return max(usable, key=lambda slot: slot.sessions, default=None)
 
     def _leased(self, slot: _Slot[_Connection], session: bool) -> Lease[_Connection]:
@@ -254,13 +257,14 @@ class ConnectionPool(Generic[_Connection]):
             else:
                 slot.idle_since = time.monotonic()
             # A connection that refuses even its first session is of no use to anybody.
-            dead = dead or (refused and slot.refused_with == 0)
-            if dead:
+            slot.retired = slot.retired or dead or (refused and slot.refused_with == 0)
+            finished = slot.retired and not slot.busy
+            if finished:
                 for lane in self._lanes.values():
                     if slot in lane.slots:
                         lane.slots.remove(slot)
             self._changed.notify_all()
-        if dead:
+        if finished:
             slot.connection.close()
 
     def _start_reaper(self) -> None:

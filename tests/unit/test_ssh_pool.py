@@ -113,6 +113,18 @@ def test_a_dead_connection_is_not_given_out(pool: Pool, host: FakeHost) -> None:
     assert pool.lease("alice").connection is host.made[1]
 
 
+def test_a_connection_that_does_not_answer_ends_after_what_runs_on_it(
+    pool: Pool, host: FakeHost
+) -> None:
+    running = pool.lease("alice")
+    pool.lease("alice").dead()
+    assert running.connection.alive
+    assert pool.lease("alice").connection is host.made[1]
+    running.give_back()
+    assert not host.made[0].alive
+    assert pool.stats().connections == 1
+
+
 def test_who_finds_all_taken_waits_for_a_place(pool: Pool) -> None:
     leases = [pool.lease("alice") for _ in range(6)]
     threading.Timer(0.05, leases[0].give_back).start()
