@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from django.contrib import admin
 from django.contrib.auth.views import LogoutView
-from django.urls import URLPattern, URLResolver, path
+from django.urls import URLPattern, URLResolver, include, path
 from django.views.i18n import JavaScriptCatalog
 
 from gateway import views
 from gateway.home import home
-from jobs.web.shell import choose_namespace
 
 urlpatterns: list[URLPattern | URLResolver] = [
     path("", home, name="home"),
-    path("namespace", choose_namespace, name="choose_namespace"),
+    path("", include("jobs.web.urls")),
     path("login", views.SignIn.as_view(), name="login"),
     path("logout", LogoutView.as_view(), name="logout"),
     path("preferences", views.set_preferences, name="preferences"),

@@ -32,7 +32,10 @@ class NavItem:
     staff_only: bool = False
 
 
-NAVIGATION = (NavItem("home", _("Home"), "home", ("home",)),)
+NAVIGATION = (
+    NavItem("home", _("Home"), "home", ("home",)),
+    NavItem("jobs", _("Jobs"), "list-details", ("jobs", "job")),
+)
 
 
 def navigation(request: HttpRequest) -> list[dict[str, Any]]:

@@ -1,0 +1,126 @@
+"""How numbers, times and states look in pages: the same everywhere."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from django import template
+from django.templatetags.static import static
+from django.utils import timezone
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
+from django.utils.translation import gettext, ngettext
+
+from jobs.models import JOB_STATE_CHOICES, Task
+
+register = template.Library()
+
+STATE_LABELS = dict(JOB_STATE_CHOICES)
+TASK_LABELS = dict(Task.State.choices)
+# Task states in the colours of job states.
+TASK_COLOURS = {
+    "waiting": "PENDING",
+    "pulling": "PENDING",
+    "running": "RUNNING",
+    "succeeded": "COMPLETED",
+    "failed": "FAILED",
+    "stopped": "STOPPED",
+}
+
+
+@register.simple_tag
+def icon(name: str, css_class: str = "") -> SafeString:
+    return format_html(
+        '<svg class="icon {}" aria-hidden="true"><use href="{}#{}"></use></svg>',
+        css_class,
+        static("vendor/icons.svg"),
+        name,
+    )
+
+
+@register.filter
+def state_badge(state: str) -> SafeString:
+    return format_html(
+        '<span class="state state-{}">{}</span>', state, STATE_LABELS.get(state, state)
+    )
+
+
+@register.filter
+def task_badge(state: str) -> SafeString:
+    colour = TASK_COLOURS.get(state, "PENDING")
+    return format_html(
+        '<span class="state state-{}">{}</span>', colour, TASK_LABELS.get(state, state)
+    )
+
+
+@register.filter
+def duration(seconds: float | None) -> str:
+    """Two units are enough to compare by: 3 d 4 h, 2 h 05 min, 4 min 09 s, 7 s."""
+    if seconds is None:
+        return "–"
+    whole = int(seconds)
+    days, rest = divmod(whole, 86400)
+    hours, rest = divmod(rest, 3600)
+    minutes, left = divmod(rest, 60)
+    if days:
+        return gettext("%(days)s d %(hours)s h") % {"days": days, "hours": hours}
+    if hours:
+        return gettext("%(hours)s h %(minutes)02d min") % {"hours": hours, "minutes": minutes}
+    if minutes:
+        return gettext("%(minutes)s min %(seconds)02d s") % {"minutes": minutes, "seconds": left}
+    return gettext("%(seconds)s s") % {"seconds": left}
+
+
+@register.filter
+def memory(mib: int | None) -> str:
+    if mib is None:
+        return "–"
+    if mib < 1024:
+        return f"{mib} MB"
+    return f"{mib / 1024:.4g} GB"
+
+
+@register.filter
+def filesize(size: int | None) -> str:
+    if size is None:
+        return "–"
+    amount = float(size)
+    for unit in ("B", "kB", "MB", "GB"):
+        if amount < 1000 or unit == "GB":
+            return f"{amount:.3g} {unit}"
+        amount /= 1000
+    return ""
+
+
+@register.filter
+def moment(value: Any) -> SafeString | str:
+    """A time that the browser shows in the reader's own zone; without script, in the server's."""
+    if not value:
+        return "–"
+    if isinstance(value, str):
+        value = datetime.fromisoformat(value)
+    local = timezone.localtime(value)
+    return format_html(
+        '<time datetime="{}" data-local>{}</time>',
+        value.isoformat(),
+        local.strftime("%Y-%m-%d %H:%M"),
+    )
+
+
+@register.filter
+def count_of_tasks(number: int) -> str:
+    return ngettext("%(number)s task", "%(number)s tasks", number) % {"number": number}
+
+
+@register.simple_tag(takes_context=True)
+def with_query(context: dict[str, Any], **changes: Any) -> str:
+    """This page's address with some parameters changed; empty ones go, and so does the cursor."""
+    query = context["request"].GET.copy()
+    query.pop("cursor", None)
+    for name, value in changes.items():
+        if value in ("", None):
+            query.pop(name, None)
+        else:
+            query[name] = value
+    return "?" + query.urlencode() if query else "?"

@@ -1,0 +1,196 @@
+"""One job: its header, tasks, timeline, logs, files, and what can be done with it."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, cast
+
+from django.contrib import messages
+from django.contrib.auth.decorators import login_required
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
+from django.shortcuts import render
+from django.urls import reverse
+from django.utils import timezone
+from django.utils.translation import gettext as _
+from django.views.decorators.http import require_GET, require_POST
+
+from jobs import services
+from jobs.access import visible_to
+from jobs.api import shapes
+from jobs.errors import JobError
+from jobs.listing import one_job
+from jobs.models import Attempt, Job, JobEvent
+from jobs.plan import Plan, PlanError, describe
+from jobs.reasons import sentence_for
+from jobs.spec import JobSpec, SpecError, dump
+from jobs.spec.fields import parse_duration
+from jobs.web.words import event_words
+
+if TYPE_CHECKING:
+    from gateway.models import User
+
+MAX_EVENTS = 200
+TASKS_AT_ONCE = 500
+
+
+def find_job(request: HttpRequest, job_id: uuid.UUID) -> Job:
+    job = (
+        visible_to(request.user)
+        .select_related("owner", "namespace", "cluster", "cluster__status")
+        .filter(pk=job_id)
+        .first()
+    )
+    if job is None:
+        raise Http404
+    return job
+
+
+def shape_of(request: HttpRequest, job_id: uuid.UUID) -> dict[str, Any]:
+    found = one_job(request.user, job_id)
+    if found is None:
+        raise Http404
+    row, role = found
+    return shapes.job(row, cast("User", request.user), role, timezone.now())
+
+
+def chosen_attempt(job: Job, request: HttpRequest) -> Attempt | None:
+    attempts = list(job.attempts.order_by("-number"))
+    wanted = request.GET.get("attempt", "")
+    for attempt in attempts:
+        if wanted == str(attempt.number):
+            return attempt
+    return attempts[0] if attempts else None
+
+
+def live_context(request: HttpRequest, job_id: uuid.UUID) -> dict[str, Any]:
+    """What changes while a job runs: fetched again when events say so."""
+    job = find_job(request, job_id)
+    services.watch_job(job=job)
+    attempt = chosen_attempt(job, request)
+    tasks = list(attempt.tasks.all()[: TASKS_AT_ONCE * 4]) if attempt else []
+    return {
+        "job": shape_of(request, job_id),
+        "attempt": attempt,
+        "attempt_reason": sentence_for(
+            attempt.reason_code, attempt.reason_params, attempt.reason_text
+        )
+        if attempt
+        else "",
+        "attempts": job.attempts.order_by("-number").values_list("number", flat=True),
+        "tasks": tasks,
+        "events": [
+            {"at": event.at, "words": event_words(event), "actor": actor_words(event)}
+            for event in JobEvent.objects.filter(job=job).order_by("-id")[:MAX_EVENTS]
+        ],
+    }
+
+
+def actor_words(event: JobEvent) -> str:
+    return event.actor_name or str(JobEvent.Actor(event.actor).label)
+
+
+@require_GET
+@login_required
+def job_page(request: HttpRequest, job_id: uuid.UUID) -> HttpResponse:
+    context = live_context(request, job_id)
+    job = find_job(request, job_id)
+    context |= {
+        "row": job,
+        "tabs": [
+            ("overview", _("Overview")),
+            ("logs", _("Logs")),
+            ("file", _("Job file")),
+            ("script", _("Script")),
+            ("results", _("Files")),
+        ],
+        "plan_words": describe(Plan.from_json(job.plan)) if job.plan else "",
+        "job_file": dump(JobSpec.model_validate(job.spec), "yaml"),
+        "script": context["attempt"].script if context["attempt"] else "",
+        "roles": [
+            {"name": role["name"], "count": role.get("taskNumber", 1)}
+            for role in job.spec["taskRoles"]
+        ],
+    }
+    return render(request, "jobs/job.html", context)
+
+
+@require_GET
+@login_required
+def job_live(request: HttpRequest, job_id: uuid.UUID) -> HttpResponse:
+    return render(request, "jobs/job_live.html", live_context(request, job_id))
+
+
+# --- what can be done ---------------------------------------------------------------------------------
+
+
+def _stop(job: Job, user: User, request: HttpRequest) -> tuple[str, str]:
+    services.stop_job(job=job, by=user)
+    return _("The job is being stopped."), ""
+
+
+def _retry(job: Job, user: User, request: HttpRequest) -> tuple[str, str]:
+    services.retry_job(job=job, by=user)
+    return _("The job is tried again."), ""
+
+
+def _clone(job: Job, user: User, request: HttpRequest) -> tuple[str, str]:
+    copy = services.clone_job(job=job, by=user)
+    return _("This is the copy; it is on its way."), reverse("job", args=[copy.pk])
+
+
+def _delete(job: Job, user: User, request: HttpRequest) -> tuple[str, str]:
+    services.delete_job(
+        job=job,
+        by=user,
+        remove_files=bool(request.POST.get("remove_files")),
+        stop_first=bool(request.POST.get("stop_first")),
+    )
+    return _("The job is deleted."), reverse("jobs")
+
+
+def _time_limit(job: Job, user: User, request: HttpRequest) -> tuple[str, str]:
+    try:
+        seconds = parse_duration(request.POST.get("time_limit", "").strip())
+    except ValueError as problem:
+        raise JobError(
+            _("That is not a length of time. Write it like 2h30m, 90m or 1-12:00:00.")
+        ) from problem
+    services.change_time_limit(job=job, by=user, time_limit_s=seconds)
+    return _("The new time limit is set in a moment."), ""
+
+
+def _describe(job: Job, user: User, request: HttpRequest) -> tuple[str, str]:
+    services.update_job(job=job, by=user, description=request.POST.get("description", ""))
+    return _("The description is saved."), ""
+
+
+ACTIONS: dict[str, Callable[[Job, User, HttpRequest], tuple[str, str]]] = {
+    "stop": _stop,
+    "retry": _retry,
+    "clone": _clone,
+    "delete": _delete,
+    "time-limit": _time_limit,
+    "describe": _describe,
+}
+
+
+@require_POST
+@login_required
+def job_action(request: HttpRequest, job_id: uuid.UUID, verb: str) -> HttpResponse:
+    act = ACTIONS.get(verb)
+    if act is None:
+        raise Http404
+    job = find_job(request, job_id)
+    here = reverse("job", args=[job_id])
+    try:
+        words, to = act(job, cast("User", request.user), request)
+    except JobError as problem:
+        messages.error(request, problem.user_message)
+        return HttpResponseRedirect(here)
+    except (PlanError, SpecError) as problem:
+        for one in problem.problems[:5]:
+            messages.error(request, one.message)
+        return HttpResponseRedirect(here)
+    messages.success(request, words)
+    return HttpResponseRedirect(to or here)
