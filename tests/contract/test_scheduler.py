@@ -99,7 +99,7 @@ def test_who_may_what(slurm, door):
 
 
 def test_what_is_not_there_is_empty(slurm):
-    assert slurm.show_job("4999999") == []
-    assert slurm.recorded_jobs_by_id(["4999999"]) == []
-    assert slurm.steps("4999999") == []
+    assert slurm.show_job("67043000") == []
+    assert slurm.recorded_jobs_by_id(["67043000"]) == []
+    assert slurm.steps("67043000") == []
     assert slurm.submit_many([]) == []

@@ -393,7 +393,7 @@ def test_orders_that_are_done(recorded, name):
 
 @pytest.mark.parametrize("name", ["time_limit_unknown", "hold_unknown"])
 def test_orders_for_a_job_that_is_gone(recorded, name):
-    assert control.parse_order(recorded(name)).gone == ("4999999",)
+    assert control.parse_order(recorded(name)).gone == ("67043000",)
 
 
 def test_a_time_limit_for_an_ended_job(recorded):
