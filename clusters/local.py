@@ -316,6 +316,8 @@ class _LocalProgram(RunningProgram):
             threading.Lock()
         )  # held while the descriptors are in use, so none is closed under us
         self._closed = False
+        self._asking = threading.Lock()
+        self._asked_to_close = False
 
     def read(self, limit: int, timeout_s: float) -> bytes:
         with self._lock:
@@ -348,13 +350,12 @@ class _LocalProgram(RunningProgram):
             return exit_code, b"" if self._closed else os.read(self._stderr.fileno(), 65536)
 
     def close(self) -> None:
-        try:
-            os.write(self._wake, b"!")
-        except OSError:
-            return  # closed before
-        with self._lock:
-            if self._closed:
+        with self._asking:  # once: afterwards the descriptor's number may be somebody else's
+            if self._asked_to_close:
                 return
+            self._asked_to_close = True
+            os.write(self._wake, b"!")
+        with self._lock:
             self._closed = True
             try:
                 os.killpg(self._process.pid, signal.SIGKILL)

@@ -200,7 +200,7 @@ def open_connection(
 
 
 def _handshake(target: SshTarget) -> paramiko.Transport:
-    deadline = target.connect_timeout_s + target.banner_timeout_s
+    limit_s = target.connect_timeout_s + target.banner_timeout_s
     try:
         sock = socket.create_connection((target.host, target.port), target.connect_timeout_s)
     except OSError as problem:
@@ -219,7 +219,7 @@ def _handshake(target: SshTarget) -> paramiko.Transport:
         sock, default_window_size=WINDOW_BYTES, default_max_packet_size=PACKET_BYTES
     )
     transport.banner_timeout = target.banner_timeout_s
-    transport.handshake_timeout = deadline
+    transport.handshake_timeout = limit_s
     transport.auth_timeout = target.auth_timeout_s
     transport.set_log_channel(PARAMIKO_LOG)
     transport.daemon = True
@@ -230,7 +230,7 @@ def _handshake(target: SshTarget) -> paramiko.Transport:
     options.key_types = sorted(options.key_types, key=lambda kind: kind not in wanted)
     options.ciphers = sorted(options.ciphers, key=lambda cipher: "gcm" not in cipher)
     try:
-        transport.start_client(timeout=deadline)
+        transport.start_client(timeout=limit_s)
         transport.get_remote_server_key()
     except (paramiko.SSHException, OSError, EOFError) as problem:
         _shut(transport)

@@ -166,6 +166,7 @@ class Following(AbstractContextManager[Iterator[FollowEvent]], Iterator[FollowEv
         self._left = threading.Event()
         self._program: RunningProgram | None = None
         self._backoff_s = 0.0
+        self._said_so = False  # the reader of our events knows that we wait
         self._heard_of_us = 0.0  # when the watcher beside tail last got a sign of life
 
     def __enter__(self) -> Iterator[FollowEvent]:
@@ -219,7 +220,7 @@ class Following(AbstractContextManager[Iterator[FollowEvent]], Iterator[FollowEv
         if not chunk:
             self._ended(program)
             return
-        self._backoff_s = 0.0
+        self._backoff_s, self._said_so = 0.0, False
         self._events.extend(self._state.feed(chunk))
         if self._state.restart:
             self._drop_program()
@@ -227,17 +228,21 @@ class Following(AbstractContextManager[Iterator[FollowEvent]], Iterator[FollowEv
     def _ended(self, program: RunningProgram) -> None:
         if self._left.is_set():
             return
+        quietly = False
         try:
             exit_code, stderr = program.result(timeout_s=2.0)
             words = stderr.decode("utf-8", errors="replace").strip()
             problem = ClusterError(f"The reader on the cluster ended ({words or exit_code}).")
+            # Its watcher ends it when we were silent for long, behind a slow reader: not worth a word.
+            quietly = not self._backoff_s
         except OutcomeUnknown as lost:
             problem = lost
         self._drop_program()
-        self._interrupted(problem)
+        self._interrupted(problem, quietly=quietly)
 
-    def _interrupted(self, problem: ClusterError) -> None:
-        if not self._backoff_s:  # say it once, not at every try
+    def _interrupted(self, problem: ClusterError, *, quietly: bool = False) -> None:
+        if not quietly and not self._said_so:
+            self._said_so = True
             self._events.append(
                 FollowEvent("waiting", self._state.offset, reason=problem.user_message)
             )
