@@ -191,6 +191,8 @@ def parse_mem_bytes(text: str) -> int | None:
 
 
 def parse_int(text: str) -> int | None:
+    if text.isdecimal():  # nearly always
+        return int(text)
     word = text.strip()
     if not has_value(word) or word.upper() in UNLIMITED:
         return None

@@ -135,8 +135,11 @@ def _parse_job_id(text: str) -> re.Match[str]:
     return match
 
 
+_NO_TEXT = frozenset({"(null)", "N/A", "None assigned"})
+
+
 def _text(value: str) -> str:
-    return "" if value.strip() in ("(null)", "N/A", "None assigned") else value
+    return "" if value in _NO_TEXT else value
 
 
 def _with_row(error: SlurmParseError, row: Sequence[str]) -> SlurmParseError:
