@@ -236,7 +236,7 @@ def munge_answers(layout: Layout) -> bool:
 
 def controller_answers(layout: Layout) -> bool:
     with contextlib.suppress(Refusal):
-        said = run(["scontrol", "ping"], env=slurm_environment(layout), check=False, timeout_s=30)
+        said = run(["scontrol", "ping"], env=slurm_environment(layout), check=False, timeout_s=8)
         return said.returncode == 0 and " is UP" in said.stdout
     return False
 

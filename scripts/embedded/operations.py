@@ -314,13 +314,15 @@ class DaemonStatus:
 
 
 def status(layout: Layout) -> list[DaemonStatus]:
-    daemons = known_daemons(layout)
-    rows = []
+    rows: list[DaemonStatus] = []
     states: dict[str, str] = {}
-    for name, daemon in daemons.items():
+    for name, daemon in known_daemons(layout).items():
         process = daemon.process()
         if process is None:
             state = "stopped"
+        elif name == "slurmctld" and not rows[0].ok:
+            # Its clients would go on trying to reach munge for half a minute.
+            state = "not answering, since munge is not"
         elif not daemon.answers():
             state = "not answering"
         else:

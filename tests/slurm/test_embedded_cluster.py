@@ -1,0 +1,419 @@
+"""The embedded cluster itself: what it offers, who gets in, that it heals, and that it leaves nothing behind.
+
+Whatever kills or stops something does so in a second, throw-away cluster, so that the one of the suite is not disturbed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.conftest import EmbeddedCluster
+
+pytestmark = pytest.mark.cluster
+
+PROGRAM = str(Path(__file__).resolve().parents[2] / "scripts" / "cluster")
+T = TypeVar("T")
+DAEMONS = ("munge", "mariadb", "slurmdbd", "slurmctld", "n1", "n2", "n3", "n4", "sshd")
+
+
+def run(
+    argv: list[str], *, env: dict[str, str] | None = None, timeout_s: float = 120
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        argv, env=env, capture_output=True, text=True, timeout=timeout_s, check=False
+    )
+
+
+def eventually(look: Callable[[], T], wanted: Callable[[T], bool], timeout_s: float = 60) -> T:
+    deadline = time.monotonic() + timeout_s
+    while True:
+        seen = look()
+        if wanted(seen):
+            return seen
+        assert time.monotonic() < deadline, f"after {timeout_s} s still {seen!r}"
+        time.sleep(0.3)
+
+
+@dataclass(frozen=True)
+class Logins:
+    """Logs in to an embedded sshd with short-lived certificates, as OpenSSH's own client does."""
+
+    folder: Path
+    port: int
+    host_key: str
+    ca_key: Path
+
+    def argv(
+        self, user: str, command: str, *, principal: str | None = None, sign: bool = True
+    ) -> list[str]:
+        key = self.folder / f"{user}-{principal}-{sign}"
+        if not key.exists():
+            subprocess.run(
+                ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True
+            )
+            if sign:
+                subprocess.run(
+                    [
+                        "ssh-keygen", "-q", "-s", str(self.ca_key), "-I", "test",
+                        "-n", principal or user, "-V", "-1m:+30m", f"{key}.pub",
+                    ],
+                    check=True,
+                )  # fmt: skip
+        known = self.folder / "known_hosts"
+        known.write_text(f"[127.0.0.1]:{self.port} {self.host_key}\n")
+        options = {
+            "UserKnownHostsFile": known,
+            "StrictHostKeyChecking": "yes",
+            "IdentitiesOnly": "yes",
+            "IdentityAgent": "none",
+            "BatchMode": "yes",
+        }
+        given = [word for name, value in options.items() for word in ("-o", f"{name}={value}")]
+        return [
+            "ssh", "-F", "none", *given, "-i", str(key), "-p", str(self.port),
+            f"{user}@127.0.0.1", command,
+        ]  # fmt: skip
+
+    def run(self, user: str, command: str, **how: object) -> subprocess.CompletedProcess[str]:
+        return run(self.argv(user, command, **how))  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def logins(cluster: EmbeddedCluster, tmp_path_factory: pytest.TempPathFactory) -> Logins:
+    folder = tmp_path_factory.mktemp("logins")
+    return Logins(folder, cluster.ssh_port, cluster.host_key, cluster.ca_key)
+
+
+def ended(cluster: EmbeddedCluster, slurm_job_id: str, *, allocations: int = 1) -> list[list[str]]:
+    """The job's rows in accounting, once none of them is still on its way.
+
+    For a moment slurmdbd shows an ended job without its working directory and a het job as a plain one.
+    """
+    fields = "JobID,State,ExitCode,WorkDir"
+    unfinished = ("PENDING", "RUNNING", "COMPLETING", "REQUEUED")
+
+    def rows() -> list[list[str]]:
+        said = run(["sacct", "-nP", "-j", slurm_job_id, "-o", fields], env=cluster.env).stdout
+        return [line.split("|") for line in said.splitlines()]
+
+    def complete(found: list[list[str]]) -> bool:
+        whole = [row for row in found if "." not in row[0] and row[3]]
+        return len(whole) == allocations and not any(row[1].startswith(unfinished) for row in found)
+
+    return eventually(rows, complete)
+
+
+def test_four_nodes_with_their_gpus_and_partitions(cluster: EmbeddedCluster) -> None:
+    nodes = run(["sinfo", "-h", "-N", "-p", "all", "-o", "%N %G %c %m"], env=cluster.env).stdout
+    assert nodes.splitlines() == [
+        "n1 gpu:a100:4 8 16000",
+        "n2 gpu:a100:4 8 16000",
+        "n3 gpu:v100:2 8 16000",
+        "n4 (null) 8 16000",
+    ]
+    partitions = run(["sinfo", "-h", "-o", "%P %l %N"], env=cluster.env).stdout
+    assert set(partitions.splitlines()) == {
+        "gpu* 7-00:00:00 n[1-2]",
+        "v100 7-00:00:00 n3",
+        "cpu 7-00:00:00 n[3-4]",
+        "debug 10:00 n4",
+        "all 7-00:00:00 n[1-4]",
+    }
+    states = run(["sinfo", "-h", "-N", "-p", "all", "-o", "%T"], env=cluster.env).stdout.split()
+    assert set(states) <= {"idle", "mixed", "allocated", "completing"}
+
+
+def test_het_job_over_ssh_with_a_certificate_is_completed(
+    cluster: EmbeddedCluster, logins: Logins
+) -> None:
+    work = cluster.work_root.format(user="sluice-alice")
+    script = f"{work}/het-test.sh"
+    submit = logins.run(
+        "sluice-alice",
+        f"printf '#!/bin/bash\\nsrun --het-group=0,1 -l env\\n' > {script} && sbatch --parsable --chdir={work}"
+        f" -o het-test.out -n1 --mem=100M --gres=gpu:a100:2 : -p cpu -n1 --mem=100M {script}",
+    )
+    assert submit.returncode == 0, submit.stderr
+    slurm_job_id = submit.stdout.strip()
+    rows = ended(cluster, slurm_job_id, allocations=2)
+    components = {row[0]: row[1:] for row in rows if "." not in row[0]}
+    assert components == {
+        f"{slurm_job_id}+0": ["COMPLETED", "0:0", work],
+        f"{slurm_job_id}+1": ["COMPLETED", "0:0", work],
+    }
+    output = logins.run("sluice-alice", f"cat {work}/het-test.out").stdout
+    assert "0: CUDA_VISIBLE_DEVICES=0,1" in output
+    assert "1: CUDA_VISIBLE_DEVICES" not in output
+
+
+@pytest.mark.parametrize(
+    ("image", "command", "printed"),
+    [
+        ("busybox.sif", "busybox", "BusyBox v"),
+        ("python.sif", "python3 -c 'import sqlite3, ssl; print(6 * 7)'", "42"),
+        ("python.sif", "bash -c 'id -un'", "sluice-alice"),
+    ],
+)
+def test_apptainer_runs_each_image_under_srun(
+    cluster: EmbeddedCluster, logins: Logins, image: str, command: str, printed: str
+) -> None:
+    done = logins.run(
+        "sluice-alice",
+        f"cd && srun -n1 --mem=500M apptainer -s exec {cluster.images}/{image} {command}",
+    )
+    assert done.returncode == 0, done.stderr
+    assert printed in done.stdout
+
+
+def test_a_task_over_its_memory_is_caught(cluster: EmbeddedCluster, logins: Logins) -> None:
+    greedy = "import time\nhoard = [bytearray(400 * 2**20)]\ntime.sleep(30)"
+    work = cluster.work_root.format(user="sluice-bob")
+    submit = logins.run(
+        "sluice-bob",
+        f"cd {work} && printf '#!/usr/bin/python3\\n%s\\n' '{greedy}' | sbatch --parsable --mem=100M -o oom.out",
+    )
+    assert submit.returncode == 0, submit.stderr
+    rows = ended(cluster, submit.stdout.strip())
+    uses_cgroups = "ConstrainRAMSpace=yes" in (cluster.dir / "etc/cgroup.conf").read_text()
+    assert rows[0][1] == ("OUT_OF_MEMORY" if uses_cgroups else "FAILED")
+
+
+@pytest.mark.parametrize(
+    ("user", "principal", "sign"),
+    [
+        ("sluice-bob", "sluice-alice", True),
+        ("root", "root", True),
+        ("nobody", "nobody", True),
+        ("sluice-alice", None, False),
+    ],
+    ids=["for-another-user", "root", "not-of-the-cluster", "unsigned-key"],
+)
+def test_sshd_lets_nobody_else_in(
+    logins: Logins, user: str, principal: str | None, sign: bool
+) -> None:
+    refused = logins.run(user, "id", principal=principal, sign=sign)
+    assert refused.returncode == 255
+    assert "Permission denied" in refused.stderr
+    assert refused.stdout == ""
+
+
+def test_homes_and_work_roots_are_private(cluster: EmbeddedCluster, logins: Logins) -> None:
+    alices = cluster.work_root.format(user="sluice-alice")
+    looked = logins.run("sluice-bob", f"ls {alices} ~sluice-alice")
+    assert looked.returncode != 0
+    assert looked.stderr.count("Permission denied") == 2
+
+
+def test_limits_of_a_qos_are_enforced(cluster: EmbeddedCluster, logins: Logins) -> None:
+    refused = logins.run("sluice-bob", "sbatch --qos=tiny -c4 --wrap hostname")
+    assert refused.returncode == 1
+    assert "QOSMaxCpuPerJobLimit" in refused.stderr
+
+
+def test_the_service_account_is_operator_and_the_others_are_not(
+    cluster: EmbeddedCluster, logins: Logins
+) -> None:
+    said = run(
+        ["sacctmgr", "-nP", "show", "user", "format=user,admin,defaultaccount"], env=cluster.env
+    ).stdout
+    assert {row for row in said.splitlines() if row.startswith("sluice-")} == {
+        "sluice-alice|None|lab",
+        "sluice-bob|None|lab",
+        "sluice-carol|None|lab",
+        "sluice-svc|Operator|lab",
+    }
+    held = logins.run(
+        "sluice-alice", "cd && sbatch --parsable --hold --wrap hostname"
+    ).stdout.strip()
+    assert logins.run("sluice-bob", f"scancel {held}").returncode != 0
+    assert logins.run("sluice-svc", f"scancel {held}").returncode == 0
+    assert ended(cluster, held)[0][1].startswith("CANCELLED")
+
+
+# --- a second cluster, to break ---
+
+
+@dataclass(frozen=True)
+class Spare:
+    dir: Path
+    env: dict[str, str]
+    folder: Path
+
+    def call(self, *words: str) -> subprocess.CompletedProcess[str]:
+        return run([PROGRAM, *words], env=self.env, timeout_s=300)
+
+    def ok(self, *words: str) -> str:
+        done = self.call(*words)
+        assert done.returncode == 0, f"{words}: {done.stdout}\n{done.stderr}"
+        return done.stdout
+
+    def daemons(self) -> dict[str, dict[str, object]]:
+        return {
+            row["name"]: row for row in json.loads(self.call("status", "--json").stdout)["daemons"]
+        }
+
+    def logins(self) -> Logins:
+        printed = run(["bash", "-c", f'eval "$({PROGRAM} env)" && env -0'], env=self.env).stdout
+        exported = dict(pair.split("=", 1) for pair in printed.split("\0") if "=" in pair)
+        return Logins(
+            self.folder,
+            int(exported["SLUICE_EMBEDDED_SSH_PORT"]),
+            exported["SLUICE_EMBEDDED_HOST_KEY"],
+            Path(exported["SLUICE_SSH_CA_KEY"]),
+        )
+
+    def slurm(self, *argv: str) -> str:
+        return run([*argv], env={**self.env, "SLURM_CONF": f"{self.dir}/etc/slurm.conf"}).stdout
+
+    def processes(self) -> list[str]:
+        """Command lines of processes that name this cluster in their arguments or environment."""
+        found = []
+        for proc in Path("/proc").glob("[0-9]*"):
+            try:
+                words = (proc / "cmdline").read_bytes() + (proc / "environ").read_bytes()
+            except OSError:
+                continue
+            # This test's own process and its children carry SLUICE_CLUSTER_DIR at most, never a path below it.
+            if f"{self.dir}/".encode() in words:
+                found.append((proc / "cmdline").read_text().replace("\0", " "))
+        return found
+
+
+@pytest.fixture(scope="module")
+def spare(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Spare]:
+    place = Path(f"/var/lib/sluice/test-spare-{os.getpid()}")
+    # Not the suite's own environment: SLUICE_SSH_CA_KEY of the other cluster would be taken for this one's.
+    env = {"PATH": os.environ["PATH"], "SLUICE_CLUSTER_DIR": str(place)}
+    spare = Spare(place, env, tmp_path_factory.mktemp("spare"))
+    try:
+        spare.ok("up")
+        yield spare
+    finally:
+        spare.call("reset", "--yes")
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def test_a_second_up_changes_nothing(spare: Spare) -> None:
+    before = spare.daemons()
+    assert list(before) == list(DAEMONS)
+    assert all(row["ok"] for row in before.values())
+    spare.ok("up")
+    assert spare.daemons() == before
+
+
+@pytest.mark.parametrize("name", ["munge", "mariadb", "slurmdbd", "slurmctld", "n1", "sshd"])
+def test_up_heals_a_killed_daemon(spare: Spare, name: str) -> None:
+    before = spare.daemons()[name]
+    os.kill(int(str(before["pid"])), signal.SIGKILL)
+    assert spare.call("status").returncode == 1
+    spare.ok("up")
+    after = spare.daemons()
+    assert after[name]["pid"] != before["pid"]
+    assert all(row["ok"] for row in after.values())
+    ran = spare.logins().run("sluice-alice", "cd && srun -n1 --mem=50M echo healed")
+    assert ran.stdout == "healed\n", ran.stderr
+
+
+def test_up_restarts_a_daemon_that_hangs(spare: Spare) -> None:
+    before = spare.daemons()["slurmctld"]
+    os.kill(int(str(before["pid"])), signal.SIGSTOP)
+    spare.ok("up")
+    after = spare.daemons()
+    assert after["slurmctld"]["pid"] != before["pid"]
+    assert all(row["ok"] for row in after.values())
+
+
+def test_a_port_taken_by_a_stranger_is_left_to_him(spare: Spare) -> None:
+    port = int(str(spare.daemons()["sshd"]["port"]))
+    spare.ok("stop", "sshd")
+    with socket.create_server(("127.0.0.1", port)):
+        said = spare.ok("up")
+        assert f"Port {port} of sshd was taken" in said
+        assert spare.daemons()["sshd"]["port"] != port
+        assert spare.logins().run("sluice-alice", "echo in").stdout == "in\n"
+
+
+def test_down_leaves_no_process_and_keeps_what_waits(spare: Spare) -> None:
+    logins = spare.logins()
+    # One job with a child that left its session, one that waits, and an open login.
+    logins.run(
+        "sluice-alice", "cd && sbatch -J runs --mem=50M --wrap 'setsid sleep 700 & srun sleep 701'"
+    )
+    logins.run("sluice-alice", "cd && sbatch -J waits --mem=50M --begin=now+1hour --wrap true")
+    session = subprocess.Popen(
+        logins.argv("sluice-bob", "sleep 702"), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    eventually(lambda: spare.slurm("squeue", "-h", "-s"), lambda steps: ".0" in steps)
+    spare.ok("down")
+    assert session.wait(timeout=20) == 255
+    assert spare.processes() == []
+    status = spare.call("status")
+    assert status.returncode == 1
+    assert status.stdout.count("stopped") == len(DAEMONS)
+
+    spare.ok("up")
+    assert spare.slurm("squeue", "-h", "-o", "%j %T").split() == ["waits", "PENDING"]
+    rows = spare.slurm("sacct", "-a", "-X", "-n", "-P", "-S", "now-1hour", "-o", "JobName,State")
+    assert "runs|CANCELLED" in rows
+
+
+@pytest.mark.parametrize(
+    ("prepare", "sentence"),
+    [
+        (lambda place: place.parent.chmod(0o700), "cannot be entered by the cluster's accounts"),
+        (
+            lambda place: (place.mkdir(), (place / "thesis.tex").touch()),
+            "holds files but no embedded cluster",
+        ),
+        (lambda place: place.touch(), "is not a directory"),
+    ],
+    ids=["closed-parent", "not-ours", "file"],
+)
+def test_up_refuses_a_place_in_one_sentence(
+    prepare: Callable[[Path], object], sentence: str
+) -> None:
+    parent = Path(f"/var/lib/sluice/test-place-{os.getpid()}")
+    parent.mkdir(mode=0o755)
+    try:
+        prepare(parent / "c")
+        refused = run([PROGRAM, "up"], env={**os.environ, "SLUICE_CLUSTER_DIR": str(parent / "c")})
+        assert refused.returncode == 1
+        assert sentence in refused.stderr
+        assert refused.stderr.count("\n") == 1
+    finally:
+        shutil.rmtree(parent)
+
+
+def test_reset_deletes_only_what_carries_the_marker(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").touch()
+    refused = run(
+        [PROGRAM, "reset", "--yes"], env={**os.environ, "SLUICE_CLUSTER_DIR": str(tmp_path)}
+    )
+    assert refused.returncode == 1
+    assert "does not carry the marker" in refused.stderr
+    assert (tmp_path / "thesis.tex").exists()
+
+
+def test_only_root_may(cluster: EmbeddedCluster) -> None:
+    # The project may lie where nobody can read it: the interpreter gets the program on its standard input.
+    program = (
+        f"import os, sys; sys.path.insert(0, {str(Path(PROGRAM).parent)!r}); from embedded import cli;"
+        "os.setuid(65534); sys.exit(cli.main(['status']))"
+    )
+    refused = run(["python3", "-c", program])
+    assert refused.returncode == 1
+    assert refused.stderr.count("\n") == 1
+    assert "must run as root" in refused.stderr

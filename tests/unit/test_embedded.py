@@ -1,0 +1,87 @@
+"""The parts of the embedded cluster that can be tried without one: package sources, processes, places."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+SCRIPTS = str(Path(__file__).resolve().parents[2] / "scripts")
+
+
+@pytest.fixture(autouse=True)
+def _embedded_importable(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.syspath_prepend(SCRIPTS)
+    yield
+    for name in [name for name in sys.modules if name.partition(".")[0] == "embedded"]:
+        del sys.modules[name]
+
+
+def test_sources_of_both_forms_are_read(tmp_path: Path) -> None:
+    from embedded.sources import Source, machine_sources
+
+    (tmp_path / "sources.list.d").mkdir()
+    (tmp_path / "sources.list").write_text(
+        "# deb http://off.example/debian bookworm main\n"
+        "deb [arch=amd64 signed-by=/k.gpg] http://a.example/debian bookworm main contrib # own\n"
+        "deb-src http://a.example/debian bookworm main\n"
+    )
+    (tmp_path / "sources.list.d/x.sources").write_text(
+        "Types: deb\n# a comment\nURIs: http://b.example/debian http://c.example/debian\n"
+        "Suites: bookworm bookworm-updates\nComponents: main\nSigned-By: /b.gpg\n"
+        "\n"
+        "Types: deb\nEnabled: no\nURIs: http://d.example\nSuites: s\nComponents: main\n"
+        "\n"
+        "Types: deb\nURIs: http://e.example\nSuites: s\nComponents: main\nSigned-By:\n"
+        " -----BEGIN PGP PUBLIC KEY BLOCK-----\n"
+    )
+    (tmp_path / "sources.list.d/y.list.disabled").write_text("deb http://f.example s main\n")
+    suites = ("bookworm", "bookworm-updates")
+    assert machine_sources(tmp_path) == [
+        Source("http://a.example/debian", ("bookworm",), ("main", "contrib"), "/k.gpg"),
+        Source("http://b.example/debian", suites, ("main",), "/b.gpg"),
+        Source("http://c.example/debian", suites, ("main",), "/b.gpg"),
+        Source("http://e.example", ("s",), ("main",), ""),
+    ]
+
+
+def test_a_reused_pid_is_never_signalled() -> None:
+    from embedded.processes import Process, process_of
+
+    with subprocess.Popen(["sleep", "60"]) as child:
+        real = process_of(child.pid)
+        assert real is not None
+        earlier = Process(real.pid, real.start_ticks - 1)
+        assert not earlier.alive()
+        earlier.send(signal.SIGKILL)
+        assert earlier.stop(patience_s=0.1)
+        assert child.poll() is None
+        real.send(signal.SIGKILL)
+        assert real.wait(5)
+        assert child.wait() == -signal.SIGKILL
+
+
+@pytest.mark.parametrize(
+    "path", ["/var/lib/" + "x" * 80, "/var/lib/a b", "/var/lib/a#b", "/var/lib/a,b"]
+)
+def test_a_path_that_sockets_or_slurm_cannot_hold_is_refused(path: str) -> None:
+    from embedded.console import Refusal
+    from embedded.layout import Layout, check_place
+
+    with pytest.raises(Refusal):
+        check_place(Layout(Path(path)))
+
+
+def test_the_caller_s_variables_lead_no_daemon_astray(monkeypatch: pytest.MonkeyPatch) -> None:
+    from embedded.console import clean_environment
+
+    for name in ("SLURM_CONF", "MYSQL_UNIX_PORT", "LD_PRELOAD", "PYTHONPATH"):
+        monkeypatch.setenv(name, "/elsewhere")
+    assert "/elsewhere" not in clean_environment().values()
+    assert clean_environment({"SLURM_CONF": "/mine"})["SLURM_CONF"] == "/mine"
+    assert os.environ["SLURM_CONF"] == "/elsewhere"
