@@ -110,7 +110,7 @@ class Draft:
         return value
 
     def at_least(self, value: Any, low: int, at: Loc) -> Any:
-        if isinstance(value, int) and not isinstance(value, bool) and 0 < value < low:
+        if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < low:
             self.warn(at, f"{value} is raised to {low}, the least that a task may have.")
             return low
         return value

@@ -114,6 +114,8 @@ class _Manifest:
             )
             return
         image = f"{name}:{version}" if version else name
+        if name == "custom" and version:  # FfDL's word for an image of one's own
+            image = version
         self.draft.put(("image",), image, ("framework", "version" if version else "name"))
 
     # Roles

@@ -40,6 +40,7 @@ _PREREQUISITE = [
     "uri",
 ]
 _ROLE = [
+    "protocolVersion",
     "instances",
     "completion",
     "taskRetryCount",
@@ -90,7 +91,9 @@ class _V2:
             draft.document["labels"] = labels
         self._prerequisites()
         defaults = draft.mapping(source.get("defaults"), ("defaults",))
-        draft.unknown_keys(defaults, ("virtualCluster", "deployment"), ("defaults",))
+        for key in defaults:
+            if key not in ("virtualCluster", "deployment"):
+                draft.warn(("defaults", key), "has no meaning here and is ignored.")
         draft.take(defaults, "virtualCluster", ("namespace",), ("defaults",))
         deployment = self._deployment(defaults.get("deployment"))
         for name, role in draft.mapping(source.get("taskRoles"), ("taskRoles",)).items():
@@ -252,7 +255,7 @@ class _V2:
             if given.get(key) is not None:
                 source: Loc = (*at_resources, key)
                 number = draft.whole_up(given[key], source, "CPUs, MBs and GPUs")
-                low = 100 if key == "memoryMB" else 1
+                low = {"cpu": 1, "memoryMB": 100, "gpu": 0}[key]
                 draft.put((*here, field), draft.at_least(number, low, source), source)
         ports = draft.mapping(given.get("ports"), (*at_resources, "ports"))
         listed = [{"label": label, "portNumber": n} for label, n in ports.items() if n != 0]
@@ -290,7 +293,8 @@ class _V2:
                     source, f"{value} can never be reached with {tasks} instances; it is off."
                 )
                 value = -1
-            draft.put((*here, field), None if value == -1 else value, source)
+            off = isinstance(value, int) and value < 0
+            draft.put((*here, field), None if off else value, source)
 
     # Extras
 
@@ -312,9 +316,10 @@ class _V2:
         for name, sku in draft.mapping(
             hived.get("taskRoles"), ("extras", "hivedScheduler", "taskRoles")
         ).items():
-            if isinstance(sku, Mapping) and sku.get("skuType"):
-                at: Loc = ("extras", "hivedScheduler", "taskRoles", name, "skuType")
-                draft.warn(at, "SKU types are unknown here; choose a gpuType for the role instead.")
+            for key in ("skuType", "gpuType"):
+                if isinstance(sku, Mapping) and sku.get(key):
+                    at: Loc = ("extras", "hivedScheduler", "taskRoles", name, key)
+                    draft.warn(at, "is unknown here; choose a gpuType for the role instead.")
         if extras.pop("gangAllocation", None) in (False, "false"):
             draft.warn(("extras", "gangAllocation"), "all tasks of a job start together here.")
         self._notifications(extras.pop("jobStatusChangeNotification", None))

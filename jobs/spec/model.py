@@ -49,6 +49,7 @@ _NULL_HAS_A_MEANING = frozenset(
     )
 )
 
+_NAMESPACE = ("namespace", "virtualCluster")
 _PLACEMENTS = {"packed": "pack", "spread": "separate", "separated": "separate", "": "auto"}
 
 
@@ -385,13 +386,15 @@ class JobSpec(_Part):
     @model_validator(mode="before")
     @classmethod
     def _virtual_cluster_is_namespace(cls, value: Any) -> Any:
-        """A conflict of the two leaves the second in place, to be refused with its rule."""
-        if isinstance(value, Mapping) and "virtualCluster" in value:
-            other = value["virtualCluster"]
-            if value.get("namespace") in (None, other):
-                rest = {k: v for k, v in value.items() if k != "virtualCluster"}
-                return {**rest, "namespace": other}
-        return value
+        """Also, files may say "" for the default one. A conflict is left to be refused by its rule."""
+        if not isinstance(value, Mapping):
+            return value
+        rest = {k: v for k, v in value.items() if k not in _NAMESPACE or v not in (None, "")}
+        given = [rest[key] for key in _NAMESPACE if key in rest]
+        if given and given.count(given[0]) == len(given):
+            rest.pop("virtualCluster", None)
+            rest["namespace"] = given[0]
+        return rest
 
     @model_validator(mode="after")
     def _rules_between_fields(self) -> Self:

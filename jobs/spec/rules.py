@@ -188,7 +188,7 @@ def _namespace(job: Any) -> Iterator[Broken]:
     if not isinstance(job, Mapping):
         return
     one, other = job.get("namespace"), job.get("virtualCluster")
-    if one is not None and other is not None and one != other:
+    if one not in (None, "") and other not in (None, "") and one != other:
         yield Broken(
             ("virtualCluster",),
             "two_namespaces",

@@ -190,11 +190,18 @@ class TestOpenPaiV2:
             ({"minFailedInstances": None, "minSucceededInstances": 0}, (1, 3)),
             ({"minFailedInstances": -1, "minSucceededInstances": -1}, (None, None)),
             ({"minFailedInstances": 2, "minSucceededInstances": 1}, (2, 1)),
+            ({"minFailedInstances": -2, "minSucceededInstances": None}, (None, 3)),
         ],
     )
     def test_completion_defaults(self, completion: dict[str, Any], expected: tuple[Any, Any]):
         (role,) = load_document(v2(instances=3, completion=completion)).spec.task_roles
         assert (role.min_failed_task_count, role.min_succeeded_task_count) == expected
+
+    def test_no_gpu_stays_no_gpu_and_too_little_is_raised(self):
+        result = load_document(v2(resourcePerInstance={"cpu": 0, "memoryMB": 0, "gpu": 0}))
+        (role,) = result.spec.task_roles
+        assert (role.cpu_number, role.memory_mb, role.gpu_number) == (1, 100, 0)
+        assert len(result.warnings) == 2
 
     def test_problems_speak_of_the_persons_own_file(self):
         document = v2(
@@ -327,6 +334,11 @@ class TestManifest:
         document["framework"]["command"] = written
         assert load_document(document).spec.task_roles[0].command == command
 
+    def test_an_image_of_ones_own(self):
+        document = manifest()
+        document["framework"] |= {"name": "custom", "version": "someone/torch:1"}
+        assert load_document(document).spec.image == "someone/torch:1"
+
     def test_uploaded_code_takes_no_workspace(self):
         spec = load_document(manifest(code_selector="codeFile", data_stores=[STORE])).spec
         assert spec.code is not None
@@ -393,7 +405,7 @@ class TestManifest:
             ({"job_alert": {"event": [{"alert_level": "loud"}]}}, "job_alert.event[0].alert_level"),
             ({"job_alert": []}, "job_alert"),
             ({"namespace": "a b"}, "namespace"),
-            ({"gpu_type": "a b"}, "gpu_type"),
+            ({"gpu_type": "a\nb"}, "gpu_type"),
             ({"name": None}, "name"),
         ],
     )

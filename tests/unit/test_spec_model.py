@@ -82,3 +82,23 @@ def test_parameters_as_mapping():
         ("shuffle", "true"),
         ("tag", "a b"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("given", "namespace"),
+    [
+        ({}, "default"),
+        ({"virtualCluster": ""}, "default"),
+        ({"virtualCluster": "a"}, "a"),
+        ({"namespace": "a"}, "a"),
+        ({"namespace": "a", "virtualCluster": "a"}, "a"),
+        ({"namespace": "a", "virtualCluster": ""}, "a"),
+        ({"namespace": None, "virtualCluster": "b"}, "b"),
+    ],
+)
+def test_namespace_and_virtual_cluster_are_one(given: dict[str, object], namespace: str):
+    assert job(**given).namespace == namespace
+
+
+def test_gpu_types_of_other_systems_are_left_to_the_planner():
+    assert job(gpuType="TITAN X (Pascal)").gpu_type == "TITAN X (Pascal)"
