@@ -142,6 +142,16 @@ def field_table() -> list[FieldRow]:
     return _rows(JobSpec, "")
 
 
+def field_markdown() -> str:
+    """The table of fields for the documentation."""
+    lines = ["| field | kind | default | meaning |", "|---|---|---|---|"]
+    for row in field_table():
+        default = "required" if row.required else f"`{row.default}`" if row.default else ""
+        meaning = row.description.replace("|", "\\|")
+        lines.append(f"| `{row.path}` | {row.kind} | {default} | {meaning} |")
+    return "\n".join(lines) + "\n"
+
+
 def _rows(model: type[BaseModel], prefix: str) -> list[FieldRow]:
     rows = []
     for name, field in model.model_fields.items():

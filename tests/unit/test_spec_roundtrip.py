@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 
+from jobs.frameworks import STRATEGIES
 from jobs.importers import load_text
-from jobs.spec import JobSpec, TaskRole, dump, field_table, json_schema
+from jobs.spec import JobSpec, TaskRole, dump, field_markdown, field_table, json_schema
 from tests.unit.strategies import job_specs
 
 
@@ -76,6 +78,16 @@ def test_the_table_of_fields():
     assert rows["timeLimit"].kind == "duration"
     assert rows["jobName"].required
     assert rows["taskRoles[].minFailedTaskCount"].kind == "whole number"
+
+
+def test_the_documentation_has_the_same_fields_and_its_example_loads():
+    text = (Path(__file__).parents[2] / "docs" / "job-file.md").read_text()
+    shown = text.split("a test keeps them equal -->\n")[1].split("<!-- end of fields")[0]
+    assert shown == field_markdown()
+    spec = load_text(text.split("```yaml\n")[1].split("```")[0]).spec
+    assert [role.name for role in spec.task_roles] == ["ps", "worker"]
+    for row in STRATEGIES:
+        assert f"| {row.framework} | {row.name} |" in text
 
 
 @pytest.mark.parametrize("hidden", ["secret_value", "password"])
