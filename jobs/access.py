@@ -107,3 +107,10 @@ def event_sight(user: Person) -> EventSight | None:
     if user.is_superuser:
         return EventSight(True, user.pk, frozenset())
     return EventSight(False, user.pk, frozenset(roles_of(user)))
+
+
+def can_read_output(user: Person, job: Job) -> bool:
+    """The job file names the output directory, which may be the owner's whole home: theirs alone."""
+    return (
+        user.is_authenticated and user.is_active and (user.is_superuser or job.owner_id == user.pk)
+    )

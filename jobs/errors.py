@@ -60,3 +60,15 @@ class VersionConflict(JobError):
     """Someone changed it meanwhile."""
 
     code = "version_conflict"
+
+
+class TooLarge(JobError):
+    """More bytes than are taken."""
+
+    code = "too_large"
+
+
+class KeyReused(JobError):
+    """The same Idempotency-Key came with another request."""
+
+    code = "idempotency_key_reused"

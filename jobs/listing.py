@@ -84,6 +84,7 @@ COLUMNS = (
     "has_secrets",
     "cloned_from",
 )
+_OWNER_ID, _NAMESPACE_ID = COLUMNS.index("owner_id"), COLUMNS.index("namespace_id")
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,16 +144,17 @@ def count_jobs(user: Person, wanted: JobFilter) -> int:
     return jobs.filter(reduce(or_, _branches(user, roles, wanted), Q(pk__in=[]))).count()
 
 
-def one_job(user: Person, job_id: uuid.UUID) -> tuple[tuple[Any, ...], Role | None] | None:
-    """The columns of one job and the person's role in its namespace; None if they may not see it."""
-    row = with_columns(Job.objects.not_deleted().filter(pk=job_id)).values_list(*COLUMNS).first()
-    if row is None or not user.is_authenticated or not user.is_active:
+def one_job(
+    user: Person, job_id: uuid.UUID, *more: str
+) -> tuple[tuple[Any, ...], Role | None, tuple[Any, ...]] | None:
+    """COLUMNS of one job, the person's role in its namespace, and `more` columns; None if unseen."""
+    jobs = with_columns(Job.objects.not_deleted().filter(pk=job_id))
+    found = next(iter(jobs.values_list(*COLUMNS, *more)), None)
+    if found is None or not user.is_authenticated or not user.is_active:
         return None
-    values = dict(zip(COLUMNS, row, strict=True))
-    if user.is_superuser:
-        return row, Role.ADMIN
-    role = roles_of(user).get(values["namespace_id"])
-    return (row, role) if role is not None or values["owner_id"] == user.pk else None
+    row, rest = found[: len(COLUMNS)], found[len(COLUMNS) :]
+    role = Role.ADMIN if user.is_superuser else roles_of(user).get(row[_NAMESPACE_ID])
+    return (row, role, rest) if role is not None or row[_OWNER_ID] == user.pk else None
 
 
 def with_columns(jobs: QuerySet[Job]) -> QuerySet[Job]:

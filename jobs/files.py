@@ -1,0 +1,158 @@
+"""The files of a job on its cluster: listed, read, packed, always as the job's owner and below one root.
+
+Read-only. A path from a person is resolved on the cluster and must lie below the root that it was given
+for, links followed. Nothing here decides who may look; `jobs.access` does.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import tarfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from clusters.connect import account_of, transport_for
+from clusters.errors import RemoteFileError, RemoteFileMissing
+from clusters.transport import DirEntry, FileStat, Transport
+from jobs.archives import ArchiveRefused, safe_path
+from jobs.errors import InvalidValue, NotFound, TooLarge
+from jobs.models import Attempt, Job
+from jobs.paths import AttemptPaths
+from jobs.script import RenderOptions, directories
+from jobs.services import spec_of
+
+ROOTS = ("work", "output")
+MAX_TAR_FILES = 20_000
+MAX_TAR_DEPTH = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A directory or file of one attempt, checked: `real` is where it is on the cluster."""
+
+    transport: Transport
+    real: str
+    path: str
+    stat: FileStat
+
+
+def attempt_of(job: Job, number: int | None) -> Attempt:
+    attempts = Attempt.objects.filter(job=job).order_by("-number")
+    found = attempts.filter(number=number).first() if number is not None else attempts.first()
+    if found is None:
+        raise NotFound("This job has no such attempt, or none yet.", job=str(job.pk))
+    return found
+
+
+def locate(*, job: Job, attempt: Attempt, root: str, path: str) -> Place:
+    """Raises NotFound, InvalidValue, RemoteFileMissing, RemotePermissionDenied and other ClusterErrors."""
+    try:
+        clean = safe_path(path)
+    except ArchiveRefused as refused:
+        raise InvalidValue(refused.user_message, path=path[:200]) from refused
+    transport = transport_for(job.cluster, attempt.unix_user)
+    base = _base(job, attempt, root)
+    answer = transport.run(["realpath", "-e", "-z", "--", base, posixpath.join(base, clean)])
+    found = answer.stdout.split(b"\0")
+    if answer.exit_code or len(found) != 3:
+        raise RemoteFileMissing(
+            f"There is no {clean or 'directory'} (any more) among the job's files.",
+            detail=answer.error_text,
+        )
+    real_base, real = (part.decode("utf-8", errors="surrogateescape") for part in found[:2])
+    if real != real_base and not real.startswith(real_base.rstrip("/") + "/"):
+        raise RemoteFileMissing(f"{clean} leads out of the job's files.")
+    return Place(transport, real, clean, transport.stat(real))
+
+
+def _base(job: Job, attempt: Attempt, root: str) -> str:
+    if root == "work":
+        return attempt.work_dir
+    home = account_of(job.cluster, attempt.unix_user).home
+    work_root = attempt.work_dir.rsplit("/", 3)[0]
+    dirs = directories(
+        spec_of(job),
+        AttemptPaths(work_root, str(job.pk), attempt.number),
+        user=attempt.unix_user,
+        options=RenderOptions(fs_uri=job.cluster.default_fs_uri or "~"),
+    )
+    output = dirs.variables["PAI_OUTPUT_DIR"]
+    if output == "~" or output.startswith("~/"):
+        output = home + output[1:]
+    if not output.startswith("/"):
+        raise NotFound("This job names no output directory on the cluster.", job=str(job.pk))
+    return output
+
+
+def list_files(place: Place) -> list[DirEntry]:
+    if place.stat.kind != "dir":
+        raise InvalidValue(f"{place.path} is not a directory.", path=place.path)
+    return place.transport.list_dir(place.real)
+
+
+def read_file(place: Place, *, offset: int = 0, limit: int | None = None) -> Iterator[bytes]:
+    if place.stat.kind != "file":
+        raise InvalidValue(f"{place.path or 'This'} is not a file.", path=place.path)
+    return place.transport.read_stream(place.real, offset, limit)
+
+
+def tar_files(place: Place) -> Iterator[bytes]:
+    """A directory as a tar, file by file as they are read; unreadable files are left out."""
+    if place.stat.kind != "dir":
+        raise InvalidValue(f"{place.path or 'This'} is not a directory.", path=place.path)
+    first = place.transport.list_dir(place.real)
+    return _tar(place.transport, place.real, first)
+
+
+def _tar(transport: Transport, top: str, first: list[DirEntry]) -> Iterator[bytes]:
+    count = 0
+    folders: list[tuple[str, list[DirEntry]]] = [("", first)]
+    while folders:
+        folder, entries = folders.pop()
+        for entry in entries:
+            count += 1
+            if count > MAX_TAR_FILES:
+                raise TooLarge(f"More than {MAX_TAR_FILES} files: download them one by one.")
+            name = posixpath.join(folder, entry.name)
+            real = posixpath.join(top, name)
+            if entry.stat.kind == "dir":
+                yield _tar_header(name, entry.stat).tobuf(tarfile.PAX_FORMAT)
+                if name.count("/") < MAX_TAR_DEPTH:
+                    folders.append((name, _listed(transport, real)))
+            elif entry.stat.kind == "file":
+                yield from _tar_file(transport, real, name, entry.stat)
+    yield bytes(2 * tarfile.BLOCKSIZE)
+
+
+def _listed(transport: Transport, path: str) -> list[DirEntry]:
+    try:
+        return transport.list_dir(path)
+    except RemoteFileError:
+        return []
+
+
+def _tar_header(name: str, stat: FileStat) -> tarfile.TarInfo:
+    info = tarfile.TarInfo(name)
+    info.mtime, info.mode = max(0, int(stat.mtime)), stat.mode & 0o777
+    if stat.kind == "dir":
+        info.type = tarfile.DIRTYPE
+    else:
+        info.size = stat.size
+    return info
+
+
+def _tar_file(transport: Transport, real: str, name: str, stat: FileStat) -> Iterator[bytes]:
+    """Exactly as long as its header says, though the file may grow or shrink meanwhile."""
+    chunks: Iterator[bytes] = iter(())
+    if stat.size:
+        try:
+            chunks = transport.read_stream(real, 0, stat.size)
+        except RemoteFileError:
+            return
+    yield _tar_header(name, stat).tobuf(tarfile.PAX_FORMAT)
+    left = stat.size
+    for chunk in chunks:
+        left -= len(chunk)
+        yield chunk
+    yield bytes(left)
+    yield bytes(-stat.size % tarfile.BLOCKSIZE)

@@ -1,0 +1,249 @@
+"""From what a person hands in (a job file in any dialect, secrets, code) to a job, or to its preview.
+
+The API, templates and the pages all come through here. Writes rows only through `jobs.services`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any
+
+from clusters.access import namespaces_open_to, namespaces_visible_to
+from clusters.errors import IdentityRefused
+from clusters.models import Namespace, ResourceSpec, capacity_of, unix_user_for
+from jobs.errors import ClusterNotReady
+from jobs.importers import LoadResult, Site, load_document, load_text
+from jobs.models import CodeUpload, Job
+from jobs.paths import AttemptPaths
+from jobs.plan import Plan, PlanError, can_start_now, describe
+from jobs.script import RenderError, RenderOptions, render
+from jobs.services import create_job, plan_job
+from jobs.spec import Code, JobSpec, Problem, SpecError, Warning
+
+if TYPE_CHECKING:
+    from gateway.models import User
+
+DEFAULT_NAMESPACE = "default"
+# Where a preview pretends to lie; nothing is written there.
+PREVIEW_JOB = "00000000-0000-0000-0000-000000000000"
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """A job file that was understood, and where it goes."""
+
+    spec: JobSpec
+    namespace: Namespace
+    warnings: tuple[Warning, ...]
+    dialect: str
+    secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
+    code: CodeUpload | None = None
+
+
+def read_submission(
+    *,
+    by: User,
+    text: bytes | str | None = None,
+    document: Any = None,
+    filename: str = "",
+    secrets: Mapping[str, str] | None = None,
+    code: CodeUpload | None = None,
+    name: str = "",
+    namespace: str = "",
+) -> Submission:
+    """Read a job file from `text` or `document`. Raises SpecError with every problem."""
+    site = _site()
+    loaded = (
+        load_document(document, site=site)
+        if text is None
+        else load_text(text, filename=filename, site=site)
+    )
+    changes: dict[str, Any] = {}
+    if name:
+        changes["jobName"] = name
+    if namespace:
+        changes["namespace"] = namespace
+    spec = loaded.spec
+    if code is not None:
+        changes["code"] = Code(selector="codeFile", upload_id=code.sha256).model_dump(by_alias=True)
+    if changes:
+        spec = load_document({**spec.model_dump(mode="json", by_alias=True), **changes}).spec
+    place, warnings = _namespace(spec, by)
+    if place.name != spec.namespace:
+        spec = spec.model_copy(update={"namespace": place.name})
+    if code is None and spec.code is not None and spec.code.selector == "codeFile":
+        raise SpecError.single(
+            "code",
+            "The job file says that code is uploaded with it, but none came. Send the archive as "
+            "“code”, or name one you have uploaded.",
+            code="code_missing",
+        )
+    values = {**loaded.secrets, **(secrets or {})}
+    return Submission(
+        spec=spec,
+        namespace=place,
+        warnings=(*loaded.warnings, *warnings, *_image_logins(loaded)),
+        dialect=loaded.dialect,
+        secrets=_checked_secrets(spec, values),
+        code=code,
+    )
+
+
+def _site() -> Site:
+    sizes: dict[str, dict[str, Any]] = {}
+    for row in ResourceSpec.objects.all():
+        size: dict[str, Any] = {
+            "cpuNumber": row.cpus,
+            "memoryMB": row.mem_mib,
+            "gpuNumber": row.gpus,
+            "gpuType": row.gpu_type,
+        }
+        if row.shm_mib is not None:
+            size["shmMB"] = row.shm_mib
+        sizes[row.name] = size
+    return Site(sizes=sizes)
+
+
+def _namespace(spec: JobSpec, by: User) -> tuple[Namespace, list[Warning]]:
+    visible = namespaces_visible_to(by).select_related("cluster")
+    found = visible.filter(name=spec.namespace).first()
+    if found is not None:
+        return found, []
+    open_now = list(namespaces_open_to(by).select_related("cluster")[:50])
+    if spec.namespace == DEFAULT_NAMESPACE and len(open_now) == 1:
+        only = open_now[0]
+        return only, [Warning("namespace", f"none was named; the job goes to {only.name}.")]
+    names = [namespace.name for namespace in open_now]
+    near = get_close_matches(spec.namespace, names, n=1)
+    known = f"Yours are: {', '.join(names)}." if names else "You are in none yet."
+    raise SpecError.single(
+        "namespace",
+        f"there is no namespace {spec.namespace}, or you are not in it. {known}",
+        code="namespace_unknown",
+        value=spec.namespace,
+        suggestion=near[0] if near else "",
+    )
+
+
+def _checked_secrets(spec: JobSpec, values: Mapping[str, str]) -> dict[str, str]:
+    problems = [
+        Problem(
+            f"secrets.{name}"[:100],
+            "is not among the job file's secrets.",
+            "secret_unknown",
+            suggestion=next(iter(get_close_matches(name, spec.secrets, n=1)), ""),
+        )
+        for name in values
+        if name not in spec.secrets
+    ]
+    problems += [
+        Problem(f"secrets.{name}", "must be given: the job file names it.", "secret_missing")
+        for name in spec.secrets
+        if name not in values
+    ]
+    if problems:
+        raise SpecError(problems)
+    return dict(values)
+
+
+def _image_logins(loaded: LoadResult) -> list[Warning]:
+    if not loaded.image_auth:
+        return []
+    images = ", ".join(sorted(loaded.image_auth))
+    return [
+        Warning(
+            "prerequisites",
+            f"the login for {images} is not kept. Log in once on the cluster with the container "
+            "runtime itself if the image is not public.",
+        )
+    ]
+
+
+def submit(*, by: User, submission: Submission, cloned_from: Any = None) -> Job:
+    return create_job(
+        by=by,
+        spec=submission.spec,
+        namespace=submission.namespace,
+        secrets=submission.secrets,
+        warnings=[warning.as_dict() for warning in submission.warnings],
+        labels=submission.spec.labels,
+        code_upload=submission.code,
+        cloned_from=cloned_from,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Preview:
+    """What would become of a job, without making it."""
+
+    submission: Submission
+    plan: Plan | None = None
+    words: str = ""
+    starts_now: bool | None = None
+    obstacles: tuple[Mapping[str, Any], ...] = ()
+    script: str = ""
+    problems: tuple[Problem, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        return not self.problems
+
+
+def preview(*, by: User, submission: Submission) -> Preview:
+    """Plan, script and what stands in the way. Reads rows only; the cluster is not asked."""
+    try:
+        made = plan_job(spec=submission.spec, namespace=submission.namespace)
+    except PlanError as error:
+        return Preview(submission, problems=error.problems)
+    except ClusterNotReady as error:
+        return Preview(submission, problems=(Problem("", error.user_message, error.code),))
+    capacity = capacity_of(submission.namespace.cluster)
+    check = can_start_now(made, capacity) if capacity else None
+    problems: list[Problem] = []
+    script = ""
+    try:
+        script = _script(submission, made, unix_user_for(by, submission.namespace.cluster))
+    except (RenderError, IdentityRefused) as error:
+        problems.append(Problem("", str(error), "cannot_run"))
+    obstacles = check.obstacles if check else ()
+    return Preview(
+        submission,
+        plan=made,
+        words=describe(made),
+        starts_now=check.now if check else None,
+        obstacles=tuple(
+            {"code": note.code, "message": note.message, "params": note.params}
+            for note in obstacles
+        ),
+        script=script,
+        problems=tuple(problems),
+    )
+
+
+def _script(submission: Submission, made: Plan, unix_user: str) -> str:
+    """As the engine will render it, with the home directory as it usually is."""
+    cluster = submission.namespace.cluster
+    home = f"/home/{unix_user}"
+    defaults = RenderOptions()
+    options = RenderOptions(
+        runtime=cluster.runtime,  # type: ignore[arg-type]  # the model's choices are these words
+        images_dir=cluster.images_dir,
+        image_aliases=cluster.image_aliases,
+        image_cache_dir=cluster.image_cache_for(unix_user, home) or defaults.image_cache_dir,
+        mpi=cluster.mpi or defaults.mpi,
+        port_low=cluster.job_port_min,
+        port_high=cluster.job_port_max,
+        fs_uri=cluster.default_fs_uri or defaults.fs_uri,
+    )
+    paths = AttemptPaths(cluster.work_root_for(unix_user, home), PREVIEW_JOB, 1)
+    rendered = render(
+        made,
+        submission.spec,
+        paths,
+        user=unix_user,
+        options=options,
+        default_image=submission.namespace.default_image,
+    )
+    return rendered.batch_script

@@ -1,0 +1,179 @@
+"""Uploaded code: received to disk, checked, kept once by its SHA-256, and given on to the engine.
+
+Files lie below `UPLOAD_DIR`, mode 0600, named by their SHA-256. One may use only what one has uploaded
+oneself, however well one knows its SHA-256. An upload that is cut off or refused leaves nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+import time
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+
+from django.conf import settings
+from django.db import transaction
+from django.db.models import Sum
+from django.utils import timezone
+
+from jobs.archives import Limits, check_archive, tar_chunks
+from jobs.errors import NotFound, TooLarge
+from jobs.models import CodeUpload, UploadOwner
+
+if TYPE_CHECKING:
+    from gateway.models import User
+
+# A part that nobody has written to for so long belongs to a process that died.
+ABANDONED_AFTER_S = 6 * 3600
+
+
+def _limits() -> Limits:
+    return Limits(
+        files=settings.UPLOAD_MAX_FILES, unpacked_bytes=settings.UPLOAD_MAX_UNPACKED_BYTES
+    )
+
+
+def path_of(upload: CodeUpload) -> Path:
+    return _place(upload.sha256)
+
+
+def _place(sha256: str) -> Path:
+    return Path(settings.UPLOAD_DIR) / sha256[:2] / sha256
+
+
+class Incoming:
+    """A file on its way in: hashed as it comes, gone again unless `keep` says otherwise."""
+
+    def __init__(self) -> None:
+        folder = Path(settings.UPLOAD_DIR) / "incoming"
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        _remove_abandoned(folder)
+        self._path = folder / f"{secrets.token_hex(16)}.part"
+        self._file = os.fdopen(
+            os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb"
+        )
+        self._hash = hashlib.sha256()
+        self.size = 0
+
+    def write(self, chunk: bytes) -> None:
+        self.size += len(chunk)
+        if self.size > settings.UPLOAD_MAX_BYTES:
+            self.discard()
+            raise TooLarge(
+                f"Code may have {settings.UPLOAD_MAX_BYTES // 1024**2} MiB at most.",
+                most=settings.UPLOAD_MAX_BYTES,
+            )
+        self._hash.update(chunk)
+        self._file.write(chunk)
+
+    def discard(self) -> None:
+        self._file.close()
+        self._path.unlink(missing_ok=True)
+
+    def keep(self, *, by: User, filename: str = "") -> CodeUpload:
+        """Check the archive and take it in. Raises ArchiveRefused, TooLarge."""
+        try:
+            self._file.close()
+            info = check_archive(self._path, _limits())
+            sha256 = self._hash.hexdigest()
+            _check_quota(by, sha256, self.size)
+            place = _place(sha256)
+            place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            os.replace(self._path, place)
+            with transaction.atomic():
+                upload, _new = CodeUpload.objects.get_or_create(
+                    sha256=sha256,
+                    defaults={
+                        "size": self.size,
+                        "path": str(place.relative_to(settings.UPLOAD_DIR)),
+                        "format": info.format,
+                        "unpacked_size": info.unpacked_bytes,
+                        "file_count": info.files,
+                    },
+                )
+                UploadOwner.objects.get_or_create(
+                    upload=upload, user=by, defaults={"filename": _clean_name(filename)}
+                )
+            return upload
+        finally:
+            self.discard()
+
+
+def _clean_name(name: str) -> str:
+    return "".join(c for c in os.path.basename(name.replace("\\", "/")) if c.isprintable())[:255]
+
+
+def _check_quota(by: User, sha256: str, size: int) -> None:
+    mine = UploadOwner.objects.filter(user=by)
+    if mine.filter(upload__sha256=sha256).exists():
+        return
+    used = mine.aggregate(total=Sum("upload__size"))["total"] or 0
+    if used + size > settings.UPLOAD_MAX_BYTES_PER_PERSON:
+        raise TooLarge(
+            f"Your uploads together may have {settings.UPLOAD_MAX_BYTES_PER_PERSON // 1024**2} MiB. "
+            "Delete some that are no longer used.",
+            most=settings.UPLOAD_MAX_BYTES_PER_PERSON,
+        )
+
+
+def _remove_abandoned(folder: Path) -> None:
+    for part in folder.glob("*.part"):
+        try:
+            if time.time() - part.stat().st_mtime > ABANDONED_AFTER_S:
+                part.unlink()
+        except FileNotFoundError:
+            continue
+
+
+def receive(stream: IO[bytes], *, by: User, filename: str = "") -> CodeUpload:
+    """Everything that a stream gives, as an upload of the person."""
+    incoming = Incoming()
+    try:
+        while chunk := stream.read(256 * 1024):
+            incoming.write(chunk)
+    except BaseException:
+        incoming.discard()
+        raise
+    return incoming.keep(by=by, filename=filename)
+
+
+def find_upload(*, sha256: str, by: User) -> CodeUpload:
+    """An upload that the person may use. Raises NotFound."""
+    found = CodeUpload.objects.filter(sha256=sha256.lower(), owners__user=by).first()
+    if found is None:
+        raise NotFound("You have uploaded no code with this SHA-256.", sha256=sha256[:64])
+    return found
+
+
+def forget_upload(*, upload: CodeUpload, by: User) -> None:
+    """The person gives an upload back; the bytes go when nobody and no job needs them."""
+    with transaction.atomic():
+        UploadOwner.objects.filter(upload=upload, user=by).delete()
+        if upload.owners.exists() or upload.jobs.exists():
+            return
+        upload.delete()
+    path_of(upload).unlink(missing_ok=True)
+
+
+def prune_uploads(*, unused_since: datetime) -> int:
+    """Remove uploads that no job refers to and nobody used since then. Returns their number."""
+    stale = CodeUpload.objects.filter(jobs__isnull=True, last_used_at__lt=unused_since)
+    removed = 0
+    for upload in stale:
+        with transaction.atomic():
+            if upload.jobs.exists():
+                continue
+            upload.delete()
+        path_of(upload).unlink(missing_ok=True)
+        removed += 1
+    return removed
+
+
+def tar_of_upload(upload: CodeUpload) -> Iterator[bytes]:
+    """For the engine: a plain tar to unpack into the job's empty code directory."""
+    CodeUpload.objects.filter(pk=upload.pk).update(last_used_at=timezone.now())
+    return tar_chunks(path_of(upload), _limits())
