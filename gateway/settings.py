@@ -239,12 +239,15 @@ API_TOKEN_DEFAULT_DAYS = env_int("SLUICE_API_TOKEN_DEFAULT_DAYS", 90)
 API_TOKEN_MAX_DAYS = env_int("SLUICE_API_TOKEN_MAX_DAYS", 366)
 UPLOAD_DIR = Path(os.environ.get("SLUICE_UPLOAD_DIR") or SLUICE_HOME / "uploads")
 UPLOAD_MAX_BYTES = env_int("SLUICE_UPLOAD_MAX_BYTES", 1024**3)
+UPLOAD_MAX_UNPACKED_BYTES = env_int("SLUICE_UPLOAD_MAX_UNPACKED_BYTES", 8 * 1024**3)
+UPLOAD_MAX_FILES = env_int("SLUICE_UPLOAD_MAX_FILES", 50_000)
+UPLOAD_MAX_BYTES_PER_PERSON = env_int("SLUICE_UPLOAD_MAX_BYTES_PER_PERSON", 20 * 1024**3)
 
 REST_FRAMEWORK = {
     "DEFAULT_SCHEMA_CLASS": "drf_spectacular.openapi.AutoSchema",
     "DEFAULT_AUTHENTICATION_CLASSES": [
         "gateway.tokens.TokenAuthentication",
-        "rest_framework.authentication.SessionAuthentication",
+        "gateway.tokens.SessionByHeader",
     ],
     "DEFAULT_PERMISSION_CLASSES": ["gateway.tokens.SignedInWithinScope"],
     "DEFAULT_THROTTLE_CLASSES": ["gateway.throttle.PerPerson"],

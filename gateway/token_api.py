@@ -10,7 +10,7 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 from drf_spectacular.utils import extend_schema
 from rest_framework import serializers, status
-from rest_framework.authentication import BasicAuthentication, SessionAuthentication
+from rest_framework.authentication import BasicAuthentication
 from rest_framework.exceptions import NotFound, PermissionDenied, Throttled
 from rest_framework.request import Request
 from rest_framework.response import Response
@@ -18,7 +18,7 @@ from rest_framework.views import APIView
 
 from gateway.models import ApiToken
 from gateway.throttle import buckets
-from gateway.tokens import TokenAuthentication, create_token, revoke_token
+from gateway.tokens import SessionByHeader, TokenAuthentication, create_token, revoke_token
 from jobs.api.requests import person
 from jobs.api.schema import problems
 from jobs.api.serializers import PlainText, Strict
@@ -97,7 +97,7 @@ def _iso(value: datetime | None) -> str | None:
 
 
 class Tokens(APIView):
-    authentication_classes = [TokenAuthentication, SessionAuthentication, PasswordAuthentication]
+    authentication_classes = [TokenAuthentication, SessionByHeader, PasswordAuthentication]
 
     @extend_schema(
         operation_id="tokens_list",

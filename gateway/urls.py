@@ -19,6 +19,7 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path(
         "i18n.js", JavaScriptCatalog.as_view(packages=["gateway", "jobs", "clusters"]), name="i18n"
     ),
+    path("api/v1/", include("gateway.api_urls")),
     path("healthz", views.healthz, name="healthz"),
     path("readyz", views.readyz, name="readyz"),
     path("admin/", admin.site.urls),

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from functools import lru_cache
 from typing import Any
 
+from django.http import HttpRequest, HttpResponse
+from django.utils import translation
+from django.views.decorators.http import require_GET
 from drf_spectacular.extensions import OpenApiAuthenticationExtension
+from drf_spectacular.generators import SchemaGenerator
 from drf_spectacular.utils import OpenApiResponse
 
 from jobs.api.serializers import ProblemAnswer
@@ -36,6 +42,20 @@ def problems(*statuses: int) -> dict[tuple[int, str], OpenApiResponse]:
     }
 
 
+@lru_cache(maxsize=1)
+def schema_text() -> str:
+    """The OpenAPI document. Always in English and made once: it takes a second of CPU."""
+    with translation.override("en"):
+        document = SchemaGenerator(api_version="1").get_schema(request=None, public=True)  # type: ignore[no-untyped-call]
+    return json.dumps(document)
+
+
+@require_GET
+def schema(request: HttpRequest) -> HttpResponse:
+    """`/api/v1/schema`: for everyone, signed in or not; it holds no data."""
+    return HttpResponse(schema_text(), content_type="application/vnd.oai.openapi+json")
+
+
 class TokenScheme(OpenApiAuthenticationExtension):  # type: ignore[no-untyped-call]
     target_class = "gateway.tokens.TokenAuthentication"
     name = "token"
@@ -56,9 +76,11 @@ def complete(result: dict[str, Any], generator: Any, **_more: Any) -> dict[str, 
     """What is true of every operation is written into each of them here, once."""
     reference = {"$ref": "#/components/schemas/ProblemAnswer"}
     for path in result["paths"].values():
-        for operation in path.values():
+        for method, operation in path.items():
             responses = operation["responses"]
-            for status in (401, 429, 503):
+            # A read-only token, or a page without its CSRF token, changes nothing.
+            refusals = (401, 429, 503) if method == "get" else (401, 403, 429, 503)
+            for status in refusals:
                 responses.setdefault(
                     str(status),
                     {

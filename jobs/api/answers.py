@@ -1,0 +1,375 @@
+"""Shapes of answers, for the schema. What `jobs.api.shapes` builds must look like this; tests compare."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rest_framework import serializers as s
+
+from clusters.models import Membership
+from jobs.models import JOB_STATE_CHOICES, Attempt, JobEvent, JobTemplate, Task
+from jobs.templating import KINDS
+
+Answer = s.Serializer[Any]
+
+
+def texts(**more: Any) -> s.ListField:
+    return s.ListField(child=s.CharField(), **more)
+
+
+class Anything(s.JSONField):
+    """Any JSON value."""
+
+
+class ReasonAnswer(Answer):
+    code = s.CharField(help_text="Stable; empty: nothing to say.")
+    text = s.CharField(help_text="One sentence in the request's language.")
+    params = s.DictField(child=Anything())
+    slurm_text = s.CharField(help_text="Slurm's own words, if any.")
+
+
+class CanAnswer(Answer):
+    """What you may do with it and what makes sense in its state."""
+
+    edit = s.BooleanField()
+    stop = s.BooleanField()
+    delete = s.BooleanField()
+    stop_and_delete = s.BooleanField()
+    time_limit = s.BooleanField()
+    retry = s.BooleanField()
+    clone = s.BooleanField()
+
+
+class LinksAnswer(Answer):
+    self = s.CharField()
+    page = s.CharField()
+
+
+class WarningAnswer(Answer):
+    path = s.CharField()
+    message = s.CharField()
+    line = s.IntegerField(allow_null=True)
+
+
+class JobAnswer(Answer):
+    id = s.UUIDField()
+    name = s.CharField()
+    owner = s.CharField()
+    namespace = s.CharField()
+    cluster = s.CharField()
+    state = s.ChoiceField(choices=JOB_STATE_CHOICES)
+    stopping = s.BooleanField(help_text="A stop was asked for and is not done yet.")
+    reason = ReasonAnswer()
+    exit_code = s.IntegerField(allow_null=True)
+    description = s.CharField()
+    labels = s.DictField(child=s.CharField())
+    created_at = s.DateTimeField()
+    submitted_at = s.DateTimeField(allow_null=True, help_text="Slurm took it.")
+    started_at = s.DateTimeField(allow_null=True)
+    ended_at = s.DateTimeField(allow_null=True)
+    expected_start = s.DateTimeField(allow_null=True, help_text="As Slurm guesses.")
+    duration_s = s.IntegerField(allow_null=True)
+    time_limit_s = s.IntegerField(allow_null=True)
+    wanted_time_limit_s = s.IntegerField(allow_null=True, help_text="Asked for, not yet set.")
+    time_left_s = s.IntegerField(allow_null=True)
+    cpus = s.IntegerField()
+    mem_mib = s.IntegerField()
+    gpus = s.IntegerField()
+    gpu_type = s.CharField()
+    nodes = s.IntegerField()
+    tasks = s.IntegerField()
+    is_distributed = s.BooleanField()
+    attempt = s.IntegerField(help_text="0: not yet handed to Slurm.")
+    slurm_job_id = s.CharField()
+    cloned_from = s.UUIDField(allow_null=True)
+    seen_at = s.DateTimeField(allow_null=True, help_text="How old this is: Slurm's last answer.")
+    can = CanAnswer()
+    links = LinksAnswer()
+
+
+class JobDetail(JobAnswer):
+    warnings = WarningAnswer(many=True)
+    plan = s.DictField(child=Anything(), help_text="What Slurm is asked for.")
+    plan_words = s.CharField()
+
+
+class JobPage(Answer):
+    items = JobAnswer(many=True)
+    next = s.CharField(allow_null=True, help_text="The cursor of the next page; null: the last.")
+    count = s.IntegerField(required=False, help_text="With count=1.")
+
+
+class ProblemItem(Answer):
+    path = s.CharField()
+    message = s.CharField()
+    code = s.CharField()
+    value = s.CharField()
+    suggestion = s.CharField()
+    line = s.IntegerField(allow_null=True)
+    column = s.IntegerField(allow_null=True)
+
+
+class NoteItem(Answer):
+    code = s.CharField()
+    message = s.CharField()
+    params = s.DictField(child=Anything())
+
+
+class PreviewAnswer(Answer):
+    ok = s.BooleanField(help_text="Slurm could run it; `problems` is empty.")
+    may_submit = s.BooleanField(help_text="You may submit to this namespace.")
+    dialect = s.CharField()
+    namespace = s.CharField()
+    spec = s.DictField(child=Anything(), help_text="The job file as it was understood.")
+    warnings = WarningAnswer(many=True)
+    problems = ProblemItem(many=True)
+    plan = s.DictField(child=Anything(), allow_null=True)
+    plan_words = s.CharField()
+    notes = NoteItem(many=True)
+    starts_now = s.BooleanField(allow_null=True, help_text="Enough is free; null: not known.")
+    obstacles = NoteItem(many=True)
+    expected_start = s.DateTimeField(allow_null=True)
+    machine_hours = s.FloatField(allow_null=True)
+    script = s.CharField()
+
+
+class EventAnswer(Answer):
+    number = s.IntegerField()
+    at = s.DateTimeField()
+    kind = s.CharField()
+    actor = s.ChoiceField(choices=JobEvent.Actor.choices)
+    actor_name = s.CharField()
+    data = s.DictField(child=Anything())  # type: ignore[assignment]
+
+
+class EventPage(Answer):
+    items = EventAnswer(many=True)
+    next = s.IntegerField(allow_null=True, help_text="`since` of the next page.")
+
+
+class TaskAnswer(Answer):
+    attempt = s.IntegerField()
+    role = s.CharField()
+    index = s.IntegerField()
+    state = s.ChoiceField(choices=Task.State.choices)
+    node = s.CharField()
+    ip = s.CharField()
+    ports = s.DictField(child=Anything())
+    gpus = s.CharField()
+    exit_code = s.IntegerField(allow_null=True)
+    started_at = s.DateTimeField(allow_null=True)
+    ended_at = s.DateTimeField(allow_null=True)
+
+
+class TaskList(Answer):
+    items = TaskAnswer(many=True)
+
+
+class AttemptAnswer(Answer):
+    number = s.IntegerField()
+    phase = s.ChoiceField(choices=Attempt.Phase.choices)
+    slurm_job_id = s.CharField()
+    components = s.ListField(child=Anything())
+    slurm_state = s.CharField()
+    nodes = s.CharField()
+    unix_user = s.CharField()
+    work_dir = s.CharField()
+    reason = ReasonAnswer()
+    exit_code = s.IntegerField(allow_null=True)
+    signal = s.IntegerField(allow_null=True)
+    created_at = s.DateTimeField()
+    submitted_at = s.DateTimeField(allow_null=True)
+    started_at = s.DateTimeField(allow_null=True)
+    ended_at = s.DateTimeField(allow_null=True)
+
+
+class AttemptList(Answer):
+    items = AttemptAnswer(many=True)
+
+
+class ScriptAnswer(Answer):
+    attempt = s.IntegerField()
+    script = s.CharField()
+
+
+class FileAnswer(Answer):
+    name = s.CharField()
+    path = s.CharField()
+    kind = s.ChoiceField(choices=["file", "dir", "link", "other"])
+    size = s.IntegerField()
+    modified_at = s.DateTimeField()
+
+
+class FileList(Answer):
+    attempt = s.IntegerField()
+    root = s.ChoiceField(choices=["work", "output"])  # type: ignore[assignment]
+    path = s.CharField()
+    items = FileAnswer(many=True)
+
+
+class BatchItem(Answer):
+    id = s.UUIDField()
+    ok = s.BooleanField()
+    code = s.CharField(help_text="Empty when it worked.")
+    message = s.CharField()
+
+
+class BatchAnswer(Answer):
+    items = BatchItem(many=True)
+
+
+class UploadAnswer(Answer):
+    sha256 = s.CharField()
+    size = s.IntegerField()
+    format = s.ChoiceField(choices=["zip", "tar", "tar.gz"])
+    unpacked_size = s.IntegerField()
+    files = s.IntegerField()
+    filename = s.CharField()
+    created_at = s.DateTimeField()
+    jobs = s.IntegerField(help_text="How many jobs use it.")
+
+
+class UploadList(Answer):
+    items = UploadAnswer(many=True)
+
+
+class ParameterAnswer(Answer):
+    name = s.CharField()
+    title = s.CharField()
+    description = s.CharField()
+    kind = s.ChoiceField(choices=KINDS)
+    required = s.BooleanField()  # type: ignore[assignment]
+    default = Anything(allow_null=True)
+    choices = texts()
+
+
+class TemplateCan(Answer):
+    edit = s.BooleanField()
+    delete = s.BooleanField()
+
+
+class TemplateAnswer(Answer):
+    id = s.UUIDField()
+    name = s.CharField()
+    description = s.CharField()
+    owner = s.CharField()
+    visibility = s.ChoiceField(choices=JobTemplate.Visibility.choices)
+    namespace = s.CharField(allow_null=True)
+    parameters = ParameterAnswer(many=True)
+    version = s.IntegerField()
+    created_at = s.DateTimeField()
+    updated_at = s.DateTimeField()
+    can = TemplateCan()
+
+
+class TemplateDetail(TemplateAnswer):
+    spec = s.DictField(child=Anything())
+
+
+class TemplatePage(Answer):
+    items = TemplateAnswer(many=True)
+    next = s.CharField(allow_null=True)
+
+
+class NamespaceAnswer(Answer):
+    name = s.CharField()
+    description = s.CharField()
+    cluster = s.CharField()
+    active = s.BooleanField()
+    role = s.ChoiceField(choices=Membership.Role.choices)
+    can_submit = s.BooleanField()
+    partitions = texts()
+    default_image = s.CharField()
+    default_time_s = s.IntegerField(allow_null=True)
+    max_time_s = s.IntegerField(allow_null=True)
+    max_gpus_per_job = s.IntegerField(allow_null=True)
+    max_cpus_per_job = s.IntegerField(allow_null=True)
+    max_mem_mib_per_job = s.IntegerField(allow_null=True)
+    max_nodes_per_job = s.IntegerField(allow_null=True)
+    max_running_jobs_per_user = s.IntegerField(allow_null=True)
+
+
+class NamespaceList(Answer):
+    items = NamespaceAnswer(many=True)
+
+
+class ClusterAnswer(Answer):
+    name = s.CharField()
+    title = s.CharField()
+    enabled = s.BooleanField()
+    runtime = s.CharField()
+    slurm_version = s.CharField()
+    answers = s.BooleanField(allow_null=True, help_text="Null: never asked yet.")
+    seen_at = s.DateTimeField(allow_null=True)
+    age_s = s.FloatField(allow_null=True)
+    last_error = s.CharField(help_text="For administrators; empty for others.")
+
+
+class ClusterList(Answer):
+    items = ClusterAnswer(many=True)
+
+
+class GpuAnswer(Answer):
+    type = s.CharField()
+    total = s.IntegerField()
+    free = s.IntegerField()
+
+
+class RoomAnswer(Answer):
+    nodes = s.IntegerField()
+    usable_nodes = s.IntegerField()
+    cpus = s.IntegerField()
+    cpus_free = s.IntegerField()
+    mem_mib = s.IntegerField()
+    mem_mib_free = s.IntegerField()
+    gpus = GpuAnswer(many=True)
+
+
+class ClusterRoom(RoomAnswer):
+    cluster = s.CharField()
+    taken_at = s.DateTimeField()
+
+
+class NamespaceRoom(Answer):
+    namespace = s.CharField()
+    cluster = s.CharField()
+    can_submit = s.BooleanField()
+    cpus = s.IntegerField(help_text="The most that one job of yours could have now.")
+    mem_mib = s.IntegerField()
+    gpus = GpuAnswer(many=True)
+
+
+class CapacityAnswer(Answer):
+    clusters = ClusterRoom(many=True)
+    namespaces = NamespaceRoom(many=True)
+
+
+class SizeAnswer(Answer):
+    name = s.CharField()
+    title = s.CharField()
+    cpus = s.IntegerField()
+    mem_mib = s.IntegerField()
+    gpus = s.IntegerField()
+    gpu_type = s.CharField()
+    shm_mib = s.IntegerField(allow_null=True)
+    price = s.FloatField(help_text="Machine hours per hour.")
+
+
+class SizeList(Answer):
+    items = SizeAnswer(many=True)
+
+
+class MembershipAnswer(Answer):
+    namespace = s.CharField()
+    role = s.ChoiceField(choices=Membership.Role.choices)
+    can_submit = s.BooleanField()
+
+
+class MeAnswer(Answer):
+    username = s.CharField()
+    full_name = s.CharField()
+    email = s.CharField()
+    is_admin = s.BooleanField()
+    language = s.CharField()
+    scope = s.ChoiceField(choices=["read", "write"], help_text="What this sign-in may do.")
+    namespaces = MembershipAnswer(many=True)

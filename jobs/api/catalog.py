@@ -1,0 +1,257 @@
+"""What there is to run on: `/namespaces`, `/clusters`, `/capacity`, `/specs`; and `/me`. Rows only."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.http import HttpResponse
+from django.utils import timezone
+from django.utils.translation import gettext as _
+from drf_spectacular.utils import OpenApiParameter, extend_schema
+from rest_framework.exceptions import NotFound
+from rest_framework.request import Request
+from rest_framework.views import APIView
+
+from clusters.access import Role, namespaces_visible_to, roles_of
+from clusters.capacity import Capacity, Node
+from clusters.models import CapacitySnapshot, Cluster, ClusterStatus, Namespace, ResourceSpec
+from jobs.api import answers, shapes
+from jobs.api.filters import Query
+from jobs.api.requests import json_answer, person
+from jobs.api.schema import problems
+from jobs.plan.placing import nodes_for
+from jobs.spec import json_schema
+
+# Slurm was asked within this time: the cluster answers.
+FRESH_S = 60
+LIMITS = (
+    "default_time_s",
+    "max_time_s",
+    "max_gpus_per_job",
+    "max_cpus_per_job",
+    "max_mem_mib_per_job",
+    "max_nodes_per_job",
+    "max_running_jobs_per_user",
+)
+
+
+def _submits(role: Role, namespace: Namespace) -> bool:
+    return namespace.active and namespace.cluster.enabled and role in (Role.MEMBER, Role.ADMIN)
+
+
+def _seen(request: Request) -> list[tuple[Namespace, Role]]:
+    user = person(request)
+    roles = roles_of(user)
+    rows = namespaces_visible_to(user).select_related("cluster").order_by("name")
+    return [(row, roles[row.pk]) for row in rows if row.pk in roles]
+
+
+class Me(APIView):
+    @extend_schema(
+        operation_id="me",
+        tags=["catalog"],
+        summary="Who you are and where you may submit",
+        responses={200: answers.MeAnswer},
+    )
+    def get(self, request: Request) -> HttpResponse:
+        user = person(request)
+        return json_answer(
+            {
+                "username": user.get_username(),
+                "full_name": user.get_full_name(),
+                "email": user.email,
+                "is_admin": user.is_superuser,
+                "language": user.language,
+                "scope": getattr(request.auth, "scope", "write"),
+                "namespaces": [
+                    {"namespace": row.name, "role": role, "can_submit": _submits(role, row)}
+                    for row, role in _seen(request)
+                ],
+            }
+        )
+
+
+class Namespaces(APIView):
+    @extend_schema(
+        operation_id="namespaces_list",
+        tags=["catalog"],
+        summary="Your namespaces and their limits",
+        responses={200: answers.NamespaceList},
+    )
+    def get(self, request: Request) -> HttpResponse:
+        items = [
+            {
+                "name": row.name,
+                "description": row.description,
+                "cluster": row.cluster.name,
+                "active": row.active,
+                "role": role,
+                "can_submit": _submits(role, row),
+                "partitions": row.partitions,
+                "default_image": row.default_image,
+                **{name: getattr(row, name) for name in LIMITS},
+            }
+            for row, role in _seen(request)
+        ]
+        return json_answer({"items": items})
+
+
+class Clusters(APIView):
+    @extend_schema(
+        operation_id="clusters_list",
+        tags=["catalog"],
+        summary="The clusters of your namespaces, and how old their data is",
+        responses={200: answers.ClusterList},
+    )
+    def get(self, request: Request) -> HttpResponse:
+        user = person(request)
+        rows = Cluster.objects.order_by("name")
+        if not user.is_superuser:
+            rows = rows.filter(namespaces__in=namespaces_visible_to(user)).distinct()
+        states = {status.cluster_id: status for status in ClusterStatus.objects.all()}
+        now = timezone.now()
+        items = []
+        for row in rows:
+            status = states.get(row.pk)
+            age_s = status.age_s(now) if status else None
+            items.append(
+                {
+                    "name": row.name,
+                    "title": row.title,
+                    "enabled": row.enabled,
+                    "runtime": row.runtime,
+                    "slurm_version": status.slurm_version if status else "",
+                    "answers": None if age_s is None else age_s < FRESH_S,
+                    "seen_at": shapes.iso(status.last_ok_at) if status else None,
+                    "age_s": age_s,
+                    # Host names and stderr are for those who can mend it.
+                    "last_error": status.last_error if status and user.is_superuser else "",
+                }
+            )
+        return json_answer({"items": items})
+
+
+def _room(nodes: list[Node]) -> dict[str, Any]:
+    usable = [node for node in nodes if node.usable]
+    types = sorted({gpu.type for node in nodes for gpu in node.gpus})
+    return {
+        "nodes": len(nodes),
+        "usable_nodes": len(usable),
+        "cpus": sum(node.cpus for node in nodes),
+        "cpus_free": sum(max(0, node.cpus - node.cpus_used) for node in usable),
+        "mem_mib": sum(node.mem_mib for node in nodes),
+        "mem_mib_free": sum(max(0, node.mem_mib - node.mem_mib_used) for node in usable),
+        "gpus": [_gpus(kind, nodes, usable) for kind in types],
+    }
+
+
+def _gpus(kind: str, nodes: list[Node], usable: list[Node]) -> dict[str, Any]:
+    of_type = [gpu for node in nodes for gpu in node.gpus if gpu.type == kind]
+    free = [gpu for node in usable for gpu in node.gpus if gpu.type == kind]
+    return {
+        "type": kind,
+        "total": sum(gpu.total for gpu in of_type),
+        "free": sum(max(0, gpu.total - gpu.used) for gpu in free),
+    }
+
+
+def _mine(namespace: Namespace, role: Role, capacity: Capacity) -> dict[str, Any]:
+    """The most that one job could have now: what is free in the partitions, within the limits."""
+    nodes: dict[str, Node] = {}
+    for partition in namespace.partitions:
+        found = capacity.partition(partition)
+        if found is not None and found.up:
+            for node in nodes_for(capacity, partition, namespace.constraint, usable_only=True):
+                nodes[node.name] = node
+    room = _room(list(nodes.values()))
+    can_submit = _submits(role, namespace)
+
+    def within(free: int, limit: int | None) -> int:
+        return 0 if not can_submit else free if limit is None else min(free, limit)
+
+    return {
+        "namespace": namespace.name,
+        "cluster": namespace.cluster.name,
+        "can_submit": can_submit,
+        "cpus": within(room["cpus_free"], namespace.max_cpus_per_job),
+        "mem_mib": within(room["mem_mib_free"], namespace.max_mem_mib_per_job),
+        "gpus": [
+            {**gpu, "free": within(gpu["free"], namespace.max_gpus_per_job)} for gpu in room["gpus"]
+        ],
+    }
+
+
+class CapacityView(APIView):
+    @extend_schema(
+        operation_id="capacity",
+        tags=["catalog"],
+        summary="GPUs by type: total and free, and per namespace what you could start now",
+        responses={200: answers.CapacityAnswer},
+    )
+    def get(self, request: Request) -> HttpResponse:
+        seen = _seen(request)
+        ids = {namespace.cluster_id for namespace, _role in seen}
+        snapshots = CapacitySnapshot.objects.select_related("cluster").order_by("cluster__name")
+        if not person(request).is_superuser:
+            snapshots = snapshots.filter(cluster__in=ids)
+        known = {row.cluster_id: (row, Capacity.from_json(row.data)) for row in snapshots}
+        clusters = [
+            {
+                "cluster": row.cluster.name,
+                "taken_at": shapes.iso(row.taken_at),
+                **_room(list(capacity.nodes)),
+            }
+            for row, capacity in known.values()
+        ]
+        namespaces = [
+            _mine(namespace, role, known[namespace.cluster_id][1])
+            for namespace, role in seen
+            if namespace.cluster_id in known
+        ]
+        return json_answer({"clusters": clusters, "namespaces": namespaces})
+
+
+class Sizes(APIView):
+    @extend_schema(
+        operation_id="specs_list",
+        tags=["catalog"],
+        summary="Named sizes of a task",
+        parameters=[OpenApiParameter("namespace", str, description="Only those offered in it.")],
+        responses={200: answers.SizeList, **problems(400, 404)},
+    )
+    def get(self, request: Request) -> HttpResponse:
+        query = Query(request.query_params)
+        name = query.text("namespace")
+        query.finish()
+        visible = namespaces_visible_to(person(request))
+        rows = ResourceSpec.objects.all()
+        if name:
+            namespace = visible.filter(name=name).first()
+            if namespace is None:
+                raise NotFound(_("There is no such namespace, or you are not in it."))
+            rows = ResourceSpec.offered_in(namespace)
+        items = [
+            {
+                "name": row.name,
+                "title": row.title,
+                "cpus": row.cpus,
+                "mem_mib": row.mem_mib,
+                "gpus": row.gpus,
+                "gpu_type": row.gpu_type,
+                "shm_mib": row.shm_mib,
+                "price": float(row.price),
+            }
+            for row in rows
+        ]
+        return json_answer({"items": items})
+
+
+class JobFileSchema(APIView):
+    @extend_schema(
+        operation_id="job_file_schema",
+        tags=["catalog"],
+        summary="The JSON schema of job files, for editors",
+        responses={200: {"type": "object", "additionalProperties": True}},
+    )
+    def get(self, request: Request) -> HttpResponse:
+        return json_answer(json_schema())

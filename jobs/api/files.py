@@ -1,0 +1,162 @@
+"""`/jobs/{id}/files`: what a job wrote, listed, downloaded one by one (resumable) or as one tar."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+import uuid
+from datetime import UTC, datetime
+from typing import Any
+
+from django.http import HttpResponse
+from django.http.response import HttpResponseBase
+from django.utils.translation import gettext as _
+from drf_spectacular.utils import OpenApiParameter, OpenApiResponse, extend_schema
+from rest_framework.exceptions import APIException
+from rest_framework.request import Request
+from rest_framework.views import APIView
+
+from jobs import files
+from jobs.access import can_read_output
+from jobs.api import answers, shapes
+from jobs.api.filters import Query
+from jobs.api.jobs import ATTEMPT, find_job
+from jobs.api.requests import json_answer, person
+from jobs.api.schema import problems
+from jobs.api.streams import stream
+from jobs.errors import NotAllowed
+from jobs.files import ROOTS, Place, attempt_of, locate
+from jobs.models import Attempt
+
+PARAMETERS = [
+    ATTEMPT,
+    OpenApiParameter(
+        "root",
+        {"type": "string", "enum": list(ROOTS), "default": "work"},
+        description="work: the attempt's own directory; output: the job file's outputDir.",
+    ),
+    OpenApiParameter("path", str, description="Below the root; absent: the root itself."),
+]
+_RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})\Z")
+_REFUSALS = (400, 403, 404, 502, 504)
+
+
+class RangeNotSatisfiable(APIException):
+    status_code = 416
+    default_code = "range_not_satisfiable"
+
+
+def _located(request: Request, id: uuid.UUID) -> tuple[Attempt, str, Place]:
+    query = Query(request.query_params)
+    number = query.whole("attempt", 0, 1, 1_000_000) or None
+    root = query.choice("root", list(ROOTS), "work")
+    path = query.text("path", limit=1024)
+    query.finish()
+    job = find_job(request, id)
+    if root == "output" and not can_read_output(person(request), job):
+        raise NotAllowed("Only its owner may look into a job's output directory.")
+    attempt = attempt_of(job, number)
+    return attempt, root, locate(job=job, attempt=attempt, root=root, path=path)
+
+
+class JobFiles(APIView):
+    @extend_schema(
+        operation_id="jobs_files",
+        tags=["files"],
+        summary="One directory of the job's files",
+        parameters=PARAMETERS,
+        responses={200: answers.FileList, **problems(*_REFUSALS)},
+    )
+    def get(self, request: Request, id: uuid.UUID) -> HttpResponse:
+        attempt, root, place = _located(request, id)
+        items: list[dict[str, Any]] = [
+            {
+                "name": _shown(entry.name),
+                "path": _shown(posixpath.join(place.path, entry.name)),
+                "kind": entry.stat.kind,
+                "size": entry.stat.size,
+                "modified_at": shapes.iso(datetime.fromtimestamp(int(entry.stat.mtime), UTC)),
+            }
+            for entry in files.list_files(place)
+        ]
+        return json_answer(
+            {"attempt": attempt.number, "root": root, "path": place.path, "items": items}
+        )
+
+
+def _shown(name: str) -> str:
+    """File names are bytes on Linux; those that are not UTF-8 are shown with replacements."""
+    return name.encode("utf-8", errors="surrogateescape").decode("utf-8", errors="replace")
+
+
+class JobFileDownload(APIView):
+    @extend_schema(
+        operation_id="jobs_files_download",
+        tags=["files"],
+        summary="One file; Range is honoured",
+        parameters=PARAMETERS,
+        responses={
+            (200, "application/octet-stream"): OpenApiResponse(
+                {"type": "string", "format": "binary"}
+            ),
+            (206, "application/octet-stream"): OpenApiResponse(
+                {"type": "string", "format": "binary"}
+            ),
+            **problems(*_REFUSALS, 416),
+        },
+    )
+    def get(self, request: Request, id: uuid.UUID) -> HttpResponseBase:
+        _attempt, _root, place = _located(request, id)
+        size = place.stat.size
+        start, end = _range(request.headers.get("Range", ""), size)
+        chunks = files.read_file(place, offset=start, limit=end - start)
+        answer = stream(
+            request._request,
+            chunks,
+            content_type="application/octet-stream",
+            filename=_shown(posixpath.basename(place.path)) or "file",
+        )
+        answer["Content-Length"] = str(end - start)
+        answer["Accept-Ranges"] = "bytes"
+        answer["ETag"] = f'"{int(place.stat.mtime)}-{size}"'
+        if "Range" in request.headers and (start, end) != (0, size):
+            answer.status_code = 206
+            answer["Content-Range"] = f"bytes {start}-{end - 1}/{size}"
+        return answer
+
+
+def _range(header: str, size: int) -> tuple[int, int]:
+    """Start and end (exclusive). A header that is not one simple range is ignored, as RFC 9110 allows."""
+    found = _RANGE.match(header.strip())
+    if not found or found.groups() == ("", ""):
+        return 0, size
+    first, last = found.groups()
+    if not first:
+        start, end = max(0, size - int(last)), size
+    else:
+        start, end = int(first), min(size, int(last) + 1) if last else size
+    if start >= size or start >= end:
+        raise RangeNotSatisfiable(_("The file has %(size)s bytes.") % {"size": size})
+    return start, end
+
+
+class JobFilesTar(APIView):
+    @extend_schema(
+        operation_id="jobs_files_tar",
+        tags=["files"],
+        summary="A directory of the job's files as a tar, streamed",
+        parameters=PARAMETERS,
+        responses={
+            (200, "application/x-tar"): OpenApiResponse({"type": "string", "format": "binary"}),
+            **problems(*_REFUSALS),
+        },
+    )
+    def get(self, request: Request, id: uuid.UUID) -> HttpResponseBase:
+        attempt, root, place = _located(request, id)
+        name = _shown(posixpath.basename(place.path)) or f"{id}-{attempt.number}-{root}"
+        return stream(
+            request._request,
+            files.tar_files(place),
+            content_type="application/x-tar",
+            filename=f"{name}.tar",
+        )

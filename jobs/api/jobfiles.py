@@ -1,0 +1,280 @@
+"""Job files as requests bring them: JSON or YAML as the body, a JSON envelope, or multipart with code.
+
+An envelope is `{"job": …, "secrets": {…}, "code": "<sha256>", "name": …, "namespace": …}`; `job` is the
+job file as an object or as text. A body without the key `job` is the job file itself.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import IO, TYPE_CHECKING, Any, cast
+
+from django.conf import settings
+from django.core.files.uploadhandler import FileUploadHandler, StopUpload
+from django.http.multipartparser import MultiPartParser, MultiPartParserError
+from django.utils.translation import gettext as _
+from rest_framework import serializers
+from rest_framework.exceptions import ParseError, ValidationError
+from rest_framework.parsers import BaseParser
+
+from jobs.api.parsers import JSON_TYPES, YAML_TYPES, BodyTooLarge, parse_json, read_body
+from jobs.api.serializers import PlainText, Strict
+from jobs.models import CodeUpload
+from jobs.submission import Submission, read_submission
+from jobs.uploads import Incoming, find_upload
+
+if TYPE_CHECKING:
+    from gateway.models import User
+
+# Room for the boundaries and the manifest beside the code itself.
+MULTIPART_EXTRA_BYTES = 4 * 1024 * 1024
+SHA256 = r"^[0-9a-fA-F]{64}$"
+
+
+class JobFileField(serializers.JSONField):
+    """The job file: an object, or text in any known format."""
+
+    def to_internal_value(self, data: Any) -> Any:
+        if not isinstance(data, dict | str):
+            raise serializers.ValidationError(_("must be an object or text."))
+        return data
+
+
+class SubmitOptions(Strict):
+    """What may stand beside a job file."""
+
+    secrets = serializers.DictField(
+        child=PlainText(max_length=100_000, allow_blank=True, trim_whitespace=False),
+        required=False,
+        help_text="Values of the variables that the job file lists under `secrets`.",
+    )
+    code = serializers.RegexField(
+        SHA256, required=False, help_text="SHA-256 of code that you uploaded before."
+    )
+    name = PlainText(max_length=255, required=False, help_text="Instead of the job file's name.")
+    namespace = PlainText(max_length=255, required=False, help_text="Instead of the job file's.")
+
+
+class Envelope(SubmitOptions):
+    job = JobFileField()
+
+
+@dataclass(slots=True)
+class Received:
+    """A request to submit or to plan, still unread."""
+
+    text: bytes | str | None = None
+    document: Any = None
+    filename: str = ""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    incoming: Incoming | None = None
+    code_name: str = ""
+    code_digest: str = ""
+
+    def discard(self) -> None:
+        if self.incoming is not None:
+            self.incoming.discard()
+            self.incoming = None
+
+    def fingerprint(self) -> str:
+        """The same for the same content, however often it is sent."""
+        digest = hashlib.sha256()
+        text = self.text.encode() if isinstance(self.text, str) else self.text or b""
+        for part in (
+            text,
+            json.dumps([self.document, self.options], sort_keys=True).encode(),
+            self.code_digest.encode(),
+        ):
+            digest.update(len(part).to_bytes(8, "big") + part)
+        return digest.hexdigest()
+
+    def read(self, by: User, *, keep_code: bool) -> Submission:
+        """The submission. Code that came along is kept only where a job follows."""
+        code: CodeUpload | None = None
+        if self.incoming is not None:
+            code = self.incoming.keep(by=by, filename=self.code_name)
+            self.incoming = None
+        elif self.options.get("code"):
+            code = find_upload(sha256=self.options["code"], by=by)
+        return read_submission(
+            by=by,
+            text=self.text,
+            document=self.document,
+            filename=self.filename,
+            secrets=self.options.get("secrets"),
+            code=code,
+            name=self.options.get("name", ""),
+            namespace=self.options.get("namespace", ""),
+        )
+
+
+class JobFileParser(BaseParser):
+    """A job file as the whole body."""
+
+    media_type = JSON_TYPES[0]
+    media_types = (*JSON_TYPES, *YAML_TYPES)
+
+    def parse(  # type: ignore[override]
+        self,
+        stream: IO[Any],
+        media_type: str | None = None,
+        parser_context: Mapping[str, Any] | None = None,
+    ) -> Received:
+        body = read_body(stream, parser_context)
+        kind = (media_type or "").partition(";")[0].strip().lower()
+        if kind in YAML_TYPES:
+            return Received(text=body, filename="job.yaml")
+        return received_json(body)
+
+
+def received_json(body: bytes) -> Received:
+    try:
+        value = parse_json(body)
+    except ParseError:
+        # Job files with comments are no JSON, and still read; their reader names the line at fault.
+        return Received(text=body, filename="job.json")
+    if isinstance(value, dict) and "job" in value:
+        envelope = Envelope(data=value)
+        envelope.is_valid(raise_exception=True)
+        options = dict(envelope.validated_data)
+        job = options.pop("job")
+        if isinstance(job, str):
+            return Received(text=job, options=options)
+        return Received(document=job, options=options)
+    return Received(text=body, filename="job.json")
+
+
+class _Handler(FileUploadHandler):
+    """Code goes to disk as it comes; everything else must be small."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.incoming: Incoming | None = None
+        self.code_name = ""
+        self.code_digest = ""
+        self.manifest: bytes | None = None
+        self.manifest_name = ""
+        self._hash = hashlib.sha256()
+        self._small = bytearray()
+
+    def new_file(self, field_name: str, file_name: str, *args: Any, **kwargs: Any) -> None:
+        super().new_file(field_name, file_name, *args, **kwargs)
+        if field_name == "code":
+            if self.incoming is not None:
+                raise StopUpload(connection_reset=False)
+            self.incoming, self.code_name = Incoming(), file_name
+        self._small = bytearray()
+
+    def receive_data_chunk(self, raw_data: bytes, start: int) -> bytes | None:
+        if self.field_name == "code" and self.incoming is not None:
+            self.incoming.write(raw_data)
+            self._hash.update(raw_data)
+        else:
+            self._small += raw_data
+            if len(self._small) > settings.API_MAX_BODY_BYTES:
+                raise BodyTooLarge(settings.API_MAX_BODY_BYTES)
+        return None
+
+    def file_complete(self, file_size: int) -> None:
+        if self.field_name == "code":
+            self.code_digest = self._hash.hexdigest()
+        elif self.field_name == "manifest":
+            self.manifest, self.manifest_name = bytes(self._small), self.file_name or ""
+
+
+class MultipartParser(BaseParser):
+    """`manifest` (a file or a text field), `code` (an archive), and the options as fields."""
+
+    media_type = "multipart/form-data"
+
+    def parse(  # type: ignore[override]
+        self,
+        stream: IO[Any],
+        media_type: str | None = None,
+        parser_context: Mapping[str, Any] | None = None,
+    ) -> Received:
+        request = (parser_context or {})["request"]
+        meta = request.META.copy()
+        meta["CONTENT_TYPE"] = media_type
+        limit = settings.UPLOAD_MAX_BYTES + MULTIPART_EXTRA_BYTES
+        handler = _Handler()
+        try:
+            if int(meta.get("CONTENT_LENGTH") or 0) > limit:
+                raise BodyTooLarge(limit)
+            fields, _files = MultiPartParser(meta, cast(Any, stream), [handler], "utf-8").parse()
+            return self._received(handler, fields)
+        except (MultiPartParserError, ValueError) as error:
+            _discard(handler)
+            raise ParseError(
+                _("The multipart body cannot be read: %(words)s") % {"words": error}
+            ) from error
+        except BaseException:
+            _discard(handler)
+            raise
+
+    def _received(self, handler: _Handler, fields: Any) -> Received:
+        manifest: bytes | str | None = handler.manifest
+        given = {name: fields[name] for name in fields}
+        if manifest is None:
+            manifest = given.pop("manifest", None)
+        if "secrets" in given:
+            given["secrets"] = parse_json(given["secrets"].encode())
+        options = SubmitOptions(data=given)
+        options.is_valid(raise_exception=True)
+        if manifest is None and handler.incoming is None:
+            raise ValidationError({"manifest": [_("must be given.")]}, code="required")
+        return Received(
+            text=manifest,
+            filename=handler.manifest_name,
+            options=dict(options.validated_data),
+            incoming=handler.incoming,
+            code_name=handler.code_name,
+            code_digest=handler.code_digest,
+        )
+
+
+def _discard(handler: _Handler) -> None:
+    if handler.incoming is not None:
+        handler.incoming.discard()
+
+
+# For the schema
+
+_JOB_FILE = {
+    "type": "object",
+    "additionalProperties": True,
+    "description": "A job file; its own schema is at /api/v1/job-file-schema.",
+    "minProperties": 1,
+}
+_ENVELOPE = {
+    "type": "object",
+    "description": "A job file with what belongs to it.",
+    "properties": {
+        "job": {"type": ["object", "string"], "description": "The job file, or its text."},
+        "secrets": {"type": "object", "additionalProperties": {"type": "string"}},
+        "code": {"type": "string", "pattern": SHA256, "description": "An upload's SHA-256."},
+        "name": {"type": "string", "minLength": 1, "maxLength": 255},
+        "namespace": {"type": "string", "minLength": 1, "maxLength": 255},
+    },
+    "required": ["job"],
+    "additionalProperties": False,
+}
+_MULTIPART = {
+    "type": "object",
+    "properties": {
+        "manifest": {"type": "string", "description": "The job file, in any known format."},
+        "code": {"type": "string", "format": "binary", "description": "zip, tar or tar.gz"},
+        "secrets": {"type": "string", "description": "A JSON object."},
+        "name": {"type": "string"},
+        "namespace": {"type": "string"},
+    },
+    "required": ["manifest"],
+}
+REQUEST = {
+    "application/json": {"anyOf": [_JOB_FILE, _ENVELOPE]},
+    "application/yaml": {"type": "string"},
+    "multipart/form-data": _MULTIPART,
+}

@@ -1,0 +1,512 @@
+"""`/jobs` and one job: submitting, listing, looking, changing. Files and batches have files of their own."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from typing import Any, cast
+
+from django.http import HttpResponse
+from django.utils import timezone
+from django.utils.translation import gettext as _
+from drf_spectacular.utils import OpenApiParameter, OpenApiResponse, extend_schema
+from rest_framework import serializers
+from rest_framework.exceptions import NotFound, ValidationError
+from rest_framework.request import Request
+from rest_framework.views import APIView
+
+from clusters.access import can_submit, namespaces_visible_to
+from jobs import services
+from jobs.access import visible_to
+from jobs.api import answers, jobfiles, shapes
+from jobs.api.filters import JOB_LIST_PARAMETERS, Query, read_job_list
+from jobs.api.jobfiles import JobFileParser, MultipartParser, Received
+from jobs.api.pagination import decode_cursor, encode_cursor, fingerprint
+from jobs.api.requests import json_answer, person
+from jobs.api.schema import problems
+from jobs.api.serializers import Flag, PlainText, Strict, WholeNumber
+from jobs.errors import InvalidValue
+from jobs.files import attempt_of
+from jobs.idempotency import once
+from jobs.importers import load_document
+from jobs.listing import count_jobs, one_job, page_of_jobs
+from jobs.models import Attempt, Job, JobEvent, Task
+from jobs.plan import Plan, describe
+from jobs.spec import dump
+from jobs.submission import Preview, preview, submit
+
+MAX_KEY = 200
+MAX_EVENTS = 500
+YAML = "application/yaml"
+ATTEMPT = OpenApiParameter(
+    "attempt", {"type": "integer", "minimum": 1}, description="Absent: the newest."
+)
+
+
+def find_job(request: Request, id: uuid.UUID) -> Job:
+    """A job that the person may see; for all others there is none."""
+    found = (
+        visible_to(person(request))
+        .select_related("namespace", "cluster", "owner")
+        .filter(pk=id)
+        .first()
+    )
+    if found is None:
+        raise NotFound(_("There is no such job, or you may not see it."))
+    return found
+
+
+def job_detail(request: Request, id: uuid.UUID) -> dict[str, Any]:
+    user = person(request)
+    found = one_job(user, id, "warnings", "plan")
+    if found is None:
+        raise NotFound(_("There is no such job, or you may not see it."))
+    row, role, (warnings, plan) = found
+    return {
+        **shapes.job(row, user, role, timezone.now()),
+        "warnings": warnings,
+        "plan": plan,
+        "plan_words": describe(Plan.from_json(plan)) if plan else "",
+    }
+
+
+class Jobs(APIView):
+    parser_classes = [JobFileParser, MultipartParser]
+
+    @extend_schema(
+        operation_id="jobs_list",
+        tags=["jobs"],
+        summary="Jobs that you may see",
+        parameters=JOB_LIST_PARAMETERS,
+        responses={200: answers.JobPage, **problems(400)},
+    )
+    def get(self, request: Request) -> HttpResponse:
+        user = person(request)
+        asked = read_job_list(request.query_params)
+        query = fingerprint(user.pk, repr(asked.wanted))
+        after = decode_cursor(asked.cursor, query) if asked.cursor else None
+        page = page_of_jobs(user, asked.wanted, after=after, limit=asked.limit)
+        now = timezone.now()
+        body: dict[str, Any] = {
+            "items": [shapes.job(row, user, page.roles.get(row[4]), now) for row in page.rows],
+            "next": encode_cursor(page.next_key, query) if page.next_key else None,
+        }
+        if asked.count:
+            body["count"] = count_jobs(user, asked.wanted)
+        return json_answer(body)
+
+    @extend_schema(
+        operation_id="jobs_create",
+        tags=["jobs"],
+        summary="Submit a job: a job file in any known format, with or without code",
+        parameters=[
+            OpenApiParameter(
+                "Idempotency-Key",
+                {"type": "string", "minLength": 1, "maxLength": MAX_KEY},
+                OpenApiParameter.HEADER,
+                description="Sent again with the same body, the first job is answered (200).",
+            )
+        ],
+        request=jobfiles.REQUEST,
+        responses={
+            201: answers.JobDetail,
+            200: OpenApiResponse(
+                answers.JobDetail, description="The job of this key, from before."
+            ),
+            **problems(400, 403, 404, 409, 413, 415, 422),
+        },
+    )
+    def post(self, request: Request) -> HttpResponse:
+        key = request.headers.get("Idempotency-Key", "")
+        if len(key) > MAX_KEY or not key.isprintable():
+            raise ValidationError(
+                {"Idempotency-Key": [_("must be 1 to 200 printable characters.")]}
+            )
+        received = cast(Received, request.data)
+        try:
+            created, replayed = self._create(request, received, key)
+        finally:
+            received.discard()
+        answer = json_answer(job_detail(request, created.pk), status=200 if replayed else 201)
+        answer["Location"] = f"{shapes.API}/jobs/{created.pk}"
+        if replayed:
+            answer["Idempotent-Replayed"] = "true"
+        return answer
+
+    def _create(self, request: Request, received: Received, key: str) -> tuple[Job, bool]:
+        user = person(request)
+
+        def create() -> Job:
+            return submit(by=user, submission=received.read(user, keep_code=True))
+
+        if not key:
+            return create(), False
+        return once(user=user, key=key, fingerprint=received.fingerprint(), create=create)
+
+
+class JobsPlan(APIView):
+    """Nothing is made or kept."""
+
+    parser_classes = [JobFileParser, MultipartParser]
+    reading_methods = ("POST",)
+
+    @extend_schema(
+        operation_id="jobs_plan",
+        tags=["jobs"],
+        summary="What would become of a job file: plan in words, script, warnings, refusals",
+        request=jobfiles.REQUEST,
+        responses={200: answers.PreviewAnswer, **problems(400, 404, 413, 415)},
+    )
+    def post(self, request: Request) -> HttpResponse:
+        user = person(request)
+        received = cast(Received, request.data)
+        try:
+            made = preview(by=user, submission=received.read(user, keep_code=False))
+        finally:
+            received.discard()
+        return json_answer(preview_answer(made, can_submit(user, made.submission.namespace)))
+
+
+def preview_answer(made: Preview, may_submit: bool) -> dict[str, Any]:
+    submission = made.submission
+    plan = made.plan
+    return {
+        "ok": made.ok,
+        "may_submit": may_submit,
+        "dialect": submission.dialect,
+        "namespace": submission.namespace.name,
+        "spec": json.loads(dump(submission.spec)),
+        "warnings": [warning.as_dict() for warning in submission.warnings],
+        "problems": [problem.as_dict() for problem in made.problems],
+        "plan": plan.to_json() if plan else None,
+        "plan_words": made.words,
+        "notes": [
+            {"code": note.code, "message": note.message, "params": note.params}
+            for note in (plan.notes if plan else ())
+        ],
+        "starts_now": made.starts_now,
+        "obstacles": list(made.obstacles),
+        # Only Slurm can tell for a job that waits; it does once it has the job.
+        "expected_start": shapes.iso(timezone.now()) if made.starts_now else None,
+        "machine_hours": plan.totals.machine_hours if plan else None,
+        "script": made.script,
+    }
+
+
+class JobChange(Strict):
+    description = PlainText(required=False, allow_blank=True, max_length=10_000)
+    labels = serializers.DictField(
+        child=PlainText(allow_blank=True, max_length=500), required=False
+    )
+    time_limit_s = WholeNumber(required=False, min_value=60, max_value=10 * 365 * 86400)
+
+
+class OneJob(APIView):
+    @extend_schema(
+        operation_id="jobs_get",
+        tags=["jobs"],
+        summary="One job",
+        responses={200: answers.JobDetail, **problems(404)},
+    )
+    def get(self, request: Request, id: uuid.UUID) -> HttpResponse:
+        return json_answer(job_detail(request, id))
+
+    @extend_schema(
+        operation_id="jobs_change",
+        tags=["jobs"],
+        summary="Change description, labels or time limit",
+        request=JobChange,
+        responses={200: answers.JobDetail, **problems(400, 403, 404, 409, 413, 415)},
+    )
+    def patch(self, request: Request, id: uuid.UUID) -> HttpResponse:
+        found, user = find_job(request, id), person(request)
+        given = JobChange(data=request.data)
+        given.is_valid(raise_exception=True)
+        values = given.validated_data
+        if not values:
+            raise ValidationError(
+                _("Say what to change: description, labels or time_limit_s."), code="empty"
+            )
+        if "description" in values or "labels" in values:
+            services.update_job(
+                job=found,
+                by=user,
+                description=values.get("description"),
+                labels=values.get("labels"),
+            )
+        if "time_limit_s" in values:
+            services.change_time_limit(job=found, by=user, time_limit_s=values["time_limit_s"])
+        return json_answer(job_detail(request, id))
+
+    @extend_schema(
+        operation_id="jobs_delete",
+        tags=["jobs"],
+        summary="Delete an ended job, or stop and delete a live one",
+        parameters=[
+            OpenApiParameter("remove_files", bool, description="Also its files on the cluster."),
+            OpenApiParameter("stop_first", bool, description="Stop it first if it still lives."),
+        ],
+        responses={
+            204: OpenApiResponse(description="Deleted."),
+            202: OpenApiResponse(answers.JobDetail, description="Being stopped; deleted then."),
+            **problems(400, 403, 404, 409),
+        },
+    )
+    def delete(self, request: Request, id: uuid.UUID) -> HttpResponse:
+        query = Query(request.query_params)
+        remove_files, stop_first = query.flag("remove_files"), query.flag("stop_first")
+        query.finish()
+        deleted = services.delete_job(
+            job=find_job(request, id),
+            by=person(request),
+            remove_files=bool(remove_files),
+            stop_first=bool(stop_first),
+        )
+        if deleted.deleted_at is None:
+            return json_answer(job_detail(request, id), status=202)
+        return HttpResponse(status=204)
+
+
+class JobStop(APIView):
+    @extend_schema(
+        operation_id="jobs_stop",
+        tags=["jobs"],
+        summary="Stop a job; one that has ended stays as it is",
+        request=None,
+        responses={200: answers.JobDetail, **problems(403, 404)},
+    )
+    def post(self, request: Request, id: uuid.UUID) -> HttpResponse:
+        services.stop_job(job=find_job(request, id), by=person(request))
+        return json_answer(job_detail(request, id))
+
+
+class JobRetry(APIView):
+    @extend_schema(
+        operation_id="jobs_retry",
+        tags=["jobs"],
+        summary="Run an ended job once more, as a further attempt",
+        request=None,
+        responses={200: answers.JobDetail, **problems(403, 404, 409, 422)},
+    )
+    def post(self, request: Request, id: uuid.UUID) -> HttpResponse:
+        services.retry_job(job=find_job(request, id), by=person(request))
+        return json_answer(job_detail(request, id))
+
+
+class CloneRequest(Strict):
+    name = PlainText(max_length=255, required=False, help_text="Absent: the old one, or with -2.")
+    namespace = PlainText(max_length=255, required=False)
+
+
+class JobClone(APIView):
+    @extend_schema(
+        operation_id="jobs_clone",
+        tags=["jobs"],
+        summary="The same job file as a new job of yours",
+        request=CloneRequest,
+        responses={201: answers.JobDetail, **problems(400, 403, 404, 409, 413, 415, 422)},
+    )
+    def post(self, request: Request, id: uuid.UUID) -> HttpResponse:
+        found, user = find_job(request, id), person(request)
+        given = CloneRequest(data=request.data)
+        given.is_valid(raise_exception=True)
+        namespace = None
+        if name := given.validated_data.get("namespace"):
+            visible = namespaces_visible_to(user).select_related("cluster")
+            namespace = visible.filter(name=name).first()
+            if namespace is None:
+                raise InvalidValue(f"You are in no namespace {name}.", namespace=name)
+        name = given.validated_data.get("name")
+        if name:
+            load_document({**found.spec, "jobName": name})
+        made = services.clone_job(job=found, by=user, name=name, namespace=namespace)
+        return json_answer(job_detail(request, made.pk), status=201)
+
+
+class JobSpecView(APIView):
+    @extend_schema(
+        operation_id="jobs_spec",
+        tags=["jobs"],
+        summary="The job file, as JSON or YAML",
+        parameters=[
+            OpenApiParameter(
+                "format",
+                {"type": "string", "enum": ["json", "yaml"]},
+                description="Absent: YAML if Accept asks for it, else JSON.",
+            )
+        ],
+        responses={
+            (200, "application/json"): {"type": "object", "additionalProperties": True},
+            (200, YAML): {"type": "string"},
+            **problems(400, 404),
+        },
+    )
+    def get(self, request: Request, id: uuid.UUID) -> HttpResponse:
+        query = Query(request.query_params)
+        wanted = "yaml" if "yaml" in request.headers.get("Accept", "") else "json"
+        wanted = query.choice("format", ["json", "yaml"], wanted)
+        query.finish()
+        spec = services.spec_of(find_job(request, id))
+        if wanted == "yaml":
+            return HttpResponse(dump(spec, "yaml"), content_type=YAML)
+        return HttpResponse(dump(spec, "json"), content_type="application/json")
+
+
+class JobScript(APIView):
+    @extend_schema(
+        operation_id="jobs_script",
+        tags=["jobs"],
+        summary="What sbatch was given",
+        parameters=[ATTEMPT],
+        responses={200: answers.ScriptAnswer, **problems(400, 404)},
+    )
+    def get(self, request: Request, id: uuid.UUID) -> HttpResponse:
+        attempt = attempt_of(find_job(request, id), read_attempt(request))
+        return json_answer({"attempt": attempt.number, "script": attempt.script})
+
+
+def read_attempt(request: Request) -> int | None:
+    query = Query(request.query_params)
+    number = query.whole("attempt", 0, 1, 1_000_000) or None
+    query.finish()
+    return number
+
+
+class JobEvents(APIView):
+    @extend_schema(
+        operation_id="jobs_events",
+        tags=["jobs"],
+        summary="What happened to it, oldest first",
+        parameters=[
+            OpenApiParameter(
+                "since", {"type": "integer", "minimum": 0}, description="Only later numbers."
+            ),
+            OpenApiParameter(
+                "limit", {"type": "integer", "minimum": 1, "maximum": MAX_EVENTS, "default": 100}
+            ),
+        ],
+        responses={200: answers.EventPage, **problems(400, 404)},
+    )
+    def get(self, request: Request, id: uuid.UUID) -> HttpResponse:
+        query = Query(request.query_params)
+        since = query.whole("since", 0, 0, 10**12 - 1)
+        limit = query.whole("limit", 100, 1, MAX_EVENTS)
+        query.finish()
+        found = find_job(request, id)
+        rows = list(JobEvent.objects.filter(job=found, id__gt=since).order_by("id")[: limit + 1])
+        items = [
+            {
+                "number": row.pk,
+                "at": shapes.iso(row.at),
+                "kind": row.kind,
+                "actor": row.actor,
+                "actor_name": row.actor_name,
+                "data": row.data,
+            }
+            for row in rows[:limit]
+        ]
+        return json_answer({"items": items, "next": items[-1]["number"] if rows[limit:] else None})
+
+
+class JobTasks(APIView):
+    @extend_schema(
+        operation_id="jobs_tasks",
+        tags=["jobs"],
+        summary="Its tasks: node, ports, state, exit code",
+        parameters=[ATTEMPT],
+        responses={200: answers.TaskList, **problems(400, 404)},
+    )
+    def get(self, request: Request, id: uuid.UUID) -> HttpResponse:
+        number = read_attempt(request)
+        found = find_job(request, id)
+        services.watch_job(job=found)
+        tasks: list[dict[str, Any]] = []
+        if number is not None or Attempt.objects.filter(job=found).exists():
+            attempt = attempt_of(found, number)
+            rows = Task.objects.filter(attempt=attempt).order_by("id")
+            tasks = [shapes.task(row, attempt.number) for row in rows]
+        return json_answer({"items": tasks})
+
+
+class JobAttempts(APIView):
+    @extend_schema(
+        operation_id="jobs_attempts",
+        tags=["jobs"],
+        summary="Every run of it in Slurm",
+        responses={200: answers.AttemptList, **problems(404)},
+    )
+    def get(self, request: Request, id: uuid.UUID) -> HttpResponse:
+        rows = Attempt.objects.filter(job=find_job(request, id)).order_by("number")
+        return json_answer({"items": [shapes.attempt(row) for row in rows]})
+
+
+class BatchIds(Strict):
+    ids = serializers.ListField(child=serializers.UUIDField(), min_length=1, max_length=1000)
+
+
+class BatchDeleteRequest(BatchIds):
+    remove_files = Flag(default=False)
+    stop_first = Flag(default=False)
+
+
+class BatchStop(APIView):
+    @extend_schema(
+        operation_id="jobs_batch_stop",
+        tags=["jobs"],
+        summary="Stop many; each has its own outcome",
+        request=BatchIds,
+        responses={200: answers.BatchAnswer, **problems(400, 413, 415)},
+    )
+    def post(self, request: Request) -> HttpResponse:
+        given = BatchIds(data=request.data)
+        given.is_valid(raise_exception=True)
+        jobs, missing = _find_all(request, given.validated_data["ids"])
+        outcomes = services.batch_stop(jobs=jobs, by=person(request))
+        return _batch_answer(given.validated_data["ids"], outcomes, missing)
+
+
+class BatchDelete(APIView):
+    @extend_schema(
+        operation_id="jobs_batch_delete",
+        tags=["jobs"],
+        summary="Delete many; each has its own outcome",
+        request=BatchDeleteRequest,
+        responses={200: answers.BatchAnswer, **problems(400, 413, 415)},
+    )
+    def post(self, request: Request) -> HttpResponse:
+        given = BatchDeleteRequest(data=request.data)
+        given.is_valid(raise_exception=True)
+        values = given.validated_data
+        jobs, missing = _find_all(request, values["ids"])
+        outcomes = services.batch_delete(
+            jobs=jobs,
+            by=person(request),
+            remove_files=values["remove_files"],
+            stop_first=values["stop_first"],
+        )
+        return _batch_answer(values["ids"], outcomes, missing)
+
+
+def _find_all(request: Request, ids: list[uuid.UUID]) -> tuple[list[Job], list[uuid.UUID]]:
+    rows = visible_to(person(request)).filter(pk__in=ids)
+    found = {job.pk: job for job in rows.select_related("namespace", "cluster", "owner")}
+    wanted = dict.fromkeys(ids)
+    return [found[id] for id in wanted if id in found], [id for id in wanted if id not in found]
+
+
+def _batch_answer(
+    ids: list[uuid.UUID], outcomes: list[services.BatchOutcome], missing: list[uuid.UUID]
+) -> HttpResponse:
+    words = _("There is no such job, or you may not see it.")
+    by_id = {outcome.job_id: outcome for outcome in outcomes}
+    by_id |= {id: services.BatchOutcome(id, False, "not_found", words) for id in missing}
+    items = [
+        {
+            "id": str(id),
+            "ok": by_id[id].ok,
+            "code": by_id[id].code,
+            "message": by_id[id].message,
+        }
+        for id in dict.fromkeys(ids)
+    ]
+    return json_answer({"items": items})

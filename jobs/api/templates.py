@@ -1,0 +1,329 @@
+"""`/templates`: job files with parameters that people keep and share."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from typing import Any
+
+from django.db.models import Q
+from django.http import HttpResponse
+from django.utils.translation import gettext as _
+from drf_spectacular.utils import OpenApiParameter, OpenApiResponse, extend_schema
+from rest_framework import serializers
+from rest_framework.exceptions import ValidationError
+from rest_framework.request import Request
+from rest_framework.views import APIView
+
+from jobs import templates
+from jobs.access import visible_to
+from jobs.api import answers, shapes
+from jobs.api.filters import PAGE_PARAMETERS, Query
+from jobs.api.jobfiles import SubmitOptions
+from jobs.api.jobs import job_detail
+from jobs.api.pagination import decode_cursor, encode_cursor, fingerprint
+from jobs.api.requests import json_answer, person
+from jobs.api.schema import problems
+from jobs.api.serializers import Flag, PlainText, Strict, WholeNumber
+from jobs.errors import JobError, NotFound
+from jobs.models import JobTemplate
+from jobs.submission import submit
+from jobs.templating import KINDS, Parameter
+from jobs.uploads import find_upload
+
+VISIBILITIES = [value.value for value in JobTemplate.Visibility]
+
+
+class ScalarField(serializers.JSONField):
+    """Text, a number or true/false."""
+
+    def to_internal_value(self, data: Any) -> Any:
+        if not isinstance(data, str | int | float | bool):
+            raise serializers.ValidationError(_("must be text, a number or true/false."))
+        return data
+
+
+class ParameterRequest(Strict):
+    name = serializers.RegexField(r"^[A-Za-z_][A-Za-z0-9_]{0,62}$")
+    title = PlainText(max_length=120, required=False, allow_blank=True)
+    description = PlainText(max_length=1000, required=False, allow_blank=True)
+    kind = serializers.ChoiceField(choices=KINDS, default="text")
+    required = Flag(default=False)  # type: ignore[assignment]
+    default = ScalarField(required=False, allow_null=True)
+    choices = serializers.ListField(child=PlainText(max_length=200), required=False, max_length=100)
+
+
+class TemplateFields(Strict):
+    name = PlainText(max_length=120)
+    description = PlainText(required=False, allow_blank=True, max_length=10_000)
+    visibility = serializers.ChoiceField(choices=JobTemplate.Visibility.choices, required=False)
+    namespace = PlainText(required=False, allow_null=True, max_length=255)
+    spec = serializers.DictField(
+        child=answers.Anything(allow_null=True), required=False, help_text="A job file."
+    )
+    job_file = PlainText(
+        required=False, trim_whitespace=False, max_length=1_000_000, help_text="Or its text."
+    )
+    parameters = ParameterRequest(many=True, required=False)
+
+
+class NewTemplate(TemplateFields):
+    from_job = serializers.UUIDField(required=False, help_text="Or a job to take it from.")
+
+    def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
+        if sum(key in attrs for key in ("spec", "job_file", "from_job")) != 1:
+            raise serializers.ValidationError(_("Give one of spec, job_file and from_job."))
+        return attrs
+
+
+class TemplateChange(TemplateFields):
+    name = PlainText(max_length=120, required=False)
+    version = WholeNumber(
+        min_value=1, max_value=2**31 - 1, help_text="The version that you changed."
+    )
+
+    def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
+        if "spec" in attrs and "job_file" in attrs:
+            raise serializers.ValidationError(_("Give spec or job_file, not both."))
+        return attrs
+
+
+class CopyRequest(Strict):
+    name = PlainText(max_length=120, required=False)
+
+
+class SubmitRequest(SubmitOptions):
+    parameters = serializers.DictField(child=ScalarField(allow_null=True), required=False)
+
+
+class BatchTemplates(Strict):
+    ids = serializers.ListField(child=serializers.UUIDField(), min_length=1, max_length=1000)
+
+
+def as_dict(template: JobTemplate, request: Request, *, full: bool = False) -> dict[str, Any]:
+    changes = templates.can_change(person(request), template)
+    found: dict[str, Any] = {
+        "id": str(template.pk),
+        "name": template.name,
+        "description": template.description,
+        "owner": template.owner.get_username(),
+        "visibility": template.visibility,
+        "namespace": template.namespace.name if template.namespace else None,
+        "parameters": template.parameters,
+        "version": template.version,
+        "created_at": shapes.iso(template.created_at),
+        "updated_at": shapes.iso(template.updated_at),
+        "can": {"edit": changes, "delete": changes},
+    }
+    return {**found, "spec": template.spec} if full else found
+
+
+def _parameters(values: Mapping[str, Any]) -> list[Parameter]:
+    return [Parameter.from_json(row) for row in values.get("parameters", ())]
+
+
+class Templates(APIView):
+    @extend_schema(
+        operation_id="templates_list",
+        tags=["templates"],
+        summary="Templates that you may use, last changed first",
+        parameters=[
+            OpenApiParameter("q", str, description="Words in name, description or owner."),
+            OpenApiParameter("mine", bool, description="Only your own."),
+            OpenApiParameter("visibility", {"type": "string", "enum": VISIBILITIES}),
+            OpenApiParameter("namespace", str),
+            *PAGE_PARAMETERS,
+        ],
+        responses={200: answers.TemplatePage, **problems(400)},
+    )
+    def get(self, request: Request) -> HttpResponse:
+        user = person(request)
+        query = Query(request.query_params)
+        words, mine = query.text("q", limit=200), query.flag("mine")
+        visibility = query.choice("visibility", [*VISIBILITIES, ""], "")
+        namespace, cursor = query.text("namespace"), query.text("cursor", limit=2000)
+        limit = query.whole("limit", 50, 1, 200)
+        query.finish()
+        rows = templates.templates_visible_to(user).select_related("owner", "namespace")
+        if mine:
+            rows = rows.filter(owner=user)
+        if visibility:
+            rows = rows.filter(visibility=visibility)
+        if namespace:
+            rows = rows.filter(namespace__name=namespace)
+        for word in words.split():
+            rows = rows.filter(
+                Q(name__icontains=word)
+                | Q(description__icontains=word)
+                | Q(owner__username__icontains=word)
+            )
+        asked = fingerprint("templates", user.pk, words, mine, visibility, namespace)
+        if cursor:
+            moment, last = decode_cursor(cursor, asked)
+            rows = rows.filter(Q(updated_at__lt=moment) | Q(updated_at=moment, pk__lt=last))
+        found = list(rows.order_by("-updated_at", "-id")[: limit + 1])
+        page = found[:limit]
+        key = (page[-1].updated_at, page[-1].pk) if len(found) > limit else None
+        return json_answer(
+            {
+                "items": [as_dict(template, request) for template in page],
+                "next": encode_cursor(key, asked) if key else None,
+            }
+        )
+
+    @extend_schema(
+        operation_id="templates_create",
+        tags=["templates"],
+        summary="Keep a job file, or a job's, as a template",
+        request=NewTemplate,
+        responses={201: answers.TemplateDetail, **problems(400, 403, 404, 413, 415)},
+    )
+    def post(self, request: Request) -> HttpResponse:
+        user = person(request)
+        given = NewTemplate(data=request.data)
+        given.is_valid(raise_exception=True)
+        values = given.validated_data
+        template = templates.create_template(
+            by=user,
+            name=values["name"],
+            document=_document(request, values),
+            parameters=_parameters(values),
+            description=values.get("description", ""),
+            visibility=values.get("visibility", JobTemplate.Visibility.PRIVATE),
+            namespace=values.get("namespace"),
+        )
+        return json_answer(as_dict(template, request, full=True), status=201)
+
+
+def _document(request: Request, values: Mapping[str, Any]) -> Mapping[str, Any]:
+    if "job_file" in values:
+        return templates.document_of_text(values["job_file"])
+    if "from_job" in values:
+        job = visible_to(person(request)).filter(pk=values["from_job"]).first()
+        if job is None:
+            raise NotFound(_("There is no such job, or you may not see it."))
+        return templates.document_of_job(job)
+    document: Mapping[str, Any] = values["spec"]
+    return document
+
+
+class OneTemplate(APIView):
+    @extend_schema(
+        operation_id="templates_get",
+        tags=["templates"],
+        summary="One template with its job file",
+        responses={200: answers.TemplateDetail, **problems(404)},
+    )
+    def get(self, request: Request, id: uuid.UUID) -> HttpResponse:
+        template = templates.find_template(id=id, by=person(request))
+        return json_answer(as_dict(template, request, full=True))
+
+    @extend_schema(
+        operation_id="templates_change",
+        tags=["templates"],
+        summary="Change a template; `version` says which one you saw",
+        request=TemplateChange,
+        responses={200: answers.TemplateDetail, **problems(400, 403, 404, 409, 413, 415)},
+    )
+    def patch(self, request: Request, id: uuid.UUID) -> HttpResponse:
+        user = person(request)
+        template = templates.find_template(id=id, by=user)
+        given = TemplateChange(data=request.data)
+        given.is_valid(raise_exception=True)
+        values = given.validated_data
+        changes = {
+            key: values[key]
+            for key in ("name", "description", "visibility", "namespace")
+            if key in values
+        }
+        if "spec" in values or "job_file" in values:
+            changes["document"] = _document(request, values)
+        if "parameters" in values:
+            changes["parameters"] = _parameters(values)
+        if not changes:
+            raise ValidationError(_("Say what to change."), code="empty")
+        changed = templates.change_template(
+            template=template, by=user, version=values["version"], changes=changes
+        )
+        return json_answer(as_dict(changed, request, full=True))
+
+    @extend_schema(
+        operation_id="templates_delete",
+        tags=["templates"],
+        summary="Delete a template; jobs made from it stay",
+        responses={204: OpenApiResponse(description="Deleted."), **problems(403, 404)},
+    )
+    def delete(self, request: Request, id: uuid.UUID) -> HttpResponse:
+        user = person(request)
+        templates.delete_template(template=templates.find_template(id=id, by=user), by=user)
+        return HttpResponse(status=204)
+
+
+class TemplateCopy(APIView):
+    @extend_schema(
+        operation_id="templates_copy",
+        tags=["templates"],
+        summary="A private copy of your own",
+        request=CopyRequest,
+        responses={201: answers.TemplateDetail, **problems(400, 404, 413, 415)},
+    )
+    def post(self, request: Request, id: uuid.UUID) -> HttpResponse:
+        user = person(request)
+        template = templates.find_template(id=id, by=user)
+        given = CopyRequest(data=request.data)
+        given.is_valid(raise_exception=True)
+        copy = templates.copy_template(
+            template=template, by=user, name=given.validated_data.get("name", "")
+        )
+        return json_answer(as_dict(copy, request, full=True), status=201)
+
+
+class TemplateSubmit(APIView):
+    @extend_schema(
+        operation_id="templates_submit",
+        tags=["templates"],
+        summary="Submit a job from a template with values for its parameters",
+        request=SubmitRequest,
+        responses={201: answers.JobDetail, **problems(400, 403, 404, 409, 413, 415, 422)},
+    )
+    def post(self, request: Request, id: uuid.UUID) -> HttpResponse:
+        user = person(request)
+        template = templates.find_template(id=id, by=user)
+        given = SubmitRequest(data=request.data)
+        given.is_valid(raise_exception=True)
+        values = given.validated_data
+        code = find_upload(sha256=values["code"], by=user) if "code" in values else None
+        submission = templates.submission_from(
+            template=template,
+            by=user,
+            values=values.get("parameters", {}),
+            name=values.get("name", ""),
+            namespace=values.get("namespace", ""),
+            secrets=values.get("secrets"),
+            code=code,
+        )
+        job = submit(by=user, submission=submission)
+        return json_answer(job_detail(request, job.pk), status=201)
+
+
+class BatchDelete(APIView):
+    @extend_schema(
+        operation_id="templates_batch_delete",
+        tags=["templates"],
+        summary="Delete many; each has its own outcome",
+        request=BatchTemplates,
+        responses={200: answers.BatchAnswer, **problems(400, 413, 415)},
+    )
+    def post(self, request: Request) -> HttpResponse:
+        user = person(request)
+        given = BatchTemplates(data=request.data)
+        given.is_valid(raise_exception=True)
+        items = []
+        for id in dict.fromkeys(given.validated_data["ids"]):
+            outcome = {"id": str(id), "ok": True, "code": "", "message": ""}
+            try:
+                templates.delete_template(template=templates.find_template(id=id, by=user), by=user)
+            except JobError as error:
+                outcome |= {"ok": False, "code": error.code, "message": error.user_message}
+            items.append(outcome)
+        return json_answer({"items": items})

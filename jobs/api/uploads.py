@@ -1,0 +1,154 @@
+"""`/uploads`: code sent ahead of a job; a job then names its SHA-256."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import IO, Any, cast
+
+from django.conf import settings
+from django.db.models import Count
+from django.http import HttpResponse
+from django.utils.translation import gettext as _
+from drf_spectacular.utils import OpenApiParameter, OpenApiResponse, extend_schema
+from rest_framework.exceptions import ValidationError
+from rest_framework.parsers import BaseParser
+from rest_framework.request import Request
+from rest_framework.views import APIView
+
+from jobs.api import answers, shapes
+from jobs.api.filters import Query
+from jobs.api.jobfiles import MultipartParser, Received
+from jobs.api.parsers import BodyTooLarge
+from jobs.api.requests import json_answer, person
+from jobs.api.schema import problems
+from jobs.models import CodeUpload, UploadOwner
+from jobs.uploads import Incoming, find_upload, forget_upload
+
+RAW_TYPES = (
+    "application/octet-stream",
+    "application/zip",
+    "application/x-tar",
+    "application/gzip",
+    "application/x-gzip",
+    "application/x-gtar",
+)
+CHUNK = 256 * 1024
+
+
+class RawParser(BaseParser):
+    """The archive as the whole body."""
+
+    media_type = RAW_TYPES[0]
+    media_types = RAW_TYPES
+
+    def parse(  # type: ignore[override]
+        self,
+        stream: IO[Any],
+        media_type: str | None = None,
+        parser_context: Mapping[str, Any] | None = None,
+    ) -> Received:
+        request = (parser_context or {})["request"]
+        if int(request.META.get("CONTENT_LENGTH") or 0) > settings.UPLOAD_MAX_BYTES:
+            raise BodyTooLarge(settings.UPLOAD_MAX_BYTES)
+        incoming = Incoming()
+        try:
+            while chunk := stream.read(CHUNK):
+                incoming.write(chunk)
+        except BaseException:
+            incoming.discard()
+            raise
+        return Received(incoming=incoming)
+
+
+def as_dict(owned: UploadOwner, jobs: int) -> dict[str, Any]:
+    upload = owned.upload
+    return {
+        "sha256": upload.sha256,
+        "size": upload.size,
+        "format": upload.format,
+        "unpacked_size": upload.unpacked_size,
+        "files": upload.file_count,
+        "filename": owned.filename,
+        "created_at": shapes.iso(owned.created_at),
+        "jobs": jobs,
+    }
+
+
+_BINARY = {"type": "string", "format": "binary"}
+
+
+class Uploads(APIView):
+    parser_classes = [RawParser, MultipartParser]
+
+    @extend_schema(
+        operation_id="uploads_list",
+        tags=["uploads"],
+        summary="Code that you have uploaded",
+        responses={200: answers.UploadList},
+    )
+    def get(self, request: Request) -> HttpResponse:
+        rows = UploadOwner.objects.filter(user=person(request)).select_related("upload")
+        counted = rows.annotate(job_count=Count("upload__jobs")).order_by("-created_at", "-id")
+        return json_answer({"items": [as_dict(row, row.job_count) for row in counted[:1000]]})
+
+    @extend_schema(
+        operation_id="uploads_create",
+        tags=["uploads"],
+        summary="Upload code: zip, tar or tar.gz, as the body or as `code` in multipart",
+        parameters=[OpenApiParameter("filename", str)],
+        request={
+            "application/octet-stream": _BINARY,
+            "application/zip": _BINARY,
+            "application/gzip": _BINARY,
+            "application/x-tar": _BINARY,
+            "multipart/form-data": {
+                "type": "object",
+                "properties": {"code": _BINARY},
+                "required": ["code"],
+            },
+        },
+        responses={201: answers.UploadAnswer, **problems(400, 413, 415, 422)},
+    )
+    def post(self, request: Request) -> HttpResponse:
+        query = Query(request.query_params)
+        filename = query.text("filename")
+        query.finish()
+        user = person(request)
+        received = cast(Received, request.data)
+        try:
+            if received.incoming is None:
+                raise ValidationError({"code": [_("must be given.")]}, code="required")
+            upload = received.incoming.keep(by=user, filename=filename or received.code_name)
+        finally:
+            received.discard()
+        owned = UploadOwner.objects.select_related("upload").get(upload=upload, user=user)
+        return json_answer(as_dict(owned, _job_count(upload)), status=201)
+
+
+def _job_count(upload: CodeUpload) -> int:
+    return upload.jobs.count()
+
+
+class OneUpload(APIView):
+    @extend_schema(
+        operation_id="uploads_get",
+        tags=["uploads"],
+        summary="Whether you have uploaded this already",
+        responses={200: answers.UploadAnswer, **problems(404)},
+    )
+    def get(self, request: Request, sha256: str) -> HttpResponse:
+        user = person(request)
+        upload = find_upload(sha256=sha256, by=user)
+        owned = UploadOwner.objects.select_related("upload").get(upload=upload, user=user)
+        return json_answer(as_dict(owned, _job_count(upload)))
+
+    @extend_schema(
+        operation_id="uploads_delete",
+        tags=["uploads"],
+        summary="Give an upload back; jobs that use it keep it",
+        responses={204: OpenApiResponse(description="Gone."), **problems(404)},
+    )
+    def delete(self, request: Request, sha256: str) -> HttpResponse:
+        user = person(request)
+        forget_upload(upload=find_upload(sha256=sha256, by=user), by=user)
+        return HttpResponse(status=204)
