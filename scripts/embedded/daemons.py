@@ -18,6 +18,7 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from embedded.console import SYSTEM_PATH, Refusal, clean_environment, run
@@ -217,6 +218,10 @@ def listens(process_name: Callable[[], Process | None], port: int) -> bool:
     return process is not None and holds_socket(process, socket_inodes(port, state="0A"))
 
 
+def node_listens(daemons: Mapping[str, Daemon], name: str) -> bool:
+    return listens(daemons[name].process, daemons[name].port or 0)
+
+
 def unix_answers(path: Path) -> bool:
     try:
         with socket.socket(socket.AF_UNIX) as connection:
@@ -315,7 +320,7 @@ def build_daemons(layout: Layout) -> dict[str, Daemon]:
                 argv=["slurmd", "-D", "-N", node.name, "-f", str(layout.slurm_conf)],
                 token=f"-N {node.name} -f {layout.slurm_conf}",
                 env=slurm_env,
-                answers=lambda name=node.name: listens(daemons[name].process, ports[name]),
+                answers=partial(node_listens, daemons, node.name),
                 reads=slurm_files,
                 port=ports.get(node.name),
                 logs_itself=True,

@@ -153,9 +153,9 @@ def descendants(roots: Iterable[Process]) -> list[Process]:
     waiting = [root.pid for root in roots if root.alive()]
     while waiting:
         for pid in children.get(waiting.pop(), ()):
-            process = process_of(pid)
-            if process is not None:
-                found.append(process)
+            child = process_of(pid)
+            if child is not None:
+                found.append(child)
                 waiting.append(pid)
     return found
 
