@@ -16,9 +16,9 @@ from clusters.errors import ClusterError, ConnectFailed, HostKeyMismatch
 
 # How long a refusal counts. sshd may only have been slow to clear away a session that has just ended (9.2
 # does so after it has read what else is waiting), or its MaxSessions is lower than we believe.
-REFUSAL_COUNTS_S = 0.5
+REFUSAL_COUNTS_S = 1.0
 # How long to wait for such a session before opening a further connection.
-PATIENCE_S = 0.1
+PATIENCE_S = 0.3
 
 
 class PooledConnection(Protocol):
