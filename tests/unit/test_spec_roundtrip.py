@@ -81,7 +81,7 @@ def test_the_table_of_fields():
 
 
 def test_the_documentation_has_the_same_fields_and_its_example_loads():
-    text = (Path(__file__).parents[2] / "docs" / "job-file.md").read_text()
+    text = (Path(__file__).parents[2] / "docs" / "jobfile.md").read_text()
     shown = text.split("a test keeps them equal -->\n")[1].split("<!-- end of fields")[0]
     assert shown == field_markdown()
     spec = load_text(text.split("```yaml\n")[1].split("```")[0]).spec
