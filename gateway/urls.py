@@ -9,6 +9,7 @@ from django.views.i18n import JavaScriptCatalog
 
 from gateway import views
 from gateway.home import home
+from jobs.metrics import metrics
 
 urlpatterns: list[URLPattern | URLResolver] = [
     path("", home, name="home"),
@@ -22,6 +23,7 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("api/v1/", include("gateway.api_urls")),
     path("healthz", views.healthz, name="healthz"),
     path("readyz", views.readyz, name="readyz"),
+    path("metrics", metrics, name="metrics"),
     path("admin/", admin.site.urls),
 ]
 

@@ -206,3 +206,7 @@ class GuardedConsumer(AsyncWebsocketConsumer):
 
     async def closed(self) -> None:
         """Give back what `opened` took."""
+
+
+def open_socket_count() -> int:
+    return sum(_open_sockets.values())
