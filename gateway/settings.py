@@ -280,6 +280,10 @@ SSH_CA_KEY_FILE = Path(os.environ.get("SLUICE_SSH_CA_KEY") or SLUICE_HOME / "ssh
 # Sluice never acts as a Unix user below this UID, and never as root.
 UID_FLOOR = env_int("SLUICE_UID_FLOOR", 1000)
 
+# Deleted jobs stay hidden for a while before their rows go; events are kept for the timelines.
+KEEP_DELETED_JOBS_DAYS = env_int("SLUICE_KEEP_DELETED_JOBS_DAYS", 30)
+KEEP_EVENTS_DAYS = env_int("SLUICE_KEEP_EVENTS_DAYS", 365)
+
 # --- websockets -----------------------------------------------------------------------------
 
 # Dotted path of a function from an API token to its person (or None), for programs' websockets.

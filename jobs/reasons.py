@@ -80,9 +80,23 @@ SENTENCES: Mapping[str, Promise | str] = {
     "end.no-space": _("Files could not be written in your space on the cluster: %(words)s"),
     "end.task-exit": _("Task %(task)s ended with exit code %(exit_code)s. %(hint)s"),
     "end.task-signal": _("Task %(task)s was ended by %(signal)s. %(hint)s"),
+    "end.task-memory": _(
+        "Task %(task)s used more memory than it asked for and was killed. Ask for more memory."
+    ),
+    "end.task-lost": _(
+        "Task %(task)s ended without a word: its node or its step was lost. See the batch log."
+    ),
     "end.image-missing": _(
-        "The container image of task %(task)s could not be started: it is missing or broken. "
-        "Check the image's name."
+        "The container image of task %(task)s does not exist. Check the image's name."
+    ),
+    "end.image-failed": _(
+        "The container image of task %(task)s could not be fetched. See the task's log."
+    ),
+    "end.mount-missing": _(
+        "A directory that the job names is not there on the cluster. See the task's log."
+    ),
+    "end.port-taken": _(
+        "Task %(task)s asks for a port that was in use on its node. Set beginAt to 0 for any free one."
     ),
     "end.exit": _("The job ended with exit code %(exit_code)s. %(hint)s"),
     "end.signal": _("The job was ended by %(signal)s. %(hint)s"),

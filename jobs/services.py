@@ -183,8 +183,10 @@ def retry_job(*, job: Job, by: User) -> Job:
                     state=job.state,
                 )
             _apply_plan(job, plan_job(spec=spec_of(job), namespace=job.namespace))
-            requeue(job)
+            for name, value in queued_again().items():
+                setattr(job, name, value)
             job.retries_counted = 0
+            job.not_before = None
             job.reason = Reason("queued")
             job.save()
             _record(job, "retry", by, state_data(job))
@@ -193,14 +195,16 @@ def retry_job(*, job: Job, by: User) -> Job:
     return job
 
 
-def requeue(job: Job) -> None:
-    """Back to the start, for a further attempt. The caller saves and records."""
-    job.state = JobState.QUEUED
-    job.wanted = Wanted.RUN
-    job.stopped_by = ""
-    job.queued_at = timezone.now()
-    job.submitted_at = job.started_at = job.ended_at = None
-    job.expected_start = job.lost_since = job.exit_code = None
+def queued_again() -> dict[str, Any]:
+    """Back to the start, for a further attempt: what of a job's row is as on its first day."""
+    gone = ("submitted_at", "started_at", "ended_at", "expected_start", "lost_since", "exit_code")
+    return {
+        "state": JobState.QUEUED.value,
+        "wanted": Wanted.RUN.value,
+        "stopped_by": "",
+        "queued_at": timezone.now(),
+        **dict.fromkeys(gone),
+    }
 
 
 def clone_job(

@@ -1,0 +1,7 @@
+"""The engine: makes clusters agree with the rows, over and over, and writes what it saw."""
+
+from __future__ import annotations
+
+from jobs.engine.loop import Engine, run_engine
+
+__all__ = ["Engine", "run_engine"]

@@ -1,0 +1,90 @@
+"""A job's row and its cluster's settings → the files of one attempt. Reads rows; writes nothing."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+
+from clusters.connect import image_cache_of, service_transport
+from clusters.errors import ClusterError
+from clusters.models import Cluster
+from clusters.transport import FileToWrite
+from jobs import secrets as job_secrets
+from jobs.models import Job
+from jobs.paths import AttemptPaths
+from jobs.plan import Plan
+from jobs.script import RenderedJob, RenderOptions, image_files_of, render
+from jobs.services import spec_of
+
+logger = logging.getLogger(__name__)
+
+IMAGES_KEPT_S = 60.0
+_images: dict[tuple[int, str], tuple[float, frozenset[str]]] = {}
+_images_lock = threading.Lock()
+
+
+def image_files(cluster: Cluster) -> frozenset[str]:
+    """The image files that the cluster offers by name; looked up once a minute."""
+    if not cluster.images_dir:
+        return frozenset()
+    key = (cluster.pk, cluster.images_dir)
+    with _images_lock:
+        kept_at, names = _images.get(key, (float("-inf"), frozenset()))
+    if time.monotonic() - kept_at < IMAGES_KEPT_S:
+        return names
+    try:
+        names = image_files_of(
+            [e.name for e in service_transport(cluster).list_dir(cluster.images_dir)]
+        )
+    except ClusterError as error:
+        logger.warning(
+            "images of %s cannot be listed: %s",
+            cluster.name,
+            error.user_message,
+            extra={"action": "images_unlisted", "cluster": cluster.name},
+        )
+    with _images_lock:
+        _images[key] = (time.monotonic(), names)
+    return names
+
+
+def render_options(cluster: Cluster, unix_user: str) -> RenderOptions:
+    defaults = RenderOptions()
+    return RenderOptions(
+        runtime=cluster.runtime,  # type: ignore[arg-type]  # the model's choices are these words
+        images_dir=cluster.images_dir,
+        image_files=image_files(cluster),
+        image_aliases=cluster.image_aliases,
+        image_cache_dir=image_cache_of(cluster, unix_user) or defaults.image_cache_dir,
+        mpi=cluster.mpi or defaults.mpi,
+        port_low=cluster.job_port_min,
+        port_high=cluster.job_port_max,
+        fs_uri=cluster.default_fs_uri or defaults.fs_uri,
+    )
+
+
+def render_attempt(
+    job: Job, paths: AttemptPaths, *, unix_user: str, options: RenderOptions
+) -> RenderedJob:
+    """Raises RenderError, SecretsUnreadable."""
+    return render(
+        Plan.from_json(job.plan),
+        spec_of(job),
+        paths,
+        user=unix_user,
+        options=options,
+        default_image=job.namespace.default_image,
+        secrets=job_secrets.load(job) if job.has_secrets else None,
+    )
+
+
+def files_to_ship(job: Job, paths: AttemptPaths, rendered: RenderedJob) -> list[FileToWrite]:
+    """Below the work root, every file for its owner only."""
+    prefix = paths.dir.removeprefix(paths.work_root.rstrip("/") + "/")
+    texts = {**rendered.files, "job.json": json.dumps(job.spec, ensure_ascii=False, indent=1)}
+    return [
+        FileToWrite(f"{prefix}/{name}", text.encode("utf-8", errors="surrogateescape"))
+        for name, text in sorted(texts.items())
+    ] + [FileToWrite(f"{prefix}/logs/.keep", b"")]

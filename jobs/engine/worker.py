@@ -1,0 +1,218 @@
+"""One cluster's work while its lease is ours: when to do what, and what a failure costs.
+
+Rows are looked at twice a second (a new job, a stop); Slurm only as often as the cluster's setting
+says while jobs live, and not at all while none does, but for the capacity. A cluster that does not
+answer is asked ever more slowly, and only its own thread waits.
+"""
+
+from __future__ import annotations
+
+import logging
+import shlex
+import time
+from dataclasses import dataclass
+from datetime import timedelta
+
+from django.conf import settings
+from django.db.models import Q
+from django.utils import timezone
+
+from clusters.connect import scheduler_for, transport_for
+from clusters.errors import ClusterError
+from clusters.models import Cluster, store_capacity, store_status
+from clusters.scheduler import Slurm
+from jobs.engine.lease import Lease
+from jobs.engine.orders import give_orders, orders_waiting
+from jobs.engine.poll import Poller
+from jobs.engine.stats import EngineStats
+from jobs.engine.submit import Submitter
+from jobs.engine.tasks import TaskReader
+from jobs.events import purge_before
+from jobs.models import Attempt, EngineLease, Job
+
+logger = logging.getLogger(__name__)
+
+ROWS_EVERY_S = 0.4
+CAPACITY_EVERY_S = 15.0
+HOUSEKEEPING_EVERY_S = 60.0
+STATUS_EVERY_S = 2.0
+SLOWEST_RETRY_S = 15.0
+REMOVALS_PER_ROUND = 50
+
+
+@dataclass
+class Due:
+    """When something is to be done next, by the monotonic clock."""
+
+    at: float = 0.0
+
+    def now(self) -> bool:
+        return time.monotonic() >= self.at
+
+    def again_in(self, seconds: float) -> None:
+        self.at = time.monotonic() + seconds
+
+
+class ClusterWorker:
+    def __init__(self, cluster: Cluster, lease: Lease) -> None:
+        self.cluster = cluster
+        self.lease = lease
+        self.stats = EngineStats()
+        self._tasks = TaskReader(cluster, lease, self.stats)
+        self._submitter = Submitter(cluster, lease, self.stats)
+        self._poller = Poller(lease, self.stats, self._tasks)
+        self._poll, self._capacity, self._housekeeping = Due(), Due(), Due(time.monotonic() + 5)
+        self._status, self._orders = Due(), Due()
+        self._failures = 0
+
+    def step(self) -> None:
+        """Whatever is due now. Raises LeaseLost and DatabaseError; cluster errors are noted."""
+        self.cluster = Cluster.objects.get(pk=self.cluster.pk)
+        if not self.cluster.enabled:
+            self._note_status(ok=False, error="")
+            return
+        self._submitter.dispatch(self.cluster)
+        if self._orders.now() and orders_waiting(self.cluster):
+            self._order()
+        if self._poll.now():
+            self._look()
+        if self._capacity.now():
+            self._refresh_capacity()
+        self._tasks.refresh(self.cluster)
+        if self._housekeeping.now():
+            self._housekeeping.again_in(HOUSEKEEPING_EVERY_S)
+            self._tidy_up()
+
+    def full_pass(self) -> None:
+        """Everything once, and waited for: for `engine --once` and the tests."""
+        self._refresh_capacity()
+        self._submitter.dispatch(self.cluster)
+        self._submitter.wait(120)
+        self._order()
+        self._look()
+        self._tasks.refresh(self.cluster)
+        self._tasks.wait(30)
+        self._tidy_up()
+
+    def close(self) -> None:
+        self._submitter.close()
+        self._tasks.close()
+
+    def _slurm(self) -> Slurm:
+        return scheduler_for(self.cluster)
+
+    def _order(self) -> None:
+        try:
+            give_orders(self.cluster, self._slurm(), self.lease, self.stats)
+        except ClusterError as error:
+            self._orders.again_in(2.0)
+            self._failed("orders", error)
+
+    def _look(self) -> None:
+        try:
+            looked = self._poller.look(self.cluster, self._slurm())
+        except ClusterError as error:
+            self._failures += 1
+            pause_s = min(
+                SLOWEST_RETRY_S, self.cluster.poll_interval_s * 2 ** min(self._failures, 4)
+            )
+            self._poll.again_in(pause_s)
+            self._failed("look", error)
+            self._note_status(ok=False, error=error.user_message)
+            return
+        self._failures = 0
+        self._poll.again_in(self.cluster.poll_interval_s)
+        if looked:
+            self._note_status(ok=True)
+
+    def _refresh_capacity(self) -> None:
+        try:
+            self.stats.command("scontrol", 2)
+            capacity = self._slurm().capacity()
+        except ClusterError as error:
+            self._capacity.again_in(CAPACITY_EVERY_S / 3)
+            self._failed("capacity", error)
+            self._note_status(ok=False, error=error.user_message)
+            return
+        self._capacity.again_in(CAPACITY_EVERY_S)
+        with self.lease.writing():
+            store_capacity(self.cluster, capacity)
+        self._note_status(ok=True)
+
+    def _failed(self, what: str, error: ClusterError) -> None:
+        self.stats.failure(type(error).__name__)
+        logger.warning(
+            "%s of cluster %s: %s",
+            what,
+            self.cluster.name,
+            error.user_message,
+            extra={
+                "action": f"{what}_failed",
+                "cluster": self.cluster.name,
+                "detail": error.detail,
+            },
+        )
+
+    def _note_status(self, *, ok: bool, error: str = "") -> None:
+        """Data's age is shown to people: written at every change, else every other second."""
+        if ok and not self._status.now():
+            return
+        self._status.again_in(STATUS_EVERY_S)
+        now = timezone.now()
+        with self.lease.writing():
+            if ok:
+                store_status(self.cluster, last_pass_at=now, last_ok_at=now, last_error="")
+            elif error:
+                store_status(self.cluster, last_pass_at=now, last_error=error, last_error_at=now)
+            else:
+                store_status(self.cluster, last_pass_at=now)
+            EngineLease.objects.filter(cluster=self.cluster).update(stats=self.stats.to_json())
+
+    # -- tidying up -----------------------------------------------------------------------------------
+
+    def _tidy_up(self) -> None:
+        now = timezone.now()
+        try:
+            self._remove_files()
+        except ClusterError as error:
+            self._failed("remove_files", error)
+        with self.lease.writing():
+            gone = Job.objects.filter(
+                Q(remove_files=False) | Q(files_removed=True),
+                cluster=self.cluster,
+                deleted_at__lt=now - timedelta(days=settings.KEEP_DELETED_JOBS_DAYS),
+            ).values_list("pk", flat=True)[:500]
+            Job.objects.filter(pk__in=list(gone)).delete()
+            purge_before(now - timedelta(days=settings.KEEP_EVENTS_DAYS))
+
+    def _remove_files(self) -> None:
+        """Directories of deleted jobs whose owners asked for it, as the owners themselves."""
+        jobs = Job.objects.filter(
+            cluster=self.cluster, deleted_at__isnull=False, remove_files=True, files_removed=False
+        ).order_by("deleted_at")[:REMOVALS_PER_ROUND]
+        for job in jobs:
+            attempt = Attempt.objects.filter(job=job).order_by("number").first()
+            if attempt is not None:
+                self._remove_directory(job, attempt)
+            with self.lease.writing():
+                Job.objects.filter(pk=job.pk).update(files_removed=True)
+
+    def _remove_directory(self, job: Job, attempt: Attempt) -> None:
+        directory = attempt.work_dir.rpartition("/")[0]
+        # The path is our own, from our own row; still nothing is removed that does not end as ours do.
+        if not directory.endswith(f"/jobs/{job.pk}"):
+            logger.error(
+                "not a job's directory: %s",
+                shlex.quote(directory),
+                extra={"action": "remove_refused"},
+            )
+            return
+        transport = transport_for(self.cluster, attempt.unix_user)
+        result = transport.run(["rm", "-rf", "--", directory], timeout_s=120.0)
+        if result.exit_code != 0:
+            logger.warning(
+                "files of job %s: %s",
+                job.pk,
+                result.error_text[:500],
+                extra={"action": "remove_failed"},
+            )

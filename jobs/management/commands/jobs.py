@@ -1,0 +1,43 @@
+"""`manage.py jobs reconcile`: every live row against Slurm; prints what differs and changes nothing."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError
+
+from clusters.errors import ClusterError
+from clusters.models import Cluster
+from jobs.engine.reconcile import differences
+from jobs.models import Attempt
+
+
+class Command(BaseCommand):
+    help = "Compare jobs with Slurm. `reconcile` prints the differences; the engine mends them."
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("action", choices=["reconcile"])
+        parser.add_argument("--cluster", default="", help="only this one")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        clusters = Cluster.objects.filter(enabled=True)
+        if options["cluster"]:
+            clusters = clusters.filter(name=options["cluster"])
+            if not clusters:
+                raise CommandError(f"There is no enabled cluster {options['cluster']}.")
+        total = 0
+        for cluster in clusters:
+            try:
+                found = differences(cluster)
+            except ClusterError as error:
+                raise CommandError(f"{cluster.name}: {error.user_message}") from error
+            live = Attempt.objects.filter(cluster=cluster, phase=Attempt.Phase.LIVE).count()
+            for difference in found:
+                self.stdout.write(
+                    f"{difference.cluster}  {difference.slurm_job_id or '-'}  {difference.job}: {difference.what}"
+                )
+            self.stdout.write(f"{cluster.name}: {live} live jobs, {len(found)} differences")
+            total += len(found)
+        if total:
+            raise CommandError(f"{total} differences.")

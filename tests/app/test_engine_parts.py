@@ -1,0 +1,286 @@
+"""The engine's parts without a cluster: lease and fence, writes, outcomes, records, reports, metrics."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import connection, transaction
+from django.test import Client
+from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
+
+from clusters.errors import CommandTimeout, SlurmUnavailable, SubmitRejected
+from clusters.models import store_status
+from clusters.slurm import JobRecord, SubmitOutcome, parse_job_state
+from clusters.slurm.submit import SubmissionGivenUp
+from jobs import services
+from jobs.engine.lease import Lease, LeaseLost
+from jobs.engine.poll import leading_record, observe
+from jobs.engine.submit import apply_outcome
+from jobs.engine.tasks import merge_states, parse_reports, script_verdict
+from jobs.engine.writing import Changes, apply_decision
+from jobs.models import Attempt, EngineLease, Job, JobEvent, JobSecret, Task
+from jobs.reasons import SENTENCES, sentence
+from jobs.states import Decision, FailureKind, JobState, Reason
+from jobs.taskstate import TaskState, Verdict
+from tests.app.job_cast import Cast, make_cast
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def cast() -> Cast:
+    return make_cast()
+
+
+class TestLease:
+    def test_one_works_and_others_stand_by(self, cast: Cast) -> None:
+        first = Lease.acquire(cast.cluster, "one")
+        assert first is not None
+        assert Lease.acquire(cast.cluster, "two") is None
+        assert first.renew()
+        first.release()
+        second = Lease.acquire(cast.cluster, "two")
+        assert second is not None
+        assert second.fence == first.fence + 1
+        assert not first.renew()
+
+    def test_it_runs_out_by_itself_and_the_old_holder_can_write_nothing(self, cast: Cast) -> None:
+        old = Lease.acquire(cast.cluster, "one")
+        assert old is not None
+        with old.writing():
+            pass
+        EngineLease.objects.update(expires_at=timezone.now() - timedelta(seconds=1))
+        new = Lease.acquire(cast.cluster, "two")
+        assert new is not None
+
+        def write() -> None:
+            with old.writing():
+                Job.objects.update(description="written by a ghost")
+
+        with pytest.raises(LeaseLost):
+            write()
+        with new.writing():
+            pass
+
+    def test_a_lease_that_ran_out_is_no_lease_even_if_nobody_took_it(self, cast: Cast) -> None:
+        lease = Lease.acquire(cast.cluster, "one")
+        assert lease is not None
+        EngineLease.objects.update(expires_at=timezone.now() - timedelta(seconds=1))
+        assert not lease.renew()
+        with pytest.raises(LeaseLost), lease.writing():
+            pass
+
+
+class TestWrites:
+    def test_equal_changes_of_many_jobs_are_one_statement(self, cast: Cast) -> None:
+        jobs = [cast.job(f"j{n}") for n in range(30)]
+        attempts = [cast.in_slurm(job, str(n)) for n, job in enumerate(jobs)]
+        decision = Decision(JobState.PENDING, Reason("pending", {"slurm": "Priority"}))
+        with transaction.atomic(), CaptureQueriesContext(connection) as queries:
+            changes = Changes()
+            for job, attempt in zip(jobs, attempts, strict=True):
+                apply_decision(changes, job, attempt, decision)
+            changes.write()
+        assert len(queries) <= 5
+        assert set(Job.objects.values_list("state", "reason_code")) == {("PENDING", "pending")}
+        assert JobEvent.objects.filter(kind="state").count() == 30
+
+    def test_what_did_not_change_is_not_written_and_not_told(self, cast: Cast) -> None:
+        job = cast.job()
+        attempt = cast.in_slurm(job, state="PENDING")
+        decision = Decision(JobState.PENDING, Reason("pending", {"slurm": "Priority"}))
+        for expected in (True, False):
+            with transaction.atomic(), CaptureQueriesContext(connection) as queries:
+                changes = Changes()
+                apply_decision(changes, job, attempt, decision)
+                changes.write()
+            assert bool(len(queries)) is expected
+
+    def test_a_wanted_delete_happens_at_the_end(self, cast: Cast) -> None:
+        job = cast.job(secrets={"k": "v"})
+        attempt = cast.in_slurm(job)
+        job = services.delete_job(job=job, by=cast.alice, stop_first=True)
+        with transaction.atomic():
+            changes = Changes()
+            end = Decision(JobState.STOPPED, Reason("end.stopped", {"by": "alice"}), ended=True)
+            apply_decision(changes, job, attempt, end)
+            changes.write()
+        job.refresh_from_db()
+        assert (job.state, job.deleted_at is not None) == ("STOPPED", True)
+        assert not JobSecret.objects.exists()
+        assert JobEvent.objects.filter(job=job).last().kind == "deleted"  # type: ignore[union-attr]
+
+
+def submitting(cast: Cast) -> Attempt:
+    job = cast.job()
+    return Attempt.objects.create(
+        job=job, cluster=job.cluster, number=1, unix_user="alice", work_dir=f"/w/{job.pk}/1"
+    )
+
+
+def settle(attempt: Attempt, outcome: SubmitOutcome) -> tuple[Attempt, Job]:
+    with transaction.atomic():
+        changes = Changes()
+        apply_outcome(changes, attempt, outcome)
+        changes.write()
+    attempt.refresh_from_db()
+    attempt.job.refresh_from_db()
+    return attempt, attempt.job
+
+
+class TestOutcomes:
+    def test_an_id(self, cast: Cast) -> None:
+        attempt, job = settle(submitting(cast), SubmitOutcome("t", slurm_job_id="12"))
+        assert (attempt.phase, attempt.slurm_job_id, job.state) == ("live", "12", "PENDING")
+
+    def test_a_refusal_for_good(self, cast: Cast) -> None:
+        error = SubmitRejected("The QOS does not exist.", detail="Invalid qos")
+        attempt, job = settle(submitting(cast), SubmitOutcome("t", error=error))
+        assert (attempt.phase, job.state) == ("refused", "FAILED")
+        assert sentence(job.reason) == "Slurm refused the job: The QOS does not exist."
+
+    @pytest.mark.parametrize(
+        "error", [SubmitRejected("Later.", retryable=True), SlurmUnavailable("No controller.")]
+    )
+    def test_a_certain_failure_that_passes_gets_a_new_marker(self, cast: Cast, error: Any) -> None:
+        attempt, job = settle(submitting(cast), SubmitOutcome("t", error=error))
+        assert (attempt.phase, attempt.submit_try, job.state) == ("submitting", 2, "QUEUED")
+        assert job.not_before is not None
+
+    def test_an_unknown_outcome_keeps_its_marker(self, cast: Cast) -> None:
+        error = CommandTimeout("no answer")
+        attempt, job = settle(submitting(cast), SubmitOutcome("t", error=error))
+        assert (attempt.submit_try, attempt.phase, job.state) == (1, "submitting", "QUEUED")
+        first = attempt.unanswered_since
+        assert first is not None
+        attempt, _ = settle(attempt, SubmitOutcome("t", error=error))
+        assert attempt.unanswered_since == first
+
+    def test_never_begun_changes_nothing(self, cast: Cast) -> None:
+        attempt, job = settle(submitting(cast), SubmitOutcome("t"))
+        assert (attempt.submit_try, attempt.phase, job.state) == (1, "submitting", "QUEUED")
+
+    def test_given_up_for_a_stop(self, cast: Cast) -> None:
+        attempt = submitting(cast)
+        attempt.job = services.stop_job(job=attempt.job, by=cast.alice)
+        assert attempt.job.state == "QUEUED", "sbatch may be running: only the engine can tell"
+        attempt, job = settle(attempt, SubmitOutcome("t", error=SubmissionGivenUp("given up")))
+        assert (attempt.phase, job.state) == ("refused", "STOPPED")
+
+    def test_stopped_while_being_submitted_is_still_adopted(self, cast: Cast) -> None:
+        attempt = submitting(cast)
+        attempt.job = services.stop_job(job=attempt.job, by=cast.alice)
+        attempt, job = settle(attempt, SubmitOutcome("t", slurm_job_id="5"))
+        assert (attempt.phase, job.state, job.wanted) == ("live", "PENDING", "stop")
+
+
+def record(state: str, slurm_job_id: str = "1", **more: Any) -> JobRecord:
+    return JobRecord(
+        slurm_job_id, slurm_job_id.partition("+")[0], parse_job_state(state), "squeue", **more
+    )
+
+
+class TestRecords:
+    def test_the_leader_of_a_het_job_speaks(self) -> None:
+        group = [record("RUNNING", "1+1"), record("PENDING", "1+0")]
+        assert leading_record(group).slurm_job_id == "1+0"
+        done = [record("COMPLETED", "1+0"), record("CANCELLED", "1+1")]
+        assert leading_record(done).seen.name == "COMPLETED"
+
+    def test_of_a_failed_het_job_the_component_that_tells_why(self) -> None:
+        group = [record("CANCELLED", "1+0"), record("NODE_FAIL", "1+1")]
+        assert leading_record(group).seen.name == "NODE_FAIL"
+        assert observe(leading_record(group)).slurm_state == "NODE_FAIL"
+
+
+class TestReports:
+    TEXT = (
+        "\x1e/w/a/1\nverdict:verdict=failed\nverdict:rule=min_failed\nverdict:role=worker\n"
+        "verdict:index=1\nverdict:exit_code=3\nverdict:reason=\n"
+        "tasks/worker-0.state:role=worker\ntasks/worker-0.state:index=0\n"
+        "tasks/worker-0.state:state=running\ntasks/worker-0.state:ports=http:20001;\n"
+        "tasks/odd.state:nonsense\n\x1e/w/b/1\n\x1d\n"
+    )
+
+    def test_many_attempts_in_one_answer(self) -> None:
+        reports = parse_reports(self.TEXT)
+        assert reports["/w/a/1"].verdict is not None
+        assert reports["/w/a/1"].verdict.exit_code == 3
+        (task,) = reports["/w/a/1"].tasks
+        assert (task.role, task.state, task.ports) == ("worker", "running", {"http": (20001,)})
+        assert (reports["/w/b/1"].there, reports["/w/b/1"].verdict) == (False, None)
+
+    @pytest.mark.parametrize(
+        ("reason", "exit_code", "code", "failure"),
+        [
+            ("", 3, "end.task-exit", FailureKind.NONE),
+            ("", 139, "end.task-signal", FailureKind.NONE),
+            ("image_missing", 201, "end.image-missing", FailureKind.PERMANENT),
+            ("mount_missing", 203, "end.mount-missing", FailureKind.PERMANENT),
+            ("out_of_memory", 137, "end.task-memory", FailureKind.NONE),
+            ("lost", 205, "end.task-lost", FailureKind.NONE),
+        ],
+    )
+    def test_verdicts(self, reason: str, exit_code: int, code: str, failure: FailureKind) -> None:
+        verdict = Verdict("failed", "min_failed", "w", 0, exit_code, reason)
+        told, kind = script_verdict(verdict)
+        assert told is not None
+        assert (told.code, kind) == (code, failure)
+        assert "w-0" in sentence(told) or code == "end.mount-missing"
+
+    def test_tasks_that_never_ended_are_stopped_with_the_job(self) -> None:
+        tasks = [Task(role="w", index=n) for n in range(3)]
+        states = [
+            TaskState("w", 0, "ended", exit_code=0, started=1.0, ended=2.0),
+            TaskState("w", 1, "running"),
+        ]
+        assert len(merge_states(tasks, states, ended=False)) == 2
+        assert [t.state for t in tasks] == ["succeeded", "running", "waiting"]
+        assert len(merge_states(tasks, states, ended=True)) == 2
+        assert [t.state for t in tasks] == ["succeeded", "stopped", "stopped"]
+        assert merge_states(tasks, [], ended=True) == []
+
+
+def test_every_sentence_can_be_said() -> None:
+    params = {
+        **dict.fromkeys(("limit", "words", "state", "uid", "by", "task", "why"), "x"),
+        "exit_code": 3,
+    }
+    for code in SENTENCES:
+        more = {"signal": 9} if code.endswith("signal") else {"code": "end.exit"}
+        said = sentence(Reason(code, {**params, **more}))
+        assert said
+        assert "%(" not in said
+    assert "SIGKILL" in sentence(Reason("end.signal", {"signal": 9}))
+    assert sentence(Reason("pending", {"slurm": "Priority"})).startswith("Other jobs")
+    assert sentence(Reason("never.heard", {}, "Slurm's words")) == "Slurm's words"
+
+
+class TestMetrics:
+    def test_counts(self, cast: Cast, client: Client) -> None:
+        cast.job()
+        Lease.acquire(cast.cluster, "one")
+        EngineLease.objects.update(stats={"passes": 7, "commands": {"squeue": 7}})
+        store_status(cast.cluster, last_ok_at=timezone.now(), last_pass_at=timezone.now())
+        text = client.get("/metrics").content.decode()
+        assert 'sluice_jobs{cluster="c1",state="QUEUED"} 1.0' in text
+        assert 'sluice_engine_passes_total{cluster="c1"} 7.0' in text
+        assert 'sluice_engine_commands_total{cluster="c1",command="squeue"} 7.0' in text
+        assert "sluice_data_age_seconds" in text
+
+    def test_who_may_read(self, cast: Cast, client: Client, settings: Any) -> None:
+        away = {"REMOTE_ADDR": "192.0.2.7"}
+        assert client.get("/metrics").status_code == 200
+        assert client.get("/metrics", **away).status_code == 403
+        assert client.get("/metrics", headers={"x-forwarded-for": "1.2.3.4"}).status_code == 403
+        settings.METRICS_TOKEN = "right-token"
+        for token, status in (("right-token", 200), ("wrong", 403)):
+            headers = {"authorization": f"Bearer {token}"}
+            assert client.get("/metrics", headers=headers, **away).status_code == status
+        client.force_login(cast.alice)
+        assert client.get("/metrics", **away).status_code == 403
+        client.force_login(cast.admin)
+        assert client.get("/metrics", **away).status_code == 200

@@ -1,0 +1,192 @@
+"""The engine as its own process against the embedded cluster, and what its tests ask of both."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from django.conf import settings
+from django.core.management import call_command
+from django.db import connection
+
+from clusters.models import Cluster, Namespace
+from gateway.models import User
+from jobs.models import Attempt, Job
+from jobs.reasons import sentence
+from jobs.services import create_job
+from jobs.spec import JobSpec
+from tests.conftest import PROJECT, EmbeddedCluster
+
+
+def database_url() -> str:
+    given = connection.settings_dict
+    if connection.vendor == "sqlite":
+        return f"sqlite:///{given['NAME']}"
+    return f"postgres://{given['USER']}@{quote(given['HOST'], safe='')}/{given['NAME']}"
+
+
+@dataclass
+class EngineProcess:
+    """`manage.py engine`, started, killed and started again."""
+
+    env: dict[str, str]
+    log: Path
+    process: subprocess.Popen[bytes] | None = None
+
+    def start(self, **more: str) -> None:
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, str(PROJECT / "manage.py"), "engine"],
+                env={**self.env, **more},
+                cwd=PROJECT,
+                stdout=log,
+                stderr=log,
+            )
+
+    def kill(self) -> None:
+        """kill -9, as a machine that loses power would."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+
+    def stop(self) -> None:
+        if self.process is not None and self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            try:
+                self.process.wait(30)
+            except subprocess.TimeoutExpired:
+                self.kill()
+
+    def wait_dead(self, timeout_s: float = 40) -> int:
+        assert self.process is not None
+        return self.process.wait(timeout_s)
+
+
+@dataclass
+class World:
+    """A registered embedded cluster with its people."""
+
+    embedded: EmbeddedCluster
+    cluster: Cluster
+    alice: User
+    bob: User
+    tmp: Path
+    engines: list[EngineProcess] = field(default_factory=list)
+
+    def engine(self, **more: str) -> EngineProcess:
+        env = {
+            **{
+                k: v for k, v in self.embedded.env.items() if not k.startswith(("PYTEST", "DJANGO"))
+            },
+            "DATABASE_URL": database_url(),
+            "SLUICE_DEMO": "1",
+            "SLUICE_SECRET_KEY": settings.SECRET_KEY,
+            "SLUICE_HOME": str(self.tmp),
+            "SLUICE_LOG_FORMAT": "plain",
+            **more,
+        }
+        engine = EngineProcess(env, self.tmp / f"engine{len(self.engines)}.log")
+        self.engines.append(engine)
+        return engine
+
+    def job(
+        self,
+        name: str,
+        command: str = "true",
+        *,
+        by: User | None = None,
+        namespace: str = "cpu",
+        **more: Any,
+    ) -> Job:
+        role = {"name": "main", "command": command, "cpuNumber": 1, "memoryMB": 100}
+        role |= more.pop("role", {})
+        spec = JobSpec.model_validate(
+            {
+                "jobName": name,
+                "image": "busybox",
+                "namespace": namespace,
+                "taskRoles": [role],
+                **more,
+            }
+        )
+        return create_job(
+            by=by or self.alice, spec=spec, namespace=Namespace.objects.get(name=namespace)
+        )
+
+    def slurm(self, *argv: str) -> str:
+        """A Slurm command as root of the embedded cluster."""
+        done = subprocess.run(
+            argv, env=self.embedded.env, capture_output=True, text=True, check=False, timeout=60
+        )
+        assert done.returncode == 0, f"{argv}: {done.stderr}"
+        return done.stdout
+
+    def tokens_in_slurm(self, jobs: Sequence[Job]) -> dict[str, list[str]]:
+        """Work directory → Slurm job ids, of everything accounting has for these jobs."""
+        wanted = {str(job.pk) for job in jobs}
+        found: dict[str, list[str]] = {}
+        rows = self.slurm(
+            *("sacct", "-a", "-X", "-n", "-P", "-S", "now-2hours", "--format=JobIDRaw,WorkDir")
+        )
+        for line in rows.splitlines():
+            slurm_job_id, _, work_dir = line.partition("|")
+            parts = work_dir.split("/")
+            if len(parts) > 2 and parts[-2] in wanted:
+                found.setdefault(work_dir, []).append(slurm_job_id)
+        return found
+
+    def logs(self) -> str:
+        return "\n".join(e.log.read_text() for e in self.engines if e.log.exists())[-6000:]
+
+    def wait(self, what: Callable[[], bool], timeout_s: float = 60, say: str = "") -> None:
+        deadline = time.monotonic() + timeout_s
+        while not what():
+            assert time.monotonic() < deadline, f"{say or 'not'} in {timeout_s} s\n{self.logs()}"
+            time.sleep(0.15)
+
+    def wait_state(self, job: Job, *states: str, timeout_s: float = 60) -> Job:
+        def there() -> bool:
+            job.refresh_from_db()
+            return job.state in states
+
+        self.wait(
+            there,
+            timeout_s,
+            f"job {job.name} is {job.state} ({sentence(job.reason)}), not {states}",
+        )
+        return job
+
+    def attempt(self, job: Job) -> Attempt:
+        return Attempt.objects.filter(job=job).order_by("-number")[0]
+
+
+@contextmanager
+def make_world(embedded: EmbeddedCluster, tmp: Path) -> Iterator[World]:
+    from clusters import connect
+
+    people = {name: User.objects.create_user(name) for name in ("alice", "bob", "carol")}
+    saved = dict(os.environ)
+    os.environ.update(
+        {k: v for k, v in embedded.env.items() if k.startswith(("SLUICE_EMB", "SLURM"))}
+    )
+    call_command("embedded", verbosity=0)
+    os.environ.clear()
+    os.environ.update(saved)
+    old_key, settings.SSH_CA_KEY_FILE = settings.SSH_CA_KEY_FILE, embedded.ca_key
+    world = World(embedded, Cluster.objects.get(), people["alice"], people["bob"], tmp)
+    try:
+        yield world
+    finally:
+        for engine in world.engines:
+            engine.stop()
+        connect.reset()
+        settings.SSH_CA_KEY_FILE = old_key
