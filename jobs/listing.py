@@ -144,10 +144,16 @@ def count_jobs(user: Person, wanted: JobFilter) -> int:
     return jobs.filter(reduce(or_, _branches(user, roles, wanted), Q(pk__in=[]))).count()
 
 
-def one_job(
+def one_job(user: Person, job_id: uuid.UUID) -> tuple[tuple[Any, ...], Role | None] | None:
+    """COLUMNS of one job and the person's role in its namespace; None if they may not see it."""
+    found = one_job_with(user, job_id)
+    return found and found[:2]
+
+
+def one_job_with(
     user: Person, job_id: uuid.UUID, *more: str
 ) -> tuple[tuple[Any, ...], Role | None, tuple[Any, ...]] | None:
-    """COLUMNS of one job, the person's role in its namespace, and `more` columns; None if unseen."""
+    """`one_job` and `more` columns, in the same query."""
     jobs = with_columns(Job.objects.not_deleted().filter(pk=job_id))
     found = next(iter(jobs.values_list(*COLUMNS, *more)), None)
     if found is None or not user.is_authenticated or not user.is_active:

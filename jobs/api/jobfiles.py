@@ -19,6 +19,7 @@ from django.utils.translation import gettext as _
 from rest_framework import serializers
 from rest_framework.exceptions import ParseError, ValidationError
 from rest_framework.parsers import BaseParser
+from rest_framework.request import Request
 
 from jobs.api.parsers import JSON_TYPES, YAML_TYPES, BodyTooLarge, parse_json, read_body
 from jobs.api.serializers import PlainText, Strict
@@ -109,6 +110,15 @@ class Received:
             name=self.options.get("name", ""),
             namespace=self.options.get("namespace", ""),
         )
+
+
+def received_from(request: Request) -> Received:
+    """What a parser here made of the body."""
+    data: Any = request.data
+    if not isinstance(data, Received):
+        # DRF asks no parser about an empty body.
+        raise ParseError(_("The body is empty. Send a job file."))
+    return data
 
 
 class JobFileParser(BaseParser):

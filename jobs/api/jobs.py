@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from typing import Any, cast
+from typing import Any
 
 from django.http import HttpResponse
 from django.utils import timezone
@@ -20,7 +20,7 @@ from jobs import services
 from jobs.access import visible_to
 from jobs.api import answers, jobfiles, shapes
 from jobs.api.filters import JOB_LIST_PARAMETERS, Query, read_job_list
-from jobs.api.jobfiles import JobFileParser, MultipartParser, Received
+from jobs.api.jobfiles import JobFileParser, MultipartParser, Received, received_from
 from jobs.api.pagination import decode_cursor, encode_cursor, fingerprint
 from jobs.api.requests import json_answer, person
 from jobs.api.schema import problems
@@ -29,7 +29,7 @@ from jobs.errors import InvalidValue
 from jobs.files import attempt_of
 from jobs.idempotency import once
 from jobs.importers import load_document
-from jobs.listing import count_jobs, one_job, page_of_jobs
+from jobs.listing import count_jobs, one_job_with, page_of_jobs
 from jobs.models import Attempt, Job, JobEvent, Task
 from jobs.plan import Plan, describe
 from jobs.spec import dump
@@ -58,7 +58,7 @@ def find_job(request: Request, id: uuid.UUID) -> Job:
 
 def job_detail(request: Request, id: uuid.UUID) -> dict[str, Any]:
     user = person(request)
-    found = one_job(user, id, "warnings", "plan")
+    found = one_job_with(user, id, "warnings", "plan")
     if found is None:
         raise NotFound(_("There is no such job, or you may not see it."))
     row, role, (warnings, plan) = found
@@ -122,7 +122,7 @@ class Jobs(APIView):
             raise ValidationError(
                 {"Idempotency-Key": [_("must be 1 to 200 printable characters.")]}
             )
-        received = cast(Received, request.data)
+        received = received_from(request)
         try:
             created, replayed = self._create(request, received, key)
         finally:
@@ -155,11 +155,11 @@ class JobsPlan(APIView):
         tags=["jobs"],
         summary="What would become of a job file: plan in words, script, warnings, refusals",
         request=jobfiles.REQUEST,
-        responses={200: answers.PreviewAnswer, **problems(400, 404, 413, 415)},
+        responses={200: answers.PreviewAnswer, **problems(400, 404, 413, 415, 422)},
     )
     def post(self, request: Request) -> HttpResponse:
         user = person(request)
-        received = cast(Received, request.data)
+        received = received_from(request)
         try:
             made = preview(by=user, submission=received.read(user, keep_code=False))
         finally:

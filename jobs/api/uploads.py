@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import IO, Any, cast
+from typing import IO, Any
 
 from django.conf import settings
 from django.db.models import Count
@@ -17,7 +17,7 @@ from rest_framework.views import APIView
 
 from jobs.api import answers, shapes
 from jobs.api.filters import Query
-from jobs.api.jobfiles import MultipartParser, Received
+from jobs.api.jobfiles import MultipartParser, Received, received_from
 from jobs.api.parsers import BodyTooLarge
 from jobs.api.requests import json_answer, person
 from jobs.api.schema import problems
@@ -114,7 +114,7 @@ class Uploads(APIView):
         filename = query.text("filename")
         query.finish()
         user = person(request)
-        received = cast(Received, request.data)
+        received = received_from(request)
         try:
             if received.incoming is None:
                 raise ValidationError({"code": [_("must be given.")]}, code="required")
