@@ -62,6 +62,14 @@ class RenderedJob:
     files: dict[str, str]
 
 
+def build_stop_argv(slurm_job_id: str) -> list[str]:
+    """Asks a running job to end: SIGTERM to its tasks, SIGKILL after the grace period, then CANCELLED.
+
+    A plain scancel does much the same within Slurm's own KillWait. Pending jobs need the plain one.
+    """
+    return ["scancel", "--batch", "--signal=USR2", slurm_job_id]
+
+
 class RenderError(ValueError):
     """The runtime cannot carry something that the job says; the text is for people."""
 
@@ -345,12 +353,13 @@ def _batch_script(job: _Job, peers: PeerScript) -> str:
     mpi = job.options.mpi if uses_srun_mpi(spec) else "none"
     images = job.images
     fetched = any(image.source for image in images)
+    pyxis = job.options.runtime == "pyxis"
 
     def step(role: RolePlan) -> list[str]:
         words = _step_options(plan, role, mpi)
         lines = [f"options=({' '.join(words)})"]
-        if job.options.runtime == "pyxis":
-            lines.append(f"options+=({' '.join(_pyxis_options(job, images[role.index]))})")
+        if pyxis:
+            lines += _pyxis_lines(job, images[role.index])
         return lines
 
     lines = [
@@ -378,6 +387,7 @@ def _batch_script(job: _Job, peers: PeerScript) -> str:
         _array("needed_dirs", (quote_path(d) for d in job.dirs.needed)),
         _exit_codes(*_BATCH_EXITS),
         "",
+        *(["joined() { local IFS=,; printf '%s' \"$*\"; }", ""] if pyxis else []),
         "# step_options ROLE: what the role's srun asks for.",
         *_case_function("step_options", ((role.index, step(role)) for role in plan.roles)),
         "",
@@ -423,9 +433,8 @@ def _enroot_paths(binds: Iterable[Bind]) -> None:
 
 def _enroot_lines(job: _Job) -> list[str]:
     _enroot_paths(job.dirs.binds)
-    ro, rw = "none:x-create=auto,rbind,ro", "none:x-create=auto,rbind,rw"
     binds = [
-        f"argv+=(--mount {quote_path(b.source)}:{quote_path(b.target)}:{ro if b.read_only else rw})"
+        f'argv+=(--mount {quote_path(b.source)}:{quote_path(b.target)}:"${"ro" if b.read_only else "rw"}")'
         for b in job.dirs.binds
     ]
     return [
@@ -435,6 +444,7 @@ def _enroot_lines(job: _Job) -> list[str]:
         'mkdir -p "$ENROOT_RUNTIME_PATH"',
         f'{job.program} create --name "$container" "$image_file" >>"$log" 2>&1 || over "$exit_image_failed" image_failed',
         f"trap '{job.program} remove --force \"sluice-$SLURM_JOB_ID-$role-$index-$incarnation\" >/dev/null 2>&1' EXIT",
+        "local rw=none:x-create=auto,rbind,rw ro=none:x-create=auto,rbind,ro",
         f"argv=({job.program} start --rw)",
         *binds,
         '((shm_mib)) && argv+=(--mount "tmpfs:/dev/shm:tmpfs:x-create=dir,size=${shm_mib}m")',
@@ -442,18 +452,17 @@ def _enroot_lines(job: _Job) -> list[str]:
     ]
 
 
-def _pyxis_options(job: _Job, image: ResolvedImage) -> list[str]:
+def _pyxis_lines(job: _Job, image: ResolvedImage) -> list[str]:
     _enroot_paths(job.dirs.binds)
-    mounts = ",".join(
+    mounts = (
         f"{quote_path(b.source)}:{quote_path(b.target)}{':ro' if b.read_only else ''}"
         for b in job.dirs.binds
     )
     return [
-        f"--container-image={quote_path(image.path)}",
-        f"--container-mounts={mounts}",
-        f"--container-workdir={quote(job.paths.dir)}",
-        "--container-mount-home",
-        "--container-writable",
+        f"local mounts=({' '.join(mounts)})",
+        f"options+=(--container-image={quote_path(image.path)})",
+        'options+=(--container-mounts="$(joined "${mounts[@]}")")',
+        f"options+=(--container-workdir={quote(job.paths.dir)} --container-mount-home --container-writable)",
     ]
 
 

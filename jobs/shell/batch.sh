@@ -8,8 +8,8 @@ umask 077
 incarnation=${SLURM_RESTART_COUNT:-0} # a requeued job runs again in the same directory
 run_dir=$attempt_dir/run/$incarnation
 task_count=0
-hellos=0 ended_tasks=0 live_steps=0 started=0 stopping=0 time_up=0
-verdict='' job_exit=0
+hellos=0 ended_tasks=0 live_steps=0 started=0 stopping=0 asked_to_stop=0 time_up=0
+verdict='' job_exit=0 deciding_role='' deciding_index=''
 declare -A address ports host task_over
 declare -a failed succeeded over step_id step_live go_pipe
 
@@ -39,6 +39,7 @@ decide() {
   printf 'verdict=%s\nrule=%s\nrole=%s\nindex=%s\nexit_code=%s\nreason=%s\nincarnation=%s\nended=%s\n' \
     "$verdict" "$rule" "$role" "$4" "$5" "$6" "$incarnation" "$(now)" | replace verdict
   say "$verdict: $rule ${role:+$role-$4 }exit code $5 ${6:+($6)}"
+  deciding_role=$3 deciding_index=$4
 }
 
 prepare() {
@@ -54,8 +55,9 @@ prepare() {
   canary=$!
   disown "$canary"
   trap 'rm -rf "$pipes"; kill "$canary" 2>/dev/null' EXIT
-  trap 'stopping=1' TERM
-  trap 'time_up=1' USR1
+  trap 'stopping=1' TERM                  # from Slurm: cancelled, preempted, requeued, out of time
+  trap 'stopping=1 asked_to_stop=1' USR2  # from the job's owner, by scancel --batch --signal=USR2
+  trap 'time_up=1' USR1                   # from Slurm, by --signal: the time limit is near
   local name r
   # Each srun says all it wants; what sbatch left in the environment would mix in.
   for name in "${!SLURM_@}"; do
@@ -116,7 +118,7 @@ check_images() {
 }
 
 start_step() {
-  trap : TERM USR1 # the parent decides
+  trap : TERM USR1 USR2 # the parent decides
   local options
   step_options "$1"
   # shellcheck disable=SC2154  # options is set by step_options
@@ -172,7 +174,9 @@ on_ended() { # ROLE INDEX EXIT_CODE REASON
   task_over[$1.$2]=1
   ((ended_tasks += 1, over[$1] += 1))
   if (($3 == 0)); then ((succeeded[$1] += 1)); else ((failed[$1] += 1)); fi
-  if ((!started)); then
+  if [[ $4 == stopped ]] && ((!time_up)); then
+    decide stopped stop '' '' "$exit_stopped" stopped # nobody here asked for it: scancel did
+  elif ((!started)); then
     decide failed start "$@"
   elif ((min_failed[$1] && failed[$1] >= min_failed[$1])); then
     decide failed min_failed "$@"
@@ -185,12 +189,27 @@ on_ended() { # ROLE INDEX EXIT_CODE REASON
   fi
 }
 
+# ran_out_of_memory ROLE: Slurm says so only in srun's messages, at the end of the step.
+ran_out_of_memory() {
+  grep -qiE 'exceeded .*memory limit|oom[-_ ]?kill|out[-_ ]of[-_ ]memory' "$pipes/srun.$1"
+}
+
+# A task that was killed with SIGKILL may have wanted too much memory.
+explain_kill() {
+  [[ $verdict == failed && -n $deciding_role ]] && ((job_exit == 137)) || return 0
+  ran_out_of_memory "$deciding_role" || return 0
+  local file
+  for file in verdict "tasks/${role_names[deciding_role]}-$deciding_index.state"; do
+    sed 's/^reason=$/reason=out_of_memory/' "$file" | replace "$file"
+  done
+}
+
 on_step() { # ROLE EXIT_CODE: srun has ended; tasks that never reported are lost
   local i code=$2 reason=lost
   step_live[$1]=0
   ((live_steps -= 1))
   ((code)) || code=$exit_task_lost
-  grep -qiE 'exceeded .*memory limit|oom[-_ ]?kill|out[ -_]of[ -_]memory' "$pipes/srun.$1" && reason=out_of_memory
+  ran_out_of_memory "$1" && reason=out_of_memory
   for ((i = 0; i < role_tasks[$1]; i++)); do
     [[ -z ${task_over[$1.$i]-} ]] || continue
     task_state "$1" "$i" state=ended "exit_code=$code" "reason=$reason" "ended=$(now)"
@@ -236,8 +255,10 @@ finish() {
   fi
   ((live_steps == 0 || by_slurm)) || end_steps
   drain $((grace_s + 10))
-  # Slurm's own state should tell the truth: CANCELLED and TIMEOUT are for Slurm to give.
-  if [[ $verdict == stopped ]]; then
+  explain_kill
+  # Slurm's own state should tell the truth: CANCELLED and TIMEOUT are for Slurm to give. After a TERM it
+  # has decided already, and scancel would undo a requeue.
+  if ((asked_to_stop)); then
     scancel --quiet "$SLURM_JOB_ID"
     sleep 30 &
     wait "$!"

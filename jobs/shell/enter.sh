@@ -18,10 +18,13 @@ if ! cd "$_sluice_work"; then
   exit 207
 fi
 
-# SIGTERM is for the job's own processes, which get it by themselves; this shell only waits for them.
+# SIGTERM reaches every process of the task. This shell only waits; the one that runs the commands lets
+# the program of the moment finish what it does about it, and then ends, unless the job traps it itself.
 trap : TERM
 for _sluice_part in pre command post; do
   if [ -e "$_sluice_dir/command/$_sluice_role.$_sluice_part.sh" ]; then
-    "$_sluice_shell" "$_sluice_dir/command/$_sluice_role.$_sluice_part.sh" 2>&3 3>&- || exit
+    # shellcheck disable=SC2016  # $0 is the file
+    "$_sluice_shell" -c 'trap "exit 143" TERM; . "$0"' \
+      "$_sluice_dir/command/$_sluice_role.$_sluice_part.sh" 2>&3 3>&- || exit
   fi
 done

@@ -139,16 +139,6 @@ on_term() {
   disown "$timer"
 }
 
-ran_out_of_memory() {
-  local group event count
-  group=$(sed -n 's/^0:://p' /proc/self/cgroup 2>/dev/null)
-  [[ -n $group && -r /sys/fs/cgroup$group/memory.events ]] || return 1
-  while read -r event count; do
-    [[ $event == oom_kill ]] && ((count > 0)) && return 0
-  done <"/sys/fs/cgroup$group/memory.events"
-  return 1
-}
-
 run_task() {
   local argv=() enter=(/bin/sh "$attempt_dir/enter.sh" "$attempt_dir" "$run_dir" "$role" "$name")
   ((role_gpus)) || export CUDA_VISIBLE_DEVICES=
@@ -192,7 +182,6 @@ run_task
 if ((stopping)); then
   ((exit_code)) && over "$exit_code" stopped
 elif ((exit_code)); then
-  ((exit_code == 137)) && ran_out_of_memory && over "$exit_code" out_of_memory
   ((is_debug)) && keep_for_a_look
 fi
 over "$exit_code" ''

@@ -1,0 +1,541 @@
+"""Rendered scripts on the real embedded cluster: real sbatch, real containers, real verdicts."""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import shutil
+import socket
+import subprocess
+import textwrap
+import time
+import uuid
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clusters.capacity import Capacity, GpuCount, NamespaceRules, Node, Partition
+from jobs.paths import AttemptPaths
+from jobs.plan import Plan, plan
+from jobs.script import RenderOptions, build_stop_argv, image_files_of, render
+from jobs.spec import JobSpec
+from jobs.taskstate import TaskState, Verdict, parse_task_state, parse_verdict
+from tests.conftest import EmbeddedCluster
+
+pytestmark = pytest.mark.cluster
+
+USER = "sluice-alice"
+RULES = NamespaceRules("lab", ("cpu", "gpu", "v100"), account="lab")
+
+
+def _node(name: str, gpu_type: str = "", gpus: int = 0) -> Node:
+    counts = (GpuCount(gpu_type, gpus, 0),) if gpus else ()
+    return Node(name, "idle", True, 8, 0, 16000, 0, gpus=counts)
+
+
+CAPACITY = Capacity(
+    datetime(2026, 1, 1, tzinfo=UTC),
+    (_node("n1", "a100", 4), _node("n2", "a100", 4), _node("n3", "v100", 2), _node("n4")),
+    tuple(
+        Partition(name, True, False, nodes, 7 * 86400, None)
+        for name, nodes in (("gpu", ("n1", "n2")), ("v100", ("n3",)), ("cpu", ("n3", "n4")))
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Running:
+    """One submitted attempt."""
+
+    cluster: EmbeddedCluster
+    plan: Plan
+    paths: AttemptPaths
+    slurm_job_id: str
+
+    def command(self, *argv: str) -> str:
+        done = subprocess.run(
+            [
+                "runuser",
+                "-u",
+                USER,
+                "--",
+                "env",
+                f"SLURM_CONF={self.cluster.env['SLURM_CONF']}",
+                *argv,
+            ],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        return done.stdout.strip()
+
+    def slurm(self) -> tuple[str, str]:
+        """State and exit code as slurmctld says; ended jobs stay known for MinJobAge."""
+        line = self.command(
+            "scontrol", "--oneliner", "show", "job", self.slurm_job_id
+        ).splitlines()[0]
+        values = dict(word.split("=", 1) for word in line.split() if "=" in word)
+        return values["JobState"], values["ExitCode"]
+
+    def until(self, what: str, holds: Any, timeout_s: float = 60) -> Any:
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            if found := holds():
+                return found
+            time.sleep(0.2)
+        raise AssertionError(f"{what} did not happen; batch log:\n{self.log_text('batch')}")
+
+    def end(self, timeout_s: float = 60) -> tuple[str, str]:
+        def ended() -> tuple[str, str] | None:
+            state, code = self.slurm()
+            live = ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "SUSPENDED")
+            return None if state in live else (state, code)
+
+        found: tuple[str, str] = self.until("the job's end", ended, timeout_s)
+        return found
+
+    def log_path(self, role: str, index: int = 0) -> Path:
+        name = self.paths.batch_log if role == "batch" else self.paths.task_log(role, index)
+        return Path(name)
+
+    def log_text(self, role: str, index: int = 0) -> str:
+        path = self.log_path(role, index)
+        return path.read_text(errors="replace") if path.exists() else ""
+
+    def state(self, role: str, index: int = 0) -> TaskState | None:
+        path = Path(self.paths.task_state(role, index))
+        return parse_task_state(path.read_text()) if path.exists() else None
+
+    def verdict(self) -> Verdict:
+        return parse_verdict(Path(self.paths.verdict).read_text())
+
+    def ready(self, role: str, index: int = 0, word: str = "up") -> None:
+        self.until(f"{word} from {role}-{index}", lambda: word in self.log_text(role, index))
+
+
+class Lab:
+    """Submits jobs and cleans up after the test."""
+
+    def __init__(self, cluster: EmbeddedCluster) -> None:
+        self.cluster = cluster
+        self.jobs: list[Running] = []
+        self.root = cluster.work_root.replace("{user}", USER)
+
+    def submit(
+        self, job: dict[str, Any], files: dict[str, str] | None = None, **options: Any
+    ) -> Running:
+        paths = AttemptPaths(self.root, str(uuid.uuid4()), 1)
+        code = Path(paths.dir) / "code"
+        given = {"jobName": "t", "image": "busybox", "timeLimit": "10m", **job}
+        if files:
+            given["codeDir"] = str(code)
+        spec = JobSpec.model_validate(given)
+        made = plan(spec, RULES, CAPACITY)
+        images = self.cluster.images
+        chosen = {
+            "images_dir": str(images),
+            "image_files": image_files_of(os.listdir(images)),
+            "grace_s": 3,
+            "port_low": 29000,
+            **options,
+        }
+        rendered = render(made, spec, paths, user=USER, options=RenderOptions(**chosen))
+        self.write(
+            paths.dir, {**rendered.files, **{f"code/{k}": v for k, v in (files or {}).items()}}
+        )
+        running = Running(self.cluster, made, paths, "")
+        # What the gateway has in its own environment must not reach the task.
+        answer = running.command(
+            "env", "GATEWAY_SECRET=leak", "sbatch", "--parsable", paths.batch_script
+        )
+        running = Running(self.cluster, made, paths, answer.split(";")[0])
+        self.jobs.append(running)
+        return running
+
+    def write(self, root: str, files: dict[str, str]) -> None:
+        who = pwd.getpwnam(USER)
+        for path, text in {**files, "logs/.keep": ""}.items():
+            file = Path(root) / path
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text)
+        job_dir = Path(root).parent
+        for entry in (job_dir.parent, job_dir, *job_dir.rglob("*")):
+            os.chown(entry, who.pw_uid, who.pw_gid)
+
+    def clean(self) -> None:
+        for job in self.jobs:
+            job.command("scancel", job.slurm_job_id)
+        for job in self.jobs:
+            job.end()
+            shutil.rmtree(job.paths.job_dir, ignore_errors=True)
+
+
+@pytest.fixture
+def lab(cluster: EmbeddedCluster) -> Any:
+    made = Lab(cluster)
+    yield made
+    made.clean()
+
+
+# Every task listens on its own port, talks to every other task of TF_CONFIG, and says what it sees.
+MEETING = textwrap.dedent(
+    """
+    import json, os, socket, threading, time
+    config = json.loads(os.environ["TF_CONFIG"])
+    me = config["task"]
+    own = config["cluster"][me["type"]][me["index"]]
+    server = socket.create_server(("0.0.0.0", int(own.split(":")[1])))
+    everyone = [entry for entries in config["cluster"].values() for entry in entries]
+    heard = []
+    def serve():
+        while len(heard) < len(everyone):
+            with server.accept()[0] as peer:
+                heard.append(peer.makefile().readline().strip())
+    thread = threading.Thread(target=serve)
+    thread.start()
+    for entry in everyone:
+        host, port = entry.split(":")
+        for _ in range(100):
+            try:
+                with socket.create_connection((host, int(port)), timeout=5) as peer:
+                    peer.sendall(f"{me['type']}-{me['index']}\\n".encode())
+                break
+            except ConnectionRefusedError:
+                time.sleep(0.1)
+    thread.join(30)
+    print(json.dumps({"env": dict(os.environ), "heard": sorted(heard), "address": socket.gethostbyname(own.split(":")[0])}))
+    """
+)
+
+
+def meeting_roles() -> list[dict[str, Any]]:
+    common = {"command": "python3 meet.py", "memoryMB": 200}
+    worker = {"taskNumber": 2, "cpuNumber": 2, "gpuNumber": 1, "gpuType": "a100"}
+    grpc = {"portList": [{"label": "grpc", "portNumber": 2}]}
+    return [{"name": "ps", **common}, {"name": "worker", **common, **worker, **grpc}]
+
+
+@pytest.mark.parametrize(("placement", "layout"), [("auto", "packed"), ("separate", "het")])
+def test_ps_and_workers_meet_and_see_right_variables(lab: Lab, placement: str, layout: str) -> None:
+    job = lab.submit(
+        {
+            "image": "python",
+            "framework": "tensorflow",
+            "placement": placement,
+            "taskRoles": meeting_roles(),
+            "jobEnvs": {"HOSTILE": "it's `id` $(id) \"\\ \n#SBATCH é中"},
+        },
+        files={"meet.py": MEETING},
+    )
+    assert job.plan.layout == layout
+    assert job.end() == ("COMPLETED", "0:0")
+    tasks = [("ps", 0), ("worker", 0), ("worker", 1)]
+    said = {task: json.loads(job.log_text(*task)) for task in tasks}
+    states = {task: job.state(*task) for task in tasks}
+    everyone = sorted(f"{role}-{index}" for role, index in tasks)
+    for (role, index), answer in said.items():
+        env, state = answer["env"], states[role, index]
+        assert state is not None
+        assert answer["heard"] == everyone
+        assert env["PAI_CURRENT_TASK_ROLE_NAME"] == role
+        assert (
+            env["PAI_TASK_INDEX"] == env["PAI_CURRENT_TASK_ROLE_CURRENT_TASK_INDEX"] == str(index)
+        )
+        assert env["PAI_TASK_ROLE_LIST"] == "ps,worker"
+        assert env["PAI_CONTAINER_HOST_PORT"] == str(state.ports["http"][0])
+        assert env["PAI_WORK_DIR"] == env["PWD"] == str(Path(job.paths.dir) / "code")
+        assert env["HOSTILE"] == "it's `id` $(id) \"\\ \n#SBATCH é中"
+        assert "GATEWAY_SECRET" not in env
+        for other_role, other_index in tasks:
+            other = states[other_role, other_index]
+            assert other is not None
+            assert env[f"PAI_HOST_IP_{other_role}_{other_index}"] == other.ip
+            for label, numbers in other.ports.items():
+                name = f"PAI_PORT_LIST_{other_role}_{other_index}_{label}"
+                assert env[name] == ",".join(map(str, numbers))
+        config = json.loads(env["TF_CONFIG"])
+        assert config["task"] == {"type": role, "index": index}
+        assert config["cluster"] == json.loads(said["ps", 0]["env"]["TF_CONFIG"])["cluster"]
+        assert answer["address"] == state.ip
+    assert said["ps", 0]["env"]["CUDA_VISIBLE_DEVICES"] == ""
+    gpus = [
+        (states["worker", i].host, said["worker", i]["env"]["CUDA_VISIBLE_DEVICES"]) for i in (0, 1)
+    ]  # type: ignore[union-attr]
+    assert len(set(gpus)) == 2
+    assert all(gpu for _, gpu in gpus)
+    ports = [port for s in states.values() if s for numbers in s.ports.values() for port in numbers]
+    assert len(set(ports)) == len(ports)
+    hosts = {task: state.host for task, state in states.items() if state}
+    shared = hosts["ps", 0] in (hosts["worker", 0], hosts["worker", 1])
+    assert shared == (layout == "packed")
+
+
+RENDEZVOUS = textwrap.dedent(
+    """
+    import os, socket, time
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    if rank == 0:
+        server = socket.create_server(("0.0.0.0", address[1]))
+        peers = [server.accept()[0] for _ in range(size - 1)]
+        files = [peer.makefile("rw") for peer in peers]
+        total = 1 + sum(int(file.readline()) for file in files)
+        for file in files:
+            file.write(f"{total}\\n"); file.flush()
+    else:
+        for _ in range(100):
+            try:
+                peer = socket.create_connection(address, timeout=20); break
+            except ConnectionRefusedError:
+                time.sleep(0.1)
+        file = peer.makefile("rw")
+        file.write(f"{rank + 1}\\n"); file.flush()
+        total = int(file.readline())
+    print("sum", total, flush=True)
+    """
+)
+
+
+def test_ranks_meet_at_master_addr(lab: Lab) -> None:
+    role = {"name": "worker", "taskNumber": 4, "memoryMB": 100, "command": "python3 reduce.py"}
+    job = lab.submit(
+        {
+            "image": "python",
+            "framework": {"name": "pytorch", "strategy": "ddp"},
+            "taskRoles": [role],
+        },
+        files={"reduce.py": RENDEZVOUS},
+    )
+    assert job.end() == ("COMPLETED", "0:0")
+    assert [job.log_text("worker", i) for i in range(4)] == ["sum 10\n"] * 4
+
+
+def role(name: str, command: str, **more: Any) -> dict[str, Any]:
+    return {"name": name, "command": command, "memoryMB": 100, **more}
+
+
+FOREVER = "echo up; sleep 600"
+NEVER = {"minFailedTaskCount": None}
+
+
+@pytest.mark.parametrize(
+    ("roles", "expected", "rule"),
+    [
+        ([role("a", "sleep 1; exit 3"), role("b", FOREVER)], ("FAILED", "3:0"), "min_failed"),
+        (
+            [
+                role(
+                    "a",
+                    "exit $((PAI_TASK_INDEX < 2))",
+                    taskNumber=3,
+                    minFailedTaskCount=3,
+                    minSucceededTaskCount=1,
+                ),
+                role("b", FOREVER),
+            ],
+            ("COMPLETED", "0:0"),
+            "min_succeeded",
+        ),
+        (
+            [role("a", "sleep 1", isMain=True), role("b", FOREVER)],
+            ("COMPLETED", "0:0"),
+            "min_succeeded",
+        ),
+        (
+            [role("a", "sleep 1; exit 9", isMain=True, **NEVER), role("b", FOREVER)],
+            ("FAILED", "9:0"),
+            "min_failed",
+        ),
+        (
+            [role("a", "exit 5", **NEVER), role("b", "sleep 1; exit 6", **NEVER)],
+            ("COMPLETED", "0:0"),
+            "all_ended",
+        ),
+        ([role("a", "true", taskNumber=2)], ("COMPLETED", "0:0"), "all_ended"),
+    ],
+    ids=["minFailed", "minSucceeded", "main completes", "main fails", "all null", "all succeed"],
+)
+def test_completion_rules(
+    lab: Lab, roles: list[dict[str, Any]], expected: tuple[str, str], rule: str
+) -> None:
+    job = lab.submit({"taskRoles": roles})
+    assert job.end() == expected
+    verdict = job.verdict()
+    assert verdict.rule == rule
+    ends = []
+    for given in roles:
+        for index in range(given.get("taskNumber", 1)):
+            state = job.state(given["name"], index)
+            assert state is not None
+            assert state.state == "ended"
+            ends.append(state.ended or 0)
+    assert max(ends) - (verdict.ended or 0) < 4  # the others were ended within seconds
+
+
+CATCH = textwrap.dedent(
+    """
+    import signal, sys, time
+    def caught(*_):
+        print("SIGTERM", flush=True)
+        time.sleep(float(sys.argv[1]))
+        print("saved", flush=True)
+        sys.exit(0)
+    signal.signal(signal.SIGTERM, caught)
+    print("up", flush=True)
+    while True:
+        time.sleep(0.1)
+    """
+)
+
+
+@pytest.mark.parametrize("how", ["asked", "cancelled"])
+@pytest.mark.parametrize("seconds", ["1", "600"], ids=["obeys", "does not end"])
+def test_stop_gives_sigterm_to_the_tasks_own_process_first(
+    lab: Lab, how: str, seconds: str
+) -> None:
+    job = lab.submit(
+        {"image": "python", "taskRoles": [role("w", f"python3 catch.py {seconds}")]},
+        files={"catch.py": CATCH},
+    )
+    job.ready("w")
+    begin = time.monotonic()
+    asked = build_stop_argv(job.slurm_job_id)
+    job.command(*(asked if how == "asked" else ["scancel", job.slurm_job_id]))
+    assert job.end()[0] == "CANCELLED"
+    took_s = time.monotonic() - begin
+    text = job.log_text("w")
+    assert text.count("SIGTERM") == 1
+    assert ("saved" in text) == (seconds == "1")
+    assert took_s < 15
+    job.until("the verdict", lambda: Path(job.paths.verdict).exists(), 10)
+    assert job.verdict().verdict == "stopped"
+
+
+def test_near_the_time_limit_tasks_are_asked_to_end(lab: Lab) -> None:
+    job = lab.submit(
+        {"image": "python", "taskRoles": [role("w", "python3 catch.py 0; exit 4")]},
+        files={"catch.py": CATCH},
+    )
+    job.ready("w")
+    job.command(
+        "scancel", "--batch", "--signal=USR1", job.slurm_job_id
+    )  # as Slurm does by --signal
+    job.until("the verdict", lambda: Path(job.paths.verdict).exists())
+    assert (job.verdict().verdict, job.verdict().rule) == ("failed", "time_limit")
+    assert job.log_text("w").count("SIGTERM") == 1
+
+
+def test_output_is_byte_exact(lab: Lab) -> None:
+    octal = "".join(f"\\{n:03o}" for n in range(256))
+    command = f"printf '{octal}'; printf '{octal}' >&2; printf 'half a line'"
+    job = lab.submit({"taskRoles": [role("w", command)]})
+    assert job.end() == ("COMPLETED", "0:0")
+    assert job.log_path("w").read_bytes() == bytes(range(256)) * 2 + b"half a line"
+
+
+def test_out_of_memory_is_told(lab: Lab) -> None:
+    hog = "import time\nx = bytearray(400 * 1024 * 1024)\nprint('up', flush=True)\ntime.sleep(60)\n"
+    job = lab.submit(
+        {"image": "python", "taskRoles": [role("w", "python3 hog.py")]}, files={"hog.py": hog}
+    )
+    state, _ = job.end()
+    assert state in ("FAILED", "OUT_OF_MEMORY")
+    assert job.verdict().reason == "out_of_memory"
+    told = job.state("w")
+    assert told is not None
+    assert told.reason == "out_of_memory"
+
+
+@pytest.mark.parametrize(
+    ("more", "code", "reason"),
+    [
+        ({"image": "gone.sif"}, "201:0", "image_missing"),
+        ({"dataDir": "/no/such/place"}, "203:0", "mount_missing"),
+    ],
+)
+def test_what_is_missing_is_named_before_anything_runs(
+    lab: Lab, more: dict[str, str], code: str, reason: str
+) -> None:
+    job = lab.submit({**more, "taskRoles": [role("w", "echo ran")]})
+    assert job.end() == ("FAILED", code)
+    assert job.verdict().permanent
+    assert job.verdict().reason == reason
+    log = job.log_text("w")
+    assert "ran" not in log
+    assert log.startswith("sluice: there is no ")
+
+
+def test_a_fixed_port_that_is_taken_is_named(lab: Lab) -> None:
+    with socket.create_server(("0.0.0.0", 0)) as server:  # noqa: S104 - as a job on the node would
+        port = server.getsockname()[1]
+        ports = [{"label": "web", "beginAt": port}]
+        job = lab.submit({"taskRoles": [role("w", "echo ran", portList=ports)]})
+        assert job.end() == ("FAILED", "204:0")
+    assert f"port {port} is already in use" in job.log_text("w")
+
+
+def test_debug_keeps_a_failed_task_until_it_is_released(lab: Lab) -> None:
+    job = lab.submit({"jobEnvs": {"isDebug": True}, "taskRoles": [role("w", "exit 7")]})
+
+    def kept() -> bool:
+        state = job.state("w")
+        return state is not None and state.state == "debug" and state.exit_code == 7
+
+    job.until("the debug state", kept)
+    assert job.slurm()[0] == "RUNNING"
+    Path(job.paths.release).touch()
+    assert job.end() == ("FAILED", "7:0")
+
+
+def test_a_requeued_job_says_which_incarnation_it_is(lab: Lab) -> None:
+    job = lab.submit({"taskRoles": [role("w", "echo up $SLURM_RESTART_COUNT; sleep 600")]})
+    job.ready("w")
+    subprocess.run(["scontrol", "requeue", job.slurm_job_id], env=job.cluster.env, check=True)
+    first = job.log_path("w").stat().st_size
+
+    def again() -> bool:
+        # Slurm holds a requeued job back for two minutes; this is refused while it is still ending.
+        update = ["scontrol", "update", f"JobId={job.slurm_job_id}", "StartTime=now"]
+        if job.slurm()[0] == "PENDING":
+            subprocess.run(update, env=job.cluster.env, check=False, capture_output=True)
+        state = job.state("w")
+        return state is not None and state.incarnation == 1 and state.state == "running"
+
+    job.until("the second incarnation", again)
+    state = job.state("w")
+    assert state is not None
+    assert state.log_offset >= first > 0
+
+
+def test_a_registry_image_is_fetched_once_with_a_visible_state(lab: Lab, tmp_path: Path) -> None:
+    """`apptainer pull` is played by a script that takes its time: no registry is in reach."""
+    real = shutil.which("apptainer", path=lab.cluster.env["PATH"])
+    root = Path(lab.root) / f"fetch-{uuid.uuid4()}"
+    program = root / "apptainer"
+    lab.write(str(root / "1"), {})
+    program.write_text(
+        f'#!/bin/bash\nif [[ $1 == pull ]]; then echo "pull $3" >>{root}/pulls; sleep 2; exec cp {lab.cluster.images}/busybox.sif "$2"; fi\n'
+        f'exec {real} "$@"\n'
+    )
+    program.chmod(0o755)
+    os.chown(root, pwd.getpwnam(USER).pw_uid, -1)
+    options = {"runtime_program": str(program), "image_cache_dir": f"{root}/cache"}
+    jobs = [
+        lab.submit({"image": "org/app:1.0", "taskRoles": [role("w", "echo ran")]}, **options)
+        for _ in range(2)
+    ]
+
+    def pulling() -> bool:
+        state = jobs[0].state("w")
+        return (
+            state is not None and state.state == "pulling" and state.image == "docker://org/app:1.0"
+        )
+
+    jobs[0].until("the pulling state", pulling)
+    assert [job.end() for job in jobs] == [("COMPLETED", "0:0")] * 2
+    assert (root / "pulls").read_text() == "pull docker://org/app:1.0\n"
+    shutil.rmtree(root)

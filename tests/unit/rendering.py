@@ -1,0 +1,36 @@
+"""What tests of plans and scripts share: a small cluster, namespace rules, and one call to render."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from clusters.capacity import Capacity, GpuCount, NamespaceRules, Node, Partition
+from jobs.paths import AttemptPaths
+from jobs.plan import plan
+from jobs.script import RenderedJob, RenderOptions, render
+from jobs.spec import JobSpec
+
+
+def _node(name: str, gpu_type: str = "", gpus: int = 0) -> Node:
+    counts = (GpuCount(gpu_type, gpus, 0),) if gpus else ()
+    return Node(name, "idle", True, 64, 0, 512_000, 0, gpus=counts)
+
+
+def _partition(name: str, *nodes: str) -> Partition:
+    return Partition(name, True, False, nodes, 7 * 86400, 86400)
+
+
+LAB = Capacity(
+    datetime(2026, 1, 1, tzinfo=UTC),
+    (_node("n1", "a100", 4), _node("n2", "a100", 4), _node("n3", "v100", 2), _node("n4")),
+    (_partition("cpu", "n3", "n4"), _partition("gpu", "n1", "n2")),
+)
+RULES = NamespaceRules("lab", ("cpu", "gpu"), account="lab", default_time_s=3600)
+PATHS = AttemptPaths("/scratch/alice", "0c8f5f6a", 1)
+
+
+def render_job(job: dict[str, Any], paths: AttemptPaths = PATHS, **options: Any) -> RenderedJob:
+    spec = JobSpec.model_validate(job)
+    made = plan(spec, RULES, LAB)
+    return render(made, spec, paths, user="alice", options=RenderOptions(**options))

@@ -1,0 +1,204 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jobs.images import ResolvedImage, resolve_image
+from jobs.script import RUNTIMES, RenderedJob, RenderError
+from jobs.taskstate import parse_task_state, parse_verdict
+from tests.unit.rendering import render_job
+
+GOLDEN = Path(__file__).parent / "golden"
+SHELL = Path(__file__).parents[2] / "jobs" / "shell"
+
+PS = {"name": "ps", "memoryMB": 2048, "command": "python ps.py"}
+WORKER = {
+    "name": "worker",
+    "taskNumber": 2,
+    "cpuNumber": 4,
+    "memoryMB": 16384,
+    "gpuNumber": 1,
+    "gpuType": "a100",
+    "command": "python train.py",
+    "parameters": [{"key": "lr", "value": "0.1"}, {"key": "note", "value": "it's $5; `ls`"}],
+    "portList": [{"label": "grpc", "portNumber": 2}],
+    "minSucceededTaskCount": 2,
+}
+COMMON = {
+    "jobName": "mnist",
+    "image": "tensorflow/tensorflow:2.16",
+    "codeDir": "~/mnist",
+    "dataDir": "/data/mnist",
+    "outputDir": "$PAI_DEFAULT_FS_URI/results/$PAI_JOB_NAME",
+    "mounts": [{"source": "/data/shared", "target": "/shared", "readOnly": True}],
+    "jobEnvs": {"GREETING": "it's $HOME"},
+}
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "simple": {**COMMON, "framework": "pytorch", "taskRoles": [WORKER]},
+    "packed": {**COMMON, "framework": "tensorflow", "taskRoles": [PS, WORKER]},
+    "het": {**COMMON, "placement": "separate", "taskRoles": [PS, WORKER]},
+}
+
+
+def as_text(job: RenderedJob) -> str:
+    """All files one after the other; what never changes is named instead of shown."""
+    parts = []
+    for path, text in job.files.items():
+        constant = SHELL / path
+        body = constant.read_text() if constant.exists() else ""
+        shown = text.replace(body, f"(here follows jobs/shell/{path})\n") if body else text
+        parts.append(f"======== {path}\n{shown}")
+    return "\n".join(parts)
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_golden(layout: str, runtime: str) -> None:
+    """SLUICE_UPDATE_GOLDEN=1 writes the files anew; look at the difference before committing."""
+    text = as_text(render_job(LAYOUTS[layout], runtime=runtime))
+    file = GOLDEN / f"{layout}-{runtime}.txt"
+    if os.environ.get("SLUICE_UPDATE_GOLDEN"):
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(text)
+    assert text == file.read_text()
+
+
+def test_same_input_same_bytes() -> None:
+    first, second = (render_job(LAYOUTS["packed"]) for _ in range(2))
+    assert first == second
+
+
+def test_shellcheck_finds_nothing(tmp_path: Path) -> None:
+    hostile = {
+        **COMMON,
+        "jobEnvs": {"A": "$(id) `id` \"'", "B": "\n#SBATCH --x"},
+        "dataDir": "/d $(x) `y`",
+        "image": "a/$b`c`",
+        "authFile": "~/auth $x",
+        "taskRoles": [{**PS, "name": "-p.s~"}, {**WORKER, "name": "a.b"}],
+    }
+    scripts: list[str] = []
+    seen: set[str] = set()
+    for number, job in enumerate([*LAYOUTS.values(), hostile]):
+        for runtime in RUNTIMES:
+            if job is hostile and runtime in ("enroot", "pyxis"):
+                continue
+            for path, text in render_job(job, runtime=runtime).files.items():
+                if not path.startswith("command/") and text not in seen:
+                    seen.add(text)
+                    file = tmp_path / f"{number}-{runtime}-{path.replace('/', '-')}"
+                    file.write_text(text)
+                    scripts.append(str(file))
+    assert len(scripts) > 30
+    found = subprocess.run(["shellcheck", *scripts], capture_output=True, text=True, check=False)
+    assert (found.stdout, found.returncode) == ("", 0)
+
+
+@pytest.mark.parametrize(
+    ("tasks", "roles", "limit_s"), [(3, 3, 0.002), (500, 1, 0.020)], ids=["3 roles", "500 tasks"]
+)
+def test_rendering_is_quick_and_does_not_grow_with_tasks(
+    tasks: int, roles: int, limit_s: float
+) -> None:
+    job = {
+        "jobName": "j",
+        "image": "x",
+        "framework": "pytorch",
+        "taskRoles": [
+            {
+                "name": "worker" if i == 0 else f"r{i}",
+                "taskNumber": tasks // roles,
+                "cpuNumber": 1,
+                "memoryMB": 100,
+                "command": "true",
+            }
+            for i in range(roles)
+        ],
+    }
+    job["taskRoles"][0]["taskNumber"] = min(job["taskRoles"][0]["taskNumber"], 128)
+    from jobs.plan import plan
+    from jobs.script import render
+    from jobs.spec import JobSpec
+    from tests.unit.rendering import LAB, PATHS, RULES
+
+    spec = JobSpec.model_validate(job)
+    made = plan(spec, RULES, LAB)
+    best = 1.0
+    for _ in range(20):
+        begin = time.perf_counter()
+        rendered = render(made, spec, PATHS, user="alice")
+        best = min(best, time.perf_counter() - begin)
+    assert len(rendered.batch_script) < 30_000
+    assert best < limit_s * 3  # scripts/bench holds the limit itself; a busy machine gets some room
+
+
+def test_enroot_refuses_paths_that_its_fstab_cannot_hold() -> None:
+    job = {**LAYOUTS["simple"], "dataDir": "/data/my files"}
+    with pytest.raises(RenderError, match="/data/my files"):
+        render_job(job, runtime="enroot")
+    assert "'/data/my files'" in render_job(job, runtime="apptainer").task_script
+
+
+def test_a_short_job_gets_no_warning_at_its_start() -> None:
+    long, short = (
+        render_job({**LAYOUTS["simple"], "timeLimit": limit}).batch_script for limit in ("1h", "4m")
+    )
+    assert "--signal=B:USR1@30" in long
+    assert "--signal" not in short.split("# ----")[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "runtime", "expected"),
+    [
+        ("/i/x.sif", "apptainer", ResolvedImage("/i/x.sif")),
+        ("tf", "apptainer", ResolvedImage("/images/tensorflow.sif")),
+        ("busybox", "apptainer", ResolvedImage("/images/busybox.sif")),
+        ("busybox.sif", "singularity", ResolvedImage("/images/busybox.sif")),
+        ("org/app:1.0", "apptainer", ResolvedImage("/images/org_app_1.0.sif")),
+        ("docker://org/app:1.0", "apptainer", ResolvedImage("/images/org_app_1.0.sif")),
+        ("gone.sif", "apptainer", ResolvedImage("/images/gone.sif")),
+        ("org/x:2", "apptainer", ResolvedImage("~/c/org_x_2.sif", "docker://org/x:2")),
+        ("oras://r/x", "apptainer", ResolvedImage("~/c/oras___r_x.sif", "oras://r/x")),
+        (
+            "nvcr.io/nv/pt:1",
+            "enroot",
+            ResolvedImage("~/c/nvcr.io_nv_pt_1.sqsh", "docker://nvcr.io#nv/pt:1"),
+        ),
+        ("org/x:2", "pyxis", ResolvedImage("~/c/org_x_2.sqsh", "docker://org/x:2")),
+    ],
+)
+def test_images(name: str, runtime: str, expected: ResolvedImage) -> None:
+    found = resolve_image(
+        name,
+        runtime=runtime,
+        images_dir="/images",
+        files={"busybox.sif", "org_app_1.0.sif", "tensorflow.sif"},
+        aliases={"tf": "/images/tensorflow.sif"},
+        cache_dir="~/c",
+    )
+    assert found == expected
+
+
+def test_state_and_verdict_files_are_read_back() -> None:
+    state = parse_task_state(
+        "role=a.b\nindex=3\nincarnation=1\nstate=ended\nhost=n1\nip=10.0.0.1\nports=http:1;x:2,3;\n"
+        "gpus=0,1\nstep=2\npid=77\nlog_offset=5\nstarted=1.5\nended=2.5\nexit_code=137\nsignal=9\nreason=out_of_memory\n"
+    )
+    assert (state.role, state.index, state.incarnation, state.signal) == ("a.b", 3, 1, 9)
+    assert state.ports == {"http": (1,), "x": (2, 3)}
+    assert state.gpus == ("0", "1")
+    verdict = parse_verdict(
+        "verdict=failed\nrule=start\nrole=w\nindex=0\nexit_code=201\nreason=image_missing\n"
+    )
+    assert verdict.permanent
+    assert verdict.exit_code == 201
+    for broken in ("", "role=x\n", "verdict=maybe\nexit_code=0\n"):
+        with pytest.raises(ValueError, match="not a"):
+            parse_task_state(broken)
+        with pytest.raises(ValueError, match="not a"):
+            parse_verdict(broken)
