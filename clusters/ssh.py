@@ -25,7 +25,7 @@ from clusters.ssh_connection import (
     SshTarget,
     open_connection,
 )
-from clusters.ssh_pool import ConnectionPool, Lease, PoolOptions, PoolStats
+from clusters.ssh_pool import ConnectionPool, Kind, Lease, PoolOptions, PoolStats
 from clusters.streamed import StreamedTransport, check_argv
 from clusters.transport import (
     DEFAULT_MAX_OUTPUT,
@@ -125,7 +125,7 @@ class SshTransport(StreamedTransport):
         timeout_s: float = DEFAULT_TIMEOUT_S,
         max_output: int = DEFAULT_MAX_OUTPUT,
     ) -> CommandResult:
-        program = self._start(argv)
+        program = self._start_as("session", argv)
         # Counted from here: connecting has limits of its own, and when it fails nothing was started.
         deadline = time.monotonic() + timeout_s
         try:
@@ -135,22 +135,25 @@ class SshTransport(StreamedTransport):
         return CommandResult(tuple(argv), exit_code, stdout, stderr)
 
     def _start(self, argv: Sequence[str]) -> RemoteProgram:
+        return self._start_as("lasting", argv)
+
+    def _start_as(self, kind: Kind, argv: Sequence[str]) -> RemoteProgram:
         command_line(argv, "")  # what cannot be said is refused before connecting
 
         def start(connection: Connection) -> RemoteProgram:
             return connection.start(lambda mark: command_line(argv, mark), what=argv[0])
 
-        lease, program = self._on_connection(start)
+        lease, program = self._on_connection(start, kind)
         program.on_close = lease.give_back
         return program
 
     def _on_connection(
-        self, work: Callable[[Connection], _Made], *, session: bool = True
+        self, work: Callable[[Connection], _Made], kind: Kind
     ) -> tuple[Lease[Connection], _Made]:
         """`work` on a connection with room. One that proves dead before `work` began is replaced once."""
         replaced = False
         while True:
-            lease = self._cluster.pool.lease(self.user, session=session)
+            lease = self._cluster.pool.lease(self.user, kind)
             try:
                 return lease, work(lease.connection)
             except SessionRefused:
@@ -173,7 +176,7 @@ class SshTransport(StreamedTransport):
         _check_path(path)
         try:
             lease, found = self._on_connection(
-                lambda connection: connection.sftp_stat(path, FILE_TIMEOUT_S), session=False
+                lambda connection: connection.sftp_stat(path, FILE_TIMEOUT_S), "other"
             )
         except SftpUnusable:
             return super().stat(path)
@@ -187,7 +190,7 @@ class SshTransport(StreamedTransport):
         try:
             lease, found = self._on_connection(
                 lambda connection: connection.sftp_read(path, offset, limit, FILE_TIMEOUT_S),
-                session=False,
+                "other",
             )
         except SftpUnusable:
             return super().read_at(path, offset, limit)
@@ -196,7 +199,7 @@ class SshTransport(StreamedTransport):
 
     def open_tunnel(self, host: str, port: int) -> Tunnel:
         lease, channel = self._on_connection(
-            lambda connection: connection.open_tunnel(host, port), session=False
+            lambda connection: connection.open_tunnel(host, port), "other"
         )
         return _LeasedTunnel(channel, lease)
 

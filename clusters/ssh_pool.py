@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, Literal, Protocol, TypeVar
 
 from clusters.errors import ClusterError, ConnectFailed, HostKeyMismatch
 
@@ -35,6 +35,7 @@ class PooledConnection(Protocol):
 class PoolOptions:
     sessions_per_connection: int = 10  # sshd's MaxSessions, 10 unless changed
     connections_per_user: int = 20
+    lasting_per_user: int = 150  # followed logs and downloads; what remains is for commands
     idle_s: float = 120.0
     wait_s: float = 30.0
     first_backoff_s: float = 1.0
@@ -50,6 +51,9 @@ class PoolStats:
 
 
 _Connection = TypeVar("_Connection", bound=PooledConnection)
+
+# A short session, one that may stay for hours, or what takes no session at all (a tunnel, SFTP).
+Kind = Literal["session", "lasting", "other"]
 
 
 @dataclass(eq=False)
@@ -89,6 +93,7 @@ class _Lane(Generic[_Connection]):
 
     slots: list[_Slot[_Connection]] = field(default_factory=list)
     connecting: bool = False
+    lasting: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,11 +107,16 @@ class Lease(Generic[_Connection]):
     """The right to use a connection for one session, tunnel or request. Give it back once."""
 
     def __init__(
-        self, pool: ConnectionPool[_Connection], slot: _Slot[_Connection], session: bool
+        self,
+        pool: ConnectionPool[_Connection],
+        lane: _Lane[_Connection],
+        slot: _Slot[_Connection],
+        kind: Kind,
     ) -> None:
         self._pool = pool
+        self._lane = lane
         self._slot = slot
-        self._session = session
+        self._kind = kind
         self._given_back = False
 
     @property
@@ -136,15 +146,19 @@ class ConnectionPool(Generic[_Connection]):
         self._stop = threading.Event()
         self._reaper: threading.Thread | None = None
 
-    def lease(self, user: str, *, session: bool = True) -> Lease[_Connection]:
+    def lease(self, user: str, kind: Kind = "session") -> Lease[_Connection]:
         """Raises ConnectFailed or AuthFailed; nothing was asked of the cluster then."""
         began = time.monotonic()
         while True:
             with self._changed:
                 lane = self._lanes.setdefault(user, _Lane())
-                slot = self._free_slot(lane, session)
+                if kind == "lasting" and lane.lasting >= self._options.lasting_per_user:
+                    raise ConnectFailed(
+                        f"{user} has {lane.lasting} logs and downloads open, which is the limit. Close some."
+                    )
+                slot = self._free_slot(lane, kind)
                 if slot is not None:
-                    return self._leased(slot, session)
+                    return self._leased(lane, slot, kind)
                 self._raise_recent_failure(user)
                 waited = time.monotonic() - began
                 if waited >= self._options.wait_s:
@@ -156,7 +170,7 @@ class ConnectionPool(Generic[_Connection]):
                     self._changed.wait(PATIENCE_S - waited)
                     continue
                 lane.connecting = True
-            return self._leased_new(user, lane, session)
+            return self._leased_new(user, lane, kind)
 
     def stats(self) -> PoolStats:
         with self._changed:
@@ -186,20 +200,28 @@ class ConnectionPool(Generic[_Connection]):
 
     # -- inside the lock -----------------------------------------------------------------------
 
-    def _free_slot(self, lane: _Lane[_Connection], session: bool) -> _Slot[_Connection] | None:
+    def _free_slot(self, lane: _Lane[_Connection], kind: Kind) -> _Slot[_Connection] | None:
         """The fullest that has room, so that the others can fall idle."""
         lane.slots = [slot for slot in lane.slots if slot.connection.alive]
         usable = [
-            slot for slot in lane.slots if not slot.retired and (slot.has_room or not session)
+            slot for slot in lane.slots if not slot.retired and (slot.has_room or kind == "other")
         ]
         return max(usable, key=lambda slot: slot.sessions, default=None)
 
-    def _leased(self, slot: _Slot[_Connection], session: bool) -> Lease[_Connection]:
-        if session:
-            slot.sessions += 1
-        else:
-            slot.others += 1
-        return Lease(self, slot, session)
+    def _leased(
+        self, lane: _Lane[_Connection], slot: _Slot[_Connection], kind: Kind
+    ) -> Lease[_Connection]:
+        self._count(lane, slot, kind, 1)
+        return Lease(self, lane, slot, kind)
+
+    def _count(
+        self, lane: _Lane[_Connection], slot: _Slot[_Connection], kind: Kind, change: int
+    ) -> None:
+        if kind == "other":
+            slot.others += change
+            return
+        slot.sessions += change
+        lane.lasting += change if kind == "lasting" else 0
 
     def _raise_recent_failure(self, user: str) -> None:
         for key in ("", user):
@@ -218,7 +240,7 @@ class ConnectionPool(Generic[_Connection]):
 
     # -- outside -------------------------------------------------------------------------------
 
-    def _leased_new(self, user: str, lane: _Lane[_Connection], session: bool) -> Lease[_Connection]:
+    def _leased_new(self, user: str, lane: _Lane[_Connection], kind: Kind) -> Lease[_Connection]:
         try:
             connection = self._connect(user)
         except BaseException as problem:
@@ -239,7 +261,7 @@ class ConnectionPool(Generic[_Connection]):
             self._lanes[user] = lane
             self._start_reaper()
             self._changed.notify_all()
-            return self._leased(slot, session)
+            return self._leased(lane, slot, kind)
 
     def _give_back(self, lease: Lease[_Connection], *, refused: bool, dead: bool) -> None:
         with self._changed:
@@ -247,10 +269,7 @@ class ConnectionPool(Generic[_Connection]):
                 return
             lease._given_back = True
             slot = lease._slot
-            if lease._session:
-                slot.sessions -= 1
-            else:
-                slot.others -= 1
+            self._count(lease._lane, slot, lease._kind, -1)
             if refused:
                 slot.refused_at = time.monotonic()
                 slot.refused_with = slot.sessions + slot.connection.standing_sessions

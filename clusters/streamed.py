@@ -73,7 +73,8 @@ class StreamedTransport(Transport):
     """A Transport whose file work is done by the programs of `clusters.file_programs`."""
 
     @abc.abstractmethod
-    def _start(self, argv: Sequence[str]) -> RunningProgram: ...
+    def _start(self, argv: Sequence[str]) -> RunningProgram:
+        """Start a program that may run for long."""
 
     def _run_again_if_lost(self, argv: Sequence[str], *, stdin: bytes = b"") -> CommandResult:
         """For programs that do the same when run twice."""

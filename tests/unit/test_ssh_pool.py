@@ -79,7 +79,7 @@ def test_threads_that_want_the_same_new_connection_make_one(pool: Pool, host: Fa
 
 
 def test_the_sftp_session_takes_a_place(pool: Pool, host: FakeHost) -> None:
-    pool.lease("alice", session=False)
+    pool.lease("alice", "other")
     host.made[0].standing_sessions = 1
     for _ in range(3):
         pool.lease("alice")
@@ -123,6 +123,18 @@ def test_a_connection_that_does_not_answer_ends_after_what_runs_on_it(
     running.give_back()
     assert not host.made[0].alive
     assert pool.stats().connections == 1
+
+
+def test_open_logs_leave_room_for_commands(host: FakeHost) -> None:
+    pool: Pool = ConnectionPool(host.connect, PoolOptions(lasting_per_user=2))
+    first, _ = pool.lease("alice", "lasting"), pool.lease("alice", "lasting")
+    with pytest.raises(ConnectFailed, match="2 logs and downloads open"):
+        pool.lease("alice", "lasting")
+    assert pool.lease("alice").connection is host.made[0]
+    assert pool.lease("bob", "lasting").connection is host.made[1]
+    first.give_back()
+    assert pool.lease("alice", "lasting").connection is host.made[0]
+    pool.close_all()
 
 
 def test_who_finds_all_taken_waits_for_a_place(pool: Pool) -> None:
