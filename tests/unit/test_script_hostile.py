@@ -93,7 +93,7 @@ def job(rng: random.Random) -> dict[str, Any]:
 
 def batches(seed: int, root: Path) -> list[tuple[dict[str, Any], RenderedJob, Path]]:
     """The accepted job files of one batch, rendered."""
-    rng = random.Random(seed)  # noqa: S311 - tests, not secrets
+    rng = random.Random(seed)
     accepted = []
     for number in range(BATCH):
         raw = job(rng)
