@@ -207,6 +207,28 @@ class FileList(Answer):
     items = FileAnswer(many=True)
 
 
+class LogEntry(Answer):
+    role = s.CharField(help_text="`batch` for the batch script's own log.")
+    index = s.IntegerField()
+    size = s.IntegerField(allow_null=True, help_text="null: there is no file (yet).")
+    state = s.CharField()
+
+
+class LogList(Answer):
+    attempt = s.IntegerField(allow_null=True, help_text="null: nothing was submitted yet.")
+    items = LogEntry(many=True)
+
+
+class LogMatch(Answer):
+    offset = s.IntegerField()
+    line = s.IntegerField()
+
+
+class LogMatches(Answer):
+    matches = LogMatch(many=True)
+    more = s.BooleanField(help_text="There may be more than were asked for.")
+
+
 class BatchItem(Answer):
     id = s.UUIDField()
     ok = s.BooleanField()

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import posixpath
-import re
 import uuid
 from datetime import UTC, datetime
 from typing import Any
 
 from django.http import HttpResponse
 from django.http.response import HttpResponseBase
-from django.utils.translation import gettext as _
 from drf_spectacular.utils import OpenApiParameter, OpenApiResponse, extend_schema
-from rest_framework.exceptions import APIException
 from rest_framework.request import Request
 from rest_framework.views import APIView
 
@@ -23,7 +20,7 @@ from jobs.api.filters import Query
 from jobs.api.jobs import ATTEMPT, find_job
 from jobs.api.requests import json_answer, person
 from jobs.api.schema import problems
-from jobs.api.streams import stream
+from jobs.api.streams import honour_range, stream, wanted_range
 from jobs.errors import NotAllowed
 from jobs.files import ROOTS, Place, attempt_of, locate
 from jobs.models import Attempt
@@ -37,13 +34,7 @@ PARAMETERS = [
     ),
     OpenApiParameter("path", str, description="Below the root; absent: the root itself."),
 ]
-_RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})\Z")
 _REFUSALS = (400, 403, 404, 502, 504)
-
-
-class RangeNotSatisfiable(APIException):
-    status_code = 416
-    default_code = "range_not_satisfiable"
 
 
 def _located(request: Request, id: uuid.UUID) -> tuple[Attempt, str, Place]:
@@ -108,36 +99,16 @@ class JobFileDownload(APIView):
     def get(self, request: Request, id: uuid.UUID) -> HttpResponseBase:
         _attempt, _root, place = _located(request, id)
         size = place.stat.size
-        start, end = _range(request.headers.get("Range", ""), size)
-        chunks = files.read_file(place, offset=start, limit=end - start)
+        start, end = wanted_range(request, size)
         answer = stream(
             request._request,
-            chunks,
+            files.read_file(place, offset=start, limit=end - start),
             content_type="application/octet-stream",
             filename=_shown(posixpath.basename(place.path)) or "file",
         )
-        answer["Content-Length"] = str(end - start)
-        answer["Accept-Ranges"] = "bytes"
         answer["ETag"] = f'"{int(place.stat.mtime)}-{size}"'
-        if "Range" in request.headers and (start, end) != (0, size):
-            answer.status_code = 206
-            answer["Content-Range"] = f"bytes {start}-{end - 1}/{size}"
+        honour_range(answer, request, start, end, size)
         return answer
-
-
-def _range(header: str, size: int) -> tuple[int, int]:
-    """Start and end (exclusive). A header that is not one simple range is ignored, as RFC 9110 allows."""
-    found = _RANGE.match(header.strip())
-    if not found or found.groups() == ("", ""):
-        return 0, size
-    first, last = found.groups()
-    if not first:
-        start, end = max(0, size - int(last)), size
-    else:
-        start, end = int(first), min(size, int(last) + 1) if last else size
-    if start >= size or start >= end:
-        raise RangeNotSatisfiable(_("The file has %(size)s bytes.") % {"size": size})
-    return start, end
 
 
 class JobFilesTar(APIView):

@@ -86,7 +86,7 @@ class Query:
         value = self.text(name)
         if not value:
             return default
-        if not re.fullmatch(r"[0-9]{1,12}", value) or not low <= int(value) <= high:
+        if not re.fullmatch(r"-?[0-9]{1,18}", value) or not low <= int(value) <= high:
             self.wrong(
                 name,
                 _("must be a whole number from %(low)s to %(high)s.") % {"low": low, "high": high},

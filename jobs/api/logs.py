@@ -1,28 +1,24 @@
-"""REST of the logs: the list with sizes, bytes by offset or Range, download, search."""
+"""`/jobs/{id}/logs`: the list with sizes, bytes by offset or Range, download, search."""
 
 from __future__ import annotations
 
-import re
 import uuid
 from dataclasses import asdict
-from typing import Any
 
-from django.http import Http404, HttpResponse, StreamingHttpResponse
+from django.http import HttpResponse
 from django.http.response import HttpResponseBase
 from django.utils.translation import gettext as _
-from drf_spectacular.types import OpenApiTypes
-from drf_spectacular.utils import (
-    OpenApiParameter,
-    OpenApiResponse,
-    extend_schema,
-    inline_serializer,
-)
-from rest_framework import serializers
-from rest_framework.exceptions import ValidationError
+from drf_spectacular.utils import OpenApiParameter, OpenApiResponse, extend_schema
+from rest_framework.exceptions import NotFound
 from rest_framework.request import Request
-from rest_framework.response import Response
 from rest_framework.views import APIView
 
+from jobs.api import answers
+from jobs.api.filters import Query
+from jobs.api.jobs import ATTEMPT
+from jobs.api.requests import json_answer, person
+from jobs.api.schema import problems
+from jobs.api.streams import gzipped, honour_range, stream, wanted_range
 from jobs.logs import (
     MAX_MATCHES,
     MAX_READ,
@@ -37,185 +33,162 @@ from jobs.logs import (
     search_log,
     stream_log,
 )
-from jobs.streaming import gzipped, in_pieces
 
 DEFAULT_READ = 256 * 1024
 MAX_PATTERN = 1000
-MAX_OFFSET = 2**62
+MAX_OFFSET = 2**53
+_REFUSALS = (400, 403, 404, 502, 504)
+_BYTES = OpenApiResponse({"type": "string", "format": "binary"})
+_OCTETS = "application/octet-stream"
 
 
-class LogQuery(serializers.Serializer[Any]):
-    attempt = serializers.IntegerField(required=False, min_value=1, max_value=2**31 - 1)
+def _whole(low: int, high: int, default: int) -> dict[str, object]:
+    return {"type": "integer", "minimum": low, "maximum": high, "default": default}
 
 
-class ReadQuery(LogQuery):
-    offset = serializers.IntegerField(default=0, min_value=-MAX_OFFSET, max_value=MAX_OFFSET)
-    limit = serializers.IntegerField(default=DEFAULT_READ, min_value=1, max_value=MAX_READ)
-    grep = serializers.CharField(required=False, max_length=MAX_PATTERN, trim_whitespace=False)
-    ignore_case = serializers.BooleanField(default=False)
-    matches = serializers.IntegerField(default=MAX_MATCHES, min_value=1, max_value=MAX_MATCHES)
+_OFFSET = OpenApiParameter(
+    "offset", _whole(-MAX_OFFSET, MAX_OFFSET, 0), description="Below 0: from the end."
+)
+_LIMIT = OpenApiParameter(
+    "limit", _whole(1, MAX_READ, DEFAULT_READ), description="Bytes at the most."
+)
+_SEARCH = [
+    OpenApiParameter(
+        "grep",
+        {"type": "string", "maxLength": MAX_PATTERN},
+        description="Answer where this text stands, instead of bytes.",
+    ),
+    OpenApiParameter("ignore_case", bool, description="With grep."),
+    OpenApiParameter("matches", _whole(1, MAX_MATCHES, MAX_MATCHES), description="With grep."),
+]
+_HEADERS = [
+    OpenApiParameter(name, kind, OpenApiParameter.HEADER, response=[200], description=words)
+    for name, kind, words in (
+        ("X-Log-Offset", int, "Where the first byte of the body stands."),
+        ("X-Log-Size", int, "The log's size now."),
+        ("X-Log-Complete", int, "1: the task has ended and the body reaches the end."),
+        ("X-Log-Attempt", int, "The attempt whose log this is."),
+    )
+]
 
-    def validate_grep(self, value: str) -> str:
-        if "\n" in value or "\x00" in value:
-            raise ValidationError(_("Search for one line of text."))
-        return value
 
-
-class DownloadQuery(LogQuery):
-    compress = serializers.BooleanField(default=False)
-
-
-def _query(kind: type[serializers.Serializer[Any]], request: Request) -> dict[str, Any]:
-    query = kind(data=request.query_params)
-    query.is_valid(raise_exception=True)
-    return dict(query.validated_data)
-
-
-def _log(request: Request, job_id: uuid.UUID, role: str, index: int, attempt: int | None) -> Log:
+def _log(request: Request, id: uuid.UUID, role: str, index: int, query: Query) -> Log:
+    number = query.whole("attempt", 0, 1, 1_000_000) or None
+    query.finish()
     try:
         _job, log = find_log(
-            user=request.user, job_id=job_id, role=role, index=index, attempt=attempt
+            user=person(request), job_id=id, role=role, index=index, attempt=number
         )
     except LogNotFound:
-        raise Http404(_("There is no such log.")) from None
+        raise NotFound(_("There is no such log, or you may not see it.")) from None
     if log is None:
-        raise Http404(_("The job has not started yet: there is no log."))
+        raise NotFound(_("The job has not started yet: there is no log."))
     return log
 
 
-def parse_range(header: str, size: int) -> tuple[int, int] | None:
-    """The one range of a Range header as (first, last); None: not one we serve, send all of it."""
-    match = re.fullmatch(r"bytes=(\d{0,18})-(\d{0,18})", header.strip())
-    if match is None or match.group(0) == "bytes=-":
-        return None
-    first, last = match.groups()
-    if not first:
-        return max(0, size - int(last)), size - 1
-    return int(first), min(int(last), size - 1) if last else size - 1
-
-
 class LogList(APIView):
-    """The logs of a job."""
-
     @extend_schema(
-        operation_id="jobs_logs_list",
+        operation_id="jobs_logs",
         tags=["logs"],
-        parameters=[LogQuery],
-        responses=inline_serializer(
-            "LogList",
-            {
-                "attempt": serializers.IntegerField(allow_null=True),
-                "logs": inline_serializer(
-                    "LogEntry",
-                    {
-                        "role": serializers.CharField(),
-                        "index": serializers.IntegerField(),
-                        "size": serializers.IntegerField(allow_null=True),
-                        "state": serializers.CharField(),
-                    },
-                    many=True,
-                ),
-            },
-        ),
+        summary="The logs of a job and their sizes",
+        parameters=[ATTEMPT],
+        responses={200: answers.LogList, **problems(*_REFUSALS)},
     )
-    def get(self, request: Request, job_id: uuid.UUID) -> Response:
-        number = _query(LogQuery, request).get("attempt")
+    def get(self, request: Request, id: uuid.UUID) -> HttpResponse:
+        query = Query(request.query_params)
+        number = query.whole("attempt", 0, 1, 1_000_000) or None
+        query.finish()
         try:
-            job = find_job(request.user, job_id)
+            job = find_job(person(request), id)
             attempt = find_attempt(job, number)
         except LogNotFound:
-            raise Http404(_("There is no such job or attempt.")) from None
+            raise NotFound(_("There is no such job or attempt, or you may not see it.")) from None
         if attempt is None:
-            return Response({"attempt": None, "logs": []})
-        logs = [asdict(entry) for entry in list_logs(job, attempt)]
-        return Response({"attempt": attempt.number, "logs": logs})
+            return json_answer({"attempt": None, "items": []})
+        items = [asdict(entry) for entry in list_logs(job, attempt)]
+        return json_answer({"attempt": attempt.number, "items": items})
 
 
 class LogBytes(APIView):
-    """One log: exact bytes from an offset, or with `grep` where a text stands."""
-
     @extend_schema(
         operation_id="jobs_logs_read",
         tags=["logs"],
-        parameters=[
-            ReadQuery,
-            OpenApiParameter("Range", str, OpenApiParameter.HEADER, description="bytes=A-B"),
-        ],
+        summary="Exact bytes from an offset (or a Range), or where a text stands",
+        parameters=[ATTEMPT, _OFFSET, _LIMIT, *_SEARCH, *_HEADERS],
         responses={
-            200: OpenApiResponse(OpenApiTypes.BINARY, description="The bytes, or the matches"),
-            206: OpenApiResponse(OpenApiTypes.BINARY, description="The range asked for"),
-            416: OpenApiResponse(description="Past the end"),
+            (200, _OCTETS): _BYTES,
+            (200, "application/json"): answers.LogMatches,
+            (206, _OCTETS): _BYTES,
+            **problems(*_REFUSALS, 416),
         },
     )
-    def get(self, request: Request, job_id: uuid.UUID, role: str, index: int) -> HttpResponseBase:
-        query = _query(ReadQuery, request)
-        log = _log(request, job_id, role, index, query.get("attempt"))
-        if query.get("grep"):
-            return self._search(log, query)
-        if request.headers.get("Range"):
-            return self._range(log, request.headers["Range"])
-        part = read_log(log, offset=query["offset"], limit=query["limit"])
-        response = HttpResponse(part.data, content_type="application/octet-stream")
-        response["X-Log-Offset"] = str(part.offset)
-        response["X-Log-Size"] = str(part.size)
-        response["X-Log-Complete"] = "1" if part.complete else "0"
-        response["X-Log-Attempt"] = str(log.attempt.number)
-        response["Accept-Ranges"] = "bytes"
-        return response
-
-    def _search(self, log: Log, query: dict[str, Any]) -> Response:
-        matches = search_log(
-            log,
-            text=query["grep"],
-            ignore_case=query["ignore_case"],
-            limit=query["matches"],
-        )
-        found = [asdict(match) for match in matches]
-        return Response({"matches": found, "more": len(found) >= query["matches"]})
-
-    def _range(self, log: Log, header: str) -> HttpResponseBase:
-        size = log_size(log.transport(), log.path)
-        wanted = parse_range(header, size)
-        if wanted is None:
-            return attachment(log, compress=False)
-        first, last = wanted
-        if first >= size or last < first:
-            response = HttpResponse(status=416)
-            response["Content-Range"] = f"bytes */{size}"
-            return response
-        streamed = StreamingHttpResponse(
-            in_pieces(lambda: stream_log(log, offset=first, limit=last - first + 1)),
-            status=206,
-            content_type="application/octet-stream",
-        )
-        streamed["Content-Range"] = f"bytes {first}-{last}/{size}"
-        streamed["Content-Length"] = str(last - first + 1)
-        return streamed
+    def get(self, request: Request, id: uuid.UUID, role: str, index: int) -> HttpResponseBase:
+        query = Query(request.query_params)
+        offset = query.whole("offset", 0, -MAX_OFFSET, MAX_OFFSET)
+        limit = query.whole("limit", DEFAULT_READ, 1, MAX_READ)
+        text = query.text("grep", limit=MAX_PATTERN)
+        if "\n" in text:
+            query.wrong("grep", _("must be one line of text."))
+        ignore_case = bool(query.flag("ignore_case"))
+        matches = query.whole("matches", MAX_MATCHES, 1, MAX_MATCHES)
+        log = _log(request, id, role, index, query)
+        if text:
+            found = search_log(log, text=text, ignore_case=ignore_case, limit=matches)
+            items = [asdict(match) for match in found]
+            return json_answer({"matches": items, "more": len(items) >= matches})
+        if "Range" in request.headers:
+            return _download(request, log)
+        part = read_log(log, offset=offset, limit=limit)
+        answer = HttpResponse(part.data, content_type=_OCTETS)
+        answer["X-Log-Offset"] = str(part.offset)
+        answer["X-Log-Size"] = str(part.size)
+        answer["X-Log-Complete"] = "1" if part.complete else "0"
+        answer["X-Log-Attempt"] = str(log.attempt.number)
+        answer["Accept-Ranges"] = "bytes"
+        answer["Cache-Control"] = "private, no-store"
+        return answer
 
 
 class LogDownload(APIView):
-    """One log as a file, streamed; `compress=1` for gzip."""
-
     @extend_schema(
         operation_id="jobs_logs_download",
         tags=["logs"],
-        parameters=[DownloadQuery],
-        responses={200: OpenApiResponse(OpenApiTypes.BINARY)},
+        summary="One log as a file, streamed; Range is honoured where it is not compressed",
+        parameters=[
+            ATTEMPT,
+            OpenApiParameter("compress", bool, description="true: as gzip."),
+        ],
+        responses={
+            (200, _OCTETS): _BYTES,
+            (200, "application/gzip"): _BYTES,
+            (206, _OCTETS): _BYTES,
+            **problems(*_REFUSALS, 416),
+        },
     )
-    def get(self, request: Request, job_id: uuid.UUID, role: str, index: int) -> HttpResponseBase:
-        query = _query(DownloadQuery, request)
-        log = _log(request, job_id, role, index, query.get("attempt"))
+    def get(self, request: Request, id: uuid.UUID, role: str, index: int) -> HttpResponseBase:
+        query = Query(request.query_params)
+        compress = bool(query.flag("compress"))
+        log = _log(request, id, role, index, query)
+        if not compress:
+            return _download(request, log)
         log_size(log.transport(), log.path)  # gone? Say so before the first byte.
-        return attachment(log, compress=query["compress"])
+        return stream(
+            request._request,
+            gzipped(stream_log(log)),
+            content_type="application/gzip",
+            filename=f"{log.role}-{log.index}.log.gz",
+        )
 
 
-def attachment(log: Log, *, compress: bool) -> StreamingHttpResponse:
-    """Always a download: what a job wrote must never be shown as a page of ours."""
-    pieces = in_pieces(lambda: gzipped(stream_log(log)) if compress else stream_log(log))
-    response = StreamingHttpResponse(
-        pieces, content_type="application/gzip" if compress else "application/octet-stream"
+def _download(request: Request, log: Log) -> HttpResponseBase:
+    size = log_size(log.transport(), log.path)
+    start, end = wanted_range(request, size)
+    answer = stream(
+        request._request,
+        # A log may grow meanwhile: what was announced is what is sent.
+        stream_log(log, offset=start, limit=end - start),
+        content_type=_OCTETS,
+        filename=f"{log.role}-{log.index}.log",
     )
-    # Role names hold no quotes or line breaks (jobs.spec), so the plain form is enough.
-    name = f"{log.role}-{log.index}.log{'.gz' if compress else ''}"
-    response["Content-Disposition"] = f'attachment; filename="{name}"'
-    return response
+    honour_range(answer, request, start, end, size)
+    return answer

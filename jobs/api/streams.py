@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+import re
+import zlib
+from collections.abc import AsyncIterator, Generator, Iterator
 from urllib.parse import quote
 
 from asgiref.sync import sync_to_async
 from django.core.handlers.asgi import ASGIRequest
 from django.http import HttpRequest, StreamingHttpResponse
+from django.utils.translation import gettext as _
+from rest_framework.exceptions import APIException
+from rest_framework.request import Request
+
+_RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})\Z")
+
+
+class RangeNotSatisfiable(APIException):
+    status_code = 416
+    default_code = "range_not_satisfiable"
 
 
 def stream(
@@ -36,3 +48,38 @@ async def _beside_the_loop(chunks: Iterator[bytes]) -> AsyncIterator[bytes]:
         close = getattr(chunks, "close", None)
         if close is not None:
             await sync_to_async(close, thread_sensitive=False)()
+
+
+def wanted_range(request: Request, size: int) -> tuple[int, int]:
+    """Start and end (exclusive). A header that is not one simple range is ignored, as RFC 9110 allows."""
+    found = _RANGE.match(request.headers.get("Range", "").strip())
+    if not found or found.groups() == ("", ""):
+        return 0, size
+    first, last = found.groups()
+    if not first:
+        start, end = max(0, size - int(last)), size
+    else:
+        start, end = int(first), min(size, int(last) + 1) if last else size
+    if start >= size or start >= end:
+        raise RangeNotSatisfiable(_("The file has %(size)s bytes.") % {"size": size})
+    return start, end
+
+
+def honour_range(
+    answer: StreamingHttpResponse, request: Request, start: int, end: int, size: int
+) -> None:
+    """The headers of an answer that holds bytes `start` to `end` (exclusive) of `size`."""
+    answer["Content-Length"] = str(end - start)
+    answer["Accept-Ranges"] = "bytes"
+    if "Range" in request.headers and (start, end) != (0, size):
+        answer.status_code = 206
+        answer["Content-Range"] = f"bytes {start}-{end - 1}/{size}"
+
+
+def gzipped(chunks: Iterator[bytes]) -> Generator[bytes]:
+    """A gzip stream of the chunks, packed as they come."""
+    packer = zlib.compressobj(6, zlib.DEFLATED, zlib.MAX_WBITS | 16)
+    for chunk in chunks:
+        if packed := packer.compress(chunk):
+            yield packed
+    yield packer.flush()

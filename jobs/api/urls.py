@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django.urls import path, re_path
 
-from jobs.api import catalog, files, jobs, templates, uploads
+from jobs.api import catalog, files, jobs, logs, templates, uploads
 
 app_name = "api"
 urlpatterns = [
@@ -24,6 +24,13 @@ urlpatterns = [
     path("jobs/<uuid:id>/files", files.JobFiles.as_view(), name="job-files"),
     path("jobs/<uuid:id>/files/download", files.JobFileDownload.as_view(), name="job-file"),
     path("jobs/<uuid:id>/files/tar", files.JobFilesTar.as_view(), name="job-files-tar"),
+    path("jobs/<uuid:id>/logs", logs.LogList.as_view(), name="job-logs"),
+    path("jobs/<uuid:id>/logs/<str:role>/<int:index>", logs.LogBytes.as_view(), name="job-log"),
+    path(
+        "jobs/<uuid:id>/logs/<str:role>/<int:index>/download",
+        logs.LogDownload.as_view(),
+        name="job-log-download",
+    ),
     path("templates", templates.Templates.as_view(), name="templates"),
     path("templates/batch/delete", templates.BatchDelete.as_view(), name="templates-batch-delete"),
     path("templates/<uuid:id>", templates.OneTemplate.as_view(), name="template"),

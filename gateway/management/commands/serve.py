@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from argparse import ArgumentParser
 from typing import Any
 
@@ -25,6 +26,7 @@ class Command(BaseCommand):
 
         from gateway.asgi import application
         from gateway.server import BackpressureServer
+        from jobs.engine import run_engine
 
         host, port = options["host"], options["port"]
         shown = f"[{host}]" if ":" in host else host
@@ -35,4 +37,14 @@ class Command(BaseCommand):
             ready_callable=lambda: self.stdout.write(f"Sluice answers at http://{shown}:{port}/"),
         )
         connections.close_all()
-        server.run()
+        stop = threading.Event()
+        engine = threading.Thread(target=run_engine, args=(stop,), name="engine")
+        if not options["no_engine"]:
+            engine.start()
+        try:
+            # Until SIGTERM or Ctrl-C: the reactor handles both.
+            server.run()
+        finally:
+            stop.set()
+            if not options["no_engine"]:
+                engine.join()
