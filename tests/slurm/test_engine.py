@@ -5,9 +5,12 @@ from __future__ import annotations
 import logging
 import os
 import random
+import shutil
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -141,10 +144,20 @@ def test_held_requeued_and_a_lost_node_wait_and_go_on(running: World) -> None:
     try:
         world.wait_state(lost, "PENDING", "QUEUED", timeout_s=40)
     finally:
-        world.slurm("scontrol", "update", "nodename=n3", "state=resume")
+        # A node that answers comes back by itself (ReturnToService=2): then there is nothing to resume.
+        subprocess.run(
+            ["scontrol", "update", "nodename=n3", "state=resume"],
+            env=world.embedded.env,
+            capture_output=True,
+            check=False,
+        )
     services.stop_job(job=blocker, by=world.alice)
-    for job in (held, slow, waiting, lost):
-        world.wait_state(job, *END_STATES, timeout_s=200)
+    # Slurm lets a requeued job wait for two minutes (BeginTime): long enough for a test.
+    for job in (slow, lost):
+        services.stop_job(job=job, by=world.alice)
+        world.wait_state(job, "STOPPED")
+    for job in (held, waiting):
+        world.wait_state(job, *END_STATES, timeout_s=60)
         assert job.state == "COMPLETED", f"{job.name}: {sentence(job.reason)}"
 
 
@@ -274,20 +287,35 @@ def test_killed_at_random_moments_no_job_is_lost_or_doubled(world: World) -> Non
     report("%s jobs, %s × kill -9: none lost, none twice", len(jobs), made_kills)
 
 
-def test_a_slow_sbatch_of_a_dead_engine_is_not_repeated(world: World, tmp_path: Path) -> None:
+@contextmanager
+def wrapped_commands(world: World, **wrappers: str) -> Iterator[None]:
+    """Slurm's programs for the engine, some of them behind a script of ours; $REAL is the real one."""
+    directory = Path(tempfile.mkdtemp(prefix="sluice-wrapped-"))
+    directory.chmod(0o755)
+    for name in ("sbatch", "squeue", "sacct", "scancel", "scontrol"):
+        real = shutil.which(name, path=world.embedded.env["PATH"])
+        assert real
+        if name in wrappers:
+            (directory / name).write_text(f"#!/bin/sh\nREAL={real}\n{wrappers[name]}\n")
+            (directory / name).chmod(0o755)
+        else:
+            (directory / name).symlink_to(real)
+    type(world.cluster).objects.update(slurm_bin_dir=str(directory))
+    try:
+        yield
+    finally:
+        type(world.cluster).objects.update(slurm_bin_dir="")
+        shutil.rmtree(directory)
+
+
+def test_a_slow_sbatch_of_a_dead_engine_is_not_repeated(world: World) -> None:
     """The engine dies while its sbatch still runs on the login node; that sbatch succeeds later."""
     prepare(world)
-    slow_bin = tmp_path / "bin"
-    slow_bin.mkdir(mode=0o755)
-    for name in ("squeue", "sacct", "scancel", "scontrol"):
-        real = subprocess.run(["which", name], capture_output=True, text=True, check=True)
-        (slow_bin / name).symlink_to(real.stdout.strip())
-    (slow_bin / "sbatch").write_text('#!/bin/sh\nsleep 6\nexec /usr/bin/sbatch "$@"\n')
-    (slow_bin / "sbatch").chmod(0o755)
-    for parent in [slow_bin, *slow_bin.parents]:
-        if str(parent).startswith(str(tmp_path.parents[1])):
-            parent.chmod(0o755)
-    type(world.cluster).objects.update(slurm_bin_dir=str(slow_bin))
+    with wrapped_commands(world, sbatch='sleep 6; exec "$REAL" "$@"'):
+        _let_it_die_while_sbatch_runs(world)
+
+
+def _let_it_die_while_sbatch_runs(world: World) -> None:
     job = world.job("slow", "true")
     engine = world.engine()
     engine.start()
