@@ -46,12 +46,17 @@ over() {
   exit "$exit_code"
 }
 
-# The address under which other nodes know this one.
+# The address under which other nodes know this one: the node's own name, or what Slurm itself uses.
 find_address() {
-  local words
-  read -ra words <<<"$(getent ahostsv4 "$node" 2>/dev/null || getent ahostsv4 "$(hostname)" 2>/dev/null)"
+  local words facts
+  read -ra words <<<"$(getent ahostsv4 "$node" 2>/dev/null)"
   ip=${words[0]-}
   if [[ -z $ip || $ip == 127.* ]]; then
+    facts=$(scontrol show node -o "$node" 2>/dev/null)
+    [[ $facts =~ NodeAddr=([^[:space:]]+) ]] && read -ra words <<<"$(getent ahostsv4 "${BASH_REMATCH[1]}" 2>/dev/null)"
+    ip=${words[0]-}
+  fi
+  if [[ -z $ip ]]; then
     read -ra words <<<"$(hostname -I 2>/dev/null)"
     ip=${words[0]:-127.0.0.1}
   fi
