@@ -6,7 +6,6 @@ find, and GNU coreutils 8.30 or later. File names are data everywhere; no name e
 
 from __future__ import annotations
 
-import io
 import os
 import re
 import secrets
@@ -74,16 +73,17 @@ def build_unpack(root: str, files: Sequence[FileToWrite]) -> tuple[list[str], by
     """The command and its input. Works in the deepest directory that all files share."""
     members = [_checked_member(file.path) for file in files]
     shared = PurePosixPath(os.path.commonpath([member.parent for member in members]))
-    out = io.BytesIO()
-    with tarfile.open(
-        fileobj=out, mode="w", format=tarfile.GNU_FORMAT, encoding="utf-8", errors="surrogateescape"
-    ) as archive:
-        for file, member in zip(files, members, strict=True):
-            entry = tarfile.TarInfo(f"./{member.relative_to(shared)}")
-            entry.size = len(file.data)
-            entry.mode = file.mode & 0o777
-            archive.addfile(entry, io.BytesIO(file.data))
-    return ["sh", "-c", _UNPACK, "sluice-write", str(PurePosixPath(root) / shared)], out.getvalue()
+    pieces = []
+    for file, member in zip(files, members, strict=True):
+        entry = tarfile.TarInfo(f"./{member.relative_to(shared)}")
+        entry.size = len(file.data)
+        entry.mode = file.mode & 0o777
+        pieces.append(entry.tobuf(tarfile.GNU_FORMAT, "utf-8", "surrogateescape"))
+        pieces.append(file.data)
+        pieces.append(bytes(-len(file.data) % tarfile.BLOCKSIZE))
+    pieces.append(bytes(2 * tarfile.BLOCKSIZE))
+    target = str(PurePosixPath(root) / shared)
+    return ["sh", "-c", _UNPACK, "sluice-write", target], b"".join(pieces)
 
 
 def _checked_member(path: str) -> PurePosixPath:
