@@ -18,7 +18,8 @@ from jobs.importers import LoadResult, Site, load_document, load_text
 from jobs.models import CodeUpload, Job
 from jobs.paths import AttemptPaths
 from jobs.plan import Plan, PlanError, can_start_now, describe
-from jobs.script import RenderError, RenderOptions, render
+from jobs.render_settings import options_for
+from jobs.script import RenderError, render
 from jobs.services import create_job, plan_job
 from jobs.spec import Code, JobSpec, Problem, SpecError, Warning
 
@@ -226,17 +227,7 @@ def _script(submission: Submission, made: Plan, unix_user: str) -> str:
     """As the engine will render it, with the home directory as it usually is."""
     cluster = submission.namespace.cluster
     home = f"/home/{unix_user}"
-    defaults = RenderOptions()
-    options = RenderOptions(
-        runtime=cluster.runtime,  # type: ignore[arg-type]  # the model's choices are these words
-        images_dir=cluster.images_dir,
-        image_aliases=cluster.image_aliases,
-        image_cache_dir=cluster.image_cache_for(unix_user, home) or defaults.image_cache_dir,
-        mpi=cluster.mpi or defaults.mpi,
-        port_low=cluster.job_port_min,
-        port_high=cluster.job_port_max,
-        fs_uri=cluster.default_fs_uri or defaults.fs_uri,
-    )
+    options = options_for(cluster, image_cache_dir=cluster.image_cache_for(unix_user, home))
     paths = AttemptPaths(cluster.work_root_for(unix_user, home), PREVIEW_JOB, 1)
     rendered = render(
         made,

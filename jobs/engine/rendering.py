@@ -15,6 +15,7 @@ from jobs import secrets as job_secrets
 from jobs.models import Job
 from jobs.paths import AttemptPaths
 from jobs.plan import Plan
+from jobs.render_settings import options_for
 from jobs.script import RenderedJob, RenderOptions, image_files_of, render
 from jobs.services import spec_of
 
@@ -51,17 +52,10 @@ def image_files(cluster: Cluster) -> frozenset[str]:
 
 
 def render_options(cluster: Cluster, unix_user: str) -> RenderOptions:
-    defaults = RenderOptions()
-    return RenderOptions(
-        runtime=cluster.runtime,  # type: ignore[arg-type]  # the model's choices are these words
-        images_dir=cluster.images_dir,
-        image_files=image_files(cluster),
-        image_aliases=cluster.image_aliases,
-        image_cache_dir=image_cache_of(cluster, unix_user) or defaults.image_cache_dir,
-        mpi=cluster.mpi or defaults.mpi,
-        port_low=cluster.job_port_min,
-        port_high=cluster.job_port_max,
-        fs_uri=cluster.default_fs_uri or defaults.fs_uri,
+    return options_for(
+        cluster,
+        image_cache_dir=image_cache_of(cluster, unix_user),
+        image_names=image_files(cluster),
     )
 
 

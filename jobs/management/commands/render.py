@@ -1,0 +1,122 @@
+"""`manage.py render FILE`: the plan and the scripts of a job file, for anyone who wants to see."""
+
+from __future__ import annotations
+
+import getpass
+import sys
+from argparse import ArgumentParser
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError
+from django.db import DatabaseError
+
+from clusters.capacity import Capacity, GpuCount, NamespaceRules, Node, Partition
+from clusters.models import Namespace, capacity_of
+from jobs.importers import load_text
+from jobs.paths import AttemptPaths
+from jobs.plan import Plan, PlanError, describe, plan
+from jobs.render_settings import options_for
+from jobs.script import RUNTIMES, RenderError, RenderOptions, render
+from jobs.spec import JobSpec, SpecError
+
+EXAMPLE_NODES = 64
+
+
+class Command(BaseCommand):
+    help = "Print the plan and the batch script of a job file in any known format."
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("file", help="job file; - reads standard input")
+        parser.add_argument("--namespace", default="", help="instead of the one in the file")
+        parser.add_argument("--runtime", choices=RUNTIMES, help="instead of the cluster's")
+        parser.add_argument("--user", default="", help="Unix user of the job; you, if not given")
+        parser.add_argument("--all", action="store_true", help="print every file of the attempt")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        try:
+            loaded = load_text(_read(options["file"]), filename=options["file"])
+            for warning in loaded.warnings:
+                self.stderr.write(f"warning: {warning}")
+            self._show(loaded.spec, options)
+        except (SpecError, PlanError, RenderError) as error:
+            raise CommandError(str(error)) from error
+
+    def _show(self, spec: JobSpec, options: dict[str, Any]) -> None:
+        user = options["user"] or getpass.getuser()
+        namespace = _namespace(options["namespace"] or spec.namespace)
+        if namespace is None and options["namespace"]:
+            raise CommandError(f"There is no namespace {options['namespace']}.")
+        capacity = capacity_of(namespace.cluster) if namespace else None
+        if namespace is None or capacity is None:
+            self.stderr.write(
+                "note: planned on an example cluster; no namespace or no cluster is known here."
+            )
+        rules = namespace.rules() if namespace and capacity else EXAMPLE_RULES
+        made = plan(spec, rules, capacity or example_cluster(spec))
+        chosen = options_for(namespace.cluster) if namespace else RenderOptions()
+        if options["runtime"]:
+            chosen = replace(chosen, runtime=options["runtime"])
+        home = f"/home/{user}"
+        root = namespace.cluster.work_root_for(user, home) if namespace else f"{home}/sluice"
+        rendered = render(
+            made,
+            spec,
+            AttemptPaths(root, "example", 1),
+            user=user,
+            options=chosen,
+            default_image=rules.default_image,
+        )
+        self.stdout.write(_plan_text(made))
+        files = rendered.files if options["all"] else {"batch.sh": rendered.batch_script}
+        for path, text in files.items():
+            self.stdout.write(f"\n======== {path}\n{text}")
+
+
+def _read(name: str) -> bytes:
+    if name == "-":
+        return sys.stdin.buffer.read()
+    try:
+        return Path(name).read_bytes()
+    except OSError as error:
+        raise CommandError(f"{name} cannot be read: {error.strerror}.") from error
+
+
+def _namespace(name: str) -> Namespace | None:
+    try:
+        return Namespace.objects.select_related("cluster").filter(name=name).first()
+    except DatabaseError:  # no database yet: the command is useful all the same
+        return None
+
+
+def _plan_text(made: Plan) -> str:
+    totals = made.totals
+    gpus = ", ".join(f"{count}×{kind or 'GPU'}" for kind, count in totals.gpus.items()) or "none"
+    hours = (
+        "as the partition says"
+        if totals.machine_hours is None
+        else f"{totals.machine_hours:g} node hours"
+    )
+    lines = [
+        f"layout: {made.layout}",
+        f"in words: {describe(made)}",
+        f"in all: {totals.tasks} tasks, {totals.nodes} nodes, {totals.cpus} CPUs, {totals.mem_mib} MB, GPUs {gpus}",
+        f"at most: {hours}",
+        *(f"note: {note.message}" for note in made.notes),
+    ]
+    return "\n".join(lines)
+
+
+EXAMPLE_RULES = NamespaceRules("example", ("example",), default_time_s=86400)
+
+
+def example_cluster(spec: JobSpec) -> Capacity:
+    """Large equal nodes with eight GPUs of every type that the job names."""
+    types = sorted({spec.gpu_type_of(role).lower() for role in spec.task_roles if role.gpu_number})
+    names = tuple(f"node{number:02}" for number in range(1, EXAMPLE_NODES + 1))
+    gpus = tuple(GpuCount(kind, 8, 0) for kind in types)
+    nodes = tuple(Node(name, "idle", True, 128, 0, 1024**2, 0, gpus=gpus) for name in names)
+    partition = Partition("example", True, True, names, None, None)
+    return Capacity(datetime.now(UTC), nodes, (partition,))
