@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+# The fixture `running`: Sluice itself, up with this cluster.
+from tests.running import running as running
+
 PROJECT = Path(__file__).resolve().parents[1]
 DEFAULT_CLUSTER_DIR = "/var/lib/sluice/test-cluster"
 
