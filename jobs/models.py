@@ -314,6 +314,11 @@ class Attempt(models.Model):
                 name="attempt_open",
                 condition=Q(phase__in=["submitting", "live"]),
             ),
+            models.Index(
+                fields=["cluster", "tasks_read_at"],
+                name="attempt_tasks_unread",
+                condition=Q(phase="ended", tasks_final=False),
+            ),
         ]
 
     def __str__(self) -> str:

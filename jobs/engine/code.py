@@ -1,42 +1,36 @@
 """Uploaded code → the attempt's `code/` directory on the cluster.
 
-The archive was checked when it was uploaded (no absolute paths, no `..`, no links out, no devices, no
-bombs). It is sent as a tar in pieces and unpacked by the owner's own tar, which keeps no owners and
-no special modes.
+`jobs.uploads` gives a plain tar of an archive that it has checked; it is sent in pieces and unpacked by
+the owner's own tar, which keeps no owners and no special modes. The directory appears whole or not at
+all, and may be sent again without harm.
 """
 
 from __future__ import annotations
 
-import tarfile
-import tempfile
-import zipfile
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
-from typing import IO
+from collections.abc import Iterable, Iterator
 
-from django.conf import settings
-
-from clusters.errors import CommandFailed
+from clusters.errors import RemoteDiskFull, RemoteFileError
 from clusters.transport import Transport
+from jobs.archives import ArchiveRefused
 from jobs.models import Job
 from jobs.paths import AttemptPaths
+from jobs.uploads import tar_of_upload
 
 PIECE_BYTES = 8 * 1024 * 1024
 
-# $1 the attempt's directory, $2 "first", "more" or "done". `code` appears whole or not at all.
+# $1 the attempt's directory, $2 what to do.
 _RECEIVE = r"""
 set -eu
 umask 077
 cd -- "$1"
 case $2 in
+  there) [ -d code ] ;;
   first) cat >code.tar.part ;;
   more) cat >>code.tar.part ;;
   done)
-    [ ! -d code ] || exit 0
     rm -rf code.new
     mkdir code.new
-    tar -x -f code.tar.part -C code.new --no-same-owner --no-same-permissions
+    tar -x -f code.tar.part -C code.new --no-same-owner
     mv code.new code
     rm -f code.tar.part
     ;;
@@ -45,65 +39,46 @@ esac
 
 
 def ship_code(transport: Transport, job: Job, paths: AttemptPaths) -> None:
-    """Raises ClusterError. May be repeated: what is already there stays."""
+    """Raises ClusterError."""
     upload = job.code_upload
-    if upload is None:
+    if upload is None or _send(transport, paths.dir, "there") == "":
         return
-    archive = Path(settings.SLUICE_HOME) / "uploads" / upload.path
-    with _as_tar(archive, upload.format) as tar:
-        step = "first"
-        while piece := tar.read(PIECE_BYTES):
-            _send(transport, paths.dir, step, piece)
+    step = "first"
+    try:
+        for piece in in_pieces(tar_of_upload(upload)):
+            _must(_send(transport, paths.dir, step, piece))
             step = "more"
-    _send(transport, paths.dir, "done", b"")
+    except (ArchiveRefused, OSError) as error:
+        raise RemoteFileError(f"The uploaded code cannot be read any more: {error}") from error
+    _must(_send(transport, paths.dir, "done"))
 
 
-def _send(transport: Transport, directory: str, step: str, data: bytes) -> None:
-    result = transport.run(
-        ["sh", "-c", _RECEIVE, "receive", directory, step], stdin=data, timeout_s=300.0
-    )
-    if result.exit_code != 0:
-        raise CommandFailed(
-            f"The uploaded code could not be unpacked on the cluster: {result.error_text[-300:]}",
-            exit_code=result.exit_code,
-            detail=result.error_text,
-        )
+def in_pieces(chunks: Iterable[bytes]) -> Iterator[bytes]:
+    """Chunks of any size, put together to pieces that are worth a round trip."""
+    piece = bytearray()
+    for chunk in chunks:
+        piece += chunk
+        if len(piece) >= PIECE_BYTES:
+            yield bytes(piece)
+            piece.clear()
+    if piece:
+        yield bytes(piece)
 
 
-@contextmanager
-def _as_tar(archive: Path, kind: str) -> Iterator[IO[bytes]]:
-    """The archive as a plain tar stream, whatever it was."""
-    if kind == "tar":
-        with archive.open("rb") as file:
-            yield file
+def _send(transport: Transport, directory: str, step: str, data: bytes = b"") -> str:
+    """What was complained of; empty: done."""
+    argv = ["sh", "-c", _RECEIVE, "receive", directory, step]
+    result = transport.run(argv, stdin=data, timeout_s=300.0)
+    if result.exit_code == 0:
+        return ""
+    return result.error_text[-500:] or f"exit code {result.exit_code}"
+
+
+def _must(complaint: str) -> None:
+    if not complaint:
         return
-    with tempfile.TemporaryFile() as plain:
-        with tarfile.open(fileobj=plain, mode="w") as tar:
-            if kind == "zip":
-                _copy_zip(archive, tar)
-            else:
-                _copy_tar(archive, tar)
-        plain.seek(0)
-        yield plain
-
-
-def _copy_zip(archive: Path, tar: tarfile.TarFile) -> None:
-    with zipfile.ZipFile(archive) as zipped:
-        for member in zipped.infolist():
-            info = tarfile.TarInfo(member.filename.rstrip("/"))
-            executable = (member.external_attr >> 16) & 0o100
-            if member.is_dir():
-                info.type, info.mode = tarfile.DIRTYPE, 0o700
-                tar.addfile(info)
-                continue
-            info.size, info.mode = member.file_size, 0o700 if executable else 0o600
-            with zipped.open(member) as data:
-                tar.addfile(info, data)
-
-
-def _copy_tar(archive: Path, tar: tarfile.TarFile) -> None:
-    with tarfile.open(archive) as packed:
-        for member in packed:
-            member.uid = member.gid = 0
-            member.uname = member.gname = ""
-            tar.addfile(member, packed.extractfile(member) if member.isreg() else None)
+    if "No space left" in complaint or "quota exceeded" in complaint.lower():
+        raise RemoteDiskFull("Your space on the cluster is full.", detail=complaint)
+    raise RemoteFileError(
+        f"The uploaded code could not be unpacked on the cluster: {complaint}", detail=complaint
+    )

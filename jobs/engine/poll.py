@@ -21,7 +21,7 @@ from clusters.scheduler import Slurm
 from clusters.slurm import JobRecord, Phase, newest_runs, parse_job_state
 from jobs.engine.lease import Lease
 from jobs.engine.stats import EngineStats
-from jobs.engine.submit import adopt
+from jobs.engine.submit import DENIED, adopt
 from jobs.engine.tasks import TaskReader, script_verdict
 from jobs.engine.writing import Changes, apply_decision, crash_point
 from jobs.models import Attempt
@@ -225,7 +225,10 @@ class Poller:
                 else:
                     # A marker of its own, so that the old one's sbatch cannot be taken for the new one's.
                     changes.attempt(
-                        attempt, submit_try=attempt.submit_try + 1, unanswered_since=None
+                        attempt,
+                        submit_try=attempt.submit_try + 1,
+                        unanswered_since=None,
+                        reason_code=DENIED,
                     )
                     action = "token_denied"
                 logger.info(

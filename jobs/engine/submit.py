@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -58,6 +59,9 @@ PERSONS_AT_ONCE = 4
 PAUSE_AFTER_FAILURE_S = 5.0
 PAUSE_WHEN_REFUSED_S = 20.0
 ASK_AGAIN_S = 3.0
+
+# Written on an attempt whose token Slurm has denied for certain.
+DENIED = "submit.denied"
 
 OPEN = (Attempt.Phase.SUBMITTING, Attempt.Phase.LIVE)
 
@@ -249,9 +253,13 @@ class Batch:
         wanted: list[tuple[Job, Attempt | None]] = [(a.job, a) for a in attempts]
         wanted += [(job, None) for job in jobs]
         failed: list[tuple[Job, Attempt | None, str]] = []
+        moved: list[Attempt] = []
         for job, attempt in wanted:
             number = attempt.number if attempt else job.attempt_number + 1
             paths = AttemptPaths(work_root, str(job.pk), number)
+            if attempt is not None and paths.dir != attempt.work_dir:
+                moved.append(attempt)
+                continue
             try:
                 rendered = render_attempt(job, paths, unix_user=unix_user, options=options)
             except (RenderError, SecretsUnreadable, ValueError) as error:
@@ -273,12 +281,30 @@ class Batch:
                 for job, attempt, words in failed
             ]
         )
+        self._leave_behind(moved)
         self._commit_tokens()
         return transport, [
             file
             for out in self._outgoing
             for file in files_to_ship(out.job, out.paths, out.rendered)
         ]
+
+    def _leave_behind(self, moved: Sequence[Attempt]) -> None:
+        """The person or the work root was mapped anew while a submission was open: its token is elsewhere.
+
+        It cannot be asked for again there. Once both of Slurm's sources have denied the token it is
+        given up, and the job gets a new attempt in the new place.
+        """
+        if not moved:
+            return
+        with self.lease.writing():
+            changes = Changes()
+            for attempt in _locked_submitting([a.pk for a in moved]):
+                if attempt.reason_code == DENIED:
+                    changes.attempt(attempt, phase=Attempt.Phase.REFUSED.value, tasks_final=True)
+                elif attempt.unanswered_since is None:
+                    changes.attempt(attempt, unanswered_since=timezone.now())
+            changes.write()
 
     def _commit_tokens(self) -> None:
         """The attempts of new jobs become rows: from here on their tokens are known to every engine."""
@@ -299,10 +325,13 @@ class Batch:
             Task.objects.bulk_create(
                 [task for out in kept for task in _tasks_of(out)], batch_size=500
             )
+            numbers: dict[int, list[UUID]] = defaultdict(list)
             for out in kept:
-                Job.objects.filter(pk=out.job.pk).update(attempt_number=out.attempt.number)
+                numbers[out.attempt.number].append(out.job.pk)
                 out.job.attempt_number = out.attempt.number
                 out.new = False
+            for number, job_ids in numbers.items():
+                Job.objects.filter(pk__in=job_ids).update(attempt_number=number)
         self._outgoing = [out for out in self._outgoing if not out.new]
         crash_point("after_token")
 
@@ -341,18 +370,19 @@ class Batch:
 
     def _save(self, outcomes: Sequence[SubmitOutcome]) -> tuple[bool, float]:
         by_token = {outcome.token: outcome for outcome in outcomes}
-        clean = True
         with self.lease.writing():
             changes = Changes()
             attempts = _locked_submitting([out.attempt.pk for out in self._outgoing])
             for attempt in attempts:
-                outcome = by_token[str(attempt.pk)]
-                clean &= bool(outcome.slurm_job_id)
-                apply_outcome(changes, attempt, outcome)
+                apply_outcome(changes, attempt, by_token[str(attempt.pk)])
             crash_point("before_save")
             changes.write()
         crash_point("after_save")
-        return True, 0.0 if clean else ASK_AGAIN_S
+        # Slurm fell silent: the next ones would only meet the same silence.
+        silent = (SlurmUnavailable, CommandTimeout)
+        if any(not o.attempted or isinstance(o.error, silent) for o in outcomes):
+            return False, ASK_AGAIN_S
+        return True, 0.0
 
     # -- when it cannot be done -----------------------------------------------------------------------
 

@@ -167,16 +167,19 @@ class TaskReader:
 
     def refresh(self, cluster: Cluster) -> None:
         """Begin reading what is watched or has just ended; what was read is written by the reader."""
-        now = timezone.now()
-        which = Q(phase=Attempt.Phase.ENDED, tasks_final=False)
+        mine = Attempt.objects.filter(cluster=cluster)
+        which = [mine.filter(phase=Attempt.Phase.ENDED, tasks_final=False)]
         if time.monotonic() >= self._next_watch:
             self._next_watch = time.monotonic() + WATCH_EVERY_S
-            which |= Q(phase=Attempt.Phase.LIVE, job__state="RUNNING", job__watched_until__gt=now)
-        rows = (
-            Attempt.objects.filter(which, cluster=cluster)
-            .order_by("tasks_read_at", "id")
-            .values_list("id", "unix_user", "work_dir")[: READERS * ATTEMPTS_PER_COMMAND]
-        )
+            watched = Q(job__state="RUNNING", job__watched_until__gt=timezone.now())
+            which.append(mine.filter(watched, phase=Attempt.Phase.LIVE))
+        rows = [
+            row
+            for attempts in which
+            for row in attempts.order_by("tasks_read_at", "id").values_list(
+                "id", "unix_user", "work_dir"
+            )[: READERS * ATTEMPTS_PER_COMMAND]
+        ]
         self._start(cluster, rows, self._write_reports)
 
     def _start(

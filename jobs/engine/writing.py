@@ -124,8 +124,10 @@ def apply_decision(changes: Changes, job: Job, attempt: Attempt, decision: Decis
 
 
 def _steady(old: Any, new: Any) -> Any:
-    if old and new and abs((new - old).total_seconds()) < EXPECTED_START_SLACK_S:
-        return old
+    if old and new:
+        away_s = max(0.0, (new - timezone.now()).total_seconds())
+        if abs((new - old).total_seconds()) < max(EXPECTED_START_SLACK_S, away_s / 10):
+            return old
     return new
 
 

@@ -1,0 +1,238 @@
+"""The engine against Slurm itself: submitting many jobs, and a look at thousands of them.
+
+Runs on the embedded cluster with a database of its own; its Slurm jobs are held and cancelled again.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import statistics
+import subprocess
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import django
+
+from benchmarks import Row
+
+if TYPE_CHECKING:
+    from clusters.models import Cluster
+    from gateway.models import User
+
+PROJECT = Path(__file__).resolve().parents[2]
+PEOPLE = ("alice", "bob", "carol")
+
+
+def embedded_environment() -> dict[str, str]:
+    subprocess.run(
+        [str(PROJECT / "scripts" / "cluster"), "up"], check=True, stdout=subprocess.DEVNULL
+    )
+    printed = subprocess.run(
+        [str(PROJECT / "scripts" / "cluster"), "env"], check=True, capture_output=True, text=True
+    ).stdout
+    exported = {}
+    for word in shlex.split(printed, comments=True):
+        name, sign, value = word.partition("=")
+        if sign and name != "PATH":
+            exported[name] = value.rstrip(";")
+    return exported
+
+
+def set_up() -> Cluster:
+    """A fresh database, the demo's people, the embedded cluster registered."""
+    os.environ.update(embedded_environment())
+    home = Path(os.environ["SLUICE_HOME"])
+    for old in home.glob("engine-bench.sqlite3*"):
+        old.unlink()
+    os.environ["DATABASE_URL"] = f"sqlite:///{home / 'engine-bench.sqlite3'}"
+    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "gateway.settings")
+    django.setup()
+    from django.core.management import call_command
+
+    from clusters.connect import scheduler_for
+    from clusters.models import Cluster, store_capacity
+    from gateway.models import User
+
+    call_command("migrate", verbosity=0)
+    for name in PEOPLE:
+        User.objects.create_user(name)
+    call_command("embedded", verbosity=0)
+    cluster = Cluster.objects.get()
+    store_capacity(cluster, scheduler_for(cluster).capacity())
+    return cluster
+
+
+def measure(*, quick: bool) -> Iterator[Row]:
+    from_slurm = set_up()
+    yield from submitting(from_slurm, 100 if quick else 500)
+    yield from looking(from_slurm, [500] if quick else [5000, 10000])
+
+
+# -- submitting ---------------------------------------------------------------------------------------
+
+
+def submitting(cluster: Cluster, count: int) -> Iterator[Row]:
+    from clusters.connect import commands_of, transport_for
+    from clusters.models import Namespace
+    from gateway.models import User
+    from jobs.engine.lease import Lease
+    from jobs.engine.stats import EngineStats
+    from jobs.engine.submit import Submitter
+    from jobs.models import Attempt, EngineLease, Job
+    from jobs.services import create_job
+    from jobs.spec import JobSpec
+
+    alice: User = User.objects.get(username="alice")
+    namespace = Namespace.objects.get(name="cpu")
+    for n in range(count):
+        spec = JobSpec.model_validate(
+            {
+                "jobName": f"bench-{n}",
+                "image": "busybox",
+                "namespace": "cpu",
+                "taskRoles": [{"name": "main", "command": "true"}],
+            }
+        )
+        create_job(by=alice, spec=spec, namespace=namespace)
+    transport = transport_for(cluster, "sluice-alice")
+    one = Path("batch.sh")
+    script = (
+        "#!/bin/bash\n#SBATCH --hold\n#SBATCH --partition=cpu\n#SBATCH --output=/dev/null\ntrue\n"
+    )
+    root = transport.run(["mktemp", "-d"]).text.strip()
+    transport.run(["sh", "-c", 'cat >"$1"', "sh", f"{root}/{one}"], stdin=script.encode())
+    loop = 'for i in $(seq "$1"); do sbatch --parsable --chdir="$2" "$2/batch.sh"; done'
+    conf = f"SLURM_CONF={commands_of(cluster).slurm_conf}"
+
+    began = time.perf_counter()
+    bare = transport.run(["env", conf, "sh", "-c", loop, "sh", str(count), root], timeout_s=600)
+    theirs = time.perf_counter() - began
+    cancel(cluster, bare.text.split())
+
+    lease = Lease.acquire(cluster, "bench")
+    if lease is None:
+        raise RuntimeError("the lease of a fresh database is taken")
+    EngineLease.objects.update(expires_at="2100-01-01T00:00:00Z")
+    submitter = Submitter(cluster, lease, EngineStats())
+    began = time.perf_counter()
+    submitter.dispatch(cluster)
+    submitter.wait(600)
+    ours = time.perf_counter() - began
+    submitter.close()
+    done = Attempt.objects.filter(phase="live").count()
+    yield Row(
+        f"{count} jobs of one person to Slurm", ours, "s", theirs, "sbatch in a loop over one SSH session",
+        target_ratio=1.5, note=f"{done} have their id; files, rows and events included",
+    )  # fmt: skip
+    cancel(cluster, list(Attempt.objects.values_list("slurm_job_id", flat=True)))
+    EngineLease.objects.all().delete()
+    Attempt.objects.all().delete()
+    Job.objects.all().delete()
+
+
+def cancel(cluster: Cluster, ids: list[str]) -> None:
+    from clusters.connect import scheduler_for
+
+    for start in range(0, len(ids), 500):
+        scheduler_for(cluster).cancel(ids[start : start + 500])
+
+
+# -- looking ------------------------------------------------------------------------------------------
+
+
+def looking(cluster: Cluster, sizes: list[int]) -> Iterator[Row]:
+    from clusters.connect import commands_of, scheduler_for, transport_for
+    from clusters.slurm import jobs as dialect
+    from clusters.slurm.fields import new_separator
+    from jobs.engine.lease import Lease
+    from jobs.engine.poll import Poller
+    from jobs.engine.stats import EngineStats
+    from jobs.engine.tasks import TaskReader
+    from jobs.models import Attempt, EngineLease
+
+    alice = transport_for(cluster, "sluice-alice")
+    root = alice.run(["mktemp", "-d"]).text.strip()
+    script = (
+        b"#!/bin/bash\n#SBATCH --hold\n#SBATCH --partition=cpu\n#SBATCH --output=/dev/null\ntrue\n"
+    )
+    alice.run(["sh", "-c", 'cat >"$1"', "sh", f"{root}/batch.sh"], stdin=script)
+    lease = Lease.acquire(cluster, "bench")
+    if lease is None:
+        raise RuntimeError("the lease of a fresh database is taken")
+    EngineLease.objects.update(expires_at="2100-01-01T00:00:00Z")
+    slurm = scheduler_for(cluster)
+    total = 0
+    lost = [str(900_000_000 + n) for n in range(20)]  # what squeue lacks is asked of sacct
+    all_ids: list[str] = []
+    try:
+        for size in sizes:
+            loop = (
+                'for i in $(seq "$1" "$2"); do mkdir -p "$3/$i" && '
+                'sbatch --parsable --chdir="$3/$i" "$3/batch.sh"; done'
+            )
+            conf = f"SLURM_CONF={commands_of(cluster).slurm_conf}"
+            argv = ["env", conf, "sh", "-c", loop, "sh", str(total + 1), str(size), root]
+            ids = alice.run(argv, timeout_s=1800).text.split()
+            rows = [(slurm_id, f"{root}/{total + 1 + n}") for n, slurm_id in enumerate(ids)]
+            if total == 0:
+                rows += [(slurm_id, f"/nowhere/{slurm_id}") for slurm_id in lost]
+            add_rows(cluster, rows)
+            all_ids += ids
+            total = size
+            stats = EngineStats()
+            poller = Poller(lease, stats, TaskReader(cluster, lease, stats))
+            poller.look(cluster, slurm)  # the first one writes every row
+            ours, theirs = [], []
+            for _ in range(5):
+                before = dict(stats.commands)
+                began = time.perf_counter()
+                poller.look(cluster, slurm)
+                ours.append(time.perf_counter() - began)
+                ran = {k: v - before.get(k, 0) for k, v in stats.commands.items()}
+                began = time.perf_counter()
+                mark = new_separator()
+                slurm.transport.run(dialect.build_squeue_argv(slurm.commands, separator=mark))
+                slurm.transport.run(
+                    dialect.build_sacct_argv(slurm.commands, separator=mark, job_ids=lost)
+                )
+                theirs.append(time.perf_counter() - began)
+            live = Attempt.objects.filter(phase="live").count()
+            yield Row(
+                f"a look at {live:,} live jobs", statistics.median(ours) * 1000, "ms",
+                statistics.median(theirs) * 1000, "bare squeue and sacct", target_ratio=2.0,
+                note=", ".join(f"{v} {k}" for k, v in sorted(ran.items())),
+            )  # fmt: skip
+    finally:
+        cancel(cluster, all_ids)
+        alice.run(["rm", "-rf", root], timeout_s=120)
+
+
+def add_rows(cluster: Cluster, rows: list[tuple[str, str]]) -> None:
+    from clusters.models import Namespace
+    from gateway.models import User
+    from jobs.models import Attempt, Job
+
+    owner = User.objects.get(username="alice")
+    namespace = Namespace.objects.get(name="cpu")
+    jobs = [
+        Job(
+            id=uuid.uuid4(), owner=owner, namespace=namespace, cluster=cluster,
+            name=f"live-{slurm_id}", state="PENDING", attempt_number=1,
+        )
+        for slurm_id, _ in rows
+    ]  # fmt: skip
+    Job.objects.bulk_create(jobs, batch_size=500)
+    Attempt.objects.bulk_create(
+        [
+            Attempt(
+                job=job, cluster=cluster, number=1, phase="live", unix_user="sluice-alice",
+                work_dir=work_dir, slurm_job_id=slurm_id,
+            )
+            for job, (slurm_id, work_dir) in zip(jobs, rows, strict=True)
+        ],
+        batch_size=500,
+    )  # fmt: skip
