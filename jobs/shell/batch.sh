@@ -144,7 +144,7 @@ start_steps() {
 end_steps() {
   local r
   for r in "${!role_names[@]}"; do
-    ((step_live[r])) && [[ -n ${step_id[r]} ]] || continue
+    ((step_live[r] && over[r] < role_tasks[r])) && [[ -n ${step_id[r]} ]] || continue
     scancel --quiet --signal=TERM "$(job_of "$r").${step_id[r]}"
   done
 }

@@ -1,0 +1,51 @@
+"""Planning and rendering: fixed limits, since nothing else does the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+from benchmarks import Row, timed
+from clusters.capacity import Capacity, NamespaceRules, Node, Partition
+from jobs.paths import AttemptPaths
+from jobs.plan import Plan, plan
+from jobs.script import render
+from jobs.spec import JobSpec
+
+NODES = tuple(f"n{number}" for number in range(64))
+CAPACITY = Capacity(
+    datetime(2026, 1, 1, tzinfo=UTC),
+    tuple(Node(name, "idle", True, 64, 0, 512_000, 0) for name in NODES),
+    (Partition("cpu", True, True, NODES, None, None),),
+)
+RULES = NamespaceRules("lab", ("cpu",))
+PATHS = AttemptPaths("/scratch/alice", "bench", 1)
+
+
+def _spec(*tasks: int) -> JobSpec:
+    names = ("ps", "worker", "evaluator")
+    roles: list[dict[str, Any]] = [
+        {"name": names[i], "taskNumber": count, "command": "python train.py"}
+        for i, count in enumerate(tasks)
+    ]
+    job = {"jobName": "bench", "image": "x", "taskRoles": roles, "framework": "tensorflow"}
+    return JobSpec.model_validate(job)
+
+
+def measure(quick: bool) -> Iterator[Row]:
+    repeat = 20 if quick else 200
+    for name, tasks, limit_ms in (("3 roles", (1, 2, 1), 2.0), ("500 tasks", (20, 480), 20.0)):
+        spec = _spec(*tasks)
+        made = plan(spec, RULES, CAPACITY)
+
+        def rendering(spec: JobSpec = spec, made: Plan = made) -> None:
+            render(made, spec, PATHS, user="alice")
+
+        def planning(spec: JobSpec = spec) -> None:
+            plan(spec, RULES, CAPACITY)
+
+        for what, action, limit in (("render", rendering, limit_ms), ("plan", planning, None)):
+            # The best of many: other work on the machine only ever adds to it.
+            best_ms = min(timed(action, repeat=repeat)) * 1000
+            yield Row(f"{what}, {name}", best_ms, "ms", limit=limit)

@@ -1,0 +1,157 @@
+"""Command lines of container runtimes that no registry in reach offers: enroot 4.1 and pyxis 0.24.
+
+The programs are played by scripts that record their arguments and run what they are given, so the whole
+batch script runs here without Slurm. The shapes asserted are those of the real programs: `enroot create
+--name NAME IMAGE`, `enroot start --rw --mount FSTAB… NAME COMMAND…` (an fstab entry with colons for
+blanks), `enroot import --output FILE URI`, and srun's options --container-* of pyxis.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jobs.paths import AttemptPaths
+from jobs.taskstate import parse_task_state, parse_verdict
+from tests.unit.rendering import render_job
+
+RECORD = """#!/bin/bash
+{ printf '%s\\x1f' "${0##*/}" "$@"; printf '\\n'; } >>"$RECORD"
+"""
+# The first word that is a shell begins the command.
+FAKES = {
+    "enroot": """case $1 in
+  import) : >"$3" ;;
+  start) while [[ $1 != /bin/sh ]]; do shift; done; exec "$@" ;;
+esac
+""",
+    "srun": """while [[ $1 != /bin/bash ]]; do shift; done
+SLURM_PROCID=0 SLURM_STEP_ID=0 SLURMD_NODENAME=n1 exec "$@"
+""",
+    "scancel": "",
+}
+
+
+class Bench:
+    """A directory with the played programs, where an attempt's batch script runs."""
+
+    def __init__(self, root: Path) -> None:
+        self.home, self.record = root / "home", root / "record"
+        self.paths = AttemptPaths(str(root / "work"), "j", 1)
+        programs = root / "bin"
+        for directory in (self.home, programs):
+            directory.mkdir()
+        for name, body in FAKES.items():
+            (programs / name).write_text(RECORD + body)
+            (programs / name).chmod(0o755)
+        self.env = {
+            "PATH": f"{programs}:{os.environ['PATH']}",
+            "HOME": str(self.home),
+            "RECORD": str(self.record),
+            "SLURM_JOB_ID": "77",
+            "TMPDIR": str(root),
+            "LANG": "C",
+        }
+
+    def run(self, job: dict[str, Any], runtime: str) -> tuple[int, list[list[str]]]:
+        rendered = render_job(job, self.paths, runtime=runtime, grace_s=1)
+        for path, text in rendered.files.items():
+            file = Path(self.paths.inside(path))
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text)
+        done = subprocess.run(
+            ["/bin/bash", self.paths.batch_script],
+            cwd=self.paths.dir,
+            env=self.env,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.stderr == ""
+        lines = self.record.read_text().splitlines() if self.record.exists() else []
+        return done.returncode, [line.split("\x1f")[:-1] for line in lines]
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path)
+
+
+def a_job(data: Path, **more: Any) -> dict[str, Any]:
+    data.mkdir()
+    role = {"name": "w", "shmMB": 64, "command": 'echo "$GREETING $PAI_TASK_INDEX"; exit 3', **more}
+    return {
+        "jobName": "j",
+        "image": "nvcr.io/nv/torch:1",
+        "dataDir": str(data),
+        "jobEnvs": {"GREETING": "it's `me`"},
+        "taskRoles": [role],
+    }
+
+
+def after(argv: list[str], option: str) -> list[str]:
+    return [argv[i + 1] for i, word in enumerate(argv) if word == option]
+
+
+def check_outcome(bench: Bench, code: int) -> None:
+    assert code == 3
+    assert Path(bench.paths.task_log("w", 0)).read_text() == "it's `me` 0\n"
+    state = parse_task_state(Path(bench.paths.task_state("w", 0)).read_text())
+    assert (state.state, state.exit_code, state.host) == ("ended", 3, "n1")
+    verdict = parse_verdict(Path(bench.paths.verdict).read_text())
+    assert (verdict.verdict, verdict.rule, verdict.role, verdict.index) == (
+        "failed",
+        "min_failed",
+        "w",
+        0,
+    )
+
+
+def test_without_a_container(bench: Bench, tmp_path: Path) -> None:
+    code, calls = bench.run(a_job(tmp_path / "data"), "none")
+    check_outcome(bench, code)
+    assert [call[0] for call in calls] == ["srun"]
+    assert not any(word.startswith("--container") for word in calls[0])
+
+
+def test_enroot(bench: Bench, tmp_path: Path) -> None:
+    code, calls = bench.run(a_job(tmp_path / "data"), "enroot")
+    check_outcome(bench, code)
+    image = f"{bench.home}/.cache/sluice/images/nvcr.io_nv_torch_1.sqsh"
+    fetch, create, start, remove = (call for call in calls if call[0] == "enroot")
+    assert fetch[1:] == ["import", "--output", f"{image}.77", "docker://nvcr.io#nv/torch:1"]
+    name = "sluice-77-0-0-0"
+    assert create[1:] == ["create", "--name", name, image]
+    assert start[1:3] == ["start", "--rw"]
+    mounts = after(start, "--mount")
+    data = tmp_path / "data"
+    assert f"{bench.paths.dir}:{bench.paths.dir}:none:x-create=auto,rbind,rw" in mounts
+    assert f"{data}:/dataset:none:x-create=auto,rbind,ro" in mounts
+    assert "tmpfs:/dev/shm:tmpfs:x-create=dir,size=64m" in mounts
+    assert start[start.index("/bin/sh") - 1] == name
+    assert remove[1:] == ["remove", "--force", name]
+
+
+def test_pyxis(bench: Bench, tmp_path: Path) -> None:
+    code, calls = bench.run(a_job(tmp_path / "data"), "pyxis")
+    check_outcome(bench, code)
+    (srun,) = (call for call in calls if call[0] == "srun")
+    given = dict(
+        word.split("=", 1) for word in srun if word.startswith("--container") and "=" in word
+    )
+    assert (
+        given["--container-image"] == f"{bench.home}/.cache/sluice/images/nvcr.io_nv_torch_1.sqsh"
+    )
+    data = tmp_path / "data"
+    mounts = given["--container-mounts"].split(",")
+    assert f"{data}:/dataset:ro" in mounts
+    assert f"{bench.paths.dir}:{bench.paths.dir}" in mounts
+    assert {"--container-mount-home", "--container-writable"} <= set(srun)
+    assert srun.index("/bin/bash") > max(
+        i for i, w in enumerate(srun) if w.startswith("--container")
+    )
