@@ -1,0 +1,121 @@
+"""Real Chromium against a running Sluice. An error in the browser's console fails the test.
+
+`open_page` gives a page of a signed-in person, at a width, in a theme and a language:
+    page = open_page("alice", width=390, theme="dark", language="zh-hans"); page.goto("/jobs")
+Addresses are relative to the server. Screenshots of failures are below SLUICE_SCREENSHOTS, if it is set.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, sync_playwright
+
+from tests.running import RunningSluice
+
+TIMEOUT_MS = 30_000  # generous: the machine may be busy
+ARGUMENTS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-dev-shm-usage",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--no-first-run",
+]
+OpenPage = Callable[..., Page]
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    program = shutil.which("chromium") or shutil.which("chromium-browser")
+    assert program, "Chromium is not installed; scripts/test installs it."
+    with sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=program, args=ARGUMENTS)
+        yield started
+        started.close()
+
+
+class Complaints:
+    """What the browser complained about; a test may expect some of it (`expected`)."""
+
+    def __init__(self) -> None:
+        self.found: list[str] = []
+        self.expected: list[str] = []
+
+    def console(self, message: ConsoleMessage) -> None:
+        if message.type == "error":
+            self.found.append(f"{message.text} ({message.location.get('url', '')})")
+
+    def check(self) -> None:
+        unexpected = [
+            text for text in self.found if not any(part in text for part in self.expected)
+        ]
+        assert not unexpected, "errors in the browser: " + "\n".join(unexpected)
+
+
+@pytest.fixture
+def complaints() -> Iterator[Complaints]:
+    made = Complaints()
+    yield made
+    made.check()
+
+
+@pytest.fixture
+def open_page(
+    browser: Browser, running: RunningSluice, complaints: Complaints, request: Any
+) -> Iterator[OpenPage]:
+    contexts: list[BrowserContext] = []
+
+    def open_page(
+        user: str | None = "alice",
+        *,
+        width: int = 1280,
+        height: int = 900,
+        theme: str = "light",
+        language: str = "en",
+    ) -> Page:
+        context = browser.new_context(
+            base_url=running.url, viewport={"width": width, "height": height}
+        )
+        contexts.append(context)
+        context.set_default_timeout(TIMEOUT_MS)
+        page = context.new_page()
+        page.on("console", complaints.console)
+        page.on("pageerror", lambda error: complaints.found.append(str(error)))
+        if user is not None:
+            sign_in(page, user, running.passwords[user])
+        context.add_cookies(
+            [
+                {"name": "sluice_theme", "value": theme, "url": running.url},
+                {"name": "django_language", "value": language, "url": running.url},
+            ]
+        )
+        return page
+
+    yield open_page
+    for number, context in enumerate(contexts):
+        keep_screenshot(context, f"{request.node.name}-{number}")
+        context.close()
+
+
+def sign_in(page: Page, user: str, password: str) -> None:
+    """On the login page, or on the way to it; ends where the login leads."""
+    if "/login" not in page.url:
+        page.goto("/login")
+    page.fill("[name=username]", user)
+    page.fill("[name=password]", password)
+    page.click("form:has([name=password]) button")
+    page.wait_for_url(lambda url: "/login" not in url)
+
+
+def keep_screenshot(context: BrowserContext, name: str) -> None:
+    if folder := os.environ.get("SLUICE_SCREENSHOTS"):
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        for page in context.pages:
+            page.screenshot(path=Path(folder) / f"{name}.png", full_page=True)
