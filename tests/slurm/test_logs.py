@@ -1,0 +1,198 @@
+"""Live logs on the real cluster: exact bytes through losses, many viewers, one reader there."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import hashlib
+import json
+import random
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.running import RunningSluice
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+
+pytestmark = pytest.mark.cluster
+
+
+def submit(running: RunningSluice, name: str, command: str, **more: Any) -> str:
+    role = {"name": "worker", "command": command, "memoryMB": 200, **more}
+    job = {
+        "jobName": f"{name}-{time.time_ns()}",
+        "image": "busybox",
+        "namespace": "cpu",
+        "taskRoles": [role],
+    }
+    answer = running.api("POST", "jobs", json=job)
+    assert answer.status_code == 201, answer.text
+    return str(answer.json()["id"])
+
+
+def finish(running: RunningSluice, job: str, timeout_s: float = 120) -> dict[str, Any]:
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        shape: dict[str, Any] = running.api("GET", f"jobs/{job}").json()
+        if shape["state"] in ("COMPLETED", "FAILED", "STOPPED"):
+            return shape
+        time.sleep(0.3)
+    raise AssertionError(f"{job} did not end: {shape}")
+
+
+def open_log(running: RunningSluice, job: str, query: str = "", user: str = "alice") -> connect:
+    address = running.url.replace("http", "ws", 1)
+    return connect(
+        f"{address}/ws/jobs/{job}/logs/worker/0?lossless=1{query}",
+        additional_headers={"Authorization": f"Bearer {running.token(user)}"},
+        max_size=2**22,
+        open_timeout=60,
+    )
+
+
+async def read_to_end(socket: ClientConnection) -> tuple[bytes, list[dict[str, Any]]]:
+    data, told = bytearray(), []
+    async for frame in socket:
+        if isinstance(frame, bytes):
+            data += frame
+        else:
+            told.append(json.loads(frame))
+    return bytes(data), told
+
+
+def download(running: RunningSluice, job: str) -> bytes:
+    answer = running.api("GET", f"jobs/{job}/logs/worker/0/download")
+    assert answer.status_code == 200, answer.text
+    return answer.content
+
+
+async def test_every_byte_through_thirty_losses(running: RunningSluice) -> None:
+    """50 MB of random bytes, written as fast as they come, to a viewer who is cut off at random."""
+    megabytes = 50
+    job = submit(running, "random", f"sleep 3; head -c {megabytes * 1000000} /dev/urandom")
+    dice = random.Random(7)
+    received = bytearray()
+    losses = 0
+    while True:
+        try:
+            async with open_log(running, job, f"&offset={len(received)}") as socket:
+                limit = dice.randrange(100_000, 3_000_000) if losses < 30 else None
+                got = 0
+                async for frame in socket:
+                    if isinstance(frame, str):
+                        if json.loads(frame)["type"] == "end":
+                            break
+                        continue
+                    received += frame
+                    got += len(frame)
+                    if limit is not None and got >= limit:
+                        losses += 1
+                        socket.transport.abort()
+                        raise ConnectionResetError
+                else:
+                    continue
+                break
+        except (ConnectionResetError, ConnectionClosed):
+            continue
+    shape = await asyncio.to_thread(finish, running, job)
+    assert shape["state"] == "COMPLETED"
+    on_disk = await asyncio.to_thread(download, running, job)
+    assert losses >= 10
+    assert len(received) == len(on_disk) == megabytes * 1_000_000
+    assert hashlib.sha256(received).digest() == hashlib.sha256(on_disk).digest()
+
+
+def resident_mib(pid: int) -> float:
+    status = Path(f"/proc/{pid}/status").read_text()
+    found = re.search(r"VmRSS:\s+(\d+) kB", status)
+    assert found
+    return int(found[1]) / 1024
+
+
+def readers_on_the_cluster(path_part: str) -> int:
+    """Processes of the far side that read this job's log."""
+    count = 0
+    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = entry.read_bytes().split(b"\0")
+        except OSError:
+            continue
+        # `exec -a` gives tail a name of its own; its options tell it.
+        if b"--follow=name" in words and any(path_part.encode() in word for word in words):
+            count += 1
+    return count
+
+
+async def test_many_viewers_one_reader(running: RunningSluice) -> None:
+    viewers = 100  # the cap per person is 50: two people
+    lines = 400
+    job = submit(
+        running,
+        "viewers",
+        f"sleep 12; i=0; while [ $i -lt {lines} ]; do echo line $i "
+        "................................................................; i=$((i+1)); "
+        "usleep 10000; done; sleep 3",
+    )
+    assert running.process is not None
+    before = resident_mib(running.process.pid)
+    connections = [
+        await open_log(running, job, user="alice" if n % 2 else "bob") for n in range(viewers)
+    ]
+    readers = [asyncio.create_task(read_to_end(socket)) for socket in connections]
+    most = 0
+    while not all(reader.done() for reader in readers):
+        most = max(most, await asyncio.to_thread(readers_on_the_cluster, job))
+        await asyncio.sleep(1)
+    during = resident_mib(running.process.pid)
+    contents = {(await reader)[0] for reader in readers}
+    assert contents == {await asyncio.to_thread(download, running, job)}
+    assert contents.pop().count(b"\n") == lines
+    assert most == 1, f"{most} readers on the cluster for one log"
+    assert during - before < 100, f"memory grew by {during - before:.0f} MiB"
+    await asyncio.sleep(3)
+    assert readers_on_the_cluster(job) == 0
+
+
+async def test_a_pending_job_begins_to_print_while_watched(running: RunningSluice) -> None:
+    job = submit(running, "pending", "sleep 2; echo 开始; printf '10%%\\r100%%\\n'; exit 3")
+    async with open_log(running, job) as socket:
+        data, told = await read_to_end(socket)
+    assert data == "开始\n10%\r100%\n".encode()
+    assert told[-1] == {"type": "end", "state": "failed", "exit_code": 3}
+
+
+async def test_strangers_are_refused(running: RunningSluice) -> None:
+    job = submit(running, "private", "echo secret")
+    async with open_log(running, job, user="carol") as socket:
+        with pytest.raises(ConnectionClosed) as closed:
+            await socket.recv()
+    assert closed.value.rcvd is not None
+    assert closed.value.rcvd.code == 4404
+    address = running.url.replace("http", "ws", 1)
+    for headers in ({}, {"Origin": "https://evil.example"}, {"Authorization": "Bearer slc_wrong"}):
+        with pytest.raises((InvalidStatus, ConnectionClosed)):
+            async with connect(
+                f"{address}/ws/jobs/{job}/logs/worker/0", additional_headers=headers
+            ) as socket:
+                await socket.recv()
+
+
+def test_rest_serves_the_same_bytes(running: RunningSluice) -> None:
+    job = submit(running, "rest", "i=0; while [ $i -lt 2000 ]; do echo row $i; i=$((i+1)); done")
+    assert finish(running, job)["state"] == "COMPLETED"
+    whole = download(running, job)
+    address = f"jobs/{job}/logs/worker/0"
+    part = running.api("GET", f"{address}?offset=-9&limit=100")
+    assert part.content == whole[-9:]
+    assert part.headers["X-Log-Size"] == str(len(whole))
+    assert part.headers["X-Log-Complete"] == "1"
+    ranged = running.api("GET", address, headers={"Range": "bytes=5-9"})
+    assert (ranged.status_code, ranged.content) == (206, whole[5:10])
+    assert running.api("GET", address, headers={"Range": "bytes=999999-"}).status_code == 416
+    found = running.api("GET", f"{address}?grep=row 1999").json()["matches"]
+    assert found == [{"offset": whole.index(b"row 1999"), "line": 2000}]
+    packed = running.api("GET", f"{address}/download?compress=true")
+    assert gzip.decompress(packed.content) == whole
