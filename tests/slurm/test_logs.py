@@ -121,7 +121,7 @@ def readers_on_the_cluster(path_part: str) -> int:
         except OSError:
             continue
         # `exec -a` gives tail a name of its own; its options tell it.
-        if b"--follow=name" in words and any(path_part.encode() in word for word in words):
+        if b"-F" in words and any(path_part.encode() in word for word in words):
             count += 1
     return count
 
