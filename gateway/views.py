@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from datetime import timedelta
 from typing import Any
 from urllib.parse import urlsplit
@@ -22,7 +23,11 @@ from django.views.decorators.http import require_GET, require_POST
 from clusters.models import ClusterStatus
 from gateway import problems
 from gateway.models import User
+from gateway.throttle import buckets
 
+# A minute. A whole lab may come from one address; nobody mistypes a password ten times a minute.
+TRIES_PER_NAME = 10
+TRIES_PER_ADDRESS = 60
 PREFERENCE_MAX_AGE_S = 365 * 24 * 3600
 THEME_COOKIE = "sluice_theme"
 # A pass of the engine takes seconds; one that is this old means that no engine works.
@@ -39,6 +44,21 @@ class SignIn(LoginView):
     """The login page. A person's saved language and theme come with the sign-in."""
 
     redirect_authenticated_user = True
+
+    def post(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
+        name = request.POST.get("username", "")[:150]
+        address = request.META.get("REMOTE_ADDR", "")
+        limits = (
+            (f"sign-in:{name}", TRIES_PER_NAME),
+            (f"sign-in-from:{address}", TRIES_PER_ADDRESS),
+        )
+        for key, per_minute in limits:
+            if wait_s := buckets.take(key, per_minute):
+                context = self.get_context_data(wait_s=math.ceil(wait_s))
+                answer = self.render_to_response(context, status=429)
+                answer["Retry-After"] = str(math.ceil(wait_s))
+                return answer
+        return super().post(request, *args, **kwargs)
 
     def form_valid(self, form: Any) -> HttpResponse:
         response = super().form_valid(form)

@@ -13,8 +13,15 @@ from django.test import Client
 from django.urls import reverse
 
 from gateway.models import User
+from gateway.throttle import buckets
+from gateway.views import TRIES_PER_NAME
 
 PROJECT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(autouse=True)
+def fresh_throttle() -> None:
+    buckets.clear()
 
 
 @pytest.fixture
@@ -39,6 +46,18 @@ def test_a_wrong_password_says_so_and_keeps_the_name(client: Client, alice: User
     page = answer.content.decode()
     assert "do not match" in page
     assert 'value="alice"' in page
+
+
+def test_guessing_passwords_is_slowed_down(client: Client, alice: User) -> None:
+    statuses = [
+        client.post(reverse("login"), {"username": "alice", "password": f"guess {n}"}).status_code
+        for n in range(TRIES_PER_NAME + 2)
+    ]
+    assert statuses[0] == 200
+    assert statuses[-1] == 429
+    # Someone else is not kept out by it.
+    other = client.post(reverse("login"), {"username": "bob", "password": "wrong"})
+    assert other.status_code == 200
 
 
 def test_sign_in_does_not_lead_away_to_another_site(client: Client, alice: User) -> None:
