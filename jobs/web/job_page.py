@@ -50,7 +50,7 @@ def shape_of(request: HttpRequest, job_id: uuid.UUID) -> dict[str, Any]:
     found = one_job(request.user, job_id)
     if found is None:
         raise Http404
-    row, role, _more = found
+    row, role = found
     return shapes.job(row, cast("User", request.user), role, timezone.now())
 
 
