@@ -55,7 +55,7 @@ def read_submission(
     namespace: str = "",
 ) -> Submission:
     """Read a job file from `text` or `document`. Raises SpecError with every problem."""
-    site = _site()
+    site = known_sizes()
     loaded = (
         load_document(document, site=site)
         if text is None
@@ -92,7 +92,8 @@ def read_submission(
     )
 
 
-def _site() -> Site:
+def known_sizes() -> Site:
+    """The sizes that files of other systems may name."""
     sizes: dict[str, dict[str, Any]] = {}
     for row in ResourceSpec.objects.all():
         size: dict[str, Any] = {

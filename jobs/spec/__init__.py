@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from jobs.spec.dump import dump, field_markdown, field_table, json_schema, to_document
+from jobs.spec.dump import (
+    dump,
+    dump_document,
+    field_markdown,
+    field_table,
+    json_schema,
+    to_document,
+)
 from jobs.spec.errors import Problem, SpecError, Warning
 from jobs.spec.model import (
     Alerts,
@@ -32,6 +39,7 @@ __all__ = [
     "TaskRole",
     "Warning",
     "dump",
+    "dump_document",
     "field_markdown",
     "field_table",
     "json_schema",

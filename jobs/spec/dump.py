@@ -67,7 +67,11 @@ def _says(key: str, value: Any) -> bool:
 
 def dump(spec: JobSpec, format: Literal["json", "yaml"] = "json") -> str:
     """The canonical text of a spec. load(dump(spec)) == spec."""
-    document = to_document(spec)
+    return dump_document(to_document(spec), format)
+
+
+def dump_document(document: Any, format: Literal["json", "yaml"] = "json") -> str:
+    """Any document as text in the same form, whether or not it is a valid job file."""
     if format == "json":
         return json.dumps(document, ensure_ascii=False, indent=2) + "\n"
     return yaml.dump(

@@ -35,6 +35,13 @@ class NavItem:
 NAVIGATION = (
     NavItem("home", _("Home"), "home", ("home",)),
     NavItem("jobs", _("Jobs"), "list-details", ("jobs", "job")),
+    NavItem("submit", _("Submit a job"), "square-plus", ("submit",)),
+    NavItem(
+        "templates",
+        _("Templates"),
+        "template",
+        ("templates", "template", "template_new", "template_use"),
+    ),
 )
 
 

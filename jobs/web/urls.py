@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django.urls import path
 
-from jobs.web import job_page, lists
+from jobs.web import job_page, lists, submit, templates_pages
 from jobs.web.shell import choose_namespace
 
 urlpatterns = [
@@ -15,4 +15,13 @@ urlpatterns = [
     path("jobs/<uuid:job_id>", job_page.job_page, name="job"),
     path("jobs/<uuid:job_id>/live", job_page.job_live, name="job_live"),
     path("jobs/<uuid:job_id>/do/<slug:verb>", job_page.job_action, name="job_action"),
+    path("submit", submit.submit_page, name="submit"),
+    path("submit/check", submit.check, name="submit_check"),
+    path("templates", templates_pages.template_list, name="templates"),
+    path("templates/new", templates_pages.template_new, name="template_new"),
+    path("templates/check", templates_pages.template_check, name="template_check"),
+    path("templates/delete", templates_pages.delete_several, name="templates_delete"),
+    path("templates/<uuid:template_id>", templates_pages.template_edit, name="template"),
+    path("templates/<uuid:template_id>/use", templates_pages.template_use, name="template_use"),
+    path("templates/<uuid:template_id>/copy", templates_pages.template_copy, name="template_copy"),
 ]

@@ -1,0 +1,482 @@
+// The form over the job document: shows it, and writes every change back to its place.
+// Knows the form only; what a change leads to (check, draft, editor) is the page's.
+
+import { copy, durationText, read, roles, write } from "./job-document.js";
+
+const gettext = window.gettext;
+const interpolate = window.interpolate;
+let serial = 0;
+
+/** A copy of a <template> with ids of its own. */
+function instantiate(id) {
+  const fragment = document.getElementById(id).content.cloneNode(true);
+  serial += 1;
+  for (const attribute of ["id", "for", "aria-describedby"]) {
+    for (const element of fragment.querySelectorAll(`[${attribute}]`)) element.setAttribute(attribute, `${element.getAttribute(attribute)}-${serial}`);
+  }
+  return fragment.firstElementChild;
+}
+
+export class JobForm {
+  /** `holder.document` is the one document; `changed()` is called after every change of it. */
+  constructor(root, holder, page, changed) {
+    Object.assign(this, { root, holder, page, changed });
+    this.touched = new WeakSet();
+    this.problems = [];
+    this.showAll = false;
+    this.setAside = null; // roles that "single" took away, for when one changes one's mind
+    this.distributed = false;
+    root.addEventListener("input", (event) => this.onInput(event));
+    root.addEventListener("change", (event) => this.onChange(event));
+    root.addEventListener("click", (event) => this.onClick(event));
+    root.addEventListener("focusout", (event) => { if (event.target.value !== undefined) { this.touched.add(event.target); this.showProblems(); } });
+    root.addEventListener("submit", (event) => event.preventDefault());
+  }
+
+  get document() { return this.holder.document; }
+  get place() { return this.page.namespaces.find((place) => place.name === this.document.namespace); }
+
+  // --- from the document to the form --------------------------------------------------------------------
+
+  show() {
+    const list = roles(this.document);
+    if (list.length > 1 || (list[0]?.taskNumber ?? 1) > 1 || this.document.framework) this.distributed = true;
+    this.showNamespace();
+    const place = this.root.querySelector("[data-roles]");
+    place.replaceChildren(...list.map((role, index) => this.roleSection(index)));
+    for (const rows of this.root.querySelectorAll("[data-rows]")) if (!rows.closest("[data-role]")) this.showRows(rows);
+    for (const map of this.root.querySelectorAll("[data-map]")) if (!map.closest("[data-role]")) this.showMap(map);
+    for (const control of this.root.querySelectorAll("[data-path]")) this.fill(control);
+    this.showKind();
+    this.showPreset();
+    this.showCode();
+    this.showProblems();
+  }
+
+  roleSection(index) {
+    const section = instantiate("role-row");
+    section.dataset.prefix = `taskRoles[${index}]`;
+    for (const rows of section.querySelectorAll("[data-rows]")) this.showRows(rows);
+    for (const map of section.querySelectorAll("[data-map]")) this.showMap(map);
+    this.showSizes(section);
+    this.showRoleWords(section);
+    return section;
+  }
+
+  pathOf(element, name = element.dataset.path) {
+    const prefix = element.parentElement.closest("[data-prefix]")?.dataset.prefix;
+    return prefix ? `${prefix}.${name}` : name;
+  }
+
+  showRows(place) {
+    const path = this.pathOf(place, place.dataset.rows);
+    const list = read(this.document, path);
+    place.replaceChildren(...(Array.isArray(list) ? list : []).map((_, index) => {
+      const row = instantiate(place.dataset.row);
+      row.dataset.prefix = `${path}[${index}]`;
+      row.dataset.index = index;
+      return row;
+    }));
+    for (const control of place.querySelectorAll("[data-path]")) this.fill(control);
+    const section = place.closest("[data-role]");
+    if (section) this.showArguments(section);
+  }
+
+  showMap(place) {
+    const value = read(this.document, this.pathOf(place, place.dataset.map));
+    const pairs = value && typeof value === "object" ? Object.entries(value).filter(([key]) => key !== "isDebug") : [];
+    place.replaceChildren(...pairs.map(([key, text]) => this.pair(key, text)));
+  }
+
+  pair(key, value) {
+    const row = instantiate("pair-row");
+    row.querySelector("[data-key]").value = key;
+    row.querySelector("[data-value]").value = typeof value === "object" ? JSON.stringify(value) : value;
+    return row;
+  }
+
+  fill(control) {
+    const value = read(this.document, this.pathOf(control));
+    const { kind } = control.dataset;
+    if (kind === "flag") { control.checked = value === true; return; }
+    let text = value ?? "";
+    if (kind === "duration") text = durationText(value);
+    else if (kind === "list") text = Array.isArray(value) ? value.join(", ") : text;
+    else if (typeof text === "object") text = JSON.stringify(text);
+    if (control.tagName === "SELECT") this.select(control, String(text));
+    else if (control.value !== String(text)) control.value = text;
+    this.fit(control);
+  }
+
+  /** A command shows all of its lines, up to a screen of them. */
+  fit(control) {
+    if (control.tagName === "TEXTAREA") control.rows = Math.min(20, Math.max(3, control.value.split("\n").length));
+  }
+
+  /** A value that the list does not offer is shown all the same: nothing is changed by looking at it. */
+  select(control, value) {
+    if (control.dataset.path === "placement" && value === "auto") { control.value = ""; return; }
+    control.value = value;
+    if (control.value !== value) {
+      control.append(new Option(value, value));
+      control.value = value;
+    }
+  }
+
+  showNamespace() {
+    const place = this.place;
+    this.root.querySelector("[data-namespace-words]").textContent = place?.description ?? "";
+    const images = place?.images ?? [];
+    this.root.querySelector("#images").replaceChildren(...images.map((image) => new Option(image, image)));
+    this.root.querySelector("[data-image-words]").textContent = place?.defaultImage
+      ? interpolate(gettext("Empty: %(image)s, the namespace's own."), { image: place.defaultImage }, true)
+      : gettext("A name in a registry, a path on the cluster, or one of the site's names.");
+    const most = place?.maxTime, usual = place?.defaultTime;
+    const words = [];
+    if (usual) words.push(interpolate(gettext("Empty: %(time)s."), { time: durationText(usual) }, true));
+    if (most) words.push(interpolate(gettext("At most %(time)s."), { time: durationText(most) }, true));
+    this.root.querySelector("[data-time-words]").textContent = words.join(" ") || gettext("For example 90m, 2h30m or 1-12:00:00.");
+  }
+
+  showSizes(section) {
+    const place = this.place;
+    const choice = section.querySelector("[data-size]");
+    const sizes = place?.sizes ?? [];
+    choice.replaceChildren(new Option(gettext("free: as below"), ""), ...sizes.map((size) => new Option(size.title, size.name)));
+    const role = read(this.document, section.dataset.prefix) ?? {};
+    const kind = role.gpuType || this.document.gpuType || "";
+    const found = sizes.find((size) => size.cpuNumber === role.cpuNumber && size.memoryMB === role.memoryMB && size.gpuNumber === (role.gpuNumber ?? 0) && (!size.gpuNumber || size.gpuType === kind));
+    choice.value = found?.name ?? "";
+    const types = section.querySelector("[data-gpu-types]");
+    const general = this.document.gpuType;
+    types.replaceChildren(new Option(general || gettext("any"), ""), ...(place?.gpuTypes ?? []).map((type) => new Option(type, type)));
+    this.fill(types);
+  }
+
+  showRoleWords(section) {
+    const role = read(this.document, section.dataset.prefix) ?? {};
+    section.querySelector("[data-role-title]").textContent = interpolate(window.ngettext("%(name)s, %(count)s task", "%(name)s, %(count)s tasks", role.taskNumber || 1), { name: role.name || "–", count: role.taskNumber || 1 }, true);
+    section.querySelector("[data-remove-role]").disabled = roles(this.document).length < 2;
+    this.showArguments(section);
+  }
+
+  showArguments(section) {
+    const place = section.querySelector("[data-arguments]");
+    const list = read(this.document, `${section.dataset.prefix}.parameters`);
+    const words = (Array.isArray(list) ? list : []).filter((row) => row?.key).map((row) => `--${row.key}=${row.value ?? ""}`);
+    place.hidden = !words.length;
+    place.textContent = words.join(" ");
+  }
+
+  showKind() {
+    for (const button of this.root.querySelectorAll("[data-kind-of-job]")) {
+      const on = (button.dataset.kindOfJob === "distributed") === this.distributed;
+      button.classList.toggle("active", on);
+      button.setAttribute("aria-pressed", String(on));
+    }
+    for (const element of this.root.querySelectorAll("[data-distributed]")) element.hidden = !this.distributed;
+  }
+
+  get preset() {
+    const { framework } = this.document;
+    if (!framework) return null;
+    const name = (framework.name ?? framework).toString().toLowerCase();
+    return this.page.presets.find((preset) => preset.framework === name && (!framework.strategy || preset.strategy === framework.strategy)) ?? null;
+  }
+
+  showPreset() {
+    const preset = this.preset;
+    this.root.querySelector("[data-preset]").value = preset ? `${preset.framework}/${preset.strategy}` : "";
+    this.root.querySelector("[data-fill-roles]").disabled = !preset;
+    this.root.querySelector("[data-preset-words]").textContent = preset
+      ? interpolate(gettext("Every task gets %(variables)s. Roles: %(roles)s."), { variables: preset.variables.join(", "), roles: preset.roles.map((role) => role.name).join(", ") }, true)
+      : "";
+  }
+
+  showCode() {
+    const uploaded = this.document.code?.selector === "codeFile";
+    const source = this.codeSource ?? (uploaded ? "upload" : this.document.codeDir ? "directory" : "");
+    this.root.querySelector("[data-code-source]").value = source;
+    for (const part of this.root.querySelectorAll("[data-code]")) part.hidden = part.dataset.code !== source;
+  }
+
+  // --- from the form to the document --------------------------------------------------------------------
+
+  onInput(event) {
+    const control = event.target;
+    if (control.matches("[data-key], [data-value]")) { this.readMap(control.closest("[data-map]")); return; }
+    if (!control.dataset.path) return;
+    write(this.document, this.pathOf(control), this.value(control));
+    this.fit(control);
+    const section = control.closest("[data-role]");
+    if (control.dataset.path === "namespace") {
+      this.showNamespace();
+      for (const role of this.root.querySelectorAll("[data-role]")) this.showSizes(role);
+    }
+    if (section) {
+      this.showRoleWords(section);
+      if (["cpuNumber", "memoryMB", "gpuNumber", "gpuType"].includes(control.dataset.path)) this.showSizes(section);
+    }
+    this.changed();
+  }
+
+  value(control) {
+    const { kind, empty } = control.dataset;
+    if (kind === "flag") return control.checked || (empty === "drop" ? undefined : false);
+    const text = control.value;
+    if (text.trim() === "") {
+      if (kind === "nullint") return null;
+      return empty === "drop" || kind === "float" ? undefined : kind === "int" ? "" : text;
+    }
+    if (kind === "int" || kind === "nullint") return /^-?\d+$/.test(text.trim()) ? Number(text) : text;
+    if (kind === "float") return Number.isFinite(Number(text)) ? Number(text) : text;
+    if (kind === "list") return text.split(/[,;]/).map((part) => part.trim()).filter(Boolean);
+    return text;
+  }
+
+  readMap(place) {
+    const path = this.pathOf(place, place.dataset.map);
+    const before = read(this.document, path);
+    const pairs = [...place.children].map((row) => [row.querySelector("[data-key]").value.trim(), row.querySelector("[data-value]").value]).filter(([key]) => key);
+    const value = Object.fromEntries(pairs);
+    if (before?.isDebug !== undefined && path === "jobEnvs") value.isDebug = before.isDebug;
+    write(this.document, path, Object.keys(value).length ? value : undefined);
+    this.changed();
+  }
+
+  onChange(event) {
+    const control = event.target;
+    if (control.matches("[data-size]")) this.takeSize(control);
+    else if (control.matches("[data-preset]")) this.takePreset(control.value);
+    else if (control.matches("[data-code-source]")) this.takeCodeSource(control.value);
+  }
+
+  takeSize(control) {
+    const section = control.closest("[data-role]");
+    const size = this.place?.sizes.find((one) => one.name === control.value);
+    if (!size) { section.querySelector("[data-path=cpuNumber]").focus(); return; }
+    const role = read(this.document, section.dataset.prefix);
+    Object.assign(role, { cpuNumber: size.cpuNumber, memoryMB: size.memoryMB, gpuNumber: size.gpuNumber });
+    if (size.shmMB !== null) role.shmMB = size.shmMB;
+    if (size.gpuType) role.gpuType = size.gpuType;
+    else delete role.gpuType;
+    for (const field of section.querySelectorAll("[data-path]")) this.fill(field);
+    this.changed();
+  }
+
+  takePreset(value) {
+    const [name, strategy] = value.split("/");
+    if (name) this.document.framework = { name, strategy };
+    else delete this.document.framework;
+    this.showPreset();
+    this.changed();
+    if (name && this.lacksRoles()) this.makeRoles();
+  }
+
+  lacksRoles() {
+    const names = roles(this.document).map((role) => role.name);
+    return this.preset.roles.some((role) => !names.includes(role.name));
+  }
+
+  /** The preset's roles, each with the command and size of the role of that name, or of the first. */
+  makeRoles() {
+    const old = roles(this.document);
+    const first = old[0] ?? {};
+    this.document.taskRoles = this.preset.roles.map((wanted) => {
+      const known = old.find((role) => role.name === wanted.name);
+      if (known) return known;
+      const role = copy({ ...first, name: wanted.name, taskNumber: wanted.taskNumber, minSucceededTaskCount: wanted.minSucceededTaskCount });
+      delete role.isMain;
+      if (wanted.serves) { role.gpuNumber = 0; delete role.gpuType; }
+      return role;
+    });
+    this.setAside = null;
+    this.show();
+    this.changed();
+  }
+
+  takeCodeSource(source) {
+    this.codeSource = source;
+    if (source !== "upload") { delete this.document.code; this.holder.upload = null; }
+    if (source !== "directory") this.document.codeDir = "";
+    this.showCode();
+    for (const field of this.root.querySelectorAll("[data-path=codeDir]")) this.fill(field);
+    this.changed();
+  }
+
+  onClick(event) {
+    const button = event.target.closest("button");
+    if (!button) return;
+    const { dataset } = button;
+    if ("kindOfJob" in dataset) this.takeKind(dataset.kindOfJob === "distributed");
+    else if ("addRole" in dataset) this.addRole();
+    else if ("copyRole" in dataset) this.copyRole(button.closest("[data-role]"));
+    else if ("removeRole" in dataset) this.removeRole(button.closest("[data-role]"));
+    else if ("fillRoles" in dataset) this.makeRoles();
+    else if ("addRow" in dataset) this.addRow(button);
+    else if ("removeRow" in dataset) this.removeRow(button);
+    else if ("addPair" in dataset) this.addPair(button);
+    else if ("removePair" in dataset) this.removePair(button);
+  }
+
+  takeKind(distributed) {
+    if (distributed === this.distributed) return;
+    this.distributed = distributed;
+    if (distributed && this.setAside) {
+      this.document.taskRoles = [this.document.taskRoles[0], ...this.setAside.roles];
+      this.document.taskRoles[0].taskNumber = this.setAside.taskNumber;
+      if (this.setAside.framework) this.document.framework = this.setAside.framework;
+      this.setAside = null;
+    } else if (!distributed) {
+      const [first, ...others] = roles(this.document);
+      this.setAside = { roles: others, taskNumber: first?.taskNumber ?? 1, framework: this.document.framework };
+      if (first) { first.taskNumber = 1; this.document.taskRoles = [first]; }
+      delete this.document.framework;
+    }
+    this.show();
+    this.changed();
+  }
+
+  freeName(base) {
+    const names = roles(this.document).map((role) => role.name);
+    if (!names.includes(base)) return base;
+    let number = 2;
+    while (names.includes(`${base}${number}`)) number += 1;
+    return `${base}${number}`;
+  }
+
+  addRole() {
+    const list = roles(this.document);
+    const role = copy({ ...list.at(-1), name: this.freeName("worker"), taskNumber: 1, portList: [] });
+    for (const name of ["isMain", "env", "parameters"]) delete role[name];
+    this.document.taskRoles = [...list, role];
+    this.showAndFocusRole(list.length);
+  }
+
+  copyRole(section) {
+    const index = this.indexOf(section);
+    const role = copy(this.document.taskRoles[index]);
+    role.name = this.freeName(role.name);
+    delete role.isMain;
+    this.document.taskRoles.splice(index + 1, 0, role);
+    this.showAndFocusRole(index + 1);
+  }
+
+  removeRole(section) {
+    const index = this.indexOf(section);
+    this.document.taskRoles.splice(index, 1);
+    this.showAndFocusRole(Math.max(0, index - 1));
+  }
+
+  indexOf(section) { return [...section.parentElement.children].indexOf(section); }
+
+  showAndFocusRole(index) {
+    this.distributed = true;
+    this.show();
+    const section = this.root.querySelectorAll("[data-role]")[index];
+    section?.querySelector("[data-path=name]").focus();
+    this.changed();
+  }
+
+  addRow(button) {
+    const place = this.placeOf(button, "rows", button.dataset.addRow);
+    const path = this.pathOf(place, place.dataset.rows);
+    const fresh = { parameters: { key: "", value: "" }, portList: { label: "", beginAt: 0, portNumber: 1 }, mounts: { source: "", target: "" }, "alerts.event": { event_checker: "FAILED", alert_level: "warning" }, "alerts.overtime": { overtime_checker: 24, alert_level: "warning" } }[place.dataset.rows];
+    const list = read(this.document, path);
+    write(this.document, path, [...(Array.isArray(list) ? list : []), { ...fresh }]);
+    this.showRows(place);
+    place.lastElementChild.querySelector("input, select").focus();
+    this.changed();
+  }
+
+  placeOf(button, kind, name) {
+    return (button.closest("[data-role]") ?? this.root).querySelector(`[data-${kind}="${name}"]`);
+  }
+
+  removeRow(button) {
+    const row = button.closest("[data-index]");
+    const place = row.parentElement;
+    const path = this.pathOf(place, place.dataset.rows);
+    const list = read(this.document, path).toSpliced(Number(row.dataset.index), 1);
+    const isBase = place.dataset.rows === "portList";
+    write(this.document, path, list.length || isBase ? list : undefined);
+    this.showRows(place);
+    place.parentElement.querySelector("[data-add-row]").focus();
+    this.changed();
+  }
+
+  addPair(button) {
+    const place = this.placeOf(button, "map", button.dataset.addPair);
+    place.append(this.pair("", ""));
+    place.lastElementChild.querySelector("[data-key]").focus();
+  }
+
+  removePair(button) {
+    const place = button.closest("[data-map]");
+    button.closest("[data-pair]").remove();
+    place.parentElement.querySelector("[data-add-pair]").focus();
+    this.readMap(place);
+  }
+
+  // --- problems at their fields -------------------------------------------------------------------------
+
+  /** The control at a path, or at the nearest place around it. */
+  controlAt(path) {
+    const parts = path.split(/(?=[.[])/);
+    for (let length = parts.length; length > 0; length -= 1) {
+      const wanted = parts.slice(0, length).join("");
+      for (const control of this.root.querySelectorAll("[data-path]")) if (this.pathOf(control) === wanted) return control;
+      for (const place of this.root.querySelectorAll("[data-map]")) {
+        const base = this.pathOf(place, place.dataset.map);
+        if (wanted === base || wanted.startsWith(`${base}.`)) {
+          const key = wanted.slice(base.length + 1);
+          const row = [...place.children].find((one) => one.querySelector("[data-key]").value === key);
+          return row?.querySelector("[data-value]") ?? place.parentElement.querySelector("[data-add-pair]");
+        }
+      }
+      for (const place of this.root.querySelectorAll("[data-rows]")) {
+        if (this.pathOf(place, place.dataset.rows) === wanted) return place.parentElement.querySelector("[data-add-row]");
+      }
+      if (wanted.startsWith("secrets.")) return this.root.querySelector(`[data-secret="${CSS.escape(wanted.slice(8))}"]`);
+      if (wanted === "code") return this.root.querySelector("[data-upload]");
+      const role = [...this.root.querySelectorAll("[data-role]")].find((section) => section.dataset.prefix === wanted);
+      if (role) return role.querySelector("[data-path=cpuNumber]");
+    }
+    return path.startsWith("framework") ? this.root.querySelector("[data-preset]") : null;
+  }
+
+  showProblems() {
+    for (const words of this.root.querySelectorAll("[data-problem-words]")) words.remove();
+    for (const control of this.root.querySelectorAll("[aria-invalid]")) {
+      control.removeAttribute("aria-invalid");
+      control.classList.remove("is-invalid");
+      const own = (control.getAttribute("aria-describedby") ?? "").split(" ").filter((id) => id && !id.startsWith("problem-"));
+      if (own.length) control.setAttribute("aria-describedby", own.join(" "));
+      else control.removeAttribute("aria-describedby");
+    }
+    this.problems.forEach((problem, index) => {
+      const control = this.controlAt(problem.path ?? "");
+      if (!control || control.matches("button") || !(this.showAll || this.touched.has(control))) return;
+      const words = document.createElement("div");
+      words.className = "invalid-feedback d-block";
+      words.id = `problem-${index}`;
+      words.dataset.problemWords = "";
+      words.textContent = problem.message;
+      control.classList.add("is-invalid");
+      control.setAttribute("aria-invalid", "true");
+      control.setAttribute("aria-describedby", [control.getAttribute("aria-describedby"), words.id].filter(Boolean).join(" "));
+      (control.closest(".submit-row, .form-check") ?? control).after(words);
+    });
+  }
+
+  /** Brings the field of a problem into view and focus. */
+  goTo(path) {
+    const control = this.controlAt(path);
+    if (!control) return false;
+    this.touched.add(control);
+    this.showProblems();
+    control.focus();
+    control.scrollIntoView({ block: "center" });
+    return true;
+  }
+}

@@ -1,0 +1,90 @@
+// The template editor: Ace over the text field, parameters as rows, checked while one types.
+
+import { openEditor } from "./job-editor.js";
+
+const gettext = window.gettext;
+const interpolate = window.interpolate;
+const CHECK_AFTER_MS = 500;
+const page = JSON.parse(document.getElementById("template-page").textContent);
+const form = document.getElementById("template-form");
+const text = document.getElementById("t-file");
+const words = document.querySelector("[data-check-words]");
+const rows = document.querySelector("[data-parameters]");
+const readOnly = text.readOnly;
+let editor = null;
+let timer = null;
+let serial = 0;
+
+const place = document.createElement("div");
+place.className = "submit-editor";
+text.before(place);
+openEditor(place, {
+  ace: page.ace, schema: page.schema, text: text.value, readOnly,
+  format: text.value.trimStart().startsWith("{") ? "json" : "yaml",
+  onChange(value) { text.value = value; changed(); },
+}).then((made) => {
+  editor = made;
+  text.hidden = true;
+  editor.setProblems(page.problems);
+}, () => place.remove());
+
+let dirty = false;
+function changed() {
+  dirty = true;
+  clearTimeout(timer);
+  timer = setTimeout(check, CHECK_AFTER_MS);
+}
+
+async function check() {
+  try {
+    const answer = await fetch(page.check, { method: "POST", body: new FormData(form) });
+    if (!answer.ok) { words.textContent = (await answer.json().catch(() => ({}))).detail ?? ""; return; }
+    const { problems } = await answer.json();
+    editor?.setProblems(problems);
+    words.textContent = problems.length
+      ? `${problems[0].path ? `${problems[0].path}: ` : ""}${problems[0].message}`
+      : gettext("The job file is right.");
+  } catch {
+    words.textContent = gettext("Sluice does not answer. Try again in a moment.");
+  }
+}
+
+function showChoices(row) {
+  row.querySelector("[data-choices]").hidden = row.querySelector("[name=parameter_kind]").value !== "choice";
+}
+rows.querySelectorAll("[data-parameter]").forEach(showChoices);
+
+form.addEventListener("input", (event) => {
+  const row = event.target.closest("[data-parameter]");
+  if (row) { showChoices(row); changed(); }
+  dirty = true;
+});
+
+form.addEventListener("click", (event) => {
+  const button = event.target.closest("button");
+  const row = button?.closest("[data-parameter]");
+  if (button?.matches("[data-add-parameter]")) addRow();
+  else if (button?.matches("[data-remove-parameter]")) { row.remove(); changed(); document.querySelector("[data-add-parameter]").focus(); }
+  else if (button?.matches("[data-insert-parameter]")) insert(row);
+});
+
+function addRow() {
+  const fresh = document.getElementById("parameter-new").content.cloneNode(true);
+  serial += 1;
+  for (const attribute of ["id", "for"]) for (const element of fresh.querySelectorAll(`[${attribute}]`)) element.setAttribute(attribute, `${element.getAttribute(attribute)}-${serial}`);
+  rows.append(fresh);
+  const row = rows.lastElementChild;
+  showChoices(row);
+  row.querySelector("[name=parameter_name]").focus();
+}
+
+function insert(row) {
+  const name = row.querySelector("[name=parameter_name]").value.trim();
+  if (!name) { row.querySelector("[name=parameter_name]").focus(); return; }
+  editor?.insert(`<% $parameters.${name} %>`);
+}
+
+form.addEventListener("submit", () => { dirty = false; });
+window.addEventListener("beforeunload", (event) => { if (dirty && !readOnly) event.preventDefault(); });
+document.querySelector("[data-problem-box]")?.focus();
+if (readOnly) words.textContent = interpolate(gettext("read-only"), {}, true);
