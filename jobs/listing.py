@@ -8,18 +8,35 @@ their namespaces. The API and the pages share this.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import reduce
 from operator import or_
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from django.db.models import F, OuterRef, Q, QuerySet, Subquery
+from django.contrib.auth import get_user_model
+from django.db.models import F, Q, QuerySet, TextField
 from django.db.models.fields.json import KeyTextTransform
+from django.db.models.functions import Cast
 
 from clusters.access import Role, roles_of
+from clusters.models import Namespace
 from jobs.models import Attempt, Job
+from jobs.rows import (
+    NAMESPACE_ID,
+    OWNER_ID,
+    Row,
+    execute,
+    id_param,
+    moment_param,
+    placeholders,
+    read_id,
+    read_moment,
+    row_of,
+    rows_of,
+    table,
+)
 
 if TYPE_CHECKING:
     from django.contrib.auth.models import AnonymousUser
@@ -46,46 +63,6 @@ SORTS: Mapping[str, str] = {
 }
 _NULLABLE = frozenset({"submitted_at", "started_at", "ended_at"})
 
-COLUMNS = (
-    "id",
-    "name",
-    "owner_id",
-    "owner__username",
-    "namespace_id",
-    "namespace__name",
-    "namespace__active",
-    "cluster__name",
-    "cluster__enabled",
-    "cluster__status__last_ok_at",
-    "state",
-    "wanted",
-    "reason_code",
-    "reason_params",
-    "reason_text",
-    "exit_code",
-    "description",
-    "labels",
-    "created_at",
-    "submitted_at",
-    "started_at",
-    "ended_at",
-    "expected_start",
-    "time_limit_s",
-    "wanted_time_limit_s",
-    "attempt_number",
-    "slurm_job_id",
-    "cpus",
-    "mem_mib",
-    "gpus",
-    "gpu_type",
-    "node_count",
-    "task_count",
-    "is_distributed",
-    "has_secrets",
-    "cloned_from",
-)
-_OWNER_ID, _NAMESPACE_ID = COLUMNS.index("owner_id"), COLUMNS.index("namespace_id")
-
 
 @dataclass(frozen=True, slots=True)
 class JobFilter:
@@ -106,6 +83,11 @@ class JobFilter:
     sort: str = "-created"
 
     @property
+    def is_simple(self) -> bool:
+        """Nothing but comparisons of columns."""
+        return not (self.q or self.ids or self.slurm_id or self.labels)
+
+    @property
     def column(self) -> str:
         return SORTS[self.sort.removeprefix("-")]
 
@@ -119,7 +101,7 @@ Key: TypeAlias = tuple[Any, uuid.UUID]
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    rows: list[tuple[Any, ...]]
+    rows: list[Row]
     next_key: Key | None
     roles: Mapping[int, Role]
 
@@ -127,45 +109,42 @@ class Page:
 def page_of_jobs(
     user: Person, wanted: JobFilter, *, after: Key | None = None, limit: int = DEFAULT_LIMIT
 ) -> Page:
-    """One page in two queries: the person's roles, and the rows."""
+    """One page in three queries: the person's roles, the keys of the page, their rows."""
     roles = _roles(user)
-    jobs = _matching(user, roles, wanted, after, limit + 1)
-    rows = list(_ordered(with_columns(jobs), wanted)[: limit + 1])
+    branches = _branches(user, roles, wanted)
+    if wanted.is_simple and len(branches) * max(1, len(wanted.states)) <= MAX_BRANCHES:
+        keys = _keys_by_index(branches, wanted, after, limit + 1)
+    else:
+        keys = _keys_by_orm(branches, wanted, after, limit + 1)
     next_key = None
-    if len(rows) > limit:
-        rows.pop()
-        next_key = (rows[-1][-1], rows[-1][0])
-    return Page([row[:-1] for row in rows], next_key, roles)
+    if len(keys) > limit:
+        keys = keys[:limit]
+        next_key = _typed_key(keys[-1], wanted)
+    return Page(rows_of([key[0] for key in keys]), next_key, roles)
 
 
 def count_jobs(user: Person, wanted: JobFilter) -> int:
     roles = _roles(user)
     jobs = _filtered(Job.objects.not_deleted(), wanted)
-    return jobs.filter(reduce(or_, _branches(user, roles, wanted), Q(pk__in=[]))).count()
+    return jobs.filter(_any_of(_branches(user, roles, wanted))).count()
 
 
-def one_job(user: Person, job_id: uuid.UUID) -> tuple[tuple[Any, ...], Role | None] | None:
+def one_job(user: Person, job_id: uuid.UUID) -> tuple[Row, Role | None] | None:
     """COLUMNS of one job and the person's role in its namespace; None if they may not see it."""
-    found = one_job_with(user, job_id)
+    found = one_job_with_more(user, job_id, with_more=False)
     return found and found[:2]
 
 
-def one_job_with(
-    user: Person, job_id: uuid.UUID, *more: str
-) -> tuple[tuple[Any, ...], Role | None, tuple[Any, ...]] | None:
-    """`one_job` and `more` columns, in the same query."""
-    jobs = with_columns(Job.objects.not_deleted().filter(pk=job_id))
-    found = next(iter(jobs.values_list(*COLUMNS, *more)), None)
+def one_job_with_more(
+    user: Person, job_id: uuid.UUID, *, with_more: bool = True
+) -> tuple[Row, Role | None, Row] | None:
+    """`one_job`, and the columns MORE in the same query."""
+    found = row_of(job_id, with_more=with_more)
     if found is None or not user.is_authenticated or not user.is_active:
         return None
-    row, rest = found[: len(COLUMNS)], found[len(COLUMNS) :]
-    role = Role.ADMIN if user.is_superuser else roles_of(user).get(row[_NAMESPACE_ID])
-    return (row, role, rest) if role is not None or row[_OWNER_ID] == user.pk else None
-
-
-def with_columns(jobs: QuerySet[Job]) -> QuerySet[Job]:
-    current = Attempt.objects.filter(job=OuterRef("pk"), number=OuterRef("attempt_number"))
-    return jobs.annotate(slurm_job_id=Subquery(current.values("slurm_job_id")[:1]))
+    row, more = found
+    role = Role.ADMIN if user.is_superuser else roles_of(user).get(row[NAMESPACE_ID])
+    return (row, role, more) if role is not None or row[OWNER_ID] == user.pk else None
 
 
 def _roles(user: Person) -> Mapping[int, Role]:
@@ -175,38 +154,123 @@ def _roles(user: Person) -> Mapping[int, Role]:
     return roles_of(user)
 
 
-def _branches(user: Person, roles: Mapping[int, Role], wanted: JobFilter) -> list[Q]:
+Branch: TypeAlias = tuple[str, int] | None  # a column and its value; None: everything
+
+
+def _branches(user: Person, roles: Mapping[int, Role], wanted: JobFilter) -> list[Branch]:
     """`jobs.access.visible_to` as alternatives, each with an index of its own."""
     if not user.is_authenticated or not user.is_active:
         return []
     if wanted.mine:
-        return [Q(owner_id=user.pk)]
+        return [("owner_id", user.pk)]
     if user.is_superuser:
-        return [Q()]
-    return [Q(owner_id=user.pk), *(Q(namespace_id=pk) for pk in roles)]
+        return [None]
+    return [("owner_id", user.pk), *(("namespace_id", pk) for pk in roles)]
 
 
-def _matching(
-    user: Person, roles: Mapping[int, Role], wanted: JobFilter, after: Key | None, limit: int
-) -> QuerySet[Job]:
-    branches = _branches(user, roles, wanted)
+def _any_of(branches: Sequence[Branch]) -> Q:
+    if None in branches:
+        return Q()
+    return reduce(or_, (Q(**dict([branch])) for branch in branches if branch), Q(pk__in=[]))
+
+
+# Keys by SQL of our own: each branch (and state) walks its index and stops; together they are few.
+
+
+def _keys_by_index(
+    branches: Sequence[Branch], wanted: JobFilter, after: Key | None, limit: int
+) -> list[tuple[Any, Any]]:
     if not branches:
-        return Job.objects.none()
-    states = [Q(state=state) for state in wanted.states] or [Q()]
-    jobs = _filtered(Job.objects.not_deleted(), wanted)
+        return []
+    column, turn = wanted.column, "DESC" if wanted.descending else "ASC"
+    null_order = " NULLS LAST" if column in _NULLABLE else ""
+    order = f"ORDER BY {column} {turn}{null_order}, id {turn} LIMIT {limit}"
+    conditions, params = _conditions(wanted, after)
+    selects, values = [], []
+    for branch in branches:
+        for state in wanted.states or (None,):
+            more, own = list(conditions), list(params)
+            if branch is not None:
+                more.append(f"{branch[0]} = %s")
+                own.append(branch[1])
+            if state is not None:
+                more.append("state = %s")
+                own.append(state)
+            where = " AND ".join(more)
+            selects.append(f"SELECT id, {column} FROM {table(Job)} WHERE {where} {order}")
+            values += own
+    if len(selects) == 1:
+        return execute(selects[0], values)
+    # UNION drops the doubles: one's own job in one's own namespace.
+    union = " UNION ".join(f"SELECT * FROM ({select}) b{n}" for n, select in enumerate(selects))
+    return execute(f"SELECT id, {column} FROM ({union}) k {order}", values)
+
+
+def _conditions(wanted: JobFilter, after: Key | None) -> tuple[list[str], list[Any]]:
+    conditions, params = ["deleted_at IS NULL"], list[Any]()
+
+    def add(sql: str, *values: Any) -> None:
+        conditions.append(sql)
+        params.extend(values)
+
+    for column, names, other, field_name in (
+        ("namespace_id", wanted.namespaces, Namespace, "name"),
+        ("owner_id", wanted.owners, get_user_model(), "username"),
+    ):
+        if names:
+            places = placeholders(names)
+            add(
+                f"{column} IN (SELECT id FROM {table(other)} WHERE {field_name} IN ({places}))",
+                *names,
+            )
+    if wanted.name:
+        add("name = %s", wanted.name)
+    if wanted.gpu_type:
+        add("gpu_type = %s", wanted.gpu_type)
+    if wanted.distributed is not None:
+        add("is_distributed = %s", wanted.distributed)
+    for column, (since, until) in wanted.ranges.items():
+        if since is not None:
+            add(f"{column} >= %s", moment_param(since))
+        if until is not None:
+            add(f"{column} < %s", moment_param(until))
+    if after is not None:
+        _add_beyond(add, wanted, after)
+    return conditions, params
+
+
+def _add_beyond(add: Callable[..., None], wanted: JobFilter, after: Key) -> None:
+    """Only what comes after the key. The bound on the column alone lets an index begin there."""
+    value, last = after[0], id_param(after[1])
+    column, past = wanted.column, "<" if wanted.descending else ">"
+    if value is None:
+        add(f"{column} IS NULL AND id {past} %s", last)
+        return
+    value = moment_param(value) if isinstance(value, datetime) else value
+    beyond = f"{column} {past}= %s AND ({column} {past} %s OR id {past} %s)"
+    if column in _NULLABLE:
+        beyond = f"(({beyond}) OR {column} IS NULL)"
+    add(beyond, value, value, last)
+
+
+def _typed_key(key: tuple[Any, Any], wanted: JobFilter) -> Key:
+    last, value = key
+    if wanted.column.endswith("_at"):
+        value = read_moment(value)
+    return value, uuid.UUID(read_id(last))
+
+
+# Keys by the ORM, for what needs more than a comparison: searches, labels, Slurm's ids.
+
+
+def _keys_by_orm(
+    branches: Sequence[Branch], wanted: JobFilter, after: Key | None, limit: int
+) -> list[tuple[Any, Any]]:
+    jobs = _filtered(Job.objects.not_deleted().filter(_any_of(branches)), wanted)
     if after is not None:
         jobs = jobs.filter(_beyond(wanted, after))
-    if len(branches) * len(states) == 1:
-        return jobs.filter(branches[0], states[0])
-    if len(branches) * len(states) > MAX_BRANCHES:
-        return jobs.filter(reduce(or_, branches), reduce(or_, states))
-    # Each branch gives its own first rows by its own index; together they are few to sort.
-    firsts = [
-        Q(pk__in=_order(jobs.filter(branch, state), wanted).values("pk")[:limit])
-        for branch in branches
-        for state in states
-    ]
-    return Job.objects.filter(reduce(or_, firsts))
+    found = _order(jobs, wanted).values_list("pk", wanted.column)[:limit]
+    return [(id_param(pk), value) for pk, value in found]
 
 
 def _filtered(jobs: QuerySet[Job], wanted: JobFilter) -> QuerySet[Job]:
@@ -237,7 +301,7 @@ def _filtered(jobs: QuerySet[Job], wanted: JobFilter) -> QuerySet[Job]:
     jobs = jobs.filter(conditions)
     for number, (key, value) in enumerate(wanted.labels):
         alias = f"_label{number}"
-        jobs = jobs.alias(**{alias: KeyTextTransform(key, "labels")})
+        jobs = jobs.alias(**{alias: Cast(KeyTextTransform(key, "labels"), TextField())})
         jobs = jobs.filter(**({alias: value} if value is not None else {f"{alias}__isnull": False}))
     return jobs
 
@@ -251,7 +315,9 @@ def _by_slurm_id(slurm_id: str) -> QuerySet[Attempt, Any]:
 def _word(word: str) -> Q:
     """One word of a search: a part of the name, the description or the owner, or an id."""
     found = Q(name__icontains=word) | Q(description__icontains=word)
-    found |= Q(owner__username__icontains=word)
+    # A subquery, asked once; a join would be asked for every row.
+    people = get_user_model()._default_manager.filter(username__icontains=word)
+    found |= Q(owner__in=people.values("pk"))
     compact = word.replace("-", "").lower()
     if 6 <= len(compact) <= 32 and all(c in "0123456789abcdef" for c in compact):
         low, high = compact.ljust(32, "0"), compact.ljust(32, "f")
@@ -271,10 +337,6 @@ def _order(jobs: QuerySet[Job], wanted: JobFilter) -> QuerySet[Job]:
     return jobs.order_by(ordered, f"{sign}id")
 
 
-def _ordered(jobs: QuerySet[Job], wanted: JobFilter) -> QuerySet[Job, tuple[Any, ...]]:
-    return _order(jobs, wanted).values_list(*COLUMNS, F(wanted.column))
-
-
 def _beyond(wanted: JobFilter, key: Key) -> Q:
     value, last_id = key
     column, descending = wanted.column, wanted.descending
@@ -287,9 +349,3 @@ def _beyond(wanted: JobFilter, key: Key) -> Q:
     bound = Q(**{f"{column}__{'lte' if descending else 'gte'}": value})
     beyond = bound & (past | same)
     return beyond | Q(**{f"{column}__isnull": True}) if column in _NULLABLE else beyond
-
-
-def as_mappings(rows: Sequence[tuple[Any, ...]]) -> Iterator[dict[str, Any]]:
-    """For those who like names better than positions."""
-    for row in rows:
-        yield dict(zip(COLUMNS, row, strict=True))

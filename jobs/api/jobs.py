@@ -29,9 +29,10 @@ from jobs.errors import InvalidValue
 from jobs.files import attempt_of
 from jobs.idempotency import once
 from jobs.importers import load_document
-from jobs.listing import count_jobs, one_job_with, page_of_jobs
+from jobs.listing import count_jobs, one_job_with_more, page_of_jobs
 from jobs.models import Attempt, Job, JobEvent, Task
 from jobs.plan import Plan, describe
+from jobs.rows import read_json
 from jobs.spec import dump
 from jobs.submission import Preview, preview, submit
 
@@ -58,10 +59,11 @@ def find_job(request: Request, id: uuid.UUID) -> Job:
 
 def job_detail(request: Request, id: uuid.UUID) -> dict[str, Any]:
     user = person(request)
-    found = one_job_with(user, id, "warnings", "plan")
+    found = one_job_with_more(user, id)
     if found is None:
         raise NotFound(_("There is no such job, or you may not see it."))
-    row, role, (warnings, plan) = found
+    row, role, more = found
+    warnings, plan = map(read_json, more)
     return {
         **shapes.job(row, user, role, timezone.now()),
         "warnings": warnings,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -15,9 +15,10 @@ from django.utils.translation import get_language
 
 from clusters.access import Role
 from jobs.access import Verb, allowed_verbs
-from jobs.listing import COLUMNS
 from jobs.models import Attempt, Task
 from jobs.reasons import sentence_for
+from jobs.rows import COLUMNS, Row, read_id, read_json, read_moment
+from jobs.rows import iso as iso
 from jobs.states import END_STATES, JobState, Wanted
 
 if TYPE_CHECKING:
@@ -27,26 +28,18 @@ ENDED = frozenset(state.value for state in END_STATES)
 API = "/api/v1"
 
 
-def iso(value: datetime | None) -> str | None:
-    """ISO 8601 in UTC with a Z."""
-    if value is None:
-        return None
-    if value.tzinfo is not UTC:
-        value = value.astimezone(UTC)
-    return value.isoformat()[:-6] + "Z"
-
-
 @lru_cache(maxsize=4096)
 def _sentence(language: str | None, code: str, params: str, text: str) -> str:
     return sentence_for(code, json.loads(params), text)
 
 
-def reason(code: str, params: Mapping[str, Any], text: str) -> dict[str, Any]:
-    """In the language of the request."""
+def reason(code: str, params: Mapping[str, Any] | str, text: str) -> dict[str, Any]:
+    """In the language of the request. `params` as a mapping or as JSON."""
     if not code:
         return {"code": "", "text": "", "params": {}, "slurm_text": text}
-    words = _sentence(get_language(), code, json.dumps(params, sort_keys=True), text)
-    return {"code": code, "text": words, "params": params, "slurm_text": text}
+    source = params if isinstance(params, str) else json.dumps(params, sort_keys=True)
+    words = _sentence(get_language(), code, source, text)
+    return {"code": code, "text": words, "params": json.loads(source), "slurm_text": text}
 
 
 def possible(verbs: frozenset[Verb], state: str, wanted: str, has_secrets: bool) -> dict[str, bool]:
@@ -63,7 +56,7 @@ def possible(verbs: frozenset[Verb], state: str, wanted: str, has_secrets: bool)
     }
 
 
-def job(row: tuple[Any, ...], user: User, role: Role | None, now: datetime) -> dict[str, Any]:
+def job(row: Row, user: User, role: Role | None, now: datetime) -> dict[str, Any]:
     (
         job_id,
         name,
@@ -103,15 +96,15 @@ def job(row: tuple[Any, ...], user: User, role: Role | None, now: datetime) -> d
         cloned_from,
     ) = row
     verbs = allowed_verbs(
-        user, role, owner_id=owner_id, takes_jobs=namespace_active and cluster_enabled
+        user, role, owner_id=owner_id, takes_jobs=bool(namespace_active and cluster_enabled)
     )
     duration_s = None
-    if started_at is not None:
-        duration_s = max(0, int(((ended_at or now) - started_at).total_seconds()))
+    if (began := read_moment(started_at)) is not None:
+        duration_s = max(0, int(((read_moment(ended_at) or now) - began).total_seconds()))
     time_left_s = None
     if state == JobState.RUNNING and time_limit_s is not None:
         time_left_s = max(0, time_limit_s - (duration_s or 0))
-    text = str(job_id)
+    text = read_id(job_id)
     return {
         "id": text,
         "name": name,
@@ -123,7 +116,7 @@ def job(row: tuple[Any, ...], user: User, role: Role | None, now: datetime) -> d
         "reason": reason(reason_code, reason_params, reason_text),
         "exit_code": exit_code,
         "description": description,
-        "labels": labels,
+        "labels": read_json(labels),
         "created_at": iso(created_at),
         "submitted_at": iso(submitted_at),
         "started_at": iso(started_at),
@@ -139,10 +132,10 @@ def job(row: tuple[Any, ...], user: User, role: Role | None, now: datetime) -> d
         "gpu_type": gpu_type,
         "nodes": nodes,
         "tasks": tasks,
-        "is_distributed": is_distributed,
+        "is_distributed": bool(is_distributed),
         "attempt": attempt,
         "slurm_job_id": slurm_job_id or "",
-        "cloned_from": str(cloned_from) if cloned_from else None,
+        "cloned_from": read_id(cloned_from) if cloned_from else None,
         # An ended job is what it is; a live one is as old as the cluster's last answer.
         "seen_at": iso(ended_at if state in ENDED else seen_at),
         "can": possible(verbs, state, wanted, has_secrets),
