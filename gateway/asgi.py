@@ -5,16 +5,17 @@ from __future__ import annotations
 import os
 
 from channels.routing import ProtocolTypeRouter, URLRouter
-from django.core.asgi import get_asgi_application
+from django import setup
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "gateway.settings")
 
-http = get_asgi_application()
+setup(set_prefix=False)
 
 # Only after Django is set up: these import models.
+from gateway.threads import ThreadedHandler  # noqa: E402
 from jobs.routing import websocket_urlpatterns  # noqa: E402
 from jobs.sockets import SocketGuard  # noqa: E402
 
 application = ProtocolTypeRouter(
-    {"http": http, "websocket": SocketGuard(URLRouter(websocket_urlpatterns))}
+    {"http": ThreadedHandler(), "websocket": SocketGuard(URLRouter(websocket_urlpatterns))}
 )

@@ -273,6 +273,12 @@ SPECTACULAR_SETTINGS = {
     "AUTHENTICATION_WHITELIST": [],
 }
 
+# --- web process ----------------------------------------------------------------------------
+
+# Requests worked on at once, each thread with a database connection of its own. More than a few only
+# helps where requests wait for a cluster (files, logs).
+WEB_THREADS = env_int("SLUICE_WEB_THREADS", 12)
+
 # --- clusters and engine --------------------------------------------------------------------
 
 # Sluice's own SSH certificate authority: created on first use, mode 0600.

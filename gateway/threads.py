@@ -1,0 +1,87 @@
+"""Django's requests in a fixed pool of threads, each with a database connection that lasts.
+
+Under ASGI Django 5.2 makes a thread for every request, and with it a new database connection, and hops
+between thread and loop at each middleware: most of a small request's time. All our views and middlewares
+are synchronous, so here a request goes to a thread once and comes back as an answer. Streamed answers are
+sent from the loop and end when their reader leaves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from django.conf import settings
+from django.core import signals
+from django.core.exceptions import RequestAborted
+from django.core.handlers.asgi import ASGIHandler, get_script_prefix
+from django.http.response import HttpResponseBase
+from django.urls import set_script_prefix
+
+T = TypeVar("T")
+Receive = Callable[[], Awaitable[Mapping[str, Any]]]
+Send = Callable[[Mapping[str, Any]], Awaitable[None]]
+
+
+class ThreadedHandler(ASGIHandler):
+    """The ASGI application for HTTP."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._threads = ThreadPoolExecutor(
+            max_workers=settings.WEB_THREADS, thread_name_prefix="request"
+        )
+
+    def load_middleware(self, is_async: bool = False) -> None:
+        super().load_middleware(is_async=False)
+
+    async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
+        try:
+            body = await self.read_body(receive)
+        except RequestAborted:
+            return
+        try:
+            response = await self._in_thread(lambda: self._respond(scope, body))
+            if not response.streaming:
+                await self.send_response(response, send)
+                return
+            try:
+                await self._send_while_read(response, receive, send)
+            finally:
+                await self._in_thread(response.close)
+        finally:
+            body.close()
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        context = contextvars.copy_context()
+        return await asyncio.get_running_loop().run_in_executor(self._threads, context.run, work)
+
+    def _respond(self, scope: dict[str, Any], body: Any) -> Any:
+        set_script_prefix(get_script_prefix(scope))
+        signals.request_started.send(sender=type(self), scope=scope)
+        request, error = self.create_request(scope, body)
+        response: Any = self.get_response(request) if request is not None else error
+        response._handler_class = type(self)
+        if not response.streaming:
+            # Tells `request_finished` in this thread, whose connection it is about.
+            response.close()
+        return response
+
+    async def _send_while_read(
+        self, response: HttpResponseBase, receive: Receive, send: Send
+    ) -> None:
+        sending = asyncio.ensure_future(self.send_response(response, send))
+        leaving = asyncio.ensure_future(self.listen_for_disconnect(receive))
+        try:
+            await asyncio.wait([sending, leaving], return_when=asyncio.FIRST_COMPLETED)
+            if sending.done():
+                sending.result()
+        finally:
+            for task in (sending, leaving):
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError, RequestAborted):
+                    await task
