@@ -1,0 +1,292 @@
+"""The REST API with 1,000 and with 100,000 jobs: how long a list takes, how many requests a process serves.
+
+The servers are `manage.py serve` on SQLite, web only; no cluster is needed. The yardstick of the large
+database is the small one in the same run; of the rates, an address that does nothing.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks import Row, p95
+
+PROJECT = Path(__file__).resolve().parents[2]
+SMALL, LARGE = 1_000, 100_000
+CLIENTS = 20
+LIST = "/api/v1/jobs"
+
+
+# In a process of its own: fills a database.
+
+
+def seed(count: int) -> None:
+    import django
+
+    django.setup()
+    from django.core.management import call_command
+    from django.utils import timezone
+
+    call_command("migrate", verbosity=0)
+    from datetime import timedelta
+
+    from clusters.models import Cluster, Membership, Namespace
+    from gateway.models import User
+    from gateway.tokens import create_token
+    from jobs.models import Attempt, Job
+
+    cluster = Cluster.objects.create(name="bench", kind=Cluster.Kind.LOCAL)
+    namespaces = [
+        Namespace.objects.create(name=f"ns{n}", cluster=cluster, partitions=["gpu"])
+        for n in range(8)
+    ]
+    people = [User.objects.create_user(f"user{n}") for n in range(50)]
+    for n, user in enumerate(people):
+        for step in range(3):
+            Membership.objects.create(user=user, namespace=namespaces[(n + step) % 8])
+    now = timezone.now()
+    states = ["COMPLETED"] * 14 + ["FAILED"] * 3 + ["STOPPED", "RUNNING", "PENDING"]
+    spec = {"jobName": "x", "image": "busybox", "taskRoles": [{"name": "w", "command": "true"}]}
+    for first in range(0, count, 5_000):
+        jobs = [
+            Job(
+                owner=people[n % 50],
+                namespace=namespaces[(n % 50 + n // 50 % 3) % 8],
+                cluster=cluster,
+                name=f"train-resnet-{n}",
+                description="one of many",
+                labels={"project": f"p{n % 7}"},
+                spec=spec,
+                state=states[n * 7 % 20],
+                reason_code="end.exit" if states[n * 7 % 20] == "FAILED" else "",
+                reason_params={"exit_code": 1},
+                created_at=now - timedelta(seconds=30 * n),
+                started_at=now - timedelta(seconds=30 * n - 5),
+                time_limit_s=3600,
+                attempt_number=1,
+            )
+            for n in range(first, min(count, first + 5_000))
+        ]
+        Job.objects.bulk_create(jobs)
+        Attempt.objects.bulk_create(
+            Attempt(
+                job=job,
+                cluster=cluster,
+                number=1,
+                phase="ended",
+                unix_user="u",
+                work_dir=f"/w/{job.pk}/1",
+                slurm_job_id=str(first + n),
+            )
+            for n, job in enumerate(jobs)
+        )
+    expires = now + timedelta(days=1)
+    tokens = [create_token(user=u, name="b", scope="read", expires_at=expires)[1] for u in people]
+    mine = Job.objects.filter(owner=people[0]).values_list("pk", flat=True)[:200]
+    print(json.dumps({"tokens": tokens, "ids": [str(pk) for pk in mine]}))
+
+
+def queries(token: str) -> int:
+    import django
+
+    django.setup()
+    from django.db import connection
+    from django.test import Client
+    from django.test.utils import CaptureQueriesContext, setup_test_environment
+
+    setup_test_environment()
+    client = Client(headers={"authorization": f"Bearer {token}"})
+    client.get(LIST)
+    with CaptureQueriesContext(connection) as context:
+        client.get(LIST)
+    return len(context)
+
+
+# Here: a server and its clients.
+
+
+@dataclass
+class Bench:
+    home: Path
+    port: int
+    server: subprocess.Popen[bytes]
+    tokens: list[str]
+    ids: list[str]  # of the first person's jobs
+
+    def connect(self) -> http.client.HTTPConnection:
+        return http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+
+    def get(self, connection: http.client.HTTPConnection, path: str, token: str) -> bytes:
+        connection.request("GET", path, headers={"Authorization": f"Bearer {token}"})
+        answer = connection.getresponse()
+        body = answer.read()
+        if answer.status != 200:
+            raise RuntimeError(f"{path}: {answer.status} {body[:300]!r}")
+        return body
+
+    def stop(self) -> None:
+        self.server.terminate()
+        self.server.wait()
+        shutil.rmtree(self.home)
+
+
+def _environment(home: Path) -> dict[str, str]:
+    return {
+        **os.environ,
+        "SLUICE_HOME": str(home),
+        "SLUICE_DEMO": "1",
+        "SLUICE_LOG_LEVEL": "ERROR",
+        "DATABASE_URL": "",
+        "DJANGO_SETTINGS_MODULE": "gateway.settings",
+        "PYTHONPATH": f"{PROJECT}:{PROJECT / 'scripts'}",
+        "SLUICE_API_READS_PER_MINUTE": "10000000",
+    }
+
+
+def _child(home: Path, *argv: str) -> Any:
+    answer = subprocess.run(
+        [sys.executable, "-m", "benchmarks.api", *argv],
+        env=_environment(home),
+        cwd=PROJECT,
+        stdout=subprocess.PIPE,
+        check=True,
+    )
+    return json.loads(answer.stdout)
+
+
+def start(count: int) -> Bench:
+    home = Path(tempfile.mkdtemp(prefix="sluice-bench-"))
+    facts = _child(home, "seed", str(count))
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    server = subprocess.Popen(
+        [sys.executable, "manage.py", "serve", "--no-engine", "--port", str(port)],
+        env=_environment(home),
+        cwd=PROJECT,
+        stdout=subprocess.DEVNULL,
+    )
+    bench = Bench(home, port, server, **facts)
+    for _ in range(300):
+        try:
+            socket.create_connection(("127.0.0.1", port), timeout=1).close()
+            break
+        except OSError:
+            time.sleep(0.1)
+    return bench
+
+
+def one_client(bench: Bench, path: str, repeat: int, people: int) -> list[float]:
+    """Milliseconds of each request of a client that waits for its answers."""
+    connection = bench.connect()
+    durations = []
+    for n in range(repeat + 10):
+        began = time.perf_counter()
+        bench.get(connection, path, bench.tokens[n % people])
+        durations.append((time.perf_counter() - began) * 1000)
+    return durations[10:]
+
+
+def rate(bench: Bench, paths: list[tuple[str, str]], seconds: float) -> float:
+    """Requests a second of CLIENTS clients, each on a connection of its own."""
+    counts = [0] * CLIENTS
+    end = time.monotonic() + seconds
+
+    def client(number: int) -> None:
+        connection, n = bench.connect(), number
+        while time.monotonic() < end:
+            path, token = paths[n % len(paths)]
+            bench.get(connection, path, token)
+            n += 1
+            counts[number] += 1
+
+    threads = [threading.Thread(target=client, args=(n,)) for n in range(CLIENTS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return sum(counts) / seconds
+
+
+def measure(*, quick: bool = False) -> Iterator[Row]:
+    repeat, seconds = (60, 3.0) if quick else (300, 10.0)
+    large_count = 20_000 if quick else LARGE
+    small, large = start(SMALL), start(large_count)
+    try:
+        for title, query in {
+            "list of jobs": "",
+            "list, one state": "?state=RUNNING",
+            "list, search": "?q=resnet+77",
+            "list, second page": "",
+        }.items():
+            paths = []
+            for bench in (small, large):
+                path = LIST + query
+                if title == "list, second page":
+                    # Each person has cursors of their own: one person only.
+                    body = json.loads(bench.get(bench.connect(), LIST, bench.tokens[0]))
+                    path = f"{LIST}?cursor={body['next']}"
+                paths.append(path)
+            times = [
+                p95(one_client(bench, path, repeat, people=1 if "page" in title else 50))
+                for bench, path in zip((small, large), paths, strict=True)
+            ]
+            yield Row(
+                f"{title}, {large_count:,} jobs, p95",
+                times[1],
+                "ms",
+                yardstick=times[0],
+                yardstick_name=f"{SMALL:,} jobs",
+                target_ratio=1.5 if "search" not in title else None,
+                limit=150,
+            )
+        yield Row(
+            "queries of a list",
+            _child(large.home, "queries", large.tokens[0]),
+            "",
+            yardstick=_child(small.home, "queries", small.tokens[0]),
+            target_ratio=1.0,
+        )
+        nothing = rate(large, [("/healthz", "-")], seconds)
+        lists = [(LIST, token) for token in large.tokens]
+        yield Row(
+            f"lists a second, {CLIENTS} clients",
+            rate(large, lists, seconds),
+            "/s",
+            yardstick=nothing,
+            yardstick_name="/healthz",
+            limit=200,
+            more=True,
+        )
+        details = [(f"{LIST}/{id}", large.tokens[0]) for id in large.ids]
+        yield Row(
+            f"single jobs a second, {CLIENTS} clients",
+            rate(large, details, seconds),
+            "/s",
+            yardstick=nothing,
+            yardstick_name="/healthz",
+            limit=300,
+            more=True,
+        )
+    finally:
+        small.stop()
+        large.stop()
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "seed":
+        seed(int(sys.argv[2]))
+    else:
+        print(queries(sys.argv[2]))
