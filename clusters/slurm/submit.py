@@ -143,8 +143,9 @@ run() {
     code=$?
     return
   fi
-  complaint=$(timeout -k 5 "$limit" "$sbatch" "$@" "$script" 2>&1 1>"$marker.out" 3>&- </dev/null)
-  code=$?
+  timeout -k 5 "$limit" "$sbatch" "$@" "$script" >"$marker.out" 2>"$marker.err" 3>&- </dev/null
+  code=$? complaint=''
+  [ ! -s "$marker.err" ] || complaint=$(cat "$marker.err")
   [ ! -s "$marker.out" ] || show "$marker.out"
   [ "$code" -eq 0 ] || printf '%s\n%s\n' "$code" "$complaint" >"$marker.end"
 }

@@ -53,7 +53,8 @@ from jobs.states import JobState, Reason, Wanted
 
 logger = logging.getLogger(__name__)
 
-JOBS_PER_BATCH = 100
+JOBS_PER_BATCH = 50
+BATCHES_PER_TURN = 5
 TASKS_PER_BATCH = 2000
 PERSONS_AT_ONCE = 4
 PAUSE_AFTER_FAILURE_S = 5.0
@@ -87,6 +88,9 @@ class Submitter:
         self._pool = ThreadPoolExecutor(
             PERSONS_AT_ONCE, thread_name_prefix=f"submit-{cluster.name}"
         )
+        self._senders = ThreadPoolExecutor(
+            PERSONS_AT_ONCE, thread_name_prefix=f"sbatch-{cluster.name}"
+        )
         self._lock = threading.Lock()
         self._serving: dict[int, Future[None]] = {}
         self._paused_until: dict[int, float] = {}
@@ -117,7 +121,7 @@ class Submitter:
         more, pause_s = False, PAUSE_AFTER_FAILURE_S
         try:
             close_old_connections()
-            more, pause_s = Batch(self._cluster, self._lease, self._stats, owner_id).submit()
+            more, pause_s = self._turn(owner_id)
         except LeaseLost:
             self._closed = True
         except DatabaseError:
@@ -137,6 +141,28 @@ class Submitter:
                 if more:
                     self._enqueue(owner_id)  # behind the others
 
+    def _turn(self, owner_id: int) -> tuple[bool, float]:
+        """Some batches of one person: while one is with sbatch, the next is being made ready."""
+        sending: Future[tuple[bool, float]] | None = None
+        in_flight: frozenset[int] = frozenset()
+        more, pause_s = False, 0.0
+        for _ in range(BATCHES_PER_TURN):
+            batch = Batch(self._cluster, self._lease, self._stats, owner_id, in_flight)
+            ready, more, pause_s = batch.prepare()
+            if sending is not None:
+                going_well, pause = sending.result()
+                sending = None
+                if not going_well:
+                    return False, pause  # what was made ready stays as it is, for the next turn
+            if not ready:
+                break
+            in_flight = batch.attempt_ids
+            sending = self._senders.submit(batch.send)
+        if sending is not None:
+            going_well, pause_s = sending.result()
+            more = going_well
+        return more, pause_s
+
     def wait(self, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
@@ -149,6 +175,7 @@ class Submitter:
     def close(self) -> None:
         self._closed = True
         self._pool.shutdown(wait=True, cancel_futures=True)
+        self._senders.shutdown(wait=True)
 
 
 @dataclass(slots=True)
@@ -159,24 +186,43 @@ class Batch:
     lease: Lease
     stats: EngineStats
     owner_id: int
+    in_flight: frozenset[int] = frozenset()  # attempts that another batch is sending right now
     _outgoing: list[Outgoing] = field(default_factory=list)
+    _transport: Transport | None = None
 
-    def submit(self) -> tuple[bool, float]:
-        """(is there more, seconds to pause this person)."""
+    @property
+    def attempt_ids(self) -> frozenset[int]:
+        return frozenset(out.attempt.pk for out in self._outgoing)
+
+    def prepare(self) -> tuple[bool, bool, float]:
+        """Tokens committed and files shipped. (is there something to send, is there more, pause)."""
         attempts, jobs = self._choose()
         if not attempts and not jobs:
-            return False, 0.0
+            return False, False, 0.0
         try:
-            transport, files = self._prepare(attempts, jobs)
+            self._transport, files = self._prepare(attempts, jobs)
             if not self._outgoing:
-                return bool(jobs), 0.0
-            transport.write_files(self._outgoing[0].paths.work_root, files)
+                return False, bool(jobs), 0.0
+            self._transport.write_files(self._outgoing[0].paths.work_root, files)
             for out in self._outgoing:
                 if out.job.code_upload_id is not None:
-                    ship_code(transport, out.job, out.paths)
+                    ship_code(self._transport, out.job, out.paths)
         except ClusterError as error:
-            return self._not_even_begun(error, [*jobs, *(a.job for a in attempts)])
-        return self._run(transport)
+            more, pause_s = self._not_even_begun(error, [*jobs, *(a.job for a in attempts)])
+            return False, more, pause_s
+        return True, True, 0.0
+
+    def send(self) -> tuple[bool, float]:
+        """sbatch for all that was prepared. (is it going well, pause)."""
+        assert self._transport is not None  # noqa: S101 - prepared
+        try:
+            close_old_connections()
+            return self._run(self._transport)
+        except DatabaseError:
+            connections.close_all()
+            raise
+        finally:
+            close_old_connections()
 
     # -- choosing -------------------------------------------------------------------------------------
 
@@ -187,6 +233,7 @@ class Batch:
             Attempt.objects.filter(
                 due, cluster=self.cluster, phase=Attempt.Phase.SUBMITTING, job__owner=self.owner_id
             )
+            .exclude(pk__in=self.in_flight)
             .select_related("job__namespace", "job__owner", "job__code_upload")
             .order_by("id")[:JOBS_PER_BATCH]
         )

@@ -67,9 +67,18 @@ def set_up() -> Cluster:
 
 
 def measure(*, quick: bool) -> Iterator[Row]:
-    from_slurm = set_up()
-    yield from submitting(from_slurm, 100 if quick else 500)
-    yield from looking(from_slurm, [500] if quick else [5000, 10000])
+    cluster = set_up()
+    # Nothing may start: both sides would then measure the jobs themselves on this machine's cores.
+    partition("down")
+    try:
+        yield from submitting(cluster, 100 if quick else 500)
+        yield from looking(cluster, [500] if quick else [5000, 10000])
+    finally:
+        partition("up")
+
+
+def partition(state: str) -> None:
+    subprocess.run(["scontrol", "update", "partitionname=cpu", f"state={state}"], check=True)
 
 
 # -- submitting ---------------------------------------------------------------------------------------
@@ -78,11 +87,14 @@ def measure(*, quick: bool) -> Iterator[Row]:
 def submitting(cluster: Cluster, count: int) -> Iterator[Row]:
     from clusters.connect import commands_of, transport_for
     from clusters.models import Namespace
+    from clusters.transport import FileToWrite
     from gateway.models import User
     from jobs.engine.lease import Lease
+    from jobs.engine.rendering import render_attempt, render_options
     from jobs.engine.stats import EngineStats
     from jobs.engine.submit import Submitter
     from jobs.models import Attempt, EngineLease, Job
+    from jobs.paths import AttemptPaths
     from jobs.services import create_job
     from jobs.spec import JobSpec
 
@@ -99,13 +111,22 @@ def submitting(cluster: Cluster, count: int) -> Iterator[Row]:
         )
         create_job(by=alice, spec=spec, namespace=namespace)
     transport = transport_for(cluster, "sluice-alice")
-    one = Path("batch.sh")
-    script = (
-        "#!/bin/bash\n#SBATCH --hold\n#SBATCH --partition=cpu\n#SBATCH --output=/dev/null\ntrue\n"
-    )
     root = transport.run(["mktemp", "-d"]).text.strip()
-    transport.run(["sh", "-c", 'cat >"$1"', "sh", f"{root}/{one}"], stdin=script.encode())
-    loop = 'for i in $(seq "$1"); do sbatch --parsable --chdir="$2" "$2/batch.sh"; done'
+    # The same scripts as ours, already in their directories: the loop has only sbatch to do.
+    options = render_options(cluster, "sluice-alice")
+    ready = []
+    for n, job in enumerate(Job.objects.select_related("namespace")):
+        paths = AttemptPaths(root, f"j{n}", 1)
+        rendered = render_attempt(job, paths, unix_user="sluice-alice", options=options)
+        ready += [
+            FileToWrite(f"jobs/j{n}/1/batch.sh", rendered.batch_script.encode()),
+            FileToWrite(f"jobs/j{n}/1/logs/.keep", b""),
+        ]
+    transport.write_files(root, ready)
+    loop = (
+        "for i in $(seq 0 $(($1 - 1))); do d=$2/jobs/j$i/1; "
+        'sbatch --parsable --chdir="$d" "$d/batch.sh"; done'
+    )
     conf = f"SLURM_CONF={commands_of(cluster).slurm_conf}"
 
     began = time.perf_counter()
