@@ -121,9 +121,16 @@ class ClusterWorker:
             self._note_status(ok=False, error=error.user_message)
             return
         self._failures = 0
-        self._poll.again_in(self.cluster.poll_interval_s)
+        self._poll.again_in(self._pace_s())
         if looked:
             self._note_status(ok=True)
+
+    def _pace_s(self) -> float:
+        """Twice as often as the setting says while a look costs next to nothing, but never more than once
+        a second: Slurm's rate limit gives one user two requests a second."""
+        usual = float(self.cluster.poll_interval_s)
+        quick = max(1.0, usual / 2)
+        return quick if self.stats.last_read_s < quick / 4 else usual
 
     def _refresh_capacity(self) -> None:
         try:

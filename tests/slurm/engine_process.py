@@ -122,6 +122,10 @@ class World:
             by=by or self.alice, spec=spec, namespace=Namespace.objects.get(name=namespace)
         )
 
+    def without_containers(self) -> None:
+        """For tests about submitting, not about running: hundreds of containers only heat two cores."""
+        type(self.cluster).objects.update(runtime="none")
+
     def slurm(self, *argv: str) -> str:
         """A Slurm command as root of the embedded cluster."""
         done = subprocess.run(

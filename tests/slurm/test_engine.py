@@ -45,11 +45,12 @@ def running(world: World) -> World:
 
 
 def prepare(world: World) -> None:
-    """Capacity is known before any engine process runs."""
+    """Capacity is known before any engine process runs, and jobs run without containers."""
     from clusters.connect import scheduler_for
     from clusters.models import store_capacity
 
     store_capacity(world.cluster, scheduler_for(world.cluster).capacity())
+    world.without_containers()
 
 
 def test_every_end_has_its_state_and_a_sentence(running: World) -> None:
@@ -351,6 +352,7 @@ def test_a_standby_takes_over_within_15_seconds(world: World) -> None:
 def test_an_end_is_told_within_three_seconds(running: World) -> None:
     """From Slurm's end time (whole seconds) to the event row that the hub hands out."""
     world = running
+    world.without_containers()
     jobs = [world.job(f"j{n}", f"sleep {n % 5}") for n in range(15)]
     for job in jobs:
         world.wait_state(job, "COMPLETED", timeout_s=90)
