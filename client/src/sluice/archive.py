@@ -1,0 +1,135 @@
+"""A directory of code as an archive: the same directory always gives the same bytes, so it travels once."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import os
+import stat
+import tarfile
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from sluice.errors import Invalid, TooLarge
+from sluice.messages import t
+
+Progress = Callable[[int, int], None]  # bytes done, bytes in all (0: not known)
+
+MAX_BYTES = 1_000_000_000
+CHUNK = 256 * 1024
+# Never wanted on the cluster, and often larger than the code itself.
+LEFT_OUT = frozenset(
+    (".git", ".hg", ".svn", "__pycache__", ".venv", "venv", "node_modules", ".ipynb_checkpoints")
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Archive:
+    path: Path
+    name: str
+    size: int
+    sha256: str
+
+    def chunks(self, progress: Progress | None = None) -> Iterator[bytes]:
+        done = 0
+        with self.path.open("rb") as file:
+            while chunk := file.read(CHUNK):
+                yield chunk
+                done += len(chunk)
+                if progress:
+                    progress(done, self.size)
+
+
+@contextmanager
+def archive_of(code: str | os.PathLike[str], *, max_bytes: int = MAX_BYTES) -> Iterator[Archive]:
+    """An archive as it is, or a directory packed. Raises Invalid and TooLarge."""
+    path = Path(code).expanduser()
+    if path.is_dir():
+        with tempfile.TemporaryDirectory(prefix="sluice-") as place:
+            packed = Path(place) / "code.tar.gz"
+            pack(path, packed, max_bytes=max_bytes)
+            yield described(packed, f"{path.resolve().name or 'code'}.tar.gz", max_bytes)
+    elif path.is_file():
+        yield described(path, path.name, max_bytes)
+    else:
+        raise Invalid(t("There is no file or directory {path}.", path=str(path)), code="no_code")
+
+
+def described(path: Path, name: str, max_bytes: int) -> Archive:
+    size = path.stat().st_size
+    if size > max_bytes:
+        raise too_large(path, max_bytes)
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(CHUNK):
+            digest.update(chunk)
+    return Archive(path, name, size, digest.hexdigest())
+
+
+def too_large(path: Path, max_bytes: int) -> TooLarge:
+    return TooLarge(
+        t(
+            "The code in {path} is larger than {limit} MB. Leave data and results out of it; put "
+            "them on the cluster.",
+            path=str(path),
+            limit=max_bytes // 1_000_000,
+        ),
+        code="too_large",
+    )
+
+
+def pack(directory: Path, target: Path, *, max_bytes: int = MAX_BYTES) -> None:
+    """Sorted, without owners and without the gzip's own time: the same tree gives the same archive."""
+    root, count = directory.resolve(), 0
+    with (
+        target.open("wb") as raw,
+        gzip.GzipFile(filename="", fileobj=raw, mode="wb", mtime=0, compresslevel=6) as packed,
+        tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as tar,
+    ):
+        for path in walk(root):
+            info = tar.gettarinfo(path, arcname=path.relative_to(root).as_posix())
+            info.uid = info.gid = 0
+            info.uname = info.gname = ""
+            info.mtime = int(info.mtime)
+            info.mode = 0o755 if info.mode & 0o100 else 0o644
+            if info.islnk():
+                # The second name of a file: packed again, since the first may have been left out.
+                info.type, info.linkname = tarfile.REGTYPE, ""
+                info.size = path.stat().st_size
+            if info.isreg():
+                with path.open("rb") as file:
+                    tar.addfile(info, file)
+            else:
+                tar.addfile(info)
+            count += 1
+            if raw.tell() > max_bytes:
+                raise too_large(directory, max_bytes)
+    if not count:
+        raise Invalid(t("The directory {path} is empty.", path=str(directory)), code="no_code")
+
+
+def walk(root: Path) -> Iterator[Path]:
+    """Files and directories in a fixed order; links are followed where they stay inside."""
+    for folder, folders, files in os.walk(root):
+        folders[:] = sorted(name for name in folders if name not in LEFT_OUT)
+        for name in [*folders, *sorted(files)]:
+            path = Path(folder, name)
+            if name.endswith(".pyc"):
+                continue
+            kind = path.lstat().st_mode
+            if stat.S_ISLNK(kind):
+                if not path.resolve().is_relative_to(root):
+                    raise Invalid(
+                        t(
+                            "{path} is a link that leads out of the code. Replace it by what it "
+                            "stands for.",
+                            path=str(path),
+                        ),
+                        code="link_out",
+                    )
+                yield path
+            elif stat.S_ISREG(kind) or stat.S_ISDIR(kind):
+                yield path

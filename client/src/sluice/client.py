@@ -1,0 +1,687 @@
+"""`sluice.Client`: everything that the browser can do, as methods. Thin on purpose: HTTP is `sluice.http`'s,
+streams are `sluice.logs`' and `sluice.events`', files are `sluice.archive`'s and `sluice.transfer`'s."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Protocol, Self, runtime_checkable
+
+import httpx
+
+from sluice.archive import MAX_BYTES, Progress, archive_of
+from sluice.config import connection
+from sluice.errors import Invalid, NotFound, SluiceError
+from sluice.events import Watch
+from sluice.http import Door
+from sluice.logs import LogStream, Notice
+from sluice.messages import t
+from sluice.transfer import Download, safe_name, stream_to
+from sluice.values import File, Job, Json, Plan, Task, Template, Token
+
+
+@runtime_checkable
+class HasSpec(Protocol):
+    """Anything that can write itself as a job file, such as the classes of `sluice.frameworks`."""
+
+    def spec(self) -> dict[str, Any]: ...
+
+
+@runtime_checkable
+class HasId(Protocol):
+    @property
+    def id(self) -> str: ...
+
+
+JobFile = Mapping[str, Any] | str | os.PathLike[str] | HasSpec
+JobLike = str | HasId
+Code = str | os.PathLike[str]
+
+
+def job_id_of(job: JobLike) -> str:
+    text = job if isinstance(job, str) else job.id
+    try:
+        return str(uuid.UUID(text))
+    except ValueError:
+        raise Invalid(
+            t("{id} is no job's id; “sluice list” shows the ids.", id=repr(text)), code="bad_id"
+        ) from None
+
+
+def document_of(job: JobFile) -> Mapping[str, Any] | str:
+    """The job file as an object or as text. A path is read; a text is a job file already."""
+    if isinstance(job, os.PathLike):
+        try:
+            return Path(job).expanduser().read_text(encoding="utf-8-sig")
+        except UnicodeDecodeError:
+            raise Invalid(t("{path} is no text file.", path=str(job)), code="not_text") from None
+        except OSError as error:
+            raise Invalid(
+                t("{path} cannot be read: {problem}.", path=str(job), problem=error.strerror),
+                code="no_file",
+            ) from error
+    if isinstance(job, HasSpec):
+        return job.spec()
+    return job
+
+
+class Client:
+    """One person at one server. Without arguments: as the environment or `sluice login` says."""
+
+    def __init__(
+        self,
+        url: str | None = None,
+        token: str | None = None,
+        *,
+        verify: bool | str = True,
+        transport: httpx.BaseTransport | None = None,
+    ) -> None:
+        if not url or not token:
+            found = connection(url)
+            url, token = url or found.url, token or found.token
+        self.door = Door(url, token, verify=verify, transport=transport)
+        self.templates = Templates(self)
+        self.tokens = Tokens(self.door)
+
+    @property
+    def url(self) -> str:
+        return self.door.url
+
+    def close(self) -> None:
+        self.door.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_details: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Client({self.url!r})"
+
+    # --- submitting -------------------------------------------------------------------------------
+
+    def submit(
+        self,
+        job: JobFile,
+        *,
+        code: Code | None = None,
+        name: str = "",
+        namespace: str = "",
+        secrets: Mapping[str, str] | None = None,
+        key: str = "",
+        progress: Progress | None = None,
+    ) -> Job:
+        """Submit a job file in any format that the server knows, with a directory or archive of code.
+
+        An Idempotency-Key always goes along, so that a repeat after a lost answer makes no second job;
+        give your own `key` to hold that over restarts of your program too.
+        """
+        body = self._envelope(job, code, name, namespace, secrets, progress)
+        headers = {"Idempotency-Key": key or str(uuid.uuid4())}
+        return Job.of(self.door.json("POST", "jobs", json=body, headers=headers))
+
+    def plan(
+        self,
+        job: JobFile,
+        *,
+        code: Code | None = None,
+        name: str = "",
+        namespace: str = "",
+        secrets: Mapping[str, str] | None = None,
+        progress: Progress | None = None,
+    ) -> Plan:
+        """What would become of it: nothing is submitted."""
+        body = self._envelope(job, code, name, namespace, secrets, progress)
+        return Plan.of(self.door.json("POST", "jobs/plan", json=body, repeatable=True))
+
+    def _envelope(
+        self,
+        job: JobFile,
+        code: Code | None,
+        name: str,
+        namespace: str,
+        secrets: Mapping[str, str] | None,
+        progress: Progress | None,
+    ) -> dict[str, Any]:
+        body: dict[str, Any] = {"job": document_of(job)}
+        if code is None:
+            code = getattr(job, "code", None) if isinstance(job, HasSpec) else None
+        if code is not None:
+            body["code"] = self.upload(code, progress=progress)
+        if name:
+            body["name"] = name
+        if namespace:
+            body["namespace"] = namespace
+        if secrets:
+            body["secrets"] = dict(secrets)
+        return body
+
+    def upload(
+        self, code: Code, *, progress: Progress | None = None, max_bytes: int = MAX_BYTES
+    ) -> str:
+        """Send code ahead; its SHA-256 is its name. What the server has already does not travel again."""
+        with archive_of(code, max_bytes=max_bytes) as archive:
+            try:
+                self.door.json("GET", f"uploads/{archive.sha256}")
+                return archive.sha256
+            except NotFound:
+                pass
+            answer = self.door.json(
+                "POST",
+                "uploads",
+                params={"filename": archive.name},
+                content=lambda: archive.chunks(progress),
+                headers={
+                    "Content-Type": "application/octet-stream",
+                    "Content-Length": str(archive.size),
+                },
+                # Its content is its name: sent twice, it is there once.
+                repeatable=True,
+            )
+        return str(answer["sha256"])
+
+    # --- looking ------------------------------------------------------------------------------------
+
+    def list(
+        self,
+        *,
+        state: str | Sequence[str] = (),
+        namespace: str | Sequence[str] = (),
+        owner: str | Sequence[str] = (),
+        mine: bool | None = None,
+        name: str = "",
+        q: str = "",
+        slurm_id: str = "",
+        gpu_type: str = "",
+        distributed: bool | None = None,
+        label: str | Sequence[str] = (),
+        created_after: datetime | None = None,
+        created_before: datetime | None = None,
+        sort: str = "",
+        limit: int | None = None,
+    ) -> Iterator[Job]:
+        """Jobs, newest first unless `sort` says otherwise; pages are fetched as you go on."""
+        params: dict[str, Any] = {
+            "state": state,
+            "namespace": namespace,
+            "owner": owner,
+            "mine": mine or None,
+            "name": name,
+            "q": q,
+            "slurm_id": slurm_id,
+            "gpu_type": gpu_type,
+            "distributed": distributed,
+            "label": label,
+            "created_after": moment_text(created_after),
+            "created_before": moment_text(created_before),
+            "sort": sort,
+        }
+        for raw in pages(self.door, "jobs", params, limit):
+            yield Job.of(raw)
+
+    def show(self, job: JobLike) -> Job:
+        return Job.of(self.door.json("GET", f"jobs/{job_id_of(job)}"))
+
+    def find(self, word: str) -> Job:
+        """A job by its id, the beginning of its id, a Slurm id, or its exact name (the newest so named)."""
+        try:
+            return self.show(str(uuid.UUID(word)))
+        except ValueError:
+            pass
+        tries: list[dict[str, Any]] = [{"name": word}]
+        if word.replace("+", "").replace("_", "").isdigit():
+            tries.insert(0, {"slurm_id": word})
+        if len(word) >= 4 and all(letter in "0123456789abcdef-" for letter in word.lower()):
+            tries.append({"q": word})
+        for params in tries:
+            found = [
+                job
+                for job in self.list(**params, limit=3)
+                if "q" not in params or job.id.startswith(word.lower())
+            ]
+            if len(found) == 1 or (found and "name" in params):
+                return self.show(found[0])
+            if found:
+                raise Invalid(
+                    t("Several jobs begin with {word}; give more of the id.", word=word),
+                    code="ambiguous",
+                )
+        raise NotFound(
+            t("There is no job {word}; “sluice list” shows your jobs.", word=repr(word)),
+            code="not_found",
+            status=404,
+        )
+
+    def spec(self, job: JobLike) -> dict[str, Any]:
+        """The job file as an object."""
+        found: dict[str, Any] = self.door.json(
+            "GET", f"jobs/{job_id_of(job)}/spec", params={"format": "json"}
+        )
+        return found
+
+    def job_file(self, job: JobLike) -> str:
+        """The job file as YAML, to change and submit again."""
+        path = f"jobs/{job_id_of(job)}/spec"
+        return self.door.request("GET", path, params={"format": "yaml"}).text
+
+    def script(self, job: JobLike, *, attempt: int | None = None) -> str:
+        """What sbatch was given."""
+        path = f"jobs/{job_id_of(job)}/script"
+        return str(self.door.json("GET", path, params={"attempt": attempt})["script"])
+
+    def tasks(self, job: JobLike, *, attempt: int | None = None) -> Sequence[Task]:
+        path = f"jobs/{job_id_of(job)}/tasks"
+        rows = self.door.json("GET", path, params={"attempt": attempt})["items"]
+        return [Task.of(row) for row in rows]
+
+    def events(self, job: JobLike, *, since: int = 0) -> Iterator[Json]:
+        """What happened to it, oldest first."""
+        path = f"jobs/{job_id_of(job)}/events"
+        after: int | None = since
+        while after is not None:
+            page = self.door.json("GET", path, params={"since": after, "limit": 500})
+            yield from page["items"]
+            after = page.get("next")
+
+    def attempts(self, job: JobLike) -> Sequence[Json]:
+        found: list[Json] = self.door.json("GET", f"jobs/{job_id_of(job)}/attempts")["items"]
+        return found
+
+    def watch(self, job: JobLike, *, timeout: float | None = None) -> Iterator[Job]:
+        """The job whenever something about it changed; the last one has ended."""
+        return iter(Watch(self.door, job_id_of(job), timeout_s=timeout))
+
+    def wait(
+        self,
+        job: JobLike,
+        *,
+        timeout: float | None = None,
+        on_change: Callable[[Job], None] | None = None,
+    ) -> Job:
+        """The ended job. Raises WaitTimeout after `timeout` seconds; the job itself goes on."""
+        last: Job | None = None
+        for last in self.watch(job, timeout=timeout):
+            if on_change:
+                on_change(last)
+        if last is None:
+            raise SluiceError(t("The server told nothing about the job."))
+        return last
+
+    # --- acting ---------------------------------------------------------------------------------------
+
+    def stop(self, job: JobLike) -> Job:
+        return Job.of(self.door.json("POST", f"jobs/{job_id_of(job)}/stop", repeatable=True))
+
+    def delete(
+        self, job: JobLike, *, remove_files: bool = False, stop_first: bool = False
+    ) -> Job | None:
+        """None: it is deleted. A job: it is being stopped and goes then."""
+        raw = self.door.json(
+            "DELETE",
+            f"jobs/{job_id_of(job)}",
+            params={"remove_files": remove_files, "stop_first": stop_first},
+        )
+        return Job.of(raw) if raw else None
+
+    def retry(self, job: JobLike) -> Job:
+        """The same job once more, as a further attempt."""
+        return Job.of(self.door.json("POST", f"jobs/{job_id_of(job)}/retry"))
+
+    def clone(self, job: JobLike, *, name: str = "", namespace: str = "") -> Job:
+        """The same job file as a new job."""
+        body = {key: value for key, value in (("name", name), ("namespace", namespace)) if value}
+        return Job.of(self.door.json("POST", f"jobs/{job_id_of(job)}/clone", json=body))
+
+    def update(
+        self,
+        job: JobLike,
+        *,
+        description: str | None = None,
+        labels: Mapping[str, str] | None = None,
+        time_limit_s: int | None = None,
+    ) -> Job:
+        body = {"description": description, "labels": labels, "time_limit_s": time_limit_s}
+        body = {key: value for key, value in body.items() if value is not None}
+        return Job.of(self.door.json("PATCH", f"jobs/{job_id_of(job)}", json=body))
+
+    def set_time_limit(self, job: JobLike, seconds: int) -> Job:
+        return self.update(job, time_limit_s=seconds)
+
+    # --- logs and files -------------------------------------------------------------------------------
+
+    def logs(
+        self,
+        job: JobLike,
+        role: str = "",
+        index: int = 0,
+        *,
+        follow: bool = False,
+        offset: int = 0,
+        attempt: int | None = None,
+        on_wait: Notice | None = None,
+    ) -> LogStream:
+        """A task's output. Without a role: the main one's. An offset below 0 counts from the end."""
+        job_id = job_id_of(job)
+        return LogStream(
+            self.door,
+            job_id,
+            role or leading_role(self.spec(job_id)),
+            index,
+            follow=follow,
+            offset=offset,
+            attempt=attempt,
+            on_wait=on_wait,
+        )
+
+    def files(
+        self, job: JobLike, path: str = "", *, root: str = "work", attempt: int | None = None
+    ) -> Sequence[File]:
+        """One directory of a job: of its own one ("work") or of its outputDir ("output")."""
+        params = {"path": path, "root": root, "attempt": attempt}
+        rows = self.door.json("GET", f"jobs/{job_id_of(job)}/files", params=params)["items"]
+        return [File.of(row) for row in rows]
+
+    def download(
+        self,
+        job: JobLike,
+        path: str,
+        to: str | os.PathLike[str] | None = None,
+        *,
+        root: str = "work",
+        attempt: int | None = None,
+        progress: Progress | None = None,
+    ) -> Path:
+        """One file. What a broken download left in NAME.part is gone on with."""
+        target = Path(to) if to is not None else Path(safe_name(path.rsplit("/", 1)[-1]))
+        if target.is_dir():
+            target = target / safe_name(path.rsplit("/", 1)[-1])
+        params = {"path": path, "root": root, "attempt": attempt}
+        where = f"jobs/{job_id_of(job)}/files/download"
+        return Download(self.door, where, params, target, progress).run()
+
+    def download_tree(
+        self,
+        job: JobLike,
+        to: str | os.PathLike[str],
+        path: str = "",
+        *,
+        root: str = "output",
+        attempt: int | None = None,
+        progress: Callable[[str, int, int], None] | None = None,
+    ) -> Sequence[Path]:
+        """A directory with all below it, file by file: run again, it fetches only what is missing."""
+        place = Path(to)
+        place.mkdir(parents=True, exist_ok=True)
+        found: list[Path] = []
+        for entry in self.files(job, path, root=root, attempt=attempt):
+            target = place / safe_name(entry.name)
+            if entry.kind == "dir":
+                found += self.download_tree(
+                    job, target, entry.path, root=root, attempt=attempt, progress=progress
+                )
+            elif entry.kind in ("file", "link") and not _same(target, entry):
+                shown = _named(progress, entry.path)
+                try:
+                    self.download(
+                        job, entry.path, target, root=root, attempt=attempt, progress=shown
+                    )
+                except SluiceError:
+                    if entry.kind == "file":
+                        raise
+                    continue  # a link to a directory, or out of the job's files
+                if entry.modified_at and entry.kind == "file":
+                    at = entry.modified_at.timestamp()
+                    os.utime(target, (at, at))
+                found.append(target)
+            elif entry.kind in ("file", "link"):
+                found.append(target)
+        return found
+
+    def download_tar(
+        self,
+        job: JobLike,
+        to: str | os.PathLike[str],
+        path: str = "",
+        *,
+        root: str = "output",
+        attempt: int | None = None,
+        progress: Progress | None = None,
+    ) -> Path:
+        """A directory as one tar, made while it is sent."""
+        params = {"path": path, "root": root, "attempt": attempt}
+        where = f"jobs/{job_id_of(job)}/files/tar"
+        return stream_to(self.door, where, params, Path(to), progress)
+
+    def results_place(self, job: JobLike, *, attempt: int | None = None) -> tuple[str, str]:
+        """Root and path of what the job was to write its results to: RESULT_DIR inside its tasks.
+
+        That is its outputDir, or, where it names none, the directory that its tasks worked in.
+        """
+        if self.spec(job).get("outputDir"):
+            return "output", ""
+        names = {entry.name for entry in self.files(job, attempt=attempt)}
+        return "work", "code" if "code" in names else "work"
+
+    # --- what there is --------------------------------------------------------------------------------
+
+    def me(self) -> Json:
+        found: Json = self.door.json("GET", "me")
+        return found
+
+    def capacity(self) -> Json:
+        """GPUs by type, total and free, and per namespace what you could start now."""
+        found: Json = self.door.json("GET", "capacity")
+        return found
+
+    def namespaces(self) -> Sequence[Json]:
+        found: list[Json] = self.door.json("GET", "namespaces")["items"]
+        return found
+
+    def clusters(self) -> Sequence[Json]:
+        found: list[Json] = self.door.json("GET", "clusters")["items"]
+        return found
+
+    def specs(self, namespace: str = "") -> Sequence[Json]:
+        """Named sizes of a task."""
+        found: list[Json] = self.door.json("GET", "specs", params={"namespace": namespace})["items"]
+        return found
+
+
+class Templates:
+    """Job files with parameters that people keep and share."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._door = client.door
+
+    def list(
+        self,
+        *,
+        q: str = "",
+        mine: bool | None = None,
+        visibility: str = "",
+        namespace: str = "",
+        limit: int | None = None,
+    ) -> Iterator[Template]:
+        params = {
+            "q": q,
+            "mine": mine or None,
+            "visibility": visibility,
+            "namespace": namespace,
+        }
+        for raw in pages(self._door, "templates", params, limit):
+            yield Template.of(raw)
+
+    def show(self, template: str) -> Template:
+        return Template.of(self._door.json("GET", f"templates/{template_id(template)}"))
+
+    def find(self, word: str) -> Template:
+        """By id, or by its exact name."""
+        try:
+            return self.show(str(uuid.UUID(word)))
+        except ValueError:
+            pass
+        found = [row for row in self.list(q=word) if row.name == word]
+        if len(found) != 1:
+            words = (
+                t("Several templates are named {word}; give the id.", word=repr(word))
+                if found
+                else t("There is no template {word}.", word=repr(word))
+            )
+            raise NotFound(words, code="not_found", status=404)
+        return self.show(found[0].id)
+
+    def create(
+        self,
+        name: str,
+        *,
+        job_file: JobFile | None = None,
+        from_job: JobLike | None = None,
+        parameters: Sequence[Mapping[str, Any]] = (),
+        description: str = "",
+        visibility: str = "private",
+        namespace: str | None = None,
+    ) -> Template:
+        body: dict[str, Any] = {
+            "name": name,
+            "description": description,
+            "visibility": visibility,
+            "parameters": [dict(row) for row in parameters],
+        }
+        if namespace:
+            body["namespace"] = namespace
+        if job_file is not None:
+            document = document_of(job_file)
+            body["job_file" if isinstance(document, str) else "spec"] = document
+        if from_job is not None:
+            body["from_job"] = job_id_of(from_job)
+        return Template.of(self._door.json("POST", "templates", json=body))
+
+    def update(self, template: Template, **changes: Any) -> Template:
+        """Change what was seen: refused with Conflict if somebody else changed it since."""
+        body = {"version": template.version, **changes}
+        return Template.of(self._door.json("PATCH", f"templates/{template.id}", json=body))
+
+    def copy(self, template: str, *, name: str = "") -> Template:
+        body = {"name": name} if name else {}
+        path = f"templates/{template_id(template)}/copy"
+        return Template.of(self._door.json("POST", path, json=body))
+
+    def delete(self, template: str) -> None:
+        self._door.request("DELETE", f"templates/{template_id(template)}")
+
+    def submit(
+        self,
+        template: str,
+        parameters: Mapping[str, Any] | None = None,
+        *,
+        name: str = "",
+        namespace: str = "",
+        code: Code | None = None,
+        secrets: Mapping[str, str] | None = None,
+        progress: Progress | None = None,
+    ) -> Job:
+        body: dict[str, Any] = {"parameters": dict(parameters or {})}
+        if code is not None:
+            body["code"] = self._client.upload(code, progress=progress)
+        extra = {"name": name, "namespace": namespace, "secrets": dict(secrets or {})}
+        body.update({key: value for key, value in extra.items() if value})
+        path = f"templates/{template_id(template)}/submit"
+        return Job.of(self._door.json("POST", path, json=body))
+
+
+class Tokens:
+    """Your own tokens. A token cannot make another: that needs name and password."""
+
+    def __init__(self, door: Door) -> None:
+        self._door = door
+
+    def list(self) -> Sequence[Token]:
+        return [Token.of(row) for row in self._door.json("GET", "tokens")["items"]]
+
+    def revoke(self, token_id: int) -> None:
+        self._door.request("DELETE", f"tokens/{token_id}")
+
+
+def create_token(
+    url: str,
+    user: str,
+    password: str,
+    *,
+    name: str,
+    scope: str = "write",
+    expires_at: datetime | None = None,
+    verify: bool | str = True,
+    transport: httpx.BaseTransport | None = None,
+) -> Token:
+    """Sign in with name and password and get a token; its secret is in this answer only."""
+    door = Door(url, verify=verify, transport=transport)
+    try:
+        body = {"name": name, "scope": scope}
+        if expires_at is not None:
+            body["expires_at"] = expires_at.astimezone(UTC).isoformat()
+        return Token.of(door.json("POST", "tokens", json=body, auth=(user, password)))
+    finally:
+        door.close()
+
+
+def pages(door: Door, path: str, params: Mapping[str, Any], limit: int | None) -> Iterator[Json]:
+    """Rows of all pages, fetched as they are taken; `limit` rows at most."""
+    left = limit
+    cursor: str | None = ""
+    while cursor is not None and left != 0:
+        size = 100 if left is None else min(100, left)
+        page = door.json("GET", path, params={**params, "limit": size, "cursor": cursor})
+        yield from page["items"]
+        if left is not None:
+            left = max(0, left - len(page["items"]))
+        cursor = page.get("next")
+
+
+def leading_role(spec: Mapping[str, Any]) -> str:
+    """Whose output people want to see: the main role's, else the one that trains, else the first's."""
+    roles = [role for role in spec.get("taskRoles") or () if isinstance(role, Mapping)]
+    if not roles:
+        raise NotFound(t("The job file has no roles."), code="no_roles")
+    for role in roles:
+        if role.get("isMain"):
+            return str(role["name"])
+    names = [str(role["name"]) for role in roles]
+    if spec.get("framework"):
+        for wanted in ("chief", "master", "worker"):
+            if wanted in names:
+                return wanted
+    return names[0]
+
+
+def template_id(template: str) -> str:
+    try:
+        return str(uuid.UUID(template))
+    except ValueError:
+        raise Invalid(t("{id} is no template's id.", id=repr(template)), code="bad_id") from None
+
+
+def moment_text(value: datetime | None) -> str | None:
+    if value is None:
+        return None
+    aware = value if value.tzinfo else value.astimezone()
+    return aware.astimezone(UTC).isoformat()
+
+
+def _same(target: Path, entry: File) -> bool:
+    try:
+        found = target.stat()
+    except OSError:
+        return False
+    at = entry.modified_at.timestamp() if entry.modified_at else found.st_mtime
+    return found.st_size == entry.size and abs(found.st_mtime - at) < 2
+
+
+def _named(progress: Callable[[str, int, int], None] | None, name: str) -> Progress | None:
+    if progress is None:
+        return None
+    return lambda done, total: progress(name, done, total)

@@ -1,0 +1,55 @@
+"""The `sluice` command. Exit codes: 0 well (for those that stay with a job: it COMPLETED), 1 not, 2 usage,
+3 not reachable or not signed in, 130 detached by Ctrl-C. Never a traceback for what can be said in words."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import typer
+
+from sluice.command import jobs, output, results, start, templates
+from sluice.config import cache_path, password_sign_in
+from sluice.errors import SluiceError, Unauthorized
+from sluice.messages import t
+
+
+def make_app() -> typer.Typer:
+    app = typer.Typer(
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+        context_settings={"help_option_names": ["-h", "--help"]},
+        help=t("Jobs for a Slurm cluster: submit them, watch them, fetch what they made."),
+    )
+    start.register(app)
+    jobs.register(app)
+    results.register(app)
+    app.add_typer(templates.make_app(), name="template")
+    return app
+
+
+def main() -> None:
+    output.use_json("--json" in sys.argv[1:])
+    try:
+        make_app()(prog_name="sluice")
+    except SluiceError as error:
+        if isinstance(error, Unauthorized) and password_sign_in():
+            # A token made from the password in the environment: the next command makes a new one.
+            cache_path().unlink(missing_ok=True)
+        sys.exit(output.report(error))
+    except KeyboardInterrupt:
+        sys.exit(output.EXIT_DETACHED)
+    except BrokenPipeError:
+        # Whoever read our output has gone (| head); that is no fault.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(output.EXIT_FAILED)
+    except OSError as error:
+        place = f"{error.filename}: " if error.filename else ""
+        output.say(f"{place}{error.strerror or error}", "red")
+        sys.exit(output.EXIT_FAILED)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,490 @@
+"""The verbs of jobs: submitting, looking, acting."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sluice.archive import Progress
+from sluice.client import Client, JobFile
+from sluice.command import output
+from sluice.command.attach import stay
+from sluice.command.options import (
+    AllOption,
+    CodeArgument,
+    IndexOption,
+    JobArgument,
+    JobArguments,
+    JsonOption,
+    ManifestArgument,
+    NameOption,
+    NamespaceOption,
+    RoleOption,
+    SecretOption,
+    YesOption,
+)
+from sluice.errors import Invalid, SluiceError
+from sluice.messages import t
+from sluice.values import Job, Plan
+
+
+def register(app: typer.Typer) -> None:
+    """Add these commands, in the order of the help."""
+    app.command("train", help=t("Submit a manifest with its code and stay until the job ends."))(
+        train
+    )
+    app.command("submit", help=t("Submit a job file; --follow stays until the job ends."))(submit)
+    app.command("plan", help=t("What would become of a job file; nothing is submitted."))(plan)
+    app.command("list", help=t("Jobs that you may see, newest first."))(list_jobs)
+    app.command("show", help=t("One job: its state, the reason, its tasks."))(show)
+    app.command("attach", help=t("Stay with a job: its state and output until it ends."))(attach)
+    app.command("wait", help=t("Wait for the end, in silence."))(wait)
+    app.command("stop", help=t("Stop jobs."))(stop)
+    app.command("halt", help=t("The same as stop."))(stop)
+    app.command("delete", help=t("Delete jobs; those that still run are stopped first."))(delete)
+    app.command("retry", help=t("Run an ended job once more, as a further attempt."))(retry)
+    app.command("clone", help=t("The same job file as a new job."))(clone)
+    app.command("limit", help=t("Change the time limit of a job."))(limit)
+
+
+def job_file_of(path: Path) -> JobFile:
+    return sys.stdin.read() if str(path) == "-" else path
+
+
+def secrets_of(given: list[str] | None) -> dict[str, str]:
+    found = {}
+    for item in given or ():
+        name, sign, value = item.partition("=")
+        if not sign and name not in os.environ:
+            raise Invalid(
+                t("The secret {name} has no value: set it in the environment.", name=name),
+                code="secret",
+            )
+        found[name] = value if sign else os.environ[name]
+    return found
+
+
+def upload_bar(update: object) -> Progress | None:
+    if update is None:
+        return None
+    return lambda done, total: update("", done, total)  # type: ignore[operator]
+
+
+def say_warnings(warnings: tuple[str, ...]) -> None:
+    if not output.mode.json:
+        for warning in warnings:
+            output.say(t("Note: {words}", words=warning), "yellow")
+
+
+def send(
+    client: Client,
+    manifest: Path,
+    code: Path | None,
+    name: str,
+    namespace: str,
+    secret: list[str] | None,
+) -> Job:
+    with output.transfer_bar(t("Sending the code")) as update:
+        job = client.submit(
+            job_file_of(manifest),
+            code=code,
+            name=name,
+            namespace=namespace,
+            secrets=secrets_of(secret),
+            progress=upload_bar(update),
+        )
+    say_warnings(job.warnings)
+    return job
+
+
+def train(
+    manifest: ManifestArgument,
+    code: CodeArgument = None,
+    name: NameOption = "",
+    namespace: NamespaceOption = "",
+    secret: SecretOption = None,
+    role: RoleOption = "",
+    index: IndexOption = 0,
+    every: AllOption = False,
+    detach: Annotated[
+        bool, typer.Option("--detach", "-d", help=t("Submit and come back at once."))
+    ] = False,
+    json: JsonOption = False,
+) -> None:
+    with Client() as client:
+        job = send(client, manifest, code, name, namespace, secret)
+        announce(job, follow=not detach)
+        if not detach:
+            stay(client, job, role=role, index=index, every=every)
+
+
+def submit(
+    manifest: ManifestArgument,
+    code: CodeArgument = None,
+    name: NameOption = "",
+    namespace: NamespaceOption = "",
+    secret: SecretOption = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help=t("Stay until the job ends."))
+    ] = False,
+    role: RoleOption = "",
+    index: IndexOption = 0,
+    every: AllOption = False,
+    json: JsonOption = False,
+) -> None:
+    with Client() as client:
+        job = send(client, manifest, code, name, namespace, secret)
+        announce(job, follow=follow)
+        if follow:
+            stay(client, job, role=role, index=index, every=every)
+
+
+def announce(job: Job, *, follow: bool) -> None:
+    """The id alone is the result of a command that does not stay."""
+    if output.mode.json:
+        output.print_json({"event": "submitted", "job": job.raw} if follow else job.raw)
+    elif follow:
+        output.say(t("Job {name} is submitted: {id}", name=job.name, id=job.id), "bold")
+    else:
+        output.print_text(job.id)
+
+
+def plan(
+    manifest: ManifestArgument,
+    code: CodeArgument = None,
+    name: NameOption = "",
+    namespace: NamespaceOption = "",
+    script: Annotated[bool, typer.Option("--script", help=t("Only the batch script."))] = False,
+    json: JsonOption = False,
+) -> None:
+    with Client() as client, output.transfer_bar(t("Sending the code")) as update:
+        made = client.plan(
+            job_file_of(manifest),
+            code=code,
+            name=name,
+            namespace=namespace,
+            progress=upload_bar(update),
+        )
+    output.result(made.raw, lambda: show_plan(made, script))
+    if not made.ok:
+        raise typer.Exit(output.EXIT_FAILED)
+
+
+def show_plan(made: Plan, script: bool) -> None:
+    if script:
+        output.print_text(made.script)
+        return
+    say_warnings(made.warnings)
+    for problem in made.problems:
+        output.say(problem, "red")
+    if made.words:
+        output.print_text(output.clean(made.words))
+    if made.ok and made.starts_now:
+        output.say(t("It could start now."), "green")
+    elif made.ok and made.starts_now is False:
+        output.say(t("It would have to wait: what it needs is not free now."), "yellow")
+    if made.ok and not made.may_submit:
+        output.say(t("You may not submit to {namespace}.", namespace=made.namespace), "red")
+
+
+def list_jobs(
+    query: Annotated[
+        str, typer.Argument(metavar="[WORDS]", help=t("Part of a name, description, owner or id."))
+    ] = "",
+    state: Annotated[
+        list[str] | None, typer.Option("--state", "-s", help=t("Only in these states."))
+    ] = None,
+    namespace: Annotated[
+        list[str] | None, typer.Option("--namespace", "-n", help=t("Only of these namespaces."))
+    ] = None,
+    owner: Annotated[
+        list[str] | None, typer.Option("--owner", "-o", help=t("Only of these people."))
+    ] = None,
+    mine: Annotated[bool, typer.Option("--mine", "-m", help=t("Only your own."))] = False,
+    label: Annotated[
+        list[str] | None, typer.Option("--label", "-l", help=t("Only with this key or key=value."))
+    ] = None,
+    gpu_type: Annotated[
+        str, typer.Option("--gpu-type", help=t("Only with this type of GPU."))
+    ] = "",
+    sort: Annotated[
+        str, typer.Option("--sort", help=t("For example created, -started, name."))
+    ] = "",
+    limit: Annotated[int, typer.Option("--limit", min=0, help=t("At most so many; 0: all."))] = 20,
+    json: JsonOption = False,
+) -> None:
+    with Client() as client:
+        found = list(
+            client.list(
+                q=query,
+                state=[word.upper() for word in state or ()],
+                namespace=namespace or (),
+                owner=owner or (),
+                mine=mine,
+                label=label or (),
+                gpu_type=gpu_type,
+                sort=sort,
+                limit=limit or None,
+            )
+        )
+    output.result([job.raw for job in found], lambda: show_list(found))
+
+
+def show_list(found: list[Job]) -> None:
+    if not found:
+        output.say(t("There are no such jobs."))
+        return
+    output.table(
+        (
+            t("ID"),
+            t("NAME"),
+            t("STATE"),
+            t("NAMESPACE"),
+            t("OWNER"),
+            t("TASKS"),
+            t("GPUS"),
+            t("AGE"),
+            t("RAN"),
+            t("REASON"),
+        ),
+        (
+            (
+                job.id[:8],
+                job.name,
+                output.state_text(job),
+                job.namespace,
+                job.owner,
+                job.tasks,
+                job.gpus or "",
+                output.age_text(job.created_at),
+                output.duration_text(job.duration_s),
+                job.reason,
+            )
+            for job in found
+        ),
+    )
+
+
+def show(
+    id: JobArgument,
+    file: Annotated[bool, typer.Option("--file", help=t("Only the job file, as YAML."))] = False,
+    script: Annotated[
+        bool, typer.Option("--script", help=t("Only what sbatch was given."))
+    ] = False,
+    events: Annotated[bool, typer.Option("--events", help=t("Only what happened to it."))] = False,
+    json: JsonOption = False,
+) -> None:
+    with Client() as client:
+        job = client.find(id)
+        if file:
+            output.result(client.spec(job), lambda: output.print_text(client.job_file(job)))
+        elif script:
+            text = client.script(job)
+            output.result({"script": text}, lambda: output.print_text(text))
+        elif events:
+            rows = list(client.events(job))
+            output.result(
+                rows,
+                lambda: output.table(
+                    ("", "", "", ""),
+                    (
+                        (
+                            row["at"][:19].replace("T", " "),
+                            row["kind"],
+                            row["actor_name"] or row["actor"],
+                            row["data"].get("state") or "",
+                        )
+                        for row in rows
+                    ),
+                ),
+            )
+        else:
+            tasks = client.tasks(job) if job.attempt else ()
+            raw = {**job.raw, "task_list": [task.raw for task in tasks]}
+            output.result(raw, lambda: show_job(client, job))
+
+
+def show_job(client: Client, job: Job) -> None:
+    output.facts(
+        (
+            (t("Job"), job.name),
+            ("ID", job.id),
+            (t("State"), output.state_text(job)),
+            (t("Reason"), str(job.reason)),
+            (t("Exit code"), "" if job.exit_code is None else job.exit_code),
+            (t("Owner"), job.owner),
+            (t("Namespace"), job.namespace),
+            (t("Slurm id"), job.slurm_job_id),
+            (t("Attempt"), job.attempt if job.attempt > 1 else ""),
+            (t("Needs"), output.resources_text(job)),
+            (t("Submitted"), output.moment_text(job.created_at)),
+            (
+                t("Expected start"),
+                output.moment_text(job.expected_start) if job.state == "PENDING" else "",
+            ),
+            (t("Started"), output.moment_text(job.started_at)),
+            (t("Ended"), output.moment_text(job.ended_at)),
+            (t("Ran"), output.duration_text(job.duration_s)),
+            (t("Time limit"), output.duration_text(job.time_limit_s)),
+            (t("Page"), client.url + str((job.raw.get("links") or {}).get("page", ""))),
+        )
+    )
+    tasks = client.tasks(job) if job.attempt else ()
+    if tasks:
+        output.print_text("")
+        output.table(
+            (t("TASK"), t("STATE"), t("NODE"), t("EXIT CODE")),
+            (
+                (
+                    f"{task.role}-{task.index}",
+                    task.state,
+                    task.node,
+                    "" if task.exit_code is None else task.exit_code,
+                )
+                for task in tasks
+            ),
+        )
+    say_warnings(job.warnings)
+
+
+def attach(
+    id: JobArgument,
+    role: RoleOption = "",
+    index: IndexOption = 0,
+    every: AllOption = False,
+    json: JsonOption = False,
+) -> None:
+    with Client() as client:
+        stay(client, client.find(id), role=role, index=index, every=every)
+
+
+def wait(
+    id: JobArgument,
+    timeout: Annotated[
+        float | None, typer.Option("--timeout", min=0, help=t("Seconds to wait at most."))
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    with Client() as client:
+        job = client.wait(client.find(id), timeout=timeout)
+    output.result(job.raw, lambda: output.print_text(job.state))
+    raise typer.Exit(0 if job.completed else output.EXIT_FAILED)
+
+
+def each(ids: list[str], act: object) -> None:
+    """The same for many: all are tried, and the exit code tells whether all went well."""
+    done, failed = [], 0
+    with Client() as client:
+        for word in ids:
+            try:
+                job = client.find(word)
+                done.append(act(client, job))  # type: ignore[operator]
+            except SluiceError as error:
+                if len(ids) == 1:
+                    raise
+                failed += 1
+                output.say(f"{word}: {error.message}", "red")
+    if output.mode.json:
+        output.print_json(done if len(ids) > 1 else done[0])
+    if failed:
+        raise typer.Exit(output.EXIT_FAILED)
+
+
+def stop(ids: JobArguments, json: JsonOption = False) -> None:
+    def act(client: Client, job: Job) -> object:
+        if job.ended:
+            output.say(t("{name} has ended already ({state}).", name=job.name, state=job.state))
+            return job.raw
+        stopped = client.stop(job)
+        output.say(t("{name} is being stopped.", name=job.name))
+        return stopped.raw
+
+    each(ids, act)
+
+
+def delete(
+    ids: JobArguments,
+    files: Annotated[
+        bool, typer.Option("--files", help=t("Also the job's directory on the cluster."))
+    ] = False,
+    yes: YesOption = False,
+    json: JsonOption = False,
+) -> None:
+    def act(client: Client, job: Job) -> object:
+        ask = not yes and sys.stdin.isatty() and not output.mode.json
+        if ask and not job.ended:
+            words = t("{name} has not ended. Stop and delete it?", name=job.name)
+            typer.confirm(words, abort=True, err=True)
+        rest = client.delete(job, remove_files=files, stop_first=True)
+        if rest is None:
+            output.say(t("{name} is deleted.", name=job.name))
+        else:
+            output.say(t("{name} is being stopped and is deleted then.", name=job.name))
+        return {"id": job.id, "deleted": rest is None}
+
+    each(ids, act)
+
+
+def retry(
+    id: JobArgument,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help=t("Stay until the job ends."))
+    ] = False,
+    json: JsonOption = False,
+) -> None:
+    with Client() as client:
+        job = client.retry(client.find(id))
+        announce(job, follow=follow)
+        if follow:
+            stay(client, job)
+
+
+def clone(
+    id: JobArgument,
+    name: NameOption = "",
+    namespace: NamespaceOption = "",
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help=t("Stay until the job ends."))
+    ] = False,
+    json: JsonOption = False,
+) -> None:
+    with Client() as client:
+        job = client.clone(client.find(id), name=name, namespace=namespace)
+        announce(job, follow=follow)
+        if follow:
+            stay(client, job)
+
+
+def limit(
+    id: JobArgument,
+    time: Annotated[str, typer.Argument(metavar="TIME", help=t("Such as 90m, 2h30m or 1d."))],
+    json: JsonOption = False,
+) -> None:
+    seconds = seconds_of(time)
+    with Client() as client:
+        job = client.set_time_limit(client.find(id), seconds)
+    output.result(
+        job.raw,
+        lambda: output.say(t("The time limit becomes {time}.", time=output.duration_text(seconds))),
+    )
+
+
+def seconds_of(text: str) -> int:
+    units = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+    total, number = 0, ""
+    for letter in text.lower().strip():
+        if letter.isdigit():
+            number += letter
+        elif letter in units and number:
+            total, number = total + int(number) * units[letter], ""
+        else:
+            total, number = 0, ""
+            break
+    total += int(number or 0)
+    if not total:
+        raise Invalid(t("{text} is no time; write it as 90m, 2h30m or 1d.", text=text), code="time")
+    return total

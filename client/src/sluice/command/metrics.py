@@ -1,0 +1,82 @@
+"""Numbers out of a log, by the regular expressions of the job file's `metrics` (FfDL's evaluation_metrics)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sluice.errors import Invalid
+from sluice.messages import t
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    name: str
+    pattern: re.Pattern[str]
+    scalars: Mapping[str, int | str]  # name → the pattern's group
+
+
+def groups_of(spec: Mapping[str, Any]) -> list[Group]:
+    """Raises Invalid where the job file names no expressions."""
+    metrics = spec.get("metrics") or {}
+    found = []
+    for name, row in (metrics.get("groups") or {}).items():
+        text = row if isinstance(row, str) else (row or {}).get("regex", "")
+        try:
+            pattern = re.compile(str(text))
+        except re.error as error:
+            raise Invalid(
+                t(
+                    "The regular expression of the metrics group {name} is not right: {problem}.",
+                    name=name,
+                    problem=str(error),
+                ),
+                code="metrics",
+            ) from error
+        scalars = row.get("scalars") if isinstance(row, Mapping) else None
+        found.append(Group(str(name), pattern, _scalars(scalars, pattern)))
+    if not found:
+        raise Invalid(
+            t(
+                "This job's file has no metrics groups with a regex. Add evaluation_metrics (or "
+                "metrics) to the next one; curves of TensorBoard are on the job's page."
+            ),
+            code="no_metrics",
+        )
+    return found
+
+
+def _scalars(given: Any, pattern: re.Pattern[str]) -> dict[str, int | str]:
+    """{loss: loss}, {loss: 2} or FfDL's {loss: {type: FLOAT, value: 2}}; absent: all named groups."""
+    if not isinstance(given, Mapping):
+        return {name: name for name in pattern.groupindex}
+    found: dict[str, int | str] = {}
+    for name, place in given.items():
+        text = str(place.get("value") if isinstance(place, Mapping) else place).strip("\\")
+        if text.isdigit() and 0 < int(text) <= pattern.groups:
+            found[str(name)] = int(text)
+        elif text in pattern.groupindex:
+            found[str(name)] = text
+        elif name in pattern.groupindex:
+            found[str(name)] = str(name)
+    return found
+
+
+def rows(lines: Iterable[str], groups: list[Group]) -> Iterator[dict[str, Any]]:
+    for number, line in enumerate(lines, start=1):
+        for group in groups:
+            if match := group.pattern.search(line):
+                values = {name: _number(match[key]) for name, key in group.scalars.items()}
+                meta = {k: _number(v) for k, v in match.groupdict().items() if k not in values}
+                yield {"group": group.name, "line": number, "values": values, "meta": meta}
+
+
+def _number(text: str | None) -> float | int | str | None:
+    for kind in (int, float):
+        try:
+            return kind(text or "")
+        except ValueError:
+            continue
+    return text

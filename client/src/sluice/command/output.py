@@ -1,0 +1,189 @@
+"""How the command speaks: results to stdout, words about them to stderr, JSON alone where it was asked for."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
+from rich.table import Table
+from rich.text import Text
+
+from sluice.errors import Forbidden, NotConfigured, SluiceError, Unauthorized, Unreachable
+from sluice.messages import t
+from sluice.values import Job
+
+EXIT_FAILED, EXIT_USAGE, EXIT_NO_ACCESS, EXIT_DETACHED = 1, 2, 3, 130
+STATE_STYLES = {
+    "QUEUED": "dim",
+    "PENDING": "yellow",
+    "RUNNING": "blue",
+    "COMPLETED": "green",
+    "FAILED": "bold red",
+    "STOPPED": "magenta",
+}
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+@dataclass
+class Mode:
+    """Set by a command's --json, for what is said after it ended too."""
+
+    json: bool = False
+
+
+mode = Mode()
+
+
+def err() -> Console:
+    return Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+def clean(text: object) -> str:
+    """Text of others must not steer the terminal."""
+    return _CONTROL.sub("�", str(text))
+
+
+def say(text: str, style: str = "") -> None:
+    """To people, beside the result."""
+    err().print(Text(clean(text), style=style))
+
+
+def print_json(value: Any) -> None:
+    sys.stdout.write(json.dumps(value, ensure_ascii=False, default=str) + "\n")
+    sys.stdout.flush()
+
+
+def print_text(text: str) -> None:
+    """A result that is text: as it is."""
+    sys.stdout.write(text if text.endswith("\n") else text + "\n")
+    sys.stdout.flush()
+
+
+def use_json(wanted: bool) -> None:
+    mode.json = wanted
+
+
+def result(value: Any, show: Callable[[], None]) -> None:
+    if mode.json:
+        print_json(value)
+    else:
+        show()
+
+
+def report(error: SluiceError) -> int:
+    """Say what is wrong in a sentence, and give the exit code."""
+    if mode.json:
+        errors = [{"path": e.path, "message": e.message, "code": e.code} for e in error.errors]
+        print_json({"error": {"code": error.code, "message": error.message, "errors": errors}})
+    else:
+        say(error.message, "red")
+        # A single one is what the sentence tells already.
+        for field in error.errors[:20] if len(error.errors) > 1 else ():
+            say(f"  {field}")
+        if isinstance(error, Unauthorized) and "sluice login" not in error.message:
+            say(t("Run: sluice login"))
+    if isinstance(error, Forbidden) and error.code in ("token_read_only", "sign_in_needed"):
+        return EXIT_NO_ACCESS
+    no_access = isinstance(error, Unauthorized | Unreachable | NotConfigured)
+    return EXIT_NO_ACCESS if no_access else EXIT_FAILED
+
+
+# --- tables ---------------------------------------------------------------------------------------
+
+
+def table(columns: Iterable[str], rows: Iterable[Iterable[object]]) -> None:
+    grid = Table(box=None, pad_edge=False, header_style="bold", show_header=any(columns))
+    for column in columns:
+        grid.add_column(column, overflow="fold")
+    for row in rows:
+        grid.add_row(*(cell if isinstance(cell, Text) else Text(clean(cell)) for cell in row))
+    Console(highlight=False, width=None if sys.stdout.isatty() else 200).print(grid)
+
+
+def facts(rows: Iterable[tuple[str, object]]) -> None:
+    table(("", ""), ((Text(name, style="bold"), value) for name, value in rows if value != ""))
+
+
+def state_text(job: Job) -> Text:
+    words = job.state + (f" ({t('stopping')})" if job.stopping else "")
+    return Text(words, style=STATE_STYLES.get(job.state, ""))
+
+
+def duration_text(seconds: int | None) -> str:
+    if seconds is None:
+        return ""
+    days, rest = divmod(int(seconds), 86400)
+    hours, rest = divmod(rest, 3600)
+    minutes, left = divmod(rest, 60)
+    if days:
+        return f"{days}d {hours}h"
+    if hours:
+        return f"{hours}h {minutes}m"
+    return f"{minutes}m {left}s" if minutes else f"{left}s"
+
+
+def age_text(at: datetime | None) -> str:
+    return "" if at is None else duration_text(int((datetime.now(UTC) - at).total_seconds()))
+
+
+def moment_text(at: datetime | None) -> str:
+    return "" if at is None else at.astimezone().strftime("%Y-%m-%d %H:%M:%S")
+
+
+def size_text(count: float) -> str:
+    for unit in ("B", "KB", "MB", "GB"):
+        if abs(count) < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
+
+
+def resources_text(job: Job) -> str:
+    text = f"{job.cpus} CPU, {job.mem_mib} MiB"
+    return text + (f", {job.gpus} GPU {job.gpu_type}".rstrip() if job.gpus else "")
+
+
+# --- progress -------------------------------------------------------------------------------------
+
+
+@contextmanager
+def transfer_bar(title: str) -> Iterator[Callable[[str, int, int], None] | None]:
+    """A bar on a terminal; nothing where a program reads. Yields (name, done, total) → None."""
+    if mode.json or not sys.stderr.isatty():
+        yield None
+        return
+    with Progress(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+        console=err(),
+        transient=True,
+    ) as progress:
+        bars: dict[str, Any] = {}
+
+        def update(name: str, done: int, total: int) -> None:
+            if name not in bars:
+                words = clean(f"{title} {name}".strip())
+                bars[name] = progress.add_task(words, total=total or None)
+            progress.update(bars[name], completed=done, total=total or None)
+            if total and done >= total and name:
+                progress.remove_task(bars.pop(name))
+
+        yield update

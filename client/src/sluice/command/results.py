@@ -1,0 +1,316 @@
+"""The verbs of what a job made: its output, its numbers, its files."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sluice.client import Client
+from sluice.command import metrics, output
+from sluice.command.attach import Attached, Printer
+from sluice.command.options import (
+    AllOption,
+    AttemptOption,
+    IndexOption,
+    JobArgument,
+    JsonOption,
+    RoleOption,
+)
+from sluice.errors import Invalid, NotFound
+from sluice.logs import LogStream
+from sluice.messages import t
+from sluice.values import Job
+
+FollowOption = Annotated[
+    bool, typer.Option("--follow", "-f", help=t("Go on until the task has ended."))
+]
+MetricsOption = Annotated[
+    bool, typer.Option("--metrics", help=t("Only the numbers that the job file's metrics find."))
+]
+
+
+def register(app: typer.Typer) -> None:
+    app.command("logs", help=t("A task's output, exactly as it was written."))(logs)
+    app.command("loglines", help=t("The same by lines, each with its task and number."))(loglines)
+    app.command("emetrics", help=t("Numbers in the output, by the job file's metrics."))(emetrics)
+    app.command("files", help=t("The files of a job on the cluster."))(files)
+    app.command("download", help=t("Fetch a job's code or results."))(download)
+
+
+def stream_of(
+    client: Client, job: Job, role: str, index: int, follow: bool, attempt: int | None
+) -> LogStream:
+    def waiting(reason: str) -> None:
+        output.say(reason, "dim")
+
+    return client.logs(job, role, index, follow=follow, attempt=attempt, on_wait=waiting)
+
+
+def detached(work: Callable[[], None]) -> None:
+    """Ctrl-C while following is no fault of anybody."""
+    try:
+        work()
+    except KeyboardInterrupt:
+        raise typer.Exit(output.EXIT_DETACHED) from None
+
+
+def logs(
+    id: JobArgument,
+    follow: FollowOption = False,
+    only_metrics: MetricsOption = False,
+    role: RoleOption = "",
+    index: IndexOption = 0,
+    every: AllOption = False,
+    attempt: AttemptOption = None,
+    json: JsonOption = False,
+) -> None:
+    with Client() as client:
+        job = client.find(id)
+        if only_metrics:
+            detached(lambda: show_metrics(client, job, role, index, follow, attempt))
+        elif every and follow:
+            raise typer.Exit(Attached(client, job, every=True).run())
+        elif every:
+            show_all(client, job, attempt)
+        else:
+            stream = stream_of(client, job, role, index, follow, attempt)
+            printer = Printer()
+
+            def work() -> None:
+                for chunk in stream:
+                    printer.write(stream.role, index, chunk)
+                printer.finish(stream.role, index)
+
+            detached(work)
+
+
+def show_all(client: Client, job: Job, attempt: int | None) -> None:
+    printer = Printer(prefixed=True)
+    answer = client.door.json("GET", f"jobs/{job.id}/logs", params={"attempt": attempt})
+    for row in answer["logs"]:
+        key = (str(row["role"]), int(row["index"]))
+        if row.get("size"):
+            for chunk in LogStream(client.door, job.id, *key, attempt=attempt):
+                printer.write(*key, chunk)
+            printer.finish(*key)
+
+
+def loglines(
+    id: JobArgument,
+    follow: FollowOption = False,
+    only_metrics: MetricsOption = False,
+    role: RoleOption = "",
+    index: IndexOption = 0,
+    attempt: AttemptOption = None,
+    json: JsonOption = False,
+) -> None:
+    with Client() as client:
+        job = client.find(id)
+        if only_metrics:
+            detached(lambda: show_metrics(client, job, role, index, follow, attempt))
+            return
+        stream = stream_of(client, job, role, index, follow, attempt)
+
+        def work() -> None:
+            for number, line in enumerate(stream.lines(), start=1):
+                if output.mode.json:
+                    where = {"role": stream.role, "index": index, "line": number}
+                    output.print_json({**where, "text": line})
+                else:
+                    output.print_text(f"{stream.role}-{index} {number:>6}  {line}")
+
+        detached(work)
+
+
+def emetrics(
+    id: JobArgument,
+    follow: FollowOption = False,
+    # As in the older command, where it changes nothing either.
+    only_metrics: MetricsOption = False,
+    role: RoleOption = "",
+    index: IndexOption = 0,
+    attempt: AttemptOption = None,
+    json: JsonOption = False,
+) -> None:
+    with Client() as client:
+        job = client.find(id)
+        detached(lambda: show_metrics(client, job, role, index, follow, attempt))
+
+
+def show_metrics(
+    client: Client, job: Job, role: str, index: int, follow: bool, attempt: int | None
+) -> None:
+    groups = metrics.groups_of(client.spec(job))
+    stream = stream_of(client, job, role, index, follow, attempt)
+    for row in metrics.rows(stream.lines(), groups):
+        if output.mode.json:
+            output.print_json({"role": stream.role, "index": index, **row})
+        else:
+            pairs = {**row["meta"], **row["values"]}
+            words = "  ".join(f"{name}={value}" for name, value in pairs.items())
+            output.print_text(f"{row['group']}  {output.clean(words)}")
+
+
+RootOption = Annotated[
+    str, typer.Option("--root", help=t("work: the job's own directory; output: its outputDir."))
+]
+
+
+def files(
+    id: JobArgument,
+    path: Annotated[
+        str, typer.Argument(metavar="[PATH]", help=t("A directory below the root."))
+    ] = "",
+    root: RootOption = "work",
+    attempt: AttemptOption = None,
+    json: JsonOption = False,
+) -> None:
+    with Client() as client:
+        found = client.files(client.find(id), path, root=root, attempt=attempt)
+    output.result(
+        [file.raw for file in found],
+        lambda: output.table(
+            (t("NAME"), t("SIZE"), t("CHANGED")),
+            (
+                (
+                    file.name + ("/" if file.kind == "dir" else ""),
+                    "" if file.kind == "dir" else output.size_text(file.size),
+                    output.moment_text(file.modified_at),
+                )
+                for file in found
+            ),
+        ),
+    )
+
+
+def download(
+    id: JobArgument,
+    definition: Annotated[
+        bool, typer.Option("--definition", help=t("The code and the job file."))
+    ] = False,
+    trainedmodel: Annotated[
+        bool, typer.Option("--trainedmodel", help=t("The results (the default)."))
+    ] = False,
+    filename: Annotated[
+        str,
+        typer.Option(
+            "--filename", help=t("Where to: a directory, or a name ending in .zip or .tar.")
+        ),
+    ] = "",
+    path: Annotated[
+        str, typer.Option("--path", help=t("Only this file or directory below the root."))
+    ] = "",
+    root: RootOption = "",
+    attempt: AttemptOption = None,
+    json: JsonOption = False,
+) -> None:
+    if definition and trainedmodel:
+        raise Invalid(t("Give --definition or --trainedmodel, not both."), code="usage")
+    with Client() as client:
+        job = client.find(id)
+        kind = "definition" if definition else "results"
+        where = path
+        if not root and not definition and not path:
+            root, where = client.results_place(job, attempt=attempt)
+        root = root or ("work" if definition else "output")
+        target = Path(filename or f"{safe_part(job.name)}-{job.id[:8]}-{kind}")
+        with output.transfer_bar(t("Fetching")) as update:
+            if definition and not path:
+                found = fetch_definition(client, job, target, attempt, update)
+            elif target.suffix == ".tar":
+                found = [client.download_tar(job, target, where, root=root, attempt=attempt)]
+            elif target.suffix == ".zip":
+                found = fetch_zip(client, job, target, where, root, attempt, update)
+            else:
+                found = fetch(client, job, target, where, root, attempt, update)
+    if not found:
+        output.say(t("There is nothing to fetch: the directory is empty."), "yellow")
+    output.result(
+        {"target": str(target), "files": [str(file) for file in found]},
+        lambda: output.say(
+            t("{count} files are in {target}.", count=len(found), target=str(target))
+        ),
+    )
+
+
+Update = Callable[[str, int, int], None] | None
+
+
+def fetch(
+    client: Client,
+    job: Job,
+    target: Path,
+    path: str,
+    root: str,
+    attempt: int | None,
+    update: Update,
+) -> list[Path]:
+    """A single file, or a directory with all below it."""
+    if path:
+        parent, _, name = path.strip("/").rpartition("/")
+        entries = {f.name: f for f in client.files(job, parent, root=root, attempt=attempt)}
+        if name not in entries:
+            raise NotFound(
+                t("There is no {path} among the job's files.", path=path), code="file_missing"
+            )
+        if entries[name].kind != "dir":
+            progress = None if update is None else lambda done, total: update(name, done, total)
+            return [
+                client.download(job, path, target, root=root, attempt=attempt, progress=progress)
+            ]
+    return list(
+        client.download_tree(job, target, path, root=root, attempt=attempt, progress=update)
+    )
+
+
+def fetch_definition(
+    client: Client, job: Job, target: Path, attempt: int | None, update: Update
+) -> list[Path]:
+    """The job file, and the code where some was uploaded."""
+    if target.suffix == ".tar":
+        return [client.download_tar(job, target, "code", root="work", attempt=attempt)]
+    with tempfile.TemporaryDirectory(prefix="sluice-") as temporary:
+        place = Path(temporary) if target.suffix == ".zip" else target
+        place.mkdir(parents=True, exist_ok=True)
+        (place / "job.yaml").write_text(client.job_file(job), encoding="utf-8")
+        found = [place / "job.yaml"]
+        try:
+            found += client.download_tree(
+                job, place / "code", "code", root="work", attempt=attempt, progress=update
+            )
+        except NotFound:
+            (place / "code").rmdir()
+            output.say(t("No code was uploaded with this job; only the job file is there."))
+        return zipped(place, target, found) if target.suffix == ".zip" else found
+
+
+def fetch_zip(
+    client: Client,
+    job: Job,
+    target: Path,
+    path: str,
+    root: str,
+    attempt: int | None,
+    update: Update,
+) -> list[Path]:
+    with tempfile.TemporaryDirectory(prefix="sluice-") as temporary:
+        place = Path(temporary)
+        found = client.download_tree(job, place, path, root=root, attempt=attempt, progress=update)
+        return zipped(place, target, list(found))
+
+
+def zipped(place: Path, target: Path, found: list[Path]) -> list[Path]:
+    with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
+        for file in found:
+            archive.write(file, file.relative_to(place).as_posix())
+    return [target]
+
+
+def safe_part(name: str) -> str:
+    return re.sub(r"[^\w.-]", "_", name).lstrip(".") or "job"

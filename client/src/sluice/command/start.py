@@ -1,0 +1,268 @@
+"""The verbs around jobs: signing in, a first project, what is free, completion, version, help."""
+
+from __future__ import annotations
+
+import sys
+from importlib.resources import files as resources
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sluice.client import Client, create_token
+from sluice.command import output
+from sluice.command.options import JsonOption
+from sluice.config import config_path, connection, device_name, read_config, write_config
+from sluice.errors import Invalid, NotConfigured, SluiceError
+from sluice.http import checked_url
+from sluice.messages import t
+from sluice.version import VERSION
+
+SHELLS = ("bash", "zsh", "fish")
+
+
+def register(app: typer.Typer) -> None:
+    app.command("login", help=t("Sign in once; the token is kept for later commands."))(login)
+    app.command("logout", help=t("Revoke the kept token and forget it."))(logout)
+    app.command("me", help=t("Who you are and where you may submit."))(me)
+    app.command("tokens", help=t("Your tokens; --revoke takes one back."))(tokens)
+    app.command("init", help=t("A new directory with a manifest and code to begin with."))(init)
+    app.command("capacity", help=t("What the machines have free, and what you could start now."))(
+        capacity
+    )
+    app.command("completion", help=t("Print the completion for bash, zsh or fish."))(completion)
+    app.command("version", help=t("The version of this command."))(version)
+    app.command("help", help=t("This list, or the help of one command."))(help_)
+
+
+def login(
+    url: Annotated[str, typer.Argument(metavar="[URL]", help=t("Sluice's address."))] = "",
+    user: Annotated[str, typer.Option("--user", "-u", help=t("Your name there."))] = "",
+    token: Annotated[
+        str, typer.Option("--token", help=t("A token made on the page, instead of a password."))
+    ] = "",
+    password_stdin: Annotated[
+        bool, typer.Option("--password-stdin", help=t("Read the password (or token) from stdin."))
+    ] = False,
+    json: JsonOption = False,
+) -> None:
+    address = checked_url(url or asked(t("Sluice's address"), read_config().get("url", "")))
+    if address.startswith("http://") and not loopback(address):
+        output.say(t("Careful: {url} is not encrypted.", url=address), "yellow")
+    if not token and not user and not password_stdin:
+        user = asked(t("User name (empty: sign in with a token)"), "", empty=True)
+    given = sys.stdin.readline().strip() if password_stdin else ""
+    if user:
+        password = given or hidden(t("Password"))
+        token = create_token(address, user, password, name=device_name()).secret
+    elif not token:
+        token = given or hidden(t("Token"))
+    with Client(address, token) as client:
+        person = client.me()
+    path = write_config({"url": address, "token": token, "user": str(person["username"])})
+    output.result(
+        {"url": address, "user": person["username"], "config": str(path)},
+        lambda: output.say(
+            t("Signed in to {url} as {user}.", url=address, user=person["username"]), "green"
+        ),
+    )
+
+
+def loopback(url: str) -> bool:
+    host = url.partition("://")[2].rpartition(":")[0] or url.partition("://")[2]
+    return host in ("localhost", "[::1]") or host.startswith("127.")
+
+
+def asked(words: str, default: str, *, empty: bool = False) -> str:
+    if not sys.stdin.isatty():
+        raise Invalid(t("Nobody can be asked here. Give the address and --user."), code="usage")
+    answer = typer.prompt(words, default=default or ("" if empty else None), err=True)
+    return str(answer).strip()
+
+
+def hidden(words: str) -> str:
+    if not sys.stdin.isatty():
+        raise Invalid(t("Nobody can be asked here. Use --password-stdin."), code="usage")
+    return str(typer.prompt(words, hide_input=True, err=True))
+
+
+def logout(json: JsonOption = False) -> None:
+    kept = read_config()
+    if kept.get("url") and kept.get("token"):
+        try:
+            with Client(kept["url"], kept["token"]) as client:
+                for token in client.tokens.list():
+                    if token.is_current:
+                        client.tokens.revoke(token.id)
+        except SluiceError as error:
+            output.say(t("The token could not be revoked: {problem}", problem=error.message))
+    config_path().unlink(missing_ok=True)
+    output.result({"signed_in": False}, lambda: output.say(t("Signed out.")))
+
+
+def me(json: JsonOption = False) -> None:
+    with Client() as client:
+        person = client.me()
+        url = client.url
+
+    def show() -> None:
+        places = ", ".join(
+            f"{row['namespace']} ({row['role']})" for row in person.get("namespaces", ())
+        )
+        output.facts(
+            (
+                (t("Server"), url),
+                (t("User"), person["username"]),
+                (t("Token may"), person["scope"]),
+                (t("Namespaces"), places or t("none")),
+            )
+        )
+
+    output.result(person, show)
+
+
+def tokens(
+    revoke: Annotated[int | None, typer.Option("--revoke", help=t("The token's number."))] = None,
+    json: JsonOption = False,
+) -> None:
+    with Client() as client:
+        if revoke is not None:
+            client.tokens.revoke(revoke)
+        found = client.tokens.list()
+    output.result(
+        [token.raw for token in found],
+        lambda: output.table(
+            ("#", t("NAME"), t("BEGINS WITH"), t("MAY"), t("EXPIRES"), t("LAST USED"), ""),
+            (
+                (
+                    token.id,
+                    token.name,
+                    token.prefix,
+                    token.scope,
+                    output.moment_text(token.expires_at),
+                    output.moment_text(token.last_used_at),
+                    t("this one") if token.is_current else "",
+                )
+                for token in found
+            ),
+        ),
+    )
+
+
+def init(
+    name: Annotated[str, typer.Argument(metavar="NAME", help=t("Of the directory and the job."))],
+    json: JsonOption = False,
+) -> None:
+    place = Path(name)
+    if place.exists():
+        raise Invalid(t("{path} is there already; take another name.", path=name), code="exists")
+    namespace, image = first_namespace()
+    starter = resources("sluice") / "starter"
+    (place / "code").mkdir(parents=True)
+    manifest = (starter / "manifest.yml").read_text(encoding="utf-8")
+    job_name = "".join(c if c.isalnum() or c in "-._" else "-" for c in place.name)
+    filled = manifest.format(name=job_name, namespace=namespace, image=image)
+    (place / "manifest.yml").write_text(filled, encoding="utf-8")
+    code = (starter / "code" / "train.py").read_text(encoding="utf-8")
+    (place / "code" / "train.py").write_text(code, encoding="utf-8")
+    output.result(
+        {"directory": str(place), "manifest": str(place / "manifest.yml")},
+        lambda: output.say(
+            t(
+                "{path} is ready. Next:  cd {path} && sluice train manifest.yml code/",
+                path=str(place),
+            ),
+            "green",
+        ),
+    )
+
+
+def first_namespace() -> tuple[str, str]:
+    """Where this person may submit, and its default image; a guess where nobody can be asked."""
+    try:
+        with Client() as client:
+            rows = [row for row in client.namespaces() if row.get("can_submit")]
+    except SluiceError as error:
+        if not isinstance(error, NotConfigured):
+            output.say(error.message, "yellow")
+        return "default", "python"
+    rows.sort(key=lambda row: row["name"] != "default")
+    if not rows:
+        return "default", "python"
+    return str(rows[0]["name"]), str(rows[0].get("default_image") or "python")
+
+
+def capacity(json: JsonOption = False) -> None:
+    with Client() as client:
+        found = client.capacity()
+
+    def gpus(row: object) -> str:
+        rows = row["gpus"]  # type: ignore[index]
+        return ", ".join(f"{gpu['free']}/{gpu['total']} {gpu['type'] or 'GPU'}" for gpu in rows)
+
+    def show() -> None:
+        output.table(
+            (t("CLUSTER"), t("NODES"), t("CPUS FREE"), t("MEMORY FREE"), t("GPUS FREE")),
+            (
+                (
+                    row["cluster"],
+                    f"{row['usable_nodes']}/{row['nodes']}",
+                    f"{row['cpus_free']}/{row['cpus']}",
+                    f"{row['mem_mib_free']}/{row['mem_mib']} MiB",
+                    gpus(row),
+                )
+                for row in found["clusters"]
+            ),
+        )
+        output.print_text("")
+        output.table(
+            (t("NAMESPACE"), t("CPUS FOR A JOB"), t("MEMORY FOR A JOB"), t("GPUS FOR A JOB")),
+            (
+                (row["namespace"], row["cpus"], f"{row['mem_mib']} MiB", gpus(row))
+                for row in found["namespaces"]
+                if row["can_submit"]
+            ),
+        )
+
+    output.result(found, show)
+
+
+def completion(
+    shell: Annotated[str, typer.Argument(metavar="SHELL", help="bash, zsh, fish")],
+) -> None:
+    if shell not in SHELLS:
+        raise Invalid(t("There is completion for bash, zsh and fish."), code="usage")
+    from typer.completion import get_completion_script  # type: ignore[attr-defined]
+
+    output.print_text(
+        get_completion_script(prog_name="sluice", complete_var="_SLUICE_COMPLETE", shell=shell)
+    )
+
+
+def version(json: JsonOption = False) -> None:
+    try:
+        server = connection().url
+    except SluiceError:
+        server = ""
+    output.result(
+        {"version": VERSION, "server": server}, lambda: output.print_text(f"sluice {VERSION}")
+    )
+
+
+def help_(
+    context: typer.Context,
+    command: Annotated[
+        str, typer.Argument(metavar="[COMMAND]", help=t("Which command; else all."))
+    ] = "",
+) -> None:
+    parent = context.parent
+    if parent is None:
+        return
+    if not command:
+        output.print_text(parent.get_help())
+        return
+    found = parent.command.get_command(parent, command)  # type: ignore[attr-defined]
+    if found is None:
+        raise Invalid(t("There is no command {name}.", name=repr(command)), code="usage")
+    with found.make_context(f"sluice {command}", [], parent=parent, resilient_parsing=True) as own:
+        output.print_text(found.get_help(own))

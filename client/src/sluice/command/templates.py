@@ -1,0 +1,182 @@
+"""`sluice template …`: job files with parameters that people keep and share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+import yaml
+
+from sluice.client import Client
+from sluice.command import output
+from sluice.command.attach import stay
+from sluice.command.jobs import announce, say_warnings, secrets_of, upload_bar
+from sluice.command.options import (
+    JsonOption,
+    NameOption,
+    NamespaceOption,
+    SecretOption,
+)
+from sluice.errors import Invalid
+from sluice.messages import t
+from sluice.values import Template
+
+TemplateArgument = Annotated[
+    str, typer.Argument(metavar="TEMPLATE", help=t("The template's id or name."))
+]
+
+
+def make_app() -> typer.Typer:
+    app = typer.Typer(no_args_is_help=True, help=t("Job files with parameters, kept and shared."))
+    app.command("list", help=t("Templates that you may use."))(list_templates)
+    app.command("show", help=t("One template with its parameters and its job file."))(show)
+    app.command("create", help=t("Keep a job file, or a job's, as a template."))(create)
+    app.command("submit", help=t("Submit a job from a template."))(submit)
+    app.command("delete", help=t("Delete a template; jobs made from it stay."))(delete)
+    return app
+
+
+def list_templates(
+    query: Annotated[
+        str, typer.Argument(metavar="[WORDS]", help=t("Part of a name, description, owner or id."))
+    ] = "",
+    mine: Annotated[bool, typer.Option("--mine", "-m", help=t("Only your own."))] = False,
+    json: JsonOption = False,
+) -> None:
+    with Client() as client:
+        found = list(client.templates.list(q=query, mine=mine))
+    output.result(
+        [template.raw for template in found],
+        lambda: output.table(
+            (t("ID"), t("NAME"), t("OWNER"), t("FOR"), t("PARAMETERS"), t("DESCRIPTION")),
+            (
+                (
+                    row.id[:8],
+                    row.name,
+                    row.owner,
+                    row.visibility,
+                    ", ".join(str(parameter["name"]) for parameter in row.parameters),
+                    row.description,
+                )
+                for row in found
+            ),
+        ),
+    )
+
+
+def show(template: TemplateArgument, json: JsonOption = False) -> None:
+    with Client() as client:
+        found = client.templates.find(template)
+    output.result(found.raw, lambda: show_template(found))
+
+
+def show_template(found: Template) -> None:
+    output.facts(
+        (
+            (t("Template"), found.name),
+            ("ID", found.id),
+            (t("Owner"), found.owner),
+            (t("Description"), found.description),
+        )
+    )
+    for row in found.parameters:
+        words = row.get("title") or row.get("description") or ""
+        output.print_text(output.clean(f"  {row['name']} = {row.get('default', '')}  {words}"))
+    output.print_text(yaml.safe_dump(dict(found.spec), allow_unicode=True, sort_keys=False))
+
+
+def create(
+    name: Annotated[str, typer.Argument(metavar="NAME", help=t("The template's name."))],
+    file: Annotated[
+        Path | None, typer.Option("--file", "-f", help=t("A job file to keep."))
+    ] = None,
+    from_job: Annotated[str, typer.Option("--from-job", help=t("A job to take it from."))] = "",
+    parameter: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--parameter", "-p", metavar="NAME[=DEFAULT]", help=t("A parameter of the job file.")
+        ),
+    ] = None,
+    description: Annotated[str, typer.Option("--description", help=t("For people."))] = "",
+    visibility: Annotated[
+        str, typer.Option("--for", help=t("private, namespace or public."))
+    ] = "private",
+    namespace: Annotated[
+        str, typer.Option("--namespace", "-n", help=t("Whose members may use it."))
+    ] = "",
+    json: JsonOption = False,
+) -> None:
+    if (file is None) == (not from_job):
+        raise Invalid(t("Give --file or --from-job."), code="usage")
+    with Client() as client:
+        made = client.templates.create(
+            name,
+            job_file=file,
+            from_job=client.find(from_job) if from_job else None,
+            parameters=[parameter_of(text) for text in parameter or ()],
+            description=description,
+            visibility=visibility,
+            namespace=namespace or None,
+        )
+    output.result(made.raw, lambda: output.print_text(made.id))
+
+
+def parameter_of(text: str) -> dict[str, Any]:
+    name, sign, default = text.partition("=")
+    return {"name": name, "default": default} if sign else {"name": name, "required": True}
+
+
+def values_of(given: list[str] | None) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for text in given or ():
+        name, sign, value = text.partition("=")
+        if not sign:
+            raise Invalid(t("{text} must be NAME=VALUE.", text=repr(text)), code="usage")
+        found[name] = value
+    return found
+
+
+def submit(
+    template: TemplateArgument,
+    parameter: Annotated[
+        list[str] | None,
+        typer.Option("--parameter", "-p", metavar="NAME=VALUE", help=t("A parameter's value.")),
+    ] = None,
+    name: NameOption = "",
+    namespace: NamespaceOption = "",
+    code: Annotated[
+        Path | None,
+        typer.Option("--code", help=t("The code: a directory, or a zip, tar or tar.gz.")),
+    ] = None,
+    secret: SecretOption = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help=t("Stay until the job ends."))
+    ] = False,
+    json: JsonOption = False,
+) -> None:
+    with Client() as client:
+        with output.transfer_bar(t("Sending the code")) as update:
+            job = client.templates.submit(
+                client.templates.find(template).id,
+                values_of(parameter),
+                name=name,
+                namespace=namespace,
+                code=code,
+                secrets=secrets_of(secret),
+                progress=upload_bar(update),
+            )
+        say_warnings(job.warnings)
+        announce(job, follow=follow)
+        if follow:
+            stay(client, job)
+
+
+def delete(template: TemplateArgument, json: JsonOption = False) -> None:
+    with Client() as client:
+        found = client.templates.find(template)
+        client.templates.delete(found.id)
+    output.result(
+        {"id": found.id, "deleted": True},
+        lambda: output.say(t("{name} is deleted.", name=found.name)),
+    )

@@ -1,0 +1,54 @@
+"""How values look in a notebook. Every text that came from a person or the server is escaped here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from html import escape
+from typing import Any
+
+_COLORS = {
+    "QUEUED": "#667382",
+    "PENDING": "#b76e00",
+    "RUNNING": "#0a66c2",
+    "COMPLETED": "#1f7a3d",
+    "FAILED": "#b42318",
+    "STOPPED": "#667382",
+}
+
+
+def badge(state: str) -> str:
+    color = _COLORS.get(state, "#667382")
+    return (
+        f'<span style="background:{color};color:#fff;border-radius:4px;padding:1px 8px">'
+        f"{escape(state)}</span>"
+    )
+
+
+def table(rows: Iterable[tuple[str, str]]) -> str:
+    """Rows of a caption and HTML that is already safe."""
+    cells = "".join(
+        f'<tr><th style="text-align:left">{escape(name)}</th>'
+        f'<td style="text-align:left">{value}</td></tr>'
+        for name, value in rows
+    )
+    return f"<table>{cells}</table>"
+
+
+def job_html(raw: Mapping[str, Any]) -> str:
+    reason = raw.get("reason") or {}
+    words = str(reason.get("text") or reason.get("slurm_text") or "")
+    resources = f"{raw.get('tasks')} × task, {raw.get('cpus')} CPU, {raw.get('mem_mib')} MiB"
+    if raw.get("gpus"):
+        resources += f", {raw.get('gpus')} GPU {raw.get('gpu_type') or ''}"
+    rows = [
+        ("job", f"<b>{escape(str(raw.get('name', '')))}</b>"),
+        ("state", badge(str(raw.get("state", ""))) + (f" {escape(words)}" if words else "")),
+        ("id", f"<code>{escape(str(raw.get('id', '')))}</code>"),
+        ("namespace", escape(str(raw.get("namespace", "")))),
+        ("resources", escape(resources)),
+    ]
+    if raw.get("slurm_job_id"):
+        rows.append(("Slurm id", escape(str(raw["slurm_job_id"]))))
+    if raw.get("exit_code") is not None:
+        rows.append(("exit code", escape(str(raw["exit_code"]))))
+    return table(rows)

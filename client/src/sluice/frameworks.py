@@ -1,0 +1,368 @@
+"""One way to describe distributed training, whatever the framework: a class each, the same words in all.
+
+    job = TensorFlowJob("mnist", strategy="ps", workers=2, ps=1, image="tensorflow", command="python train.py")
+    job.submit(); job.wait(); print(job.logs().read().decode())
+
+Which roles a strategy has is the server's knowledge; the small table here says the same (a test compares).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any, ClassVar
+
+from sluice.client import Client, Code, leading_role
+from sluice.display import badge, job_html, table
+from sluice.errors import Invalid
+from sluice.logs import LogStream
+from sluice.messages import t
+from sluice.values import Job, Plan, Task
+
+# (framework, strategy) → (roles that must exist, roles that may), in the order of the job file.
+# The first strategy of a framework is the one it takes when none is named.
+LAYOUTS: Mapping[tuple[str, str], tuple[tuple[str, ...], tuple[str, ...]]] = {
+    ("tensorflow", "ps"): (("ps", "worker"), ("chief", "evaluator")),
+    ("tensorflow", "multiworker"): (("worker",), ("chief", "evaluator")),
+    ("pytorch", "ddp"): (("worker",), ("chief",)),
+    ("pytorch", "torchrun"): (("worker",), ("chief",)),
+    ("horovod", "ring"): (("worker",), ("chief",)),
+    ("horovod", "horovodrun"): (("worker",), ("chief",)),
+    ("mxnet", "ps"): (("scheduler", "ps", "worker"), ()),
+    ("xgboost", "rabit"): (("worker",), ("scheduler", "ps")),
+    ("paddle", "collective"): (("worker",), ()),
+    ("mpi", "srun"): (("worker",), ("chief",)),
+    ("mpi", "hostfile"): (("worker",), ("chief",)),
+}
+# What people write → the strategy's name.
+_STRATEGY_WORDS: Mapping[str, str] = {
+    "parameterserver": "ps",
+    "psworker": "ps",
+    "multiworkermirrored": "multiworker",
+    "mirrored": "multiworker",
+    "allreduce": "multiworker",
+    "masterworker": "ddp",
+    "ringallreduce": "ring",
+    "dmlc": "ps",
+}
+_MEMORY = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?\s*", re.IGNORECASE)
+_MIB = {"": 1.0, "k": 1 / 1024, "m": 1.0, "g": 1024.0, "t": 1024.0 * 1024}
+# Roles that serve the others: they never end by themselves and compute nothing on a GPU.
+_SERVING = ("ps", "scheduler")
+
+
+def memory_mib(value: int | str) -> int:
+    """4096, "4GB", "512 MiB" in MiB; a bare number counts MiB."""
+    found = _MEMORY.fullmatch(str(value))
+    if found is None or isinstance(value, bool):
+        raise Invalid(
+            t("{value} is no amount of memory; write it as 4GB or 512MB.", value=repr(value)),
+            code="memory",
+        )
+    return max(1, round(float(found[1]) * _MIB[found[2].lower()]))
+
+
+class FrameworkJob:
+    """What all frameworks share. Use one of the classes below."""
+
+    framework: ClassVar[str] = ""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        command: str | Sequence[str],
+        image: str = "",
+        strategy: str = "",
+        workers: int = 1,
+        ps: int = 0,
+        chief: bool = False,
+        evaluator: bool = False,
+        scheduler: bool | None = None,
+        cpus: int = 1,
+        memory: int | str = "1GB",
+        shm: int | str | None = None,
+        gpus: int = 0,
+        gpu_type: str = "",
+        params: Mapping[str, Any] | None = None,
+        env: Mapping[str, str | int | float | bool] | None = None,
+        code: Code | None = None,
+        code_dir: str = "",
+        data: str = "",
+        output: str = "",
+        namespace: str = "",
+        time_limit: str | int | None = None,
+        retries: int = 0,
+        description: str = "",
+        labels: Mapping[str, str] | None = None,
+        roles: Mapping[str, Mapping[str, Any]] | None = None,
+        client: Client | None = None,
+    ) -> None:
+        """`cpus`, `memory`, `gpus` are of each task; `roles` gives single roles other values, in the job
+        file's words: roles={"ps": {"cpuNumber": 4, "memoryMB": 8192}}. `params` become --key=value.
+        `code` is a directory or archive here that travels with the job; `code_dir`, `data` and `output`
+        are directories on the cluster."""
+        self.name = name
+        self.strategy = self._strategy(strategy)
+        self.code = code
+        self._client = client
+        self._job: Job | None = None
+        counts = {
+            "worker": workers,
+            "ps": ps,
+            "chief": int(chief),
+            "evaluator": int(evaluator),
+            "scheduler": int("scheduler" in self._required if scheduler is None else scheduler),
+        }
+        task: dict[str, Any] = {
+            "cpuNumber": cpus,
+            "memoryMB": memory_mib(memory),
+            "gpuNumber": gpus,
+            "command": command if isinstance(command, str) else shlex.join(command),
+        }
+        if shm is not None:
+            task["shmMB"] = memory_mib(shm)
+        if params:
+            task["parameters"] = [{"key": k, "value": v} for k, v in params.items()]
+        whole = {
+            "jobName": name,
+            "namespace": namespace,
+            "description": description,
+            "codeDir": code_dir,
+            "dataDir": data,
+            "outputDir": output,
+            "gpuType": gpu_type,
+            "retryCount": retries,
+            "timeLimit": time_limit,
+            "jobEnvs": dict(env or {}),
+            "labels": dict(labels or {}),
+        }
+        self._spec: dict[str, Any] = {
+            key: value for key, value in whole.items() if value not in ("", None, {}, 0)
+        }
+        # "" is a choice too: the namespace's default image.
+        self._spec["image"] = image
+        self._spec["framework"] = {"name": self.framework, "strategy": self.strategy}
+        self._spec["taskRoles"] = self._roles(counts, task, roles or {})
+
+    @property
+    def _layout(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        return LAYOUTS[self.framework, self.strategy]
+
+    @property
+    def _required(self) -> tuple[str, ...]:
+        return self._layout[0]
+
+    @classmethod
+    def strategies(cls) -> tuple[str, ...]:
+        return tuple(strategy for framework, strategy in LAYOUTS if framework == cls.framework)
+
+    def _strategy(self, given: str) -> str:
+        known = self.strategies()
+        word = re.sub(r"[^a-z0-9]", "", given.lower())
+        word = _STRATEGY_WORDS.get(word, word) if word not in known else word
+        if not word:
+            return known[0]
+        if word not in known:
+            raise Invalid(
+                t(
+                    "{framework} knows no strategy {given}; it knows {known}.",
+                    framework=self.framework,
+                    given=repr(given),
+                    known=", ".join(known),
+                ),
+                code="strategy",
+            )
+        return word
+
+    def _roles(
+        self,
+        counts: Mapping[str, int],
+        task: Mapping[str, Any],
+        given: Mapping[str, Mapping[str, Any]],
+    ) -> list[dict[str, Any]]:
+        required, optional = self._layout
+        known = (*required, *optional)
+        for role, count in counts.items():
+            if count < 0 or (count and role not in known) or (not count and role in required):
+                raise Invalid(
+                    t(
+                        "{framework} with strategy {strategy} has the roles {known}, and needs at "
+                        "least one {required}; {role} was {count}.",
+                        framework=self.framework,
+                        strategy=self.strategy,
+                        known=", ".join(known),
+                        required=", ".join(required),
+                        role=role,
+                        count=count,
+                    ),
+                    code="roles",
+                )
+        for role in given:
+            if not counts.get(role):
+                raise Invalid(
+                    t("roles names {role}, which this job does not have.", role=repr(role)),
+                    code="roles",
+                )
+        leading = "chief" if counts["chief"] else "worker"
+        rows = []
+        for role in known:
+            if not counts[role]:
+                continue
+            row = {"name": role, "taskNumber": counts[role], **task}
+            if role in _SERVING:
+                row["gpuNumber"] = 0
+            elif role == leading and "ps" in required:
+                # Servers never end by themselves: the job is done when its workers (or chief) are.
+                row["minSucceededTaskCount"] = counts[role]
+            rows.append({**row, **given.get(role, {})})
+        return rows
+
+    # --- what can be done with it -------------------------------------------------------------------
+
+    def spec(self) -> dict[str, Any]:
+        """The job file."""
+        return {**self._spec, "taskRoles": [dict(role) for role in self._spec["taskRoles"]]}
+
+    @property
+    def client(self) -> Client:
+        if self._client is None:
+            self._client = Client()
+        return self._client
+
+    def plan(self) -> Plan:
+        return self.client.plan(self)
+
+    def submit(self, *, client: Client | None = None) -> Job:
+        """Submit it once; submit again after it ended for a new job with the same file."""
+        if client is not None:
+            self._client = client
+        if self._job is not None and not self.client.show(self._job).ended:
+            raise Invalid(
+                t(
+                    "This job was submitted already ({id}). Wait for it or stop it.",
+                    id=self._job.id,
+                ),
+                code="submitted",
+            )
+        self._job = self.client.submit(self)
+        return self._job
+
+    @property
+    def job(self) -> Job:
+        """The job as last seen."""
+        if self._job is None:
+            raise Invalid(
+                t("This job has not been submitted: call submit()."), code="not_submitted"
+            )
+        return self._job
+
+    @property
+    def id(self) -> str:
+        return self.job.id
+
+    @property
+    def status(self) -> str:
+        """Its state now: QUEUED, PENDING, RUNNING, COMPLETED, FAILED or STOPPED."""
+        self._job = self.client.show(self.job)
+        return self._job.state
+
+    @property
+    def tasks(self) -> Sequence[Task]:
+        return self.client.tasks(self.job)
+
+    def wait(self, *, timeout: float | None = None) -> Job:
+        self._job = self.client.wait(self.job, timeout=timeout)
+        return self._job
+
+    def logs(
+        self, role: str = "", index: int = 0, *, follow: bool = False, offset: int = 0
+    ) -> LogStream:
+        """Iterate for bytes, or take `.text`, `.lines()` or `.read()`."""
+        role = role or leading_role(self._spec)
+        return self.client.logs(self.job, role, index, follow=follow, offset=offset)
+
+    def stop(self) -> Job:
+        self._job = self.client.stop(self.job)
+        return self._job
+
+    def download(self, to: str | os.PathLike[str]) -> Sequence[Path]:
+        """Its results, into a directory here."""
+        root, path = self.client.results_place(self.job)
+        return self.client.download_tree(self.job, to, path, root=root)
+
+    def __repr__(self) -> str:
+        where = f", {self._job.state} {self._job.id}" if self._job else ""
+        return f"{type(self).__name__}({self.name!r}, strategy={self.strategy!r}{where})"
+
+    def _repr_html_(self) -> str:
+        if self._job is not None:
+            return job_html(self._job.raw)
+        roles = ", ".join(
+            f"{role['taskNumber']} × {role['name']}" for role in self._spec["taskRoles"]
+        )
+        return table(
+            [
+                ("job", f"<b>{escape(self.name)}</b>"),
+                ("state", badge("not submitted")),
+                ("framework", escape(f"{self.framework}, {self.strategy}")),
+                ("roles", escape(roles)),
+            ]
+        )
+
+
+class TensorFlowJob(FrameworkJob):
+    """strategy "ps" (workers and parameter servers) or "multi-worker" (all-reduce). Tasks get TF_CONFIG."""
+
+    framework = "tensorflow"
+
+
+class PyTorchJob(FrameworkJob):
+    """strategy "ddp" (MASTER_ADDR, RANK, WORLD_SIZE, … in every task) or "torchrun"."""
+
+    framework = "pytorch"
+
+
+class HorovodJob(FrameworkJob):
+    """strategy "ring" (Gloo, variables in every task) or "horovodrun"."""
+
+    framework = "horovod"
+
+
+class XGBoostJob(FrameworkJob):
+    """strategy "rabit". Tasks get DMLC_ROLE, DMLC_TRACKER_URI and the like."""
+
+    framework = "xgboost"
+
+
+class MXNetJob(FrameworkJob):
+    """strategy "ps": a scheduler, servers and workers. Tasks get DMLC_ROLE and the like."""
+
+    framework = "mxnet"
+
+
+class PaddleJob(FrameworkJob):
+    """strategy "collective". Tasks get PADDLE_TRAINER_ID, PADDLE_TRAINER_ENDPOINTS and the like."""
+
+    framework = "paddle"
+
+
+class MPIJob(FrameworkJob):
+    """strategy "srun" (Slurm's own MPI support) or "hostfile" (mpirun in the first task)."""
+
+    framework = "mpi"
+
+
+ALL: tuple[type[FrameworkJob], ...] = (
+    TensorFlowJob,
+    PyTorchJob,
+    HorovodJob,
+    XGBoostJob,
+    MXNetJob,
+    PaddleJob,
+    MPIJob,
+)

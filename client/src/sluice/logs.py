@@ -1,0 +1,189 @@
+"""One log as a stream of exact bytes, addressed by offset: whatever the connection does, none is lost or
+comes twice. By websocket while it grows, by REST otherwise or where websockets do not get through."""
+
+from __future__ import annotations
+
+import codecs
+import json
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import quote
+
+from websockets.exceptions import ConnectionClosed
+
+from sluice.errors import NotFound, ServerFailed, SluiceError
+from sluice.http import Door, pause_s
+from sluice.sockets import NoSockets, SocketLost, open_socket, refusal
+
+READ_BYTES = 1024 * 1024
+POLL_S = 2.0
+FRUITLESS_TRIES = 8
+QUIET_S = 30.0
+
+Notice = Callable[[str], None]
+
+
+@dataclass(slots=True)
+class LogStream:
+    """Iterate for bytes; `.text` and `.lines()` decode. `offset` is where the next byte stands."""
+
+    door: Door
+    job_id: str
+    role: str
+    index: int
+    follow: bool = False
+    offset: int = 0
+    attempt: int | None = None
+    # Called with a sentence while there is nothing to read yet.
+    on_wait: Notice | None = None
+    # How the task ended, once it has: {"state": …, "exit_code": …}.
+    verdict: dict[str, Any] | None = field(default=None, init=False)
+
+    def __iter__(self) -> Iterator[bytes]:
+        return self._followed() if self.follow else self._read_to_end()
+
+    @property
+    def text(self) -> Iterator[str]:
+        """The same as text; a character split between two pieces stays whole."""
+        decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        for chunk in self:
+            if piece := decoder.decode(chunk):
+                yield piece
+        if rest := decoder.decode(b"", final=True):
+            yield rest
+
+    def lines(self) -> Iterator[str]:
+        """Whole lines without their ends; the last one even if it has none."""
+        rest = ""
+        for piece in self.text:
+            *whole, rest = (rest + piece).split("\n")
+            yield from (line.removesuffix("\r") for line in whole)
+        if rest:
+            yield rest
+
+    def read(self) -> bytes:
+        return b"".join(self)
+
+    # --- REST -------------------------------------------------------------------------------------
+
+    @property
+    def _address(self) -> str:
+        return f"jobs/{self.job_id}/logs/{quote(self.role, safe='')}/{self.index}"
+
+    def _part(self) -> tuple[bytes, bool]:
+        """The next bytes, and whether the log is complete with them."""
+        response = self.door.request(
+            "GET",
+            self._address,
+            params={"offset": self.offset, "limit": READ_BYTES, "attempt": self.attempt},
+        )
+        if self.offset < 0:
+            self.offset = int(response.headers.get("X-Log-Offset", "0"))
+        data = response.content
+        self.offset += len(data)
+        size = int(response.headers.get("X-Log-Size", self.offset))
+        complete = response.headers.get("X-Log-Complete") == "1" and self.offset >= size
+        return data, complete
+
+    def _read_to_end(self) -> Iterator[bytes]:
+        while True:
+            data, _complete = self._part()
+            if not data:
+                return
+            yield data
+
+    def _polled(self) -> Iterator[bytes]:
+        while True:
+            try:
+                data, complete = self._part()
+            except NotFound:
+                # No log yet, or no job any more.
+                if self._job_ended():
+                    return
+                data, complete = b"", False
+            if data:
+                yield data
+            elif complete or self._job_ended():
+                # Once more: what was written between the two looks.
+                last, _complete = self._part_or_nothing()
+                if not last:
+                    return
+                yield last
+            else:
+                time.sleep(POLL_S)
+
+    def _part_or_nothing(self) -> tuple[bytes, bool]:
+        try:
+            return self._part()
+        except NotFound:
+            return b"", True
+
+    def _job_ended(self) -> bool:
+        job = self.door.json("GET", f"jobs/{self.job_id}")
+        return job["state"] in ("COMPLETED", "FAILED", "STOPPED")
+
+    # --- websocket ----------------------------------------------------------------------------------
+
+    def _followed(self) -> Iterator[bytes]:
+        fruitless = 0
+        while True:
+            before = self.offset
+            try:
+                yield from self._one_connection()
+                return
+            except NoSockets:
+                yield from self._polled()
+                return
+            except SocketLost as lost:
+                fruitless = fruitless + 1 if self.offset == before else 0
+                if fruitless >= FRUITLESS_TRIES:
+                    raise self.door.unreachable(lost) from lost
+                # REST tells what is wrong for good: a token revoked, a job deleted.
+                self._still_there()
+                time.sleep(pause_s(fruitless))
+
+    def _still_there(self) -> None:
+        try:
+            self.door.json("GET", f"jobs/{self.job_id}")
+        except (ServerFailed, OSError):
+            return
+        except SluiceError as error:
+            if error.code != "unreachable":
+                raise
+
+    def _one_connection(self) -> Iterator[bytes]:
+        address = f"/ws/jobs/{self.job_id}/logs/{quote(self.role, safe='')}/{self.index}"
+        params = {"offset": self.offset, "lossless": 1, "attempt": self.attempt}
+        with open_socket(self.door, address, params) as socket:
+            while True:
+                try:
+                    frame = socket.recv(timeout=QUIET_S)
+                except TimeoutError:
+                    continue  # quiet is no fault: the library's own pings find a dead connection
+                except ConnectionClosed as closed:
+                    if found := refusal(closed.rcvd.code if closed.rcvd else 0):
+                        raise found from closed
+                    raise SocketLost from closed
+                if isinstance(frame, bytes):
+                    self.offset += len(frame)
+                    yield frame
+                elif self._told(json.loads(frame)):
+                    return
+
+    def _told(self, frame: dict[str, Any]) -> bool:
+        """What a text frame says. True: that was the end."""
+        kind = frame.get("type")
+        if kind == "log":
+            self.offset = int(frame["offset"])
+        elif kind == "truncated":
+            self.offset = 0
+        elif kind == "waiting" and self.on_wait:
+            self.on_wait(str(frame.get("reason") or ""))
+        elif kind == "error":
+            raise SluiceError(str(frame.get("message")), code=str(frame.get("code") or "log"))
+        elif kind == "end":
+            self.verdict = {key: value for key, value in frame.items() if key != "type"}
+            return True
+        return False

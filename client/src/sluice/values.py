@@ -1,0 +1,255 @@
+"""What the server answers, as typed values.
+
+Every value keeps the whole answer in `raw`: a newer server may say more than this client knows, and
+fields that it does not know are never a reason to fail.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from sluice.display import job_html
+
+LIVE_STATES = frozenset(("QUEUED", "PENDING", "RUNNING"))
+END_STATES = frozenset(("COMPLETED", "FAILED", "STOPPED"))
+
+Json = Mapping[str, Any]
+
+
+def moment(value: Any) -> datetime | None:
+    return datetime.fromisoformat(value) if isinstance(value, str) and value else None
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """Why a job is where it is."""
+
+    code: str = ""
+    text: str = ""
+    slurm_text: str = ""
+
+    @classmethod
+    def of(cls, raw: Json) -> Reason:
+        return cls(
+            str(raw.get("code", "")), str(raw.get("text", "")), str(raw.get("slurm_text", ""))
+        )
+
+    def __str__(self) -> str:
+        return self.text or self.slurm_text
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A job as it stood when it was asked for."""
+
+    id: str
+    name: str
+    owner: str
+    namespace: str
+    state: str
+    reason: Reason
+    stopping: bool
+    exit_code: int | None
+    attempt: int
+    slurm_job_id: str
+    created_at: datetime | None
+    started_at: datetime | None
+    ended_at: datetime | None
+    expected_start: datetime | None
+    duration_s: int | None
+    time_limit_s: int | None
+    cpus: int
+    mem_mib: int
+    gpus: int
+    gpu_type: str
+    tasks: int
+    warnings: tuple[str, ...]
+    plan_words: str
+    raw: Json = field(repr=False, compare=False)
+
+    @classmethod
+    def of(cls, raw: Json) -> Job:
+        return cls(
+            id=str(raw["id"]),
+            name=str(raw.get("name", "")),
+            owner=str(raw.get("owner", "")),
+            namespace=str(raw.get("namespace", "")),
+            state=str(raw.get("state", "")),
+            reason=Reason.of(raw.get("reason") or {}),
+            stopping=bool(raw.get("stopping", False)),
+            exit_code=raw.get("exit_code"),
+            attempt=int(raw.get("attempt") or 0),
+            slurm_job_id=str(raw.get("slurm_job_id") or ""),
+            created_at=moment(raw.get("created_at")),
+            started_at=moment(raw.get("started_at")),
+            ended_at=moment(raw.get("ended_at")),
+            expected_start=moment(raw.get("expected_start")),
+            duration_s=raw.get("duration_s"),
+            time_limit_s=raw.get("time_limit_s"),
+            cpus=int(raw.get("cpus") or 0),
+            mem_mib=int(raw.get("mem_mib") or 0),
+            gpus=int(raw.get("gpus") or 0),
+            gpu_type=str(raw.get("gpu_type") or ""),
+            tasks=int(raw.get("tasks") or 0),
+            warnings=tuple(warning_text(row) for row in raw.get("warnings") or ()),
+            plan_words=str(raw.get("plan_words") or ""),
+            raw=raw,
+        )
+
+    @property
+    def ended(self) -> bool:
+        return self.state in END_STATES
+
+    @property
+    def completed(self) -> bool:
+        return self.state == "COMPLETED"
+
+    def _repr_html_(self) -> str:
+        return job_html(self.raw)
+
+
+def warning_text(row: Any) -> str:
+    if not isinstance(row, Mapping):
+        return str(row)
+    path = row.get("path")
+    return f"{path}: {row.get('message', '')}" if path else str(row.get("message", ""))
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    role: str
+    index: int
+    state: str
+    node: str
+    exit_code: int | None
+    started_at: datetime | None
+    ended_at: datetime | None
+    raw: Json = field(repr=False, compare=False)
+
+    @classmethod
+    def of(cls, raw: Json) -> Task:
+        return cls(
+            role=str(raw["role"]),
+            index=int(raw["index"]),
+            state=str(raw.get("state", "")),
+            node=str(raw.get("node") or ""),
+            exit_code=raw.get("exit_code"),
+            started_at=moment(raw.get("started_at")),
+            ended_at=moment(raw.get("ended_at")),
+            raw=raw,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What would become of a job file, without submitting it."""
+
+    ok: bool
+    may_submit: bool
+    dialect: str
+    namespace: str
+    spec: Json
+    words: str
+    script: str
+    warnings: tuple[str, ...]
+    problems: tuple[str, ...]
+    starts_now: bool | None
+    raw: Json = field(repr=False, compare=False)
+
+    @classmethod
+    def of(cls, raw: Json) -> Plan:
+        return cls(
+            ok=bool(raw.get("ok")),
+            may_submit=bool(raw.get("may_submit")),
+            dialect=str(raw.get("dialect", "")),
+            namespace=str(raw.get("namespace", "")),
+            spec=raw.get("spec") or {},
+            words=str(raw.get("plan_words") or ""),
+            script=str(raw.get("script") or ""),
+            warnings=tuple(warning_text(row) for row in raw.get("warnings") or ()),
+            problems=tuple(warning_text(row) for row in raw.get("problems") or ()),
+            starts_now=raw.get("starts_now"),
+            raw=raw,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """One entry of a directory of a job's files."""
+
+    name: str
+    path: str
+    kind: str  # file, dir, link or other
+    size: int
+    modified_at: datetime | None
+    raw: Json = field(repr=False, compare=False)
+
+    @classmethod
+    def of(cls, raw: Json) -> File:
+        return cls(
+            name=str(raw["name"]),
+            path=str(raw["path"]),
+            kind=str(raw.get("kind", "file")),
+            size=int(raw.get("size") or 0),
+            modified_at=moment(raw.get("modified_at")),
+            raw=raw,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    id: str
+    name: str
+    description: str
+    owner: str
+    visibility: str
+    namespace: str | None
+    version: int
+    parameters: tuple[Json, ...]
+    spec: Json  # only of one template asked for by id
+    raw: Json = field(repr=False, compare=False)
+
+    @classmethod
+    def of(cls, raw: Json) -> Template:
+        return cls(
+            id=str(raw["id"]),
+            name=str(raw.get("name", "")),
+            description=str(raw.get("description", "")),
+            owner=str(raw.get("owner", "")),
+            visibility=str(raw.get("visibility", "")),
+            namespace=raw.get("namespace"),
+            version=int(raw.get("version") or 1),
+            parameters=tuple(raw.get("parameters") or ()),
+            spec=raw.get("spec") or {},
+            raw=raw,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    id: int
+    name: str
+    prefix: str
+    scope: str
+    expires_at: datetime | None
+    last_used_at: datetime | None
+    is_current: bool
+    secret: str = field(repr=False)  # only in the answer that made it
+    raw: Json = field(repr=False, compare=False)
+
+    @classmethod
+    def of(cls, raw: Json) -> Token:
+        return cls(
+            id=int(raw["id"]),
+            name=str(raw.get("name", "")),
+            prefix=str(raw.get("prefix", "")),
+            scope=str(raw.get("scope", "")),
+            expires_at=moment(raw.get("expires_at")),
+            last_used_at=moment(raw.get("last_used_at")),
+            is_current=bool(raw.get("is_current")),
+            secret=str(raw.get("token", "")),
+            raw=raw,
+        )

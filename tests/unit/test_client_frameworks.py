@@ -1,0 +1,143 @@
+"""The client's table of frameworks says the same as the server's, role by role."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import sluice
+from jobs.frameworks import STRATEGIES, cast, find_strategy, make_roles
+from jobs.spec.model import JobSpec
+from sluice.frameworks import ALL, LAYOUTS, FrameworkJob, memory_mib
+
+CLASS_OF = {kind.framework: kind for kind in ALL}
+
+
+def test_both_tables_are_the_same() -> None:
+    server = {(row.framework, row.name): (row.required, row.optional) for row in STRATEGIES}
+    assert server == LAYOUTS
+    assert list(server) == list(LAYOUTS)
+
+
+def counts_for(required: tuple[str, ...]) -> dict[str, Any]:
+    return {"workers": 3, "ps": 2 if "ps" in required else 0}
+
+
+@pytest.mark.parametrize(("framework", "strategy"), LAYOUTS)
+def test_each_layout_is_the_servers(framework: str, strategy: str) -> None:
+    required, _optional = LAYOUTS[framework, strategy]
+    given = counts_for(required)
+    job = CLASS_OF[framework](
+        "a", command="python train.py", strategy=strategy, cpus=2, memory="2GB", gpus=1, **given
+    )
+    counts = {"worker": 3, "ps": given["ps"], "scheduler": int("scheduler" in required)}
+    made = make_roles(
+        framework,
+        strategy,
+        command="python train.py",
+        counts={part: count for part, count in counts.items() if count},
+        resources={"*": {"cpu_number": 2, "memory_mb": 2048, "gpu_number": 1}},
+    )
+    ours = JobSpec.model_validate(job.spec())
+    assert ours.task_roles == made
+    playing = cast(ours)
+    assert playing is not None
+    assert playing.strategy == find_strategy(framework, strategy)
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_a_chief_ends_the_job_where_the_server_says_so(kind: type[FrameworkJob]) -> None:
+    required, optional = LAYOUTS[kind.framework, kind.strategies()[0]]
+    more = counts_for(required)
+    if "chief" not in optional:
+        with pytest.raises(sluice.Invalid, match="has the roles"):
+            kind("a", command="x", chief=True, **more)
+        return
+    ours = JobSpec.model_validate(kind("a", command="x", chief=True, **more).spec())
+    counts = {"worker": 3, "chief": 1, "ps": more["ps"]}
+    made = make_roles(
+        kind.framework,
+        command="x",
+        counts={part: count for part, count in counts.items() if count},
+        resources={"*": {"memory_mb": 1024}},
+    )
+    assert ours.task_roles == made
+
+
+@pytest.mark.parametrize(
+    ("kind", "word", "strategy"),
+    [
+        (sluice.TensorFlowJob, "multi-worker", "multiworker"),
+        (sluice.TensorFlowJob, "Parameter Server", "ps"),
+        (sluice.PyTorchJob, "master-worker", "ddp"),
+        (sluice.HorovodJob, "ring_all_reduce", "ring"),
+    ],
+)
+def test_strategies_by_the_words_of_people(
+    kind: type[FrameworkJob], word: str, strategy: str
+) -> None:
+    job = kind("a", command="x", strategy=word, ps=1 if strategy == "ps" else 0)
+    assert job.strategy == strategy == find_strategy(kind.framework, word).name
+
+
+def test_a_whole_job() -> None:
+    job = sluice.TensorFlowJob(
+        "mnist",
+        strategy="ps",
+        workers=2,
+        ps=1,
+        image="tensorflow:2.15",
+        command=["python", "train.py", "--name", "a b"],
+        gpus=1,
+        gpu_type="a100",
+        memory="4GB",
+        shm="1GB",
+        params={"lr": 0.1, "epochs": 3},
+        env={"SEED": 7},
+        data="/data/mnist",
+        output="~/out",
+        namespace="vision",
+        time_limit="2h",
+        roles={"ps": {"cpuNumber": 4}},
+        labels={"team": "a"},
+    )
+    spec = JobSpec.model_validate(job.spec())
+    ps, worker = spec.task_roles
+    assert (ps.gpu_number, ps.cpu_number, worker.gpu_number) == (0, 4, 1)
+    assert worker.command == "python train.py --name 'a b'"
+    assert [p.key for p in worker.parameters] == ["lr", "epochs"]
+    assert worker.min_succeeded_task_count == 2
+    assert (spec.namespace, spec.time_limit, spec.data_dir) == ("vision", 7200, "/data/mnist")
+    assert (worker.memory_mb, worker.shm_mb) == (4096, 1024)
+    assert "TensorFlowJob('mnist'" in repr(job)
+    assert "1 × ps, 2 × worker" in job._repr_html_()
+
+
+def test_what_does_not_go_together_is_refused() -> None:
+    with pytest.raises(sluice.Invalid, match="ps was 0"):
+        sluice.TensorFlowJob("a", command="x", workers=2)
+    with pytest.raises(sluice.Invalid, match="knows no strategy"):
+        sluice.PyTorchJob("a", command="x", strategy="ps")
+    with pytest.raises(sluice.Invalid, match="does not have"):
+        sluice.PyTorchJob("a", command="x", roles={"ps": {}})
+    with pytest.raises(sluice.Invalid, match="call submit"):
+        _ = sluice.PyTorchJob("a", command="x").id
+
+
+def test_names_are_escaped_in_notebooks() -> None:
+    job = sluice.PyTorchJob("<img src=x>", command="x")
+    assert "<img" not in job._repr_html_()
+
+
+@pytest.mark.parametrize(
+    ("given", "mib"), [(512, 512), ("512", 512), ("4GB", 4096), ("1 GiB", 1024), ("1.5g", 1536)]
+)
+def test_memory(given: int | str, mib: int) -> None:
+    assert memory_mib(given) == mib
+
+
+@pytest.mark.parametrize("given", ["", "much", "4XB", "-1GB"])
+def test_what_is_no_memory(given: str) -> None:
+    with pytest.raises(sluice.Invalid):
+        memory_mib(given)

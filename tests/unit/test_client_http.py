@@ -1,0 +1,220 @@
+"""The client's one door: what is tried again, what never is, and how refusals become errors."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import pytest
+
+import sluice
+from sluice.http import Door, checked_url
+
+JOB = {"id": "11111111-1111-4111-8111-111111111111", "name": "a", "state": "QUEUED"}
+Handler = Callable[[httpx.Request], httpx.Response]
+
+
+class Server:
+    """Answers one after another; what was asked is kept."""
+
+    def __init__(self, *answers: httpx.Response | Exception) -> None:
+        self.answers = list(answers)
+        self.asked: list[httpx.Request] = []
+
+    def __call__(self, request: httpx.Request) -> httpx.Response:
+        request.read()
+        self.asked.append(request)
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def client(self, monkeypatch: pytest.MonkeyPatch | None = None) -> sluice.Client:
+        client = sluice.Client("http://server", "slc_x", transport=httpx.MockTransport(self))
+        client.door._sleep = lambda seconds: None
+        return client
+
+
+def problem(status: int, code: str, detail: str, **more: object) -> httpx.Response:
+    body = {"status": status, "code": code, "detail": detail, "errors": [], **more}
+    return httpx.Response(status, json=body, headers={"Content-Type": "application/problem+json"})
+
+
+def test_a_submit_that_got_no_answer_is_sent_again_with_the_same_key() -> None:
+    server = Server(
+        httpx.ReadTimeout("no answer"),
+        httpx.Response(503, text="proxy"),
+        httpx.Response(200, json=JOB, headers={"Idempotent-Replayed": "true"}),
+    )
+    job = server.client().submit({"jobName": "a"})
+    assert job.id == JOB["id"]
+    keys = {request.headers["Idempotency-Key"] for request in server.asked}
+    assert len(server.asked) == 3
+    assert len(keys) == 1
+    assert json.loads(server.asked[0].content) == {"job": {"jobName": "a"}}
+
+
+def test_two_submits_have_two_keys() -> None:
+    server = Server(httpx.Response(201, json=JOB), httpx.Response(201, json=JOB))
+    client = server.client()
+    client.submit("jobName: a")
+    client.submit("jobName: a")
+    assert len({request.headers["Idempotency-Key"] for request in server.asked}) == 2
+
+
+@pytest.mark.parametrize("verb", ["retry", "clone"])
+def test_what_may_not_come_twice_is_sent_once(verb: str) -> None:
+    server = Server(httpx.ReadTimeout("no answer"))
+    with pytest.raises(sluice.Unreachable, match="did not answer in time"):
+        getattr(server.client(), verb)(JOB["id"])
+    assert len(server.asked) == 1
+
+
+def test_reading_is_tried_four_times_and_then_said_to_be_unreachable() -> None:
+    server = Server(*[httpx.ConnectError("refused")] * 4)
+    with pytest.raises(sluice.Unreachable, match="cannot be reached"):
+        server.client().show(JOB["id"])
+    assert len(server.asked) == 4
+
+
+def test_throttled_waits_as_told_also_for_what_is_not_repeatable() -> None:
+    waits: list[float] = []
+    throttled = problem(429, "throttled", "Too many.")
+    throttled.headers["Retry-After"] = "3"
+    server = Server(throttled, httpx.Response(200, json=JOB))
+    client = server.client()
+    client.door._sleep = waits.append
+    client.retry(JOB["id"])
+    assert waits[0] >= 3
+
+
+def test_throttled_for_long_is_an_error_that_says_how_long() -> None:
+    throttled = problem(429, "throttled", "Too many.")
+    throttled.headers["Retry-After"] = "600"
+    with pytest.raises(sluice.Throttled) as caught:
+        Server(throttled).client().show(JOB["id"])
+    assert caught.value.retry_after == 600
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        (400, sluice.Invalid),
+        (401, sluice.Unauthorized),
+        (403, sluice.Forbidden),
+        (404, sluice.NotFound),
+        (409, sluice.Conflict),
+        (413, sluice.TooLarge),
+        (422, sluice.CannotRun),
+        (500, sluice.ServerFailed),
+        (418, sluice.SluiceError),
+    ],
+)
+def test_each_refusal_has_its_error(status: int, kind: type[sluice.SluiceError]) -> None:
+    row = {"path": "taskRoles[0].image", "message": "is required.", "code": "missing", "line": 3}
+    server = Server(problem(status, "some_code", "A sentence.", errors=[row]))
+    with pytest.raises(kind) as caught:
+        server.client().stop(JOB["id"])
+    error = caught.value
+    assert (error.message, error.code, error.status) == ("A sentence.", "some_code", status)
+    assert str(error.errors[0]) == "line 3: taskRoles[0].image: is required."
+
+
+def test_a_page_of_something_else_is_no_sluice() -> None:
+    with pytest.raises(sluice.ServerFailed, match="not as Sluice does"):
+        Server(httpx.Response(200, text="<html>router</html>")).client().me()
+    with pytest.raises(sluice.NotFound, match="not as Sluice does"):
+        Server(httpx.Response(404, text="<html>router</html>")).client().me()
+
+
+def test_a_server_that_moved_is_named() -> None:
+    moved = httpx.Response(301, headers={"Location": "https://server/"})
+    with pytest.raises(sluice.SluiceError, match="https://server/"):
+        Server(moved).client().me()
+
+
+def test_lists_go_through_all_pages_and_no_further_than_asked() -> None:
+    def rows(count: int) -> list[dict[str, str]]:
+        return [JOB] * count
+
+    pages = [{"items": rows(100), "next": "c1"}, {"items": rows(50), "next": None}]
+    server = Server(*(httpx.Response(200, json=page) for page in pages))
+    found = list(server.client().list(state=["RUNNING", "PENDING"], mine=True))
+    assert len(found) == 150
+    assert server.asked[0].url.params["state"] == "RUNNING,PENDING"
+    assert server.asked[0].url.params["mine"] == "1"
+    assert server.asked[1].url.params["cursor"] == "c1"
+    server = Server(httpx.Response(200, json={"items": rows(5), "next": "more"}))
+    assert len(list(server.client().list(limit=5))) == 5
+    assert server.asked[0].url.params["limit"] == "5"
+
+
+def test_code_that_the_server_has_does_not_travel(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("print(1)")
+    server = Server(httpx.Response(200, json={"sha256": "x"}), httpx.Response(201, json=JOB))
+    server.client().submit({"jobName": "a"}, code=tmp_path)
+    assert [request.method for request in server.asked] == ["GET", "POST"]
+    code = json.loads(server.asked[1].content)["code"]
+    assert server.asked[0].url.path == f"/api/v1/uploads/{code}"
+
+
+def test_an_upload_cut_off_is_sent_again_whole(tmp_path: Path) -> None:
+    (tmp_path / "data.bin").write_bytes(bytes(range(256)) * 2000)
+    done: list[tuple[int, int]] = []
+    server = Server(
+        problem(404, "not_found", "No."),
+        httpx.WriteError("reset"),
+        httpx.Response(201, json={"sha256": "f" * 64}),
+    )
+    sha = server.client().upload(tmp_path, progress=lambda *step: done.append(step))
+    assert sha == "f" * 64
+    assert server.asked[1].content == server.asked[2].content
+    assert int(server.asked[2].headers["Content-Length"]) == len(server.asked[2].content)
+    assert done[-1][0] == done[-1][1] > 0
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("https://a.b/", "https://a.b"),
+        ("localhost:8000", "http://localhost:8000"),
+        ("http://a/api/v1/", "http://a"),
+        ("http://a/sluice", "http://a/sluice"),
+    ],
+)
+def test_addresses(given: str, meant: str) -> None:
+    assert checked_url(given) == meant
+
+
+@pytest.mark.parametrize("given", ["", "ftp://a", "http://", "http://a:port"])
+def test_what_is_no_address(given: str) -> None:
+    with pytest.raises(sluice.Invalid):
+        checked_url(given)
+
+
+def test_the_token_is_not_shown() -> None:
+    client = sluice.Client("http://server", "slc_secret")
+    assert "secret" not in repr(client)
+    assert Door("http://server", "slc_secret").socket_url == "ws://server"
+    client.close()
+
+
+def test_ids_are_checked_before_anything_is_asked() -> None:
+    server = Server()
+    with pytest.raises(sluice.Invalid, match="no job's id"):
+        server.client().show("../tokens")
+    assert server.asked == []
+
+
+def test_a_job_of_a_newer_server_is_still_read() -> None:
+    job = sluice.Job.of({**JOB, "new_field": {"a": 1}, "reason": {"code": "x", "text": "Why."}})
+    assert (job.state, str(job.reason), job.raw["new_field"]) == ("QUEUED", "Why.", {"a": 1})
+
+
+def test_notebooks_show_no_html_of_others() -> None:
+    job = sluice.Job.of({**JOB, "name": "<script>x</script>", "reason": {"text": "<b>"}})
+    assert "<script>" not in job._repr_html_()
+    assert "&lt;script&gt;" in job._repr_html_()
+    assert "&lt;b&gt;" in job._repr_html_()

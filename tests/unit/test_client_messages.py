@@ -1,0 +1,63 @@
+"""Every sentence of the client has a Chinese one with the same places for values, and none is left over."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+from sluice import messages
+from sluice.chinese import CHINESE
+
+SOURCE = Path(__file__).resolve().parents[2] / "client" / "src" / "sluice"
+PLACE = re.compile(r"\{(\w+)\}")
+
+
+def sentences() -> dict[str, str]:
+    found = {}
+    for path in SOURCE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "t":
+                assert isinstance(node.args[0], ast.Constant), f"{path}:{node.lineno}"
+                found[node.args[0].value] = f"{path.name}:{node.lineno}"
+    return found
+
+
+def test_the_catalogue_is_complete() -> None:
+    used = sentences()
+    assert len(used) > 150
+    assert {text: place for text, place in used.items() if text not in CHINESE} == {}
+    assert set(CHINESE) - set(used) == set()
+
+
+def test_values_have_the_same_places() -> None:
+    for english, chinese in CHINESE.items():
+        assert set(PLACE.findall(english)) == set(PLACE.findall(chinese)), english
+
+
+@pytest.mark.parametrize(
+    ("variables", "language"),
+    [
+        ({"LANG": "zh_CN.UTF-8"}, "zh"),
+        ({"LANG": "en_US.UTF-8"}, "en"),
+        ({"LC_ALL": "C.UTF-8", "LANG": "zh_CN.UTF-8"}, "en"),
+        ({"LC_MESSAGES": "zh_TW", "LANG": "en"}, "zh"),
+        ({}, "en"),
+    ],
+)
+def test_the_language_is_the_environments(
+    variables: dict[str, str], language: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("LC_ALL", "LC_MESSAGES", "LANG"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    messages.language.cache_clear()
+    try:
+        assert messages.language() == language
+        said = messages.t("There is no template {word}.", word="x")
+        assert said == ("没有模板 x。" if language == "zh" else "There is no template x.")
+    finally:
+        messages.language.cache_clear()
