@@ -247,10 +247,11 @@ def _step_options(plan: Plan, role: RolePlan, mpi: str) -> list[str]:
     words = [f"--het-group={group.index}"] if plan.layout == "het" else []
     words += ["--exact", f"--ntasks={role.tasks}", f"--cpus-per-task={role.cpus}"]
     if role.per_node is not None:
-        words += [
-            f"--nodes={-(-role.tasks // role.per_node)}",
-            f"--ntasks-per-node={role.per_node}",
-        ]
+        nodes = -(-role.tasks // role.per_node)
+        even = nodes * role.per_node == role.tasks
+        # srun takes --ntasks-per-node only where it comes out even; going round spreads as evenly as can be.
+        spread = f"--ntasks-per-node={role.per_node}" if even else "--distribution=cyclic"
+        words += [f"--nodes={nodes}", spread]
     if group.shared:
         words.append(f"--mem={(role.per_node or 1) * role.mem_mib}M")
     else:

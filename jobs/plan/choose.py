@@ -366,7 +366,8 @@ def _refuse_layout(run: _Planner) -> None:
         run.refuse(
             "too_large_together",
             "taskRoles",
-            f"Each role fits by itself, but all {roles} together never fit on {names}.",
+            f"Each role fits by itself, but there is no way to place all {roles} together on {names}:"
+            " roles that share nodes get the same room on each of them.",
             "Ask for fewer or smaller tasks.",
         )
 

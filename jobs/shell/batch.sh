@@ -9,7 +9,7 @@ incarnation=${SLURM_RESTART_COUNT:-0} # a requeued job runs again in the same di
 run_dir=$attempt_dir/run/$incarnation
 task_count=0
 hellos=0 ended_tasks=0 live_steps=0 started=0 stopping=0 asked_to_stop=0 time_up=0
-verdict='' job_exit=0 deciding_role='' deciding_index=''
+half_line='' verdict='' job_exit=0 deciding_role='' deciding_index=''
 declare -A address ports host task_over
 declare -a failed succeeded over step_id step_live go_pipe
 
@@ -204,23 +204,37 @@ explain_kill() {
   done
 }
 
-on_step() { # ROLE EXIT_CODE: srun has ended; tasks that never reported are lost
-  local i code=$2 reason=lost
+on_step() { # ROLE EXIT_CODE: srun has ended; tasks that left no report at all are lost
+  local i code reason file key value
   step_live[$1]=0
   ((live_steps -= 1))
-  ((code)) || code=$exit_task_lost
-  ran_out_of_memory "$1" && reason=out_of_memory
   for ((i = 0; i < role_tasks[$1]; i++)); do
     [[ -z ${task_over[$1.$i]-} ]] || continue
-    task_state "$1" "$i" state=ended "exit_code=$code" "reason=$reason" "ended=$(now)"
+    file=tasks/${role_names[$1]}-$i.state code='' reason=''
+    if grep -qs '^state=ended$' "$file"; then # it ended well; only its message went astray
+      while IFS='=' read -r key value; do
+        case $key in exit_code) code=$value ;; reason) reason=$value ;; esac
+      done <"$file"
+    fi
+    if [[ -z $code ]]; then
+      code=$2 reason=lost
+      ((code)) || code=$exit_task_lost
+      ran_out_of_memory "$1" && reason=out_of_memory
+      task_state "$1" "$i" state=ended "exit_code=$code" "reason=$reason" "ended=$(now)"
+    fi
     on_ended "$1" "$i" "$code" "$reason"
   done
 }
 
 # next_event: handles one report, or returns after a second without any.
 next_event() {
-  local kind a b c d e f
-  IFS=' ' read -r -t 1 -u "$events" kind a b c d e f || return 0
+  local line kind a b c d e f
+  if ! IFS= read -r -t 1 -u "$events" line; then
+    half_line+=$line # the second was over in the middle of a line
+    return 0
+  fi
+  read -r kind a b c d e f <<<"$half_line$line"
+  half_line=''
   case $kind in
     hello) on_hello "$a" "$b" "$c" "$d" "$e" "$f" ;;
     ended) on_ended "$a" "$b" "$c" "$d" ;;

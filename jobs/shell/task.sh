@@ -114,10 +114,11 @@ write_task_variables() {
 }
 
 wait_for_go() {
-  local answer status
+  local part status answer=''
   while :; do
-    read -r -t 2 answer
+    IFS= read -r -t 2 part
     status=$?
+    answer+=$part # two seconds may be over in the middle of the word
     ((stopping)) && over "$exit_stopped" stopped
     ((status > 128)) && continue
     [[ $status == 0 && $answer == go ]] && return

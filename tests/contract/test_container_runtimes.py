@@ -30,7 +30,14 @@ FAKES = {
 esac
 """,
     "srun": """while [[ $1 != /bin/bash ]]; do shift; done
-SLURM_PROCID=0 SLURM_STEP_ID=0 SLURMD_NODENAME=n1 exec "$@"
+export SLURM_PROCID=0 SLURM_STEP_ID=0 SLURMD_NODENAME=n1
+[[ -n ${SPLIT_LINES-} ]] || exec "$@"
+"$@" | while IFS= read -r line; do
+  printf '%s' "${line:0:3}"
+  sleep 1.2
+  printf '%s\n' "${line:3}"
+done
+exit "${PIPESTATUS[0]}"
 """,
     "scancel": "",
 }
@@ -117,6 +124,13 @@ def test_without_a_container(bench: Bench, tmp_path: Path) -> None:
     check_outcome(bench, code)
     assert [call[0] for call in calls] == ["srun"]
     assert not any(word.startswith("--container") for word in calls[0])
+
+
+def test_reports_that_arrive_in_pieces_are_read_whole(bench: Bench, tmp_path: Path) -> None:
+    """bash's `read -t` gives up in the middle of a line; seen on a busy node with 28 tasks."""
+    bench.env["SPLIT_LINES"] = "1"
+    code, _ = bench.run(a_job(tmp_path / "data"), "none")
+    check_outcome(bench, code)
 
 
 def test_enroot(bench: Bench, tmp_path: Path) -> None:
