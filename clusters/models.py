@@ -312,6 +312,9 @@ class ClusterStatus(models.Model):
     qos = models.JSONField(_("QOS"), default=list, blank=True)
     doctor = models.JSONField(_("last check"), default=dict, blank=True)
     doctor_at = models.DateTimeField(_("last check at"), null=True, blank=True)
+    # Asked for on a page, run by the engine, which empties it when it begins.
+    doctor_wanted_at = models.DateTimeField(_("check asked for"), null=True, blank=True)
+    doctor_running_since = models.DateTimeField(_("check running since"), null=True, blank=True)
 
     class Meta:
         verbose_name = _("cluster status")

@@ -7,15 +7,17 @@ from django.contrib.auth.views import LogoutView
 from django.urls import URLPattern, URLResolver, include, path
 from django.views.i18n import JavaScriptCatalog
 
-from gateway import views
-from gateway.home import home
+from gateway import account, views
 from jobs.metrics import metrics
 
 urlpatterns: list[URLPattern | URLResolver] = [
-    path("", home, name="home"),
     path("", include("jobs.web.urls")),
     path("login", views.SignIn.as_view(), name="login"),
     path("logout", LogoutView.as_view(), name="logout"),
+    path("profile", account.profile, name="profile"),
+    path("profile/password", account.ChangePassword.as_view(), name="password_change"),
+    path("tokens", account.tokens, name="tokens"),
+    path("tokens/<int:token_id>/revoke", account.revoke, name="token_revoke"),
     path("preferences", views.set_preferences, name="preferences"),
     path(
         "i18n.js", JavaScriptCatalog.as_view(packages=["gateway", "jobs", "clusters"]), name="i18n"

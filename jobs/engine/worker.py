@@ -21,6 +21,7 @@ from clusters.connect import scheduler_for, transport_for
 from clusters.errors import ClusterError
 from clusters.models import Cluster, store_capacity, store_status
 from clusters.scheduler import Slurm
+from jobs.engine.checkup import Checkup
 from jobs.engine.lease import Lease
 from jobs.engine.orders import give_orders, orders_waiting
 from jobs.engine.poll import Poller
@@ -35,6 +36,7 @@ logger = logging.getLogger(__name__)
 ROWS_EVERY_S = 0.4
 CAPACITY_EVERY_S = 15.0
 HOUSEKEEPING_EVERY_S = 60.0
+CHECKUP_EVERY_S = 1.0
 STATUS_EVERY_S = 2.0
 SLOWEST_RETRY_S = 15.0
 REMOVALS_PER_ROUND = 50
@@ -63,11 +65,15 @@ class ClusterWorker:
         self._poller = Poller(lease, self.stats, self._tasks)
         self._poll, self._capacity, self._housekeeping = Due(), Due(), Due(time.monotonic() + 5)
         self._status, self._orders = Due(), Due()
+        self._checkup, self._checkups = Due(), Checkup()
         self._failures = 0
 
     def step(self) -> None:
         """Whatever is due now. Raises LeaseLost and DatabaseError; cluster errors are noted."""
         self.cluster = Cluster.objects.get(pk=self.cluster.pk)
+        if self._checkup.now():
+            self._checkup.again_in(CHECKUP_EVERY_S)
+            self._checkups.serve(self.cluster)
         if not self.cluster.enabled:
             self._note_status(ok=False, error="")
             return

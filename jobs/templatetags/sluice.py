@@ -73,6 +73,19 @@ def duration(seconds: float | None) -> str:
 
 
 @register.filter
+def clock(seconds: float | None) -> str:
+    """For narrow columns, the same in every language and as Slurm writes it: 2-03:04, 1:02:03, 0:07."""
+    if seconds is None:
+        return "–"
+    minutes, left = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    if days:
+        return f"{days}-{hours:02}:{minutes:02}"
+    return f"{hours}:{minutes:02}:{left:02}" if hours else f"{minutes}:{left:02}"
+
+
+@register.filter
 def memory(mib: int | None) -> str:
     if mib is None:
         return "–"
@@ -111,6 +124,29 @@ def moment(value: Any) -> SafeString | str:
 @register.filter
 def count_of_tasks(number: int) -> str:
     return ngettext("%(number)s task", "%(number)s tasks", number) % {"number": number}
+
+
+@register.filter
+def count_of_jobs(number: int) -> str:
+    return ngettext("%(number)s job", "%(number)s jobs", number) % {"number": number}
+
+
+@register.filter
+def count_of_nodes(number: int) -> str:
+    return ngettext("%(number)s node", "%(number)s nodes", number) % {"number": number}
+
+
+@register.filter
+def port_list(ports: dict[str, Any]) -> str:
+    """`ssh 10022 · http 18080, 18081`"""
+    return " · ".join(
+        f"{label} {', '.join(str(port) for port in numbers)}" for label, numbers in ports.items()
+    )
+
+
+@register.filter
+def per_cent(part: float | None, whole: float | None) -> int:
+    return round(100 * (part or 0) / whole) if whole else 0
 
 
 @register.simple_tag(takes_context=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
@@ -13,31 +14,42 @@ from django.shortcuts import render
 from django.urls import reverse
 from django.utils import timezone
 from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy as _lazy
 from django.views.decorators.http import require_GET, require_POST
 
+from clusters.forms import format_time
 from jobs import services
-from jobs.access import visible_to
+from jobs.access import can_read_output, visible_to
 from jobs.api import shapes
 from jobs.errors import JobError
 from jobs.listing import one_job
-from jobs.models import Attempt, Job, JobEvent
+from jobs.models import Attempt, Job, JobEvent, Task
 from jobs.plan import Plan, PlanError, describe
 from jobs.reasons import sentence_for
 from jobs.spec import JobSpec, SpecError, dump
 from jobs.spec.fields import parse_duration
+from jobs.web.lists import ends_at, stale_clusters
+from jobs.web.shell import address_of
 from jobs.web.words import event_words
 
 if TYPE_CHECKING:
     from gateway.models import User
 
 MAX_EVENTS = 200
-TASKS_AT_ONCE = 500
+MAX_TASKS = 2000
+TABS = (
+    ("overview", _lazy("Overview")),
+    ("logs", _lazy("Logs")),
+    ("file", _lazy("Job file")),
+    ("script", _lazy("Script")),
+    ("results", _lazy("Files")),
+)
 
 
 def find_job(request: HttpRequest, job_id: uuid.UUID) -> Job:
     job = (
         visible_to(request.user)
-        .select_related("owner", "namespace", "cluster", "cluster__status")
+        .select_related("owner", "namespace", "cluster")
         .filter(pk=job_id)
         .first()
     )
@@ -54,9 +66,8 @@ def shape_of(request: HttpRequest, job_id: uuid.UUID) -> dict[str, Any]:
     return shapes.job(row, cast("User", request.user), role, timezone.now())
 
 
-def chosen_attempt(job: Job, request: HttpRequest) -> Attempt | None:
-    attempts = list(job.attempts.order_by("-number"))
-    wanted = request.GET.get("attempt", "")
+def chosen_attempt(attempts: list[Attempt], wanted: str) -> Attempt | None:
+    """The one asked for, else the latest; they come newest first."""
     for attempt in attempts:
         if wanted == str(attempt.number):
             return attempt
@@ -65,25 +76,56 @@ def chosen_attempt(job: Job, request: HttpRequest) -> Attempt | None:
 
 def live_context(request: HttpRequest, job_id: uuid.UUID) -> dict[str, Any]:
     """What changes while a job runs: fetched again when events say so."""
-    job = find_job(request, job_id)
-    services.watch_job(job=job)
-    attempt = chosen_attempt(job, request)
-    tasks = list(attempt.tasks.all()[: TASKS_AT_ONCE * 4]) if attempt else []
+    row = find_job(request, job_id)
+    services.watch_job(job=row)
+    job = shape_of(request, job_id)
+    attempts = list(row.attempts.order_by("-number"))
+    attempt = chosen_attempt(attempts, request.GET.get("attempt", ""))
+    tasks = list(attempt.tasks.order_by("id")[: MAX_TASKS + 1]) if attempt else []
+    counts = Counter(task.state for task in tasks)
+    left_out = 0
+    if attempt and len(tasks) > MAX_TASKS:
+        left_out = attempt.tasks.count() - MAX_TASKS
     return {
-        "job": shape_of(request, job_id),
+        "row": row,
+        "job": job,
         "attempt": attempt,
+        "attempts": [each.number for each in attempts],
+        "old_attempt": attempt is not None and attempt is not attempts[0],
         "attempt_reason": sentence_for(
             attempt.reason_code, attempt.reason_params, attempt.reason_text
         )
         if attempt
         else "",
-        "attempts": job.attempts.order_by("-number").values_list("number", flat=True),
-        "tasks": tasks,
-        "events": [
-            {"at": event.at, "words": event_words(event), "actor": actor_words(event)}
-            for event in JobEvent.objects.filter(job=job).order_by("-id")[:MAX_EVENTS]
-        ],
+        "stale": bool(stale_clusters([job])),
+        "ends_at": ends_at(job, timezone.now()),
+        "tasks": tasks[:MAX_TASKS],
+        "task_counts": [(state, counts[state]) for state in Task.State.values if counts[state]],
+        "tasks_left_out": left_out,
+        "events": event_list(row),
+        "template_address": template_address(row),
     }
+
+
+def template_address(job: Job) -> str:
+    """Where a template is made from a job; empty where there is no such page."""
+    new = address_of("template_new")
+    return f"{new}?job={job.pk}" if new and not job.deleted_at else ""
+
+
+def event_list(job: Job) -> list[dict[str, Any]]:
+    events = JobEvent.objects.filter(job=job).order_by("-id")[:MAX_EVENTS]
+    return [
+        {
+            "at": event.at,
+            "words": event_words(event),
+            "actor": actor_words(event),
+            "state": event.data.get("state", ""),
+        }
+        for event in events
+        # How tasks stand is shown by the tasks themselves.
+        if event.kind != "tasks"
+    ]
 
 
 def actor_words(event: JobEvent) -> str:
@@ -94,19 +136,18 @@ def actor_words(event: JobEvent) -> str:
 @login_required
 def job_page(request: HttpRequest, job_id: uuid.UUID) -> HttpResponse:
     context = live_context(request, job_id)
-    job = find_job(request, job_id)
+    job: Job = context["row"]
+    spec = JobSpec.model_validate(job.spec)
     context |= {
-        "row": job,
-        "tabs": [
-            ("overview", _("Overview")),
-            ("logs", _("Logs")),
-            ("file", _("Job file")),
-            ("script", _("Script")),
-            ("results", _("Files")),
-        ],
+        "tabs": TABS,
+        "task_states": Task.State.choices,
         "plan_words": describe(Plan.from_json(job.plan)) if job.plan else "",
-        "job_file": dump(JobSpec.model_validate(job.spec), "yaml"),
+        "job_file_yaml": dump(spec, "yaml"),
+        "job_file_json": dump(spec, "json"),
+        "warnings": job.warnings,
         "script": context["attempt"].script if context["attempt"] else "",
+        "has_output": bool(spec.output_dir) and can_read_output(request.user, job),
+        "time_limit_text": format_time(job.time_limit_s) if job.time_limit_s else "",
         "roles": [
             {"name": role["name"], "count": role.get("taskNumber", 1)}
             for role in job.spec["taskRoles"]

@@ -4,38 +4,58 @@ from __future__ import annotations
 
 import uuid
 from dataclasses import replace
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, cast
 
 from django.contrib import messages
 from django.contrib.auth.decorators import login_required
-from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.urls import reverse
 from django.utils import timezone
-from django.utils.http import url_has_allowed_host_and_scheme
+from django.utils.cache import patch_vary_headers
 from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy as _lazy
 from django.utils.translation import ngettext
 from django.views.decorators.http import require_GET, require_POST
 from rest_framework.exceptions import ValidationError
 
 from clusters.access import Role
+from clusters.models import Membership
 from jobs import services
 from jobs.access import visible_to
 from jobs.api import shapes
 from jobs.api.filters import read_job_list
 from jobs.api.pagination import decode_cursor, encode_cursor, fingerprint
 from jobs.listing import JobFilter, page_of_jobs
-from jobs.states import JobState
-from jobs.web.shell import current_namespace
+from jobs.models import JOB_STATE_CHOICES
+from jobs.web.shell import back_to, current_namespace
 
 if TYPE_CHECKING:
     from gateway.models import User
 
-SCOPES = ("mine", "namespace", "all")
-KINDS = {"single": False, "distributed": True}
+SCOPES = (
+    ("mine", _lazy("my jobs")),
+    ("namespaces", _lazy("everyone’s in my namespaces")),
+    ("all", _lazy("all that I may see")),
+)
+KINDS = (("", _lazy("All")), ("single", _lazy("Single")), ("distributed", _lazy("Distributed")))
 MAX_ROWS_AT_ONCE = 200
 # Address parameters of the page itself; the rest are the API's filters, by the same names.
 OWN_PARAMETERS = ("scope", "kind", "cursor")
+ADVANCED = (
+    "owner",
+    "namespace",
+    "gpu_type",
+    "label",
+    "slurm_id",
+    "created_after",
+    "created_before",
+    "ended_after",
+)
+# The engine looks every few seconds; without an answer for this long the rows are old.
+STALE_AFTER = timedelta(seconds=60)
+NO_NAMESPACE = ("",)
 
 
 def job_shapes(request: HttpRequest, wanted: JobFilter, **page: Any) -> tuple[list[Any], Any]:
@@ -47,7 +67,15 @@ def job_shapes(request: HttpRequest, wanted: JobFilter, **page: Any) -> tuple[li
         shapes.job(row, user, Role.ADMIN if user.is_superuser else found.roles.get(row[4]), now)
         for row in found.rows
     ]
+    for job in jobs:
+        job["ends_at"] = ends_at(job, now)
     return jobs, found.next_key
+
+
+def ends_at(job: dict[str, Any], now: datetime) -> str:
+    """When a running job's time is over, for the browser to count down to."""
+    left_s = job["time_left_s"]
+    return "" if left_s is None else (now + timedelta(seconds=left_s)).isoformat()
 
 
 def asked_filter(request: HttpRequest) -> tuple[JobFilter, str, list[str]]:
@@ -65,15 +93,32 @@ def asked_filter(request: HttpRequest) -> tuple[JobFilter, str, list[str]]:
         problems = [f"{name}: {words[0]}" for name, words in details.items()]
         wanted = JobFilter()
     scope = request.GET.get("scope", "mine")
+    scope = scope if scope in dict(SCOPES) else "mine"
     namespace = current_namespace(request)
     if scope == "mine":
         wanted = replace(wanted, mine=True)
-    if namespace is not None and not wanted.namespaces:
-        wanted = replace(wanted, namespaces=(namespace.name,))
+    if not wanted.namespaces:
+        if namespace is not None:
+            wanted = replace(wanted, namespaces=(namespace.name,))
+        elif scope == "namespaces":
+            mine = Membership.objects.filter(user=cast("User", request.user))
+            names = tuple(mine.values_list("namespace__name", flat=True))
+            wanted = replace(wanted, namespaces=names or NO_NAMESPACE)
     kind = request.GET.get("kind", "")
-    if kind in KINDS:
-        wanted = replace(wanted, distributed=KINDS[kind])
-    return wanted, scope if scope in SCOPES else "mine", problems
+    if kind in ("single", "distributed"):
+        wanted = replace(wanted, distributed=kind == "distributed")
+    return wanted, scope, problems
+
+
+def stale_clusters(jobs: list[Any]) -> list[dict[str, Any]]:
+    """Clusters of these jobs that have not answered for a while, by what the rows themselves say."""
+    limit = shapes.iso(timezone.now() - STALE_AFTER) or ""
+    stale = {
+        job["cluster"]: job["seen_at"]
+        for job in jobs
+        if not job["ended_at"] and (job["seen_at"] or "") < limit
+    }
+    return [{"name": name, "seen_at": seen_at} for name, seen_at in sorted(stale.items())]
 
 
 @require_GET
@@ -88,22 +133,27 @@ def job_list(request: HttpRequest) -> HttpResponse:
         except ValidationError:
             problems.append(_("That page is no longer there. This is the first one."))
     jobs, next_key = job_shapes(request, wanted, after=after)
-    filters = ("state", "owner", "gpu_type", "label", "created_after", "created_before")
+    advanced = any(request.GET.get(name) for name in ADVANCED)
     context = {
         "jobs": jobs,
         "scope": scope,
+        "scopes": SCOPES,
         "kind": request.GET.get("kind", ""),
+        "kinds": KINDS,
         "sort": wanted.sort,
         "problems": problems,
-        "states": [state.value for state in JobState],
-        "chosen_states": wanted.states,
+        "state_choices": JOB_STATE_CHOICES,
+        "chosen_state": wanted.states[0] if wanted.states else "",
         "next_cursor": encode_cursor(next_key, query) if next_key else "",
         "first_page": after is None,
-        "filtered": any(request.GET.get(name) for name in (*filters, "q")),
-        "advanced": any(request.GET.get(name) for name in filters),
+        "filtered": advanced or any(request.GET.get(name) for name in ("q", "state", "kind")),
+        "advanced": advanced,
+        "stale": stale_clusters(jobs),
     }
     template = "jobs/list_body.html" if request.headers.get("HX-Request") else "jobs/list.html"
-    return render(request, template, context)
+    response = render(request, template, context)
+    patch_vary_headers(response, ["HX-Request"])
+    return response
 
 
 @require_GET
@@ -139,6 +189,7 @@ def batch(request: HttpRequest) -> HttpResponse:
             jobs=jobs,
             by=user,
             remove_files=bool(request.POST.get("remove_files")),
+            stop_first=bool(request.POST.get("stop_first")),
         )
     else:
         outcomes = services.batch_stop(jobs=jobs, by=user)
@@ -154,6 +205,4 @@ def batch(request: HttpRequest) -> HttpResponse:
         messages.success(request, text % {"count": done})
     for outcome in [o for o in outcomes if not o.ok][:5]:
         messages.error(request, outcome.message)
-    back = request.POST.get("next", "")
-    safe = url_has_allowed_host_and_scheme(back, allowed_hosts={request.get_host()})
-    return HttpResponseRedirect(back if safe else reverse("jobs"))
+    return back_to(request, reverse("jobs"))

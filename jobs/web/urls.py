@@ -4,10 +4,21 @@ from __future__ import annotations
 
 from django.urls import path
 
-from jobs.web import job_page, lists, submit, templates_pages
+from jobs.web import (
+    audit,
+    home,
+    job_page,
+    lists,
+    machines,
+    namespaces,
+    submit,
+    templates_pages,
+)
 from jobs.web.shell import choose_namespace
 
 urlpatterns = [
+    path("", home.home, name="home"),
+    path("home/live", home.home_live, name="home_live"),
     path("namespace", choose_namespace, name="choose_namespace"),
     path("jobs", lists.job_list, name="jobs"),
     path("jobs/rows", lists.job_rows, name="job_rows"),
@@ -24,4 +35,13 @@ urlpatterns = [
     path("templates/<uuid:template_id>", templates_pages.template_edit, name="template"),
     path("templates/<uuid:template_id>/use", templates_pages.template_use, name="template_use"),
     path("templates/<uuid:template_id>/copy", templates_pages.template_copy, name="template_copy"),
+    path("capacity", machines.capacity, name="capacity"),
+    path("clusters", machines.clusters, name="clusters"),
+    path("clusters/<slug:name>", machines.cluster, name="cluster"),
+    path("clusters/<slug:name>/check", machines.ask_for_check, name="cluster_check"),
+    path("namespaces", namespaces.namespace_list, name="namespaces"),
+    path("new-namespace", namespaces.new_namespace, name="namespace_new"),
+    path("namespaces/<int:pk>", namespaces.namespace, name="namespace"),
+    path("namespaces/<int:pk>/members", namespaces.members, name="namespace_members"),
+    path("audit", audit.audit, name="audit"),
 ]

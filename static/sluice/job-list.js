@@ -1,62 +1,89 @@
-// The list of jobs: rows renew themselves when events say so, choosing several, saved views.
+// The list of jobs: rows renew themselves when events say so, new jobs appear, choosing several, saved views.
 
-import { followEvents } from "./live.js";
+import { fetchText, followEvents } from "./live.js";
 import { toast } from "./shell.js";
 
-const gettext = window.gettext;
-const interpolate = window.interpolate;
+const { gettext, ngettext, interpolate } = window;
 const list = document.getElementById("list");
-const batch = document.getElementById("batch");
+const bar = document.getElementById("batch-bar");
+const dialog = document.getElementById("batch-dialog");
 const GATHER_MS = 250; // events come in bursts; one request renews many rows
+const LIST_EVERY_MS = 2000; // the whole list anew at most so often
+const NAMES_SHOWN = 8;
+
+const counted = (one, many, count) => interpolate(ngettext(one, many, count), { count }, true);
 
 // --- live rows ---------------------------------------------------------------------------------------
 
 const changed = new Set();
-const unknown = new Set();
+const unseen = new Set();
 let timer = null;
+let listTimer = null;
+const firstPage = !new URLSearchParams(window.location.search).has("cursor");
 
 followEvents({
   onEvents(events) {
     for (const event of events) {
       if (document.getElementById(`job-${event.job}`)) changed.add(event.job);
-      else if (event.kind === "created") unknown.add(event.job);
+      else if (event.kind === "created") unseen.add(event.job);
     }
-    timer ??= setTimeout(renew, GATHER_MS);
+    if (changed.size) timer ??= setTimeout(renewRows, GATHER_MS);
+    if (unseen.size) showUnseen();
   },
+  onReset: renewList,
 });
 
-async function renew() {
+async function renewRows() {
   timer = null;
-  offerNew();
-  if (!changed.size) return;
   const ids = [...changed].slice(0, 200);
   ids.forEach((id) => changed.delete(id));
   try {
-    const answer = await fetch(`${list.dataset.rowsAddress}?ids=${ids.join(",")}`);
-    if (!answer.ok) return;
     const fresh = document.createElement("tbody");
-    fresh.innerHTML = await answer.text();
+    fresh.innerHTML = await fetchText(`${list.dataset.rowsAddress}?ids=${ids.join(",")}`);
     for (const id of ids) {
       const old = document.getElementById(`job-${id}`);
       const row = fresh.querySelector(`#job-${CSS.escape(id)}`);
       if (!old) continue;
-      if (!row) { old.remove(); continue; }
-      row.querySelector("input[type=checkbox]").checked = old.querySelector("input[type=checkbox]").checked;
-      old.replaceWith(row);
+      if (row) replaceRow(old, row); else old.remove();
     }
     document.dispatchEvent(new Event("sluice:times"));
+    showChoice();
   } catch {
     ids.forEach((id) => changed.add(id));
-    timer ??= setTimeout(renew, 5000);
+    timer ??= setTimeout(renewRows, 5000);
   }
 }
 
-function offerNew() {
+/** What is ticked and what has the focus stays so. */
+function replaceRow(old, row) {
+  row.querySelector("input[type=checkbox]").checked = old.querySelector("input[type=checkbox]").checked;
+  const focused = old.contains(document.activeElement) ? document.activeElement.tagName : "";
+  old.replaceWith(row);
+  if (focused) row.querySelector(focused === "A" ? "a" : "input")?.focus({ preventScroll: true });
+}
+
+/** On the first page of the newest, new jobs simply come in; elsewhere a button offers them. */
+function showUnseen() {
+  if (firstPage) { listTimer ??= setTimeout(renewList, LIST_EVERY_MS); return; }
   const button = document.querySelector("[data-new-jobs]");
-  if (!unknown.size || !button) return;
-  button.textContent = interpolate(window.ngettext("%(count)s new job: show it", "%(count)s new jobs: show them", unknown.size), { count: unknown.size }, true);
+  button.textContent = counted("%(count)s new job: show it", "%(count)s new jobs: show them", unseen.size);
   button.hidden = false;
-  button.onclick = () => window.location.reload();
+  button.onclick = () => { const here = new URL(window.location); here.searchParams.delete("cursor"); window.location = here; };
+}
+
+async function renewList() {
+  listTimer = null;
+  // Not while someone walks through the rows with the keyboard.
+  if (list.contains(document.activeElement)) { listTimer = setTimeout(renewList, LIST_EVERY_MS); return; }
+  unseen.clear();
+  try {
+    const html = await fetchText(window.location.href);
+    const ticked = new Set([...chosen()].map((box) => box.value));
+    list.innerHTML = html;
+    for (const box of list.querySelectorAll("tbody input[name=id]")) box.checked = ticked.has(box.value);
+    document.dispatchEvent(new Event("sluice:times"));
+    showChoice();
+  } catch { listTimer ??= setTimeout(renewList, 5000); }
 }
 
 // --- choosing several ------------------------------------------------------------------------------------
@@ -65,8 +92,14 @@ function chosen() { return list.querySelectorAll("tbody input[name=id]:checked")
 
 function showChoice() {
   const count = chosen().length;
-  batch.hidden = count === 0;
-  batch.querySelector("[data-count]").textContent = interpolate(window.ngettext("%(count)s chosen", "%(count)s chosen", count), { count }, true);
+  const all = list.querySelector("[data-choose-all]");
+  if (all) {
+    const boxes = list.querySelectorAll("tbody input[name=id]").length;
+    all.checked = count > 0 && count === boxes;
+    all.indeterminate = count > 0 && count < boxes;
+  }
+  bar.hidden = count === 0;
+  bar.querySelector("[data-count]").textContent = counted("%(count)s job chosen", "%(count)s jobs chosen", count);
 }
 list.addEventListener("change", (event) => {
   if (event.target.matches("[data-choose-all]")) {
@@ -74,6 +107,60 @@ list.addEventListener("change", (event) => {
   }
   showChoice();
 });
+bar.addEventListener("click", (event) => {
+  const action = event.target.closest("[data-batch]")?.dataset.batch;
+  if (action) ask(action);
+  if (event.target.closest("[data-choose-none]")) {
+    chosen().forEach((box) => { box.checked = false; });
+    showChoice();
+  }
+});
+
+/** Say what will happen, to which jobs, before it does. */
+function ask(action) {
+  const rows = [...chosen()].map((box) => box.closest("tr"));
+  const live = rows.filter((row) => !("ended" in row.dataset));
+  const ended = rows.length - live.length;
+  const deleting = action === "delete";
+  dialog.querySelector("[data-action]").value = action;
+  dialog.querySelector("[data-title]").textContent = deleting
+    ? counted("Delete %(count)s job?", "Delete %(count)s jobs?", rows.length)
+    : counted("Stop %(count)s job?", "Stop %(count)s jobs?", rows.length);
+  dialog.querySelector("[data-text]").textContent = (deleting ? deleteWords(live.length, ended) : stopWords(live.length, ended)).join(" ");
+  showNames(deleting ? rows : live);
+  for (const option of dialog.querySelectorAll("[data-for]")) {
+    option.hidden = option.dataset.for !== action || ("ifLive" in option.dataset && !live.length);
+    option.querySelector("input").checked = false;
+  }
+  const go = dialog.querySelector("[data-go]");
+  go.textContent = deleting ? gettext("Delete") : gettext("Stop");
+  go.disabled = !deleting && !live.length;
+  dialog.showModal();
+}
+
+function stopWords(live, ended) {
+  const words = [];
+  if (live) words.push(counted("%(count)s job that waits or runs is stopped; its tasks get a moment to end by themselves, and its files stay.", "%(count)s jobs that wait or run are stopped; their tasks get a moment to end by themselves, and their files stay.", live));
+  if (ended) words.push(counted("%(count)s has already ended: nothing happens to it.", "%(count)s have already ended: nothing happens to them.", ended));
+  return words;
+}
+
+function deleteWords(live, ended) {
+  const words = [];
+  if (ended) words.push(counted("%(count)s ended job disappears from all lists, with its history.", "%(count)s ended jobs disappear from all lists, with their history.", ended));
+  if (live) words.push(counted("%(count)s has not ended and is left alone, unless you choose otherwise here:", "%(count)s have not ended and are left alone, unless you choose otherwise here:", live));
+  return words;
+}
+
+function showNames(rows) {
+  const names = rows.slice(0, NAMES_SHOWN).map((row) => row.querySelector(".cell-name a").textContent);
+  if (rows.length > NAMES_SHOWN) names.push(counted("and %(count)s more", "and %(count)s more", rows.length - NAMES_SHOWN));
+  dialog.querySelector("[data-names]").replaceChildren(...names.map((name) => {
+    const item = document.createElement("li");
+    item.textContent = name;
+    return item;
+  }));
+}
 showChoice();
 
 // --- saved views: kept in this browser -------------------------------------------------------------------
@@ -87,14 +174,13 @@ function showViews() {
   views.hidden = false;
   views.querySelector("[data-views]").replaceChildren(...readViews().map((view) => {
     const place = document.createElement("span");
-    place.className = "btn-group me-2";
+    place.className = "saved-view";
     const link = document.createElement("a");
-    link.className = "btn btn-sm";
-    link.href = view.query;
+    link.href = String(view.query).startsWith("?") ? view.query : "?";
     link.textContent = view.name;
+    if (link.search === window.location.search) link.setAttribute("aria-current", "true");
     const forget = document.createElement("button");
     forget.type = "button";
-    forget.className = "btn btn-sm btn-icon";
     forget.textContent = "×";
     forget.setAttribute("aria-label", interpolate(gettext("Forget the view %(name)s"), { name: view.name }, true));
     forget.addEventListener("click", () => {
@@ -105,12 +191,13 @@ function showViews() {
     return place;
   }));
 }
-views?.querySelector("[data-save-view]").addEventListener("click", () => {
-  const name = window.prompt(gettext("Name of this view"))?.trim().slice(0, 60);
+document.querySelector("[data-view-form]").addEventListener("submit", (event) => {
+  const name = event.target.querySelector("input").value.trim();
   if (!name) return;
   const query = window.location.search || "?";
   localStorage.setItem(VIEWS_KEY, JSON.stringify([...readViews().filter((view) => view.name !== name), { name, query }]));
+  event.target.reset();
   showViews();
   toast(gettext("The view is saved in this browser."), "success");
 });
-if (views) showViews();
+showViews();

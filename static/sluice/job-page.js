@@ -1,45 +1,82 @@
-// The job page: the live part renews itself, logs are opened side by side, results are listed.
+// The job page: parts that change renew themselves, logs stand side by side, files are walked through.
 
-import { followEvents } from "./live.js";
+import { followEvents, partsRenewer } from "./live.js";
 
-const gettext = window.gettext;
-const interpolate = window.interpolate;
+const { gettext, interpolate } = window;
 const page = document.querySelector("[data-job-page]");
 const job = page.dataset.jobPage;
-const board = document.querySelector("[data-log-board]");
-const LIVE = ["QUEUED", "PENDING", "RUNNING"];
-const GATHER_MS = 200;
 const LOOK_MS = 5000; // while it runs: also keeps the engine reading the tasks' state
 const MOST_LOGS = 6;
+const MOST_NAMES = 2000;
 
-// --- the live part -----------------------------------------------------------------------------------
+// --- the live parts ----------------------------------------------------------------------------------
 
-let timer = null;
-const state = () => document.getElementById("job-live").dataset.state;
-let actionsOf = state();
+const live = () => !("ended" in document.getElementById("job-state").dataset);
+let hadScript = Boolean(document.getElementById("script-text"));
 
-function changed() {
-  timer ??= setTimeout(() => { timer = null; window.htmx.trigger(document.body, "job-changed"); }, GATHER_MS);
-}
-followEvents({ onEvents(events) { if (events.some((event) => event.job === job)) changed(); }, onReset: changed });
-setInterval(() => { if (LIVE.includes(state()) && !document.hidden) changed(); }, LOOK_MS);
+const renew = partsRenewer(page.dataset.liveAddress, { everyMs: 400, onChange() { filterTasks(); fetchScript(); } });
+followEvents({ onEvents(events) { if (events.some((event) => event.job === job)) renew(); }, onReset: renew });
+setInterval(() => { if (live() && !document.hidden) renew(); }, LOOK_MS);
 
-// What may be done depends on the state: fetch the buttons again when it changed.
-document.addEventListener("htmx:afterSwap", async () => {
-  if (state() === actionsOf) return;
-  actionsOf = state();
+/** The script comes with the first attempt: fetched once, when there is one. */
+async function fetchScript() {
+  if (hadScript || document.getElementById("job-state").dataset.state === "QUEUED") return;
+  hadScript = true;
   const answer = await fetch(window.location.href);
-  if (!answer.ok) return;
-  const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
-  document.getElementById("job-actions").replaceWith(fresh.getElementById("job-actions"));
-  const script = fresh.getElementById("script");
-  if (script) document.getElementById("script").innerHTML = script.innerHTML;
-});
+  if (!answer.ok) { hadScript = false; return; }
+  const fresh = new DOMParser().parseFromString(await answer.text(), "text/html").getElementById("job-script");
+  if (fresh) document.getElementById("job-script").replaceWith(fresh);
+}
+
+// --- tabs: also by address, #logs ----------------------------------------------------------------------
+
+function showTab(name) { document.getElementById(`tab-${name}`)?.click(); }
+
+for (const tab of document.querySelectorAll("[role=tab]")) {
+  tab.addEventListener("shown.bs.tab", () => {
+    for (const other of document.querySelectorAll("[role=tab]")) other.tabIndex = other === tab ? 0 : -1;
+    const name = tab.id.replace("tab-", "");
+    window.history.replaceState(null, "", name === "overview" ? window.location.pathname + window.location.search : `#${name}`);
+  });
+}
+window.addEventListener("load", () => { if (window.location.hash) showTab(window.location.hash.slice(1)); });
+
+// --- filter of the tasks ---------------------------------------------------------------------------------
+
+const words = document.getElementById("task-filter");
+const wantedState = document.getElementById("task-state");
+
+function filterTasks() {
+  const text = words.value.trim().toLowerCase();
+  const state = wantedState.value;
+  if (!text && !state && !filterTasks.active) return;
+  filterTasks.active = Boolean(text || state);
+  for (const row of document.querySelectorAll("#task-rows tr")) {
+    row.hidden = Boolean((state && row.dataset.state !== state) || (text && !row.textContent.toLowerCase().includes(text)));
+  }
+}
+words.addEventListener("input", filterTasks);
+wantedState.addEventListener("change", filterTasks);
 
 // --- logs ------------------------------------------------------------------------------------------------
 
+const board = document.querySelector("[data-log-board]");
+const roles = JSON.parse(document.getElementById("roles").textContent);
+const picker = document.querySelector("[data-log-picker]");
+
+function fillPicker() {
+  const names = [];
+  for (const role of roles) for (let index = 0; index < role.count && names.length < MOST_NAMES; index += 1) names.push(`${role.name}-${index}`);
+  names.push("batch");
+  document.getElementById("log-names").replaceChildren(...names.map((name) => {
+    const option = document.createElement("option");
+    option.value = name;
+    return option;
+  }));
+}
+
 function openLog(role, index) {
-  const there = board.querySelector(`log-view[data-role="${CSS.escape(role)}"][data-index="${index}"]`);
+  const there = [...board.children].find((view) => view.dataset.role === role && view.dataset.index === String(index));
   if (there) { there.scrollIntoView({ block: "nearest" }); return; }
   if (board.children.length >= MOST_LOGS) board.firstElementChild.remove();
   const view = document.createElement("log-view");
@@ -47,62 +84,136 @@ function openLog(role, index) {
   board.append(view);
 }
 
-function showTab(name) { document.getElementById(`tab-${name}`).click(); }
+document.addEventListener("click", (event) => {
+  const opener = event.target.closest("[data-open-log]");
+  if (!opener) return;
+  showTab("logs");
+  openLog(opener.dataset.role, Number(opener.dataset.index));
+});
+picker.addEventListener("submit", (event) => {
+  event.preventDefault();
+  const field = picker.elements.log;
+  const found = /^(.*)-(\d+)$/.exec(field.value.trim());
+  const role = roles.find((each) => each.name === found?.[1]);
+  if (field.value.trim() === "batch") openLog("batch", 0);
+  else if (role && Number(found[2]) < role.count) openLog(role.name, Number(found[2]));
+  else { field.setCustomValidity(gettext("There is no such task. Choose one of the list.")); field.reportValidity(); return; }
+  field.value = "";
+});
+picker.elements.log.addEventListener("input", (event) => event.target.setCustomValidity(""));
+document.getElementById("tab-logs").addEventListener("shown.bs.tab", () => {
+  if (!document.getElementById("log-names").children.length) fillPicker();
+  // After the click that may itself open a certain log.
+  setTimeout(() => { if (!board.children.length) openLog(roles[0].name, 0); });
+});
+
+// --- job file: YAML or JSON --------------------------------------------------------------------------------
 
 document.addEventListener("click", (event) => {
-  const log = event.target.closest("[data-open-log]");
-  if (log) { showTab("logs"); openLog(log.dataset.role, log.dataset.index); }
-  const opener = event.target.closest("[data-open-dialog]");
-  if (opener) document.querySelector(opener.dataset.openDialog).showModal();
-  const closer = event.target.closest("[data-close-dialog]");
-  if (closer) closer.closest("dialog").close();
-});
-document.querySelector("[data-log-picker]").addEventListener("submit", (event) => {
-  event.preventDefault();
-  const form = event.target;
-  const count = Number(form.role.selectedOptions[0].dataset.count);
-  openLog(form.role.value, Math.min(Number(form.index.value) || 0, count - 1));
-});
-document.getElementById("tab-logs").addEventListener("shown.bs.tab", () => {
-  if (!board.children.length) openLog(board.dataset.firstRole, 0);
+  const wanted = event.target.closest("[data-show-format]")?.dataset.showFormat;
+  if (!wanted) return;
+  for (const each of document.querySelectorAll("[data-format]")) each.hidden = each.dataset.format !== wanted;
+  for (const each of document.querySelectorAll("[data-show-format]")) each.setAttribute("aria-pressed", String(each.dataset.showFormat === wanted));
 });
 
-// --- filter of the tasks ------------------------------------------------------------------------------------
+// --- files -------------------------------------------------------------------------------------------------
 
-document.addEventListener("input", (event) => {
-  const rows = event.target.dataset?.filterRows;
-  if (!rows) return;
-  const words = event.target.value.toLowerCase();
-  for (const row of document.querySelectorAll(`${rows} tr`)) row.hidden = !row.textContent.toLowerCase().includes(words);
-});
+const files = { root: "work", path: "" };
+const place = document.getElementById("results");
+const status = place.querySelector("[data-files-status]");
 
-// --- results --------------------------------------------------------------------------------------------------
-
-document.getElementById("tab-results").addEventListener("shown.bs.tab", listFiles, { once: true });
+function filesAddress(kind, path) {
+  const query = new URLSearchParams({ root: files.root });
+  if (path) query.set("path", path);
+  if (board.dataset.attempt) query.set("attempt", board.dataset.attempt);
+  return `/api/v1/jobs/${job}/files${kind}?${query}`;
+}
 
 async function listFiles() {
-  const place = document.getElementById("results");
-  const status = place.querySelector("[role=status]");
-  const answer = await fetch(`/api/v1/jobs/${job}/files`, { headers: { Accept: "application/json" } });
-  const body = await answer.json();
-  if (!answer.ok) { status.textContent = body.detail; return; }
-  const files = body.files ?? body.results ?? [];
-  if (!files.length) { status.textContent = gettext("There are no files."); return; }
-  status.remove();
-  const list = document.createElement("ul");
-  list.className = "list-group";
-  for (const file of files) {
-    const row = document.createElement("li");
-    row.className = "list-group-item d-flex justify-content-between";
+  status.hidden = false;
+  status.textContent = gettext("Looking …");
+  let body = {};
+  let answer = null;
+  try {
+    answer = await fetch(filesAddress("", files.path), { headers: { Accept: "application/json" } });
+    body = await answer.json();
+  } catch { /* said below */ }
+  showPath();
+  place.querySelector("[data-files-card]").hidden = !body.items?.length;
+  const tar = place.querySelector("[data-files-tar]");
+  tar.hidden = !body.items?.length;
+  tar.href = filesAddress("/tar", files.path);
+  if (!answer?.ok) { status.textContent = body.detail ?? gettext("The files could not be listed. Try again in a moment."); return; }
+  status.textContent = body.items.length ? "" : gettext("There are no files here.");
+  status.hidden = body.items.length > 0;
+  const sorted = body.items.sort((a, b) => (b.kind === "directory") - (a.kind === "directory") || a.name.localeCompare(b.name));
+  place.querySelector("[data-files]").replaceChildren(...sorted.map(fileRow));
+  document.dispatchEvent(new Event("sluice:times"));
+}
+
+function fileRow(file) {
+  const row = document.createElement("tr");
+  const name = document.createElement("td");
+  const directory = file.kind.startsWith("dir");
+  if (directory) {
+    const open = document.createElement("button");
+    open.type = "button";
+    open.className = "btn-link-plain";
+    open.textContent = `${file.name}/`;
+    open.addEventListener("click", () => { files.path = file.path; listFiles(); });
+    name.append(open);
+  } else {
     const link = document.createElement("a");
-    link.href = file.url ?? `/api/v1/jobs/${job}/files/download?path=${encodeURIComponent(file.path)}`;
-    link.textContent = file.path;
-    link.download = "";
-    const size = document.createElement("span");
-    size.className = "text-secondary";
-    size.textContent = interpolate(gettext("%(size)s bytes"), { size: file.size?.toLocaleString() ?? "–" }, true);
-    row.append(link, size);
-    list.append(row);
+    link.href = filesAddress("/download", file.path);
+    link.download = file.name;
+    link.textContent = file.name;
+    name.append(link);
   }
-  place.append(list);
+  const size = document.createElement("td");
+  size.className = "num";
+  size.textContent = directory ? "" : humanSize(file.size);
+  const changed = document.createElement("td");
+  const time = document.createElement("time");
+  time.dateTime = file.modified_at;
+  time.dataset.local = "";
+  changed.append(time);
+  row.append(name, size, changed);
+  return row;
+}
+
+function humanSize(bytes) {
+  let amount = bytes;
+  for (const unit of ["B", "kB", "MB", "GB"]) {
+    if (amount < 1000 || unit === "GB") return `${Number(amount.toPrecision(3))} ${unit}`;
+    amount /= 1000;
+  }
+  return "";
+}
+
+function showPath() {
+  const parts = files.path.split("/").filter(Boolean);
+  const top = gettext("all files");
+  place.querySelector("[data-files-path]").replaceChildren(...[top, ...parts].map((part, index) => {
+    const item = document.createElement("li");
+    item.className = "breadcrumb-item";
+    const go = document.createElement("button");
+    go.type = "button";
+    go.className = "btn-link-plain";
+    go.textContent = part;
+    go.setAttribute("aria-label", interpolate(gettext("Open %(name)s"), { name: part }, true));
+    go.addEventListener("click", () => { files.path = parts.slice(0, index).join("/"); listFiles(); });
+    item.append(go);
+    return item;
+  }));
+}
+
+document.getElementById("tab-results").addEventListener("shown.bs.tab", listFiles, { once: true });
+place.querySelector("[data-files-again]").addEventListener("click", listFiles);
+for (const button of place.querySelectorAll("[data-files-root]")) {
+  button.addEventListener("click", () => {
+    files.root = button.dataset.filesRoot;
+    files.path = "";
+    for (const other of place.querySelectorAll("[data-files-root]")) other.setAttribute("aria-pressed", String(other === button));
+    listFiles();
+  });
 }

@@ -1,26 +1,20 @@
-// The shell: toasts, the dialog that asks before something is lost, shortcuts, small form helpers.
-// Listens on the document, so that it also holds for what htmx puts in later.
+// The shell: toasts, dialogs (also the one that asks before something is lost), shortcuts, small form
+// helpers. Listens on the document, so that it also holds for what is put into the page later.
 
 const gettext = window.gettext ?? ((text) => text);
 
 export function toast(text, level = "info") {
-  const place = document.getElementById("toasts");
-  const box = document.createElement("div");
-  box.className = "toast show";
-  box.dataset.toast = "";
+  const box = document.getElementById("toast-template").content.firstElementChild.cloneNode(true);
   box.dataset.level = level;
-  const body = document.createElement("div");
-  body.className = "toast-body";
-  body.textContent = text;
-  box.append(body);
-  place.append(box);
+  box.querySelector(".toast-body").textContent = text;
+  document.getElementById("toasts").append(box);
   fade(box);
 }
 
 function fade(box) {
-  // Errors stay until they are clicked away: someone may have looked elsewhere.
   const close = () => box.remove();
-  box.addEventListener("click", close);
+  box.querySelector("[data-close-toast]").addEventListener("click", close);
+  // Errors stay until they are closed: someone may have looked elsewhere.
   if (box.dataset.level !== "error") setTimeout(close, 6000);
 }
 
@@ -33,6 +27,8 @@ document.addEventListener("htmx:responseError", (event) => {
   else toast(gettext("This did not work. Reload the page and try again."), "error");
 });
 
+// --- dialogs ---------------------------------------------------------------------------------------
+
 /** Ask; resolves to true only for a clear yes. */
 export function confirmed(text, action) {
   const dialog = document.getElementById("confirm-dialog");
@@ -43,6 +39,21 @@ export function confirmed(text, action) {
   return new Promise((resolve) => {
     dialog.addEventListener("close", () => resolve(dialog.returnValue === "yes"), { once: true });
   });
+}
+
+document.addEventListener("click", (event) => {
+  const opener = event.target.closest("[data-open-dialog]");
+  if (opener) document.querySelector(opener.dataset.openDialog)?.showModal();
+  if (event.target.closest("[data-close-dialog]")) event.target.closest("dialog").close();
+  // A click beside the box closes it, as people expect.
+  if (event.target.matches("dialog.sluice-dialog") && !inside(event, event.target)) event.target.close();
+});
+
+function inside(event, dialog) {
+  const box = dialog.getBoundingClientRect();
+  const { clientX: x, clientY: y } = event;
+  // Enter in a field makes a click at 0, 0.
+  return (x === 0 && y === 0) || (x >= box.left && x <= box.right && y >= box.top && y <= box.bottom);
 }
 
 document.addEventListener("submit", async (event) => {
@@ -66,14 +77,31 @@ document.addEventListener("submit", async (event) => {
     setTimeout(() => delete form.dataset.sent, 5000);
   }
 }, { capture: true });
+// A page that comes back from the browser's cache may be sent again.
+window.addEventListener("pageshow", () => document.querySelectorAll("form[data-sent]").forEach((form) => delete form.dataset.sent));
 
 document.addEventListener("change", (event) => {
   if (event.target.matches("[data-submit-on-change]")) event.target.form.requestSubmit();
 });
 
+document.addEventListener("click", async (event) => {
+  const button = event.target.closest("[data-copy]");
+  if (!button) return;
+  const source = document.querySelector(button.dataset.copy);
+  try {
+    await navigator.clipboard.writeText(source.value ?? source.textContent);
+    toast(gettext("Copied."), "success");
+  } catch {
+    // Without TLS browsers give no clipboard: choose the text, so that Ctrl-C does it.
+    window.getSelection().selectAllChildren(source);
+    source.select?.();
+    toast(gettext("Press Ctrl-C to copy."));
+  }
+});
+
 // --- shortcuts -----------------------------------------------------------------------------------
 
-const GOTO = { h: "home", j: "jobs", t: "templates" };
+const GOTO = { h: "home", j: "jobs", t: "templates", c: "capacity" };
 let waitingForPlace = false;
 
 function link(name) {
@@ -81,7 +109,7 @@ function link(name) {
 }
 
 document.addEventListener("keydown", (event) => {
-  const typing = event.target.closest("input, textarea, select, [contenteditable], .ace_editor, .xterm, dialog");
+  const typing = event.target.closest?.("input, textarea, select, [contenteditable], .ace_editor, .log-screen, dialog");
   if (typing || event.ctrlKey || event.metaKey || event.altKey) return;
   if (waitingForPlace) {
     waitingForPlace = false;
@@ -96,7 +124,4 @@ document.addEventListener("keydown", (event) => {
     const search = document.querySelector("[data-search]");
     if (search) { event.preventDefault(); search.focus(); }
   } else if (event.key === "?") document.getElementById("shortcuts-dialog").showModal();
-});
-document.addEventListener("click", (event) => {
-  if (event.target.closest("[data-show-shortcuts]")) document.getElementById("shortcuts-dialog").showModal();
 });

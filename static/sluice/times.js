@@ -2,8 +2,8 @@
 
 const language = document.documentElement.lang || undefined;
 const precise = new Intl.DateTimeFormat(language, { dateStyle: "medium", timeStyle: "medium" });
-const short = new Intl.DateTimeFormat(language, { month: "2-digit", day: "2-digit", hour: "2-digit", minute: "2-digit" });
-const long = new Intl.DateTimeFormat(language, { year: "numeric", month: "2-digit", day: "2-digit", hour: "2-digit", minute: "2-digit" });
+const short = new Intl.DateTimeFormat(language, { hourCycle: "h23", month: "2-digit", day: "2-digit", hour: "2-digit", minute: "2-digit" });
+const long = new Intl.DateTimeFormat(language, { hourCycle: "h23", year: "numeric", month: "2-digit", day: "2-digit", hour: "2-digit", minute: "2-digit" });
 const interpolate = window.interpolate ?? ((text, values) => text.replace(/%\((\w+)\)s/g, (_, name) => values[name]));
 const gettext = window.gettext ?? ((text) => text);
 
@@ -28,9 +28,25 @@ export function duration(seconds) {
   return interpolate(gettext("%(seconds)s s"), { seconds: left }, true);
 }
 
+/** For narrow columns: 2-03:04, 1:02:03, 0:07. */
+function clock(seconds) {
+  const whole = Math.max(0, Math.floor(seconds));
+  const two = (number) => String(number).padStart(2, "0");
+  const days = Math.floor(whole / 86400), hours = Math.floor((whole % 86400) / 3600);
+  const minutes = two(Math.floor((whole % 3600) / 60));
+  const end = `${minutes}:${two(whole % 60)}`;
+  if (days) return `${days}-${two(hours)}:${minutes}`;
+  return hours ? `${hours}:${end}` : end.replace(/^0/, "");
+}
+
 function tick() {
-  for (const place of document.querySelectorAll("[data-since]")) {
-    place.textContent = duration((Date.now() - new Date(place.dataset.since)) / 1000);
+  if (document.hidden) return;
+  const now = Date.now();
+  for (const place of document.querySelectorAll("[data-since], [data-until]")) {
+    const { since, until } = place.dataset;
+    const seconds = (since ? now - new Date(since) : new Date(until) - now) / 1000;
+    const text = "clock" in place.dataset ? clock(seconds) : duration(seconds);
+    if (place.textContent !== text) place.textContent = text;
   }
 }
 

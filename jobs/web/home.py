@@ -1,0 +1,156 @@
+"""The first page: what one's jobs do, what ended and why, what is free, how full the namespaces are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, cast
+
+from django.contrib.auth.decorators import login_required
+from django.db.models import Count, Q, QuerySet, Sum
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import render
+from django.utils import timezone
+from django.views.decorators.http import require_GET
+
+from clusters.access import namespaces_visible_to, roles_of
+from clusters.capacity import Capacity, Node
+from clusters.models import CapacitySnapshot, Cluster, Namespace
+from jobs.listing import JobFilter
+from jobs.models import END_VALUES, LIVE_VALUES, Job
+from jobs.states import JobState
+from jobs.templates import templates_visible_to
+from jobs.web.lists import STALE_AFTER, job_shapes, stale_clusters
+from jobs.web.shell import current_namespace
+
+if TYPE_CHECKING:
+    from gateway.models import User
+
+MAX_LIVE = 12
+MAX_ENDED = 8
+MAX_TEMPLATES = 6
+
+
+@dataclass(slots=True)
+class Meter:
+    """Something of which a part is used."""
+
+    label: str
+    used: int = 0
+    total: int = 0
+    limit: int | None = None  # of one job
+
+    @property
+    def free(self) -> int:
+        return max(0, self.total - self.used)
+
+
+@dataclass(slots=True)
+class ClusterNow:
+    """A cluster as its last snapshot shows it: what is free, and how old that is."""
+
+    cluster: Cluster
+    taken_at: datetime
+    stale: bool
+    capacity: Capacity
+    gpus: list[Meter] = field(default_factory=list)
+    cpus: Meter = field(default_factory=lambda: Meter(""))
+    memory: Meter = field(default_factory=lambda: Meter(""))
+
+
+def clusters_seen_by(user: Any) -> QuerySet[Cluster]:
+    """The clusters of one's namespaces; administrators see all."""
+    rows = Cluster.objects.order_by("name")
+    if user.is_superuser or user.is_staff:
+        return rows
+    return rows.filter(pk__in=namespaces_visible_to(user).values("cluster_id"))
+
+
+def clusters_now(user: Any) -> list[ClusterNow]:
+    snapshots = CapacitySnapshot.objects.filter(
+        cluster__in=clusters_seen_by(user), cluster__enabled=True
+    ).select_related("cluster")
+    return [cluster_now(row) for row in snapshots.order_by("cluster__name")]
+
+
+def cluster_now(row: CapacitySnapshot) -> ClusterNow:
+    capacity = Capacity.from_json(row.data)
+    usable = [node for node in capacity.nodes if node.usable]
+    now = ClusterNow(
+        row.cluster, row.taken_at, timezone.now() - row.taken_at > STALE_AFTER, capacity
+    )
+    now.cpus = Meter("", sum(n.cpus_used for n in usable), sum(n.cpus for n in usable))
+    now.memory = Meter("", sum(n.mem_mib_used for n in usable), sum(n.mem_mib for n in usable))
+    now.gpus = [_gpu_meter(kind, usable) for kind in capacity.gpu_types()]
+    return now
+
+
+def _gpu_meter(kind: str, nodes: list[Node]) -> Meter:
+    of_kind = [gpu for node in nodes for gpu in node.gpus if gpu.type == kind]
+    return Meter(kind or "GPU", sum(g.used for g in of_kind), sum(g.total for g in of_kind))
+
+
+def namespace_use(user: User, namespaces: list[Namespace]) -> list[dict[str, Any]]:
+    """What runs in each namespace, of all people and of oneself, in one query."""
+    running = Q(state=JobState.RUNNING)
+    mine = Q(owner=user)
+    rows = (
+        Job.objects.filter(namespace__in=namespaces, state__in=LIVE_VALUES, deleted_at=None)
+        .order_by()
+        .values("namespace_id")
+        .annotate(
+            running=Count("pk", filter=running),
+            waiting=Count("pk", filter=~running),
+            gpus=Sum("gpus", filter=running, default=0),
+            cpus=Sum("cpus", filter=running, default=0),
+            mine=Count("pk", filter=mine),
+        )
+    )
+    use = {row["namespace_id"]: row for row in rows}
+    empty = {"running": 0, "waiting": 0, "gpus": 0, "cpus": 0, "mine": 0}
+    return [{"namespace": each, **use.get(each.pk, empty)} for each in namespaces]
+
+
+def home_context(request: HttpRequest) -> dict[str, Any]:
+    user = cast("User", request.user)
+    namespace = current_namespace(request)
+    chosen = (namespace.name,) if namespace else ()
+    live, more_live = job_shapes(
+        request,
+        JobFilter(mine=True, states=tuple(LIVE_VALUES), namespaces=chosen),
+        limit=MAX_LIVE,
+    )
+    ended, _more = job_shapes(
+        request,
+        JobFilter(mine=True, states=tuple(END_VALUES), namespaces=chosen, sort="-ended"),
+        limit=MAX_ENDED,
+    )
+    ids = list(roles_of(user)) if namespace is None else [namespace.pk]
+    namespaces = list(
+        Namespace.objects.filter(pk__in=ids, active=True).select_related("cluster").order_by("name")
+    )
+    return {
+        "live": live,
+        "more_live": more_live is not None,
+        "ended": ended,
+        "clusters": clusters_now(user),
+        "use": namespace_use(user, namespaces),
+        "templates": list(
+            templates_visible_to(user)
+            .select_related("owner")
+            .order_by("-updated_at")[:MAX_TEMPLATES]
+        ),
+        "stale": stale_clusters(live),
+    }
+
+
+@require_GET
+@login_required
+def home(request: HttpRequest) -> HttpResponse:
+    return render(request, "home/home.html", home_context(request))
+
+
+@require_GET
+@login_required
+def home_live(request: HttpRequest) -> HttpResponse:
+    return render(request, "home/live.html", home_context(request))

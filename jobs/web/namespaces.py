@@ -1,0 +1,200 @@
+"""Namespaces for those who look after them: onto what they are mapped, how large jobs may be, who is in.
+
+Superusers decide all of it; an administrator of a namespace decides who is in it. Every change is in
+the audit.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
+
+from django import forms
+from django.contrib import messages
+from django.contrib.admin.models import ADDITION, CHANGE, DELETION, LogEntry
+from django.contrib.auth import get_user_model
+from django.contrib.auth.decorators import login_required
+from django.core.exceptions import PermissionDenied
+from django.db import transaction
+from django.db.models import Count, Q
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
+from django.shortcuts import render
+from django.urls import reverse
+from django.utils.translation import gettext as _
+from django.views.decorators.http import require_GET, require_http_methods, require_POST
+
+from clusters.access import namespaces_administered_by, namespaces_visible_to
+from clusters.forms import NamespaceForm
+from clusters.models import Cluster, ClusterStatus, Membership, Namespace, capacity_of
+from jobs.models import LIVE_VALUES
+
+if TYPE_CHECKING:
+    from gateway.models import User
+
+GROUPS = (
+    ("what", ("name", "description", "active")),
+    (
+        "where",
+        ("cluster", "partitions", "account", "qos", "constraint", "default_image"),
+    ),
+    (
+        "limits",
+        (
+            "default_time_s",
+            "max_time_s",
+            "max_gpus_per_job",
+            "max_cpus_per_job",
+            "max_mem_mib_per_job",
+            "max_nodes_per_job",
+            "max_running_jobs_per_user",
+        ),
+    ),
+)
+
+
+class MappingForm(NamespaceForm):
+    """The admin site's form in the pages' dress."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        for name, field in self.fields.items():
+            widget = field.widget
+            if isinstance(widget, forms.CheckboxInput):
+                widget.attrs["class"] = "form-check-input"
+            elif isinstance(widget, forms.Select):
+                widget.attrs["class"] = "form-select"
+            else:
+                widget.attrs["class"] = "form-control"
+            if name in ("account", "qos"):
+                widget.attrs["list"] = f"known-{name}"
+            if name in self.errors:
+                widget.attrs["aria-invalid"] = "true"
+                widget.attrs["class"] += " is-invalid"
+            if field.help_text:
+                widget.attrs["aria-describedby"] = f"id_{name}_help"
+
+    def groups(self) -> dict[str, list[forms.BoundField]]:
+        return {title: [self[name] for name in names] for title, names in GROUPS}
+
+
+def known_to(cluster: Cluster | None) -> dict[str, Any]:
+    """What the cluster really has, to choose from."""
+    capacity = capacity_of(cluster) if cluster else None
+    status = ClusterStatus.objects.filter(cluster=cluster).first() if cluster else None
+    return {
+        "partitions": capacity.partitions if capacity else (),
+        "accounts": status.accounts if status else [],
+        "qos": status.qos if status else [],
+    }
+
+
+def note(by: User, namespace: Namespace, flag: int, words: str) -> None:
+    LogEntry.objects.log_actions(by.pk, [namespace], flag, change_message=words, single_object=True)
+
+
+@require_GET
+@login_required
+def namespace_list(request: HttpRequest) -> HttpResponse:
+    """Whoever is in a namespace may know of it; whoever looks after it can change it."""
+    mine = set(namespaces_administered_by(request.user).values_list("pk", flat=True))
+    rows = (
+        namespaces_visible_to(request.user)
+        .select_related("cluster")
+        .annotate(
+            people=Count("memberships", distinct=True),
+            live_jobs=Count("jobs", filter=Q(jobs__state__in=LIVE_VALUES), distinct=True),
+        )
+        .order_by("name")
+    )
+    context = {"namespaces": [{"row": row, "mine": row.pk in mine} for row in rows]}
+    return render(request, "machines/namespaces.html", context)
+
+
+def looked_after(request: HttpRequest, pk: int) -> Namespace:
+    found = namespaces_visible_to(request.user).select_related("cluster").filter(pk=pk).first()
+    if found is None:
+        raise Http404
+    if not namespaces_administered_by(request.user).filter(pk=pk).exists():
+        raise PermissionDenied
+    return found
+
+
+@require_http_methods(["GET", "POST"])
+@login_required
+def new_namespace(request: HttpRequest) -> HttpResponse:
+    if not request.user.is_superuser:
+        raise PermissionDenied
+    cluster = Cluster.objects.order_by("-enabled", "name").first()
+    form = MappingForm(request.POST or None, initial={"cluster": cluster, "active": True})
+    if request.method == "POST" and form.is_valid():
+        with transaction.atomic():
+            made = form.save()
+            note(request.user, made, ADDITION, _("Made."))
+        messages.success(request, _("The namespace is made. Now add the people who may use it."))
+        return HttpResponseRedirect(reverse("namespace", args=[made.pk]) + "#members")
+    context = {"form": form, "known": known_to(cluster), "namespace": None}
+    return render(request, "machines/namespace.html", context)
+
+
+@require_http_methods(["GET", "POST"])
+@login_required
+def namespace(request: HttpRequest, pk: int) -> HttpResponse:
+    found = looked_after(request, pk)
+    form = None
+    if request.user.is_superuser:
+        form = MappingForm(request.POST or None, instance=found)
+        if request.method == "POST" and form.is_valid():
+            with transaction.atomic():
+                form.save()
+                if form.changed_data:
+                    labels = [str(form.fields[name].label) for name in form.changed_data]
+                    words = _("Changed: %(fields)s.") % {"fields": ", ".join(labels)}
+                    note(request.user, found, CHANGE, words)
+            messages.success(request, _("The namespace is saved."))
+            return HttpResponseRedirect(reverse("namespace", args=[pk]))
+    elif request.method == "POST":
+        raise PermissionDenied
+    saved = Namespace.objects.select_related("cluster").get(pk=pk)  # the form may hold other values
+    context = {
+        "namespace": saved,
+        "form": form,
+        "known": known_to(saved.cluster),
+        "memberships": Membership.objects.filter(namespace=saved)
+        .select_related("user")
+        .order_by("user__username"),
+        "roles": Membership.Role.choices,
+    }
+    return render(request, "machines/namespace.html", context)
+
+
+@require_POST
+@login_required
+def members(request: HttpRequest, pk: int) -> HttpResponse:
+    """Add a person, change a role, or take a person out; the answer is the page again."""
+    found = looked_after(request, pk)
+    by = cast("User", request.user)
+    name = request.POST.get("username", "").strip()[:150]
+    role = request.POST.get("role", "")
+    back = HttpResponseRedirect(reverse("namespace", args=[pk]) + "#members")
+    person = get_user_model().objects.filter(username=name, is_active=True).first()
+    if request.POST.get("action") == "remove":
+        with transaction.atomic():
+            gone, _by_model = Membership.objects.filter(
+                namespace=found, user__username=name
+            ).delete()
+            if gone:
+                note(by, found, DELETION, _("%(person)s taken out.") % {"person": name})
+        messages.success(request, _("%(person)s is no longer in here.") % {"person": name})
+    elif person is None:
+        messages.error(
+            request,
+            _("There is nobody of the name “%(name)s” in Sluice. Check the spelling.")
+            % {"name": name},
+        )
+    elif role in Membership.Role.values:
+        with transaction.atomic():
+            Membership.objects.update_or_create(
+                user=person, namespace=found, defaults={"role": role}
+            )
+            note(by, found, CHANGE, _("%(person)s: %(role)s") % {"person": name, "role": role})
+        messages.success(request, _("%(person)s is in.") % {"person": name})
+    return back
