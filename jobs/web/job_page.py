@@ -24,11 +24,12 @@ from jobs.api import shapes
 from jobs.errors import JobError
 from jobs.listing import one_job
 from jobs.models import Attempt, Job, JobEvent, Task
-from jobs.plan import Plan, PlanError, describe
+from jobs.plan import Plan, PlanError
 from jobs.reasons import sentence_for
 from jobs.spec import JobSpec, SpecError, dump
 from jobs.spec.fields import parse_duration
 from jobs.web.lists import ends_at, stale_clusters
+from jobs.web.plan_words import plan_words, sentence
 from jobs.web.shell import address_of
 from jobs.web.words import event_words
 
@@ -141,10 +142,20 @@ def job_page(request: HttpRequest, job_id: uuid.UUID) -> HttpResponse:
     context |= {
         "tabs": TABS,
         "task_states": Task.State.choices,
-        "plan_words": describe(Plan.from_json(job.plan)) if job.plan else "",
+        "plan_words": plan_words(Plan.from_json(job.plan)) if job.plan else [],
         "job_file_yaml": dump(spec, "yaml"),
         "job_file_json": dump(spec, "json"),
-        "warnings": job.warnings,
+        "warnings": [
+            {
+                "path": warning.get("path", ""),
+                "message": sentence(
+                    warning.get("code", ""),
+                    warning.get("message", ""),
+                    warning.get("params") or {},
+                ),
+            }
+            for warning in job.warnings
+        ],
         "script": context["attempt"].script if context["attempt"] else "",
         "has_output": bool(spec.output_dir) and can_read_output(request.user, job),
         "time_limit_text": format_time(job.time_limit_s) if job.time_limit_s else "",

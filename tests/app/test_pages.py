@@ -1,0 +1,372 @@
+"""The pages: who gets in where, how many queries they cost, and that hostile names stay text."""
+
+from __future__ import annotations
+
+import re
+from datetime import timedelta
+
+import pytest
+from django.contrib.admin.models import LogEntry
+from django.test import Client
+from django.urls import reverse
+from django.utils import timezone
+from pytest_django import DjangoAssertNumQueries
+
+from clusters.models import ClusterStatus, Membership, Namespace, store_status
+from gateway.models import ApiToken, User
+from jobs import services
+from jobs.models import Job, JobEvent, Task
+from tests.app.job_cast import Cast, make_cast
+
+pytestmark = pytest.mark.django_db
+
+HOSTILE = '"><script>alert(1)</script>{{ 7|add:"1" }}'
+
+
+@pytest.fixture
+def cast() -> Cast:
+    made = make_cast()
+    now = timezone.now()
+    store_status(made.cluster, last_pass_at=now, last_ok_at=now)
+    return made
+
+
+def signed_in(user: User, **more: str) -> Client:
+    client = Client(headers=more)
+    client.force_login(user)
+    return client
+
+
+# --- who gets in -----------------------------------------------------------------------------------------
+
+# Everyone who is signed in; the rest of the cast gets the same.
+FOR_ALL = [
+    "home",
+    "home_live",
+    "jobs",
+    "capacity",
+    "namespaces",
+    "profile",
+    "password_change",
+    "tokens",
+]
+
+
+@pytest.mark.parametrize("name", FOR_ALL)
+@pytest.mark.parametrize("person", ["alice", "viewer", "chief", "carol", "admin"])
+def test_pages_for_everyone(cast: Cast, name: str, person: str) -> None:
+    cast.job()
+    assert signed_in(getattr(cast, person)).get(reverse(name)).status_code == 200
+
+
+@pytest.mark.parametrize("address", [*FOR_ALL, "clusters", "audit", "namespace_new", "job_rows"])
+def test_strangers_are_sent_to_sign_in_and_back(cast: Cast, address: str) -> None:
+    where = reverse(address) + "?scope=all"
+    answer = Client().get(where)
+    assert answer.status_code == 302
+    assert answer["Location"].startswith("/login?next=")
+    assert reverse(address).strip("/") in answer["Location"]
+
+
+@pytest.mark.parametrize(
+    ("name", "person", "status"),
+    [
+        ("clusters", "alice", 403),
+        ("clusters", "chief", 403),
+        ("clusters", "admin", 200),
+        ("audit", "alice", 403),
+        ("audit", "carol", 403),
+        ("audit", "chief", 200),
+        ("audit", "admin", 200),
+        ("namespace_new", "chief", 403),
+        ("namespace_new", "admin", 200),
+    ],
+)
+def test_pages_for_those_who_look_after_things(
+    cast: Cast, name: str, person: str, status: int
+) -> None:
+    assert signed_in(getattr(cast, person)).get(reverse(name)).status_code == status
+
+
+@pytest.mark.parametrize(
+    ("person", "status"), [("alice", 403), ("chief", 200), ("carol", 404), ("admin", 200)]
+)
+def test_a_namespace_is_for_its_administrators(cast: Cast, person: str, status: int) -> None:
+    client = signed_in(getattr(cast, person))
+    assert client.get(reverse("namespace", args=[cast.lab.pk])).status_code == status
+    answer = client.post(
+        reverse("namespace_members", args=[cast.lab.pk]), {"username": "carol", "role": "member"}
+    )
+    joined = Membership.objects.filter(user=cast.carol, namespace=cast.lab).exists()
+    assert joined == (status == 200)
+    assert answer.status_code == (302 if status == 200 else status)
+
+
+def test_an_administrator_of_a_namespace_cannot_change_its_mapping(cast: Cast) -> None:
+    answer = signed_in(cast.chief).post(
+        reverse("namespace", args=[cast.lab.pk]), {"name": "lab", "partitions": "gpu"}
+    )
+    assert answer.status_code == 403
+    cast.lab.refresh_from_db()
+    assert cast.lab.partitions == ["cpu"]
+
+
+@pytest.mark.parametrize(
+    ("person", "status"),
+    [("alice", 200), ("bob", 200), ("viewer", 200), ("chief", 200), ("carol", 404), ("admin", 200)],
+)
+@pytest.mark.parametrize("name", ["job", "job_live"])
+def test_a_job_is_for_its_namespace(cast: Cast, person: str, status: int, name: str) -> None:
+    job = cast.job()
+    client = signed_in(getattr(cast, person))
+    assert client.get(reverse(name, args=[job.pk])).status_code == status
+
+
+@pytest.mark.parametrize("verb", ["stop", "retry", "clone", "delete", "time-limit", "describe"])
+def test_outsiders_act_on_nothing(cast: Cast, verb: str) -> None:
+    job = cast.job()
+    before = Job.objects.filter(pk=job.pk).values().get()
+    answer = signed_in(cast.carol).post(
+        reverse("job_action", args=[job.pk, verb]), {"time_limit": "2h", "description": "x"}
+    )
+    assert answer.status_code == 404
+    assert Job.objects.filter(pk=job.pk).values().get() == before
+    assert Job.objects.count() == 1
+
+
+def test_rows_of_others_are_not_given_by_id(cast: Cast) -> None:
+    job = cast.job("secret-name")
+    rows = reverse("job_rows") + f"?ids={job.pk},nonsense"
+    assert "secret-name" not in signed_in(cast.carol).get(rows).content.decode()
+    assert "secret-name" in signed_in(cast.bob).get(rows).content.decode()
+
+
+def test_audit_shows_administrators_their_own_namespaces_only(cast: Cast) -> None:
+    cast.job("in-the-lab")
+    other = services.create_job(
+        by=cast.carol,
+        spec=services.spec_of(Job.objects.get()).model_copy(
+            update={"job_name": "in-private", "namespace": "private"}
+        ),
+        namespace=cast.private,
+    )
+    shown = signed_in(cast.chief).get(reverse("audit")).content.decode()
+    assert "in-the-lab" in shown
+    assert other.name not in shown
+    everything = signed_in(cast.admin).get(reverse("audit")).content.decode()
+    assert "in-the-lab" in everything
+    assert other.name in everything
+    # What administrators change is for superusers alone.
+    assert "about=settings" not in shown
+    settings_page = signed_in(cast.chief).get(reverse("audit") + "?about=settings")
+    assert "in-the-lab" in settings_page.content.decode()
+
+
+# --- what the pages do ---------------------------------------------------------------------------------------
+
+
+def test_members_are_added_changed_removed_and_audited(cast: Cast) -> None:
+    client = signed_in(cast.chief)
+    address = reverse("namespace_members", args=[cast.lab.pk])
+    client.post(address, {"username": "carol", "role": "viewer"})
+    client.post(address, {"username": "carol", "role": "member"})
+    assert Membership.objects.get(user=cast.carol, namespace=cast.lab).role == "member"
+    client.post(address, {"username": "carol", "action": "remove"})
+    assert not Membership.objects.filter(user=cast.carol, namespace=cast.lab).exists()
+    assert LogEntry.objects.filter(user=cast.chief).count() == 3
+    answer = client.post(address, {"username": "nobody-here", "role": "member"}, follow=True)
+    assert "nobody-here" in answer.content.decode()
+    log = signed_in(cast.admin).get(reverse("audit") + "?about=settings").content.decode()
+    assert "carol" in log
+
+
+def test_a_namespace_is_made_and_mapped(cast: Cast) -> None:
+    client = signed_in(cast.admin)
+    fields = {"name": "new", "cluster": cast.cluster.pk, "active": "on", "max_time_s": "8h"}
+    wrong = client.post(reverse("namespace_new"), {**fields, "partitions": "nowhere"})
+    assert wrong.status_code == 200
+    assert "nowhere" in wrong.content.decode()
+    assert not Namespace.objects.filter(name="new").exists()
+    right = client.post(reverse("namespace_new"), {**fields, "partitions": "gpu"})
+    made = Namespace.objects.get(name="new")
+    assert right["Location"] == reverse("namespace", args=[made.pk]) + "#members"
+    assert (made.partitions, made.max_time_s) == (["gpu"], 8 * 3600)
+
+
+def test_a_check_is_a_wish_that_the_engine_serves(cast: Cast) -> None:
+    address = reverse("cluster_check", args=["c1"])
+    assert signed_in(cast.chief).post(address).status_code == 403
+    assert ClusterStatus.objects.get().doctor_wanted_at is None
+    client = signed_in(cast.admin)
+    assert client.post(address).status_code == 302
+    assert ClusterStatus.objects.get().doctor_wanted_at is not None
+    page = client.get(reverse("cluster", args=["c1"])).content.decode()
+    assert "disabled" in page
+
+
+def test_a_token_is_shown_once(cast: Cast) -> None:
+    client = signed_in(cast.alice)
+    made = client.post(reverse("tokens"), {"name": HOSTILE, "scope": "write", "days": "30"})
+    text = made.content.decode()
+    secret = re.search(r'id="new-token"[^>]*>(slc_[^<]+)<', text)
+    assert secret
+    assert made["Cache-Control"]
+    assert secret[1] not in client.get(reverse("tokens")).content.decode()
+    assert "<script>alert" not in text
+    token = ApiToken.objects.get()
+    assert signed_in(cast.bob).post(reverse("token_revoke", args=[token.pk])).status_code == 404
+    assert client.post(reverse("token_revoke", args=[token.pk])).status_code == 302
+    token.refresh_from_db()
+    assert token.revoked_at is not None
+
+
+def test_batch_stop_and_delete(cast: Cast) -> None:
+    waiting, running = cast.job("waiting"), cast.job("running")
+    cast.in_slurm(running)
+    client = signed_in(cast.alice)
+    address = reverse("jobs_batch")
+    ids = [str(waiting.pk), str(running.pk)]
+    client.post(address, {"action": "stop", "id": ids})
+    waiting.refresh_from_db()
+    running.refresh_from_db()
+    assert (waiting.state, running.wanted) == ("STOPPED", "stop")
+    answer = client.post(address, {"action": "delete", "id": ids, "next": "//evil.example/"})
+    assert answer["Location"] == reverse("jobs")
+    waiting.refresh_from_db()
+    running.refresh_from_db()
+    assert waiting.deleted_at is not None
+    assert running.deleted_at is None
+    client.post(address, {"action": "delete", "id": ids, "stop_first": "1"})
+    running.refresh_from_db()
+    assert running.wanted == "delete"
+
+
+def test_scopes_and_tabs_of_the_list(cast: Cast) -> None:
+    cast.job("of-alice")
+    cast.job("of-bob", by=cast.bob)
+    client = signed_in(cast.alice)
+
+    def shown(query: str) -> set[str]:
+        text = client.get(reverse("jobs") + query).content.decode()
+        return set(re.findall(r'title="(of-\w+)"', text))
+
+    assert shown("") == {"of-alice"}
+    assert shown("?scope=namespaces") == shown("?scope=all") == {"of-alice", "of-bob"}
+    assert shown("?scope=all&q=bob") == {"of-bob"}
+    assert shown("?scope=all&kind=distributed") == set()
+    assert shown("?scope=all&state=RUNNING") == set()
+    assert shown("?scope=nonsense&sort=-name&cursor=nonsense") == {"of-alice"}
+    assert client.get(reverse("jobs") + "?sort=%00&created_after=x").status_code == 200
+
+
+# --- bad names -------------------------------------------------------------------------------------------------
+
+
+def test_hostile_names_are_text_everywhere(cast: Cast) -> None:
+    job = cast.job()
+    attempt = cast.in_slurm(job)
+    Task.objects.create(attempt=attempt, role=HOSTILE, index=0, node=HOSTILE, ports={HOSTILE: [1]})
+    Job.objects.filter(pk=job.pk).update(
+        name=HOSTILE, description=HOSTILE, labels={HOSTILE: HOSTILE}, reason_code="x-unknown"
+    )
+    Job.objects.filter(pk=job.pk).update(reason_text=HOSTILE)
+    JobEvent.objects.update(actor_name=HOSTILE)
+    Namespace.objects.filter(pk=cast.lab.pk).update(description=HOSTILE)
+    User.objects.filter(pk=cast.alice.pk).update(first_name=HOSTILE)
+    store_status(
+        cast.cluster, last_error=HOSTILE, doctor={"lines": [{"key": "?", "found": HOSTILE}]}
+    )
+    client = signed_in(cast.admin)
+    pages = [
+        reverse("jobs") + "?scope=all",
+        reverse("job", args=[job.pk]),
+        reverse("job_live", args=[job.pk]),
+        reverse("job_rows") + f"?ids={job.pk}",
+        reverse("audit"),
+        reverse("audit") + f"?q={HOSTILE}&person={HOSTILE}",
+        reverse("jobs") + f"?q={HOSTILE}&owner={HOSTILE}&state={HOSTILE}",
+        reverse("namespaces"),
+        reverse("namespace", args=[cast.lab.pk]),
+        reverse("cluster", args=["c1"]),
+        reverse("capacity") + f"?q={HOSTILE}&partition={HOSTILE}",
+    ]
+    for page in pages:
+        answer = client.get(page)
+        assert answer.status_code == 200, page
+        assert "<script>alert" not in answer.content.decode(), page
+    home = signed_in(cast.alice).get(reverse("home")).content.decode()
+    assert "&lt;script&gt;" in home
+    assert "<script>alert" not in home
+
+
+@pytest.mark.parametrize("name", ["x" * 255, "长" * 255, "\u202e" + "a" * 200])
+def test_long_names(cast: Cast, name: str) -> None:
+    job = cast.job()
+    Job.objects.filter(pk=job.pk).update(name=name)
+    client = signed_in(cast.alice)
+    for page in (reverse("jobs"), reverse("job", args=[job.pk]), reverse("home")):
+        assert client.get(page).status_code == 200
+
+
+# --- an old cluster's data --------------------------------------------------------------------------------------
+
+
+def test_a_cluster_that_is_down_is_said_with_the_age_of_its_data(cast: Cast) -> None:
+    job = cast.job()
+    cast.in_slurm(job)
+    client = signed_in(cast.alice)
+    where = [reverse("home"), reverse("jobs"), reverse("job", args=[job.pk])]
+    for page in where:
+        assert "does not answer" not in client.get(page).content.decode(), page
+    store_status(cast.cluster, last_ok_at=timezone.now() - timedelta(hours=1))
+    for page in where:
+        assert "Cluster c1 does not answer" in client.get(page).content.decode(), page
+
+
+# --- queries -----------------------------------------------------------------------------------------------------
+
+
+def test_queries_do_not_grow_with_rows(
+    cast: Cast, django_assert_max_num_queries: DjangoAssertNumQueries
+) -> None:
+    for number in range(30):
+        cast.job(f"job-{number}")
+    job = cast.job("big")
+    attempt = cast.in_slurm(job)
+    Task.objects.bulk_create(
+        Task(attempt=attempt, role="worker", index=index, ports={"ssh": [10000]})
+        for index in range(500)
+    )
+    client = signed_in(cast.alice)
+    for page, most in (
+        (reverse("jobs"), 10),
+        (reverse("home"), 16),
+        (reverse("job", args=[job.pk]), 16),
+        (reverse("job_live", args=[job.pk]), 13),
+        (reverse("job_rows") + f"?ids={job.pk}", 6),
+        (reverse("namespaces"), 9),
+        (reverse("capacity"), 9),
+    ):
+        with django_assert_max_num_queries(most):
+            assert client.get(page).status_code == 200, page
+    admin = signed_in(cast.admin)
+    for page, most in ((reverse("audit"), 9), (reverse("clusters"), 10)):
+        with django_assert_max_num_queries(most):
+            assert admin.get(page).status_code == 200, page
+
+
+def test_every_page_in_chinese(cast: Cast) -> None:
+    job = cast.job()
+    client = signed_in(cast.admin, **{"accept-language": "zh-hans"})
+    for name in (*FOR_ALL, "clusters", "audit", "namespace_new"):
+        answer = client.get(reverse(name))
+        assert answer.status_code == 200
+        assert answer["Content-Language"] == "zh-hans"
+    assert client.get(reverse("job", args=[job.pk])).status_code == 200
+
+
+def test_error_pages_speak_both_languages(cast: Cast) -> None:
+    client = signed_in(cast.alice)
+    assert "There is nothing here" in client.get("/nothing").content.decode()
+    chinese = client.get("/nothing", headers={"accept-language": "zh-hans"}).content.decode()
+    assert "There is nothing here" not in chinese
