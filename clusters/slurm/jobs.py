@@ -11,6 +11,7 @@ import signal
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import lru_cache
 
 from clusters.errors import SlurmParseError
 from clusters.slurm.failures import check_answered, is_not_found
@@ -198,10 +199,12 @@ def parse_squeue(result: CommandResult, *, separator: str) -> list[JobRecord]:
         return []
     check_answered(result)
     rows = split_rows(result.text, separator, len(_SQUEUE_FIELDS))
-    return [_squeue_record(row) for row in rows]
+    return [_squeue_record(tuple(row)) for row in rows]
 
 
-def _squeue_record(row: list[str]) -> JobRecord:
+# Between two looks most rows are the same, letter by letter: they are read once.
+@lru_cache(maxsize=12_000)
+def _squeue_record(row: tuple[str, ...]) -> JobRecord:
     value = dict(zip(_SQUEUE_FIELDS, row, strict=True))
     try:
         _parse_job_id(value["JobArrayID"])
