@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from functools import partial
 from typing import Any
 
 from daphne.server import Server
 from daphne.ws_protocol import WebSocketProtocol
 from twisted.internet.interfaces import IPushProducer
 from zope.interface import implementer
+
+from gateway.bodies import BoundedFactory, take_body
 
 # A client that vanished without a word is noticed by Daphne's pings; this only bounds one wait.
 RECHECK_S = 1.0
@@ -40,7 +43,27 @@ class Valve:
 
 
 class BackpressureServer(Server):  # type: ignore[misc]
-    """One valve per websocket and per streamed HTTP response."""
+    """One valve per websocket and per streamed HTTP response; bodies as `gateway.bodies` says."""
+
+    @property
+    def http_factory(self) -> BoundedFactory:
+        return self._http_factory
+
+    @http_factory.setter
+    def http_factory(self, factory: Any) -> None:
+        # Daphne makes its own in `run` and asks nobody.
+        self._http_factory = BoundedFactory(self)
+
+    def create_application(self, protocol: Any, scope: dict[str, Any]) -> Any:
+        queue = take_body(protocol) if scope["type"] == "http" else None
+        if queue is None:
+            return super().create_application(protocol, scope)
+        scope.setdefault("asgi", {"version": "3.0"})
+        running = self.application(
+            scope=scope, receive=queue.get, send=partial(self.handle_reply, protocol)
+        )
+        self.connections[protocol]["application_instance"] = asyncio.ensure_future(running)
+        return queue
 
     async def handle_reply(self, protocol: Any, message: dict[str, Any]) -> None:
         last_chunk = message["type"] == "http.response.body" and not message.get("more_body")

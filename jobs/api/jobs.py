@@ -339,7 +339,7 @@ class JobSpecView(APIView):
         ],
         responses={
             (200, "application/json"): {"type": "object", "additionalProperties": True},
-            (200, YAML): {"type": "string"},
+            (200, YAML): {"type": "object", "additionalProperties": True},
             **problems(400, 404),
         },
     )

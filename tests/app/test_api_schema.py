@@ -1,0 +1,115 @@
+"""The schema against the API: whatever is sent, no answer is a fault of ours or unlike the schema.
+
+A few hundred requests here; `SLUICE_FUZZ_EXAMPLES=100` makes thousands, and scripts/fuzz_api sends them
+to a running server.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import schemathesis
+from django.core.signals import request_finished, request_started
+from django.core.wsgi import get_wsgi_application
+from django.db import close_old_connections
+from django.utils import timezone
+from hypothesis import HealthCheck, settings
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi import checks as openapi_checks
+
+from gateway.throttle import buckets
+from gateway.tokens import create_token
+from jobs.api.schema import schema_text
+from jobs.models import Job
+from jobs.templates import create_template
+from jobs.templating import Parameter
+from tests.app.job_cast import make_cast, make_spec
+
+EXAMPLES = int(os.environ.get("SLUICE_FUZZ_EXAMPLES", "4"))
+CHECKS = [
+    not_a_server_error,
+    openapi_checks.status_code_conformance,
+    openapi_checks.content_type_conformance,
+    openapi_checks.response_headers_conformance,
+    openapi_checks.response_schema_conformance,
+]
+
+schemathesis.serializer.alias(
+    ["application/zip", "application/gzip", "application/x-tar"], "application/octet-stream"
+)
+schema = schemathesis.openapi.from_wsgi("/api/v1/schema", get_wsgi_application())
+# Every boundary of every parameter is for the long run.
+schema.config.phases.coverage.enabled = EXAMPLES > 20
+
+
+@pytest.fixture
+def one_connection() -> Iterator[None]:
+    """As Django's own test client does: the test's transaction outlives the requests."""
+    for signal in (request_started, request_finished):
+        signal.disconnect(close_old_connections)
+    yield
+    for signal in (request_started, request_finished):
+        signal.connect(close_old_connections)
+
+
+@pytest.fixture
+def signed_in(db: None, one_connection: None, settings: Any, tmp_path: Any) -> dict[str, Any]:
+    settings.UPLOAD_DIR = tmp_path / "uploads"
+    settings.API_READS_PER_MINUTE = settings.API_WRITES_PER_MINUTE = 10**9
+    buckets.clear()
+    cast = make_cast()
+    _token, secret = create_token(
+        user=cast.alice,
+        name="fuzz",
+        scope="write",
+        expires_at=timezone.now() + timedelta(days=1),
+    )
+    jobs = [cast.job(f"job{n}") for n in range(6)]
+    for job in jobs[:2]:
+        cast.in_slurm(job, str(100 + jobs.index(job)))
+    Job.objects.filter(pk__in=[job.pk for job in jobs[2:4]]).update(state="FAILED")
+    document = make_spec("t").model_dump(mode="json", by_alias=True)
+    template = create_template(
+        by=cast.alice,
+        name="t",
+        document=document,
+        parameters=[Parameter("lr", kind="number", default=0.1)],
+    )
+    return {
+        "headers": {"Authorization": f"Bearer {secret}"},
+        "jobs": itertools.cycle([str(job.pk) for job in jobs]),
+        "templates": itertools.cycle([str(template.pk)]),
+    }
+
+
+@schema.parametrize()
+@settings(
+    max_examples=EXAMPLES,
+    deadline=None,
+    database=None,
+    derandomize=True,
+    suppress_health_check=list(HealthCheck),
+)
+def test_no_request_breaks_the_api(case: Any, signed_in: dict[str, Any]) -> None:
+    # Random ids find nothing: most requests get those of real things.
+    if "id" in (case.path_parameters or {}):
+        if case.path.startswith("/api/v1/jobs/"):
+            case.path_parameters["id"] = next(signed_in["jobs"])
+        elif case.path.startswith("/api/v1/templates/"):
+            case.path_parameters["id"] = next(signed_in["templates"])
+    case.call_and_validate(headers=signed_in["headers"], checks=CHECKS)
+
+
+def test_the_schema_is_openapi_3_1_and_names_every_operation_once() -> None:
+    document = json.loads(schema_text())
+    assert document["openapi"].startswith("3.1")
+    operations = [op for path in document["paths"].values() for op in path.values()]
+    names = [operation["operationId"] for operation in operations]
+    assert len(names) == len(set(names)) >= 40
+    assert all(operation["summary"] for operation in operations)
