@@ -69,11 +69,12 @@ class RunningSluice:
         assert done.returncode == 0, f"manage.py {arguments}:\n{done.stdout}\n{done.stderr}"
         return done.stdout
 
-    def start(self) -> None:
+    def start(self, *options: str) -> None:
+        """`--no-engine` is such an option."""
         port = self.url.rsplit(":", 1)[1]
         with (self.home / "serve.log").open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "manage.py", "serve", "--port", port],
+                [sys.executable, "manage.py", "serve", "--port", port, *options],
                 cwd=PROJECT,
                 env=self.env,
                 stdout=log,
@@ -108,12 +109,19 @@ def free_port() -> int:
         return port
 
 
-def make_sluice(cluster_env: dict[str, str], home: Path) -> RunningSluice:
-    """Database, demo people and the embedded cluster registered; not yet started."""
+def make_sluice(
+    cluster_env: dict[str, str], home: Path, database_url: str = "", **settings: str
+) -> RunningSluice:
+    """Database, demo people and the embedded cluster registered; not yet started.
+
+    `settings` are further variables of its environment, for example SLUICE_SOCKETS_PER_PERSON="400".
+    """
     home.mkdir(parents=True, exist_ok=True, mode=0o700)
     # pytest-django's settings and databases are of the tests' own process, not of this server.
     env = {key: value for key, value in cluster_env.items() if key != "DATABASE_URL"}
-    env |= {"SLUICE_HOME": str(home), "SLUICE_DEMO": "1", "PYTHONUNBUFFERED": "1"}
+    env |= {"SLUICE_HOME": str(home), "SLUICE_DEMO": "1", "PYTHONUNBUFFERED": "1", **settings}
+    if database_url:
+        env["DATABASE_URL"] = database_url
     made = RunningSluice(f"http://127.0.0.1:{free_port()}", home, env, {})
     for arguments in (["migrate", "--no-input", "-v", "0"], ["demo"], ["embedded"]):
         made.manage(*arguments)

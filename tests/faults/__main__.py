@@ -1,0 +1,85 @@
+"""`scripts/faults`: hurts a whole Sluice of its own and prints what it tried and what it found."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from tests.faults.campaign import FAULTS, Campaign, Report
+from tests.faults.soak import soak
+from tests.faults.system import System
+
+DEFAULT_CLUSTER_DIR = "/var/lib/sluice/faults-cluster"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="scripts/faults", description=__doc__)
+    parser.add_argument("--seed", type=int, default=1, help="what happens when (default 1)")
+    parser.add_argument("--faults", type=int, default=36, help="how many (default 36)")
+    parser.add_argument("--minutes", type=float, default=60, help="no new fault after so many")
+    parser.add_argument(
+        "--longest", type=float, default=60, metavar="S", help="the longest that anything is away"
+    )
+    parser.add_argument("--jobs", type=int, default=6, help="jobs in each round (default 6)")
+    parser.add_argument("--only", metavar="WORDS", default="", help="faults with these words in it")
+    parser.add_argument(
+        "--soak", action="store_true", help="no faults: many short jobs, and nothing may leak"
+    )
+    parser.add_argument("--soak-jobs", type=int, default=1000, help="for --soak (default 1000)")
+    parser.add_argument("--cluster-dir", default=DEFAULT_CLUSTER_DIR)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="sluice-faults-") as home:
+        print("Starting a Sluice and an embedded cluster of their own …", flush=True)
+        system = System(Path(options.cluster_dir), Path(home))
+        try:
+            system.start()
+            report = run_soak(system, options) if options.soak else run_faults(system, options)
+            if report.findings:
+                kept = Path(f"{tempfile.gettempdir()}/sluice-faults-{int(time.time())}.log")
+                kept.write_text(system.logs(200_000))
+                print(f"The logs of web and engines are in {kept}.")
+        finally:
+            system.close()
+            system.daemons.down()
+    return 1 if report.findings else 0
+
+
+def run_faults(system: System, options: argparse.Namespace) -> Report:
+    chosen = tuple(fault for fault in FAULTS if options.only in fault.name)
+    campaign = Campaign(
+        system,
+        seed=options.seed,
+        longest_s=options.longest,
+        jobs_per_round=options.jobs,
+        faults=chosen,
+        say=lambda line: print(line, flush=True),
+    )
+    report = campaign.run(faults=options.faults, minutes=options.minutes)
+    print(
+        f"\nseed {options.seed}: {len(report.tried)} faults of {len(set(report.tried))} kinds, "
+        f"{report.jobs} jobs, {len(report.findings)} findings"
+    )
+    for finding in report.findings:
+        print(f"  {finding}")
+    return report
+
+
+def run_soak(system: System, options: argparse.Namespace) -> Report:
+    report = Report()
+    report.findings = soak(
+        system,
+        jobs=options.soak_jobs,
+        minutes=options.minutes,
+        say=lambda line: print(line, flush=True),
+    )
+    print(f"\nsoak: {len(report.findings)} findings")
+    for finding in report.findings:
+        print(f"  {finding}")
+    return report
+
+
+if __name__ == "__main__":
+    sys.exit(main())

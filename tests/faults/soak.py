@@ -1,0 +1,208 @@
+"""Many short jobs, people coming and going; afterwards nothing may have leaked on either side.
+
+Memory, threads, file descriptors of web and engines, SSH sessions and readers on the cluster, temporary
+files: measured after a warm-up, and again when everybody has left.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import httpx
+
+from tests.faults.load import Load, Wanted
+from tests.faults.system import Process, System
+
+PEOPLE_AT_ONCE = 12
+# Longer than connections are kept open for the next command (see docs/admin.md).
+QUIET_S = 20.0
+# The allocator keeps some of what a burst needed; a leak grows with the work.
+MEMORY_SLACK_MB = 25.0
+
+
+@dataclass
+class Footprint:
+    """What one process of Sluice holds."""
+
+    memory_mb: float
+    threads: int
+    descriptors: int
+
+    @classmethod
+    def of(cls, process: Process) -> Footprint:
+        if process.popen is None:
+            raise RuntimeError(f"{process.name} is not running")
+        proc = Path(f"/proc/{process.popen.pid}")
+        status = dict(
+            line.split(":", 1) for line in (proc / "status").read_text().splitlines() if ":" in line
+        )
+        return cls(
+            memory_mb=int(status["VmRSS"].split()[0]) / 1024,
+            threads=int(status["Threads"]),
+            descriptors=len(os.listdir(proc / "fd")),
+        )
+
+
+@dataclass
+class ClusterSide:
+    """What Sluice has running and lying about on the cluster."""
+
+    readers: int  # tail and its like, started by a login
+    sessions: int
+    temporary_files: int
+
+    @classmethod
+    def of(cls, system: System) -> ClusterSide:
+        mark = f"SLURM_CONF={system.daemons.env['SLURM_CONF']}".encode()
+        readers = sessions = 0
+        for proc in Path("/proc").iterdir():
+            if not proc.name.isdigit():
+                continue
+            try:
+                environment = (proc / "environ").read_bytes().split(b"\0")
+                words = (proc / "cmdline").read_bytes().split(b"\0")
+            except OSError:
+                continue
+            if mark in environment and not any(v.startswith(b"SLURM_JOB_ID=") for v in environment):
+                readers += os.path.basename(words[0]) in (b"tail", b"cat", b"dd", b"inotifywait")
+                sessions += any(v.startswith(b"SSH_CONNECTION=") for v in environment)
+        scratch = system.daemons.dir / "scratch"
+        leftovers = [path for path in scratch.rglob("*") if path.name.endswith((".tmp", ".new", ".part"))]
+        return cls(readers, sessions, len(leftovers))
+
+
+def soak(system: System, *, jobs: int, minutes: float, say: Callable[[str], None]) -> list[str]:
+    findings: list[str] = []
+    batch = 40
+    warm = max(batch, jobs // 5)
+    before: dict[str, Footprint] = {}
+    done = 0
+    began = time.monotonic()
+    guests = Guests(system)
+    guests.start()
+    try:
+        while done < jobs and time.monotonic() - began < minutes * 60:
+            load = Load(system, short_jobs(done, batch), pace_s=0.02)
+            load.start(300)
+            findings += load.check()
+            done += batch
+            now = {p.name: Footprint.of(p) for p in system.processes}
+            say(f"{done:>5} jobs, {time.monotonic() - began:>5.0f} s, {guests.visits} visits: {told(now)}")
+            if not before and done >= warm:
+                guests.pause()
+                time.sleep(QUIET_S)
+                before = {p.name: Footprint.of(p) for p in system.processes}
+                say(f"      warmed up, everybody left: {told(before)}")
+                guests.resume()
+    finally:
+        guests.close()
+    findings += guests.findings
+    time.sleep(QUIET_S)
+    after = {p.name: Footprint.of(p) for p in system.processes}
+    there = ClusterSide.of(system)
+    say(f"      everybody left: {told(after)}; on the cluster: {asdict(there)}")
+    for name, first in before.items():
+        last = after[name]
+        if last.memory_mb > first.memory_mb + MEMORY_SLACK_MB:
+            findings.append(f"{name}: memory grew from {first.memory_mb:.0f} to {last.memory_mb:.0f} MB")
+        if last.threads > first.threads + 4:
+            findings.append(f"{name}: threads grew from {first.threads} to {last.threads}")
+        if last.descriptors > first.descriptors + 8:
+            findings.append(f"{name}: descriptors grew from {first.descriptors} to {last.descriptors}")
+    if there.readers or there.temporary_files:
+        findings.append(f"left behind on the cluster: {asdict(there)}")
+    for process in system.processes:
+        findings += process.died_by_itself
+    return findings
+
+
+def short_jobs(first: int, count: int) -> list[Wanted]:
+    return [
+        Wanted(
+            f"soak{first + n}",
+            owner="bob" if n % 4 == 3 else "alice",
+            lines=1 + n % 3,
+            exit_code=3 if n % 10 == 7 else 0,
+            watch=n % 5 == 0,
+        )
+        for n in range(count)
+    ]
+
+
+def told(footprints: dict[str, Footprint]) -> str:
+    return ", ".join(
+        f"{name} {f.memory_mb:.0f} MB {f.threads} threads {f.descriptors} fds"
+        for name, f in footprints.items()
+    )
+
+
+class Guests:
+    """People who open pages, lists and sockets and leave again, some of them rudely."""
+
+    def __init__(self, system: System) -> None:
+        self.system = system
+        self.visits = 0
+        self.findings: list[str] = []
+        self._stop, self._paused = threading.Event(), threading.Event()
+        self._threads = [
+            threading.Thread(target=self._come_and_go, args=(n,)) for n in range(PEOPLE_AT_ONCE)
+        ]
+
+    def start(self) -> None:
+        for thread in self._threads:
+            thread.start()
+
+    def pause(self) -> None:
+        self._paused.set()
+
+    def resume(self) -> None:
+        self._paused.clear()
+
+    def close(self) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _come_and_go(self, number: int) -> None:
+        person = ("alice", "bob", "admin")[number % 3]
+        while not self._stop.wait(0.5 + number * 0.05):
+            if self._paused.is_set():
+                continue
+            try:
+                self._visit(person, rude=number % 2 == 0)
+                self.visits += 1
+            except (httpx.HTTPError, OSError, TimeoutError) as problem:
+                self.findings.append(f"a visit failed: {problem!r}")
+
+    def _visit(self, person: str, *, rude: bool) -> None:
+        from websockets.sync.client import connect
+
+        sluice = self.system.sluice
+        listed = sluice.api("GET", "jobs?limit=20", person)
+        if listed.status_code != 200:
+            self.findings.append(f"the list answered {listed.status_code}: {listed.text[:200]}")
+            return
+        base = sluice.url.replace("http", "ws", 1)
+        token = {"Authorization": f"Bearer {sluice.token(person)}"}
+        paths = ["/ws/events"]
+        for item in listed.json()["items"][:2]:
+            sluice.api("GET", f"jobs/{item['id']}", person)
+            paths.append(f"/ws/jobs/{item['id']}/logs/main/0?offset=-100")
+        for path in paths:
+            socket = connect(base + path, additional_headers=token, open_timeout=30)
+            try:
+                socket.recv(timeout=1)
+            except (TimeoutError, EOFError):
+                pass
+            except Exception as closed:
+                if "1000" not in str(closed):
+                    self.findings.append(f"{path}: {closed!r}")
+            if rude:
+                socket.socket.close()
+            else:
+                socket.close()

@@ -1,0 +1,333 @@
+"""A whole Sluice that may be hurt: web, two engines, PostgreSQL and an embedded cluster, all of its own.
+
+Starts them, restarts a process of Sluice that died (as systemd would), and stops and starts the daemons
+around it. Knows nothing of jobs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.running import PROJECT, RunningSluice, make_sluice
+
+RESTART_AFTER_S = 1.0
+CLUSTER = str(PROJECT / "scripts" / "cluster")
+WRAPPED = ("sbatch", "squeue", "sacct")
+SMALL_SPACE = "24m"
+
+
+@dataclass
+class Process:
+    """One process of Sluice, started again whenever it ends. Deaths that nobody asked for are counted."""
+
+    name: str
+    argv: list[str]
+    env: dict[str, str]
+    log: Path
+    restarts: bool = True
+    died_by_itself: list[str] = field(default_factory=list)
+    popen: subprocess.Popen[bytes] | None = None
+    _killed: bool = False
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def start(self) -> None:
+        with self._lock, self.log.open("ab") as log:
+            self._killed = False
+            self.popen = subprocess.Popen(
+                [sys.executable, "manage.py", *self.argv],
+                cwd=PROJECT,
+                env=self.env,
+                stdout=log,
+                stderr=log,
+            )
+
+    def kill(self) -> None:
+        """kill -9, as a machine that loses power would."""
+        with self._lock:
+            self._killed = True
+            if self.popen is not None:
+                self.popen.kill()
+                self.popen.wait()
+
+    def look_after(self) -> None:
+        if self.popen is None or self.popen.poll() is None:
+            return
+        if not self._killed:
+            self.died_by_itself.append(f"{self.name} ended by itself ({self.popen.returncode})")
+        if self.restarts:
+            time.sleep(RESTART_AFTER_S)
+            self.start()
+
+    def stop(self) -> None:
+        self._killed = True
+        if self.popen is not None and self.popen.poll() is None:
+            self.popen.terminate()
+            try:
+                self.popen.wait(40)
+            except subprocess.TimeoutExpired:
+                self.popen.kill()
+                self.popen.wait()
+
+
+class Postgres:
+    """A PostgreSQL of our own: a socket in a private directory, no TCP port."""
+
+    def __init__(self, directory: Path) -> None:
+        self.dir = directory
+        programs = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda p: float(p.parts[4]))
+        if not programs:
+            raise RuntimeError("PostgreSQL is not installed: apt-get install postgresql")
+        self._programs = programs[-1]
+        self.dir.mkdir(mode=0o755)
+        shutil.chown(self.dir, "postgres")
+        self._run(
+            *("initdb", "-D", f"{self.dir}/data", "-A", "trust", "-U", "sluice", "-E", "UTF8"),
+            *("--no-locale", "--no-sync"),
+        )
+        self.start()
+
+    @property
+    def url(self) -> str:
+        return f"postgres://sluice@{str(self.dir).replace('/', '%2F')}/postgres"
+
+    def _run(self, program: str, *arguments: str) -> None:
+        as_postgres = ["setpriv", "--reuid=postgres", "--regid=postgres", "--init-groups", "--"]
+        subprocess.run(
+            [*as_postgres, str(self._programs / program), *arguments],
+            cwd=self.dir,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            check=True,
+        )
+
+    def start(self) -> None:
+        options = f"-c listen_addresses='' -c unix_socket_directories='{self.dir}' -c fsync=off"
+        self._run(
+            *("pg_ctl", "-D", f"{self.dir}/data", "-l", f"{self.dir}/log", "-w", "start"),
+            *("-o", f"{options} -c max_connections=150"),
+        )
+
+    def stop(self, mode: str = "immediate") -> None:
+        self._run("pg_ctl", "-D", f"{self.dir}/data", "-m", mode, "-w", "stop")
+
+
+class EmbeddedDaemons:
+    """The embedded cluster in a directory of its own, daemon by daemon."""
+
+    def __init__(self, directory: Path) -> None:
+        self.dir = directory
+        self._base = {**os.environ, "SLUICE_CLUSTER_DIR": str(directory)}
+        self._base.pop("SLUICE_SSH_CA_KEY", None)
+        self.up()
+        printed = self._cluster("env")
+        self.env = {**self._base}
+        for word in shlex.split(printed, comments=True):
+            name, sign, value = word.partition("=")
+            if sign:
+                self.env[name] = value.rstrip(";").replace("$PATH", os.environ["PATH"])
+
+    def _cluster(self, *arguments: str) -> str:
+        done = subprocess.run(
+            [CLUSTER, *arguments], env=self._base, capture_output=True, text=True, check=False
+        )
+        if done.returncode != 0:
+            raise RuntimeError(f"scripts/cluster {' '.join(arguments)}: {done.stdout}{done.stderr}")
+        return done.stdout
+
+    def up(self) -> None:
+        self._cluster("up")
+
+    def down(self) -> None:
+        self._cluster("down")
+
+    def stop(self, name: str) -> None:
+        self._cluster("stop", name)
+
+    def kill(self, name: str) -> None:
+        self._cluster("kill", name)
+
+    def start(self, name: str) -> None:
+        self._cluster("start", name)
+
+    def pid(self, name: str) -> int:
+        return int(json.loads((self.dir / "run" / f"{name}.json").read_text())["pid"])
+
+    def end_ssh_sessions(self) -> None:
+        """Cut every open connection, as a login node that loses power does."""
+        program = (
+            "import sys; sys.path.insert(0, sys.argv[1]);"
+            "from pathlib import Path; from embedded.layout import Layout;"
+            "from embedded.operations import end_ssh_sessions; end_ssh_sessions(Layout(Path(sys.argv[2])))"
+        )
+        argv = [sys.executable, "-c", program, str(PROJECT / "scripts"), str(self.dir)]
+        subprocess.run(argv, env=self.env, check=True, capture_output=True)
+
+    def slurm(self, *argv: str) -> str:
+        """A Slurm command as root."""
+        done = subprocess.run(
+            argv, env=self.env, capture_output=True, text=True, check=True, timeout=60
+        )
+        return done.stdout
+
+
+class System:
+    """Everything together; `close` leaves nothing behind but the embedded cluster's directory."""
+
+    def __init__(self, cluster_dir: Path, home: Path) -> None:
+        self.home = home
+        home.mkdir(parents=True, exist_ok=True)
+        home.chmod(0o755)
+        self.daemons = EmbeddedDaemons(cluster_dir)
+        self.flags = home / "flags"
+        self._space = cluster_dir / "scratch" / "sluice-bob"
+        self._make_space_small()
+        self.database = Postgres(home / "postgres")
+        self.sluice: RunningSluice = make_sluice(
+            self.daemons.env,
+            home / "sluice",
+            self.database.url,
+            SLUICE_LOG_FORMAT="plain",
+            SLUICE_API_WRITES_PER_MINUTE="6000",
+            SLUICE_SOCKETS_PER_PERSON="200",
+        )
+        self._wrap_commands()
+        port = self.sluice.url.rsplit(":", 1)[1]
+        env = self.sluice.env
+        self.web = Process("web", ["serve", "--no-engine", "--port", port], env, home / "web.log")
+        self.engines = [
+            Process(f"engine {n}", ["engine"], env, home / f"engine{n}.log") for n in (1, 2)
+        ]
+        self._stop = threading.Event()
+        self._supervisor = threading.Thread(target=self._supervise, name="supervisor")
+
+    @property
+    def processes(self) -> list[Process]:
+        return [self.web, *self.engines]
+
+    def start(self) -> None:
+        for process in self.processes:
+            process.start()
+        self._supervisor.start()
+        deadline = time.monotonic() + 120
+        while True:
+            try:
+                if self.sluice.api("GET", "capacity", timeout=5).json()["clusters"]:
+                    return
+            except Exception:
+                if time.monotonic() > deadline:
+                    raise
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"the engine saw no cluster:\n{self.logs()}")
+            time.sleep(0.3)
+
+    def _supervise(self) -> None:
+        while not self._stop.wait(0.2):
+            for process in self.processes:
+                process.look_after()
+
+    def close(self) -> None:
+        self._stop.set()
+        if self._supervisor.is_alive():
+            self._supervisor.join()
+        for process in self.processes:
+            process.stop()
+        with contextlib.suppress(subprocess.CalledProcessError):
+            self.database.stop()
+        shutil.rmtree(self.flags, ignore_errors=True)
+        subprocess.run(["umount", "-l", str(self._space)], check=False, capture_output=True)
+
+    def logs(self, tail: int = 4000) -> str:
+        files = [process.log for process in self.processes]
+        return "\n".join(
+            f"--- {file.name}\n{file.read_text(errors='replace')[-tail:]}"
+            for file in files
+            if file.exists()
+        )
+
+    # -- what Slurm's commands answer -----------------------------------------------------------------
+
+    def _wrap_commands(self) -> None:
+        """Slurm's programs behind scripts of ours; a file in `flags` switches a misbehaviour on."""
+        self.flags.mkdir()
+        self.flags.chmod(0o755)
+        bin_dir = self.flags / "bin"
+        bin_dir.mkdir()
+        bodies = {
+            # Slurm takes the job, but nobody hears the answer before the caller's patience ends.
+            "sbatch": f"""
+if [ -e {self.flags}/slow ]; then "$REAL" "$@" >/dev/null 2>&1; sleep 300; fi
+if [ -e {self.flags}/mute ]; then "$REAL" "$@" >/dev/null 2>&1; exit 124; fi
+if [ -e {self.flags}/late ]; then sleep 2; fi
+exec "$REAL" "$@\"""",
+            "squeue": f'if [ -e {self.flags}/empty ]; then exit 0; fi\nexec "$REAL" "$@"',
+            "sacct": f"""
+if [ -e {self.flags}/cut ]; then "$REAL" "$@" | head -c 150; exit 0; fi
+exec "$REAL" "$@\"""",
+        }
+        for name in (*WRAPPED, "scancel", "scontrol"):
+            real = shutil.which(name, path=self.daemons.env["PATH"])
+            if real is None:
+                raise RuntimeError(f"{name} is missing")
+            if name in bodies:
+                (bin_dir / name).write_text(f"#!/bin/sh\nREAL={real}\n{bodies[name]}\n")
+                (bin_dir / name).chmod(0o755)
+            else:
+                (bin_dir / name).symlink_to(real)
+        self.sluice.manage(
+            "shell",
+            "-c",
+            f"from clusters.models import Cluster; Cluster.objects.update(slurm_bin_dir={str(bin_dir)!r})",
+        )
+
+    @contextlib.contextmanager
+    def flag(self, name: str) -> Iterator[None]:
+        (self.flags / name).touch()
+        try:
+            yield
+        finally:
+            (self.flags / name).unlink()
+
+    # -- a user's space -------------------------------------------------------------------------------
+
+    def _make_space_small(self) -> None:
+        """Bob's space is a small file system, so that it can be full."""
+        owner = self._space.stat()
+        subprocess.run(["umount", "-l", str(self._space)], check=False, capture_output=True)
+        options = f"size={SMALL_SPACE},mode=700,uid={owner.st_uid},gid={owner.st_gid}"
+        subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", options, "sluice-faults", str(self._space)], check=True
+        )
+
+    @contextlib.contextmanager
+    def space_filled(self) -> Iterator[None]:
+        filler = self._space / "filler"
+        with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
+            while True:
+                file.write(bytes(64 * 1024))
+        try:
+            yield
+        finally:
+            filler.unlink()
+
+    # -- a daemon that hangs --------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def hanging(self, name: str) -> Iterator[None]:
+        pid = self.daemons.pid(name)
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            os.kill(pid, signal.SIGCONT)
