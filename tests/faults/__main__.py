@@ -15,6 +15,11 @@ from tests.faults.system import System
 DEFAULT_CLUSTER_DIR = "/var/lib/sluice/faults-cluster"
 
 
+def say(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/faults", description=__doc__)
     parser.add_argument("--seed", type=int, default=1, help="what happens when (default 1)")
@@ -32,7 +37,7 @@ def main() -> int:
     parser.add_argument("--cluster-dir", default=DEFAULT_CLUSTER_DIR)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="sluice-faults-") as home:
-        print("Starting a Sluice and an embedded cluster of their own …", flush=True)
+        say("Starting a Sluice and an embedded cluster of their own …")
         system = System(Path(options.cluster_dir), Path(home))
         try:
             system.start()
@@ -40,7 +45,7 @@ def main() -> int:
             if report.findings:
                 kept = Path(f"{tempfile.gettempdir()}/sluice-faults-{int(time.time())}.log")
                 kept.write_text(system.logs(200_000))
-                print(f"The logs of web and engines are in {kept}.")
+                say(f"The logs of web and engines are in {kept}.")
         finally:
             system.close()
             system.daemons.down()
@@ -55,15 +60,15 @@ def run_faults(system: System, options: argparse.Namespace) -> Report:
         longest_s=options.longest,
         jobs_per_round=options.jobs,
         faults=chosen,
-        say=lambda line: print(line, flush=True),
+        say=say,
     )
     report = campaign.run(faults=options.faults, minutes=options.minutes)
-    print(
+    say(
         f"\nseed {options.seed}: {len(report.tried)} faults of {len(set(report.tried))} kinds, "
         f"{report.jobs} jobs, {len(report.findings)} findings"
     )
     for finding in report.findings:
-        print(f"  {finding}")
+        say(f"  {finding}")
     return report
 
 
@@ -73,11 +78,11 @@ def run_soak(system: System, options: argparse.Namespace) -> Report:
         system,
         jobs=options.soak_jobs,
         minutes=options.minutes,
-        say=lambda line: print(line, flush=True),
+        say=say,
     )
-    print(f"\nsoak: {len(report.findings)} findings")
+    say(f"\nsoak: {len(report.findings)} findings")
     for finding in report.findings:
-        print(f"  {finding}")
+        say(f"  {finding}")
     return report
 
 

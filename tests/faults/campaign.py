@@ -179,7 +179,9 @@ class Campaign:
 
     def _round(self, fault: Fault, watcher: EventWatcher) -> None:
         began = time.monotonic()
-        away_s = self._chance.uniform(min(2.0, self._longest_s), min(self._longest_s, fault.longest_s))
+        away_s = self._chance.uniform(
+            min(2.0, self._longest_s), min(self._longest_s, fault.longest_s)
+        )
         load = Load(self.system, self._jobs(), pace_s=0.4)
         pause_s = self._chance.uniform(0.3, 3.0)
         with contextlib.ExitStack() as stack:

@@ -86,7 +86,9 @@ class Postgres:
 
     def __init__(self, directory: Path) -> None:
         self.dir = directory
-        programs = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda p: float(p.parts[4]))
+        programs = sorted(
+            Path("/usr/lib/postgresql").glob("*/bin"), key=lambda p: float(p.parts[4])
+        )
         if not programs:
             raise RuntimeError("PostgreSQL is not installed: apt-get install postgresql")
         self._programs = programs[-1]

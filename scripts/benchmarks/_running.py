@@ -1,0 +1,106 @@
+"""A Sluice that runs with the embedded cluster, for the subjects that measure the whole of it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from benchmarks.transport import cluster_environment
+from tests.running import RunningSluice, make_sluice
+
+PROJECT_DIR = Path(__file__).resolve().parents[2]
+END_STATES = ("COMPLETED", "FAILED", "STOPPED")
+UNLIMITED = {
+    "SLUICE_API_READS_PER_MINUTE": "10000000",
+    "SLUICE_API_WRITES_PER_MINUTE": "10000000",
+    "SLUICE_SOCKETS_PER_PERSON": "1000",
+}
+
+
+@contextlib.contextmanager
+def running(*options: str) -> Iterator[RunningSluice]:
+    """`manage.py serve OPTIONS` with a fresh database, started and having seen the cluster."""
+    home = Path(tempfile.mkdtemp(prefix="sluice-bench-"))
+    environment = {**os.environ, **cluster_environment()}
+    # The benchmarks' own settings are not the server's.
+    environment = {k: v for k, v in environment.items() if not k.startswith("DJANGO")}
+    environment["PATH"] = os.environ["PATH"]
+    sluice = make_sluice(environment, home, **UNLIMITED)
+    try:
+        sluice.start(*options)
+        if "--no-engine" not in options:
+            await_capacity(sluice)
+        yield sluice
+    finally:
+        sluice.stop()
+        shutil.rmtree(home, ignore_errors=True)
+
+
+def await_capacity(sluice: RunningSluice) -> None:
+    deadline = time.monotonic() + 120
+    while not sluice.api("GET", "capacity").json()["clusters"]:
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"the engine saw no cluster:\n{sluice.log}")
+        time.sleep(0.2)
+
+
+def slurm(sluice: RunningSluice, *argv: str) -> str:
+    """A Slurm command of the embedded cluster, as root."""
+    done = subprocess.run(argv, env=sluice.env, capture_output=True, text=True, check=True)
+    return done.stdout
+
+
+@contextlib.contextmanager
+def nothing_starts(sluice: RunningSluice) -> Iterator[None]:
+    """Jobs wait: otherwise the jobs themselves, on the same cores, are what is measured."""
+    slurm(sluice, "scontrol", "update", "partitionname=cpu", "state=down")
+    try:
+        yield
+    finally:
+        slurm(sluice, "scontrol", "update", "partitionname=cpu", "state=up")
+
+
+def job_file(name: str, command: str, *, image: str = "busybox") -> dict[str, Any]:
+    role = {"name": "main", "command": command, "cpuNumber": 1, "memoryMB": 100}
+    return {"jobName": name, "image": image, "namespace": "cpu", "taskRoles": [role]}
+
+
+def submit(sluice: RunningSluice, name: str, command: str, **more: Any) -> str:
+    answer = sluice.api("POST", "jobs", json=job_file(name, command, **more))
+    if answer.status_code != 201:
+        raise RuntimeError(f"{answer.status_code} {answer.text}")
+    return str(answer.json()["id"])
+
+
+def await_state(sluice: RunningSluice, job: str, *states: str, timeout_s: float = 120) -> None:
+    deadline = time.monotonic() + timeout_s
+    while (said := sluice.api("GET", f"jobs/{job}").json())["state"] not in states:
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"{said['name']} is {said['state']}: {said['reason']['text']}")
+        time.sleep(0.2)
+
+
+def log_path(sluice: RunningSluice, job: str) -> str:
+    attempt = sluice.api("GET", f"jobs/{job}/attempts").json()["items"][-1]
+    return f"{attempt['work_dir']}/logs/main-0.log"
+
+
+def memory_mb(pid: int) -> float:
+    found = re.search(r"VmRSS:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
+    if found is None:
+        raise RuntimeError(f"no process {pid}")
+    return int(found[1]) / 1024
+
+
+def pid_of(sluice: RunningSluice) -> int:
+    if sluice.process is None:
+        raise RuntimeError("not started")
+    return sluice.process.pid

@@ -1,0 +1,108 @@
+"""How soon people see what happened: Slurm's own times against the moment the websocket tells.
+
+Slurm keeps whole seconds, cut off: half a second of each figure is, on average, this rounding.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import threading
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import connect
+
+from benchmarks import Row, p95
+from benchmarks._running import END_STATES, await_state, running, slurm, submit
+from tests.running import RunningSluice
+
+
+class Listener:
+    """Notes when each job's state arrived."""
+
+    def __init__(self, sluice: RunningSluice) -> None:
+        self.arrived: dict[tuple[str, str], float] = {}
+        url = sluice.url.replace("http", "ws", 1) + "/ws/events"
+        token = {"Authorization": f"Bearer {sluice.token()}"}
+        self._socket = connect(url, additional_headers=token)
+        self._thread = threading.Thread(target=self._listen)
+        self._thread.start()
+
+    def _listen(self) -> None:
+        try:
+            for frame in self._socket:
+                now = time.time()
+                for event in json.loads(frame).get("events", ()):
+                    if event["kind"] == "state":
+                        self.arrived.setdefault((event["job"], event["data"]["state"]), now)
+        except ConnectionClosed:
+            return
+
+    def wait_for(self, job: str, state: str, timeout_s: float = 60) -> float:
+        deadline = time.monotonic() + timeout_s
+        while (job, state) not in self.arrived:
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"no {state} of {job} in {timeout_s} s")
+            time.sleep(0.01)
+        return self.arrived[job, state]
+
+    def close(self) -> None:
+        self._socket.close()
+        self._thread.join()
+
+
+def measure(*, quick: bool) -> Iterator[Row]:
+    count = 12 if quick else 60
+    with running() as sluice:
+        listener = Listener(sluice)
+        try:
+            yield from ends(sluice, listener, count)
+            yield from stops(sluice, listener, max(6, count // 5))
+        finally:
+            listener.close()
+
+
+def ends(sluice: RunningSluice, listener: Listener, count: int) -> Iterator[Row]:
+    jobs = []
+    for n in range(count):
+        jobs.append(submit(sluice, f"end-{n}", f"sleep {1 + n % 3}"))
+        time.sleep(0.7)  # a few run at a time: it is not the machine's cores that are measured
+    for job in jobs:
+        await_state(sluice, job, *END_STATES)
+        listener.wait_for(job, "COMPLETED")
+    time.sleep(3)
+    shown = {job: sluice.api("GET", f"jobs/{job}").json()["slurm_job_id"] for job in jobs}
+    rows = slurm(
+        sluice, "sacct", "-X", "-n", "-P", "-j", ",".join(shown.values()), "--format=JobIDRaw,Start,End"
+    )  # fmt: skip
+    times = {row.split("|")[0]: row.split("|")[1:] for row in rows.splitlines()}
+    zone = datetime.now().astimezone().tzinfo or UTC
+    for place, state, words in ((1, "COMPLETED", "end"), (0, "RUNNING", "start")):
+        delays = [
+            listener.arrived[job, state]
+            - datetime.fromisoformat(times[shown[job]][place]).replace(tzinfo=zone).timestamp()
+            for job in jobs
+            if (job, state) in listener.arrived
+        ]
+        yield Row(
+            f"a job's {words} in Slurm → websocket, p95", p95(delays), "s", limit=3.0,
+            note=f"median {statistics.median(delays):.2f} s of {len(delays)} jobs",
+        )  # fmt: skip
+
+
+def stops(sluice: RunningSluice, listener: Listener, count: int) -> Iterator[Row]:
+    delays = []
+    for n in range(count):
+        job = submit(sluice, f"stop-{n}", "sleep 300")
+        listener.wait_for(job, "RUNNING")
+        time.sleep(1)
+        began = time.time()
+        sluice.api("POST", f"jobs/{job}/stop")
+        delays.append(listener.wait_for(job, "STOPPED") - began)
+    yield Row(
+        "stop asked → STOPPED by websocket, p95", p95(delays), "s",
+        note=f"median {statistics.median(delays):.2f} s of {count}; the tasks' own end included",
+    )  # fmt: skip
