@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 import tempfile
 import time
@@ -36,6 +37,9 @@ def main() -> int:
     parser.add_argument("--soak-jobs", type=int, default=1000, help="for --soak (default 1000)")
     parser.add_argument("--cluster-dir", default=DEFAULT_CLUSTER_DIR)
     options = parser.parse_args()
+    # Whoever ends it, nothing is left running.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: sys.exit(1))
     with tempfile.TemporaryDirectory(prefix="sluice-faults-") as home:
         say("Starting a Sluice and an embedded cluster of their own …")
         system = System(Path(options.cluster_dir), Path(home))
