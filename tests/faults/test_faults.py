@@ -1,4 +1,7 @@
-"""The short form of `scripts/faults`: a fixed seed, small pauses, one fault of each kind that is quick to heal."""
+"""The short form of `scripts/faults`: a fixed seed and short absences.
+
+Of the faults it takes those that test_engine_faults.py does not show one by one.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +15,15 @@ from tests.faults.system import System
 pytestmark = pytest.mark.cluster
 
 CLUSTER_DIR = Path("/var/lib/sluice/faults-cluster")
-# These wait for patience to end (an answer that never comes, a node that is given up): minutes each.
-SLOW = {"sbatch slower than its timeout", "a slurmd gone"}
+CHOSEN = {
+    "web killed",
+    "both engines killed",
+    "MariaDB stopped",
+    "sshd stopped and connections cut",
+    "PostgreSQL stopped",
+    "a user's space full",
+    "sbatch's answer lost",
+}
 
 
 def test_faults_under_load_leave_nothing_wrong(tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -24,11 +34,11 @@ def test_faults_under_load_leave_nothing_wrong(tmp_path_factory: pytest.TempPath
     system = System(CLUSTER_DIR, home / "system")
     try:
         system.start()
-        quick = tuple(fault for fault in FAULTS if fault.name not in SLOW)
-        campaign = Campaign(system, seed=1, longest_s=4.0, jobs_per_round=6, faults=quick)
-        report = campaign.run(faults=len(quick), minutes=4)
+        chosen = tuple(fault for fault in FAULTS if fault.name in CHOSEN)
+        campaign = Campaign(system, seed=1, longest_s=4.0, jobs_per_round=6, faults=chosen)
+        report = campaign.run(faults=len(chosen), minutes=3)
     finally:
         system.close()
         system.daemons.down()
-    assert len(report.tried) >= 5, report.tried
+    assert len(report.tried) >= 3, report.tried
     assert not report.findings, "\n".join(report.findings)
