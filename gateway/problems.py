@@ -103,9 +103,12 @@ def answer_for(error: BaseException) -> Answer | None:
             break
     else:
         return None
-    if isinstance(error, drf.APIException) and type(error) not in TABLE:
+    if isinstance(error, drf.APIException) and not isinstance(error, drf.ValidationError):
+        # An exception that was given a code of its own keeps it.
         code = error.get_codes()
-        return Answer(error.status_code, code if isinstance(code, str) else found.code)
+        known = code == error.default_code and type(error) in TABLE
+        if isinstance(code, str) and not known:
+            return Answer(error.status_code, code)
     return found
 
 

@@ -74,6 +74,15 @@ class Incoming:
         self._file.close()
         self._path.unlink(missing_ok=True)
 
+    def examine(self) -> CodeUpload:
+        """What the archive would be kept as, checked; nothing is kept. Raises ArchiveRefused."""
+        try:
+            self._file.close()
+            info = check_archive(self._path, _limits())
+            return CodeUpload(sha256=self._hash.hexdigest(), size=self.size, format=info.format)
+        finally:
+            self.discard()
+
     def keep(self, *, by: User, filename: str = "") -> CodeUpload:
         """Check the archive and take it in. Raises ArchiveRefused, TooLarge."""
         try:

@@ -74,6 +74,7 @@ class Received:
     incoming: Incoming | None = None
     code_name: str = ""
     code_digest: str = ""
+    code: CodeUpload | None = None
 
     def discard(self) -> None:
         if self.incoming is not None:
@@ -92,13 +93,19 @@ class Received:
             digest.update(len(part).to_bytes(8, "big") + part)
         return digest.hexdigest()
 
-    def read(self, by: User, *, keep_code: bool) -> Submission:
-        """The submission. Code that came along is kept only where a job follows."""
-        code: CodeUpload | None = None
+    def keep_code(self, by: User) -> None:
+        """Take in the code that came along; outside of any transaction, for files know none."""
         if self.incoming is not None:
-            code = self.incoming.keep(by=by, filename=self.code_name)
+            self.code = self.incoming.keep(by=by, filename=self.code_name)
             self.incoming = None
-        elif self.options.get("code"):
+
+    def read(self, by: User) -> Submission:
+        """The submission; code that was not kept before is only looked at."""
+        code = self.code
+        if self.incoming is not None:
+            code = self.incoming.examine()
+            self.incoming = None
+        elif code is None and self.options.get("code"):
             code = find_upload(sha256=self.options["code"], by=by)
         return read_submission(
             by=by,

@@ -138,8 +138,10 @@ class Jobs(APIView):
     def _create(self, request: Request, received: Received, key: str) -> tuple[Job, bool]:
         user = person(request)
 
+        received.keep_code(user)
+
         def create() -> Job:
-            return submit(by=user, submission=received.read(user, keep_code=True))
+            return submit(by=user, submission=received.read(user))
 
         if not key:
             return create(), False
@@ -163,7 +165,7 @@ class JobsPlan(APIView):
         user = person(request)
         received = received_from(request)
         try:
-            made = preview(by=user, submission=received.read(user, keep_code=False))
+            made = preview(by=user, submission=received.read(user))
         finally:
             received.discard()
         return json_answer(preview_answer(made, can_submit(user, made.submission.namespace)))

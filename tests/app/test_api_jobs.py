@@ -1,0 +1,526 @@
+"""Submitting through the API in every form, twice, wrong, too large; uploads, templates, tokens."""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+import zipfile
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from django.core.files.uploadedfile import SimpleUploadedFile
+from django.test import Client
+from django.utils import timezone
+
+from clusters.models import Membership
+from gateway.models import ApiToken
+from gateway.throttle import Buckets, buckets
+from gateway.tokens import create_token, digest_of
+from jobs.models import CodeUpload, Job, JobTemplate
+from jobs.uploads import path_of, tar_of_upload
+from tests.app.job_cast import Cast, make_cast
+
+pytestmark = pytest.mark.django_db
+
+JOB = {
+    "jobName": "train",
+    "namespace": "lab",
+    "image": "busybox",
+    "taskRoles": [{"name": "worker", "command": "python train.py"}],
+}
+V2 = """
+protocolVersion: 2
+name: from_v2
+type: job
+prerequisites: [{type: dockerimage, name: image, uri: busybox}]
+parameters: {lr: 0.1}
+taskRoles:
+  worker:
+    dockerImage: image
+    resourcePerInstance: {cpu: 1, memoryMB: 100, gpu: 0}
+    commands: ["python train.py --lr <% $parameters.lr %>"]
+defaults: {virtualCluster: lab}
+"""
+
+
+@pytest.fixture
+def cast(settings: Any, tmp_path: Path) -> Cast:
+    settings.UPLOAD_DIR = tmp_path / "uploads"
+    buckets.clear()
+    return make_cast()
+
+
+@pytest.fixture
+def alice(cast: Cast) -> Client:
+    client = Client()
+    client.force_login(cast.alice)
+    return client
+
+
+def send(client: Client, path: str, body: Any, method: str = "POST", **more: Any) -> Any:
+    kind = more.pop("content_type", "application/json")
+    data = body if isinstance(body, str | bytes) else json.dumps(body)
+    return client.generic(method, f"/api/v1/{path}", data, content_type=kind, **more)
+
+
+def code_zip(text: str = "print('hello')\n") -> bytes:
+    data = io.BytesIO()
+    with zipfile.ZipFile(data, "w") as archive:
+        # Without a time of its own: the same bytes every time.
+        archive.writestr(zipfile.ZipInfo("train.py"), text)
+    return data.getvalue()
+
+
+# Submitting
+
+
+@pytest.mark.parametrize(
+    ("body", "kind"),
+    [
+        (JOB, "application/json"),
+        ("// ours\n" + json.dumps(JOB), "application/json"),
+        (yaml.safe_dump(JOB), "application/yaml"),
+        (yaml.safe_dump(JOB), "text/yaml; charset=utf-8"),
+        (V2, "application/yaml"),
+        ({"job": JOB, "name": "other"}, "application/json"),
+        ({"job": V2}, "application/json"),
+    ],
+    ids=["json", "comments", "yaml", "text-yaml", "v2", "envelope", "envelope-text"],
+)
+def test_a_job_file_in_any_form_becomes_a_job(alice: Client, body: Any, kind: str) -> None:
+    answer = send(alice, "jobs", body, content_type=kind)
+    assert answer.status_code == 201, answer.content
+    job = answer.json()
+    assert job["state"] == "QUEUED"
+    assert answer["Location"] == job["links"]["self"]
+    assert alice.get(job["links"]["self"]).json()["name"] == job["name"]
+    spec = alice.get(job["links"]["self"] + "/spec").json()
+    as_yaml = alice.get(job["links"]["self"] + "/spec?format=yaml")
+    assert as_yaml["Content-Type"] == "application/yaml"
+    assert yaml.safe_load(as_yaml.content) == spec
+    accepted = alice.get(job["links"]["self"] + "/spec", headers={"accept": "application/yaml"})
+    assert accepted.content == as_yaml.content
+
+
+def test_multipart_brings_manifest_and_code(alice: Client, cast: Cast) -> None:
+    answer = alice.post(
+        "/api/v1/jobs",
+        {
+            "manifest": SimpleUploadedFile("manifest.yml", yaml.safe_dump(JOB).encode()),
+            "code": SimpleUploadedFile("code.zip", code_zip()),
+        },
+    )
+    assert answer.status_code == 201, answer.content
+    job = Job.objects.get(pk=answer.json()["id"])
+    assert job.code_upload is not None
+    assert job.spec["code"] == {"selector": "codeFile", "uploadId": job.code_upload.sha256}
+    with tarfile.open(fileobj=io.BytesIO(b"".join(tar_of_upload(job.code_upload)))) as tar:
+        assert tar.getnames() == ["train.py"]
+    assert path_of(job.code_upload).stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize(
+    ("body", "kind", "status", "code"),
+    [
+        (b"", "application/json", 400, "malformed"),
+        (b"{", "application/json", 400, "job_file_invalid"),
+        (b'{"jobName": "\\u0000"}', "application/json", 400, "job_file_invalid"),
+        (b'{"job": {"jobName": "\\ud800"}}', "application/json", 400, "job_file_invalid"),
+        (b"[" * 100_000, "application/json", 400, "job_file_invalid"),
+        (
+            b'{"job": ' + b"[" * 5000 + b"]" * 5000 + b"}",
+            "application/json",
+            400,
+            "job_file_invalid",
+        ),
+        (b'{"jobName": ' + b"9" * 5000 + b"}", "application/json", 400, "job_file_invalid"),
+        (b"\xff\xfe\x00", "application/json", 400, "job_file_invalid"),
+        (json.dumps({**JOB, "jobNmae": 1}).encode(), "application/json", 400, "job_file_invalid"),
+        (json.dumps({"job": JOB, "secrts": {}}).encode(), "application/json", 400, "invalid"),
+        (json.dumps({"job": 7}).encode(), "application/json", 400, "invalid"),
+        (b"a: &a [*a, *a]", "application/yaml", 400, "job_file_invalid"),
+        (json.dumps(JOB).encode(), "text/csv", 415, "unsupported_media_type"),
+        (b"jobName=x", "application/x-www-form-urlencoded", 415, "unsupported_media_type"),
+        (b"x" * (3 * 1024**2), "application/json", 413, "too_large"),
+        (b"x" * (10 * 1024**2), "application/yaml", 413, "too_large"),
+        (b"--x\r\nnonsense", "multipart/form-data; boundary=x", 400, "invalid"),
+        (b"--x--", "multipart/form-data", 400, "malformed"),
+    ],
+)
+def test_what_cannot_be_read_is_refused_in_words(
+    alice: Client, body: bytes, kind: str, status: int, code: str
+) -> None:
+    for path in ("jobs", "jobs/plan"):
+        answer = send(alice, path, body, content_type=kind)
+        assert (answer.status_code, answer.json()["code"]) == (status, code), answer.content
+        assert answer.json()["detail"]
+    assert not Job.objects.exists()
+
+
+def test_problems_name_the_path_and_the_nearest_field(alice: Client) -> None:
+    body = {**JOB, "taskRoles": [{"name": "w", "command": "x", "cpuNumbr": 1, "gpuNumber": "many"}]}
+    errors = {error["path"]: error for error in send(alice, "jobs", body).json()["errors"]}
+    assert errors["taskRoles[0].cpuNumbr"]["suggestion"] == "cpuNumber"
+    assert "taskRoles[0].gpuNumber" in errors
+    answer = send(alice, "jobs", {**JOB, "namespace": "lob"}).json()
+    assert answer["errors"][0]["path"] == "namespace"
+    assert answer["errors"][0]["suggestion"] == "lab"
+
+
+def test_a_plan_makes_nothing_and_says_all(alice: Client, cast: Cast) -> None:
+    _token, secret = create_token(
+        user=cast.alice, name="r", scope="read", expires_at=timezone.now() + timedelta(days=1)
+    )
+    reader = Client(headers={"authorization": f"Bearer {secret}"})
+    answer = send(reader, "jobs/plan", JOB)
+    assert answer.status_code == 200, answer.content
+    plan = answer.json()
+    assert plan["ok"] is True
+    assert plan["starts_now"] is True
+    assert plan["plan_words"].startswith("1 node of cpu")
+    assert plan["script"].startswith("#!/bin/bash")
+    huge = {**JOB, "taskRoles": [{"name": "w", "command": "x", "cpuNumber": 5000}]}
+    refused = send(reader, "jobs/plan", huge).json()
+    assert refused["ok"] is False
+    assert refused["problems"]
+    assert send(alice, "jobs", huge).status_code == 422
+    body = {"manifest": json.dumps(JOB), "code": SimpleUploadedFile("c.zip", code_zip())}
+    assert alice.post("/api/v1/jobs/plan", body).json()["ok"] is True
+    assert not Job.objects.exists()
+    assert not CodeUpload.objects.exists()
+
+
+# Sent twice
+
+
+def test_the_same_key_and_body_make_one_job(alice: Client, cast: Cast) -> None:
+    key = {"headers": {"idempotency-key": "k1"}}
+    first = send(alice, "jobs", JOB, **key)
+    again = send(alice, "jobs", JOB, **key)
+    assert (first.status_code, again.status_code) == (201, 200)
+    assert first.json()["id"] == again.json()["id"]
+    assert again["Idempotent-Replayed"] == "true"
+    other = send(alice, "jobs", {**JOB, "jobName": "other"}, **key)
+    assert (other.status_code, other.json()["code"]) == (409, "idempotency_key_reused")
+    bob = Client()
+    bob.force_login(cast.bob)
+    assert send(bob, "jobs", JOB, **key).status_code == 201
+    assert Job.objects.count() == 2
+
+
+def test_a_key_whose_request_failed_can_be_used_again(alice: Client) -> None:
+    key = {"headers": {"idempotency-key": "k2"}}
+    assert send(alice, "jobs", {**JOB, "image": 7}, **key).status_code == 400
+    assert send(alice, "jobs", JOB, **key).status_code == 201
+    assert send(alice, "jobs", JOB).json()["code"] == "name_taken"
+    assert send(alice, "jobs", JOB, headers={"idempotency-key": "x" * 300}).status_code == 400
+
+
+# Uploads
+
+
+def files_below(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file()]
+
+
+def test_the_same_code_is_kept_once_and_is_its_owners_alone(
+    alice: Client, cast: Cast, settings: Any
+) -> None:
+    first = send(alice, "uploads", code_zip(), content_type="application/zip")
+    assert first.status_code == 201
+    sha256 = first.json()["sha256"]
+    bob = Client()
+    bob.force_login(cast.bob)
+    assert bob.get(f"/api/v1/uploads/{sha256}").status_code == 404
+    stolen = send(bob, "jobs", {"job": JOB, "code": sha256})
+    assert stolen.status_code == 404
+    assert send(alice, "jobs", {"job": JOB, "code": sha256}).status_code == 201
+    assert (
+        bob.post("/api/v1/uploads", {"code": SimpleUploadedFile("c.zip", code_zip())}).status_code
+        == 201
+    )
+    assert len(files_below(settings.UPLOAD_DIR)) == 1
+    # A job still uses it: given back by both, the bytes stay.
+    for client in (alice, bob):
+        assert client.delete(f"/api/v1/uploads/{sha256}").status_code == 204
+    assert path_of(CodeUpload.objects.get()).exists()
+
+
+@pytest.mark.parametrize(
+    ("data", "status"),
+    [(b"no archive", 422), (code_zip()[:-30], 422), (b"", 400), (b"PK\x03\x04" + bytes(5000), 422)],
+)
+def test_a_refused_or_cut_upload_leaves_nothing(
+    alice: Client, settings: Any, data: bytes, status: int
+) -> None:
+    assert send(alice, "uploads", data, content_type="application/zip").status_code == status
+    body = {"manifest": json.dumps(JOB), "code": SimpleUploadedFile("c.zip", data or b" ")}
+    assert alice.post("/api/v1/jobs", body).status_code == 422
+    assert alice.post("/api/v1/jobs/plan", body).status_code == 422
+    assert files_below(settings.UPLOAD_DIR) == []
+    assert not CodeUpload.objects.exists()
+    assert not Job.objects.exists()
+
+
+def test_too_much_code_is_refused(alice: Client, settings: Any) -> None:
+    settings.UPLOAD_MAX_BYTES = 1000
+    answer = send(alice, "uploads", code_zip("x" * 5000), content_type="application/zip")
+    assert answer.status_code == 413
+    settings.UPLOAD_MAX_BYTES = 10**9
+    settings.UPLOAD_MAX_BYTES_PER_PERSON = 100
+    answer = send(alice, "uploads", code_zip(), content_type="application/zip")
+    assert (answer.status_code, answer.json()["code"]) == (413, "too_large")
+    assert files_below(settings.UPLOAD_DIR) == []
+
+
+def test_a_file_that_needs_code_says_so(alice: Client) -> None:
+    body = {**JOB, "code": {"selector": "codeFile"}}
+    answer = send(alice, "jobs", body)
+    assert (answer.status_code, answer.json()["errors"][0]["code"]) == (400, "code_missing")
+
+
+# Templates
+
+
+def test_a_template_asks_for_its_parameters(alice: Client) -> None:
+    spec = {
+        **JOB,
+        "taskRoles": [
+            {
+                "name": "w",
+                "cpuNumber": "<% $parameters.cpus %>",
+                "command": "x <% $parameters.lr %>",
+            }
+        ],
+    }
+    parameters = [
+        {"name": "cpus", "kind": "whole", "required": True},
+        {"name": "lr", "kind": "number", "default": 0.1},
+    ]
+    made = send(alice, "templates", {"name": "t", "spec": spec, "parameters": parameters})
+    assert made.status_code == 201, made.content
+    path = f"templates/{made.json()['id']}"
+    missing = send(alice, f"{path}/submit", {})
+    assert (missing.status_code, missing.json()["errors"][0]["path"]) == (400, "parameters.cpus")
+    for n in (1, 2):
+        job = send(alice, f"{path}/submit", {"parameters": {"cpus": 2, "lr": "0.5"}})
+        assert job.status_code == 201, job.content
+        assert job.json()["cpus"] == 2
+        assert job.json()["name"] == ("train" if n == 1 else "train-2")
+    file = alice.get(job.json()["links"]["self"] + "/spec").json()
+    assert file["taskRoles"][0]["command"] == "x 0.5"
+    wrong = send(alice, "templates", {"name": "t", "spec": spec, "parameters": parameters[:1]})
+    assert wrong.json()["errors"][0]["code"] == "unknown_parameter"
+
+
+def test_a_v2_file_brings_its_parameters_and_no_secrets(alice: Client) -> None:
+    made = send(alice, "templates", {"name": "v2", "job_file": V2}).json()
+    assert [(p["name"], p["default"]) for p in made["parameters"]] == [("lr", 0.1)]
+    job = send(alice, f"templates/{made['id']}/submit", {"parameters": {"lr": 3}}).json()
+    file = alice.get(job["links"]["self"] + "/spec").json()
+    assert "--lr 3" in file["taskRoles"][0]["command"]
+    secret = V2 + "secrets: {password: hunter2}\n"
+    refused = send(
+        alice,
+        "templates",
+        {"name": "s", "job_file": secret.replace("train.py", "train.py <% $secrets.password %>")},
+    )
+    assert (refused.status_code, refused.json()["errors"][0]["path"]) == (400, "secrets")
+    assert "hunter2" not in refused.content.decode()
+    assert JobTemplate.objects.count() == 1
+
+
+def test_of_two_editors_the_second_is_told(alice: Client) -> None:
+    made = send(alice, "templates", {"name": "t", "spec": JOB}).json()
+    path = f"templates/{made['id']}"
+    first = send(alice, path, {"version": 1, "name": "one"}, "PATCH")
+    assert (first.status_code, first.json()["version"]) == (200, 2)
+    second = send(alice, path, {"version": 1, "name": "two"}, "PATCH")
+    assert (second.status_code, second.json()["code"]) == (409, "version_conflict")
+    assert alice.get(f"/api/v1/{path}").json()["name"] == "one"
+    copy = send(alice, f"{path}/copy", {}).json()
+    found = alice.get("/api/v1/templates", {"q": "one", "limit": 1}).json()
+    rest = alice.get("/api/v1/templates", {"q": "one", "limit": 1, "cursor": found["next"]}).json()
+    assert {item["id"] for item in found["items"] + rest["items"]} == {made["id"], copy["id"]}
+    assert rest["next"] is None
+    gone = send(alice, "templates/batch/delete", {"ids": [made["id"], copy["id"], made["id"]]})
+    assert [item["ok"] for item in gone.json()["items"]] == [True, True]
+
+
+# Tokens, sessions, limits
+
+
+@pytest.fixture
+def token(cast: Cast) -> Callable[..., tuple[ApiToken, Client]]:
+    def make(scope: str = "write", **more: Any) -> tuple[ApiToken, Client]:
+        expires = more.pop("expires_at", timezone.now() + timedelta(days=1))
+        row, secret = create_token(user=cast.alice, name="t", scope=scope, expires_at=expires)
+        return row, Client(headers={"authorization": f"Bearer {secret}"})
+
+    return make
+
+
+def test_a_token_is_shown_once_and_kept_as_a_hash(alice: Client) -> None:
+    answer = send(alice, "tokens", {"name": "laptop", "scope": "write"})
+    secret = answer.json()["token"]
+    row = ApiToken.objects.get()
+    assert secret.startswith("slc_")
+    assert len(secret) > 40
+    assert row.digest == digest_of(secret)
+    assert secret not in json.dumps(list(ApiToken.objects.values()), default=str)
+    client = Client(headers={"authorization": f"Bearer {secret}"})
+    assert client.get("/api/v1/me").json()["scope"] == "write"
+    listed = client.get("/api/v1/tokens").json()["items"]
+    assert listed[0]["is_current"] is True
+    assert "token" not in listed[0]
+    assert send(client, "tokens", {"name": "child"}).json()["code"] == "sign_in_needed"
+    assert send(client, f"tokens/{row.pk}", "", "DELETE").status_code == 204
+    assert client.get("/api/v1/me").status_code == 401
+
+
+@pytest.mark.parametrize("how", ["expired", "revoked", "inactive", "wrong", "empty"])
+def test_a_token_that_is_no_longer_good(cast: Cast, token: Any, how: str) -> None:
+    _row, client = token()
+    assert client.get("/api/v1/me").status_code == 200
+    if how == "expired":
+        ApiToken.objects.update(expires_at=timezone.now())
+    elif how == "revoked":
+        ApiToken.objects.update(revoked_at=timezone.now())
+    elif how == "inactive":
+        cast.alice.is_active = False
+        cast.alice.save()
+    elif how == "wrong":
+        client = Client(headers={"authorization": "Bearer slc_wrong"})
+    else:
+        client = Client(headers={"authorization": "Bearer"})
+    answer = client.get("/api/v1/me")
+    assert answer.status_code == 401
+    assert answer["WWW-Authenticate"].startswith("Bearer")
+
+
+def test_a_read_only_token_only_reads(token: Any) -> None:
+    _row, client = token("read")
+    assert client.get("/api/v1/jobs").status_code == 200
+    answer = send(client, "jobs", JOB)
+    assert (answer.status_code, answer.json()["code"]) == (403, "token_read_only")
+
+
+def test_last_use_is_noted_at_most_once_a_minute(token: Any) -> None:
+    _row, client = token()
+    client.get("/api/v1/me")
+    first = ApiToken.objects.get().last_used_at
+    client.get("/api/v1/me")
+    assert first is not None
+    assert ApiToken.objects.get().last_used_at == first
+    ApiToken.objects.update(last_used_at=first - timedelta(minutes=2))
+    client.get("/api/v1/me")
+    assert ApiToken.objects.get().last_used_at > first - timedelta(minutes=1)
+
+
+def test_name_and_password_make_a_token_and_nothing_else(
+    cast: Cast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.token_api.SIGN_INS_PER_MINUTE", 3)
+    cast.alice.set_password("correct horse battery")
+    cast.alice.save()
+    basic = {"authorization": "Basic YWxpY2U6Y29ycmVjdCBob3JzZSBiYXR0ZXJ5"}
+    client = Client(headers=basic)
+    assert send(client, "tokens", {"name": "cli"}).status_code == 201
+    assert client.get("/api/v1/jobs").status_code == 401
+    wrong = Client(headers={"authorization": "Basic YWxpY2U6d3Jvbmc="})
+    seen = [send(wrong, "tokens", {"name": "cli"}).status_code for _ in range(4)]
+    assert seen[0] == 401
+    assert seen[-1] == 429
+
+
+def test_a_page_needs_its_csrf_header(cast: Cast) -> None:
+    client = Client(enforce_csrf_checks=True)
+    client.force_login(cast.alice)
+    assert send(client, "jobs", JOB).status_code == 403
+    client.get("/")
+    csrf = client.cookies["csrftoken"].value if "csrftoken" in client.cookies else None
+    if csrf is None:
+        client.get("/login")
+        client.cookies["csrftoken"] = csrf = "a" * 32
+    answer = send(client, "jobs", JOB, headers={"x-csrftoken": csrf})
+    assert answer.status_code == 201, answer.content
+
+
+def test_too_many_requests_are_told_when_to_come_back(alice: Client, settings: Any) -> None:
+    settings.API_READS_PER_MINUTE = 3
+    seen = [alice.get("/api/v1/me") for _ in range(5)]
+    assert [answer.status_code for answer in seen] == [200, 200, 200, 429, 429]
+    assert 1 <= int(seen[-1]["Retry-After"]) <= 20
+    assert seen[-1].json()["code"] == "throttled"
+
+
+def test_a_bucket_refills_steadily() -> None:
+    found = Buckets()
+    assert [found.take("a", 60, now=0.0) for _ in range(60)] == [0.0] * 60
+    assert found.take("a", 60, now=0.0) == pytest.approx(1.0)
+    assert found.take("a", 60, now=0.5) == pytest.approx(0.5)
+    assert found.take("a", 60, now=1.1) == 0.0
+    assert found.take("b", 60, now=1.1) == 0.0
+
+
+# The rest
+
+
+def test_changing_a_job(alice: Client, cast: Cast) -> None:
+    job = cast.job("x")
+    path = f"jobs/{job.pk}"
+    body = {"description": "new", "labels": {"a": "b"}, "time_limit_s": 600}
+    answer = send(alice, path, body, "PATCH").json()
+    assert (answer["description"], answer["labels"], answer["time_limit_s"]) == (
+        "new",
+        {"a": "b"},
+        600,
+    )
+    for wrong in (
+        {},
+        {"time_limit_s": "600"},
+        {"time_limit_s": 10**30},
+        {"labels": []},
+        {"nmae": 1},
+    ):
+        assert send(alice, path, wrong, "PATCH").status_code == 400, wrong
+    Membership.objects.filter(user=cast.alice).delete()
+    # Left the namespace: still theirs to look at and to stop, no longer to lengthen.
+    assert send(alice, path, {"time_limit_s": 900}, "PATCH").status_code == 403
+    assert send(alice, f"{path}/stop", "").json()["state"] == "STOPPED"
+    assert [e["kind"] for e in alice.get(f"/api/v1/{path}/events").json()["items"]][-1] == "stop"
+
+
+def test_reasons_come_in_the_request_s_language(alice: Client, cast: Cast) -> None:
+    job = cast.job("x")
+    texts = {
+        language: alice.get(f"/api/v1/jobs/{job.pk}", headers={"accept-language": language}).json()[
+            "reason"
+        ]
+        for language in ("en", "zh-hans")
+    }
+    assert {reason["code"] for reason in texts.values()} == {"queued"}
+    assert texts["en"]["text"].startswith("The job will be handed")
+
+
+def test_docs_load_nothing_from_elsewhere(client: Client) -> None:
+    page = client.get("/api/v1/docs")
+    text = page.content.decode()
+    assert page.status_code == 200
+    assert "//cdn" not in text
+    assert "https://" not in text
+    assert "<script>" not in text, "the policy allows no inline script"
+    assert "script-src 'self'" in page["Content-Security-Policy"]
+
+
+def test_unknown_addresses_and_methods(alice: Client) -> None:
+    lost = alice.get("/api/v1/nothing")
+    assert (lost.status_code, lost["Content-Type"]) == (404, "application/problem+json")
+    wrong = alice.put("/api/v1/jobs")
+    assert wrong.status_code == 405
+    assert "POST" in wrong["Allow"]
