@@ -218,3 +218,12 @@ def test_notebooks_show_no_html_of_others() -> None:
     assert "<script>" not in job._repr_html_()
     assert "&lt;script&gt;" in job._repr_html_()
     assert "&lt;b&gt;" in job._repr_html_()
+
+
+def test_a_file_name_is_no_job_file(tmp_path: Path) -> None:
+    server = Server(httpx.Response(201, json=JOB))
+    with pytest.raises(sluice.Invalid, match="Path"):
+        server.client().submit("manifest.yml")
+    (tmp_path / "manifest.yml").write_text("jobName: a\n")
+    server.client().submit(tmp_path / "manifest.yml")
+    assert json.loads(server.asked[0].content) == {"job": "jobName: a\n"}

@@ -7,6 +7,7 @@ CHINESE: dict[str, str] = {
     "The directory {path} is empty.": "目录 {path} 是空的。",
     "There is no file or directory {path}.": "没有文件或目录 {path}。",
     "{path} is a link that leads out of the code. Replace it by what it stands for.": "{path} 是指向代码目录之外的链接，请换成它所指的内容。",
+    "{text} is no job file. To send a file, give pathlib.Path({text}).": "{text} 不是作业文件。要发送文件，请用 pathlib.Path({text})。",
     "There is no job {word}; “sluice list” shows your jobs.": "没有作业 {word}；用“sluice list”查看你的作业。",
     "The job file has no roles.": "作业文件里没有任务角色。",
     "{id} is no job's id; “sluice list” shows the ids.": "{id} 不是作业的 ID；用“sluice list”查看 ID。",

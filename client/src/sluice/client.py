@@ -65,6 +65,11 @@ def document_of(job: JobFile) -> Mapping[str, Any] | str:
             ) from error
     if isinstance(job, HasSpec):
         return job.spec()
+    if isinstance(job, str) and not any(sign in job for sign in "\n{:"):
+        raise Invalid(
+            t("{text} is no job file. To send a file, give pathlib.Path({text}).", text=repr(job)),
+            code="not_a_job_file",
+        )
     return job
 
 
@@ -376,6 +381,13 @@ class Client:
             attempt=attempt,
             on_wait=on_wait,
         )
+
+    def log_list(self, job: JobLike, *, attempt: int | None = None) -> Sequence[Json]:
+        """The logs of its tasks: role, index, size (None: no file yet) and the task's state."""
+        path = f"jobs/{job_id_of(job)}/logs"
+        rows: list[Json] = self.door.json("GET", path, params={"attempt": attempt})["items"]
+        # The batch script's own log is listed too; `logs(job, "batch")` reads it.
+        return [row for row in rows if row["role"] != "batch"]
 
     def files(
         self, job: JobLike, path: str = "", *, root: str = "work", attempt: int | None = None

@@ -81,6 +81,8 @@ class LogStream:
         )
         if self.offset < 0:
             self.offset = int(response.headers.get("X-Log-Offset", "0"))
+        if number := response.headers.get("X-Log-Attempt"):
+            self.attempt = int(number)
         data = response.content
         self.offset += len(data)
         size = int(response.headers.get("X-Log-Size", self.offset))
@@ -177,6 +179,8 @@ class LogStream:
         kind = frame.get("type")
         if kind == "log":
             self.offset = int(frame["offset"])
+            # Coming back, we want this very log, whatever was tried since.
+            self.attempt = frame.get("attempt") or self.attempt
         elif kind == "truncated":
             self.offset = 0
         elif kind == "waiting" and self.on_wait:

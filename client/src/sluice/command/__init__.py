@@ -17,7 +17,7 @@ from sluice.messages import t
 def make_app() -> typer.Typer:
     app = typer.Typer(
         no_args_is_help=True,
-        add_completion=False,
+        add_completion=True,
         pretty_exceptions_enable=False,
         rich_markup_mode=None,
         context_settings={"help_option_names": ["-h", "--help"]},
@@ -49,7 +49,3 @@ def main() -> None:
         place = f"{error.filename}: " if error.filename else ""
         output.say(f"{place}{error.strerror or error}", "red")
         sys.exit(output.EXIT_FAILED)
-
-
-if __name__ == "__main__":
-    main()

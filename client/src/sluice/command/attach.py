@@ -5,6 +5,7 @@ The job never notices: whoever detaches can come back, and the exit code says ho
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
@@ -18,7 +19,7 @@ from sluice.command.output import EXIT_DETACHED, EXIT_FAILED
 from sluice.errors import NotFound, SluiceError
 from sluice.logs import LogStream
 from sluice.messages import t
-from sluice.values import Job, Json
+from sluice.values import Job
 
 POLL_S = 1.0
 # After the job's end: how long its last output may take to arrive.
@@ -56,8 +57,12 @@ class Printer:
 
     def _put(self, data: bytes) -> None:
         with self._lock:
-            sys.stdout.buffer.write(data)
-            sys.stdout.buffer.flush()
+            try:
+                sys.stdout.buffer.write(data)
+                sys.stdout.buffer.flush()
+            except BrokenPipeError:
+                # Whoever read us has gone (| head). Other threads cannot be ended any other way.
+                os._exit(EXIT_FAILED)
 
 
 class Attached:
@@ -137,12 +142,10 @@ class Attached:
         """All tasks over REST: one question tells which logs grew, however many there are."""
         streams: dict[tuple[str, int], LogStream] = {}
         door = self._client.door
-        path = f"jobs/{self._job.id}/logs"
         try:
             while True:
                 last_round = self._ended.is_set()
-                listed: list[Json] = door.json("GET", path, params={"attempt": attempt})["logs"]
-                for row in listed:
+                for row in self._client.log_list(self._job, attempt=attempt):
                     key = (str(row["role"]), int(row["index"]))
                     if key not in streams:
                         streams[key] = LogStream(door, self._job.id, *key, attempt=attempt)

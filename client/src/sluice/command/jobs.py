@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -68,10 +69,10 @@ def secrets_of(given: list[str] | None) -> dict[str, str]:
     return found
 
 
-def upload_bar(update: object) -> Progress | None:
+def upload_bar(update: Callable[[str, int, int], None] | None) -> Progress | None:
     if update is None:
         return None
-    return lambda done, total: update("", done, total)  # type: ignore[operator]
+    return lambda done, total: update("", done, total)
 
 
 def say_warnings(warnings: tuple[str, ...]) -> None:
@@ -375,14 +376,14 @@ def wait(
     raise typer.Exit(0 if job.completed else output.EXIT_FAILED)
 
 
-def each(ids: list[str], act: object) -> None:
+def each(ids: list[str], act: Callable[[Client, Job], object]) -> None:
     """The same for many: all are tried, and the exit code tells whether all went well."""
     done, failed = [], 0
     with Client() as client:
         for word in ids:
             try:
                 job = client.find(word)
-                done.append(act(client, job))  # type: ignore[operator]
+                done.append(act(client, job))
             except SluiceError as error:
                 if len(ids) == 1:
                     raise

@@ -92,8 +92,7 @@ def logs(
 
 def show_all(client: Client, job: Job, attempt: int | None) -> None:
     printer = Printer(prefixed=True)
-    answer = client.door.json("GET", f"jobs/{job.id}/logs", params={"attempt": attempt})
-    for row in answer["logs"]:
+    for row in client.log_list(job, attempt=attempt):
         key = (str(row["role"]), int(row["index"]))
         if row.get("size"):
             for chunk in LogStream(client.door, job.id, *key, attempt=attempt):

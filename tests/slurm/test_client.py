@@ -1,0 +1,401 @@
+"""The client and the `sluice` command as people use them: a real server, a real cluster, real containers."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import sluice
+from tests.running import RunningSluice
+
+pytestmark = pytest.mark.cluster
+CLIENT = Path(__file__).resolve().parents[2] / "client" / "src"
+TIMEOUT_S = 240
+Done = subprocess.CompletedProcess[str]
+
+# A manifest as people have them (FfDL, Prophecis), with this cluster's image and directory.
+MANIFEST = """\
+name: tf-convolutional-network-tutorial
+description: Convolutional network model using tensorflow
+version: "1.0"
+gpus: 1
+cpus: 1
+memory: 1Gb
+namespace: default
+code_selector: codeFile
+data_stores:
+  - id: hostmount
+    type: mount_volume
+    training_data:
+      container: data
+    training_results:
+      container: result
+    connection:
+      type: host_mount
+      name: "host-mount"
+      path: "{path}"
+framework:
+  name: "python"
+  version: ""
+  command: >
+    python3 ${{MODEL_DIR}}/tf-model/convolutional_network.py --trainImagesFile ${{DATA_DIR}}/train-images.txt
+      --learningRate 0.001
+      --trainingIters 3
+"""
+NETWORK = """\
+import argparse, os, pathlib
+parser = argparse.ArgumentParser()
+parser.add_argument("--trainImagesFile")
+parser.add_argument("--learningRate", type=float)
+parser.add_argument("--trainingIters", type=int)
+given = parser.parse_args()
+print("read", pathlib.Path(given.trainImagesFile).read_text().strip(), flush=True)
+for step in range(given.trainingIters):
+    print(f"iteration {step} rate {given.learningRate}", flush=True)
+pathlib.Path(os.environ["RESULT_DIR"], "model.txt").write_text("weights")
+print("done: Größe 世界", flush=True)
+"""
+
+
+class Person:
+    """Somebody at a laptop: a home of their own, and the command."""
+
+    def __init__(self, running: RunningSluice, home: Path, name: str = "alice") -> None:
+        self.running, self.home, self.name = running, home, name
+        self.env = {
+            "PATH": os.environ["PATH"],
+            "PYTHONPATH": str(CLIENT),
+            "HOME": str(home),
+            "LANG": "C.UTF-8",
+            "NO_COLOR": "1",
+        }
+
+    def run(self, *arguments: str, stdin: str = "", **env: str) -> Done:
+        return subprocess.run(
+            [sys.executable, "-m", "sluice", *arguments],
+            env={**self.env, **env},
+            input=stdin,
+            capture_output=True,
+            text=True,
+            check=False,
+            cwd=self.home,
+            timeout=TIMEOUT_S,
+        )
+
+    def json(self, *arguments: str) -> Any:
+        done = self.run(*arguments, "--json")
+        assert done.returncode == 0, done.stderr + done.stdout
+        return json.loads(done.stdout)
+
+    def sign_in(self) -> Done:
+        password = self.running.passwords[self.name] + "\n"
+        return self.run(
+            "login", self.running.url, "--user", self.name, "--password-stdin", stdin=password
+        )
+
+    def write(self, name: str, text: str) -> str:
+        path = self.home / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        return name
+
+
+@pytest.fixture(scope="module")
+def alice(running: RunningSluice, tmp_path_factory: pytest.TempPathFactory) -> Person:
+    person = Person(running, tmp_path_factory.mktemp("alice"))
+    done = person.sign_in()
+    assert done.returncode == 0, done.stderr
+    return person
+
+
+@pytest.fixture(scope="module")
+def client(running: RunningSluice) -> Iterator[sluice.Client]:
+    with sluice.Client(running.url, running.token("alice")) as made:
+        yield made
+
+
+def job_file(command: str, name: str = "job", **more: Any) -> dict[str, Any]:
+    return {
+        "jobName": name,
+        "image": "python",
+        "taskRoles": [{"name": "main", "command": command, **more}],
+    }
+
+
+def shared_directory(cluster: Any) -> Path:
+    """A directory that the tasks of alice may write to, as a site's data directory would be."""
+    import shutil
+
+    place = Path(cluster.dir) / "shared" / "prophecis-data"
+    for name in ("data", "result"):
+        (place / name).mkdir(parents=True, exist_ok=True)
+    (place / "data" / "train-images.txt").write_text("60000 pictures\n")
+    shutil.chown(place / "result", "sluice-alice")
+    return place
+
+
+# --- a new user -----------------------------------------------------------------------------------
+
+
+def test_signing_in_and_out(running: RunningSluice, tmp_path: Path) -> None:
+    bob = Person(running, tmp_path, "bob")
+    wrong = bob.run("login", running.url, "--user", "bob", "--password-stdin", stdin="wrong\n")
+    assert (wrong.returncode, wrong.stdout) == (3, "")
+    assert bob.sign_in().returncode == 0
+    kept = tmp_path / ".config" / "sluice" / "config.toml"
+    assert kept.stat().st_mode & 0o777 == 0o600
+    assert bob.json("me")["username"] == "bob"
+    tokens = bob.json("tokens")
+    assert [token["is_current"] for token in tokens].count(True) == 1
+    token = kept.read_text().split('token = "')[1].split('"')[0]
+    assert bob.run("logout").returncode == 0
+    assert not kept.exists()
+    revoked = bob.run("me", SLUICE_URL=running.url, SLUICE_TOKEN=token)
+    assert revoked.returncode == 3
+    assert "sluice login" in revoked.stderr
+
+
+def test_the_older_variables_work(running: RunningSluice, tmp_path: Path) -> None:
+    person = Person(running, tmp_path)
+    env = {
+        "DLAAS_URL": running.url,
+        "MLSS_AUTH_USER": "alice",
+        "MLSS_AUTH_PASSWD": base64.b64encode(running.passwords["alice"].encode()).decode(),
+        "MLSS_AUTH_TYPE": "UM",
+    }
+    for _time in range(2):
+        done = person.run("list", "--json", **env)
+        assert done.returncode == 0, done.stderr
+        assert isinstance(json.loads(done.stdout), list)
+
+
+def test_init_and_train(alice: Person) -> None:
+    assert alice.run("init", "digits").returncode == 0
+    done = alice.run("train", "digits/manifest.yml", "digits/code")
+    assert done.returncode == 0, done.stderr + done.stdout
+    lines = done.stdout.splitlines()
+    assert [line.split()[:2] for line in lines] == [["epoch", str(n)] for n in range(1, 6)]
+    assert "RUNNING" in done.stderr
+    assert done.stderr.splitlines()[-1].startswith("COMPLETED")
+    rows = alice.run("emetrics", "digits", "--json").stdout.splitlines()
+    assert [json.loads(row)["meta"]["epoch"] for row in rows] == [1, 2, 3, 4, 5]
+    fetched = alice.json("download", "digits", "--trainedmodel", "--filename", "model")
+    assert (alice.home / "model" / "model.json").exists(), fetched
+
+
+def test_train_a_manifest_of_before(alice: Person, cluster: Any) -> None:
+    place = shared_directory(cluster)
+    alice.write("manifest.yml", MANIFEST.format(path=place))
+    alice.write("project/tf-model/convolutional_network.py", NETWORK)
+    done = alice.run("train", "manifest.yml", "project")
+    assert done.returncode == 0, done.stderr + done.stdout
+    assert done.stdout == (
+        "read 60000 pictures\n"
+        "iteration 0 rate 0.001\niteration 1 rate 0.001\niteration 2 rate 0.001\n"
+        "done: Größe 世界\n"
+    )
+    job = alice.json("show", "tf-convolutional-network-tutorial")
+    assert (job["state"], job["gpus"]) == ("COMPLETED", 1)
+    assert [task["state"] for task in job["task_list"]] == ["succeeded"]
+    results = alice.json("download", job["id"], "--trainedmodel", "--filename", "results")
+    assert results["files"] == ["results/model.txt"]
+    assert (alice.home / "results" / "model.txt").read_text() == "weights"
+    alice.json("download", job["id"], "--definition", "--filename", "definition.zip")
+    with zipfile.ZipFile(alice.home / "definition.zip") as archive:
+        assert sorted(archive.namelist()) == ["code/tf-model/convolutional_network.py", "job.yaml"]
+    numbered = alice.run("loglines", job["id"]).stdout.splitlines()
+    assert numbered[0] == "worker-0      1  read 60000 pictures"
+
+
+# --- how jobs end -----------------------------------------------------------------------------------
+
+
+def test_a_failed_job_is_a_failed_command(alice: Person) -> None:
+    alice.write("fails.json", json.dumps(job_file("echo before; exit 7", "fails")))
+    done = alice.run("submit", "fails.json", "--follow")
+    assert done.returncode == 1
+    assert done.stdout == "before\n"
+    assert done.stderr.splitlines()[-1].startswith("FAILED")
+    assert "7" in done.stderr.splitlines()[-1]
+
+
+def test_machines_read_json_alone(alice: Person) -> None:
+    alice.write("speaks.json", json.dumps(job_file("echo one; echo two", "speaks")))
+    done = alice.run("train", "speaks.json", "--json")
+    assert done.returncode == 0, done.stderr
+    events = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [events[0]["event"], events[-1]["event"]] == ["submitted", "end"]
+    assert [row["text"] for row in events if row["event"] == "log"] == ["one", "two"]
+    assert events[-1]["job"]["state"] == "COMPLETED"
+
+
+def test_a_job_file_that_is_wrong_is_told_by_its_places(alice: Person) -> None:
+    wrong = {"jobName": "x", "image": "python", "taskRoles": [{"name": "a", "cpuNumber": "many"}]}
+    alice.write("wrong.json", json.dumps(wrong))
+    done = alice.run("submit", "wrong.json")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "taskRoles[0].cpuNumber" in done.stderr
+    assert "taskRoles[0].command" in done.stderr
+    huge = job_file("true", "huge", gpuNumber=99)
+    alice.write("huge.json", json.dumps(huge))
+    planned = alice.run("plan", "huge.json")
+    assert planned.returncode == 1
+    assert "GPU" in planned.stderr
+    good = alice.json("plan", "speaks.json")
+    assert good["ok"] is True
+    assert good["script"].startswith("#!/bin/bash")
+
+
+def test_ctrl_c_detaches_and_the_job_goes_on(alice: Person) -> None:
+    command = "for i in 1 2 3 4 5 6 7 8; do echo tick $i; sleep 1; done"
+    alice.write("ticks.json", json.dumps(job_file(command, "ticks")))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "sluice", "train", "ticks.json"],
+        env=alice.env,
+        cwd=alice.home,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        # Tests started in the background inherit that Ctrl-C is ignored.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "tick 1\n"
+    process.send_signal(signal.SIGINT)
+    _rest, said = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 130
+    assert "the job goes on" in said
+    assert "Traceback" not in said
+    job = alice.json("show", "ticks")
+    assert f"sluice attach {job['id']}" in said
+    back = alice.run("attach", job["id"])
+    assert back.returncode == 0
+    assert back.stdout == "".join(f"tick {n}\n" for n in range(1, 9))
+
+
+def test_every_task_with_its_name(alice: Person) -> None:
+    spec = job_file("echo hello from $PAI_TASK_INDEX", "many", taskNumber=3)
+    alice.write("many.json", json.dumps(spec))
+    done = alice.run("submit", "many.json", "--follow", "--all")
+    assert done.returncode == 0, done.stderr
+    expected = [f"main-{n} | hello from {n}" for n in range(3)]
+    assert sorted(done.stdout.splitlines()) == expected
+    assert sorted(alice.run("logs", "many", "--all").stdout.splitlines()) == expected
+
+
+def test_stop_retry_clone_delete(alice: Person) -> None:
+    alice.write("long.json", json.dumps(job_file("sleep 600", "long")))
+    id = alice.run("submit", "long.json").stdout.strip()
+    assert alice.run("halt", id).returncode == 0
+    waited = alice.run("wait", id[:10], "--timeout", "120")
+    assert (waited.returncode, waited.stdout) == (1, "STOPPED\n")
+    copy = alice.run("clone", id, "--name", "long-two").stdout.strip()
+    assert alice.json("show", copy)["cloned_from"] == id
+    alice.run("limit", copy, "20m")
+    deleted = alice.run("delete", copy, id)
+    assert deleted.returncode == 0, deleted.stderr
+    assert alice.run("show", id).returncode == 1
+
+
+def test_templates(alice: Person) -> None:
+    spec = job_file("echo rate <% $parameters.rate %>", "from-template")
+    alice.write("template.json", json.dumps(spec))
+    made = alice.run("template", "create", "rates", "--file", "template.json", "-p", "rate=0.1")
+    assert made.returncode == 0, made.stderr
+    assert [row["name"] for row in alice.json("template", "list", "rates")] == ["rates"]
+    done = alice.run("template", "submit", "rates", "-p", "rate=0.5", "--follow")
+    assert (done.returncode, done.stdout) == (0, "rate 0.5\n"), done.stderr
+    assert alice.run("template", "delete", "rates").returncode == 0
+
+
+def test_what_is_free(alice: Person) -> None:
+    free = alice.json("capacity")
+    assert {gpu["type"] for gpu in free["clusters"][0]["gpus"]} == {"a100", "v100"}
+    shown = alice.run("capacity").stdout
+    assert "a100" in shown
+
+
+# --- the library ------------------------------------------------------------------------------------
+
+
+def test_following_survives_a_restart_of_the_server(
+    running: RunningSluice, client: sluice.Client
+) -> None:
+    count = 60
+    command = f"for i in $(seq {count}); do echo line $i; sleep 0.3; done"
+    job = client.submit(job_file(command, "survives"))
+    got: list[bytes] = []
+    states: list[str] = []
+    reader = threading.Thread(target=lambda: got.extend(client.logs(job, follow=True)))
+    watcher = threading.Thread(
+        target=lambda: client.wait(job, on_change=lambda seen: states.append(seen.state))
+    )
+    reader.start()
+    watcher.start()
+    deadline = time.monotonic() + TIMEOUT_S
+    while b"line 3\n" not in b"".join(got):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    running.stop()
+    time.sleep(1)
+    running.start()
+    reader.join(TIMEOUT_S)
+    watcher.join(TIMEOUT_S)
+    assert b"".join(got) == b"".join(b"line %d\n" % n for n in range(1, count + 1))
+    assert states[-1] == "COMPLETED"
+
+
+def test_the_same_key_makes_one_job(client: sluice.Client) -> None:
+    file = job_file("true", "once")
+    key = f"key-{time.time_ns()}"
+    first, second = client.submit(file, key=key), client.submit(file, key=key)
+    assert first.id == second.id
+    with pytest.raises(sluice.Conflict):
+        client.submit(job_file("false", "once"), key=key)
+    client.wait(first, timeout=TIMEOUT_S)
+
+
+def test_bytes_are_exact(client: sluice.Client, tmp_path: Path) -> None:
+    script = "import sys; sys.stdout.buffer.write(bytes(range(256)) * 1000)"
+    job = client.wait(client.submit(job_file(f"python3 -c '{script}'", "bytes")), timeout=TIMEOUT_S)
+    assert job.completed
+    expected = bytes(range(256)) * 1000
+    assert client.logs(job).read() == expected
+    assert client.logs(job, follow=True).read() == expected
+    assert client.logs(job, offset=-256).read() == bytes(range(256))
+    fetched = client.download(job, "logs/main-0.log", tmp_path)
+    assert fetched.read_bytes() == expected
+    tar = client.download_tar(job, tmp_path / "all.tar", root="work")
+    import tarfile
+
+    with tarfile.open(tar) as archive:
+        assert any(name.endswith("main-0.log") for name in archive.getnames())
+
+
+def test_others_see_nothing(running: RunningSluice, client: sluice.Client) -> None:
+    job = client.submit(job_file("true", "mine"))
+    with sluice.Client(running.url, running.token("carol")) as carol:
+        with pytest.raises(sluice.NotFound):
+            carol.show(job)
+        with pytest.raises(sluice.NotFound):
+            carol.logs(job, "main", follow=True).read()
+        with pytest.raises(sluice.SluiceError):
+            carol.submit(job_file("true"))
+    with sluice.Client(running.url, running.token("alice", "read")) as reader:
+        assert reader.show(job).id == job.id
+        with pytest.raises(sluice.Forbidden) as caught:
+            reader.stop(job)
+    assert "may only read" in caught.value.message
+    client.wait(job, timeout=TIMEOUT_S)

@@ -1,0 +1,69 @@
+"""The example notebook, executed from its first cell to its last against a running Sluice."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.running import RunningSluice
+
+pytestmark = pytest.mark.cluster
+CLIENT = Path(__file__).resolve().parents[2] / "client" / "src"
+NOTEBOOK = Path(__file__).resolve().parents[2] / "docs" / "examples" / "frameworks.ipynb"
+
+# In a process of its own: a kernel brings an event loop and warnings of its own.
+EXECUTE = """
+import sys, nbformat, nbclient
+book = nbformat.read(sys.argv[1], as_version=4)
+nbclient.NotebookClient(book, timeout=600, kernel_name="python3").execute()
+nbformat.write(book, sys.argv[2])
+"""
+
+
+def text_of(cell: dict[str, Any]) -> str:
+    found = []
+    for output in cell["outputs"]:
+        assert output["output_type"] != "error", output
+        found.append("".join(output.get("text") or output.get("data", {}).get("text/plain", "")))
+    return "".join(found)
+
+
+def test_the_notebook_runs(running: RunningSluice, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", EXECUTE, str(NOTEBOOK), "done.ipynb"],
+        cwd=tmp_path,
+        env={
+            **os.environ,
+            "HOME": str(tmp_path),
+            "PYTHONPATH": str(CLIENT),
+            "SLUICE_URL": running.url,
+            "SLUICE_TOKEN": running.token("alice"),
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=900,
+    )
+    assert done.returncode == 0, done.stderr[-5000:] + running.log[-3000:]
+    cells = json.loads((tmp_path / "done.ipynb").read_text())["cells"]
+    said = [text_of(cell) for cell in cells if cell["cell_type"] == "code"]
+    counts = "of {'ps': 1, 'worker': 2}"
+    assert said[5].splitlines() == [f"ps 0 {counts}", f"worker 0 {counts}", f"worker 1 {counts}"]
+    assert said[7] == "rank 0 of 3: the sum of all ranks is 3\n"
+    assert said[9].splitlines() == [f"rank {n} of 3: the sum of all ranks is 3" for n in range(3)]
+    assert said[10] == "('COMPLETED', 'COMPLETED')"
+    # A rich display: the job as a table, not as a line of Python.
+    shown = [output.get("data", {}) for cell in cells for output in cell.get("outputs", ())]
+    assert any("COMPLETED" in "".join(data.get("text/html", "")) for data in shown)
+
+
+def test_the_notebook_is_kept_without_results() -> None:
+    cells = json.loads(NOTEBOOK.read_text())["cells"]
+    assert all(not cell.get("outputs") for cell in cells)
+    assert all(cell.get("execution_count") is None for cell in cells)

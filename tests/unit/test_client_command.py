@@ -1,0 +1,266 @@
+"""The `sluice` command without a server: usage, exit codes, where address and token come from, numbers."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import stat
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import pytest
+
+import sluice
+from sluice import config, messages
+from sluice.client import leading_role
+from sluice.command import main, metrics, output
+from sluice.command.jobs import seconds_of
+from sluice.command.templates import parameter_of
+
+NOWHERE = "http://127.0.0.1:9"  # discard: nobody listens
+
+
+@dataclass
+class Done:
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+class Command:
+    """The command in this very process: a start of Python for each call would take the time."""
+
+    def __init__(self, home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        self.home, self.capsys = home, capsys
+
+    def __call__(self, *arguments: str, **env: str) -> Done:
+        with pytest.MonkeyPatch.context() as patch:
+            for name in list(os.environ):
+                if name.startswith(("SLUICE_", "MLSS_", "DLAAS_", "XDG_", "LC_")):
+                    patch.delenv(name)
+            fixed = {"HOME": str(self.home), "NO_COLOR": "1", "LANG": "C.UTF-8", "COLUMNS": "200"}
+            for name, value in {**fixed, **env}.items():
+                patch.setenv(name, value)
+            patch.setattr(sys, "argv", ["sluice", *arguments])
+            patch.chdir(self.home)
+            messages.language.cache_clear()
+            try:
+                main()
+                code = 0
+            except SystemExit as ended:
+                code = int(ended.code or 0)
+            finally:
+                messages.language.cache_clear()
+                output.use_json(False)
+        said = self.capsys.readouterr()
+        return Done(code, said.out, said.err)
+
+
+@pytest.fixture
+def run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Command:
+    return Command(tmp_path, capsys)
+
+
+def test_help_names_every_verb(run: Command) -> None:
+    done = run("help")
+    assert done.returncode == 0
+    verbs = (
+        "init train show delete list download logs loglines emetrics halt version help submit plan "
+        "clone retry stop template capacity login logout completion attach"
+    )
+    listed = {line.split()[0] for line in done.stdout.splitlines() if line.startswith("  ")}
+    assert set(verbs.split()) <= listed
+    assert "--follow" in run("help", "logs").stdout
+
+
+def test_exit_codes_tell_usage_from_access(run: Command) -> None:
+    assert run("no-such-verb").returncode == 2
+    assert run("train").returncode == 2
+    nobody = run("list")
+    assert (nobody.returncode, nobody.stdout) == (3, "")
+    assert "sluice login" in nobody.stderr
+    assert len(nobody.stderr.splitlines()) == 1
+
+
+def test_a_server_that_is_not_there(run: Command) -> None:
+    env = {"SLUICE_URL": NOWHERE, "SLUICE_TOKEN": "slc_x"}
+    done = run("me", "--json", **env)
+    assert done.returncode == 3
+    assert json.loads(done.stdout)["error"]["code"] == "unreachable"
+    assert "Traceback" not in done.stderr
+
+
+def test_chinese_where_the_environment_is(run: Command) -> None:
+    done = run("list", LC_ALL="zh_CN.UTF-8")
+    assert "请运行：sluice login" in done.stderr
+
+
+def test_a_missing_file_is_said_in_a_sentence(run: Command) -> None:
+    env = {"SLUICE_URL": NOWHERE, "SLUICE_TOKEN": "slc_x"}
+    done = run("submit", "no.yml", **env)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "no.yml cannot be read: No such file or directory.\n"
+
+
+def test_init_makes_something_to_begin_with(run: Command, tmp_path: Path) -> None:
+    done = run("init", "my job", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["manifest"] == "my job/manifest.yml"
+    manifest = (tmp_path / "my job" / "manifest.yml").read_text()
+    assert "name: my-job\n" in manifest
+    assert "${MODEL_DIR}/train.py" in manifest
+    trained = subprocess.run(
+        [sys.executable, "code/train.py", "--epochs", "1"],
+        cwd=tmp_path / "my job",
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert trained.stdout.startswith("epoch 1 loss 0.")
+    again = run("init", "my job")
+    assert (again.returncode, "there already" in again.stderr) == (1, True)
+
+
+def test_the_starting_manifest_is_a_job_that_sluice_understands(
+    run: Command, tmp_path: Path
+) -> None:
+    from jobs.importers import load_text
+
+    run("init", "digits")
+    loaded = load_text((tmp_path / "digits" / "manifest.yml").read_text())
+    assert loaded.dialect == "ffdl"
+    assert loaded.warnings == ()
+    assert (loaded.spec.job_name, loaded.spec.image) == ("digits", "python")
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion(shell: str, run: Command) -> None:
+    done = run("completion", shell)
+    assert done.returncode == 0
+    assert "_SLUICE_COMPLETE" in done.stdout
+    if shell == "bash":
+        env = {"_SLUICE_COMPLETE": "complete_bash", "COMP_WORDS": "sluice cap", "COMP_CWORD": "1"}
+        assert "capacity" in run(**env).stdout
+
+
+# Where address and token come from
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name in list(os.environ):
+        if name.startswith(("SLUICE_", "MLSS_", "DLAAS_")):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path
+
+
+def test_the_kept_token_is_private_and_for_its_server_only(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = config.write_config({"url": "https://a", "token": 'slc_"x"', "user": "alice"})
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert config.connection() == config.Connection("https://a", 'slc_"x"', "login")
+    monkeypatch.setenv("SLUICE_URL", "https://other")
+    with pytest.raises(sluice.NotConfigured, match="not signed in to https://other"):
+        config.connection()
+    monkeypatch.setenv("SLUICE_TOKEN", "slc_env")
+    assert config.connection().token == "slc_env"
+
+
+def test_the_older_variables_sign_in_by_password_once(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[httpx.Request] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked.append(request)
+        return httpx.Response(201, json={"id": 1, "token": "slc_day"})
+
+    real = config.Door
+    monkeypatch.setattr(
+        config, "Door", lambda url: real(url, transport=httpx.MockTransport(answer))
+    )
+    monkeypatch.setenv("DLAAS_URL", "http://127.0.0.1:30959")
+    monkeypatch.setenv("MLSS_AUTH_USER", "alice")
+    monkeypatch.setenv("MLSS_AUTH_PASSWD", base64.b64encode(b"geheim\xc3\xbc").decode())
+    monkeypatch.setenv("MLSS_AUTH_TYPE", "UM")
+    for _time in range(2):
+        found = config.connection()
+        assert (found.url, found.token) == ("http://127.0.0.1:30959", "slc_day")
+    assert len(asked) == 1
+    sent = base64.b64decode(asked[0].headers["Authorization"].removeprefix("Basic ")).decode()
+    assert sent == "alice:geheimü"
+    assert stat.S_IMODE(config.cache_path().stat().st_mode) == 0o600
+    assert "geheim" not in config.cache_path().read_text()
+    monkeypatch.setenv("MLSS_AUTH_PASSWD", "not base64!")
+    with pytest.raises(sluice.NotConfigured, match="base64"):
+        config.connection()
+
+
+# Small things
+
+
+def test_numbers_out_of_a_log() -> None:
+    spec = {
+        "metrics": {
+            "type": "regex",
+            "groups": {
+                "train": {
+                    "regex": r"epoch (?P<epoch>\d+) loss ([\d.e-]+)",
+                    "scalars": {"loss": {"type": "FLOAT", "value": "\\2"}},
+                },
+                "test": {"regex": r"acc=(?P<acc>\S+)"},
+            },
+        }
+    }
+    lines = ["epoch 1 loss 0.5", "nothing", "acc=0.75", "epoch 2 loss 1e-3 acc=n/a"]
+    found = list(metrics.rows(lines, metrics.groups_of(spec)))
+    assert [(row["group"], row["line"], row["values"]) for row in found] == [
+        ("train", 1, {"loss": 0.5}),
+        ("test", 3, {"acc": 0.75}),
+        ("train", 4, {"loss": 0.001}),
+        ("test", 4, {"acc": "n/a"}),
+    ]
+    assert found[0]["meta"] == {"epoch": 1}
+    with pytest.raises(sluice.Invalid, match="no metrics"):
+        metrics.groups_of({})
+    with pytest.raises(sluice.Invalid, match="regular expression"):
+        metrics.groups_of({"metrics": {"groups": {"a": {"regex": "("}}}})
+
+
+@pytest.mark.parametrize(
+    ("roles", "framework", "leading"),
+    [
+        (["ps", "worker"], "tensorflow", "worker"),
+        (["ps", "worker"], None, "ps"),
+        (["worker", "chief"], "tensorflow", "chief"),
+        (["a", "b"], "mpi", "a"),
+    ],
+)
+def test_whose_output_people_want(roles: list[str], framework: str | None, leading: str) -> None:
+    spec = {"taskRoles": [{"name": name} for name in roles], "framework": framework}
+    assert leading_role(spec) == leading
+    spec["taskRoles"][-1]["isMain"] = True  # type: ignore[index]
+    assert leading_role(spec) == roles[-1]
+
+
+def test_text_of_others_does_not_steer_the_terminal() -> None:
+    assert output.clean("a\x1b[31mb\x07\x9bc\nd") == "a�[31mb��c\nd"
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("90m", 5400), ("2h30m", 9000), ("1d", 86400)])
+def test_times(text: str, seconds: int) -> None:
+    assert seconds_of(text) == seconds
+    with pytest.raises(sluice.Invalid):
+        seconds_of("m" + text)
+
+
+def test_parameters_of_templates() -> None:
+    assert parameter_of("lr=0.1") == {"name": "lr", "default": "0.1"}
+    assert parameter_of("data") == {"name": "data", "required": True}

@@ -1,0 +1,214 @@
+"""Logs and waiting over real websockets that break: no byte is lost or comes twice, no change is missed."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import httpx
+import pytest
+from websockets.sync.server import ServerConnection, serve
+
+import sluice
+from sluice import events, logs
+from sluice.http import Door
+
+ID = "11111111-1111-4111-8111-111111111111"
+TEXT = ("Grüße, 世界 🚀\n" * 400).encode()
+
+
+@pytest.fixture(autouse=True)
+def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (logs, events):
+        monkeypatch.setattr(module, "pause_s", lambda tries: 0.01)
+    monkeypatch.setattr(logs, "POLL_S", 0.01)
+    monkeypatch.setattr(events, "POLL_FIRST_S", 0.01)
+
+
+@contextmanager
+def socket_server(handler: Callable[[ServerConnection], None]) -> Iterator[str]:
+    with serve(handler, "127.0.0.1", 0) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.socket.getsockname()[1]}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def rest(*states: str) -> httpx.MockTransport:
+    """The job as REST shows it; the last state stays."""
+    left = list(states)
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        state = left.pop(0) if len(left) > 1 else left[0]
+        return httpx.Response(200, json={"id": ID, "state": state, "attempt": 1})
+
+    return httpx.MockTransport(answer)
+
+
+def test_a_log_goes_on_at_its_offset_after_every_break() -> None:
+    offsets: list[int] = []
+    tokens: list[str] = []
+
+    def handler(socket: ServerConnection) -> None:
+        assert socket.request is not None
+        address = urlsplit(socket.request.path)
+        query = parse_qs(address.query)
+        assert address.path == f"/ws/jobs/{ID}/logs/a%2Fb/3"
+        assert query["lossless"] == ["1"]
+        tokens.append(socket.request.headers["Authorization"])
+        offset = int(query["offset"][0])
+        offsets.append(offset)
+        socket.send(json.dumps({"type": "log", "offset": offset, "size": len(TEXT)}))
+        # Breaks in the midst of a character.
+        end = min(len(TEXT), offset + 1001)
+        for start in range(offset, end, 7):
+            socket.send(TEXT[start : min(start + 7, end)])
+        if end < len(TEXT):
+            socket.close(1011)
+        else:
+            socket.send(json.dumps({"type": "end", "state": "succeeded", "exit_code": 0}))
+
+    with socket_server(handler) as url:
+        door = Door(url, "slc_x", transport=rest("RUNNING"))
+        stream = logs.LogStream(door, ID, "a/b", 3, follow=True)
+        assert "".join(stream.text).encode() == TEXT
+        assert stream.offset == len(TEXT)
+        assert stream.verdict == {"state": "succeeded", "exit_code": 0}
+        door.close()
+    assert offsets == list(range(0, len(TEXT), 1001))
+    assert set(tokens) == {"Bearer slc_x"}
+
+
+def test_truncated_logs_begin_anew_and_waiting_is_told() -> None:
+    said: list[str] = []
+
+    def handler(socket: ServerConnection) -> None:
+        for frame in (
+            {"type": "waiting", "offset": 0, "reason": "not yet"},
+            {"type": "log", "offset": 0, "size": 3},
+        ):
+            socket.send(json.dumps(frame))
+        socket.send(b"old")
+        socket.send(json.dumps({"type": "truncated"}))
+        socket.send(b"n")
+        socket.send(json.dumps({"type": "end", "state": "failed", "exit_code": 1}))
+
+    with socket_server(handler) as url:
+        door = Door(url, "t", transport=rest("RUNNING"))
+        stream = logs.LogStream(door, ID, "a", 0, follow=True, on_wait=said.append)
+        assert stream.read() == b"oldn"
+        assert stream.offset == 1
+        door.close()
+    assert said == ["not yet"]
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [(4401, sluice.Unauthorized), (4403, sluice.Forbidden), (4404, sluice.NotFound)],
+)
+def test_what_coming_back_will_not_change_is_an_error(
+    code: int, kind: type[sluice.SluiceError]
+) -> None:
+    with socket_server(lambda socket: socket.close(code)) as url:
+        door = Door(url, "t", transport=rest("RUNNING"))
+        with pytest.raises(kind):
+            logs.LogStream(door, ID, "a", 0, follow=True).read()
+        with pytest.raises(kind):
+            list(events.Watch(door, ID))
+        door.close()
+
+
+def test_a_server_that_stays_away_is_unreachable_at_last() -> None:
+    with socket_server(lambda socket: socket.close(1011)) as url:
+        door = Door(url, "t", transport=rest("RUNNING"))
+        with pytest.raises(sluice.Unreachable):
+            logs.LogStream(door, ID, "a", 0, follow=True).read()
+        door.close()
+
+
+def log_over_rest(data: bytes, job: dict[str, Any]) -> httpx.MockTransport:
+    """REST only, as behind a proxy without websockets; the log grows with every look."""
+    grown = {"to": 0}
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        if "/logs/" not in request.url.path:
+            state = "COMPLETED" if grown["to"] >= len(data) else "RUNNING"
+            return httpx.Response(200, json={**job, "state": state})
+        grown["to"] = min(len(data), grown["to"] + 999)
+        offset = int(request.url.params["offset"])
+        size = grown["to"]
+        complete = "1" if size == len(data) else "0"
+        headers = {"X-Log-Offset": str(offset), "X-Log-Size": str(size)}
+        headers["X-Log-Complete"] = complete
+        return httpx.Response(200, content=data[offset:size], headers=headers)
+
+    return httpx.MockTransport(answer)
+
+
+def test_without_websockets_the_log_is_asked_for() -> None:
+    def refuse(socket: ServerConnection, request: Any) -> Any:
+        return socket.respond(403, "no websockets here\n")
+
+    with serve(lambda socket: None, "127.0.0.1", 0, process_request=refuse) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        url = f"http://127.0.0.1:{server.socket.getsockname()[1]}"
+        door = Door(url, "t", transport=log_over_rest(TEXT, {"id": ID}))
+        assert logs.LogStream(door, ID, "a", 0, follow=True).read() == TEXT
+        states = [job.state for job in events.Watch(door, ID)]
+        assert states == ["COMPLETED"]
+        server.shutdown()
+        thread.join()
+        door.close()
+
+
+def test_reading_once_ends_where_the_log_ends_now() -> None:
+    door = Door("http://server", "t", transport=log_over_rest(b"x" * 500, {"id": ID}))
+    stream = logs.LogStream(door, ID, "a", 0)
+    assert stream.read() == b"x" * 500
+    assert list(logs.LogStream(door, ID, "a", 0).lines()) == ["x" * 500]
+
+
+def test_lines_are_whole_whatever_the_pieces() -> None:
+    class Pieces(logs.LogStream):
+        def __iter__(self) -> Iterator[bytes]:
+            data = "eins\nzwéi\r\n\ndrei".encode()
+            return (data[place : place + 1] for place in range(len(data)))
+
+    stream = Pieces(Door("http://server", "t"), ID, "a", 0)
+    assert list(stream.lines()) == ["eins", "zwéi", "", "drei"]
+
+
+def test_waiting_sees_each_change_once_and_the_end() -> None:
+    def handler(socket: ServerConnection) -> None:
+        socket.send(json.dumps({"type": "hello", "number": 1}))
+        other = {"number": 2, "job": "another", "kind": "state"}
+        socket.send(json.dumps({"type": "events", "events": [other]}))
+        for number in (3, 4, 5):
+            mine = {"number": number, "job": ID, "kind": "state"}
+            socket.send(json.dumps({"type": "events", "events": [mine]}))
+        socket.close(1011)
+
+    with socket_server(handler) as url:
+        door = Door(url, "t", transport=rest("QUEUED", "RUNNING", "RUNNING", "RUNNING", "FAILED"))
+        assert [job.state for job in events.Watch(door, ID)] == ["QUEUED", "RUNNING", "FAILED"]
+        door.close()
+
+
+def test_waiting_has_a_limit() -> None:
+    def handler(socket: ServerConnection) -> None:
+        socket.send(json.dumps({"type": "hello", "number": 1}))
+        socket.recv()
+
+    with socket_server(handler) as url:
+        client = sluice.Client(url, "t", transport=rest("RUNNING"))
+        with pytest.raises(sluice.WaitTimeout, match="goes on"):
+            client.wait(ID, timeout=0.2)
+        client.close()
