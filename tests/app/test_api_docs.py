@@ -1,0 +1,61 @@
+"""The examples of docs/api.md, run as they stand against a server."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.utils import timezone
+
+from gateway.throttle import buckets
+from gateway.tokens import create_token
+from jobs.models import Job
+from tests.app.job_cast import make_cast
+
+DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "api.md"
+
+
+def examples() -> str:
+    return "\n".join(
+        re.findall(r"^```sh\n(.*?)^```$", DOCUMENT.read_text(), re.DOTALL | re.MULTILINE)
+    )
+
+
+@pytest.mark.django_db(transaction=True)
+def test_the_examples_run(live_server: Any, settings: Any, tmp_path: Path) -> None:
+    settings.UPLOAD_DIR = tmp_path / "uploads"
+    buckets.clear()
+    cast = make_cast()
+    cast.alice.set_password("correct horse")
+    cast.alice.save()
+    _token, secret = create_token(
+        user=cast.alice,
+        name="docs",
+        scope="write",
+        expires_at=timezone.now() + timedelta(days=1),
+    )
+    script = examples()
+    assert script.count("curl ") > 15
+    answer = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", script],
+        cwd=tmp_path,
+        env={
+            "PATH": os.environ["PATH"],
+            "HOME": str(tmp_path),
+            "SLUICE_URL": live_server.url,
+            "SLUICE_TOKEN": secret,
+            "SLUICE_USER": "alice",
+            "SLUICE_PASSWORD": "correct horse",
+        },
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert answer.returncode == 0, f"{answer.stdout[-2000:]}\n{answer.stderr[-2000:]}"
+    names = set(Job.objects.filter(deleted_at=None).values_list("name", flat=True))
+    assert names == {"with-secret", "with-code", "hello-again", "echo"}
