@@ -1,0 +1,137 @@
+"""A job's files through the API, read as a real Unix user of this machine: names, links, ranges, tars."""
+
+from __future__ import annotations
+
+import io
+import os
+import pwd
+import shutil
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.test import Client
+
+from clusters.local import LocalTransport
+from jobs.models import Attempt, Job
+from tests.app.job_cast import Cast, make_cast
+
+pytestmark = pytest.mark.django_db
+
+
+def unix_user() -> str:
+    """Never root: a system account of this machine where the tests run as root."""
+    return "nobody" if os.geteuid() == 0 else pwd.getpwuid(os.geteuid()).pw_name
+
+
+@pytest.fixture
+def cast() -> Cast:
+    return make_cast()
+
+
+@pytest.fixture
+def job(cast: Cast, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: Any) -> Iterator[Job]:
+    # Not below pytest's own directory, which is closed to other users.
+    root = Path("/tmp") / f"sluice-files-{os.getpid()}-{tmp_path_factory.mktemp('x').name}"
+    made = cast.job("files")
+    attempt = cast.in_slurm(made)
+    work = root / "w"
+    (work / "logs").mkdir(parents=True)
+    (work / "logs" / "worker-0.log").write_bytes(bytes(range(256)) * 10)
+    (work / "空 <b>.txt").write_text("text")
+    (work / "empty").touch()
+    (root / "private").write_text("secret")
+    (work / "out").symlink_to("../private")
+    (work / "in").symlink_to("logs/worker-0.log")
+    Attempt.objects.filter(pk=attempt.pk).update(work_dir=str(work), unix_user=unix_user())
+    monkeypatch.setattr("jobs.files.transport_for", lambda cluster, name: LocalTransport(name))
+    root.chmod(0o755)
+    yield made
+    shutil.rmtree(root)
+
+
+@pytest.fixture
+def alice(cast: Cast) -> Client:
+    client = Client()
+    client.force_login(cast.alice)
+    return client
+
+
+def body(answer: Any) -> bytes:
+    return b"".join(answer.streaming_content)
+
+
+def test_a_directory_is_listed(alice: Client, job: Job) -> None:
+    listed = alice.get(f"/api/v1/jobs/{job.pk}/files").json()
+    kinds = {item["name"]: item["kind"] for item in listed["items"]}
+    assert kinds == {
+        "logs": "dir",
+        "empty": "file",
+        "空 <b>.txt": "file",
+        "out": "link",
+        "in": "link",
+    }
+    inner = alice.get(f"/api/v1/jobs/{job.pk}/files", {"path": "logs"}).json()
+    assert [(item["path"], item["size"]) for item in inner["items"]] == [
+        ("logs/worker-0.log", 2560)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("header", "status", "part"),
+    [
+        ("", 200, slice(0, 2560)),
+        ("bytes=0-9", 206, slice(0, 10)),
+        ("bytes=2550-", 206, slice(2550, 2560)),
+        ("bytes=-7", 206, slice(2553, 2560)),
+        ("bytes=0-1,5-6", 200, slice(0, 2560)),
+        ("lines=1-2", 200, slice(0, 2560)),
+        ("bytes=2560-", 416, None),
+        ("bytes=9-3", 416, None),
+    ],
+)
+def test_a_file_comes_whole_or_in_part(
+    alice: Client, job: Job, header: str, status: int, part: slice | None
+) -> None:
+    headers = {"range": header} if header else {}
+    answer = alice.get(
+        f"/api/v1/jobs/{job.pk}/files/download", {"path": "logs/worker-0.log"}, headers=headers
+    )
+    assert answer.status_code == status
+    if part is not None:
+        assert body(answer) == (bytes(range(256)) * 10)[part]
+        assert answer["Content-Disposition"].startswith("attachment")
+        assert answer["X-Content-Type-Options"] == "nosniff"
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        ("in", 200),
+        ("empty", 200),
+        ("空 <b>.txt", 200),
+        ("out", 404),
+        ("gone", 404),
+        ("../private", 400),
+        ("/etc/passwd", 400),
+        ("logs/../../private", 400),
+        ("logs", 400),
+        ("a\nb", 400),
+    ],
+)
+def test_no_path_leads_out(alice: Client, job: Job, path: str, status: int) -> None:
+    answer = alice.get(f"/api/v1/jobs/{job.pk}/files/download", {"path": path})
+    assert answer.status_code == status
+    if answer.streaming:
+        assert b"secret" not in body(answer)
+
+
+def test_a_tar_holds_files_and_directories_and_no_link(alice: Client, job: Job) -> None:
+    answer = alice.get(f"/api/v1/jobs/{job.pk}/files/tar")
+    with tarfile.open(fileobj=io.BytesIO(body(answer))) as tar:
+        assert set(tar.getnames()) == {"logs", "logs/worker-0.log", "空 <b>.txt", "empty"}
+        file = tar.extractfile("logs/worker-0.log")
+        assert file is not None
+        assert file.read() == bytes(range(256)) * 10
