@@ -35,7 +35,10 @@ class EmbeddedCluster:
 def cluster() -> EmbeddedCluster:
     """The embedded cluster, brought up (or healed) once for the whole run and left running."""
     environment = {**os.environ}
-    environment.setdefault("SLUICE_CLUSTER_DIR", DEFAULT_CLUSTER_DIR)
+    # Parallel workers have a cluster each: some tests stop its daemons or set its nodes down.
+    worker = environment.get("PYTEST_XDIST_WORKER", "")
+    base = environment.get("SLUICE_CLUSTER_DIR", DEFAULT_CLUSTER_DIR)
+    environment["SLUICE_CLUSTER_DIR"] = f"{base}-{worker}" if worker else base
     program = str(PROJECT / "scripts" / "cluster")
     up = subprocess.run(
         [program, "up"], env=environment, capture_output=True, text=True, check=False
