@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import base64
 import json
 import os
 import stat
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -264,3 +266,34 @@ def test_times(text: str, seconds: int) -> None:
 def test_parameters_of_templates() -> None:
     assert parameter_of("lr=0.1") == {"name": "lr", "default": "0.1"}
     assert parameter_of("data") == {"name": "data", "required": True}
+
+
+def test_bars_on_a_terminal_only(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with output.transfer_bar("Fetching") as update:
+        assert update is None
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
+    with output.transfer_bar("Fetching") as update:
+        assert update is not None
+        update("model.bin", 500, 1000)
+        update("unknown length", 500, 0)
+        time.sleep(0.2)  # bars are drawn ten times a second
+        update("model.bin", 1000, 1000)
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "Fetching model.bin" in said.err
+
+
+def test_the_client_stands_alone() -> None:
+    source = Path(sluice.__file__).parent
+    imported = set()
+    for path in source.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom):
+                imported.add((node.module or "").split(".")[0])
+            elif isinstance(node, ast.Import):
+                imported.update(alias.name.split(".")[0] for alias in node.names)
+    others = {name for name in imported if name not in sys.stdlib_module_names}
+    assert others == {"sluice", "httpx", "websockets", "typer", "rich", "yaml"}

@@ -227,3 +227,17 @@ def test_a_file_name_is_no_job_file(tmp_path: Path) -> None:
     (tmp_path / "manifest.yml").write_text("jobName: a\n")
     server.client().submit(tmp_path / "manifest.yml")
     assert json.loads(server.asked[0].content) == {"job": "jobName: a\n"}
+
+
+def test_only_what_takes_long_may_take_long(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("print(1)")
+    server = Server(
+        problem(404, "not_found", "No."),
+        httpx.Response(201, json={"sha256": "f" * 64}),
+        httpx.Response(201, json=JOB),
+        httpx.Response(200, json=JOB),
+    )
+    client = server.client()
+    client.show(client.submit({"jobName": "a"}, code=tmp_path))
+    timeouts = [request.extensions["timeout"]["read"] for request in server.asked]
+    assert timeouts == [30, 300, 300, 30]

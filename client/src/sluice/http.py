@@ -110,8 +110,9 @@ class Door:
         repeatable: bool = False,
     ) -> httpx.Response:
         """One answer, already read. `content` makes the body anew for every try."""
-        repeatable = repeatable or method in SAFE_METHODS or "Idempotency-Key" in (headers or {})
-        more: dict[str, Any] = {"timeout": LONG_TIMEOUT} if content or repeatable else {}
+        keyed = "Idempotency-Key" in (headers or {})
+        more: dict[str, Any] = {"timeout": LONG_TIMEOUT} if content or keyed else {}
+        repeatable = repeatable or keyed or method in SAFE_METHODS
         if auth is not None:
             more["auth"] = httpx.BasicAuth(*auth)
         attempt = 0
