@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+import orjson
 from django.http import HttpResponse
 from rest_framework.exceptions import NotAuthenticated
 from rest_framework.request import Request
@@ -22,5 +23,9 @@ def person(request: Request) -> User:
 
 def json_answer(body: Any, status: int = 200) -> HttpResponse:
     """JSON without a detour: renderers and negotiation cost more than the query."""
-    text = json.dumps(body, ensure_ascii=False, separators=(",", ":"))
-    return HttpResponse(text.encode(), status=status, content_type="application/json")
+    try:
+        text = orjson.dumps(body)
+    except TypeError:
+        # A number beyond 64 bits, which someone put into a job file.
+        text = json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()
+    return HttpResponse(text, status=status, content_type="application/json")
