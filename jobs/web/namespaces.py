@@ -58,6 +58,8 @@ class MappingForm(NamespaceForm):
         super().__init__(*args, **kwargs)
         for name, field in self.fields.items():
             widget = field.widget
+            for size in ("size", "cols"):  # the admin site's; here the page gives the width
+                widget.attrs.pop(size, None)
             if isinstance(widget, forms.CheckboxInput):
                 widget.attrs["class"] = "form-check-input"
             elif isinstance(widget, forms.Select):

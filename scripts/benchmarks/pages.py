@@ -1,0 +1,147 @@
+"""Pages with 100,000 jobs in the database: the list, the home page, and a job of 500 tasks.
+
+The processor time of a whole request through Django's own stack and SQLite, which waits for nobody, so
+that other work on the machine does not count; the time by the clock stands beside it, as do the queries.
+No cluster is needed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from benchmarks import Row, p95
+
+PROJECT = Path(__file__).resolve().parents[2]
+JOBS, QUICK_JOBS = 100_000, 5_000
+TASKS = 500
+
+
+def measure(*, quick: bool) -> Iterator[Row]:
+    count = QUICK_JOBS if quick else JOBS
+    with tempfile.TemporaryDirectory(prefix="sluice-bench-") as home:
+        environment = {
+            **os.environ,
+            "SLUICE_HOME": home,
+            "SLUICE_DEMO": "1",
+            "DJANGO_SETTINGS_MODULE": "gateway.settings",
+            "PYTHONPATH": f"{PROJECT}:{PROJECT / 'scripts'}",
+        }
+        environment.pop("DATABASE_URL", None)
+        done = subprocess.run(
+            [sys.executable, __file__, str(count), "10" if quick else "40"],
+            env=environment,
+            cwd=PROJECT,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode != 0:
+            raise RuntimeError(done.stderr)
+    found = json.loads(done.stdout.splitlines()[-1])
+    for name, limit in (
+        ("job list", 200),
+        ("job list, search", None),
+        ("job list, everyone's", 200),
+        ("home", 200),
+        (f"job of {TASKS} tasks", 300),
+        (f"live parts of {TASKS} tasks", 300),
+    ):
+        yield Row(
+            f"{name}: p95 of the server's time ({count:,} jobs)",
+            found[name]["p95_ms"],
+            "ms",
+            limit=limit,
+            note=f"{found[name]['queries']} queries, {found[name]['clock_p95_ms']:.0f} ms by the clock",
+        )
+
+
+# In a process of its own.
+
+
+def fill(count: int) -> tuple[Any, Any]:
+    """Jobs of fifty people, and one with many tasks; that one and its owner."""
+    from benchmarks.api import seed
+
+    seed(count)  # sets Django up
+    from jobs.models import Attempt, Job, Task
+
+    job = Job.objects.select_related("owner").order_by("created_at").first()
+    assert job is not None  # noqa: S101 - the seed made it
+    spec = {**job.spec, "taskRoles": [{**job.spec["taskRoles"][0], "taskNumber": TASKS}]}
+    Job.objects.filter(pk=job.pk).update(spec=spec, task_count=TASKS, is_distributed=True)
+    attempt, _made = Attempt.objects.get_or_create(
+        job=job,
+        number=job.attempt_number,
+        defaults={
+            "cluster": job.cluster,
+            "unix_user": "x",
+            "work_dir": f"/w/{job.pk}/1",
+            "phase": Attempt.Phase.ENDED,
+        },
+    )
+    Task.objects.bulk_create(
+        Task(
+            attempt=attempt,
+            role="w",
+            index=index,
+            state=Task.State.RUNNING,
+            node=f"node{index % 40}",
+            ip=f"10.0.0.{index % 250}",
+            ports={"ssh": [10_000 + index], "http": [20_000 + index]},
+            gpus="0,1",
+        )
+        for index in range(TASKS)
+    )
+    return job, job.owner
+
+
+def run(count: int, repeat: int) -> dict[str, dict[str, float]]:
+    job, owner = fill(count)
+    from django.db import connection
+    from django.test import Client
+    from django.test.utils import CaptureQueriesContext
+    from django.urls import reverse
+
+    client = Client(headers={"host": "localhost"})
+    client.force_login(owner)
+    pages = {
+        "job list": reverse("jobs"),
+        "job list, search": reverse("jobs") + "?scope=all&q=resnet-77",
+        "job list, everyone's": reverse("jobs") + "?scope=all",
+        "home": reverse("home"),
+        f"job of {TASKS} tasks": reverse("job", args=[job.pk]),
+        f"live parts of {TASKS} tasks": reverse("job_live", args=[job.pk]),
+    }
+    found = {}
+    for name, address in pages.items():
+        for _warm_up in range(2):
+            answer = client.get(address)
+            if answer.status_code != 200:
+                raise RuntimeError(f"{address}: {answer.status_code}")
+        with CaptureQueriesContext(connection) as queries:
+            client.get(address)
+            count_of_queries = len(queries)
+        busy, by_the_clock = [], []
+        for _once in range(repeat):
+            began, began_busy = time.perf_counter(), time.thread_time()
+            client.get(address)
+            by_the_clock.append(1000 * (time.perf_counter() - began))
+            busy.append(1000 * (time.thread_time() - began_busy))
+        found[name] = {
+            "p95_ms": p95(busy),
+            "clock_p95_ms": p95(by_the_clock),
+            "queries": count_of_queries,
+        }
+    return found
+
+
+if __name__ == "__main__":
+    print(json.dumps(run(int(sys.argv[1]), int(sys.argv[2]))))

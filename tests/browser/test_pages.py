@@ -1,0 +1,382 @@
+"""Every page in real Chromium on a real cluster: accessible, narrow enough, live, in both languages."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.browser.conftest import OpenPage, sign_in
+from tests.running import RunningSluice
+
+pytestmark = [pytest.mark.cluster, pytest.mark.browser]
+
+AXE = Path(__file__).resolve().parents[2] / "node_modules" / "axe-core" / "axe.min.js"
+LONG_MS = 90_000  # of a job's way through Slurm on a busy machine
+
+# A role that shows all that a terminal can: colours, a bar drawn with \r, Chinese, then many lines.
+PRINTER = r"""printf '\033[31mred words\033[0m 训练开始\n'
+for i in $(seq 1 40); do printf '\rprogress %d%%' $i; sleep 0.02; done; printf '\n'
+for i in $(seq 1 300); do echo "line number $i"; done
+while [ ! -e go-on ]; do sleep 0.3; done
+echo the very last line"""
+
+
+def submit(
+    running: RunningSluice, name: str, command: str, user: str = "alice", **more: Any
+) -> str:
+    role = {"name": "worker", "taskNumber": 1, "command": command, "cpuNumber": 1, "memoryMB": 200}
+    document = {
+        "jobName": f"{name}-{time.monotonic_ns() % 10**9}",
+        "image": "busybox",
+        "namespace": "default",
+        "taskRoles": [role],
+        **more,
+    }
+    answer = running.api("POST", "jobs", user, json=document)
+    assert answer.status_code == 201, answer.text
+    found: str = answer.json()["id"]
+    return found
+
+
+def wait_for(what: Callable[[], bool], seconds: float = 90) -> None:
+    deadline = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.3)
+
+
+def state_of(running: RunningSluice, job: str) -> str:
+    state: str = running.api("GET", f"jobs/{job}").json()["state"]
+    return state
+
+
+@pytest.fixture(scope="module")
+def ended_job(running: RunningSluice) -> str:
+    job = submit(running, "looked-at", "echo hello; exit 3")
+    wait_for(lambda: state_of(running, job) == "FAILED")
+    return job
+
+
+def all_pages(job: str) -> list[str]:
+    return [
+        "/",
+        "/jobs?scope=all",
+        "/jobs?q=there-is-no-such-job&owner=nobody",
+        f"/jobs/{job}",
+        f"/jobs/{job}#logs",
+        f"/jobs/{job}#file",
+        f"/jobs/{job}#results",
+        "/capacity",
+        "/clusters",
+        "/clusters/embedded",
+        "/namespaces",
+        "/namespaces/1",
+        "/new-namespace",
+        "/audit",
+        "/audit?about=settings",
+        "/profile",
+        "/profile/password",
+        "/tokens",
+        "/submit",
+        "/templates",
+        "/templates/new",
+    ]
+
+
+def show(page: Page, address: str) -> None:
+    page.goto("about:blank")
+    page.goto(address)
+    page.wait_for_load_state("load")
+    expect(page.locator("main h1, main h2").first).to_be_visible()
+
+
+def serious_faults(page: Page) -> list[str]:
+    page.evaluate(AXE.read_text())
+    found = page.evaluate("axe.run(document, {resultTypes: ['violations']})")["violations"]
+    return [
+        f"{fault['id']}: {fault['nodes'][0]['target']} {fault['nodes'][0]['failureSummary'][:300]}"
+        for fault in found
+        if fault["impact"] in ("serious", "critical")
+    ]
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_axe_finds_nothing_serious(open_page: OpenPage, ended_job: str, theme: str) -> None:
+    page = open_page("admin", theme=theme)
+    faults = {}
+    for address in all_pages(ended_job):
+        show(page, address)
+        if found := serious_faults(page):
+            faults[address] = found
+    stranger = open_page(None, theme=theme)
+    stranger.goto("/login")
+    if found := serious_faults(stranger):
+        faults["/login"] = found
+    assert not faults
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_no_page_scrolls_sideways(open_page: OpenPage, ended_job: str, width: int) -> None:
+    page = open_page("admin", width=width, height=844)
+    wide = []
+    for address in all_pages(ended_job):
+        show(page, address)
+        if page.evaluate("document.documentElement.scrollWidth > window.innerWidth"):
+            wide.append(address)
+    assert not wide
+
+
+# Names that are the same in every language, units, and what people or the cluster wrote.
+SAME_EVERYWHERE = re.compile(
+    r"""(?ix)\A(?:
+    sluice | slurm | english | yaml | json | tar | api | cpus? | gpus? | qos | mpi | ssh | uid | id | url | ip
+    | [kmg]i?b | b | s | d | h | min | a100 | v100 | python | busybox | apptainer | ddp | pytorch | tensorflow
+    | sbatch | srun | batch | slurmctld | curl | docker | jupyter | horovod | mnist
+    )\Z"""
+)
+# Elements whose text is data, not words of ours.
+DATA = "code, pre, kbd, time, option, .log-screen, [lang=en], .cell-name, .ace_editor, .doctor, .xterm, textarea"
+WORDS = """(skip) => {
+  const found = [];
+  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (walker.nextNode()) {
+    const node = walker.currentNode, box = node.parentElement;
+    if (!box || box.closest(skip) || box.closest("script, style, template, noscript")) continue;
+    found.push(node.textContent);
+  }
+  for (const each of document.querySelectorAll("[aria-label], [placeholder], [title]")) {
+    if (each.closest(skip)) continue;
+    found.push(each.getAttribute("aria-label") ?? "", each.getAttribute("placeholder") ?? "");
+  }
+  return found;
+}"""
+
+
+def untranslated(page: Page, known: set[str]) -> set[str]:
+    """Sentences with English words in them that are neither names nor data."""
+    found = set()
+    for text in page.evaluate(WORDS, DATA):
+        words = [word for word in re.findall(r"[A-Za-z]{2,}", text) if word.lower() not in known]
+        unknown = [word for word in words if not SAME_EVERYWHERE.match(word)]
+        # Two in a row are a phrase; a single one may be a node's or a person's name.
+        if len(unknown) >= 2 and not re.search(r"[/@_=:.]\S|\d", text):
+            found.add(" ".join(text.split())[:100])
+    return found
+
+
+def test_no_untranslated_string(
+    open_page: OpenPage, running: RunningSluice, ended_job: str
+) -> None:
+    page = open_page("admin", language="zh-hans")
+    names = {
+        "admin",
+        "alice",
+        "bob",
+        "carol",
+        "embedded",
+        "default",
+        "debug",
+        "cpu",
+        "gpu",
+        "looked",
+    }
+    left = {}
+    for address in all_pages(ended_job):
+        show(page, address)
+        if found := untranslated(page, names):
+            left[address] = sorted(found)
+    assert not left
+
+
+def test_the_list_lives(open_page: OpenPage, running: RunningSluice) -> None:
+    page = open_page("alice")
+    page.goto("/jobs")
+    page.wait_for_timeout(500)  # the socket is open
+    job = submit(running, "comes-in", "sleep 2")
+    row = page.locator(f"#job-{job}")
+    expect(row).to_be_visible(timeout=LONG_MS)
+    expect(row.locator(".state")).to_have_text(re.compile("Running|Completed"), timeout=LONG_MS)
+    expect(row.locator(".state")).to_have_text("Completed", timeout=LONG_MS)
+
+
+def test_batch_says_what_will_happen(open_page: OpenPage, running: RunningSluice) -> None:
+    job = submit(running, "to-be-stopped", "sleep 600")
+    ended = submit(running, "has-ended", "true")
+    wait_for(lambda: state_of(running, ended) == "COMPLETED")
+    page = open_page("alice")
+    page.goto("/jobs")
+    for each in (job, ended):
+        page.check(f"#job-{each} input")
+    page.click("[data-batch=stop]")
+    dialog = page.locator("#batch-dialog")
+    expect(dialog).to_contain_text("1 job that waits or runs is stopped")
+    expect(dialog).to_contain_text("1 has already ended")
+    dialog.locator("[data-go]").click()
+    expect(page.locator(f"#job-{job} .state")).to_have_text("Stopped", timeout=LONG_MS)
+    for each in (job, ended):
+        page.check(f"#job-{each} input")
+    page.click("[data-batch=delete]")
+    expect(dialog).to_contain_text("2 ended jobs disappear")
+    dialog.locator("[data-go]").click()
+    expect(page.locator(f"#job-{job}")).to_have_count(0)
+
+
+def test_a_job_watched_from_queue_to_end(open_page: OpenPage, running: RunningSluice) -> None:
+    """The page is never reloaded: state, tasks, actions and the log come by themselves."""
+    job = submit(running, "watched", PRINTER)
+    page = open_page("alice")
+    page.goto(f"/jobs/{job}#logs")
+    page.evaluate("window.stillTheSamePage = true")
+    log = page.locator("log-view")
+    expect(log).to_be_visible()
+    screen = lambda: page.evaluate(  # noqa: E731
+        "(() => { const t = document.querySelector('log-view').terminal, b = t.buffer.active;"
+        " return [...Array(b.length).keys()].map(i => b.getLine(i).translateToString(true)).join('\\n'); })()"
+    )
+    wait_for(lambda: "line number 300" in screen())
+    text = screen()
+    assert "训练开始" in text
+    # One line for the bar, as it looked at its end.
+    assert text.count("progress") == 1
+    assert "progress 40%" in text
+    red = page.evaluate(
+        "document.querySelector('log-view').terminal.buffer.active.getLine(0).getCell(0).getFgColor()"
+    )
+    assert red == 1
+    # It follows the end until the reader scrolls up.
+    assert page.evaluate("document.querySelector('log-view').atEnd")
+    page.locator(".log-screen").focus()
+    page.keyboard.press("Home")
+    jump = log.get_by_role("button", name="Jump to end")
+    expect(jump).to_be_visible()
+    assert not page.evaluate("document.querySelector('log-view').atEnd")
+    running_dir = running.api("GET", f"jobs/{job}/attempts").json()["items"][0]["work_dir"]
+    release(running, job, running_dir)
+    expect(log.locator(".log-status")).to_contain_text("exit code 0", timeout=LONG_MS)
+    # New lines did not pull the reader away.
+    assert not page.evaluate("document.querySelector('log-view').atEnd")
+    jump.click()
+    assert page.evaluate("document.querySelector('log-view').atEnd")
+    assert "the very last line" in screen()
+    # Search within, wrap, download.
+    log.locator(".log-find").fill("number 123")
+    log.locator(".log-find").press("Enter")
+    assert (
+        page.evaluate("document.querySelector('log-view').terminal.getSelection()") == "number 123"
+    )
+    log.get_by_role("button", name="Wrap").click()
+    with page.expect_download() as download:
+        log.get_by_role("link", name="Download").click()
+    assert "the very last line" in Path(download.value.path()).read_text()
+    expect(page.locator("#job-state .state").first).to_have_text("Completed", timeout=LONG_MS)
+    expect(page.locator("#stop-button")).to_have_count(0)
+    expect(page.locator("#retry-button")).to_be_visible()
+    page.click("#tab-overview")
+    expect(page.locator("#task-rows .state")).to_have_text("succeeded", timeout=LONG_MS)
+    expect(page.locator("#job-events")).to_contain_text("Submitted.")
+    page.click("#tab-results")
+    expect(page.locator("[data-files]")).to_contain_text("logs/", timeout=LONG_MS)
+    assert page.evaluate("window.stillTheSamePage")
+
+
+def release(running: RunningSluice, job: str, work_dir: str) -> None:
+    """Let the printing job go on, wherever its task's working directory is."""
+    for place in (Path(work_dir), *(p for p in Path(work_dir).iterdir() if p.is_dir())):
+        (place / "go-on").touch()
+
+
+def test_the_server_goes_and_comes_back(
+    open_page: OpenPage, running: RunningSluice, complaints: Any
+) -> None:
+    complaints.expected += ["WebSocket", "ERR_CONNECTION", "Failed to load resource"]
+    job = submit(
+        running, "outlives-the-server", "for i in 1 2 3 4 5 6 7 8 9; do echo tick $i; sleep 2; done"
+    )
+    page = open_page("alice")
+    page.goto(f"/jobs/{job}#logs")
+    page.evaluate("window.stillTheSamePage = true")
+    wait_for(lambda: state_of(running, job) == "RUNNING")
+    running.stop()
+    try:
+        expect(page.locator("#connection")).to_be_visible(timeout=LONG_MS)
+    finally:
+        running.start()
+    expect(page.locator("#connection")).to_be_hidden(timeout=LONG_MS)
+    expect(page.locator("#job-state .state").first).to_have_text("Completed", timeout=LONG_MS)
+    expect(page.locator("log-view .log-status")).to_contain_text("exit code 0", timeout=LONG_MS)
+    lines = page.evaluate(
+        "(() => { const b = document.querySelector('log-view').terminal.buffer.active;"
+        " return [...Array(b.length).keys()].map(i => b.getLine(i).translateToString(true)).filter(l => l.startsWith('tick')); })()"
+    )
+    # Nothing lost, nothing twice.
+    assert lines == [f"tick {number}" for number in range(1, 10)]
+    assert page.evaluate("window.stillTheSamePage")
+
+
+def test_a_session_that_ended_leads_back_to_the_page(
+    open_page: OpenPage, running: RunningSluice, ended_job: str, complaints: Any
+) -> None:
+    complaints.expected += ["WebSocket"]
+    page = open_page("bob")
+    page.goto("/jobs?scope=all&q=looked")
+    page.context.clear_cookies(name="sessionid")
+    page.reload()
+    page.wait_for_url(re.compile("/login"))
+    sign_in(page, "bob", running.passwords["bob"])
+    expect(page).to_have_url(re.compile(r"/jobs\?scope=all&q=looked"))
+
+
+def test_by_keyboard_alone(open_page: OpenPage, ended_job: str) -> None:
+    page = open_page("alice")
+    page.goto("/")
+    page.keyboard.press("Tab")
+    expect(page.locator(":focus")).to_have_text("Skip to the content")
+    page.keyboard.press("Escape")
+    page.locator("body").press("g")
+    page.keyboard.press("j")
+    page.wait_for_url(re.compile("/jobs"))
+    page.keyboard.press("/")
+    expect(page.locator("#q")).to_be_focused()
+    page.goto(f"/jobs/{ended_job}")
+    page.locator("#tab-overview").focus()
+    page.keyboard.press("ArrowRight")
+    expect(page.locator("#tab-logs")).to_have_attribute("aria-selected", "true")
+    page.keyboard.press("Tab")
+    expect(page.locator("#log-name")).to_be_focused()
+
+
+def test_a_sysadmin_maps_a_namespace_and_lets_bob_in(
+    open_page: OpenPage, running: RunningSluice
+) -> None:
+    name = f"vision-{time.monotonic_ns() % 10**6}"
+    page = open_page("admin")
+    page.goto("/new-namespace")
+    page.fill("#id_name", name)
+    page.fill("#id_partitions", "v100")
+    page.fill("#id_max_gpus_per_job", "2")
+    page.get_by_role("button", name="Make the namespace").click()
+    page.fill("#member-name", "bob")
+    page.get_by_role("button", name="Add").click()
+    expect(page.locator(".members")).to_contain_text("bob")
+    job = submit(running, "on-the-v100", "hostname", "bob", namespace=name)
+    wait_for(lambda: running.api("GET", f"jobs/{job}", "bob").json()["state"] == "COMPLETED")
+    assert running.api("GET", f"jobs/{job}", "carol").status_code == 404
+    outsider = open_page("carol")
+    outsider.goto("/jobs?scope=all")
+    expect(outsider.locator("main")).not_to_contain_text("on-the-v100")
+    page.goto("/audit?about=settings")
+    expect(page.locator("main")).to_contain_text(name)
+
+
+def test_the_doctor_is_asked_on_the_page(open_page: OpenPage) -> None:
+    page = open_page("admin")
+    page.goto("/clusters/embedded")
+    page.click("#check-button")
+    expect(page.locator(".doctor li").first).to_be_visible(timeout=180_000)
+    expect(page.locator("#check-button")).to_be_enabled(timeout=180_000)
