@@ -24,7 +24,7 @@ from django.templatetags.static import static
 from django.urls import reverse
 from django.utils import timezone
 from django.utils.translation import gettext as _
-from django.utils.translation import pgettext
+from django.utils.translation import gettext_lazy, pgettext
 from django.views.decorators.http import require_GET, require_POST
 
 from clusters.access import can_submit, namespaces_open_to, namespaces_visible_to
@@ -33,7 +33,7 @@ from clusters.models import CapacitySnapshot, Namespace, ResourceSpec
 from jobs.access import visible_to
 from jobs.errors import JobError
 from jobs.frameworks import STRATEGIES, make_roles
-from jobs.importers import DIALECTS, load_text
+from jobs.importers import load_text
 from jobs.models import Job, JobTemplate
 from jobs.services import free_name, spec_of
 from jobs.spec import Problem, SpecError, dump_document, to_document
@@ -62,6 +62,25 @@ echo "done"
 FALLBACK_IMAGE = "busybox"
 STAND_IN = "-"
 DEFAULT_COUNTS = {"worker": 2}
+STRATEGY_TITLES = {
+    "tensorflow/ps": gettext_lazy("TensorFlow, parameter servers"),
+    "tensorflow/multiworker": gettext_lazy("TensorFlow, all-reduce between workers"),
+    "pytorch/ddp": gettext_lazy("PyTorch, distributed data parallel"),
+    "pytorch/torchrun": gettext_lazy("PyTorch, started by torchrun"),
+    "horovod/ring": gettext_lazy("Horovod, ring all-reduce over Gloo"),
+    "horovod/horovodrun": gettext_lazy("Horovod, started by horovodrun"),
+    "mxnet/ps": gettext_lazy("MXNet, parameter servers"),
+    "xgboost/rabit": gettext_lazy("XGBoost, all-reduce"),
+    "paddle/collective": gettext_lazy("PaddlePaddle, collective"),
+    "mpi/srun": gettext_lazy("MPI, started by srun"),
+    "mpi/hostfile": gettext_lazy("MPI, started by mpirun in the first task"),
+}
+DIALECT_TITLES = {
+    "sluice": gettext_lazy("job file"),
+    "openpai-v2": gettext_lazy("OpenPAI v2"),
+    "octopus": gettext_lazy("Octopus"),
+    "ffdl": gettext_lazy("FfDL or Prophecis manifest"),
+}
 ACE_FILES = (
     "ace.js",
     "ext-language_tools.js",
@@ -129,7 +148,6 @@ def render_submit(
             if name not in {place["name"] for place in places}
         ],
         "presets": presets(),
-        "dialects": [dialect.title for dialect in DIALECTS],
         "page": {
             "document": document,
             "origin": origin,
@@ -202,7 +220,9 @@ def presets() -> list[dict[str, Any]]:
             {
                 "framework": strategy.framework,
                 "strategy": strategy.name,
-                "title": strategy.title,
+                "title": str(
+                    STRATEGY_TITLES.get(f"{strategy.framework}/{strategy.name}", strategy.title)
+                ),
                 "variables": list(strategy.variables),
                 "roles": [
                     {
@@ -291,7 +311,7 @@ def checked(user: User, given: Mapping[str, Any]) -> dict[str, Any]:
     document = to_document(loaded.spec)
     answer |= {
         "dialect": loaded.dialect,
-        "dialectTitle": next(d.title for d in DIALECTS if d.name == loaded.dialect),
+        "dialectTitle": str(DIALECT_TITLES.get(loaded.dialect, loaded.dialect)),
         "document": document,
         # They stood in the text: back to the person's own page with them, and nowhere else.
         "secrets": dict(loaded.secrets),

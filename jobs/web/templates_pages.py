@@ -22,7 +22,7 @@ from django.shortcuts import render
 from django.templatetags.static import static
 from django.urls import reverse
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy, ngettext
+from django.utils.translation import ngettext, pgettext_lazy
 from django.views.decorators.http import require_GET, require_http_methods, require_POST
 
 from clusters.access import namespaces_open_to, namespaces_visible_to
@@ -49,11 +49,11 @@ PER_PAGE = 50
 MAX_CHOSEN = 500
 SCOPES = ("mine", "namespace", "public", "all")
 KIND_WORDS = {
-    "text": gettext_lazy("text"),
-    "whole": gettext_lazy("whole number"),
-    "number": gettext_lazy("number"),
-    "flag": gettext_lazy("yes or no"),
-    "choice": gettext_lazy("choice"),
+    "text": pgettext_lazy("kind of value", "text"),
+    "whole": pgettext_lazy("kind of value", "whole number"),
+    "number": pgettext_lazy("kind of value", "number"),
+    "flag": pgettext_lazy("kind of value", "yes or no"),
+    "choice": pgettext_lazy("kind of value", "choice"),
 }
 
 

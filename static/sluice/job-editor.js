@@ -18,8 +18,8 @@ function loadScript(address) {
 function dark() { return document.documentElement.dataset.bsTheme === "dark"; }
 function theme() { return dark() ? "ace/theme/github_dark" : "ace/theme/github_light_default"; }
 
-/** An editor in `place`; `onChange(text)` only for what the person types. */
-export async function openEditor(place, { ace: addresses, schema, format = "yaml", text = "", readOnly = false, label, onChange }) {
+/** An editor in `place`, as high as it is or as its `lines` [least, most]; `onChange(text)` only for what is typed. */
+export async function openEditor(place, { ace: addresses, schema, format = "yaml", text = "", readOnly = false, lines = null, label, onChange }) {
   loading ??= Promise.all(addresses.map(loadScript));
   await loading;
   const { ace } = window;
@@ -35,6 +35,7 @@ export async function openEditor(place, { ace: addresses, schema, format = "yaml
     enableBasicAutocompletion: [completer(schema)],
     enableLiveAutocompletion: [completer(schema)],
     readOnly,
+    ...(lines ? { minLines: lines[0], maxLines: lines[1] } : {}),
   });
   editor.session.setUseWorker(false);
   editor.textInput.getElement().setAttribute("aria-label", label ?? gettext("Job file"));

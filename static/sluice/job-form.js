@@ -50,7 +50,17 @@ export class JobForm {
     this.showKind();
     this.showPreset();
     this.showCode();
+    this.showHidden();
     this.showProblems();
+  }
+
+  /** Says when the basic mode hides something that the job says. */
+  showHidden() {
+    const usual = { retryCount: "0", shmMB: "64" };
+    const says = (control) => (control.type === "checkbox" ? control.checked : control.value !== "" && control.value !== usual[control.dataset.path]);
+    const rows = this.root.querySelectorAll("[data-pro] [data-index], [data-pro] [data-pair]");
+    const hidden = rows.length > 0 || [...this.root.querySelectorAll("[data-pro] [data-path]")].some(says);
+    this.root.querySelector("[data-hidden-words]").hidden = !hidden;
   }
 
   roleSection(index) {
@@ -217,6 +227,7 @@ export class JobForm {
       this.showRoleWords(section);
       if (["cpuNumber", "memoryMB", "gpuNumber", "gpuType"].includes(control.dataset.path)) this.showSizes(section);
     }
+    this.showHidden();
     this.changed();
   }
 
@@ -467,6 +478,15 @@ export class JobForm {
       control.setAttribute("aria-describedby", [control.getAttribute("aria-describedby"), words.id].filter(Boolean).join(" "));
       (control.closest(".submit-row, .form-check") ?? control).after(words);
     });
+  }
+
+  /** What the form calls the place of a problem: the field's label, and whose it is. */
+  wordsFor(path) {
+    const control = this.controlAt(path);
+    const label = control?.getAttribute("aria-label") ?? control?.labels?.[0]?.textContent.trim();
+    const role = control?.closest("[data-role]");
+    const name = role && roles(this.document).length > 1 ? read(this.document, `${role.dataset.prefix}.name`) : "";
+    return label && name ? `${name}: ${label}` : label;
   }
 
   /** Brings the field of a problem into view and focus. */

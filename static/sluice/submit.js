@@ -49,9 +49,14 @@ function start() {
     else draft.save({ document: state.document, text: typed, view: state.view, upload: state.upload });
   }
 
+  /** The upload that the job wants: of this page, or of the job that it is a copy of. */
+  function codeOf() {
+    return state.document.code?.selector === "codeFile" ? (state.upload?.sha256 ?? state.document.code.uploadId ?? "") : "";
+  }
+
   async function check(extra = {}) {
     const number = asked;
-    const body = { format: state.format, secrets: Object.keys(state.secrets).filter((name) => state.secrets[name] !== ""), code: state.upload?.sha256 ?? "", ...extra };
+    const body = { format: state.format, secrets: Object.keys(state.secrets).filter((name) => state.secrets[name] !== ""), code: codeOf(), ...extra };
     if (!extra.text) Object.assign(body, fromEditor ? { text: state.text, filename: state.text.trimStart().startsWith("{") ? "" : "job.yaml" } : { document: state.document });
     let answer;
     try {
@@ -158,7 +163,7 @@ function start() {
     button.type = "button";
     button.className = "submit-problem";
     const place = document.createElement("strong");
-    place.textContent = problem.path || gettext("job file");
+    place.textContent = (state.view === "form" && form.wordsFor(problem.path ?? "")) || problem.path || gettext("job file");
     button.append(place, " ", problem.message);
     button.addEventListener("click", () => goTo(problem));
     item.append(button);
@@ -178,6 +183,13 @@ function start() {
 
   async function show(view) {
     const leaving = state.view;
+    if (leaving !== "form" && view !== leaving && fromEditor) {
+      if (asked !== answered) { clearTimeout(timer); await check(); }
+      if (asked !== answered || !state.checked?.document) {
+        toast(gettext("Mend the text first: it cannot be read as a job yet, and would be lost."), "error");
+        return;
+      }
+    }
     state.view = view;
     for (const button of root.querySelectorAll("[data-view]")) {
       const on = button.dataset.view === view;
@@ -186,10 +198,9 @@ function start() {
     }
     find("[data-pane=form]").hidden = view !== "form";
     find("[data-pane=editor]").hidden = view === "form";
+    if (state.checked) showSide(state.checked); // problems are named by field here, by path there
     if (view === "form") { if (leaving !== "form") form.show(); return; }
-    const broken = fromEditor && state.checked && !state.checked.document;
-    if (state.format !== view && !broken) {
-      // The other format of the same document; a text that cannot be read stays as it is.
+    if (state.format !== view) {
       fromEditor = false;
       state.format = view;
       state.text = "";
@@ -398,7 +409,7 @@ function start() {
       const names = Array.isArray(state.document.secrets) ? state.document.secrets : [];
       const body = { job: state.document };
       if (names.length) body.secrets = Object.fromEntries(names.map((name) => [name, state.secrets[name] ?? ""]));
-      if (state.upload && state.document.code?.selector === "codeFile") body.code = state.upload.sha256;
+      if (codeOf()) body.code = codeOf();
       const response = await fetch(page.jobs, { method: "POST", headers: { "Content-Type": "application/json", "X-CSRFToken": csrf, "Idempotency-Key": key }, body: JSON.stringify(body) });
       const answer = await response.json();
       if (response.ok) {
@@ -495,6 +506,8 @@ function start() {
     }
   }
 
+  // Back by the browser's button: the page as it was left would still be "sending".
+  window.addEventListener("pageshow", (event) => { if (event.persisted) window.location.reload(); });
   setProfessional((() => { try { return Boolean(localStorage.getItem(PRO_KEY)); } catch { return false; } })());
   form.show();
   if (page.origin) {

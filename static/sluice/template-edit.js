@@ -3,7 +3,6 @@
 import { openEditor } from "./job-editor.js";
 
 const gettext = window.gettext;
-const interpolate = window.interpolate;
 const CHECK_AFTER_MS = 500;
 const page = JSON.parse(document.getElementById("template-page").textContent);
 const form = document.getElementById("template-form");
@@ -16,10 +15,10 @@ let timer = null;
 let serial = 0;
 
 const place = document.createElement("div");
-place.className = "submit-editor";
+place.className = "template-editor";
 text.before(place);
 openEditor(place, {
-  ace: page.ace, schema: page.schema, text: text.value, readOnly,
+  ace: page.ace, schema: page.schema, text: text.value, readOnly, lines: [12, 45],
   format: text.value.trimStart().startsWith("{") ? "json" : "yaml",
   onChange(value) { text.value = value; changed(); },
 }).then((made) => {
@@ -87,4 +86,4 @@ function insert(row) {
 form.addEventListener("submit", () => { dirty = false; });
 window.addEventListener("beforeunload", (event) => { if (dirty && !readOnly) event.preventDefault(); });
 document.querySelector("[data-problem-box]")?.focus();
-if (readOnly) words.textContent = interpolate(gettext("read-only"), {}, true);
+if (readOnly) words.textContent = gettext("read-only");

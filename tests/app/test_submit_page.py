@@ -8,15 +8,18 @@ from typing import Any
 
 import pytest
 from django.test import Client
-from django.utils import timezone
+from django.utils import timezone, translation
 
 from clusters.capacity import Capacity, GpuCount, Node, Partition
 from clusters.models import Namespace, ResourceSpec, UnixAccount, store_capacity
 from gateway.models import User
+from jobs.frameworks import STRATEGIES
+from jobs.importers import DIALECTS
 from jobs.models import Job
 from jobs.plan import plan
 from jobs.services import stop_job
 from jobs.web.start import expected_start
+from jobs.web.submit import DIALECT_TITLES, STRATEGY_TITLES
 from tests.app.job_cast import CAPACITY, Cast, make_cast, make_spec
 
 pytestmark = pytest.mark.django_db
@@ -231,6 +234,17 @@ def test_the_page_speaks_chinese(cast: Cast) -> None:
     answer = check(client, document=document())
     assert answer["preview"]["words"][0].startswith("1")
     assert client.get("/submit").status_code == 200
+
+
+@translation.override("en")
+def test_every_strategy_and_dialect_has_a_title_to_translate() -> None:
+    assert set(STRATEGY_TITLES) == {f"{one.framework}/{one.name}" for one in STRATEGIES}
+    assert {str(STRATEGY_TITLES[f"{one.framework}/{one.name}"]) for one in STRATEGIES} == {
+        one.title for one in STRATEGIES
+    }
+    assert {name: str(title) for name, title in DIALECT_TITLES.items()} == {
+        dialect.name: dialect.title for dialect in DIALECTS
+    }
 
 
 def test_expected_start_follows_the_limits_of_what_runs(cast: Cast) -> None:

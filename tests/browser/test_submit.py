@@ -1,0 +1,471 @@
+"""The submit page and templates in a real browser, with the real cluster behind them."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Locator, Page, expect
+
+from tests.browser.conftest import Complaints, OpenPage, sign_in
+from tests.running import RunningSluice
+
+pytestmark = [pytest.mark.browser, pytest.mark.cluster]
+PROJECT = Path(__file__).resolve().parents[2]
+END_TIMEOUT_MS = 180_000
+JOB_ADDRESS = re.compile(r"/jobs/[0-9a-f-]{36}$")
+
+V1 = json.dumps(
+    {
+        "jobName": "from-v1",
+        "image": "busybox",
+        "virtualCluster": "default",
+        "gpuType": "",
+        "taskRoles": [
+            {"name": "main", "taskNumber": 1, "cpuNumber": 1, "memoryMB": 500, "command": "date"},
+            {"name": "side", "taskNumber": 2, "cpuNumber": 1, "memoryMB": 500, "command": "date"},
+        ],
+        "killAllOnCompletedTaskNumber": 1,
+    }
+)
+V2 = """
+protocolVersion: 2
+name: from-v2
+type: job
+defaults: {virtualCluster: default}
+prerequisites: [{type: dockerimage, name: img, uri: busybox}]
+parameters: {word: hello}
+taskRoles:
+  main:
+    instances: 1
+    dockerImage: img
+    resourcePerInstance: {cpu: 1, memoryMB: 500, gpu: 0}
+    commands: ["echo <% $parameters.word %>"]
+"""
+MANIFEST = """
+name: from-manifest
+description: a manifest
+version: "1.0"
+gpus: 0
+cpus: 1
+memory: 1Gb
+namespace: default
+code_selector: storagePath
+data_stores:
+  - id: hostmount
+    type: mount_volume
+    training_data: {container: data}
+    training_results: {container: result}
+    training_workspace: {container: workspace}
+    connection: {type: host_mount, name: host-mount, path: /tmp}
+framework:
+  name: busybox
+  version: latest
+  command: date
+"""
+
+
+def open_submit(page: Page, address: str = "/submit") -> None:
+    page.goto(address)
+    expect(status(page)).not_to_have_attribute("data-state", "busy")
+
+
+def status(page: Page) -> Locator:
+    return page.locator("[data-status]")
+
+
+def ready(page: Page) -> None:
+    """The newest change has been checked and nothing is wrong."""
+    expect(status(page)).to_have_attribute("data-state", re.compile("good|wait"))
+    expect(page.locator("[data-problems]")).to_be_hidden()
+
+
+def submit(page: Page) -> str:
+    page.click("[data-submit]")
+    page.locator("[data-confirm-submit]").get_by_role("button", name="Submit").click()
+    page.wait_for_url(JOB_ADDRESS)
+    return page.url.rsplit("/", 1)[1]
+
+
+def type_text(page: Page, text: str) -> None:
+    """As a person would: everything chosen and written over."""
+    page.locator(".ace_editor").click(position={"x": 200, "y": 60})
+    page.keyboard.press("Control+a")
+    page.keyboard.insert_text(text)
+
+
+def editor_text(page: Page) -> str:
+    expect(page.locator(".ace_content")).to_contain_text("jobName")
+    text: str = page.evaluate("window.ace.edit(document.querySelector('.ace_editor')).getValue()")
+    return text
+
+
+def import_file(page: Page, name: str, text: str) -> None:
+    page.set_input_files(
+        "[data-import-file]",
+        files=[{"name": name, "mimeType": "text/plain", "buffer": text.encode()}],
+    )
+    expect(page.locator("[data-import-bar]")).to_be_visible()
+
+
+def role(page: Page, number: int) -> Locator:
+    return page.locator("[data-role]").nth(number)
+
+
+def test_the_default_job_in_a_few_clicks(open_page: OpenPage) -> None:
+    page = open_page("alice")
+    page.goto("/jobs")
+    page.get_by_role("link", name="Submit a job").first.click()
+    expect(status(page)).to_have_attribute("data-state", re.compile("good|wait"))
+    submit(page)
+    expect(page.locator("#job-live")).to_have_attribute(
+        "data-state", "COMPLETED", timeout=END_TIMEOUT_MS
+    )
+
+
+def test_a_distributed_job_in_form_and_editor(open_page: OpenPage) -> None:
+    page = open_page("alice")
+    open_submit(page)
+    page.fill("#f-name", "ps-and-workers")
+    role(page, 0).locator("[data-path=command]").fill('echo "$TF_CONFIG"')
+    page.click("[data-kind-of-job=distributed]")
+    page.select_option("[data-preset]", "tensorflow/ps")
+    expect(page.locator("[data-role]")).to_have_count(2)
+    expect(role(page, 1).locator("[data-path=taskNumber]")).to_have_value("2")
+    # the form's change is in the editor
+    role(page, 1).locator("[data-add-row=parameters]").click()
+    page.keyboard.type("epochs")
+    page.keyboard.press("Tab")
+    page.keyboard.type("3")
+    expect(role(page, 1).locator("[data-arguments]")).to_have_text("--epochs=3")
+    page.click("[data-view=json]")
+    ready(page)
+    document: dict[str, Any] = json.loads(editor_text(page))
+    assert [one["name"] for one in document["taskRoles"]] == ["ps", "worker"]
+    assert document["taskRoles"][1]["parameters"] == [{"key": "epochs", "value": "3"}]
+    assert document["framework"] == {"name": "tensorflow", "strategy": "ps"}
+    # the editor's change is in the form
+    document["taskRoles"][1]["taskNumber"] = 3
+    document["taskRoles"][1]["minSucceededTaskCount"] = 3
+    del document["taskRoles"][1]["parameters"]
+    document["description"] = "changed as JSON"
+    type_text(page, json.dumps(document, indent=2))
+    ready(page)
+    page.click("[data-view=form]")
+    expect(role(page, 1).locator("[data-path=taskNumber]")).to_have_value("3")
+    expect(page.locator("#f-description")).to_have_value("changed as JSON")
+    # and it runs
+    submit(page)
+    expect(page.locator("#job-live")).to_have_attribute(
+        "data-state", "COMPLETED", timeout=END_TIMEOUT_MS
+    )
+    expect(page.locator("#task-rows tr")).to_have_count(4)
+
+
+def test_roles_are_added_copied_removed_and_come_back(open_page: OpenPage) -> None:
+    page = open_page("alice")
+    open_submit(page)
+    page.click("[data-kind-of-job=distributed]")
+    page.click("[data-add-role]")
+    role(page, 1).locator("[data-copy-role]").click()
+    expect(page.locator("[data-role]")).to_have_count(3)
+    names = [role(page, number).locator("[data-path=name]").input_value() for number in range(3)]
+    assert len(set(names)) == 3
+    page.click("[data-kind-of-job=single]")
+    expect(page.locator("[data-role]")).to_have_count(1)
+    page.click("[data-kind-of-job=distributed]")
+    expect(page.locator("[data-role]")).to_have_count(3)
+    role(page, 2).locator("[data-remove-role]").click()
+    expect(page.locator("[data-role]")).to_have_count(2)
+    ready(page)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "job", "format_"),
+    [
+        ("v1.json", V1, "from-v1", "job file"),
+        ("v2.yaml", V2, "from-v2", "OpenPAI v2"),
+        ("manifest.yml", MANIFEST, "from-manifest", "FfDL"),
+    ],
+)
+def test_files_of_every_kind_are_imported(
+    open_page: OpenPage, name: str, text: str, job: str, format_: str
+) -> None:
+    page = open_page("alice")
+    open_submit(page)
+    import_file(page, name, text)
+    expect(page.locator("[data-import-bar] [data-title]")).to_contain_text(format_)
+    expect(page.locator("#f-name")).to_have_value(job)
+    page.click("[data-view=yaml]")
+    ready(page)
+    assert f"jobName: {job}" in editor_text(page)
+
+
+def test_an_imported_job_runs(open_page: OpenPage) -> None:
+    page = open_page("alice")
+    open_submit(page)
+    import_file(page, "v2.yaml", V2)
+    ready(page)
+    submit(page)
+    expect(page.locator("#job-live")).to_have_attribute(
+        "data-state", "COMPLETED", timeout=END_TIMEOUT_MS
+    )
+
+
+def test_a_file_is_dropped_on_the_page(open_page: OpenPage) -> None:
+    page = open_page("alice")
+    open_submit(page)
+    transfer = page.evaluate_handle(
+        """(text) => { const data = new DataTransfer();
+        data.items.add(new File([text], "dropped.json", {type: "application/json"})); return data; }""",
+        V1,
+    )
+    page.dispatch_event("body", "dragenter", {"dataTransfer": transfer})
+    expect(page.locator("[data-drop]")).to_be_visible()
+    page.dispatch_event("body", "drop", {"dataTransfer": transfer})
+    expect(page.locator("#f-name")).to_have_value("from-v1")
+    expect(page.locator("[data-drop]")).to_be_hidden()
+
+
+def test_a_broken_file_is_shown_with_its_mistakes(open_page: OpenPage) -> None:
+    page = open_page("alice")
+    open_submit(page)
+    page.set_input_files(
+        "[data-import-file]",
+        files=[
+            {"name": "bad.json", "mimeType": "text/plain", "buffer": b'{"jobName": "a",\n"x" 1}'}
+        ],
+    )
+    expect(page.locator(".ace_gutter-cell.ace_error")).to_have_count(1)
+    expect(status(page)).to_have_attribute("data-state", "bad")
+    expect(page.locator(".ace_content")).to_contain_text('"x" 1')
+
+
+def test_problems_are_at_their_field_and_nothing_is_lost(open_page: OpenPage) -> None:
+    page = open_page("alice")
+    open_submit(page)
+    page.fill("#f-name", "no good!")
+    role(page, 0).locator("[data-path=cpuNumber]").fill("4000")
+    page.click("[data-submit]")
+    name = page.locator("#f-name")
+    expect(name).to_have_attribute("aria-invalid", "true")
+    expect(name).to_be_focused()
+    described = (name.get_attribute("aria-describedby") or "").split()
+    expect(page.locator(f"#{described[-1]}")).to_contain_text("letters")
+    expect(page.locator("[data-confirm-submit]")).to_be_hidden()
+    page.fill("#f-name", "good")
+    expect(page.locator("[data-problems]")).to_contain_text("CPUs")
+    page.locator("[data-problems] button").first.click()
+    expect(role(page, 0).locator("[data-path=cpuNumber]")).to_be_focused()
+    role(page, 0).locator("[data-path=cpuNumber]").fill("1")
+    ready(page)
+    expect(page.locator("[aria-invalid]")).to_have_count(0)
+
+
+def test_the_editor_completes_and_marks_lines(open_page: OpenPage) -> None:
+    page = open_page("alice")
+    open_submit(page)
+    page.click("[data-view=yaml]")
+    expect(page.locator(".ace_editor")).to_be_visible()
+    type_text(page, "jobName: a\nimage: busybox\ntaskRoles:\n- name: main\n  comand: date\n")
+    expect(page.locator(".ace_gutter-cell.ace_error").first).to_be_visible()
+    expect(page.locator("[data-problems]")).to_contain_text("command")
+    page.keyboard.type("  cpuN")
+    page.keyboard.press("Control+Space")
+    expect(page.locator(".ace_autocomplete")).to_contain_text("cpuNumber")
+    page.keyboard.press("Escape")
+
+
+def test_a_draft_survives_a_reload_and_a_lost_session(
+    open_page: OpenPage, running: RunningSluice, complaints: Complaints
+) -> None:
+    complaints.expected = ["401", "403"]  # the lost session is part of the scene
+    page = open_page("bob")
+    open_submit(page)
+    page.fill("#f-name", "kept-through-it-all")
+    role(page, 0).locator("[data-path=command]").fill("echo kept")
+    ready(page)
+    page.reload()
+    expect(page.locator("#f-name")).to_have_value("kept-through-it-all")
+    expect(page.locator("[data-draft-bar]")).to_contain_text("is back")
+    page.context.clear_cookies(name="sessionid")
+    page.fill("#f-description", "typed after the session ended")
+    expect(page.locator("[data-session-bar]")).to_be_visible()
+    page.click("[data-sign-in]")
+    sign_in(page, "bob", running.passwords["bob"])
+    expect(page.locator("#f-name")).to_have_value("kept-through-it-all")
+    expect(page.locator("#f-description")).to_have_value("typed after the session ended")
+    page.click("[data-draft-other]")
+    expect(page.locator("#f-description")).to_have_value("")
+    expect(page.locator("[data-draft-bar]")).to_be_hidden()
+
+
+def test_two_clicks_make_one_job(open_page: OpenPage, running: RunningSluice) -> None:
+    page = open_page("alice")
+    open_submit(page)
+    name = f"once-{int(time.time())}"
+    page.fill("#f-name", name)
+    role(page, 0).locator("[data-path=command]").fill("true")
+    ready(page)
+    page.click("[data-submit]")
+    page.locator("[data-confirm-submit] [data-yes]").dblclick()
+    page.wait_for_url(JOB_ADDRESS)
+    found = running.api("GET", f"jobs?q={name}").json()["items"]
+    assert len(found) == 1
+
+
+def test_template_from_a_job_with_parameters_to_a_job(open_page: OpenPage) -> None:
+    page = open_page("alice")
+    open_submit(page)
+    page.fill("#f-name", "to-keep")
+    role(page, 0).locator("[data-path=command]").fill("echo first")
+    ready(page)
+    submit(page)
+    page.get_by_role("link", name="Save as template").click()
+    expect(page.locator("#t-name")).to_have_value("to-keep")
+    expect(page.locator(".ace_editor")).to_be_visible()
+    page.click("[data-add-parameter]")
+    page.keyboard.type("word")
+    type_text(
+        page,
+        editor_text(page)
+        .replace("echo first", "echo <% $parameters.word %>")
+        .replace("jobName: to-keep", "jobName: from-template"),
+    )
+    expect(page.locator("[data-check-words]")).to_have_text("The job file is right.")
+    page.get_by_role("button", name="Save").click()
+    expect(page.locator("#toasts")).to_contain_text("saved")
+    page.get_by_role("link", name="Use").click()
+    page.fill("#p-word", "second")
+    page.get_by_role("button", name="Look at it in the form first").click()
+    expect(role(page, 0).locator("[data-path=command]")).to_have_value("echo second")
+    ready(page)
+    submit(page)
+    expect(page.locator("h1")).to_have_text("from-template")
+    expect(page.locator("#job-live")).to_have_attribute(
+        "data-state", "COMPLETED", timeout=END_TIMEOUT_MS
+    )
+    page.goto("/templates?q=to-keep")
+    page.check("[data-choose-all]")
+    page.click("#template-batch button")
+    page.locator("#confirm-dialog").get_by_role("button", name="Delete").click()
+    expect(page.locator("#toasts")).to_contain_text("deleted")
+
+
+def test_saved_as_template_from_the_submit_page(open_page: OpenPage) -> None:
+    page = open_page("alice")
+    open_submit(page)
+    page.click("[data-save-template]")
+    page.fill("#template-name", "<script>alert(1)</script>")
+    page.locator("[data-template-dialog] [data-yes]").click()
+    page.wait_for_url(re.compile(r"/templates/[0-9a-f-]{36}$"))
+    expect(page.locator("h1")).to_have_text("<script>alert(1)</script>")
+
+
+def test_code_is_uploaded_and_runs(open_page: OpenPage, tmp_path: Path) -> None:
+    archive = tmp_path / "code.zip"
+    with zipfile.ZipFile(archive, "w") as made:
+        made.writestr("run.sh", "echo from the archive\n")
+    page = open_page("alice")
+    open_submit(page)
+    page.fill("#f-name", "with-code")
+    role(page, 0).locator("[data-path=command]").fill('sh "$MODEL_DIR/run.sh"')
+    page.select_option("[data-code-source]", "upload")
+    page.set_input_files("[data-upload]", archive)
+    expect(page.locator("[data-upload-words]")).to_contain_text("is uploaded")
+    ready(page)
+    submit(page)
+    expect(page.locator("#job-live")).to_have_attribute(
+        "data-state", "COMPLETED", timeout=END_TIMEOUT_MS
+    )
+
+
+def test_by_keyboard_alone(open_page: OpenPage) -> None:
+    page = open_page("alice")
+    page.goto("/jobs")
+    page.keyboard.press("n")
+    page.wait_for_url("**/submit")
+    ready(page)
+    page.click("[data-view=yaml]")
+    expect(page.locator(".ace_editor")).to_be_visible()
+    page.focus(".ace_scroller")
+    page.keyboard.press("Enter")
+    page.keyboard.press("Escape")
+    page.keyboard.press("Tab")
+    inside = page.evaluate("Boolean(document.activeElement.closest('.ace_editor .ace_text-input'))")
+    assert not inside, "the editor keeps the keyboard"
+    page.locator("[data-submit]").focus()
+    page.keyboard.press("Enter")
+    expect(page.locator("[data-confirm-submit]")).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(page.locator("[data-confirm-submit]")).to_be_hidden()
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_pages_fit_and_are_accessible(
+    open_page: OpenPage, running: RunningSluice, width: int, theme: str
+) -> None:
+    axe = (PROJECT / "node_modules/axe-core/axe.min.js").read_text()
+    made = running.api(
+        "POST",
+        "templates",
+        json={
+            "name": f"shown {'long ' * 20}",
+            "spec": {
+                "jobName": "x",
+                "image": "",
+                "taskRoles": [{"name": "main", "command": "date"}],
+            },
+            "parameters": [{"name": "n", "kind": "whole", "default": 1}],
+        },
+    )
+    assert made.status_code == 201, made.text
+    template = made.json()["id"]
+    language = "zh-hans" if width == 390 else "en"
+    page = open_page("alice", width=width, theme=theme, language=language)
+
+    def judge(where: str) -> None:
+        page.wait_for_timeout(300)
+        wide = page.evaluate("document.documentElement.scrollWidth")
+        assert wide <= width, f"{where} is {wide} px wide"
+        page.evaluate(axe)
+        result = page.evaluate("axe.run({resultTypes: ['violations']})")
+        serious = [
+            f"{found['id']}: {node['html'][:200]}"
+            for found in result["violations"]
+            if found["impact"] in ("serious", "critical")
+            for node in found["nodes"]
+        ]
+        assert not serious, f"{where}:\n" + "\n".join(serious)
+
+    open_submit(page)
+    judge("submit, basic")
+    page.check("[data-professional]")
+    page.click("[data-kind-of-job=distributed]")
+    page.select_option("[data-preset]", "mxnet/ps")
+    for name in ("parameters", "portList"):
+        role(page, 0).locator(f"[data-add-row={name}]").click()
+    page.click("[data-add-row=mounts]")
+    page.click("[data-add-pair=jobEnvs]")
+    page.fill("#f-name", "not good!")
+    page.locator("#f-name").blur()
+    expect(page.locator("#f-name")).to_have_attribute("aria-invalid", "true")
+    judge("submit, professional, with problems")
+    page.click("[data-view=yaml]")
+    expect(page.locator(".ace_editor")).to_be_visible()
+    judge("submit, editor")
+    for address in (
+        "/templates",
+        "/templates/new",
+        f"/templates/{template}",
+        f"/templates/{template}/use",
+    ):
+        page.goto(address)
+        judge(address)
+    running.api("DELETE", f"templates/{template}")
