@@ -110,7 +110,7 @@ def event_sight(user: Person) -> EventSight | None:
 
 
 def can_read_output(user: Person, job: Job) -> bool:
-    """The job file names the output directory, which may be the owner's whole home: theirs alone."""
+    """The output directory may be the owner's whole home, and the tasks' variables hold secrets: theirs alone."""
     return (
         user.is_authenticated and user.is_active and (user.is_superuser or job.owner_id == user.pk)
     )

@@ -15,7 +15,7 @@ from clusters.connect import account_of, transport_for
 from clusters.errors import RemoteFileError, RemoteFileMissing
 from clusters.transport import DirEntry, FileStat, Transport
 from jobs.archives import ArchiveRefused, safe_path
-from jobs.errors import InvalidValue, NotFound, TooLarge
+from jobs.errors import InvalidValue, NotAllowed, NotFound, TooLarge
 from jobs.models import Attempt, Job
 from jobs.paths import AttemptPaths
 from jobs.script import RenderOptions, directories
@@ -24,6 +24,8 @@ from jobs.services import spec_of
 ROOTS = ("work", "output")
 MAX_TAR_FILES = 20_000
 MAX_TAR_DEPTH = 40
+# Of an attempt's directory: its tasks' variables, the values of secrets among them.
+VARIABLES = "env"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +36,7 @@ class Place:
     real: str
     path: str
     stat: FileStat
+    hidden: str = ""  # a name directly below that is left out
 
 
 def attempt_of(job: Job, number: int | None) -> Attempt:
@@ -44,8 +47,11 @@ def attempt_of(job: Job, number: int | None) -> Attempt:
     return found
 
 
-def locate(*, job: Job, attempt: Attempt, root: str, path: str) -> Place:
-    """Raises NotFound, InvalidValue, RemoteFileMissing, RemotePermissionDenied and other ClusterErrors."""
+def locate(*, job: Job, attempt: Attempt, root: str, path: str, with_variables: bool) -> Place:
+    """Raises NotFound, NotAllowed, InvalidValue, RemoteFileMissing and other ClusterErrors.
+
+    `with_variables`: also what the tasks are given as environment, which only the owner may read.
+    """
     try:
         clean = safe_path(path)
     except ArchiveRefused as refused:
@@ -62,7 +68,13 @@ def locate(*, job: Job, attempt: Attempt, root: str, path: str) -> Place:
     real_base, real = (part.decode("utf-8", errors="surrogateescape") for part in found[:2])
     if real != real_base and not real.startswith(real_base.rstrip("/") + "/"):
         raise RemoteFileMissing(f"{clean} leads out of the job's files.")
-    return Place(transport, real, clean, transport.stat(real))
+    hidden = ""
+    if root == "work" and not with_variables:
+        # Of the resolved path: a link elsewhere in the directory may lead there, too.
+        if posixpath.relpath(real, real_base).split("/")[0] == VARIABLES:
+            raise NotAllowed("Only its owner may read a job's variables: they may hold secrets.")
+        hidden = VARIABLES if real == real_base else ""
+    return Place(transport, real, clean, transport.stat(real), hidden)
 
 
 def _base(job: Job, attempt: Attempt, root: str) -> str:
@@ -87,7 +99,7 @@ def _base(job: Job, attempt: Attempt, root: str) -> str:
 def list_files(place: Place) -> list[DirEntry]:
     if place.stat.kind != "dir":
         raise InvalidValue(f"{place.path} is not a directory.", path=place.path)
-    return place.transport.list_dir(place.real)
+    return [entry for entry in place.transport.list_dir(place.real) if entry.name != place.hidden]
 
 
 def read_file(place: Place, *, offset: int = 0, limit: int | None = None) -> Iterator[bytes]:
@@ -100,8 +112,7 @@ def tar_files(place: Place) -> Iterator[bytes]:
     """A directory as a tar, file by file as they are read; unreadable files are left out."""
     if place.stat.kind != "dir":
         raise InvalidValue(f"{place.path or 'This'} is not a directory.", path=place.path)
-    first = place.transport.list_dir(place.real)
-    return _tar(place.transport, place.real, first)
+    return _tar(place.transport, place.real, list_files(place))
 
 
 def _tar(transport: Transport, top: str, first: list[DirEntry]) -> Iterator[bytes]:

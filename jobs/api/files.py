@@ -44,10 +44,12 @@ def _located(request: Request, id: uuid.UUID) -> tuple[Attempt, str, Place]:
     path = query.text("path", limit=1024)
     query.finish()
     job = find_job(request, id)
-    if root == "output" and not can_read_output(person(request), job):
+    is_theirs = can_read_output(person(request), job)
+    if root == "output" and not is_theirs:
         raise NotAllowed("Only its owner may look into a job's output directory.")
     attempt = attempt_of(job, number)
-    return attempt, root, locate(job=job, attempt=attempt, root=root, path=path)
+    place = locate(job=job, attempt=attempt, root=root, path=path, with_variables=is_theirs)
+    return attempt, root, place
 
 
 class JobFiles(APIView):

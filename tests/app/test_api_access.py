@@ -108,7 +108,7 @@ def world(settings: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Worl
 
     Files.__abstractmethods__ = frozenset()
 
-    def locate(*, job: Job, attempt: Attempt, root: str, path: str) -> Place:
+    def locate(*, job: Job, attempt: Attempt, root: str, path: str, with_variables: bool) -> Place:
         kind = "file" if path else "dir"
         return Place(Files(), "/w/x", path, FileStat(5, 0.0, 0o600, kind))
 
