@@ -109,8 +109,9 @@ class Slurm:
         result = self.transport.run(argv, stdin=script.encode(), timeout_s=READ_TIMEOUT_S)
         return submit.parse_test_only(result)
 
-    def cancel(self, job_ids: Sequence[str]) -> OrderAnswer:
-        return self._order(control.build_scancel_argv(self.commands, job_ids=job_ids))
+    def cancel(self, job_ids: Sequence[str], *, user: str = "") -> OrderAnswer:
+        """With `user`, only what is that Unix user's."""
+        return self._order(control.build_scancel_argv(self.commands, job_ids=job_ids, user=user))
 
     def signal(self, job_ids: Sequence[str], name: str, *, whole_job: bool = True) -> OrderAnswer:
         argv = control.build_scancel_argv(

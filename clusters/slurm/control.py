@@ -28,13 +28,21 @@ def _checked(ids: Sequence[str]) -> list[str]:
 
 
 def build_scancel_argv(
-    commands: SlurmCommands, *, job_ids: Sequence[str], signal: str = "", whole_job: bool = False
+    commands: SlurmCommands,
+    *,
+    job_ids: Sequence[str],
+    user: str = "",
+    signal: str = "",
+    whole_job: bool = False,
 ) -> list[str]:
     """Cancel; with `signal` only send it: to the steps, or with `whole_job` also to the batch script.
 
-    The id of a het leader stands for all its components.
+    The id of a het leader stands for all its components. With `user`, ids of other people's jobs are
+    passed over without a word.
     """
     arguments: list[str] = []
+    if user:
+        arguments.append(f"--user={user}")
     if signal:
         arguments.append(f"--signal={signal}")
     if whole_job:

@@ -1,12 +1,14 @@
 """What people want of jobs that Slurm already has: stops and time limits, by the service account.
 
 An order is given again if Slurm has not acted on it after a while; Slurm's own state, not our order,
-says when a job has stopped.
+says when a job has stopped. A job's id came through its owner's login, who could have made it anything:
+orders, given with an operator's rights, reach only jobs that Slurm says are the owner's.
 """
 
 from __future__ import annotations
 
 import logging
+from collections import defaultdict
 from collections.abc import Sequence
 from datetime import timedelta
 
@@ -16,6 +18,7 @@ from django.utils import timezone
 from clusters.errors import CommandFailed
 from clusters.models import Cluster
 from clusters.scheduler import Slurm
+from clusters.slurm import JobRecord
 from jobs.engine.lease import Lease
 from jobs.engine.stats import EngineStats
 from jobs.engine.writing import Changes
@@ -46,12 +49,19 @@ def _stop(cluster: Cluster, slurm: Slurm, lease: Lease, stats: EngineStats) -> N
         )
         .exclude(job__wanted=Wanted.RUN)
         .order_by("stop_sent_at", "id")
-        .values_list("id", "slurm_job_id")[: STOPS_PER_COMMAND * 5]
+        .values_list("unix_user", "id", "slurm_job_id")[: STOPS_PER_COMMAND * 5]
     )
-    for start in range(0, len(rows), STOPS_PER_COMMAND):
-        part = rows[start : start + STOPS_PER_COMMAND]
+    by_user: dict[str, list[tuple[int, str]]] = defaultdict(list)
+    for unix_user, attempt_id, slurm_job_id in rows:
+        by_user[unix_user].append((attempt_id, slurm_job_id))
+    parts = [
+        (unix_user, theirs[start : start + STOPS_PER_COMMAND])
+        for unix_user, theirs in by_user.items()
+        for start in range(0, len(theirs), STOPS_PER_COMMAND)
+    ]
+    for unix_user, part in parts:
         stats.command("scancel")
-        answer = slurm.cancel([slurm_job_id for _, slurm_job_id in part])
+        answer = slurm.cancel([slurm_job_id for _, slurm_job_id in part], user=unix_user)
         if answer.refused:
             stats.failure("scancel")
             logger.warning(
@@ -71,25 +81,30 @@ def _set_time_limits(cluster: Cluster, slurm: Slurm, lease: Lease, stats: Engine
         .select_related("job")
         .defer("script", "job__spec")[:LIMITS_PER_PASS]
     )
+    records = slurm.live_jobs() if attempts else []
     for attempt in attempts:
         seconds = attempt.job.wanted_time_limit_s or 0
         stats.command("scontrol")
         try:
-            refused = _set_limit(slurm, attempt, seconds)
+            refused = _set_limit(slurm, records, attempt, seconds)
         except CommandFailed as error:
             refused = (error.user_message,)
         _tell_limit(lease, attempt, seconds, refused)
 
 
-def _set_limit(slurm: Slurm, attempt: Attempt, seconds: int) -> Sequence[str]:
+def _set_limit(
+    slurm: Slurm, records: Sequence[JobRecord], attempt: Attempt, seconds: int
+) -> Sequence[str]:
     """Of a het job every component has a limit of its own."""
-    ids = [attempt.slurm_job_id]
-    if attempt.job.plan.get("layout") == "het":
-        ids = [
-            record.raw_id
-            for record in slurm.live_jobs()
-            if record.leader_id == attempt.slurm_job_id and record.work_dir == attempt.work_dir
-        ] or ids
+    ids = [
+        record.raw_id
+        for record in records
+        if record.leader_id == attempt.slurm_job_id
+        and record.work_dir == attempt.work_dir
+        and record.user == attempt.unix_user
+    ]
+    if not ids:
+        return ("Slurm has no such job of this person.",)
     refused: list[str] = []
     for slurm_job_id in ids:
         refused += slurm.set_time_limit(slurm_job_id, seconds).refused

@@ -1,0 +1,103 @@
+"""Orders to Slurm are given with an operator's rights: they must reach the person's own job only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from clusters.scheduler import Slurm
+from clusters.slurm import JobRecord, parse_job_state
+from clusters.transport import CommandResult, Transport
+from jobs import services
+from jobs.engine.lease import Lease
+from jobs.engine.orders import give_orders
+from jobs.engine.stats import EngineStats
+from jobs.models import Attempt
+from tests.app.job_cast import Cast, make_cast
+
+pytestmark = pytest.mark.django_db
+
+
+class Operator(Transport):
+    """Does whatever it is told and remembers it."""
+
+    def __init__(self) -> None:
+        self.ran: list[list[str]] = []
+
+    def run(self, argv: Sequence[str], **_more: object) -> CommandResult:
+        self.ran.append(list(argv))
+        return CommandResult(tuple(argv), 0, b"", b"")
+
+
+Operator.__abstractmethods__ = frozenset()
+
+
+class PaperSlurm(Slurm):
+    def __init__(self, *queue: JobRecord) -> None:
+        self.operator = Operator()
+        super().__init__(self.operator)
+        self.queue = list(queue)
+
+    def live_jobs(self) -> list[JobRecord]:
+        return self.queue
+
+    def words_of(self, program: str) -> list[list[str]]:
+        return [argv for argv in self.operator.ran if any(w.endswith(program) for w in argv)]
+
+
+def record(slurm_job_id: str, *, user: str, work_dir: str) -> JobRecord:
+    return JobRecord(
+        slurm_job_id,
+        slurm_job_id,
+        parse_job_state("RUNNING"),
+        "squeue",
+        user=user,
+        work_dir=work_dir,
+    )
+
+
+@pytest.fixture
+def cast() -> Cast:
+    return make_cast()
+
+
+def order(cast: Cast, slurm: PaperSlurm) -> None:
+    lease = Lease.acquire(cast.cluster, "test")
+    assert lease is not None
+    give_orders(cast.cluster, slurm, lease, EngineStats())
+
+
+def bobs_attempt_that_claims(cast: Cast, slurm_job_id: str) -> Attempt:
+    """What sbatch answers passes through bob's login and his files: he can make it say any number."""
+    attempt = cast.in_slurm(cast.job("mine", by=cast.bob), slurm_job_id)
+    Attempt.objects.filter(pk=attempt.pk).update(unix_user="bob")
+    attempt.refresh_from_db()
+    return attempt
+
+
+def test_stopping_names_the_unix_user_to_slurm(cast: Cast) -> None:
+    hers = cast.in_slurm(cast.job("hers"), "70")
+    claimed = bobs_attempt_that_claims(cast, "71")
+    services.stop_job(job=hers.job, by=cast.alice)
+    services.stop_job(job=claimed.job, by=cast.bob)
+    slurm = PaperSlurm()
+    order(cast, slurm)
+    given = sorted(argv[-2:] for argv in slurm.words_of("scancel"))
+    assert given == [["--user=alice", "70"], ["--user=bob", "71"]]
+
+
+def test_a_time_limit_is_set_on_the_persons_own_job_only(cast: Cast) -> None:
+    attempt = bobs_attempt_that_claims(cast, "71")
+    services.change_time_limit(job=attempt.job, by=cast.bob, time_limit_s=7200)
+    alices = PaperSlurm(record("71", user="alice", work_dir="/w/other/1"))
+    order(cast, alices)
+    assert alices.words_of("scontrol") == []
+    attempt.job.refresh_from_db()
+    assert attempt.job.wanted_time_limit_s is None
+    assert attempt.job.time_limit_s != 7200
+
+    services.change_time_limit(job=attempt.job, by=cast.bob, time_limit_s=7200)
+    his = PaperSlurm(record("71", user="bob", work_dir=attempt.work_dir))
+    order(cast, his)
+    assert [argv[-2:] for argv in his.words_of("scontrol")] == [["JobId=71", "TimeLimit=120"]]
