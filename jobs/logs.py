@@ -64,7 +64,11 @@ class Log:
     @property
     def path(self) -> str:
         paths = AttemptPaths.of_dir(self.attempt.work_dir)
-        return paths.batch_log if self.role == BATCH else paths.task_log(self.role, self.index)
+        return paths.batch_log if self.is_batch else paths.task_log(self.role, self.index)
+
+    @property
+    def is_batch(self) -> bool:
+        return names_batch_log(self.job, self.role)
 
     def transport(self) -> Transport:
         return transport_for(self.attempt.cluster, self.attempt.unix_user)
@@ -120,8 +124,13 @@ def find_attempt(job: Job, number: int | None) -> Attempt | None:
     return attempts.order_by("-number").first()
 
 
+def names_batch_log(job: Job, role: str) -> bool:
+    """Whether this is the batch script's own log. A job may have a role of that name: then it is not."""
+    return role == BATCH and BATCH not in role_sizes(job)
+
+
 def check_address(job: Job, role: str, index: int) -> None:
-    if role == BATCH and index == 0:
+    if names_batch_log(job, role) and index == 0:
         return
     if not 0 <= index < role_sizes(job).get(role, 0):
         raise LogNotFound
@@ -141,7 +150,7 @@ def verdict(log: Log) -> dict[str, Any] | None:
     """How the task (or, for the batch log, the attempt) ended; None while it may still write."""
     phase = Attempt.objects.values_list("phase", flat=True).get(pk=log.attempt.pk)
     over = phase in (Attempt.Phase.ENDED, Attempt.Phase.REFUSED)
-    if log.role == BATCH:
+    if log.is_batch:
         if not over:
             return None
         row = Attempt.objects.values("exit_code", "signal").get(pk=log.attempt.pk)
@@ -202,7 +211,9 @@ def list_logs(job: Job, attempt: Attempt) -> list[LogEntry]:
         ((role, index), state)
         for role, index, state in attempt.tasks.values_list("role", "index", "state")
     )
-    logs = [LogEntry(BATCH, 0, sizes.get("batch.log"), attempt.phase)]
+    logs = []
+    if names_batch_log(job, BATCH):
+        logs.append(LogEntry(BATCH, 0, sizes.get("batch.log"), attempt.phase))
     for role, count in role_sizes(job).items():
         logs += [
             LogEntry(

@@ -123,6 +123,16 @@ class TestReading:
                 find_log(user=world.cast.alice, job_id=world.job.pk, role=role, index=index)
         assert find_log(user=world.cast.alice, job_id=world.job.pk, role="batch", index=0)
 
+    def test_a_role_may_be_called_batch(self, world: World) -> None:
+        world.job.spec["taskRoles"][0]["name"] = "batch"
+        world.job.save()
+        (world.directory / "logs" / "batch.log").write_bytes(b"the script's")
+        (world.directory / "logs" / "batch-0.log").write_bytes(b"the task's")
+        _, log = find_log(user=world.cast.alice, job_id=world.job.pk, role="batch", index=0)
+        assert log is not None
+        assert read_log(log, offset=0, limit=99).data == b"the task's"
+        assert [(e.role, e.size) for e in list_logs(world.job, world.attempt)] == [("batch", 10)]
+
     def test_carol_finds_nothing(self, world: World) -> None:
         for person in (world.cast.bob, world.cast.viewer, world.cast.admin):
             assert find_log(user=person, job_id=world.job.pk, role="worker", index=0)[1]
