@@ -141,7 +141,7 @@ SAME_EVERYWHERE = re.compile(
     )\Z"""
 )
 # Elements whose text is data, not words of ours.
-DATA = "code, pre, kbd, time, option, .log-screen, [lang=en], .cell-name, .ace_editor, .doctor, .xterm, textarea"
+DATA = "code, .quick-start, pre, kbd, time, option, .log-screen, [lang=en], .cell-name, .ace_editor, .doctor, .xterm, textarea"
 WORDS = """(skip) => {
   const found = [];
   const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
