@@ -5,12 +5,13 @@ The API, templates and the pages all come through here. Writes rows only through
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from clusters.access import namespaces_open_to, namespaces_visible_to
+from clusters.access import can_see, namespaces_open_to
 from clusters.errors import IdentityRefused
 from clusters.models import Namespace, ResourceSpec, capacity_of, unix_user_for
 from jobs.errors import ClusterNotReady
@@ -94,24 +95,44 @@ def read_submission(
 
 def known_sizes() -> Site:
     """The sizes that files of other systems may name."""
-    sizes: dict[str, dict[str, Any]] = {}
-    for row in ResourceSpec.objects.all():
-        size: dict[str, Any] = {
-            "cpuNumber": row.cpus,
-            "memoryMB": row.mem_mib,
-            "gpuNumber": row.gpus,
-            "gpuType": row.gpu_type,
-        }
-        if row.shm_mib is not None:
-            size["shmMB"] = row.shm_mib
-        sizes[row.name] = size
-    return Site(sizes=sizes)
+    return Site(sizes=_Sizes())
+
+
+class _Sizes(Mapping[str, Mapping[str, Any]]):
+    """Size → TaskRole fields, read when somebody asks: most job files name none."""
+
+    @cached_property
+    def _rows(self) -> dict[str, dict[str, Any]]:
+        return {row.name: _size_fields(row) for row in ResourceSpec.objects.all()}
+
+    def __getitem__(self, name: str) -> Mapping[str, Any]:
+        return self._rows[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._rows)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+
+def _size_fields(row: ResourceSpec) -> dict[str, Any]:
+    size: dict[str, Any] = {
+        "cpuNumber": row.cpus,
+        "memoryMB": row.mem_mib,
+        "gpuNumber": row.gpus,
+        "gpuType": row.gpu_type,
+    }
+    if row.shm_mib is not None:
+        size["shmMB"] = row.shm_mib
+    return size
 
 
 def _namespace(spec: JobSpec, by: User) -> tuple[Namespace, list[Warning]]:
-    visible = namespaces_visible_to(by).select_related("cluster")
-    found = visible.filter(name=spec.namespace).first()
-    if found is not None:
+    # By its unique name, then the role: half the cost of asking for both in one query.
+    found = (
+        Namespace.objects.select_related("cluster").filter(name=spec.namespace).order_by().first()
+    )
+    if found is not None and can_see(by, found):
         return found, []
     open_now = list(namespaces_open_to(by).select_related("cluster")[:50])
     if spec.namespace == DEFAULT_NAMESPACE and len(open_now) == 1:
