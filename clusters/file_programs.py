@@ -67,6 +67,8 @@ HEARTBEAT = b"\n"
 HEARTBEAT_S = 60.0
 
 _LIST_FIELDS = 5
+# tail names the file in what it says, at worst with every byte escaped (PATH_MAX is 4096).
+MAX_WORDS_BYTES = 32 * 1024
 
 
 def build_unpack(root: str, files: Sequence[FileToWrite]) -> tuple[list[str], bytes]:
@@ -205,6 +207,10 @@ class TailSplitter:
                     yield buffer[: len(buffer) - keep], ""
                 return
             end = buffer.find(b"\n", at)
+            if end < 0 and len(buffer) - at > MAX_WORDS_BYTES:
+                # The log itself holds the mark: these are no words of tail's.
+                yield buffer, ""
+                return
             if end < 0:
                 self._held = buffer[at:]
                 if at:

@@ -207,3 +207,14 @@ def test_what_programs_say_becomes_an_error_that_names_the_path(
 def test_a_listing_that_was_cut_off_is_an_error() -> None:
     with pytest.raises(RemoteFileError):
         file_programs.parse_list(b"name\0f\x0012\0")
+
+
+def test_words_that_never_end_are_not_collected_for_ever():
+    """A job may learn the mark from the process list and write it into its own log."""
+    mark = file_programs.new_follow_mark()
+    splitter = file_programs.TailSplitter(mark)
+    sent = got = 0
+    for chunk in (f"{mark}: ".encode(), *[b"x" * 4096] * 64):
+        sent += len(chunk)
+        got += sum(len(data) for data, _words in splitter.feed(chunk))
+    assert sent - got <= 2 * file_programs.MAX_WORDS_BYTES
