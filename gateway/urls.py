@@ -26,6 +26,7 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("healthz", views.healthz, name="healthz"),
     path("readyz", views.readyz, name="readyz"),
     path("metrics", metrics, name="metrics"),
+    path("admin/login/", views.admin_sign_in),
     path("admin/", admin.site.urls),
 ]
 

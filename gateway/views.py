@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import math
+import unicodedata
 from datetime import timedelta
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import urlencode, urlsplit
 
 from django.conf import settings
 from django.contrib.auth.views import LoginView
+from django.core.exceptions import PermissionDenied
 from django.db import DatabaseError, connection
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect, JsonResponse
 from django.shortcuts import render
 from django.template.loader import render_to_string
+from django.urls import reverse
 from django.utils import timezone
 from django.utils.http import url_has_allowed_host_and_scheme
 from django.utils.translation import check_for_language
@@ -46,7 +49,8 @@ class SignIn(LoginView):
     redirect_authenticated_user = True
 
     def post(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
-        name = request.POST.get("username", "")[:150]
+        # As the form will read it: other spellings of one name share its tries.
+        name = unicodedata.normalize("NFKC", request.POST.get("username", "")).strip()[:150]
         address = request.META.get("REMOTE_ADDR", "")
         limits = (
             (f"sign-in:{name}", TRIES_PER_NAME),
@@ -69,6 +73,17 @@ class SignIn(LoginView):
         return response
 
 
+@never_cache
+def admin_sign_in(request: HttpRequest) -> HttpResponse:
+    """The admin site's own sign-in would not count the tries: there is one sign-in."""
+    if request.user.is_authenticated:
+        if not request.user.is_staff:
+            raise PermissionDenied
+        return HttpResponseRedirect(reverse("admin:index"))
+    wanted = urlencode({"next": request.GET.get("next", "")})
+    return HttpResponseRedirect(f"{reverse('login')}?{wanted}")
+
+
 @require_POST
 def set_preferences(request: HttpRequest) -> HttpResponse:
     """Language and theme, for anyone; kept with the person when signed in."""
@@ -78,7 +93,9 @@ def set_preferences(request: HttpRequest) -> HttpResponse:
     ):
         back = "/"
     parts = urlsplit(back)
-    response = HttpResponseRedirect(parts.path + (f"?{parts.query}" if parts.query else ""))
+    # Without the host, a path that begins with two slashes would be read as another host.
+    path = "/" + parts.path.lstrip("/\\")
+    response = HttpResponseRedirect(path + (f"?{parts.query}" if parts.query else ""))
     changed = []
     language, theme = request.POST.get("language", ""), request.POST.get("theme", "")
     if language in dict(settings.LANGUAGES) and check_for_language(language):

@@ -1,0 +1,79 @@
+"""What people with some rights try in order to have more."""
+
+from __future__ import annotations
+
+import pytest
+from django.test import Client
+
+from gateway import views
+from gateway.throttle import buckets
+from tests.app.job_cast import Cast, make_cast
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture(autouse=True)
+def fresh_throttle() -> None:
+    buckets.clear()
+
+
+@pytest.fixture
+def cast() -> Cast:
+    return make_cast()
+
+
+# --- leading people away ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "back",
+    [
+        "http://testserver//evil.example/",
+        "http://testserver/%5cevil.example",
+        "http://testserver/\\evil.example",
+        "//evil.example",
+        "///evil.example",
+        "/\\evil.example",
+        "https://evil.example/",
+        "javascript:alert(1)",
+    ],
+)
+def test_preferences_do_not_lead_to_another_site(client: Client, back: str) -> None:
+    answer = client.post("/preferences", {"theme": "dark", "next": back})
+    assert answer.status_code == 302
+    assert answer["Location"].startswith("/")
+    assert not answer["Location"].startswith(("//", "/\\"))
+
+
+# --- passwords and tokens --------------------------------------------------------------------------
+
+
+def test_other_spellings_of_a_name_give_no_further_tries(
+    client: Client, cast: Cast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The form takes blanks off and folds full-width letters: all of these are alice."""
+    monkeypatch.setattr(views, "TRIES_PER_NAME", 1)
+    statuses = [
+        client.post("/login", {"username": name, "password": "a guess"}).status_code
+        for name in ("alice", " alice", "alice\t", "ａlice")
+    ]
+    assert statuses == [200, 429, 429, 429]
+
+
+def test_the_admin_site_has_no_sign_in_of_its_own(client: Client, cast: Cast) -> None:
+    """Django's would take passwords without counting the tries."""
+    guess = {"username": "admin", "password": "a guess", "next": "/admin/"}
+    answer = client.post("/admin/login/?next=/admin/", guess)
+    assert (answer.status_code, answer["Location"]) == (302, "/login?next=%2Fadmin%2F")
+    assert client.get("/admin/", follow=True).redirect_chain[-1][0] == "/login?next=%2Fadmin%2F"
+    client.force_login(cast.alice)
+    assert client.get("/admin/", follow=True).status_code == 403
+    client.force_login(cast.admin)
+    assert client.get("/admin/").status_code == 200
+    assert client.get("/admin/login/?next=https://evil.example/")["Location"] == "/admin/"
+
+
+# --- templates -------------------------------------------------------------------------------------
+
+
+# --- websockets ------------------------------------------------------------------------------------
