@@ -157,10 +157,16 @@ class Token(APIView):
         operation_id="tokens_revoke",
         tags=["tokens"],
         summary="Revoke a token at once",
-        responses={204: None, **problems(401, 404)},
+        responses={204: None, **problems(401, 403, 404)},
     )
     def delete(self, request: Request, id: int) -> Response:
-        # Also with a read-only token: giving a key back is always allowed.
+        # A read-only token gives itself back; the others are not its to take away.
+        used = request.auth
+        if isinstance(used, ApiToken) and used.scope == ApiToken.Scope.READ and used.pk != id:
+            raise PermissionDenied(
+                _("This token may only read, and revoke itself. Use one with the scope “write”."),
+                code="token_read_only",
+            )
         token = ApiToken.objects.filter(
             user=person(request), pk=id, revoked_at__isnull=True
         ).first()

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 import pytest
 from django.test import Client
+from django.utils import timezone
 
 from gateway import views
+from gateway.models import ApiToken, User
 from gateway.throttle import buckets
+from gateway.tokens import create_token
 from tests.app.job_cast import Cast, make_cast
 
 pytestmark = pytest.mark.django_db
@@ -71,6 +76,27 @@ def test_the_admin_site_has_no_sign_in_of_its_own(client: Client, cast: Cast) ->
     client.force_login(cast.admin)
     assert client.get("/admin/").status_code == 200
     assert client.get("/admin/login/?next=https://evil.example/")["Location"] == "/admin/"
+
+
+def new_token(user: User, scope: str) -> tuple[ApiToken, str]:
+    return create_token(
+        user=user, name=scope, scope=scope, expires_at=timezone.now() + timedelta(days=1)
+    )
+
+
+def test_a_read_only_token_revokes_itself_and_no_other(client: Client, cast: Cast) -> None:
+    reading, secret = new_token(cast.alice, "read")
+    writing, writing_secret = new_token(cast.alice, "write")
+
+    def revoke(token: ApiToken, by: str) -> int:
+        headers = {"Authorization": f"Bearer {by}"}
+        return client.delete(f"/api/v1/tokens/{token.pk}", headers=headers).status_code
+
+    assert revoke(writing, secret) == 403
+    writing.refresh_from_db()
+    assert writing.revoked_at is None
+    assert revoke(reading, secret) == 204
+    assert revoke(writing, writing_secret) == 204
 
 
 # --- templates -------------------------------------------------------------------------------------
