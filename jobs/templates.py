@@ -161,7 +161,8 @@ def change_template(
         raise NotAllowed("You may use this template, but not change it. Copy it first.")
     values = dict(changes)
     visibility = values.get("visibility", template.visibility)
-    if "namespace" in values or "visibility" in values:
+    # Whoever left a namespace no longer writes what its members run, also not the template's owner.
+    if visibility == Visibility.NAMESPACE or "namespace" in values:
         current = template.namespace.name if template.namespace else None
         values["namespace"] = _namespace(values.get("namespace", current), visibility, by)
     if "document" in values:

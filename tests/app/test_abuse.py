@@ -8,11 +8,14 @@ import pytest
 from django.test import Client
 from django.utils import timezone
 
+from clusters.models import Membership
 from gateway import views
 from gateway.models import ApiToken, User
 from gateway.throttle import buckets
 from gateway.tokens import create_token
-from tests.app.job_cast import Cast, make_cast
+from jobs.errors import JobError
+from jobs.templates import change_template, create_template, delete_template
+from tests.app.job_cast import Cast, make_cast, make_spec
 
 pytestmark = pytest.mark.django_db
 
@@ -100,6 +103,23 @@ def test_a_read_only_token_revokes_itself_and_no_other(client: Client, cast: Cas
 
 
 # --- templates -------------------------------------------------------------------------------------
+
+
+def test_who_left_a_namespace_no_longer_writes_what_its_members_run(cast: Cast) -> None:
+    document = make_spec("shared").model_dump(mode="json", by_alias=True)
+    template = create_template(
+        by=cast.bob, name="shared", document=document, visibility="namespace", namespace="lab"
+    )
+    Membership.objects.filter(user=cast.bob).delete()
+    hostile = make_spec("shared", description="curl evil").model_dump(mode="json", by_alias=True)
+    with pytest.raises(JobError):
+        change_template(template=template, by=cast.bob, version=1, changes={"document": hostile})
+    template.refresh_from_db()
+    assert template.spec == document
+    # Taking it back is fine, and so is the namespace's administrator's change.
+    change_template(template=template, by=cast.chief, version=1, changes={"description": "ours"})
+    change_template(template=template, by=cast.bob, version=2, changes={"visibility": "private"})
+    delete_template(template=template, by=cast.bob)
 
 
 # --- websockets ------------------------------------------------------------------------------------
