@@ -21,7 +21,7 @@ from channels.generic.websocket import AsyncWebsocketConsumer
 from django.conf import settings
 from django.contrib.auth import get_user
 from django.contrib.auth.models import AnonymousUser
-from django.db import DatabaseError, close_old_connections
+from django.db import close_old_connections
 from django.http import HttpRequest
 from django.http.request import split_domain_port, validate_host
 from django.utils.module_loading import import_string
@@ -187,10 +187,9 @@ class GuardedConsumer(AsyncWebsocketConsumer):
                 if not await in_thread(self.permitted):
                     await self.close(code=CLOSE_FORBIDDEN, reason="no longer allowed")
                     return
-            except OSError:
-                return
-            except DatabaseError:
-                # The database may be away for a moment: keep the socket, ask again.
+            except Exception:
+                # The database may be away for a moment: keep the socket, ask again. Whatever it was,
+                # the looking must go on: it is what closes the socket of someone who lost the right.
                 logger.warning(
                     "could not re-check a websocket",
                     exc_info=True,

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import timedelta
+from typing import Any
 
 import pytest
+from django.db import InterfaceError
 from django.test import Client
 from django.utils import timezone
 
@@ -14,6 +17,7 @@ from gateway.models import ApiToken, User
 from gateway.throttle import buckets
 from gateway.tokens import create_token
 from jobs.errors import JobError
+from jobs.sockets import GuardedConsumer
 from jobs.templates import change_template, create_template, delete_template
 from tests.app.job_cast import Cast, make_cast, make_spec
 
@@ -123,3 +127,31 @@ def test_who_left_a_namespace_no_longer_writes_what_its_members_run(cast: Cast) 
 
 
 # --- websockets ------------------------------------------------------------------------------------
+
+
+class Socket(GuardedConsumer):
+    def __init__(self, answers: list[Any]) -> None:
+        super().__init__()
+        self.answers = answers
+        self.closed_with: list[int] = []
+        self._person_now = self.next_answer
+
+    def next_answer(self) -> Any:
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    async def close(self, code: int | None = None, reason: str | None = None) -> None:
+        self.closed_with.append(code or 0)
+
+
+def test_a_socket_is_looked_at_again_after_any_failure_of_the_look(settings: Any) -> None:
+    """An error that ends the looking would leave the socket open after the person has lost the right."""
+    from django.contrib.auth.models import AnonymousUser
+
+    settings.SOCKET_RECHECK_S = 0
+    failures = [InterfaceError("connection already closed"), OSError("no thread"), KeyError("x")]
+    socket = Socket([*failures, AnonymousUser()])
+    asyncio.run(asyncio.wait_for(socket._keep_rechecking(), 30))
+    assert socket.closed_with == [4401]
