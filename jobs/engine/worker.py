@@ -34,6 +34,7 @@ from jobs.models import Attempt, EngineLease, Job
 logger = logging.getLogger(__name__)
 
 ROWS_EVERY_S = 0.4
+ACCOUNTING_EVERY_S = 600.0
 CAPACITY_EVERY_S = 15.0
 HOUSEKEEPING_EVERY_S = 60.0
 CHECKUP_EVERY_S = 1.0
@@ -64,6 +65,7 @@ class ClusterWorker:
         self._submitter = Submitter(cluster, lease, self.stats)
         self._poller = Poller(lease, self.stats, self._tasks)
         self._poll, self._capacity, self._housekeeping = Due(), Due(), Due(time.monotonic() + 5)
+        self._accounting = Due(time.monotonic() + 3)
         self._status, self._orders = Due(), Due()
         self._checkup, self._checkups = Due(), Checkup()
         self._failures = 0
@@ -84,6 +86,8 @@ class ClusterWorker:
             self._look()
         if self._capacity.now():
             self._refresh_capacity()
+        if self._accounting.now():
+            self._read_accounting()
         self._tasks.refresh(self.cluster)
         if self._housekeeping.now():
             self._housekeeping.again_in(HOUSEKEEPING_EVERY_S)
@@ -151,6 +155,21 @@ class ClusterWorker:
         with self.lease.writing():
             store_capacity(self.cluster, capacity)
         self._note_status(ok=True)
+
+    def _read_accounting(self) -> None:
+        """The names that the pages offer where a namespace is mapped; they change rarely."""
+        self._accounting.again_in(ACCOUNTING_EVERY_S)
+        try:
+            self.stats.command("sacctmgr", 2)
+            slurm = self._slurm()
+            accounts = sorted({row.account for row in slurm.associations() if row.account})
+            qos = sorted(row.name for row in slurm.qos())
+            version = ".".join(str(part) for part in slurm.version())
+        except ClusterError as error:
+            self._failed("accounting", error)
+            return
+        with self.lease.writing():
+            store_status(self.cluster, accounts=accounts, qos=qos, slurm_version=version)
 
     def _failed(self, what: str, error: ClusterError) -> None:
         self.stats.failure(type(error).__name__)

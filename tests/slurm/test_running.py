@@ -26,3 +26,16 @@ def test_a_job_runs_to_its_end(running: RunningSluice) -> None:
     assert (found["state"], found["exit_code"]) == ("COMPLETED", 0), (found, running.log)
     log = running.api("GET", f"jobs/{found['id']}/logs/main/0")
     assert log.content == b"out of a container\n"
+
+
+def test_the_engine_reads_what_namespaces_can_be_mapped_onto(running: RunningSluice) -> None:
+    ask = (
+        "from clusters.models import ClusterStatus; s = ClusterStatus.objects.get(); "
+        "print(s.accounts, s.qos, s.slurm_version)"
+    )
+    deadline = time.monotonic() + 60
+    while "lab" not in (found := running.manage("shell", "-v", "0", "-c", ask)):
+        assert time.monotonic() < deadline, found
+        time.sleep(1)
+    assert "normal" in found
+    assert "[]" not in found
