@@ -231,7 +231,9 @@ def search_log(
     log: Log, *, text: str, ignore_case: bool = False, limit: int = MAX_MATCHES
 ) -> list[Match]:
     """Where a text stands, by a bounded command on the cluster. The text must be one line."""
-    result = log.transport().run(
+    transport = log.transport()
+    log_size(transport, log.path)  # a pipe in its place would be waited for until the timeout
+    result = transport.run(
         [
             "bash",
             "-c",
@@ -246,7 +248,7 @@ def search_log(
         max_output=(len(text.encode()) + 64) * MAX_MATCHES,
     )
     if result.exit_code not in (0, 1, 141):
-        log_size(log.transport(), log.path)  # says it better when the file is what is missing
+        log_size(transport, log.path)  # says it better when the file is what went away
         raise CommandFailed(
             "The log could not be searched.", exit_code=result.exit_code, detail=result.error_text
         )

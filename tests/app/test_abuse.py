@@ -10,12 +10,14 @@ import pytest
 from django.db import InterfaceError
 from django.test import Client
 from django.utils import timezone
+from rest_framework.exceptions import Throttled
 
 from clusters.models import Membership
 from gateway import views
 from gateway.models import ApiToken, User
 from gateway.throttle import buckets
 from gateway.tokens import create_token
+from jobs.api.at_once import AtOnce
 from jobs.errors import JobError
 from jobs.sockets import GuardedConsumer
 from jobs.templates import change_template, create_template, delete_template
@@ -104,6 +106,36 @@ def test_a_read_only_token_revokes_itself_and_no_other(client: Client, cast: Cas
     assert writing.revoked_at is None
     assert revoke(reading, secret) == 204
     assert revoke(writing, writing_secret) == 204
+
+
+def test_one_person_does_not_take_every_thread_with_long_searches() -> None:
+    """A search of a huge log waits for the cluster and holds one of a dozen threads meanwhile."""
+    counted = AtOnce()
+    with counted.one_of(2, "alice"), counted.one_of(2, "alice"), counted.one_of(2, "bob"):
+        with pytest.raises(Throttled), counted.one_of(2, "alice"):
+            pass
+        with counted.one_of(2, "bob"):
+            pass
+    with counted.one_of(2, "alice"), counted.one_of(2, "alice"):
+        pass
+    assert counted.keys() == set()
+
+
+def test_searches_are_counted(client: Client, cast: Cast, monkeypatch: pytest.MonkeyPatch) -> None:
+    cast.in_slurm(job := cast.job())
+    _token, secret = new_token(cast.alice, "read")
+    headers = {"Authorization": f"Bearer {secret}"}
+    address = f"/api/v1/jobs/{job.pk}/logs/worker/0?grep=x"
+    seen: list[int] = []
+
+    def search(*_log: Any, **_more: Any) -> list[Any]:
+        if len(seen) < 3:
+            seen.append(client.get(address, headers=headers).status_code)
+        return []
+
+    monkeypatch.setattr("jobs.api.logs.search_log", search)
+    assert client.get(address, headers=headers).status_code == 200
+    assert 429 in seen
 
 
 # --- templates -------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import pwd
 import random
 import shutil
 import tempfile
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from channels.testing import WebsocketCommunicator
 from django.db import connections
 from django.utils import timezone
 
+from clusters.errors import RemoteFileMissing
 from clusters.local import LocalTransport
 from jobs import followers as followers_module
 from jobs import logs as logs_module
@@ -153,6 +155,14 @@ class TestReading:
         assert search_log(world.log, text="four") == []
         world.write(b"x\n" * 5000)
         assert len(search_log(world.log, text="x", limit=10)) == 10
+
+    def test_a_pipe_in_the_place_of_a_log_holds_no_search_up(self, world: World) -> None:
+        os.mkfifo(world.file)
+        world.file.chmod(0o644)
+        began = time.monotonic()
+        with pytest.raises(RemoteFileMissing):
+            search_log(world.log, text="x")
+        assert time.monotonic() - began < logs_module.GREP_TIMEOUT_S / 2
 
 
 async def read_until(view: View, count: int) -> bytes:
