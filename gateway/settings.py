@@ -7,6 +7,7 @@ database, the demo secret, the SSH certificate authority, uploads. Outside the d
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import sys
@@ -148,7 +149,21 @@ DATABASES = {
         conn_health_checks=True,
     )
 }
+
+
+def make_private(database: Path) -> None:
+    """The file holds sessions and password hashes: nobody else's to read. SQLite's -wal and -shm follow it."""
+    # Where it cannot be made, the database itself says so, to those commands that need it.
+    with contextlib.suppress(OSError):
+        database.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        os.close(os.open(database, os.O_RDWR | os.O_CREAT, 0o600))
+        if database.stat().st_mode & 0o077:
+            database.chmod(0o600)
+
+
 if DATABASES["default"]["ENGINE"] == "django.db.backends.sqlite3":
+    if not TESTING:
+        make_private(Path(DATABASES["default"]["NAME"]))
     # WAL lets readers go on while the engine writes; IMMEDIATE takes the write lock at the start of
     # a transaction, so that two writers wait for each other instead of failing half-way.
     DATABASES["default"]["OPTIONS"] = {

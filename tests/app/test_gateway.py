@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ from django.urls import reverse
 
 from gateway import views
 from gateway.models import User
+from gateway.settings import make_private
 from gateway.throttle import buckets
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -61,6 +63,21 @@ def test_guessing_passwords_is_slowed_down(
     # Someone else is not kept out by it.
     other = client.post(reverse("login"), {"username": "bob", "password": "wrong"})
     assert other.status_code == 200
+
+
+def test_the_database_file_is_for_its_owner_only(tmp_path: Path) -> None:
+    old, new = tmp_path / "old.sqlite3", tmp_path / "home" / "new.sqlite3"
+    old.write_bytes(b"kept")
+    old.chmod(0o644)
+    for database in (old, new):
+        make_private(database)
+        assert stat.S_IMODE(database.stat().st_mode) == 0o600
+    assert old.read_bytes() == b"kept"
+    assert stat.S_IMODE(new.parent.stat().st_mode) == 0o700
+    (tmp_path / "file").write_bytes(b"")
+    make_private(
+        tmp_path / "file" / "below" / "x.sqlite3"
+    )  # cannot be: left to the database to say
 
 
 def test_sign_in_does_not_lead_away_to_another_site(client: Client, alice: User) -> None:
