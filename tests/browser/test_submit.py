@@ -123,7 +123,7 @@ def test_the_default_job_in_a_few_clicks(open_page: OpenPage) -> None:
     page.get_by_role("link", name="Submit a job").first.click()
     expect(status(page)).to_have_attribute("data-state", re.compile("good|wait"))
     submit(page)
-    expect(page.locator("#job-live")).to_have_attribute(
+    expect(page.locator("#job-state")).to_have_attribute(
         "data-state", "COMPLETED", timeout=END_TIMEOUT_MS
     )
 
@@ -161,7 +161,7 @@ def test_a_distributed_job_in_form_and_editor(open_page: OpenPage) -> None:
     expect(page.locator("#f-description")).to_have_value("changed as JSON")
     # and it runs
     submit(page)
-    expect(page.locator("#job-live")).to_have_attribute(
+    expect(page.locator("#job-state")).to_have_attribute(
         "data-state", "COMPLETED", timeout=END_TIMEOUT_MS
     )
     expect(page.locator("#task-rows tr")).to_have_count(4)
@@ -212,7 +212,7 @@ def test_an_imported_job_runs(open_page: OpenPage) -> None:
     import_file(page, "v2.yaml", V2)
     ready(page)
     submit(page)
-    expect(page.locator("#job-live")).to_have_attribute(
+    expect(page.locator("#job-state")).to_have_attribute(
         "data-state", "COMPLETED", timeout=END_TIMEOUT_MS
     )
 
@@ -347,7 +347,7 @@ def test_template_from_a_job_with_parameters_to_a_job(open_page: OpenPage) -> No
     ready(page)
     submit(page)
     expect(page.locator("h1")).to_have_text("from-template")
-    expect(page.locator("#job-live")).to_have_attribute(
+    expect(page.locator("#job-state")).to_have_attribute(
         "data-state", "COMPLETED", timeout=END_TIMEOUT_MS
     )
     page.goto("/templates?q=to-keep")
@@ -380,7 +380,7 @@ def test_code_is_uploaded_and_runs(open_page: OpenPage, tmp_path: Path) -> None:
     expect(page.locator("[data-upload-words]")).to_contain_text("is uploaded")
     ready(page)
     submit(page)
-    expect(page.locator("#job-live")).to_have_attribute(
+    expect(page.locator("#job-state")).to_have_attribute(
         "data-state", "COMPLETED", timeout=END_TIMEOUT_MS
     )
 
