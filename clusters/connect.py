@@ -202,6 +202,12 @@ def account_on(transport: Transport, unix_user: str) -> Account:
             "the person to another one.",
             detail=result.error_text,
         )
+    if fields[0] != unix_user:
+        # A second spelling would get past the rules about names: one person, never the service account.
+        raise IdentityRefused(
+            f"The cluster calls this user {fields[0]}, not {unix_user}. An administrator can map the "
+            "person to that name."
+        )
     return Account(name=unix_user, uid=int(fields[2]), home=fields[5])
 
 

@@ -28,6 +28,9 @@ PASSWD = {
     "daemon": "daemon:x:500:500::/:/bin/false",
     "alsoroot": "alsoroot:x:0:0::/root:/bin/bash",
     "svc": "svc:x:1500:1500::/home/svc:/bin/bash",
+    # Directories that do not tell capitals apart (SSSD with Active Directory) answer with their own spelling.
+    "SVC": "svc:x:1500:1500::/home/svc:/bin/bash",
+    "ALICE": "alice:x:2001:2001::/home/alice:/bin/bash",
 }
 
 
@@ -94,6 +97,8 @@ def test_a_person_is_looked_up_by_the_service_account_first(lab: Cluster, door: 
         ("alsoroot", "UID 0", ["svc"]),
         ("nobody2", "There is no Unix user nobody2", ["svc"]),
         ("svc", "service account", []),
+        ("SVC", "calls this user svc", ["svc"]),
+        ("ALICE", "calls this user alice", ["svc"]),
     ],
 )
 def test_nothing_is_ever_run_as_those_who_are_refused(
