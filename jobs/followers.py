@@ -9,6 +9,7 @@ cluster. Knows no websockets; lives on one event loop.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import threading
 from collections import OrderedDict, deque
@@ -27,8 +28,10 @@ from jobs.sockets import in_thread
 logger = logging.getLogger(__name__)
 
 RING_BYTES = 2 * 1024 * 1024
-BLOCK_BYTES = 256 * 1024
-CACHED_BLOCKS = 16
+BLOCK_BYTES = 512 * 1024
+CACHED_BLOCKS = 8
+# A block is one command on the cluster: while one is being sent, the next ones are on their way.
+BLOCKS_AHEAD = 2
 FRAME_BYTES = 64 * 1024
 # How often it is looked up whether the task has ended, once for all viewers of the log.
 VERDICT_EVERY_S = 1.0
@@ -68,6 +71,7 @@ class Follower:
         self._ring_bytes = 0
         self._blocks: OrderedDict[int, bytes] = OrderedDict()
         self._block_locks: dict[int, asyncio.Lock] = {}
+        self._reading_ahead: set[asyncio.Task[None]] = set()
         self._news = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._ending: Ending | None = None
@@ -181,25 +185,44 @@ class Follower:
     async def _from_file(self, offset: int) -> bytes:
         number, inside = divmod(offset, BLOCK_BYTES)
         block = await self._block(number)
+        for ahead in range(number + 1, number + 1 + BLOCKS_AHEAD):
+            self._begin_reading(ahead)
         return block[inside : inside + FRAME_BYTES]
+
+    def _begin_reading(self, number: int) -> None:
+        whole = (number + 1) * BLOCK_BYTES <= self.end
+        if whole and number not in self._blocks and number not in self._block_locks:
+            task = asyncio.create_task(self._read_ahead(number))
+            self._reading_ahead.add(task)
+            task.add_done_callback(self._reading_ahead.discard)
+
+    async def _read_ahead(self, number: int) -> None:
+        # Whoever needs the block will meet the error again, and is the one to be told.
+        with contextlib.suppress(ClusterError):
+            await self._block(number)
 
     async def _block(self, number: int) -> bytes:
         """One aligned block, read once for all viewers who come by while it is kept."""
+        if number in self._blocks:
+            self._blocks.move_to_end(number)
+            return self._blocks[number]
         lock = self._block_locks.setdefault(number, asyncio.Lock())
-        async with lock:
-            if number in self._blocks:
-                self._blocks.move_to_end(number)
+        try:
+            async with lock:
+                if number not in self._blocks:
+                    return await self._read_block(number)
                 return self._blocks[number]
-            generation = self.generation
-            data = await in_thread(
-                self.transport.read_at, self.path, number * BLOCK_BYTES, BLOCK_BYTES
-            )
-            # A block that is not full yet, or of a file that was cut meanwhile, is not kept.
-            if len(data) == BLOCK_BYTES and generation == self.generation:
-                self._blocks[number] = data
-                if len(self._blocks) > CACHED_BLOCKS:
-                    self._blocks.popitem(last=False)
-        self._block_locks.pop(number, None)
+        finally:
+            self._block_locks.pop(number, None)
+
+    async def _read_block(self, number: int) -> bytes:
+        generation = self.generation
+        data = await in_thread(self.transport.read_at, self.path, number * BLOCK_BYTES, BLOCK_BYTES)
+        # A block that is not full yet, or of a file that was cut meanwhile, is not kept.
+        if len(data) == BLOCK_BYTES and generation == self.generation:
+            self._blocks[number] = data
+            if len(self._blocks) > CACHED_BLOCKS:
+                self._blocks.popitem(last=False)
         return data
 
 
