@@ -16,7 +16,7 @@ from django.shortcuts import get_object_or_404, render
 from django.urls import reverse, reverse_lazy
 from django.utils import timezone
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy as _lazy
+from django.utils.translation import gettext_lazy
 from django.views.decorators.cache import never_cache
 from django.views.decorators.debug import sensitive_post_parameters
 from django.views.decorators.http import require_http_methods, require_POST
@@ -105,9 +105,9 @@ class ChangePassword(PasswordChangeView):
 
 
 class TokenForm(forms.Form):
-    name = forms.CharField(label=_lazy("Name"), max_length=100)
-    scope = forms.ChoiceField(label=_lazy("May"), choices=ApiToken.Scope.choices)
-    days = forms.TypedChoiceField(label=_lazy("Ends after"), coerce=int, empty_value=None)
+    name = forms.CharField(label=gettext_lazy("Name"), max_length=100)
+    scope = forms.ChoiceField(label=gettext_lazy("May"), choices=ApiToken.Scope.choices)
+    days = forms.TypedChoiceField(label=gettext_lazy("Ends after"), coerce=int, empty_value=None)
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

@@ -14,7 +14,7 @@ from django.shortcuts import render
 from django.urls import reverse
 from django.utils import timezone
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy as _lazy
+from django.utils.translation import gettext_lazy
 from django.views.decorators.http import require_GET, require_POST
 
 from clusters.forms import format_time
@@ -39,11 +39,11 @@ if TYPE_CHECKING:
 MAX_EVENTS = 200
 MAX_TASKS = 2000
 TABS = (
-    ("overview", _lazy("Overview")),
-    ("logs", _lazy("Logs")),
-    ("file", _lazy("Job file")),
-    ("script", _lazy("Script")),
-    ("results", _lazy("Files")),
+    ("overview", gettext_lazy("Overview")),
+    ("logs", gettext_lazy("Logs")),
+    ("file", gettext_lazy("Job file")),
+    ("script", gettext_lazy("Script")),
+    ("results", gettext_lazy("Files")),
 )
 
 

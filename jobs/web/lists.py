@@ -15,8 +15,7 @@ from django.urls import reverse
 from django.utils import timezone
 from django.utils.cache import patch_vary_headers
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy as _lazy
-from django.utils.translation import ngettext
+from django.utils.translation import gettext_lazy, ngettext
 from django.views.decorators.http import require_GET, require_POST
 from rest_framework.exceptions import ValidationError
 
@@ -35,11 +34,15 @@ if TYPE_CHECKING:
     from gateway.models import User
 
 SCOPES = (
-    ("mine", _lazy("my jobs")),
-    ("namespaces", _lazy("everyone’s in my namespaces")),
-    ("all", _lazy("all that I may see")),
+    ("mine", gettext_lazy("my jobs")),
+    ("namespaces", gettext_lazy("everyone’s in my namespaces")),
+    ("all", gettext_lazy("all that I may see")),
 )
-KINDS = (("", _lazy("All")), ("single", _lazy("Single")), ("distributed", _lazy("Distributed")))
+KINDS = (
+    ("", gettext_lazy("All")),
+    ("single", gettext_lazy("Single")),
+    ("distributed", gettext_lazy("Distributed")),
+)
 MAX_ROWS_AT_ONCE = 200
 # Address parameters of the page itself; the rest are the API's filters, by the same names.
 OWN_PARAMETERS = ("scope", "kind", "cursor")
