@@ -7,6 +7,7 @@ cd "$PROJECT" || exit 1
 export SLUICE_HOME="${SLUICE_HOME:-$PROJECT/var}"
 LOG_DIR="$SLUICE_HOME/log"
 
+# shellcheck disable=SC2034  # used by those who source this
 if [ -t 1 ]; then bold=$'\e[1m' dim=$'\e[2m' red=$'\e[31m' plain=$'\e[0m'; else bold='' dim='' red='' plain=''; fi
 
 say() { printf '%s\n' "$*"; }
