@@ -14,6 +14,7 @@ import logging
 from typing import Any
 from urllib.parse import parse_qs
 
+from django.db import DatabaseError
 from django.utils.translation import gettext as _
 
 from clusters.errors import AuthFailed, ClusterError
@@ -26,6 +27,7 @@ logger = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 1.0
 CLOSE_DONE = 1000
+CLOSE_FAILED = 1011
 RETRY_S = (1.0, 2.0, 5.0, 10.0)
 # A viewer whose connection took nothing for so long, and who is so far behind, skips to the end.
 STALL_S = 2.0
@@ -101,6 +103,21 @@ class LogConsumer(GuardedConsumer):
                     return
                 await asyncio.sleep(RETRY_S[min(tries, len(RETRY_S) - 1)])
                 tries += 1
+            except DatabaseError:
+                # Restarted, or away for a moment: the viewer keeps the socket and the place.
+                logger.warning(
+                    "the database does not answer a log's viewer",
+                    exc_info=True,
+                    extra={"action": "log_socket_database"},
+                )
+                offset = self._place(offset)
+                await self._leave()
+                await asyncio.sleep(RETRY_S[0])
+            except Exception:
+                # A socket that nobody serves any more must not look like a quiet log.
+                logger.exception("a log's websocket failed", extra={"action": "log_socket_failed"})
+                await self.close(code=CLOSE_FAILED)
+                return
 
     def _place(self, asked: int) -> int:
         return self._view.offset if self._view is not None else asked

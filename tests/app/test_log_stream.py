@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from asgiref.sync import sync_to_async
 from channels.testing import WebsocketCommunicator
-from django.db import connections
+from django.db import OperationalError, connections
 from django.utils import timezone
 
 from clusters.errors import RemoteFileMissing
@@ -289,6 +289,36 @@ class TestSocket:
         told = json.loads((await socket.receive_output(timeout=5))["text"])
         assert told["type"] == "waiting"
         await socket.disconnect()
+
+    async def test_a_database_that_restarts_is_waited_for(
+        self, world: World, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        real, failures = followers_module._look_for_ending, iter([True, True])
+
+        def look(*arguments: Any) -> Any:
+            if next(failures, False):
+                raise OperationalError("server closed the connection unexpectedly")
+            return real(*arguments)
+
+        monkeypatch.setattr(followers_module, "_look_for_ending", look)
+        world.write(b"before ")
+        socket = await opened(world.cast.alice, world.address)
+        await asyncio.sleep(0.5)
+        world.write(b"and after")
+        await sync_to_async(world.end_task)()
+        data, told = await frames(socket, is_end)
+        assert data == b"before and after"
+        assert [frame["type"] for frame in told] == ["log", "end"]
+
+    async def test_a_failure_that_nobody_foresaw_closes_the_socket(
+        self, world: World, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def look(*arguments: Any) -> Any:
+            raise KeyError("a mistake of ours")
+
+        monkeypatch.setattr(followers_module, "_look_for_ending", look)
+        socket = await opened(world.cast.alice, world.address)
+        assert await closed_with(socket) == 1011
 
     async def test_a_log_that_is_gone_says_so(self, world: World) -> None:
         await sync_to_async(world.end_task)()

@@ -204,6 +204,8 @@ class Load:
             if state not in job.states:
                 self.findings.append(f"{job.name}: {state}, not {job.states}: {self._story(job)}")
         self.join()
+        # The people's patience is over; that of whoever looks into it begins.
+        self.deadline = time.monotonic() + 60
         self._check_exactly_once()
         for job in self.jobs:
             if job.id:
