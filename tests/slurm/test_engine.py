@@ -186,7 +186,7 @@ def test_what_slurm_refuses_says_why(running: World) -> None:
 
 def test_limits_stops_deletes_and_files(running: World) -> None:
     world = running
-    longer = world.job("longer", "sleep 60", timeLimit=120)
+    longer = world.job("longer", "sleep 600", timeLimit=120)  # outlives the next housekeeping
     gone = world.job("gone", "sleep 60")
     world.wait_state(longer, "RUNNING")
     world.wait_state(gone, "RUNNING")
