@@ -117,15 +117,29 @@ check_images() {
   done
 }
 
+# controller_was_away ROLE: srun could not even begin, since slurmctld did not answer (22.05); nothing of it has run.
+controller_was_away() {
+  grep -qE -e 'Unable to (confirm allocation|create step) for job [0-9]+: Unable to contact slurm controller' \
+    -e 'Unable to confirm allocation for job [0-9]+: (Socket timed out|Zero Bytes)' "$pipes/srun.$1"
+}
+
 start_step() {
   trap : TERM USR1 USR2 # the parent decides
-  local options
+  local options code until=$((SECONDS + 600))
   step_options "$1"
-  # shellcheck disable=SC2154  # options is set by step_options
-  srun "${options[@]}" --export=ALL --input=all --kill-on-bad-exit=0 --wait=0 --job-name="${role_names[$1]}" \
-    /bin/bash "$attempt_dir/task.sh" "$1" "$run_dir" \
-    <"$pipes/go.$1" >"$pipes/events" 2> >(tee "$pipes/srun.$1" >&2)
-  printf 'step %s %s\n' "$1" "$?" >"$pipes/events"
+  while :; do
+    code=0
+    # shellcheck disable=SC2154  # options is set by step_options
+    srun "${options[@]}" --export=ALL --input=all --kill-on-bad-exit=0 --wait=0 --job-name="${role_names[$1]}" \
+      /bin/bash "$attempt_dir/task.sh" "$1" "$run_dir" \
+      <"$pipes/go.$1" >"$pipes/events" 2> >(tee "$pipes/srun.$1" >&2) || code=$?
+    ((code && SECONDS < until)) || break
+    sleep 0.2 # tee may be behind
+    if [[ -e $pipes/over ]] || ! controller_was_away "$1"; then break; fi
+    say "Slurm's controller does not answer: role ${role_names[$1]} is started again in a moment"
+    sleep 3
+  done
+  printf 'step %s %s\n' "$1" "$code" >"$pipes/events"
 }
 
 start_steps() {
@@ -263,6 +277,7 @@ supervise() {
 
 finish() {
   local by_slurm=0
+  : >"$pipes/over"
   if ((stopping)); then
     sleep 0.3 # Slurm signals one process after the other
     kill -0 "$canary" 2>/dev/null || by_slurm=1

@@ -29,7 +29,12 @@ FAKES = {
   start) while [[ $1 != /bin/sh ]]; do shift; done; exec "$@" ;;
 esac
 """,
-    "srun": """while [[ $1 != /bin/bash ]]; do shift; done
+    "srun": """if [[ -n ${AWAY-} && ! -e $AWAY ]]; then
+  : >"$AWAY"
+  printf '%s\n' "$AWAY_WORDS" >&2
+  exit 1
+fi
+while [[ $1 != /bin/bash ]]; do shift; done
 export SLURM_PROCID=0 SLURM_STEP_ID=0 SLURMD_NODENAME=n1
 [[ -n ${SPLIT_LINES-} ]] || exec "$@"
 "$@" | while IFS= read -r line; do
@@ -64,7 +69,9 @@ class Bench:
             "LANG": "C",
         }
 
-    def run(self, job: dict[str, Any], runtime: str) -> tuple[int, list[list[str]]]:
+    def run(
+        self, job: dict[str, Any], runtime: str, complaint: str = ""
+    ) -> tuple[int, list[list[str]]]:
         rendered = render_job(job, self.paths, runtime=runtime, grace_s=1)
         for path, text in rendered.files.items():
             file = Path(self.paths.inside(path))
@@ -79,7 +86,7 @@ class Bench:
             timeout=60,
             check=False,
         )
-        assert done.stderr == ""
+        assert done.stderr == complaint
         lines = self.record.read_text().splitlines() if self.record.exists() else []
         return done.returncode, [line.split("\x1f")[:-1] for line in lines]
 
@@ -117,6 +124,26 @@ def check_outcome(bench: Bench, code: int) -> None:
         "w",
         0,
     )
+
+
+AWAY = "srun: error: Unable to confirm allocation for job 77: "
+
+
+def test_a_controller_that_is_away_for_a_moment(bench: Bench, tmp_path: Path) -> None:
+    """slurmctld restarts while the script starts its step: the step is tried again, nothing else."""
+    words = AWAY + "Unable to contact slurm controller (connect failure)"
+    bench.env |= {"AWAY": str(tmp_path / "once"), "AWAY_WORDS": words}
+    code, calls = bench.run(a_job(tmp_path / "data"), "none", complaint=f"{words}\n")
+    check_outcome(bench, code)
+    assert [call[0] for call in calls] == ["srun", "srun"]
+
+
+def test_another_failure_of_srun_is_final(bench: Bench, tmp_path: Path) -> None:
+    words = AWAY + "Invalid job id specified"
+    bench.env |= {"AWAY": str(tmp_path / "once"), "AWAY_WORDS": words}
+    code, calls = bench.run(a_job(tmp_path / "data"), "none", complaint=f"{words}\n")
+    assert code == 1
+    assert [call[0] for call in calls] == ["srun"]
 
 
 def test_without_a_container(bench: Bench, tmp_path: Path) -> None:
