@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import contextvars
 from collections.abc import Awaitable, Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from django.conf import settings
@@ -45,7 +45,9 @@ class ThreadedHandler(ASGIHandler):
         except RequestAborted:
             return
         try:
-            response = await self._in_thread(lambda: self._respond(scope, body))
+            response = await self._answer_unless_left(scope, body, receive)
+            if response is None:
+                return
             if not response.streaming:
                 await self.send_response(response, send)
                 return
@@ -56,9 +58,29 @@ class ThreadedHandler(ASGIHandler):
         finally:
             body.close()
 
+    async def _answer_unless_left(self, scope: Any, body: Any, receive: Receive) -> Any:
+        """None: the client left while its request still waited for a thread.
+
+        Without this a crowd that gave up goes on being served, and those who came after it wait.
+        """
+        work = self._submit(lambda: self._respond(scope, body))
+        answering = asyncio.wrap_future(work)
+        leaving = asyncio.ensure_future(self.listen_for_disconnect(receive))
+        try:
+            await asyncio.wait([answering, leaving], return_when=asyncio.FIRST_COMPLETED)
+            if work.cancel():
+                return None
+            return await answering  # begun: it is seen through, be it for nobody
+        finally:
+            leaving.cancel()
+            with contextlib.suppress(asyncio.CancelledError, RequestAborted):
+                await leaving
+
+    def _submit(self, work: Callable[[], T]) -> Future[T]:
+        return self._threads.submit(contextvars.copy_context().run, work)
+
     async def _in_thread(self, work: Callable[[], T]) -> T:
-        context = contextvars.copy_context()
-        return await asyncio.get_running_loop().run_in_executor(self._threads, context.run, work)
+        return await asyncio.wrap_future(self._submit(work))
 
     def _respond(self, scope: dict[str, Any], body: Any) -> Any:
         set_script_prefix(get_script_prefix(scope))
