@@ -109,6 +109,11 @@ def event_sight(user: Person) -> EventSight | None:
     return EventSight(False, user.pk, frozenset(roles_of(user)))
 
 
+def can_remove_files(user: Person, job: Job) -> bool:
+    """Files on the cluster are removed as their owner: nobody else decides that, but a superuser."""
+    return bool(user.is_superuser or job.owner_id == user.pk)
+
+
 def can_read_output(user: Person, job: Job) -> bool:
     """The output directory may be the owner's whole home, and the tasks' variables hold secrets: theirs alone."""
     return (

@@ -20,7 +20,7 @@ from clusters.access import can_submit
 from clusters.errors import ClusterError
 from clusters.models import Namespace, capacity_of, unix_user_for
 from jobs import secrets as job_secrets
-from jobs.access import Verb, can
+from jobs.access import Verb, can, can_remove_files
 from jobs.errors import (
     ClusterNotReady,
     InvalidTransition,
@@ -150,6 +150,11 @@ def delete_job(*, job: Job, by: User, remove_files: bool = False, stop_first: bo
             raise InvalidTransition(
                 f"Job {job.name} has not ended yet. Stop it first, or stop and delete it.",
                 state=job.state,
+            )
+        if remove_files and not can_remove_files(by, job):
+            raise NotAllowed(
+                f"Only {job.owner.get_username()} may have the files of job {job.name} removed. "
+                "Delete it without them."
             )
         job.remove_files = job.remove_files or remove_files
         if job.is_live:

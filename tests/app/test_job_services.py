@@ -331,3 +331,15 @@ def test_creating_a_job_takes_a_constant_number_of_queries(cast: Cast) -> None:
     with CaptureQueriesContext(connection) as many:
         cast.job("last")
     assert len(many) == len(few)
+
+
+def test_only_the_owner_has_files_removed(cast: Cast) -> None:
+    """They are removed as the owner: an administrator of the namespace does not decide that."""
+    job = cast.job("files")
+    services.stop_job(job=job, by=cast.alice)
+    with pytest.raises(NotAllowed):
+        services.delete_job(job=job, by=cast.chief, remove_files=True)
+    assert services.delete_job(job=job, by=cast.chief).deleted_at is not None
+    own = cast.job("own-files")
+    services.stop_job(job=own, by=cast.alice)
+    assert services.delete_job(job=own, by=cast.alice, remove_files=True).remove_files

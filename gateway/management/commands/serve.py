@@ -6,6 +6,7 @@ import threading
 from argparse import ArgumentParser
 from typing import Any
 
+from django.conf import settings
 from django.core.management.base import BaseCommand
 from django.db import connections
 
@@ -34,6 +35,8 @@ class Command(BaseCommand):
             application=application,
             endpoints=build_endpoint_description_strings(host=host, port=port),
             server_name="sluice",
+            # Behind a proxy the address of a person is what the proxy says; nobody else is asked.
+            proxy_forwarded_address_header="X-Forwarded-For" if settings.BEHIND_TLS else None,
             ready_callable=lambda: self.stdout.write(f"Sluice answers at http://{shown}:{port}/"),
         )
         connections.close_all()
