@@ -366,8 +366,13 @@ def test_down_leaves_no_process_and_keeps_what_waits(spare: Spare) -> None:
 
     spare.ok("up")
     assert spare.slurm("squeue", "-h", "-o", "%j %T").split() == ["waits", "PENDING"]
-    rows = spare.slurm("sacct", "-a", "-X", "-n", "-P", "-S", "now-1hour", "-o", "JobName,State")
-    assert "runs|CANCELLED" in rows
+    # slurmdbd hears of it from slurmctld, in its own time.
+    eventually(
+        lambda: spare.slurm(
+            "sacct", "-a", "-X", "-n", "-P", "-S", "now-1hour", "-o", "JobName,State"
+        ),
+        lambda rows: "runs|CANCELLED" in rows,
+    )
 
 
 @pytest.mark.parametrize(
