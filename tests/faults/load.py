@@ -75,6 +75,7 @@ class Load:
         self.refused: dict[int, int] = {}
         self._pace_s = pace_s
         self._threads: list[threading.Thread] = []
+        self._submitting: list[threading.Thread] = []
         self.deadline = 0.0
 
     def start(self, patience_s: float) -> None:
@@ -82,6 +83,7 @@ class Load:
         for owner in sorted({job.owner for job in self.jobs}):
             mine = [job for job in self.jobs if job.owner == owner]
             self._spawn(self._submit_all, mine)
+        self._submitting = list(self._threads)
 
     def _spawn(self, target: Callable[..., None], *arguments: Any) -> None:
         thread = threading.Thread(target=target, args=arguments)
@@ -196,6 +198,8 @@ class Load:
 
     def check(self) -> list[str]:
         """Waits for every job's end. Afterwards the findings: empty if all is as it must be."""
+        for thread in self._submitting:
+            thread.join()
         for job in self.jobs:
             if not job.id:
                 self.findings.append(f"{job.name}: was never taken")
