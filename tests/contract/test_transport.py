@@ -557,7 +557,7 @@ def test_random_bytes_written_as_fast_as_possible(door: Transport, root: str, wa
     watcher = watch(path)
     script = 'for i in 1 2 3 4 5 6 7 8 9 10; do head -c 1500000 /dev/urandom; done > "$1"; sha256sum < "$1"'
     wanted = shell(door, script, path).split()[0]
-    assert eventually(lambda: len(watcher.content) >= 15_000_000, 20)
+    assert eventually(lambda: len(watcher.content) >= 15_000_000, 60)
     assert hashlib.sha256(watcher.content).hexdigest() == wanted
 
 

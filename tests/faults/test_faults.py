@@ -5,6 +5,9 @@ Of the faults it takes those that test_engine_faults.py does not show one by one
 
 from __future__ import annotations
 
+import shutil
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -26,11 +29,16 @@ CHOSEN = {
 }
 
 
-def test_faults_under_load_leave_nothing_wrong(tmp_path_factory: pytest.TempPathFactory) -> None:
-    # Unix users of the cluster run the wrapped commands: pytest's own directories are closed to them.
-    home = tmp_path_factory.mktemp("faults")
-    for directory in (home, *home.parents[:2]):
-        directory.chmod(0o755)
+@pytest.fixture
+def home() -> Iterator[Path]:
+    """Open to the Unix users of the cluster, who run the wrapped commands; pytest's own are not."""
+    directory = Path(tempfile.mkdtemp(prefix="sluice-faults-"))
+    directory.chmod(0o755)
+    yield directory
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+def test_faults_under_load_leave_nothing_wrong(home: Path) -> None:
     system = System(CLUSTER_DIR, home / "system")
     try:
         system.start()
