@@ -17,6 +17,7 @@ from django.core.validators import MaxValueValidator, MinValueValidator
 from django.db import models
 from django.db.models import F, Q
 from django.utils import timezone
+from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from clusters import validators
@@ -647,15 +648,18 @@ def _check_person(unix_user: str, cluster: Cluster, *, uid: int | None) -> None:
 def unix_user_for(user: User | AnonymousUser, cluster: Cluster) -> str:
     """The Unix user as whom a person acts on a cluster. Raises IdentityRefused with the reason."""
     if not user.is_authenticated or not user.is_active:
-        raise IdentityRefused("This person has no active account in Sluice.")
+        raise IdentityRefused(gettext("This person has no active account in Sluice."))
     account = UnixAccount.objects.filter(user=user, cluster=cluster).first()
     if account is not None:
         _check_person(account.unix_user, cluster, uid=account.uid)
         return account.unix_user
     if not cluster.map_by_name:
         raise IdentityRefused(
-            f"{user.username} has no Unix account on cluster {cluster.name}. An administrator can "
-            "add one on the person's page."
+            gettext(
+                "%(person)s has no Unix account on cluster %(cluster)s. An administrator can add one "
+                "on the person's page."
+            )
+            % {"person": user.username, "cluster": cluster.name}
         )
     name = user.username
     _check_person(name, cluster, uid=None)
