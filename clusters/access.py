@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from django.db import connection
 from django.db.models import QuerySet
 
 from clusters.models import Membership, Namespace
+from clusters.prepared import Prepared
 
 if TYPE_CHECKING:
     from django.contrib.auth.models import AnonymousUser
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
     from gateway.models import User
 
 Role = Membership.Role
+_ROLES = f"SELECT namespace_id, role FROM {Membership._meta.db_table} WHERE user_id = %s"  # noqa: S608
+_MEMBERSHIP = Prepared(Membership, ("user_id", "namespace_id"))
 _RANK = {Role.VIEWER: 1, Role.MEMBER: 2, Role.ADMIN: 3}
 
 
@@ -26,12 +30,8 @@ def role_of(user: User | AnonymousUser, namespace: Namespace) -> Role | None:
         return None
     if user.is_superuser:
         return Role.ADMIN
-    role = (
-        Membership.objects.filter(user=user, namespace=namespace)
-        .values_list("role", flat=True)
-        .first()
-    )
-    return Role(role) if role else None
+    found = _MEMBERSHIP.first(user.pk, namespace.pk)
+    return Role(found.role) if found else None
 
 
 def roles_of(user: User | AnonymousUser) -> dict[int, Role]:
@@ -40,8 +40,10 @@ def roles_of(user: User | AnonymousUser) -> dict[int, Role]:
         return {}
     if user.is_superuser:
         return dict.fromkeys(Namespace.objects.values_list("pk", flat=True), Role.ADMIN)
-    rows = Membership.objects.filter(user=user).values_list("namespace_id", "role")
-    return {namespace_id: Role(role) for namespace_id, role in rows}
+    # By hand: every request asks, and the ORM takes 0.5 ms to say this.
+    with connection.cursor() as cursor:
+        cursor.execute(_ROLES, [user.pk])
+        return {namespace_id: Role(role) for namespace_id, role in cursor.fetchall()}
 
 
 def has_role(user: User | AnonymousUser, namespace: Namespace, at_least: Role) -> bool:

@@ -7,14 +7,16 @@ own, so that its writes never meet an administrator's.
 
 from __future__ import annotations
 
+import json
 from datetime import datetime
 from decimal import Decimal
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from django.conf import settings
 from django.core.exceptions import ValidationError
 from django.core.validators import MaxValueValidator, MinValueValidator
-from django.db import models
+from django.db import connection, models
 from django.db.models import F, Q
 from django.utils import timezone
 from django.utils.translation import gettext
@@ -24,6 +26,7 @@ from clusters import validators
 from clusters.capacity import Capacity, NamespaceRules
 from clusters.errors import IdentityRefused
 from clusters.identity import check_uid, check_unix_name
+from clusters.prepared import Prepared
 
 if TYPE_CHECKING:
     from django.contrib.auth.models import AnonymousUser
@@ -618,8 +621,21 @@ class CapacitySnapshot(models.Model):
 
 def capacity_of(cluster: Cluster) -> Capacity | None:
     """The last snapshot; None before the engine's first pass."""
-    row = CapacitySnapshot.objects.filter(cluster=cluster).first()
-    return Capacity.from_json(row.data) if row else None
+    with connection.cursor() as cursor:
+        cursor.execute(_CAPACITY, [cluster.pk])
+        row = cursor.fetchone()
+    return _capacity_from(row[0]) if row else None
+
+
+@lru_cache(maxsize=8)
+def _capacity_from(text: str) -> Capacity:
+    """A thousand nodes take long to read; they are asked for with every job and change with every pass."""
+    return Capacity.from_json(json.loads(text))
+
+
+_CAPACITY = f"SELECT data FROM {CapacitySnapshot._meta.db_table} WHERE cluster_id = %s"  # noqa: S608
+_ACCOUNT_OF = Prepared(UnixAccount, ("user_id", "cluster_id"))
+_ACCOUNT_NAMED = Prepared(UnixAccount, ("cluster_id", "unix_user"))
 
 
 def store_capacity(cluster: Cluster, capacity: Capacity) -> None:
@@ -649,7 +665,7 @@ def unix_user_for(user: User | AnonymousUser, cluster: Cluster) -> str:
     """The Unix user as whom a person acts on a cluster. Raises IdentityRefused with the reason."""
     if not user.is_authenticated or not user.is_active:
         raise IdentityRefused(gettext("This person has no active account in Sluice."))
-    account = UnixAccount.objects.filter(user=user, cluster=cluster).first()
+    account = _ACCOUNT_OF.first(user.pk, cluster.pk)
     if account is not None:
         _check_person(account.unix_user, cluster, uid=account.uid)
         return account.unix_user
@@ -664,7 +680,7 @@ def unix_user_for(user: User | AnonymousUser, cluster: Cluster) -> str:
     name = user.username
     _check_person(name, cluster, uid=None)
     # Someone who signs up under the Unix name of another person must not become them.
-    if UnixAccount.objects.filter(cluster=cluster, unix_user=name).exists():
+    if _ACCOUNT_NAMED.first(cluster.pk, name) is not None:
         raise IdentityRefused(
             f"Unix user {name} of cluster {cluster.name} belongs to another person. An "
             f"administrator can map {name} to a Unix account of their own."

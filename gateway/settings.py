@@ -15,7 +15,6 @@ import tempfile
 from pathlib import Path
 
 import dj_database_url
-from csp.constants import NONE, SELF
 from django.core.exceptions import ImproperlyConfigured
 from django.utils.translation import gettext_lazy as _
 
@@ -105,13 +104,12 @@ INSTALLED_APPS = [
     "rest_framework",
     "drf_spectacular",
     "drf_spectacular_sidecar",
-    "csp",
 ]
 
 MIDDLEWARE = [
     "django.middleware.security.SecurityMiddleware",
     "whitenoise.middleware.WhiteNoiseMiddleware",
-    "csp.middleware.CSPMiddleware",
+    "gateway.headers.content_security_policy",
     "django.contrib.sessions.middleware.SessionMiddleware",
     "django.middleware.locale.LocaleMiddleware",
     "django.middleware.common.CommonMiddleware",
@@ -228,21 +226,21 @@ if BEHIND_TLS:
     # The health checks come from the load balancer, in plain HTTP.
     SECURE_SSL_REDIRECT = True
     SECURE_REDIRECT_EXEMPT = [r"^healthz$", r"^readyz$"]
-CONTENT_SECURITY_POLICY = {
-    "DIRECTIVES": {
-        "default-src": [SELF],
-        "connect-src": [SELF],
-        "img-src": [SELF, "data:"],
+CONTENT_SECURITY_POLICY = "; ".join(
+    (
+        "default-src 'self'",
+        "connect-src 'self'",
+        "img-src 'self' data:",
         # Tabler and xterm.js set element styles from script; that needs no inline <style> of ours.
-        "style-src": [SELF, "'unsafe-inline'"],
-        "script-src": [SELF],
-        "worker-src": [SELF, "blob:"],
-        "object-src": [NONE],
-        "base-uri": [NONE],
-        "form-action": [SELF],
-        "frame-ancestors": [NONE],
-    }
-}
+        "style-src 'self' 'unsafe-inline'",
+        "script-src 'self'",
+        "worker-src 'self' blob:",
+        "object-src 'none'",
+        "base-uri 'none'",
+        "form-action 'self'",
+        "frame-ancestors 'none'",
+    )
+)
 
 # --- API ------------------------------------------------------------------------------------
 

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from datetime import UTC, datetime, timedelta
-from functools import lru_cache
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from django.db import connection
-from django.db.models import Field, Q
+from django.db.models import Q
 from django.http import HttpRequest, QueryDict
 from django.utils import timezone
 from django.utils.translation import gettext as _
@@ -26,6 +24,7 @@ from rest_framework.exceptions import AuthenticationFailed, PermissionDenied
 from rest_framework.permissions import SAFE_METHODS, BasePermission
 from rest_framework.request import Request
 
+from clusters.prepared import Prepared
 from gateway.models import ApiToken, User
 
 if TYPE_CHECKING:
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
 BEGINS_WITH = "slc_"
 SHOWN_CHARS = 12
 LAST_USED_EVERY = timedelta(minutes=1)
+_BY_DIGEST = Prepared(ApiToken, ("digest",), related="user")
 
 
 def digest_of(secret: str) -> str:
@@ -64,7 +64,7 @@ def find_token(secret: str) -> ApiToken | None:
     """The valid token of an active person, noted as used; None for any other."""
     if not secret.startswith(BEGINS_WITH):
         return None
-    token = _by_digest(digest_of(secret))
+    token = _BY_DIGEST.first(digest_of(secret))
     now = timezone.now()
     if token is None or token.revoked_at or token.expires_at <= now or not token.user.is_active:
         return None
@@ -73,45 +73,6 @@ def find_token(secret: str) -> ApiToken | None:
         stale = Q(last_used_at__isnull=True) | Q(last_used_at__lte=now - LAST_USED_EVERY)
         ApiToken.objects.filter(stale, pk=token.pk).update(last_used_at=now)
     return token
-
-
-@lru_cache(maxsize=1)
-def _lookup() -> tuple[str, list[Field[Any, Any]], list[Field[Any, Any]]]:
-    tokens, people = list(ApiToken._meta.concrete_fields), list(User._meta.concrete_fields)
-    columns = [f"t.{field.column}" for field in tokens] + [f"u.{field.column}" for field in people]
-    sql = (
-        f"SELECT {', '.join(columns)} FROM {ApiToken._meta.db_table} t "  # noqa: S608
-        f"JOIN {User._meta.db_table} u ON u.id = t.user_id WHERE t.digest = %s"
-    )
-    return sql, tokens, people
-
-
-def _by_digest(digest: str) -> ApiToken | None:
-    """The token and its person. Every request of a program pays for this: the ORM takes 1 ms for it."""
-    sql, tokens, people = _lookup()
-    with connection.cursor() as cursor:
-        cursor.execute(sql, [digest])
-        row = cursor.fetchone()
-    if row is None:
-        return None
-    token = ApiToken.from_db(
-        connection.alias,
-        [field.attname for field in tokens],
-        [_value(field, value) for field, value in zip(tokens, row, strict=False)],
-    )
-    token.user = User.from_db(
-        connection.alias,
-        [field.attname for field in people],
-        [_value(field, value) for field, value in zip(people, row[len(tokens) :], strict=True)],
-    )
-    return token
-
-
-def _value(field: Field[Any, Any], value: Any) -> Any:
-    # SQLite keeps UTC without saying so.
-    if isinstance(value, datetime) and value.tzinfo is None:
-        return value.replace(tzinfo=UTC)
-    return value
 
 
 def person_of_token(secret: str) -> User | None:

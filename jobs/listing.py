@@ -200,10 +200,10 @@ def _keys_by_index(
             selects.append(f"SELECT id, {column} FROM {table(Job)} WHERE {where} {order}")
             values += own
     if len(selects) == 1:
-        return execute(selects[0], values)
+        return execute(selects[0], values, 2)
     # UNION drops the doubles: one's own job in one's own namespace.
     union = " UNION ".join(f"SELECT * FROM ({select}) b{n}" for n, select in enumerate(selects))
-    return execute(f"SELECT id, {column} FROM ({union}) k {order}", values)
+    return execute(f"SELECT id, {column} FROM ({union}) k {order}", values, 2)
 
 
 def _conditions(wanted: JobFilter, after: Key | None) -> tuple[list[str], list[Any]]:

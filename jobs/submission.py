@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from clusters.access import can_see, namespaces_open_to
 from clusters.errors import IdentityRefused
 from clusters.models import Namespace, ResourceSpec, capacity_of, unix_user_for
+from clusters.prepared import Prepared
 from jobs.errors import ClusterNotReady
 from jobs.importers import LoadResult, Site, load_document, load_text
 from jobs.models import CodeUpload, Job
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from gateway.models import User
 
 DEFAULT_NAMESPACE = "default"
+_NAMESPACE_NAMED = Prepared(Namespace, ("name",), related="cluster")
 # Where a preview pretends to lie; nothing is written there.
 PREVIEW_JOB = "00000000-0000-0000-0000-000000000000"
 
@@ -128,10 +130,7 @@ def _size_fields(row: ResourceSpec) -> dict[str, Any]:
 
 
 def _namespace(spec: JobSpec, by: User) -> tuple[Namespace, list[Warning]]:
-    # By its unique name, then the role: half the cost of asking for both in one query.
-    found = (
-        Namespace.objects.select_related("cluster").filter(name=spec.namespace).order_by().first()
-    )
+    found = _NAMESPACE_NAMED.first(spec.namespace)
     if found is not None and can_see(by, found):
         return found, []
     open_now = list(namespaces_open_to(by).select_related("cluster")[:50])

@@ -88,9 +88,8 @@ class Jobs(APIView):
         query = fingerprint(user.pk, repr(asked.wanted))
         after = decode_cursor(asked.cursor, query) if asked.cursor else None
         page = page_of_jobs(user, asked.wanted, after=after, limit=asked.limit)
-        now = timezone.now()
         body: dict[str, Any] = {
-            "items": [shapes.job(row, user, page.roles.get(row[4]), now) for row in page.rows],
+            "items": shapes.jobs_json(page.rows, user, page.roles, timezone.now()),
             "next": encode_cursor(page.next_key, query) if page.next_key else None,
         }
         if asked.count:

@@ -205,9 +205,15 @@ function start() {
       state.format = view;
       state.text = "";
     }
+    if (state.text === "") {
+      // An answer that is still on its way has the text in the other format: it is not for us any more.
+      clearTimeout(timer);
+      asked += 1;
+      setStatus("busy", gettext("Looking …"));
+    }
     await ensureEditor();
     editor.setFormat(view);
-    if (state.text === "") { clearTimeout(timer); asked += 1; await check(); }
+    if (state.text === "") await check();
     editor.setText(state.text);
     editor.setProblems(state.checked?.problems ?? [], state.checked?.warnings ?? []);
     editor.resize();

@@ -1,0 +1,57 @@
+"""Prepared rows are the ORM's rows, column by column."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+from django.db.models import Model
+from django.utils import timezone
+
+from clusters.models import Namespace
+from clusters.prepared import Prepared
+from gateway.models import ApiToken
+from gateway.tokens import create_token
+from tests.app.job_cast import make_cast
+
+pytestmark = pytest.mark.django_db
+
+
+def values(row: Model) -> dict[str, object]:
+    return {field.attname: getattr(row, field.attname) for field in row._meta.concrete_fields}
+
+
+def test_every_column_is_as_the_orm_reads_it_also_of_the_related_row() -> None:
+    cast = make_cast()
+    Namespace.objects.filter(pk=cast.lab.pk).update(partitions=["cpu", "gpu"], description="实验室")
+    expected = Namespace.objects.select_related("cluster").get(name="lab")
+    found = Prepared(Namespace, ("name",), related="cluster").first("lab")
+    assert found is not None
+    assert values(found) == values(expected)
+    assert "cluster" in found._state.fields_cache
+    assert values(found.cluster) == values(expected.cluster)
+
+
+def test_times_and_several_columns() -> None:
+    cast = make_cast()
+    token, _secret = create_token(
+        user=cast.alice, name="t", scope="read", expires_at=timezone.now() + timedelta(days=1)
+    )
+    found = Prepared(ApiToken, ("user_id", "name"), related="user").first(cast.alice.pk, "t")
+    assert found is not None
+    assert values(found) == values(ApiToken.objects.get(pk=token.pk))
+    assert found.user == cast.alice
+
+
+def test_nothing_found_is_none() -> None:
+    assert Prepared(Namespace, ("name",)).first("nowhere") is None
+
+
+def test_a_found_row_can_be_saved_again() -> None:
+    cast = make_cast()
+    found = Prepared(Namespace, ("name",)).first("lab")
+    assert found is not None
+    found.description = "changed"
+    found.save()
+    cast.lab.refresh_from_db()
+    assert cast.lab.description == "changed"
