@@ -5,6 +5,7 @@ Of the faults it takes those that test_engine_faults.py does not show one by one
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -12,12 +13,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import DEFAULT_CLUSTER_DIR
 from tests.faults.campaign import FAULTS, Campaign
 from tests.faults.system import System
 
 pytestmark = pytest.mark.cluster
 
-CLUSTER_DIR = Path("/var/lib/sluice/faults-cluster")
+# Beside the other tests, which have clusters of their own.
+CLUSTER_DIR = Path(os.environ.get("SLUICE_CLUSTER_DIR", DEFAULT_CLUSTER_DIR) + "-faults")
 CHOSEN = {
     "web killed",
     "both engines killed",
