@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from django.conf import settings
 
 # The fixture `running`: Sluice itself, up with this cluster.
 from tests.running import running as running
@@ -63,6 +64,12 @@ def cluster() -> EmbeddedCluster:
         images=Path(exported["SLUICE_EMBEDDED_IMAGES"]),
         service_user=exported["SLUICE_EMBEDDED_SERVICE_USER"],
     )
+
+
+@pytest.fixture(autouse=True, scope="session")
+def passwords_are_hashed_quickly() -> None:
+    """The real hash is made to take long, which here only makes the tests wait."""
+    settings.PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
 
 
 _skipped: list[str] = []

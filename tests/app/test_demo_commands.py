@@ -23,8 +23,6 @@ NEW_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIDV1YHqjePp4j7LtJtD8oU9Pa0NzTJ/SL
 @pytest.fixture(autouse=True)
 def home(settings: Settings, tmp_path: Path) -> Path:
     settings.SLUICE_HOME = tmp_path / "home"
-    # The real hasher costs a second for four people.
-    settings.PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
     return tmp_path / "home"
 
 

@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jobs.archives import ArchiveRefused, Limits, check_archive, safe_path, tar_chunks
+from tests.effort import examples
 
 SMALL = Limits(files=50, unpacked_bytes=4 * 1024**2, ratio=50, ratio_free_bytes=256 * 1024)
 
@@ -233,7 +234,7 @@ def test_a_safe_path_never_leaves_its_root(name: str) -> None:
     assert ".." not in path.split("/")
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(st.data())
 def test_a_damaged_archive_is_read_or_refused_and_nothing_else(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

@@ -1,12 +1,11 @@
 """Hostile job files: refused, or everything they hold reaches a real shell exactly as written.
 
 Hypothesis chooses seeds; each gives a batch of job files, whose scripts are checked by few bash processes.
-SLUICE_HOSTILE_SPECS sets how many job files there are (default 5,000).
+There are 5,000 job files; fewer with --fast.
 """
 
 from __future__ import annotations
 
-import os
 import random
 import shutil
 import subprocess
@@ -21,9 +20,10 @@ from pydantic import ValidationError
 from jobs.paths import AttemptPaths
 from jobs.plan import PlanError
 from jobs.script import RUNTIMES, RenderedJob, RenderError
+from tests.effort import examples
 from tests.unit.rendering import render_job
 
-SPECS = int(os.environ.get("SLUICE_HOSTILE_SPECS", "5000"))
+SPECS = examples(5000)
 BATCH = 250
 SHELL = Path(__file__).parents[2] / "jobs" / "shell"
 

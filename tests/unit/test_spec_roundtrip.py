@@ -11,10 +11,11 @@ from hypothesis import HealthCheck, given, settings
 from jobs.frameworks import STRATEGIES
 from jobs.importers import load_text
 from jobs.spec import JobSpec, TaskRole, dump, field_markdown, field_table, json_schema
+from tests.effort import examples
 from tests.unit.strategies import job_specs
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(job_specs())
 def test_round_trip(spec: JobSpec):
     for format in ("json", "yaml"):

@@ -29,6 +29,7 @@ from jobs.states import (
     retry_delay_s,
     should_retry,
 )
+from tests.effort import examples
 
 NOW = datetime(2026, 11, 16, 12, 0, tzinfo=UTC)
 STARTED = NOW - timedelta(minutes=5)
@@ -275,7 +276,7 @@ observations = st.one_of(
 )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(
     start=st.sampled_from(LIVE_STATES),
     wanted=st.sampled_from(list(Wanted)),

@@ -1,0 +1,9 @@
+"""How many cases tests generate: fewer where someone waits for the answer (`scripts/test --fast`)."""
+
+from __future__ import annotations
+
+import os
+
+
+def examples(full: int) -> int:
+    return max(5, full // 20) if os.environ.get("SLUICE_TEST_FAST") else full
