@@ -15,6 +15,7 @@ from django.utils.timesince import timesince
 from django.utils.translation import gettext_lazy as _
 
 from clusters.forms import ClusterForm, NamespaceForm
+from clusters.languages import from_text, told
 from clusters.models import (
     CapacitySnapshot,
     Cluster,
@@ -196,7 +197,9 @@ class ClusterAdmin(ClusterModelAdmin):
                     messages.SUCCESS,
                 )
             else:
-                words = f"{cluster}: {broken.title}: {broken.found} {broken.remedy}"
+                words = (
+                    f"{cluster}: {told(broken.title)}: {told(broken.found)} {told(broken.remedy)}"
+                )
                 self.message_user(request, words, messages.ERROR)
 
     @admin.display(description=_("reached"))
@@ -213,9 +216,9 @@ class ClusterAdmin(ClusterModelAdmin):
         if status is None or status.last_pass_at is None:
             return str(_("not seen yet"))
         if status.last_ok_at is None:
-            return status.last_error
+            return from_text(status.last_error)
         seen = _("seen %(ago)s ago") % {"ago": timesince(status.last_ok_at, timezone.now())}
-        return f"{seen} · {status.last_error}" if status.last_error else str(seen)
+        return f"{seen} · {from_text(status.last_error)}" if status.last_error else str(seen)
 
     @admin.display(description=_("namespaces"), ordering="namespaces_total")
     def namespace_count(self, cluster: Cluster) -> int:

@@ -19,6 +19,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import SSHCertificateBuilder, SSHCertificateType
 
 from clusters.errors import ClusterError
+from clusters.sentences import _
 
 DEFAULT_VALID_S = 600
 # Clocks of gateway and login node may differ a little; a certificate "from the future" is refused.
@@ -53,12 +54,15 @@ class CertificateAuthority:
             key = serialization.load_ssh_private_key(self.path.read_bytes(), password=None)
         except (ValueError, TypeError) as problem:
             raise CaKeyUnusable(
-                f"{self.path} is not an unencrypted OpenSSH private key. Restore it from a backup, or "
-                "move it away and let Sluice make a new one (every cluster must then trust the new one)."
+                _(
+                    "%(path)s is not an unencrypted OpenSSH private key. Restore it from a backup, or move "
+                    "it away and let Sluice make a new one (every cluster must then trust the new one).",
+                    path=self.path,
+                )
             ) from problem
         if not isinstance(key, Ed25519PrivateKey):
             raise CaKeyUnusable(
-                f"{self.path} is not an ed25519 key. Sluice signs with ed25519 only."
+                _("%(path)s is not an ed25519 key. Sluice signs with ed25519 only.", path=self.path)
             )
         return key
 
@@ -126,10 +130,18 @@ def _refuse_loose_permissions(path: Path) -> None:
         found = os.stat(place)
         if stat.S_IMODE(found.st_mode) & forbidden:
             raise CaKeyUnusable(
-                f"{place} is open to others (mode {stat.S_IMODE(found.st_mode):04o}). Whoever has the CA "
-                f"key can log in as anybody: run chmod {wanted} {place}."
+                _(
+                    "%(place)s is open to others (mode %(mode)s). Whoever has the CA key can log in as "
+                    "anybody: run chmod %(wanted)s %(place)s.",
+                    place=place,
+                    mode=f"{stat.S_IMODE(found.st_mode):04o}",
+                    wanted=wanted,
+                )
             )
         if found.st_uid not in (0, os.geteuid()):
             raise CaKeyUnusable(
-                f"{place} belongs to another user. Give it to the user Sluice runs as."
+                _(
+                    "%(place)s belongs to another user. Give it to the user Sluice runs as.",
+                    place=place,
+                )
             )

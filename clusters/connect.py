@@ -24,6 +24,7 @@ from clusters.local import LocalTransport
 from clusters.models import Cluster, UnixAccount
 from clusters.pyslurm_backend import PyslurmReader
 from clusters.scheduler import Slurm
+from clusters.sentences import _
 from clusters.slurm import JobRecord, SlurmCommands
 from clusters.ssh import SshCluster
 from clusters.ssh_connection import CertificateLogin, KeyFileLogin, SshTarget
@@ -198,15 +199,22 @@ def account_on(transport: Transport, unix_user: str) -> Account:
     fields = result.text.strip().split("\n")[0].split(":")
     if result.exit_code != 0 or len(fields) < 7 or not fields[2].isdigit():
         raise IdentityRefused(
-            f"There is no Unix user {unix_user} on the cluster. An administrator can make it, or map "
-            "the person to another one.",
+            _(
+                "There is no Unix user %(unix_user)s on the cluster. An administrator can make it, or "
+                "map the person to another one.",
+                unix_user=unix_user,
+            ),
             detail=result.error_text,
         )
     if fields[0] != unix_user:
         # A second spelling would get past the rules about names: one person, never the service account.
         raise IdentityRefused(
-            f"The cluster calls this user {fields[0]}, not {unix_user}. An administrator can map the "
-            "person to that name."
+            _(
+                "The cluster calls this user %(name)s, not %(unix_user)s. An administrator can map "
+                "the person to that name.",
+                name=fields[0],
+                unix_user=unix_user,
+            )
         )
     return Account(name=unix_user, uid=int(fields[2]), home=fields[5])
 
@@ -222,15 +230,25 @@ def check_person(cluster: Cluster, account: Account) -> None:
     )
     if expected is not None and expected != account.uid:
         raise IdentityRefused(
-            f"Unix user {account.name} has UID {account.uid} on cluster {cluster.name}, but UID "
-            f"{expected} is on record for the person. An administrator must find out which is right."
+            _(
+                "Unix user %(name)s has UID %(uid)s on cluster %(cluster)s, but UID %(expected)s is on "
+                "record for the person. An administrator must find out which is right.",
+                name=account.name,
+                uid=account.uid,
+                cluster=cluster.name,
+                expected=expected,
+            )
         )
 
 
 def _refuse_service_account(cluster: Cluster, unix_user: str) -> None:
     if unix_user == cluster.service_user:
         raise IdentityRefused(
-            f"{unix_user} is the service account of cluster {cluster.name}. No person acts as it."
+            _(
+                "%(unix_user)s is the service account of cluster %(name)s. No person acts as it.",
+                unix_user=unix_user,
+                name=cluster.name,
+            )
         )
 
 

@@ -1,10 +1,12 @@
 """What can go wrong between Sluice and a cluster, as a small tree.
 
-Each error carries a sentence for the person and whether trying again can help; raw stderr stays in
+Each error carries a sentence for the person (told in their language where it is shown) and whether trying again can help; raw stderr stays in
 `detail`, for the log. No Django and no HTTP here: `gateway` maps these to answers in one table.
 """
 
 from __future__ import annotations
+
+from clusters.sentences import Sentence
 
 
 class ClusterError(Exception):
@@ -12,7 +14,7 @@ class ClusterError(Exception):
 
     retryable = False
 
-    def __init__(self, user_message: str, *, detail: str = "") -> None:
+    def __init__(self, user_message: Sentence, *, detail: str = "") -> None:
         super().__init__(user_message)
         self.user_message = user_message
         self.detail = detail
@@ -64,7 +66,7 @@ class OutputTooLarge(ClusterError):
 class CommandFailed(ClusterError):
     """A command that should have worked ended with a non-zero exit code."""
 
-    def __init__(self, user_message: str, *, exit_code: int, detail: str = "") -> None:
+    def __init__(self, user_message: Sentence, *, exit_code: int, detail: str = "") -> None:
         super().__init__(user_message, detail=detail)
         self.exit_code = exit_code
 
@@ -96,7 +98,9 @@ class SlurmUnavailable(ClusterError):
 class SubmitRejected(ClusterError):
     """sbatch refused. `retryable` tells a limit that may pass from a mistake that will not."""
 
-    def __init__(self, user_message: str, *, retryable: bool = False, detail: str = "") -> None:
+    def __init__(
+        self, user_message: Sentence, *, retryable: bool = False, detail: str = ""
+    ) -> None:
         super().__init__(user_message, detail=detail)
         self.retryable = retryable
 

@@ -23,6 +23,7 @@ from clusters.errors import (
     RemoteFileMissing,
     RemotePermissionDenied,
 )
+from clusters.sentences import Sentence, _
 from clusters.transport import DirEntry, FileStat, FileToWrite, FollowEvent
 
 # One tar stream in, extracted beside the target, so that a reader sees a whole file or none. What is new is
@@ -93,7 +94,10 @@ def _checked_member(path: str) -> PurePosixPath:
     unusable = not member.parts or member.is_absolute() or path.endswith("/") or "\0" in path
     if unusable or ".." in member.parts:
         raise BadArgument(
-            f"{path!r} cannot be written: a path below the root is wanted, without '..' or NUL."
+            _(
+                "%(path)r cannot be written: a path below the root is wanted, without '..' or NUL.",
+                path=path,
+            )
         )
     return member
 
@@ -136,7 +140,7 @@ def build_list_argv(path: str) -> list[str]:
 def parse_list(answer: bytes) -> list[DirEntry]:
     fields = answer.split(b"\0")[:-1]
     if len(fields) % _LIST_FIELDS:
-        raise RemoteFileError("The cluster's answer to a directory listing was cut off.")
+        raise RemoteFileError(_("The cluster's answer to a directory listing was cut off."))
     entries = []
     kinds = {b"f": "file", b"d": "dir", b"l": "link"}
     for start in range(0, len(fields), _LIST_FIELDS):
@@ -146,18 +150,30 @@ def parse_list(answer: bytes) -> list[DirEntry]:
     return sorted(entries, key=lambda entry: entry.name)
 
 
-_MEANINGS: tuple[tuple[str, type[RemoteFileError], str], ...] = (
-    ("No space left on device", RemoteDiskFull, "There is no space left on the cluster's disk for"),
+_MEANINGS: tuple[tuple[str, type[RemoteFileError], Sentence], ...] = (
+    (
+        "No space left on device",
+        RemoteDiskFull,
+        _("There is no space left on the cluster's disk for %(path)s."),
+    ),
     (
         "Disk quota exceeded",
         RemoteDiskFull,
-        "The disk quota on the cluster is used up; cannot write",
+        _("The disk quota on the cluster is used up; cannot write %(path)s."),
     ),
-    ("No such file or directory", RemoteFileMissing, "There is no file or directory"),
-    ("Not a directory", RemoteFileMissing, "There is no directory"),
-    ("Permission denied", RemotePermissionDenied, "The Unix user may not access"),
-    ("Operation not permitted", RemotePermissionDenied, "The Unix user may not access"),
-    ("Read-only file system", RemotePermissionDenied, "The file system is read-only at"),
+    ("No such file or directory", RemoteFileMissing, _("There is no file or directory %(path)s.")),
+    ("Not a directory", RemoteFileMissing, _("There is no directory %(path)s.")),
+    ("Permission denied", RemotePermissionDenied, _("The Unix user may not access %(path)s.")),
+    (
+        "Operation not permitted",
+        RemotePermissionDenied,
+        _("The Unix user may not access %(path)s."),
+    ),
+    (
+        "Read-only file system",
+        RemotePermissionDenied,
+        _("The file system is read-only at %(path)s."),
+    ),
 )
 
 
@@ -165,9 +181,12 @@ def file_error(path: str, stderr: str) -> RemoteFileError:
     """What a program's words (in the C locale) or an OSError's mean for `path`."""
     for words, kind, sentence in _MEANINGS:
         if words in stderr:
-            return kind(f"{sentence} {path}.", detail=stderr)
-    last = stderr.strip().splitlines()[-1:] or ["no reason was given"]
-    return RemoteFileError(f"The cluster could not work with {path}: {last[0]}", detail=stderr)
+            return kind(Sentence(sentence, {"path": path}), detail=stderr)
+    last = stderr.strip().splitlines()[-1:] or [_("no reason was given")]
+    return RemoteFileError(
+        _("The cluster could not work with %(path)s: %(words)s", path=path, words=last[0]),
+        detail=stderr,
+    )
 
 
 def raise_file_error(path: str, stderr: bytes) -> NoReturn:
@@ -229,6 +248,18 @@ class TailSplitter:
         return 0
 
 
+# GNU tail's reasons (C locale) why a log cannot be read yet.
+_TAIL_WORDS = {
+    str(words): words
+    for words in (
+        _("No such file or directory"),
+        _("Permission denied"),
+        _("Not a directory"),
+        _("Stale file handle"),
+        _("Input/output error"),
+        _("Transport endpoint is not connected"),
+    )
+}
 _WAITING_WORDS = re.compile(
     r"cannot open .* for reading|has become inaccessible|error reading|cannot watch|"
     r"has been replaced with an untailable|cannot follow end of this type of file"
@@ -254,11 +285,11 @@ class FollowState:
 
     def feed(self, chunk: bytes) -> Iterator[FollowEvent]:
         if self._splitter is None:
-            raise ClusterError("A log was followed before its reader was started.")
+            raise ClusterError(_("A log was followed before its reader was started."))
         for data, words in self._splitter.feed(chunk):
             if data:
                 if self._gone:
-                    yield self._from_the_start("The file was replaced.")
+                    yield self._from_the_start(_("The file was replaced."))
                 yield FollowEvent("data", self.offset, data)
                 self.offset += len(data)
             if words:
@@ -268,12 +299,12 @@ class FollowState:
 
     def _heard(self, words: str) -> Iterator[FollowEvent]:
         if words.endswith("file truncated"):
-            yield self._from_the_start("The file was cut.")
+            yield self._from_the_start(_("The file was cut."))
         elif words.endswith("has been replaced;  following new file"):
-            yield self._from_the_start("The file was replaced.")
+            yield self._from_the_start(_("The file was replaced."))
         elif words.endswith("has appeared;  following new file"):
             if self.offset:
-                yield self._from_the_start("The file was replaced.")
+                yield self._from_the_start(_("The file was replaced."))
             # tail that once had no file either polls for good or waits for the next change before it
             # shows what is there (both seen with 9.1): a fresh one does neither.
             self.restart = True
@@ -285,7 +316,11 @@ class FollowState:
                 self._gone = True
             # "cannot watch": tail has gone blind for this file, and stays so.
             self.restart = words.startswith("cannot watch")
-            yield FollowEvent("waiting", self.offset, reason=words.rpartition(": ")[2])
+            yield FollowEvent(
+                "waiting",
+                self.offset,
+                reason=_TAIL_WORDS.get(why := words.rpartition(": ")[2], why),
+            )
 
     def _from_the_start(self, reason: str) -> FollowEvent:
         self.offset = 0

@@ -10,6 +10,7 @@ import re
 from dataclasses import dataclass
 
 from clusters.errors import IdentityRefused
+from clusters.sentences import _
 
 # Also j.doe, and name@realm of directory services. No leading dash or dot, no blanks, no slashes. A
 # name of digits alone is out: chown, id and sudo would read it as a UID ("0" is root).
@@ -21,13 +22,19 @@ def check_unix_name(name: str) -> None:
     """Raise IdentityRefused unless `name` may be somebody on a cluster."""
     if name.lower() in FORBIDDEN_NAMES:
         raise IdentityRefused(
-            f"Sluice never acts as {name}. Map this person to a Unix account of their own."
+            _(
+                "Sluice never acts as %(name)s. Map this person to a Unix account of their own.",
+                name=name,
+            )
         )
     if not USER_NAME.match(name):
         raise IdentityRefused(
-            f"{name!r} is not a user name that Sluice will use on a cluster: letters, digits, dot, "
-            "underscore, hyphen and @ only, not starting with a hyphen or a dot, not only digits. "
-            "An administrator can map this person to another name."
+            _(
+                "%(name)r is not a user name that Sluice will use on a cluster: letters, digits, dot, "
+                "underscore, hyphen and @ only, not starting with a hyphen or a dot, not only digits. "
+                "An administrator can map this person to another name.",
+                name=name,
+            )
         )
 
 
@@ -35,12 +42,17 @@ def check_uid(name: str, uid: int, floor: int) -> None:
     """Raise IdentityRefused for root under any name, and for system accounts below the floor."""
     if uid == 0:
         raise IdentityRefused(
-            f"Unix user {name} has UID 0, which is root. Sluice never acts as root."
+            _("Unix user %(name)s has UID 0, which is root. Sluice never acts as root.", name=name)
         )
     if uid < floor:
         raise IdentityRefused(
-            f"Unix user {name} has UID {uid}, and Sluice never acts as a user below UID {floor} "
-            "here. Map this person to a Unix account of their own."
+            _(
+                "Unix user %(name)s has UID %(uid)s, and Sluice never acts as a user below UID "
+                "%(floor)s here. Map this person to a Unix account of their own.",
+                name=name,
+                uid=uid,
+                floor=floor,
+            )
         )
 
 

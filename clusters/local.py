@@ -27,6 +27,7 @@ from clusters.errors import (
     OutputTooLarge,
 )
 from clusters.identity import IdentityPolicy
+from clusters.sentences import _
 from clusters.streamed import CHUNK, RunningProgram, StreamedTransport, check_argv
 from clusters.transport import (
     DEFAULT_MAX_OUTPUT,
@@ -58,13 +59,17 @@ class LocalTransport(StreamedTransport):
             self._account = pwd.getpwnam(self.user)
         except KeyError as problem:
             raise IdentityRefused(
-                f"There is no Unix user {self.user} on this machine."
+                _("There is no Unix user %(user)s on this machine.", user=self.user)
             ) from problem
         self._is_self = self._account.pw_uid == os.geteuid()
         if not self._is_self and os.geteuid() != 0:
             raise IdentityRefused(
-                f"Sluice runs as {own.pw_name} and cannot become {self.user} on this machine. Run it as "
-                "root, or reach the cluster by SSH."
+                _(
+                    "Sluice runs as %(own)s and cannot become %(user)s on this machine. Run it as "
+                    "root, or reach the cluster by SSH.",
+                    own=own.pw_name,
+                    user=self.user,
+                )
             )
         self._environment = {
             "PATH": DEFAULT_PATH,
@@ -112,7 +117,11 @@ class LocalTransport(StreamedTransport):
                 if isinstance(problem, FileNotFoundError | PermissionError):
                     raise
                 raise BadArgument(
-                    f"The command {argv[0]} cannot be started: {problem.strerror}."
+                    _(
+                        "The command %(command)s cannot be started: %(reason)s.",
+                        command=argv[0],
+                        reason=problem.strerror,
+                    )
                 ) from problem
         return self._popen_in("/", argv)
 
@@ -184,7 +193,7 @@ class LocalTransport(StreamedTransport):
 
     def _at_home(self, path: str) -> str:
         if not path or "\0" in path:
-            raise BadArgument(f"{path!r} is not a path.")
+            raise BadArgument(_("%(path)r is not a path.", path=path))
         return os.path.join(self._account.pw_dir, path)
 
     def open_tunnel(self, host: str, port: int) -> Tunnel:
@@ -192,7 +201,8 @@ class LocalTransport(StreamedTransport):
             connection = socket.create_connection((host, port), timeout=TUNNEL_TIMEOUT_S)
         except OSError as problem:
             raise ConnectFailed(
-                f"Nothing answers at {host}:{port}.", detail=str(problem)
+                _("Nothing answers at %(host)s:%(port)s.", host=host, port=port),
+                detail=str(problem),
             ) from problem
         connection.settimeout(None)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -230,7 +240,10 @@ def _not_startable(argv: Sequence[str], problem: OSError) -> CommandResult:
 
 def _too_late(argv: Sequence[str]) -> CommandTimeout:
     return CommandTimeout(
-        f"{argv[0]} did not answer in time. It may have done its work all the same.",
+        _(
+            "%(command)s did not answer in time. It may have done its work all the same.",
+            command=argv[0],
+        ),
         detail=repr(list(argv))[:2000],
     )
 
@@ -272,7 +285,7 @@ def _exchange(
             ready = selector.select(left) if left > 0 else []
             if not ready:
                 raise _too_late(argv)
-            for key, _ in ready:
+            for key, _events in ready:
                 if key.fd not in pieces:
                     waiting = _feed(to_command, waiting)
                     if not waiting:
@@ -286,7 +299,11 @@ def _exchange(
                 room -= len(chunk)
                 if room < 0:
                     raise OutputTooLarge(
-                        f"{argv[0]} printed more than {max_output} bytes; it was stopped."
+                        _(
+                            "%(command)s printed more than %(limit)s bytes; it was stopped.",
+                            command=argv[0],
+                            limit=max_output,
+                        )
                     )
                 pieces[key.fd].append(chunk)
     return b"".join(pieces[out.fileno()]), b"".join(pieces[err.fileno()])
@@ -294,7 +311,7 @@ def _exchange(
 
 def _pipes(process: subprocess.Popen[bytes]) -> tuple[IO[bytes], IO[bytes], IO[bytes]]:
     if process.stdin is None or process.stdout is None or process.stderr is None:
-        raise BadArgument("A command was started without its three pipes.")
+        raise BadArgument(_("A command was started without its three pipes."))
     return process.stdin, process.stdout, process.stderr
 
 
@@ -345,7 +362,7 @@ class _LocalProgram(RunningProgram):
         try:
             exit_code = self._process.wait(timeout_s)
         except subprocess.TimeoutExpired as problem:
-            raise CommandTimeout("A reader on this machine did not end.") from problem
+            raise CommandTimeout(_("A reader on this machine did not end.")) from problem
         with self._lock:
             return exit_code, b"" if self._closed else os.read(self._stderr.fileno(), 65536)
 

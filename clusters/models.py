@@ -19,13 +19,13 @@ from django.core.validators import MaxValueValidator, MinValueValidator
 from django.db import connection, models
 from django.db.models import F, Q
 from django.utils import timezone
-from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from clusters import validators
+from clusters import sentences, validators
 from clusters.capacity import Capacity, NamespaceRules
 from clusters.errors import IdentityRefused
 from clusters.identity import check_uid, check_unix_name
+from clusters.languages import from_text, told
 from clusters.prepared import Prepared
 
 if TYPE_CHECKING:
@@ -325,7 +325,7 @@ class ClusterStatus(models.Model):
         verbose_name_plural = _("cluster states")
 
     def __str__(self) -> str:
-        return f"{self.cluster}: {self.last_error or 'OK'}"
+        return f"{self.cluster}: {from_text(self.last_error) or 'OK'}"
 
     def age_s(self, now: datetime | None = None) -> float | None:
         """Seconds since Slurm last answered; None if it never did."""
@@ -544,7 +544,7 @@ class UnixAccount(models.Model):
         try:
             _check_person(self.unix_user, self.cluster, uid=self.uid)
         except IdentityRefused as refused:
-            raise ValidationError({"unix_user": refused.user_message}) from refused
+            raise ValidationError({"unix_user": told(refused.user_message)}) from refused
 
 
 class ResourceSpec(models.Model):
@@ -654,8 +654,12 @@ def _check_person(unix_user: str, cluster: Cluster, *, uid: int | None) -> None:
     check_unix_name(unix_user)
     if unix_user == cluster.service_user:
         raise IdentityRefused(
-            f"{unix_user} is the service account of cluster {cluster.name}, with rights over "
-            "everyone's jobs. No person may act as it."
+            sentences.gettext(
+                "%(unix_user)s is the service account of cluster %(name)s, with rights over everyone's "
+                "jobs. No person may act as it.",
+                unix_user=unix_user,
+                name=cluster.name,
+            )
         )
     if uid is not None:
         check_uid(unix_user, uid, cluster.uid_floor)
@@ -664,25 +668,30 @@ def _check_person(unix_user: str, cluster: Cluster, *, uid: int | None) -> None:
 def unix_user_for(user: User | AnonymousUser, cluster: Cluster) -> str:
     """The Unix user as whom a person acts on a cluster. Raises IdentityRefused with the reason."""
     if not user.is_authenticated or not user.is_active:
-        raise IdentityRefused(gettext("This person has no active account in Sluice."))
+        raise IdentityRefused(sentences.gettext("This person has no active account in Sluice."))
     account = _ACCOUNT_OF.first(user.pk, cluster.pk)
     if account is not None:
         _check_person(account.unix_user, cluster, uid=account.uid)
         return account.unix_user
     if not cluster.map_by_name:
         raise IdentityRefused(
-            gettext(
+            sentences.gettext(
                 "%(person)s has no Unix account on cluster %(cluster)s. An administrator can add one "
-                "on the person's page."
+                "on the person's page.",
+                person=user.username,
+                cluster=cluster.name,
             )
-            % {"person": user.username, "cluster": cluster.name}
         )
     name = user.username
     _check_person(name, cluster, uid=None)
     # Someone who signs up under the Unix name of another person must not become them.
     if _ACCOUNT_NAMED.first(cluster.pk, name) is not None:
         raise IdentityRefused(
-            f"Unix user {name} of cluster {cluster.name} belongs to another person. An "
-            f"administrator can map {name} to a Unix account of their own."
+            sentences.gettext(
+                "Unix user %(name)s of cluster %(cluster)s belongs to another person. An administrator "
+                "can map %(name)s to a Unix account of their own.",
+                name=name,
+                cluster=cluster.name,
+            )
         )
     return name

@@ -17,6 +17,7 @@ from typing import Any
 
 from clusters.capacity import Capacity, GpuCount, Node, Partition
 from clusters.errors import SlurmUnavailable
+from clusters.sentences import _
 from clusters.slurm.fields import expand_nodes
 from clusters.slurm.jobs import JobRecord
 from clusters.slurm.nodes import parse_node_state
@@ -98,7 +99,7 @@ class PyslurmReader:
             return list(getattr(module, collection).load().values())
         except module.RPCError as error:
             raise SlurmUnavailable(
-                "Slurm's controller does not answer.", detail=str(error)
+                _("Slurm's controller does not answer."), detail=str(error)
             ) from error
 
     def live_jobs(self) -> list[JobRecord]:
@@ -123,11 +124,13 @@ def _load(slurm_conf: str) -> ModuleType:
             check=False,
         )
     except subprocess.TimeoutExpired as error:
-        raise SlurmUnavailable("pyslurm got no answer from Slurm.", detail=str(error)) from error
+        raise SlurmUnavailable(_("pyslurm got no answer from Slurm."), detail=str(error)) from error
     if probe.returncode != 0:
         raise SlurmUnavailable(
-            "pyslurm cannot be used with this cluster: it must be installed, of the same release as Slurm, and find "
-            "the configuration. Switch it off to read by Slurm's commands.",
+            _(
+                "pyslurm cannot be used with this cluster: it must be installed, of the same release "
+                "as Slurm, and find the configuration. Switch it off to read by Slurm's commands."
+            ),
             detail=probe.stderr.decode("utf-8", errors="replace")[-2000:],
         )
     # Importing it would otherwise call slurm_init() at once.
@@ -142,7 +145,9 @@ def _load(slurm_conf: str) -> ModuleType:
         ]
     if missing:
         raise SlurmUnavailable(
-            "This release of pyslurm is not supported. Switch it off to read by Slurm's commands.",
+            _(
+                "This release of pyslurm is not supported. Switch it off to read by Slurm's commands."
+            ),
             detail=f"missing: {', '.join(missing)}",
         )
     module.slurm_init(slurm_conf)

@@ -15,6 +15,7 @@ from typing import TypeVar
 
 from clusters.errors import BadArgument, ConnectFailed
 from clusters.identity import IdentityPolicy
+from clusters.sentences import _
 from clusters.ssh_connection import (
     Connection,
     Login,
@@ -62,8 +63,12 @@ def command_line(argv: Sequence[str], mark: str) -> str:
         line = f"/bin/sh -c 'eval \"$(echo $0|base64 -d)\"' {spelled}"
     if len(line) > LONGEST_LINE:
         raise BadArgument(
-            f"The command {argv[0][:100]!r} is too long for one line ({len(line)} bytes). Send its data as "
-            "standard input."
+            _(
+                "The command %(command)r is too long for one line (%(count)s bytes). Send its data as "
+                "standard input.",
+                command=argv[0][:100],
+                count=len(line),
+            )
         )
     return f"echo {mark}; exec {line}"
 
@@ -162,7 +167,10 @@ class SshTransport(StreamedTransport):
                 lease.dead()
                 if replaced:
                     raise ConnectFailed(
-                        f"The connection to {self._cluster.target.name} broke twice.",
+                        _(
+                            "The connection to %(name)s broke twice.",
+                            name=self._cluster.target.name,
+                        ),
                         detail=str(problem),
                     ) from problem
                 replaced = True
@@ -206,7 +214,7 @@ class SshTransport(StreamedTransport):
 
 def _check_path(path: str) -> None:
     if not path or "\0" in path:
-        raise BadArgument(f"{path!r} is not a path.")
+        raise BadArgument(_("%(path)r is not a path.", path=path))
 
 
 class _LeasedTunnel:

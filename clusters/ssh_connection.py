@@ -39,6 +39,7 @@ from clusters.errors import (
     OutputTooLarge,
 )
 from clusters.identity import IdentityPolicy
+from clusters.sentences import Sentence, _
 from clusters.streamed import RunningProgram
 from clusters.transport import FileStat
 
@@ -94,7 +95,7 @@ class Login(Protocol):
 
     def key_for(self, user: str) -> paramiko.PKey: ...
 
-    def remedy(self, user: str) -> str:
+    def remedy(self, user: str) -> Sentence:
         """What a sysadmin should look at when the login node says no."""
         ...
 
@@ -113,10 +114,11 @@ class CertificateLogin:
         key.load_certificate(signed.certificate)
         return key
 
-    def remedy(self, user: str) -> str:
-        return (
-            f"Check on the login node that the account {user} exists and is not locked, that the file "
-            "named by TrustedUserCAKeys in sshd_config holds Sluice's CA key, and that both clocks agree"
+    def remedy(self, user: str) -> Sentence:
+        return _(
+            "Check on the login node that the account %(user)s exists and is not locked, that the file "
+            "named by TrustedUserCAKeys in sshd_config holds Sluice's CA key, and that both clocks agree.",
+            user=user,
         )
 
 
@@ -134,24 +136,33 @@ class KeyFileLogin:
         try:
             if stat.S_IMODE(path.stat().st_mode) & 0o077:
                 raise AuthFailed(
-                    f"The key file {path} may be read by others: run chmod 0600 {path}."
+                    _(
+                        "The key file %(path)s may be read by others: run chmod 0600 %(path)s.",
+                        path=path,
+                    )
                 )
             return paramiko.PKey.from_path(path)
         except OSError as problem:
             raise AuthFailed(
-                f"There is no readable key file for {user}: {path}.", detail=str(problem)
+                _("There is no readable key file for %(user)s: %(path)s.", user=user, path=path),
+                detail=str(problem),
             ) from problem
         except (paramiko.SSHException, ValueError) as problem:
             raise AuthFailed(
-                f"The key file {path} is not a private key Sluice can read (no passphrase).",
+                _(
+                    "The key file %(path)s is not a private key Sluice can read (no passphrase).",
+                    path=path,
+                ),
                 detail=str(problem),
             ) from problem
 
-    def remedy(self, user: str) -> str:
+    def remedy(self, user: str) -> Sentence:
         path = self.pattern.replace("{user}", user)
-        return (
-            f"Check on the login node that the account {user} exists and is not locked, and that its "
-            f"authorized_keys holds the public half of {path}"
+        return _(
+            "Check on the login node that the account %(user)s exists and is not locked, and that its "
+            "authorized_keys holds the public half of %(path)s.",
+            user=user,
+            path=path,
         )
 
 
@@ -205,7 +216,11 @@ def _handshake(target: SshTarget) -> paramiko.Transport:
         sock = socket.create_connection((target.host, target.port), target.connect_timeout_s)
     except OSError as problem:
         raise ConnectFailed(
-            f"The login node {target.name} cannot be reached: {problem.strerror or problem}.",
+            _(
+                "The login node %(name)s cannot be reached: %(reason)s.",
+                name=target.name,
+                reason=problem.strerror or problem,
+            ),
             detail=repr(problem),
         ) from problem
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -235,7 +250,11 @@ def _handshake(target: SshTarget) -> paramiko.Transport:
     except (paramiko.SSHException, OSError, EOFError) as problem:
         _shut(transport)
         raise ConnectFailed(
-            f"{target.name} answers, but not as an SSH server should: {str(problem) or 'it hung up'}.",
+            _(
+                "%(name)s answers, but not as an SSH server should: %(problem)s.",
+                name=target.name,
+                problem=str(problem) or _("it hung up"),
+            ),
             detail=repr(problem),
         ) from problem
     return transport
@@ -250,18 +269,30 @@ def _check_host_key(target: SshTarget, seen: paramiko.PKey) -> None:
     if (seen.get_name(), seen.get_base64()) in pinned:
         return
     shown = f"{seen.get_name()} {fingerprint(seen)}"
-    advice = (
-        f"Nothing was sent to it. Ask its administrator for the fingerprint (on the machine: ssh-keygen "
-        f"-lf /etc/ssh/ssh_host_ed25519_key.pub); only if it is the same, pin this key for the cluster: "
-        f"{seen.get_name()} {seen.get_base64()}"
+    advice = _(
+        "Nothing was sent to it. Ask its administrator for the fingerprint (on the machine: "
+        "ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub); only if it is the same, pin this "
+        "key for the cluster: %(kind)s %(key)s",
+        kind=seen.get_name(),
+        key=seen.get_base64(),
     )
     if not pinned:
         raise HostKeyMismatch(
-            f"No host key is pinned for {target.name}, so Sluice does not connect. It shows {shown}. {advice}"
+            _(
+                "No host key is pinned for %(name)s, so Sluice does not connect. It shows %(shown)s. %(advice)s",
+                name=target.name,
+                shown=shown,
+                advice=advice,
+            )
         )
     raise HostKeyMismatch(
-        f"{target.name} shows the host key {shown}, which is not the pinned one. Either the machine was "
-        f"reinstalled or somebody stands in between. {advice}"
+        _(
+            "%(name)s shows the host key %(shown)s, which is not the pinned one. Either the "
+            "machine was reinstalled or somebody stands in between. %(advice)s",
+            name=target.name,
+            shown=shown,
+            advice=advice,
+        )
     )
 
 
@@ -273,15 +304,22 @@ def _authenticate(
     except (paramiko.AuthenticationException, paramiko.BadAuthenticationType) as problem:
         if not transport.is_active() or "timeout" in str(problem).lower():
             raise ConnectFailed(
-                f"{target.name} broke off the login of {user}.", detail=repr(problem)
+                _("%(name)s broke off the login of %(user)s.", name=target.name, user=user),
+                detail=repr(problem),
             ) from problem
         raise AuthFailed(
-            f"{target.name} did not let Sluice in as {user}. {login.remedy(user)}.",
+            _(
+                "%(name)s did not let Sluice in as %(user)s. %(remedy)s",
+                name=target.name,
+                user=user,
+                remedy=login.remedy(user),
+            ),
             detail=repr(problem),
         ) from problem
     except (paramiko.SSHException, OSError, EOFError) as problem:
         raise ConnectFailed(
-            f"{target.name} broke off the login of {user}.", detail=repr(problem)
+            _("%(name)s broke off the login of %(user)s.", name=target.name, user=user),
+            detail=repr(problem),
         ) from problem
 
 
@@ -291,23 +329,35 @@ def _check_identity(connection: Connection, policy: IdentityPolicy) -> None:
         program = connection.start(lambda mark: f"echo {mark}; exec id -u", what="id")
     except (NotStarted, SessionRefused) as problem:
         raise ConnectFailed(
-            f"{connection.target.name} accepted the login of {connection.user} but opened no session.",
+            _(
+                "%(name)s accepted the login of %(user)s but opened no session.",
+                name=connection.target.name,
+                user=connection.user,
+            ),
             detail=repr(problem),
         ) from problem
     try:
-        _, answer, errors = program.communicate(
+        _exit_code, answer, errors = program.communicate(
             b"", time.monotonic() + connection.target.auth_timeout_s, NOISE_BYTES
         )
     except (CommandTimeout, ConnectionLost) as problem:
         raise ConnectFailed(
-            f"{connection.target.name} accepted the login of {connection.user} but answers no commands.",
+            _(
+                "%(name)s accepted the login of %(user)s but answers no commands.",
+                name=connection.target.name,
+                user=connection.user,
+            ),
             detail=problem.user_message,
         ) from problem
     finally:
         program.close()
     if not answer.strip().isdigit():
         raise AuthFailed(
-            f"{connection.target.name} does not say which user {connection.user} is there.",
+            _(
+                "%(name)s does not say which user %(user)s is there.",
+                name=connection.target.name,
+                user=connection.user,
+            ),
             detail=repr((answer, errors)),
         )
     policy.check_uid(connection.user, int(answer))
@@ -374,7 +424,12 @@ class Connection:
             if not self.alive:
                 raise NotStarted(str(problem)) from problem
             raise ConnectFailed(
-                f"Nothing answers at {host}:{port} as seen from {self.target.name}.",
+                _(
+                    "Nothing answers at %(host)s:%(port)s as seen from %(name)s.",
+                    host=host,
+                    port=port,
+                    name=self.target.name,
+                ),
                 detail=repr(problem),
             ) from problem
 
@@ -433,7 +488,13 @@ class Connection:
         if not self.alive:
             return NotStarted(str(problem))
         if isinstance(problem, TimeoutError):
-            return CommandTimeout(f"Looking at {path} on {self.target.name} got no answer in time.")
+            return CommandTimeout(
+                _(
+                    "Looking at %(path)s on %(name)s got no answer in time.",
+                    path=path,
+                    name=self.target.name,
+                )
+            )
         return SftpUnusable(str(problem))
 
     def _drop_sftp(self) -> None:
@@ -496,7 +557,11 @@ class RemoteProgram(RunningProgram):
             if room < 0:
                 self._kill()
                 raise OutputTooLarge(
-                    f"{self._what} printed more than {max_output} bytes; it was stopped."
+                    _(
+                        "%(command)s printed more than %(limit)s bytes; it was stopped.",
+                        command=self._what,
+                        limit=max_output,
+                    )
                 )
         return self._exit_code(deadline), self._without_noise(b"".join(out), err), b"".join(err)
 
@@ -516,15 +581,19 @@ class RemoteProgram(RunningProgram):
             return  # the command ended without wanting it all
 
     def _without_noise(self, out: bytes, err: list[bytes]) -> bytes:
-        _, found, answer = out.partition(self._mark)
+        _before, found, answer = out.partition(self._mark)
         if not found:
             raise self._no_shell(out, b"".join(err))
         return answer
 
     def _no_shell(self, out: bytes, err: bytes) -> ClusterError:
         return AuthFailed(
-            f"{self._connection.target.name} lets {self._connection.user} in but the login shell runs no "
-            "commands. Check the account's shell and its start-up files on the login node.",
+            _(
+                "%(name)s lets %(user)s in but the login shell runs no commands. Check the account's "
+                "shell and its start-up files on the login node.",
+                name=self._connection.target.name,
+                user=self._connection.user,
+            ),
             detail=repr((out[-2000:], err[-2000:])),
         )
 
@@ -537,14 +606,20 @@ class RemoteProgram(RunningProgram):
             self._kill()
             raise self._too_late()
         raise ConnectionLost(
-            f"The connection to {self._connection.target.name} broke while {self._what} ran. It may have "
-            "done its work all the same."
+            _(
+                "The connection to %(name)s broke while %(command)s ran. It may have done its work all the same.",
+                name=self._connection.target.name,
+                command=self._what,
+            )
         )
 
     def _too_late(self) -> CommandTimeout:
         return CommandTimeout(
-            f"{self._what} on {self._connection.target.name} did not answer in time. It may have done "
-            "its work all the same."
+            _(
+                "%(command)s on %(name)s did not answer in time. It may have done its work all the same.",
+                command=self._what,
+                name=self._connection.target.name,
+            )
         )
 
     def _kill(self) -> None:
@@ -565,7 +640,7 @@ class RemoteProgram(RunningProgram):
             if self._noise is None or not chunk:
                 return chunk
             seen = self._noise + chunk
-            _, found, rest = seen.partition(self._mark)
+            _before, found, rest = seen.partition(self._mark)
             self._noise = None if found else seen[-NOISE_BYTES:]
             if rest:
                 return rest

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Generic, Literal, Protocol, TypeVar
 
 from clusters.errors import ClusterError, ConnectFailed, HostKeyMismatch
+from clusters.sentences import _
 
 # How long a refusal counts. sshd may only have been slow to clear away a session that has just ended (9.2
 # does so after it has read what else is waiting), or its MaxSessions is lower than we believe.
@@ -154,7 +155,11 @@ class ConnectionPool(Generic[_Connection]):
                 lane = self._lanes.setdefault(user, _Lane())
                 if kind == "lasting" and lane.lasting >= self._options.lasting_per_user:
                     raise ConnectFailed(
-                        f"{user} has {lane.lasting} logs and downloads open, which is the limit. Close some."
+                        _(
+                            "%(user)s has %(limit)s logs and downloads open, which is the limit. Close some.",
+                            user=user,
+                            limit=lane.lasting,
+                        )
                     )
                 slot = self._free_slot(lane, kind)
                 if slot is not None:
@@ -162,7 +167,9 @@ class ConnectionPool(Generic[_Connection]):
                 self._raise_recent_failure(user)
                 waited = time.monotonic() - began
                 if waited >= self._options.wait_s:
-                    raise ConnectFailed(f"All connections of {user} to the cluster are busy.")
+                    raise ConnectFailed(
+                        _("All connections of %(user)s to the cluster are busy.", user=user)
+                    )
                 if lane.connecting or len(lane.slots) >= self._options.connections_per_user:
                     self._changed.wait(self._options.wait_s - waited)
                     continue

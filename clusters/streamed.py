@@ -23,6 +23,7 @@ from clusters.errors import (
     ConnectionLost,
     OutcomeUnknown,
 )
+from clusters.sentences import _
 from clusters.transport import (
     CommandResult,
     DirEntry,
@@ -61,11 +62,14 @@ class RunningProgram(abc.ABC):
 def check_argv(argv: Sequence[str]) -> None:
     """What no kernel can pass on is refused in words, before anything is started."""
     if not argv or not argv[0]:
-        raise BadArgument("No command was given.")
+        raise BadArgument(_("No command was given."))
     for argument in argv:
         if "\0" in argument:
             raise BadArgument(
-                f"The argument {argument!r} holds a NUL byte, which no command can take."
+                _(
+                    "The argument %(argument)r holds a NUL byte, which no command can take.",
+                    argument=argument,
+                )
             )
 
 
@@ -128,14 +132,20 @@ class StreamedTransport(Transport):
 
 def _check_path(path: str) -> None:
     if not path or "\0" in path:
-        raise BadArgument(f"{path!r} is not a path.")
+        raise BadArgument(_("%(path)r is not a path.", path=path))
 
 
 def _read_or_fail(program: RunningProgram, path: str) -> bytes:
     try:
         chunk = program.read(CHUNK, STALLED_S)
     except TimeoutError as problem:
-        raise CommandTimeout(f"Reading {path} stalled for {STALLED_S:.0f} s.") from problem
+        raise CommandTimeout(
+            _(
+                "Reading %(path)s stalled for %(seconds)s s.",
+                path=path,
+                seconds=f"{STALLED_S:.0f}",
+            )
+        ) from problem
     if not chunk:
         exit_code, stderr = program.result()
         # dd says so and ends well when the offset lies past the end.
@@ -233,7 +243,9 @@ class Following(AbstractContextManager[Iterator[FollowEvent]], Iterator[FollowEv
         try:
             exit_code, stderr = program.result(timeout_s=2.0)
             words = stderr.decode("utf-8", errors="replace").strip()
-            problem = ClusterError(f"The reader on the cluster ended ({words or exit_code}).")
+            problem = ClusterError(
+                _("The reader on the cluster ended (%(words)s).", words=words or exit_code)
+            )
             # Its watcher ends it when we were silent for long, behind a slow reader: not worth a word.
             quietly = not self._backoff_s
         except OutcomeUnknown as lost:

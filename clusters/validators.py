@@ -16,6 +16,7 @@ from django.utils.translation import gettext_lazy as _
 
 from clusters.errors import IdentityRefused
 from clusters.identity import check_unix_name
+from clusters.languages import told
 
 SLURM_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,99}\Z")
 NAMESPACE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}\Z")
@@ -47,7 +48,7 @@ def validate_unix_name(value: str) -> None:
     try:
         check_unix_name(value)
     except IdentityRefused as refused:
-        raise ValidationError(refused.user_message, code="unix_name") from refused
+        raise ValidationError(told(refused.user_message), code="unix_name") from refused
 
 
 def validate_slurm_name(value: str) -> None:

@@ -22,6 +22,7 @@ from django.views.decorators.debug import sensitive_post_parameters
 from django.views.decorators.http import require_http_methods, require_POST
 
 from clusters.errors import IdentityRefused
+from clusters.languages import told
 from clusters.models import Cluster, Membership, unix_user_for
 from gateway.models import ApiToken, User
 from gateway.token_api import MAX_TOKENS
@@ -64,7 +65,7 @@ def unix_names(user: User) -> list[dict[str, str]]:
         try:
             rows.append({"cluster": str(cluster), "name": unix_user_for(user, cluster), "why": ""})
         except IdentityRefused as refused:
-            rows.append({"cluster": str(cluster), "name": "", "why": refused.user_message})
+            rows.append({"cluster": str(cluster), "name": "", "why": told(refused.user_message)})
     return rows
 
 

@@ -28,10 +28,12 @@ from rest_framework import exceptions as drf
 from rest_framework.views import set_rollback
 
 from clusters import errors as cluster_errors
+from clusters.languages import told
 from jobs import errors as job_errors
 from jobs.archives import ArchiveRefused
 from jobs.plan import PlanError
-from jobs.spec import Problem, SpecError
+from jobs.spec import SpecError
+from jobs.telling import problem_row, problem_said
 
 logger = logging.getLogger(__name__)
 
@@ -178,12 +180,11 @@ def exception_handler(error: Exception, context: Mapping[str, Any]) -> HttpRespo
 
 def _sentence(error: Exception, answer: Answer) -> str:
     if isinstance(error, cluster_errors.ClusterError | job_errors.JobError | ArchiveRefused):
-        return error.user_message
+        return told(error.user_message)
     if isinstance(error, SpecError | PlanError):
-        first = error.problems[0]
         more = len(error.problems) - 1
         rest = " " + _("There are %(count)s more problems.") % {"count": more} if more else ""
-        return f"{first}{_suggestion(first)}{rest}"
+        return problem_said(error.problems[0]) + rest
     if isinstance(error, drf.ValidationError | DjangoValidationError):
         found = list(_errors(error))
         place = f"{found[0]['path']}: " if found and found[0]["path"] else ""
@@ -200,20 +201,12 @@ def _sentence(error: Exception, answer: Answer) -> str:
     return sentences.get(answer.code) or str(error) or _("The request could not be understood.")
 
 
-def _suggestion(found: Problem) -> str:
-    return (
-        f" {_('Did you mean: %(nearest)s') % {'nearest': found.suggestion}}"
-        if found.suggestion
-        else ""
-    )
-
-
 def _errors(error: Exception) -> Iterator[dict[str, Any]]:
     if isinstance(error, SpecError | PlanError):
         for found in error.problems:
-            yield found.as_dict()
+            yield problem_row(found)
     elif isinstance(error, ArchiveRefused):
-        yield {"path": error.entry, "message": error.user_message, "code": error.code}
+        yield {"path": error.entry, "message": told(error.user_message), "code": error.code}
     elif isinstance(error, drf.ValidationError):
         yield from _flatten(error.detail, "")
     elif isinstance(error, DjangoValidationError):

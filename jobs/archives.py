@@ -19,6 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Literal
 
+from clusters.sentences import Sentence, _
+
 Format = Literal["zip", "tar", "tar.gz"]
 Kind = Literal["file", "dir", "symlink", "hardlink"]
 
@@ -52,7 +54,7 @@ class Limits:
 class ArchiveRefused(Exception):
     """The archive is broken or hostile. `code` is stable; the message says which entry and why."""
 
-    def __init__(self, code: str, message: str, *, entry: str = "") -> None:
+    def __init__(self, code: str, message: Sentence, *, entry: str = "") -> None:
         super().__init__(message)
         self.code = code
         self.user_message = message
@@ -96,13 +98,15 @@ class _Seen:
         if self.count > self.limits.files:
             raise ArchiveRefused(
                 "too_many_files",
-                f"The archive holds more than {self.limits.files} files.",
+                _("The archive holds more than %(files)s files.", files=self.limits.files),
             )
         check_sizes(self.unpacked_bytes, self.packed_bytes, self.limits)
         before = self.kinds.get(entry.path)
         if before and not (before == entry.kind == "dir"):
             raise ArchiveRefused(
-                "duplicate", f"{_shown(entry.path)} is in the archive twice.", entry=entry.path
+                "duplicate",
+                _("%(path)s is in the archive twice.", path=_shown(entry.path)),
+                entry=entry.path,
             )
         parts = entry.path.split("/")
         for depth in range(1, len(parts)):
@@ -110,14 +114,21 @@ class _Seen:
             if self.kinds.get(parent, "dir") != "dir":
                 raise ArchiveRefused(
                     "through_link",
-                    f"{_shown(entry.path)} lies below {_shown(parent)}, which is not a directory.",
+                    _(
+                        "%(path)s lies below %(parent)s, which is not a directory.",
+                        path=_shown(entry.path),
+                        parent=_shown(parent),
+                    ),
                     entry=entry.path,
                 )
             self.kinds.setdefault(parent, "dir")
         if entry.kind == "hardlink" and self.kinds.get(entry.target) not in ("file", "hardlink"):
             raise ArchiveRefused(
                 "link_out",
-                f"{_shown(entry.path)} is a hard link to something that is not in the archive.",
+                _(
+                    "%(path)s is a hard link to something that is not in the archive.",
+                    path=_shown(entry.path),
+                ),
                 entry=entry.path,
             )
         self.kinds[entry.path] = entry.kind
@@ -130,7 +141,10 @@ class _Seen:
             if not _stays_inside(path, self.links):
                 raise ArchiveRefused(
                     "link_out",
-                    f"{_shown(path)} is a link that leads out of the archive, or nowhere.",
+                    _(
+                        "%(path)s is a link that leads out of the archive, or nowhere.",
+                        path=_shown(path),
+                    ),
                     entry=path,
                 )
 
@@ -139,11 +153,15 @@ def check_sizes(unpacked_bytes: int, packed_bytes: int, limits: Limits) -> None:
     if unpacked_bytes > limits.unpacked_bytes:
         raise ArchiveRefused(
             "too_large",
-            f"Unpacked, the archive is larger than {limits.unpacked_bytes // 1024**2} MiB.",
+            _(
+                "Unpacked, the archive is larger than %(limit)s MiB.",
+                limit=limits.unpacked_bytes // 1024**2,
+            ),
         )
     if unpacked_bytes > max(limits.ratio_free_bytes, packed_bytes * limits.ratio):
         raise ArchiveRefused(
-            "bomb", f"The archive unpacks to more than {limits.ratio} times its own size."
+            "bomb",
+            _("The archive unpacks to more than %(ratio)s times its own size.", ratio=limits.ratio),
         )
 
 
@@ -179,26 +197,28 @@ def _shown(name: str) -> str:
 def safe_path(name: str) -> str:
     """An entry's name as a clean relative path; "" for the root itself."""
 
-    def refuse(code: str, why: str) -> ArchiveRefused:
-        return ArchiveRefused(code, f"The entry {_shown(name)} {why}.", entry=name)
+    def refuse(code: str, why: Sentence) -> ArchiveRefused:
+        return ArchiveRefused(
+            code, _("The entry %(name)s %(why)s.", name=_shown(name), why=why), entry=name
+        )
 
     if name.startswith("/") or (len(name) > 1 and name[1] == ":" and name[0].isalpha()):
-        raise refuse("absolute_path", "has an absolute path")
+        raise refuse("absolute_path", _("has an absolute path"))
     if "\\" in name:
-        raise refuse("bad_name", "has a backslash in its name: pack it with / between names")
+        raise refuse("bad_name", _("has a backslash in its name: pack it with / between names"))
     if any(ord(c) < 32 or ord(c) == 127 for c in name):
-        raise refuse("bad_name", "has control characters in its name")
+        raise refuse("bad_name", _("has control characters in its name"))
     try:
         raw = name.encode()
     except UnicodeEncodeError:
-        raise refuse("bad_name", "has a name that is not UTF-8") from None
+        raise refuse("bad_name", _("has a name that is not UTF-8")) from None
     parts = [part for part in name.split("/") if part not in ("", ".")]
     if ".." in parts:
-        raise refuse("climbs_out", "climbs out with “..”")
+        raise refuse("climbs_out", _("climbs out with “..”"))
     if len(raw) > MAX_PATH_BYTES or len(parts) > MAX_DEPTH:
-        raise refuse("bad_name", "has too long a path")
+        raise refuse("bad_name", _("has too long a path"))
     if any(len(part.encode()) > MAX_NAME_BYTES for part in parts):
-        raise refuse("bad_name", "has too long a name")
+        raise refuse("bad_name", _("has too long a name"))
     return "/".join(parts)
 
 
@@ -212,8 +232,10 @@ def detect(path: Path) -> Format:
     if head[257:262] == b"ustar" or _looks_like_old_tar(head):
         return "tar"
     other = next((name for magic, name in OTHERS.items() if head.startswith(magic)), "")
-    found = f"This is {other}." if other else "This is none of them."
-    raise ArchiveRefused("unknown_format", f"Code is taken as zip, tar or tar.gz. {found}")
+    message = _("Code is taken as zip, tar or tar.gz. This is none of them.")
+    if other:
+        message = _("Code is taken as zip, tar or tar.gz. This is %(other)s.", other=other)
+    raise ArchiveRefused("unknown_format", message)
 
 
 def _looks_like_old_tar(head: bytes) -> bool:
@@ -236,7 +258,7 @@ def check_archive(path: Path, limits: Limits | None = None) -> ArchiveInfo:
             seen.add(entry)
     seen.check_links()
     if not any(found in ("file", "hardlink") for found in seen.kinds.values()):
-        raise ArchiveRefused("empty", "There is no file in the archive.")
+        raise ArchiveRefused("empty", _("There is no file in the archive."))
     return ArchiveInfo(format=kind, files=seen.count, unpacked_bytes=seen.unpacked_bytes)
 
 
@@ -277,7 +299,9 @@ def _exactly(source: IO[bytes], entry: Entry) -> Iterator[bytes]:
         chunk = source.read(min(CHUNK, left))
         if not chunk:
             raise ArchiveRefused(
-                "broken", f"{_shown(entry.path)} is shorter than it says.", entry=entry.path
+                "broken",
+                _("%(path)s is shorter than it says.", path=_shown(entry.path)),
+                entry=entry.path,
             )
         left -= len(chunk)
         yield chunk
@@ -315,7 +339,7 @@ def _entries(path: Path, kind: Format, limits: Limits) -> Iterator[Iterator[Entr
         RuntimeError,
     ) as error:
         raise ArchiveRefused(
-            "broken", f"The archive is damaged or incomplete ({error})."
+            "broken", _("The archive is damaged or incomplete (%(error)s).", error=error)
         ) from error
 
 
@@ -341,14 +365,14 @@ class _Guarded(io.RawIOBase):
 
     def read(self, size: int = -1) -> bytes:
         if size < 0 or size > MAX_HEADER_BYTES:
-            raise ArchiveRefused("bad_header", "The archive has a header of unreasonable size.")
+            raise ArchiveRefused("bad_header", _("The archive has a header of unreasonable size."))
         data = self._stream.read(size)
         self._advance(self._position + len(data))
         return data
 
     def seek(self, offset: int, whence: int = 0) -> int:
         if whence != 0:
-            raise ArchiveRefused("broken", "The archive is damaged.")
+            raise ArchiveRefused("broken", _("The archive is damaged."))
         while self._position < offset:
             if not (data := self._stream.read(min(CHUNK, offset - self._position))):
                 break
@@ -378,11 +402,11 @@ def _tar_entries(tar: tarfile.TarFile) -> Iterator[Entry]:
                 yield Entry(path, "dir", mtime=int(member.mtime))
             continue
         if not path:
-            raise ArchiveRefused("bad_name", "An entry of the archive has no name.")
+            raise ArchiveRefused("bad_name", _("An entry of the archive has no name."))
         if member.issparse() or not (member.isreg() or member.issym() or member.islnk()):
             raise ArchiveRefused(
                 "special_file",
-                f"{_shown(path)} is a device, a pipe or another special file.",
+                _("%(path)s is a device, a pipe or another special file.", path=_shown(path)),
                 entry=path,
             )
         if member.issym():
@@ -407,40 +431,46 @@ def _tar_entries(tar: tarfile.TarFile) -> Iterator[Entry]:
 def _tar_file(tar: tarfile.TarFile, member: tarfile.TarInfo) -> IO[bytes]:
     file = tar.extractfile(member)
     if file is None:
-        raise ArchiveRefused("broken", f"{_shown(member.name)} cannot be read.")
+        raise ArchiveRefused("broken", _("%(name)s cannot be read.", name=_shown(member.name)))
     return file
 
 
 def _target(target: str, path: str) -> str:
     if not target or len(target) > MAX_PATH_BYTES or any(ord(c) < 32 for c in target):
-        raise ArchiveRefused("link_out", f"{_shown(path)} is a link to nowhere.", entry=path)
+        raise ArchiveRefused(
+            "link_out", _("%(path)s is a link to nowhere.", path=_shown(path)), entry=path
+        )
     return target
 
 
 def _zip_entries(archive: zipfile.ZipFile, packed_bytes: int, limits: Limits) -> Iterator[Entry]:
     infos = archive.infolist()
     if len(infos) > limits.files:
-        raise ArchiveRefused("too_many_files", f"The archive holds more than {limits.files} files.")
+        raise ArchiveRefused(
+            "too_many_files", _("The archive holds more than %(files)s files.", files=limits.files)
+        )
     # Entries that share their packed bytes make a small file unpack to anything.
     if sum(info.compress_size for info in infos) > packed_bytes:
-        raise ArchiveRefused("bomb", "Entries of the archive overlap each other.")
+        raise ArchiveRefused("bomb", _("Entries of the archive overlap each other."))
     for info in infos:
         # `orig_filename` as written: zipfile cuts `filename` at a NUL.
         path = safe_path(info.orig_filename)
         if info.flag_bits & 0x1:
-            raise ArchiveRefused("encrypted", f"{_shown(path)} is encrypted.", entry=path)
+            raise ArchiveRefused(
+                "encrypted", _("%(path)s is encrypted.", path=_shown(path)), entry=path
+            )
         mode = info.external_attr >> 16 if info.create_system == _UNIX else 0o644
         if info.is_dir():
             if path:
                 yield Entry(path, "dir")
             continue
         if not path:
-            raise ArchiveRefused("bad_name", "An entry of the archive has no name.")
+            raise ArchiveRefused("bad_name", _("An entry of the archive has no name."))
         kind = stat.S_IFMT(mode)
         if kind == stat.S_IFLNK:
             if info.file_size > MAX_PATH_BYTES:
                 raise ArchiveRefused(
-                    "link_out", f"{_shown(path)} is a link to nowhere.", entry=path
+                    "link_out", _("%(path)s is a link to nowhere.", path=_shown(path)), entry=path
                 )
             target = archive.read(info).decode("utf-8", errors="surrogateescape")
             yield Entry(path, "symlink", target=_target(target, path))
@@ -455,6 +485,6 @@ def _zip_entries(archive: zipfile.ZipFile, packed_bytes: int, limits: Limits) ->
         else:
             raise ArchiveRefused(
                 "special_file",
-                f"{_shown(path)} is a device, a pipe or another special file.",
+                _("%(path)s is a device, a pipe or another special file.", path=_shown(path)),
                 entry=path,
             )

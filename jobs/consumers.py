@@ -13,13 +13,12 @@ from typing import Any
 from urllib.parse import parse_qs
 
 from channels.generic.websocket import AsyncWebsocketConsumer
-from django.conf import settings
 from django.utils import translation
 
 from jobs.access import EventSight, event_sight
 from jobs.events import EventRow
 from jobs.hub import Subscription, hub_of_this_loop
-from jobs.reasons import sentence_for
+from jobs.reasons import event_data
 from jobs.sockets import CLOSE_NOT_FOUND, CLOSE_TOO_SLOW, GuardedConsumer
 
 MAX_EVENTS_PER_FRAME = 200
@@ -28,10 +27,8 @@ MAX_EVENTS_PER_FRAME = 200
 def event_frame(event: EventRow, language: str) -> dict[str, Any]:
     """The event as JSON, its reason as a sentence in the reader's language."""
     frame = event.as_dict()
-    if event.data.get("reasonCode"):
-        with translation.override(language):
-            sentence = sentence_for(event.data["reasonCode"], event.data.get("reasonParams") or {})
-        frame["data"] = {**event.data, "reason": sentence}
+    with translation.override(language):
+        frame["data"] = event_data(event.data)
     return frame
 
 
@@ -39,11 +36,9 @@ class EventsConsumer(GuardedConsumer):
     _sight: EventSight | None = None
     _subscription: Subscription | None = None
     _sender: asyncio.Task[None] | None = None
-    _language = "en"
 
     def permitted(self) -> bool:
         self._sight = event_sight(self.user)
-        self._language = self.user.language or settings.LANGUAGE_CODE
         if self._sight is not None and self._subscription is not None:
             self._subscription.sight = self._sight
         return self._sight is not None
@@ -83,7 +78,7 @@ class EventsConsumer(GuardedConsumer):
     async def _send_events(self, events: list[EventRow]) -> None:
         for start in range(0, len(events), MAX_EVENTS_PER_FRAME):
             part = events[start : start + MAX_EVENTS_PER_FRAME]
-            frames = [event_frame(event, self._language) for event in part]
+            frames = [event_frame(event, self.language) for event in part]
             await self._send({"type": "events", "events": frames})
 
     async def _send(self, frame: dict[str, Any]) -> None:

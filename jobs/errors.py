@@ -1,4 +1,4 @@
-"""What a service may refuse, as values: a stable code, parameters, and one plain sentence.
+"""What a service may refuse, as values: a stable code, parameters, and one sentence.
 
 No Django and no HTTP here: `gateway` maps these to answers in one table. Mistakes in a job file are
 `jobs.spec.SpecError` and `jobs.plan.PlanError`; what a cluster does is in `clusters.errors`.
@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from typing import Any
 
+from clusters.sentences import Sentence
+
 
 class JobError(Exception):
     """Base of what services refuse."""
 
     code = "refused"
 
-    def __init__(self, user_message: str, **params: Any) -> None:
+    def __init__(self, user_message: Sentence, **params: Any) -> None:
         super().__init__(user_message)
         self.user_message = user_message
         self.params = params

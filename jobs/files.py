@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from clusters.connect import account_of, transport_for
 from clusters.errors import RemoteFileError, RemoteFileMissing
+from clusters.sentences import _
 from clusters.transport import DirEntry, FileStat, Transport
 from jobs.archives import ArchiveRefused, safe_path
 from jobs.errors import InvalidValue, NotAllowed, NotFound, TooLarge
@@ -43,7 +44,7 @@ def attempt_of(job: Job, number: int | None) -> Attempt:
     attempts = Attempt.objects.filter(job=job).order_by("-number")
     found = attempts.filter(number=number).first() if number is not None else attempts.first()
     if found is None:
-        raise NotFound("This job has no such attempt, or none yet.", job=str(job.pk))
+        raise NotFound(_("This job has no such attempt, or none yet."), job=str(job.pk))
     return found
 
 
@@ -62,17 +63,19 @@ def locate(*, job: Job, attempt: Attempt, root: str, path: str, with_variables: 
     found = answer.stdout.split(b"\0")
     if answer.exit_code or len(found) != 3:
         raise RemoteFileMissing(
-            f"There is no {clean or 'directory'} (any more) among the job's files.",
+            _("There is no %(path)s (any more) among the job's files.", path=clean)
+            if clean
+            else _("The job's directory is not there (any more)."),
             detail=answer.error_text,
         )
     real_base, real = (part.decode("utf-8", errors="surrogateescape") for part in found[:2])
     if real != real_base and not real.startswith(real_base.rstrip("/") + "/"):
-        raise RemoteFileMissing(f"{clean} leads out of the job's files.")
+        raise RemoteFileMissing(_("%(path)s leads out of the job's files.", path=clean))
     hidden = ""
     if root == "work" and not with_variables:
         # Of the resolved path: a link elsewhere in the directory may lead there, too.
         if posixpath.relpath(real, real_base).split("/")[0] == VARIABLES:
-            raise NotAllowed("Only its owner may read a job's variables: they may hold secrets.")
+            raise NotAllowed(_("Only its owner may read a job's variables: they may hold secrets."))
         hidden = VARIABLES if real == real_base else ""
     return Place(transport, real, clean, transport.stat(real), hidden)
 
@@ -92,26 +95,30 @@ def _base(job: Job, attempt: Attempt, root: str) -> str:
     if output == "~" or output.startswith("~/"):
         output = home + output[1:]
     if not output.startswith("/"):
-        raise NotFound("This job names no output directory on the cluster.", job=str(job.pk))
+        raise NotFound(_("This job names no output directory on the cluster."), job=str(job.pk))
     return output
 
 
 def list_files(place: Place) -> list[DirEntry]:
     if place.stat.kind != "dir":
-        raise InvalidValue(f"{place.path} is not a directory.", path=place.path)
+        raise InvalidValue(_("%(path)s is not a directory.", path=place.path), path=place.path)
     return [entry for entry in place.transport.list_dir(place.real) if entry.name != place.hidden]
 
 
 def read_file(place: Place, *, offset: int = 0, limit: int | None = None) -> Iterator[bytes]:
     if place.stat.kind != "file":
-        raise InvalidValue(f"{place.path or 'This'} is not a file.", path=place.path)
+        raise InvalidValue(
+            _("%(path)s is not a file.", path=place.path or _("This")), path=place.path
+        )
     return place.transport.read_stream(place.real, offset, limit)
 
 
 def tar_files(place: Place) -> Iterator[bytes]:
     """A directory as a tar, file by file as they are read; unreadable files are left out."""
     if place.stat.kind != "dir":
-        raise InvalidValue(f"{place.path or 'This'} is not a directory.", path=place.path)
+        raise InvalidValue(
+            _("%(path)s is not a directory.", path=place.path or _("This")), path=place.path
+        )
     return _tar(place.transport, place.real, list_files(place))
 
 
@@ -123,7 +130,12 @@ def _tar(transport: Transport, top: str, first: list[DirEntry]) -> Iterator[byte
         for entry in entries:
             count += 1
             if count > MAX_TAR_FILES:
-                raise TooLarge(f"More than {MAX_TAR_FILES} files: download them one by one.")
+                raise TooLarge(
+                    _(
+                        "More than %(limit)s files: download them one by one.",
+                        limit=MAX_TAR_FILES,
+                    )
+                )
             name = posixpath.join(folder, entry.name)
             real = posixpath.join(top, name)
             if entry.stat.kind == "dir":

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from clusters.errors import ClusterError, RemoteFileMissing
+from clusters.sentences import _
 from clusters.transport import FollowEvent, Transport
 from jobs.logs import Log, LogKey, log_size, verdict
 from jobs.services import watch_job
@@ -122,7 +123,7 @@ class Follower:
             self._ring_bytes = 0
             self._blocks.clear()
         else:
-            self.waiting_for = event.reason or "waiting"
+            self.waiting_for = event.reason or _("The log cannot be read at the moment.")
         self._wake()
 
     def _append(self, offset: int, data: bytes) -> None:

@@ -10,8 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import reduce
 from typing import Any
 
+from clusters.sentences import Sentence, _, together
 from jobs.expressions import (
     Expression,
     HostList,
@@ -164,7 +166,11 @@ _STRATEGY_WORDS: Mapping[str, str] = {
 
 
 class FrameworkError(ValueError):
-    """A framework, strategy or set of roles that does not go together; the text is for people."""
+    """A framework, strategy or set of roles that does not go together."""
+
+    def __init__(self, message: Sentence) -> None:
+        super().__init__(message)
+        self.message = message
 
 
 def frameworks() -> tuple[str, ...]:
@@ -178,8 +184,9 @@ def find_strategy(framework: str, strategy: str = "") -> Strategy:
     known = [row for row in STRATEGIES if row.framework == name]
     if not known:
         near = get_close_matches(name, frameworks(), n=1)
-        hint = f' Did you mean "{near[0]}"?' if near else ""
-        raise FrameworkError(f"must be one of {', '.join(frameworks())}.{hint}")
+        choices = _("must be one of %(choices)s.", choices=", ".join(frameworks()))
+        hint = _('Did you mean "%(near)s"?', near=near[0]) if near else ""
+        raise FrameworkError(together(choices, hint))
     wanted = identifier(strategy)
     wanted = _STRATEGY_WORDS.get(wanted, wanted)
     if not wanted:
@@ -191,7 +198,9 @@ def find_strategy(framework: str, strategy: str = "") -> Strategy:
     found = next((row for row in known if row.name == wanted), None)
     if found is None:
         names = ", ".join(row.name for row in known)
-        raise FrameworkError(f"{name} knows these strategies: {names}.")
+        raise FrameworkError(
+            _("%(name)s knows these strategies: %(names)s.", name=name, names=names)
+        )
     return found
 
 
@@ -241,12 +250,20 @@ def cast(spec: JobSpec) -> Cast | None:
     missing = [part for part in strategy.required if part not in parts]
     if missing:
         raise FrameworkError(
-            f"{strategy.framework} with strategy {strategy.name} needs a role named "
-            + " and one named ".join(f'"{part}"' for part in missing)
-            + "."
+            _(
+                "%(framework)s with strategy %(name)s needs a role named %(parts)s.",
+                framework=strategy.framework,
+                name=strategy.name,
+                parts=reduce(
+                    lambda some, part: _("%(some)s and one named %(part)s", some=some, part=part),
+                    [f'"{part}"' for part in missing],
+                ),
+            )
         )
     if len(parts.get("chief", ())) > 1 or sum(r.task_number for r in parts.get("chief", ())) > 1:
-        raise FrameworkError(f"{strategy.framework} wants a single chief or master task.")
+        raise FrameworkError(
+            _("%(framework)s wants a single chief or master task.", framework=strategy.framework)
+        )
     return Cast(strategy, {part: tuple(roles) for part, roles in parts.items()})
 
 
@@ -432,11 +449,17 @@ def make_roles(
     for part in counts:
         if part not in known:
             raise FrameworkError(
-                f'{row.framework} with strategy {row.name} has no role "{part}"; it has {", ".join(known)}.'
+                _(
+                    '%(framework)s with strategy %(name)s has no role "%(part)s"; it has %(names)s.',
+                    framework=row.framework,
+                    name=row.name,
+                    part=part,
+                    names=", ".join(known),
+                )
             )
     for part in row.required:
         if counts.get(part, 0) < 1:
-            raise FrameworkError(f'at least one "{part}" is needed.')
+            raise FrameworkError(_('at least one "%(part)s" is needed.', part=part))
     given = resources or {}
     leading = "chief" if counts.get("chief") else "worker"
     roles = []

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from django.db import IntegrityError, transaction
 from django.utils import timezone
 
+from clusters.sentences import _
 from jobs.errors import KeyReused, NotFound
 from jobs.models import IdempotencyKey, Job
 
@@ -40,9 +41,9 @@ def once(*, user: User, key: str, fingerprint: str, create: Callable[[], Job]) -
             raise
     if row.fingerprint != fingerprint:
         raise KeyReused(
-            "This Idempotency-Key was used for another request. Take a new key for a new job.",
+            _("This Idempotency-Key was used for another request. Take a new key for a new job."),
             key=key,
         )
     if row.job is None or row.job.deleted_at is not None:
-        raise NotFound("The job of this Idempotency-Key was deleted.", key=key)
+        raise NotFound(_("The job of this Idempotency-Key was deleted."), key=key)
     return row.job, True

@@ -15,9 +15,11 @@ from typing import Any
 from urllib.parse import parse_qs
 
 from django.db import DatabaseError
-from django.utils.translation import gettext as _
+from django.utils import translation
 
 from clusters.errors import AuthFailed, ClusterError
+from clusters.languages import told
+from clusters.sentences import _
 from jobs.followers import Ending, Follower, View, followers_of_this_loop
 from jobs.logs import Log, LogNotFound, find_log, resolve_offset
 from jobs.models import Job
@@ -75,6 +77,8 @@ class LogConsumer(GuardedConsumer):
         """Nothing is expected from the viewer; whatever comes is dropped."""
 
     async def _tell(self, kind: str, **fields: Any) -> None:
+        with translation.override(self.language):
+            fields |= {name: told(fields[name]) for name in ("reason", "message") if name in fields}
         await self.send(text_data=json.dumps({"type": kind, **fields}, ensure_ascii=False))
 
     # --- the stream -----------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from clusters.connect import transport_for
 from clusters.errors import CommandFailed, RemoteFileMissing
+from clusters.sentences import _
 from clusters.transport import Transport
 from jobs.access import visible_to
 from jobs.models import Attempt, Job, Task
@@ -190,7 +191,7 @@ def log_size(transport: Transport, path: str) -> int:
     """Of the file only: a directory, device or pipe put in its place is no log."""
     found = transport.stat(path)
     if found.kind != "file":
-        raise RemoteFileMissing(f"{path} is not a file.")
+        raise RemoteFileMissing(_("%(path)s is not a file.", path=path))
     return found.size
 
 
@@ -250,11 +251,13 @@ def search_log(
     if result.exit_code not in (0, 1, 141):
         log_size(transport, log.path)  # says it better when the file is what went away
         raise CommandFailed(
-            "The log could not be searched.", exit_code=result.exit_code, detail=result.error_text
+            _("The log could not be searched."),
+            exit_code=result.exit_code,
+            detail=result.error_text,
         )
     found = []
     for row in result.stdout.split(b"\n"):
-        line, _, rest = row.partition(b":")
+        line, _colon, rest = row.partition(b":")
         offset, colon, _matched = rest.partition(b":")
         if colon and line.isdigit() and offset.isdigit():
             found.append(Match(int(offset), int(line)))

@@ -218,7 +218,7 @@ class Job(models.Model):
     @reason.setter
     def reason(self, value: Reason) -> None:
         self.reason_code = value.code
-        self.reason_params = dict(value.params)
+        self.reason_params = value.stored_params()
         self.reason_text = value.text
 
     def duration_s(self, now: datetime | None = None) -> float | None:
@@ -331,7 +331,7 @@ class Attempt(models.Model):
     @reason.setter
     def reason(self, value: Reason) -> None:
         self.reason_code = value.code
-        self.reason_params = dict(value.params)
+        self.reason_params = value.stored_params()
         self.reason_text = value.text
 
 

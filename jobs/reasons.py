@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from django.utils.functional import Promise
-from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
+from clusters.languages import told
 from clusters.slurm.reasons import explain_reason
 from jobs.states import Reason
 
@@ -130,15 +130,30 @@ def signal_name(number: int) -> str:
         return f"signal {number}"
 
 
+def told_params(params: Mapping[str, Any]) -> dict[str, Any]:
+    """Sentences among a reason's parameters, as rows keep them, in the reader's language."""
+    return {k: told(v) if isinstance(v, Mapping) else v for k, v in params.items()}
+
+
+def event_data(data: Mapping[str, Any]) -> dict[str, Any]:
+    """What an event tells, with its reason as a sentence in the reader's language."""
+    shown = dict(data)
+    if code := data.get("reasonCode"):
+        params = data.get("reasonParams") or {}
+        shown["reasonParams"] = told_params(params)
+        shown["reason"] = sentence_for(code, params, data.get("reasonText", ""))
+    if "refused" in data:
+        shown["refused"] = told(data["refused"])
+    return shown
+
+
 def sentence_for(code: str, params: Mapping[str, Any] | None = None, text: str = "") -> str:
     """The sentence of a reason code; empty for no reason; Slurm's own words for an unknown one."""
     values = dict(params or {})
     if not code:
         return ""
     if code == "pending":
-        explanation = explain_reason(str(values.get("slurm", "")))
-        words = {key: gettext(str(value)) for key, value in explanation.params.items()}
-        return gettext(explanation.template).format(**words)
+        return told(explain_reason(str(values.get("slurm", ""))).sentence)
     if code == "retrying":
         values["why"] = sentence_for(str(values.pop("code", "")), values)
     if "signal" in values:
@@ -147,6 +162,7 @@ def sentence_for(code: str, params: Mapping[str, Any] | None = None, text: str =
         values["signal"] = signal_name(number)
     elif "exit_code" in values:
         values["hint"] = str(EXIT_HINTS.get(int(values["exit_code"]), ""))
+    values |= told_params(values)
     template = SENTENCES.get(code)
     if template is None:
         return text or code

@@ -15,6 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import Literal
 
+from clusters.sentences import Sentence, _
 from jobs.frameworks import uses_srun_mpi
 from jobs.images import ResolvedImage, resolve_image
 from jobs.paths import AttemptPaths
@@ -71,7 +72,11 @@ def build_stop_argv(slurm_job_id: str) -> list[str]:
 
 
 class RenderError(ValueError):
-    """The runtime cannot carry something that the job says; the text is for people."""
+    """The runtime cannot carry something that the job says."""
+
+    def __init__(self, message: Sentence) -> None:
+        super().__init__(message)
+        self.message = message
 
 
 def quote(text: str) -> str:
@@ -181,7 +186,7 @@ def sbatch_line(option: str, value: object) -> str:
     """One #SBATCH line. sbatch splits lines like a shell, without expanding anything."""
     text = str(value)
     if any(ord(c) < 32 for c in text):
-        raise RenderError(f"--{option} cannot hold control characters.")
+        raise RenderError(_("--%(option)s cannot hold control characters.", option=option))
     if not _PLAIN_OPTION.fullmatch(text):
         text = '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
     return f"#SBATCH --{option}={text}"
@@ -428,7 +433,10 @@ def _enroot_paths(binds: Iterable[Bind]) -> None:
         for path in (bind.source, bind.target):
             if re.search(r"[\s\\#$,:]", path):
                 raise RenderError(
-                    f"This cluster's container runtime cannot mount the path {path!r}."
+                    _(
+                        "This cluster's container runtime cannot mount the path %(path)r.",
+                        path=path,
+                    )
                 )
 
 
@@ -547,7 +555,10 @@ def _image_of(spec: JobSpec, role: TaskRole, default: str, options: RenderOption
     name = spec.image_of(role) or default
     if not name:
         raise RenderError(
-            f"Role {role.name} names no container image, and there is no default one."
+            _(
+                "Role %(name)s names no container image, and there is no default one.",
+                name=role.name,
+            )
         )
     return resolve_image(
         name,

@@ -14,11 +14,16 @@ from uuid import UUID
 from cryptography.fernet import Fernet, InvalidToken
 from django.conf import settings
 
+from clusters.sentences import _
 from jobs.models import Job, JobSecret
 
 
 class SecretsUnreadable(Exception):
     """SECRET_KEY is not the one with which they were written."""
+
+    message = _(
+        "The job's secrets were stored with another SLUICE_SECRET_KEY. Submit the job again."
+    )
 
 
 def _fernet() -> Fernet:
@@ -39,9 +44,7 @@ def load(job: Job) -> dict[str, str]:
     try:
         values = json.loads(_fernet().decrypt(bytes(row.data)))
     except InvalidToken as error:
-        raise SecretsUnreadable(
-            "The job's secrets were stored with another SLUICE_SECRET_KEY. Submit the job again."
-        ) from error
+        raise SecretsUnreadable(SecretsUnreadable.message) from error
     return {str(name): str(value) for name, value in values.items()}
 
 

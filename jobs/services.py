@@ -19,6 +19,7 @@ from django.utils import timezone
 from clusters.access import can_submit
 from clusters.errors import ClusterError
 from clusters.models import Namespace, capacity_of, unix_user_for
+from clusters.sentences import _
 from jobs import secrets as job_secrets
 from jobs.access import Verb, can, can_remove_files
 from jobs.errors import (
@@ -50,8 +51,11 @@ def plan_job(*, spec: JobSpec, namespace: Namespace) -> Plan:
     capacity = capacity_of(namespace.cluster)
     if capacity is None:
         raise ClusterNotReady(
-            f"Cluster {namespace.cluster.name} has not answered yet, so Sluice does not know what "
-            "it has. Try again in a minute.",
+            _(
+                "Cluster %(name)s has not answered yet, so Sluice does not know what it has. Try again "
+                "in a minute.",
+                name=namespace.cluster.name,
+            ),
             cluster=namespace.cluster.name,
         )
     return plan(spec, namespace.rules(), capacity)
@@ -71,7 +75,8 @@ def create_job(
     """Take a job in. Raises NotAllowed, PlanError, NameTaken, ClusterNotReady, ClusterError."""
     if not can_submit(by, namespace):
         raise NotAllowed(
-            f"You may not submit jobs to namespace {namespace.name}.", namespace=namespace.name
+            _("You may not submit jobs to namespace %(name)s.", name=namespace.name),
+            namespace=namespace.name,
         )
     unix_user_for(by, namespace.cluster)  # refuses here rather than after a wait
     made = plan_job(spec=spec, namespace=namespace)
@@ -148,13 +153,19 @@ def delete_job(*, job: Job, by: User, remove_files: bool = False, stop_first: bo
             return job
         if job.is_live and not stop_first:
             raise InvalidTransition(
-                f"Job {job.name} has not ended yet. Stop it first, or stop and delete it.",
+                _(
+                    "Job %(name)s has not ended yet. Stop it first, or stop and delete it.",
+                    name=job.name,
+                ),
                 state=job.state,
             )
         if remove_files and not can_remove_files(by, job):
             raise NotAllowed(
-                f"Only {job.owner.get_username()} may have the files of job {job.name} removed. "
-                "Delete it without them."
+                _(
+                    "Only %(owner)s may have the files of job %(name)s removed. Delete it without them.",
+                    owner=job.owner.get_username(),
+                    name=job.name,
+                )
             )
         job.remove_files = job.remove_files or remove_files
         if job.is_live:
@@ -178,13 +189,18 @@ def retry_job(*, job: Job, by: User) -> Job:
             job = _locked(job, by, Verb.RETRY)
             if job.is_live:
                 raise InvalidTransition(
-                    f"Job {job.name} has not ended yet; only an ended job can be tried again.",
+                    _(
+                        "Job %(name)s has not ended yet; only an ended job can be tried again.",
+                        name=job.name,
+                    ),
                     state=job.state,
                 )
             if job.has_secrets:
                 raise InvalidTransition(
-                    f"The secret values of job {job.name} were not kept after its end. Submit it "
-                    "again with them.",
+                    _(
+                        "The secret values of job %(name)s were not kept after its end. Submit it again with them.",
+                        name=job.name,
+                    ),
                     state=job.state,
                 )
             _apply_plan(job, plan_job(spec=spec_of(job), namespace=job.namespace))
@@ -220,8 +236,10 @@ def clone_job(
         raise _hidden(job)
     if job.has_secrets:
         raise InvalidTransition(
-            f"Job {job.name} was given secret values, which are not copied. Submit its job file "
-            "with your own.",
+            _(
+                "Job %(name)s was given secret values, which are not copied. Submit its job file with your own.",
+                name=job.name,
+            ),
             state=job.state,
         )
     target = namespace or job.namespace
@@ -256,14 +274,20 @@ def change_time_limit(*, job: Job, by: User, time_limit_s: int) -> Job:
         job = _locked(job, by, Verb.TIME_LIMIT)
         longest = job.namespace.max_time_s
         if time_limit_s < MIN_TIME_LIMIT_S:
-            raise InvalidValue("A time limit is at least one minute.", least=MIN_TIME_LIMIT_S)
+            raise InvalidValue(_("A time limit is at least one minute."), least=MIN_TIME_LIMIT_S)
         if longest is not None and time_limit_s > longest and not by.is_superuser:
             raise InvalidValue(
-                f"Namespace {job.namespace.name} lets jobs run {longest} s at most.", most=longest
+                _(
+                    "Namespace %(name)s lets jobs run %(longest)s s at most.",
+                    name=job.namespace.name,
+                    longest=longest,
+                ),
+                most=longest,
             )
         if job.is_ended:
             raise InvalidTransition(
-                f"Job {job.name} has ended; its time limit is history.", state=job.state
+                _("Job %(name)s has ended; its time limit is history.", name=job.name),
+                state=job.state,
             )
         if time_limit_s in (
             job.wanted_time_limit_s,
@@ -363,13 +387,13 @@ def _locked(job: Job, by: User, verb: Verb) -> Job:
             return found
         raise _hidden(job)
     if not can(by, verb, found):
-        raise NotAllowed(f"You may not do this to job {found.name}.", verb=str(verb))
+        raise NotAllowed(_("You may not do this to job %(name)s.", name=found.name), verb=str(verb))
     return found
 
 
 def _hidden(job: Job) -> NotFound:
     """The same answer for a job that is not there and for one that is not yours to know of."""
-    return NotFound("There is no such job, or you may not see it.", job=str(job.pk))
+    return NotFound(_("There is no such job, or you may not see it."), job=str(job.pk))
 
 
 def _open_attempt(job: Job) -> bool:
@@ -384,20 +408,26 @@ def _record(job: Job, kind: str, by: User, data: dict[str, Any]) -> None:
 
 def _name_taken(owner: User, name: str) -> NameTaken:
     return NameTaken(
-        f"{owner.get_username()} already has a job named {name} that has not ended. Choose another "
-        "name, or stop that one first.",
+        _(
+            "%(owner)s already has a job named %(name)s that has not ended. Choose another "
+            "name, or stop that one first.",
+            owner=owner.get_username(),
+            name=name,
+        ),
         name=name,
     )
 
 
 def _checked_labels(labels: Mapping[str, str]) -> dict[str, str]:
     if len(labels) > MAX_LABELS:
-        raise InvalidValue(f"At most {MAX_LABELS} labels.", most=MAX_LABELS)
+        raise InvalidValue(_("At most %(limit)s labels.", limit=MAX_LABELS), most=MAX_LABELS)
     for key, value in labels.items():
         if not _LABEL.match(key) or len(str(value)) > 500:
             raise InvalidValue(
-                f"Label {key[:100]!r}: names are 1 to 100 printable characters, values text of at "
-                "most 500.",
+                _(
+                    "Label %(key)r: names are 1 to 100 printable characters, values text of at most 500.",
+                    key=key[:100],
+                ),
                 label=key[:100],
             )
     return dict(labels)

@@ -25,6 +25,8 @@ from django.db import close_old_connections
 from django.http import HttpRequest
 from django.http.request import split_domain_port, validate_host
 from django.utils.module_loading import import_string
+from django.utils.translation import get_supported_language_variant
+from django.utils.translation.trans_real import parse_accept_lang_header
 
 if TYPE_CHECKING:
     from gateway.models import User
@@ -78,12 +80,24 @@ def _header(scope: Scope, name: bytes) -> str:
     return ""
 
 
-def _session_key(scope: Scope) -> str:
+def _cookie(scope: Scope, name: str) -> str:
     cookies = SimpleCookie()
     with contextlib.suppress(CookieError):
         cookies.load(_header(scope, b"cookie"))
-    morsel = cookies.get(settings.SESSION_COOKIE_NAME)
+    morsel = cookies.get(name)
     return morsel.value if morsel else ""
+
+
+def language_of(scope: Scope, user: User) -> str:
+    """As a page would choose: what was chosen there, what the person likes, what the program asks for."""
+    wanted = [_cookie(scope, settings.LANGUAGE_COOKIE_NAME), user.language]
+    wanted += [
+        code for code, _weight in parse_accept_lang_header(_header(scope, b"accept-language"))
+    ]
+    for code in wanted:
+        with contextlib.suppress(LookupError):
+            return get_supported_language_variant(code)
+    return str(settings.LANGUAGE_CODE)
 
 
 def person_of_session(session_key: str) -> Person:
@@ -129,7 +143,11 @@ class SocketGuard:
         def person() -> Person:
             if bearer:
                 return person_of_token(bearer)
-            return person_of_session(_session_key(scope)) if origin else AnonymousUser()
+            return (
+                person_of_session(_cookie(scope, settings.SESSION_COOKIE_NAME))
+                if origin
+                else AnonymousUser()
+            )
 
         user = await in_thread(person)
         if not user.is_authenticated or not user.is_active:
@@ -145,6 +163,7 @@ class GuardedConsumer(AsyncWebsocketConsumer):
     """A websocket of one known person. Subclasses implement `opened`, `closed` and `permitted`."""
 
     user: User
+    language = "en"
     _person_now: Callable[[], Person]
     _counted = False
     _recheck: asyncio.Task[None] | None = None
@@ -153,6 +172,7 @@ class GuardedConsumer(AsyncWebsocketConsumer):
         scope = cast(Scope, self.scope)
         self.user = scope["user"]
         self._person_now = scope["person_now"]
+        self.language = language_of(scope, self.user)
         await self.accept()
         if _open_sockets[self.user.pk] >= settings.SOCKETS_PER_PERSON:
             await self.close(code=CLOSE_TOO_MANY, reason="too many open connections")
@@ -184,6 +204,7 @@ class GuardedConsumer(AsyncWebsocketConsumer):
                     await self.close(code=CLOSE_SIGNED_OUT, reason="signed out")
                     return
                 self.user = user
+                self.language = language_of(cast(Scope, self.scope), user)
                 if not await in_thread(self.permitted):
                     await self.close(code=CLOSE_FORBIDDEN, reason="no longer allowed")
                     return

@@ -13,6 +13,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any
 
+from clusters.sentences import stored
 from clusters.slurm.states import Phase, job_state
 
 
@@ -61,6 +62,10 @@ class Reason:
     code: str = ""
     params: Mapping[str, Any] = field(default_factory=dict)
     text: str = ""
+
+    def stored_params(self) -> dict[str, Any]:
+        """For a row: sentences among the parameters keep their template."""
+        return {name: stored(value) for name, value in self.params.items()}
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,11 +15,12 @@ from clusters.access import can_see, namespaces_open_to
 from clusters.errors import IdentityRefused
 from clusters.models import Namespace, ResourceSpec, capacity_of, unix_user_for
 from clusters.prepared import Prepared
+from clusters.sentences import _, together
 from jobs.errors import ClusterNotReady
 from jobs.importers import LoadResult, Site, load_document, load_text
 from jobs.models import CodeUpload, Job
 from jobs.paths import AttemptPaths
-from jobs.plan import Plan, PlanError, can_start_now, describe
+from jobs.plan import Note, Plan, PlanError, can_start_now
 from jobs.render_settings import options_for
 from jobs.script import RenderError, render
 from jobs.services import create_job, plan_job
@@ -80,8 +81,10 @@ def read_submission(
     if code is None and spec.code is not None and spec.code.selector == "codeFile":
         raise SpecError.single(
             "code",
-            "The job file says that code is uploaded with it, but none came. Send the archive as "
-            "“code”, or name one you have uploaded.",
+            _(
+                "The job file says that code is uploaded with it, but none came. Send the archive as "
+                "“code”, or name one you have uploaded."
+            ),
             code="code_missing",
         )
     values = {**loaded.secrets, **(secrets or {})}
@@ -136,13 +139,23 @@ def _namespace(spec: JobSpec, by: User) -> tuple[Namespace, list[Warning]]:
     open_now = list(namespaces_open_to(by).select_related("cluster")[:50])
     if spec.namespace == DEFAULT_NAMESPACE and len(open_now) == 1:
         only = open_now[0]
-        return only, [Warning("namespace", f"none was named; the job goes to {only.name}.")]
+        return only, [
+            Warning("namespace", _("none was named; the job goes to %(name)s.", name=only.name))
+        ]
     names = [namespace.name for namespace in open_now]
     near = get_close_matches(spec.namespace, names, n=1)
-    known = f"Yours are: {', '.join(names)}." if names else "You are in none yet."
+    known = (
+        _("Yours are: %(names)s.", names=", ".join(names)) if names else _("You are in none yet.")
+    )
     raise SpecError.single(
         "namespace",
-        f"there is no namespace {spec.namespace}, or you are not in it. {known}",
+        together(
+            _(
+                "there is no namespace %(namespace)s, or you are not in it.",
+                namespace=spec.namespace,
+            ),
+            known,
+        ),
         code="namespace_unknown",
         value=spec.namespace,
         suggestion=near[0] if near else "",
@@ -153,7 +166,7 @@ def _checked_secrets(spec: JobSpec, values: Mapping[str, str]) -> dict[str, str]
     problems = [
         Problem(
             f"secrets.{name}"[:100],
-            "is not among the job file's secrets.",
+            _("is not among the job file's secrets."),
             "secret_unknown",
             suggestion=next(iter(get_close_matches(name, spec.secrets, n=1)), ""),
         )
@@ -161,7 +174,7 @@ def _checked_secrets(spec: JobSpec, values: Mapping[str, str]) -> dict[str, str]
         if name not in spec.secrets
     ]
     problems += [
-        Problem(f"secrets.{name}", "must be given: the job file names it.", "secret_missing")
+        Problem(f"secrets.{name}", _("must be given: the job file names it."), "secret_missing")
         for name in spec.secrets
         if name not in values
     ]
@@ -177,8 +190,11 @@ def _image_logins(loaded: LoadResult) -> list[Warning]:
     return [
         Warning(
             "prerequisites",
-            f"the login for {images} is not kept. Log in once on the cluster with the container "
-            "runtime itself if the image is not public.",
+            _(
+                "the login for %(images)s is not kept. Log in once on the cluster with the container "
+                "runtime itself if the image is not public.",
+                images=images,
+            ),
         )
     ]
 
@@ -189,7 +205,7 @@ def submit(*, by: User, submission: Submission, cloned_from: Any = None) -> Job:
         spec=submission.spec,
         namespace=submission.namespace,
         secrets=submission.secrets,
-        warnings=[warning.as_dict() for warning in submission.warnings],
+        warnings=[warning.as_row() for warning in submission.warnings],
         labels=submission.spec.labels,
         code_upload=submission.code,
         cloned_from=cloned_from,
@@ -202,9 +218,8 @@ class Preview:
 
     submission: Submission
     plan: Plan | None = None
-    words: str = ""
     starts_now: bool | None = None
-    obstacles: tuple[Mapping[str, Any], ...] = ()
+    obstacles: tuple[Note, ...] = ()
     script: str = ""
     problems: tuple[Problem, ...] = ()
 
@@ -227,18 +242,15 @@ def preview(*, by: User, submission: Submission) -> Preview:
     script = ""
     try:
         script = _script(submission, made, unix_user_for(by, submission.namespace.cluster))
-    except (RenderError, IdentityRefused) as error:
-        problems.append(Problem("", str(error), "cannot_run"))
-    obstacles = check.obstacles if check else ()
+    except RenderError as error:
+        problems.append(Problem("", error.message, "cannot_run"))
+    except IdentityRefused as error:
+        problems.append(Problem("", error.user_message, "cannot_run"))
     return Preview(
         submission,
         plan=made,
-        words=describe(made),
         starts_now=check.now if check else None,
-        obstacles=tuple(
-            {"code": note.code, "message": note.message, "params": note.params}
-            for note in obstacles
-        ),
+        obstacles=check.obstacles if check else (),
         script=script,
         problems=tuple(problems),
     )

@@ -16,6 +16,7 @@ from django.utils import timezone
 
 from clusters.access import Role, has_role, namespaces_visible_to, role_of
 from clusters.models import Namespace
+from clusters.sentences import _, together
 from jobs import services
 from jobs.errors import InvalidValue, NotAllowed, NotFound, VersionConflict
 from jobs.importers import load_document
@@ -59,7 +60,7 @@ def can_change(user: User, template: JobTemplate) -> bool:
 def find_template(*, id: uuid.UUID, by: User) -> JobTemplate:
     found = templates_visible_to(by).select_related("owner", "namespace").filter(pk=id).first()
     if found is None:
-        raise NotFound("There is no such template, or you may not see it.", template=str(id))
+        raise NotFound(_("There is no such template, or you may not see it."), template=str(id))
     return found
 
 
@@ -67,7 +68,7 @@ def document_of_text(text: str) -> dict[str, Any]:
     """A job file's text, in any dialect, as the document that a template keeps."""
     document = parse_text(text).document
     if not isinstance(document, dict):
-        raise SpecError.single("", "must be a mapping of fields.", code="not_a_mapping")
+        raise SpecError.single("", _("must be a mapping of fields."), code="not_a_mapping")
     return document
 
 
@@ -98,7 +99,10 @@ def parameters_of_document(document: Mapping[str, Any]) -> list[Parameter]:
 def _check(document: Mapping[str, Any], parameters: Sequence[Parameter]) -> None:
     """The template makes a job file that can be read, with stand-ins where nothing is given."""
     if len(parameters) > MAX_PARAMETERS:
-        raise InvalidValue(f"At most {MAX_PARAMETERS} parameters.", most=MAX_PARAMETERS)
+        raise InvalidValue(
+            _("At most %(limit)s parameters.", limit=MAX_PARAMETERS),
+            most=MAX_PARAMETERS,
+        )
     check_parameters(parameters, document)
     stand_ins = {parameter.name: parameter.stand_in() for parameter in parameters}
     loaded = load_document(fill(document, parameters, stand_ins))
@@ -107,7 +111,7 @@ def _check(document: Mapping[str, Any], parameters: Sequence[Parameter]) -> None
             [
                 Problem(
                     "secrets",
-                    "a template keeps no secret values; give them when a job is submitted.",
+                    _("a template keeps no secret values; give them when a job is submitted."),
                     "secret_in_template",
                 )
             ]
@@ -117,16 +121,20 @@ def _check(document: Mapping[str, Any], parameters: Sequence[Parameter]) -> None
 def _namespace(name: str | None, visibility: str, by: User) -> Namespace | None:
     if not name:
         if visibility == Visibility.NAMESPACE:
-            raise InvalidValue("A template for a namespace must name it.", field="namespace")
+            raise InvalidValue(_("A template for a namespace must name it."), field="namespace")
         return None
     visible = namespaces_visible_to(by)
     found = visible.filter(name=name).first()
     if found is None:
         near = get_close_matches(name, visible.values_list("name", flat=True)[:200], n=1)
-        hint = f" Did you mean {near[0]}?" if near else ""
-        raise InvalidValue(f"You are in no namespace {name}.{hint}", namespace=name)
+        hint = _('Did you mean "%(near)s"?', near=near[0]) if near else ""
+        raise InvalidValue(
+            together(_("You are in no namespace %(name)s.", name=name), hint), namespace=name
+        )
     if visibility == Visibility.NAMESPACE and not has_role(by, found, at_least=Role.MEMBER):
-        raise NotAllowed(f"Only members may keep templates in namespace {name}.", namespace=name)
+        raise NotAllowed(
+            _("Only members may keep templates in namespace %(name)s.", name=name), namespace=name
+        )
     return found
 
 
@@ -158,7 +166,7 @@ def change_template(
 ) -> JobTemplate:
     """`changes` holds any of name, description, visibility, namespace, document, parameters."""
     if not can_change(by, template):
-        raise NotAllowed("You may use this template, but not change it. Copy it first.")
+        raise NotAllowed(_("You may use this template, but not change it. Copy it first."))
     values = dict(changes)
     visibility = values.get("visibility", template.visibility)
     # Whoever left a namespace no longer writes what its members run, also not the template's owner.
@@ -179,7 +187,9 @@ def change_template(
     )
     if not changed:
         raise VersionConflict(
-            "Someone changed this template since you opened it. Load it again and repeat your change.",
+            _(
+                "Someone changed this template since you opened it. Load it again and repeat your change."
+            ),
             version=version,
         )
     template.refresh_from_db()
@@ -203,7 +213,7 @@ def copy_template(*, template: JobTemplate, by: User, name: str = "") -> JobTemp
 
 def delete_template(*, template: JobTemplate, by: User) -> None:
     if not can_change(by, template):
-        raise NotAllowed("You may use this template, but not delete it.")
+        raise NotAllowed(_("You may use this template, but not delete it."))
     JobTemplate.objects.filter(pk=template.pk).delete()
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any
 
+from clusters.sentences import Sentence, _
 from jobs.spec import Problem, SpecError
 
 PLACEHOLDER = re.compile(r"<%\s*\$parameters\.([A-Za-z_][A-Za-z0-9_]*)\s*%>")
@@ -71,28 +72,30 @@ def check_value(parameter: Parameter, value: Any) -> Scalar:
     """The value as the parameter's kind; a number written as text is read as one."""
     path = f"parameters.{parameter.name}"
 
-    def refuse(message: str) -> SpecError:
+    def refuse(message: Sentence) -> SpecError:
         return SpecError([Problem(path, message, code="parameter", value=str(value)[:80])])
 
     kind = parameter.kind
     if kind in ("text", "choice"):
         if isinstance(value, bool) or not isinstance(value, str | int | float):
-            raise refuse("must be text.")
+            raise refuse(_("must be text."))
         text = str(value)
         if len(text) > MAX_TEXT or "\0" in text:
-            raise refuse(f"must be text of at most {MAX_TEXT} characters, without NUL.")
+            raise refuse(
+                _("must be text of at most %(limit)s characters, without NUL.", limit=MAX_TEXT)
+            )
         if kind == "choice" and text not in parameter.choices:
-            raise refuse(f"must be one of {', '.join(parameter.choices)}.")
+            raise refuse(_("must be one of %(choices)s.", choices=", ".join(parameter.choices)))
         return text
     if kind == "flag":
         if isinstance(value, str) and value.lower() in ("true", "false"):
             return value.lower() == "true"
         if not isinstance(value, bool):
-            raise refuse("must be true or false.")
+            raise refuse(_("must be true or false."))
         return value
     number = _number(value)
     if number is None or (kind == "whole" and not float(number).is_integer()):
-        raise refuse("must be a whole number." if kind == "whole" else "must be a number.")
+        raise refuse(_("must be a whole number.") if kind == "whole" else _("must be a number."))
     return int(number) if kind == "whole" else number
 
 
@@ -155,12 +158,14 @@ def check_parameters(parameters: Sequence[Parameter], job_file: Any) -> None:
         path = f"parameters[{index}]"
         if not NAME.match(parameter.name):
             problems.append(
-                Problem(f"{path}.name", "must be letters, digits and _, no digit first.", "name")
+                Problem(f"{path}.name", _("must be letters, digits and _, no digit first."), "name")
             )
         if names.index(parameter.name) != index:
-            problems.append(Problem(f"{path}.name", "is there twice.", "duplicate"))
+            problems.append(Problem(f"{path}.name", _("is there twice."), "duplicate"))
         if parameter.kind == "choice" and not parameter.choices:
-            problems.append(Problem(f"{path}.choices", "must name at least one choice.", "choices"))
+            problems.append(
+                Problem(f"{path}.choices", _("must name at least one choice."), "choices")
+            )
         elif parameter.default is not None:
             try:
                 check_value(parameter, parameter.default)
@@ -170,7 +175,7 @@ def check_parameters(parameters: Sequence[Parameter], job_file: Any) -> None:
         problems.append(
             Problem(
                 "spec",
-                f"uses the parameter {name}, which the template does not declare.",
+                _("uses the parameter %(name)s, which the template does not declare.", name=name),
                 "unknown_parameter",
                 suggestion=nearest(name, names),
             )
@@ -188,7 +193,7 @@ def fill(job_file: Any, parameters: Sequence[Parameter], given: Mapping[str, Any
             problems.append(
                 Problem(
                     f"parameters.{name[:80]}",
-                    "is no parameter of this template.",
+                    _("is no parameter of this template."),
                     "unknown_parameter",
                     suggestion=nearest(name, list(by_name)),
                 )
@@ -201,7 +206,7 @@ def fill(job_file: Any, parameters: Sequence[Parameter], given: Mapping[str, Any
                 values[name] = parameter.default
                 continue
             if parameter.required:
-                problems.append(Problem(f"parameters.{name}", "must be given.", "required"))
+                problems.append(Problem(f"parameters.{name}", _("must be given."), "required"))
                 continue
             if value is None:
                 value = "" if parameter.kind == "text" else parameter.stand_in()

@@ -20,6 +20,7 @@ from django.db import transaction
 from django.db.models import Sum
 from django.utils import timezone
 
+from clusters.sentences import _
 from jobs.archives import Limits, check_archive, tar_chunks
 from jobs.errors import NotFound, TooLarge
 from jobs.models import CodeUpload, UploadOwner
@@ -64,7 +65,10 @@ class Incoming:
         if self.size > settings.UPLOAD_MAX_BYTES:
             self.discard()
             raise TooLarge(
-                f"Code may have {settings.UPLOAD_MAX_BYTES // 1024**2} MiB at most.",
+                _(
+                    "Code may have %(limit)s MiB at most.",
+                    limit=settings.UPLOAD_MAX_BYTES // 1024**2,
+                ),
                 most=settings.UPLOAD_MAX_BYTES,
             )
         self._hash.update(chunk)
@@ -123,8 +127,11 @@ def _check_quota(by: User, sha256: str, size: int) -> None:
     used = mine.aggregate(total=Sum("upload__size"))["total"] or 0
     if used + size > settings.UPLOAD_MAX_BYTES_PER_PERSON:
         raise TooLarge(
-            f"Your uploads together may have {settings.UPLOAD_MAX_BYTES_PER_PERSON // 1024**2} MiB. "
-            "Delete some that are no longer used.",
+            _(
+                "Your uploads together may have %(limit)s MiB. Delete some that "
+                "are no longer used.",
+                limit=settings.UPLOAD_MAX_BYTES_PER_PERSON // 1024**2,
+            ),
             most=settings.UPLOAD_MAX_BYTES_PER_PERSON,
         )
 
@@ -154,7 +161,7 @@ def find_upload(*, sha256: str, by: User) -> CodeUpload:
     """An upload that the person may use. Raises NotFound."""
     found = CodeUpload.objects.filter(sha256=sha256.lower(), owners__user=by).first()
     if found is None:
-        raise NotFound("You have uploaded no code with this SHA-256.", sha256=sha256[:64])
+        raise NotFound(_("You have uploaded no code with this SHA-256."), sha256=sha256[:64])
     return found
 
 

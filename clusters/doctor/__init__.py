@@ -9,13 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from django.contrib.auth import get_user_model
 from django.utils import timezone
-from django.utils.translation import gettext_lazy as _
 
 from clusters.access import roles_of
 from clusters.connect import commands_of, fresh_door
@@ -23,6 +21,7 @@ from clusters.doctor import login, site
 from clusters.doctor.case import Fault, Line, Link, Outcome, Patient
 from clusters.errors import ClusterError, IdentityRefused, SlurmUnavailable
 from clusters.models import Cluster, Membership, Namespace, store_status, unix_user_for
+from clusters.sentences import _, stored
 
 if TYPE_CHECKING:
     from gateway.models import User
@@ -58,7 +57,7 @@ LINKS: tuple[Link, ...] = (
         _("Host key"),
         login.check_host_key,
         ("port",),
-        "See the login node's sshd log for why it broke off.",
+        _("See the login node's sshd log for why it broke off."),
         applies=reached_by_ssh,
     ),
     Link(
@@ -66,15 +65,17 @@ LINKS: tuple[Link, ...] = (
         _("Login of the service account"),
         login.check_service_login,
         ("host_key",),
-        "Correct “service account” of the cluster; it must be a Unix user there.",
+        _("Correct “service account” of the cluster; it must be a Unix user there."),
     ),
     Link(
         "accounts",
         _("Unix accounts"),
         login.check_accounts,
         ("service_login",),
-        "Map the person to a Unix account of their own on their page. “Lowest UID” of the cluster says "
-        "where people's accounts begin.",
+        _(
+            "Map the person to a Unix account of their own on their page. “Lowest UID” of the "
+            "cluster says where people's accounts begin."
+        ),
     ),
     Link("person_login", _("Login of a person"), login.check_person_login, ("accounts",)),
     Link("clock", _("Clocks"), login.check_clock, ("service_login",)),
@@ -83,18 +84,20 @@ LINKS: tuple[Link, ...] = (
         _("Slurm's release"),
         site.check_version,
         ("service_login",),
-        "Set “directory of Slurm's commands” of the cluster, or install Slurm's client there.",
+        _("Set “directory of Slurm's commands” of the cluster, or install Slurm's client there."),
     ),
-    Link("controller", _("Controller"), site.check_controller, ("version",), "Start slurmctld."),
+    Link("controller", _("Controller"), site.check_controller, ("version",), _("Start slurmctld.")),
     Link(
         "pyslurm",
-        "pyslurm",
+        _("pyslurm"),
         site.check_pyslurm,
         ("controller",),
-        "Install the pyslurm of Slurm's own release, or switch “read with pyslurm” off.",
+        _("Install the pyslurm of Slurm's own release, or switch “read with pyslurm” off."),
         applies=read_by_pyslurm,
     ),
-    Link("accounting", _("Accounting"), site.check_accounting, ("controller",), "Start slurmdbd."),
+    Link(
+        "accounting", _("Accounting"), site.check_accounting, ("controller",), _("Start slurmdbd.")
+    ),
     Link("operator", _("Operator rights"), site.check_operator, ("accounting",)),
     Link("partitions", _("Partitions"), site.check_partitions, ("controller",)),
     Link("work_root", _("Work root"), site.check_work_root, ("person_login",)),
@@ -124,21 +127,23 @@ def examine(patient: Patient) -> Iterator[Line]:
 
 
 def _try(link: Link, patient: Patient) -> Line:
-    found = partial(Line, link.key, str(link.title))
+    found = partial(Line, link.key, link.title)
     try:
         return found(Outcome.OK, link.check(patient))
     except Fault as fault:
         return found(fault.outcome, fault.found, fault.remedy)
     except SlurmUnavailable as error:
-        return found(Outcome.FAIL, error.user_message, link.remedy or "Start Slurm's daemons.")
+        return found(Outcome.FAIL, error.user_message, link.remedy or _("Start Slurm's daemons."))
     except ClusterError as error:
-        words = error.user_message + (f" ({error.detail[:200]})" if error.detail else "")
-        return found(Outcome.FAIL, words, link.remedy or "Look at the link before it.")
+        words = error.user_message
+        if error.detail:
+            words = _("%(message)s (%(detail)s)", message=words, detail=error.detail[:200])
+        return found(Outcome.FAIL, words, link.remedy or _("Look at the link before it."))
 
 
 def _not_tried(link: Link, needed: str) -> Line:
-    found = f"needs “{TITLES[needed]}”, which does not hold"
-    return Line(link.key, str(link.title), Outcome.NOT_TRIED, found)
+    found = _("needs “%(title)s”, which does not hold", title=TITLES[needed])
+    return Line(link.key, link.title, Outcome.NOT_TRIED, found)
 
 
 @contextmanager
@@ -203,5 +208,15 @@ def all_ok(lines: Sequence[Line]) -> bool:
 
 
 def to_json(lines: Sequence[Line]) -> dict[str, Any]:
-    """As kept in ClusterStatus.doctor."""
-    return {"ok": all_ok(lines), "lines": [asdict(line) for line in lines]}
+    """As kept in ClusterStatus.doctor, for readers of any language."""
+    rows = [
+        {
+            "key": line.key,
+            "title": stored(line.title),
+            "outcome": line.outcome,
+            "found": stored(line.found),
+            "remedy": stored(line.remedy),
+        }
+        for line in lines
+    ]
+    return {"ok": all_ok(lines), "lines": rows}

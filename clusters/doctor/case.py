@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
 
 from clusters.connect import Account, Door
 from clusters.errors import ClusterError
 from clusters.models import Cluster, Namespace
 from clusters.scheduler import Slurm
+from clusters.sentences import Sentence
 from clusters.slurm import SlurmCommands, SlurmUser
 from clusters.transport import Transport
 
@@ -27,16 +27,16 @@ class Line:
     """One link: what was found and what to do about it."""
 
     key: str
-    title: str
+    title: Sentence
     outcome: Outcome
-    found: str
+    found: str  # sentences, or plain values of the outside world
     remedy: str = ""
 
 
 class Fault(Exception):
     """A link does not hold."""
 
-    def __init__(self, found: str, remedy: str, outcome: Outcome = Outcome.FAIL) -> None:
+    def __init__(self, found: Sentence, remedy: str, outcome: Outcome = Outcome.FAIL) -> None:
         super().__init__(found)
         self.found = found
         self.remedy = remedy
@@ -74,7 +74,7 @@ class Patient:
 @dataclass(frozen=True, slots=True)
 class Link:
     key: str
-    title: Any
+    title: Sentence
     check: Callable[[Patient], str]
     needs: tuple[str, ...] = ()
     remedy: str = ""  # for an error that the check itself does not explain

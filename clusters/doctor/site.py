@@ -9,6 +9,7 @@ from clusters.doctor.case import Fault, Outcome, Patient
 from clusters.errors import CommandTimeout, RemoteFileError, SlurmUnavailable
 from clusters.models import Cluster, Namespace
 from clusters.pyslurm_backend import PyslurmReader
+from clusters.sentences import _, joined
 from clusters.transport import FileToWrite, Transport
 
 OLDEST_SLURM, NEWEST_SLURM = (22, 5), (26, 5)
@@ -24,11 +25,14 @@ def check_version(patient: Patient) -> str:
     patient.slurm_version = f"{version[0]}.{version[1]:02}.{version[2]}"
     if not OLDEST_SLURM <= version[:2] <= NEWEST_SLURM:
         raise Fault(
-            f"Slurm {patient.slurm_version} is outside the releases that Sluice was made for.",
-            "22.05 to 26.05 are supported. Others may work: try a job of each kind first.",
+            _(
+                "Slurm %(version)s is outside the releases that Sluice was made for.",
+                version=patient.slurm_version,
+            ),
+            _("22.05 to 26.05 are supported. Others may work: try a job of each kind first."),
             Outcome.WARN,
         )
-    return f"Slurm {patient.slurm_version}"
+    return _("Slurm %(version)s", version=patient.slurm_version)
 
 
 def check_controller(patient: Patient) -> str:
@@ -36,40 +40,57 @@ def check_controller(patient: Patient) -> str:
     down = [controller for controller in controllers if not controller.up]
     if len(down) == len(controllers):
         raise Fault(
-            f"slurmctld at {', '.join(controller.host for controller in down)} does not answer.",
-            "Start slurmctld, and look into its log file.",
+            _(
+                "slurmctld at %(names)s does not answer.",
+                names=", ".join(controller.host for controller in down),
+            ),
+            _("Start slurmctld, and look into its log file."),
         )
     if down:
         raise Fault(
-            f"One of the controllers does not answer: {', '.join(one.host for one in down)}.",
-            "Jobs go on with the other one; start it again.",
+            _(
+                "One of the controllers does not answer: %(names)s.",
+                names=", ".join(one.host for one in down),
+            ),
+            _("Jobs go on with the other one; start it again."),
             Outcome.WARN,
         )
-    return f"slurmctld at {', '.join(controller.host for controller in controllers)} answers"
+    return _(
+        "slurmctld at %(names)s answers",
+        names=", ".join(controller.host for controller in controllers),
+    )
 
 
 def check_pyslurm(patient: Patient) -> str:
     capacity = PyslurmReader(patient.cluster.slurm_conf).capacity()
-    return f"reads {len(capacity.nodes)} nodes and {len(capacity.partitions)} partitions"
+    return _(
+        "reads %(count)s nodes and %(partitions)s partitions",
+        count=len(capacity.nodes),
+        partitions=len(capacity.partitions),
+    )
 
 
 def check_accounting(patient: Patient) -> str:
     slurm = patient.slurm()
     if not slurm.config().accounting:
         raise Fault(
-            "Slurm's accounting is switched off.",
-            "Sluice learns from it how jobs ended: set AccountingStorageType="
-            "accounting_storage/slurmdbd in slurm.conf and run slurmdbd.",
+            _("Slurm's accounting is switched off."),
+            _(
+                "Sluice learns from it how jobs ended: set "
+                "AccountingStorageType=accounting_storage/slurmdbd in slurm.conf and run slurmdbd."
+            ),
         )
     try:
         patient.slurm_users = slurm.users()
     except SlurmUnavailable as error:
         raise Fault(
-            "slurmdbd does not answer: jobs still run and are watched, but how they ended stays "
-            "unknown until it is back.",
-            "Start slurmdbd (and the database behind it), and look into its log file.",
+            _(
+                "slurmdbd does not answer: jobs still run and are watched, but how they ended stays "
+                "unknown until it is back."
+            ),
+            _("Start slurmdbd (and the database behind it), and look into its log file."),
         ) from error
-    return f"slurmdbd answers, {len(patient.slurm_users)} users"
+    return _("slurmdbd answers, %(count)s users", count=len(patient.slurm_users))
 
 
 def check_operator(patient: Patient) -> str:
@@ -77,35 +98,55 @@ def check_operator(patient: Patient) -> str:
     known = next((user for user in patient.slurm_users if user.name == name), None)
     if known is None or not known.is_operator:
         raise Fault(
-            f"{name} is no operator of Slurm: it sees nothing of what PrivateData hides, and cannot "
-            "lengthen a time limit.",
+            _(
+                "%(name)s is no operator of Slurm: it sees nothing of what PrivateData hides, and "
+                "cannot lengthen a time limit.",
+                name=name,
+            ),
             f"sacctmgr modify user {name} set AdminLevel=Operator"
-            + ("" if known else f" (first: sacctmgr add user {name} account=ACCOUNT)"),
+            if known
+            else f"sacctmgr add user {name} account=ACCOUNT; "
+            f"sacctmgr modify user {name} set AdminLevel=Operator",
         )
-    return f"{name} is {known.admin_level.lower()}"
+    return _("%(name)s is %(level)s", name=name, level=known.admin_level.lower())
 
 
 def check_partitions(patient: Patient) -> str:
     up = {partition.name: partition.up for partition in patient.slurm().capacity().partitions}
     if not patient.namespaces:
         raise Fault(
-            "No namespace uses this cluster: nobody can submit.",
-            f"manage.py namespace sync {patient.cluster.name} proposes one per partition.",
+            _("No namespace uses this cluster: nobody can submit."),
+            _(
+                "manage.py namespace sync %(name)s proposes one per partition.",
+                name=patient.cluster.name,
+            ),
         )
     problems = [
-        f"{namespace.name}: {name} {'is not up' if name in up else 'is not there'}"
+        _("%(namespace)s: %(partition)s is not up", namespace=namespace.name, partition=name)
+        if name in up
+        else _(
+            "%(namespace)s: %(partition)s is not there", namespace=namespace.name, partition=name
+        )
         for namespace in patient.namespaces
         for name in namespace.partitions
         if not up.get(name)
     ]
     if problems:
         raise Fault(
-            f"{'; '.join(problems)}. The cluster has: {', '.join(up)}.",
-            "Correct the partitions of the namespace, or bring the partition up: "
-            "scontrol update PartitionName=NAME State=UP",
+            _(
+                "%(problems)s. The cluster has: %(partitions)s.",
+                problems=joined(problems),
+                partitions=", ".join(up),
+            ),
+            _(
+                "Correct the partitions of the namespace, or bring the partition up: scontrol update "
+                "PartitionName=NAME State=UP"
+            ),
         )
     used = sorted({name for namespace in patient.namespaces for name in namespace.partitions})
-    return f"{', '.join(used)} for {len(patient.namespaces)} namespaces"
+    return _(
+        "%(names)s for %(count)s namespaces", names=", ".join(used), count=len(patient.namespaces)
+    )
 
 
 # --- files and nodes ---------------------------------------------------------------------------
@@ -123,15 +164,23 @@ def check_work_root(patient: Patient) -> str:
         back = transport.read_at(path, 0, 100)
     except RemoteFileError as error:
         raise Fault(
-            f"{patient.unix_user} cannot write to {root}: {error.user_message}",
-            "Make the directory for each person (0700, their own), mend their quota, or correct "
-            "“work root” of the cluster.",
+            _(
+                "%(unix_user)s cannot write to %(root)s: %(reason)s",
+                unix_user=patient.unix_user,
+                root=root,
+                reason=error.user_message,
+            ),
+            _(
+                "Make the directory for each person (0700, their own), mend their quota, or correct "
+                "“work root” of the cluster."
+            ),
         ) from error
     if back != token.encode():
         raise Fault(
-            f"What was written to {root} did not come back.", "Look at that file system's state."
+            _("What was written to %(root)s did not come back.", root=root),
+            _("Look at that file system's state."),
         )
-    return f"{root} can be written by {patient.unix_user}"
+    return _("%(root)s can be written by %(unix_user)s", root=root, unix_user=patient.unix_user)
 
 
 # Prints one word a line. Paths and the token are arguments, never part of the program.
@@ -176,8 +225,12 @@ def check_compute_node(patient: Patient) -> str:
     except CommandTimeout as error:
         transport.run(patient.commands.acting("scancel", f"--name=sluice-check-{token}"))
         raise Fault(
-            f"A step in partition {namespace.partitions[0]} did not end within {STEP_TIMEOUT_S:.0f} s.",
-            "Look into the node's slurmd log; is the work root's file system hanging there?",
+            _(
+                "A step in partition %(partition)s did not end within %(seconds)s s.",
+                partition=namespace.partitions[0],
+                seconds=f"{STEP_TIMEOUT_S:.0f}",
+            ),
+            _("Look into the node's slurmd log; is the work root's file system hanging there?"),
         ) from error
     patient.node_words = dict(
         line.split(" ", 1) for line in result.text.splitlines() if " " in line
@@ -188,40 +241,62 @@ def check_compute_node(patient: Patient) -> str:
 
 
 def _step_fault(namespace: Namespace, words: str) -> Fault:
-    last = words.splitlines()[-1] if words else "srun said nothing"
+    last = words.splitlines()[-1] if words else _("srun said nothing")
     # What srun --immediate says when its time is up (22.05 to 25.11).
     if "Requested nodes are busy" in words or "Immediate execution impossible" in words:
         return Fault(
-            f"No core of partition {namespace.partitions[0]} was free within {IMMEDIATE_S} s.",
-            "Run the check again when the partition is less busy.",
+            _(
+                "No core of partition %(partition)s was free within %(seconds)s s.",
+                partition=namespace.partitions[0],
+                seconds=IMMEDIATE_S,
+            ),
+            _("Run the check again when the partition is less busy."),
             Outcome.NOT_TRIED,
         )
     return Fault(
-        f"srun in namespace {namespace.name}: {last}",
-        "Slurm's words say why; often the person has no association with the namespace's account "
-        "(sacctmgr add user NAME account=ACCOUNT) or the nodes are down (sinfo -R).",
+        _("srun in namespace %(name)s: %(last)s", name=namespace.name, last=last),
+        _(
+            "Slurm's words say why; often the person has no association with the namespace's "
+            "account (sacctmgr add user NAME account=ACCOUNT) or the nodes are down (sinfo -R)."
+        ),
     )
 
 
 def _read_step(patient: Patient, transport: Transport, token: str) -> str:
     host, path = patient.node_words["host"], patient.check_file
-    remedy = (
-        "The work root must be the same directory on the login node and on all compute nodes: mount "
-        "it there, or choose another “work root”."
+    remedy = _(
+        "The work root must be the same directory on the login node and on all compute nodes: "
+        "mount it there, or choose another “work root”."
     )
     if patient.node_words.get("seen") != "yes":
-        raise Fault(f"Node {host} does not see {path}, written on the login node.", remedy)
+        raise Fault(
+            _(
+                "Node %(host)s does not see %(path)s, written on the login node.",
+                host=host,
+                path=path,
+            ),
+            remedy,
+        )
     if patient.node_words.get("wrote") != "yes":
-        raise Fault(f"Node {host} cannot write to {path.rpartition('/')[0]}.", remedy)
+        raise Fault(
+            _(
+                "Node %(host)s cannot write to %(directory)s.",
+                host=host,
+                directory=path.rpartition("/")[0],
+            ),
+            remedy,
+        )
     deadline = time.monotonic() + SEEN_TIMEOUT_S
     while True:
         try:
             if transport.read_at(f"{path}.back", 0, 100) == token.encode():
-                return f"node {host} reads and writes it"
+                return _("node %(host)s reads and writes it", host=host)
         except RemoteFileError:
             pass
         if time.monotonic() > deadline:
-            raise Fault(f"What node {host} wrote is not seen on the login node.", remedy)
+            raise Fault(
+                _("What node %(host)s wrote is not seen on the login node.", host=host), remedy
+            )
         time.sleep(0.5)
 
 
@@ -229,18 +304,26 @@ def check_runtime(patient: Patient) -> str:
     runtime, host = patient.cluster.runtime, patient.node_words["host"]
     words = patient.node_words.get("runtime", "")
     if runtime == Cluster.Runtime.NONE:
-        return "none wanted: commands run on the node itself"
+        return _("none wanted: commands run on the node itself")
     if not any(letter.isdigit() for letter in words) or "not found" in words:
         raise Fault(
-            f"{runtime} does not run on node {host}: {words[:200] or 'no answer'}",
-            f"Install it on all compute nodes and in the PATH of people's logins, or correct "
-            f"“container runtime” of the cluster ({', '.join(Cluster.Runtime.values)}).",
+            _(
+                "%(runtime)s does not run on node %(host)s: %(words)s",
+                runtime=runtime,
+                host=host,
+                words=words[:200] or _("no answer"),
+            ),
+            _(
+                "Install it on all compute nodes and in the PATH of people's logins, or correct "
+                "“container runtime” of the cluster (%(names)s).",
+                names=", ".join(Cluster.Runtime.values),
+            ),
         )
     if runtime == Cluster.Runtime.PYXIS:
         helped = patient.service().run(patient.commands.acting("srun", "--help"))
         if "--container-image" not in helped.text:
             raise Fault(
-                "srun has no --container-image: Slurm does not load Pyxis.",
-                "Add it to plugstack.conf on the login node and on all compute nodes.",
+                _("srun has no --container-image: Slurm does not load Pyxis."),
+                _("Add it to plugstack.conf on the login node and on all compute nodes."),
             )
-    return f"{words} on node {host}"
+    return _("%(words)s on node %(host)s", words=words, host=host)

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from clusters.errors import ClusterError, CommandFailed
+from clusters.sentences import _
 from clusters.slurm.failures import check_answered, failure_of, slurms_words
 from clusters.slurm.fields import SlurmCommands, format_minutes, parse_error, parse_int
 from clusters.transport import CommandResult
@@ -124,7 +125,9 @@ def _refusal(result: CommandResult, refused: list[str]) -> ClusterError:
     if not refused:
         return failure_of(result)
     return CommandFailed(
-        f"Slurm refused: {refused[0]}", exit_code=result.exit_code, detail=result.error_text
+        _("Slurm refused: %(words)s", words=refused[0]),
+        exit_code=result.exit_code,
+        detail=result.error_text,
     )
 
 

@@ -17,6 +17,7 @@ from clusters.errors import (
     SlurmUnavailable,
     SubmitRejected,
 )
+from clusters.sentences import Sentence, _
 from clusters.slurm.reasons import explain_reason
 from clusters.transport import CommandResult
 
@@ -91,22 +92,27 @@ def failure_of(result: CommandResult) -> ClusterError:
     low = text.lower()
     if result.exit_code == 127 or (result.exit_code == 126 and "slurm" not in low):
         return CommandFailed(
-            f"Slurm's command {_program(result)} is not on this machine. Set the folder of Slurm's programs "
-            "in the cluster's settings.",
+            _(
+                "Slurm's command %(program)s is not on this machine. Set the folder of Slurm's "
+                "programs in the cluster's settings.",
+                program=_program(result),
+            ),
             exit_code=result.exit_code,
             detail=text,
         )
     if _NO_ACCOUNTING in low:
         return SlurmUnavailable(
-            "Slurm's accounting is switched off on this cluster; Sluice needs slurmdbd.",
+            _("Slurm's accounting is switched off on this cluster; Sluice needs slurmdbd."),
             detail=text,
         )
     if any(words in low for words in _DATABASE_GONE):
-        return SlurmUnavailable("Slurm's accounting database does not answer.", detail=text)
+        return SlurmUnavailable(_("Slurm's accounting database does not answer."), detail=text)
     if any(words in low for words in _CONTROLLER_GONE):
-        return SlurmUnavailable("Slurm's controller does not answer.", detail=text)
-    words = slurms_words(text) or f"exit code {result.exit_code}"
-    return CommandFailed(f"Slurm refused: {words}", exit_code=result.exit_code, detail=text)
+        return SlurmUnavailable(_("Slurm's controller does not answer."), detail=text)
+    words = slurms_words(text) or _("exit code %(code)s", code=result.exit_code)
+    return CommandFailed(
+        _("Slurm refused: %(words)s", words=words), exit_code=result.exit_code, detail=text
+    )
 
 
 def _program(result: CommandResult) -> str:
@@ -125,7 +131,7 @@ def _program(result: CommandResult) -> str:
 @dataclass(frozen=True, slots=True)
 class _Refusal:
     words: str  # of slurm_errno.c, lower case
-    sentence: str
+    sentence: Sentence
     retryable: bool = False
 
 
@@ -147,133 +153,144 @@ _REFUSALS = (
     # These pass: wait and try again.
     _Refusal(
         "slurm temporarily unable to accept job",
-        "Slurm takes no new jobs for the moment.",
+        _("Slurm takes no new jobs for the moment."),
         retryable=True,
     ),
     _Refusal(
         "resource temporarily unavailable",
-        "Slurm takes no new jobs for the moment.",
+        _("Slurm takes no new jobs for the moment."),
         retryable=True,
     ),
     _Refusal(
         "maxjobcount limit reached",
-        "Slurm holds as many jobs as it can; a place must become free.",
+        _("Slurm holds as many jobs as it can; a place must become free."),
         True,
     ),
     _Refusal(
         "required partition not available",
-        "The partition is switched off or drained for the moment.",
+        _("The partition is switched off or drained for the moment."),
         retryable=True,
     ),
-    _Refusal("partition in down state", "The partition is down for the moment.", retryable=True),
+    _Refusal("partition in down state", _("The partition is down for the moment."), retryable=True),
     _Refusal(
         "system submissions disabled",
-        "The administrator has closed the cluster for new jobs.",
+        _("The administrator has closed the cluster for new jobs."),
         True,
     ),
     _Refusal(
         "requested operation is presently disabled",
-        "The administrator has closed the cluster for new jobs.",
+        _("The administrator has closed the cluster for new jobs."),
         True,
     ),
     _Refusal(
         "requested partition configuration not available now",
-        "The partition cannot take this job for the moment.",
+        _("The partition cannot take this job for the moment."),
         retryable=True,
     ),
     _Refusal(
         "required node not available",
-        "A node that the job names is down, drained or reserved.",
+        _("A node that the job names is down, drained or reserved."),
         True,
     ),
-    _Refusal("requested nodes are busy", "The nodes that the job names are busy.", retryable=True),
+    _Refusal(
+        "requested nodes are busy", _("The nodes that the job names are busy."), retryable=True
+    ),
     _Refusal(
         "requested reservation not usable now",
-        "The reservation cannot be used now.",
+        _("The reservation cannot be used now."),
         retryable=True,
     ),
     _Refusal(
-        "licenses currently unavailable", "The licenses are not available now.", retryable=True
+        "licenses currently unavailable", _("The licenses are not available now."), retryable=True
     ),
     _Refusal(
         "i/o error writing script/environment to file",
-        "Slurm could not store the job.",
+        _("Slurm could not store the job."),
         retryable=True,
     ),
     # These do not: somebody must change something.
     _Refusal(
         "invalid account or account/partition combination",
-        "You have no account on the cluster for this partition. Ask the administrator to add you, "
-        "or choose another namespace.",
+        _(
+            "You have no account on the cluster for this partition. Ask the administrator to add you, "
+            "or choose another namespace."
+        ),
     ),
     _Refusal(
         "invalid qos specification",
-        "The QOS does not exist or is not yours to use with this account.",
+        _("The QOS does not exist or is not yours to use with this account."),
     ),
-    _Refusal("invalid partition name specified", "There is no such partition on the cluster."),
+    _Refusal("invalid partition name specified", _("There is no such partition on the cluster.")),
     _Refusal(
         "user's group not permitted to use this partition",
-        "Your group may not use this partition. Choose another namespace.",
+        _("Your group may not use this partition. Choose another namespace."),
     ),
-    _Refusal("access/permission denied", "You may not submit jobs here."),
-    _Refusal("invalid user id", "The cluster does not know your Unix account."),
+    _Refusal("access/permission denied", _("You may not submit jobs here.")),
+    _Refusal("invalid user id", _("The cluster does not know your Unix account.")),
     _Refusal(
         "requested node configuration is not available",
-        "No node of the partition has what one task or node of this job asks for. "
-        "Ask for fewer GPUs, CPUs or less memory per node.",
+        _(
+            "No node of the partition has what one task or node of this job asks for. "
+            "Ask for fewer GPUs, CPUs or less memory per node."
+        ),
     ),
     _Refusal(
         "requested topology configuration is not available",
-        "The cluster's network layout does not fit this job.",
+        _("The cluster's network layout does not fit this job."),
     ),
     _Refusal(
         "invalid generic resource (gres) specification",
-        "The kind or number of GPUs that the job asks for does not exist on the cluster.",
+        _("The kind or number of GPUs that the job asks for does not exist on the cluster."),
     ),
     _Refusal(
-        "invalid gres specification", "GPUs with and without a type cannot be mixed in one request."
+        "invalid gres specification",
+        _("GPUs with and without a type cannot be mixed in one request."),
     ),
     _Refusal(
-        "node count specification invalid", "The number of nodes is not allowed in this partition."
+        "node count specification invalid",
+        _("The number of nodes is not allowed in this partition."),
     ),
     _Refusal(
-        "more processors requested than permitted", "The job asks for more CPUs than are allowed."
+        "more processors requested than permitted",
+        _("The job asks for more CPUs than are allowed."),
     ),
-    _Refusal("cpu count specification invalid", "The number of CPUs is not possible."),
-    _Refusal("task count specification invalid", "The number of tasks is not possible."),
+    _Refusal("cpu count specification invalid", _("The number of CPUs is not possible.")),
+    _Refusal("task count specification invalid", _("The number of tasks is not possible.")),
     _Refusal(
-        "memory required by task is not available", "No node has as much memory as a task asks for."
+        "memory required by task is not available",
+        _("No node has as much memory as a task asks for."),
     ),
     _Refusal(
         "memory specification can not be satisfied",
-        "No node has as much memory as the job asks for.",
+        _("No node has as much memory as the job asks for."),
     ),
     _Refusal(
         "requested time limit is invalid",
-        "The time limit is missing, or longer than the partition allows. Ask for less time.",
+        _("The time limit is missing, or longer than the partition allows. Ask for less time."),
     ),
     _Refusal(
         "invalid feature specification",
-        "No node has the feature that the job asks for (constraint).",
+        _("No node has the feature that the job asks for (constraint)."),
     ),
     _Refusal(
-        "invalid node name specified", "The job names a node that does not exist or is named twice."
+        "invalid node name specified",
+        _("The job names a node that does not exist or is named twice."),
     ),
     _Refusal(
         "requested nodes not in this partition",
-        "The job names nodes that are not in its partition.",
+        _("The job names nodes that are not in its partition."),
     ),
-    _Refusal("requested reservation is invalid", "There is no such reservation."),
-    _Refusal("access denied to requested reservation", "The reservation is not yours to use."),
-    _Refusal("invalid license specification", "The job asks for a license that does not exist."),
-    _Refusal("job dependency problem", "The job depends on a job that does not exist."),
+    _Refusal("requested reservation is invalid", _("There is no such reservation.")),
+    _Refusal("access denied to requested reservation", _("The reservation is not yours to use.")),
+    _Refusal("invalid license specification", _("The job asks for a license that does not exist.")),
+    _Refusal("job dependency problem", _("The job depends on a job that does not exist.")),
     _Refusal(
         "invalid job array specification",
-        "The job array is not valid or larger than the cluster allows.",
+        _("The job array is not valid or larger than the cluster allows."),
     ),
     _Refusal(
         "pathname of a file, directory or other parameter too long",
-        "The script or an option is too long.",
+        _("The script or an option is too long."),
     ),
 )
 
@@ -291,7 +308,7 @@ def submit_failure(exit_code: int, stderr: str) -> ClusterError:
     low = stderr.lower()
     if exit_code in (124, 137) or any(words in low for words in _OUTCOME_UNKNOWN):
         return CommandTimeout(
-            "Slurm did not answer in time; Sluice is finding out whether it took the job.",
+            _("Slurm did not answer in time; Sluice is finding out whether it took the job."),
             detail=stderr,
         )
     if _POLICY in low:
@@ -305,15 +322,15 @@ def submit_failure(exit_code: int, stderr: str) -> ClusterError:
     failure = failure_of(result)
     if isinstance(failure, SlurmUnavailable) or exit_code == 127:
         return failure
-    words = slurms_words(stderr) or f"sbatch ended with exit code {exit_code}"
-    return SubmitRejected(f"Slurm refused the job: {words}", detail=stderr)
+    words = slurms_words(stderr) or _("exit code %(code)s", code=exit_code)
+    return SubmitRejected(_("Slurm refused the job: %(words)s", words=words), detail=stderr)
 
 
 def _policy_refusal(stderr: str) -> SubmitRejected:
     names = _POLICY_NAME.findall(stderr)
     if not names:
         return SubmitRejected(
-            "The job is larger or longer than the limits of your account or the QOS allow.",
+            _("The job is larger or longer than the limits of your account or the QOS allow."),
             detail=stderr,
         )
     explanation = explain_reason(names[-1])

@@ -16,6 +16,7 @@ from functools import lru_cache
 from ClusterShell.NodeSet import NodeSet, NodeSetException
 
 from clusters.errors import SlurmParseError
+from clusters.sentences import _
 from clusters.slurm.reasons import ExitStatus
 
 NO_VALUE = frozenset({"", "N/A", "NONE", "UNKNOWN", "(NULL)", "NOT_SET", "INVALID", "NULL"})
@@ -89,7 +90,11 @@ def new_separator() -> str:
 def parse_error(what: str, row: str) -> SlurmParseError:
     shown = row if len(row) <= 500 else f"{row[:500]}… ({len(row)} characters)"
     return SlurmParseError(
-        f"Slurm's answer cannot be read: {what}. Tell the administrator of this site.", detail=shown
+        _(
+            "Slurm's answer cannot be read: %(what)s. Tell the administrator of this site.",
+            what=what,
+        ),
+        detail=shown,
     )
 
 

@@ -1,7 +1,7 @@
 """Why a job waits and how it ended, in plain words: Slurm's reason codes and exit codes.
 
 Every name of `enum job_state_reason` up to 26.05 is understood. Each explanation is a template and its
-parameters, so that pages can translate the few templates instead of two hundred sentences. Pure.
+parameters, so that few templates are translated instead of two hundred sentences. Pure.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from clusters.sentences import Sentence, _
 from clusters.slurm.states import SeenState
 
 
@@ -19,14 +20,14 @@ class Explanation:
     """One sentence for a lab member, with what is needed to say it in another language."""
 
     code: str  # stable; names the template
-    template: str
+    template: Sentence
     params: Mapping[str, str | int] = field(default_factory=dict)
     can_pass: bool = True  # waiting can help; False: somebody must change something
     held: bool = False
 
     @property
-    def sentence(self) -> str:
-        return self.template.format(**self.params)
+    def sentence(self) -> Sentence:
+        return Sentence(self.template, self.params)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,121 +45,166 @@ class ExitStatus:
             return f"signal {self.signal}"
 
 
-_ASK = "Ask the cluster's administrator."
-
-
 def _waiting() -> dict[str, Explanation]:
-    rows: list[tuple[str, str, bool]] = [
+    rows: list[tuple[str, Sentence, bool]] = [
         # name, sentence, can pass by itself
-        ("None", "Slurm has not looked at the job yet.", True),
-        ("Priority", "Other jobs with a higher priority come first.", True),
-        ("Resources", "The job is next in line and waits for nodes to become free.", True),
-        ("Dependency", "The job waits for another job that it depends on.", True),
+        ("None", _("Slurm has not looked at the job yet."), True),
+        ("Priority", _("Other jobs with a higher priority come first."), True),
+        ("Resources", _("The job is next in line and waits for nodes to become free."), True),
+        ("Dependency", _("The job waits for another job that it depends on."), True),
         (
             "DependencyNeverSatisfied",
-            "The job depends on another job in a way that can no longer come true. Stop it and submit it again.",
+            _(
+                "The job depends on another job in a way that can no longer come true. Stop it and submit it again."
+            ),
             False,
         ),
         (
             "BeginTime",
-            "The job waits for its start time, or a short while after being put back into the queue.",
+            _(
+                "The job waits for its start time, or a short while after being put back into the queue."
+            ),
             True,
         ),
-        ("Prolog", "The nodes are being prepared for the job.", True),
+        ("Prolog", _("The nodes are being prepared for the job."), True),
         (
             "Cleaning",
-            "The job was put back into the queue and its previous run is still being cleaned up.",
+            _(
+                "The job was put back into the queue and its previous run is still being cleaned up."
+            ),
             True,
         ),
-        ("Licenses", "The job waits for software licenses.", True),
-        ("Reservation", "The job waits for its reservation to begin.", True),
-        ("ReservationDeleted", "The job's reservation was deleted. " + _ASK, False),
-        ("ReservationInvalid", "The job's reservation is not valid. " + _ASK, False),
+        ("Licenses", _("The job waits for software licenses."), True),
+        ("Reservation", _("The job waits for its reservation to begin."), True),
+        (
+            "ReservationDeleted",
+            _("The job's reservation was deleted. Ask the cluster's administrator."),
+            False,
+        ),
+        (
+            "ReservationInvalid",
+            _("The job's reservation is not valid. Ask the cluster's administrator."),
+            False,
+        ),
         (
             "ReqNodeNotAvail",
-            "Nodes that the job needs are down, drained or reserved; it starts when they are back.",
+            _(
+                "Nodes that the job needs are down, drained or reserved; it starts when they are back."
+            ),
             True,
         ),
-        ("NodeDown", "A node that the job needs is down.", True),
-        ("FrontEndDown", "No front-end node is available.", True),
+        ("NodeDown", _("A node that the job needs is down."), True),
+        ("FrontEndDown", _("No front-end node is available."), True),
         (
             "SchedDefer",
-            "Slurm puts off its first look at new jobs; the job starts a little later.",
+            _("Slurm puts off its first look at new jobs; the job starts a little later."),
             True,
         ),
         (
             "PartitionDown",
-            "The partition is closed for the moment; the job starts when it is opened.",
+            _("The partition is closed for the moment; the job starts when it is opened."),
             True,
         ),
-        ("PartitionInactive", "The partition is switched off for the moment.", True),
+        ("PartitionInactive", _("The partition is switched off for the moment."), True),
         (
             "PartitionNodeLimit",
-            "The job asks for more (or fewer) nodes than its partition allows. Ask for another number of nodes.",
+            _(
+                "The job asks for more (or fewer) nodes than its partition allows. Ask for another number of nodes."
+            ),
             False,
         ),
         (
             "PartitionTimeLimit",
-            "The job asks for more time than its partition allows. Ask for less time or another partition.",
+            _(
+                "The job asks for more time than its partition allows. Ask for less time or another partition."
+            ),
             False,
         ),
-        ("PartitionConfig", "The job asks for something that its partition does not allow.", False),
+        (
+            "PartitionConfig",
+            _("The job asks for something that its partition does not allow."),
+            False,
+        ),
         (
             "BadConstraints",
-            "No node of the partition can ever give what the job asks for. Ask for less or for other node features.",
+            _(
+                "No node of the partition can ever give what the job asks for. Ask for less or for other node features."
+            ),
             False,
         ),
-        ("Constraints", "No node meets the job's constraints at the moment.", True),
+        ("Constraints", _("No node meets the job's constraints at the moment."), True),
         (
             "MaxMemPerLimit",
-            "The job asks for more memory per CPU or node than the partition allows.",
+            _("The job asks for more memory per CPU or node than the partition allows."),
             False,
         ),
-        ("AccountNotAllowed", "The account may not use this partition. " + _ASK, False),
-        ("QOSNotAllowed", "The QOS may not be used in this partition. " + _ASK, False),
-        ("InvalidAccount", "The account is not valid (any more). " + _ASK, False),
-        ("InvalidQOS", "The QOS is not valid (any more). " + _ASK, False),
-        ("QOSUsageThreshold", "The account has used more than the QOS allows for now.", True),
-        ("AccountingPolicy", "A limit of the account or the QOS holds the job back.", True),
-        ("JobArrayTaskLimit", "As many tasks of this job array run as it allows at once.", True),
+        (
+            "AccountNotAllowed",
+            _("The account may not use this partition. Ask the cluster's administrator."),
+            False,
+        ),
+        (
+            "QOSNotAllowed",
+            _("The QOS may not be used in this partition. Ask the cluster's administrator."),
+            False,
+        ),
+        (
+            "InvalidAccount",
+            _("The account is not valid (any more). Ask the cluster's administrator."),
+            False,
+        ),
+        (
+            "InvalidQOS",
+            _("The QOS is not valid (any more). Ask the cluster's administrator."),
+            False,
+        ),
+        ("QOSUsageThreshold", _("The account has used more than the QOS allows for now."), True),
+        ("AccountingPolicy", _("A limit of the account or the QOS holds the job back."), True),
+        ("JobArrayTaskLimit", _("As many tasks of this job array run as it allows at once."), True),
         (
             "JobHoldMaxRequeue",
-            "The job was put back into the queue too often and is now held. " + _ASK,
+            _(
+                "The job was put back into the queue too often and is now held. Ask the cluster's administrator."
+            ),
             False,
         ),
-        ("BurstBufferResources", "The job waits for burst buffer space.", True),
-        ("BurstBufferStageIn", "The job's data is being copied to the burst buffer.", True),
-        ("BurstBufferOperation", "A burst buffer operation failed. " + _ASK, False),
-        ("PowerNotAvail", "Not enough electrical power is available to start the job.", True),
-        ("PowerReserved", "The electrical power is reserved for other jobs.", True),
-        ("MaxPoweredUpNodes", "As many nodes are powered up as the cluster allows.", True),
-        ("MpiPortsBusy", "The network ports that MPI needs are in use on the nodes.", True),
-        ("FedJobLock", "The job waits for the other clusters of the federation.", True),
-        ("DeadLine", "The job could not finish before its deadline.", False),
+        ("BurstBufferResources", _("The job waits for burst buffer space."), True),
+        ("BurstBufferStageIn", _("The job's data is being copied to the burst buffer."), True),
+        (
+            "BurstBufferOperation",
+            _("A burst buffer operation failed. Ask the cluster's administrator."),
+            False,
+        ),
+        ("PowerNotAvail", _("Not enough electrical power is available to start the job."), True),
+        ("PowerReserved", _("The electrical power is reserved for other jobs."), True),
+        ("MaxPoweredUpNodes", _("As many nodes are powered up as the cluster allows."), True),
+        ("MpiPortsBusy", _("The network ports that MPI needs are in use on the nodes."), True),
+        ("FedJobLock", _("The job waits for the other clusters of the federation."), True),
+        ("DeadLine", _("The job could not finish before its deadline."), False),
         # What ended a job, in the same field.
-        ("SystemFailure", "Slurm or a node of it failed.", True),
+        ("SystemFailure", _("Slurm or a node of it failed."), True),
         (
             "JobLaunchFailure",
-            "The job could not be launched: a bad working directory, or a fault of the node.",
+            _("The job could not be launched: a bad working directory, or a fault of the node."),
             False,
         ),
-        ("NonZeroExitCode", "The job ended with an exit code that is not zero.", False),
-        ("RaisedSignal", "The job was ended by a signal.", False),
-        ("TimeLimit", "The job reached its time limit.", False),
-        ("InactiveLimit", "The job was inactive for too long.", False),
-        ("OutOfMemory", "The job used more memory than it asked for.", False),
+        ("NonZeroExitCode", _("The job ended with an exit code that is not zero."), False),
+        ("RaisedSignal", _("The job was ended by a signal."), False),
+        ("TimeLimit", _("The job reached its time limit."), False),
+        ("InactiveLimit", _("The job was inactive for too long."), False),
+        ("OutOfMemory", _("The job used more memory than it asked for."), False),
         # Before 2.x names of association and QOS limits, still in the enum.
-        ("AssociationJobLimit", "The account's limit on running jobs is reached.", True),
-        ("AssociationResourceLimit", "The account's limit on resources is reached.", True),
-        ("AssociationTimeLimit", "The account's limit on time is reached.", False),
-        ("QOSJobLimit", "The QOS's limit on running jobs is reached.", True),
-        ("QOSResourceLimit", "The QOS's limit on resources is reached.", True),
-        ("QOSTimeLimit", "The QOS's limit on time is reached.", False),
+        ("AssociationJobLimit", _("The account's limit on running jobs is reached."), True),
+        ("AssociationResourceLimit", _("The account's limit on resources is reached."), True),
+        ("AssociationTimeLimit", _("The account's limit on time is reached."), False),
+        ("QOSJobLimit", _("The QOS's limit on running jobs is reached."), True),
+        ("QOSResourceLimit", _("The QOS's limit on resources is reached."), True),
+        ("QOSTimeLimit", _("The QOS's limit on time is reached."), False),
     ]
     table = {name: Explanation(name, text, {}, can_pass) for name, text, can_pass in rows}
     for name, text in (
-        ("JobHeldUser", "The job is held; release it to let it start."),
-        ("JobHeldAdmin", "An administrator holds the job. " + _ASK),
+        ("JobHeldUser", _("The job is held; release it to let it start.")),
+        ("JobHeldAdmin", _("An administrator holds the job. Ask the cluster's administrator.")),
     ):
         table[name] = Explanation(name, text, {}, can_pass=False, held=True)
     return table
@@ -178,41 +224,53 @@ _LIMIT = re.compile(
     re.VERBOSE | re.IGNORECASE,
 )
 _WHAT = {
-    "cpu": "CPU",
-    "mem": "memory",
-    "memory": "memory",
-    "node": "node",
-    "energy": "energy",
-    "gres": "GPU (generic resource)",
-    "license": "license",
-    "bb": "burst buffer",
-    "billing": "billing",
-    "unknown": "resource",
-    "job": "running job",
-    "jobs": "running job",
-    "submitjob": "waiting and running job",
-    "submitjobs": "waiting and running job",
-    "wall": "run time",
-    "wallduration": "run time",
+    "cpu": _("CPU"),
+    "mem": _("memory"),
+    "memory": _("memory"),
+    "node": _("node"),
+    "energy": _("energy"),
+    "gres": _("GPU (generic resource)"),
+    "license": _("license"),
+    "bb": _("burst buffer"),
+    "billing": _("billing"),
+    "unknown": _("resource"),
+    "job": _("running job"),
+    "jobs": _("running job"),
+    "submitjob": _("waiting and running job"),
+    "submitjobs": _("waiting and running job"),
+    "wall": _("run time"),
+    "wallduration": _("run time"),
 }
-_OWNER = {"qos": "QOS", "assoc": "account", "": "QOS"}
+_OWNER = {"qos": _("QOS"), "assoc": _("account"), "": _("QOS")}
 _SCOPE = {
-    "perjob": "per job",
-    "pernode": "per node",
-    "peruser": "per user",
-    "peraccount": "per account",
+    "perjob": _("per job"),
+    "pernode": _("per node"),
+    "peruser": _("per user"),
+    "peraccount": _("per account"),
 }
 
 _LIMIT_TEMPLATES = {
-    "limit_shared": "The {owner}'s {what} limit for all its jobs together is reached; the job starts when others end.",
-    "limit_budget": "The {owner}'s budget of {what} time is used up. " + _ASK,
-    "limit_running_time": (
-        "The running jobs of the {owner} already hold as much {what} time as is allowed; "
-        "the job starts when some of them end."
+    "limit_shared": _(
+        "The %(owner)s's %(what)s limit for all its jobs together is reached; the job starts when others end."
     ),
-    "limit_per_one": "The job asks for more than the {owner}'s {what} limit {scope} allows. Ask for less.",
-    "limit_own": "The {owner}'s {what} limit {scope} is reached; the job starts when your other jobs end.",
-    "limit_minimum": "The job asks for less than the {owner}'s {what} minimum. Ask for more.",
+    "limit_budget": _(
+        "The %(owner)s's budget of %(what)s time is used up. Ask the cluster's administrator."
+    ),
+    "limit_running_time": (
+        _(
+            "The running jobs of the %(owner)s already hold as much %(what)s time as is allowed; "
+            "the job starts when some of them end."
+        )
+    ),
+    "limit_per_one": _(
+        "The job asks for more than the %(owner)s's %(what)s limit %(scope)s allows. Ask for less."
+    ),
+    "limit_own": _(
+        "The %(owner)s's %(what)s limit %(scope)s is reached; the job starts when your other jobs end."
+    ),
+    "limit_minimum": _(
+        "The job asks for less than the %(owner)s's %(what)s minimum. Ask for more."
+    ),
 }
 _LIMITS_THAT_PASS = {"limit_shared", "limit_running_time", "limit_own"}
 
@@ -241,7 +299,7 @@ def _explain_limit(name: str) -> Explanation | None:
     params = {
         "owner": _OWNER[part["owner"]],
         "what": _WHAT[part["what"]],
-        "scope": _SCOPE.get(part["scope"], "per user" if code == "limit_own" else "per job"),
+        "scope": _SCOPE.get(part["scope"], _("per user") if code == "limit_own" else _("per job")),
     }
     return Explanation(code, _LIMIT_TEMPLATES[code], params, code in _LIMITS_THAT_PASS)
 
@@ -254,7 +312,9 @@ _FREE_TEXT: tuple[tuple[str, Explanation], ...] = (
         "launch failed requeued held",
         Explanation(
             "launch_failed_held",
-            "The job could not be launched, was put back into the queue and is held. " + _ASK,
+            _(
+                "The job could not be launched, was put back into the queue and is held. Ask the cluster's administrator."
+            ),
             can_pass=False,
             held=True,
         ),
@@ -263,7 +323,9 @@ _FREE_TEXT: tuple[tuple[str, Explanation], ...] = (
         "user env retrieval failed",
         Explanation(
             "user_env_failed",
-            "Your login environment could not be read on the node; the job is held. " + _ASK,
+            _(
+                "Your login environment could not be read on the node; the job is held. Ask the cluster's administrator."
+            ),
             can_pass=False,
             held=True,
         ),
@@ -272,7 +334,7 @@ _FREE_TEXT: tuple[tuple[str, Explanation], ...] = (
         "job requeued in held state",
         Explanation(
             "requeued_held",
-            "The job was put back into the queue and is held until it is released.",
+            _("The job was put back into the queue and is held until it is released."),
             can_pass=False,
             held=True,
         ),
@@ -295,17 +357,21 @@ def explain_reason(reason: str) -> Explanation:
             return explanation
     if loose in ("", "null", "n/a"):
         return REASONS["None"]
-    return Explanation("other", "Slurm gives the reason “{words}”.", {"words": text})
+    return Explanation("other", _("Slurm gives the reason “%(words)s”."), {"words": text})
 
 
 _ENDS = {
-    "COMPLETED": "The job completed.",
-    "TIMEOUT": "The job reached its time limit and was stopped. Ask for more time, or save checkpoints.",
-    "OUT_OF_MEMORY": "The job used more memory than it asked for and was ended. Ask for more memory.",
-    "NODE_FAIL": "A node of the job failed.",
-    "PREEMPTED": "A job of higher priority took the job's nodes.",
-    "BOOT_FAIL": "A node of the job could not be started.",
-    "DEADLINE": "The job could not finish before its deadline.",
+    "COMPLETED": _("The job completed."),
+    "TIMEOUT": _(
+        "The job reached its time limit and was stopped. Ask for more time, or save checkpoints."
+    ),
+    "OUT_OF_MEMORY": _(
+        "The job used more memory than it asked for and was ended. Ask for more memory."
+    ),
+    "NODE_FAIL": _("A node of the job failed."),
+    "PREEMPTED": _("A job of higher priority took the job's nodes."),
+    "BOOT_FAIL": _("A node of the job could not be started."),
+    "DEADLINE": _("The job could not finish before its deadline."),
 }
 
 
@@ -315,28 +381,33 @@ def explain_end(seen: SeenState, exit_status: ExitStatus | None = None) -> Expla
     transient = seen.state.transient
     if name == "CANCELLED":
         if seen.cancelled_by_uid is None:
-            return Explanation("cancelled", "The job was cancelled.", {}, False)
+            return Explanation("cancelled", _("The job was cancelled."), {}, False)
         by = seen.cancelled_by_uid
         if by == 0:
             return Explanation(
-                "cancelled_by_root", "The cluster's administrator cancelled the job.", {}, False
+                "cancelled_by_root", _("The cluster's administrator cancelled the job."), {}, False
             )
         return Explanation(
-            "cancelled_by", "The job was cancelled by the user with UID {uid}.", {"uid": by}, False
+            "cancelled_by",
+            _("The job was cancelled by the user with UID %(uid)s."),
+            {"uid": by},
+            False,
         )
     if name == "FAILED" and exit_status is not None:
         if exit_status.signal:
             return Explanation(
                 "failed_signal",
-                "The job was ended by {signal}.",
+                _("The job was ended by %(signal)s."),
                 {"signal": exit_status.signal_name},
                 False,
             )
         if exit_status.status:
             return Explanation(
                 "failed_exit",
-                "The job failed with exit code {exit_code}.",
+                _("The job failed with exit code %(exit_code)s."),
                 {"exit_code": exit_status.status},
                 False,
             )
-    return Explanation(name.lower(), _ENDS.get(name, seen.state.sentence), {}, transient)
+    return Explanation(
+        name.lower(), _ENDS.get(name) or Sentence(seen.state.sentence), {}, transient
+    )

@@ -17,6 +17,7 @@ from clusters.errors import (
     SlurmUnavailable,
     SubmitRejected,
 )
+from clusters.sentences import _
 from clusters.slurm.failures import submit_failure
 from clusters.slurm.fields import SlurmCommands, expand_nodes, parse_error, parse_time
 from clusters.transport import CommandResult
@@ -232,11 +233,12 @@ def _outcome(record: list[str], *, complete: bool) -> SubmitOutcome:
         raise parse_error("sbatch's exit code is missing", "|".join(record))
     if code == _GIVEN_UP:
         return SubmitOutcome(
-            token, error=SubmissionGivenUp("The job was stopped before Slurm had it.")
+            token, error=SubmissionGivenUp(_("The job was stopped before Slurm had it."))
         )
     if code == _NO_MARKER:
         return SubmitOutcome(
-            token, error=RemoteFileError("The job's directory cannot be written.", detail=complaint)
+            token,
+            error=RemoteFileError(_("The job's directory cannot be written."), detail=complaint),
         )
     if code == "0":
         # Exit 0 without an id: nobody knows. Never seen; a wrapper around sbatch could do it.
@@ -281,7 +283,7 @@ def parse_test_only(result: CommandResult) -> ExpectedStart:
         failure = submit_failure(result.exit_code or 1, result.error_text)
         if isinstance(failure, CommandTimeout):  # nothing was submitted: here it is a plain silence
             failure = SlurmUnavailable(
-                "Slurm's controller does not answer.", detail=result.error_text
+                _("Slurm's controller does not answer."), detail=result.error_text
             )
         raise failure
     return ExpectedStart(

@@ -14,6 +14,7 @@ from rest_framework.views import APIView
 
 from clusters.access import Role, namespaces_visible_to, roles_of
 from clusters.capacity import Capacity, Node
+from clusters.languages import from_text
 from clusters.models import CapacitySnapshot, Cluster, ClusterStatus, Namespace, ResourceSpec
 from jobs.api import answers, shapes
 from jobs.api.filters import Query
@@ -125,7 +126,9 @@ class Clusters(APIView):
                     "seen_at": shapes.iso(status.last_ok_at) if status else None,
                     "age_s": age_s,
                     # Host names and stderr are for those who can mend it.
-                    "last_error": status.last_error if status and user.is_superuser else "",
+                    "last_error": from_text(status.last_error)
+                    if status and user.is_superuser
+                    else "",
                 }
             )
         return json_answer({"items": items})

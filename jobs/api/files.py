@@ -13,6 +13,7 @@ from drf_spectacular.utils import OpenApiParameter, OpenApiResponse, extend_sche
 from rest_framework.request import Request
 from rest_framework.views import APIView
 
+from clusters.sentences import _
 from jobs import files
 from jobs.access import can_read_output
 from jobs.api import answers, shapes
@@ -46,7 +47,7 @@ def _located(request: Request, id: uuid.UUID) -> tuple[Attempt, str, Place]:
     job = find_job(request, id)
     is_theirs = can_read_output(person(request), job)
     if root == "output" and not is_theirs:
-        raise NotAllowed("Only its owner may look into a job's output directory.")
+        raise NotAllowed(_("Only its owner may look into a job's output directory."))
     attempt = attempt_of(job, number)
     place = locate(job=job, attempt=attempt, root=root, path=path, with_variables=is_theirs)
     return attempt, root, place

@@ -15,7 +15,9 @@ from rest_framework.exceptions import NotFound, ValidationError
 from rest_framework.request import Request
 from rest_framework.views import APIView
 
+from clusters import sentences
 from clusters.access import can_submit, namespaces_visible_to
+from clusters.languages import told
 from jobs import services
 from jobs.access import visible_to
 from jobs.api import answers, jobfiles, shapes
@@ -31,10 +33,12 @@ from jobs.idempotency import once
 from jobs.importers import load_document
 from jobs.listing import count_jobs, one_job_with_more, page_of_jobs
 from jobs.models import Attempt, Job, JobEvent, Task
-from jobs.plan import Plan, describe
+from jobs.plan import Plan
+from jobs.reasons import event_data
 from jobs.rows import read_json
 from jobs.spec import dump
 from jobs.submission import Preview, preview, submit
+from jobs.telling import note_row, plan_row, plan_words, problem_row, warning_row
 
 MAX_KEY = 200
 MAX_EVENTS = 500
@@ -63,12 +67,13 @@ def job_detail(request: Request, id: uuid.UUID) -> dict[str, Any]:
     if found is None:
         raise NotFound(_("There is no such job, or you may not see it."))
     row, role, more = found
-    warnings, plan = map(read_json, more)
+    warnings, stored_plan = map(read_json, more)
+    plan = Plan.from_json(stored_plan) if stored_plan else None
     return {
         **shapes.job(row, user, role, timezone.now()),
-        "warnings": warnings,
-        "plan": plan,
-        "plan_words": describe(Plan.from_json(plan)) if plan else "",
+        "warnings": [warning_row(warning) for warning in warnings],
+        "plan": plan_row(plan) if plan else stored_plan,
+        "plan_words": "; ".join(plan_words(plan)) if plan else "",
     }
 
 
@@ -179,16 +184,13 @@ def preview_answer(made: Preview, may_submit: bool) -> dict[str, Any]:
         "dialect": submission.dialect,
         "namespace": submission.namespace.name,
         "spec": json.loads(dump(submission.spec)),
-        "warnings": [warning.as_dict() for warning in submission.warnings],
-        "problems": [problem.as_dict() for problem in made.problems],
-        "plan": plan.to_json() if plan else None,
-        "plan_words": made.words,
-        "notes": [
-            {"code": note.code, "message": note.message, "params": note.params}
-            for note in (plan.notes if plan else ())
-        ],
+        "warnings": [warning_row(warning) for warning in submission.warnings],
+        "problems": [problem_row(problem) for problem in made.problems],
+        "plan": plan_row(plan) if plan else None,
+        "plan_words": "; ".join(plan_words(plan)) if plan else "",
+        "notes": [note_row(note) for note in (plan.notes if plan else ())],
         "starts_now": made.starts_now,
-        "obstacles": list(made.obstacles),
+        "obstacles": [note_row(note) for note in made.obstacles],
         # Only Slurm can tell for a job that waits; it does once it has the job.
         "expected_start": shapes.iso(timezone.now()) if made.starts_now else None,
         "machine_hours": plan.totals.machine_hours if plan else None,
@@ -318,7 +320,10 @@ class JobClone(APIView):
             visible = namespaces_visible_to(user).select_related("cluster")
             namespace = visible.filter(name=name).first()
             if namespace is None:
-                raise InvalidValue(f"You are in no namespace {name}.", namespace=name)
+                raise InvalidValue(
+                    sentences.gettext("You are in no namespace %(name)s.", name=name),
+                    namespace=name,
+                )
         name = given.validated_data.get("name")
         if name:
             load_document({**found.spec, "jobName": name})
@@ -404,7 +409,7 @@ class JobEvents(APIView):
                 "kind": row.kind,
                 "actor": row.actor,
                 "actor_name": row.actor_name,
-                "data": row.data,
+                "data": event_data(row.data),
             }
             for row in rows[:limit]
         ]
@@ -508,7 +513,7 @@ def _batch_answer(
             "id": str(id),
             "ok": by_id[id].ok,
             "code": by_id[id].code,
-            "message": by_id[id].message,
+            "message": told(by_id[id].message),
         }
         for id in dict.fromkeys(ids)
     ]

@@ -17,7 +17,7 @@ from django.utils.translation import get_language
 from clusters.access import Role
 from jobs.access import Verb, allowed_verbs
 from jobs.models import Attempt, Task
-from jobs.reasons import sentence_for
+from jobs.reasons import sentence_for, told_params
 from jobs.rows import COLUMNS, NAMESPACE_ID, OWNER_ID, Row, read_id, read_json, read_moment
 from jobs.rows import iso as iso
 from jobs.states import END_STATES, JobState, Wanted
@@ -43,7 +43,12 @@ def reason(code: str, params: Mapping[str, Any] | str, text: str) -> dict[str, A
         return {"code": "", "text": "", "params": {}, "slurm_text": text}
     source = params if isinstance(params, str) else json.dumps(params, sort_keys=True)
     words = _sentence(get_language(), code, source, text)
-    return {"code": code, "text": words, "params": json.loads(source), "slurm_text": text}
+    return {
+        "code": code,
+        "text": words,
+        "params": told_params(json.loads(source)),
+        "slurm_text": text,
+    }
 
 
 def possible(verbs: frozenset[Verb], state: str, wanted: str, has_secrets: bool) -> dict[str, bool]:

@@ -15,6 +15,8 @@ from rest_framework.exceptions import ValidationError
 from rest_framework.request import Request
 from rest_framework.views import APIView
 
+from clusters import sentences
+from clusters.languages import told
 from jobs import templates
 from jobs.access import visible_to
 from jobs.api import answers, shapes
@@ -201,7 +203,7 @@ def _document(request: Request, values: Mapping[str, Any]) -> Mapping[str, Any]:
     if "from_job" in values:
         job = visible_to(person(request)).filter(pk=values["from_job"]).first()
         if job is None:
-            raise NotFound(_("There is no such job, or you may not see it."))
+            raise NotFound(sentences.gettext("There is no such job, or you may not see it."))
         return templates.document_of_job(job)
     document: Mapping[str, Any] = values["spec"]
     return document
@@ -324,6 +326,6 @@ class BatchDelete(APIView):
             try:
                 templates.delete_template(template=templates.find_template(id=id, by=user), by=user)
             except JobError as error:
-                outcome |= {"ok": False, "code": error.code, "message": error.user_message}
+                outcome |= {"ok": False, "code": error.code, "message": told(error.user_message)}
             items.append(outcome)
         return json_answer({"items": items})

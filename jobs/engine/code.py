@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from clusters.errors import RemoteDiskFull, RemoteFileError
+from clusters.sentences import _
 from clusters.transport import Transport
 from jobs.archives import ArchiveRefused
 from jobs.models import Job
@@ -49,7 +50,9 @@ def ship_code(transport: Transport, job: Job, paths: AttemptPaths) -> None:
             _must(_send(transport, paths.dir, step, piece))
             step = "more"
     except (ArchiveRefused, OSError) as error:
-        raise RemoteFileError(f"The uploaded code cannot be read any more: {error}") from error
+        raise RemoteFileError(
+            _("The uploaded code cannot be read any more: %(error)s", error=error)
+        ) from error
     _must(_send(transport, paths.dir, "done"))
 
 
@@ -78,7 +81,11 @@ def _must(complaint: str) -> None:
     if not complaint:
         return
     if "No space left" in complaint or "quota exceeded" in complaint.lower():
-        raise RemoteDiskFull("Your space on the cluster is full.", detail=complaint)
+        raise RemoteDiskFull(_("Your space on the cluster is full."), detail=complaint)
     raise RemoteFileError(
-        f"The uploaded code could not be unpacked on the cluster: {complaint}", detail=complaint
+        _(
+            "The uploaded code could not be unpacked on the cluster: %(complaint)s",
+            complaint=complaint,
+        ),
+        detail=complaint,
     )

@@ -18,6 +18,7 @@ from django.utils import timezone
 from clusters.errors import CommandFailed
 from clusters.models import Cluster
 from clusters.scheduler import Slurm
+from clusters.sentences import _, stored
 from clusters.slurm import JobRecord
 from jobs.engine.lease import Lease
 from jobs.engine.stats import EngineStats
@@ -104,7 +105,7 @@ def _set_limit(
         and record.user == attempt.unix_user
     ]
     if not ids:
-        return ("Slurm has no such job of this person.",)
+        return (_("Slurm has no such job of this person."),)
     refused: list[str] = []
     for slurm_job_id in ids:
         refused += slurm.set_time_limit(slurm_job_id, seconds).refused
@@ -120,7 +121,7 @@ def _tell_limit(lease: Lease, attempt: Attempt, seconds: int, refused: Sequence[
         changes.job(job, wanted_time_limit_s=None)
         if refused:
             logger.warning("time limit: %s", refused[0], extra={"action": "time_limit_refused"})
-            changes.event(job, "time-limit", {"refused": refused[0]}, actor=Actor.SLURM)
+            changes.event(job, "time-limit", {"refused": stored(refused[0])}, actor=Actor.SLURM)
         else:
             changes.job(job, time_limit_s=-(-seconds // 60) * 60)
             changes.event(job, "time-limit", {}, actor=Actor.SLUICE)

@@ -22,6 +22,7 @@ from django.db import DatabaseError, close_old_connections, connections
 from django.db.models import Count, Exists, OuterRef, Q, QuerySet
 from django.utils import timezone
 
+from clusters import sentences
 from clusters.connect import commands_of, transport_for, work_root_of
 from clusters.errors import (
     AuthFailed,
@@ -310,7 +311,7 @@ class Batch:
             try:
                 rendered = render_attempt(job, paths, unix_user=unix_user, options=options)
             except (RenderError, SecretsUnreadable, ValueError) as error:
-                failed.append((job, attempt, str(error)))
+                failed.append((job, attempt, getattr(error, "message", str(error))))
                 continue
             new = attempt is None
             row = attempt or Attempt(
@@ -408,7 +409,15 @@ class Batch:
         except (CommandTimeout, ConnectFailed) as error:
             self._note(error)
             outcomes = [
-                SubmitOutcome(s.token, error=CommandTimeout("no answer")) for s in submissions
+                SubmitOutcome(
+                    s.token,
+                    error=CommandTimeout(
+                        sentences.gettext(
+                            "Slurm did not answer in time; Sluice is finding out whether it took the job."
+                        )
+                    ),
+                )
+                for s in submissions
             ]
         except ClusterError as error:
             return self._not_even_begun(error, [out.job for out in self._outgoing])

@@ -19,6 +19,7 @@ from django.utils import timezone
 
 from clusters.connect import scheduler_for, transport_for
 from clusters.errors import ClusterError
+from clusters.languages import as_text
 from clusters.models import Cluster, store_capacity, store_status
 from clusters.scheduler import Slurm
 from jobs.engine.checkup import Checkup
@@ -195,7 +196,9 @@ class ClusterWorker:
             if ok:
                 store_status(self.cluster, last_pass_at=now, last_ok_at=now, last_error="")
             elif error:
-                store_status(self.cluster, last_pass_at=now, last_error=error, last_error_at=now)
+                store_status(
+                    self.cluster, last_pass_at=now, last_error=as_text(error), last_error_at=now
+                )
             else:
                 store_status(self.cluster, last_pass_at=now)
             EngineLease.objects.filter(cluster=self.cluster).update(stats=self.stats.to_json())

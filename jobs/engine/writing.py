@@ -96,7 +96,7 @@ def _write(model: type[Model], kept: dict[Any, tuple[Any, dict[str, Any]]]) -> N
 def reason_values(reason: Reason) -> dict[str, Any]:
     return {
         "reason_code": reason.code,
-        "reason_params": dict(reason.params),
+        "reason_params": reason.stored_params(),
         "reason_text": reason.text[:2000],
     }
 

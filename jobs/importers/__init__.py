@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from clusters.sentences import Sentence, _, joined
 from jobs.frameworks import FrameworkError, cast, find_strategy
 from jobs.importers.draft import Draft, Site
 from jobs.importers.ffdl import import_ffdl
@@ -68,12 +69,12 @@ def _is_ffdl(document: Mapping[str, Any]) -> bool:
 # In this order: the first that recognizes a document reads it.
 DIALECTS: tuple[Dialect, ...] = (
     Dialect("openpai-v2", "OpenPAI v2", "protocolVersion", _is_v2, import_v2),
-    Dialect("sluice", "job file", "jobName and a list taskRoles", _is_native, import_native),
-    Dialect("octopus", "Octopus", "a list config of sub-tasks", _is_octopus, import_octopus),
+    Dialect("sluice", _("job file"), _("jobName and a list taskRoles"), _is_native, import_native),
+    Dialect("octopus", "Octopus", _("a list config of sub-tasks"), _is_octopus, import_octopus),
     Dialect(
         "ffdl",
-        "FfDL or Prophecis manifest",
-        "framework together with data_stores, learners, memory, cpus or gpus",
+        _("FfDL or Prophecis manifest"),
+        _("framework together with data_stores, learners, memory, cpus or gpus"),
         _is_ffdl,
         import_ffdl,
     ),
@@ -84,15 +85,24 @@ def detect(document: Any) -> Dialect:
     """The format of a document. Raises SpecError for one that nobody knows."""
     if not isinstance(document, Mapping):
         raise SpecError.single(
-            "", f"must be a mapping of fields, not {kind_of(document)}.", code="not_a_mapping"
+            "",
+            _("must be a mapping of fields, not %(kind)s.", kind=kind_of(document)),
+            code="not_a_mapping",
         )
     found = next((dialect for dialect in DIALECTS if dialect.recognizes(document)), None)
     if found is not None:
         return found
     if any(key.lower().replace("_", "") in ("jobname", "taskroles") for key in document):
         return DIALECTS[1]  # ours, misspelt: its own errors say it best
-    known = "; ".join(f"{dialect.title} (by {dialect.recognized_by})" for dialect in DIALECTS)
-    raise SpecError.single("", f"is of no known format. Known are: {known}.", code="unknown_format")
+    known = joined(
+        [
+            _("%(title)s (by %(sign)s)", title=dialect.title, sign=dialect.recognized_by)
+            for dialect in DIALECTS
+        ]
+    )
+    raise SpecError.single(
+        "", _("is of no known format. Known are: %(known)s.", known=known), code="unknown_format"
+    )
 
 
 def load_text(text: str | bytes, *, filename: str = "", site: Site | None = None) -> LoadResult:
@@ -145,7 +155,7 @@ def _validated(draft: Draft, positions: Positions, dialect: str) -> JobSpec:
     raise SpecError(problems, dialect=dialect)
 
 
-def _framework_message(spec: JobSpec | None, document: Mapping[str, Any]) -> str | None:
+def _framework_message(spec: JobSpec | None, document: Mapping[str, Any]) -> Sentence | None:
     """The roles are judged when all else holds; name and strategy always."""
     try:
         if spec is not None:
@@ -155,10 +165,10 @@ def _framework_message(spec: JobSpec | None, document: Mapping[str, Any]) -> str
             if isinstance(name, str) and isinstance(strategy, str | None):
                 find_strategy(name, strategy or "")
     except FrameworkError as error:
-        return str(error)
+        return error.message
     return None
 
 
-def _warning(loc: Loc, message: str, positions: Positions) -> Warning:
+def _warning(loc: Loc, message: Sentence, positions: Positions) -> Warning:
     where = nearest_position(positions, loc) if positions else None
     return Warning(path_text(loc), message, where.line if where else None)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any
 
+from clusters.sentences import Sentence, _, together
 from jobs.spec.errors import Loc, Problem, path_text, shorten
 from jobs.spec.fields import kind_of
 
@@ -31,7 +32,7 @@ class Draft:
     dialect: str
     document: dict[str, Any] = field(default_factory=dict)
     sources: dict[Loc, Loc] = field(default_factory=dict)
-    warnings: list[tuple[Loc, str]] = field(default_factory=list)
+    warnings: list[tuple[Loc, Sentence]] = field(default_factory=list)
     problems: list[tuple[Loc, Problem]] = field(default_factory=list)
     secrets: dict[str, str] = field(default_factory=dict)  # variable → value; never stored
     image_auth: dict[str, dict[str, str]] = field(
@@ -58,10 +59,12 @@ class Draft:
             loc, rest = loc[:-1], (loc[-1], *rest)
         return (*self.sources[loc], *rest) if loc else rest
 
-    def warn(self, loc: Loc, message: str) -> None:
+    def warn(self, loc: Loc, message: Sentence) -> None:
         self.warnings.append((loc, message))
 
-    def problem(self, loc: Loc, message: str, *, code: str = "invalid", value: object = "") -> None:
+    def problem(
+        self, loc: Loc, message: Sentence, *, code: str = "invalid", value: object = ""
+    ) -> None:
         self.problems.append(
             (loc, Problem(path_text(loc), message, code=code, value=shorten(value)))
         )
@@ -72,15 +75,23 @@ class Draft:
         for key in mapping:
             if key not in names:
                 near = get_close_matches(key, names, n=1, cutoff=0.7)
-                hint = f' Did you mean "{near[0]}"?' if near else ""
-                self.problem((*at, key), f"is no field of this format.{hint}", code="unknown_key")
+                hint = _('Did you mean "%(near)s"?', near=near[0]) if near else ""
+                self.problem(
+                    (*at, key),
+                    together(_("is no field of this format."), hint),
+                    code="unknown_key",
+                )
 
     def mapping(self, value: Any, at: Loc) -> Mapping[str, Any]:
         """The mapping at a place; anything else is a problem and reads as empty."""
         if value is None:
             return {}
         if not isinstance(value, Mapping):
-            self.problem(at, f"must be a mapping of fields, not {kind_of(value)}.", value=value)
+            self.problem(
+                at,
+                _("must be a mapping of fields, not %(kind)s.", kind=kind_of(value)),
+                value=value,
+            )
             return {}
         return value
 
@@ -89,11 +100,11 @@ class Draft:
         if value is None:
             return []
         if not isinstance(value, list):
-            self.problem(at, f"must be a list, not {kind_of(value)}.", value=value)
+            self.problem(at, _("must be a list, not %(kind)s.", kind=kind_of(value)), value=value)
             return []
         return value
 
-    def whole_up(self, value: Any, at: Loc, what: str) -> Any:
+    def whole_up(self, value: Any, at: Loc, what: Sentence) -> Any:
         """A count that may be a fraction elsewhere: rounded up, with a warning."""
         number = value
         if isinstance(value, str):
@@ -104,13 +115,26 @@ class Draft:
         if isinstance(number, float) and math.isfinite(number):
             if not number.is_integer():
                 self.warn(
-                    at, f"{value} is rounded up to {math.ceil(number)}: {what} are whole here."
+                    at,
+                    _(
+                        "%(value)s is rounded up to %(whole)s: %(what)s are whole here.",
+                        value=value,
+                        whole=math.ceil(number),
+                        what=what,
+                    ),
                 )
             return math.ceil(number)
         return value
 
     def at_least(self, value: Any, low: int, at: Loc) -> Any:
         if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < low:
-            self.warn(at, f"{value} is raised to {low}, the least that a task may have.")
+            self.warn(
+                at,
+                _(
+                    "%(value)s is raised to %(low)s, the least that a task may have.",
+                    value=value,
+                    low=low,
+                ),
+            )
             return low
         return value

@@ -6,17 +6,18 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from clusters.sentences import _
 from jobs.importers.draft import Draft, Site
 from jobs.importers.templates import text_of
 from jobs.spec.errors import Loc
-from jobs.spec.fields import JOB_NAME_PATTERN, kind_of
+from jobs.spec.fields import JOB_NAME_PATTERN
 
 # Fields of the manifests that have no meaning here, with what a person should know.
 _DROPPED = {
-    "code_path": "the code is uploaded with the job here; ignored.",
-    "exp_id": "experiments are not kept here; ignored.",
-    "exp_name": "experiments are not kept here; ignored.",
-    "proxy_user": "jobs run as your own account here; ignored.",
+    "code_path": _("the code is uploaded with the job here; ignored."),
+    "exp_id": _("experiments are not kept here; ignored."),
+    "exp_name": _("experiments are not kept here; ignored."),
+    "proxy_user": _("jobs run as your own account here; ignored."),
 }
 _KNOWN = [
     "name",
@@ -101,7 +102,8 @@ class _Manifest:
             fit = re.sub(JOB_NAME_PATTERN.replace("^[", "[^").removesuffix("+$"), "-", name.strip())
             if fit != name:
                 self.draft.warn(
-                    ("name",), f'job names hold no such characters; it becomes "{fit}".'
+                    ("name",),
+                    _('job names hold no such characters; it becomes "%(fit)s".', fit=fit),
                 )
             self.draft.put(("jobName",), fit, ("name",))
         self.draft.sources[("jobName",)] = ("name",)
@@ -110,7 +112,7 @@ class _Manifest:
         name, version = (text_of(framework.get(key)) for key in ("name", "version"))
         if not name:
             self.draft.problem(
-                ("framework", "name"), "is required: it names the image.", code="missing"
+                ("framework", "name"), _("is required: it names the image."), code="missing"
             )
             return
         image = f"{name}:{version}" if version else name
@@ -122,7 +124,7 @@ class _Manifest:
 
     def _count(self, key: str, default: int) -> Any:
         value = self.source.get(key)
-        return default if value is None else self.draft.whole_up(value, (key,), "CPUs and GPUs")
+        return default if value is None else self.draft.whole_up(value, (key,), _("CPUs and GPUs"))
 
     def _memory(self, key: str) -> int | None:
         value = self.source.get(key)
@@ -130,7 +132,7 @@ class _Manifest:
             return None
         amount = memory_mb(value)
         if amount is None:
-            message = "must be an amount of memory such as 1Gb, 512MB or 2GiB."
+            message = _("must be an amount of memory such as 1Gb, 512MB or 2GiB.")
             self.draft.problem((key,), message, code="memory", value=value)
         else:
             amount = self.draft.at_least(amount, 100, (key,))
@@ -171,7 +173,7 @@ class _Manifest:
         """Manifests break long commands before an option; YAML's `>` keeps such a break when indented."""
         joined = _BROKEN_LINE.sub(" ", text.strip())
         if joined != text.strip():
-            message = "lines that begin with an option are joined to the line before."
+            message = _("lines that begin with an option are joined to the line before.")
             self.draft.warn(("framework", "command"), message)
         return joined
 
@@ -233,7 +235,7 @@ class _Manifest:
                 continue
             if taken:
                 draft.warn(
-                    at, "only the first store gives dataDir and outputDir; this one is a mount."
+                    at, _("only the first store gives dataDir and outputDir; this one is a mount.")
                 )
             for part, field in fields.items() if not taken else ():
                 if part == "training_workspace" and self.source.get("code_selector") == "codeFile":
@@ -260,8 +262,11 @@ class _Manifest:
         ]
         self.draft.warn(
             at,
-            f"object stores are not fetched here ({', '.join(names) or store.get('type')}), and their"
-            " keys are not kept: put the data on the cluster and set dataDir and outputDir.",
+            _(
+                "object stores are not fetched here (%(names)s), and their keys are not kept: put the "
+                "data on the cluster and set dataDir and outputDir.",
+                names=", ".join(names) or store.get("type"),
+            ),
         )
 
     def _code(self) -> None:
@@ -271,10 +276,10 @@ class _Manifest:
         elif selector == "storagePath":
             self.draft.put(("code",), {"selector": "storagePath"}, ("code_selector",))
             if not self.draft.document.get("codeDir"):
-                message = "wants training_workspace.container in a data store with a host_mount."
+                message = _("wants training_workspace.container in a data store with a host_mount.")
                 self.draft.problem(("code_selector",), message, value=selector)
         else:
-            message = "must be codeFile or storagePath."
+            message = _("must be codeFile or storagePath.")
             self.draft.problem(("code_selector",), message, value=selector)
 
     def _metrics(self) -> None:
@@ -288,16 +293,19 @@ class _Manifest:
         self.draft.put(("metrics",), metrics, at)
         for key in given:
             if key not in ("type", "in", "groups"):
-                self.draft.warn((*at, key), "has no meaning here and is ignored.")
+                self.draft.warn((*at, key), _("has no meaning here and is ignored."))
 
     def _what_is_dropped(self, framework: Mapping[str, Any]) -> None:
         for key in self.source:
             if key not in _KNOWN:
-                reason = _DROPPED.get(key, f"{key} has no meaning here and is ignored.")
+                reason = _DROPPED.get(key, _("has no meaning here and is ignored."))
                 self.draft.warn((key,), reason)
         for key in framework:
             if key not in ("name", "version", "command"):
-                self.draft.warn(("framework", key), "has no meaning here and is ignored.")
+                self.draft.warn(("framework", key), _("has no meaning here and is ignored."))
         job_type = self.source.get("job_type")
         if job_type not in (None, "", "single", "local", "dist-tf"):
-            self.draft.warn(("job_type",), f"{kind_of(job_type)} of this kind is unknown; ignored.")
+            self.draft.warn(
+                ("job_type",),
+                _("this kind of job is unknown here; ignored."),
+            )

@@ -8,17 +8,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from clusters.sentences import Sentence, _
 from jobs.importers.draft import Draft, Site
 from jobs.spec.model import JobSpec
 from jobs.variables import RESERVED_PREFIXES
 
 _DROPPED = {
-    "killAllOnCompletedTaskNumber": "is ignored: give the roles a minSucceededTaskCount instead.",
-    "gpuTypeList": "is ignored: set gpuType.",
+    "killAllOnCompletedTaskNumber": _(
+        "is ignored: give the roles a minSucceededTaskCount instead."
+    ),
+    "gpuTypeList": _("is ignored: set gpuType."),
 }
 _DROPPED_IN_ROLE = {
-    "storageGB": "is ignored: tasks use the node's own disk.",
-    "tmp": "is ignored: every task has a /tmp.",
+    "storageGB": _("is ignored: tasks use the node's own disk."),
+    "tmp": _("is ignored: every task has a /tmp."),
 }
 
 
@@ -47,33 +50,35 @@ def _role(role: Any, index: int, draft: Draft) -> Any:
     if "image" not in kept and isinstance(image, str | Mapping):
         uri = image if isinstance(image, str) else image.get("uri")
         del kept["dockerImage"]
-        draft.warn(("taskRoles", index, "dockerImage"), "is read as the role's image.")
+        draft.warn(("taskRoles", index, "dockerImage"), _("is read as the role's image."))
         kept["image"] = uri
         draft.sources["taskRoles", index, "image"] = ("taskRoles", index, "dockerImage")
     return kept
 
 
-def doubts(spec: JobSpec) -> list[tuple[tuple[str | int, ...], str]]:
+def doubts(spec: JobSpec) -> list[tuple[tuple[str | int, ...], Sentence]]:
     """What is valid and yet probably not what the person meant."""
-    found: list[tuple[tuple[str | int, ...], str]] = []
+    found: list[tuple[tuple[str | int, ...], Sentence]] = []
     for name in spec.job_envs:
         if name.startswith(RESERVED_PREFIXES):
-            found.append((("jobEnvs", name), "is set by Sluice itself; this value is not used."))
+            found.append((("jobEnvs", name), _("is set by Sluice itself; this value is not used.")))
     for index, role in enumerate(spec.task_roles):
         for name in role.env:
             if name.startswith(RESERVED_PREFIXES):
                 found.append(
                     (
                         ("taskRoles", index, "env", name),
-                        "is set by Sluice itself; this value is not used.",
+                        _("is set by Sluice itself; this value is not used."),
                     )
                 )
         for position, port in enumerate(role.port_list):
             at = ("taskRoles", index, "portList", position, "beginAt")
             if 0 < port.begin_at < 1024:
-                found.append((at, "ports below 1024 can only be opened by root."))
+                found.append((at, _("ports below 1024 can only be opened by root.")))
             elif port.begin_at and role.task_number > 1:
-                found.append((at, "a fixed port keeps two tasks of this role from sharing a node."))
+                found.append(
+                    (at, _("a fixed port keeps two tasks of this role from sharing a node."))
+                )
     if spec.retry_count == -2:
-        found.append((("retryCount",), "starts the job again and again, even after success."))
+        found.append((("retryCount",), _("starts the job again and again, even after success.")))
     return found

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from clusters.sentences import _
 from jobs.importers.draft import Draft, Site
 from jobs.importers.templates import text_of
 from jobs.spec.errors import Loc
@@ -23,12 +24,12 @@ _TOP = [
     "workspace",
 ]
 _DROPPED = {
-    "algorithmId": "algorithms are directories here: set codeDir, it appears at /code.",
-    "algorithmVersion": "algorithms are directories here: set codeDir, it appears at /code.",
-    "datasetId": "data sets are directories here: set dataDir, it appears at /dataset.",
-    "datasetVersion": "data sets are directories here: set dataDir, it appears at /dataset.",
-    "imageId": "images are named here, not numbered: set image.",
-    "workspaceId": "workspaces are namespaces here: set namespace.",
+    "algorithmId": _("algorithms are directories here: set codeDir, it appears at /code."),
+    "algorithmVersion": _("algorithms are directories here: set codeDir, it appears at /code."),
+    "datasetId": _("data sets are directories here: set dataDir, it appears at /dataset."),
+    "datasetVersion": _("data sets are directories here: set dataDir, it appears at /dataset."),
+    "imageId": _("images are named here, not numbered: set image."),
+    "workspaceId": _("workspaces are namespaces here: set namespace."),
 }
 _ROLE = [
     "name",
@@ -75,10 +76,10 @@ class _Octopus:
             self._role(index, draft.mapping(entry, ("config", index)))
         if draft.document.get("image") is None:
             draft.document["image"] = ""
-            draft.warn((), "names no image; the namespace's default image is taken.")
+            draft.warn((), _("names no image; the namespace's default image is taken."))
         for key in source:
             if key not in _TOP and key not in _DIRECTORIES:
-                draft.warn((key,), _DROPPED.get(key, "has no meaning here and is ignored."))
+                draft.warn((key,), _DROPPED.get(key, _("has no meaning here and is ignored.")))
         return draft
 
     def _role(self, index: int, role: Mapping[str, Any]) -> None:
@@ -107,7 +108,7 @@ class _Octopus:
         draft.put((*here, "env"), self._env(role.get("envs"), (*at, "envs")), (*at, "envs"))
         for key in role:
             if key not in _ROLE:
-                draft.warn((*at, key), "has no meaning here and is ignored.")
+                draft.warn((*at, key), _("has no meaning here and is ignored."))
 
     def _name(self, index: int, name: Any, at: Loc) -> Any:
         given = text_of(name)
@@ -116,7 +117,10 @@ class _Octopus:
         if not re.match(ROLE_NAME_PATTERN, given):
             self.draft.warn(
                 (*at, "name"),
-                f'role names are letters, digits and - . _ ~; it becomes "task{index}".',
+                _(
+                    'role names are letters, digits and - . _ ~; it becomes "%(name)s".',
+                    name=f"task{index}",
+                ),
             )
             return f"task{index}"
         return given
@@ -129,7 +133,10 @@ class _Octopus:
         if fields is None:
             self.draft.warn(
                 at,
-                f'there is no size "{size}" here: the task gets 1 CPU and 100 MB unless you set them.',
+                _(
+                    'there is no size "%(size)s" here: the task gets 1 CPU and 100 MB unless you set them.',
+                    size=size,
+                ),
             )
             return
         for field, value in fields.items():

@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
+from clusters.sentences import _, together
 from jobs.importers.draft import Draft, Site
 from jobs.importers.templates import find, render, secret_variable, text_of
 from jobs.spec.errors import Loc
@@ -72,9 +73,11 @@ class _V2:
         draft, source = self.draft, self.source
         draft.unknown_keys(source, _TOP)
         if str(source.get("protocolVersion")) not in ("2", "2.0"):
-            draft.problem(("protocolVersion",), "must be 2.", value=source.get("protocolVersion"))
+            draft.problem(
+                ("protocolVersion",), _("must be 2."), value=source.get("protocolVersion")
+            )
         if source.get("type") != "job":
-            draft.problem(("type",), 'must be "job".', value=source.get("type"))
+            draft.problem(("type",), _('must be "job".'), value=source.get("type"))
         draft.document = {"taskRoles": [], "image": "", "importedFrom": "openpai-v2"}
         draft.sources[("image",)] = ("prerequisites",)
         draft.sources[("taskRoles",)] = ("taskRoles",)
@@ -93,13 +96,13 @@ class _V2:
         defaults = draft.mapping(source.get("defaults"), ("defaults",))
         for key in defaults:
             if key not in ("virtualCluster", "deployment"):
-                draft.warn(("defaults", key), "has no meaning here and is ignored.")
+                draft.warn(("defaults", key), _("has no meaning here and is ignored."))
         draft.take(defaults, "virtualCluster", ("namespace",), ("defaults",))
         deployment = self._deployment(defaults.get("deployment"))
         for name, role in draft.mapping(source.get("taskRoles"), ("taskRoles",)).items():
             self._role(name, draft.mapping(role, ("taskRoles", name)), deployment)
         if not draft.document["taskRoles"] and not draft.problems:
-            draft.problem(("taskRoles",), "must have at least one role.")
+            draft.problem(("taskRoles",), _("must have at least one role."))
         self._extras()
         self._secrets()
         return draft
@@ -117,10 +120,12 @@ class _V2:
             self.draft.unknown_keys(item, _PREREQUISITE, at)
             kind, name = str(item.get("type")), str(item.get("name"))
             if kind not in ("dockerimage", "script", "output", "data"):
-                message = "must be dockerimage, script, output or data."
+                message = _("must be dockerimage, script, output or data.")
                 self.draft.problem((*at, "type"), message, value=kind)
             if (kind, name) in self.prerequisites:
-                self.draft.problem((*at, "name"), f"is the second {kind} of this name.", value=name)
+                self.draft.problem(
+                    (*at, "name"), _("is the second %(kind)s of this name.", kind=kind), value=name
+                )
             self.prerequisites[kind, name] = item
             if item.get("auth") is not None:
                 self._auth(item, (*at, "auth"))
@@ -135,7 +140,7 @@ class _V2:
         if login and isinstance(item.get("uri"), str):
             self.draft.image_auth[item["uri"]] = login
             self.draft.warn(
-                at, "the login is used for pulling the image and not kept with the job."
+                at, _("the login is used for pulling the image and not kept with the job.")
             )
 
     def _secret_value(self, path: str) -> str | None:
@@ -151,8 +156,11 @@ class _V2:
             self.warned_secrets.add(variable)
             self.draft.warn(
                 ("secrets", *path.strip(".").split(".")),
-                f"tasks read it from the environment variable {variable}; between single quotes"
-                " the shell would not fill it in.",
+                _(
+                    "tasks read it from the environment variable %(variable)s; between single quotes the "
+                    "shell would not fill it in.",
+                    variable=variable,
+                ),
             )
         return f"${{{variable}}}"
 
@@ -171,8 +179,8 @@ class _V2:
         for index, command in enumerate(self.draft.items(value, at)):
             text = text_of(command)
             if text is None:
-                hint = ' (in YAML, text with ": " in it needs quotes)' if command else ""
-                message = f"must be text, not {kind_of(command)}{hint}."
+                hint = _('In YAML, text with ": " in it needs quotes.') if command else ""
+                message = together(_("must be text, not %(kind)s.", kind=kind_of(command)), hint)
                 self.draft.problem((*at, index), message, value=command)
                 continue
             commands.append(render(text, context, self._secret_reference).strip())
@@ -194,11 +202,11 @@ class _V2:
                 chosen = draft.mapping(item.get("taskRoles"), ("deployments", index, "taskRoles"))
         if name is not None and str(name) not in names:
             draft.problem(
-                ("defaults", "deployment"), "names no deployment of this file.", value=name
+                ("defaults", "deployment"), _("names no deployment of this file."), value=name
             )
         elif name is None and names:
             draft.warn(
-                ("deployments",), "no deployment is chosen by defaults.deployment; none is used."
+                ("deployments",), _("no deployment is chosen by defaults.deployment; none is used.")
             )
         return chosen
 
@@ -218,11 +226,15 @@ class _V2:
         for kind in ("script", "output", "data"):
             wanted = role.get(kind)
             if wanted is not None and (kind, str(wanted)) not in self.prerequisites:
-                draft.problem((*at, kind), f"names no prerequisite of type {kind}.", value=wanted)
+                draft.problem(
+                    (*at, kind),
+                    _("names no prerequisite of type %(kind)s.", kind=kind),
+                    value=wanted,
+                )
         if role.get("taskRetryCount"):
             draft.warn(
                 (*at, "taskRetryCount"),
-                "single tasks are not retried here; jobRetryCount retries the whole job.",
+                _("single tasks are not retried here; jobRetryCount retries the whole job."),
             )
         around = draft.mapping(deployment.get(name), ("deployments",))
         commands = [
@@ -237,7 +249,10 @@ class _V2:
         found = self.prerequisites.get(("dockerimage", str(wanted)))
         if found is None:
             known = ", ".join(name for kind, name in self.prerequisites if kind == "dockerimage")
-            message = f"must name a prerequisite of type dockerimage; there is {known or 'none'}."
+            message = _(
+                "must name a prerequisite of type dockerimage; there is %(known)s.",
+                known=known or _("none"),
+            )
             self.draft.problem((*at, "dockerImage"), message, value=wanted)
             return
         uri = found.get("uri")
@@ -254,7 +269,7 @@ class _V2:
         for key, field in (("cpu", "cpuNumber"), ("memoryMB", "memoryMB"), ("gpu", "gpuNumber")):
             if given.get(key) is not None:
                 source: Loc = (*at_resources, key)
-                number = draft.whole_up(given[key], source, "CPUs, MBs and GPUs")
+                number = draft.whole_up(given[key], source, _("CPUs, MBs and GPUs"))
                 low = {"cpu": 1, "memoryMB": 100, "gpu": 0}[key]
                 draft.put((*here, field), draft.at_least(number, low, source), source)
         ports = draft.mapping(given.get("ports"), (*at_resources, "ports"))
@@ -265,14 +280,15 @@ class _V2:
         memory = draft.document["taskRoles"][here[1]].get("memoryMB", 100)
         if isinstance(shm, int) and isinstance(memory, int) and shm > memory >= 100:
             draft.warn(
-                (*at, "extraContainerOptions", "shmMB"), f"{shm} is lowered to memoryMB, {memory}."
+                (*at, "extraContainerOptions", "shmMB"),
+                _("%(shm)s is lowered to memoryMB, %(memory)s.", shm=shm, memory=memory),
             )
             shm = memory
         draft.put((*here, "shmMB"), shm, (*at, "extraContainerOptions", "shmMB"))
         if options.get("infiniband"):
             draft.warn(
                 (*at, "extraContainerOptions", "infiniband"),
-                "has no meaning here: tasks see whatever network their node has.",
+                _("has no meaning here: tasks see whatever network their node has."),
             )
 
     def _completion(self, role: Mapping[str, Any], here: Loc, at: Loc) -> None:
@@ -290,7 +306,12 @@ class _V2:
             value = given.get(key) or default
             if isinstance(value, int) and isinstance(tasks, int) and value > tasks:
                 draft.warn(
-                    source, f"{value} can never be reached with {tasks} instances; it is off."
+                    source,
+                    _(
+                        "%(value)s can never be reached with %(tasks)s instances; it is off.",
+                        value=value,
+                        tasks=tasks,
+                    ),
                 )
                 value = -1
             off = isinstance(value, int) and value < 0
@@ -319,9 +340,9 @@ class _V2:
             for key in ("skuType", "gpuType"):
                 if isinstance(sku, Mapping) and sku.get(key):
                     at: Loc = ("extras", "hivedScheduler", "taskRoles", name, key)
-                    draft.warn(at, "is unknown here; choose a gpuType for the role instead.")
+                    draft.warn(at, _("is unknown here; choose a gpuType for the role instead."))
         if extras.pop("gangAllocation", None) in (False, "false"):
-            draft.warn(("extras", "gangAllocation"), "all tasks of a job start together here.")
+            draft.warn(("extras", "gangAllocation"), _("all tasks of a job start together here."))
         self._notifications(extras.pop("jobStatusChangeNotification", None))
         if extras:
             draft.put(("extras",), extras, ("extras",))
@@ -335,7 +356,7 @@ class _V2:
             self.draft.put(("alerts",), {"event": alerts}, at)
         for key in wanted:
             if wanted[key] and key not in events:
-                self.draft.warn((*at, key), "there is no alert for this change here.")
+                self.draft.warn((*at, key), _("there is no alert for this change here."))
 
     def _plugin(self, plugin: Mapping[str, Any], at: Loc) -> None:
         roles = self._plugin_roles(plugin, at)
@@ -355,10 +376,10 @@ class _V2:
             ):
                 self._storage(storage, None, (*at, "parameters", "storageConfigNames"))
         else:
-            self.draft.warn(at, f"the plugin {name} is unknown here and ignored.")
+            self.draft.warn(at, _("the plugin %(name)s is unknown here and ignored.", name=name))
         if plugin.get("failurePolicy") not in (None, "fail"):
             self.draft.warn(
-                (*at, "failurePolicy"), "a failing plugin command always fails the task here."
+                (*at, "failurePolicy"), _("a failing plugin command always fails the task here.")
             )
 
     def _plugin_roles(self, plugin: Mapping[str, Any], at: Loc) -> list[str]:
@@ -370,7 +391,7 @@ class _V2:
             if isinstance(name, str) and name in self.role_index:
                 roles.append(name)
             else:
-                self.draft.problem((*at, "taskroles", index), "names no role.", value=name)
+                self.draft.problem((*at, "taskroles", index), _("names no role."), value=name)
         return roles
 
     def _serve(self, service: dict[str, Any], at: Loc) -> None:
@@ -385,11 +406,11 @@ class _V2:
         if given.get("userssh"):
             self.draft.warn(
                 (*at, "parameters", "userssh"),
-                "your own account's keys are used here, not this one.",
+                _("your own account's keys are used here, not this one."),
             )
         if given.get("sshbarrier"):
             self.draft.warn(
-                (*at, "parameters", "sshbarrier"), "has no meaning here and is ignored."
+                (*at, "parameters", "sshbarrier"), _("has no meaning here and is ignored.")
             )
 
     def _tensorboard(self, given: Mapping[str, Any], roles: list[str], at: Loc) -> None:
@@ -412,7 +433,7 @@ class _V2:
                 where: Loc = (*here, "callbacks", index, "commands")
                 lists.append((known[event], callback.get("commands"), where))
             else:
-                message = f"the event {event} does not exist here; ignored."
+                message = _("the event %(event)s does not exist here; ignored.", event=event)
                 self.draft.warn((*here, "callbacks", index), message)
         for field, commands, where in lists:
             for role in roles:
@@ -430,7 +451,7 @@ class _V2:
     def _git(self, given: Mapping[str, Any], roles: list[str], at: Loc) -> None:
         repository = text_of(given.get("repo"))
         if not repository:
-            self.draft.warn(at, "names no repository and is ignored.")
+            self.draft.warn(at, _("names no repository and is ignored."))
             return
         options = [
             text_of(option) or ""
@@ -438,7 +459,9 @@ class _V2:
         ]
         folder = [text_of(given["clone_dir"]) or ""] if given.get("clone_dir") else []
         command = shlex.join(["git", "clone", *options, "--", repository, *folder])
-        self.draft.warn(at, f"becomes a command before the role's own: {command}")
+        self.draft.warn(
+            at, _("becomes a command before the role's own: %(command)s", command=command)
+        )
         for role in roles:
             self._around(role, "preCommands", [command], (*at, "parameters"))
 
@@ -448,8 +471,12 @@ class _V2:
         if folder is None:
             self.draft.warn(
                 at,
-                f'there is no storage "{name}" here; add a mount with the directory on this cluster'
-                f" and target {target}.",
+                _(
+                    'there is no storage "%(name)s" here; add a mount with the directory on this cluster '
+                    "and target %(target)s.",
+                    name=name,
+                    target=target,
+                ),
             )
             return
         mounts = self.draft.document.setdefault("mounts", [])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from clusters.sentences import _
 from jobs.spec import JobSpec, Problem
 
 # bash and sh keep these for themselves: assigning is an error or does something else.
@@ -30,9 +31,13 @@ def check_carried(spec: JobSpec) -> Iterator[Problem]:
         if size > MAX_ENVIRONMENT_BYTES:
             yield Problem(
                 path=f"taskRoles[{i}].env",
-                message=f"All variables of a task together may have {MAX_ENVIRONMENT_BYTES} bytes; these have {size}.",
+                message=_(
+                    "All variables of a task together may have %(limit)s bytes; these have %(size)s.",
+                    limit=MAX_ENVIRONMENT_BYTES,
+                    size=size,
+                ),
                 code="env_too_large",
-                suggestion="Put large values into a file.",
+                suggestion=_("Put large values into a file."),
             )
     for path, value in (
         ("dataDir", spec.data_dir),
@@ -43,9 +48,11 @@ def check_carried(spec: JobSpec) -> Iterator[Problem]:
         if value.startswith(("/", "~", "$")) and _BIND_SEPARATORS.search(value):
             yield Problem(
                 path=path,
-                message='A directory of a job may not have ":" or "," in its path: container runtimes split there.',
+                message=_(
+                    'A directory of a job may not have ":" or "," in its path: container runtimes split there.'
+                ),
                 code="mount_path",
-                suggestion="Use a symbolic link to it.",
+                suggestion=_("Use a symbolic link to it."),
             )
 
 
@@ -54,16 +61,22 @@ def _check_variables(path: str, values: dict[str, str]) -> Iterator[Problem]:
         if _SHELLS_OWN.fullmatch(name):
             yield Problem(
                 path=f"{path}.{name}",
-                message=f"{name} cannot be set: shells keep this variable for themselves.",
+                message=_(
+                    "%(name)s cannot be set: shells keep this variable for themselves.", name=name
+                ),
                 code="env_reserved",
-                suggestion="Use another name.",
+                suggestion=_("Use another name."),
                 params={"name": name},
             )
         elif len(f"{name}={value}".encode()) >= MAX_VARIABLE_BYTES:
             yield Problem(
                 path=f"{path}.{name}",
-                message=f"{name} is too long: Linux takes {MAX_VARIABLE_BYTES} bytes with its name.",
+                message=_(
+                    "%(name)s is too long: Linux takes %(limit)s bytes with its name.",
+                    name=name,
+                    limit=MAX_VARIABLE_BYTES,
+                ),
                 code="env_too_large",
-                suggestion="Put large values into a file.",
+                suggestion=_("Put large values into a file."),
                 params={"name": name},
             )

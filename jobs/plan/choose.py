@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from clusters.capacity import Capacity, NamespaceRules, Node, Partition
+from clusters.sentences import Sentence, _, joined, listed, ngettext, together
 from jobs.plan import placing
 from jobs.plan.carried import check_carried
 from jobs.plan.now import fits
@@ -24,10 +25,9 @@ from jobs.plan.values import (
     PlanError,
     RolePlan,
     Totals,
-    and_,
-    count_of,
     gigabytes,
     gpus_words,
+    nodes_words,
 )
 from jobs.spec import JobSpec, Problem, TaskRole
 from jobs.spec.fields import format_duration
@@ -44,7 +44,9 @@ class _Planner:
     partitions: list[Partition] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
 
-    def refuse(self, code: str, path: str, message: str, nearest: str = "", **params: Any) -> None:
+    def refuse(
+        self, code: str, path: str, message: Sentence, nearest: str = "", **params: Any
+    ) -> None:
         self.problems.append(
             Problem(path=path, message=message, code=code, suggestion=nearest, params=params)
         )
@@ -95,20 +97,31 @@ def _open_partitions(run: _Planner) -> list[Partition]:
     for name in rules.partitions:
         partition = run.capacity.partition(name)
         if partition is None:
-            why.append(f"{name} does not exist")
+            why.append(_("%(partition)s does not exist", partition=name))
         elif partition.allowed_accounts and rules.account not in partition.allowed_accounts:
-            why.append(f"{name} does not take account {rules.account or '(none)'}")
+            why.append(
+                _(
+                    "%(partition)s does not take account %(account)s",
+                    partition=name,
+                    account=rules.account or _("(none)"),
+                )
+            )
         elif partition.allowed_qos and rules.qos and rules.qos not in partition.allowed_qos:
-            why.append(f"{name} does not take QOS {rules.qos}")
+            why.append(_("%(partition)s does not take QOS %(qos)s", partition=name, qos=rules.qos))
         else:
             found.append(partition)
     if not found:
         run.refuse(
             "no_partition",
             "namespace",
-            f"Namespace {rules.name} has no partition to run on"
-            + (f": {'; '.join(why)}." if why else "."),
-            "Choose another namespace or ask an administrator.",
+            _(
+                "Namespace %(name)s has no partition to run on: %(why)s.",
+                name=rules.name,
+                why=joined(why),
+            )
+            if why
+            else _("Namespace %(name)s has no partition to run on.", name=rules.name),
+            _("Choose another namespace or ask an administrator."),
             namespace=rules.name,
         )
     return sorted(found, key=lambda partition: not partition.up)
@@ -119,7 +132,7 @@ def _time_limit(run: _Planner) -> int | None:
     asked = run.spec.time_limit
     rules = run.rules
     if asked is not None and rules.max_time_s is not None and asked > rules.max_time_s:
-        _refuse_time(run, asked, rules.max_time_s, f"Namespace {rules.name}")
+        _refuse_time(run, asked, rules.max_time_s, _("Namespace %(name)s", name=rules.name))
         return asked
     if asked is None:
         default = rules.default_time_s if rules.default_time_s is not None else rules.max_time_s
@@ -128,17 +141,24 @@ def _time_limit(run: _Planner) -> int | None:
     allowing = [p for p in run.partitions if p.max_time_s is None or p.max_time_s >= asked]
     if not allowing:
         longest_p = max(run.partitions, key=lambda p: p.max_time_s or 0)
-        _refuse_time(run, asked, longest_p.max_time_s or 0, f"Partition {longest_p.name}")
+        _refuse_time(
+            run, asked, longest_p.max_time_s or 0, _("Partition %(name)s", name=longest_p.name)
+        )
     run.partitions = allowing or run.partitions
     return asked
 
 
-def _refuse_time(run: _Planner, asked: int, longest: int, who: str) -> None:
+def _refuse_time(run: _Planner, asked: int, longest: int, who: Sentence) -> None:
     run.refuse(
         "time_limit",
         "timeLimit",
-        f"{who} lets jobs run {format_duration(longest)} at most; this one asks for {format_duration(asked)}.",
-        f"Set timeLimit to {format_duration(longest)} or less.",
+        _(
+            "%(who)s lets jobs run %(longest)s at most; this one asks for %(asked)s.",
+            who=who,
+            longest=format_duration(longest),
+            asked=format_duration(asked),
+        ),
+        _("Set timeLimit to %(longest)s or less.", longest=format_duration(longest)),
         longest_s=longest,
         asked_s=asked,
     )
@@ -160,7 +180,7 @@ def _holds(run: _Planner, partition: Partition, need: Need) -> bool:
 
 def _refuse_role(run: _Planner, index: int, role: TaskRole, need: Need) -> None:
     path = f"taskRoles[{index}]"
-    where = and_([p.name for p in run.partitions])
+    where = listed([p.name for p in run.partitions])
     nodes = [node for partition in run.partitions for node in run.nodes(partition)]
     if need.gpus and not any(node.gpu_total(need.gpu_type) for node in nodes):
         types = sorted({gpu.type for node in nodes for gpu in node.gpus if gpu.type})
@@ -171,10 +191,12 @@ def _refuse_role(run: _Planner, index: int, role: TaskRole, need: Need) -> None:
             else "gpuType"
             if need.gpu_type
             else f"{path}.gpuNumber",
-            f"No node of {where} has GPUs{' of type ' + need.gpu_type if need.gpu_type else ''}.",
-            f"Types there: {', '.join(types)}."
-            if types
-            else "Set gpuNumber to 0 or choose another namespace.",
+            _("No node of %(where)s has %(gpus)s.", where=where, gpus=_gpus(need.gpu_type)),
+            (
+                _("Types there: %(names)s.", names=", ".join(types))
+                if types
+                else _("Set gpuNumber to 0 or choose another namespace.")
+            ),
             gpu_type=need.gpu_type,
             types=types,
         )
@@ -193,17 +215,41 @@ def _refuse_role(run: _Planner, index: int, role: TaskRole, need: Need) -> None:
     fixed = next((port for port in role.port_list if port.begin_at), None)
     why = ""
     if fixed is not None:
-        why = f": the fixed port {fixed.begin_at} allows one task per node"
+        why = _("The fixed port %(port)s allows one task per node.", port=fixed.begin_at)
     elif role.placement == "separate":
-        why = ": placement separate puts each on a node of its own"
+        why = _("Placement separate puts each on a node of its own.")
+    fitting = _("At most %(most)s fit.", most=most)
+    if fixed is not None:
+        fitting = _("At most %(most)s fit; set beginAt to 0 for any free port.", most=most)
     run.refuse(
         "too_many_tasks",
         f"{path}.taskNumber",
-        f"{count_of(need.tasks, 'task')} of role {role.name} can never run at once on {where}{why}.",
-        f"At most {most} fit" + ("; set beginAt to 0 for any free port." if fixed else "."),
+        together(
+            ngettext(
+                "%(count)s task of role %(name)s can never run at once on %(where)s.",
+                "%(count)s tasks of role %(name)s can never run at once on %(where)s.",
+                need.tasks,
+                name=role.name,
+                where=where,
+            ),
+            why,
+        ),
+        fitting,
         asked=need.tasks,
         most=most,
     )
+
+
+def _gpus(gpu_type: str) -> Sentence:
+    return _("GPUs of type %(gpu_type)s", gpu_type=gpu_type) if gpu_type else _("GPUs")
+
+
+def _measures(need: Need) -> list[str]:
+    asked: list[str] = [
+        _("%(cpus)s CPUs", cpus=need.cpus),
+        _("%(memory)s of memory", memory=gigabytes(need.mem_mib)),
+    ]
+    return asked + ([gpus_words(need.gpus, need.gpu_type)] if need.gpus else [])
 
 
 def _refuse_size(
@@ -212,29 +258,35 @@ def _refuse_size(
     """One task is larger than any node: name the measures that are too large, or the combination."""
     with_gpus = [node for node in nodes if node.gpu_total(need.gpu_type) >= need.gpus] or nodes
     measures = (
-        ("cpuNumber", need.cpus, max((n.cpus for n in with_gpus), default=0), "CPUs"),
+        ("cpuNumber", need.cpus, max((n.cpus for n in with_gpus), default=0), _("CPUs")),
         (
             "memoryMB",
             role.memory_mb,
             max((n.mem_mib for n in with_gpus), default=0),
-            "MB of memory",
+            _("MB of memory"),
         ),
         (
             "gpuNumber",
             need.gpus,
             max((n.gpu_total(need.gpu_type) for n in nodes), default=0),
-            "GPUs",
+            _gpus(need.gpu_type),
         ),
     )
-    of_type = f" of type {need.gpu_type}" if need.gpu_type else ""
     too_large = [m for m in measures if m[1] > m[2]]
     for key, asked, largest, unit in too_large:
         run.refuse(
             "task_too_large",
             f"{path}.{key}",
-            f"One task of role {role.name} asks for {asked} {unit}{of_type if unit == 'GPUs' else ''};"
-            f" the largest node of {where} has {largest}.",
-            f"Set {key} to {largest} or less.",
+            _(
+                "One task of role %(name)s asks for %(asked)s %(unit)s; the largest node of "
+                "%(where)s has %(largest)s.",
+                name=role.name,
+                asked=asked,
+                unit=unit,
+                where=where,
+                largest=largest,
+            ),
+            _("Set %(key)s to %(largest)s or less.", key=key, largest=largest),
             asked=asked,
             largest=largest,
         )
@@ -242,10 +294,13 @@ def _refuse_size(
         run.refuse(
             "task_too_large",
             path,
-            f"No single node of {where} has {need.cpus} CPUs, {gigabytes(need.mem_mib)} of memory"
-            f"{f' and {gpus_words(need.gpus, need.gpu_type)}' if need.gpus else ''} together,"
-            f" as one task of role {role.name} asks.",
-            "Ask for less of one of them.",
+            _(
+                "No single node of %(where)s has %(all)s together, as one task of role %(name)s asks.",
+                where=where,
+                all=listed(_measures(need)),
+                name=role.name,
+            ),
+            _("Ask for less of one of them."),
         )
 
 
@@ -325,7 +380,7 @@ def _port_clash(spec: JobSpec) -> tuple[int, str, str] | None:
 
 
 def _refuse_layout(run: _Planner) -> None:
-    spec, names = run.spec, and_([p.name for p in run.partitions])
+    spec, names = run.spec, listed([p.name for p in run.partitions])
     available = max(len(run.nodes(p)) for p in run.partitions)
     roles = len(run.needs)
     clash = _port_clash(spec)
@@ -334,8 +389,14 @@ def _refuse_layout(run: _Planner) -> None:
         run.refuse(
             "port_conflict",
             "taskRoles",
-            f"Roles {one} and {other} both want port {port}, and there is no way to keep them on separate nodes.",
-            "Give one of them another beginAt, or 0 for any free port.",
+            _(
+                "Roles %(one)s and %(other)s both want port %(port)s, and there is no way to keep them "
+                "on separate nodes.",
+                one=one,
+                other=other,
+                port=port,
+            ),
+            _("Give one of them another beginAt, or 0 for any free port."),
             port=port,
             roles=[one, other],
         )
@@ -344,31 +405,40 @@ def _refuse_layout(run: _Planner) -> None:
         run.refuse(
             "too_few_nodes",
             "placement",
-            f"{roles} roles on separate nodes do not fit: {names} has {count_of(available, 'node')}.",
-            "Use placement pack." if possible else "Ask for fewer or smaller tasks.",
+            _(
+                "%(roles)s roles on separate nodes do not fit: %(names)s has %(nodes)s.",
+                roles=roles,
+                names=names,
+                nodes=nodes_words(available),
+            ),
+            (_("Use placement pack.") if possible else _("Ask for fewer or smaller tasks.")),
             roles=roles,
             nodes=available,
         )
     elif spec.placement == "pack":
         types = sorted({n.gpu_type or "any" for n in run.needs if n.gpus})
         why = (
-            f"they want different GPU types ({', '.join(types)})"
+            _("they want different GPU types (%(names)s)", names=", ".join(types))
             if len(types) > 1
-            else "no nodes are large enough"
+            else _("no nodes are large enough")
         )
         run.refuse(
             "cannot_pack",
             "placement",
-            f"The roles cannot share nodes of {names}: {why}.",
-            "Use placement auto." if _separate(run) else "Ask for fewer or smaller tasks.",
+            _("The roles cannot share nodes of %(names)s: %(why)s.", names=names, why=why),
+            (_("Use placement auto.") if _separate(run) else _("Ask for fewer or smaller tasks.")),
         )
     else:
         run.refuse(
             "too_large_together",
             "taskRoles",
-            f"Each role fits by itself, but there is no way to place all {roles} together on {names}:"
-            " roles that share nodes get the same room on each of them.",
-            "Ask for fewer or smaller tasks.",
+            _(
+                "Each role fits by itself, but there is no way to place all %(roles)s together on "
+                "%(names)s: roles that share nodes get the same room on each of them.",
+                roles=roles,
+                names=names,
+            ),
+            _("Ask for fewer or smaller tasks."),
         )
 
 
@@ -450,18 +520,24 @@ def _totals(roles: list[RolePlan], groups: list[Group], time_limit_s: int | None
 def _check_limits(run: _Planner, totals: Totals) -> None:
     rules = run.rules
     limits = (
-        ("nodes", totals.nodes, rules.max_nodes_per_job, "nodes"),
-        ("cpus", totals.cpus, rules.max_cpus_per_job, "CPUs"),
-        ("mem", totals.mem_mib, rules.max_mem_mib_per_job, "MB of memory"),
-        ("gpus", sum(totals.gpus.values()), rules.max_gpus_per_job, "GPUs"),
+        ("nodes", totals.nodes, rules.max_nodes_per_job, _("nodes")),
+        ("cpus", totals.cpus, rules.max_cpus_per_job, _("CPUs")),
+        ("mem", totals.mem_mib, rules.max_mem_mib_per_job, _("MB of memory")),
+        ("gpus", sum(totals.gpus.values()), rules.max_gpus_per_job, _("GPUs")),
     )
     for key, asked, most, unit in limits:
         if most is not None and asked > most:
             run.refuse(
                 f"namespace_{key}",
                 "taskRoles",
-                f"Namespace {rules.name} allows {most} {unit} per job; this one asks for {asked}.",
-                f"Ask for at most {most} {unit} in all.",
+                _(
+                    "Namespace %(name)s allows %(most)s %(unit)s per job; this one asks for %(asked)s.",
+                    name=rules.name,
+                    most=most,
+                    unit=unit,
+                    asked=asked,
+                ),
+                _("Ask for at most %(most)s %(unit)s in all.", most=most, unit=unit),
                 asked=asked,
                 most=most,
             )
@@ -475,7 +551,10 @@ def _notes(run: _Planner, made: Plan) -> tuple[Note, ...]:
             notes.append(
                 Note(
                     "partition_down",
-                    f"Partition {group.partition} is down; the job waits until it is up.",
+                    _(
+                        "Partition %(partition)s is down; the job waits until it is up.",
+                        partition=group.partition,
+                    ),
                     {"partition": group.partition},
                 )
             )
@@ -485,7 +564,11 @@ def _notes(run: _Planner, made: Plan) -> tuple[Note, ...]:
             notes.append(
                 Note(
                     "idle_gpus",
-                    f"{count_of(idle, 'GPU')} will be reserved but not used: every node is asked for the same.",
+                    ngettext(
+                        "%(count)s GPU will be reserved but not used: every node is asked for the same.",
+                        "%(count)s GPUs will be reserved but not used: every node is asked for the same.",
+                        idle,
+                    ),
                     {"gpus": idle},
                 )
             )
@@ -497,7 +580,9 @@ def _notes(run: _Planner, made: Plan) -> tuple[Note, ...]:
     if not fits(made, usable, free=False):
         notes.append(
             Note(
-                "nodes_down", "Too many nodes are down or drained now; the job waits for them.", {}
+                "nodes_down",
+                _("Too many nodes are down or drained now; the job waits for them."),
+                {},
             )
         )
     return tuple(notes)

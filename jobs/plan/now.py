@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from clusters.capacity import Capacity
+from clusters.sentences import _
 from jobs.plan import placing
 from jobs.plan.placing import Need
 from jobs.plan.values import Group, Note, Plan, StartCheck
@@ -37,7 +38,7 @@ def can_start_now(made: Plan, capacity: Capacity) -> StartCheck:
             obstacles.append(
                 Note(
                     "partition_down",
-                    f"Partition {group.partition} is down.",
+                    _("Partition %(partition)s is down.", partition=group.partition),
                     {"partition": group.partition},
                 )
             )
@@ -47,7 +48,7 @@ def can_start_now(made: Plan, capacity: Capacity) -> StartCheck:
         obstacles.extend(_lacks(made, group, capacity))
     if not obstacles:
         obstacles.append(
-            Note("no_room_together", "There is room for each role, but not for all at once.", {})
+            Note("no_room_together", _("There is room for each role, but not for all at once."), {})
         )
     return StartCheck(tuple(obstacles))
 
@@ -57,22 +58,29 @@ def _lacks(made: Plan, group: Group, capacity: Capacity) -> list[Note]:
     nodes = placing.nodes_for(capacity, group.partition, made.constraint, usable_only=True)
     role = made.roles_of(group)[0]
     times = group.nodes if group.shared else role.tasks
+    gpus = _("GPUs")
+    if group.gpu_type:
+        gpus = _("GPUs of type %(gpu_type)s", gpu_type=group.gpu_type)
     measures = (
-        ("cpus", group.cpus * times, sum(n.cpus - n.cpus_used for n in nodes), "CPUs"),
+        ("cpus", group.cpus * times, sum(n.cpus - n.cpus_used for n in nodes), _("CPUs")),
         (
             "mem",
             group.mem_mib * times,
             sum(n.mem_mib - n.mem_mib_used for n in nodes),
-            "MB of memory",
+            _("MB of memory"),
         ),
-        ("gpus", group.gpus * times, sum(n.gpu_free(group.gpu_type) for n in nodes), "GPUs"),
+        ("gpus", group.gpus * times, sum(n.gpu_free(group.gpu_type) for n in nodes), gpus),
     )
     found = [
         Note(
             f"free_{key}",
-            f"{group.partition} has {max(0, free)} {unit}"
-            f"{' of type ' + group.gpu_type if unit == 'GPUs' and group.gpu_type else ''} free;"
-            f" the job wants {asked}.",
+            _(
+                "%(partition)s has %(free)s %(unit)s free; the job wants %(asked)s.",
+                partition=group.partition,
+                free=max(0, free),
+                unit=unit,
+                asked=asked,
+            ),
             {"partition": group.partition, "free": max(0, free), "asked": asked},
         )
         for key, asked, free, unit in measures
@@ -95,7 +103,10 @@ def _lacks(made: Plan, group: Group, capacity: Capacity) -> list[Note]:
     return [
         Note(
             "free_in_pieces",
-            f"Enough is free in {group.partition}, but not together on single nodes.",
+            _(
+                "Enough is free in %(partition)s, but not together on single nodes.",
+                partition=group.partition,
+            ),
             {"partition": group.partition},
         )
     ]

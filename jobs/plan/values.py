@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from clusters.sentences import Sentence, listed, ngettext, read, stored
 from jobs.spec import Problem
 
 Layout = Literal["simple", "packed", "het"]
@@ -64,7 +65,7 @@ class Note:
     """Something true of the plan that a person should know."""
 
     code: str
-    message: str
+    message: str  # a sentence; of a plan that an earlier release stored, plain English
     params: dict[str, Any] = field(default_factory=dict)
 
 
@@ -85,7 +86,8 @@ class Plan:
         return [role for role in self.roles if role.group == group.index]
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        notes = [{**asdict(note), "message": stored(note.message)} for note in self.notes]
+        return {**asdict(self), "notes": notes}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Plan:
@@ -95,7 +97,9 @@ class Plan:
                 "roles": tuple(RolePlan(**row) for row in value["roles"]),
                 "groups": tuple(Group(**row) for row in value["groups"]),
                 "totals": Totals(**value["totals"]),
-                "notes": tuple(Note(**row) for row in value["notes"]),
+                "notes": tuple(
+                    Note(row["code"], read(row["message"]), row["params"]) for row in value["notes"]
+                ),
             }
         )
 
@@ -130,12 +134,12 @@ def gigabytes(mem_mib: int) -> str:
     return f"{mem_mib / 1024:.1f}".removesuffix(".0") + " GB"
 
 
-def count_of(number: int, thing: str) -> str:
-    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
+def nodes_words(nodes: int) -> Sentence:
+    return ngettext("%(count)s node", "%(count)s nodes", nodes)
 
 
 def gpus_words(gpus: int, gpu_type: str) -> str:
-    return f"{gpus}×{gpu_type}" if gpu_type else count_of(gpus, "GPU")
+    return f"{gpus}×{gpu_type}" if gpu_type else ngettext("%(count)s GPU", "%(count)s GPUs", gpus)
 
 
 def _role_words(role: RolePlan) -> str:
@@ -147,10 +151,6 @@ def _role_words(role: RolePlan) -> str:
     return f"{role.tasks} {name} ({', '.join(parts)}{each})"
 
 
-def and_(parts: Sequence[str]) -> str:
-    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
-
-
 def describe(plan: Plan) -> str:
     """The plan in words: "1 node of gpu: 1 ps (1 CPU, 2 GB) and 2 workers (4 CPU, 16 GB, 1×a100 each)"."""
     sentences = []
@@ -158,8 +158,8 @@ def describe(plan: Plan) -> str:
         exactly = (
             "" if group.fixed_nodes else "at least " if group.nodes < _tasks(plan, group) else ""
         )
-        nodes = f"{exactly}{count_of(group.nodes, 'node')} of {group.partition}"
-        sentences.append(f"{nodes}: {and_([_role_words(role) for role in plan.roles_of(group)])}")
+        nodes = f"{exactly}{nodes_words(group.nodes)} of {group.partition}"
+        sentences.append(f"{nodes}: {listed([_role_words(role) for role in plan.roles_of(group)])}")
     return "; ".join(sentences)
 
 

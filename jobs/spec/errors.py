@@ -1,6 +1,7 @@
 """What is wrong with a job file, as values: every problem at once, each with its place and its rule.
 
-Pure. Pages, the API and the command line show these; none of them words the problems again.
+Pure. Messages are sentences with their template (`clusters.sentences`): pages, the API and the command
+line tell them in the reader's language; none of them words the problems again.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
+
+from clusters.sentences import Sentence, _
 
 MAX_SHOWN_VALUE = 80
 
@@ -25,10 +28,10 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One mistake. `code` and `params` are stable, for translations; `message` is plain English."""
+    """One mistake. `code` and `params` are stable, for programs; `message` is for people."""
 
     path: str  # as people write it: taskRoles[1].portList[0].beginAt; "" is the whole file
-    message: str  # one sentence: the rule that does not hold, and what to do
+    message: Sentence  # the rule that does not hold, and what to do
     code: str = "invalid"
     value: str = ""  # what was written, shortened
     suggestion: str = ""  # the nearest known key or value, if one is near
@@ -37,10 +40,19 @@ class Problem:
     params: Mapping[str, Any] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        place = self.path or "job file"
-        if self.line is not None:
-            place += f" (line {self.line})"
-        return f"{place}: {self.message}"
+        return str(self.said())
+
+    def said(self) -> Sentence:
+        """With its place."""
+        place = self.path or _("job file")
+        if self.line is None:
+            return _("%(place)s: %(message)s", place=place, message=self.message)
+        return _(
+            "%(place)s (line %(line)s): %(message)s",
+            place=place,
+            line=self.line,
+            message=self.message,
+        )
 
     def at(self, position: Position | None) -> Problem:
         if position is None:
@@ -65,14 +77,18 @@ class Warning:
     """Something accepted, but dropped, changed or doubtful."""
 
     path: str
-    message: str
+    message: Sentence
     line: int | None = None
 
     def __str__(self) -> str:
-        return f"{self.path or 'job file'}: {self.message}"
+        return str(self.said())
 
-    def as_dict(self) -> dict[str, Any]:
-        return {"path": self.path, "message": self.message, "line": self.line}
+    def said(self) -> Sentence:
+        return _("%(place)s: %(message)s", place=self.path or _("job file"), message=self.message)
+
+    def as_row(self) -> dict[str, Any]:
+        """As kept with a job, for readers of any language."""
+        return {"path": self.path, "message": self.message.stored(), "line": self.line}
 
 
 class SpecError(Exception):
@@ -84,7 +100,9 @@ class SpecError(Exception):
         super().__init__("\n".join(str(problem) for problem in self.problems))
 
     @classmethod
-    def single(cls, path: str, message: str, *, code: str = "invalid", **more: Any) -> SpecError:
+    def single(
+        cls, path: str, message: Sentence, *, code: str = "invalid", **more: Any
+    ) -> SpecError:
         return cls([Problem(path=path, message=message, code=code, **more)])
 
 

@@ -12,6 +12,8 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, PlainSerializer, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
+from clusters.sentences import Sentence, _
+
 MAX_COMMAND_BYTES = 256 * 1024
 MAX_TEXT = 64 * 1024
 MAX_ENV_VALUE = 128 * 1024  # Linux refuses a longer single string in execve (MAX_ARG_STRLEN)
@@ -34,7 +36,7 @@ _UNPAIRED = re.compile(r"[\ud800-\udfff]")
 _NOT_ALNUM = re.compile(r"[^A-Za-z0-9]")
 
 
-def broken(code: str, message: str, **params: Any) -> PydanticCustomError:
+def broken(code: str, message: Sentence, **params: Any) -> PydanticCustomError:
     """A rule that does not hold; the sentence is used as it is."""
     # pydantic formats the template with its context: braces of our own must not be read as fields.
     return PydanticCustomError(
@@ -47,29 +49,32 @@ def broken(code: str, message: str, **params: Any) -> PydanticCustomError:
 # Text
 
 
-def _is_text(value: Any, what: str = "text") -> str:
+def _is_text(value: Any, what: str = "") -> str:
     if isinstance(value, bool) or not isinstance(value, str):
-        raise broken("text_type", f"must be {what}, not {kind_of(value)}.")
+        raise broken(
+            "text_type",
+            _("must be %(what)s, not %(kind)s.", what=what or _("text"), kind=kind_of(value)),
+        )
     if "\x00" in value:
-        raise broken("nul", "must not hold a NUL character.")
+        raise broken("nul", _("must not hold a NUL character."))
     if _UNPAIRED.search(value):
-        raise broken("surrogate", "must be valid Unicode text.")
+        raise broken("surrogate", _("must be valid Unicode text."))
     return value
 
 
 def kind_of(value: object) -> str:
-    """The type of a value in the words of job files."""
+    """The type of a value in the words of job files: a sentence where there is one."""
     if value is None:
         return "null"
     if isinstance(value, bool):
         return "true/false"
     names: tuple[tuple[type, str], ...] = (
-        (str, "text"),
-        (int, "a whole number"),
-        (float, "a number"),
-        (dict, "a mapping"),
-        (list, "a list"),
-        (tuple, "a list"),
+        (str, _("text")),
+        (int, _("a whole number")),
+        (float, _("a number")),
+        (dict, _("a mapping")),
+        (list, _("a list")),
+        (tuple, _("a list")),
     )
     return next((name for kind, name in names if isinstance(value, kind)), type(value).__name__)
 
@@ -77,16 +82,30 @@ def kind_of(value: object) -> str:
 def _one_line(value: Any, *, limit: int) -> str:
     text = _is_text(value)
     if _CONTROL.search(text):
-        raise broken("control", "must not hold control characters or line breaks.")
+        raise broken("control", _("must not hold control characters or line breaks."))
     if len(text) > limit:
-        raise broken("too_long", f"must have at most {limit} characters; it has {len(text)}.")
+        raise broken(
+            "too_long",
+            _(
+                "must have at most %(limit)s characters; it has %(count)s.",
+                limit=limit,
+                count=len(text),
+            ),
+        )
     return text
 
 
 def _text(value: Any) -> str:
     text = _is_text(value)
     if len(text) > MAX_TEXT:
-        raise broken("too_long", f"must have at most {MAX_TEXT} characters; it has {len(text)}.")
+        raise broken(
+            "too_long",
+            _(
+                "must have at most %(limit)s characters; it has %(count)s.",
+                limit=MAX_TEXT,
+                count=len(text),
+            ),
+        )
     return text
 
 
@@ -94,7 +113,8 @@ def _job_name(value: Any) -> str:
     name = _one_line(value, limit=MAX_NAME)
     if not _JOB_NAME.match(name) or name in (".", ".."):
         raise broken(
-            "name", "may hold letters, digits, Chinese characters and - . _ ~ only, at least one."
+            "name",
+            _("may hold letters, digits, Chinese characters and - . _ ~ only, at least one."),
         )
     return name
 
@@ -102,9 +122,9 @@ def _job_name(value: Any) -> str:
 def _role_name(value: Any) -> str:
     name = _one_line(value, limit=128)
     if not _ROLE_NAME.match(name):
-        raise broken("role_name", "may hold letters, digits and - . _ ~ only, at least one.")
+        raise broken("role_name", _("may hold letters, digits and - . _ ~ only, at least one."))
     if not identifier(name):
-        raise broken("role_name", "must hold at least one letter or digit.")
+        raise broken("role_name", _("must hold at least one letter or digit."))
     return name
 
 
@@ -121,19 +141,26 @@ def is_identifier(name: str) -> bool:
 def _command(value: Any) -> str:
     text = _is_text(value)
     if not text.strip():
-        raise broken("empty_command", "must not be empty.")
+        raise broken("empty_command", _("must not be empty."))
     size = len(text.encode())
     if size > MAX_COMMAND_BYTES:
-        raise broken("too_long", f"must have at most {MAX_COMMAND_BYTES} bytes; it has {size}.")
+        raise broken(
+            "too_long",
+            _(
+                "must have at most %(limit)s bytes; it has %(size)s.",
+                limit=MAX_COMMAND_BYTES,
+                size=size,
+            ),
+        )
     return text
 
 
 def _image(value: Any) -> str:
     text = _one_line(value, limit=1024).strip()
     if re.search(r"\s", text):
-        raise broken("image", "must be the name of one container image, without spaces.")
+        raise broken("image", _("must be the name of one container image, without spaces."))
     if text.startswith("-"):
-        raise broken("image", "must not begin with a dash.")
+        raise broken("image", _("must not begin with a dash."))
     return text
 
 
@@ -150,16 +177,16 @@ def _mount_path(value: Any) -> str:
     text = _path(value)
     # Apptainer, Singularity, enroot and pyxis all split their bind options at these two.
     if ":" in text or "," in text:
-        raise broken("mount_path", 'must not hold ":" or ",": container runtimes split there.')
+        raise broken("mount_path", _('must not hold ":" or ",": container runtimes split there.'))
     if ".." in text.split("/"):
-        raise broken("mount_path", 'must not hold "..".')
+        raise broken("mount_path", _('must not hold "..".'))
     return text
 
 
 def _mount_source(value: Any) -> str:
     text = _mount_path(value)
     if not text.startswith(("/", "~/", "$")):
-        raise broken("mount_path", "must be an absolute path on the cluster, or begin with ~/.")
+        raise broken("mount_path", _("must be an absolute path on the cluster, or begin with ~/."))
     return text
 
 
@@ -167,7 +194,7 @@ def _mount_target(value: Any) -> str:
     text = _mount_path(value)
     if not text.startswith("/") or not text.strip("/"):
         raise broken(
-            "mount_path", "must be an absolute path inside the container, and not / itself."
+            "mount_path", _("must be an absolute path inside the container, and not / itself.")
         )
     return "/" + "/".join(part for part in text.split("/") if part not in ("", "."))
 
@@ -177,7 +204,9 @@ def _env_name(value: Any) -> str:
     if not _ENV_NAME.match(name):
         raise broken(
             "env_name",
-            "is no name for an environment variable: letters, digits and _ only, no digit first.",
+            _(
+                "is no name for an environment variable: letters, digits and _ only, no digit first."
+            ),
         )
     return name
 
@@ -187,7 +216,9 @@ def _parameter_key(value: Any) -> str:
     if not _PARAMETER_KEY.match(key):
         raise broken(
             "parameter_key",
-            "must hold letters, digits and - . _ only and begin without a dash: it becomes --key=value.",
+            _(
+                "must hold letters, digits and - . _ only and begin without a dash: it becomes --key=value."
+            ),
         )
     return key
 
@@ -197,7 +228,9 @@ def _parameter_key(value: Any) -> str:
 
 def _whole(value: Any) -> int:
     if isinstance(value, bool) or value is None:
-        raise broken("whole_number", f"must be a whole number, not {kind_of(value)}.")
+        raise broken(
+            "whole_number", _("must be a whole number, not %(kind)s.", kind=kind_of(value))
+        )
     if isinstance(value, int):
         return value
     if isinstance(value, float) and value.is_integer() and abs(value) < 1e15:
@@ -205,16 +238,15 @@ def _whole(value: Any) -> int:
     # Other systems' validators turn "4" into 4, and files rely on it.
     if isinstance(value, str) and re.fullmatch(r"\s*[+-]?[0-9]{1,15}\s*", value):
         return int(value)
-    what = "text" if isinstance(value, str) else kind_of(value)
-    raise broken("whole_number", f"must be a whole number, not {what}.")
+    raise broken("whole_number", _("must be a whole number, not %(kind)s.", kind=kind_of(value)))
 
 
 def whole_within(value: Any, low: int, high: int) -> int:
     number = _whole(value)
     if number < low:
-        raise broken("too_small", f"must be at least {low}.", low=low)
+        raise broken("too_small", _("must be at least %(low)s.", low=low), low=low)
     if number > high:
-        raise broken("too_large", f"must be at most {high}.", high=high)
+        raise broken("too_large", _("must be at most %(high)s.", high=high), high=high)
     return number
 
 
@@ -228,7 +260,7 @@ def _flag(value: Any) -> bool:
         return value
     if isinstance(value, str) and value.lower() in ("true", "false"):
         return value.lower() == "true"
-    raise broken("flag", f"must be true or false, not {kind_of(value)}.")
+    raise broken("flag", _("must be true or false, not %(kind)s.", kind=kind_of(value)))
 
 
 EnvScalar = str | int | float | bool
@@ -240,14 +272,14 @@ def _env_value(value: Any) -> EnvScalar:
     if isinstance(value, bool):
         return value
     if isinstance(value, float) and not math.isfinite(value):
-        raise broken("not_finite", "must be a finite number.")
+        raise broken("not_finite", _("must be a finite number."))
     if isinstance(value, int | float):
         if isinstance(value, int) and abs(value) >= 10**300:
-            raise broken("too_large", "is too large a number.")
+            raise broken("too_large", _("is too large a number."))
         return value
-    text = _is_text(value, "text, a number or true/false")
+    text = _is_text(value, _("text, a number or true/false"))
     if len(text.encode()) > MAX_ENV_VALUE:
-        raise broken("too_long", f"must have at most {MAX_ENV_VALUE} bytes.")
+        raise broken("too_long", _("must have at most %(limit)s bytes.", limit=MAX_ENV_VALUE))
     return text
 
 
@@ -267,17 +299,18 @@ def _json_value(value: Any) -> Any:
     if isinstance(value, str):
         return _is_text(value)
     if isinstance(value, float) and not math.isfinite(value):
-        raise broken("not_finite", "must hold finite numbers only.")
+        raise broken("not_finite", _("must hold finite numbers only."))
     if isinstance(value, dict):
         return {
-            _is_text(key, "a mapping with text keys"): _json_value(v) for key, v in value.items()
+            _is_text(key, _("a mapping with text keys")): _json_value(v) for key, v in value.items()
         }
     if isinstance(value, list | tuple):
         return [_json_value(item) for item in value]
     if value is None or isinstance(value, bool | int | float):
         return value
     raise broken(
-        "json_value", f"must hold text, numbers, lists and mappings, not {kind_of(value)}."
+        "json_value",
+        _("must hold text, numbers, lists and mappings, not %(kind)s.", kind=kind_of(value)),
     )
 
 
@@ -291,13 +324,10 @@ _CLOCK = re.compile(
     r"(?:(?P<d>\d{1,6})-(?P<h>\d{1,3})(?::(?P<m>\d{1,3})(?::(?P<s>\d{1,3}))?)?"
     r"|(?P<h2>\d{1,9}):(?P<m2>\d{1,3}):(?P<s2>\d{1,3}))"
 )
-DURATION_FORMS = (
-    "seconds as a number, 90m, 2h30m, 02:30:00 or 1-02:00:00 (days-hours:minutes:seconds)"
-)
 
 
 def parse_duration(value: Any) -> int:
-    """Seconds from any of DURATION_FORMS."""
+    """Seconds from a number, 90m, 2h30m, 02:30:00 or 1-02:00:00 (days-hours:minutes:seconds)."""
     seconds: int | None = None
     if isinstance(value, str):
         text = re.sub(r"\s+", "", value[:100]).lower()
@@ -313,9 +343,15 @@ def parse_duration(value: Any) -> int:
     elif isinstance(value, int | float) and not isinstance(value, bool) and value == value // 1:
         seconds = int(value)
     if seconds is None:
-        raise broken("duration", f"must be a length of time: {DURATION_FORMS}.")
+        raise broken(
+            "duration",
+            _(
+                "must be a length of time: seconds as a number, 90m, 2h30m, 02:30:00 or "
+                "1-02:00:00 (days-hours:minutes:seconds)."
+            ),
+        )
     if not 1 <= seconds <= MAX_DURATION_S:
-        raise broken("duration", "must be between one second and ten years.")
+        raise broken("duration", _("must be between one second and ten years."))
     return seconds
 
 

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic.alias_generators import to_camel
 
+from clusters.sentences import _
 from jobs.spec.fields import (
     Command,
     Duration,
@@ -57,7 +58,7 @@ def _placement(value: Any) -> Any:
     text = value.lower() if isinstance(value, str) else value
     text = _PLACEMENTS.get(text, text) if isinstance(text, str) else text
     if text not in ("auto", "pack", "separate"):
-        raise broken("choice", 'must be "auto", "pack" or "separate".')
+        raise broken("choice", _('must be "auto", "pack" or "separate".'))
     return text
 
 
@@ -79,7 +80,11 @@ def choice(*known: str) -> BeforeValidator:
             (k for k in known if isinstance(value, str) and value.lower() == k.lower()), None
         )
         if found is None:
-            raise broken("choice", "must be one of " + ", ".join(known) + ".", choices=list(known))
+            raise broken(
+                "choice",
+                _("must be one of %(choices)s.", choices=", ".join(known)),
+                choices=list(known),
+            )
         return found
 
     return BeforeValidator(check)
@@ -118,7 +123,7 @@ class Port(_Part):
     @model_validator(mode="after")
     def _fits(self) -> Self:
         if self.begin_at and self.begin_at + self.port_number - 1 > 65535:
-            raise broken("ports", "must end at 65535: lower beginAt or portNumber.")
+            raise broken("ports", _("must end at 65535: lower beginAt or portNumber."))
         return self
 
 
@@ -201,7 +206,7 @@ _DEADLINE = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d")
 
 def _deadline(value: Any) -> str:
     if not isinstance(value, str) or not _DEADLINE.fullmatch(value):
-        raise broken("deadline", 'must be a time such as "2030-01-31 18:00:00".')
+        raise broken("deadline", _('must be a time such as "2030-01-31 18:00:00".'))
     return value
 
 
@@ -400,7 +405,9 @@ class JobSpec(_Part):
     def _rules_between_fields(self) -> Self:
         found = list(broken_rules(self))
         if found:
-            raise broken(RULES, "; ".join(f"{rule.loc}: {rule.message}" for rule in found))
+            raise broken(
+                RULES, _("%(text)s", text="; ".join(f"{r.loc}: {r.message}" for r in found))
+            )
         return self
 
     @property

@@ -12,6 +12,7 @@ from typing import Any
 
 from pydantic.alias_generators import to_camel
 
+from clusters.sentences import Sentence, _
 from jobs.spec.errors import Loc
 from jobs.spec.fields import identifier
 
@@ -27,7 +28,7 @@ class Broken:
 
     loc: Loc
     code: str
-    message: str
+    message: Sentence
     value: object = ""
 
 
@@ -58,9 +59,9 @@ def broken_rules(job: Any) -> Iterator[Broken]:
     for index, role in enumerate(roles):
         at: Loc = ("taskRoles", index)
         yield from _of_role(role, at)
-        yield from _unique(_items(role, "port_list"), "label", (*at, "portList"), "label")
+        yield from _unique(_items(role, "port_list"), "label", (*at, "portList"), _("label"))
         yield from _ports(role, at)
-    yield from _unique(roles, "name", ("taskRoles",), "role name")
+    yield from _unique(roles, "name", ("taskRoles",), _("role name"))
     yield from _sizes(job, roles)
     yield from _mounts(job)
     yield from _services(job, roles)
@@ -71,13 +72,19 @@ def broken_rules(job: Any) -> Iterator[Broken]:
 def _sizes(job: Any, roles: Sequence[Any]) -> Iterator[Broken]:
     at: Loc = ("taskRoles",)
     if isinstance(_get(job, "task_roles"), list | tuple) and not roles:
-        yield Broken(at, "too_few_roles", "must have at least one role.")
+        yield Broken(at, "too_few_roles", _("must have at least one role."))
     if len(roles) > MAX_ROLES:
-        message = f"may have {MAX_ROLES} roles; it has {len(roles)}."
+        message = _(
+            "may have %(limit)s roles; it has %(count)s.", limit=MAX_ROLES, count=len(roles)
+        )
         yield Broken(at, "too_many_roles", message, len(roles))
     tasks = sum(_number(role, "task_number", 1) or 0 for role in roles)
     if tasks > MAX_TASKS:
-        message = f"all roles together may have {MAX_TASKS} tasks; these have {tasks}."
+        message = _(
+            "all roles together may have %(limit)s tasks; these have %(tasks)s.",
+            limit=MAX_TASKS,
+            tasks=tasks,
+        )
         yield Broken(at, "too_many_tasks", message, tasks)
 
 
@@ -87,7 +94,10 @@ def _of_role(role: Any, at: Loc) -> Iterator[Broken]:
         yield Broken(
             (*at, "shmMB"),
             "shm_over_memory",
-            f"is part of the task's memory and may not be more than memoryMB ({memory}).",
+            _(
+                "is part of the task's memory and may not be more than memoryMB (%(memory)s).",
+                memory=memory,
+            ),
             shm,
         )
     tasks = _number(role, "task_number", 1)
@@ -97,12 +107,15 @@ def _of_role(role: Any, at: Loc) -> Iterator[Broken]:
             yield Broken(
                 (*at, to_camel(name)),
                 "count_over_tasks",
-                f"may not be more than taskNumber ({tasks}): the rule could never apply.",
+                _(
+                    "may not be more than taskNumber (%(tasks)s): the rule could never apply.",
+                    tasks=tasks,
+                ),
                 count,
             )
 
 
-def _unique(things: Sequence[Any], field: str, at: Loc, what: str) -> Iterator[Broken]:
+def _unique(things: Sequence[Any], field: str, at: Loc, what: Sentence) -> Iterator[Broken]:
     """Names must differ, also in the form in which they stand in variable names."""
     seen: dict[str, str] = {}
     for index, thing in enumerate(things):
@@ -115,12 +128,21 @@ def _unique(things: Sequence[Any], field: str, at: Loc, what: str) -> Iterator[B
             yield Broken(
                 (*at, index, field),
                 "names_alike",
-                f'"{name}" and the {what} "{other}" give the same variable names (…_{bare}); rename one.',
+                _(
+                    '"%(name)s" and the %(what)s "%(other)s" give the same variable names (…_%(bare)s); rename one.',
+                    name=name,
+                    what=what,
+                    other=other,
+                    bare=bare,
+                ),
                 name,
             )
         elif any(_get(earlier, field) == name for earlier in things[:index]):
             yield Broken(
-                (*at, index, field), "duplicate", f"is a {what} used twice; rename one.", name
+                (*at, index, field),
+                "duplicate",
+                _("is a %(what)s used twice; rename one.", what=what),
+                name,
             )
 
 
@@ -136,7 +158,7 @@ def _ports(role: Any, at: Loc) -> Iterator[Broken]:
                 yield Broken(
                     (*at, "portList", index, "beginAt"),
                     "ports_overlap",
-                    f'takes ports that "{other}" has already.',
+                    _('takes ports that "%(other)s" has already.', other=other),
                     begin,
                 )
         taken.append((begin, begin + count, label))
@@ -151,7 +173,7 @@ def _mounts(job: Any) -> Iterator[Broken]:
         target = target.rstrip("/")
         if target in seen:
             yield Broken(
-                ("mounts", index, "target"), "duplicate", "is mounted twice; change one.", target
+                ("mounts", index, "target"), "duplicate", _("is mounted twice; change one."), target
             )
         seen.add(target)
 
@@ -165,7 +187,7 @@ def _services(job: Any, roles: Sequence[Any]) -> Iterator[Broken]:
             yield Broken(
                 ("services", index, "role"),
                 "unknown_role",
-                f"names no role of this job; it has {known}.",
+                _("names no role of this job; it has %(known)s.", known=known),
                 role,
             )
 
@@ -180,7 +202,9 @@ def _image(job: Any, roles: Sequence[Any]) -> Iterator[Broken]:
         yield Broken(
             ("image",),
             "missing",
-            'is required: name a container image, or write "" for the namespace\'s default image.',
+            _(
+                'is required: name a container image, or write "" for the namespace\'s default image.'
+            ),
         )
 
 
@@ -192,6 +216,9 @@ def _namespace(job: Any) -> Iterator[Broken]:
         yield Broken(
             ("virtualCluster",),
             "two_namespaces",
-            f'is another name for namespace, which says "{one}"; give one of them only.',
+            _(
+                'is another name for namespace, which says "%(one)s"; give one of them only.',
+                one=one,
+            ),
             other,
         )

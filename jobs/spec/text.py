@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 import yaml
 
+from clusters.sentences import Sentence, _
 from jobs.spec.errors import Loc, Position, Problem, SpecError, Warning, path_text, shorten
 
 MAX_FILE_BYTES = 1024 * 1024
@@ -39,7 +40,7 @@ def parse_text(text: str | bytes, *, filename: str = "") -> Parsed:
     """Reads a file as JSON or YAML, whichever it is. Raises SpecError."""
     decoded = _decode(text)
     if not decoded.strip():
-        raise SpecError.single("", "is empty.", code="empty")
+        raise SpecError.single("", _("is empty."), code="empty")
     is_yaml = filename.lower().endswith((".yaml", ".yml"))
     looks_like_json = decoded.lstrip().startswith(("{", "[", "//", "/*"))
     if looks_like_json and not is_yaml:
@@ -52,7 +53,11 @@ def _decode(given: str | bytes) -> str:
     if len(data) > MAX_FILE_BYTES:
         raise SpecError.single(
             "",
-            f"has {len(data):,} bytes; a job file may have {MAX_FILE_BYTES:,}.",
+            _(
+                "has %(count)s bytes; a job file may have %(limit)s.",
+                count=f"{len(data):,}",
+                limit=f"{MAX_FILE_BYTES:,}",
+            ),
             code="file_too_large",
         )
     try:
@@ -60,11 +65,11 @@ def _decode(given: str | bytes) -> str:
     except UnicodeDecodeError as error:
         line = data[: error.start].count(b"\n") + 1
         raise SpecError.single(
-            "", "is not UTF-8 text; save it as UTF-8.", code="not_utf8", line=line
+            "", _("is not UTF-8 text; save it as UTF-8."), code="not_utf8", line=line
         ) from error
 
 
-def _refuse(loc: Loc, at: Position, code: str, message: str, value: object = "") -> NoReturn:
+def _refuse(loc: Loc, at: Position, code: str, message: Sentence, value: object = "") -> NoReturn:
     raise SpecError(
         [Problem(path_text(loc), message, code=code, value=shorten(value)).at(at)]
     ) from None
@@ -72,8 +77,10 @@ def _refuse(loc: Loc, at: Position, code: str, message: str, value: object = "")
 
 def _check_text(text: str, loc: Loc, at: Position) -> str:
     if found := _UNFIT.search(text):
-        what = "a NUL character" if found.group() == "\x00" else "half a Unicode character"
-        _refuse(loc, at, "nul", f"must not hold {what}.", text)
+        message = _("must not hold half a Unicode character.")
+        if found.group() == "\x00":
+            message = _("must not hold a NUL character.")
+        _refuse(loc, at, "nul", message, text)
     return text
 
 
@@ -105,13 +112,13 @@ class _Json:
         document = self._value((), 0)
         self._skip()
         if self.at < len(self.text):
-            self._fail("there is more text after the end of the job", ())
+            self._fail(_("there is more text after the end of the job"), ())
         parsed = Parsed(document, self.positions, "json")
         if self.comment:
             parsed.warnings.append(
                 Warning(
                     "",
-                    "holds comments, which JSON does not know; they are ignored.",
+                    _("holds comments, which JSON does not know; they are ignored."),
                     self.comment.line,
                 )
             )
@@ -119,7 +126,7 @@ class _Json:
             parsed.warnings.append(
                 Warning(
                     "",
-                    "holds a comma before a closing bracket; it is ignored.",
+                    _("holds a comma before a closing bracket; it is ignored."),
                     self.trailing_comma.line,
                 )
             )
@@ -133,9 +140,19 @@ class _Json:
             self._line += 1
         return Position(self._line + 1, self.at - starts[self._line] + 1)
 
-    def _fail(self, what: str, loc: Loc) -> NoReturn:
+    def _fail(self, what: Sentence, loc: Loc) -> NoReturn:
         at = self._here()
-        _refuse(loc, at, "json", f"is not valid JSON: {what} (line {at.line}, column {at.column}).")
+        _refuse(
+            loc,
+            at,
+            "json",
+            _(
+                "is not valid JSON: %(what)s (line %(line)s, column %(column)s).",
+                what=what,
+                line=at.line,
+                column=at.column,
+            ),
+        )
 
     def _skip(self) -> None:
         while True:
@@ -153,9 +170,19 @@ class _Json:
         here = self._here()
         self.positions.setdefault(loc, here)
         if depth > MAX_DEPTH:
-            _refuse((), here, "too_deep", f"is nested deeper than {MAX_DEPTH} levels.")
+            _refuse(
+                (),
+                here,
+                "too_deep",
+                _("is nested deeper than %(limit)s levels.", limit=MAX_DEPTH),
+            )
         if self.nodes > MAX_NODES:
-            _refuse((), here, "too_many_values", f"holds more than {MAX_NODES:,} values.")
+            _refuse(
+                (),
+                here,
+                "too_many_values",
+                _("holds more than %(limit)s values.", limit=f"{MAX_NODES:,}"),
+            )
         start = self.text[self.at : self.at + 1]
         if start == "{":
             return self._object(loc, depth)
@@ -169,7 +196,7 @@ class _Json:
         if found := _NUMBER.match(self.text, self.at):
             digits = found.group()
             if len(digits) > MAX_DIGITS:
-                _refuse(loc, self._here(), "too_large", "is too long a number.", digits)
+                _refuse(loc, self._here(), "too_large", _("is too long a number."), digits)
             self.at = found.end()
             return int(digits) if re.fullmatch("-?[0-9]+", digits) else float(digits)
         word = _WORD.match(self.text, self.at)
@@ -177,21 +204,23 @@ class _Json:
             self.at = word.end()
             return _WORDS[word.group()]
         if word:
-            self._fail(f'"{shorten(word.group())}" must stand in double quotes', loc)
+            self._fail(_('"%(word)s" must stand in double quotes', word=shorten(word.group())), loc)
         if self.text.startswith("'", self.at):
-            self._fail("text must stand in double quotes, not single ones", loc)
-        self._fail("a value is missing here", loc)
+            self._fail(_("text must stand in double quotes, not single ones"), loc)
+        self._fail(_("a value is missing here"), loc)
 
     def _string(self, loc: Loc) -> str:
         found = _STRING.match(self.text, self.at)
         if not found:
             end = re.compile(r'[^"\n]*').match(self.text, self.at + 1)
             self.at = end.end() if end else self.at
-            self._fail("text has no closing quote on its line, or holds a control character", loc)
+            self._fail(
+                _("text has no closing quote on its line, or holds a control character"), loc
+            )
         try:
             value = json.loads(found.group())
         except ValueError:
-            self._fail("text holds an unknown backslash escape", loc)
+            self._fail(_("text holds an unknown backslash escape"), loc)
         _check_text(value, loc, self._here())
         self.at = found.end()
         return str(value)
@@ -203,16 +232,19 @@ class _Json:
         while not self.text.startswith("}", self.at):
             here = self._here()
             if not self.text.startswith('"', self.at):
-                self._fail("a field name in double quotes, or }, must follow", loc)
+                self._fail(_("a field name in double quotes, or }, must follow"), loc)
             key = self._string(loc)
             if key in result:
                 _refuse(
-                    (*loc, key), here, "duplicate_key", f"stands twice (again in line {here.line})."
+                    (*loc, key),
+                    here,
+                    "duplicate_key",
+                    _("stands twice (again in line %(line)s).", line=here.line),
                 )
             self.positions[(*loc, key)] = here
             self._skip()
             if not self.text.startswith(":", self.at):
-                self._fail(f'a colon must follow "{shorten(key)}"', loc)
+                self._fail(_('a colon must follow "%(key)s"', key=shorten(key)), loc)
             self.at += 1
             self._skip()
             result[key] = self._value((*loc, key), depth + 1)
@@ -239,7 +271,7 @@ class _Json:
             if self.text.startswith(closing, self.at):
                 self.trailing_comma = self.trailing_comma or comma
         elif not self.text.startswith(closing, self.at):
-            self._fail(f"a comma or {closing} must follow", loc)
+            self._fail(_("a comma or %(closing)s must follow", closing=closing), loc)
 
 
 # YAML
@@ -298,7 +330,7 @@ class _Yaml:
                 continue
             if seen:
                 _refuse(
-                    (), _mark(event), "many_documents", "holds several YAML documents; give one."
+                    (), _mark(event), "many_documents", _("holds several YAML documents; give one.")
                 )
             seen = True
             document = self._node(next(events), events, (), 0)
@@ -334,27 +366,38 @@ class _Yaml:
         self.nodes += nodes
         self.deepest = max(self.deepest, depth)
         if depth > MAX_DEPTH:
-            _refuse((), at, "too_deep", f"is nested deeper than {MAX_DEPTH} levels.")
+            _refuse(
+                (),
+                at,
+                "too_deep",
+                _("is nested deeper than %(limit)s levels.", limit=MAX_DEPTH),
+            )
         if self.nodes > MAX_NODES:
             _refuse(
                 (),
                 at,
                 "too_many_values",
-                f"holds more than {MAX_NODES:,} values, aliases followed.",
+                _(
+                    "holds more than %(limit)s values, aliases followed.",
+                    limit=f"{MAX_NODES:,}",
+                ),
             )
 
     def _alias(self, event: Any, loc: Loc, depth: int, at: Position) -> Any:
         anchor = self.anchors.get(event.anchor)
         if anchor is None:
             _refuse(
-                loc, at, "unknown_alias", f"*{event.anchor} refers to no earlier &{event.anchor}."
+                loc,
+                at,
+                "unknown_alias",
+                _("*%(anchor)s refers to no earlier &%(anchor)s.", anchor=event.anchor),
             )
         if not anchor.done:
             _refuse(
                 loc,
                 at,
                 "recursive_alias",
-                f"*{event.anchor} stands inside of &{event.anchor} itself.",
+                _("*%(anchor)s stands inside of &%(anchor)s itself.", anchor=event.anchor),
             )
         self._count(anchor.nodes, depth + anchor.depth, at)
         return anchor.value
@@ -373,11 +416,17 @@ class _Yaml:
                     loc,
                     at,
                     "key_type",
-                    f"has the key {shorten(key)}, which is no text; put quotes around it.",
+                    _(
+                        "has the key %(key)s, which is no text; put quotes around it.",
+                        key=shorten(key),
+                    ),
                 )
             if key in result:
                 _refuse(
-                    (*loc, key), at, "duplicate_key", f"stands twice (again in line {at.line})."
+                    (*loc, key),
+                    at,
+                    "duplicate_key",
+                    _("stands twice (again in line %(line)s).", line=at.line),
                 )
             self.positions[(*loc, key)] = at
             value = self._node(next(events), events, (*loc, key), depth + 1)
@@ -391,7 +440,9 @@ class _Yaml:
     def _merge(merged: dict[str, Any], value: Any, loc: Loc, at: Position) -> None:
         for part in value if isinstance(value, list) else [value]:
             if not isinstance(part, dict):
-                _refuse(loc, at, "merge", "<< must be followed by a mapping or a list of mappings.")
+                _refuse(
+                    loc, at, "merge", _("<< must be followed by a mapping or a list of mappings.")
+                )
             for key, one in part.items():
                 merged.setdefault(key, one)
 
@@ -402,7 +453,10 @@ class _Yaml:
                 loc,
                 at,
                 "tag",
-                f"carries the YAML tag {shorten(event.tag)}, which has no meaning here.",
+                _(
+                    "carries the YAML tag %(tag)s, which has no meaning here.",
+                    tag=shorten(event.tag),
+                ),
             )
 
     def _scalar(self, event: Any, loc: Loc, at: Position) -> Any:
@@ -414,7 +468,10 @@ class _Yaml:
                     loc,
                     at,
                     "tag",
-                    f"carries the YAML tag {shorten(event.tag)}, which has no meaning here.",
+                    _(
+                        "carries the YAML tag %(tag)s, which has no meaning here.",
+                        tag=shorten(event.tag),
+                    ),
                 )
             if kind == "str":
                 return text
@@ -432,7 +489,7 @@ def _plain(text: str, loc: Loc, at: Position) -> Any:
         return text
     if len(text) > MAX_DIGITS:
         if YAML_FLOAT.fullmatch(text):
-            _refuse(loc, at, "too_large", "is too long a number.", text)
+            _refuse(loc, at, "too_large", _("is too long a number."), text)
         return text
     if YAML_INT.fullmatch(text):
         return int(text, {"0o": 8, "0x": 16}.get(text[:2], 10))
@@ -443,7 +500,7 @@ def _plain(text: str, loc: Loc, at: Position) -> Any:
             loc,
             at,
             "not_finite",
-            "must be a finite number; put quotes around it if it is text.",
+            _("must be a finite number; put quotes around it if it is text."),
             text,
         )
     return text
@@ -453,26 +510,80 @@ def _mark(event: Any) -> Position:
     return Position(event.start_mark.line + 1, event.start_mark.column + 1)
 
 
+# What libyaml 0.2 and PyYAML 6.0 say most often; the rest of their words are shown as they are.
+_YAML_WORDS: Mapping[str, Sentence] = {
+    str(words): words
+    for words in (
+        _("mapping values are not allowed in this context"),
+        _("mapping values are not allowed here"),
+        _("mapping keys are not allowed in this context"),
+        _("block sequence entries are not allowed in this context"),
+        _("sequence entries are not allowed here"),
+        _("could not find expected ':'"),
+        _("did not find expected key"),
+        _("did not find expected node content"),
+        _("did not find expected <document start>"),
+        _("did not find expected '-' indicator"),
+        _("did not find expected ',' or ']'"),
+        _("did not find expected ',' or '}'"),
+        _("did not find expected alphabetic or numeric character"),
+        _("did not find URI escaped octet"),
+        _("found character that cannot start any token"),
+        _("found a tab character that violates indentation"),
+        _("found a tab character where an indentation space is expected"),
+        _("found unexpected end of stream"),
+        _("found unexpected document indicator"),
+        _("found unexpected ':'"),
+        _("found unknown escape character"),
+        _("found undefined tag handle"),
+        _("control characters are not allowed"),
+        _("while parsing a node"),
+        _("while parsing a block mapping"),
+        _("while parsing a block collection"),
+        _("while parsing a flow mapping"),
+        _("while parsing a flow sequence"),
+        _("while scanning a simple key"),
+        _("while scanning a plain scalar"),
+        _("while scanning a quoted scalar"),
+        _("while scanning a block scalar"),
+        _("while scanning for the next token"),
+        _("while scanning an anchor"),
+        _("while scanning an alias"),
+        _("while scanning a tag"),
+        _("while parsing a quoted scalar"),
+    )
+}
+
+
 def _yaml_problem(error: yaml.YAMLError, text: str) -> Problem:
     mark = getattr(error, "problem_mark", None)
     if mark is None:
         reason = str(getattr(error, "reason", "") or error).splitlines()[0]
         at = getattr(error, "position", None)
         line = text.count("\n", 0, at) + 1 if isinstance(at, int) and at >= 0 else None
-        return Problem("", f"is not valid YAML: {shorten(reason)}.", code="yaml", line=line)
+        return Problem(
+            "", _("is not valid YAML: %(reason)s.", reason=shorten(reason)), code="yaml", line=line
+        )
     line = mark.line + 1
     lines = text.splitlines()
     written = lines[mark.line] if mark.line < len(lines) else ""
     if "\t" in written[: len(written) - len(written.lstrip())]:
         return Problem(
             "",
-            f"is not valid YAML: line {line} is indented by a tab; use spaces.",
+            _("is not valid YAML: line %(line)s is indented by a tab; use spaces.", line=line),
             "yaml_tab",
             line=line,
         )
-    reason = getattr(error, "problem", None) or "it cannot be read"
-    context = getattr(error, "context", None)
-    message = f"is not valid YAML: {reason}{f' {context}' if context else ''} (line {line}, column {mark.column + 1})."
+    words = getattr(error, "problem", None)
+    reason = _YAML_WORDS.get(words, words) if words else _("it cannot be read")
+    if context := getattr(error, "context", None):
+        reason = _("%(words)s %(context)s", words=reason, context=_YAML_WORDS.get(context, context))
+    message = _(
+        "is not valid YAML: %(reason)s (line %(line)s, column %(column)s).",
+        reason=reason,
+        line=line,
+        column=mark.column + 1,
+    )
     return Problem(
         "", message, code="yaml", value=shorten(written.strip()), line=line, column=mark.column + 1
     )

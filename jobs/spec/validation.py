@@ -13,6 +13,7 @@ from typing import Any, Union, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from clusters.sentences import Sentence, _
 from jobs.spec.errors import Loc, Position, Problem, SpecError, path_text, shorten
 from jobs.spec.fields import kind_of
 from jobs.spec.model import RULES, JobSpec
@@ -43,7 +44,9 @@ def validate_document(
     """
     if not isinstance(document, Mapping):
         raise SpecError.single(
-            "", f"must be a mapping of fields, not {kind_of(document)}.", code="not_a_mapping"
+            "",
+            _("must be a mapping of fields, not %(kind)s.", kind=kind_of(document)),
+            code="not_a_mapping",
         )
     problems: dict[tuple[Loc, str], Problem] = {}
     spec = None
@@ -61,7 +64,7 @@ def validate_document(
     if problems:
         raise SpecError(_placed(problems, positions, source_of))
     if spec is None:  # the rules of the model and of the raw reading disagree: a defect of ours
-        raise SpecError.single("", "is not a valid job file.")
+        raise SpecError.single("", _("is not a valid job file."))
     return spec
 
 
@@ -71,7 +74,7 @@ def _placed(
     source_of: SourceOf | None,
 ) -> list[Problem]:
     placed = []
-    for (loc, _), problem in problems.items():
+    for (loc, _code), problem in problems.items():
         origin = source_of(loc) if source_of else loc
         where = nearest_position(positions, origin) if positions else None
         moved = Problem(
@@ -87,7 +90,7 @@ def _placed(
     if len(placed) > MAX_PROBLEMS:
         more = len(placed) - MAX_PROBLEMS
         placed = placed[:MAX_PROBLEMS]
-        placed.append(Problem("", f"has {more} further problems.", code="more"))
+        placed.append(Problem("", _("has %(more)s further problems.", more=more), code="more"))
     return placed
 
 
@@ -116,31 +119,34 @@ def _problem(details: ErrorDetails, loc: Loc, document: Any) -> Problem:
         return _unknown_key(loc, value)
     context = details.get("ctx") or {}
     if kind.startswith("sluice_"):
-        code, message = kind.removeprefix("sluice_"), str(context.get("message", details["msg"]))
+        code = kind.removeprefix("sluice_")
+        message: Sentence = context["message"]
     else:
         code, message = kind, _SENTENCES.get(kind, _default_sentence)(context, value)
     shown = "" if kind == "missing" else shorten(value)
     return Problem(path_text(loc), message, code=code, value=shown)
 
 
-def _default_sentence(context: Mapping[str, Any], value: object) -> str:
-    return f"has a value that does not fit ({kind_of(value)})."
+def _default_sentence(context: Mapping[str, Any], value: object) -> Sentence:
+    return _("has a value that does not fit (%(kind)s).", kind=kind_of(value))
 
 
-_SENTENCES: Mapping[str, Callable[[Mapping[str, Any], object], str]] = {
-    "missing": lambda c, v: "is required.",
-    "tuple_type": lambda c, v: f"must be a list, not {kind_of(v)}.",
-    "list_type": lambda c, v: f"must be a list, not {kind_of(v)}.",
-    "dict_type": lambda c, v: f"must be a mapping, not {kind_of(v)}.",
-    "model_type": lambda c, v: f"must be a mapping of fields, not {kind_of(v)}.",
-    "model_attributes_type": lambda c, v: f"must be a mapping of fields, not {kind_of(v)}.",
-    "float_type": lambda c, v: f"must be a number, not {kind_of(v)}.",
-    "float_parsing": lambda c, v: f"must be a number, not {kind_of(v)}.",
-    "finite_number": lambda c, v: "must be a finite number.",
-    "greater_than": lambda c, v: f"must be more than {c['gt']:g}.",
-    "less_than_equal": lambda c, v: f"must be at most {c['le']:g}.",
-    "string_type": lambda c, v: f"must be text, not {kind_of(v)}.",
-    "recursion_loop": lambda c, v: "must not contain itself.",
+_SENTENCES: Mapping[str, Callable[[Mapping[str, Any], object], Sentence]] = {
+    "missing": lambda c, v: _("is required."),
+    "tuple_type": lambda c, v: _("must be a list, not %(kind)s.", kind=kind_of(v)),
+    "list_type": lambda c, v: _("must be a list, not %(kind)s.", kind=kind_of(v)),
+    "dict_type": lambda c, v: _("must be a mapping, not %(kind)s.", kind=kind_of(v)),
+    "model_type": lambda c, v: _("must be a mapping of fields, not %(kind)s.", kind=kind_of(v)),
+    "model_attributes_type": lambda c, v: _(
+        "must be a mapping of fields, not %(kind)s.", kind=kind_of(v)
+    ),
+    "float_type": lambda c, v: _("must be a number, not %(kind)s.", kind=kind_of(v)),
+    "float_parsing": lambda c, v: _("must be a number, not %(kind)s.", kind=kind_of(v)),
+    "finite_number": lambda c, v: _("must be a finite number."),
+    "greater_than": lambda c, v: _("must be more than %(low)s.", low=f"{c['gt']:g}"),
+    "less_than_equal": lambda c, v: _("must be at most %(high)s.", high=f"{c['le']:g}"),
+    "string_type": lambda c, v: _("must be text, not %(kind)s.", kind=kind_of(v)),
+    "recursion_loop": lambda c, v: _("must not contain itself."),
 }
 
 
@@ -150,10 +156,14 @@ def _unknown_key(loc: Loc, value: object) -> Problem:
     folded = {name.lower().replace("_", ""): name for name in known}
     near = get_close_matches(key.lower().replace("_", ""), folded, n=1, cutoff=0.7)
     suggestion = folded[near[0]] if near else ""
-    hint = f' Did you mean "{suggestion}"?' if suggestion else ""
+    message = _("is no field of a job file.")
+    if suggestion:
+        message = _(
+            'is no field of a job file. Did you mean "%(suggestion)s"?', suggestion=suggestion
+        )
     return Problem(
         path_text(loc),
-        f"is no field of a job file.{hint}",
+        message,
         code="unknown_key",
         value=shorten(value),
         suggestion=suggestion,

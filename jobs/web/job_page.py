@@ -17,7 +17,9 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 from django.views.decorators.http import require_GET, require_POST
 
+from clusters import sentences
 from clusters.forms import format_time
+from clusters.languages import told
 from jobs import services
 from jobs.access import can_read_output, visible_to
 from jobs.api import shapes
@@ -28,8 +30,8 @@ from jobs.plan import Plan, PlanError
 from jobs.reasons import sentence_for
 from jobs.spec import JobSpec, SpecError, dump
 from jobs.spec.fields import parse_duration
+from jobs.telling import plan_words, problem_words, warning_row
 from jobs.web.lists import ends_at, stale_clusters
-from jobs.web.plan_words import plan_words, sentence
 from jobs.web.shell import address_of
 from jobs.web.words import event_words
 
@@ -145,17 +147,7 @@ def job_page(request: HttpRequest, job_id: uuid.UUID) -> HttpResponse:
         "plan_words": plan_words(Plan.from_json(job.plan)) if job.plan else [],
         "job_file_yaml": dump(spec, "yaml"),
         "job_file_json": dump(spec, "json"),
-        "warnings": [
-            {
-                "path": warning.get("path", ""),
-                "message": sentence(
-                    warning.get("code", ""),
-                    warning.get("message", ""),
-                    warning.get("params") or {},
-                ),
-            }
-            for warning in job.warnings
-        ],
+        "warnings": [warning_row(warning) for warning in job.warnings],
         "script": context["attempt"].script if context["attempt"] else "",
         "has_output": bool(spec.output_dir) and can_read_output(request.user, job),
         "time_limit_text": format_time(job.time_limit_s) if job.time_limit_s else "",
@@ -206,7 +198,9 @@ def _time_limit(job: Job, user: User, request: HttpRequest) -> tuple[str, str]:
         seconds = parse_duration(request.POST.get("time_limit", "").strip())
     except ValueError as problem:
         raise JobError(
-            _("That is not a length of time. Write it like 2h30m, 90m or 1-12:00:00.")
+            sentences.gettext(
+                "That is not a length of time. Write it like 2h30m, 90m or 1-12:00:00."
+            )
         ) from problem
     services.change_time_limit(job=job, by=user, time_limit_s=seconds)
     return _("The new time limit is set in a moment."), ""
@@ -238,11 +232,11 @@ def job_action(request: HttpRequest, job_id: uuid.UUID, verb: str) -> HttpRespon
     try:
         words, to = act(job, cast("User", request.user), request)
     except JobError as problem:
-        messages.error(request, problem.user_message)
+        messages.error(request, told(problem.user_message))
         return HttpResponseRedirect(here)
     except (PlanError, SpecError) as problem:
         for one in problem.problems[:5]:
-            messages.error(request, one.message)
+            messages.error(request, problem_words(one))
         return HttpResponseRedirect(here)
     messages.success(request, words)
     return HttpResponseRedirect(to or here)

@@ -23,6 +23,7 @@ from django.views.decorators.http import require_GET, require_POST
 
 from clusters.capacity import Capacity, Node
 from clusters.doctor import TITLES
+from clusters.languages import from_text, told
 from clusters.models import Cluster, ClusterStatus, capacity_of, store_status
 from jobs.models import LIVE_VALUES, EngineLease, Job
 from jobs.web.home import clusters_now
@@ -121,7 +122,7 @@ def health(cluster: Cluster, status: ClusterStatus | None) -> dict[str, Any]:
     if now - status.last_pass_at > STALE_AFTER:
         return {"level": "bad", "words": _("No engine works on it. Start one: manage.py engine")}
     if status.last_ok_at is None or now - status.last_ok_at > STALE_AFTER:
-        return {"level": "bad", "words": status.last_error or _("It does not answer.")}
+        return {"level": "bad", "words": from_text(status.last_error) or _("It does not answer.")}
     return {"level": "good", "words": _("It answers.")}
 
 
@@ -147,8 +148,16 @@ def clusters(request: HttpRequest) -> HttpResponse:
 
 def doctor_lines(status: ClusterStatus | None) -> list[dict[str, Any]]:
     lines = status.doctor.get("lines", []) if status else []
-    # Titles are kept in the language of whoever ran the check; the key finds the reader's.
-    return [{**line, "title": TITLES.get(line.get("key", ""), line.get("title"))} for line in lines]
+    return [
+        {
+            **line,
+            # Rows of earlier releases hold plain text; the key finds the reader's title.
+            "title": told(TITLES.get(line.get("key", ""), line.get("title", ""))),
+            "found": told(line.get("found", "")),
+            "remedy": told(line.get("remedy", "")),
+        }
+        for line in lines
+    ]
 
 
 @require_GET
@@ -162,6 +171,7 @@ def cluster(request: HttpRequest, name: str) -> HttpResponse:
     context = {
         "cluster": found,
         "status": status,
+        "last_error": from_text(status.last_error) if status else "",
         "health": health(found, status),
         "lines": doctor_lines(status),
         "waiting": waiting,

@@ -29,6 +29,7 @@ from django.views.decorators.http import require_GET, require_POST
 
 from clusters.access import can_submit, namespaces_open_to, namespaces_visible_to
 from clusters.capacity import Capacity
+from clusters.languages import told
 from clusters.models import CapacitySnapshot, Namespace, ResourceSpec
 from jobs.access import visible_to
 from jobs.errors import JobError
@@ -40,9 +41,9 @@ from jobs.spec import Problem, SpecError, dump_document, to_document
 from jobs.spec.errors import path_text
 from jobs.spec.text import parse_text
 from jobs.submission import Preview, known_sizes, preview, read_submission
+from jobs.telling import plan_words, problem_row, problem_words, warning_row
 from jobs.templates import find_template
 from jobs.uploads import find_upload
-from jobs.web.plan_words import note_words, plan_words, problem_row, warning_row
 from jobs.web.shell import current_namespace
 from jobs.web.start import expected_start
 
@@ -331,7 +332,7 @@ def checked(user: User, given: Mapping[str, Any]) -> dict[str, Any]:
         return answer | {"problems": _rows(error.problems, lines)}
     except JobError as error:
         return answer | {
-            "problems": [{"path": "code", "message": error.user_message, "code": error.code}]
+            "problems": [{"path": "code", "message": told(error.user_message), "code": error.code}]
         }
     answer["warnings"] += [
         warning_row(warning)
@@ -356,7 +357,11 @@ def checked(user: User, given: Mapping[str, Any]) -> dict[str, Any]:
 
 def _rows(problems: Iterable[Problem], lines: Mapping[str, int]) -> list[dict[str, Any]]:
     return [
-        {"line": lines.get(problem.path), **_without_none(problem_row(problem))}
+        {
+            "line": lines.get(problem.path),
+            **_without_none(problem_row(problem)),
+            "message": problem_words(problem),
+        }
         for problem in problems
     ]
 
@@ -407,9 +412,9 @@ def _preview_words(made: Preview) -> dict[str, Any] | None:
         start = expected_start(made.submission.namespace.cluster, plan)
     return {
         "words": plan_words(plan),
-        "notes": [note_words(note) for note in plan.notes],
+        "notes": [told(note.message) for note in plan.notes],
         "startsNow": made.starts_now,
-        "obstacles": [note_words(note) for note in made.obstacles],
+        "obstacles": [told(note.message) for note in made.obstacles],
         "expectedStart": start.isoformat() if start else None,
         "machineHours": plan.totals.machine_hours,
         "timeLimit": plan.time_limit_s,

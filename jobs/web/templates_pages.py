@@ -25,8 +25,10 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext, pgettext_lazy
 from django.views.decorators.http import require_GET, require_http_methods, require_POST
 
+from clusters import sentences
 from clusters.access import namespaces_open_to, namespaces_visible_to
 from clusters.errors import ClusterError
+from clusters.languages import told
 from jobs import templates
 from jobs.access import visible_to
 from jobs.errors import JobError, VersionConflict
@@ -38,8 +40,8 @@ from jobs.spec import Problem, SpecError, dump_document, to_document
 from jobs.spec.errors import path_text
 from jobs.spec.text import parse_text
 from jobs.submission import submit
+from jobs.telling import problem_row, problem_words
 from jobs.templating import KINDS, Parameter, check_parameters, fill, used_names
-from jobs.web.plan_words import problem_row
 from jobs.web.submit import ACE_FILES, default_document, find_or_404, render_submit
 
 if TYPE_CHECKING:
@@ -129,7 +131,7 @@ def delete_several(request: HttpRequest) -> HttpResponse:
             templates.delete_template(template=template, by=user)
             done += 1
         except JobError as problem:
-            messages.error(request, f"{template.name}: {problem.user_message}")
+            messages.error(request, f"{template.name}: {told(problem.user_message)}")
     if done:
         text = ngettext("%(count)s template deleted.", "%(count)s templates deleted.", done)
         messages.success(request, text % {"count": done})
@@ -187,11 +189,13 @@ class Typed:
         """What the services leave to the form."""
         found = []
         if not self.name:
-            found.append(Problem("name", _("A template needs a name."), "required"))
+            found.append(Problem("name", sentences.gettext("A template needs a name."), "required"))
         if len(self.name) > 120:
-            found.append(Problem("name", _("At most 120 characters."), "too_long"))
+            found.append(Problem("name", sentences.gettext("At most 120 characters."), "too_long"))
         if self.visibility not in JobTemplate.Visibility.values:
-            found.append(Problem("visibility", _("Choose who may see it."), "choice"))
+            found.append(
+                Problem("visibility", sentences.gettext("Choose who may see it."), "choice")
+            )
         return found
 
 
@@ -472,7 +476,7 @@ def _fingerprint(template: JobTemplate, values: Mapping[str, Any], *more: str) -
 def _fields(
     parameters: Sequence[Parameter], given: Mapping[str, str], problems: Sequence[Problem]
 ) -> list[dict[str, Any]]:
-    wrong = {problem.path: problem_row(problem)["message"] for problem in problems}
+    wrong = {problem.path: problem_words(problem) for problem in problems}
     rows = []
     for parameter in parameters:
         default = _row(parameter.to_json())["default"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from django.utils.translation import gettext as _
 
+from clusters.languages import told
 from jobs.models import JOB_STATE_CHOICES, JobEvent
 from jobs.reasons import sentence_for
 from jobs.templatetags.sluice import duration
@@ -27,6 +28,8 @@ def event_words(event: JobEvent) -> str:
         return _("Deleted.")
     if event.kind == "edited":
         return _("Description or labels changed.")
+    if event.kind == "time-limit" and data.get("refused"):
+        return _("Slurm refused the new time limit: %(words)s") % {"words": told(data["refused"])}
     if event.kind == "time-limit":
         limit = duration(data.get("wantedTimeLimitS") or data.get("timeLimitS"))
         return _("Time limit set to %(limit)s.") % {"limit": limit}

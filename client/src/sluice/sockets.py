@@ -11,7 +11,7 @@ from websockets.sync.client import connect
 
 from sluice.errors import Forbidden, NotFound, SluiceError, Unauthorized
 from sluice.http import Door
-from sluice.messages import t
+from sluice.messages import language, t
 from sluice.version import VERSION
 
 if TYPE_CHECKING:
@@ -46,7 +46,10 @@ def open_socket(door: Door, path: str, params: Mapping[str, object]) -> ClientCo
     try:
         return connect(
             address,
-            additional_headers={"Authorization": f"Bearer {door.token}"},
+            additional_headers={
+                "Authorization": f"Bearer {door.token}",
+                "Accept-Language": "zh-hans" if language() == "zh" else "en",
+            },
             user_agent_header=f"sluice-python/{VERSION}",
             open_timeout=OPEN_TIMEOUT_S,
             close_timeout=2,

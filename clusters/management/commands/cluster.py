@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from argparse import ArgumentParser
+from dataclasses import asdict
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
@@ -40,7 +41,12 @@ class Command(BaseCommand):
             if not options["json"]:
                 self._print(line)
         if options["json"]:
-            self.stdout.write(json.dumps(doctor.to_json(lines), indent=1))
+            self.stdout.write(
+                json.dumps(
+                    {"ok": doctor.all_ok(lines), "lines": [asdict(line) for line in lines]},
+                    indent=1,
+                )
+            )
         if not doctor.all_ok(lines):
             raise SystemExit(1)
 

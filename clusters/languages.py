@@ -1,0 +1,54 @@
+"""Sentences of the pure modules and of stored rows, said in the reader's language.
+
+The one place where `clusters.sentences` meets Django's catalogues: pages, the API, the sockets and
+commands call `told` where they show a sentence, never earlier.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from django.utils.translation import gettext
+from django.utils.translation import ngettext as plural_of
+
+from clusters.sentences import TEMPLATE, Sentence, read, stored
+
+
+def told(text: object) -> str:
+    """A sentence, or what a row kept of one, in the reader's language; other text as it is known there."""
+    if isinstance(text, Mapping):
+        text = read(text)
+    if isinstance(text, Sentence):
+        return _said(text)
+    plain = str(text)
+    return gettext(plain) if plain else ""
+
+
+def _said(sentence: Sentence) -> str:
+    values: dict[str, Any] = {
+        name: _said(value) if isinstance(value, Sentence) else value
+        for name, value in sentence.params.items()
+    }
+    if sentence.plural:
+        template = plural_of(sentence.template, sentence.plural, int(values["count"]))
+    else:
+        template = gettext(sentence.template) if sentence.template else ""
+    return template % values if values else template
+
+
+def as_text(sentence: str) -> str:
+    """For a text column: a sentence with its template as JSON."""
+    kept = stored(sentence)
+    return kept if isinstance(kept, str) else json.dumps(kept, ensure_ascii=False)
+
+
+def from_text(kept: str) -> str:
+    """What `as_text` kept, in the reader's language; older rows hold plain English."""
+    if kept.startswith("{") and f'"{TEMPLATE}"' in kept:
+        try:
+            return told(json.loads(kept))
+        except ValueError:
+            return kept
+    return told(kept)
