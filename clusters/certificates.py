@@ -73,11 +73,17 @@ class CertificateAuthority:
         )
         return f"{raw.decode()} {comment}"
 
-    def sign(self, user: str, *, valid_s: float = DEFAULT_VALID_S) -> SignedKey:
-        """A fresh key that may log in as `user`, and as nobody else, for `valid_s` from now."""
+    def sign(
+        self, user: str, *, valid_s: float = DEFAULT_VALID_S, may_tunnel: bool = False
+    ) -> SignedKey:
+        """A fresh key that may log in as `user`, and as nobody else, for `valid_s` from now.
+
+        It runs commands and SFTP and nothing more: no terminal, no agent, no X11, no user rc; TCP
+        forwarding only where it is signed for a tunnel.
+        """
         now = time.time()
         private_key = Ed25519PrivateKey.generate()
-        certificate = (
+        wanted = (
             SSHCertificateBuilder()
             .public_key(private_key.public_key())
             .serial(secrets.randbits(63))
@@ -86,11 +92,10 @@ class CertificateAuthority:
             .valid_principals([user.encode()])
             .valid_after(int(now) - BACKDATED_S)
             .valid_before(int(now + valid_s))
-            # Tunnels to a job's own web pages and terminals; no agent, no X11, no user rc.
-            .add_extension(b"permit-port-forwarding", b"")
-            .add_extension(b"permit-pty", b"")
-            .sign(self._key)
         )
+        if may_tunnel:
+            wanted = wanted.add_extension(b"permit-port-forwarding", b"")
+        certificate = wanted.sign(self._key)
         return SignedKey(
             private_key=private_key.private_bytes(
                 serialization.Encoding.PEM,

@@ -102,6 +102,10 @@ class SshCluster:
     def _connect(self, user: str) -> Connection:
         return open_connection(self.target, user, self._login, self.policy)
 
+    def connect_for_tunnel(self, user: str) -> Connection:
+        """Not of the pool: only this connection's certificate lets it forward."""
+        return open_connection(self.target, user, self._login, self.policy, may_tunnel=True)
+
     def transport(self, user: str, *, uid: int | None = None) -> SshTransport:
         """Refuses root, UIDs below the floor and odd names before any connection is made."""
         self.policy.check_name(user, uid)
@@ -206,10 +210,17 @@ class SshTransport(StreamedTransport):
         return found
 
     def open_tunnel(self, host: str, port: int) -> Tunnel:
-        lease, channel = self._on_connection(
-            lambda connection: connection.open_tunnel(host, port), "other"
-        )
-        return _LeasedTunnel(channel, lease)
+        connection = self._cluster.connect_for_tunnel(self.user)
+        try:
+            return _OwnTunnel(connection.open_tunnel(host, port), connection)
+        except NotStarted as problem:
+            connection.close()
+            raise ConnectFailed(
+                f"The connection to {self._cluster.target.name} broke.", detail=str(problem)
+            ) from problem
+        except BaseException:
+            connection.close()
+            raise
 
 
 def _check_path(path: str) -> None:
@@ -217,12 +228,12 @@ def _check_path(path: str) -> None:
         raise BadArgument(_("%(path)r is not a path.", path=path))
 
 
-class _LeasedTunnel:
-    """A direct-tcpip channel that keeps its connection from being closed as idle."""
+class _OwnTunnel:
+    """A direct-tcpip channel on a connection of its own."""
 
-    def __init__(self, channel: Tunnel, lease: Lease[Connection]) -> None:
+    def __init__(self, channel: Tunnel, connection: Connection) -> None:
         self._channel = channel
-        self._lease = lease
+        self._connection = connection
 
     def send(self, data: bytes) -> int:
         return self._channel.send(data)
@@ -232,4 +243,4 @@ class _LeasedTunnel:
 
     def close(self) -> None:
         self._channel.close()
-        self._lease.give_back()
+        self._connection.close()

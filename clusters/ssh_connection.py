@@ -93,7 +93,7 @@ class SshTarget:
 class Login(Protocol):
     """How Sluice proves to the login node that it may act as a user."""
 
-    def key_for(self, user: str) -> paramiko.PKey: ...
+    def key_for(self, user: str, *, may_tunnel: bool = False) -> paramiko.PKey: ...
 
     def remedy(self, user: str) -> Sentence:
         """What a sysadmin should look at when the login node says no."""
@@ -108,8 +108,8 @@ class CertificateLogin:
     authority: CertificateAuthority
     valid_s: float = DEFAULT_VALID_S
 
-    def key_for(self, user: str) -> paramiko.PKey:
-        signed = self.authority.sign(user, valid_s=self.valid_s)
+    def key_for(self, user: str, *, may_tunnel: bool = False) -> paramiko.PKey:
+        signed = self.authority.sign(user, valid_s=self.valid_s, may_tunnel=may_tunnel)
         key = paramiko.Ed25519Key.from_private_key(io.StringIO(signed.private_key))
         key.load_certificate(signed.certificate)
         return key
@@ -131,7 +131,7 @@ class KeyFileLogin:
 
     pattern: str
 
-    def key_for(self, user: str) -> paramiko.PKey:
+    def key_for(self, user: str, *, may_tunnel: bool = False) -> paramiko.PKey:
         path = Path(self.pattern.replace("{user}", user))
         try:
             if stat.S_IMODE(path.stat().st_mode) & 0o077:
@@ -192,10 +192,10 @@ def fingerprint(key: paramiko.PKey) -> str:
 
 
 def open_connection(
-    target: SshTarget, user: str, login: Login, policy: IdentityPolicy
+    target: SshTarget, user: str, login: Login, policy: IdentityPolicy, *, may_tunnel: bool = False
 ) -> Connection:
     """Connect, check the host key before saying who we are, log in, and look who we have become."""
-    key = login.key_for(user)
+    key = login.key_for(user, may_tunnel=may_tunnel)
     transport = _handshake(target)
     try:
         _check_host_key(target, transport.get_remote_server_key())

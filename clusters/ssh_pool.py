@@ -53,7 +53,7 @@ class PoolStats:
 
 _Connection = TypeVar("_Connection", bound=PooledConnection)
 
-# A short session, one that may stay for hours, or what takes no session at all (a tunnel, SFTP).
+# A short session, one that may stay for hours, or what takes no session at all (SFTP).
 Kind = Literal["session", "lasting", "other"]
 
 
@@ -66,7 +66,7 @@ class _Slot(Generic[_Connection]):
     refused_at: float = 0.0
     refused_with: int = 0  # so many were open when sshd refused one more
     sessions: int = 0
-    others: int = 0  # tunnels and SFTP requests: they keep it open but take no session
+    others: int = 0  # SFTP requests: they keep it open but take no session
     idle_since: float = 0.0
     retired: bool = False  # no new work; closed when the last of the old has ended
 
@@ -105,7 +105,7 @@ class _Failure:
 
 
 class Lease(Generic[_Connection]):
-    """The right to use a connection for one session, tunnel or request. Give it back once."""
+    """The right to use a connection for one session or request. Give it back once."""
 
     def __init__(
         self,

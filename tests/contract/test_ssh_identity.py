@@ -122,7 +122,7 @@ class AlwaysAlice:
     def __init__(self, real: CertificateLogin) -> None:
         self._real = real
 
-    def key_for(self, user: str) -> paramiko.PKey:
+    def key_for(self, user: str, *, may_tunnel: bool = False) -> paramiko.PKey:
         return self._real.key_for(ALICE)
 
     def remedy(self, user: str) -> str:

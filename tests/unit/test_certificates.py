@@ -56,7 +56,10 @@ def test_certificate_is_for_one_user_and_minutes(authority: CertificateAuthority
     assert before - 200 < certificate.valid_after < before
     assert before + 595 < certificate.valid_before < before + 605
     assert certificate.critical_options == {}
-    assert set(certificate.extensions) == {b"permit-port-forwarding", b"permit-pty"}
+    assert certificate.extensions == {}
+    tunnel = load_ssh_public_identity(authority.sign("alice", may_tunnel=True).certificate.encode())
+    assert isinstance(tunnel, SSHCertificate)
+    assert set(tunnel.extensions) == {b"permit-port-forwarding"}
 
 
 def test_every_certificate_has_a_key_of_its_own(authority: CertificateAuthority) -> None:
