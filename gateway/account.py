@@ -9,6 +9,7 @@ from django import forms
 from django.conf import settings
 from django.contrib import messages
 from django.contrib.auth.decorators import login_required
+from django.contrib.auth.forms import PasswordChangeForm
 from django.contrib.auth.views import PasswordChangeView
 from django.db.models import Q
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
@@ -26,7 +27,7 @@ from clusters.languages import told
 from clusters.models import Cluster, Membership, unix_user_for
 from gateway.models import ApiToken, User
 from gateway.token_api import MAX_TOKENS
-from gateway.tokens import create_token, revoke_token
+from gateway.tokens import create_token, revoke_token, revoke_tokens_of
 from gateway.views import THEME_COOKIE, set_preference_cookie
 
 if TYPE_CHECKING:
@@ -35,13 +36,15 @@ else:
     UserModelForm = forms.ModelForm
 
 LIFETIMES_DAYS = (7, 30, 90, 180, 366)
+DRESSES = ((forms.Select, "form-select"), (forms.CheckboxInput, "form-check-input"))
 
 
 def dress(form: forms.BaseForm) -> None:
     """The pages' classes, and each error tied to its field."""
     for name, field in form.fields.items():
-        select = isinstance(field.widget, forms.Select)
-        field.widget.attrs["class"] = "form-select" if select else "form-control"
+        field.widget.attrs["class"] = next(
+            (name for kind, name in DRESSES if isinstance(field.widget, kind)), "form-control"
+        )
         if form.is_bound and name in form.errors:
             field.widget.attrs["class"] += " is-invalid"
             field.widget.attrs["aria-invalid"] = "true"
@@ -91,7 +94,19 @@ def profile(request: HttpRequest) -> HttpResponse:
     return render(request, "account/profile.html", context)
 
 
+class NewPassword(PasswordChangeForm):
+    revoke_tokens = forms.BooleanField(
+        label=gettext_lazy("Revoke my API tokens"),
+        required=False,
+        initial=True,
+        help_text=gettext_lazy(
+            "Somebody who knew the old password may have made one. Programs then need a new token."
+        ),
+    )
+
+
 class ChangePassword(PasswordChangeView):
+    form_class = NewPassword
     template_name = "account/password.html"
     success_url = reverse_lazy("profile")
 
@@ -102,6 +117,8 @@ class ChangePassword(PasswordChangeView):
 
     def form_valid(self, form: Any) -> HttpResponse:
         messages.success(self.request, _("Your password is changed."))
+        if form.cleaned_data["revoke_tokens"]:
+            revoke_tokens_of(user=form.user)
         return super().form_valid(form)
 
 

@@ -2,25 +2,43 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from django.contrib import admin
+from django.contrib.auth.admin import GroupAdmin as DjangoGroupAdmin
 from django.contrib.auth.admin import UserAdmin as DjangoUserAdmin
+from django.contrib.auth.forms import AdminPasswordChangeForm
+from django.contrib.auth.models import Group
 from django.db.models import Count, QuerySet
 from django.http import HttpRequest
 from django.utils.translation import gettext_lazy as _
 
 from clusters.admin import MembershipInline, UnixAccountInline
 from gateway.models import User
+from gateway.tokens import revoke_tokens_of
 
 if TYPE_CHECKING:
     BaseUserAdmin = DjangoUserAdmin[User]
+    PasswordForm = AdminPasswordChangeForm[User]
 else:
-    BaseUserAdmin = DjangoUserAdmin
+    BaseUserAdmin, PasswordForm = DjangoUserAdmin, AdminPasswordChangeForm
+
+# Whoever may set these has all rights already, or could give them to themselves.
+RIGHTS = ("is_superuser", "is_staff", "groups", "user_permissions")
 
 admin.site.site_header = _("Sluice administration")
 admin.site.site_title = _("Sluice")
 admin.site.index_title = _("Clusters, namespaces and people")
+
+
+class ResetPassword(PasswordForm):
+    """An administrator's reset: whoever knew the old password may have made tokens with it."""
+
+    def save(self, commit: bool = True) -> User:
+        user: User = super().save(commit)
+        if commit:
+            revoke_tokens_of(user=user)
+        return user
 
 
 @admin.register(User)
@@ -63,9 +81,51 @@ class UserAdmin(BaseUserAdmin):
         (_("Dates"), {"fields": ("last_login", "date_joined")}),
     )
 
+    change_password_form = ResetPassword
+
+    def get_readonly_fields(self, request: HttpRequest, obj: User | None = None) -> Any:
+        fields = super().get_readonly_fields(request, obj)
+        return fields if request.user.is_superuser else (*fields, *RIGHTS)
+
+    def has_change_permission(self, request: HttpRequest, obj: User | None = None) -> bool:
+        return super().has_change_permission(request, obj) and _below(request, obj)
+
+    def has_delete_permission(self, request: HttpRequest, obj: User | None = None) -> bool:
+        return super().has_delete_permission(request, obj) and _below(request, obj)
+
+    def save_model(self, request: HttpRequest, obj: User, form: Any, change: bool) -> None:
+        super().save_model(request, obj, form, change)
+        if not obj.is_active:
+            revoke_tokens_of(user=obj)
+
     def get_queryset(self, request: HttpRequest) -> QuerySet[User]:
         return super().get_queryset(request).annotate(namespaces_total=Count("memberships"))
 
     @admin.display(description=_("namespaces"), ordering="namespaces_total")
     def namespace_count(self, user: User) -> int:
         return int(getattr(user, "namespaces_total", 0))
+
+
+def _below(request: HttpRequest, account: User | None) -> bool:
+    """Only superusers touch the accounts of superusers and of others with rights in this site: with a
+    new password one could sign in as them."""
+    if request.user.is_superuser or account is None or account.pk == request.user.pk:
+        return True
+    return not (account.is_superuser or account.is_staff)
+
+
+admin.site.unregister(Group)
+
+
+@admin.register(Group)
+class GroupAdmin(DjangoGroupAdmin):
+    """Groups are bundles of rights: as the rights themselves, superusers' alone to give."""
+
+    def has_add_permission(self, request: HttpRequest) -> bool:
+        return request.user.is_superuser
+
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return request.user.is_superuser
+
+    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return request.user.is_superuser

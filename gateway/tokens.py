@@ -60,6 +60,12 @@ def revoke_token(*, token: ApiToken) -> None:
     ApiToken.objects.filter(pk=token.pk, revoked_at__isnull=True).update(revoked_at=timezone.now())
 
 
+def revoke_tokens_of(*, user: User) -> int:
+    """All that still work, and their number: after a reset by an administrator, or when the person goes."""
+    usable = ApiToken.objects.filter(user=user, revoked_at__isnull=True)
+    return usable.update(revoked_at=timezone.now())
+
+
 def find_token(secret: str) -> ApiToken | None:
     """The valid token of an active person, noted as used; None for any other."""
     if not secret.startswith(BEGINS_WITH):

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
+from io import StringIO
 
 import pytest
 from django.contrib import admin
+from django.contrib.auth.models import Group, Permission
+from django.core.management import call_command
 from django.test import Client
 from django.urls import reverse
+from django.utils import timezone
 
 from clusters.capacity import Capacity, GpuCount, Node, Partition
 from clusters.doctor import LINKS
@@ -23,6 +27,7 @@ from clusters.models import (
     store_status,
 )
 from gateway.models import User
+from gateway.tokens import create_token, find_token
 
 pytestmark = pytest.mark.django_db
 
@@ -234,3 +239,88 @@ def test_times_are_read_as_people_write_them(text: str, seconds: int) -> None:
 def test_nonsense_is_no_time(text: str) -> None:
     with pytest.raises(ValueError, match=r".*"):
         parse_time(text)
+
+
+EMPTY_INLINES = {
+    f"{prefix}-{field}_FORMS": "0"
+    for prefix in ("memberships", "unix_accounts")
+    for field in ("TOTAL", "INITIAL")
+}
+
+
+@pytest.fixture
+def helper(client: Client) -> Client:
+    """Staff who may add, change and delete people and groups, and is no superuser."""
+    person = User.objects.create_user("helper", is_staff=True)
+    person.user_permissions.set(
+        Permission.objects.filter(content_type__model__in=["user", "group"])
+    )
+    client.force_login(person)
+    return client
+
+
+def account_form(user: User, **changed: str) -> dict[str, str]:
+    joined = {"date_joined_0": "2026-01-01", "date_joined_1": "00:00:00"}
+    given = {"username": user.username, "theme": "auto", "is_active": "on", **joined}
+    return {**given, **changed}
+
+
+def test_staff_give_nobody_more_rights(helper: Client, world: Namespace) -> None:
+    me, bob = User.objects.get(username="helper"), User.objects.get(username="bob")
+    Group.objects.create(name="all")
+    wanted = {"is_superuser": "on", "is_staff": "on", "groups": "1", "user_permissions": "1"}
+    for person in (me, bob):
+        address = reverse("admin:gateway_user_change", args=[person.pk])
+        answer = helper.post(address, account_form(person, first_name="B", **wanted))
+        assert answer.status_code == 302, answer.content.decode()
+        before, person = person, User.objects.get(pk=person.pk)
+        assert person.first_name == "B"
+        assert not person.is_superuser
+        assert person.is_staff == before.is_staff
+        assert not person.groups.exists()
+    assert not bob.user_permissions.exists()
+    assert helper.get(reverse("admin:auth_group_add")).status_code == 403
+
+
+@pytest.mark.parametrize("rights", ["is_superuser", "is_staff"])
+def test_staff_do_not_touch_those_with_rights(helper: Client, rights: str) -> None:
+    other = User.objects.create_user("other", **{rights: True})
+    changed = account_form(other, email="helper@example.org")
+    for name, given in (
+        ("change", changed),
+        ("delete", {"post": "yes"}),
+    ):
+        address = reverse(f"admin:gateway_user_{name}", args=[other.pk])
+        assert helper.post(address, given).status_code == 403
+    password = {"password1": "correct horse battery", "password2": "correct horse battery"}
+    address = reverse("admin:auth_user_password_change", args=[other.pk])
+    assert helper.post(address, password).status_code == 403
+    chosen = {"action": "delete_selected", "_selected_action": [other.pk], "post": "yes"}
+    helper.post(reverse("admin:gateway_user_changelist"), chosen)
+    other.refresh_from_db()
+    assert other.email == ""
+    assert not other.has_usable_password()
+
+
+@pytest.mark.parametrize("how", ["reset", "deactivated", "console"])
+def test_an_administrators_reset_revokes_tokens(
+    sysadmin: Client, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bob = User.objects.create_user("bob")
+    until = timezone.now() + timedelta(days=1)
+    _token, secret = create_token(user=bob, name="t", scope="read", expires_at=until)
+    assert find_token(secret)
+    password = {"password1": "correct horse battery", "password2": "correct horse battery"}
+    if how == "reset":
+        address = reverse("admin:auth_user_password_change", args=[bob.pk])
+        assert sysadmin.post(address, {**password, "usable_password": "true"}).status_code == 302
+    elif how == "console":
+        monkeypatch.setattr("getpass.getpass", lambda **_prompt: password["password1"])
+        call_command("changepassword", "bob", stdout=StringIO())
+    else:
+        forms = account_form(bob, **EMPTY_INLINES)
+        del forms["is_active"]
+        address = reverse("admin:gateway_user_change", args=[bob.pk])
+        assert sysadmin.post(address, forms).status_code == 302
+        User.objects.update(is_active=True)  # and it does not come back with the person
+    assert find_token(secret) is None

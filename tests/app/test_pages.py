@@ -14,6 +14,7 @@ from pytest_django import DjangoAssertNumQueries
 
 from clusters.models import ClusterStatus, Membership, Namespace, store_status
 from gateway.models import ApiToken, User
+from gateway.tokens import create_token, find_token
 from jobs import services
 from jobs.models import Job, JobEvent, Task
 from tests.app.job_cast import Cast, make_cast
@@ -218,6 +219,22 @@ def test_a_token_is_shown_once(cast: Cast) -> None:
     assert client.post(reverse("token_revoke", args=[token.pk])).status_code == 302
     token.refresh_from_db()
     assert token.revoked_at is not None
+
+
+@pytest.mark.parametrize("revoke", [True, False])
+def test_a_new_password_revokes_tokens_if_wanted(cast: Cast, revoke: bool) -> None:
+    cast.alice.set_password("correct horse battery")
+    cast.alice.save()
+    client, address = signed_in(cast.alice), reverse("password_change")
+    until = timezone.now() + timedelta(days=1)
+    _token, secret = create_token(user=cast.alice, name="t", scope="read", expires_at=until)
+    checkbox = client.get(address).context["form"]["revoke_tokens"]
+    assert "checked" in str(checkbox)
+    new = {name: "staple horse battery" for name in ("new_password1", "new_password2")}
+    given = {"old_password": "correct horse battery", **new}
+    answer = client.post(address, {**given, **({"revoke_tokens": "on"} if revoke else {})})
+    assert answer.status_code == 302
+    assert (find_token(secret) is None) is revoke
 
 
 def test_batch_stop_and_delete(cast: Cast) -> None:
