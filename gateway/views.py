@@ -27,6 +27,7 @@ from clusters.models import ClusterStatus
 from gateway import problems
 from gateway.models import User
 from gateway.throttle import buckets
+from jobs.metrics import may_read_metrics
 
 # A minute. A whole lab may come from one address; nobody mistypes a password ten times a minute.
 TRIES_PER_NAME = 10
@@ -119,24 +120,27 @@ def healthz(request: HttpRequest) -> HttpResponse:
 @require_GET
 @never_cache
 def readyz(request: HttpRequest) -> JsonResponse:
-    """Whether work can be done: database, the engine's last pass, each cluster."""
+    """Whether work can be done: database, the engine's last pass, each cluster.
+
+    Anybody is told yes or no; what is not ready, only those who may read the metrics.
+    """
     checks: dict[str, dict[str, Any]] = {}
+    detailed = False
     try:
         with connection.cursor() as cursor:
             cursor.execute("SELECT 1")
         checks["database"] = {"ok": True}
         checks |= _cluster_checks()
+        detailed = may_read_metrics(request)
     except DatabaseError:
         checks["database"] = {"ok": False, "message": _("The database does not answer.")}
     ready = all(check["ok"] for check in checks.values())
-    return JsonResponse({"ready": ready, "checks": checks}, status=200 if ready else 503)
+    answer = {"ready": ready, "checks": checks} if detailed else {"ready": ready}
+    return JsonResponse(answer, status=200 if ready else 503)
 
 
 def _cluster_checks() -> dict[str, dict[str, Any]]:
-    """Per enabled cluster: does an engine work on it, and did the cluster answer it?
-
-    The messages carry no host names or errors of the cluster: this page needs no sign-in.
-    """
+    """Per enabled cluster: does an engine work on it, and did the cluster answer it?"""
     now = timezone.now()
     checks: dict[str, dict[str, Any]] = {}
     statuses = ClusterStatus.objects.filter(cluster__enabled=True).select_related("cluster")

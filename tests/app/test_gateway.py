@@ -13,6 +13,7 @@ from django.conf import settings
 from django.test import Client
 from django.urls import reverse
 
+from clusters.models import Cluster, store_status
 from gateway import views
 from gateway.models import User
 from gateway.settings import make_private
@@ -135,6 +136,11 @@ def test_readyz_tells_what_is_not_ready(client: Client, db: None) -> None:
     answer = client.get("/readyz")
     assert answer.status_code == 200
     assert answer.json() == {"ready": True, "checks": {"database": {"ok": True}}}
+    Cluster.objects.create(name="secret-lab", kind=Cluster.Kind.LOCAL)
+    store_status(Cluster.objects.get(), last_error="")
+    stranger = client.get("/readyz", REMOTE_ADDR="203.0.113.9")
+    assert (stranger.status_code, stranger.json()) == (503, {"ready": False})
+    assert "cluster:secret-lab" in client.get("/readyz").json()["checks"]
 
 
 def test_an_unknown_address_is_a_page_of_ours(client: Client, db: None) -> None:
