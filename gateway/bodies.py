@@ -1,8 +1,9 @@
 """Bodies of requests as they arrive: bounded before they are taken in, and never held in memory whole.
 
 Twisted parses every multipart body into memory, and Daphne 4.2 puts a whole body into a queue before the
-application has read any of it. Here a large body stays in its temporary file until it is asked for, and
-one that no address would take is refused by its announced length.
+application has read any of it. Here a large body stays in its temporary file until it is asked for. Only
+the addresses that take code take a large one, and only from a person that the request's headers name:
+anything else is refused before it reaches the disk.
 """
 
 from __future__ import annotations
@@ -10,68 +11,153 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import logging
+from http.cookies import CookieError, SimpleCookie
 from typing import IO, Any
 
 from daphne.http_protocol import HTTPFactory, WebRequest
 from django.conf import settings
+from django.db import connections
+from twisted.internet.threads import deferToThread
+
+logger = logging.getLogger(__name__)
 
 CHUNK = 256 * 1024
-# Forms and JSON; addresses that take code have room for it.
-ORDINARY_BYTES = 16 * 1024 * 1024
-TAKES_CODE = (b"/api/v1/jobs", b"/api/v1/uploads")
-REFUSAL = json.dumps(
-    {
-        "type": "urn:sluice:problem:too_large",
-        "title": "The request is too large",
-        "status": 413,
-        "code": "too_large",
-        "detail": "The request's body is larger than this address takes.",
-        "errors": [],
-    }
-).encode()
+# Room for the boundaries and the manifest beside the code itself.
+BESIDE_CODE_BYTES = 16 * 1024 * 1024
+TAKES_CODE = (b"/api/v1/jobs", b"/api/v1/jobs/plan", b"/api/v1/uploads")
+REFUSALS = {
+    401: (
+        "Unauthorized",
+        "not_authenticated",
+        "Sign in first",
+        "Code is taken only from people who are signed in. Show a valid token, or sign in again.",
+    ),
+    413: (
+        "Content Too Large",
+        "too_large",
+        "The request is too large",
+        "The request's body is larger than this address takes.",
+    ),
+}
+
+
+def ordinary_bytes() -> int:
+    """Forms and JSON, from anybody: views refuse them in their own words up to here."""
+    forms = int(settings.DATA_UPLOAD_MAX_MEMORY_SIZE or 0)
+    return max(int(settings.API_MAX_BODY_BYTES), forms) + CHUNK
 
 
 def limit_of(path: bytes) -> int:
-    if path.startswith(TAKES_CODE):
-        return int(settings.UPLOAD_MAX_BYTES) + ORDINARY_BYTES
-    return ORDINARY_BYTES
+    if path.partition(b"?")[0] in TAKES_CODE:
+        return int(settings.UPLOAD_MAX_BYTES) + BESIDE_CODE_BYTES
+    return ordinary_bytes()
+
+
+def comes_from_a_person(authorization: str, cookie: str) -> bool:
+    """Whether a valid token or session stands in the headers. Asks the database."""
+    from gateway.tokens import person_of_token
+    from jobs.sockets import person_of_session
+
+    scheme, _space, token = authorization.partition(" ")
+    try:
+        if scheme.lower() == "bearer":
+            return person_of_token(token.strip()) is not None
+        try:
+            morsel = SimpleCookie(cookie).get(settings.SESSION_COOKIE_NAME)
+        except CookieError:
+            morsel = None
+        return person_of_session(morsel.value if morsel else "").is_authenticated
+    finally:
+        connections.close_all()  # the thread is Twisted's, and may not come back here for hours
 
 
 class BoundedRequest(WebRequest):  # type: ignore[misc]
-    """Twisted's names."""
+    """Twisted's names. While the person of a large body is looked up, nothing more is read."""
 
     _refused = False
+    _asking = False
+    _admitted = False
     _received_bytes = 0
+    _whole: tuple[bytes, bytes, bytes] | None = None  # the end came while we asked
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._parsePOSTFormSubmission = False
+        self._early: list[bytes] = []
 
     def gotLength(self, length: int | None) -> None:  # noqa: N802
         super().gotLength(length)
-        if length is not None and length > limit_of(self.channel._path):
-            self._refuse()
+        if length:
+            self._weigh(length)
 
     def handleContentChunk(self, data: bytes) -> None:  # noqa: N802
         self._received_bytes += len(data)
-        if self._refused:
-            return
-        if self._received_bytes > limit_of(self.channel._path):
-            self._refuse()
-        else:
+        self._weigh(self._received_bytes)
+        if self._asking:
+            self._early.append(data)  # of what was read before the pause: one buffer at most
+        elif not self._refused:
             super().handleContentChunk(data)
 
     def requestReceived(self, command: bytes, path: bytes, version: bytes) -> None:  # noqa: N802
-        if not self._refused:
+        if self._asking:
+            self._whole = (command, path, version)
+        elif not self._refused:
             super().requestReceived(command, path, version)
 
-    def _refuse(self) -> None:
-        self._refused = True
-        head = (
-            "HTTP/1.1 413 Content Too Large\r\nConnection: close\r\n"
-            f"Content-Type: application/problem+json\r\nContent-Length: {len(REFUSAL)}\r\n\r\n"
+    def _weigh(self, size: int) -> None:
+        if self._refused or self._asking:
+            return
+        if size > limit_of(self.channel._path):
+            self._refuse(413)
+        elif size > ordinary_bytes() and not self._admitted:
+            self._ask()
+
+    def _ask(self) -> None:
+        self._asking = True
+        self.channel._networkProducer.pauseProducing()
+        found = [self.requestHeaders.getRawHeaders(name) for name in ("authorization", "cookie")]
+        words = [(values or [""])[0] for values in found]
+        deferToThread(comes_from_a_person, *words).addCallbacks(self._told, self._not_told)
+
+    def _told(self, known: bool) -> None:
+        self._asking = False
+        if self.channel is None:  # it left meanwhile
+            return
+        if not known:
+            self._refuse(401)
+            return
+        self._admitted = True
+        for data in self._early:
+            super().handleContentChunk(data)
+        self._early.clear()
+        if self._whole is not None:
+            super().requestReceived(*self._whole)
+        else:
+            self.channel._networkProducer.resumeProducing()
+
+    def _not_told(self, failure: Any) -> None:
+        """The database is away: the same as for a person who is not known, and in the log."""
+        logger.warning(
+            "who sends a large body could not be found out: %s",
+            failure.getErrorMessage(),
+            extra={"action": "body_unchecked"},
         )
-        self.channel.transport.write(head.encode() + REFUSAL)
+        self._told(False)
+
+    def _refuse(self, status: int) -> None:
+        self._refused = True
+        self._early.clear()
+        reason, code, title, detail = REFUSALS[status]
+        problem = {"type": f"urn:sluice:problem:{code}", "title": title, "status": status}
+        body = json.dumps({**problem, "code": code, "detail": detail, "errors": []}).encode()
+        head = (
+            f"HTTP/1.1 {status} {reason}\r\nConnection: close\r\n"
+            f"Content-Type: application/problem+json\r\nContent-Length: {len(body)}\r\n"
+        )
+        if status == 401:
+            head += 'WWW-Authenticate: Bearer realm="sluice"\r\n'
+        self.channel.transport.write(head.encode() + b"\r\n" + body)
         self.channel.loseConnection()
 
 

@@ -9,9 +9,16 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from django.test import Client
+from django.utils import timezone
+
+from gateway.bodies import comes_from_a_person
+from gateway.models import User
+from gateway.tokens import create_token, revoke_token
 
 PROJECT = Path(__file__).resolve().parents[2]
 
@@ -22,7 +29,11 @@ sys.path.insert(0, {project!r})
 import os
 os.environ["DJANGO_SETTINGS_MODULE"] = "gateway.settings"
 from daphne.endpoints import build_endpoint_description_strings
+from gateway import bodies
 from gateway.server import BackpressureServer
+
+# Who is who is the database's to say, and asked in a test of its own.
+bodies.comes_from_a_person = lambda authorization, cookie: authorization == "Bearer good"
 
 async def application(scope, receive, send):
     count = 0
@@ -65,7 +76,7 @@ def post(
     port: int, path: str, body: Iterator[bytes] | bytes, length: int, kind: str
 ) -> dict[str, int]:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-    headers = {"Content-Type": kind, "Content-Length": str(length)}
+    headers = {"Content-Type": kind, "Content-Length": str(length), "Authorization": "Bearer good"}
     connection.request("POST", path, body, headers)
     answer = connection.getresponse()
     assert answer.status == 200
@@ -85,23 +96,79 @@ def test_a_large_upload_is_not_held_in_memory(port: int) -> None:
     assert large["peak_kib"] - small["peak_kib"] < 30 * 1024
 
 
+def refusal(port: int, request: str, body: bytes = b"") -> tuple[bytes, dict[str, object]]:
+    """What is answered to a request's head, before its body; then the connection ends."""
+    with socket.create_connection(("127.0.0.1", port), timeout=20) as client:
+        client.sendall(request.replace("\n", "\r\n").encode() + b"\r\n\r\n" + body)
+        answer = b""
+        while chunk := client.recv(65536):
+            answer += chunk
+    head, _, text = answer.partition(b"\r\n\r\n")
+    return head, json.loads(text)
+
+
 @pytest.mark.parametrize(
     ("path", "length"),
-    [("/api/v1/templates", 17 * 1024**2), ("/", 10**12), ("/api/v1/jobs", 400 * 1024**2)],
+    [
+        ("/api/v1/templates", 3 * 1024**2),
+        ("/", 10**12),
+        ("/api/v1/jobs", 400 * 1024**2),
+        ("/api/v1/jobs/1/stop", 3 * 1024**2),
+    ],
 )
 def test_what_no_address_takes_is_refused_before_it_is_sent(
     port: int, path: str, length: int
 ) -> None:
+    asked = f"POST {path} HTTP/1.1\nHost: x\nAuthorization: Bearer good\nContent-Length: {length}"
+    head, body = refusal(port, asked)
+    assert head.startswith(b"HTTP/1.1 413 ")
+    assert body["code"] == "too_large"
+
+
+@pytest.mark.parametrize("who", ["", "\nAuthorization: Bearer bad", "\nCookie: sessionid=x"])
+@pytest.mark.parametrize("framing", ["Content-Length: 5000000", "Transfer-Encoding: chunked"])
+def test_code_of_strangers_is_refused_before_it_is_kept(port: int, who: str, framing: str) -> None:
+    """Of a body that tells no length, as much is read as anybody may send."""
+    chunks = b"" if "Length" in framing else 3 * (b"100000\r\n" + bytes(1024**2) + b"\r\n")
+    head, body = refusal(
+        port, f"POST /api/v1/uploads?filename=a HTTP/1.1\nHost: x\n{framing}{who}", chunks
+    )
+    assert head.startswith(b"HTTP/1.1 401 ")
+    assert b"Connection: close" in head
+    assert body["code"] == "not_authenticated"
+
+
+def test_a_body_that_ends_while_its_person_is_looked_up(port: int) -> None:
+    """All of it is in the socket at once, and no length was told."""
+    chunks = b"2c0000\r\n" + bytes(0x2C0000) + b"\r\n0\r\n\r\n"
     with socket.create_connection(("127.0.0.1", port), timeout=20) as client:
         client.sendall(
-            f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {length}\r\n\r\n".encode()
+            b"POST /api/v1/uploads HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer good\r\n"
+            b"Connection: close\r\nTransfer-Encoding: chunked\r\n\r\n" + chunks
         )
         answer = b""
         while chunk := client.recv(65536):
             answer += chunk
-    head, _, body = answer.partition(b"\r\n\r\n")
-    assert head.startswith(b"HTTP/1.1 413 ")
-    assert json.loads(body)["code"] == "too_large"
+    assert f'"count": {0x2C0000}'.encode() in answer
+
+
+@pytest.mark.django_db(transaction=True)
+def test_who_may_send_code() -> None:
+    alice = User.objects.create_user("alice")
+    until = timezone.now() + timedelta(days=1)
+    token, secret = create_token(user=alice, name="t", scope="write", expires_at=until)
+    browser = Client()
+    browser.force_login(alice)
+    session = f"a=b; sessionid={browser.cookies['sessionid'].value}"
+    assert comes_from_a_person(f"Bearer {secret}", "")
+    assert comes_from_a_person("", session)
+    assert not comes_from_a_person("Bearer slc_wrong", session)
+    assert not comes_from_a_person("", "sessionid=nobodys")
+    assert not comes_from_a_person("", "")
+    revoke_token(token=token)
+    browser.logout()
+    assert not comes_from_a_person(f"Bearer {secret}", "")
+    assert not comes_from_a_person("", session)
 
 
 def test_a_body_of_unknown_length_is_cut_off_at_the_limit(port: int) -> None:
