@@ -302,6 +302,8 @@ UID_FLOOR = env_int("SLUICE_UID_FLOOR", 1000)
 # Deleted jobs stay hidden for a while before their rows go; events are kept for the timelines.
 KEEP_DELETED_JOBS_DAYS = env_int("SLUICE_KEEP_DELETED_JOBS_DAYS", 30)
 KEEP_EVENTS_DAYS = env_int("SLUICE_KEEP_EVENTS_DAYS", 365)
+# Uploaded code that no live job needs, after its last use.
+KEEP_UPLOADS_DAYS = env_int("SLUICE_KEEP_UPLOADS_DAYS", 90)
 
 # --- websockets -----------------------------------------------------------------------------
 

@@ -6,12 +6,13 @@ oneself, however well one knows its SHA-256. An upload that is cut off or refuse
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import secrets
 import time
-from collections.abc import Iterator
-from datetime import datetime
+from collections.abc import Collection, Iterator
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
@@ -23,7 +24,7 @@ from django.utils import timezone
 from clusters.sentences import _
 from jobs.archives import Limits, check_archive, tar_chunks
 from jobs.errors import NotFound, TooLarge
-from jobs.models import CodeUpload, UploadOwner
+from jobs.models import CodeUpload, Job, UploadOwner
 
 if TYPE_CHECKING:
     from gateway.models import User
@@ -46,12 +47,24 @@ def _place(sha256: str) -> Path:
     return Path(settings.UPLOAD_DIR) / sha256[:2] / sha256
 
 
+def _folder(name: str) -> Path:
+    """A directory below UPLOAD_DIR, which is nobody else's to read either."""
+    top = Path(settings.UPLOAD_DIR)
+    # Each by itself: of directories made on the way pathlib sets no mode.
+    top.mkdir(parents=True, exist_ok=True, mode=0o700)
+    if top.stat().st_mode & 0o077:
+        with contextlib.suppress(PermissionError):  # another's, who knows who may read it
+            top.chmod(0o700)
+    folder = top / name
+    folder.mkdir(exist_ok=True, mode=0o700)
+    return folder
+
+
 class Incoming:
     """A file on its way in: hashed as it comes, gone again unless `keep` says otherwise."""
 
     def __init__(self) -> None:
-        folder = Path(settings.UPLOAD_DIR) / "incoming"
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        folder = _folder("incoming")
         _remove_abandoned(folder)
         self._path = folder / f"{secrets.token_hex(16)}.part"
         self._file = os.fdopen(
@@ -95,8 +108,7 @@ class Incoming:
             sha256 = self._hash.hexdigest()
             _check_quota(by, sha256, self.size)
             place = _place(sha256)
-            place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            os.replace(self._path, place)
+            _folder(place.parent.name)
             with transaction.atomic():
                 upload, _new = CodeUpload.objects.get_or_create(
                     sha256=sha256,
@@ -111,6 +123,9 @@ class Incoming:
                 UploadOwner.objects.get_or_create(
                     upload=upload, user=by, defaults={"filename": _clean_name(filename)}
                 )
+                # While the row is held: nobody prunes it between.
+                note_use(upload)
+                os.replace(self._path, place)
             return upload
         finally:
             self.discard()
@@ -136,8 +151,12 @@ def _check_quota(by: User, sha256: str, size: int) -> None:
         )
 
 
-def _remove_abandoned(folder: Path) -> None:
-    for part in folder.glob("*.part"):
+def _remove_abandoned(
+    folder: Path, pattern: str = "*.part", keep: Collection[str] = frozenset()
+) -> None:
+    for part in folder.glob(pattern):
+        if part.name in keep:
+            continue
         try:
             if time.time() - part.stat().st_mtime > ABANDONED_AFTER_S:
                 part.unlink()
@@ -162,7 +181,13 @@ def find_upload(*, sha256: str, by: User) -> CodeUpload:
     found = CodeUpload.objects.filter(sha256=sha256.lower(), owners__user=by).first()
     if found is None:
         raise NotFound(_("You have uploaded no code with this SHA-256."), sha256=sha256[:64])
+    note_use(found)
     return found
+
+
+def note_use(upload: CodeUpload) -> None:
+    """Somebody needs it: its time begins anew."""
+    CodeUpload.objects.filter(pk=upload.pk).update(last_used_at=timezone.now())
 
 
 def forget_upload(*, upload: CodeUpload, by: User) -> None:
@@ -175,21 +200,47 @@ def forget_upload(*, upload: CodeUpload, by: User) -> None:
     path_of(upload).unlink(missing_ok=True)
 
 
+def tidy_uploads() -> int:
+    """What nobody needs any more: uploads past their time, parts of broken ones, files without a row.
+
+    Returns the number of uploads removed.
+    """
+    kept_since = timezone.now() - timedelta(days=settings.KEEP_UPLOADS_DAYS)
+    removed = prune_uploads(unused_since=kept_since)
+    top = Path(settings.UPLOAD_DIR)
+    _remove_abandoned(top / "incoming")
+    for folder in top.glob("[0-9a-f][0-9a-f]"):
+        known = set(
+            CodeUpload.objects.filter(sha256__startswith=folder.name).values_list(
+                "sha256", flat=True
+            )
+        )
+        _remove_abandoned(folder, "*", keep=known)
+    return removed
+
+
 def prune_uploads(*, unused_since: datetime) -> int:
-    """Remove uploads that no job refers to and nobody used since then. Returns their number."""
-    stale = CodeUpload.objects.filter(jobs__isnull=True, last_used_at__lt=unused_since)
+    """Remove uploads that no live job needs and nobody used since then. Returns their number.
+
+    Ended jobs stay, and say that their code is gone when somebody wants to run them again.
+    """
+    stale = CodeUpload.objects.filter(last_used_at__lt=unused_since)
     removed = 0
-    for upload in stale:
+    for pk in list(stale.values_list("pk", flat=True)):
         with transaction.atomic():
-            if upload.jobs.exists():
+            # Locked and looked at again: a job that takes it meanwhile notes that first.
+            upload = stale.select_for_update().filter(pk=pk).first()
+            if upload is None or Job.objects.live().filter(code_upload=upload).exists():
                 continue
+            Job.objects.filter(code_upload=upload).update(code_upload=None)
             upload.delete()
-        path_of(upload).unlink(missing_ok=True)
+            # Before others may go on: one who uploads the same again puts it back.
+            path_of(upload).unlink(missing_ok=True)
         removed += 1
     return removed
 
 
 def tar_of_upload(upload: CodeUpload) -> Iterator[bytes]:
     """For the engine: a plain tar to unpack into the job's empty code directory."""
-    CodeUpload.objects.filter(pk=upload.pk).update(last_used_at=timezone.now())
+    note_use(upload)
     return tar_chunks(path_of(upload), _limits())

@@ -31,6 +31,7 @@ from jobs.engine.submit import Submitter
 from jobs.engine.tasks import TaskReader
 from jobs.events import purge_before
 from jobs.models import Attempt, EngineLease, Job
+from jobs.uploads import tidy_uploads
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +39,7 @@ ROWS_EVERY_S = 0.4
 ACCOUNTING_EVERY_S = 600.0
 CAPACITY_EVERY_S = 15.0
 HOUSEKEEPING_EVERY_S = 60.0
+UPLOADS_EVERY_S = 24 * 3600.0
 CHECKUP_EVERY_S = 1.0
 STATUS_EVERY_S = 2.0
 SLOWEST_RETRY_S = 15.0
@@ -67,6 +69,7 @@ class ClusterWorker:
         self._poller = Poller(lease, self.stats, self._tasks)
         self._poll, self._capacity, self._housekeeping = Due(), Due(), Due(time.monotonic() + 5)
         self._accounting = Due(time.monotonic() + 3)
+        self._uploads = Due(time.monotonic() + 60)
         self._status, self._orders = Due(), Due()
         self._checkup, self._checkups = Due(), Checkup()
         self._failures = 0
@@ -93,6 +96,9 @@ class ClusterWorker:
         if self._housekeeping.now():
             self._housekeeping.again_in(HOUSEKEEPING_EVERY_S)
             self._tidy_up()
+        if self._uploads.now():
+            self._uploads.again_in(UPLOADS_EVERY_S)
+            self._tidy_uploads()
 
     def full_pass(self) -> None:
         """Everything once, and waited for: for `engine --once` and the tests."""
@@ -219,6 +225,18 @@ class ClusterWorker:
             ).values_list("pk", flat=True)[:500]
             Job.objects.filter(pk__in=list(gone)).delete()
             purge_before(now - timedelta(days=settings.KEEP_EVENTS_DAYS))
+
+    def _tidy_uploads(self) -> None:
+        """They belong to no cluster: whichever engine comes first finds what there is to do."""
+        try:
+            removed = tidy_uploads()
+        except OSError as error:
+            logger.warning(
+                "uploads could not be tidied: %s", error, extra={"action": "uploads_failed"}
+            )
+            return
+        if removed:
+            logger.info("%s uploads removed", removed, extra={"action": "uploads_removed"})
 
     def _remove_files(self) -> None:
         """Directories of deleted jobs whose owners asked for it, as the owners themselves."""
