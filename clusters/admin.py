@@ -160,6 +160,7 @@ class ClusterAdmin(ClusterModelAdmin):
                     "image_aliases",
                     "image_cache",
                     "container_binds",
+                    "storages",
                 )
             },
         ),

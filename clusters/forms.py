@@ -137,6 +137,14 @@ class ClusterForm(ClusterModelForm):
             "path or another reference. For example: tensorflow:2.15 = tensorflow-2.15.sif"
         ),
     )
+    storages = PairsField(
+        label=_("Storages"),
+        required=False,
+        help_text=_(
+            "One a line: name of a storage in OpenPAI's job files = directory of this cluster, which "
+            "may begin with ~ and name $USER. For example: teamdata = /data/team"
+        ),
+    )
     container_binds = LineListField(
         label=_("Directories in every container"),
         required=False,

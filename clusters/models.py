@@ -192,6 +192,13 @@ class Cluster(models.Model):
         validators=[validators.validate_user_path],
         help_text=_("Where images from registries are kept once converted, per person."),
     )
+    storages = models.JSONField(
+        _("storages"),
+        default=dict,
+        blank=True,
+        validators=[validators.validate_storages],
+        help_text=_("Names of storages in OpenPAI's job files → a directory of this cluster."),
+    )
     gpu_vendor = models.CharField(
         _("GPUs in containers"), max_length=8, choices=GpuVendor.choices, default=GpuVendor.NVIDIA
     )

@@ -86,6 +86,15 @@ def validate_string_map(value: Any) -> None:
         )
 
 
+def validate_storages(value: Any) -> None:
+    validate_string_map(value)
+    for name, folder in value.items():
+        if not folder.startswith(("/", "~/")):
+            raise ValidationError(
+                _("Storage “%(name)s”: a directory begins with / or ~/."), params={"name": name}
+            )
+
+
 def validate_path_list(value: Any) -> None:
     if not isinstance(value, list) or not all(
         isinstance(item, str) and item.startswith("/") and "\n" not in item for item in value

@@ -315,6 +315,7 @@ class _Job:
     options: RenderOptions
     dirs: Directories
     images: tuple[ResolvedImage, ...]
+    logins: Mapping[str, str] = field(default_factory=dict)  # source of an image → file in env/
 
     @property
     def program(self) -> str:
@@ -344,6 +345,16 @@ def _fetch_image(job: _Job) -> list[str]:
             "    export APPTAINER_DOCKER_USERNAME=$user APPTAINER_DOCKER_PASSWORD=$password",
             "    export SINGULARITY_DOCKER_USERNAME=$user SINGULARITY_DOCKER_PASSWORD=$password",
         ]
+    if job.logins:
+        lines += ["    case $1 in"]
+        for source, name in job.logins.items():
+            lines += [
+                f"      {quote(source)})",
+                "        # shellcheck source=/dev/null",
+                f'        . "$attempt_dir/env/{name}" || exit',
+                "        ;;",
+            ]
+        lines += ["    esac"]
     return [
         *lines,
         "    flock 9",
@@ -404,6 +415,19 @@ def _batch_script(job: _Job, peers: PeerScript) -> str:
         _shell("batch.sh"),
     ]
     return "\n".join(lines)
+
+
+def _login_file(login: Mapping[str, str]) -> str:
+    """For `fetch_image` alone: tasks never see it."""
+    pairs = [(part.upper(), quote(login.get(part, ""))) for part in ("username", "password")]
+    return (
+        "# shellcheck shell=bash disable=SC2016  # what stands in single quotes is data\n"
+        + "".join(
+            f"export {program}_DOCKER_{name}={value}\n"
+            for program in ("APPTAINER", "SINGULARITY")
+            for name, value in pairs
+        )
+    )
 
 
 # The task wrapper: one way to start a container per runtime
@@ -579,13 +603,21 @@ def render(
     options: RenderOptions | None = None,
     default_image: str = "",
     secrets: Mapping[str, str] | None = None,
+    image_logins: Mapping[str, Mapping[str, str]] | None = None,
     job_name: str = "",
 ) -> RenderedJob:
-    """The files of an attempt. `secrets` are the values of the variables that the job file only names."""
+    """The files of an attempt. `secrets` are the values of the variables that the job file only names;
+    `image_logins` are for registries, by the image's name in the job file."""
     options = options or RenderOptions()
     dirs = directories(spec, paths, user=user, options=options)
     images = tuple(_image_of(spec, role, default_image, options) for role in spec.task_roles)
-    job = _Job(spec, plan, paths, options, dirs, images)
+    logins = {
+        image.source: (image_logins or {})[spec.image_of(role)]
+        for role, image in zip(spec.task_roles, images, strict=True)
+        if spec.image_of(role) in (image_logins or {}) and image.source.startswith("docker://")
+    }
+    login_files = {source: f"login-{number}.sh" for number, source in enumerate(logins)}
+    job = _Job(spec, plan, paths, options, dirs, images, login_files)
     variables = runtime_variables(spec)
     labels = {role.name: [port.label for port in ports_of(role)] for role in spec.task_roles}
     peers = PeerScript.build(variables, labels, quote)
@@ -594,6 +626,7 @@ def render(
     )
     batch, task = _batch_script(job, peers), _task_script(job)
     files = {"batch.sh": batch, "task.sh": task, "enter.sh": _shell("enter.sh")}
+    files |= {f"env/{login_files[source]}": _login_file(logins[source]) for source in logins}
     for index, role in enumerate(spec.task_roles):
         files |= _command_files(role, index)
         values = {**(secrets or {}), **static[role.name]}

@@ -67,6 +67,7 @@ def create_job(
     spec: JobSpec,
     namespace: Namespace,
     secrets: Mapping[str, str] | None = None,
+    image_logins: Mapping[str, Mapping[str, str]] | None = None,
     warnings: Sequence[Mapping[str, Any]] = (),
     labels: Mapping[str, str] | None = None,
     code_upload: CodeUpload | None = None,
@@ -92,21 +93,37 @@ def create_job(
         code_upload=code_upload,
         cloned_from=cloned_from,
         retry_count=spec.retry_count,
-        has_secrets=bool(secrets),
+        has_secrets=bool(secrets or image_logins),
         state=JobState.QUEUED,
     )
     job.reason = Reason("queued")
     _apply_plan(job, made)
     try:
         with transaction.atomic():
+            _need_code(job)
             job.save(force_insert=True)
-            job_secrets.store(job, secrets or {})
-            if code_upload is not None:
-                CodeUpload.objects.filter(pk=code_upload.pk).update(last_used_at=timezone.now())
+            job_secrets.store(job, secrets or {}, image_logins)
             _record(job, "created", by, {"name": job.name, **state_data(job)})
     except IntegrityError as error:
         raise _name_taken(by, spec.job_name) from error
     return job
+
+
+def _need_code(job: Job) -> None:
+    """Code that was uploaded is kept for a while only: hold it for this job, or say that it is gone."""
+    if (job.spec.get("code") or {}).get("selector") != "codeFile":
+        return
+    kept = CodeUpload.objects.filter(pk=job.code_upload_id or 0)
+    held = kept.update(last_used_at=timezone.now())
+    if not held:
+        raise InvalidTransition(
+            _(
+                "The code that was uploaded for job %(name)s is no longer kept. Upload it again and "
+                "submit the job with it.",
+                name=job.name,
+            ),
+            state=job.state,
+        )
 
 
 def _apply_plan(job: Job, made: Plan) -> None:
@@ -203,6 +220,7 @@ def retry_job(*, job: Job, by: User) -> Job:
                     ),
                     state=job.state,
                 )
+            _need_code(job)
             _apply_plan(job, plan_job(spec=spec_of(job), namespace=job.namespace))
             for name, value in queued_again().items():
                 setattr(job, name, value)

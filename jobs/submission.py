@@ -5,19 +5,20 @@ The API, templates and the pages all come through here. Writes rows only through
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from difflib import get_close_matches
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from clusters.access import can_see, namespaces_open_to
 from clusters.errors import IdentityRefused
-from clusters.models import Namespace, ResourceSpec, capacity_of, unix_user_for
+from clusters.models import Cluster, Namespace, ResourceSpec, capacity_of, unix_user_for
 from clusters.prepared import Prepared
 from clusters.sentences import _, together
 from jobs.errors import ClusterNotReady
-from jobs.importers import LoadResult, Site, load_document, load_text
+from jobs.importers import Site, load_document, load_text
 from jobs.models import CodeUpload, Job
 from jobs.paths import AttemptPaths
 from jobs.plan import Note, Plan, PlanError, can_start_now
@@ -25,10 +26,14 @@ from jobs.render_settings import options_for
 from jobs.script import RenderError, render
 from jobs.services import create_job, plan_job
 from jobs.spec import Code, JobSpec, Problem, SpecError, Warning
+from jobs.start import expected_start
 
 if TYPE_CHECKING:
     from gateway.models import User
 
+_T = TypeVar("_T")
+# The runtimes that take a registry's login from variables; others have files of their own for it.
+TAKES_LOGINS = ("apptainer", "singularity")
 DEFAULT_NAMESPACE = "default"
 _NAMESPACE_NAMED = Prepared(Namespace, ("name",), related="cluster")
 # Where a preview pretends to lie; nothing is written there.
@@ -44,6 +49,7 @@ class Submission:
     warnings: tuple[Warning, ...]
     dialect: str
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
+    image_logins: Mapping[str, Mapping[str, str]] = field(default_factory=dict, repr=False)
     code: CodeUpload | None = None
 
 
@@ -54,12 +60,13 @@ def read_submission(
     document: Any = None,
     filename: str = "",
     secrets: Mapping[str, str] | None = None,
+    image_logins: Mapping[str, Mapping[str, str]] | None = None,
     code: CodeUpload | None = None,
     name: str = "",
     namespace: str = "",
 ) -> Submission:
     """Read a job file from `text` or `document`. Raises SpecError with every problem."""
-    site = known_sizes()
+    site = site_for(by)
     loaded = (
         load_document(document, site=site)
         if text is None
@@ -88,29 +95,37 @@ def read_submission(
             code="code_missing",
         )
     values = {**loaded.secrets, **(secrets or {})}
+    logins = _used_logins(spec, {**loaded.image_auth, **(image_logins or {})})
+    if place.cluster.runtime not in TAKES_LOGINS:
+        warnings += _logins_dropped(logins)
+        logins = {}
     return Submission(
         spec=spec,
         namespace=place,
-        warnings=(*loaded.warnings, *warnings, *_image_logins(loaded)),
+        warnings=(*loaded.warnings, *warnings),
         dialect=loaded.dialect,
         secrets=_checked_secrets(spec, values),
+        image_logins=logins,
         code=code,
     )
 
 
-def known_sizes() -> Site:
-    """The sizes that files of other systems may name."""
-    return Site(sizes=_Sizes())
+def site_for(by: User) -> Site:
+    """The sizes and storages that files of other systems may name."""
+    return Site(sizes=_Names(_sizes), storages=_Names(lambda: _storages(by)))
 
 
-class _Sizes(Mapping[str, Mapping[str, Any]]):
-    """Size → TaskRole fields, read when somebody asks: most job files name none."""
+class _Names(Mapping[str, _T]):
+    """Read when somebody asks: most job files name none."""
+
+    def __init__(self, read: Callable[[], Mapping[str, _T]]) -> None:
+        self._read = read
 
     @cached_property
-    def _rows(self) -> dict[str, dict[str, Any]]:
-        return {row.name: _size_fields(row) for row in ResourceSpec.objects.all()}
+    def _rows(self) -> Mapping[str, _T]:
+        return self._read()
 
-    def __getitem__(self, name: str) -> Mapping[str, Any]:
+    def __getitem__(self, name: str) -> _T:
         return self._rows[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -118,6 +133,22 @@ class _Sizes(Mapping[str, Mapping[str, Any]]):
 
     def __len__(self) -> int:
         return len(self._rows)
+
+
+def _sizes() -> dict[str, dict[str, Any]]:
+    """Size → TaskRole fields."""
+    return {row.name: _size_fields(row) for row in ResourceSpec.objects.all()}
+
+
+def _storages(by: User) -> dict[str, str]:
+    """Of the clusters that the person can submit to; a name that two of them mean differently is none."""
+    found: dict[str, str] = {}
+    unclear = set()
+    clusters = Cluster.objects.filter(namespaces__in=namespaces_open_to(by)).distinct()
+    for storages in clusters.values_list("storages", flat=True):
+        unclear |= {name for name, folder in storages.items() if found.get(name, folder) != folder}
+        found |= storages
+    return {name: folder for name, folder in found.items() if name not in unclear}
 
 
 def _size_fields(row: ResourceSpec) -> dict[str, Any]:
@@ -183,16 +214,26 @@ def _checked_secrets(spec: JobSpec, values: Mapping[str, str]) -> dict[str, str]
     return dict(values)
 
 
-def _image_logins(loaded: LoadResult) -> list[Warning]:
-    if not loaded.image_auth:
+def _used_logins(
+    spec: JobSpec, given: Mapping[str, Mapping[str, str]]
+) -> dict[str, Mapping[str, str]]:
+    images = {spec.image_of(role) for role in spec.task_roles}
+    whole = {
+        image: login for image, login in given.items() if {"username", "password"} <= set(login)
+    }
+    return {image: login for image, login in whole.items() if image in images}
+
+
+def _logins_dropped(logins: Collection[str]) -> list[Warning]:
+    if not logins:
         return []
-    images = ", ".join(sorted(loaded.image_auth))
+    images = ", ".join(sorted(logins))
     return [
         Warning(
             "prerequisites",
             _(
-                "the login for %(images)s is not kept. Log in once on the cluster with the container "
-                "runtime itself if the image is not public.",
+                "the login for %(images)s cannot be given to this cluster's container runtime. Log in "
+                "once on the cluster itself if the image is not public.",
                 images=images,
             ),
         )
@@ -205,6 +246,7 @@ def submit(*, by: User, submission: Submission, cloned_from: Any = None) -> Job:
         spec=submission.spec,
         namespace=submission.namespace,
         secrets=submission.secrets,
+        image_logins=submission.image_logins,
         warnings=[warning.as_row() for warning in submission.warnings],
         labels=submission.spec.labels,
         code_upload=submission.code,
@@ -219,6 +261,7 @@ class Preview:
     submission: Submission
     plan: Plan | None = None
     starts_now: bool | None = None
+    expected_start: datetime | None = None  # of one that waits: an estimate, see jobs.start
     obstacles: tuple[Note, ...] = ()
     script: str = ""
     problems: tuple[Problem, ...] = ()
@@ -250,6 +293,9 @@ def preview(*, by: User, submission: Submission) -> Preview:
         submission,
         plan=made,
         starts_now=check.now if check else None,
+        expected_start=expected_start(submission.namespace.cluster, made)
+        if check and not check.now
+        else None,
         obstacles=check.obstacles if check else (),
         script=script,
         problems=tuple(problems),
@@ -269,5 +315,6 @@ def _script(submission: Submission, made: Plan, unix_user: str) -> str:
         user=unix_user,
         options=options,
         default_image=submission.namespace.default_image,
+        image_logins=submission.image_logins,
     )
     return rendered.batch_script

@@ -1,7 +1,7 @@
 """Job files as requests bring them: JSON or YAML as the body, a JSON envelope, or multipart with code.
 
-An envelope is `{"job": …, "secrets": {…}, "code": "<sha256>", "name": …, "namespace": …}`; `job` is the
-job file as an object or as text. A body without the key `job` is the job file itself.
+An envelope is `{"job": …, "secrets": {…}, "code": "<sha256>", "name": …, "namespace": …, "cloned_from": …}`;
+`job` is the job file as an object or as text. A body without the key `job` is the job file itself.
 """
 
 from __future__ import annotations
@@ -59,8 +59,21 @@ class SubmitOptions(Strict):
     namespace = PlainText(max_length=255, required=False, help_text="Instead of the job file's.")
 
 
+class ImageLogin(Strict):
+    username = PlainText(max_length=500)
+    password = PlainText(max_length=100_000, trim_whitespace=False)
+
+
 class Envelope(SubmitOptions):
     job = JobFileField()
+    image_logins = serializers.DictField(
+        child=ImageLogin(),
+        required=False,
+        help_text="Logins for registries, by the image's name in the job file. Kept as secrets are.",
+    )
+    cloned_from = serializers.UUIDField(
+        required=False, help_text="The job whose job file this is, changed or not."
+    )
 
 
 @dataclass(slots=True)
@@ -87,7 +100,7 @@ class Received:
         text = self.text.encode() if isinstance(self.text, str) else self.text or b""
         for part in (
             text,
-            json.dumps([self.document, self.options], sort_keys=True).encode(),
+            json.dumps([self.document, self.options], sort_keys=True, default=str).encode(),
             self.code_digest.encode(),
         ):
             digest.update(len(part).to_bytes(8, "big") + part)
@@ -113,6 +126,7 @@ class Received:
             document=self.document,
             filename=self.filename,
             secrets=self.options.get("secrets"),
+            image_logins=self.options.get("image_logins"),
             code=code,
             name=self.options.get("name", ""),
             namespace=self.options.get("namespace", ""),
@@ -275,6 +289,24 @@ _ENVELOPE = {
         "code": {"type": "string", "pattern": SHA256, "description": "An upload's SHA-256."},
         "name": {"type": "string", "minLength": 1, "maxLength": 255},
         "namespace": {"type": "string", "minLength": 1, "maxLength": 255},
+        "image_logins": {
+            "type": "object",
+            "description": "Logins for registries, by the image's name in the job file.",
+            "additionalProperties": {
+                "type": "object",
+                "properties": {
+                    "username": {"type": "string", "minLength": 1, "maxLength": 500},
+                    "password": {"type": "string", "minLength": 1, "maxLength": 100_000},
+                },
+                "required": ["username", "password"],
+                "additionalProperties": False,
+            },
+        },
+        "cloned_from": {
+            "type": "string",
+            "format": "uuid",
+            "description": "The job whose job file this is, changed or not.",
+        },
     },
     "required": ["job"],
     "additionalProperties": False,

@@ -34,10 +34,9 @@ class Draft:
     sources: dict[Loc, Loc] = field(default_factory=dict)
     warnings: list[tuple[Loc, Sentence]] = field(default_factory=list)
     problems: list[tuple[Loc, Problem]] = field(default_factory=list)
-    secrets: dict[str, str] = field(default_factory=dict)  # variable → value; never stored
-    image_auth: dict[str, dict[str, str]] = field(
-        default_factory=dict
-    )  # image → login; never stored
+    # Not of the job file: variable → value, image → login.
+    secrets: dict[str, str] = field(default_factory=dict)
+    image_auth: dict[str, dict[str, str]] = field(default_factory=dict)
 
     def put(self, loc: Loc, value: Any, source: Loc) -> None:
         """Sets a value of the job file; containers on the way must exist."""

@@ -140,7 +140,7 @@ class _V2:
         if login and isinstance(item.get("uri"), str):
             self.draft.image_auth[item["uri"]] = login
             self.draft.warn(
-                at, _("the login is used for pulling the image and not kept with the job.")
+                at, _("the login is used to fetch the image, and forgotten when the job ends.")
             )
 
     def _secret_value(self, path: str) -> str | None:

@@ -40,12 +40,11 @@ from jobs.services import free_name, spec_of
 from jobs.spec import Problem, SpecError, dump_document, to_document
 from jobs.spec.errors import path_text
 from jobs.spec.text import parse_text
-from jobs.submission import Preview, known_sizes, preview, read_submission
+from jobs.submission import Preview, preview, read_submission, site_for
 from jobs.telling import plan_words, problem_row, problem_words, warning_row
 from jobs.templates import find_template
 from jobs.uploads import find_upload
 from jobs.web.shell import current_namespace
-from jobs.web.start import expected_start
 
 if TYPE_CHECKING:
     from gateway.models import User
@@ -100,7 +99,11 @@ def submit_page(request: HttpRequest) -> HttpResponse:
     if template_id := request.GET.get("template"):
         return _from_template(request, template_id)
     if job_id := request.GET.get("clone"):
-        return render_submit(request, _clone_of(user, job_id), origin=_("A copy of a job"))
+        job = _job_to_clone(user, job_id)
+        document = clone_document(user, job)
+        return render_submit(
+            request, document, origin=_("A copy of a job"), cloned_from=str(job.pk)
+        )
     return render_submit(request, default_document(request, user))
 
 
@@ -120,14 +123,14 @@ def find_or_404(request: HttpRequest, template_id: Any) -> JobTemplate:
         raise Http404 from problem
 
 
-def _clone_of(user: User, job_id: str) -> dict[str, Any]:
+def _job_to_clone(user: User, job_id: str) -> Job:
     try:
         job = visible_to(user).filter(pk=uuid.UUID(job_id)).first()
     except ValueError:
         job = None
     if job is None:
         raise Http404
-    return clone_document(user, job)
+    return job
 
 
 def clone_document(user: User, job: Job) -> dict[str, Any]:
@@ -137,7 +140,7 @@ def clone_document(user: User, job: Job) -> dict[str, Any]:
 
 
 def render_submit(
-    request: HttpRequest, document: Mapping[str, Any], *, origin: str = ""
+    request: HttpRequest, document: Mapping[str, Any], *, origin: str = "", cloned_from: str = ""
 ) -> HttpResponse:
     user = cast("User", request.user)
     places = offered_namespaces(user)
@@ -152,6 +155,7 @@ def render_submit(
         "page": {
             "document": document,
             "origin": origin,
+            "clonedFrom": cloned_from,
             "user": user.pk,
             "namespaces": places,
             "presets": presets(),
@@ -306,7 +310,7 @@ def checked(user: User, given: Mapping[str, Any]) -> dict[str, Any]:
         filename = f"job.{format_}"
     answer: dict[str, Any] = {"text": text, "document": None, "problems": [], "warnings": []}
     try:
-        loaded = load_text(text, filename=filename, site=known_sizes())
+        loaded = load_text(text, filename=filename, site=site_for(user))
     except SpecError as error:
         return answer | _unreadable(error, text, filename)
     document = to_document(loaded.spec)
@@ -316,6 +320,7 @@ def checked(user: User, given: Mapping[str, Any]) -> dict[str, Any]:
         "document": document,
         # They stood in the text: back to the person's own page with them, and nowhere else.
         "secrets": dict(loaded.secrets),
+        "imageLogins": _whole_logins(loaded.image_auth),
         "warnings": [warning_row(warning) for warning in loaded.warnings],
     }
     if given.get("import"):
@@ -326,6 +331,7 @@ def checked(user: User, given: Mapping[str, Any]) -> dict[str, Any]:
             by=user,
             document=document,
             secrets={**loaded.secrets, **_stand_ins(given.get("secrets"))},
+            image_logins=loaded.image_auth,
             code=_upload(user, given.get("code")),
         )
     except SpecError as error:
@@ -371,6 +377,15 @@ def _stand_ins(names: Any) -> dict[str, str]:
     return {str(name): STAND_IN for name in names} if isinstance(names, list) else {}
 
 
+def _whole_logins(logins: Mapping[str, Mapping[str, str]]) -> dict[str, dict[str, str]]:
+    """As the API takes them."""
+    return {
+        image: {"username": login["username"], "password": login["password"]}
+        for image, login in logins.items()
+        if login.get("username") and login.get("password")
+    }
+
+
 def _upload(user: User, sha256: Any) -> Any:
     return find_upload(sha256=sha256, by=user) if isinstance(sha256, str) and sha256 else None
 
@@ -407,9 +422,7 @@ def _preview_words(made: Preview) -> dict[str, Any] | None:
     plan = made.plan
     if plan is None:
         return None
-    start = None
-    if made.starts_now is False:
-        start = expected_start(made.submission.namespace.cluster, plan)
+    start = made.expected_start
     return {
         "words": plan_words(plan),
         "notes": [told(note.message) for note in plan.notes],

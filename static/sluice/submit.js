@@ -22,7 +22,7 @@ function start() {
   const draft = new Draft(page.user);
   const initial = copy(page.document);
   // `upload` is code already on the server; `secrets` never leaves this object except to submit.
-  const state = { document: copy(initial), upload: null, secrets: {}, text: "", format: "yaml", checked: null, view: "form" };
+  const state = { document: copy(initial), upload: null, clonedFrom: page.clonedFrom, secrets: {}, imageLogins: {}, text: "", format: "yaml", checked: null, view: "form" };
   let editor = null;
   let fromEditor = false; // the text is the truth until the document follows it
   let timer = null;
@@ -46,7 +46,7 @@ function start() {
   function keepDraft() {
     const typed = fromEditor ? state.text : null;
     if (same(state.document, initial) && !typed && !state.upload) draft.forget();
-    else draft.save({ document: state.document, text: typed, view: state.view, upload: state.upload });
+    else draft.save({ document: state.document, text: typed, view: state.view, upload: state.upload, clonedFrom: state.clonedFrom });
   }
 
   /** The upload that the job wants: of this page, or of the job that it is a copy of. */
@@ -91,6 +91,7 @@ function start() {
       // The form follows the text; the text itself stays as it was typed.
       if (answer.document) state.document = answer.document;
       if (answer.secrets) Object.assign(state.secrets, answer.secrets);
+      Object.assign(state.imageLogins, answer.imageLogins ?? {});
       form.show();
       showDialect(answer);
       keepDraft();
@@ -258,7 +259,9 @@ function start() {
       return;
     }
     state.document = answer.document;
+    state.clonedFrom = "";
     Object.assign(state.secrets, answer.secrets ?? {});
+    state.imageLogins = answer.imageLogins ?? {};
     fromEditor = false;
     state.text = "";
     form.codeSource = null;
@@ -416,6 +419,8 @@ function start() {
       const body = { job: state.document };
       if (names.length) body.secrets = Object.fromEntries(names.map((name) => [name, state.secrets[name] ?? ""]));
       if (codeOf()) body.code = codeOf();
+      if (Object.keys(state.imageLogins).length) body.image_logins = state.imageLogins;
+      if (state.clonedFrom) body.cloned_from = state.clonedFrom;
       const response = await fetch(page.jobs, { method: "POST", headers: { "Content-Type": "application/json", "X-CSRFToken": csrf, "Idempotency-Key": key }, body: JSON.stringify(body) });
       const answer = await response.json();
       if (response.ok) {
@@ -482,6 +487,7 @@ function start() {
   function restore(kept) {
     state.document = kept.document;
     state.upload = kept.upload ?? null;
+    state.clonedFrom = kept.clonedFrom ?? "";
     form.codeSource = null;
     form.distributed = false;
     form.show();

@@ -97,6 +97,7 @@ def test_a_local_cluster_needs_no_host() -> None:
         ("use_pyslurm", True, "this very machine"),
         ("container_binds", ["data"], "absolute paths"),
         ("image_aliases", {"tf": 1}, "pairs of text"),
+        ("storages", {"team": "team"}, "begins with / or ~/"),
     ],
 )
 def test_clean_says_what_is_wrong(lab: Cluster, field: str, value: Any, words: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
@@ -18,7 +18,7 @@ from jobs.importers import DIALECTS
 from jobs.models import Job
 from jobs.plan import plan
 from jobs.services import stop_job
-from jobs.web.start import expected_start
+from jobs.start import expected_start
 from jobs.web.submit import DIALECT_TITLES, STRATEGY_TITLES
 from tests.app.job_cast import CAPACITY, Cast, make_cast, make_spec
 
@@ -264,6 +264,9 @@ def test_expected_start_follows_the_limits_of_what_runs(cast: Cast) -> None:
     assert answer["preview"]["startsNow"] is False
     assert answer["preview"]["obstacles"]
     assert answer["preview"]["expectedStart"] == (began + timedelta(hours=1)).isoformat()
+    told = client_of(cast.alice).post("/api/v1/jobs/plan", document(), "application/json").json()
+    assert datetime.fromisoformat(told["expected_start"]) == began + timedelta(hours=1)
+    assert told["expected_start_is_estimate"] is True
 
 
 def test_expected_start_is_unknown_when_nothing_that_runs_would_make_room(cast: Cast) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -30,7 +31,19 @@ RULES = NamespaceRules("lab", ("cpu", "gpu"), account="lab", default_time_s=3600
 PATHS = AttemptPaths("/scratch/alice", "0c8f5f6a", 1)
 
 
-def render_job(job: dict[str, Any], paths: AttemptPaths = PATHS, **options: Any) -> RenderedJob:
+def render_job(
+    job: dict[str, Any],
+    paths: AttemptPaths = PATHS,
+    image_logins: Mapping[str, Mapping[str, str]] | None = None,
+    **options: Any,
+) -> RenderedJob:
     spec = JobSpec.model_validate(job)
     made = plan(spec, RULES, LAB)
-    return render(made, spec, paths, user="alice", options=RenderOptions(**options))
+    return render(
+        made,
+        spec,
+        paths,
+        user="alice",
+        options=RenderOptions(**options),
+        image_logins=image_logins,
+    )

@@ -95,7 +95,9 @@ def test_shellcheck_finds_nothing(tmp_path: Path) -> None:
     ]
     scripts: list[str] = []
     for number, (job, runtime) in enumerate(chosen):
-        for path, text in render_job(job, runtime=runtime).files.items():
+        login = {"username": "$u", "password": "`p` '"}
+        logins = {str(job["image"]): login} if runtime == "apptainer" else {}
+        for path, text in render_job(job, runtime=runtime, image_logins=logins).files.items():
             if not path.startswith("command/"):
                 file = tmp_path / f"{number}-{path.replace('/', '-')}"
                 file.write_text(text)
