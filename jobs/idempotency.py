@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from django.db import IntegrityError, transaction
 from django.utils import timezone
@@ -19,12 +21,20 @@ if TYPE_CHECKING:
 KEPT = timedelta(days=2)
 
 
+def fingerprint_of(*parts: Any) -> str:
+    """SHA-256 of what a request asks for: plain values."""
+    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
+
+
 def once(*, user: User, key: str, fingerprint: str, create: Callable[[], Job]) -> tuple[Job, bool]:
     """The job of this key, and whether it was there before. Raises KeyReused for other content.
+    Without a key the job is made, however often.
 
     The key's row and the job are one transaction: a second request at the same moment waits for the
     first at the unique index, and a failed one leaves no key behind.
     """
+    if not key:
+        return create(), False
     try:
         with transaction.atomic():
             IdempotencyKey.objects.filter(user=user, created_at__lt=timezone.now() - KEPT).delete()

@@ -128,7 +128,13 @@ class PreviewAnswer(Answer):
     notes = NoteItem(many=True)
     starts_now = s.BooleanField(allow_null=True, help_text="Enough is free; null: not known.")
     obstacles = NoteItem(many=True)
-    expected_start = s.DateTimeField(allow_null=True)
+    expected_start = s.DateTimeField(
+        allow_null=True, help_text="Now, if enough is free; else an estimate; null: not known."
+    )
+    expected_start_is_estimate = s.BooleanField(
+        help_text="By the time limits of the jobs that run. They may end earlier, and others may be "
+        "waiting before this one; Slurm's own guess comes once it has the job."
+    )
     machine_hours = s.FloatField(allow_null=True)
     script = s.CharField()
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import uuid
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from django.http import HttpResponse
 from django.utils import timezone
 from django.utils.translation import gettext as _
 from drf_spectacular.utils import OpenApiParameter, OpenApiResponse, extend_schema
 from rest_framework import serializers
-from rest_framework.exceptions import NotFound, ValidationError
+from rest_framework.exceptions import ValidationError
 from rest_framework.request import Request
 from rest_framework.views import APIView
 
@@ -23,58 +24,31 @@ from jobs.access import visible_to
 from jobs.api import answers, jobfiles, shapes
 from jobs.api.filters import JOB_LIST_PARAMETERS, Query, read_job_list
 from jobs.api.jobfiles import JobFileParser, MultipartParser, Received, received_from
+from jobs.api.one_job import KEY, REPLAYED, answer_once, find_job, job_detail, key_of
 from jobs.api.pagination import decode_cursor, encode_cursor, fingerprint
 from jobs.api.requests import json_answer, person
 from jobs.api.schema import problems
 from jobs.api.serializers import Flag, PlainText, Strict, WholeNumber
 from jobs.errors import InvalidValue
 from jobs.files import attempt_of
-from jobs.idempotency import once
+from jobs.idempotency import fingerprint_of
 from jobs.importers import load_document
-from jobs.listing import count_jobs, one_job_with_more, page_of_jobs
+from jobs.listing import count_jobs, page_of_jobs
 from jobs.models import Attempt, Job, JobEvent, Task
-from jobs.plan import Plan
 from jobs.reasons import event_data
-from jobs.rows import read_json
-from jobs.spec import dump
+from jobs.spec import Warning, dump
 from jobs.submission import Preview, preview, submit
 from jobs.telling import note_row, plan_row, plan_words, problem_row, warning_row
 
-MAX_KEY = 200
 MAX_EVENTS = 500
 YAML = "application/yaml"
+
+if TYPE_CHECKING:
+    from gateway.models import User
+
 ATTEMPT = OpenApiParameter(
     "attempt", {"type": "integer", "minimum": 1}, description="Absent: the newest."
 )
-
-
-def find_job(request: Request, id: uuid.UUID) -> Job:
-    """A job that the person may see; for all others there is none."""
-    found = (
-        visible_to(person(request))
-        .select_related("namespace", "cluster", "owner")
-        .filter(pk=id)
-        .first()
-    )
-    if found is None:
-        raise NotFound(_("There is no such job, or you may not see it."))
-    return found
-
-
-def job_detail(request: Request, id: uuid.UUID) -> dict[str, Any]:
-    user = person(request)
-    found = one_job_with_more(user, id)
-    if found is None:
-        raise NotFound(_("There is no such job, or you may not see it."))
-    row, role, more = found
-    warnings, stored_plan = map(read_json, more)
-    plan = Plan.from_json(stored_plan) if stored_plan else None
-    return {
-        **shapes.job(row, user, role, timezone.now()),
-        "warnings": [warning_row(warning) for warning in warnings],
-        "plan": plan_row(plan) if plan else stored_plan,
-        "plan_words": "; ".join(plan_words(plan)) if plan else "",
-    }
 
 
 class Jobs(APIView):
@@ -105,51 +79,39 @@ class Jobs(APIView):
         operation_id="jobs_create",
         tags=["jobs"],
         summary="Submit a job: a job file in any known format, with or without code",
-        parameters=[
-            OpenApiParameter(
-                "Idempotency-Key",
-                {"type": "string", "minLength": 1, "maxLength": MAX_KEY},
-                OpenApiParameter.HEADER,
-                description="Sent again with the same body, the first job is answered (200).",
-            )
-        ],
+        parameters=[KEY],
         request=jobfiles.REQUEST,
         responses={
             201: answers.JobDetail,
-            200: OpenApiResponse(
-                answers.JobDetail, description="The job of this key, from before."
-            ),
+            **REPLAYED,
             **problems(400, 403, 404, 409, 413, 415, 422),
         },
     )
     def post(self, request: Request) -> HttpResponse:
-        key = request.headers.get("Idempotency-Key", "")
-        if len(key) > MAX_KEY or not key.isprintable():
-            raise ValidationError(
-                {"Idempotency-Key": [_("must be 1 to 200 printable characters.")]}
-            )
+        key_of(request)
+        user = person(request)
         received = received_from(request)
         try:
-            created, replayed = self._create(request, received, key)
+            received.keep_code(user)
+            return answer_once(
+                request,
+                fingerprint=received.fingerprint(),
+                create=lambda: _submitted(user, received),
+            )
         finally:
             received.discard()
-        answer = json_answer(job_detail(request, created.pk), status=200 if replayed else 201)
-        answer["Location"] = f"{shapes.API}/jobs/{created.pk}"
-        if replayed:
-            answer["Idempotent-Replayed"] = "true"
-        return answer
 
-    def _create(self, request: Request, received: Received, key: str) -> tuple[Job, bool]:
-        user = person(request)
 
-        received.keep_code(user)
-
-        def create() -> Job:
-            return submit(by=user, submission=received.read(user))
-
-        if not key:
-            return create(), False
-        return once(user=user, key=key, fingerprint=received.fingerprint(), create=create)
+def _submitted(user: User, received: Received) -> Job:
+    submission = received.read(user)
+    origin = received.options.get("cloned_from")
+    if origin and not visible_to(user).filter(pk=origin).exists():
+        # A draft may outlive the job that it was copied from.
+        words = sentences.gettext("there is no such job, or you may not see it; it is not noted.")
+        lost = Warning("cloned_from", words)
+        submission = replace(submission, warnings=(*submission.warnings, lost))
+        origin = None
+    return submit(by=user, submission=submission, cloned_from=origin)
 
 
 class JobsPlan(APIView):
@@ -191,8 +153,8 @@ def preview_answer(made: Preview, may_submit: bool) -> dict[str, Any]:
         "notes": [note_row(note) for note in (plan.notes if plan else ())],
         "starts_now": made.starts_now,
         "obstacles": [note_row(note) for note in made.obstacles],
-        # Only Slurm can tell for a job that waits; it does once it has the job.
-        "expected_start": shapes.iso(timezone.now()) if made.starts_now else None,
+        "expected_start": shapes.iso(timezone.now() if made.starts_now else made.expected_start),
+        "expected_start_is_estimate": made.expected_start is not None,
         "machine_hours": plan.totals.machine_hours if plan else None,
         "script": made.script,
     }
@@ -290,12 +252,18 @@ class JobRetry(APIView):
         operation_id="jobs_retry",
         tags=["jobs"],
         summary="Run an ended job once more, as a further attempt",
+        parameters=[KEY],
         request=None,
-        responses={200: answers.JobDetail, **problems(403, 404, 409, 422)},
+        responses={200: answers.JobDetail, **problems(400, 403, 404, 409, 422)},
     )
     def post(self, request: Request, id: uuid.UUID) -> HttpResponse:
-        services.retry_job(job=find_job(request, id), by=person(request))
-        return json_answer(job_detail(request, id))
+        found = find_job(request, id)
+        return answer_once(
+            request,
+            fingerprint=fingerprint_of("retry", id),
+            create=lambda: services.retry_job(job=found, by=person(request)),
+            status=200,
+        )
 
 
 class CloneRequest(Strict):
@@ -308,8 +276,13 @@ class JobClone(APIView):
         operation_id="jobs_clone",
         tags=["jobs"],
         summary="The same job file as a new job of yours",
+        parameters=[KEY],
         request=CloneRequest,
-        responses={201: answers.JobDetail, **problems(400, 403, 404, 409, 413, 415, 422)},
+        responses={
+            201: answers.JobDetail,
+            **REPLAYED,
+            **problems(400, 403, 404, 409, 413, 415, 422),
+        },
     )
     def post(self, request: Request, id: uuid.UUID) -> HttpResponse:
         found, user = find_job(request, id), person(request)
@@ -327,8 +300,11 @@ class JobClone(APIView):
         name = given.validated_data.get("name")
         if name:
             load_document({**found.spec, "jobName": name})
-        made = services.clone_job(job=found, by=user, name=name, namespace=namespace)
-        return json_answer(job_detail(request, made.pk), status=201)
+        return answer_once(
+            request,
+            fingerprint=fingerprint_of("clone", id, given.validated_data),
+            create=lambda: services.clone_job(job=found, by=user, name=name, namespace=namespace),
+        )
 
 
 class JobSpecView(APIView):

@@ -22,13 +22,14 @@ from jobs.access import visible_to
 from jobs.api import answers, shapes
 from jobs.api.filters import PAGE_PARAMETERS, Query
 from jobs.api.jobfiles import SubmitOptions
-from jobs.api.jobs import job_detail
+from jobs.api.one_job import KEY, REPLAYED, answer_once
 from jobs.api.pagination import decode_cursor, encode_cursor, fingerprint
 from jobs.api.requests import json_answer, person
 from jobs.api.schema import problems
 from jobs.api.serializers import Flag, PlainText, Strict, WholeNumber
 from jobs.errors import JobError, NotFound
-from jobs.models import JobTemplate
+from jobs.idempotency import fingerprint_of
+from jobs.models import Job, JobTemplate
 from jobs.submission import submit
 from jobs.templating import KINDS, Parameter
 from jobs.uploads import find_upload
@@ -285,8 +286,13 @@ class TemplateSubmit(APIView):
         operation_id="templates_submit",
         tags=["templates"],
         summary="Submit a job from a template with values for its parameters",
+        parameters=[KEY],
         request=SubmitRequest,
-        responses={201: answers.JobDetail, **problems(400, 403, 404, 409, 413, 415, 422)},
+        responses={
+            201: answers.JobDetail,
+            **REPLAYED,
+            **problems(400, 403, 404, 409, 413, 415, 422),
+        },
     )
     def post(self, request: Request, id: uuid.UUID) -> HttpResponse:
         user = person(request)
@@ -294,18 +300,22 @@ class TemplateSubmit(APIView):
         given = SubmitRequest(data=request.data)
         given.is_valid(raise_exception=True)
         values = given.validated_data
-        code = find_upload(sha256=values["code"], by=user) if "code" in values else None
-        submission = templates.submission_from(
-            template=template,
-            by=user,
-            values=values.get("parameters", {}),
-            name=values.get("name", ""),
-            namespace=values.get("namespace", ""),
-            secrets=values.get("secrets"),
-            code=code,
-        )
-        job = submit(by=user, submission=submission)
-        return json_answer(job_detail(request, job.pk), status=201)
+
+        def create() -> Job:
+            code = find_upload(sha256=values["code"], by=user) if "code" in values else None
+            submission = templates.submission_from(
+                template=template,
+                by=user,
+                values=values.get("parameters", {}),
+                name=values.get("name", ""),
+                namespace=values.get("namespace", ""),
+                secrets=values.get("secrets"),
+                code=code,
+            )
+            return submit(by=user, submission=submission)
+
+        fingerprint = fingerprint_of("template", id, values)
+        return answer_once(request, fingerprint=fingerprint, create=create)
 
 
 class BatchDelete(APIView):

@@ -24,6 +24,7 @@ from jobs import services
 from jobs.access import can_read_output, visible_to
 from jobs.api import shapes
 from jobs.errors import JobError
+from jobs.idempotency import fingerprint_of, once
 from jobs.listing import one_job
 from jobs.models import Attempt, Job, JobEvent, Task
 from jobs.plan import Plan, PlanError
@@ -107,6 +108,7 @@ def live_context(request: HttpRequest, job_id: uuid.UUID) -> dict[str, Any]:
         "tasks_left_out": left_out,
         "events": event_list(row),
         "template_address": template_address(row),
+        "form_key": uuid.uuid4().hex,
     }
 
 
@@ -173,13 +175,25 @@ def _stop(job: Job, user: User, request: HttpRequest) -> tuple[str, str]:
     return _("The job is being stopped."), ""
 
 
+def _once(job: Job, user: User, request: HttpRequest, verb: str, act: Callable[[], Job]) -> Job:
+    """A form is one wish, however often it is sent."""
+    key = request.POST.get("key", "")[:64]
+    made, _again = once(
+        user=user,
+        key=f"page-{key}" if key else "",
+        fingerprint=fingerprint_of(verb, job.pk),
+        create=act,
+    )
+    return made
+
+
 def _retry(job: Job, user: User, request: HttpRequest) -> tuple[str, str]:
-    services.retry_job(job=job, by=user)
+    _once(job, user, request, "retry", lambda: services.retry_job(job=job, by=user))
     return _("The job is tried again."), ""
 
 
 def _clone(job: Job, user: User, request: HttpRequest) -> tuple[str, str]:
-    copy = services.clone_job(job=job, by=user)
+    copy = _once(job, user, request, "clone", lambda: services.clone_job(job=job, by=user))
     return _("This is the copy; it is on its way."), reverse("job", args=[copy.pk])
 
 

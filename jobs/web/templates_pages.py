@@ -6,7 +6,6 @@ Plain forms that work without script; the editor is put over the text field. Rul
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import uuid
 from collections.abc import Mapping, Sequence
@@ -32,7 +31,7 @@ from clusters.languages import told
 from jobs import templates
 from jobs.access import visible_to
 from jobs.errors import JobError, VersionConflict
-from jobs.idempotency import once
+from jobs.idempotency import fingerprint_of, once
 from jobs.importers import load_document
 from jobs.models import Job, JobTemplate
 from jobs.plan import PlanError
@@ -461,16 +460,13 @@ def _used(request: HttpRequest, template: JobTemplate, values: dict[str, Any]) -
     job, _again = once(
         user=user,
         key=key,
-        fingerprint=_fingerprint(template, values, name, namespace),
+        fingerprint=fingerprint_of(
+            "template", template.pk, template.version, values, name, namespace
+        ),
         create=create,
     )
     messages.success(request, _("The job is submitted."))
     return HttpResponseRedirect(reverse("job", args=[job.pk]))
-
-
-def _fingerprint(template: JobTemplate, values: Mapping[str, Any], *more: str) -> str:
-    parts = json.dumps([str(template.pk), template.version, values, more], sort_keys=True)
-    return hashlib.sha256(parts.encode()).hexdigest()
 
 
 def _fields(

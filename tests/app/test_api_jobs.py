@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import tarfile
 import zipfile
 from collections.abc import Callable
@@ -17,12 +18,15 @@ from django.core.files.uploadedfile import SimpleUploadedFile
 from django.test import Client
 from django.utils import timezone
 
-from clusters.models import Membership
+from clusters.models import Cluster, Membership
 from gateway.models import ApiToken
 from gateway.throttle import Buckets, buckets
 from gateway.tokens import create_token, digest_of
+from jobs.engine.rendering import render_attempt
 from jobs.models import CodeUpload, Job, JobTemplate
-from jobs.uploads import path_of, tar_of_upload
+from jobs.paths import AttemptPaths
+from jobs.script import RenderOptions
+from jobs.uploads import path_of, tar_of_upload, tidy_uploads
 from tests.app.job_cast import Cast, make_cast
 
 pytestmark = pytest.mark.django_db
@@ -213,6 +217,52 @@ def test_the_same_key_and_body_make_one_job(alice: Client, cast: Cast) -> None:
     assert Job.objects.count() == 2
 
 
+def test_clone_retry_and_templates_take_a_key_too(alice: Client, cast: Cast) -> None:
+    job = cast.job("first")
+    made = send(alice, "templates", {"name": "t", "spec": JOB}).json()
+    Job.objects.filter(pk=job.pk).update(state="FAILED", ended_at=timezone.now())
+    for path, body, other in (
+        (f"jobs/{job.pk}/clone", {"name": "copy"}, {"name": "another"}),
+        (f"templates/{made['id']}/submit", {"name": "mine"}, {"name": "yours"}),
+    ):
+        key = {"headers": {"idempotency-key": path}}
+        first, again = (send(alice, path, body, **key) for _twice in range(2))
+        assert (first.status_code, again.status_code) == (201, 200), first.content
+        assert first.json()["id"] == again.json()["id"]
+        assert again["Idempotent-Replayed"] == "true"
+        assert first["Location"] == again["Location"] == f"/api/v1/jobs/{first.json()['id']}"
+        assert send(alice, path, other, **key).json()["code"] == "idempotency_key_reused"
+        # Nor for another kind of request.
+        assert send(alice, "jobs", JOB, **key).status_code == 409
+    assert Job.objects.count() == 3
+    retry, key = f"jobs/{job.pk}/retry", {"headers": {"idempotency-key": "again"}}
+    assert send(alice, retry, "", **key).json()["state"] == "QUEUED"
+    Job.objects.filter(pk=job.pk).update(state="FAILED", ended_at=timezone.now())
+    assert send(alice, retry, "", **key).json()["state"] == "FAILED"
+    assert send(alice, retry, "", headers={"idempotency-key": "x" * 201}).status_code == 400
+
+
+def test_a_copy_that_was_changed_names_its_origin(alice: Client, cast: Cast) -> None:
+    job, hidden = (
+        cast.job("first"),
+        Job.objects.create(
+            owner=cast.carol,
+            namespace=cast.private,
+            cluster=cast.cluster,
+            name="hidden",
+            state="FAILED",
+        ),
+    )
+    copy = send(alice, "jobs", {"job": JOB, "cloned_from": str(job.pk)}).json()
+    assert copy["cloned_from"] == str(job.pk)
+    other = send(alice, "jobs", {"job": JOB, "name": "x", "cloned_from": str(hidden.pk)}).json()
+    assert other["cloned_from"] is None
+    assert other["warnings"][-1]["path"] == "cloned_from"
+    assert send(alice, "jobs", {"job": JOB, "cloned_from": "first"}).status_code == 400
+    page = alice.get("/submit", {"clone": str(job.pk)})
+    assert page.context["page"]["clonedFrom"] == str(job.pk)
+
+
 def test_a_key_whose_request_failed_can_be_used_again(alice: Client) -> None:
     key = {"headers": {"idempotency-key": "k2"}}
     assert send(alice, "jobs", {**JOB, "image": 7}, **key).status_code == 400
@@ -249,6 +299,34 @@ def test_the_same_code_is_kept_once_and_is_its_owners_alone(
     for client in (alice, bob):
         assert client.delete(f"/api/v1/uploads/{sha256}").status_code == 204
     assert path_of(CodeUpload.objects.get()).exists()
+
+
+def test_code_that_nobody_needs_goes(alice: Client, cast: Cast, settings: Any) -> None:
+    top = settings.UPLOAD_DIR
+    for name in ("live", "ended", "unused", "fresh"):
+        code = code_zip(name)
+        sha256 = send(alice, "uploads", code, content_type="application/zip").json()["sha256"]
+        if name in ("live", "ended"):
+            sent = send(alice, "jobs", {"job": JOB, "name": name, "code": sha256})
+            assert sent.status_code == 201, sent.content
+    ended = Job.objects.get(name="ended")
+    Job.objects.filter(name="ended").update(state="FAILED", ended_at=timezone.now())
+    fresh = CodeUpload.objects.latest("pk")
+    long_ago = timezone.now() - timedelta(days=settings.KEEP_UPLOADS_DAYS + 1)
+    CodeUpload.objects.exclude(pk=fresh.pk).update(last_used_at=long_ago)
+    (top / "ab").mkdir(exist_ok=True)
+    for left in (top / "incoming" / "cut.part", top / "ab" / ("ab" * 32)):
+        left.write_bytes(b"left over")
+        os.utime(left, (0, 0))
+    assert top.stat().st_mode & 0o777 == 0o700
+    assert tidy_uploads() == 2
+    kept = {fresh.sha256, Job.objects.get(name="live").code_upload.sha256}
+    assert {path.name for path in files_below(top)} == kept
+    assert set(CodeUpload.objects.values_list("sha256", flat=True)) == kept
+    for verb in ("retry", "clone"):
+        refused = send(alice, f"jobs/{ended.pk}/{verb}", {} if verb == "clone" else "")
+        assert refused.status_code == 409
+        assert "no longer kept" in refused.json()["detail"]
 
 
 @pytest.mark.parametrize(
@@ -316,6 +394,44 @@ def test_a_template_asks_for_its_parameters(alice: Client) -> None:
     assert file["taskRoles"][0]["command"] == "x 0.5"
     wrong = send(alice, "templates", {"name": "t", "spec": spec, "parameters": parameters[:1]})
     assert wrong.json()["errors"][0]["code"] == "unknown_parameter"
+
+
+def test_the_login_of_a_private_image_reaches_the_node_and_nothing_else(
+    alice: Client, cast: Cast
+) -> None:
+    login = "uri: registry.lab/x:1, auth: {username: reader, password: it's secret}"
+    text = V2.replace("uri: busybox", login)
+    plan = send(alice, "jobs/plan", text, content_type="application/yaml").json()
+    sent = send(alice, "jobs", text, content_type="application/yaml")
+    # As the page does: the document by itself, the login beside it.
+    shown = alice.post(
+        "/submit/check", json.dumps({"text": text, "import": True}), "application/json"
+    ).json()
+    by_page = {"job": shown["document"], "image_logins": shown["imageLogins"], "name": "by-page"}
+    assert send(alice, "jobs", by_page).status_code == 201
+    for job in Job.objects.all():
+        options = RenderOptions(image_cache_dir="/cache")
+        paths = AttemptPaths("/w", str(job.pk), 1)
+        files = render_attempt(job, paths, unix_user="alice", options=options).files
+        assert "APPTAINER_DOCKER_PASSWORD='it'\"'\"'s secret'" in files["env/login-0.sh"]
+        assert "env/login-0.sh" in files["batch.sh"]
+        assert "secret" not in json.dumps([files["batch.sh"], files["env/0.sh"]])
+        assert "s secret" not in json.dumps([job.spec, job.plan, job.warnings])
+    assert Job.objects.count() == 2
+    assert "s secret" not in sent.content.decode() + json.dumps(plan)
+    assert "login-0.sh" in plan["script"]
+    Cluster.objects.update(runtime="enroot")
+    told = send(alice, "jobs/plan", text, content_type="application/yaml").json()
+    assert any("registry.lab/x:1" in warning["message"] for warning in told["warnings"])
+
+
+def test_a_v2_file_finds_the_storages_of_the_cluster(alice: Client, cast: Cast) -> None:
+    wanted = V2 + "extras: {storages: [{name: team}, {name: other, mountPath: /o}]}\n"
+    Cluster.objects.update(storages={"team": "/data/team", "home": "~/x"})
+    told = send(alice, "jobs/plan", wanted, content_type="application/yaml").json()
+    mounts = [(mount["source"], mount["target"]) for mount in told["spec"]["mounts"]]
+    assert mounts == [("/data/team", "/mnt/team")]
+    assert any('no storage "other"' in warning["message"] for warning in told["warnings"])
 
 
 def test_a_v2_file_brings_its_parameters_and_no_secrets(alice: Client) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from operator import attrgetter
 from pathlib import Path
 
 import httpx
@@ -64,11 +65,18 @@ def test_two_submits_have_two_keys() -> None:
     assert len({request.headers["Idempotency-Key"] for request in server.asked}) == 2
 
 
-@pytest.mark.parametrize("verb", ["retry", "clone"])
-def test_what_may_not_come_twice_is_sent_once(verb: str) -> None:
+@pytest.mark.parametrize("verb", ["retry", "clone", "templates.submit"])
+def test_whatever_makes_a_job_is_sent_again_with_the_same_key(verb: str) -> None:
+    server = Server(httpx.ReadTimeout("no answer"), httpx.Response(200, json=JOB))
+    assert attrgetter(verb)(server.client())(JOB["id"]).id == JOB["id"]
+    assert len(server.asked) == 2
+    assert len({request.headers["Idempotency-Key"] for request in server.asked}) == 1
+
+
+def test_what_may_not_come_twice_is_sent_once() -> None:
     server = Server(httpx.ReadTimeout("no answer"))
     with pytest.raises(sluice.Unreachable, match="did not answer in time"):
-        getattr(server.client(), verb)(JOB["id"])
+        server.client().templates.copy(JOB["id"])
     assert len(server.asked) == 1
 
 

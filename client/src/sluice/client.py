@@ -73,6 +73,11 @@ def document_of(job: JobFile) -> Mapping[str, Any] | str:
     return job
 
 
+def keyed(key: str = "") -> dict[str, str]:
+    """With it a request may be sent again after a lost answer: the server makes one job of it."""
+    return {"Idempotency-Key": key or str(uuid.uuid4())}
+
+
 class Client:
     """One person at one server. Without arguments: as the environment or `sluice login` says."""
 
@@ -126,8 +131,7 @@ class Client:
         give your own `key` to hold that over restarts of your program too.
         """
         body = self._envelope(job, code, name, namespace, secrets, progress)
-        headers = {"Idempotency-Key": key or str(uuid.uuid4())}
-        return Job.of(self.door.json("POST", "jobs", json=body, headers=headers))
+        return Job.of(self.door.json("POST", "jobs", json=body, headers=keyed(key)))
 
     def plan(
         self,
@@ -332,14 +336,16 @@ class Client:
         )
         return Job.of(raw) if raw else None
 
-    def retry(self, job: JobLike) -> Job:
+    def retry(self, job: JobLike, *, key: str = "") -> Job:
         """The same job once more, as a further attempt."""
-        return Job.of(self.door.json("POST", f"jobs/{job_id_of(job)}/retry"))
+        return Job.of(self.door.json("POST", f"jobs/{job_id_of(job)}/retry", headers=keyed(key)))
 
-    def clone(self, job: JobLike, *, name: str = "", namespace: str = "") -> Job:
+    def clone(self, job: JobLike, *, name: str = "", namespace: str = "", key: str = "") -> Job:
         """The same job file as a new job."""
-        body = {key: value for key, value in (("name", name), ("namespace", namespace)) if value}
-        return Job.of(self.door.json("POST", f"jobs/{job_id_of(job)}/clone", json=body))
+        given = (("name", name), ("namespace", namespace))
+        body = {field: value for field, value in given if value}
+        path = f"jobs/{job_id_of(job)}/clone"
+        return Job.of(self.door.json("POST", path, json=body, headers=keyed(key)))
 
     def update(
         self,
@@ -392,7 +398,7 @@ class Client:
     def files(
         self, job: JobLike, path: str = "", *, root: str = "work", attempt: int | None = None
     ) -> Sequence[File]:
-        """One directory of a job: of its own one ("work") or of its outputDir ("output")."""
+        """One directory of a job: of its own one ("work") or of its results ("output")."""
         params = {"path": path, "root": root, "attempt": attempt}
         rows = self.door.json("GET", f"jobs/{job_id_of(job)}/files", params=params)["items"]
         return [File.of(row) for row in rows]
@@ -467,16 +473,6 @@ class Client:
         params = {"path": path, "root": root, "attempt": attempt}
         where = f"jobs/{job_id_of(job)}/files/tar"
         return stream_to(self.door, where, params, Path(to), progress)
-
-    def results_place(self, job: JobLike, *, attempt: int | None = None) -> tuple[str, str]:
-        """Root and path of what the job was to write its results to: RESULT_DIR inside its tasks.
-
-        That is its outputDir, or, where it names none, the directory that its tasks worked in.
-        """
-        if self.spec(job).get("outputDir"):
-            return "output", ""
-        names = {entry.name for entry in self.files(job, attempt=attempt)}
-        return "work", "code" if "code" in names else "work"
 
     # --- what there is --------------------------------------------------------------------------------
 
@@ -595,6 +591,7 @@ class Templates:
         namespace: str = "",
         code: Code | None = None,
         secrets: Mapping[str, str] | None = None,
+        key: str = "",
         progress: Progress | None = None,
     ) -> Job:
         body: dict[str, Any] = {"parameters": dict(parameters or {})}
@@ -603,7 +600,7 @@ class Templates:
         extra = {"name": name, "namespace": namespace, "secrets": dict(secrets or {})}
         body.update({key: value for key, value in extra.items() if value})
         path = f"templates/{template_id(template)}/submit"
-        return Job.of(self._door.json("POST", path, json=body))
+        return Job.of(self._door.json("POST", path, json=body, headers=keyed(key)))
 
 
 class Tokens:

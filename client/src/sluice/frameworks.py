@@ -292,8 +292,7 @@ class FrameworkJob:
 
     def download(self, to: str | os.PathLike[str]) -> Sequence[Path]:
         """Its results, into a directory here."""
-        root, path = self.client.results_place(self.job)
-        return self.client.download_tree(self.job, to, path, root=root)
+        return self.client.download_tree(self.job, to)
 
     def __repr__(self) -> str:
         where = f", {self._job.state} {self._job.id}" if self._job else ""

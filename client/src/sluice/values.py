@@ -157,6 +157,7 @@ class Plan:
     warnings: tuple[str, ...]
     problems: tuple[str, ...]
     starts_now: bool | None
+    expected_start: datetime | None  # of one that would wait: an estimate
     raw: Json = field(repr=False, compare=False)
 
     @classmethod
@@ -172,6 +173,7 @@ class Plan:
             warnings=tuple(warning_text(row) for row in raw.get("warnings") or ()),
             problems=tuple(warning_text(row) for row in raw.get("problems") or ()),
             starts_now=raw.get("starts_now"),
+            expected_start=moment(raw.get("expected_start")),
             raw=raw,
         )
 

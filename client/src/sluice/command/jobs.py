@@ -188,6 +188,9 @@ def show_plan(made: Plan, script: bool) -> None:
         output.say(t("It could start now."), "green")
     elif made.ok and made.starts_now is False:
         output.say(t("It would have to wait: what it needs is not free now."), "yellow")
+        if made.expected_start:
+            at = output.moment_text(made.expected_start)
+            output.say(t("By the time limits of what runs, it could start by {at}.", at=at))
     if made.ok and not made.may_submit:
         output.say(t("You may not submit to {namespace}.", namespace=made.namespace), "red")
 

@@ -157,7 +157,7 @@ def show_metrics(
 
 
 RootOption = Annotated[
-    str, typer.Option("--root", help=t("work: the job's own directory; output: its outputDir."))
+    str, typer.Option("--root", help=t("work: the job's own directory; output: its results."))
 ]
 
 
@@ -214,20 +214,17 @@ def download(
     with Client() as client:
         job = client.find(id)
         kind = "definition" if definition else "results"
-        where = path
-        if not root and not definition and not path:
-            root, where = client.results_place(job, attempt=attempt)
         root = root or ("work" if definition else "output")
         target = Path(filename or f"{safe_part(job.name)}-{job.id[:8]}-{kind}")
         with output.transfer_bar(t("Fetching")) as update:
             if definition and not path:
                 found = fetch_definition(client, job, target, attempt, update)
             elif target.suffix == ".tar":
-                found = [client.download_tar(job, target, where, root=root, attempt=attempt)]
+                found = [client.download_tar(job, target, path, root=root, attempt=attempt)]
             elif target.suffix == ".zip":
-                found = fetch_zip(client, job, target, where, root, attempt, update)
+                found = fetch_zip(client, job, target, path, root, attempt, update)
             else:
-                found = fetch(client, job, target, where, root, attempt, update)
+                found = fetch(client, job, target, path, root, attempt, update)
     if not found:
         output.say(t("There is nothing to fetch: the directory is empty."), "yellow")
     output.result(
