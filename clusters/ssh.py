@@ -216,7 +216,8 @@ class SshTransport(StreamedTransport):
         except NotStarted as problem:
             connection.close()
             raise ConnectFailed(
-                f"The connection to {self._cluster.target.name} broke.", detail=str(problem)
+                _("The connection to %(host)s broke.", host=self._cluster.target.name),
+                detail=str(problem),
             ) from problem
         except BaseException:
             connection.close()

@@ -62,6 +62,7 @@ TABLE: Mapping[type[BaseException], Answer] = {
     job_errors.VersionConflict: Answer(409, "version_conflict"),
     job_errors.TooLarge: Answer(413, "too_large"),
     job_errors.KeyReused: Answer(409, "idempotency_key_reused"),
+    job_errors.ClusterBusy: Answer(503, "cluster_busy"),
     job_errors.ClusterNotReady: Answer(503, "cluster_not_ready"),
     Http404: Answer(404, "not_found"),
     ObjectDoesNotExist: Answer(404, "not_found"),

@@ -46,6 +46,12 @@ class InvalidValue(JobError):
     code = "invalid_value"
 
 
+class ClusterBusy(JobError):
+    """As many requests as may already wait for this cluster."""
+
+    code = "cluster_busy"
+
+
 class ClusterNotReady(JobError):
     """Nothing is known of the cluster yet, so no plan can be made."""
 

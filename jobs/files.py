@@ -48,17 +48,20 @@ def attempt_of(job: Job, number: int | None) -> Attempt:
     return found
 
 
-def locate(*, job: Job, attempt: Attempt, root: str, path: str, with_variables: bool) -> Place:
+def locate(*, job: Job, attempt: Attempt, root: str, path: str, for_owner: bool) -> Place:
     """Raises NotFound, NotAllowed, InvalidValue, RemoteFileMissing and other ClusterErrors.
 
-    `with_variables`: also what the tasks are given as environment, which only the owner may read.
+    `for_owner`: also what only the owner may read: what the tasks are given as environment, and results
+    that lie elsewhere than in the attempt's own directory.
     """
     try:
         clean = safe_path(path)
     except ArchiveRefused as refused:
         raise InvalidValue(refused.user_message, path=path[:200]) from refused
     transport = transport_for(job.cluster, attempt.unix_user)
-    base = _base(job, attempt, root)
+    base = attempt.work_dir if root == "work" else _results(job, attempt)
+    if not for_owner and not f"{base}/".startswith(f"{attempt.work_dir}/"):
+        raise NotAllowed(_("Only its owner may look into a job's output directory."))
     answer = transport.run(["realpath", "-e", "-z", "--", base, posixpath.join(base, clean)])
     found = answer.stdout.split(b"\0")
     if answer.exit_code or len(found) != 3:
@@ -72,7 +75,7 @@ def locate(*, job: Job, attempt: Attempt, root: str, path: str, with_variables: 
     if real != real_base and not real.startswith(real_base.rstrip("/") + "/"):
         raise RemoteFileMissing(_("%(path)s leads out of the job's files.", path=clean))
     hidden = ""
-    if root == "work" and not with_variables:
+    if root == "work" and not for_owner:
         # Of the resolved path: a link elsewhere in the directory may lead there, too.
         if posixpath.relpath(real, real_base).split("/")[0] == VARIABLES:
             raise NotAllowed(_("Only its owner may read a job's variables: they may hold secrets."))
@@ -80,9 +83,8 @@ def locate(*, job: Job, attempt: Attempt, root: str, path: str, with_variables: 
     return Place(transport, real, clean, transport.stat(real), hidden)
 
 
-def _base(job: Job, attempt: Attempt, root: str) -> str:
-    if root == "work":
-        return attempt.work_dir
+def _results(job: Job, attempt: Attempt) -> str:
+    """RESULT_DIR: the job file's outputDir, else the directory that the tasks worked in."""
     home = account_of(job.cluster, attempt.unix_user).home
     work_root = attempt.work_dir.rsplit("/", 3)[0]
     dirs = directories(
@@ -91,11 +93,11 @@ def _base(job: Job, attempt: Attempt, root: str) -> str:
         user=attempt.unix_user,
         options=RenderOptions(fs_uri=job.cluster.default_fs_uri or "~"),
     )
-    output = dirs.variables["PAI_OUTPUT_DIR"]
+    output = dirs.variables["PAI_OUTPUT_DIR"] or dirs.work
     if output == "~" or output.startswith("~/"):
         output = home + output[1:]
     if not output.startswith("/"):
-        raise NotFound(_("This job names no output directory on the cluster."), job=str(job.pk))
+        raise NotFound(_("This job's results are not on the cluster."), job=str(job.pk))
     return output
 
 

@@ -1,6 +1,7 @@
-"""How many requests of one kind a person may have waiting for a cluster at the same time.
+"""How many requests of one kind may wait at the same time: of one person, or for one cluster.
 
-Each keeps one of the process's few threads. Counted in this process's memory, as the rates are.
+Each keeps one of the process's few threads, and a cluster whose file system hangs answers none of them for
+half a minute: the other threads go on serving everything else. Counted in this process's memory, as the rates are.
 """
 
 from __future__ import annotations
@@ -8,9 +9,14 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
+from django.conf import settings
 from rest_framework.exceptions import Throttled
+
+from clusters.models import Cluster
+from clusters.sentences import _
+from jobs.errors import ClusterBusy
 
 
 class AtOnce:
@@ -19,11 +25,11 @@ class AtOnce:
         self._lock = threading.Lock()
 
     @contextmanager
-    def one_of(self, most: int, key: str) -> Iterator[None]:
-        """Raises Throttled when all are taken."""
+    def one_of(self, most: int, key: str, refusal: Exception | None = None) -> Iterator[None]:
+        """Raises the refusal, or Throttled, when all are taken."""
         with self._lock:
             if self._held[key] >= most:
-                raise Throttled(wait=1)
+                raise refusal or Throttled(wait=1)
             self._held[key] += 1
         try:
             yield
@@ -39,3 +45,16 @@ class AtOnce:
 
 
 at_once = AtOnce()
+
+
+def asking(cluster: Cluster) -> AbstractContextManager[None]:
+    """Around whatever waits for a cluster in a request's thread. Raises ClusterBusy."""
+    busy = ClusterBusy(
+        _(
+            "Cluster %(cluster)s answers slowly, and many requests wait for it already. Try again in "
+            "a moment.",
+            cluster=cluster.name,
+        ),
+        cluster=cluster.name,
+    )
+    return at_once.one_of(max(1, settings.WEB_THREADS // 2), f"cluster:{cluster.pk}", busy)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import posixpath
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any
 
@@ -13,16 +15,16 @@ from drf_spectacular.utils import OpenApiParameter, OpenApiResponse, extend_sche
 from rest_framework.request import Request
 from rest_framework.views import APIView
 
-from clusters.sentences import _
 from jobs import files
 from jobs.access import can_read_output
 from jobs.api import answers, shapes
+from jobs.api.at_once import asking
 from jobs.api.filters import Query
-from jobs.api.jobs import ATTEMPT, find_job
+from jobs.api.jobs import ATTEMPT
+from jobs.api.one_job import find_job
 from jobs.api.requests import json_answer, person
 from jobs.api.schema import problems
 from jobs.api.streams import honour_range, stream, wanted_range
-from jobs.errors import NotAllowed
 from jobs.files import ROOTS, Place, attempt_of, locate
 from jobs.models import Attempt
 
@@ -31,26 +33,27 @@ PARAMETERS = [
     OpenApiParameter(
         "root",
         {"type": "string", "enum": list(ROOTS), "default": "work"},
-        description="work: the attempt's own directory; output: the job file's outputDir.",
+        description="work: the attempt's own directory; output: where the results are (RESULT_DIR): "
+        "the job file's outputDir, else the directory that the tasks worked in.",
     ),
     OpenApiParameter("path", str, description="Below the root; absent: the root itself."),
 ]
 _REFUSALS = (400, 403, 404, 502, 504)
 
 
-def _located(request: Request, id: uuid.UUID) -> tuple[Attempt, str, Place]:
+@contextmanager
+def _located(request: Request, id: uuid.UUID) -> Iterator[tuple[Attempt, str, Place]]:
     query = Query(request.query_params)
     number = query.whole("attempt", 0, 1, 1_000_000) or None
     root = query.choice("root", list(ROOTS), "work")
     path = query.text("path", limit=1024)
     query.finish()
     job = find_job(request, id)
-    is_theirs = can_read_output(person(request), job)
-    if root == "output" and not is_theirs:
-        raise NotAllowed(_("Only its owner may look into a job's output directory."))
     attempt = attempt_of(job, number)
-    place = locate(job=job, attempt=attempt, root=root, path=path, with_variables=is_theirs)
-    return attempt, root, place
+    for_owner = can_read_output(person(request), job)
+    with asking(job.cluster):
+        place = locate(job=job, attempt=attempt, root=root, path=path, for_owner=for_owner)
+        yield attempt, root, place
 
 
 class JobFiles(APIView):
@@ -62,7 +65,8 @@ class JobFiles(APIView):
         responses={200: answers.FileList, **problems(*_REFUSALS)},
     )
     def get(self, request: Request, id: uuid.UUID) -> HttpResponse:
-        attempt, root, place = _located(request, id)
+        with _located(request, id) as (attempt, root, place):
+            found = files.list_files(place)
         items: list[dict[str, Any]] = [
             {
                 "name": _shown(entry.name),
@@ -71,7 +75,7 @@ class JobFiles(APIView):
                 "size": entry.stat.size,
                 "modified_at": shapes.iso(datetime.fromtimestamp(int(entry.stat.mtime), UTC)),
             }
-            for entry in files.list_files(place)
+            for entry in found
         ]
         return json_answer(
             {"attempt": attempt.number, "root": root, "path": place.path, "items": items}
@@ -100,12 +104,13 @@ class JobFileDownload(APIView):
         },
     )
     def get(self, request: Request, id: uuid.UUID) -> HttpResponseBase:
-        _attempt, _root, place = _located(request, id)
-        size = place.stat.size
-        start, end = wanted_range(request, size)
+        with _located(request, id) as (_attempt, _root, place):
+            size = place.stat.size
+            start, end = wanted_range(request, size)
+            chunks = files.read_file(place, offset=start, limit=end - start)
         answer = stream(
             request._request,
-            files.read_file(place, offset=start, limit=end - start),
+            chunks,
             content_type="application/octet-stream",
             filename=_shown(posixpath.basename(place.path)) or "file",
         )
@@ -126,11 +131,12 @@ class JobFilesTar(APIView):
         },
     )
     def get(self, request: Request, id: uuid.UUID) -> HttpResponseBase:
-        attempt, root, place = _located(request, id)
+        with _located(request, id) as (attempt, root, place):
+            chunks = files.tar_files(place)
         name = _shown(posixpath.basename(place.path)) or f"{id}-{attempt.number}-{root}"
         return stream(
             request._request,
-            files.tar_files(place),
+            chunks,
             content_type="application/x-tar",
             filename=f"{name}.tar",
         )

@@ -14,7 +14,7 @@ from rest_framework.request import Request
 from rest_framework.views import APIView
 
 from jobs.api import answers
-from jobs.api.at_once import at_once
+from jobs.api.at_once import asking, at_once
 from jobs.api.filters import Query
 from jobs.api.jobs import ATTEMPT
 from jobs.api.requests import json_answer, person
@@ -108,7 +108,8 @@ class LogList(APIView):
             raise NotFound(_("There is no such job or attempt, or you may not see it.")) from None
         if attempt is None:
             return json_answer({"attempt": None, "items": []})
-        items = [asdict(entry) for entry in list_logs(job, attempt)]
+        with asking(attempt.cluster):
+            items = [asdict(entry) for entry in list_logs(job, attempt)]
         return json_answer({"attempt": attempt.number, "items": items})
 
 
@@ -136,13 +137,15 @@ class LogBytes(APIView):
         matches = query.whole("matches", MAX_MATCHES, 1, MAX_MATCHES)
         log = _log(request, id, role, index, query)
         if text:
-            with at_once.one_of(SEARCHES_AT_ONCE, f"search:{person(request).pk}"):
+            mine = at_once.one_of(SEARCHES_AT_ONCE, f"search:{person(request).pk}")
+            with mine, asking(log.attempt.cluster):
                 found = search_log(log, text=text, ignore_case=ignore_case, limit=matches)
             items = [asdict(match) for match in found]
             return json_answer({"matches": items, "more": len(items) >= matches})
         if "Range" in request.headers:
             return _download(request, log)
-        part = read_log(log, offset=offset, limit=limit)
+        with asking(log.attempt.cluster):
+            part = read_log(log, offset=offset, limit=limit)
         answer = HttpResponse(part.data, content_type=_OCTETS)
         answer["X-Log-Offset"] = str(part.offset)
         answer["X-Log-Size"] = str(part.size)
@@ -175,22 +178,26 @@ class LogDownload(APIView):
         log = _log(request, id, role, index, query)
         if not compress:
             return _download(request, log)
-        log_size(log.transport(), log.path)  # gone? Say so before the first byte.
+        with asking(log.attempt.cluster):
+            log_size(log.transport(), log.path)  # gone? Say so before the first byte.
+            chunks = stream_log(log)
         return stream(
             request._request,
-            gzipped(stream_log(log)),
+            gzipped(chunks),
             content_type="application/gzip",
             filename=f"{log.role}-{log.index}.log.gz",
         )
 
 
 def _download(request: Request, log: Log) -> HttpResponseBase:
-    size = log_size(log.transport(), log.path)
-    start, end = wanted_range(request, size)
+    with asking(log.attempt.cluster):
+        size = log_size(log.transport(), log.path)
+        start, end = wanted_range(request, size)
+        # A log may grow meanwhile: what was announced is what is sent.
+        chunks = stream_log(log, offset=start, limit=end - start)
     answer = stream(
         request._request,
-        # A log may grow meanwhile: what was announced is what is sent.
-        stream_log(log, offset=start, limit=end - start),
+        chunks,
         content_type=_OCTETS,
         filename=f"{log.role}-{log.index}.log",
     )

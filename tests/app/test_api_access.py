@@ -19,6 +19,7 @@ from clusters.models import ResourceSpec
 from clusters.transport import DirEntry, FileStat, Transport
 from gateway.models import ApiToken, User
 from gateway.tokens import create_token
+from jobs.errors import NotAllowed
 from jobs.files import Place
 from jobs.models import Attempt, Job, JobTemplate
 from jobs.templates import create_template
@@ -108,8 +109,10 @@ def world(settings: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Worl
 
     Files.__abstractmethods__ = frozenset()
 
-    def locate(*, job: Job, attempt: Attempt, root: str, path: str, with_variables: bool) -> Place:
+    def locate(*, job: Job, attempt: Attempt, root: str, path: str, for_owner: bool) -> Place:
         kind = "file" if path else "dir"
+        if root == "output" and not for_owner:
+            raise NotAllowed("Only its owner may look into a job's output directory.")
         return Place(Files(), "/w/x", path, FileStat(5, 0.0, 0o600, kind))
 
     monkeypatch.setattr("jobs.api.files.locate", locate)

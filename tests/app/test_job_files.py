@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from django.test import Client
 
+from clusters.connect import Account
 from clusters.local import LocalTransport
 from jobs.models import Attempt, Job
 from tests.app.job_cast import Cast, make_cast
@@ -135,3 +136,31 @@ def test_a_tar_holds_files_and_directories_and_no_link(alice: Client, job: Job) 
         file = tar.extractfile("logs/worker-0.log")
         assert file is not None
         assert file.read() == bytes(range(256)) * 10
+
+
+@pytest.mark.parametrize("named", [True, False], ids=["outputDir", "by default"])
+def test_results_are_where_the_tasks_write_them(
+    cast: Cast, alice: Client, job: Job, named: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without an outputDir that is the directory they worked in, for whoever may see the job's own."""
+    attempt = Attempt.objects.get(job=job)
+    top = Path(attempt.work_dir).parent
+    work_dir = top / "jobs" / str(job.pk) / "1"
+    (work_dir / "work").mkdir(parents=True)
+    (work_dir / "work" / "model.bin").touch()
+    (top / "results").mkdir()
+    (top / "results" / "best.bin").touch()
+    Attempt.objects.update(work_dir=str(work_dir))
+    job.spec["outputDir"] = f"{top}/results" if named else ""
+    job.save()
+    monkeypatch.setattr(
+        "jobs.files.account_of", lambda cluster, name: Account(name, 1000, "/home/nobody")
+    )
+    address = f"/api/v1/jobs/{job.pk}/files?root=output"
+    listed = alice.get(address)
+    assert listed.status_code == 200, listed.content
+    expected = ["best.bin"] if named else ["model.bin"]
+    assert [item["name"] for item in listed.json()["items"]] == expected
+    bob = Client()
+    bob.force_login(cast.bob)
+    assert bob.get(address).status_code == (403 if named else 200)

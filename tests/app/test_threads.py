@@ -8,10 +8,16 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
+from asgiref.sync import sync_to_async
 from django.http import HttpRequest, HttpResponse
+from django.test import Client as Browser
 from django.test import override_settings
 
+from clusters.errors import CommandTimeout
+from clusters.local import LocalTransport
 from gateway.threads import ThreadedHandler
+from jobs.models import Job
+from tests.app.job_cast import make_cast
 
 SCOPE = {
     "type": "http",
@@ -91,3 +97,63 @@ async def test_a_request_that_was_begun_is_seen_through(
     assert not request.done()
     go.set()
     await asyncio.wait_for(request, 10)
+
+
+class Hanging(LocalTransport):
+    """Its file system does not answer before `go`."""
+
+    def __init__(self, go: threading.Event) -> None:
+        self._go = go
+
+    def run(self, argv: Any, **more: Any) -> Any:
+        self._go.wait(30)
+        raise CommandTimeout("no answer")
+
+
+@pytest.mark.django_db(transaction=True)
+async def test_a_cluster_that_hangs_leaves_threads_for_the_rest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    go = threading.Event()
+    monkeypatch.setattr("jobs.files.transport_for", lambda cluster, user: Hanging(go))
+    job, session = await sync_to_async(job_and_session)()
+    with override_settings(WEB_THREADS=4):
+        handler = ThreadedHandler()
+        handler.load_middleware()
+
+        def ask(path: str) -> tuple[Client, asyncio.Task[None]]:
+            client = Client()
+            headers = [(b"host", b"localhost"), (b"cookie", f"sessionid={session}".encode())]
+            scope = {**SCOPE, "path": path, "headers": headers}
+            return client, asyncio.create_task(handler(scope, client.receive, client.send))
+
+        try:
+            files = [ask(f"/api/v1/jobs/{job.pk}/files") for _ in range(6)]
+            tasks = [task for _client, task in files]
+            # Four of six find two waiting already, and are sent away.
+            while sum(task.done() for task in tasks) < 4:
+                await asyncio.wait(
+                    [task for task in tasks if not task.done()],
+                    timeout=20,
+                    return_when=asyncio.FIRST_COMPLETED,
+                )
+            refused = [client.sent[0] for client, task in files if task.done()]
+            assert [answer["status"] for answer in refused] == [503] * 4
+            assert all(b"Retry-After" in dict(answer["headers"]) for answer in refused)
+            listing, task = ask("/api/v1/jobs")
+            await asyncio.wait_for(task, 20)
+            assert listing.sent[0]["status"] == 200
+            assert sum(not task.done() for task in tasks) == 2
+        finally:
+            go.set()
+        await asyncio.wait_for(asyncio.gather(*tasks), 20)
+    assert sorted(client.sent[0]["status"] for client, _task in files) == [503] * 4 + [504] * 2
+
+
+def job_and_session() -> tuple[Job, str]:
+    cast = make_cast()
+    job = cast.job()
+    cast.in_slurm(job)
+    browser = Browser()
+    browser.force_login(cast.alice)
+    return job, browser.cookies["sessionid"].value
