@@ -113,9 +113,17 @@ class Slurm:
         """With `user`, only what is that Unix user's."""
         return self._order(control.build_scancel_argv(self.commands, job_ids=job_ids, user=user))
 
-    def signal(self, job_ids: Sequence[str], name: str, *, whole_job: bool = True) -> OrderAnswer:
+    def signal(
+        self,
+        job_ids: Sequence[str],
+        name: str,
+        *,
+        to: control.SignalTarget = "all",
+        user: str = "",
+    ) -> OrderAnswer:
+        """Only send a signal; the jobs stay. With `user`, only to what is that Unix user's."""
         argv = control.build_scancel_argv(
-            self.commands, job_ids=job_ids, signal=name, whole_job=whole_job
+            self.commands, job_ids=job_ids, user=user, signal=name, to=to
         )
         return self._order(argv)
 

@@ -21,6 +21,7 @@ from jobs.models import Attempt, Job
 from jobs.paths import AttemptPaths
 from jobs.script import RenderOptions, directories
 from jobs.services import spec_of
+from jobs.variables import substitute_paths
 
 ROOTS = ("work", "output")
 MAX_TAR_FILES = 20_000
@@ -87,11 +88,11 @@ def _results(job: Job, attempt: Attempt) -> str:
     """RESULT_DIR: the job file's outputDir, else the directory that the tasks worked in."""
     home = account_of(job.cluster, attempt.unix_user).home
     work_root = attempt.work_dir.rsplit("/", 3)[0]
+    options = RenderOptions(fs_uri=job.cluster.default_fs_uri or "~")
     dirs = directories(
-        spec_of(job),
+        substitute_paths(spec_of(job), user=attempt.unix_user, fs_uri=options.fs_uri),
         AttemptPaths(work_root, str(job.pk), attempt.number),
-        user=attempt.unix_user,
-        options=RenderOptions(fs_uri=job.cluster.default_fs_uri or "~"),
+        options=options,
     )
     output = dirs.variables["PAI_OUTPUT_DIR"] or dirs.work
     if output == "~" or output.startswith("~/"):

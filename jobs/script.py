@@ -23,7 +23,13 @@ from jobs.plan import Group, Plan, RolePlan, describe
 from jobs.spec import JobSpec, TaskRole
 from jobs.spec.fields import format_duration
 from jobs.taskstate import ScriptExit
-from jobs.variables import directory_variables, ports_of, runtime_variables, static_variables
+from jobs.variables import (
+    directory_variables,
+    ports_of,
+    runtime_variables,
+    static_variables,
+    substitute_paths,
+)
 from jobs.varscript import PeerScript, role_script
 
 Runtime = Literal["apptainer", "singularity", "enroot", "pyxis", "none"]
@@ -61,14 +67,6 @@ class RenderedJob:
     batch_script: str
     task_script: str
     files: dict[str, str]
-
-
-def build_stop_argv(slurm_job_id: str) -> list[str]:
-    """Asks a running job to end: SIGTERM to its tasks, SIGKILL after the grace period, then CANCELLED.
-
-    A plain scancel does much the same within Slurm's own KillWait. Pending jobs need the plain one.
-    """
-    return ["scancel", "--batch", "--signal=USR2", slurm_job_id]
 
 
 class RenderError(ValueError):
@@ -121,30 +119,11 @@ def _on_cluster(text: str) -> bool:
     return text.startswith("/") or text == "~" or text.startswith("~/")
 
 
-def _substitute(text: str, spec: JobSpec, user: str, options: RenderOptions) -> str:
-    """The names that OpenPAI replaces in path fields."""
-    known = {
-        "PAI_DEFAULT_FS_URI": options.fs_uri,
-        "PAI_JOB_NAME": spec.job_name,
-        "PAI_USER_NAME": user,
-        "PAI_USERNAME": user,
-        "USER": user,
-        "HOME": "~",
-    }
-    for name in sorted(known, key=len, reverse=True):
-        text = text.replace(f"${{{name}}}", known[name]).replace(f"${name}", known[name])
-    return text
-
-
-def directories(
-    spec: JobSpec, paths: AttemptPaths, *, user: str, options: RenderOptions
-) -> Directories:
-    def place(text: str) -> str:
-        return _substitute(text, spec, user, options)
-
+def directories(spec: JobSpec, paths: AttemptPaths, *, options: RenderOptions) -> Directories:
+    """Of a spec whose paths are filled in (`substitute_paths`)."""
     uploaded = spec.code is not None and spec.code.selector == "codeFile"
-    code = paths.code_dir if uploaded else place(spec.code_dir)
-    data, output, model = place(spec.data_dir), place(spec.output_dir), place(spec.model_dir)
+    code = paths.code_dir if uploaded else spec.code_dir
+    data, output, model = spec.data_dir, spec.output_dir, spec.model_dir
     binds = [Bind(path, path) for path in options.site_binds]
     binds += [Bind(paths.dir, paths.dir), Bind("~", "/userhome")]
     for source, alias, read_only in (
@@ -157,7 +136,7 @@ def directories(
             binds.append(Bind(source, source, read_only))
             if alias:
                 binds.append(Bind(source, alias, read_only))
-    named = [Bind(place(m.source), m.target, m.read_only) for m in spec.mounts]
+    named = [Bind(m.source, m.target, m.read_only) for m in spec.mounts]
     unique = {bind.target: bind for bind in [*binds, *named]}
     work = code if _on_cluster(code) else f"{paths.dir}/work"
     made = tuple(d for d in (output,) if _on_cluster(d))
@@ -339,7 +318,7 @@ def _fetch_image(job: _Job) -> list[str]:
     ]
     if job.spec.auth_file and not enroot:
         # OpenPAI's authFile: registry, user name and password, one per line.
-        auth = quote_path(_substitute(job.spec.auth_file, job.spec, "", job.options))
+        auth = quote_path(job.spec.auth_file)
         lines += [
             f"    {{ read -r _ && read -r user && read -r password; }} <{auth} || exit",
             "    export APPTAINER_DOCKER_USERNAME=$user APPTAINER_DOCKER_PASSWORD=$password",
@@ -609,7 +588,8 @@ def render(
     """The files of an attempt. `secrets` are the values of the variables that the job file only names;
     `image_logins` are for registries, by the image's name in the job file."""
     options = options or RenderOptions()
-    dirs = directories(spec, paths, user=user, options=options)
+    spec = substitute_paths(spec, user=user, fs_uri=options.fs_uri)
+    dirs = directories(spec, paths, options=options)
     images = tuple(_image_of(spec, role, default_image, options) for role in spec.task_roles)
     logins = {
         image.source: (image_logins or {})[spec.image_of(role)]

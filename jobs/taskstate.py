@@ -8,6 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import IntEnum
 
+# To the batch script alone (scancel --batch): SIGTERM to every task, SIGKILL after the grace, then cancel the job.
+STOP_SIGNAL = "USR2"
+
 
 class ScriptExit(IntEnum):
     """Exit codes that the scripts themselves give. A task may use the same numbers: `reason` decides."""

@@ -199,25 +199,29 @@ def static_variables(
 
 
 _PATH_VARIABLE = re.compile(
-    r"\$(?:\{(?P<braced>PAI_[A-Z_]+)\}|(?P<bare>PAI_(?:DEFAULT_FS_URI|JOB_NAME|USER_NAME|USERNAME))(?![A-Za-z0-9_]))"
+    r"\$(?:\{(?P<braced>[A-Z_]+)\}|(?P<bare>PAI_(?:DEFAULT_FS_URI|JOB_NAME|USER_NAME|USERNAME)|USER)(?![A-Za-z0-9_]))"
 )
+_HOME = re.compile(r"\A\$(?:HOME|\{HOME\})(?=/|\Z)")
 
 
 def substitute_paths(spec: JobSpec, *, user: str, fs_uri: str = "") -> JobSpec:
-    """The spec with $PAI_DEFAULT_FS_URI, $PAI_JOB_NAME, $PAI_USER_NAME and $PAI_USERNAME filled in.
+    """The spec with $PAI_DEFAULT_FS_URI, $PAI_JOB_NAME, $PAI_USER_NAME, $PAI_USERNAME and $USER filled in.
 
-    Only the four directories and files of the base format, and the mounts' sources, are paths.
+    Only the four directories and files of the base format, and the mounts' sources, are paths. A $HOME at
+    their beginning becomes ~, which only the node can fill in.
     """
     values = {
         "PAI_DEFAULT_FS_URI": fs_uri.rstrip("/"),
         "PAI_JOB_NAME": spec.job_name,
         "PAI_USER_NAME": user,
         "PAI_USERNAME": user,
+        "USER": user,
     }
 
     def fill(path: str) -> str:
         return _PATH_VARIABLE.sub(
-            lambda found: values.get(found["braced"] or found["bare"], found.group()), path
+            lambda found: values.get(found["braced"] or found["bare"], found.group()),
+            _HOME.sub("~", path),
         )
 
     fields = ("auth_file", "data_dir", "output_dir", "code_dir", "model_dir")

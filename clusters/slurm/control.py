@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from clusters.errors import ClusterError, CommandFailed
 from clusters.sentences import _
@@ -16,6 +17,13 @@ from clusters.slurm.fields import SlurmCommands, format_minutes, parse_error, pa
 from clusters.transport import CommandResult
 
 _ID = re.compile(r"\d+(?:[+_]\d+)?\Z")
+
+SignalTarget = Literal["steps", "batch", "all"]
+_SIGNAL_TARGETS: dict[SignalTarget, list[str]] = {
+    "steps": [],
+    "batch": ["--batch"],
+    "all": ["--full"],
+}
 
 
 def _checked(ids: Sequence[str]) -> list[str]:
@@ -34,9 +42,9 @@ def build_scancel_argv(
     job_ids: Sequence[str],
     user: str = "",
     signal: str = "",
-    whole_job: bool = False,
+    to: SignalTarget = "steps",
 ) -> list[str]:
-    """Cancel; with `signal` only send it: to the steps, or with `whole_job` also to the batch script.
+    """Cancel; with `signal` only send it, `to` the steps, the batch script, or both ("all").
 
     The id of a het leader stands for all its components. With `user`, ids of other people's jobs are
     passed over without a word.
@@ -46,8 +54,7 @@ def build_scancel_argv(
         arguments.append(f"--user={user}")
     if signal:
         arguments.append(f"--signal={signal}")
-    if whole_job:
-        arguments.append("--full")
+        arguments += _SIGNAL_TARGETS[to]
     return commands.acting("scancel", *arguments, *_checked(job_ids))
 
 

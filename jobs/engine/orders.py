@@ -26,13 +26,16 @@ from jobs.engine.writing import Changes
 from jobs.events import Actor
 from jobs.models import Attempt
 from jobs.states import Wanted
+from jobs.taskstate import STOP_SIGNAL
 
 logger = logging.getLogger(__name__)
 
 STOPS_PER_COMMAND = 200
 LIMITS_PER_PASS = 20
-# Slurm gives processes KillWait (30 s) between SIGTERM and SIGKILL.
-ORDER_AGAIN = timedelta(seconds=60)
+# What our script needs beyond the grace of its tasks: to hear of the wish, to end its steps and itself.
+STOP_SLACK_S = 30
+# A script this young may not listen yet; Slurm's own way asks its tasks just as well.
+SETTLED_AFTER = timedelta(seconds=5)
 
 
 def give_orders(cluster: Cluster, slurm: Slurm, lease: Lease, stats: EngineStats) -> None:
@@ -40,38 +43,71 @@ def give_orders(cluster: Cluster, slurm: Slurm, lease: Lease, stats: EngineStats
     _set_time_limits(cluster, slurm, lease, stats)
 
 
-def _stop(cluster: Cluster, slurm: Slurm, lease: Lease, stats: EngineStats) -> None:
-    now = timezone.now()
-    rows = list(
-        Attempt.objects.filter(
-            Q(stop_sent_at__isnull=True) | Q(stop_sent_at__lt=now - ORDER_AGAIN),
-            cluster=cluster,
-            phase=Attempt.Phase.LIVE,
-        )
-        .exclude(job__wanted=Wanted.RUN)
-        .order_by("stop_sent_at", "id")
-        .values_list("unix_user", "id", "slurm_job_id")[: STOPS_PER_COMMAND * 5]
+def _unheard(cluster: Cluster) -> Q:
+    """Stops that nobody has told Slurm, or told so long ago that it should have acted."""
+    patience = timedelta(seconds=cluster.grace_s + STOP_SLACK_S)
+    return ~Q(job__wanted=Wanted.RUN) & (
+        Q(stop_sent_at__isnull=True) | Q(stop_sent_at__lt=timezone.now() - patience)
     )
-    by_user: dict[str, list[tuple[int, str]]] = defaultdict(list)
-    for unix_user, attempt_id, slurm_job_id in rows:
-        by_user[unix_user].append((attempt_id, slurm_job_id))
-    parts = [
-        (unix_user, theirs[start : start + STOPS_PER_COMMAND])
-        for unix_user, theirs in by_user.items()
-        for start in range(0, len(theirs), STOPS_PER_COMMAND)
-    ]
-    for unix_user, part in parts:
-        stats.command("scancel")
-        answer = slurm.cancel([slurm_job_id for _, slurm_job_id in part], user=unix_user)
-        if answer.refused:
-            stats.failure("scancel")
-            logger.warning(
-                "scancel: %s",
-                answer.refused[0],
-                extra={"action": "stop_refused", "cluster": cluster.name},
-            )
-        with lease.writing():
-            Attempt.objects.filter(pk__in=[pk for pk, _ in part]).update(stop_sent_at=now)
+
+
+def _stop(cluster: Cluster, slurm: Slurm, lease: Lease, stats: EngineStats) -> None:
+    attempts = (
+        Attempt.objects.filter(_unheard(cluster), cluster=cluster, phase=Attempt.Phase.LIVE)
+        .order_by("stop_sent_at", "id")
+        .only("unix_user", "slurm_job_id", "slurm_state", "started_at", "stop_sent_at")
+    )
+    groups: dict[tuple[str, bool], list[Attempt]] = defaultdict(list)
+    for attempt in attempts[: STOPS_PER_COMMAND * 5]:
+        groups[attempt.unix_user, _can_be_asked(attempt)].append(attempt)
+    for (unix_user, asked), theirs in groups.items():
+        for start in range(0, len(theirs), STOPS_PER_COMMAND):
+            part = theirs[start : start + STOPS_PER_COMMAND]
+            ids = [attempt.slurm_job_id for attempt in part]
+            if not (asked and _ask(slurm, ids, unix_user, stats)):
+                _cancel(cluster, slurm, ids, unix_user, stats)
+            with lease.writing():
+                Attempt.objects.filter(pk__in=[attempt.pk for attempt in part]).update(
+                    stop_sent_at=timezone.now()
+                )
+
+
+def _can_be_asked(attempt: Attempt) -> bool:
+    """Once, and only while its script runs: a suspended one hears nothing, a waiting one is not there."""
+    begun = attempt.started_at
+    return (
+        attempt.stop_sent_at is None
+        and attempt.slurm_state == "RUNNING"
+        and begun is not None
+        and timezone.now() - begun > SETTLED_AFTER
+    )
+
+
+def _ask(slurm: Slurm, ids: Sequence[str], unix_user: str, stats: EngineStats) -> bool:
+    """The script gives its tasks SIGTERM and the cluster's grace, then cancels its own job.
+
+    Slurm's own way, KillWait, is one time for the whole site, and often too short for a checkpoint.
+    """
+    stats.command("scancel")
+    try:
+        answer = slurm.signal(ids, STOP_SIGNAL, to="batch", user=unix_user)
+    except CommandFailed:  # requeued a moment ago, say
+        return False
+    return not answer.refused
+
+
+def _cancel(
+    cluster: Cluster, slurm: Slurm, ids: Sequence[str], unix_user: str, stats: EngineStats
+) -> None:
+    stats.command("scancel")
+    answer = slurm.cancel(ids, user=unix_user)
+    if answer.refused:
+        stats.failure("scancel")
+        logger.warning(
+            "scancel: %s",
+            answer.refused[0],
+            extra={"action": "stop_refused", "cluster": cluster.name},
+        )
 
 
 def _set_time_limits(cluster: Cluster, slurm: Slurm, lease: Lease, stats: EngineStats) -> None:
@@ -132,10 +168,7 @@ def orders_waiting(cluster: Cluster) -> bool:
     """Whether a stop or a time limit waits to be given."""
     live = Attempt.objects.filter(cluster=cluster, phase=Attempt.Phase.LIVE)
     return (
-        live.filter(
-            Q(job__wanted_time_limit_s__isnull=False)
-            | (~Q(job__wanted=Wanted.RUN) & Q(stop_sent_at__isnull=True))
-        )
+        live.filter(Q(job__wanted_time_limit_s__isnull=False) | _unheard(cluster))
         .values("pk")[:1]
         .exists()
     )

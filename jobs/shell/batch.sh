@@ -107,7 +107,13 @@ check_images() {
     fi
     for ((i = 0; i < role_tasks[r]; i++)); do task_state "$r" "$i" state=pulling "image=${image_sources[r]}"; done
     say "fetching ${image_sources[r]}"
-    fetch_image "${image_sources[r]}" "${image_files[r]}" 2>&1 | tee "$pipes/fetch.log"
+    # In the background, since a trap waits for what runs in the foreground: a stop must be heard.
+    { fetch_image "${image_sources[r]}" "${image_files[r]}" 2>&1 | tee "$pipes/fetch.log"; } &
+    while ((!stopping)) && kill -0 "$!" 2>/dev/null; do wait "$!"; done
+    if ((stopping)); then
+      decide stopped stop '' '' "$exit_stopped" stopped
+      return
+    fi
     [[ -e ${image_files[r]} ]] && continue
     if grep -qiE 'manifest unknown|not found|name unknown|denied|unauthorized|invalid reference' "$pipes/fetch.log"; then
       cannot_start "$exit_image_missing" image_missing "there is no container image ${image_sources[r]}" "$r"

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import timedelta
 
 import pytest
+from django.utils import timezone
 
 from clusters.scheduler import Slurm
 from clusters.slurm import JobRecord, parse_job_state
 from clusters.transport import CommandResult, Transport
 from jobs import services
 from jobs.engine.lease import Lease
-from jobs.engine.orders import give_orders
+from jobs.engine.orders import give_orders, orders_waiting
 from jobs.engine.stats import EngineStats
 from jobs.models import Attempt
 from tests.app.job_cast import Cast, make_cast
@@ -24,9 +26,13 @@ class Operator(Transport):
 
     def __init__(self) -> None:
         self.ran: list[list[str]] = []
+        self.complaints: dict[str, bytes] = {}  # by a word of the command
 
     def run(self, argv: Sequence[str], **_more: object) -> CommandResult:
         self.ran.append(list(argv))
+        for word, complaint in self.complaints.items():
+            if word in argv:
+                return CommandResult(tuple(argv), 1, b"", complaint)
         return CommandResult(tuple(argv), 0, b"", b"")
 
 
@@ -85,6 +91,54 @@ def test_stopping_names_the_unix_user_to_slurm(cast: Cast) -> None:
     order(cast, slurm)
     given = sorted(argv[-2:] for argv in slurm.words_of("scancel"))
     assert given == [["--user=alice", "70"], ["--user=bob", "71"]]
+
+
+ASKED = ["--user=alice", "--signal=USR2", "--batch", "70"]
+CANCELLED = ["--user=alice", "70"]
+
+
+def stops_given(cast: Cast, slurm: PaperSlurm) -> list[list[str]]:
+    before = len(slurm.operator.ran)
+    assert orders_waiting(cast.cluster)
+    order(cast, slurm)
+    return [[w for w in argv if "scancel" not in w] for argv in slurm.operator.ran[before:]]
+
+
+def stopping(cast: Cast, *, slurm_state: str, running_for_s: int) -> Attempt:
+    attempt = cast.in_slurm(cast.job("hers"), "70")
+    Attempt.objects.filter(pk=attempt.pk).update(
+        slurm_state=slurm_state, started_at=timezone.now() - timedelta(seconds=running_for_s)
+    )
+    services.stop_job(job=attempt.job, by=cast.alice)
+    return attempt
+
+
+def test_a_running_script_is_asked_first_and_cancelled_when_its_time_is_over(cast: Cast) -> None:
+    attempt = stopping(cast, slurm_state="RUNNING", running_for_s=60)
+    slurm = PaperSlurm()
+    assert stops_given(cast, slurm) == [ASKED]
+    assert not orders_waiting(cast.cluster)
+    late = timezone.now() - timedelta(seconds=cast.cluster.grace_s + 31)
+    Attempt.objects.filter(pk=attempt.pk).update(stop_sent_at=late)
+    assert stops_given(cast, slurm) == [CANCELLED]
+    assert not orders_waiting(cast.cluster)
+
+
+@pytest.mark.parametrize(
+    ("slurm_state", "running_for_s"), [("RUNNING", 1), ("SUSPENDED", 60), ("COMPLETING", 60)]
+)
+def test_who_may_not_hear_is_cancelled(cast: Cast, slurm_state: str, running_for_s: int) -> None:
+    stopping(cast, slurm_state=slurm_state, running_for_s=running_for_s)
+    assert stops_given(cast, PaperSlurm()) == [CANCELLED]
+
+
+def test_what_was_requeued_a_moment_ago_is_cancelled_at_once(cast: Cast) -> None:
+    stopping(cast, slurm_state="RUNNING", running_for_s=60)
+    slurm = PaperSlurm()
+    slurm.operator.complaints["--batch"] = (
+        b"scancel: error: Kill job error on job id 70: Job is pending execution"
+    )
+    assert stops_given(cast, slurm) == [ASKED, CANCELLED]
 
 
 def test_a_time_limit_is_set_on_the_persons_own_job_only(cast: Cast) -> None:

@@ -21,9 +21,9 @@ import pytest
 from clusters.capacity import Capacity, GpuCount, NamespaceRules, Node, Partition
 from jobs.paths import AttemptPaths
 from jobs.plan import Plan, plan
-from jobs.script import RenderOptions, build_stop_argv, image_files_of, render
+from jobs.script import RenderOptions, image_files_of, render
 from jobs.spec import JobSpec
-from jobs.taskstate import TaskState, Verdict, parse_task_state, parse_verdict
+from jobs.taskstate import STOP_SIGNAL, TaskState, Verdict, parse_task_state, parse_verdict
 from tests.conftest import EmbeddedCluster
 
 pytestmark = pytest.mark.cluster
@@ -403,8 +403,8 @@ def test_stop_gives_sigterm_to_the_tasks_own_process_first(
     )
     job.ready("w")
     begin = time.monotonic()
-    asked = build_stop_argv(job.slurm_job_id)
-    job.command(*(asked if how == "asked" else ["scancel", job.slurm_job_id]))
+    asked = ["--batch", f"--signal={STOP_SIGNAL}"] if how == "asked" else []
+    job.command("scancel", *asked, job.slurm_job_id)
     assert job.end()[0] == "CANCELLED"
     took_s = time.monotonic() - begin
     text = job.log_text("w")
@@ -518,7 +518,8 @@ def test_a_registry_image_is_fetched_once_with_a_visible_state(lab: Lab, tmp_pat
     program = root / "apptainer"
     lab.write(str(root / "1"), {})
     program.write_text(
-        f'#!/bin/bash\nif [[ $1 == pull ]]; then echo "pull $3" >>{root}/pulls; sleep 2; exec cp {lab.cluster.images}/busybox.sif "$2"; fi\n'
+        f'#!/bin/bash\nif [[ $1 == pull ]]; then echo "pull $3" >>{root}/pulls; [[ $3 != */slow* ]] || sleep 600\n'
+        f'sleep 2; exec cp {lab.cluster.images}/busybox.sif "$2"; fi\n'
         f'exec {real} "$@"\n'
     )
     program.chmod(0o755)
@@ -529,13 +530,18 @@ def test_a_registry_image_is_fetched_once_with_a_visible_state(lab: Lab, tmp_pat
         for _ in range(2)
     ]
 
-    def pulling() -> bool:
-        state = jobs[0].state("w")
-        return (
-            state is not None and state.state == "pulling" and state.image == "docker://org/app:1.0"
-        )
+    slow = lab.submit({"image": "org/slow:1.0", "taskRoles": [role("w", "echo ran")]}, **options)
 
-    jobs[0].until("the pulling state", pulling)
+    def pulling(job: Running, image: str) -> bool:
+        state = job.state("w")
+        return state is not None and state.state == "pulling" and state.image == image
+
+    jobs[0].until("the pulling state", lambda: pulling(jobs[0], "docker://org/app:1.0"))
+    slow.until("the pulling state", lambda: pulling(slow, "docker://org/slow:1.0"))
+    slow.command("scancel", "--batch", f"--signal={STOP_SIGNAL}", slow.slurm_job_id)
     assert [job.end() for job in jobs] == [("COMPLETED", "0:0")] * 2
-    assert (root / "pulls").read_text() == "pull docker://org/app:1.0\n"
+    assert slow.end()[0] == "CANCELLED"
+    assert slow.verdict().verdict == "stopped"
+    pulls = (root / "pulls").read_text().splitlines()
+    assert sorted(pulls) == ["pull docker://org/app:1.0", "pull docker://org/slow:1.0"]
     shutil.rmtree(root)

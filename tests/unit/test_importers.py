@@ -60,11 +60,15 @@ class TestBaseFormat:
 
     def test_names_that_only_begin_like_a_variable_stay(self):
         spec = load("segmentation.json").spec.model_copy(
-            update={"code_dir": "$PAI_USER_NAMES/${PAI_USER_NAME}x/${PAI_OTHER}/$HOME"}
+            update={
+                "code_dir": "$PAI_USER_NAMES/${PAI_USER_NAME}x/${PAI_OTHER}/$HOME/$USERS",
+                "output_dir": "${HOME}/$USER/$PAI_JOB_NAMES",
+                "model_dir": "$HOMES/x",
+            }
         )
-        assert (
-            substitute_paths(spec, user="al").code_dir == "$PAI_USER_NAMES/alx/${PAI_OTHER}/$HOME"
-        )
+        filled = substitute_paths(spec, user="al")
+        assert filled.code_dir == "$PAI_USER_NAMES/alx/${PAI_OTHER}/$HOME/$USERS"
+        assert (filled.output_dir, filled.model_dir) == ("~/al/$PAI_JOB_NAMES", "$HOMES/x")
 
     def test_doubtful_values_are_told(self):
         result = load_document(

@@ -305,9 +305,7 @@ def test_only_ids_go_into_orders(bad):
 
 def test_argv_of_orders_and_questions():
     commands = jobs.SlurmCommands(bin_dir="/opt/slurm/bin")
-    assert control.build_scancel_argv(
-        commands, job_ids=["1", "2+1"], signal="USR1", whole_job=True
-    ) == [
+    assert control.build_scancel_argv(commands, job_ids=["1", "2+1"], signal="USR1", to="all") == [
         "/opt/slurm/bin/scancel",
         "--signal=USR1",
         "--full",
