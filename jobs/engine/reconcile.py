@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from clusters.connect import scheduler_for
@@ -19,6 +20,9 @@ class Difference:
     slurm_job_id: str
     what: str
 
+
+# An attempt's directory: `…/jobs/<job uuid>/<attempt>`. People have directories named "jobs", too.
+_TOKEN = re.compile(r"/jobs/[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}/[0-9]+\Z")
 
 _EXPECTED = {
     Phase.WAITING: {JobState.PENDING},
@@ -80,7 +84,7 @@ def _strangers(cluster: Cluster, live: list[JobRecord]) -> list[Difference]:
         record.work_dir: record
         for record in live
         if record.phase is not Phase.ENDED
-        and "/jobs/" in record.work_dir
+        and _TOKEN.search(record.work_dir)
         and record.work_dir.startswith(roots)
     }
     known = dict(
