@@ -20,7 +20,7 @@ from django.db import connection
 
 from clusters.models import Cluster, Namespace
 from gateway.models import User
-from jobs.models import Attempt, Job
+from jobs.models import Attempt, CodeUpload, Job
 from jobs.reasons import sentence
 from jobs.services import create_job
 from jobs.spec import JobSpec
@@ -105,6 +105,7 @@ class World:
         *,
         by: User | None = None,
         namespace: str = "cpu",
+        code_upload: CodeUpload | None = None,
         **more: Any,
     ) -> Job:
         role = {"name": "main", "command": command, "cpuNumber": 1, "memoryMB": 100}
@@ -119,7 +120,10 @@ class World:
             }
         )
         return create_job(
-            by=by or self.alice, spec=spec, namespace=Namespace.objects.get(name=namespace)
+            by=by or self.alice,
+            spec=spec,
+            namespace=Namespace.objects.get(name=namespace),
+            code_upload=code_upload,
         )
 
     def without_containers(self) -> None:
@@ -151,10 +155,17 @@ class World:
     def logs(self) -> str:
         return "\n".join(e.log.read_text() for e in self.engines if e.log.exists())[-6000:]
 
-    def wait(self, what: Callable[[], bool], timeout_s: float = 60, say: str = "") -> None:
+    def wait(
+        self,
+        what: Callable[[], bool],
+        timeout_s: float = 60,
+        say: str | Callable[[], str] = "not",
+    ) -> None:
         deadline = time.monotonic() + timeout_s
         while not what():
-            assert time.monotonic() < deadline, f"{say or 'not'} in {timeout_s} s\n{self.logs()}"
+            if time.monotonic() > deadline:
+                said = say if isinstance(say, str) else say()
+                raise AssertionError(f"{said} in {timeout_s} s\n{self.logs()}")
             time.sleep(0.15)
 
     def wait_state(self, job: Job, *states: str, timeout_s: float = 60) -> Job:
@@ -165,7 +176,7 @@ class World:
         self.wait(
             there,
             timeout_s,
-            f"job {job.name} is {job.state} ({sentence(job.reason)}), not {states}",
+            lambda: f"job {job.name} is {job.state} ({sentence(job.reason)}), not {states}",
         )
         return job
 

@@ -1,0 +1,355 @@
+"""What happens to jobs beside Sluice: administrators, limits, lost nodes, full disks; and how a stop goes.
+
+Every test has one engine process and does many things at once: what they wait for is mostly Slurm's own pace.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import pwd
+import signal
+import subprocess
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.test import Client
+from django.utils import timezone, translation
+
+from clusters.models import Cluster, Namespace
+from jobs import services
+from jobs.engine.orders import SETTLED_AFTER
+from jobs.models import Attempt, Job
+from jobs.reasons import sentence
+from jobs.spec import Code
+from jobs.states import END_STATES
+from jobs.uploads import Incoming
+from tests.conftest import EmbeddedCluster
+from tests.slurm.engine_process import World, make_world
+from tests.slurm.test_engine import prepare
+
+pytestmark = [pytest.mark.cluster, pytest.mark.django_db(transaction=True)]
+
+
+@pytest.fixture
+def world(cluster: EmbeddedCluster, tmp_path: Path) -> Iterator[World]:
+    with make_world(cluster, tmp_path) as made:
+        prepare(made)
+        made.engine().start()
+        try:
+            yield made
+        finally:
+            for user in ("sluice-alice", "sluice-bob"):  # the next test wants the nodes
+                made.slurm("scancel", "--user", user)
+
+
+def told(world: World, job: Job, words: str, state: str = "PENDING", timeout_s: float = 60) -> None:
+    """The job says so, in this state, and can say it in Chinese, too."""
+
+    def says() -> bool:
+        job.refresh_from_db()
+        return words in sentence(job.reason) and job.state == state
+
+    world.wait(says, timeout_s, lambda: f"{job.name}: {job.state}, {sentence(job.reason)}")
+    with translation.override("zh-hans"):
+        assert words not in sentence(job.reason)
+
+
+def slurm_id(world: World, job: Job) -> str:
+    return world.attempt(job).slurm_job_id
+
+
+def update(world: World, job: Job, *what: str) -> None:
+    world.slurm("scontrol", "update", f"jobid={slurm_id(world, job)}", *what)
+
+
+def stop_all(world: World, *jobs: Job) -> None:
+    for job in jobs:
+        services.stop_job(job=job, by=job.owner)
+    for job in jobs:
+        world.wait_state(job, *END_STATES)
+        assert (job.state, sentence(job.reason)) == ("STOPPED", "Stopped by alice."), job.name
+
+
+# -- stopping -----------------------------------------------------------------------------------------
+
+SAVES = "trap 'echo asked; sleep 6; echo saved; exit 0' TERM; echo up; while :; do sleep 0.2; done"
+DEAF = "trap '' TERM; echo up; while :; do sleep 0.2; done"
+TWO_ROLES = [
+    {"name": name, "command": SAVES, "cpuNumber": 1, "memoryMB": 100} for name in ("ps", "worker")
+]
+
+
+def log_of(world: World, job: Job, task: str = "main-0") -> str:
+    path = Path(world.attempt(job).work_dir) / "logs" / f"{task}.log"
+    return path.read_text() if path.exists() else ""
+
+
+def batch_script_pid(slurm_job_id: str) -> int:
+    for entry in Path("/proc").iterdir():
+        with suppress(OSError):
+            if f"/job{slurm_job_id.zfill(5)}/slurm_script" in (entry / "cmdline").read_text():
+                return int(entry.name)
+    raise AssertionError(f"no batch script of {slurm_job_id}")
+
+
+def test_a_stop_gives_every_task_sigterm_and_the_clusters_grace(world: World) -> None:
+    """The cluster's grace (10 s) is longer than Slurm's KillWait here (5 s): a plain scancel would not do."""
+    Cluster.objects.update(grace_s=10)
+    simple = world.job("simple", SAVES)
+    packed = world.job("packed", taskRoles=TWO_ROLES)
+    het = world.job("het", taskRoles=TWO_ROLES, placement="separate")
+    deaf = world.job("deaf", DEAF)
+    stuck = world.job("stuck", "echo up; sleep 300")
+    waiting = world.job("waiting", "true", role={"cpuNumber": 8})
+    assert (packed.plan["layout"], het.plan["layout"]) == ("packed", "het")
+    for job in (simple, packed, het, deaf, stuck):
+        world.wait_state(job, "RUNNING")
+    world.slurm(
+        "scontrol", "hold", slurm_id(world, world.wait_state(waiting, "PENDING", "RUNNING"))
+    )
+    for job, task in [(simple, "main-0"), (packed, "worker-0"), (het, "worker-0"), (deaf, "main-0"), (stuck, "main-0")]:  # fmt: skip
+        world.wait(lambda job=job, task=task: "up" in log_of(world, job, task), 30, job.name)  # type: ignore[misc]
+    # Its script hears nothing: only Slurm's own signals can end it.
+    frozen = batch_script_pid(slurm_id(world, stuck))
+    os.kill(frozen, signal.SIGSTOP)
+    settled_at = timezone.now() + SETTLED_AFTER
+    world.wait(lambda: timezone.now() > settled_at, 20)
+    services.stop_job(job=stuck, by=world.alice)
+    world.wait(lambda: world.attempt(stuck).stop_sent_at is not None, 20, "not asked")
+    long_ago = timezone.now() - timedelta(seconds=60)
+    Attempt.objects.filter(job=stuck).update(stop_sent_at=long_ago)  # its time is over
+    stop_all(world, simple, packed, het, deaf, stuck, waiting)
+    saving = [(simple, "main-0")]
+    saving += [(job, role) for job in (packed, het) for role in ("ps-0", "worker-0")]
+    for job, task in saving:
+        text = log_of(world, job, task)
+        assert (text.count("asked"), text.count("saved")) == (1, 1), (job.name, task, text)
+    assert "saved" not in log_of(world, deaf)
+    ids = ",".join(slurm_id(world, job) for job in (simple, packed, het, deaf, stuck, waiting))
+    states = world.slurm("sacct", "-X", "-n", "-P", "-j", ids, "--format=State").split("\n")
+    assert {state.split(" ")[0] for state in states if state} == {"CANCELLED"}
+
+
+# -- waiting ------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def undone(world: World, do: tuple[str, ...], undo: tuple[str, ...]) -> Iterator[None]:
+    world.slurm(*do)
+    try:
+        yield
+    finally:
+        world.slurm(*undo)
+
+
+def as_owner(world: World, *argv: str) -> None:
+    world.slurm("setpriv", "--reuid=sluice-alice", "--regid=sluice-alice", "--clear-groups", *argv)
+
+
+LICENSE = ("name=matlab", "server=flex", "type=license")
+
+
+def test_what_waits_says_why_and_when(world: World, client: Client) -> None:
+    """Everything that an administrator or a limit can hold a job back with, on one node that is taken."""
+    blocker = world.job("blocker", "sleep 600", namespace="v100", role={"cpuNumber": 8}, timeLimit=1200)  # fmt: skip
+    failing = world.job("failing", "exit 1")
+    world.wait_state(blocker, "RUNNING")
+    world.wait_state(failing, "FAILED")
+    names = ["next", "held", "admin-held", "after", "never", "begin", "late"]
+    jobs = {name: world.job(name, "true", namespace="v100", timeLimit=600) for name in names}
+    for job in jobs.values():
+        world.wait(lambda job=job: bool(Attempt.objects.filter(job=job, phase="live")), 30)  # type: ignore[misc]
+
+    as_owner(world, "scontrol", "hold", slurm_id(world, jobs["held"]))
+    world.slurm("scontrol", "hold", slurm_id(world, jobs["admin-held"]))
+    update(world, jobs["after"], f"dependency=afterok:{slurm_id(world, blocker)}")
+    update(world, jobs["never"], f"dependency=afterok:{slurm_id(world, failing)}")
+    update(world, jobs["begin"], "starttime=now+2hours")
+    late = jobs.pop("late")
+    update(world, late, "deadline=now+5seconds")
+    services.change_time_limit(job=jobs["begin"], by=world.alice, time_limit_s=1200)
+    told(world, jobs["next"], "waits for nodes to become free")
+    told(world, jobs["held"], "The job is held; release it to let it start.")
+    told(world, jobs["admin-held"], "An administrator holds the job.")
+    told(world, jobs["after"], "waits for another job that it depends on")
+    told(world, jobs["never"], "can no longer come true")
+    told(world, jobs["begin"], "waits for its start time")
+
+    def starts_in_time() -> bool:
+        client.force_login(world.alice)
+        said = client.get(f"/api/v1/jobs/{jobs['next'].pk}").json()["expected_start"]
+        return said is not None and said > timezone.now().isoformat()
+
+    world.wait(starts_in_time, 30, "no expected start")
+    world.wait(lambda: Job.objects.get(pk=jobs["begin"].pk).time_limit_s == 1200, 30, "time limit")
+    assert (
+        world.slurm("squeue", "-h", "-o", "%l", "-j", slurm_id(world, jobs["begin"])) == "20:00\n"
+    )
+    world.wait_state(late, "FAILED", timeout_s=60)
+    assert sentence(late.reason) == "The job could not finish before its deadline."
+    stop_all(world, *jobs.values(), blocker)
+
+
+@contextmanager
+def a_license(world: World) -> Iterator[None]:
+    """One license for the whole cluster, as a site's license server offers it."""
+    name = world.slurm("sacctmgr", "-n", "-P", "show", "cluster", "format=Cluster").strip()
+    added = ("count=1", "servertype=flexlm", f"cluster={name}", "percentallowed=100")
+    with undone(
+        world,
+        ("sacctmgr", "-i", "add", "resource", *LICENSE, *added),
+        ("sacctmgr", "-i", "delete", "resource", "where", *LICENSE[:2]),
+    ):
+        yield
+
+
+def test_limits_licenses_and_closed_doors_are_waited_for(world: World) -> None:
+    """They pass: each job says what it waits for, and goes on by itself when the door opens."""
+    drained = ("scontrol", "update", "nodename=n4")
+    with (
+        undone(world, (*drained, "state=drain", "reason=test"), (*drained, "state=resume")),
+        undone(
+            world,
+            ("sacctmgr", "-i", "modify", "user", "sluice-bob", "set", "GrpTRES=cpu=1"),
+            ("sacctmgr", "-i", "modify", "user", "sluice-bob", "set", "GrpTRES=cpu=-1"),
+        ),
+        a_license(world),
+    ):
+        drained_job = world.job("drained", "true", namespace="debug")
+        limited = world.job("limited", "true", by=world.bob, role={"cpuNumber": 2})
+        partition = ("scontrol", "update", "partitionname=v100")
+        with undone(world, (*partition, "state=down"), (*partition, "state=up")):
+            licensed = [world.job(f"licensed{n}", "sleep 8", namespace="v100") for n in range(2)]
+            for job in licensed:
+                told(world, job, "The partition is closed for the moment")
+                update(world, job, "licenses=matlab@flex:1")
+        told(world, licensed[1], "The job waits for software licenses.")
+        told(world, drained_job, "are down, drained or reserved")
+        told(world, limited, "The account's CPU limit for all its jobs together is reached")
+        world.wait_state(licensed[1], "COMPLETED")
+    for job in (drained_job, limited, licensed[0]):
+        world.wait_state(job, "COMPLETED", timeout_s=90)
+
+
+# -- a person's space and account -----------------------------------------------------------------------
+
+
+@contextmanager
+def small_space(world: World, unix_user: str) -> Iterator[Path]:
+    """The person's work root is a small file system, so that it can be full."""
+    home = pwd.getpwnam(unix_user).pw_dir
+    place = Path(world.cluster.work_root_for(unix_user, home))
+    place.mkdir(exist_ok=True)
+    uid = pwd.getpwnam(unix_user).pw_uid
+    options = f"size=2m,mode=700,uid={uid}"
+    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "sluice", str(place)], check=True)
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+def test_a_full_a_closed_and_a_lost_space(world: World) -> None:
+    with small_space(world, "sluice-bob") as space:
+        filler = space / "filler"
+        with suppress(OSError), filler.open("wb", buffering=0) as file:
+            while True:
+                file.write(bytes(16 * 1024))
+        full = world.job("full", "true", by=world.bob)
+        told(world, full, "Your space on the cluster is full.", state="QUEUED")
+        assert Attempt.objects.filter(job=full, slurm_job_id="").count() == 1
+        filler.unlink()
+        world.wait_state(full, "COMPLETED", timeout_s=60)
+        assert full.attempt_number == 1
+
+        os.chown(space, 0, 0)
+        closed = world.job("closed", "true", by=world.bob)
+        world.wait_state(closed, "FAILED")
+        assert "Files could not be written in your space" in sentence(closed.reason)
+        assert "The Unix user may not access" in sentence(closed.reason)
+
+
+CODE = {
+    "run.sh": (b'#!/bin/sh\nprintf \'%s\\n\' "$PAI_CODE_DIR" "$MODEL_DIR" "$PWD"\n', 0o755),
+    "données/größe 数据.txt": (b"zwei\r\nZeilen\r\n", 0o644),
+    "plain.sh": (b"exit 9\n", 0o644),
+}
+
+
+def test_uploaded_code_arrives_as_it_was(world: World, settings: Any) -> None:
+    settings.UPLOAD_DIR = world.tmp / "uploads"
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as archive:
+        for name, (data, mode) in CODE.items():
+            info = zipfile.ZipInfo(name)
+            info.external_attr = (0o100000 | mode) << 16
+            archive.writestr(info, data)
+    incoming = Incoming()
+    incoming.write(packed.getvalue())
+    upload = incoming.keep(by=world.alice, filename="code.zip")
+    command = "./run.sh && cat */*.txt && ls -l plain.sh run.sh | cut -c 1-10"
+    code = Code(selector="codeFile", upload_id=upload.sha256).model_dump(by_alias=True)
+    job = world.job("coded", command, code=code, code_upload=upload)
+    world.wait_state(job, *END_STATES)
+    assert job.state == "COMPLETED", sentence(job.reason)
+    attempt_dir = world.attempt(job).work_dir
+    expected = f"{attempt_dir}/code\n" * 3 + "zwei\r\nZeilen\r\n-rw-------\n-rwx------\n"
+    path = Path(attempt_dir) / "logs" / "main-0.log"
+    assert path.read_bytes().decode() == expected
+
+
+# -- ends and returns that nobody here asked for ----------------------------------------------------------
+
+
+def test_what_slurm_and_administrators_do_to_running_jobs(world: World) -> None:
+    Namespace.objects.filter(name="v100").update(qos="low")
+    low = world.job("low", "sleep 600", namespace="v100", role={"cpuNumber": 8})
+    world.wait_state(low, "RUNNING")
+    mine = world.job("mine", "sleep 600")
+    pushed = world.job("pushed", "sleep 600")
+    asleep = world.job("asleep", "sleep 600")
+    on_gpus = [{**role, "gpuNumber": 1} for role in TWO_ROLES]
+    het = world.job(
+        "het", namespace="default", taskRoles=on_gpus, placement="separate", timeLimit=600
+    )
+    for job in (mine, pushed, asleep, het):
+        world.wait_state(job, "RUNNING")
+    as_owner(world, "scancel", slurm_id(world, mine))
+    world.slurm("scontrol", "requeuehold", slurm_id(world, pushed))
+    world.slurm("scontrol", "suspend", slurm_id(world, asleep))
+    services.change_time_limit(job=het, by=world.alice, time_limit_s=1800)
+    Namespace.objects.filter(name="v100").update(qos="normal")
+    update(world, low, "requeue=0")  # so that being pushed aside is the end of it
+    pusher = world.job("pusher", "sleep 20", namespace="v100", role={"cpuNumber": 8})
+
+    told(world, asleep, "An administrator has suspended the job.", state="RUNNING")
+    world.slurm("scontrol", "resume", slurm_id(world, asleep))
+    told(world, pushed, "is held until it is released")
+    world.wait_state(mine, "STOPPED")
+    assert sentence(mine.reason).startswith("The job was cancelled in Slurm by")
+    world.wait(lambda: Job.objects.get(pk=het.pk).time_limit_s == 1800, 30, "time limit")
+    limits = world.slurm("squeue", "-h", "-o", "%l", "-j", slurm_id(world, het)).split()
+    assert limits == ["30:00", "30:00"]
+    world.wait_state(pusher, "RUNNING")
+    # Not its own fault: a further attempt waits, however few retries the job file allows.
+    world.wait(lambda: Job.objects.get(pk=low.pk).attempt_number == 2, 40, "no further attempt")
+    told(world, low, "waits for nodes to become free", timeout_s=40)
+    first = Attempt.objects.get(job=low, number=1)
+    assert (first.slurm_state, first.reason_code) == ("PREEMPTED", "end.preempted")
+
+    update(world, pusher, "requeue=0")
+    with undone(
+        world, ("scontrol", "update", "nodename=n3", "state=down", "reason=test"), ("true",)
+    ):
+        world.wait(lambda: Job.objects.get(pk=pusher.pk).attempt_number == 2, 40, "no retry")
+    first = Attempt.objects.get(job=pusher, number=1)
+    assert (first.slurm_state, first.reason_code) == ("NODE_FAIL", "end.node-fail")
+    asleep.refresh_from_db()
+    assert (asleep.state, sentence(asleep.reason)) == ("RUNNING", "")
+    stop_all(world, low, pusher, asleep, pushed, het)
