@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
-from django.utils.translation import gettext
+from django.utils.translation import get_supported_language_variant, gettext
 from django.utils.translation import ngettext as plural_of
+from django.utils.translation.trans_real import parse_accept_lang_header
 
 from clusters.sentences import TEMPLATE, Sentence, read, stored
 
@@ -38,6 +40,14 @@ def _said(sentence: Sentence) -> str:
     return template % values if values else template
 
 
+def language_asked(header: str) -> str:
+    """The first language of an Accept-Language header that Sluice speaks; "" for none."""
+    for code, _weight in parse_accept_lang_header(header):
+        with suppress(LookupError):
+            return get_supported_language_variant(code)
+    return ""
+
+
 def as_text(sentence: str) -> str:
     """For a text column: a sentence with its template as JSON."""
     kept = stored(sentence)
@@ -46,9 +56,9 @@ def as_text(sentence: str) -> str:
 
 def from_text(kept: str) -> str:
     """What `as_text` kept, in the reader's language; older rows hold plain English."""
-    if kept.startswith("{") and f'"{TEMPLATE}"' in kept:
-        try:
-            return told(json.loads(kept))
-        except ValueError:
-            return kept
-    return told(kept)
+    try:
+        found = json.loads(kept) if kept.startswith("{") else None
+    except ValueError:
+        found = None
+    is_sentence = isinstance(found, dict) and isinstance(found.get(TEMPLATE), str)
+    return told(found if is_sentence else kept)

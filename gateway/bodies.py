@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import io
-import json
 import logging
 from http.cookies import CookieError, SimpleCookie
 from typing import IO, Any
@@ -18,7 +17,11 @@ from typing import IO, Any
 from daphne.http_protocol import HTTPFactory, WebRequest
 from django.conf import settings
 from django.db import connections
+from django.utils import translation
 from twisted.internet.threads import deferToThread
+
+from clusters.languages import language_asked, told
+from clusters.sentences import _
 
 logger = logging.getLogger(__name__)
 
@@ -30,16 +33,25 @@ REFUSALS = {
     401: (
         "Unauthorized",
         "not_authenticated",
-        "Sign in first",
-        "Code is taken only from people who are signed in. Show a valid token, or sign in again.",
+        _(
+            "Code is taken only from people who are signed in. Show a valid token, or sign in again."
+        ),
     ),
     413: (
         "Content Too Large",
         "too_large",
-        "The request is too large",
-        "The request's body is larger than this address takes.",
+        _("The request's body is larger than this address takes."),
     ),
 }
+
+
+def refusal(status: int, accept_language: str) -> bytes:
+    # With it come all models; a server that refuses nothing needs none of them.
+    from gateway.problems import problem
+
+    _reason, code, words = REFUSALS[status]
+    with translation.override(language_asked(accept_language) or settings.LANGUAGE_CODE):
+        return problem(status=status, code=code, detail=told(words)).content
 
 
 def ordinary_bytes() -> int:
@@ -148,9 +160,8 @@ class BoundedRequest(WebRequest):  # type: ignore[misc]
     def _refuse(self, status: int) -> None:
         self._refused = True
         self._early.clear()
-        reason, code, title, detail = REFUSALS[status]
-        problem = {"type": f"urn:sluice:problem:{code}", "title": title, "status": status}
-        body = json.dumps({**problem, "code": code, "detail": detail, "errors": []}).encode()
+        reason = REFUSALS[status][0]
+        body = refusal(status, self.getHeader("accept-language") or "")
         head = (
             f"HTTP/1.1 {status} {reason}\r\nConnection: close\r\n"
             f"Content-Type: application/problem+json\r\nContent-Length: {len(body)}\r\n"

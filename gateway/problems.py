@@ -33,7 +33,7 @@ from jobs import errors as job_errors
 from jobs.archives import ArchiveRefused
 from jobs.plan import PlanError
 from jobs.spec import SpecError
-from jobs.telling import problem_row, problem_said
+from jobs.telling import problem_row, problems_said
 
 logger = logging.getLogger(__name__)
 
@@ -183,9 +183,7 @@ def _sentence(error: Exception, answer: Answer) -> str:
     if isinstance(error, cluster_errors.ClusterError | job_errors.JobError | ArchiveRefused):
         return told(error.user_message)
     if isinstance(error, SpecError | PlanError):
-        more = len(error.problems) - 1
-        rest = " " + _("There are %(count)s more problems.") % {"count": more} if more else ""
-        return problem_said(error.problems[0]) + rest
+        return problems_said(error.problems)
     if isinstance(error, drf.ValidationError | DjangoValidationError):
         found = list(_errors(error))
         place = f"{found[0]['path']}: " if found and found[0]["path"] else ""

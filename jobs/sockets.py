@@ -25,8 +25,8 @@ from django.db import close_old_connections
 from django.http import HttpRequest
 from django.http.request import split_domain_port, validate_host
 from django.utils.module_loading import import_string
-from django.utils.translation import get_supported_language_variant
-from django.utils.translation.trans_real import parse_accept_lang_header
+
+from clusters.languages import language_asked
 
 if TYPE_CHECKING:
     from gateway.models import User
@@ -90,14 +90,10 @@ def _cookie(scope: Scope, name: str) -> str:
 
 def language_of(scope: Scope, user: User) -> str:
     """As a page would choose: what was chosen there, what the person likes, what the program asks for."""
-    wanted = [_cookie(scope, settings.LANGUAGE_COOKIE_NAME), user.language]
-    wanted += [
-        code for code, _weight in parse_accept_lang_header(_header(scope, b"accept-language"))
-    ]
-    for code in wanted:
-        with contextlib.suppress(LookupError):
-            return get_supported_language_variant(code)
-    return str(settings.LANGUAGE_CODE)
+    chosen = _cookie(scope, settings.LANGUAGE_COOKIE_NAME)
+    if chosen not in dict(settings.LANGUAGES):
+        chosen = user.language or language_asked(_header(scope, b"accept-language"))
+    return chosen or str(settings.LANGUAGE_CODE)
 
 
 def person_of_session(session_key: str) -> Person:

@@ -11,7 +11,7 @@ from typing import Any
 from django.utils.translation import get_language, gettext, ngettext
 
 from clusters.languages import told
-from clusters.sentences import Sentence, together
+from clusters.sentences import Sentence, _, together
 from jobs.plan import Group, Note, Plan, RolePlan, describe
 from jobs.spec import Problem, Warning
 from jobs.templatetags.sluice import memory
@@ -34,15 +34,15 @@ def problem_words(problem: Problem) -> str:
     return told(together(problem.message, suggested))
 
 
-def problem_said(problem: Problem) -> str:
-    """With its place, for one line that stands alone."""
-    if isinstance(problem.suggestion, Sentence):
-        return told(together(problem.said(), problem.suggestion))
-    words = told(problem.said())
-    if problem.suggestion and problem.suggestion not in problem.message:
-        nearest = gettext("Did you mean: %(nearest)s") % {"nearest": problem.suggestion}
-        return f"{words} {nearest}"
-    return words
+def problems_said(problems: Sequence[Problem]) -> str:
+    """The first with its place and what to do instead, and how many more there are: one line."""
+    first, more = problems[0], len(problems) - 1
+    instead = first.suggestion
+    if instead and not isinstance(instead, Sentence):
+        known = instead in first.message
+        instead = "" if known else _('Did you mean "%(near)s"?', near=instead)
+    rest = _("There are %(count)s more problems.", count=more) if more else ""
+    return told(together(first.said(), instead, rest))
 
 
 def warning_row(warning: Warning | Mapping[str, Any]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from typing import IO, Any
 
 from django.conf import settings
 from django.utils.translation import gettext as _
+from django.utils.translation import gettext_noop
 from rest_framework.exceptions import APIException, ParseError
 from rest_framework.negotiation import BaseContentNegotiation
 from rest_framework.parsers import BaseParser
@@ -48,6 +49,20 @@ def read_body(stream: IO[bytes], context: Mapping[str, Any] | None) -> bytes:
     return body
 
 
+# What Python's json complains of, for the translators; the rest is shown as it is.
+JSON_WORDS = (
+    gettext_noop("Expecting value"),
+    gettext_noop("Expecting ',' delimiter"),
+    gettext_noop("Expecting ':' delimiter"),
+    gettext_noop("Expecting property name enclosed in double quotes"),
+    gettext_noop("Extra data"),
+    gettext_noop("Unterminated string starting at"),
+    gettext_noop("Invalid control character at"),
+    gettext_noop("Invalid \\escape"),
+    gettext_noop("Invalid \\uXXXX escape"),
+)
+
+
 def parse_json(body: bytes) -> Any:
     """JSON as values that can be stored: no NaN, no NUL, no half characters, no endless nesting."""
     try:
@@ -55,9 +70,14 @@ def parse_json(body: bytes) -> Any:
         value = json.loads(text, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
         # ValueError: bad JSON, bad UTF-8, or a number of thousands of digits.
-        words = str(error) if isinstance(error, json.JSONDecodeError) else ""
+        if not isinstance(error, json.JSONDecodeError):
+            raise ParseError(_("The body is not JSON that can be read.")) from error
+        place = {"words": _(error.msg), "line": error.lineno, "column": error.colno}
         raise ParseError(
-            _("The body is not JSON that can be read. %(words)s") % {"words": words}
+            _(
+                "The body is not JSON that can be read: %(words)s (line %(line)s, column %(column)s)."
+            )
+            % place
         ) from error
     _check_depth(value)
     if "\\u" in text:

@@ -65,9 +65,9 @@ def _is_text(value: Any, what: str = "") -> str:
 def kind_of(value: object) -> str:
     """The type of a value in the words of job files: a sentence where there is one."""
     if value is None:
-        return "null"
+        return _("null")
     if isinstance(value, bool):
-        return "true/false"
+        return _("true/false")
     names: tuple[tuple[type, str], ...] = (
         (str, _("text")),
         (int, _("a whole number")),

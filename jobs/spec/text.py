@@ -538,6 +538,8 @@ _YAML_WORDS: Mapping[str, Sentence] = {
         _("found undefined tag handle"),
         _("control characters are not allowed"),
         _("while parsing a node"),
+        _("while parsing a block node"),
+        _("while parsing a flow node"),
         _("while parsing a block mapping"),
         _("while parsing a block collection"),
         _("while parsing a flow mapping"),

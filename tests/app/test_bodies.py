@@ -28,6 +28,8 @@ import json, resource, sys
 sys.path.insert(0, {project!r})
 import os
 os.environ["DJANGO_SETTINGS_MODULE"] = "gateway.settings"
+import django
+django.setup()
 from daphne.endpoints import build_endpoint_description_strings
 from gateway import bodies
 from gateway.server import BackpressureServer
@@ -120,9 +122,11 @@ def test_what_no_address_takes_is_refused_before_it_is_sent(
     port: int, path: str, length: int
 ) -> None:
     asked = f"POST {path} HTTP/1.1\nHost: x\nAuthorization: Bearer good\nContent-Length: {length}"
+    asked += "\nAccept-Language: zh-CN,zh;q=0.9"
     head, body = refusal(port, asked)
     assert head.startswith(b"HTTP/1.1 413 ")
     assert body["code"] == "too_large"
+    assert body["detail"] == "请求正文超过此地址允许的大小。"
 
 
 @pytest.mark.parametrize("who", ["", "\nAuthorization: Bearer bad", "\nCookie: sessionid=x"])

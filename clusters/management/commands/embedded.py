@@ -22,19 +22,24 @@ if TYPE_CHECKING:
 NAME = "embedded"
 Role = Membership.Role
 
+# Rows hold one text each: these read in both languages.
 NAMESPACES: dict[str, dict[str, Any]] = {
     "default": {
         "partitions": ["gpu", "cpu"],
-        "description": "A100 nodes, and the nodes without A100s for what needs no GPU.",
+        "description": "A100 nodes, and others for what needs no GPU. A100 节点，以及供无需 GPU 的作业使用的其他节点。",
         "max_gpus_per_job": 8,
         "default_time_s": 3600,
         "max_time_s": 86400,
     },
-    "cpu": {"partitions": ["cpu"], "description": "Work without GPUs.", "max_gpus_per_job": 0},
-    "v100": {"partitions": ["v100"], "description": "The V100 node."},
+    "cpu": {
+        "partitions": ["cpu"],
+        "description": "Work without GPUs. 不需要 GPU 的作业。",
+        "max_gpus_per_job": 0,
+    },
+    "v100": {"partitions": ["v100"], "description": "The V100 node. V100 节点。"},
     "debug": {
         "partitions": ["debug"],
-        "description": "Ten minutes at most, to try something out.",
+        "description": "Ten minutes at most, to try something out. 最长十分钟，供试验使用。",
         "default_time_s": 300,
         "max_time_s": 600,
         "max_running_jobs_per_user": 4,
@@ -48,11 +53,11 @@ MEMBERS = {
 UNIX_USERS = {"alice": "sluice-alice", "bob": "sluice-bob", "carol": "sluice-carol"}
 IMAGE_ALIASES = {"python": "python.sif", "busybox": "busybox.sif"}
 SIZES: list[dict[str, Any]] = [
-    {"name": "cpu-small", "title": "1 core, 2 GB", "cpus": 1, "mem_mib": 2000, "price": "0.125"},
-    {"name": "cpu-large", "title": "8 cores, 16 GB", "cpus": 8, "mem_mib": 16000, "price": "1"},
+    {"name": "cpu-small", "title": "1 CPU, 2 GB", "cpus": 1, "mem_mib": 2000, "price": "0.125"},
+    {"name": "cpu-large", "title": "8 CPU, 16 GB", "cpus": 8, "mem_mib": 16000, "price": "1"},
     {
         "name": "a100-1",
-        "title": "1 × A100, 2 cores, 4 GB",
+        "title": "1 × A100, 2 CPU, 4 GB",
         "cpus": 2,
         "mem_mib": 4000,
         "gpus": 1,
@@ -62,7 +67,7 @@ SIZES: list[dict[str, Any]] = [
     },
     {
         "name": "a100-4",
-        "title": "4 × A100, 8 cores, 16 GB",
+        "title": "4 × A100, 8 CPU, 16 GB",
         "cpus": 8,
         "mem_mib": 16000,
         "gpus": 4,
@@ -72,7 +77,7 @@ SIZES: list[dict[str, Any]] = [
     },
     {
         "name": "v100-1",
-        "title": "1 × V100, 4 cores, 8 GB",
+        "title": "1 × V100, 4 CPU, 8 GB",
         "cpus": 4,
         "mem_mib": 8000,
         "gpus": 1,

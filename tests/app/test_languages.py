@@ -1,0 +1,314 @@
+"""Nothing that the server says to a person is English only: the sources, the catalogue and real answers."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.test import Client
+from django.utils import translation
+
+from clusters import errors as cluster_errors
+from clusters.doctor import Line, Outcome, to_json
+from clusters.errors import ConnectFailed
+from clusters.languages import as_text, from_text, told
+from clusters.models import store_status
+from clusters.sentences import _, joined, listed, ngettext, read, together
+from gateway.throttle import buckets
+from jobs import errors as job_errors
+from jobs.models import Job
+from jobs.states import Reason
+from jobs.web.machines import doctor_lines
+from tests.app.job_cast import Cast, make_cast
+
+PROJECT = Path(__file__).resolve().parents[2]
+SOURCES = [
+    path
+    for package in ("clusters", "gateway", "jobs")
+    for path in sorted((PROJECT / package).rglob("*.py"))
+    if "migrations" not in path.parts and "commands" not in path.parts
+]
+CHINESE = re.compile(r"[\u4e00-\u9fff]")
+# Three words in a row that no name, path or value of the files below holds.
+ENGLISH = re.compile(r"\b[a-z]{2,} [a-z]{2,} [a-z]{2,}\b")
+MARKS = {"_", "gettext", "gettext_lazy", "gettext_noop", "ngettext", "pgettext", "pgettext_lazy"}
+# Names that are the same in every language.
+SAME = {"Slurm", "slurm", "conf", "pyslurm", "QOS", "CPU", "GPU", "CPUs", "GPUs", "SHA", "hello", "all", "reduce", "JSON", "YAML", "SSH", "Unix", "UID", "JavaScript", "Jupyter", "VNC",
+        "TensorBoard", "Octopus", "OpenPAI", "API", "Sluice", "PyTorch", "TensorFlow", "Horovod", "MXNet", "XGBoost",
+        "PaddlePaddle", "MPI", "Apptainer", "Singularity", "enroot", "Pyxis", "MB", "GB", "MiB"}  # fmt: skip
+
+# Which argument of whose call is shown to people.
+SHOWN = {
+    **{name: 0 for name, kind in vars(cluster_errors).items() if isinstance(kind, type)},
+    **{name: 0 for name, kind in vars(job_errors).items() if isinstance(kind, type)},
+    **{"Problem": 1, "Warning": 1, "single": 1, "Broken": 2, "broken": 1, "Note": 1, "Fault": 0},
+    **{"ArchiveRefused": 1, "FrameworkError": 0, "RenderError": 0, "warn": 1, "refuse": 2},
+}
+
+
+def calls() -> Iterator[tuple[Path, ast.Call, str]]:
+    for path in SOURCES:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call):
+                called = node.func
+                name = getattr(called, "attr", None) or getattr(called, "id", "")
+                yield path, node, name
+
+
+def is_text(node: ast.expr) -> bool:
+    """A literal, an f-string, or strings that are put together: nothing that can be extracted."""
+    if isinstance(node, ast.BinOp):
+        return is_text(node.left) or is_text(node.right)
+    if isinstance(node, ast.IfExp):
+        return is_text(node.body) or is_text(node.orelse)
+    return isinstance(node, ast.JoinedStr) or (
+        isinstance(node, ast.Constant) and isinstance(node.value, str)
+    )
+
+
+def test_no_error_or_warning_is_made_of_bare_text() -> None:
+    bare = [
+        f"{path.relative_to(PROJECT)}:{node.lineno} {name}"
+        for path, node, name in calls()
+        if name in SHOWN and len(node.args) > SHOWN[name] and is_text(node.args[SHOWN[name]])
+    ]
+    assert not bare, "wrap these in _() of clusters.sentences, with %(name)s instead of an f-string"
+
+
+def test_every_marked_template_is_a_literal_with_chinese() -> None:
+    templates: set[tuple[str, ...]] = set()  # with its context, if it has one
+    for path, node, name in calls():
+        if name in MARKS and node.args:
+            given = node.args[: 2 if name.startswith("pgettext") else 1]
+            if all(isinstance(one, ast.Constant) for one in given):
+                templates.add(tuple(str(ast.literal_eval(one)) for one in given))
+            else:
+                assert not is_text(given[-1]), f"{path}:{node.lineno}"
+    assert len(templates) > 900
+    with translation.override("zh-hans"):
+        english = [one for one in templates if words_of(one[-1]) and not CHINESE.search(said(*one))]
+    assert not english
+
+
+def said(first: str, second: str = "") -> str:
+    return translation.pgettext(first, second) if second else translation.gettext(first)
+
+
+def words_of(template: str) -> set[str]:
+    """The English words of a template; names of things are the same in all languages."""
+    return set(re.findall(r"[A-Za-z]{2,}", re.sub(r"%\(\w+\)\w", "", template))) - SAME
+
+
+# Sentences themselves
+
+
+def test_a_sentence_is_english_and_can_be_told_again_from_a_row() -> None:
+    nodes = ngettext("%(count)s node", "%(count)s nodes", 2)
+    made = together(
+        _("No node of %(where)s has %(gpus)s.", where=listed(["a", "b", "c"]), gpus=nodes),
+        "",
+        _("Set gpuNumber to 0 or choose another namespace."),
+    )
+    assert made == (
+        "No node of a, b and c has 2 nodes. Set gpuNumber to 0 or choose another namespace."
+    )
+    kept = json.loads(json.dumps(made.stored()))
+    with translation.override("zh-hans"):
+        assert told(kept) == told(made)
+        assert "2 个节点" in told(kept)
+        assert from_text(as_text(made)) == told(made)
+        assert told(joined([_("CPUs"), "x"])) == "CPU、x"
+    assert read(kept) == made
+
+
+@pytest.mark.parametrize("kept", ["An old sentence.", "{", '{"template": 1}', ""])
+def test_rows_of_earlier_releases_and_broken_ones_still_show(kept: str) -> None:
+    assert from_text(kept) == kept
+    assert read({"template": "%(gone)s", "params": {"other": 1}}) == "%(gone)s"
+
+
+# What really comes back
+
+pytestmark = pytest.mark.django_db
+ROLE = {"name": "worker", "command": "true"}
+JOB: dict[str, Any] = {"jobName": "x", "namespace": "lab", "image": "busybox", "taskRoles": [ROLE]}
+
+
+def job(**changed: Any) -> dict[str, Any]:
+    return {**JOB, **changed}
+
+
+def role(**changed: Any) -> dict[str, Any]:
+    return job(taskRoles=[{**ROLE, **changed}])
+
+
+BAD_FILES: list[Any] = [
+    *("", "[1]", "{", '{"jobName": "x" "y"}', "a: b: c", "a:\n\t- b", "- [", "x: &a [*a]", "a: !!python/x 1", "--- a\n--- b", '{"a": tru}', "{'a': 1}"),
+    {"nothing": 1}, [], job(jobName="a b"), job(jobName=""), job(jobName=5), job(jobName="x" * 300),
+    job(image="a b"), job(image="-x"), job(image=None), job(taskRoles=[]), job(taskRoles={}), job(taskRoles=[3]),
+    job(taskRoles=[ROLE, ROLE]), job(taskRoles=[{**ROLE, "taskNumber": 2000}, {**ROLE, "name": "b", "taskNumber": 2}]),
+    job(retryCount=-3), job(retryCount="many"), job(timeLimit="soon"), job(timeLimit=0), job(timelimit=5),
+    job(placement="near"), job(namespace="nowhere"), job(virtualCluster="other"), job(jobEnvs={"1": 2}), job(jobEnvs=[1]),
+    job(jobEnvs={"IFS": "x"}), job(jobEnvs={"A": "x" * 200_000}), job(mounts=[{"source": "x", "target": "/"}]),
+    job(mounts=[{"source": "/a:b", "target": "/x/.."}]), job(mounts=[{"source": "/a", "target": "/x"}] * 2),
+    job(services=[{"kind": "telnet"}]), job(services=[{"kind": "ssh", "role": "nobody"}]), job(framework="pytorc"),
+    job(framework={"name": "tensorflow", "strategy": "ps"}), job(framework={"name": "pytorch", "strategy": "odd"}),
+    job(alerts={"overtime": [{"overtime_checker": 0}]}), job(alerts={"overtime": [{"overtime_checker": "x"}]}),
+    job(alerts={"deadline": [{"deadline_checker": "soon"}]}), job(code={"selector": "codeFile"}), job(secrets=["TOKEN"]),
+    job(dataDir="/a:b"), job(labels={"a": "b\n"}), job(extras={"a": float("1e999")}), job(description="a\0b"),
+    role(name="%"), role(name="-"), role(command=" "), role(command=5), role(taskNumber=0), role(taskNumber=3000),
+    role(taskNumber=1.5), role(taskNumber=True), role(cpuNumber=99), role(memoryMB=10**8), role(gpuNumber=1),
+    role(gpuNumber=1, gpuType="h100"), role(taskNumber=50, cpuNumber=8), role(memoryMB=100, shmMB=200), role(isMain="yes"),
+    role(minFailedTaskCount=5), role(portList=[{"label": "a", "beginAt": 65535, "portNumber": 3}]),
+    role(portList=[{"label": "a", "beginAt": 9000}, {"label": "b", "beginAt": 9000}]), role(taskNumber=2, placement="separate"),
+    role(taskNumber=2, portList=[{"label": "a", "beginAt": 9000}]), role(env={"A": [1]}), role(parameters=[{"key": "-"}]),
+    job(placement="separate", taskRoles=[{**ROLE, "cpuNumber": 8}, {**ROLE, "name": "b"}]),
+    {"protocolVersion": 1, "name": "x", "type": "jab", "taskRoles": {}, "prerequisites": [{"type": "x", "name": "a"}], "zzz": 1},
+    {"name": "x", "framework": {"version": 1}, "memory": "lots", "code_selector": "x", "cpus": 1},
+    {"name": "x", "config": [3]}, {"name": "x", "config": {}, "framework": {}, "cpus": 1},
+]  # fmt: skip
+WARNED_FILES: list[Any] = [
+    job(killAllOnCompletedTaskNumber=1, gpuTypeList=["a"], retryCount=-2, jobEnvs={"PAI_JOB_NAME": "x"}),
+    role(storageGB=1, tmp=1, dockerImage="x", taskNumber=2, portList=[{"label": "a", "beginAt": 80}, {"label": "b", "beginAt": 9000}]),
+    {key: value for key, value in JOB.items() if key != "namespace"},
+    "// ours\n" + json.dumps(JOB)[:-1] + ",}",
+    *(path.read_text() for path in sorted((PROJECT / "tests/unit/jobfiles").glob("*.*")) if path.suffix in (".yaml", ".json") and path.stem != "wrong"),
+]  # fmt: skip
+
+
+@pytest.fixture
+def cast() -> Cast:
+    buckets.clear()
+    return make_cast()
+
+
+@pytest.fixture
+def alice(cast: Cast) -> Client:
+    client = Client(headers={"accept-language": "zh-hans"})
+    client.force_login(cast.alice)
+    return client
+
+
+def post(client: Client, path: str, body: Any) -> Any:
+    buckets.clear()
+    data = body if isinstance(body, str | bytes) else json.dumps(body)
+    kind = "application/yaml" if isinstance(body, str) else "application/json"
+    return client.post(f"/api/v1/{path}", data, content_type=kind)
+
+
+def sentences_of(answer: Any) -> list[str]:
+    """Everything in an answer that is a sentence for a person."""
+    body = answer.json()
+    found = [body[name] for name in ("title", "detail", "plan_words") if body.get(name)]
+    for name in ("errors", "problems", "warnings", "notes", "obstacles"):
+        for row in body.get(name, []):
+            found += [row["message"]]
+            found += [row["suggestion"]] if " " in row.get("suggestion", "") else []
+    return found
+
+
+def assert_chinese(answer: Any, of: Any = "") -> None:
+    said = sentences_of(answer)
+    assert said, (of, answer.content)
+    assert not [one for one in said if not CHINESE.search(one) or ENGLISH.search(one)], of
+
+
+def test_what_is_wrong_with_a_job_file_is_said_in_chinese(alice: Client) -> None:
+    for file in BAD_FILES:
+        answer = post(alice, "jobs/plan", file)
+        assert answer.status_code in (400, 422) or not answer.json()["ok"], file
+        assert_chinese(answer, file)
+
+
+def test_warnings_and_plans_are_said_in_chinese(alice: Client) -> None:
+    for file in WARNED_FILES:
+        answer = post(alice, "jobs/plan", file)
+        assert answer.status_code in (400, 422) or answer.json()["warnings"], file
+        assert_chinese(answer, file)
+
+
+def test_a_warning_is_kept_for_readers_of_any_language(alice: Client, cast: Cast) -> None:
+    made = post(alice, "jobs", job(gpuTypeList=["a"]))
+    assert [one["message"] for one in made.json()["warnings"]] == ["已忽略：请设置 gpuType。"]
+    row = Job.objects.get(pk=made.json()["id"])
+    at = made.json()["links"]["self"]
+    english = alice.get(at, headers={"accept-language": "en"}).json()["warnings"]
+    assert [one["message"] for one in english] == ["is ignored: set gpuType."]
+    assert "请设置 gpuType" in alice.get(f"/jobs/{row.pk}").content.decode()
+    row.warnings = [{"path": "x", "message": "is ignored: an old one.", "line": None}]
+    row.save()
+    assert alice.get(at).json()["warnings"] == row.warnings
+    assert "is ignored: an old one." in alice.get(f"/jobs/{row.pk}").content.decode()
+
+
+def test_a_refusal_of_the_cluster_is_kept_for_readers_of_any_language(
+    alice: Client, cast: Cast
+) -> None:
+    refused = ConnectFailed(_("The connection to %(name)s broke twice.", name="login"))
+    made = cast.job()
+    made.reason = Reason("end.no-space", {"words": refused.user_message})
+    made.save()
+    for language, words in (
+        ("zh-hans", "与 login 的连接断开了两次。"),
+        ("en", "The connection to login broke twice."),
+    ):
+        reason = alice.get(f"/api/v1/jobs/{made.pk}", headers={"accept-language": language}).json()[
+            "reason"
+        ]
+        assert reason["text"].endswith(words)
+        assert reason["params"] == {"words": words}
+    store_status(cast.cluster, last_error=as_text(refused.user_message))
+    alice.force_login(cast.admin)
+    shown = alice.get("/api/v1/clusters").json()["items"][0]["last_error"]
+    assert shown == "与 login 的连接断开了两次。"
+
+
+def test_the_doctor_s_findings_are_kept_for_readers_of_any_language(cast: Cast) -> None:
+    line = Line("port", _("Port"), Outcome.FAIL, _("No command was given."), "chmod 0700 /x")
+    store_status(cast.cluster, doctor=to_json([line]))
+    cast.cluster.refresh_from_db()
+    with translation.override("zh-hans"):
+        (shown,) = doctor_lines(cast.cluster.status)
+    assert (shown["title"], shown["found"]) == ("端口", "没有给出命令。")
+    assert shown["remedy"] == "chmod 0700 /x"
+    assert shown["outcome"] == "fail"
+
+
+BAD_REQUESTS: list[tuple[str, str, Any]] = [
+    ("GET", "nothing", None), ("DELETE", "jobs/plan", None), ("GET", "jobs?page_size=x", None), ("GET", "jobs?stat=x", None),
+    ("GET", "jobs?cursor=x", None), ("GET", "jobs/00000000-0000-0000-0000-000000000000", None),
+    ("POST", "jobs", b"{"), ("POST", "jobs", b"\xff"), ("POST", "jobs/batch/stop", b"{"), ("POST", "jobs/batch/stop", b"\xff"), ("POST", "jobs/batch/stop", {}), ("POST", "jobs/batch/stop", {"ids": ["x"]}),
+    ("POST", "jobs/batch/stop", {"ids": ["00000000-0000-0000-0000-000000000000"], "zz": 1}),
+    ("POST", "jobs/{job}/clone", {"namespace": "nowhere"}), ("PATCH", "jobs/{job}", {}),
+    ("PATCH", "jobs/{job}", {"time_limit_s": 1}), ("PATCH", "jobs/{job}", {"time_limit_s": "x"}), ("PATCH", "jobs/{job}", {"labels": {"a": 1}}),
+    ("DELETE", "jobs/{job}", None), ("GET", "jobs/{job}/logs/worker/9", None), ("GET", "jobs/{job}/files", None),
+    ("GET", "jobs/{job}/files?root=x", None), ("GET", "jobs/{job}/script?attempt=9", None), ("POST", "templates", {"name": ""}),
+    ("POST", "templates", {"name": "t", "spec": {}, "visibility": "namespace"}), ("POST", "templates", {"name": "t", "job_file": "["}),
+    ("POST", "templates", {"name": "t", "spec": JOB, "parameters": [{"name": "1", "kind": "whole", "default": "x"}]}),
+    ("POST", "templates", {"name": "t", "spec": job(description="<% $parameters.nobody %>")}), ("GET", "templates/00000000-0000-0000-0000-000000000000", None),
+    ("GET", "uploads/" + "0" * 64, None), ("POST", "uploads", b"not an archive"), ("POST", "tokens", {}), ("POST", "tokens", {"name": "t", "scopes": ["all"]}),
+    ("DELETE", "tokens/99", None), ("GET", "specs?namespace=nowhere", None),
+]  # fmt: skip
+
+
+def test_what_is_wrong_with_a_request_is_said_in_chinese(alice: Client, cast: Cast) -> None:
+    job_id = str(cast.job().pk)
+    for method, path, body in BAD_REQUESTS:
+        buckets.clear()
+        address = "/api/v1/" + path.replace("{job}", job_id)
+        data = body if isinstance(body, bytes) else json.dumps(body) if body is not None else ""
+        answer = alice.generic(method, address, data, content_type="application/json")
+        assert answer.status_code >= 400, (method, path)
+        assert_chinese(answer, (method, path))
+
+
+def test_who_is_not_signed_in_is_told_so_in_chinese(client: Client) -> None:
+    for headers in ({}, {"authorization": "Bearer nonsense"}):
+        answer = client.get("/api/v1/jobs", headers={"accept-language": "zh-hans", **headers})
+        assert answer.status_code == 401
+        assert_chinese(answer)
