@@ -160,6 +160,7 @@ def make_private(database: Path) -> None:
 
 
 if DATABASES["default"]["ENGINE"] == "django.db.backends.sqlite3":
+    DATABASES["default"]["ENGINE"] = "gateway.sqlite"
     if not TESTING:
         make_private(Path(DATABASES["default"]["NAME"]))
     # WAL lets readers go on while the engine writes; IMMEDIATE takes the write lock at the start of
