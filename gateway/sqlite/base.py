@@ -24,7 +24,7 @@ class DatabaseWrapper(base.DatabaseWrapper):
         if not self._has_turn:
             self._has_turn = _turn.acquire(timeout=PATIENCE_S)
         try:
-            super()._start_transaction_under_autocommit()
+            super()._start_transaction_under_autocommit()  # type: ignore[misc]
         except BaseException:
             self._give_turn_back()
             raise
@@ -35,19 +35,19 @@ class DatabaseWrapper(base.DatabaseWrapper):
             _turn.release()
 
     def _commit(self) -> Any:
-        result = super()._commit()
+        result = super()._commit()  # type: ignore[misc]
         # Where it fails the transaction is still open, and a rollback follows.
         self._give_turn_back()
         return result
 
     def _rollback(self) -> Any:
         try:
-            return super()._rollback()
+            return super()._rollback()  # type: ignore[misc]
         finally:
             self._give_turn_back()
 
     def _close(self) -> Any:
         try:
-            return super()._close()
+            return super()._close()  # type: ignore[misc]
         finally:
             self._give_turn_back()
