@@ -19,9 +19,11 @@ from clusters.errors import ConnectFailed
 from clusters.languages import as_text, from_text, told
 from clusters.models import store_status
 from clusters.sentences import _, joined, listed, ngettext, read, together
+from gateway.models import User
 from gateway.throttle import buckets
 from jobs import errors as job_errors
 from jobs.models import Job
+from jobs.sockets import language_of
 from jobs.states import Reason
 from jobs.web.machines import doctor_lines
 from tests.app.job_cast import Cast, make_cast
@@ -305,6 +307,24 @@ def test_what_is_wrong_with_a_request_is_said_in_chinese(alice: Client, cast: Ca
         answer = alice.generic(method, address, data, content_type="application/json")
         assert answer.status_code >= 400, (method, path)
         assert_chinese(answer, (method, path))
+
+
+@pytest.mark.parametrize(
+    ("cookie", "saved", "accept", "language"),
+    [
+        ("zh-hans", "en", "en", "zh-hans"),
+        ("klingon", "zh-hans", "en", "zh-hans"),
+        ("", "", "fr, zh-CN;q=0.5, en;q=0.4", "zh-hans"),
+        ("", "", "en-GB", "en"),
+        ("", "", "", "en"),
+    ],
+)
+def test_a_socket_speaks_as_the_page_or_the_program_wishes(
+    cookie: str, saved: str, accept: str, language: str
+) -> None:
+    headers = [(b"cookie", f"django_language={cookie}".encode())]
+    headers += [(b"accept-language", accept.encode())]
+    assert language_of({"headers": headers}, User(language=saved)) == language
 
 
 def test_who_is_not_signed_in_is_told_so_in_chinese(client: Client) -> None:

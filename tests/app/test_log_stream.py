@@ -320,12 +320,15 @@ class TestSocket:
         socket = await opened(world.cast.alice, world.address)
         assert await closed_with(socket) == 1011
 
-    async def test_a_log_that_is_gone_says_so(self, world: World) -> None:
+    async def test_a_log_that_is_gone_says_so_in_the_reader_s_language(self, world: World) -> None:
         await sync_to_async(world.end_task)()
+        world.cast.alice.language = "zh-hans"
+        await world.cast.alice.asave()
         socket = await opened(world.cast.alice, world.address)
         _, told = await frames(socket, is_end)
         assert told[-1]["type"] == "error"
         assert told[-1]["code"] == "gone"
+        assert told[-1]["message"].startswith("此日志已不在集群上")
 
     async def test_strangers_and_unknown_logs_find_nothing(self, world: World) -> None:
         socket = await opened(world.cast.carol, world.address)

@@ -14,7 +14,7 @@ import pytest
 from websockets.sync.server import ServerConnection, serve
 
 import sluice
-from sluice import events, logs
+from sluice import events, logs, sockets
 from sluice.http import Door
 
 ID = "11111111-1111-4111-8111-111111111111"
@@ -52,7 +52,8 @@ def rest(*states: str) -> httpx.MockTransport:
     return httpx.MockTransport(answer)
 
 
-def test_a_log_goes_on_at_its_offset_after_every_break() -> None:
+def test_a_log_goes_on_at_its_offset_after_every_break(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sockets, "language", lambda: "zh")
     offsets: list[int] = []
     tokens: list[str] = []
 
@@ -63,6 +64,7 @@ def test_a_log_goes_on_at_its_offset_after_every_break() -> None:
         assert address.path == f"/ws/jobs/{ID}/logs/a%2Fb/3"
         assert query["lossless"] == ["1"]
         tokens.append(socket.request.headers["Authorization"])
+        assert socket.request.headers["Accept-Language"] == "zh-hans"
         offset = int(query["offset"][0])
         offsets.append(offset)
         socket.send(json.dumps({"type": "log", "offset": offset, "size": len(TEXT)}))
