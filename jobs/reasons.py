@@ -127,7 +127,7 @@ def signal_name(number: int) -> str:
     try:
         return signals.Signals(number).name
     except ValueError:
-        return f"signal {number}"
+        return str(_("signal %(number)s")) % {"number": number}
 
 
 def told_params(params: Mapping[str, Any]) -> dict[str, Any]:

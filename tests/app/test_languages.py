@@ -50,6 +50,10 @@ SHOWN = {
     **{name: 0 for name, kind in vars(job_errors).items() if isinstance(kind, type)},
     **{"Problem": 1, "Warning": 1, "single": 1, "Broken": 2, "broken": 1, "Note": 1, "Fault": 0},
     **{"ArchiveRefused": 1, "FrameworkError": 0, "RenderError": 0, "warn": 1, "refuse": 2},
+    **dict.fromkeys(
+        ("ValidationError", "ParseError", "PermissionDenied", "AuthenticationFailed"), 0
+    ),
+    **dict.fromkeys(("message_user", "success"), 1),
 }
 
 
