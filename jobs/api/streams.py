@@ -6,7 +6,7 @@ import asyncio
 import re
 import zlib
 from collections.abc import AsyncIterator, Generator, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from urllib.parse import quote
 
 from django.core.handlers.asgi import ASGIRequest
@@ -38,21 +38,22 @@ def stream(
 
 
 async def _beside_the_loop(chunks: Iterator[bytes]) -> AsyncIterator[bytes]:
-    loop = asyncio.get_running_loop()
-
     def take() -> bytes | None:
         return next(chunks, None)
 
+    reading: Future[bytes | None] | None = None
     try:
         while True:
-            chunk = await loop.run_in_executor(_readers, take)
+            reading = _readers.submit(take)
+            chunk = await asyncio.wrap_future(reading)
             if chunk is None:
                 return
             yield chunk
     finally:
         close = getattr(chunks, "close", None)
-        if close is not None:
-            await loop.run_in_executor(_readers, close)
+        if close is not None and reading is not None:
+            # Whoever leaves does so while a piece is read: it ends first, and nobody waits for that.
+            reading.add_done_callback(lambda _read: _readers.submit(close))
 
 
 def wanted_range(request: Request, size: int) -> tuple[int, int]:

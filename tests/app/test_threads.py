@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
 from asgiref.sync import sync_to_async
+from django.core.handlers.asgi import ASGIRequest
 from django.http import HttpRequest, HttpResponse
 from django.test import Client as Browser
 from django.test import override_settings
@@ -16,6 +18,7 @@ from django.test import override_settings
 from clusters.errors import CommandTimeout
 from clusters.local import LocalTransport
 from gateway.threads import ThreadedHandler
+from jobs.api.streams import stream
 from jobs.models import Job
 from tests.app.job_cast import make_cast
 
@@ -157,3 +160,30 @@ def job_and_session() -> tuple[Job, str]:
     browser = Browser()
     browser.force_login(cast.alice)
     return job, browser.cookies["sessionid"].value
+
+
+async def test_a_download_left_in_the_middle_of_a_read_is_closed_after_it() -> None:
+    reading, go, closed = threading.Event(), threading.Event(), threading.Event()
+
+    def chunks() -> Iterator[bytes]:
+        try:
+            reading.set()
+            go.wait(20)
+            yield b"late"
+        finally:
+            closed.set()
+
+    request = ASGIRequest({**SCOPE, "headers": []}, io.BytesIO())
+    answer = stream(request, chunks(), content_type="text/plain", filename="x")
+
+    async def read() -> list[bytes]:
+        return [chunk async for chunk in answer]
+
+    reader = asyncio.create_task(read())
+    assert await asyncio.to_thread(reading.wait, 20)
+    reader.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(reader, 20)
+    assert not closed.is_set()
+    go.set()
+    assert await asyncio.to_thread(closed.wait, 20)
