@@ -13,6 +13,7 @@ from clusters.connect import scheduler_for
 from clusters.errors import IdentityRefused
 from clusters.forms import format_time
 from clusters.models import Cluster, Namespace, store_capacity, store_status, unix_user_for
+from clusters.sentences import Sentence, _
 from clusters.slurm import Association, Qos, Tres
 
 
@@ -47,7 +48,7 @@ class SlurmView:
 class Drift:
     namespace: str
     code: str
-    problem: str
+    problem: Sentence
     remedy: str
 
 
@@ -101,8 +102,8 @@ def _drifts(namespace: NamespaceView, slurm: SlurmView) -> Iterator[Drift]:
             yield Drift(
                 rules.name,
                 "partition_gone",
-                f"partition {name} is gone",
-                "choose another partition, or switch the namespace off",
+                _("partition %(name)s is gone", name=name),
+                _("choose another partition, or switch the namespace off"),
             )
         else:
             partitions.append(partition)
@@ -121,16 +122,23 @@ def _account_drifts(
         yield Drift(
             rules.name,
             "account_gone",
-            f"account {rules.account} is gone",
-            f"sacctmgr add account {rules.account}, or choose another account",
+            _("account %(account)s is gone", account=rules.account),
+            _("sacctmgr add account %(account)s, or choose another account", account=rules.account),
         )
     for partition in partitions:
         if partition.allowed_accounts and rules.account not in partition.allowed_accounts:
             yield Drift(
                 rules.name,
                 "account_not_allowed",
-                f"partition {partition.name} does not admit account {rules.account}",
-                f"choose one of {', '.join(partition.allowed_accounts)}, or extend AllowAccounts",
+                _(
+                    "partition %(name)s does not admit account %(account)s",
+                    name=partition.name,
+                    account=rules.account,
+                ),
+                _(
+                    "choose one of %(names)s, or extend AllowAccounts",
+                    names=", ".join(partition.allowed_accounts),
+                ),
             )
 
 
@@ -143,16 +151,23 @@ def _qos_drifts(
         yield Drift(
             rules.name,
             "qos_gone",
-            f"QOS {rules.qos} is gone",
-            f"sacctmgr add qos {rules.qos}, or choose another QOS",
+            _("QOS %(qos)s is gone", qos=rules.qos),
+            _("sacctmgr add qos %(qos)s, or choose another QOS", qos=rules.qos),
         )
     for partition in partitions:
         if partition.allowed_qos and rules.qos not in partition.allowed_qos:
             yield Drift(
                 rules.name,
                 "qos_not_allowed",
-                f"partition {partition.name} does not admit QOS {rules.qos}",
-                f"choose one of {', '.join(partition.allowed_qos)}, or extend AllowQos",
+                _(
+                    "partition %(name)s does not admit QOS %(qos)s",
+                    name=partition.name,
+                    qos=rules.qos,
+                ),
+                _(
+                    "choose one of %(names)s, or extend AllowQos",
+                    names=", ".join(partition.allowed_qos),
+                ),
             )
 
 
@@ -163,8 +178,12 @@ def _member_drifts(namespace: NamespaceView, slurm: SlurmView) -> Iterator[Drift
             yield Drift(
                 rules.name,
                 "member_without_account",
-                f"member {member.username} cannot submit: {member.refusal}",
-                "map the person to a Unix account, or make them a viewer",
+                _(
+                    "member %(username)s cannot submit: %(refusal)s",
+                    username=member.username,
+                    refusal=member.refusal,
+                ),
+                _("map the person to a Unix account, or make them a viewer"),
             )
             continue
         if not slurm.enforces_associations:
@@ -175,15 +194,30 @@ def _member_drifts(namespace: NamespaceView, slurm: SlurmView) -> Iterator[Drift
             yield Drift(
                 rules.name,
                 "member_without_association",
-                f"member {member.username} (Unix user {member.unix_user}) has no association"
-                + (f" with account {rules.account}" if rules.account else ""),
+                _(
+                    "member %(username)s (Unix user %(unix_user)s) has no association with account %(account)s",
+                    username=member.username,
+                    unix_user=member.unix_user,
+                    account=rules.account,
+                )
+                if rules.account
+                else _(
+                    "member %(username)s (Unix user %(unix_user)s) has no association",
+                    username=member.username,
+                    unix_user=member.unix_user,
+                ),
                 f"sacctmgr add user {member.unix_user} account={account}",
             )
         elif rules.qos and all(rules.qos not in row.qos for row in rows):
             yield Drift(
                 rules.name,
                 "member_without_qos",
-                f"member {member.username} (Unix user {member.unix_user}) may not use QOS {rules.qos}",
+                _(
+                    "member %(username)s (Unix user %(unix_user)s) may not use QOS %(qos)s",
+                    username=member.username,
+                    unix_user=member.unix_user,
+                    qos=rules.qos,
+                ),
                 f"sacctmgr modify user {member.unix_user} set qos+={rules.qos}",
             )
 
@@ -196,6 +230,14 @@ def _serves(row: Association, unix_user: str, rules: NamespaceRules) -> bool:
     )
 
 
+LONGEST = _("longest time")
+NODES = _("nodes per job")
+GPUS = _("GPUs per job")
+CPUS = _("CPUs per job")
+MEMORY = _("memory per job (MiB)")
+RUNNING = _("running jobs per person")
+
+
 def _limit_drifts(
     namespace: NamespaceView, partitions: Sequence[Partition], slurm: SlurmView
 ) -> Iterator[Drift]:
@@ -204,25 +246,30 @@ def _limit_drifts(
         for what, ours in _limits_of_ours(namespace).items():
             allowed = theirs.get(what)
             if ours is not None and allowed is not None and ours > allowed:
-                show = format_time if what == "longest time" else str
+                show = format_time if what == LONGEST else str
                 yield Drift(
                     rules.name,
                     "limit_above_slurm",
-                    f"{what} {show(ours)} is above {show(allowed)} of {whose}: such jobs would be "
-                    "refused or wait for ever",
-                    f"lower it to {show(allowed)}, or raise Slurm's",
+                    _(
+                        "%(what)s %(ours)s is above %(allowed)s of %(whose)s: such jobs would be refused or wait for ever",
+                        what=what,
+                        ours=show(ours),
+                        allowed=show(allowed),
+                        whose=whose,
+                    ),
+                    _("lower it to %(allowed)s, or raise Slurm's", allowed=show(allowed)),
                 )
 
 
 def _limits_of_ours(namespace: NamespaceView) -> dict[str, int | None]:
     rules = namespace.rules
     return {
-        "longest time": rules.max_time_s,
-        "nodes per job": rules.max_nodes_per_job,
-        "GPUs per job": rules.max_gpus_per_job,
-        "CPUs per job": rules.max_cpus_per_job,
-        "memory per job (MiB)": rules.max_mem_mib_per_job,
-        "running jobs per person": namespace.max_running_jobs_per_user,
+        LONGEST: rules.max_time_s,
+        NODES: rules.max_nodes_per_job,
+        GPUS: rules.max_gpus_per_job,
+        CPUS: rules.max_cpus_per_job,
+        MEMORY: rules.max_mem_mib_per_job,
+        RUNNING: namespace.max_running_jobs_per_user,
     }
 
 
@@ -231,29 +278,29 @@ def _limits_of_slurm(
 ) -> Iterator[tuple[str, dict[str, int | None]]]:
     for partition in partitions:
         yield (
-            f"partition {partition.name}",
+            _("partition %(name)s", name=partition.name),
             {
-                "longest time": partition.max_time_s,
-                "nodes per job": partition.max_nodes_per_job,
+                LONGEST: partition.max_time_s,
+                NODES: partition.max_nodes_per_job,
             },
         )
     for qos in slurm.qos:
         if qos.name == rules.qos:
             yield (
-                f"QOS {qos.name}",
+                _("QOS %(name)s", name=qos.name),
                 {
-                    "longest time": qos.max_wall_s,
-                    "running jobs per person": qos.max_jobs_per_user,
+                    LONGEST: qos.max_wall_s,
+                    RUNNING: qos.max_jobs_per_user,
                     **_limits_of_tres(qos.max_tres_per_job),
                 },
             )
     for row in slurm.associations:
         if rules.account and row.account == rules.account and not row.user:
             yield (
-                f"account {row.account}",
+                _("account %(name)s", name=row.account),
                 {
-                    "longest time": row.max_wall_s,
-                    "running jobs per person": row.max_jobs,
+                    LONGEST: row.max_wall_s,
+                    RUNNING: row.max_jobs,
                     **_limits_of_tres(row.max_tres_per_job),
                 },
             )
@@ -261,10 +308,10 @@ def _limits_of_slurm(
 
 def _limits_of_tres(tres: Tres) -> dict[str, int | None]:
     return {
-        "nodes per job": tres.nodes,
-        "GPUs per job": tres.gpus,
-        "CPUs per job": tres.cpus,
-        "memory per job (MiB)": tres.mem_mib,
+        NODES: tres.nodes,
+        GPUS: tres.gpus,
+        CPUS: tres.cpus,
+        MEMORY: tres.mem_mib,
     }
 
 

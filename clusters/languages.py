@@ -7,6 +7,7 @@ commands call `told` where they show a sentence, never earlier.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
@@ -46,6 +47,13 @@ def language_asked(header: str) -> str:
         with suppress(LookupError):
             return get_supported_language_variant(code)
     return ""
+
+
+def console_language() -> str:
+    """Of whoever runs a command, by the usual variables: Chinese if they say so, else English."""
+    named = (os.environ.get(name, "") for name in ("LC_ALL", "LC_MESSAGES", "LANG"))
+    wanted = next((value for value in named if value), "")
+    return "zh-hans" if wanted.lower().startswith("zh") else "en"
 
 
 def as_text(sentence: str) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from django.core.management import CommandError, call_command
 from django.test import Client
 from django.utils import translation
 
@@ -311,6 +312,19 @@ def test_what_is_wrong_with_a_request_is_said_in_chinese(alice: Client, cast: Ca
         answer = alice.generic(method, address, data, content_type="application/json")
         assert answer.status_code >= 400, (method, path)
         assert_chinese(answer, (method, path))
+
+
+def test_checks_on_the_console_speak_the_console_s_language(
+    cast: Cast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("LC_ALL", raising=False)
+    monkeypatch.delenv("LC_MESSAGES", raising=False)
+    for language, words in (("zh_CN.UTF-8", "没有集群"), ("C.UTF-8", "There is no cluster")):
+        monkeypatch.setenv("LANG", language)
+        with pytest.raises(CommandError, match=words):
+            call_command("cluster", "check", "nowhere")
+        with pytest.raises(CommandError, match=words):
+            call_command("namespace", "sync", "nowhere")
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,13 @@ from dataclasses import asdict
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
+from django.utils import translation
+from django.utils.translation import gettext
 
 from clusters import doctor
 from clusters.doctor import Line, Outcome
 from clusters.errors import IdentityRefused
+from clusters.languages import console_language, told
 from clusters.models import Cluster
 
 
@@ -30,11 +33,15 @@ class Command(BaseCommand):
         check.add_argument("--json", action="store_true", help="print one JSON object")
 
     def handle(self, *args: Any, **options: Any) -> None:
+        with translation.override(console_language()):
+            self._check(options)
+
+    def _check(self, options: dict[str, Any]) -> None:
         cluster = find_cluster(options["name"])
         try:
             unix_user, namespaces = doctor.whom_to_try(cluster, options["user"])
         except IdentityRefused as refused:
-            raise CommandError(refused.user_message) from refused
+            raise CommandError(told(refused.user_message)) from refused
         lines = []
         for line in doctor.examine_cluster(cluster, unix_user=unix_user, namespaces=namespaces):
             lines.append(line)
@@ -58,14 +65,17 @@ class Command(BaseCommand):
             Outcome.NOT_TRIED: self.style.NOTICE,
         }[line.outcome]
         label = f"{line.outcome.upper():9}"
-        self.stdout.write(f"{paint(label)}  {line.title}: {line.found}")
+        self.stdout.write(f"{paint(label)}  {told(line.title)}: {told(line.found)}")
         if line.remedy:
-            self.stdout.write(f"{'':9}  → {line.remedy}")
+            self.stdout.write(f"{'':9}  → {told(line.remedy)}")
 
 
 def find_cluster(name: str) -> Cluster:
     cluster = Cluster.objects.filter(name=name).first()
     if cluster is None:
-        known = ", ".join(Cluster.objects.values_list("name", flat=True)) or "none yet"
-        raise CommandError(f"There is no cluster “{name}”. There are: {known}.")
+        known = ", ".join(Cluster.objects.values_list("name", flat=True)) or gettext("none yet")
+        raise CommandError(
+            gettext("There is no cluster “%(name)s”. There are: %(known)s.")
+            % {"name": name, "known": known}
+        )
     return cluster

@@ -7,10 +7,13 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
 from django.db import transaction
+from django.utils import translation
+from django.utils.translation import gettext as _
 
 from clusters import drift
 from clusters.errors import ClusterError
 from clusters.forms import format_time
+from clusters.languages import console_language, told
 from clusters.management.commands.cluster import find_cluster
 
 
@@ -27,29 +30,37 @@ class Command(BaseCommand):
         sync.add_argument("--apply", action="store_true", help="make the proposed namespaces")
 
     def handle(self, *args: Any, **options: Any) -> None:
+        with translation.override(console_language()):
+            self._sync(options)
+
+    def _sync(self, options: dict[str, Any]) -> None:
         cluster = find_cluster(options["cluster"])
         try:
             survey = drift.survey(cluster)
         except ClusterError as error:
             raise CommandError(
-                f"{error.user_message} (“manage.py cluster check {cluster.name}” finds out where it breaks.)"
+                _("%(message)s (“manage.py cluster check %(name)s” finds out where it breaks.)")
+                % {"message": told(error.user_message), "name": cluster.name}
             ) from error
         with transaction.atomic():
             if options["apply"]:
                 drift.apply(cluster, survey.proposals)
-        verb = "Made" if options["apply"] else "Proposed"
+        words = _("Proposed: namespace %(name)s on partition %(partition)s, longest time %(limit)s")
+        if options["apply"]:
+            words = _("Made: namespace %(name)s on partition %(partition)s, longest time %(limit)s")
         for proposal in survey.proposals:
-            limit = format_time(proposal.max_time_s) if proposal.max_time_s else "no limit"
+            limit = format_time(proposal.max_time_s) if proposal.max_time_s else _("no limit")
             self.stdout.write(
-                f"{verb}: namespace {proposal.name} on partition {proposal.partition}, longest time {limit}"
+                words % {"name": proposal.name, "partition": proposal.partition, "limit": limit}
             )
         if survey.proposals and not options["apply"]:
-            self.stdout.write("(--apply makes them, without members.)")
+            self.stdout.write(_("(--apply makes them, without members.)"))
+        drift_word = self.style.WARNING(_("Drift"))
         for found in survey.drifts:
-            self.stdout.write(
-                f"{self.style.WARNING('Drift')}: namespace {found.namespace}: {found.problem}\n       → {found.remedy}"
-            )
+            where = _("namespace %(name)s") % {"name": found.namespace}
+            self.stdout.write(f"{drift_word}: {where}: {told(found.problem)}")
+            self.stdout.write(f"       → {told(found.remedy)}")
         if not survey.drifts:
-            self.stdout.write(self.style.SUCCESS("Every namespace fits what Slurm has."))
+            self.stdout.write(self.style.SUCCESS(_("Every namespace fits what Slurm has.")))
             return
         raise SystemExit(1)
