@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
-from tests.faults.load import EventWatcher, Load, Wanted
+from tests.faults.load import LINE_EVERY_S, EventWatcher, Load, Wanted
 from tests.faults.system import System
 
 Breaking = Callable[[System, random.Random], AbstractContextManager[None]]
@@ -162,6 +162,8 @@ class Campaign:
 
     def _jobs(self) -> list[Wanted]:
         number = self.report.rounds
+        # A job to be stopped outlives the longest time that a stop cannot reach it.
+        stopped_lines = int((self._longest_s + 120) / LINE_EVERY_S)
         jobs = []
         for n in range(self._jobs_per_round):
             kind = n % 6
@@ -169,7 +171,7 @@ class Campaign:
                 Wanted(
                     f"s{self._seed}r{number}j{n}",
                     owner="bob" if n % 3 == 2 else "alice",
-                    lines=200 if kind == 4 else self._chance.randint(4, 30),
+                    lines=stopped_lines if kind == 4 else self._chance.randint(4, 30),
                     exit_code=3 if kind == 3 else 0,
                     stop_it=kind == 4,
                     watch=kind in (0, 2, 4),
