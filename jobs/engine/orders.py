@@ -60,7 +60,8 @@ def _stop(cluster: Cluster, slurm: Slurm, lease: Lease, stats: EngineStats) -> N
     groups: dict[tuple[str, bool], list[Attempt]] = defaultdict(list)
     for attempt in attempts[: STOPS_PER_COMMAND * 5]:
         groups[attempt.unix_user, _can_be_asked(attempt)].append(attempt)
-    for (unix_user, asked), theirs in groups.items():
+    # Those that wait come first: else some would start on the nodes of those that are stopped.
+    for (unix_user, asked), theirs in sorted(groups.items(), key=lambda group: group[0][1]):
         for start in range(0, len(theirs), STOPS_PER_COMMAND):
             part = theirs[start : start + STOPS_PER_COMMAND]
             ids = [attempt.slurm_job_id for attempt in part]
