@@ -6,7 +6,6 @@ import logging
 import os
 import random
 import shutil
-import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
@@ -114,52 +113,6 @@ def test_every_end_has_its_state_and_a_sentence(running: World) -> None:
     assert tasks[0].started_at
     one = Task.objects.get(attempt__job=stopped)
     assert one.state == "stopped"
-
-
-def test_held_requeued_and_a_lost_node_wait_and_go_on(running: World) -> None:
-    world = running
-    held = world.job("held", "true")
-    world.wait_state(held, "PENDING", "RUNNING", "COMPLETED")
-    slow = world.job("slow", "sleep 6")
-    world.wait_state(slow, "RUNNING")
-    # Held by an administrator before it can start: nothing else is free for it.
-    blocker = world.job("blocker", "sleep 20", namespace="debug", role={"cpuNumber": 8})
-    world.wait_state(blocker, "RUNNING")
-    waiting = world.job("waiting", "true", namespace="debug", role={"cpuNumber": 8})
-    world.wait_state(waiting, "PENDING")
-    world.slurm("scontrol", "hold", world.attempt(waiting).slurm_job_id)
-
-    def is_held() -> bool:
-        waiting.refresh_from_db()
-        return "administrator holds" in sentence(waiting.reason)
-
-    world.wait(is_held, 15, sentence(waiting.reason))
-    world.slurm("scontrol", "release", world.attempt(waiting).slurm_job_id)
-    world.slurm("scontrol", "requeue", world.attempt(slow).slurm_job_id)
-    world.wait_state(slow, "PENDING")
-    assert slow.started_at is None
-
-    lost = world.job("lost", "sleep 8", namespace="v100")
-    world.wait_state(lost, "RUNNING")
-    world.slurm("scontrol", "update", "nodename=n3", "state=down", "reason=test")
-    try:
-        world.wait_state(lost, "PENDING", "QUEUED", timeout_s=40)
-    finally:
-        # A node that answers comes back by itself (ReturnToService=2): then there is nothing to resume.
-        subprocess.run(
-            ["scontrol", "update", "nodename=n3", "state=resume"],
-            env=world.embedded.env,
-            capture_output=True,
-            check=False,
-        )
-    services.stop_job(job=blocker, by=world.alice)
-    # Slurm lets a requeued job wait for two minutes (BeginTime): long enough for a test.
-    for job in (slow, lost):
-        services.stop_job(job=job, by=world.alice)
-        world.wait_state(job, "STOPPED")
-    for job in (held, waiting):
-        world.wait_state(job, *END_STATES, timeout_s=60)
-        assert job.state == "COMPLETED", f"{job.name}: {sentence(job.reason)}"
 
 
 def test_what_slurm_refuses_says_why(running: World) -> None:

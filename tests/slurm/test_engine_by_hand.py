@@ -9,7 +9,10 @@ import io
 import os
 import pwd
 import signal
+import socket
 import subprocess
+import sys
+import uuid
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -21,7 +24,14 @@ import pytest
 from django.test import Client
 from django.utils import timezone, translation
 
-from clusters.models import Cluster, Namespace
+from clusters.models import (
+    Cluster,
+    Membership,
+    Namespace,
+    UnixAccount,
+    capacity_of,
+    store_capacity,
+)
 from jobs import services
 from jobs.engine.orders import SETTLED_AFTER
 from jobs.models import Attempt, Job
@@ -29,7 +39,7 @@ from jobs.reasons import sentence
 from jobs.spec import Code
 from jobs.states import END_STATES
 from jobs.uploads import Incoming
-from tests.conftest import EmbeddedCluster
+from tests.conftest import PROJECT, EmbeddedCluster
 from tests.slurm.engine_process import World, make_world
 from tests.slurm.test_engine import prepare
 
@@ -44,8 +54,10 @@ def world(cluster: EmbeddedCluster, tmp_path: Path) -> Iterator[World]:
         try:
             yield made
         finally:
-            for user in ("sluice-alice", "sluice-bob"):  # the next test wants the nodes
-                made.slurm("scancel", "--user", user)
+            # The next test wants the nodes. Nothing there to cancel is no fault.
+            for user in ("sluice-alice", "sluice-bob"):
+                argv = ["scancel", "--quiet", "--user", user]
+                subprocess.run(argv, env=cluster.env, check=False)
 
 
 def told(world: World, job: Job, words: str, state: str = "PENDING", timeout_s: float = 60) -> None:
@@ -177,6 +189,7 @@ def test_what_waits_says_why_and_when(world: World, client: Client) -> None:
     told(world, jobs["next"], "waits for nodes to become free")
     told(world, jobs["held"], "The job is held; release it to let it start.")
     told(world, jobs["admin-held"], "An administrator holds the job.")
+    as_owner(world, "scontrol", "release", slurm_id(world, jobs["held"]))
     told(world, jobs["after"], "waits for another job that it depends on")
     told(world, jobs["never"], "can no longer come true")
     told(world, jobs["begin"], "waits for its start time")
@@ -187,6 +200,7 @@ def test_what_waits_says_why_and_when(world: World, client: Client) -> None:
         return said is not None and said > timezone.now().isoformat()
 
     world.wait(starts_in_time, 30, "no expected start")
+    told(world, jobs["held"], "Other jobs with a higher priority come first.")
     world.wait(lambda: Job.objects.get(pk=jobs["begin"].pk).time_limit_s == 1200, 30, "time limit")
     assert (
         world.slurm("squeue", "-h", "-o", "%l", "-j", slurm_id(world, jobs["begin"])) == "20:00\n"
@@ -255,7 +269,40 @@ def small_space(world: World, unix_user: str) -> Iterator[Path]:
         subprocess.run(["umount", "-l", str(place)], check=True)
 
 
-def test_a_full_a_closed_and_a_lost_space(world: World) -> None:
+CODE = {
+    "run.sh": (b'#!/bin/sh\nprintf \'%s\\n\' "$PAI_CODE_DIR" "$MODEL_DIR" "$PWD"\n', 0o755),
+    "données/größe 数据.txt": (b"zwei\r\nZeilen\r\n", 0o644),
+    "plain.sh": (b"exit 9\n", 0o644),
+}
+
+
+def job_with_code(world: World) -> Job:
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as archive:
+        for name, (data, mode) in CODE.items():
+            info = zipfile.ZipInfo(name)
+            info.external_attr = (0o100000 | mode) << 16
+            archive.writestr(info, data)
+    incoming = Incoming()
+    incoming.write(packed.getvalue())
+    upload = incoming.keep(by=world.alice, filename="code.zip")
+    command = "./run.sh && cat */*.txt && ls -l plain.sh run.sh | cut -c 1-10"
+    code = Code(selector="codeFile", upload_id=upload.sha256).model_dump(by_alias=True)
+    return world.job("coded", command, code=code, code_upload=upload)
+
+
+def check_code_arrived(world: World, job: Job) -> None:
+    world.wait_state(job, *END_STATES)
+    assert job.state == "COMPLETED", sentence(job.reason)
+    attempt_dir = world.attempt(job).work_dir
+    expected = f"{attempt_dir}/code\n" * 3 + "zwei\r\nZeilen\r\n-rw-------\n-rwx------\n"
+    path = Path(attempt_dir) / "logs" / "main-0.log"
+    assert path.read_bytes().decode() == expected
+
+
+def test_a_full_space_a_closed_one_and_uploaded_code(world: World, settings: Any) -> None:
+    settings.UPLOAD_DIR = world.tmp / "uploads"
+    coded = job_with_code(world)
     with small_space(world, "sluice-bob") as space:
         filler = space / "filler"
         with suppress(OSError), filler.open("wb", buffering=0) as file:
@@ -273,35 +320,29 @@ def test_a_full_a_closed_and_a_lost_space(world: World) -> None:
         world.wait_state(closed, "FAILED")
         assert "Files could not be written in your space" in sentence(closed.reason)
         assert "The Unix user may not access" in sentence(closed.reason)
+    check_code_arrived(world, coded)
 
 
-CODE = {
-    "run.sh": (b'#!/bin/sh\nprintf \'%s\\n\' "$PAI_CODE_DIR" "$MODEL_DIR" "$PWD"\n', 0o755),
-    "données/größe 数据.txt": (b"zwei\r\nZeilen\r\n", 0o644),
-    "plain.sh": (b"exit 9\n", 0o644),
-}
+def test_people_who_are_gone(world: World) -> None:
+    """Their running jobs end as they would; what waits here says that it cannot be submitted as them."""
+    Namespace.objects.filter(name="cpu").update(max_running_jobs_per_user=1)
+    going = world.job("going", "sleep 4", by=world.bob)
+    world.wait_state(going, "RUNNING")
+    queued = world.job("queued", "true", by=world.bob)
+    world.bob.is_active = False
+    world.bob.save()
+    world.wait_state(queued, "FAILED")
+    assert "This person has no active account in Sluice." in sentence(queued.reason)
+    world.wait_state(going, "COMPLETED")
 
-
-def test_uploaded_code_arrives_as_it_was(world: World, settings: Any) -> None:
-    settings.UPLOAD_DIR = world.tmp / "uploads"
-    packed = io.BytesIO()
-    with zipfile.ZipFile(packed, "w") as archive:
-        for name, (data, mode) in CODE.items():
-            info = zipfile.ZipInfo(name)
-            info.external_attr = (0o100000 | mode) << 16
-            archive.writestr(info, data)
-    incoming = Incoming()
-    incoming.write(packed.getvalue())
-    upload = incoming.keep(by=world.alice, filename="code.zip")
-    command = "./run.sh && cat */*.txt && ls -l plain.sh run.sh | cut -c 1-10"
-    code = Code(selector="codeFile", upload_id=upload.sha256).model_dump(by_alias=True)
-    job = world.job("coded", command, code=code, code_upload=upload)
-    world.wait_state(job, *END_STATES)
-    assert job.state == "COMPLETED", sentence(job.reason)
-    attempt_dir = world.attempt(job).work_dir
-    expected = f"{attempt_dir}/code\n" * 3 + "zwei\r\nZeilen\r\n-rw-------\n-rwx------\n"
-    path = Path(attempt_dir) / "logs" / "main-0.log"
-    assert path.read_bytes().decode() == expected
+    # Slurm takes nobody's association away who has a job (22.05: "Job(s) active, cancel job(s) before remove").
+    removed = ("sacctmgr", "-i", "delete", "user", "where", "name=sluice-alice")
+    back = ("account=lab", "qos=low,normal,tiny", "defaultqos=normal")
+    world.wait(lambda: not world.slurm("squeue", "-h", "-u", "sluice-alice"), 30, "still busy")
+    with undone(world, removed, ("sacctmgr", "-i", "add", "user", "sluice-alice", *back)):
+        unknown = world.job("unknown", "true")
+        world.wait_state(unknown, "FAILED")
+        assert "You have no account on the cluster" in sentence(unknown.reason)
 
 
 # -- ends and returns that nobody here asked for ----------------------------------------------------------
@@ -318,15 +359,18 @@ def test_what_slurm_and_administrators_do_to_running_jobs(world: World) -> None:
     het = world.job(
         "het", namespace="default", taskRoles=on_gpus, placement="separate", timeLimit=600
     )
-    for job in (mine, pushed, asleep, het):
+    again = world.job("again", "sleep 600")
+    for job in (mine, again, pushed, asleep, het):
         world.wait_state(job, "RUNNING")
     as_owner(world, "scancel", slurm_id(world, mine))
+    world.slurm("scontrol", "requeue", slurm_id(world, again))
     world.slurm("scontrol", "requeuehold", slurm_id(world, pushed))
     world.slurm("scontrol", "suspend", slurm_id(world, asleep))
     services.change_time_limit(job=het, by=world.alice, time_limit_s=1800)
     Namespace.objects.filter(name="v100").update(qos="normal")
     update(world, low, "requeue=0")  # so that being pushed aside is the end of it
-    pusher = world.job("pusher", "sleep 20", namespace="v100", role={"cpuNumber": 8})
+    pusher = world.job("pusher", "sleep 600", namespace="v100", role={"cpuNumber": 7})
+    lost = world.job("lost", "sleep 600", namespace="v100")
 
     told(world, asleep, "An administrator has suspended the job.", state="RUNNING")
     world.slurm("scontrol", "resume", slurm_id(world, asleep))
@@ -336,7 +380,10 @@ def test_what_slurm_and_administrators_do_to_running_jobs(world: World) -> None:
     world.wait(lambda: Job.objects.get(pk=het.pk).time_limit_s == 1800, 30, "time limit")
     limits = world.slurm("squeue", "-h", "-o", "%l", "-j", slurm_id(world, het)).split()
     assert limits == ["30:00", "30:00"]
+    told(world, again, "a short while after being put back into the queue")
+    assert again.started_at is None
     world.wait_state(pusher, "RUNNING")
+    world.wait_state(lost, "RUNNING")
     # Not its own fault: a further attempt waits, however few retries the job file allows.
     world.wait(lambda: Job.objects.get(pk=low.pk).attempt_number == 2, 40, "no further attempt")
     told(world, low, "waits for nodes to become free", timeout_s=40)
@@ -348,8 +395,106 @@ def test_what_slurm_and_administrators_do_to_running_jobs(world: World) -> None:
         world, ("scontrol", "update", "nodename=n3", "state=down", "reason=test"), ("true",)
     ):
         world.wait(lambda: Job.objects.get(pk=pusher.pk).attempt_number == 2, 40, "no retry")
+        world.wait_state(lost, "PENDING")
+        assert lost.attempt_number == 1  # Slurm itself has put it back
     first = Attempt.objects.get(job=pusher, number=1)
     assert (first.slurm_state, first.reason_code) == ("NODE_FAIL", "end.node-fail")
     asleep.refresh_from_db()
     assert (asleep.state, sentence(asleep.reason)) == ("RUNNING", "")
-    stop_all(world, low, pusher, asleep, pushed, het)
+    stop_all(world, low, pusher, lost, again, asleep, pushed, het)
+
+
+# -- fairness, and the commands ---------------------------------------------------------------------------
+
+
+@contextmanager
+def a_cluster_that_hangs(world: World) -> Iterator[socket.socket]:
+    """Its login node takes connections and says nothing; a job of bob's waits to be sent there."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        like = Cluster.objects.get()
+        hangs = Cluster.objects.create(
+            name="hangs",
+            host=like.host,
+            port=server.getsockname()[1],
+            host_keys=like.host_keys,
+            service_user=like.service_user,
+            work_root=like.work_root,
+        )
+        store_capacity(hangs, capacity_of(like) or pytest.fail("no capacity"))
+        UnixAccount.objects.create(user=world.bob, cluster=hangs, unix_user="sluice-bob")
+        there = Namespace.objects.create(name="there", cluster=hangs, partitions=["cpu"])
+        Membership.objects.create(user=world.bob, namespace=there, role="member")
+        world.job("hanging", "true", by=world.bob, namespace="there")
+        yield server
+
+
+def test_one_persons_hundreds_and_a_cluster_that_hangs_delay_nobody(world: World) -> None:
+    world.engines[0].stop()
+    blocker = world.job("blocker", "sleep 600", namespace="v100", role={"cpuNumber": 8})
+    many = 200
+    for n in range(many):
+        world.job(f"many{n}", "true", namespace="v100", role={"cpuNumber": 8})
+    with a_cluster_that_hangs(world) as server:
+        single = world.job("single", "true", by=world.bob)
+        world.engines[0].start()
+        world.wait_state(single, "PENDING", "RUNNING", "COMPLETED")
+        behind = Job.objects.filter(owner=world.alice, state="QUEUED").count()
+        assert behind > many / 2, f"only {behind} of alice's {many} jobs were still to come"
+        world.wait_state(single, "COMPLETED")
+        server.settimeout(1)
+        server.accept()[0].close()  # it has been tried, indeed
+        assert Job.objects.get(name="hanging").state == "QUEUED"
+        hers = Job.objects.filter(owner=world.alice, name__startswith="many")
+        assert all(outcome.ok for outcome in services.batch_stop(jobs=hers, by=world.alice))
+
+        def still() -> list[str]:
+            return list(hers.exclude(state="STOPPED").values_list("state", flat=True))
+
+        world.wait(lambda: not still(), 90, lambda: str(still()))
+        stop_all(world, blocker)
+        world.engines[0].kill()  # it would wait for the connection
+
+
+def manage(world: World, *arguments: str) -> tuple[int, str]:
+    done = subprocess.run(
+        [sys.executable, str(PROJECT / "manage.py"), *arguments],
+        env={**world.engines[0].env, "SLUICE_LOG_LEVEL": "ERROR"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_once_and_reconcile(world: World) -> None:
+    world.engines[0].stop()
+    short, long = world.job("short", "true"), world.job("long", "sleep 300")
+    assert manage(world, "engine", "--once") == (0, "")
+    assert set(Attempt.objects.values_list("phase", flat=True)) == {"live"}
+    ids = {job.name: slurm_id(world, job) for job in (short, long)}
+
+    def in_slurm(name: str) -> str:
+        return world.slurm("squeue", "-h", "-t", "all", "-o", "%T", "-j", ids[name]).strip()
+
+    world.wait(lambda: (in_slurm("short"), in_slurm("long")) == ("COMPLETED", "RUNNING"), 30)
+    assert manage(world, "engine", "--once") == (0, "")
+    world.slurm("scancel", ids["long"])
+    world.wait(lambda: in_slurm("long") == "CANCELLED", 30)
+    nobody = f"{Path(world.attempt(long).work_dir).parents[1]}/{uuid.uuid4()}/1"
+    stranger = world.slurm(
+        *("sbatch", "--parsable", "--uid=sluice-alice", "-pcpu", "--output=/dev/null"),
+        *(f"--chdir={nobody}", "--wrap=sleep 300"),
+    ).strip()
+    code, said = manage(world, "jobs", "reconcile")
+    assert code == 1
+    assert f"{ids['long']}  long ({long.pk}): the row says RUNNING; Slurm says CANCELLED" in said
+    assert f"{stranger}  -: no row for Slurm's job in {nobody}" in said
+    assert "embedded: 1 live jobs, 2 differences" in said
+    world.slurm("scancel", stranger)
+    world.wait(lambda: not world.slurm("squeue", "-h", "-j", stranger, "-t", "R,CG,PD"), 30)
+    assert manage(world, "engine", "--once") == (0, "")
+    assert manage(world, "jobs", "reconcile") == (0, "embedded: 0 live jobs, 0 differences\n")
+    short.refresh_from_db()
+    long.refresh_from_db()
+    assert (short.state, long.state) == ("COMPLETED", "STOPPED")
+    assert sentence(long.reason) == "The cluster's administrator cancelled the job."
