@@ -205,6 +205,17 @@ def test_a_check_is_a_wish_that_the_engine_serves(cast: Cast) -> None:
     assert "disabled" in page
 
 
+def test_a_form_that_is_sent_twice_makes_one_copy(cast: Cast) -> None:
+    job, client = cast.job(), signed_in(cast.alice)
+    page = client.get(reverse("job", args=[job.pk])).content.decode()
+    key = re.search(r'name="key" value="(\w+-clone)"', page)
+    assert key
+    address = reverse("job_action", args=[job.pk, "clone"])
+    first, again = (client.post(address, {"key": key[1]}) for _twice in range(2))
+    assert first["Location"] == again["Location"] != reverse("job", args=[job.pk])
+    assert Job.objects.count() == 2
+
+
 def test_a_token_is_shown_once(cast: Cast) -> None:
     client = signed_in(cast.alice)
     made = client.post(reverse("tokens"), {"name": HOSTILE, "scope": "write", "days": "30"})

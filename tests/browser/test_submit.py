@@ -317,6 +317,13 @@ def test_two_clicks_make_one_job(open_page: OpenPage, running: RunningSluice) ->
     page.wait_for_url(JOB_ADDRESS)
     found = running.api("GET", f"jobs?q={name}").json()["items"]
     assert len(found) == 1
+    # Changed and submitted again, the copy knows where it comes from.
+    page.goto(f"/submit?clone={found[0]['id']}")
+    page.fill("#f-name", f"{name}-copy")
+    ready(page)
+    submit(page)
+    copy = running.api("GET", f"jobs?name={name}-copy").json()["items"][0]
+    assert copy["cloned_from"] == found[0]["id"]
 
 
 def test_template_from_a_job_with_parameters_to_a_job(open_page: OpenPage) -> None:
