@@ -20,6 +20,7 @@ from jobs.engine.lease import Lease, LeaseLost
 from jobs.engine.poll import leading_record, observe
 from jobs.engine.submit import apply_outcome
 from jobs.engine.tasks import merge_states, parse_reports, script_verdict
+from jobs.engine.worker import ClusterWorker
 from jobs.engine.writing import Changes, apply_decision
 from jobs.models import Attempt, EngineLease, Job, JobEvent, JobSecret, Task
 from jobs.reasons import SENTENCES, sentence
@@ -257,6 +258,24 @@ def test_every_sentence_can_be_said() -> None:
     assert "SIGKILL" in sentence(Reason("end.signal", {"signal": 9}))
     assert sentence(Reason("pending", {"slurm": "Priority"})).startswith("Other jobs")
     assert sentence(Reason("never.heard", {}, "Slurm's words")) == "Slurm's words"
+
+
+def test_uploads_are_tidied_once_a_day(cast: Cast, monkeypatch: pytest.MonkeyPatch) -> None:
+    tidied: list[int] = []
+    monkeypatch.setattr("jobs.engine.worker.tidy_uploads", lambda: tidied.append(1) or 0)
+    lease = Lease.acquire(cast.cluster, "one")
+    assert lease is not None
+    worker = ClusterWorker(cast.cluster, lease)
+    for what in ("_look", "_refresh_capacity", "_read_accounting"):
+        monkeypatch.setattr(worker, what, lambda: None)
+    for _twice in range(2):
+        worker.step()
+    assert tidied == []  # not in the first minute, when there is more to do
+    worker._uploads.at = 0
+    for _twice in range(2):
+        worker.step()
+    worker.close()
+    assert tidied == [1]
 
 
 class TestMetrics:
