@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -58,6 +58,8 @@ JOBS_PER_BATCH = 50
 BATCHES_PER_TURN = 5
 TASKS_PER_BATCH = 2000
 PERSONS_AT_ONCE = 4
+# Batches of one person that sbatch works on at a time: it mostly waits for the controller.
+SENDING_AT_ONCE = 2
 PAUSE_AFTER_FAILURE_S = 5.0
 PAUSE_WHEN_REFUSED_S = 20.0
 ASK_AGAIN_S = 3.0
@@ -90,7 +92,7 @@ class Submitter:
             PERSONS_AT_ONCE, thread_name_prefix=f"submit-{cluster.name}"
         )
         self._senders = ThreadPoolExecutor(
-            PERSONS_AT_ONCE, thread_name_prefix=f"sbatch-{cluster.name}"
+            PERSONS_AT_ONCE * SENDING_AT_ONCE, thread_name_prefix=f"sbatch-{cluster.name}"
         )
         self._lock = threading.Lock()
         self._serving: dict[int, Future[None]] = {}
@@ -143,26 +145,22 @@ class Submitter:
                     self._enqueue(owner_id)  # behind the others
 
     def _turn(self, owner_id: int) -> tuple[bool, float]:
-        """Some batches of one person: while one is with sbatch, the next is being made ready."""
-        sending: Future[tuple[bool, float]] | None = None
-        in_flight: frozenset[int] = frozenset()
+        """Some batches of one person: while some are with sbatch, the next is being made ready."""
+        sending: deque[tuple[Batch, Future[tuple[bool, float]]]] = deque()
         more, pause_s = False, 0.0
         for _ in range(BATCHES_PER_TURN):
+            in_flight = frozenset[int]().union(*(sent.attempt_ids for sent, _ in sending))
             batch = Batch(self._cluster, self._lease, self._stats, owner_id, in_flight)
             ready, more, pause_s = batch.prepare()
-            if sending is not None:
-                going_well, pause = sending.result()
-                sending = None
+            if len(sending) == SENDING_AT_ONCE or not ready:
+                # What was made ready meanwhile stays as it is, for the next turn.
+                going_well, pause = _outcome_of(sending, leave=SENDING_AT_ONCE - 1 if ready else 0)
                 if not going_well:
-                    return False, pause  # what was made ready stays as it is, for the next turn
+                    return False, pause
             if not ready:
-                break
-            in_flight = batch.attempt_ids
-            sending = self._senders.submit(batch.send)
-        if sending is not None:
-            going_well, pause_s = sending.result()
-            more = going_well
-        return more, pause_s
+                return more, pause_s
+            sending.append((batch, self._senders.submit(batch.send)))
+        return _outcome_of(sending, leave=0)
 
     def wait(self, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
@@ -177,6 +175,18 @@ class Submitter:
         self._closed = True
         self._pool.shutdown(wait=True, cancel_futures=True)
         self._senders.shutdown(wait=True)
+
+
+def _outcome_of(
+    sending: deque[tuple[Batch, Future[tuple[bool, float]]]], *, leave: int
+) -> tuple[bool, float]:
+    """Wait for the oldest until so many are left. If one does not go well, for all: nobody is left behind."""
+    well, pause_s = True, 0.0
+    while sending and (len(sending) > leave or not well):
+        going_well, pause = sending.popleft()[1].result()
+        if not going_well:
+            well, pause_s = False, max(pause_s, pause)
+    return well, pause_s
 
 
 @dataclass(slots=True)

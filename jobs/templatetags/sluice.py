@@ -12,6 +12,7 @@ from django.utils import timezone
 from django.utils.html import escape, format_html
 from django.utils.safestring import SafeString, mark_safe
 from django.utils.translation import gettext, ngettext
+from django.utils.translation import gettext_lazy as _
 
 from jobs.models import JOB_STATE_CHOICES, Task
 
@@ -45,6 +46,33 @@ def state_badge(state: str) -> SafeString:
     return format_html(
         '<span class="state state-{}">{}</span>', state, STATE_LABELS.get(state, state)
     )
+
+
+# Slurm's words for a node, as `clusters.slurm.nodes` gives them; others are shown as they are.
+NODE_STATES = {
+    "idle": _("idle"),
+    "mixed": _("in part in use"),
+    "allocated": _("in use"),
+    "completing": _("being cleaned up"),
+    "planned": _("planned for a job"),
+    "down": _("down"),
+    "drained": _("drained"),
+    "draining": _("draining"),
+    "maintenance": _("in maintenance"),
+    "reserved": _("reserved"),
+    "not_responding": _("does not answer"),
+    "fail": _("failing"),
+    "failing": _("failing"),
+    "error": _("in error"),
+    "future": _("not there yet"),
+    "unknown": _("state unknown"),
+}
+
+
+@register.filter
+def node_state(state: str) -> SafeString:
+    """In the reader's language; Slurm's own word for those who know it."""
+    return format_html('<span title="{}">{}</span>', state, NODE_STATES.get(state, state))
 
 
 @register.filter
