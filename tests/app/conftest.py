@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 from django.db import connection
+from django.utils import translation
 from pytest_django.plugin import DjangoDbBlocker
 
 
@@ -23,3 +24,10 @@ def connections_of_threads_end(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
             "WHERE datname = current_database() AND pid <> pg_backend_pid()"
         )
+
+
+@pytest.fixture(autouse=True)
+def everyone_begins_in_english() -> Iterator[None]:
+    """A request leaves its language behind in the thread; the next test is not its reader."""
+    with translation.override("en"):
+        yield
