@@ -9,7 +9,7 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -28,15 +28,21 @@ class OpenSsh:
     """Plain ssh with a control master per user: the yardstick."""
 
     def __init__(
-        self, directory: Path, port: int, host_key: str, sign: Callable[[str], tuple[str, str]]
+        self,
+        directory: Path,
+        port: int,
+        host_key: str,
+        sign: Callable[[str], tuple[str, str]],
+        users: Sequence[str],
     ) -> None:
+        self._users = users
         known_hosts = directory / "known_hosts"
         known_hosts.write_text(f"[127.0.0.1]:{port} {host_key}\n")
         self._options = [
             "-F", "none", "-p", str(port), "-o", f"ControlPath={directory}/%r", "-o", "BatchMode=yes",
             "-o", f"UserKnownHostsFile={known_hosts}", "-o", "IdentitiesOnly=yes",
         ]  # fmt: skip
-        for user in PEOPLE:
+        for user in users:
             key = directory / f"key-{user}"
             private, certificate = sign(user)
             key.touch(mode=0o600)
@@ -56,7 +62,7 @@ class OpenSsh:
         ).stdout
 
     def close(self) -> None:
-        for user in PEOPLE:
+        for user in self._users:
             closing = ["ssh", *self._options, "-O", "exit", f"{user}@127.0.0.1"]
             subprocess.run(closing, check=False, capture_output=True)
 
@@ -76,7 +82,7 @@ def cluster_environment() -> dict[str, str]:
 class Bench:
     """Ours and theirs, connected to the same sshd, and a directory of the first person's own."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, users: Sequence[str] = PEOPLE) -> None:
         self.directory = directory
         facts = cluster_environment()
         port, host_key = int(facts["SLUICE_EMBEDDED_SSH_PORT"]), facts["SLUICE_EMBEDDED_HOST_KEY"]
@@ -86,7 +92,7 @@ class Bench:
             signed = authority.sign(user)
             return signed.private_key, signed.certificate
 
-        self.theirs = OpenSsh(directory, port, host_key, sign)
+        self.theirs = OpenSsh(directory, port, host_key, sign, users)
         self.ours = SshCluster(
             SshTarget("127.0.0.1", port, (host_key,)), CertificateLogin(authority)
         )
@@ -94,7 +100,7 @@ class Bench:
         work_root = facts["SLUICE_EMBEDDED_WORK_ROOT"].format(user=PEOPLE[0])
         self.root = f"{work_root}/bench-{os.getpid()}"
         self.door.run(["mkdir", "-p", self.root])
-        for user in PEOPLE:  # connections are open on both sides before anything is measured
+        for user in users:  # connections are open on both sides before anything is measured
             self.ours.transport(user).run(["true"])
             self.theirs.run(user, "true")
 

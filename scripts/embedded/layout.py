@@ -28,7 +28,12 @@ MARKER_TEXT = "This directory is an embedded Slurm cluster of Sluice; `scripts/c
 
 CLUSTER_NAME = "sluice"
 SERVICE_USER = "sluice-svc"
-PEOPLE = ("sluice-alice", "sluice-bob", "sluice-carol")
+# For measurements with more people than the demonstration has.
+MORE_PEOPLE = int(os.environ.get("SLUICE_CLUSTER_MORE_PEOPLE") or 0)
+PEOPLE = (
+    *("sluice-alice", "sluice-bob", "sluice-carol"),
+    *(f"sluice-more{n}" for n in range(1, MORE_PEOPLE + 1)),
+)
 USERS = (*PEOPLE, SERVICE_USER)
 
 # Outside Linux' range for outgoing connections (32768 and up), so that no passing client takes a port of ours.
