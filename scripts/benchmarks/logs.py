@@ -57,7 +57,7 @@ def plain_ssh(directory: Path) -> OpenSsh:
         return signed.private_key, signed.certificate
 
     port, host_key = int(facts["SLUICE_EMBEDDED_SSH_PORT"]), facts["SLUICE_EMBEDDED_HOST_KEY"]
-    return OpenSsh(directory, port, host_key, sign)
+    return OpenSsh(directory, port, host_key, sign, PEOPLE)
 
 
 def address(sluice: RunningSluice, job: str, query: str) -> str:
