@@ -22,7 +22,7 @@ from typing import Any, Literal
 from clusters.errors import ClusterError, RemoteFileMissing
 from clusters.sentences import _
 from clusters.transport import FollowEvent, Transport
-from jobs.logs import Log, LogKey, log_size, verdict
+from jobs.logs import Log, LogKey, log_size, never_written, verdict
 from jobs.services import watch_job
 from jobs.sockets import in_thread
 
@@ -335,8 +335,11 @@ def _look_for_ending(log: Log, transport: Transport) -> Ending | None:
     # The engine reads the tasks' own state only of jobs that someone looks at.
     watch_job(job=log.job)
     found = verdict(log)
+    if found is None:
+        return None
     # The size after the verdict: what was written before the end is in it.
-    return Ending(found, _size(transport, log.path)) if found else None
+    size = _size(transport, log.path)
+    return Ending(found, 0 if size is None and never_written(log, found, transport) else size)
 
 
 _followers: dict[asyncio.AbstractEventLoop, Followers] = {}

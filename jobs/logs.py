@@ -169,6 +169,22 @@ def verdict(log: Log) -> dict[str, Any] | None:
     return None
 
 
+def never_written(log: Log, ended: dict[str, Any], transport: Transport) -> bool:
+    """Whether a log that is not there never was: stopped before it began, in a directory that still is."""
+    if ended["state"] != Task.State.STOPPED.value:
+        return False
+    began = Task.objects.filter(
+        attempt=log.attempt, role=log.role, index=log.index, started_at__isnull=False
+    )
+    if began.exists():
+        return False
+    try:
+        transport.stat(AttemptPaths.of_dir(log.attempt.work_dir).logs_dir)
+    except RemoteFileMissing:
+        return False
+    return True
+
+
 def resolve_offset(offset: int, size: int) -> int:
     """A negative offset counts from the end, as in `tail -c`."""
     return max(0, size + offset) if offset < 0 else offset
@@ -177,14 +193,21 @@ def resolve_offset(offset: int, size: int) -> int:
 def read_log(log: Log, *, offset: int, limit: int) -> LogPart:
     """At most `limit` bytes from `offset`. Raises RemoteFileMissing where there is no file."""
     # Asked before the size: a task that ends in between then merely looks unfinished once more.
-    ended = verdict(log) is not None
+    ended = verdict(log)
     transport = log.transport()
-    size = log_size(transport, log.path)
+    try:
+        size = log_size(transport, log.path)
+    except RemoteFileMissing:
+        if ended is None or not never_written(log, ended, transport):
+            raise
+        size = 0
     start = resolve_offset(offset, size)
     data = transport.read_at(log.path, start, min(limit, MAX_READ)) if start < size else b""
     end = start + len(data)
     # The file may have grown between the two questions.
-    return LogPart(start, max(size, end) if data else size, data, complete=ended and end >= size)
+    return LogPart(
+        start, max(size, end) if data else size, data, complete=ended is not None and end >= size
+    )
 
 
 def log_size(transport: Transport, path: str) -> int:

@@ -330,6 +330,17 @@ class TestSocket:
         assert told[-1]["code"] == "gone"
         assert told[-1]["message"].startswith("此日志已不在集群上")
 
+    async def test_a_task_that_was_stopped_before_it_wrote_has_an_empty_log(
+        self, world: World
+    ) -> None:
+        await Attempt.objects.filter(pk=world.attempt.pk).aupdate(phase=Attempt.Phase.ENDED)
+        socket = await opened(world.cast.alice, world.address)
+        data, told = await frames(socket, is_end)
+        assert data == b""
+        assert [frame["type"] for frame in told] == ["log", "end"]
+        part = await sync_to_async(read_log)(world.log, offset=0, limit=10)
+        assert (part.data, part.complete) == (b"", True)
+
     async def test_strangers_and_unknown_logs_find_nothing(self, world: World) -> None:
         socket = await opened(world.cast.carol, world.address)
         assert await closed_with(socket) == CLOSE_NOT_FOUND
