@@ -14,7 +14,6 @@ import logging
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable
-from concurrent.futures import CancelledError
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -34,6 +33,8 @@ CACHED_BLOCKS = 8
 # A block is one command on the cluster: while one is being sent, the next ones are on their way.
 BLOCKS_AHEAD = 2
 FRAME_BYTES = 64 * 1024
+# Parts of a followed log that may be on their way from its thread to the loop.
+EVENTS_AHEAD = 4
 # How often it is looked up whether the task has ended, once for all viewers of the log.
 VERDICT_EVERY_S = 1.0
 
@@ -78,6 +79,7 @@ class Follower:
         self._ending: Ending | None = None
         self._ending_lock = asyncio.Lock()
         self._ending_looked_at = float("-inf")
+        self._room = threading.Semaphore(EVENTS_AHEAD)
         self._following: AbstractContextManager[object] | None = None
         self._thread: threading.Thread | None = None
 
@@ -101,18 +103,18 @@ class Follower:
                 "following a log failed: %s", problem, extra={"action": "log_follow_failed"}
             )
             self._loop.call_soon_threadsafe(self._fail, problem)
-        except (CancelledError, RuntimeError):
+        except RuntimeError:
             return  # the loop has ended
 
     def _hand_over(self, event: FollowEvent) -> None:
-        """Waits until the loop took it: a fast log cannot pile up in between."""
-        taking = self._take(event)
-        try:
-            asyncio.run_coroutine_threadsafe(taking, self._loop).result()
-        finally:
-            taking.close()  # where the loop has ended, it was never begun
+        """Waits while the loop is behind: a fast log cannot pile up in between."""
+        while not self._room.acquire(timeout=1.0):
+            if self._loop.is_closed():
+                raise RuntimeError("the loop has ended")
+        self._loop.call_soon_threadsafe(self._take, event)
 
-    async def _take(self, event: FollowEvent) -> None:
+    def _take(self, event: FollowEvent) -> None:
+        self._room.release()
         if event.kind == "data":
             self.waiting_for = ""
             self._append(event.offset, event.data)
@@ -255,7 +257,9 @@ class View:
         if frame is not None:
             return frame
         try:
-            await asyncio.wait_for(news.wait(), timeout_s)
+            # Not `wait_for`: it waits in a task of its own, two rounds of the loop away from us.
+            async with asyncio.timeout(timeout_s):
+                await news.wait()
         except TimeoutError:
             return None
         return await self._frame_now()
