@@ -291,7 +291,7 @@ SPECTACULAR_SETTINGS = {
 
 # Requests worked on at once, each thread with a database connection of its own. More than a few only
 # helps where requests wait for a cluster (files, logs).
-WEB_THREADS = env_int("SLUICE_WEB_THREADS", 6)
+WEB_THREADS = env_int("SLUICE_WEB_THREADS", 12)
 
 # --- clusters and engine --------------------------------------------------------------------
 

@@ -22,6 +22,8 @@ from django.core.handlers.asgi import ASGIHandler, get_script_prefix
 from django.http.response import HttpResponseBase
 from django.urls import set_script_prefix
 
+from clusters.desks import desks
+
 T = TypeVar("T")
 Receive = Callable[[], Awaitable[Mapping[str, Any]]]
 Send = Callable[[Mapping[str, Any]], Awaitable[None]]
@@ -63,7 +65,7 @@ class ThreadedHandler(ASGIHandler):
 
         Without this a crowd that gave up goes on being served, and those who came after it wait.
         """
-        work = self._submit(lambda: self._respond(scope, body))
+        work = self._submit(lambda: self._respond_at_desk(scope, body))
         answering = asyncio.wrap_future(work)
         leaving = asyncio.ensure_future(self.listen_for_disconnect(receive))
         try:
@@ -81,6 +83,10 @@ class ThreadedHandler(ASGIHandler):
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         return await asyncio.wrap_future(self._submit(work))
+
+    def _respond_at_desk(self, scope: dict[str, Any], body: Any) -> Any:
+        with desks.at_work():
+            return self._respond(scope, body)
 
     def _respond(self, scope: dict[str, Any], body: Any) -> Any:
         set_script_prefix(get_script_prefix(scope))
