@@ -544,10 +544,10 @@ class RemoteProgram(RunningProgram):
         while True:
             ended = channel.eof_received or channel.closed
             if channel.recv_ready():
-                out.append(channel.recv(PACKET_BYTES))
+                out.append(self._received(channel.recv, PACKET_BYTES))
                 room -= len(out[-1])
             elif channel.recv_stderr_ready():
-                err.append(channel.recv_stderr(PACKET_BYTES))
+                err.append(self._received(channel.recv_stderr, PACKET_BYTES))
                 room -= len(err[-1])
             elif ended:
                 break
@@ -577,7 +577,7 @@ class RemoteProgram(RunningProgram):
             if stdin:
                 self._channel.sendall(stdin)
             self._channel.shutdown_write()
-        except OSError:
+        except (OSError, EOFError):
             return  # the command ended without wanting it all
 
     def _without_noise(self, out: bytes, err: list[bytes]) -> bytes:
@@ -605,7 +605,18 @@ class RemoteProgram(RunningProgram):
         if not self._channel.closed and self._connection.alive:
             self._kill()
             raise self._too_late()
-        raise ConnectionLost(
+        raise self._lost()
+
+    def _received(self, receive: Callable[[int], bytes], limit: int) -> bytes:
+        try:
+            return receive(limit)
+        except (EOFError, paramiko.SSHException) as error:
+            # paramiko 3 and 4 tell the far side of the room that was made; where the line is cut at that
+            # moment, the bytes are lost with it.
+            raise self._lost() from error
+
+    def _lost(self) -> ConnectionLost:
+        return ConnectionLost(
             _(
                 "The connection to %(name)s broke while %(command)s ran. It may have done its work all the same.",
                 name=self._connection.target.name,
@@ -626,9 +637,12 @@ class RemoteProgram(RunningProgram):
         """sshd (7.9 and later) passes signals on to the command's process group."""
         if not self._connection.alive or self._channel.closed:
             return
-        self._request("signal", False, b"TERM")
-        if not self._channel.status_event.wait(0.5):
-            self._request("signal", False, b"KILL")
+        with contextlib.suppress(
+            OSError, EOFError, paramiko.SSHException
+        ):  # gone by itself meanwhile
+            self._request("signal", False, b"TERM")
+            if not self._channel.status_event.wait(0.5):
+                self._request("signal", False, b"KILL")
 
     # -- as it comes ---------------------------------------------------------------------------
 
@@ -636,7 +650,7 @@ class RemoteProgram(RunningProgram):
         deadline = time.monotonic() + timeout_s
         while True:
             self._channel.settimeout(max(0.0, deadline - time.monotonic()))
-            chunk = self._channel.recv(limit)
+            chunk = self._received(self._channel.recv, limit)
             if self._noise is None or not chunk:
                 return chunk
             seen = self._noise + chunk
@@ -649,7 +663,7 @@ class RemoteProgram(RunningProgram):
         try:
             self._channel.settimeout(10.0)
             self._channel.sendall(data)
-        except OSError:
+        except (OSError, EOFError):
             return  # it has ended; the reader will see that
 
     def result(self, timeout_s: float = 10.0) -> tuple[int, bytes]:

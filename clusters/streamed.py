@@ -228,6 +228,11 @@ class Following(AbstractContextManager[Iterator[FollowEvent]], Iterator[FollowEv
             chunk = program.read(CHUNK, file_programs.HEARTBEAT_S)
         except TimeoutError:
             return
+        except OutcomeUnknown as lost:
+            self._drop_program()
+            if not self._left.is_set():
+                self._interrupted(lost)
+            return
         if not chunk:
             self._ended(program)
             return

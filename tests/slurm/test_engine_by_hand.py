@@ -84,7 +84,8 @@ def stop_all(world: World, *jobs: Job) -> None:
     for job in jobs:
         services.stop_job(job=job, by=job.owner)
     for job in jobs:
-        world.wait_state(job, *END_STATES)
+        # A node that was down a moment ago takes its time to let go of a job.
+        world.wait_state(job, *END_STATES, timeout_s=150)
         assert (job.state, sentence(job.reason)) == ("STOPPED", "Stopped by alice."), job.name
 
 
@@ -111,8 +112,8 @@ def batch_script_pid(slurm_job_id: str) -> int:
 
 
 def test_a_stop_gives_every_task_sigterm_and_the_clusters_grace(world: World) -> None:
-    """The cluster's grace (10 s) is longer than Slurm's KillWait here (5 s): a plain scancel would not do."""
-    Cluster.objects.update(grace_s=10)
+    """The cluster's grace (20 s) is longer than Slurm's KillWait here (5 s): a plain scancel would not do."""
+    Cluster.objects.update(grace_s=20)
     simple = world.job("simple", SAVES)
     packed = world.job("packed", taskRoles=TWO_ROLES)
     het = world.job("het", taskRoles=TWO_ROLES, placement="separate")

@@ -6,10 +6,12 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 
-from clusters.errors import AuthFailed, ClusterError, ConnectFailed
+from clusters.errors import AuthFailed, ClusterError, ConnectFailed, ConnectionLost
+from clusters.ssh_connection import RemoteProgram
 from clusters.ssh_pool import ConnectionPool, PoolOptions
 
 
@@ -211,3 +213,23 @@ def test_idle_connections_are_closed_and_busy_ones_are_not(host: FakeHost) -> No
     assert kept.connection.alive
     pool.close_all()
     assert not kept.connection.alive
+
+
+class CutChannel:
+    """Its line is cut at the moment when it tells the far side of the room that was made."""
+
+    def settimeout(self, seconds: float) -> None:
+        pass
+
+    def recv(self, limit: int) -> bytes:
+        raise EOFError
+
+
+def test_a_line_cut_while_bytes_are_taken_is_a_lost_connection_and_not_the_end() -> None:
+    program = object.__new__(RemoteProgram)
+    target = SimpleNamespace(name="login")
+    vars(program).update(
+        _channel=CutChannel(), _noise=None, _what="tail", _connection=SimpleNamespace(target=target)
+    )
+    with pytest.raises(ConnectionLost, match="login broke while tail ran"):
+        program.read(100, 1.0)
