@@ -289,9 +289,10 @@ SPECTACULAR_SETTINGS = {
 
 # --- web process ----------------------------------------------------------------------------
 
-# Requests worked on at once, each thread with a database connection of its own. More than a few only
-# helps where requests wait for a cluster (files, logs).
-WEB_THREADS = env_int("SLUICE_WEB_THREADS", 12)
+# Requests worked on at once, each thread with a database connection of its own; and those beside them that
+# wait for a cluster (files, logs). More of the first only get in each other's way.
+WEB_THREADS = env_int("SLUICE_WEB_THREADS", 4)
+WEB_WAITING_THREADS = env_int("SLUICE_WEB_WAITING_THREADS", 12)
 
 # --- clusters and engine --------------------------------------------------------------------
 

@@ -2,8 +2,9 @@
 
 Under ASGI Django 5.2 makes a thread for every request, and with it a new database connection, and hops
 between thread and loop at each middleware: most of a small request's time. All our views and middlewares
-are synchronous, so here a request goes to a thread once and comes back as an answer. Streamed answers are
-sent from the loop and end when their reader leaves.
+are synchronous, so here a request goes to a thread once and comes back as an answer. The threads are few:
+Python runs one at a time, and a crowd that wants to run waits for the interpreter's lock at every query.
+Streamed answers are sent from the loop and end when their reader leaves.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import re
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
@@ -22,7 +24,8 @@ from django.core.handlers.asgi import ASGIHandler, get_script_prefix
 from django.http.response import HttpResponseBase
 from django.urls import set_script_prefix
 
-from clusters.desks import desks
+# Files and logs are read on the cluster: whoever asks for them waits, and needs threads but no processor.
+WAITS_FOR_A_CLUSTER = re.compile(r"/api/v1/jobs/[^/]+/(files|logs)\b")
 
 T = TypeVar("T")
 Receive = Callable[[], Awaitable[Mapping[str, Any]]]
@@ -36,6 +39,9 @@ class ThreadedHandler(ASGIHandler):
         super().__init__()
         self._threads = ThreadPoolExecutor(
             max_workers=settings.WEB_THREADS, thread_name_prefix="request"
+        )
+        self._waiting = ThreadPoolExecutor(
+            max_workers=settings.WEB_WAITING_THREADS, thread_name_prefix="waiting-request"
         )
 
     def load_middleware(self, is_async: bool = False) -> None:
@@ -65,7 +71,8 @@ class ThreadedHandler(ASGIHandler):
 
         Without this a crowd that gave up goes on being served, and those who came after it wait.
         """
-        work = self._submit(lambda: self._respond_at_desk(scope, body))
+        threads = self._waiting if WAITS_FOR_A_CLUSTER.match(scope["path"]) else self._threads
+        work = self._submit(lambda: self._respond(scope, body), threads)
         answering = asyncio.wrap_future(work)
         leaving = asyncio.ensure_future(self.listen_for_disconnect(receive))
         try:
@@ -78,15 +85,11 @@ class ThreadedHandler(ASGIHandler):
             with contextlib.suppress(asyncio.CancelledError, RequestAborted):
                 await leaving
 
-    def _submit(self, work: Callable[[], T]) -> Future[T]:
-        return self._threads.submit(contextvars.copy_context().run, work)
+    def _submit(self, work: Callable[[], T], threads: ThreadPoolExecutor) -> Future[T]:
+        return threads.submit(contextvars.copy_context().run, work)
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
-        return await asyncio.wrap_future(self._submit(work))
-
-    def _respond_at_desk(self, scope: dict[str, Any], body: Any) -> Any:
-        with desks.at_work():
-            return self._respond(scope, body)
+        return await asyncio.wrap_future(self._submit(work, self._threads))
 
     def _respond(self, scope: dict[str, Any], body: Any) -> Any:
         set_script_prefix(get_script_prefix(scope))

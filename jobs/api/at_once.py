@@ -9,12 +9,11 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 from django.conf import settings
 from rest_framework.exceptions import Throttled
 
-from clusters.desks import desks
 from clusters.models import Cluster
 from clusters.sentences import _
 from jobs.errors import ClusterBusy
@@ -48,8 +47,7 @@ class AtOnce:
 at_once = AtOnce()
 
 
-@contextmanager
-def asking(cluster: Cluster) -> Iterator[None]:
+def asking(cluster: Cluster) -> AbstractContextManager[None]:
     """Around whatever waits for a cluster in a request's thread. Raises ClusterBusy."""
     busy = ClusterBusy(
         _(
@@ -59,6 +57,4 @@ def asking(cluster: Cluster) -> Iterator[None]:
         ),
         cluster=cluster.name,
     )
-    most = max(1, settings.WEB_THREADS // 2)
-    with at_once.one_of(most, f"cluster:{cluster.pk}", busy), desks.stepped_aside():
-        yield
+    return at_once.one_of(max(1, settings.WEB_WAITING_THREADS // 2), f"cluster:{cluster.pk}", busy)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Any
 
 from django.http import HttpResponse
 from django.utils import timezone
+from django.utils.translation import get_language
 from django.utils.translation import gettext as _
 from drf_spectacular.utils import OpenApiParameter, OpenApiResponse
 from rest_framework.exceptions import NotFound, ValidationError
@@ -53,13 +55,21 @@ def job_detail(request: Request, id: uuid.UUID) -> dict[str, Any]:
     found = one_job_with_more(user, id)
     if found is None:
         raise NotFound(_("There is no such job, or you may not see it."))
-    row, role, more = found
-    warnings, stored_plan = map(read_json, more)
-    plan = Plan.from_json(stored_plan) if stored_plan else None
+    row, role, (warnings, plan) = found
     return {
         **shapes.job(row, user, role, timezone.now()),
-        "warnings": [warning_row(warning) for warning in warnings],
-        "plan": plan_row(plan) if plan else stored_plan,
+        **_told(warnings, plan, get_language()),
+    }
+
+
+@lru_cache(maxsize=1024)
+def _told(warnings: str, stored_plan: str, language: str | None) -> Mapping[str, Any]:
+    """Both as the database keeps them, said in a language: they never change, and are asked for often."""
+    kept = read_json(stored_plan)
+    plan = Plan.from_json(kept) if kept else None
+    return {
+        "warnings": [warning_row(warning) for warning in read_json(warnings)],
+        "plan": plan_row(plan) if plan else kept,
         "plan_words": "; ".join(plan_words(plan)) if plan else "",
     }
 

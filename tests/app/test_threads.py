@@ -120,7 +120,7 @@ async def test_a_cluster_that_hangs_leaves_threads_for_the_rest(
     go = threading.Event()
     monkeypatch.setattr("jobs.files.transport_for", lambda cluster, user: Hanging(go))
     job, session = await sync_to_async(job_and_session)()
-    with override_settings(WEB_THREADS=4):
+    with override_settings(WEB_THREADS=2, WEB_WAITING_THREADS=4):
         handler = ThreadedHandler()
         handler.load_middleware()
 
