@@ -402,6 +402,7 @@ def test_what_slurm_and_administrators_do_to_running_jobs(world: World) -> None:
     assert (first.slurm_state, first.reason_code) == ("NODE_FAIL", "end.node-fail")
     asleep.refresh_from_db()
     assert (asleep.state, sentence(asleep.reason)) == ("RUNNING", "")
+    world.wait_state(pusher, "PENDING", "RUNNING")  # its further attempt is Slurm's, too
     stop_all(world, low, pusher, lost, again, asleep, pushed, het)
 
 
