@@ -61,27 +61,32 @@ def locate(*, job: Job, attempt: Attempt, root: str, path: str, for_owner: bool)
         raise InvalidValue(refused.user_message, path=path[:200]) from refused
     transport = transport_for(job.cluster, attempt.unix_user)
     base = attempt.work_dir if root == "work" else _results(job, attempt)
-    if not for_owner and not f"{base}/".startswith(f"{attempt.work_dir}/"):
+    if not for_owner and not _is_within(posixpath.normpath(base), attempt.work_dir):
         raise NotAllowed(_("Only its owner may look into a job's output directory."))
-    answer = transport.run(["realpath", "-e", "-z", "--", base, posixpath.join(base, clean)])
+    argv = ["realpath", "-e", "-z", "--", attempt.work_dir, base, posixpath.join(base, clean)]
+    answer = transport.run(argv)
     found = answer.stdout.split(b"\0")
-    if answer.exit_code or len(found) != 3:
+    if answer.exit_code or len(found) != 4:
         raise RemoteFileMissing(
             _("There is no %(path)s (any more) among the job's files.", path=clean)
             if clean
             else _("The job's directory is not there (any more)."),
             detail=answer.error_text,
         )
-    real_base, real = (part.decode("utf-8", errors="surrogateescape") for part in found[:2])
-    if real != real_base and not real.startswith(real_base.rstrip("/") + "/"):
+    own, real_base, real = (part.decode("utf-8", errors="surrogateescape") for part in found[:3])
+    if not _is_within(real, real_base):
         raise RemoteFileMissing(_("%(path)s leads out of the job's files.", path=clean))
-    hidden = ""
-    if root == "work" and not for_owner:
-        # Of the resolved path: a link elsewhere in the directory may lead there, too.
-        if posixpath.relpath(real, real_base).split("/")[0] == VARIABLES:
-            raise NotAllowed(_("Only its owner may read a job's variables: they may hold secrets."))
-        hidden = VARIABLES if real == real_base else ""
+    # Again with the resolved paths: a link leads anywhere.
+    if not for_owner and not _is_within(real_base, own):
+        raise NotAllowed(_("Only its owner may look into a job's output directory."))
+    if not for_owner and _is_within(real, posixpath.join(own, VARIABLES)):
+        raise NotAllowed(_("Only its owner may read a job's variables: they may hold secrets."))
+    hidden = VARIABLES if real == own and not for_owner else ""
     return Place(transport, real, clean, transport.stat(real), hidden)
+
+
+def _is_within(path: str, directory: str) -> bool:
+    return path == directory or path.startswith(directory.rstrip("/") + "/")
 
 
 def _results(job: Job, attempt: Attempt) -> str:

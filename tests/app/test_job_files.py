@@ -164,3 +164,37 @@ def test_results_are_where_the_tasks_write_them(
     bob = Client()
     bob.force_login(cast.bob)
     assert bob.get(address).status_code == (403 if named else 200)
+
+
+@pytest.mark.parametrize("output", ["link", "dots", "own"])
+def test_an_output_directory_opens_nothing_else_to_others(
+    cast: Cast, alice: Client, job: Job, output: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Inside by its name is not inside: links and dots lead out, and the attempt's own holds secrets."""
+    attempt = Attempt.objects.get(job=job)
+    top = Path(attempt.work_dir).parent
+    work_dir = top / "jobs" / str(job.pk) / "1"
+    (work_dir / "env").mkdir(parents=True)
+    (work_dir / "env" / "secrets.sh").write_text("TOKEN=x")
+    (work_dir / "link").symlink_to(top)
+    Attempt.objects.update(work_dir=str(work_dir))
+    named = {"link": f"{work_dir}/link", "dots": f"{work_dir}/../../..", "own": f"{work_dir}"}
+    job.spec["outputDir"] = named[output]
+    job.save()
+    monkeypatch.setattr(
+        "jobs.files.account_of", lambda cluster, name: Account(name, 1000, "/home/nobody")
+    )
+    bob = Client()
+    bob.force_login(cast.bob)
+    address = f"/api/v1/jobs/{job.pk}/files"
+    if output == "own":
+        listed = bob.get(address, {"root": "output"})
+        assert [item["name"] for item in listed.json()["items"]] == ["link"]
+        assert bob.get(address, {"root": "output", "path": "env"}).status_code == 403
+        assert alice.get(address, {"root": "output", "path": "env"}).status_code == 200
+        return
+    for path in ("", "private", "is-not-there"):
+        assert bob.get(address, {"root": "output", "path": path}).status_code in (403, 404), path
+    assert bob.get(address, {"root": "output"}).status_code == 403
+    inside = alice.get(f"{address}/download", {"root": "output", "path": "private"})
+    assert body(inside) == b"secret"
