@@ -42,6 +42,11 @@ REFUSALS = {
         "too_large",
         _("The request's body is larger than this address takes."),
     ),
+    503: (
+        "Service Unavailable",
+        "database_unavailable",
+        _("The database does not answer at the moment. Try again soon."),
+    ),
 }
 
 
@@ -132,12 +137,13 @@ class BoundedRequest(WebRequest):  # type: ignore[misc]
         words = [(values or [""])[0] for values in found]
         deferToThread(comes_from_a_person, *words).addCallbacks(self._told, self._not_told)
 
-    def _told(self, known: bool) -> None:
+    def _told(self, known: bool | None) -> None:
+        """None: nobody could say. A person with a good token must not be told that it is bad."""
         self._asking = False
         if self.channel is None:  # it left meanwhile
             return
         if not known:
-            self._refuse(401)
+            self._refuse(503 if known is None else 401)
             return
         self._admitted = True
         for data in self._early:
@@ -149,13 +155,13 @@ class BoundedRequest(WebRequest):  # type: ignore[misc]
             self.channel._networkProducer.resumeProducing()
 
     def _not_told(self, failure: Any) -> None:
-        """The database is away: the same as for a person who is not known, and in the log."""
+        """The database is away."""
         logger.warning(
             "who sends a large body could not be found out: %s",
             failure.getErrorMessage(),
             extra={"action": "body_unchecked"},
         )
-        self._told(False)
+        self._told(None)
 
     def _refuse(self, status: int) -> None:
         self._refused = True
@@ -166,6 +172,8 @@ class BoundedRequest(WebRequest):  # type: ignore[misc]
             f"HTTP/1.1 {status} {reason}\r\nConnection: close\r\n"
             f"Content-Type: application/problem+json\r\nContent-Length: {len(body)}\r\n"
         )
+        if status == 503:
+            head += "Retry-After: 5\r\n"
         if status == 401:
             head += 'WWW-Authenticate: Bearer realm="sluice"\r\n'
         self.channel.transport.write(head.encode() + b"\r\n" + body)

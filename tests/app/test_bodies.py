@@ -35,7 +35,12 @@ from gateway import bodies
 from gateway.server import BackpressureServer
 
 # Who is who is the database's to say, and asked in a test of its own.
-bodies.comes_from_a_person = lambda authorization, cookie: authorization == "Bearer good"
+def known(authorization, cookie):
+    if authorization == "Bearer anyone":
+        raise RuntimeError("the database is away")
+    return authorization == "Bearer good"
+
+bodies.comes_from_a_person = known
 
 async def application(scope, receive, send):
     count = 0
@@ -140,6 +145,16 @@ def test_code_of_strangers_is_refused_before_it_is_kept(port: int, who: str, fra
     assert head.startswith(b"HTTP/1.1 401 ")
     assert b"Connection: close" in head
     assert body["code"] == "not_authenticated"
+
+
+def test_nobody_is_called_a_stranger_while_the_database_is_away(port: int) -> None:
+    head, body = refusal(
+        port,
+        "POST /api/v1/uploads HTTP/1.1\nHost: x\nContent-Length: 5000000\nAuthorization: Bearer anyone",
+    )
+    assert head.startswith(b"HTTP/1.1 503 ")
+    assert b"Retry-After: " in head
+    assert body["code"] == "database_unavailable"
 
 
 def test_a_body_that_ends_while_its_person_is_looked_up(port: int) -> None:
