@@ -11,7 +11,6 @@ from django.db import connection
 from django.db.models import QuerySet
 
 from clusters.models import Membership, Namespace
-from clusters.prepared import Prepared
 
 if TYPE_CHECKING:
     from django.contrib.auth.models import AnonymousUser
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
 
 Role = Membership.Role
 _ROLES = f"SELECT namespace_id, role FROM {Membership._meta.db_table} WHERE user_id = %s"  # noqa: S608
-_MEMBERSHIP = Prepared(Membership, ("user_id", "namespace_id"))
 _RANK = {Role.VIEWER: 1, Role.MEMBER: 2, Role.ADMIN: 3}
 
 
@@ -30,8 +28,7 @@ def role_of(user: User | AnonymousUser, namespace: Namespace) -> Role | None:
         return None
     if user.is_superuser:
         return Role.ADMIN
-    found = _MEMBERSHIP.first(user.pk, namespace.pk)
-    return Role(found.role) if found else None
+    return roles_of(user).get(namespace.pk)
 
 
 def roles_of(user: User | AnonymousUser) -> dict[int, Role]:

@@ -6,7 +6,7 @@ compile such a query than the database to answer it. The objects are the ORM's o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Generic, TypeVar
@@ -15,7 +15,6 @@ from django.db import connection
 from django.db.models import Field, Model
 
 M = TypeVar("M", bound=Model)
-Converter = Callable[[Any, Any, Any], Any]
 
 
 @dataclass(frozen=True)
@@ -71,10 +70,10 @@ class _Table:
         self.name = f"{quote(model._meta.db_table)} {alias}"
         self.selected = ", ".join(f"{alias}.{quote(str(field.column))}" for field in self.fields)
         self._names = [field.attname for field in self.fields]
-        self._columns = [field.get_col(alias) for field in self.fields]
+        columns = [field.get_col(alias) for field in self.fields]
         self._converters = [
             (place, column, converter)
-            for place, column in enumerate(self._columns)
+            for place, column in enumerate(columns)
             for converter in (
                 *connection.ops.get_db_converters(column),
                 *column.get_db_converters(connection),

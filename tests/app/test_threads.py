@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import io
+import re
 import threading
 from collections.abc import Iterator, Mapping
+from importlib import import_module
 from typing import Any
 
 import pytest
@@ -17,8 +20,9 @@ from django.test import override_settings
 
 from clusters.errors import CommandTimeout
 from clusters.local import LocalTransport
-from gateway.threads import ThreadedHandler
+from gateway.threads import WAITS_FOR_A_CLUSTER, ThreadedHandler
 from jobs.api.streams import stream
+from jobs.api.urls import urlpatterns
 from jobs.models import Job
 from tests.app.job_cast import make_cast
 
@@ -187,3 +191,12 @@ async def test_a_download_left_in_the_middle_of_a_read_is_closed_after_it() -> N
     assert not closed.is_set()
     go.set()
     assert await asyncio.to_thread(closed.wait, 20)
+
+
+def test_whatever_waits_for_a_cluster_has_threads_of_its_own() -> None:
+    """The views that ask one, and no others, are known to the handler by their addresses."""
+    for pattern in urlpatterns:
+        view: Any = pattern.callback
+        asks = "asking(" in inspect.getsource(import_module(view.view_class.__module__))
+        address = "/api/v1/" + re.sub(r"<[^>]+>", "x", str(pattern.pattern))
+        assert bool(WAITS_FOR_A_CLUSTER.match(address)) == asks, address

@@ -131,7 +131,7 @@ CHINESE: dict[str, str] = {
     "Fetch a job's code or results.": "取回作业的代码或结果。",
     "work: the job's own directory; output: its results.": "work：作业自己的目录；output：它的结果。",
     "Fetching": "正在取回",
-    "{count} files are in {target}.": "{count} 个文件已放到 {target}。",
+    "Files in {target}: {count}.": "{target} 中的文件数：{count}。",
     "There is no {path} among the job's files.": "作业的文件里没有 {path}。",
     "SIZE": "大小",
     "CHANGED": "修改时间",

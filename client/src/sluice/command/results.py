@@ -229,9 +229,7 @@ def download(
         output.say(t("There is nothing to fetch: the directory is empty."), "yellow")
     output.result(
         {"target": str(target), "files": [str(file) for file in found]},
-        lambda: output.say(
-            t("{count} files are in {target}.", count=len(found), target=str(target))
-        ),
+        lambda: output.say(t("Files in {target}: {count}.", count=len(found), target=str(target))),
     )
 
 
