@@ -497,14 +497,20 @@ def test_a_requeued_job_says_which_incarnation_it_is(lab: Lab) -> None:
     subprocess.run(["scontrol", "requeue", job.slurm_job_id], env=job.cluster.env, check=True)
     first = job.log_path("w").stat().st_size
 
-    def again() -> bool:
-        # Slurm holds a requeued job back for two minutes; this is refused while it is still ending.
+    def told_to_start() -> bool:
+        """Refused while the job is still ending."""
         update = ["scontrol", "update", f"JobId={job.slurm_job_id}", "StartTime=now"]
-        if job.slurm()[0] == "PENDING":
-            subprocess.run(update, env=job.cluster.env, check=False, capture_output=True)
+        return not subprocess.run(update, env=job.cluster.env, capture_output=True).returncode
+
+    def again() -> bool:
         state = job.state("w")
         return state is not None and state.incarnation == 1 and state.state == "running"
 
+    # Slurm holds a requeued job back for two minutes, because a node refuses a credential of the
+    # second in which the last one was revoked ("Job credential revoked" ends the job). Some seconds do.
+    job.until("the wait for a further start", lambda: job.slurm()[0] == "PENDING")
+    time.sleep(3)
+    job.until("the order to start", told_to_start)
     job.until("the second incarnation", again)
     state = job.state("w")
     assert state is not None
