@@ -6,6 +6,8 @@ PROJECT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 cd "$PROJECT" || exit 1
 export SLUICE_HOME="${SLUICE_HOME:-$PROJECT/var}"
 LOG_DIR="$SLUICE_HOME/log"
+# Some machines forbid Python to keep what it compiled; then every command compiles all of it again.
+unset PYTHONDONTWRITEBYTECODE
 
 # shellcheck disable=SC2034  # used by those who source this
 if [ -t 1 ]; then bold=$'\e[1m' dim=$'\e[2m' red=$'\e[31m' plain=$'\e[0m'; else bold='' dim='' red='' plain=''; fi

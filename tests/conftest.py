@@ -67,9 +67,11 @@ def cluster() -> EmbeddedCluster:
 
 
 @pytest.fixture(autouse=True, scope="session")
-def passwords_are_hashed_quickly() -> None:
-    """The real hash is made to take long, which here only makes the tests wait."""
+def nothing_is_slow_for_its_own_sake() -> None:
+    """What takes long once in a server's life, or on purpose, would be waited for in every test."""
     settings.PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
+    # Files are looked up when they are asked for; else every test client lists all of them first.
+    settings.WHITENOISE_AUTOREFRESH = True
 
 
 _skipped: list[str] = []

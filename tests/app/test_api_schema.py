@@ -88,6 +88,7 @@ def signed_in(db: None, one_connection: None, settings: Any, tmp_path: Any) -> d
     }
 
 
+@pytest.mark.slow
 @schema.parametrize()
 @settings(
     max_examples=EXAMPLES,

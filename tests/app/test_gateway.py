@@ -171,6 +171,7 @@ def test_production_refuses_a_missing_or_known_secret(secret: str, told: str) ->
     assert told in outcome.stderr
 
 
+@pytest.mark.slow
 def test_production_behind_tls_passes_djangos_own_check() -> None:
     outcome = run_check(SLUICE_SECRET_KEY="k" * 20 + "x7Qp" * 10, SLUICE_BEHIND_TLS="1")
     assert outcome.returncode == 0, outcome.stderr
@@ -179,6 +180,7 @@ def test_production_behind_tls_passes_djangos_own_check() -> None:
     assert "W012" not in outcome.stderr  # secure session cookie
 
 
+@pytest.mark.slow
 def test_static_files_for_production_are_complete(tmp_path: Path) -> None:
     """The hashed storage refuses a stylesheet that names a file which is not there."""
     outcome = subprocess.run(

@@ -83,6 +83,7 @@ class TestOrder:
         second.join()
         assert [row.kind for row in read_since(start)] == ["slow", "quick"]
 
+    @pytest.mark.slow
     def test_many_writers_and_a_reader_that_resumes_by_number(self, cast: Cast) -> None:
         job = cast.job()
         start = last_number()
@@ -346,6 +347,7 @@ class TestSocket:
         await User.objects.filter(pk=cast.alice.pk).aupdate(is_active=False)
         assert await closed_with(ws) == sockets.CLOSE_SIGNED_OUT
 
+    @pytest.mark.slow
     async def test_a_lost_membership_ends_the_view_without_reconnecting(self, cast: Cast) -> None:
         ws = await opened(cast.viewer)
         await frame(ws)
@@ -378,6 +380,7 @@ class TestSocket:
         ws = socket(await sync_to_async(session_of)(cast.alice), path="/ws/nothing")
         assert (await ws.connect(timeout=5))[0] is False
 
+    @pytest.mark.slow
     async def test_the_database_may_be_away_for_a_moment(
         self, cast: Cast, monkeypatch: pytest.MonkeyPatch
     ) -> None:

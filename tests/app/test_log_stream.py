@@ -166,17 +166,18 @@ class TestReading:
 
 
 async def read_until(view: View, count: int) -> bytes:
-    got = b""
+    got = bytearray()
     while len(got) < count:
         frame = await view.next(5)
         assert frame is not None, f"stuck at {len(got)} of {count}"
         if frame.kind == "data":
             assert frame.offset == view.offset - len(frame.data)
             got += frame.data
-    return got
+    return bytes(got)
 
 
 class TestFollowers:
+    @pytest.mark.slow
     async def test_one_follower_serves_many_viewers_every_byte(self, world: World) -> None:
         content = random.Random(1).randbytes(3 * RING_BYTES)
         world.write(content[:100_000])
@@ -198,6 +199,7 @@ class TestFollowers:
         await asyncio.to_thread(thread.join, 5)
         assert not thread.is_alive()
 
+    @pytest.mark.slow
     async def test_a_viewer_far_behind_reads_the_file_and_not_our_memory(
         self, world: World
     ) -> None:
@@ -290,6 +292,7 @@ class TestSocket:
         assert told["type"] == "waiting"
         await socket.disconnect()
 
+    @pytest.mark.slow
     async def test_a_database_that_restarts_is_waited_for(
         self, world: World, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -349,6 +352,7 @@ class TestSocket:
         socket = await opened(world.cast.alice, world.address + "?attempt=9")
         assert await closed_with(socket) == CLOSE_NOT_FOUND
 
+    @pytest.mark.slow
     async def test_lost_and_resumed_many_times_while_it_is_written(self, world: World) -> None:
         dice = random.Random(3)
         content = dice.randbytes(1_000_000)

@@ -112,6 +112,7 @@ def read_at_least(connection: socket.socket, count: int) -> int:
     return received
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["http", "websocket"])
 def test_a_client_that_does_not_read_stops_the_sender(port: int, kind: str) -> None:
     headers = "Connection: close\r\n"

@@ -88,6 +88,7 @@ def test_exit_codes_tell_usage_from_access(run: Command) -> None:
     assert len(nobody.stderr.splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_a_server_that_is_not_there(run: Command) -> None:
     env = {"SLUICE_URL": NOWHERE, "SLUICE_TOKEN": "slc_x"}
     done = run("me", "--json", **env)

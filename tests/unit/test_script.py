@@ -76,6 +76,7 @@ def test_same_input_same_bytes() -> None:
     assert first == second
 
 
+@pytest.mark.slow
 def test_shellcheck_finds_nothing(tmp_path: Path) -> None:
     hostile = {
         **COMMON,

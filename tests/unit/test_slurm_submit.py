@@ -215,6 +215,7 @@ def test_settings_of_the_login_do_not_reach_sbatch(run_many):
     assert run_many.notes.read_text().splitlines()[-1] == "0"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("fault", "kind"), [("down", SlurmUnavailable), ("hang", CommandTimeout)])
 def test_after_silence_the_rest_is_not_begun(run_many, fault, kind):
     _, outcomes = run_many([job("a", "good"), job("b", fault), job("c", "good")])
@@ -268,6 +269,7 @@ def sbatch_calls(run_many):
     return notes.read_text().count("--parsable") if notes.exists() else 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("directory", ["good", "refused", "down", "hang"])
 def test_a_marked_submission_is_begun_once_and_its_answer_kept(run_many, tmp_path, directory):
     _, (first,) = run_many([marked(tmp_path, "a", directory)])
