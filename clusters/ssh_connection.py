@@ -680,5 +680,7 @@ class RemoteProgram(RunningProgram):
             if self._closed:
                 return
             self._closed = True
-        self._channel.close()
+        # With the connection, where that has just broken.
+        with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
+            self._channel.close()
         self.on_close()

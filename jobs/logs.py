@@ -149,14 +149,12 @@ def find_log(
 
 def verdict(log: Log) -> dict[str, Any] | None:
     """How the task (or, for the batch log, the attempt) ended; None while it may still write."""
-    phase = Attempt.objects.values_list("phase", flat=True).get(pk=log.attempt.pk)
-    over = phase in (Attempt.Phase.ENDED, Attempt.Phase.REFUSED)
+    attempt = Attempt.objects.values("phase", "exit_code", "tasks_final").get(pk=log.attempt.pk)
     if log.is_batch:
-        if not over:
+        if attempt["phase"] not in (Attempt.Phase.ENDED, Attempt.Phase.REFUSED):
             return None
-        row = Attempt.objects.values("exit_code", "signal").get(pk=log.attempt.pk)
         state = Job.objects.values_list("state", flat=True).get(pk=log.job.pk)
-        return {"state": state.lower(), "exit_code": row["exit_code"]}
+        return {"state": state.lower(), "exit_code": attempt["exit_code"]}
     task = (
         Task.objects.filter(attempt=log.attempt, role=log.role, index=log.index)
         .values("state", "exit_code", "ended_at")
@@ -164,7 +162,8 @@ def verdict(log: Log) -> dict[str, Any] | None:
     )
     if task and task["ended_at"]:
         return {"state": task["state"], "exit_code": task["exit_code"]}
-    if over:
+    # Slurm tells the attempt's end; how its tasks ended stands in their own files, read after that.
+    if attempt["tasks_final"]:
         return {"state": Task.State.STOPPED.value, "exit_code": None}
     return None
 

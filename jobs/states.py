@@ -107,6 +107,7 @@ class JobFacts:
         None  # what our own batch script wrote about its end, if anything
     )
     script_failure: FailureKind = FailureKind.NONE
+    never_began: bool = False  # our batch script was not even started
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,6 +237,10 @@ def _running_reason(job: JobFacts, seen: Observation) -> Reason:
 
 def _ended(job: JobFacts, seen: Observation) -> Decision:
     end = ENDS[seen.slurm_state]
+    if end.state is JobState.COMPLETED and job.never_began:
+        # Slurm 22.05 calls a job COMPLETED, with 0:0, when its node failed to start the batch script
+        # ("Slurmd could not execve job").
+        end = ENDS["LAUNCH_FAILED"]
     state, reason, failure = end.state, _end_reason(job, seen, end), end.failure
     if state is JobState.FAILED and job.script_verdict is not None:
         if end.code == "end.exit":

@@ -48,6 +48,8 @@ ASK_AFTER = timedelta(seconds=60)
 DENY_FOR_S = 30.0
 # How long an end may wait for the script's own account of it before it is written without.
 VERDICT_PATIENCE_S = 15.0
+# A job that ran longer was begun: its script need not be asked.
+NEVER_BEGAN_WITHIN_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,24 +289,24 @@ class Poller:
         self, cluster: Cluster, changed: Mapping[int, tuple[Observation, JobRecord | None]]
     ) -> None:
         ids = [key for key, (seen, _) in changed.items() if seen.sight is not Sight.UNREACHABLE]
-        waiting = self._read_verdicts(cluster, [key for key in ids if _failed(changed[key][0])])
+        waiting = self._read_reports(cluster, [key for key in ids if _to_be_asked(changed[key][0])])
         ids = [key for key in ids if key not in waiting]
         for start in range(0, len(ids), ROWS_PER_TRANSACTION):
             self._apply_some(ids[start : start + ROWS_PER_TRANSACTION], changed)
         for attempt_id in waiting:
             self._known.pop(attempt_id, None)
 
-    def _read_verdicts(self, cluster: Cluster, failed: Sequence[int]) -> set[int]:
+    def _read_reports(self, cluster: Cluster, ended: Sequence[int]) -> set[int]:
         """Ask the scripts which task failed and why. Those still without an answer wait a little."""
         now = time.monotonic()
-        unknown = [key for key in failed if not self._tasks.has_verdict(key)]
+        unknown = [key for key in ended if not self._tasks.has_report(key)]
         for key in unknown:
             self._end_seen.setdefault(key, now)
         self._tasks.read_ended(cluster, unknown)
         return {
             key
             for key in unknown
-            if not self._tasks.has_verdict(key) and now - self._end_seen[key] < VERDICT_PATIENCE_S
+            if not self._tasks.has_report(key) and now - self._end_seen[key] < VERDICT_PATIENCE_S
         }
 
     def _apply_some(
@@ -333,7 +335,8 @@ class Poller:
 
     def _facts(self, attempt: Attempt) -> JobFacts:
         job = attempt.job
-        verdict = self._tasks.take_verdict(attempt.pk)
+        report = self._tasks.take_report(attempt.pk)
+        verdict = report.verdict if report else None
         reason, failure = script_verdict(verdict) if verdict else (None, FailureKind.NONE)
         return JobFacts(
             state=JobState(job.state),
@@ -348,10 +351,14 @@ class Poller:
             lost_since=job.lost_since,
             script_verdict=reason,
             script_failure=failure,
+            never_began=report is not None and report.there and not report.began,
         )
 
 
-def _failed(seen: Observation) -> bool:
+def _to_be_asked(seen: Observation) -> bool:
+    """Whether the script knows more of the end than Slurm: which task failed, or that it was never begun."""
+    if seen.slurm_state == "COMPLETED" and seen.started_at and seen.ended_at:
+        return (seen.ended_at - seen.started_at).total_seconds() < NEVER_BEGAN_WITHIN_S
     return seen.slurm_state == "FAILED"
 
 

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 from django.db import close_old_connections, connections
@@ -48,6 +49,7 @@ LC_ALL=C
 for dir; do
   printf '\036%s\n' "$dir"
   cd -- "$dir" 2>/dev/null || { printf '\035\n'; continue; }
+  [ ! -e logs/batch.log ] || echo began:
   grep -aHs -m 40 '' verdict tasks/*.state | cut -c 1-500
 done
 """
@@ -60,6 +62,7 @@ class Reported:
     verdict: Verdict | None
     tasks: tuple[TaskState, ...]
     there: bool = True
+    began: bool = True  # its batch script was started: Slurm makes its log then
 
 
 def parse_reports(text: str) -> dict[str, Reported]:
@@ -72,10 +75,11 @@ def parse_reports(text: str) -> dict[str, Reported]:
             name, colon, content = line.partition(":")
             if colon:
                 files[name].append(content)
+        began = files.pop("began", None) is not None
         verdict = _parsed(parse_verdict, files.pop("verdict", None))
         tasks = [_parsed(parse_task_state, lines) for lines in files.values()]
         reports[directory] = Reported(
-            verdict, tuple(t for t in tasks if t is not None), there="\x1d" not in rest
+            verdict, tuple(t for t in tasks if t is not None), "\x1d" not in rest, began
         )
     return reports
 
@@ -123,7 +127,6 @@ def script_verdict(verdict: Verdict) -> tuple[Reason | None, FailureKind]:
 
 @dataclass
 class _Memory:
-    verdicts: dict[int, Verdict | None] = field(default_factory=dict)
     reports: dict[int, Reported] = field(default_factory=dict)
     tries: dict[int, int] = field(default_factory=lambda: defaultdict(int))
 
@@ -140,28 +143,27 @@ class TaskReader:
         self._kept = _Memory()
         self._next_watch = 0.0
 
-    # -- verdicts, before an end is written -----------------------------------------------------------
+    # -- what the scripts say, before an end is written -----------------------------------------------
 
-    def has_verdict(self, attempt_id: int) -> bool:
+    def has_report(self, attempt_id: int) -> bool:
         with self._lock:
-            return attempt_id in self._kept.verdicts
+            return attempt_id in self._kept.reports
 
-    def take_verdict(self, attempt_id: int) -> Verdict | None:
+    def take_report(self, attempt_id: int) -> Reported | None:
         with self._lock:
-            return self._kept.verdicts.pop(attempt_id, None)
+            return self._kept.reports.pop(attempt_id, None)
 
     def read_ended(self, cluster: Cluster, attempt_ids: Sequence[int]) -> None:
-        """Fetch verdicts; returns when they are there, or after a short while anyhow."""
+        """Fetch reports; returns when they are there, or after a short while anyhow."""
         if not attempt_ids:
             return
         rows = Attempt.objects.filter(pk__in=attempt_ids).values_list("id", "unix_user", "work_dir")
-        futures = self._start(cluster, rows, self._keep_verdicts)
+        futures = self._start(cluster, rows, self._keep)
         wait(futures, timeout=WAIT_S)
 
-    def _keep_verdicts(self, reports: Mapping[int, Reported]) -> None:
+    def _keep(self, reports: Mapping[int, Reported]) -> None:
         with self._lock:
-            for attempt_id, report in reports.items():
-                self._kept.verdicts[attempt_id] = report.verdict
+            self._kept.reports.update(reports)
 
     # -- tasks ----------------------------------------------------------------------------------------
 
@@ -173,14 +175,16 @@ class TaskReader:
             self._next_watch = time.monotonic() + WATCH_EVERY_S
             watched = Q(job__state="RUNNING", job__watched_until__gt=timezone.now())
             which.append(mine.filter(watched, phase=Attempt.Phase.LIVE))
-        rows = [
+        found = [
             row
             for attempts in which
             for row in attempts.order_by("tasks_read_at", "id").values_list(
-                "id", "unix_user", "work_dir"
+                "id", "unix_user", "work_dir", "phase"
             )[: READERS * ATTEMPTS_PER_COMMAND]
         ]
-        self._start(cluster, rows, self._write_reports)
+        rows = [row[:3] for row in found]
+        ended = frozenset(row[0] for row in found if row[3] == Attempt.Phase.ENDED)
+        self._start(cluster, rows, partial(self._write_reports, ended=ended))
 
     def _start(
         self, cluster: Cluster, rows: Iterable[tuple[int, str, str]], then: Any
@@ -236,7 +240,8 @@ class TaskReader:
         if tired:
             Attempt.objects.filter(pk__in=tired, phase=Attempt.Phase.ENDED).update(tasks_final=True)
 
-    def _write_reports(self, reports: Mapping[int, Reported]) -> None:
+    def _write_reports(self, reports: Mapping[int, Reported], *, ended: frozenset[int]) -> None:
+        """`ended` had ended before their files were read: only then these say how it ended."""
         now = timezone.now()
         with self._lease.writing():
             attempts = list(
@@ -250,15 +255,15 @@ class TaskReader:
             changed: list[Task] = []
             events: list[NewEvent] = []
             for attempt in attempts:
-                ended = attempt.phase != Attempt.Phase.LIVE
-                moved = merge_states(tasks[attempt.pk], reports[attempt.pk].tasks, ended=ended)
+                told = reports[attempt.pk].tasks
+                moved = merge_states(tasks[attempt.pk], told, ended=attempt.pk in ended)
                 changed += moved
                 if moved:
                     events.append(_tasks_event(attempt, moved))
             Task.objects.bulk_update(changed, _TASK_FIELDS, batch_size=100)
             Attempt.objects.filter(pk__in=list(reports)).update(tasks_read_at=now)
             Attempt.objects.filter(
-                pk__in=[a.pk for a in attempts], phase=Attempt.Phase.ENDED
+                pk__in=ended.intersection(reports), phase=Attempt.Phase.ENDED
             ).update(tasks_final=True)
             record(events)
 

@@ -9,7 +9,9 @@ a delegated tree for it, which containers and machines without systemd lack.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 from embedded.layout import NODES, Layout, read_state, write_state
@@ -77,10 +79,34 @@ def first_job_id(layout: Layout, ports: dict[str, int], *, is_default: bool) -> 
     return int(str(state["first_job_id"]))
 
 
-def forget_cgroups() -> None:
+def hold_cgroups(layout: Layout, uids: Iterable[int]) -> None:
+    """A group of our own in each group of a user, so that no other cluster's job takes that one away with its
+    end in the very moment in which a job of ours is being put there: Slurm would not start it."""
+    controller = memory_controller()
+    if controller is not None and guard(layout) == CGROUP:
+        for place in _held(layout, controller, uids):
+            top = place.parent.parent
+            if not top.exists():
+                top.mkdir(exist_ok=True)
+                # What Slurm would do first; kernels before 5.11 refuse it once there are groups below.
+                with contextlib.suppress(OSError):
+                    (top / "memory.use_hierarchy").write_text("1")
+            place.mkdir(parents=True, exist_ok=True)
+
+
+def forget_cgroups(layout: Layout, uids: Iterable[int]) -> None:
     """Remove the empty groups that Slurm leaves; one that is in use, by another cluster, cannot be removed."""
     controller = memory_controller()
-    for node in NODES:
-        if controller is not None:
+    if controller is None:
+        return
+    for place in _held(layout, controller, uids):
+        for group in (place, place.parent, place.parent.parent):
             with contextlib.suppress(OSError):
-                (controller / f"slurm_{node.name}").rmdir()
+                group.rmdir()
+
+
+def _held(layout: Layout, controller: Path, uids: Iterable[int]) -> list[Path]:
+    mine = f"held-{hashlib.sha256(str(layout.dir).encode()).hexdigest()[:16]}"
+    return [
+        controller / f"slurm_{node.name}" / f"uid_{uid}" / mine for node in NODES for uid in uids
+    ]

@@ -115,6 +115,7 @@ def start_daemons(layout: Layout, steps: Steps) -> None:
 def start_nodes(layout: Layout, remarks: list[str]) -> None:
     daemons = build_daemons(layout)
     try:
+        memory.hold_cgroups(layout, user_ids())
         done = {name: daemons[name].ensure() for name in NODE_NAMES}
     except Refusal:
         if memory.guard(layout) == memory.POLLING:
@@ -221,8 +222,10 @@ def down(layout: Layout) -> int:
         controller = daemons["slurmctld"].process()
         if controller is not None and any(daemons[name].process() for name in NODE_NAMES):
             end_running_jobs(layout)
-        count = end_ssh_sessions(layout)
-        count += daemons["sshd"].stop()
+        # The door first: who was on the way in meanwhile is inside by one of the next looks.
+        count = int(daemons["sshd"].stop())
+        while ended := end_ssh_sessions(layout):
+            count += ended
         # The controller first: it must not see its nodes vanish and call their jobs failed.
         count += daemons["slurmctld"].stop()
         for name in NODE_NAMES:
@@ -230,7 +233,7 @@ def down(layout: Layout) -> int:
         count += end_all(job_processes(layout), patience_s=5)
         for name in ("slurmdbd", "mariadb", "munge"):
             count += daemons[name].stop()
-        memory.forget_cgroups()
+        memory.forget_cgroups(layout, user_ids())
     return count
 
 

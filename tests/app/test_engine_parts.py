@@ -18,8 +18,9 @@ from clusters.slurm.submit import SubmissionGivenUp
 from jobs import services
 from jobs.engine.lease import Lease, LeaseLost
 from jobs.engine.poll import leading_record, observe
+from jobs.engine.stats import EngineStats
 from jobs.engine.submit import apply_outcome
-from jobs.engine.tasks import merge_states, parse_reports, script_verdict
+from jobs.engine.tasks import Reported, TaskReader, merge_states, parse_reports, script_verdict
 from jobs.engine.worker import ClusterWorker
 from jobs.engine.writing import Changes, apply_decision
 from jobs.models import Attempt, EngineLease, Job, JobEvent, JobSecret, Task
@@ -203,7 +204,7 @@ class TestReports:
         "verdict:index=1\nverdict:exit_code=3\nverdict:reason=\n"
         "tasks/worker-0.state:role=worker\ntasks/worker-0.state:index=0\n"
         "tasks/worker-0.state:state=running\ntasks/worker-0.state:ports=http:20001;\n"
-        "tasks/odd.state:nonsense\n\x1e/w/b/1\n\x1d\n"
+        "tasks/odd.state:nonsense\n\x1e/w/b/1\n\x1d\n\x1e/w/c/1\nbegan:\n"
     )
 
     def test_many_attempts_in_one_answer(self) -> None:
@@ -213,6 +214,7 @@ class TestReports:
         (task,) = reports["/w/a/1"].tasks
         assert (task.role, task.state, task.ports) == ("worker", "running", {"http": (20001,)})
         assert (reports["/w/b/1"].there, reports["/w/b/1"].verdict) == (False, None)
+        assert [reports[f"/w/{name}/1"].began for name in "abc"] == [False, False, True]
 
     @pytest.mark.parametrize(
         ("reason", "exit_code", "code", "failure"),
@@ -243,6 +245,33 @@ class TestReports:
         assert len(merge_states(tasks, states, ended=True)) == 2
         assert [t.state for t in tasks] == ["succeeded", "stopped", "stopped"]
         assert merge_states(tasks, [], ended=True) == []
+
+    def test_what_was_read_before_the_end_does_not_tell_the_end(
+        self, cast: Cast, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A watched attempt's files are read, then Slurm tells its end, then the reading is written."""
+        job = cast.job()
+        attempt = cast.in_slurm(job)
+        task = Task.objects.create(attempt=attempt, role="worker", index=0)
+        services.watch_job(job=job)
+        lease = Lease.acquire(job.cluster, "me")
+        assert lease is not None
+        reader = TaskReader(job.cluster, lease, EngineStats())
+        began: list[tuple[list[Any], Any]] = []
+        monkeypatch.setattr(reader, "_start", lambda _c, rows, then: began.append((rows, then)))
+        for phase, state, then_state, final in (
+            ("live", TaskState("worker", 0, "running"), "running", False),
+            ("ended", TaskState("worker", 0, "ended", exit_code=0, ended=2.0), "succeeded", True),
+        ):
+            Attempt.objects.update(phase=phase)
+            reader.refresh(job.cluster)
+            rows, write = began[-1]
+            assert [row[0] for row in rows] == [attempt.pk]
+            Attempt.objects.update(phase=Attempt.Phase.ENDED)
+            write({attempt.pk: Reported(None, (state,))})
+            task.refresh_from_db()
+            attempt.refresh_from_db()
+            assert (task.state, attempt.tasks_final) == (then_state, final)
 
 
 def test_every_sentence_can_be_said() -> None:

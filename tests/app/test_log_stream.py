@@ -336,7 +336,9 @@ class TestSocket:
     async def test_a_task_that_was_stopped_before_it_wrote_has_an_empty_log(
         self, world: World
     ) -> None:
-        await Attempt.objects.filter(pk=world.attempt.pk).aupdate(phase=Attempt.Phase.ENDED)
+        await Attempt.objects.filter(pk=world.attempt.pk).aupdate(
+            phase=Attempt.Phase.ENDED, tasks_final=True
+        )
         socket = await opened(world.cast.alice, world.address)
         data, told = await frames(socket, is_end)
         assert data == b""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -161,6 +162,15 @@ def test_a_stop_that_came_too_late_does_not_hide_success() -> None:
     facts = JobFacts(JobState.RUNNING, wanted=Wanted.STOP, stopped_by="alice", retry_count=-2)
     assert decide(facts, seen("COMPLETED"), NOW).state is JobState.COMPLETED
     assert not decide(facts, seen("COMPLETED"), NOW).retry
+
+
+def test_a_job_that_slurm_calls_complete_though_it_never_began_is_tried_again() -> None:
+    facts = JobFacts(JobState.PENDING, never_began=True)
+    decision = decide(facts, seen("COMPLETED", exit_code=0), NOW)
+    assert (decision.state, decision.retry) == (JobState.QUEUED, True)
+    assert decision.reason.params["code"] == "end.launch-failed"
+    stopped = decide(replace(facts, wanted=Wanted.STOP), seen("COMPLETED", exit_code=0), NOW)
+    assert (stopped.state, stopped.retry) == (JobState.STOPPED, False)
 
 
 def test_requeued_preempted_and_held_jobs_wait() -> None:
