@@ -9,14 +9,14 @@ a delegated tree for it, which containers and machines without systemd lack.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
-from collections.abc import Iterable
 from pathlib import Path
 
 from embedded.layout import NODES, Layout, read_state, write_state
 
 CGROUP, POLLING = "cgroup", "polling"
+# How many job ids lie between clusters side by side.
+JOB_IDS = 1000
 
 
 def memory_controller() -> Path | None:
@@ -73,40 +73,31 @@ def first_job_id(layout: Layout, ports: dict[str, int], *, is_default: bool) -> 
     """Clusters side by side use the same cgroup names (slurm_n1/uid_…/job_…), so their job ids must not meet."""
     state = read_state(layout)
     if "first_job_id" not in state:
-        chosen = 1 if is_default else (ports["slurmctld"] - 20000) * 1000 + 1
+        chosen = 1 if is_default else (ports["slurmctld"] - 20000) * JOB_IDS + 1
         write_state(layout, {**state, "first_job_id": chosen})
         return chosen
     return int(str(state["first_job_id"]))
 
 
-def hold_cgroups(layout: Layout, uids: Iterable[int]) -> None:
-    """A group of our own in each group of a user, so that no other cluster's job takes that one away with its
-    end in the very moment in which a job of ours is being put there: Slurm would not start it."""
-    controller = memory_controller()
-    if controller is not None and guard(layout) == CGROUP:
-        for place in _held(layout, controller, uids):
-            top = place.parent.parent
-            if not top.exists():
-                top.mkdir(exist_ok=True)
-                # What Slurm would do first; kernels before 5.11 refuse it once there are groups below.
-                with contextlib.suppress(OSError):
-                    (top / "memory.use_hierarchy").write_text("1")
-            place.mkdir(parents=True, exist_ok=True)
+def forget_cgroups(layout: Layout) -> None:
+    """Remove what Slurm leaves behind of this cluster's jobs that were killed.
 
-
-def forget_cgroups(layout: Layout, uids: Iterable[int]) -> None:
-    """Remove the empty groups that Slurm leaves; one that is in use, by another cluster, cannot be removed."""
-    controller = memory_controller()
-    if controller is None:
+    A new cluster in this place begins with the same job ids, and Slurm does not start a job whose group is already
+    there with a smaller limit. Nothing of another cluster: a group is empty for a moment when a job begins.
+    """
+    controller, first = memory_controller(), read_state(layout).get("first_job_id")
+    if controller is None or first is None:
         return
-    for place in _held(layout, controller, uids):
-        for group in (place, place.parent, place.parent.parent):
+    mine = range(int(str(first)), int(str(first)) + JOB_IDS)
+    for node in NODES:
+        top = controller / f"slurm_{node.name}"
+        jobs = [group for group in top.glob("uid_*/job_*") if int(group.name[4:]) in mine]
+        for group in (*(step for job in jobs for step in _below(job)), *jobs, top):
+            # One that is in use, by another cluster, cannot be removed.
             with contextlib.suppress(OSError):
                 group.rmdir()
 
 
-def _held(layout: Layout, controller: Path, uids: Iterable[int]) -> list[Path]:
-    mine = f"held-{hashlib.sha256(str(layout.dir).encode()).hexdigest()[:16]}"
-    return [
-        controller / f"slurm_{node.name}" / f"uid_{uid}" / mine for node in NODES for uid in uids
-    ]
+def _below(group: Path) -> list[Path]:
+    """Deepest first, as they can be removed."""
+    return sorted((place for place in group.rglob("*") if place.is_dir()), reverse=True)

@@ -115,7 +115,8 @@ def start_daemons(layout: Layout, steps: Steps) -> None:
 def start_nodes(layout: Layout, remarks: list[str]) -> None:
     daemons = build_daemons(layout)
     try:
-        memory.hold_cgroups(layout, user_ids())
+        if not any(daemons[name].process() for name in NODE_NAMES):
+            memory.forget_cgroups(layout)
         done = {name: daemons[name].ensure() for name in NODE_NAMES}
     except Refusal:
         if memory.guard(layout) == memory.POLLING:
@@ -233,7 +234,7 @@ def down(layout: Layout) -> int:
         count += end_all(job_processes(layout), patience_s=5)
         for name in ("slurmdbd", "mariadb", "munge"):
             count += daemons[name].stop()
-        memory.forget_cgroups(layout, user_ids())
+        memory.forget_cgroups(layout)
     return count
 
 
