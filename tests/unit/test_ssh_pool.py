@@ -224,12 +224,20 @@ class CutChannel:
     def recv(self, limit: int) -> bytes:
         raise EOFError
 
+    def close(self) -> None:
+        raise EOFError
+
 
 def test_a_line_cut_while_bytes_are_taken_is_a_lost_connection_and_not_the_end() -> None:
     program = object.__new__(RemoteProgram)
     target = SimpleNamespace(name="login")
+    given_back: list[bool] = []
     vars(program).update(
-        _channel=CutChannel(), _noise=None, _what="tail", _connection=SimpleNamespace(target=target)
-    )
+        _channel=CutChannel(), _noise=None, _what="tail", _connection=SimpleNamespace(target=target),
+        _closing=threading.Lock(), _closed=False, on_close=lambda: given_back.append(True),
+    )  # fmt: skip
     with pytest.raises(ConnectionLost, match="login broke while tail ran"):
         program.read(100, 1.0)
+    # Nor can it be told that we leave; its place is free again all the same.
+    program.close()
+    assert given_back == [True]
