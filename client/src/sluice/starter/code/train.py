@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import time
 from pathlib import Path
 
 parser = argparse.ArgumentParser()
@@ -21,6 +22,7 @@ for epoch in range(1, options.epochs + 1):
         slope, offset = slope - 0.1 * error * x, offset - 0.1 * error
     loss = sum((slope * x + offset - y) ** 2 for x, y in points) / len(points)
     print(f"epoch {epoch} loss {loss:.4f}", flush=True)  # noqa: T201
+    time.sleep(0.6)  # slow enough to be watched
 
 options.result.mkdir(parents=True, exist_ok=True)
 (options.result / "model.json").write_text(json.dumps({"slope": slope, "offset": offset}))
