@@ -112,7 +112,7 @@ ensure_venv() {
     base=$(system_python) || fail "Sluice needs Python 3.11 or newer with venv; this machine's python3 is $(python3 --version 2>&1). Install a newer one and run this again."
   fi
   "$PYTHON" -c '' 2>/dev/null || step "Making the virtual environment .venv" "$base" -m venv --clear "$PROJECT/.venv"
-  step "Installing Python packages of $(basename "$wanted")" "$PYTHON" -m pip install --disable-pip-version-check -r "$wanted"
+  step "Installing Python packages of $(basename "$wanted")" "$PYTHON" -m pip install --disable-pip-version-check --no-compile -r "$wanted"
   mark "$stamp" "$@"
 }
 
