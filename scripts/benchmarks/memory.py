@@ -34,7 +34,7 @@ def measure(*, quick: bool) -> Iterator[Row]:
             time.sleep(seconds)
             yield from both(pid_of(sluice), engine.pid, "idle", limit=LIMIT_MB)
             with nothing_starts(sluice):
-                through_rest(sluice, {"alice": jobs}, "memory")
+                through_rest(sluice, {"alice": (sluice.token("alice"), jobs)})
 
                 def look() -> None:
                     end = time.monotonic() + seconds
