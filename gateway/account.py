@@ -57,6 +57,7 @@ class ProfileForm(UserModelForm):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.fields["language"].choices = [("", _("As the browser")), *settings.LANGUAGES]  # type: ignore[attr-defined]
         dress(self)
 
 
