@@ -50,6 +50,9 @@ DENY_FOR_S = 30.0
 VERDICT_PATIENCE_S = 15.0
 # A job that ran longer was begun: its script need not be asked.
 NEVER_BEGAN_WITHIN_S = 10.0
+# How long nothing must be seen of an attempt's run before it never began, which makes it run (again):
+# by NFS's own settings a login node may go on for 60 s without seeing what a compute node has written.
+NOTHING_PATIENCE_S = 75.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,25 +292,36 @@ class Poller:
         self, cluster: Cluster, changed: Mapping[int, tuple[Observation, JobRecord | None]]
     ) -> None:
         ids = [key for key, (seen, _) in changed.items() if seen.sight is not Sight.UNREACHABLE]
-        waiting = self._read_reports(cluster, [key for key in ids if _to_be_asked(changed[key][0])])
+        told = {key: changed[key][0].slurm_state for key in ids if _to_be_asked(changed[key][0])}
+        waiting = self._read_reports(cluster, told)
         ids = [key for key in ids if key not in waiting]
         for start in range(0, len(ids), ROWS_PER_TRANSACTION):
             self._apply_some(ids[start : start + ROWS_PER_TRANSACTION], changed)
         for attempt_id in waiting:
             self._known.pop(attempt_id, None)
 
-    def _read_reports(self, cluster: Cluster, ended: Sequence[int]) -> set[int]:
-        """Ask the scripts which task failed and why. Those still without an answer wait a little."""
+    def _read_reports(self, cluster: Cluster, ended: Mapping[int, str]) -> set[int]:
+        """Ask the scripts which task failed and why. Those that are to be asked again wait."""
         now = time.monotonic()
-        unknown = [key for key in ended if not self._tasks.has_report(key)]
-        for key in unknown:
+        for key in ended:
             self._end_seen.setdefault(key, now)
+        unknown = [key for key in ended if self._tasks.report(key) is None]
         self._tasks.read_ended(cluster, unknown)
         return {
             key
-            for key in unknown
-            if not self._tasks.has_report(key) and now - self._end_seen[key] < VERDICT_PATIENCE_S
+            for key, slurm_state in ended.items()
+            if self._ask_again(key, slurm_state, now - self._end_seen[key])
         }
+
+    def _ask_again(self, attempt_id: int, slurm_state: str, waited_s: float) -> bool:
+        report = self._tasks.report(attempt_id)
+        if report is None:
+            return waited_s < VERDICT_PATIENCE_S
+        nothing = slurm_state == "COMPLETED" and report.there and not report.began
+        if not nothing or waited_s >= NOTHING_PATIENCE_S:
+            return False
+        self._tasks.take_report(attempt_id)
+        return True
 
     def _apply_some(
         self, ids: Sequence[int], changed: Mapping[int, tuple[Observation, JobRecord | None]]

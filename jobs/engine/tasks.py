@@ -62,7 +62,9 @@ class Reported:
     verdict: Verdict | None
     tasks: tuple[TaskState, ...]
     there: bool = True
-    began: bool = True  # its batch script was started: Slurm makes its log then
+    began: bool = (
+        True  # something is there of its run: Slurm makes the batch script's log at its start
+    )
 
 
 def parse_reports(text: str) -> dict[str, Reported]:
@@ -75,7 +77,8 @@ def parse_reports(text: str) -> dict[str, Reported]:
             name, colon, content = line.partition(":")
             if colon:
                 files[name].append(content)
-        began = files.pop("began", None) is not None
+        began = bool(files)
+        files.pop("began", None)
         verdict = _parsed(parse_verdict, files.pop("verdict", None))
         tasks = [_parsed(parse_task_state, lines) for lines in files.values()]
         reports[directory] = Reported(
@@ -145,9 +148,9 @@ class TaskReader:
 
     # -- what the scripts say, before an end is written -----------------------------------------------
 
-    def has_report(self, attempt_id: int) -> bool:
+    def report(self, attempt_id: int) -> Reported | None:
         with self._lock:
-            return attempt_id in self._kept.reports
+            return self._kept.reports.get(attempt_id)
 
     def take_report(self, attempt_id: int) -> Reported | None:
         with self._lock:

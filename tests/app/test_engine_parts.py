@@ -17,7 +17,7 @@ from clusters.slurm import JobRecord, SubmitOutcome, parse_job_state
 from clusters.slurm.submit import SubmissionGivenUp
 from jobs import services
 from jobs.engine.lease import Lease, LeaseLost
-from jobs.engine.poll import leading_record, observe
+from jobs.engine.poll import Poller, leading_record, observe
 from jobs.engine.stats import EngineStats
 from jobs.engine.submit import apply_outcome
 from jobs.engine.tasks import Reported, TaskReader, merge_states, parse_reports, script_verdict
@@ -214,7 +214,7 @@ class TestReports:
         (task,) = reports["/w/a/1"].tasks
         assert (task.role, task.state, task.ports) == ("worker", "running", {"http": (20001,)})
         assert (reports["/w/b/1"].there, reports["/w/b/1"].verdict) == (False, None)
-        assert [reports[f"/w/{name}/1"].began for name in "abc"] == [False, False, True]
+        assert [reports[f"/w/{name}/1"].began for name in "abc"] == [True, False, True]
 
     @pytest.mark.parametrize(
         ("reason", "exit_code", "code", "failure"),
@@ -245,6 +245,36 @@ class TestReports:
         assert len(merge_states(tasks, states, ended=True)) == 2
         assert [t.state for t in tasks] == ["succeeded", "stopped", "stopped"]
         assert merge_states(tasks, [], ended=True) == []
+
+    def test_a_run_of_which_nothing_is_seen_is_looked_for_longer_than_nfs_hides_it(
+        self, cast: Cast, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        lease = Lease.acquire(cast.cluster, "me")
+        assert lease is not None
+        reader = TaskReader(cast.cluster, lease, EngineStats())
+        answers = {
+            1: Reported(None, (), began=False),
+            2: Reported(None, ()),
+            3: Reported(None, (), False, False),
+            5: Reported(None, (), began=False),
+        }
+        asked: list[list[int]] = []
+
+        def read_ended(_cluster: Any, ids: list[int]) -> None:
+            asked.append(ids)
+            reader._keep({key: answers[key] for key in ids if key in answers})
+
+        monkeypatch.setattr(reader, "read_ended", read_ended)
+        poller = Poller(lease, EngineStats(), reader)
+        ended = {**dict.fromkeys(range(1, 5), "COMPLETED"), 5: "FAILED"}
+        assert poller._read_reports(cast.cluster, ended) == {1, 4}
+        # Only they are asked again; who does not answer at all is not waited for as long.
+        poller._end_seen = {key: value - 20 for key, value in poller._end_seen.items()}
+        assert poller._read_reports(cast.cluster, ended) == {1}
+        assert asked == [[1, 2, 3, 4, 5], [1, 4]]
+        poller._end_seen[1] -= 60
+        assert poller._read_reports(cast.cluster, {1: "COMPLETED"}) == set()
+        assert reader.take_report(1) == answers[1]
 
     def test_what_was_read_before_the_end_does_not_tell_the_end(
         self, cast: Cast, monkeypatch: pytest.MonkeyPatch
