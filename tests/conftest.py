@@ -93,3 +93,12 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
             "\nskipped, which the full run does not allow: " + ", ".join(_skipped), red=True
         )
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_unconfigure() -> None:
+    """Django deletes the test database, but not the two files that SQLite keeps beside one that is open."""
+    database = settings.DATABASES["default"]
+    if database["ENGINE"] == "gateway.sqlite":
+        file = Path(database["TEST"]["NAME"])
+        for left in file.parent.glob(f"{file.name}*"):
+            left.unlink()

@@ -146,6 +146,9 @@ def ensure_database(layout: Layout, daemon: Daemon) -> str:
                 "mariadb-install-db", "--no-defaults", f"--user={user}", f"--datadir={data}",
                 "--auth-root-authentication-method=socket", f"--auth-root-socket-user={user}",
                 "--skip-test-db", "--skip-name-resolve",
+                # A MariaDB that starts deletes what it finds of temporary tables, and in /tmp they may be
+                # those of another server: of the next cluster, or of the machine's own.
+                f"--tmpdir={data.parent}",
             ],
             timeout_s=300,
         )  # fmt: skip

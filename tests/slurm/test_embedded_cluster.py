@@ -11,6 +11,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -251,6 +252,7 @@ class Spare:
     dir: Path
     env: dict[str, str]
     folder: Path
+    strangers_table: Path
 
     def call(self, *words: str) -> subprocess.CompletedProcess[str]:
         return run([PROGRAM, *words], env=self.env, timeout_s=300)
@@ -292,18 +294,31 @@ class Spare:
         return found
 
 
+def strangers_table() -> Path:
+    """A temporary table as another MariaDB of the same Unix user has it open in the machine's /tmp."""
+    table = Path(tempfile.gettempdir()) / f"#sql-temptable-{os.getpid():x}-1-1.MAI"
+    table.touch()
+    shutil.chown(table, "slurm")
+    return table
+
+
 @pytest.fixture(scope="module")
 def spare(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Spare]:
     place = Path(f"/var/lib/sluice/test-spare-{os.getpid()}")
     # Not the suite's own environment: SLUICE_SSH_CA_KEY of the other cluster would be taken for this one's.
     env = {"PATH": os.environ["PATH"], "SLUICE_CLUSTER_DIR": str(place)}
-    spare = Spare(place, env, tmp_path_factory.mktemp("spare"))
+    spare = Spare(place, env, tmp_path_factory.mktemp("spare"), strangers_table())
     try:
         spare.ok("up")
         yield spare
     finally:
+        spare.strangers_table.unlink(missing_ok=True)
         spare.call("reset", "--yes")
         shutil.rmtree(place, ignore_errors=True)
+
+
+def test_the_first_up_leaves_temporary_tables_of_other_databases_alone(spare: Spare) -> None:
+    assert spare.strangers_table.exists()
 
 
 def test_a_second_up_changes_nothing(spare: Spare) -> None:
