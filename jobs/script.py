@@ -276,6 +276,7 @@ _BATCH_EXITS = (
     ScriptExit.IMAGE_FAILED,
     ScriptExit.MOUNT_MISSING,
     ScriptExit.TASK_LOST,
+    ScriptExit.LAUNCH_FAILED,
     ScriptExit.STOPPED,
 )
 

@@ -21,6 +21,7 @@ class ScriptExit(IntEnum):
     MOUNT_MISSING = 203  # reason mount_missing: a directory of the job is not there: permanent
     PORT_TAKEN = 204  # reason port_taken: a fixed port was in use on the node
     TASK_LOST = 205  # reason lost: a step ended without the task's own report
+    LAUNCH_FAILED = 206  # reason launch_failed: Slurm gave no step, so nothing has run: transient
     WORK_DIR_MISSING = 207
     STOPPED = 143  # reason stopped
 

@@ -107,6 +107,8 @@ def script_verdict(verdict: Verdict) -> tuple[Reason | None, FailureKind]:
     """What the batch script said, as a reason and a class of failure."""
     if verdict.verdict != "failed":
         return None, FailureKind.NONE
+    if verdict.reason == "launch_failed":
+        return Reason("end.launch-failed"), FailureKind.TRANSIENT
     task = f"{verdict.role}-{verdict.index}" if verdict.role else ""
     failure = FailureKind.PERMANENT if verdict.permanent else FailureKind.NONE
     named = {

@@ -123,29 +123,84 @@ check_images() {
   done
 }
 
-# controller_was_away ROLE: srun could not even begin, since slurmctld did not answer (22.05); nothing of it has run.
+# A controller that hangs may make a role's step and yet not be heard. srun (22.05) asks again after a
+# minute, is told that the resources are taken (by that very step, which nobody uses and scancel does not
+# remove), and would ask until the time limit. Nothing of it has run: it is ended here and started anew.
+unheard='step creation (temporarily|still) disabled, retrying \((Socket timed out|Zero Bytes|Requested nodes are busy)'
+
+# heed_srun ROLE: passes srun's messages on, and ends one that got no step for want of an answer.
+heed_srun() {
+  local line status patience=()
+  while :; do
+    line='' status=0
+    IFS= read -r "${patience[@]}" line || status=$?
+    if [[ -n $line ]]; then
+      printf '%s\n' "$line" >>"$pipes/srun.$1"
+      printf '%s\n' "$line" >&2
+    fi
+    patience=()
+    if ((status > 128)); then # no "Step created" has followed
+      : >"$pipes/unheard.$1"
+      kill "$(<"$pipes/srun_pid.$1")"
+    elif ((status)); then
+      return
+    elif [[ $line =~ $unheard ]]; then
+      patience=(-t 5)
+    fi
+  done
+}
+
+# answer_was_lost ROLE: srun got no step, though Slurm may have made one.
+answer_was_lost() {
+  [[ -e $pipes/unheard.$1 ]] || grep -qE 'Unable to create step for job [0-9]+: (Socket timed out|Zero Bytes)' "$pipes/srun.$1"
+}
+
+# controller_was_away ROLE: srun could not even begin, since slurmctld did not answer (22.05).
 controller_was_away() {
   grep -qE -e 'Unable to (confirm allocation|create step) for job [0-9]+: Unable to contact slurm controller' \
     -e 'Unable to confirm allocation for job [0-9]+: (Socket timed out|Zero Bytes)' "$pipes/srun.$1"
 }
 
+# has_allocation ROLE: of its own, not shared with another role.
+has_allocation() {
+  local r
+  for r in "${!role_groups[@]}"; do
+    [[ $r == "$1" || ${role_groups[r]} != "${role_groups[$1]}" ]] || return 1
+  done
+}
+
 start_step() {
   trap : TERM USR1 USR2 # the parent decides
-  local options code until=$((SECONDS + 600))
+  local options code reason='' lost=0 until=$((SECONDS + 600))
   step_options "$1"
   while :; do
     code=0
+    rm -f "$pipes/unheard.$1"
+    : >"$pipes/srun.$1"
     # shellcheck disable=SC2154  # options is set by step_options
-    srun "${options[@]}" --export=ALL --input=all --kill-on-bad-exit=0 --wait=0 --job-name="${role_names[$1]}" \
-      /bin/bash "$attempt_dir/task.sh" "$1" "$run_dir" \
-      <"$pipes/go.$1" >"$pipes/events" 2> >(tee "$pipes/srun.$1" >&2) || code=$?
+    (
+      printf '%s' "$BASHPID" >"$pipes/srun_pid.$1"
+      exec srun "${options[@]}" --export=ALL --input=all --kill-on-bad-exit=0 --wait=0 --job-name="${role_names[$1]}" \
+        /bin/bash "$attempt_dir/task.sh" "$1" "$run_dir"
+    ) <"$pipes/go.$1" >"$pipes/events" 2> >(heed_srun "$1") || code=$?
     ((code && SECONDS < until)) || break
-    sleep 0.2 # tee may be behind
-    if [[ -e $pipes/over ]] || ! controller_was_away "$1"; then break; fi
+    sleep 0.2 # heed_srun may be behind
+    [[ ! -e $pipes/over ]] || break
+    if answer_was_lost "$1"; then
+      if has_allocation "$1"; then
+        # Beside the step that nobody uses. It holds the memory, too: --mem=0 is all that the job has.
+        options=("${options[@]/#--mem*/--mem=0}" --overlap)
+      elif ((lost++)); then
+        code=$exit_launch_failed reason=launch_failed # to overlap would be to take another role's share
+        break
+      fi
+    elif ! controller_was_away "$1"; then
+      break
+    fi
     say "Slurm's controller does not answer: role ${role_names[$1]} is started again in a moment"
     sleep 3
   done
-  printf 'step %s %s\n' "$1" "$code" >"$pipes/events"
+  printf 'step %s %s %s\n' "$1" "$code" "$reason" >"$pipes/events"
 }
 
 start_steps() {
@@ -224,7 +279,7 @@ explain_kill() {
   done
 }
 
-on_step() { # ROLE EXIT_CODE: srun has ended; tasks that left no report at all are lost
+on_step() { # ROLE EXIT_CODE [REASON]: srun has ended; tasks that left no report at all are lost
   local i code reason file key value
   step_live[$1]=0
   ((live_steps -= 1))
@@ -237,7 +292,7 @@ on_step() { # ROLE EXIT_CODE: srun has ended; tasks that left no report at all a
       done <"$file"
     fi
     if [[ -z $code ]]; then
-      code=$2 reason=lost
+      code=$2 reason=${3:-lost}
       ((code)) || code=$exit_task_lost
       ran_out_of_memory "$1" && reason=out_of_memory
       task_state "$1" "$i" state=ended "exit_code=$code" "reason=$reason" "ended=$(now)"
@@ -258,7 +313,7 @@ next_event() {
   case $kind in
     hello) on_hello "$a" "$b" "$c" "$d" "$e" "$f" ;;
     ended) on_ended "$a" "$b" "$c" "$d" ;;
-    step) on_step "$a" "$b" ;;
+    step) on_step "$a" "$b" "$c" ;;
   esac
 }
 

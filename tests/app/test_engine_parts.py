@@ -225,6 +225,7 @@ class TestReports:
             ("mount_missing", 203, "end.mount-missing", FailureKind.PERMANENT),
             ("out_of_memory", 137, "end.task-memory", FailureKind.NONE),
             ("lost", 205, "end.task-lost", FailureKind.NONE),
+            ("launch_failed", 206, "end.launch-failed", FailureKind.TRANSIENT),
         ],
     )
     def test_verdicts(self, reason: str, exit_code: int, code: str, failure: FailureKind) -> None:
@@ -232,7 +233,7 @@ class TestReports:
         told, kind = script_verdict(verdict)
         assert told is not None
         assert (told.code, kind) == (code, failure)
-        assert "w-0" in sentence(told) or code == "end.mount-missing"
+        assert "w-0" in sentence(told) or code in ("end.mount-missing", "end.launch-failed")
 
     def test_tasks_that_never_ended_are_stopped_with_the_job(self) -> None:
         tasks = [Task(role="w", index=n) for n in range(3)]

@@ -1,0 +1,192 @@
+"""Attempts as Sluice renders them, submitted with sbatch to the embedded cluster and looked at on its disk."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import subprocess
+import time
+import uuid
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clusters.capacity import Capacity, GpuCount, NamespaceRules, Node, Partition
+from jobs.paths import AttemptPaths
+from jobs.plan import Plan, plan
+from jobs.script import RenderOptions, image_files_of, render
+from jobs.spec import JobSpec
+from jobs.taskstate import (
+    TaskState,
+    Verdict,
+    parse_task_state,
+    parse_verdict,
+)
+from tests.conftest import EmbeddedCluster
+
+USER = "sluice-alice"
+RULES = NamespaceRules("lab", ("cpu", "gpu", "v100"), account="lab")
+
+
+def _node(name: str, gpu_type: str = "", gpus: int = 0) -> Node:
+    counts = (GpuCount(gpu_type, gpus, 0),) if gpus else ()
+    return Node(name, "idle", True, 8, 0, 16000, 0, gpus=counts)
+
+
+CAPACITY = Capacity(
+    datetime(2026, 1, 1, tzinfo=UTC),
+    (_node("n1", "a100", 4), _node("n2", "a100", 4), _node("n3", "v100", 2), _node("n4")),
+    tuple(
+        Partition(name, True, False, nodes, 7 * 86400, None)
+        for name, nodes in (("gpu", ("n1", "n2")), ("v100", ("n3",)), ("cpu", ("n3", "n4")))
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Running:
+    """One submitted attempt."""
+
+    cluster: EmbeddedCluster
+    plan: Plan
+    paths: AttemptPaths
+    slurm_job_id: str
+
+    def command(self, *argv: str) -> str:
+        done = subprocess.run(
+            [
+                "runuser",
+                "-u",
+                USER,
+                "--",
+                "env",
+                f"SLURM_CONF={self.cluster.env['SLURM_CONF']}",
+                *argv,
+            ],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        return done.stdout.strip()
+
+    def slurm(self) -> tuple[str, str]:
+        """State and exit code as slurmctld says; ended jobs stay known for MinJobAge."""
+        line = self.command(
+            "scontrol", "--oneliner", "show", "job", self.slurm_job_id
+        ).splitlines()[0]
+        values = dict(word.split("=", 1) for word in line.split() if "=" in word)
+        return values["JobState"], values["ExitCode"]
+
+    def until(self, what: str, holds: Any, timeout_s: float = 60) -> Any:
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            if found := holds():
+                return found
+            time.sleep(0.2)
+        raise AssertionError(f"{what} did not happen; batch log:\n{self.log_text('batch')}")
+
+    def end(self, timeout_s: float = 60) -> tuple[str, str]:
+        def ended() -> tuple[str, str] | None:
+            state, code = self.slurm()
+            live = ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "SUSPENDED")
+            return None if state in live else (state, code)
+
+        found: tuple[str, str] = self.until("the job's end", ended, timeout_s)
+        return found
+
+    def log_path(self, role: str, index: int = 0) -> Path:
+        name = self.paths.batch_log if role == "batch" else self.paths.task_log(role, index)
+        return Path(name)
+
+    def log_text(self, role: str, index: int = 0) -> str:
+        path = self.log_path(role, index)
+        return path.read_text(errors="replace") if path.exists() else ""
+
+    def state(self, role: str, index: int = 0) -> TaskState | None:
+        path = Path(self.paths.task_state(role, index))
+        return parse_task_state(path.read_text()) if path.exists() else None
+
+    def verdict(self) -> Verdict:
+        return parse_verdict(Path(self.paths.verdict).read_text())
+
+    def ready(self, role: str, index: int = 0, word: str = "up") -> None:
+        self.until(f"{word} from {role}-{index}", lambda: word in self.log_text(role, index))
+
+
+class Lab:
+    """Submits jobs and cleans up after the test."""
+
+    def __init__(self, cluster: EmbeddedCluster) -> None:
+        self.cluster = cluster
+        self.jobs: list[Running] = []
+        self.root = cluster.work_root.replace("{user}", USER)
+
+    def submit(
+        self,
+        job: dict[str, Any],
+        files: dict[str, str] | None = None,
+        slurm_conf: Path | None = None,
+        **options: Any,
+    ) -> Running:
+        paths = AttemptPaths(self.root, str(uuid.uuid4()), 1)
+        code = Path(paths.dir) / "code"
+        given = {"jobName": "t", "image": "busybox", "timeLimit": "10m", **job}
+        if files:
+            given["codeDir"] = str(code)
+        spec = JobSpec.model_validate(given)
+        made = plan(spec, RULES, CAPACITY)
+        images = self.cluster.images
+        chosen = {
+            "images_dir": str(images),
+            "image_files": image_files_of(os.listdir(images)),
+            "grace_s": 3,
+            "port_low": 29000,
+            **options,
+        }
+        rendered = render(made, spec, paths, user=USER, options=RenderOptions(**chosen))
+        self.write(
+            paths.dir, {**rendered.files, **{f"code/{k}": v for k, v in (files or {}).items()}}
+        )
+        if slurm_conf:
+            script = Path(paths.batch_script)
+            script.write_text(
+                script.read_text().replace(
+                    "\nset -u\n", f"\nexport SLURM_CONF={slurm_conf}\nset -u\n", 1
+                )
+            )
+        running = Running(self.cluster, made, paths, "")
+        # What the gateway has in its own environment must not reach the task.
+        answer = running.command(
+            "env", "GATEWAY_SECRET=leak", "sbatch", "--parsable", paths.batch_script
+        )
+        running = Running(self.cluster, made, paths, answer.split(";")[0])
+        self.jobs.append(running)
+        return running
+
+    def write(self, root: str, files: dict[str, str]) -> None:
+        who = pwd.getpwnam(USER)
+        for path, text in {**files, "logs/.keep": ""}.items():
+            file = Path(root) / path
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text)
+        job_dir = Path(root).parent
+        for entry in (job_dir.parent, job_dir, *job_dir.rglob("*")):
+            os.chown(entry, who.pw_uid, who.pw_gid)
+
+    def clean(self) -> None:
+        for job in self.jobs:
+            job.command("scancel", job.slurm_job_id)
+        for job in self.jobs:
+            job.end()
+            shutil.rmtree(job.paths.job_dir, ignore_errors=True)
+
+
+@pytest.fixture
+def lab(cluster: EmbeddedCluster) -> Any:
+    made = Lab(cluster)
+    yield made
+    made.clean()
