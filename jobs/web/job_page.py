@@ -119,18 +119,18 @@ def template_address(job: Job) -> str:
 
 
 def event_list(job: Job) -> list[dict[str, Any]]:
-    events = JobEvent.objects.filter(job=job).order_by("-id")[:MAX_EVENTS]
-    return [
-        {
-            "at": event.at,
-            "words": event_words(event),
-            "actor": actor_words(event),
-            "state": event.data.get("state", ""),
-        }
-        for event in events
+    """The timeline, newest first."""
+    shown: list[dict[str, Any]] = []
+    for event in reversed(JobEvent.objects.filter(job=job).order_by("-id")[:MAX_EVENTS]):
+        words = event_words(event)
+        # A changed time limit or expected start is told to those who watch; here it says the same again.
+        repeats = event.kind == "reason" and shown and shown[-1]["words"] == words
         # How tasks stand is shown by the tasks themselves.
-        if event.kind != "tasks"
-    ]
+        if event.kind == "tasks" or repeats:
+            continue
+        state = event.data.get("state", "")
+        shown.append({"at": event.at, "words": words, "actor": actor_words(event), "state": state})
+    return shown[::-1]
 
 
 def actor_words(event: JobEvent) -> str:

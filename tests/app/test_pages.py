@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
-from datetime import timedelta
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from django.contrib.admin.models import LogEntry
+from django.db import transaction
 from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
@@ -16,12 +18,15 @@ from clusters.models import ClusterStatus, Membership, Namespace, store_status
 from gateway.models import ApiToken, User
 from gateway.tokens import create_token, find_token
 from jobs import services
+from jobs.engine.writing import Changes, apply_decision
 from jobs.models import Job, JobEvent, Task
+from jobs.states import JobFacts, JobState, Observation, Sight, decide
 from tests.app.job_cast import Cast, make_cast
 
 pytestmark = pytest.mark.django_db
 
 HOSTILE = '"><script>alert(1)</script>{{ 7|add:"1" }}'
+NOW = datetime(2026, 11, 16, tzinfo=UTC)
 
 
 @pytest.fixture
@@ -285,6 +290,22 @@ def test_scopes_and_tabs_of_the_list(cast: Cast) -> None:
     assert shown("?scope=all&state=RUNNING") == set()
     assert shown("?scope=nonsense&sort=-name&cursor=nonsense") == {"of-alice"}
     assert client.get(reverse("jobs") + "?sort=%00&created_after=x").status_code == 200
+
+
+def test_the_story_of_a_job_says_nothing_twice(cast: Cast) -> None:
+    job = cast.job()
+    attempt = cast.in_slurm(job, state="PENDING")
+    waiting = Observation(Sight.SEEN, slurm_state="PENDING", pending_reason="Resources")
+    for look in (waiting, replace(waiting, time_limit_s=60), replace(waiting, time_limit_s=90)):
+        with transaction.atomic():
+            changes = Changes()
+            apply_decision(changes, job, attempt, decide(JobFacts(JobState.PENDING), look, NOW))
+            changes.write()
+    # All three are told to those who watch.
+    assert JobEvent.objects.filter(job=job, kind="reason").count() == 3
+    page = signed_in(cast.alice).get(reverse("job", args=[job.pk])).content.decode()
+    story = page[page.index('id="job-events"') :]
+    assert story[: story.index("</ol>")].count("<li") == 2
 
 
 # --- bad names -------------------------------------------------------------------------------------------------
