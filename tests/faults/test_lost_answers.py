@@ -12,7 +12,7 @@ import pytest
 
 from jobs.taskstate import ScriptExit
 from tests.conftest import EmbeddedCluster
-from tests.slurm.deaf_controller import DeafController
+from tests.faults.deaf_controller import DeafController
 from tests.slurm.lab import Lab
 from tests.slurm.lab import lab as lab
 
