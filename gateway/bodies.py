@@ -186,6 +186,9 @@ class BoundedFactory(HTTPFactory):  # type: ignore[misc]
         protocol.requestFactory = BoundedRequest
         return protocol
 
+    def log(self, request: Any) -> None:
+        """Nothing: Twisted would write a line about each request for a log that nobody opens."""
+
 
 class BodyQueue(asyncio.Queue[dict[str, Any]]):
     """The application's messages, the body first: read from its file when it is asked for."""

@@ -27,6 +27,9 @@ from django.urls import set_script_prefix
 # Files and logs are read on the cluster: whoever asks for them waits, and needs threads but no processor.
 WAITS_FOR_A_CLUSTER = re.compile(r"/api/v1/jobs/[^/]+/(files|logs)\b")
 
+# Most answers are there by then. Listening for who leaves costs as much as a small answer.
+SOON_S = 0.5
+
 T = TypeVar("T")
 Receive = Callable[[], Awaitable[Mapping[str, Any]]]
 Send = Callable[[Mapping[str, Any]], Awaitable[None]]
@@ -74,6 +77,9 @@ class ThreadedHandler(ASGIHandler):
         threads = self._waiting if WAITS_FOR_A_CLUSTER.match(scope["path"]) else self._threads
         work = self._submit(lambda: self._respond(scope, body), threads)
         answering = asyncio.wrap_future(work)
+        answered, _ = await asyncio.wait([answering], timeout=SOON_S)
+        if answered:
+            return answering.result()
         leaving = asyncio.ensure_future(self.listen_for_disconnect(receive))
         try:
             await asyncio.wait([answering, leaving], return_when=asyncio.FIRST_COMPLETED)

@@ -11,6 +11,8 @@ from gateway import account, views
 from jobs.metrics import metrics
 
 urlpatterns: list[URLPattern | URLResolver] = [
+    # First, since Django tries one after the other: programs ask far more often than people.
+    path("api/v1/", include("gateway.api_urls")),
     path("", include("jobs.web.urls")),
     path("login", views.SignIn.as_view(), name="login"),
     path("logout", LogoutView.as_view(), name="logout"),
@@ -22,7 +24,6 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path(
         "i18n.js", JavaScriptCatalog.as_view(packages=["gateway", "jobs", "clusters"]), name="i18n"
     ),
-    path("api/v1/", include("gateway.api_urls")),
     path("healthz", views.healthz, name="healthz"),
     path("readyz", views.readyz, name="readyz"),
     path("metrics", metrics, name="metrics"),

@@ -8,6 +8,8 @@ they ask SQLite, and each begins the moment the last is done. Other processes st
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 from django.db.backends.sqlite3 import base
@@ -17,8 +19,25 @@ PATIENCE_S = 30.0
 _turn = threading.Lock()
 
 
+@lru_cache(maxsize=256)
+def _in_sqlites_style(query: str) -> str:
+    """`%s` as `?`. The same statements come again and again: each is searched through once."""
+    return base.FORMAT_QMARK_REGEX.sub("?", query).replace("%%", "%")
+
+
+class Cursor(base.SQLiteCursorWrapper):
+    def convert_query(self, query: str, *, param_names: Sequence[str] | None = None) -> str:
+        if param_names is None:
+            return _in_sqlites_style(query)
+        return str(super().convert_query(query, param_names=param_names))
+
+
 class DatabaseWrapper(base.DatabaseWrapper):
     _has_turn = False
+
+    def create_cursor(self, name: Any = None) -> Cursor:
+        cursor: Cursor = self.connection.cursor(factory=Cursor)
+        return cursor
 
     def _start_transaction_under_autocommit(self) -> None:
         if not self._has_turn:
