@@ -19,6 +19,9 @@ from zope.interface import implementer
 
 from gateway.bodies import BoundedFactory, take_body
 
+# Autobahn's own second is too short: whoever has not read everything by then loses it, since the connection
+# is reset. A person's line may be slow, or their browser busy.
+GOODBYE_S = 60.0
 # A client that vanished without a word is noticed by Daphne's pings; this only bounds one wait.
 RECHECK_S = 1.0
 
@@ -53,6 +56,15 @@ class BackpressureServer(Server):  # type: ignore[misc]
     def http_factory(self, factory: Any) -> None:
         # Daphne makes its own in `run` and asks nobody.
         self._http_factory = BoundedFactory(self)
+
+    @property
+    def ws_factory(self) -> Any:
+        return self._ws_factory
+
+    @ws_factory.setter
+    def ws_factory(self, factory: Any) -> None:
+        factory.setProtocolOptions(closeHandshakeTimeout=GOODBYE_S)
+        self._ws_factory = factory
 
     def create_application(self, protocol: Any, scope: dict[str, Any]) -> Any:
         queue = take_body(protocol) if scope["type"] == "http" else None

@@ -32,9 +32,12 @@ async def application(scope, receive, send):
         await receive()
         await send({{"type": "websocket.accept"}})
         sent = 0
-        for _ in range(COUNT):
-            await send({{"type": "websocket.send", "bytes": CHUNK}})
-            sent += len(CHUNK)
+        if scope["path"] == "/few":
+            await send({{"type": "websocket.send", "bytes": CHUNK[:{few}]}})
+        else:
+            for _ in range(COUNT):
+                await send({{"type": "websocket.send", "bytes": CHUNK}})
+                sent += len(CHUNK)
         await send({{"type": "websocket.close"}})
     elif scope["path"] == "/sent":
         body = str(sent).encode()
@@ -54,6 +57,8 @@ BackpressureServer(
 ).run()
 """
 TOTAL = 64 * 1024 * 1024
+# More than a client with the smallest buffer takes before it reads, less than what makes the sender wait.
+FEW = 60_000
 # The kernel's buffers on both sides of loopback hold a few MB before the server feels anything.
 KERNEL_SLACK = 16 * 1024 * 1024
 
@@ -64,7 +69,7 @@ def port() -> Iterator[int]:
         probe.bind(("127.0.0.1", 0))
         number = int(probe.getsockname()[1])
     process = subprocess.Popen(
-        [sys.executable, "-c", FLOOD.format(project=str(PROJECT), port=number)],
+        [sys.executable, "-c", FLOOD.format(project=str(PROJECT), port=number, few=FEW)],
         stdout=subprocess.PIPE,
     )
     try:
@@ -77,8 +82,20 @@ def port() -> Iterator[int]:
         process.stdout.close()
 
 
-def request(port: int, path: str, headers: str = "") -> socket.socket:
-    connection = socket.create_connection(("127.0.0.1", port), timeout=30)
+def upgrade() -> str:
+    key = base64.b64encode(os.urandom(16)).decode()
+    return (
+        "Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
+        f"Sec-WebSocket-Key: {key}\r\n"
+    )
+
+
+def request(port: int, path: str, headers: str = "", buffer: int = 0) -> socket.socket:
+    connection = socket.socket()
+    if buffer:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
+    connection.settimeout(30)
+    connection.connect(("127.0.0.1", port))
     connection.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n{headers}\r\n".encode())
     return connection
 
@@ -115,14 +132,20 @@ def read_at_least(connection: socket.socket, count: int) -> int:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["http", "websocket"])
 def test_a_client_that_does_not_read_stops_the_sender(port: int, kind: str) -> None:
-    headers = "Connection: close\r\n"
-    if kind == "websocket":
-        key = base64.b64encode(os.urandom(16)).decode()
-        headers = (
-            "Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
-            f"Sec-WebSocket-Key: {key}\r\n"
-        )
+    headers = upgrade() if kind == "websocket" else "Connection: close\r\n"
     with request(port, "/flood", headers) as connection:
         assert 0 < settled(port) < KERNEL_SLACK
         # Reading opens the valve again, and everything arrives.
         assert read_at_least(connection, TOTAL) >= TOTAL
+
+
+@pytest.mark.slow
+def test_who_reads_slowly_gets_everything_before_the_end(port: int) -> None:
+    with request(port, "/few", upgrade(), buffer=4096) as connection:
+        time.sleep(2.5)  # Autobahn's own patience is one second; then it resets the connection
+        received = b""
+        while not received.endswith(b"\x88\x02\x03\xe8"):  # a close frame, code 1000
+            part = connection.recv(65536)
+            assert part, "closed before its end"
+            received += part
+    assert received.count(b"x" * FEW) == 1
