@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import socket
 import statistics
 import subprocess
 import tempfile
@@ -18,7 +19,10 @@ from pathlib import Path
 
 import httpx
 from websockets.asyncio.client import connect as connect_async
+from websockets.client import ClientProtocol
+from websockets.frames import Frame, Opcode
 from websockets.sync.client import ClientConnection, connect
+from websockets.uri import parse_uri
 
 from benchmarks import Row, p95
 from benchmarks._running import (
@@ -73,6 +77,30 @@ def open_log(sluice: RunningSluice, job: str, query: str) -> ClientConnection:
     return connect(address(sluice, job, query), additional_headers=headers(sluice), max_size=None)
 
 
+def data_frames(sluice: RunningSluice, job: str, query: str) -> Iterator[bytes]:
+    """A log's frames straight from the socket.
+
+    Not by `connect`: its thread that receives, and the queue from it to the reader, would be a part of
+    the time of each line, while the other side's lines come straight from a pipe.
+    """
+    uri = parse_uri(address(sluice, job, query))
+    protocol = ClientProtocol(uri, max_size=None)
+    request = protocol.connect()
+    request.headers.update(headers(sluice))
+    protocol.send_request(request)
+    with socket.create_connection((uri.host, uri.port)) as line:
+        line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        while True:
+            for part in protocol.data_to_send():
+                line.sendall(part)
+            if protocol.close_expected():
+                return
+            protocol.receive_data(line.recv(1 << 16))
+            for event in protocol.events_received():
+                if isinstance(event, Frame) and event.opcode is Opcode.BINARY:
+                    yield bytes(event.data)
+
+
 # -- a line, from written to seen ---------------------------------------------------------------------
 
 
@@ -99,11 +127,9 @@ def latency(sluice: RunningSluice, ssh: OpenSsh, count: int) -> Iterator[Row]:
 
     def listen_ours() -> None:
         rest = b""
-        with open_log(sluice, job, "offset=0") as socket:
-            for frame in socket:
-                if isinstance(frame, bytes):
-                    whole, _, rest = (rest + frame).rpartition(b"\n")
-                    note("ours", whole)
+        for data in data_frames(sluice, job, "offset=0"):
+            whole, _, rest = (rest + data).rpartition(b"\n")
+            note("ours", whole)
 
     listeners = [threading.Thread(target=listen) for listen in (listen_ours, listen_theirs)]
     for listener in listeners:
