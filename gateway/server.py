@@ -12,6 +12,7 @@ import contextlib
 from functools import partial
 from typing import Any
 
+from autobahn.exception import Disconnected
 from daphne.server import Server
 from daphne.ws_protocol import WebSocketProtocol
 from twisted.internet.interfaces import IPushProducer
@@ -81,7 +82,10 @@ class BackpressureServer(Server):  # type: ignore[misc]
         last_chunk = message["type"] == "http.response.body" and not message.get("more_body")
         if last_chunk:
             self._release(protocol)
-        await super().handle_reply(protocol, message)
+        # Between a viewer's goodbye and the end of the connection Autobahn takes no message, and Daphne
+        # does not know yet. Whoever sends hears of it as `websocket.disconnect`, as of every leaving.
+        with contextlib.suppress(Disconnected):
+            await super().handle_reply(protocol, message)
         if message["type"] == "websocket.send" or message.get("more_body"):
             await self._drained(protocol)
 

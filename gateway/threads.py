@@ -27,7 +27,7 @@ from django.urls import set_script_prefix
 # Files and logs are read on the cluster: whoever asks for them waits, and needs threads but no processor.
 WAITS_FOR_A_CLUSTER = re.compile(r"/api/v1/jobs/[^/]+/(files|logs)\b")
 
-# Most answers are there by then. Listening for who leaves costs as much as a small answer.
+# Most answers are there by then, and need no task that listens for who leaves.
 SOON_S = 0.5
 
 T = TypeVar("T")

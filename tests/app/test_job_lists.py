@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import random
+import sys
+import tracemalloc
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -16,6 +18,7 @@ from django.utils import timezone
 
 from gateway.models import User
 from jobs.access import visible_to
+from jobs.api import shapes
 from jobs.api.filters import SORT_WORDS
 from jobs.listing import JobFilter, _branches, _keys_by_orm, _roles, count_jobs, page_of_jobs
 from jobs.models import Attempt, Job
@@ -227,3 +230,20 @@ def test_id_param_is_what_the_column_holds(cast: Cast) -> None:
     with connection.cursor() as cursor:
         cursor.execute("SELECT count(*) FROM jobs_job WHERE id = %s", [id_param(job.pk)])
         assert cursor.fetchone() == (1,)
+
+
+def test_the_answers_kept_for_lists_take_no_more_than_their_bytes(cast: Cast) -> None:
+    """Thousands are kept; a JSON writer's own buffer would be ten times as large."""
+    rows = page_of_jobs(cast.admin, JobFilter(), limit=50).rows
+    tracemalloc.start(1)
+    try:
+        answers = [shapes._job_json(row, frozenset(), None, "tlh") for row in rows]
+        traces = tracemalloc.take_snapshot().filter_traces(
+            [tracemalloc.Filter(True, shapes.__file__)]
+        )
+    finally:
+        tracemalloc.stop()
+        shapes._job_json.cache_clear()
+    assert len(answers) == 50
+    held = sum(trace.size for trace in traces.traces)
+    assert sum(map(len, answers)) <= held < 2 * sum(map(sys.getsizeof, answers))

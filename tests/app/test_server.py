@@ -34,6 +34,12 @@ async def application(scope, receive, send):
         sent = 0
         if scope["path"] == "/few":
             await send({{"type": "websocket.send", "bytes": CHUNK[:{few}]}})
+        elif scope["path"] == "/after-goodbye":
+            while (await receive())["type"] != "websocket.disconnect":
+                for _ in range(100):
+                    await send({{"type": "websocket.send", "bytes": b"x"}})
+                    await asyncio.sleep(0)
+            sent = 1
         else:
             for _ in range(COUNT):
                 await send({{"type": "websocket.send", "bytes": CHUNK}})
@@ -149,3 +155,16 @@ def test_who_reads_slowly_gets_everything_before_the_end(port: int) -> None:
             assert part, "closed before its end"
             received += part
     assert received.count(b"x" * FEW) == 1
+
+
+def test_sending_to_a_viewer_who_said_goodbye_is_no_error(port: int) -> None:
+    """The application goes on until it hears `websocket.disconnect`."""
+    hello, goodbye = b"\x81\x82\0\0\0\0hi", b"\x88\x82\0\0\0\0\x03\xe8"
+    with request(port, "/after-goodbye", upgrade()) as connection:
+        assert connection.recv(65536).startswith(b"HTTP/1.1 101")
+        connection.sendall(hello + goodbye)
+        for _ in range(100):
+            if bytes_sent(port):
+                return
+            time.sleep(0.05)
+    raise AssertionError("the application ended before it heard of the leaving")
