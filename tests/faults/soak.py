@@ -10,6 +10,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -21,6 +22,8 @@ from tests.faults.load import Load, Wanted
 from tests.faults.system import Process, System
 
 PEOPLE_AT_ONCE = 12
+# More than the server has threads for requests that wait for a cluster.
+CROWD = 30
 # Longer than connections are kept open for the next command (see docs/admin.md).
 QUIET_S = 20.0
 # The allocator keeps some of what a burst needed; a leak grows with the work.
@@ -55,13 +58,14 @@ class ClusterSide:
     """What Sluice has running and lying about on the cluster."""
 
     readers: int  # tail and its like, started by a login
-    sessions: int
+    sessions: list[str]  # the programs of all that a login has started
     temporary_files: int
 
     @classmethod
     def of(cls, system: System) -> ClusterSide:
         mark = f"SLURM_CONF={system.daemons.env['SLURM_CONF']}".encode()
-        readers = sessions = 0
+        readers = 0
+        sessions: list[str] = []
         for proc in Path("/proc").iterdir():
             if not proc.name.isdigit():
                 continue
@@ -72,12 +76,13 @@ class ClusterSide:
                 continue
             if mark in environment and not any(v.startswith(b"SLURM_JOB_ID=") for v in environment):
                 readers += os.path.basename(words[0]) in (b"tail", b"cat", b"dd", b"inotifywait")
-                sessions += any(v.startswith(b"SSH_CONNECTION=") for v in environment)
+                if any(v.startswith(b"SSH_CONNECTION=") for v in environment):
+                    sessions.append(b" ".join(words).decode(errors="replace")[:60].strip())
         scratch = system.daemons.dir / "scratch"
         leftovers = [
             path for path in scratch.rglob("*") if path.name.endswith((".tmp", ".new", ".part"))
         ]
-        return cls(readers, sessions, len(leftovers))
+        return cls(readers, sorted(sessions), len(leftovers))
 
 
 def soak(system: System, *, jobs: int, minutes: float, say: Callable[[str], None]) -> list[str]:
@@ -101,6 +106,7 @@ def soak(system: System, *, jobs: int, minutes: float, say: Callable[[str], None
             )
             if not before and done >= warm:
                 guests.pause()
+                guests.crowd()
                 time.sleep(QUIET_S)
                 before = {p.name: Footprint.of(p) for p in system.processes}
                 say(f"      warmed up, everybody left: {told(before)}")
@@ -172,6 +178,19 @@ class Guests:
 
     def resume(self) -> None:
         self._paused.clear()
+
+    def crowd(self) -> None:
+        """Everybody at once reads a log: the server's pools of threads, which are bounded, are full now."""
+        sluice = self.system.sluice
+        newest = sluice.api("GET", "jobs?mine=1&limit=1").json()["items"][0]["id"]
+        with ThreadPoolExecutor(CROWD) as people:
+            for answer in people.map(
+                lambda _: sluice.api("GET", f"jobs/{newest}/logs/main/0"), range(3 * CROWD)
+            ):
+                if answer.status_code != 200:
+                    self.findings.append(
+                        f"a log answered {answer.status_code}: {answer.text[:200]}"
+                    )
 
     def close(self) -> None:
         self._stop.set()
