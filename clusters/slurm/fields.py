@@ -78,13 +78,17 @@ class SlurmCommands:
 # -- rows -------------------------------------------------------------------------------------------
 
 
+# How every separator begins.
+FIELD_END = "\x1f"
+
+
 def new_separator() -> str:
     """A field separator that no job name or working directory can hold: it is new for each command.
 
     Names and directories are other people's text, newlines and control characters included: with a
     fixed separator a job name could forge a row.
     """
-    return f"\x1f{secrets.token_hex(4)}"
+    return f"{FIELD_END}{secrets.token_hex(4)}"
 
 
 def parse_error(what: str, row: str) -> SlurmParseError:
@@ -118,6 +122,19 @@ def split_rows(text: str, separator: str, columns: int) -> Iterator[list[str]]:
                 raise parse_error(f"a row does not have {columns} fields", "|".join(row))
             row[0] = row[0][1:]
         yield row
+
+
+def whole_rows(text: str, separator: str, columns: int) -> list[str] | None:
+    """The same rows, each as one string with FIELD_END between its fields, for those who know rows by heart.
+
+    None: somebody's text looks like a part of the table, or the table is not whole; `split_rows` can tell.
+    """
+    if text.count(FIELD_END) != text.count(separator):
+        return None
+    rows = text.replace(separator, FIELD_END).split(f"{FIELD_END}\n")
+    if rows.pop() or any(row.count(FIELD_END) != columns - 1 for row in rows):
+        return None
+    return rows
 
 
 # -- single values ----------------------------------------------------------------------------------

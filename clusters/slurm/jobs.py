@@ -16,6 +16,7 @@ from functools import lru_cache
 from clusters.errors import SlurmParseError
 from clusters.slurm.failures import check_answered, is_not_found
 from clusters.slurm.fields import (
+    FIELD_END,
     SlurmCommands,
     Tres,
     expand_nodes,
@@ -29,6 +30,7 @@ from clusters.slurm.fields import (
     parse_time,
     parse_tres,
     split_rows,
+    whole_rows,
 )
 from clusters.slurm.reasons import ExitStatus, Explanation, explain_end, explain_reason
 from clusters.slurm.states import Phase, SeenState, parse_job_state
@@ -75,15 +77,15 @@ class JobRecord:
     derived_exit_status: ExitStatus | None = None  # the worst of its steps; sacct only
     elapsed_s: int | None = None
     tres: Tres = field(default_factory=Tres)
+    # The id that scancel and sbatch speak of: the het leader's, the array's, or the job's own.
+    leader_id: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "leader_id", _parse_job_id(self.slurm_job_id)["number"])
 
     @property
     def phase(self) -> Phase:
         return self.seen.phase
-
-    @property
-    def leader_id(self) -> str:
-        """The id that scancel and sbatch speak of: the het leader's, the array's, or the job's own."""
-        return _parse_job_id(self.slurm_job_id)["number"] or self.raw_id
 
     @property
     def het_offset(self) -> int | None:
@@ -198,16 +200,22 @@ def parse_squeue(result: CommandResult, *, separator: str) -> list[JobRecord]:
     if result.exit_code != 0 and is_not_found(result):
         return []
     check_answered(result)
-    rows = split_rows(result.text, separator, len(_SQUEUE_FIELDS))
-    return [_squeue_record(tuple(row)) for row in rows]
+    text, columns = result.text, len(_SQUEUE_FIELDS)
+    known = whole_rows(text, separator, columns)
+    if known is None:
+        return [_squeue_record(row) for row in split_rows(text, separator, columns)]
+    return [_known_squeue_record(row) for row in known]
 
 
-# Between two looks most rows are the same, letter by letter: they are read once.
+# Between two looks most rows are the same, letter by letter: they are read once, and are the same object.
 @lru_cache(maxsize=12_000)
-def _squeue_record(row: tuple[str, ...]) -> JobRecord:
+def _known_squeue_record(row: str) -> JobRecord:
+    return _squeue_record(row.split(FIELD_END))
+
+
+def _squeue_record(row: Sequence[str]) -> JobRecord:
     value = dict(zip(_SQUEUE_FIELDS, row, strict=True))
     try:
-        _parse_job_id(value["JobArrayID"])
         seen = parse_job_state(value["StateCompact"])
         start, end = parse_time(value["StartTime"]), parse_time(value["EndTime"])
         waiting, ended = seen.phase is Phase.WAITING, seen.phase is Phase.ENDED
@@ -318,7 +326,6 @@ def parse_sacct(result: CommandResult, *, separator: str) -> list[JobRecord]:
 def _sacct_record(row: list[str]) -> JobRecord:
     value = dict(zip(_SACCT_FIELDS, row, strict=True))
     try:
-        _parse_job_id(value["JobID"])
         seen = parse_job_state(value["State"])
         limit_min = parse_int(value["TimelimitRaw"].replace("Partition_Limit", ""))
         start = parse_time(value["Start"])

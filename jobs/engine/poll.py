@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from typing import NamedTuple
 
 from django.utils import timezone
 
@@ -55,8 +56,7 @@ NEVER_BEGAN_WITHIN_S = 10.0
 NOTHING_PATIENCE_S = 75.0
 
 
-@dataclass(frozen=True, slots=True)
-class LiveRow:
+class LiveRow(NamedTuple):
     """What of an attempt's row decides whether anything is to be done."""
 
     attempt_id: int
@@ -84,6 +84,7 @@ class Look:
     """What one round of reading brought."""
 
     records: list[JobRecord]
+    rows: list[LiveRow] = field(default_factory=list)  # of live attempts, but for the settled
     read_s: float = 0.0
     by_leader: dict[str, list[JobRecord]] = field(default_factory=dict)
     accounted: dict[str, list[JobRecord]] = field(default_factory=dict)
@@ -103,6 +104,8 @@ class Poller:
         self._stats = stats
         self._tasks = tasks
         self._known: dict[int, Fingerprint] = {}
+        # What needs no thought while it stays as it is: a row, and what squeue says of it.
+        self._settled: dict[int, tuple[LiveRow, list[JobRecord]]] = {}
         self._asked_at: dict[str, float] = {}
         self._denied_since: dict[int, float] = {}
         self._end_seen: dict[int, float] = {}
@@ -112,14 +115,13 @@ class Poller:
         started = time.monotonic()
         live, open_rows = self._rows(cluster)
         if not live and not open_rows:
-            self._known.clear()
+            self._forget(set())
             return False
         self._stats.command("squeue")
         look = self._read(slurm, live)
         if open_rows:
             self._resolve(slurm, look, open_rows)
-        changed = self._changed(live, look)
-        self._apply(cluster, changed)
+        self._apply(cluster, self._changed(look))
         self._forget({row.attempt_id for row in live})
         self._stats.passed(time.monotonic() - started, look.read_s, len(live))
         return True
@@ -145,11 +147,17 @@ class Poller:
         look = Look(slurm.live_jobs())
         for record in look.records:
             look.by_leader.setdefault(record.leader_id, []).append(record)
-        asking = [row for row in live if self._only_accounting_knows(look, row)]
+        look.rows = [row for row in live if not self._is_settled(look, row)]
+        asking = [row for row in look.rows if self._only_accounting_knows(look, row)]
         if asking:
             self._ask_accounting(slurm, look, asking)
         look.read_s = time.monotonic() - started
         return look
+
+    def _is_settled(self, look: Look, row: LiveRow) -> bool:
+        """Thousands of rows a look are: the records of `squeue` are the very objects of the last one."""
+        group = look.by_leader.get(row.slurm_job_id)
+        return group is not None and self._settled.get(row.attempt_id) == (row, group)
 
     @staticmethod
     def _only_accounting_knows(look: Look, row: LiveRow) -> bool:
@@ -246,18 +254,18 @@ class Poller:
 
     # -- deciding -------------------------------------------------------------------------------------
 
-    def _changed(
-        self, live: Sequence[LiveRow], look: Look
-    ) -> dict[int, tuple[Observation, JobRecord | None]]:
+    def _changed(self, look: Look) -> dict[int, tuple[Observation, JobRecord | None]]:
         """Only the attempts of which Slurm or the row says something new."""
         changed: dict[int, tuple[Observation, JobRecord | None]] = {}
-        for row in live:
+        for row in look.rows:
             record = self._speaking_record(look, row)
             if record is _WAIT:
                 continue
             fingerprint: Fingerprint = (row.job_state, row.wanted, *_what_matters(record))
             absent = record is None or _denied_by_queue(record)
             if not absent and self._known.get(row.attempt_id) == fingerprint and not row.lost_since:
+                if record is not None and record.source == "squeue" and not _cancelled(record):
+                    self._settled[row.attempt_id] = (row, look.by_leader[row.slurm_job_id])
                 continue
             self._known[row.attempt_id] = fingerprint
             if record is not None and not absent:
@@ -283,6 +291,7 @@ class Poller:
         return _WAIT if time.monotonic() - first_seen < VERDICT_PATIENCE_S else record
 
     def _forget(self, live: set[int]) -> None:
+        self._settled = {key: value for key, value in self._settled.items() if key in live}
         self._known = {key: value for key, value in self._known.items() if key in live}
         self._end_seen = {key: value for key, value in self._end_seen.items() if key in live}
         if len(self._asked_at) > 20_000:

@@ -12,7 +12,7 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from clusters.errors import CommandTimeout, SlurmUnavailable, SubmitRejected
-from clusters.models import store_status
+from clusters.models import Cluster, store_status
 from clusters.slurm import JobRecord, SubmitOutcome, parse_job_state
 from clusters.slurm.submit import SubmissionGivenUp
 from jobs import services
@@ -196,6 +196,61 @@ class TestRecords:
         group = [record("CANCELLED", "1+0"), record("NODE_FAIL", "1+1")]
         assert leading_record(group).seen.name == "NODE_FAIL"
         assert observe(leading_record(group)).slurm_state == "NODE_FAIL"
+
+
+class TestLooks:
+    """What stays as it is needs no thought; whatever changes, in Slurm or in the rows, is thought about."""
+
+    def look(self, poller: Poller, seen: list[JobRecord]) -> set[int]:
+        rows, _ = poller._rows(Cluster.objects.get())
+        look = poller._read(SlurmThatSaw(seen), rows)
+        return set(poller._changed(look))
+
+    def test_only_changes_are_thought_about(self, cast: Cast) -> None:
+        attempt = cast.in_slurm(cast.job())
+        lease = Lease.acquire(cast.cluster, "me")
+        assert lease is not None
+        poller = Poller(lease, EngineStats(), TaskReader(cast.cluster, lease, EngineStats()))
+        place = {"work_dir": attempt.work_dir, "user": attempt.unix_user}
+        waits = [record("PENDING", attempt.slurm_job_id, reason="Priority", **place)]
+        news, nothing = {attempt.pk}, set[int]()
+        assert [self.look(poller, waits) for _ in range(3)] == [news, nothing, nothing]
+        assert poller._settled
+        held = [record("PENDING", attempt.slurm_job_id, reason="JobHeldUser", **place)]
+        assert [self.look(poller, held) for _ in range(3)] == [news, nothing, nothing]
+        Job.objects.update(wanted="stop")
+        assert [self.look(poller, held) for _ in range(3)] == [news, nothing, nothing]
+        Job.objects.update(lost_since=timezone.now())
+        assert [self.look(poller, held) for _ in range(2)] == [news, news]
+        Job.objects.update(lost_since=None)
+        assert self.look(poller, held) == nothing
+        # Somebody else's job has the id now; and then nobody's.
+        stranger = [record("PENDING", attempt.slurm_job_id, work_dir="/elsewhere", user="eve")]
+        assert [self.look(poller, stranger), self.look(poller, [])] == [news, news]
+        poller._forget(set())
+        assert not poller._settled
+
+    def test_who_was_cancelled_is_asked_about_until_accounting_tells(self, cast: Cast) -> None:
+        attempt = cast.in_slurm(cast.job())
+        lease = Lease.acquire(cast.cluster, "me")
+        assert lease is not None
+        poller = Poller(lease, EngineStats(), TaskReader(cast.cluster, lease, EngineStats()))
+        place = {"work_dir": attempt.work_dir, "user": attempt.unix_user}
+        gone = [record("CANCELLED", attempt.slurm_job_id, **place)]
+        assert [self.look(poller, gone) for _ in range(2)] == [set(), set()]
+        poller._end_seen[attempt.pk] -= 60
+        assert self.look(poller, gone) == {attempt.pk}
+        assert not poller._settled
+
+
+class SlurmThatSaw:
+    """Answers as `Slurm` does, from a list. Accounting knows nothing."""
+
+    def __init__(self, seen: list[JobRecord]) -> None:
+        self.live_jobs = lambda: seen
+
+    def recorded_jobs_by_id(self, ids: list[str]) -> list[JobRecord]:
+        return []
 
 
 class TestReports:

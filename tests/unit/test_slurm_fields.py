@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from clusters.errors import SlurmParseError
 from clusters.slurm.fields import (
+    FIELD_END,
     SlurmCommands,
     Tres,
     expand_nodes,
@@ -24,6 +25,7 @@ from clusters.slurm.fields import (
     parse_time,
     parse_tres,
     split_rows,
+    whole_rows,
 )
 from clusters.slurm.reasons import ExitStatus
 
@@ -171,6 +173,26 @@ def _print(table, separator):
 def test_hostile_fields_come_back_as_they_were(table):
     separator = new_separator()
     assert list(split_rows(_print(table, separator), separator, 3)) == table
+
+
+@given(rows)
+def test_whole_rows_are_the_same_rows_or_none(table):
+    separator = new_separator()
+    whole = whole_rows(_print(table, separator), separator, 3)
+    if whole is not None:
+        assert [row.split(FIELD_END) for row in whole] == table
+    else:
+        assert any(FIELD_END in value or value.startswith("\n") for row in table for value in row)
+
+
+@given(rows.filter(bool), st.data())
+def test_whole_rows_of_a_cut_answer_are_none_or_end_before_a_row(table, data):
+    separator = "\x1f1234abcd"
+    text = _print(table, separator)
+    cut = data.draw(st.integers(0, len(text) - 1))
+    whole = whole_rows(text[:cut], separator, 3)
+    if whole is not None:
+        assert _print((row.split(FIELD_END) for row in whole), separator) == text[:cut]
 
 
 @given(rows.filter(bool), st.data())
