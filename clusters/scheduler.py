@@ -21,7 +21,11 @@ from clusters.transport import CommandResult, Transport
 
 READ_TIMEOUT_S = 60.0
 MAX_ROWS_OUTPUT = 256 * 1024 * 1024  # a row is about 400 bytes: half a million jobs
-SUBMIT_TIMEOUT_S = 30.0
+SUBMIT_TIMEOUT_S = 30
+# The rest of many comes with the next command.
+BEGIN_SUBMITTING_FOR_S = 10
+# For the way there and back, and for what does not end at once when it is told to.
+SUBMIT_SLACK_S = 15
 # sacct -j takes a list in one argument; an SSH command line may be 128 KiB long, an id about 10.
 IDS_PER_COMMAND = 1000
 
@@ -90,12 +94,15 @@ class Slurm:
             return []
         separator = new_separator()
         argv = submit.build_submit_many_argv(
-            self.commands, separator=separator, timeout_each_s=int(SUBMIT_TIMEOUT_S)
+            self.commands,
+            separator=separator,
+            begin_for_s=BEGIN_SUBMITTING_FOR_S,
+            timeout_each_s=SUBMIT_TIMEOUT_S,
         )
         result = self.transport.run(
             argv,
             stdin=submit.submit_many_stdin(submissions),
-            timeout_s=SUBMIT_TIMEOUT_S + len(submissions),
+            timeout_s=BEGIN_SUBMITTING_FOR_S + SUBMIT_TIMEOUT_S + SUBMIT_SLACK_S,
         )
         # The program itself could not run (no sh, no timeout): nothing was begun.
         if result.exit_code not in (0, 3) and separator not in result.text:

@@ -108,21 +108,26 @@ def _parse_job_id(stdout: str) -> str:
 
 # -- many at once -----------------------------------------------------------------------------------
 
-# $1 mark of this run, $2 seconds for each sbatch, $3 sbatch. Per job on stdin: token, work dir, script, marker (or an
+# $1 mark of this run, $2 seconds in which jobs are begun, $3 sbatch. Per job on stdin: token, work dir, script, marker (or an
 # empty line), run or give-up, number of options, options; a line each. Per job on stdout: MARK token MARK <sbatch's own
 # stdout> MARK exit code MARK stderr MARK newline, written as it goes, so that a cut shows which jobs were begun and
 # which were taken.
 # With a marker the program may be run any number of times, also by two gateways at once: `set -C` lets exactly one of
 # them run sbatch, the others tell what it answered, or 124 (nobody knows yet) while there is no answer.
 # SBATCH_* and SLURM_* of a person's login would override the script (SBATCH_PARTITION, …): only SLURM_CONF stays.
-# After an answer that says "no controller" or nothing at all, the rest would only wait for the same: stop.
+# After an answer that says "no controller" the rest would only wait for the same: stop. One that does not answer is
+# ended together with this program by one `timeout` around it all: a process more for each sbatch is a fifth of what
+# sbatch itself costs. None is begun late, so that each has its time.
 _SUBMIT_MANY_PROGRAM = r"""
-mark=$1 limit=$2 sbatch=$3
+mark=$1 begin_for=$2 sbatch=$3
 for name in $(env | sed -n -e 's/^\(SBATCH_[A-Za-z0-9_]*\)=.*/\1/p' -e 's/^\(SLURM_[A-Za-z0-9_]*\)=.*/\1/p'); do
   [ "$name" = SLURM_CONF ] || unset "$name"
 done
 exec 3>&1
 umask 077
+seconds() { IFS=. read -r now _ </proc/uptime; }
+seconds
+last_call=$((now + begin_for))
 say() { printf '%s%s%s%s%s\n' "$mark" "$code" "$mark" "$complaint" "$mark"; }
 show() { while IFS= read -r line; do printf '%s\n' "$line"; done <"$1"; }
 take_marker() {
@@ -140,11 +145,11 @@ take_marker() {
 }
 run() {
   if [ -z "$marker" ]; then
-    complaint=$(timeout -k 5 "$limit" "$sbatch" "$@" "$script" 2>&1 1>&3 3>&- </dev/null)
+    complaint=$("$sbatch" "$@" "$script" 2>&1 1>&3 3>&- </dev/null)
     code=$?
     return
   fi
-  timeout -k 5 "$limit" "$sbatch" "$@" "$script" >"$marker.out" 2>"$marker.err" 3>&- </dev/null
+  "$sbatch" "$@" "$script" >"$marker.out" 2>"$marker.err" 3>&- </dev/null
   code=$? complaint=''
   [ ! -s "$marker.err" ] || complaint=$(cat "$marker.err")
   [ ! -s "$marker.out" ] || show "$marker.out"
@@ -158,6 +163,8 @@ while IFS= read -r token && IFS= read -r dir && IFS= read -r script && IFS= read
     set -- "$@" "$option"
     count=$((count - 1))
   done
+  seconds
+  [ "$now" -le "$last_call" ] || exit 0
   printf '%s%s%s' "$mark" "$token" "$mark"
   if [ -n "$marker" ] && ! take_marker; then say && continue; fi
   if [ "$order" = give-up ]; then
@@ -169,7 +176,7 @@ while IFS= read -r token && IFS= read -r dir && IFS= read -r script && IFS= read
   say
   case $code:$complaint in
     0:*) ;;
-    124:*|137:*|*'Unable to contact slurm controller'*|*'timed out'*|*'Zero Bytes'*|*'Rate limit'*) exit 0 ;;
+    *'Unable to contact slurm controller'*|*'timed out'*|*'Zero Bytes'*|*'Rate limit'*) exit 0 ;;
   esac
 done
 """
@@ -178,11 +185,15 @@ _GIVEN_UP, _NO_MARKER = "75", "73"
 
 
 def build_submit_many_argv(
-    commands: SlurmCommands, *, separator: str, timeout_each_s: int = 60
+    commands: SlurmCommands, *, separator: str, begin_for_s: int, timeout_each_s: int
 ) -> list[str]:
-    """A small sh program that runs sbatch for each job given on stdin (see submit_many_stdin)."""
+    """A small sh program that runs sbatch for each job given on stdin (see submit_many_stdin).
+
+    After `begin_for_s` none is begun any more; each has at least `timeout_each_s`.
+    """
     sbatch = commands.program("sbatch")
-    argv = ["sh", "-c", _SUBMIT_MANY_PROGRAM, "submit", separator, str(timeout_each_s), sbatch]
+    argv = ["timeout", "-k", "5", str(begin_for_s + timeout_each_s)]
+    argv += ["sh", "-c", _SUBMIT_MANY_PROGRAM, "submit", separator, str(begin_for_s), sbatch]
     return ["env", f"SLURM_CONF={commands.slurm_conf}", *argv] if commands.slurm_conf else argv
 
 

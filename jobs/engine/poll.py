@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 ROWS_PER_TRANSACTION = 200
 # sacct takes about so many ids in one command; whoever is left comes at the next look.
 IDS_PER_LOOK = 1000
-# A submission without an answer: sbatch itself is ended after 35 s, slurmdbd lags by seconds. Only when
+# A submission without an answer: sbatch itself is ended after 45 s, slurmdbd lags by seconds. Only when
 # both sources have denied the token after ASK_AFTER, and still do DENY_FOR later, it is tried again.
 ASK_AFTER = timedelta(seconds=60)
 DENY_FOR_S = 30.0

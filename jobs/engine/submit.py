@@ -444,11 +444,7 @@ class Batch:
             crash_point("before_save")
             changes.write()
         crash_point("after_save")
-        # Slurm fell silent: the next ones would only meet the same silence.
-        silent = (SlurmUnavailable, CommandTimeout)
-        if any(not o.attempted or isinstance(o.error, silent) for o in outcomes):
-            return False, ASK_AGAIN_S
-        return True, 0.0
+        return (False, ASK_AGAIN_S) if fell_silent(outcomes) else (True, 0.0)
 
     # -- when it cannot be done -----------------------------------------------------------------------
 
@@ -511,6 +507,14 @@ class Batch:
                     continue
                 refuse(changes, row, attempt, reason)
             changes.write()
+
+
+def fell_silent(outcomes: Sequence[SubmitOutcome]) -> bool:
+    """The next ones would only meet the same silence. Where Slurm is merely slow, the rest just comes later."""
+    begun = [outcome for outcome in outcomes if outcome.attempted]
+    broke_off = len(begun) < len(outcomes) and (not begun or begun[-1].error is not None)
+    silent = (SlurmUnavailable, CommandTimeout)
+    return broke_off or any(isinstance(outcome.error, silent) for outcome in begun)
 
 
 def _tasks_of(out: Outgoing) -> list[Task]:

@@ -19,7 +19,7 @@ from jobs import services
 from jobs.engine.lease import Lease, LeaseLost
 from jobs.engine.poll import Poller, leading_record, observe
 from jobs.engine.stats import EngineStats
-from jobs.engine.submit import apply_outcome
+from jobs.engine.submit import apply_outcome, fell_silent
 from jobs.engine.tasks import Reported, TaskReader, merge_states, parse_reports, script_verdict
 from jobs.engine.worker import ClusterWorker
 from jobs.engine.writing import Changes, apply_decision
@@ -177,6 +177,26 @@ class TestOutcomes:
         attempt.job = services.stop_job(job=attempt.job, by=cast.alice)
         attempt, job = settle(attempt, SubmitOutcome("t", slurm_job_id="5"))
         assert (attempt.phase, job.state, job.wanted) == ("live", "PENDING", "stop")
+
+
+@pytest.mark.parametrize(
+    ("answers", "silent"),
+    [
+        (["7", "8"], False),
+        (["7", None], False),  # a slow Slurm: the rest was not begun in time
+        ([None, None], True),
+        (["7", SlurmUnavailable("away"), None], True),
+        (["7", SubmitRejected("no"), "8"], False),
+        (["7", SubmitRejected("too fast", retryable=True), None], True),
+        ([CommandTimeout("no word"), "7"], True),
+    ],
+)
+def test_when_slurm_fell_silent(answers: list[Any], silent: bool) -> None:
+    outcomes = [
+        SubmitOutcome("t", slurm_job_id=a) if isinstance(a, str) else SubmitOutcome("t", error=a)
+        for a in answers
+    ]
+    assert fell_silent(outcomes) is silent
 
 
 def record(state: str, slurm_job_id: str = "1", **more: Any) -> JobRecord:
