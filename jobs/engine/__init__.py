@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from jobs.engine.loop import Engine, run_engine
+from jobs.engine.loop import Engine
 
-__all__ = ["Engine", "run_engine"]
+__all__ = ["Engine"]

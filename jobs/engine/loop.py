@@ -160,8 +160,3 @@ class Engine:
             if lease is not None or time.monotonic() > deadline:
                 return lease
             time.sleep(0.5)
-
-
-def run_engine(stop: threading.Event) -> None:
-    """The engine inside another process, until the event is set."""
-    Engine().run(stop)

@@ -1,8 +1,9 @@
-"""`manage.py serve`: Daphne with the engine inside, for one machine. In production run them apart."""
+"""`manage.py serve`: the web server and an engine beside it, for one machine. In production run them apart."""
 
 from __future__ import annotations
 
-import gc
+import logging
+import subprocess
 import sys
 import threading
 from argparse import ArgumentParser
@@ -12,15 +13,63 @@ from django.conf import settings
 from django.core.management.base import BaseCommand
 from django.db import connections
 
-# New objects until the collector looks; Python's own 700 are a fraction of one request.
-GARBAGE_AFTER = 20_000
+from jobs.collector import spare_what_was_loaded
+
+logger = logging.getLogger(__name__)
+
 # How long a thread may compute while another one waits for its turn. Python's own 5 ms are spent at
 # every hop of a log line on its way through the threads.
 THREADS_TURN_S = 0.001
+START_AGAIN_S = 1.0
+
+
+class EngineBeside:
+    """`manage.py engine` as a process of its own: threads of one process take turns at Python, processes do not.
+
+    It ends when its input does, so it cannot outlive this process, however that ends; if it ends by itself,
+    it is started again.
+    """
+
+    def __init__(self) -> None:
+        self._ending = threading.Event()
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._keeper = threading.Thread(target=self._keep_running, name="engine keeper")
+
+    def start(self) -> None:
+        self._keeper.start()
+
+    def stop(self) -> None:
+        with self._lock:
+            self._ending.set()
+            if self._process is not None and self._process.stdin is not None:
+                self._process.stdin.close()
+        self._keeper.join()
+
+    def _keep_running(self) -> None:
+        while True:
+            with self._lock:
+                if self._ending.is_set():
+                    return
+                # A session of its own: a terminal's Ctrl-C is for the server, which then ends both.
+                self._process = subprocess.Popen(
+                    [sys.executable, str(settings.BASE_DIR / "manage.py"), "engine", "--until-eof"],
+                    stdin=subprocess.PIPE,
+                    start_new_session=True,
+                )
+            code = self._process.wait()
+            if self._ending.is_set():
+                return
+            logger.error(
+                "the engine ended by itself (%s) and is started again",
+                code,
+                extra={"action": "engine_restart"},
+            )
+            self._ending.wait(START_AGAIN_S)
 
 
 class Command(BaseCommand):
-    help = "Serve the pages, the API and the websockets, and run the engine in the same process."
+    help = "Serve the pages, the API and the websockets, with an engine beside."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("--host", default="127.0.0.1")
@@ -30,14 +79,23 @@ class Command(BaseCommand):
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
+        engine = EngineBeside()
+        if not options["no_engine"]:
+            engine.start()
+        try:
+            self._serve(options["host"], options["port"])
+        finally:
+            if not options["no_engine"]:
+                engine.stop()
+
+    def _serve(self, host: str, port: int) -> None:
+        """Until SIGTERM or Ctrl-C: the reactor handles both."""
         # Imported late: Daphne installs its reactor, which no other command should get.
         from daphne.endpoints import build_endpoint_description_strings
 
         from gateway.asgi import application
         from gateway.server import BackpressureServer
-        from jobs.engine import run_engine
 
-        host, port = options["host"], options["port"]
         shown = f"[{host}]" if ":" in host else host
         server = BackpressureServer(
             application=application,
@@ -48,19 +106,6 @@ class Command(BaseCommand):
             ready_callable=lambda: self.stdout.write(f"Sluice answers at http://{shown}:{port}/"),
         )
         connections.close_all()
-        # What was loaded stays for good: the garbage collector need not look through it again and again.
-        gc.collect()
-        gc.freeze()
-        gc.set_threshold(GARBAGE_AFTER)
+        spare_what_was_loaded()
         sys.setswitchinterval(THREADS_TURN_S)
-        stop = threading.Event()
-        engine = threading.Thread(target=run_engine, args=(stop,), name="engine")
-        if not options["no_engine"]:
-            engine.start()
-        try:
-            # Until SIGTERM or Ctrl-C: the reactor handles both.
-            server.run()
-        finally:
-            stop.set()
-            if not options["no_engine"]:
-                engine.join()
+        server.run()

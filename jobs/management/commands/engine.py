@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 from argparse import ArgumentParser
 from types import FrameType
@@ -10,6 +11,7 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
 
+from jobs.collector import spare_what_was_loaded
 from jobs.engine import Engine
 
 
@@ -19,6 +21,9 @@ class Command(BaseCommand):
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument(
             "--once", action="store_true", help="one pass for every cluster, then end"
+        )
+        parser.add_argument(
+            "--until-eof", action="store_true", help="end also when the standard input ends"
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
@@ -35,4 +40,12 @@ class Command(BaseCommand):
 
         signal.signal(signal.SIGTERM, end)
         signal.signal(signal.SIGINT, end)
+        if options["until_eof"]:
+            threading.Thread(target=_end_with_the_input, args=(stop,), daemon=True).start()
+        spare_what_was_loaded()
         engine.run(stop)
+
+
+def _end_with_the_input(stop: threading.Event) -> None:
+    sys.stdin.buffer.read()
+    stop.set()
