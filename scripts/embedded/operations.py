@@ -36,6 +36,7 @@ from embedded.processes import (
     find_by_token,
     holds_socket,
     is_connected,
+    open_files,
     socket_inodes,
 )
 
@@ -272,12 +273,13 @@ def has(environment: list[bytes], prefix: bytes) -> bool:
 def job_processes(layout: Layout) -> list[Process]:
     """Step daemons of this cluster, their offspring, and what demo accounts' jobs left behind outside of them."""
     mark = f"SLURM_CONF={layout.slurm_conf}".encode()
-    spool = f"{layout.dir}/spool/"
     uids, stepds, strays = user_ids(), [], []
     for process in all_processes():
         environment = process.raw_environment()
-        if os.path.basename(process.executable()) == "slurmstepd":
-            if mark in environment or spool in " ".join(process.arguments()):
+        # Debian's is slurmstepd-wlm. It writes its title over its arguments and its environment: what tells
+        # whose it is, is the log of its node, which it has open.
+        if os.path.basename(process.executable()).startswith("slurmstepd"):
+            if any(path.startswith(f"{layout.log}/") for path in open_files(process)):
                 stepds.append(process)
         elif process.uid() in uids and mark in environment and has(environment, b"SLURM_JOB_ID="):
             strays.append(process)

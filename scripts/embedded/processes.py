@@ -172,17 +172,21 @@ def socket_inodes(port: int, *, column: int = 1, state: str | None = None) -> se
     return found
 
 
-def holds_socket(process: Process, inodes: set[str]) -> bool:
+def open_files(process: Process) -> Iterator[str]:
+    """What its descriptors are of: paths, `socket:[…]` and the like."""
     try:
         descriptors = list((process.proc / "fd").iterdir())
     except OSError:
-        return False
+        return
     for descriptor in descriptors:
         with contextlib.suppress(OSError):
-            target = os.readlink(descriptor)
-            if target.startswith("socket:[") and target[8:-1] in inodes:
-                return True
-    return False
+            yield os.readlink(descriptor)
+
+
+def holds_socket(process: Process, inodes: set[str]) -> bool:
+    return any(
+        target.startswith("socket:[") and target[8:-1] in inodes for target in open_files(process)
+    )
 
 
 def is_connected(process: Process, port: int) -> bool:

@@ -281,11 +281,12 @@ class Spare:
         return run([*argv], env={**self.env, "SLURM_CONF": f"{self.dir}/etc/slurm.conf"}).stdout
 
     def processes(self) -> list[str]:
-        """Command lines of processes that name this cluster in their arguments or environment."""
+        """Command lines of processes that name this cluster in arguments or environment, or have a file of it open."""
         found = []
         for proc in Path("/proc").glob("[0-9]*"):
             try:
                 words = (proc / "cmdline").read_bytes() + (proc / "environ").read_bytes()
+                words += b"\n".join(os.readlink(fd).encode() for fd in (proc / "fd").iterdir())
             except OSError:
                 continue
             # This test's own process and its children carry SLUICE_CLUSTER_DIR at most, never a path below it.
@@ -388,6 +389,20 @@ def test_down_leaves_no_process_and_keeps_what_waits(spare: Spare) -> None:
         ),
         lambda rows: "runs|CANCELLED" in rows,
     )
+
+
+def test_down_ends_jobs_whose_daemons_are_gone(spare: Spare) -> None:
+    """Nobody is left who could cancel them: the step daemons are found by what they have open."""
+    spare.ok("up")
+    spare.logins().run("sluice-alice", "cd && sbatch -J left --mem=50M --wrap 'srun sleep 703'")
+    eventually(lambda: spare.slurm("squeue", "-h", "-s"), lambda steps: ".0" in steps)
+    for name, daemon in spare.daemons().items():
+        if name not in ("mariadb", "munge"):
+            os.kill(int(str(daemon["pid"])), signal.SIGKILL)
+    assert any("slurmstepd" in words for words in spare.processes())
+    spare.ok("down")
+    assert spare.processes() == []
+    spare.ok("up")
 
 
 @pytest.mark.parametrize(
