@@ -133,7 +133,8 @@ npm_install() {
 }
 ensure_browser_libraries() {
   local stamp="$PROJECT/static/vendor/.installed" inputs=(package.json package-lock.json scripts/vendor)
-  unchanged "$stamp" "${inputs[@]}" && return 0
+  # The tests use some from where npm puts them.
+  [ -d "$PROJECT/node_modules" ] && unchanged "$stamp" "${inputs[@]}" && return 0
   step "Fetching browser libraries by npm" npm_install
   step "Laying out browser libraries" "$PYTHON" scripts/vendor
   mark "$stamp" "${inputs[@]}"
