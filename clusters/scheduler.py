@@ -116,6 +116,11 @@ class Slurm:
         result = self.transport.run(argv, stdin=script.encode(), timeout_s=READ_TIMEOUT_S)
         return submit.parse_test_only(result)
 
+    def user_name(self, uid: int) -> str:
+        """Whose UID it is on the cluster; "" where nobody's."""
+        answer = self.transport.run(["id", "-nu", str(uid)], timeout_s=READ_TIMEOUT_S)
+        return answer.text.strip() if answer.exit_code == 0 else ""
+
     def cancel(self, job_ids: Sequence[str], *, user: str = "") -> OrderAnswer:
         """With `user`, only what is that Unix user's."""
         return self._order(control.build_scancel_argv(self.commands, job_ids=job_ids, user=user))

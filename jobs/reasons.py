@@ -68,6 +68,7 @@ SENTENCES: Mapping[str, Promise | str] = {
     "end.launch-failed": _("Slurm could not launch the job on its nodes."),
     "end.cancelled": _("The job was cancelled in Slurm, outside Sluice."),
     "end.cancelled-by-root": _("The cluster's administrator cancelled the job."),
+    "end.cancelled-by-name": _("The job was cancelled in Slurm by %(name)s (scancel)."),
     "end.cancelled-by": _("The job was cancelled in Slurm by the user with UID %(uid)s."),
     "end.stopped": _("Stopped by %(by)s."),
     "end.stopped-before": _("Stopped by %(by)s before it was handed to Slurm."),

@@ -81,6 +81,7 @@ class Observation:
     ended_at: datetime | None = None
     expected_start: datetime | None = None
     cancelled_by_uid: int | None = None
+    cancelled_by: str = ""  # that user's name on the cluster, where it is known
     time_limit_s: int | None = None
     text: str = ""
 
@@ -279,6 +280,8 @@ def _end_reason(job: JobFacts, seen: Observation, end: End) -> Reason:
             return Reason(end.code)
         if seen.cancelled_by_uid == 0:
             return Reason("end.cancelled-by-root")
+        if seen.cancelled_by:
+            return Reason("end.cancelled-by-name", {"name": seen.cancelled_by})
         return Reason("end.cancelled-by", {"uid": seen.cancelled_by_uid})
     return Reason(end.code)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
@@ -109,6 +109,7 @@ class Poller:
         self._asked_at: dict[str, float] = {}
         self._denied_since: dict[int, float] = {}
         self._end_seen: dict[int, float] = {}
+        self._user_names: dict[int, str] = {}
 
     def look(self, cluster: Cluster, slurm: Slurm) -> bool:
         """One pass. False: there was nothing to look for. Raises ClusterError when squeue fails."""
@@ -121,7 +122,9 @@ class Poller:
         look = self._read(slurm, live)
         if open_rows:
             self._resolve(slurm, look, open_rows)
-        self._apply(cluster, self._changed(look))
+        changed = self._changed(look)
+        self._name_who_cancelled(slurm, changed)
+        self._apply(cluster, changed)
         self._forget({row.attempt_id for row in live})
         self._stats.passed(time.monotonic() - started, look.read_s, len(live))
         return True
@@ -275,6 +278,25 @@ class Poller:
             else:
                 changed[row.attempt_id] = (UNREACHABLE, None)
         return changed
+
+    def _name_who_cancelled(
+        self, slurm: Slurm, changed: dict[int, tuple[Observation, JobRecord | None]]
+    ) -> None:
+        """Slurm tells a UID; people know names. Each is asked for once."""
+        for attempt_id, (seen, record) in changed.items():
+            if uid := seen.cancelled_by_uid:
+                named = replace(seen, cancelled_by=self._user_name(slurm, uid))
+                changed[attempt_id] = (named, record)
+
+    def _user_name(self, slurm: Slurm, uid: int) -> str:
+        if uid not in self._user_names:
+            self._stats.command("id")
+            try:
+                self._user_names[uid] = slurm.user_name(uid)
+            except ClusterError:
+                self._stats.failure("id")
+                return ""
+        return self._user_names[uid]
 
     def _speaking_record(self, look: Look, row: LiveRow) -> JobRecord | None:
         group = _leader(look.by_leader, row)

@@ -382,7 +382,7 @@ class TestReports:
 
 def test_every_sentence_can_be_said() -> None:
     params = {
-        **dict.fromkeys(("limit", "words", "state", "uid", "by", "task", "why"), "x"),
+        **dict.fromkeys(("limit", "words", "state", "uid", "name", "by", "task", "why"), "x"),
         "exit_code": 3,
     }
     for code in SENTENCES:

@@ -377,7 +377,7 @@ def test_what_slurm_and_administrators_do_to_running_jobs(world: World) -> None:
     world.slurm("scontrol", "resume", slurm_id(world, asleep))
     told(world, pushed, "is held until it is released")
     world.wait_state(mine, "STOPPED")
-    assert sentence(mine.reason).startswith("The job was cancelled in Slurm by")
+    assert sentence(mine.reason) == "The job was cancelled in Slurm by sluice-alice (scancel)."
     world.wait(lambda: Job.objects.get(pk=het.pk).time_limit_s == 1800, 30, "time limit")
     limits = world.slurm("squeue", "-h", "-o", "%l", "-j", slurm_id(world, het)).split()
     assert limits == ["30:00", "30:00"]

@@ -138,6 +138,12 @@ def test_a_lost_job_that_its_owner_stops_is_closed_by_the_owners_word() -> None:
         (seen("CANCELLED"), JobState.STOPPED, "end.cancelled", {}),
         (seen("CANCELLED", cancelled_by_uid=0), JobState.STOPPED, "end.cancelled-by-root", {}),
         (seen("CANCELLED", cancelled_by_uid=1007), JobState.STOPPED, "end.cancelled-by", {"uid": 1007}),
+        (
+            seen("CANCELLED", cancelled_by_uid=1007, cancelled_by="alice"),
+            JobState.STOPPED,
+            "end.cancelled-by-name",
+            {"name": "alice"},
+        ),
     ],
 )  # fmt: skip
 def test_how_jobs_end(
