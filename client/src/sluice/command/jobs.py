@@ -345,7 +345,7 @@ def show_job(client: Client, job: Job) -> None:
             (
                 (
                     f"{task.role}-{task.index}",
-                    task.state,
+                    output.task_state_text(task.state),
                     task.node,
                     "" if task.exit_code is None else task.exit_code,
                 )

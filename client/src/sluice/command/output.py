@@ -124,6 +124,19 @@ def state_text(job: Job) -> Text:
     return Text(words, style=STATE_STYLES.get(job.state, ""))
 
 
+def task_state_text(state: str) -> str:
+    """A newer server may know states that we do not: then its own word."""
+    words = {
+        "waiting": t("waiting"),
+        "pulling": t("fetching the image"),
+        "running": t("running"),
+        "succeeded": t("succeeded"),
+        "failed": t("failed"),
+        "stopped": t("stopped"),
+    }
+    return words.get(state, state)
+
+
 def duration_text(seconds: int | None) -> str:
     if seconds is None:
         return ""
