@@ -255,13 +255,13 @@ class TestSocket:
     async def test_from_the_first_byte_to_the_verdict(self, world: World) -> None:
         world.write(b"first \xff\x00 \xe4\xb8")
         socket = await opened(world.cast.alice, world.address)
-        await asyncio.sleep(0.3)
+        _, begun = await frames(socket, lambda frame: frame["type"] == "log")
         world.write(b"\xad line\n")
         await asyncio.sleep(0.3)
         await sync_to_async(world.end_task)(3)
         data, told = await frames(socket, is_end)
         assert data == b"first \xff\x00 \xe4\xb8\xad line\n"
-        assert told[0] == {"type": "log", "offset": 0, "size": 11, "attempt": 1}
+        assert begun[-1] == {"type": "log", "offset": 0, "size": 11, "attempt": 1}
         assert told[-1] == {"type": "end", "state": "failed", "exit_code": 3}
         assert await closed_with(socket) == 1000
 
