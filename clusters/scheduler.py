@@ -21,7 +21,8 @@ from clusters.transport import CommandResult, Transport
 
 READ_TIMEOUT_S = 60.0
 MAX_ROWS_OUTPUT = 256 * 1024 * 1024  # a row is about 400 bytes: half a million jobs
-SUBMIT_TIMEOUT_S = 30
+NAME_TIMEOUT_S = 5.0
+SBATCH_AT_LEAST_S = 30
 # The rest of many comes with the next command.
 BEGIN_SUBMITTING_FOR_S = 10
 # For the way there and back, and for what does not end at once when it is told to.
@@ -97,12 +98,12 @@ class Slurm:
             self.commands,
             separator=separator,
             begin_for_s=BEGIN_SUBMITTING_FOR_S,
-            timeout_each_s=SUBMIT_TIMEOUT_S,
+            at_least_each_s=SBATCH_AT_LEAST_S,
         )
         result = self.transport.run(
             argv,
             stdin=submit.submit_many_stdin(submissions),
-            timeout_s=BEGIN_SUBMITTING_FOR_S + SUBMIT_TIMEOUT_S + SUBMIT_SLACK_S,
+            timeout_s=BEGIN_SUBMITTING_FOR_S + SBATCH_AT_LEAST_S + SUBMIT_SLACK_S,
         )
         # The program itself could not run (no sh, no timeout): nothing was begun.
         if result.exit_code not in (0, 3) and separator not in result.text:
@@ -118,8 +119,9 @@ class Slurm:
 
     def user_name(self, uid: int) -> str:
         """Whose UID it is on the cluster; "" where nobody's."""
-        answer = self.transport.run(["id", "-nu", str(uid)], timeout_s=READ_TIMEOUT_S)
-        return answer.text.strip() if answer.exit_code == 0 else ""
+        answer = self.transport.run(["getent", "passwd", str(uid)], timeout_s=NAME_TIMEOUT_S)
+        name, _, rest = answer.text.partition(":")
+        return name if answer.exit_code == 0 and rest.split(":")[1:2] == [str(uid)] else ""
 
     def cancel(self, job_ids: Sequence[str], *, user: str = "") -> OrderAnswer:
         """With `user`, only what is that Unix user's."""

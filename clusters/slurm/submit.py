@@ -116,10 +116,12 @@ def _parse_job_id(stdout: str) -> str:
 # them run sbatch, the others tell what it answered, or 124 (nobody knows yet) while there is no answer.
 # SBATCH_* and SLURM_* of a person's login would override the script (SBATCH_PARTITION, …): only SLURM_CONF stays.
 # After an answer that says "no controller" the rest would only wait for the same: stop. One that does not answer is
-# ended together with this program by one `timeout` around it all: a process more for each sbatch is a fifth of what
-# sbatch itself costs. None is begun late, so that each has its time.
+# ended together with this program by one `timeout` around it all (a process more for each sbatch is a fifth of what
+# sbatch itself costs); none is begun late, so that each has its time. The trap makes sh wait for an sbatch that does
+# not heed SIGTERM, so that SIGKILL follows for both: whoever asks later may rely on it that sbatch has ended.
 _SUBMIT_MANY_PROGRAM = r"""
 mark=$1 begin_for=$2 sbatch=$3
+trap 'exit 124' TERM
 for name in $(env | sed -n -e 's/^\(SBATCH_[A-Za-z0-9_]*\)=.*/\1/p' -e 's/^\(SLURM_[A-Za-z0-9_]*\)=.*/\1/p'); do
   [ "$name" = SLURM_CONF ] || unset "$name"
 done
@@ -185,14 +187,15 @@ _GIVEN_UP, _NO_MARKER = "75", "73"
 
 
 def build_submit_many_argv(
-    commands: SlurmCommands, *, separator: str, begin_for_s: int, timeout_each_s: int
+    commands: SlurmCommands, *, separator: str, begin_for_s: int, at_least_each_s: int
 ) -> list[str]:
     """A small sh program that runs sbatch for each job given on stdin (see submit_many_stdin).
 
-    After `begin_for_s` none is begun any more; each has at least `timeout_each_s`.
+    After `begin_for_s` none is begun any more; each has at least `at_least_each_s`.
     """
     sbatch = commands.program("sbatch")
-    argv = ["timeout", "-k", "5", str(begin_for_s + timeout_each_s)]
+    # The program's clock counts whole seconds: it may begin one up to a second late.
+    argv = ["timeout", "-k", "5", str(begin_for_s + 1 + at_least_each_s)]
     argv += ["sh", "-c", _SUBMIT_MANY_PROGRAM, "submit", separator, str(begin_for_s), sbatch]
     return ["env", f"SLURM_CONF={commands.slurm_conf}", *argv] if commands.slurm_conf else argv
 

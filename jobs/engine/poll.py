@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 ROWS_PER_TRANSACTION = 200
 # sacct takes about so many ids in one command; whoever is left comes at the next look.
 IDS_PER_LOOK = 1000
-# A submission without an answer: sbatch itself is ended after 45 s, slurmdbd lags by seconds. Only when
+# A submission without an answer: sbatch itself is ended after 46 s, slurmdbd lags by seconds. Only when
 # both sources have denied the token after ASK_AFTER, and still do DENY_FOR later, it is tried again.
 ASK_AFTER = timedelta(seconds=60)
 DENY_FOR_S = 30.0
@@ -123,8 +123,13 @@ class Poller:
         if open_rows:
             self._resolve(slurm, look, open_rows)
         changed = self._changed(look)
-        self._name_who_cancelled(slurm, changed)
-        self._apply(cluster, changed)
+        try:
+            self._name_who_cancelled(slurm, changed)
+            self._apply(cluster, changed)
+        except BaseException:
+            # Not written, or not for certain: the next look thinks about them again.
+            self._think_again(changed)
+            raise
         self._forget({row.attempt_id for row in live})
         self._stats.passed(time.monotonic() - started, look.read_s, len(live))
         return True
@@ -158,7 +163,8 @@ class Poller:
         return look
 
     def _is_settled(self, look: Look, row: LiveRow) -> bool:
-        """Thousands of rows a look are: the records of `squeue` are the very objects of the last one."""
+        """Row and records are as they were when nothing was to be done. Cheap, because rows that `squeue`
+        repeats are the very same records."""
         group = look.by_leader.get(row.slurm_job_id)
         return group is not None and self._settled.get(row.attempt_id) == (row, group)
 
@@ -271,6 +277,7 @@ class Poller:
                     self._settled[row.attempt_id] = (row, look.by_leader[row.slurm_job_id])
                 continue
             self._known[row.attempt_id] = fingerprint
+            self._settled.pop(row.attempt_id, None)
             if record is not None and not absent:
                 changed[row.attempt_id] = (observe(record), record)
             elif row.slurm_job_id in look.asked:
@@ -282,21 +289,28 @@ class Poller:
     def _name_who_cancelled(
         self, slurm: Slurm, changed: dict[int, tuple[Observation, JobRecord | None]]
     ) -> None:
-        """Slurm tells a UID; people know names. Each is asked for once."""
+        """Slurm tells a UID; people know names. One is asked for in each look at most: it must not wait
+        for a user database that hangs, and the UID will do."""
+        may_ask = True
         for attempt_id, (seen, record) in changed.items():
-            if uid := seen.cancelled_by_uid:
-                named = replace(seen, cancelled_by=self._user_name(slurm, uid))
-                changed[attempt_id] = (named, record)
+            uid = seen.cancelled_by_uid
+            if not uid:
+                continue
+            if uid not in self._user_names and may_ask:
+                may_ask = False
+                self._ask_name(slurm, uid)
+            named = replace(seen, cancelled_by=self._user_names.get(uid, ""))
+            changed[attempt_id] = (named, record)
 
-    def _user_name(self, slurm: Slurm, uid: int) -> str:
-        if uid not in self._user_names:
-            self._stats.command("id")
-            try:
-                self._user_names[uid] = slurm.user_name(uid)
-            except ClusterError:
-                self._stats.failure("id")
-                return ""
-        return self._user_names[uid]
+    def _ask_name(self, slurm: Slurm, uid: int) -> None:
+        self._stats.command("getent")
+        try:
+            name = slurm.user_name(uid)
+        except ClusterError:
+            self._stats.failure("getent")
+            return
+        if name:
+            self._user_names[uid] = name
 
     def _speaking_record(self, look: Look, row: LiveRow) -> JobRecord | None:
         group = _leader(look.by_leader, row)
@@ -311,6 +325,11 @@ class Poller:
             return told
         first_seen = self._end_seen.setdefault(row.attempt_id, time.monotonic())
         return _WAIT if time.monotonic() - first_seen < VERDICT_PATIENCE_S else record
+
+    def _think_again(self, attempt_ids: Iterable[int]) -> None:
+        for attempt_id in attempt_ids:
+            self._known.pop(attempt_id, None)
+            self._settled.pop(attempt_id, None)
 
     def _forget(self, live: set[int]) -> None:
         self._settled = {key: value for key, value in self._settled.items() if key in live}
@@ -328,8 +347,7 @@ class Poller:
         ids = [key for key in ids if key not in waiting]
         for start in range(0, len(ids), ROWS_PER_TRANSACTION):
             self._apply_some(ids[start : start + ROWS_PER_TRANSACTION], changed)
-        for attempt_id in waiting:
-            self._known.pop(attempt_id, None)
+        self._think_again(waiting)
 
     def _read_reports(self, cluster: Cluster, ended: Mapping[int, str]) -> set[int]:
         """Ask the scripts which task failed and why. Those that are to be asked again wait."""

@@ -273,13 +273,14 @@ def has(environment: list[bytes], prefix: bytes) -> bool:
 def job_processes(layout: Layout) -> list[Process]:
     """Step daemons of this cluster, their offspring, and what demo accounts' jobs left behind outside of them."""
     mark = f"SLURM_CONF={layout.slurm_conf}".encode()
+    logs = f"{os.path.realpath(layout.log)}/"
     uids, stepds, strays = user_ids(), [], []
     for process in all_processes():
         environment = process.raw_environment()
         # Debian's is slurmstepd-wlm. It writes its title over its arguments and its environment: what tells
         # whose it is, is the log of its node, which it has open.
         if os.path.basename(process.executable()).startswith("slurmstepd"):
-            if any(path.startswith(f"{layout.log}/") for path in open_files(process)):
+            if any(path.startswith(logs) for path in open_files(process)):
                 stepds.append(process)
         elif process.uid() in uids and mark in environment and has(environment, b"SLURM_JOB_ID="):
             strays.append(process)

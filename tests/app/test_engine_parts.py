@@ -25,7 +25,7 @@ from jobs.engine.worker import ClusterWorker
 from jobs.engine.writing import Changes, apply_decision
 from jobs.models import Attempt, EngineLease, Job, JobEvent, JobSecret, Task
 from jobs.reasons import SENTENCES, sentence
-from jobs.states import Decision, FailureKind, JobState, Reason
+from jobs.states import Decision, FailureKind, JobState, Observation, Reason, Sight
 from jobs.taskstate import TaskState, Verdict
 from tests.app.job_cast import Cast, make_cast
 
@@ -238,6 +238,9 @@ class TestLooks:
         assert poller._settled
         held = [record("PENDING", attempt.slurm_job_id, reason="JobHeldUser", **place)]
         assert [self.look(poller, held) for _ in range(3)] == [news, nothing, nothing]
+        # There and back: the old state is news again.
+        assert [self.look(poller, seen) for seen in (waits, held, waits)] == [news] * 3
+        assert [self.look(poller, held) for _ in range(3)] == [news, nothing, nothing]
         Job.objects.update(wanted="stop")
         assert [self.look(poller, held) for _ in range(3)] == [news, nothing, nothing]
         Job.objects.update(lost_since=timezone.now())
@@ -250,7 +253,38 @@ class TestLooks:
         poller._forget(set())
         assert not poller._settled
 
-    def test_who_was_cancelled_is_asked_about_until_accounting_tells(self, cast: Cast) -> None:
+    def test_what_could_not_be_written_is_thought_about_again(
+        self, cast: Cast, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        attempt = cast.in_slurm(cast.job(), state="PENDING")
+        lease = Lease.acquire(cast.cluster, "me")
+        assert lease is not None
+        poller = Poller(lease, EngineStats(), TaskReader(cast.cluster, lease, EngineStats()))
+        place = {"work_dir": attempt.work_dir, "user": attempt.unix_user}
+        slurm = SlurmThatSaw([record("RUNNING", attempt.slurm_job_id, **place)])
+        with monkeypatch.context() as broken:
+            broken.setattr(Changes, "write", lambda self: 1 / 0)
+            for _ in range(2):
+                with pytest.raises(ZeroDivisionError):
+                    poller.look(cast.cluster, slurm)
+        poller.look(cast.cluster, slurm)
+        assert Job.objects.get().state == "RUNNING"
+
+    def test_who_cancelled_is_told_by_name_and_asked_for_once(self, cast: Cast) -> None:
+        jobs = [cast.in_slurm(cast.job(f"j{n}"), slurm_job_id=str(50 + n)) for n in range(3)]
+        lease = Lease.acquire(cast.cluster, "me")
+        assert lease is not None
+        poller = Poller(lease, EngineStats(), TaskReader(cast.cluster, lease, EngineStats()))
+        slurm = SlurmThatSaw([])
+        seen = [Observation(Sight.SEEN, "CANCELLED", cancelled_by_uid=uid) for uid in (7, 8, 7)]
+        changed: dict[int, Any] = {a.pk: (s, None) for a, s in zip(jobs, seen, strict=True)}
+        poller._name_who_cancelled(slurm, changed)
+        assert [s.cancelled_by for s, _ in changed.values()] == ["user7", "", "user7"]
+        poller._name_who_cancelled(slurm, changed)
+        assert [s.cancelled_by for s, _ in changed.values()] == ["user7", "user8", "user7"]
+        assert slurm.asked == [7, 8]
+
+    def test_who_cancelled_is_asked_until_accounting_tells(self, cast: Cast) -> None:
         attempt = cast.in_slurm(cast.job())
         lease = Lease.acquire(cast.cluster, "me")
         assert lease is not None
@@ -268,6 +302,11 @@ class SlurmThatSaw:
 
     def __init__(self, seen: list[JobRecord]) -> None:
         self.live_jobs = lambda: seen
+        self.asked: list[int] = []
+
+    def user_name(self, uid: int) -> str:
+        self.asked.append(uid)
+        return f"user{uid}"
 
     def recorded_jobs_by_id(self, ids: list[str]) -> list[JobRecord]:
         return []

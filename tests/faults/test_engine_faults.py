@@ -145,7 +145,7 @@ def test_a_truncated_sacct_answer_ends_nothing(world: World) -> None:
     world.wait_state(job, "COMPLETED")
 
 
-def test_sbatch_slower_than_its_timeout_that_succeeds_all_the_same(world: World) -> None:
+def test_an_sbatch_that_answers_nothing_and_succeeds_all_the_same(world: World) -> None:
     """The answer is lost, the job is there: it must be found by its token, not submitted again."""
     wrapper = '"$REAL" "$@" >/dev/null; sleep 2; exit 124'
     with wrapped_commands(world, sbatch=wrapper):

@@ -5,6 +5,7 @@ Whatever kills or stops something does so in a second, throw-away cluster, so th
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -286,9 +287,12 @@ class Spare:
         for proc in Path("/proc").glob("[0-9]*"):
             try:
                 words = (proc / "cmdline").read_bytes() + (proc / "environ").read_bytes()
-                words += b"\n".join(os.readlink(fd).encode() for fd in (proc / "fd").iterdir())
+                descriptors = list((proc / "fd").iterdir())
             except OSError:
                 continue
+            for descriptor in descriptors:
+                with contextlib.suppress(OSError):
+                    words += b"\n" + os.readlink(descriptor).encode()
             # This test's own process and its children carry SLUICE_CLUSTER_DIR at most, never a path below it.
             if f"{self.dir}/".encode() in words:
                 found.append((proc / "cmdline").read_text().replace("\0", " "))

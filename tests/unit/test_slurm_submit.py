@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
 
@@ -150,6 +151,7 @@ case "$2" in
   */refused*) echo 'sbatch: error: Batch job submission failed: Invalid qos specification' >&2; exit 1 ;;
   */down*) echo 'sbatch: error: Batch job submission failed: Unable to contact slurm controller (connect failure)' >&2; exit 1 ;;
   */hang*) sleep 30 ;;
+  */stubborn*) trap '' TERM; echo $$ >"${NOTES%notes}stubborn.pid"; sleep 30; sleep 30 ;;
   */slow*) sleep 0.5; echo 43 ;;
 esac
 """
@@ -168,7 +170,7 @@ def run_many(tmp_path):
             SlurmCommands(bin_dir=str(program.parent)),
             separator=MARK,
             begin_for_s=begin_for_s,
-            timeout_each_s=1,
+            at_least_each_s=1,
         )
         environment = {
             **os.environ,
@@ -183,7 +185,7 @@ def run_many(tmp_path):
             env=environment,
             check=False,
         )
-        assert done.returncode in (0, 124)
+        assert done.returncode in (0, 124, -signal.SIGKILL)
         return done.stdout, parse_submit_many(done.stdout, submissions, separator=MARK)
 
     run.notes = notes
@@ -231,11 +233,25 @@ def test_after_silence_the_rest_is_not_begun(run_many, fault, kind):
 
 
 @pytest.mark.slow
+def test_an_sbatch_that_does_not_heed_its_end_is_killed(run_many, tmp_path):
+    """Later askers rely on it that sbatch has ended."""
+    _, (outcome, rest) = run_many(
+        [marked(tmp_path, "a", "stubborn"), marked(tmp_path, "b", "good")]
+    )
+    assert outcome.unknown
+    assert not rest.attempted
+    pid = int((tmp_path / "stubborn.pid").read_text())
+    # Gone, or a zombie whose new parent has not looked yet.
+    told = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, check=False)
+    assert told.stdout.strip()[:1] in (b"", b"Z")
+
+
+@pytest.mark.slow
 def test_none_is_begun_late(run_many, tmp_path):
     jobs = [marked(tmp_path, f"s{n}", "slow") for n in range(6)]
     _, outcomes = run_many(jobs)
     begun = [o.slurm_job_id for o in outcomes if o.attempted]
-    # Half a second each, begun for a second (by a clock of whole ones), and the last one had its time.
+    # Half a second each, begun for a second or two (by a clock of whole ones), and the last one had its time.
     assert 2 <= len(begun) <= 5
     assert set(begun) == {"43"}
     assert sbatch_calls(run_many) == len(begun)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import subprocess
 import sys
 import threading
+import time
 from argparse import ArgumentParser
 from typing import Any
 
@@ -20,14 +22,16 @@ logger = logging.getLogger(__name__)
 # How long a thread may compute while another one waits for its turn. Python's own 5 ms are spent at
 # every hop of a log line on its way through the threads.
 THREADS_TURN_S = 0.001
-START_AGAIN_S = 1.0
+# The engine is started again after so many seconds, ever later while it does not stay.
+START_AGAIN_S = (1.0, 2.0, 5.0, 15.0)
+STAYED_S = 60.0
 
 
 class EngineBeside:
     """`manage.py engine` as a process of its own: threads of one process take turns at Python, processes do not.
 
-    It ends when its input does, so it cannot outlive this process, however that ends; if it ends by itself,
-    it is started again.
+    It ends when its input does, so soon after this process, however that ends; if it ends by itself, it is
+    started again.
     """
 
     def __init__(self) -> None:
@@ -44,28 +48,41 @@ class EngineBeside:
             self._ending.set()
             if self._process is not None and self._process.stdin is not None:
                 self._process.stdin.close()
-        self._keeper.join()
+        if self._keeper.is_alive():
+            self._keeper.join()
 
     def _keep_running(self) -> None:
-        while True:
+        failures = 0
+        while not self._ending.is_set():
+            began = time.monotonic()
+            how = self._run_once()
+            if self._ending.is_set():
+                return
+            failures = 0 if time.monotonic() - began > STAYED_S else failures + 1
+            pause_s = START_AGAIN_S[min(failures, len(START_AGAIN_S)) - 1]
+            logger.error(
+                "the engine ended by itself (%s) and is started again in %s s",
+                how,
+                pause_s,
+                extra={"action": "engine_restart"},
+            )
+            self._ending.wait(pause_s)
+
+    def _run_once(self) -> int | str:
+        """Its exit code, or why it could not be started."""
+        try:
             with self._lock:
                 if self._ending.is_set():
-                    return
+                    return ""
                 # A session of its own: a terminal's Ctrl-C is for the server, which then ends both.
                 self._process = subprocess.Popen(
                     [sys.executable, str(settings.BASE_DIR / "manage.py"), "engine", "--until-eof"],
                     stdin=subprocess.PIPE,
                     start_new_session=True,
                 )
-            code = self._process.wait()
-            if self._ending.is_set():
-                return
-            logger.error(
-                "the engine ended by itself (%s) and is started again",
-                code,
-                extra={"action": "engine_restart"},
-            )
-            self._ending.wait(START_AGAIN_S)
+        except OSError as problem:
+            return str(problem)
+        return self._process.wait()
 
 
 class Command(BaseCommand):
@@ -79,14 +96,12 @@ class Command(BaseCommand):
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
-        engine = EngineBeside()
-        if not options["no_engine"]:
-            engine.start()
-        try:
-            self._serve(options["host"], options["port"])
-        finally:
+        with contextlib.ExitStack() as beside:
             if not options["no_engine"]:
-                engine.stop()
+                engine = EngineBeside()
+                beside.callback(engine.stop)
+                engine.start()
+            self._serve(options["host"], options["port"])
 
     def _serve(self, host: str, port: int) -> None:
         """Until SIGTERM or Ctrl-C: the reactor handles both."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 import signal
-import sys
 import threading
 from argparse import ArgumentParser
 from types import FrameType
@@ -47,5 +47,7 @@ class Command(BaseCommand):
 
 
 def _end_with_the_input(stop: threading.Event) -> None:
-    sys.stdin.buffer.read()
+    # Not `sys.stdin`: Python aborts where it finds a thread reading that at its own end.
+    while os.read(0, 4096):
+        pass
     stop.set()
