@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, expect
 
+from tests.browser.accessibility import is_too_wide, serious_faults
 from tests.browser.conftest import OpenPage, sign_in
 from tests.running import RunningSluice
 
 pytestmark = [pytest.mark.cluster, pytest.mark.browser]
 
-AXE = Path(__file__).resolve().parents[2] / "node_modules" / "axe-core" / "axe.min.js"
 LONG_MS = 90_000  # of a job's way through Slurm on a busy machine
 
 # A role that shows all that a terminal can: colours, a bar drawn with \r, Chinese, then many lines.
@@ -96,38 +96,30 @@ def show(page: Page, address: str) -> None:
     expect(page.locator("main h1, main h2").first).to_be_visible()
 
 
-def serious_faults(page: Page) -> list[str]:
-    page.evaluate(AXE.read_text())
-    found = page.evaluate("axe.run(document, {resultTypes: ['violations']})")["violations"]
-    return [
-        f"{fault['id']}: {fault['nodes'][0]['target']} {fault['nodes'][0]['failureSummary'][:300]}"
-        for fault in found
-        if fault["impact"] in ("serious", "critical")
-    ]
-
-
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_axe_finds_nothing_serious(open_page: OpenPage, ended_job: str, theme: str) -> None:
-    page = open_page("admin", theme=theme)
-    faults = {}
+    page = open_page("admin", theme=theme, width=1280)
+    faults, wide = {}, []
     for address in all_pages(ended_job):
         show(page, address)
-        if found := serious_faults(page):
+        if found := serious_faults(page, theme):
             faults[address] = found
+        if is_too_wide(page):
+            wide.append(address)
     stranger = open_page(None, theme=theme)
     stranger.goto("/login")
-    if found := serious_faults(stranger):
+    if found := serious_faults(stranger, theme):
         faults["/login"] = found
     assert not faults
+    assert not wide
 
 
-@pytest.mark.parametrize("width", [390, 1280])
-def test_no_page_scrolls_sideways(open_page: OpenPage, ended_job: str, width: int) -> None:
-    page = open_page("admin", width=width, height=844)
+def test_no_page_of_a_phone_scrolls_sideways(open_page: OpenPage, ended_job: str) -> None:
+    page = open_page("admin", width=390, height=844)
     wide = []
     for address in all_pages(ended_job):
         show(page, address)
-        if page.evaluate("document.documentElement.scrollWidth > window.innerWidth"):
+        if is_too_wide(page):
             wide.append(address)
     assert not wide
 

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from playwright.sync_api import Locator, Page, expect
 
+from tests.browser.accessibility import is_too_wide, serious_faults
 from tests.browser.conftest import Complaints, OpenPage, sign_in
 from tests.running import RunningSluice
 
 pytestmark = [pytest.mark.browser, pytest.mark.cluster]
-PROJECT = Path(__file__).resolve().parents[2]
 END_TIMEOUT_MS = 180_000
 JOB_ADDRESS = re.compile(r"/jobs/[0-9a-f-]{36}$")
 
@@ -418,7 +418,6 @@ def test_by_keyboard_alone(open_page: OpenPage) -> None:
 def test_pages_fit_and_are_accessible(
     open_page: OpenPage, running: RunningSluice, width: int, theme: str
 ) -> None:
-    axe = (PROJECT / "node_modules/axe-core/axe.min.js").read_text()
     made = running.api(
         "POST",
         "templates",
@@ -439,17 +438,8 @@ def test_pages_fit_and_are_accessible(
 
     def judge(where: str) -> None:
         page.wait_for_timeout(300)
-        wide = page.evaluate("document.documentElement.scrollWidth")
-        assert wide <= width, f"{where} is {wide} px wide"
-        page.evaluate(axe)
-        result = page.evaluate("axe.run({resultTypes: ['violations']})")
-        serious = [
-            f"{found['id']}: {node['html'][:200]}"
-            for found in result["violations"]
-            if found["impact"] in ("serious", "critical")
-            for node in found["nodes"]
-        ]
-        assert not serious, f"{where}:\n" + "\n".join(serious)
+        assert not is_too_wide(page), where
+        assert not serious_faults(page, theme), where
 
     open_submit(page)
     judge("submit, basic")

@@ -43,7 +43,8 @@ def test_a_step_whose_making_nobody_heard_of_is_made_again(
 ) -> None:
     """srun itself would wait until the time limit, for what Slurm holds for it already."""
     deaf = deafen(losses=1, hang=hang)
-    role = {"name": "w", "taskNumber": 2, "gpuNumber": 1, "memoryMB": 200}
+    # Both fail before the job does: one that is first must not end the other.
+    role = {"name": "w", "taskNumber": 2, "gpuNumber": 1, "memoryMB": 200, "minFailedTaskCount": 2}
     job = lab.submit(
         {"taskRoles": [{**role, "command": "echo gpu $CUDA_VISIBLE_DEVICES; sleep 2; exit 3"}]},
         slurm_conf=deaf.conf,
