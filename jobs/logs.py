@@ -169,8 +169,11 @@ def verdict(log: Log) -> dict[str, Any] | None:
 
 
 def never_written(log: Log, ended: dict[str, Any], transport: Transport) -> bool:
-    """Whether a log that is not there never was: stopped before it began, in a directory that still is."""
-    if ended["state"] != Task.State.STOPPED.value:
+    """Whether a log that is not there never was: its task ended before it began, in a directory that still is.
+
+    Stopped, or failed: a step that Slurm cancels while srun is making it ends as "lost".
+    """
+    if ended["state"] == Task.State.SUCCEEDED.value:
         return False
     began = Task.objects.filter(
         attempt=log.attempt, role=log.role, index=log.index, started_at__isnull=False

@@ -66,6 +66,7 @@ class World:
             defaults={
                 "state": "failed" if exit_code else "succeeded",
                 "exit_code": exit_code,
+                "started_at": timezone.now(),
                 "ended_at": timezone.now(),
             },
         )
@@ -333,9 +334,13 @@ class TestSocket:
         assert told[-1]["code"] == "gone"
         assert told[-1]["message"].startswith("此日志已不在集群上")
 
-    async def test_a_task_that_was_stopped_before_it_wrote_has_an_empty_log(
-        self, world: World
+    @pytest.mark.parametrize("state", ["stopped", "failed"])
+    async def test_a_task_that_ended_before_it_began_has_an_empty_log(
+        self, world: World, state: str
     ) -> None:
+        if state == "failed":
+            await sync_to_async(world.end_task)(1)
+            await Task.objects.aupdate(started_at=None)
         await Attempt.objects.filter(pk=world.attempt.pk).aupdate(
             phase=Attempt.Phase.ENDED, tasks_final=True
         )
