@@ -13,7 +13,7 @@ import contextlib
 import logging
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -80,21 +80,21 @@ class Follower:
         self._ending_lock = asyncio.Lock()
         self._ending_looked_at = float("-inf")
         self._room = threading.Semaphore(EVENTS_AHEAD)
-        self._following: AbstractContextManager[object] | None = None
+        self._following: AbstractContextManager[Iterator[FollowEvent]] | None = None
         self._thread: threading.Thread | None = None
 
     # --- the thread ---------------------------------------------------------------------------
 
     def begin(self) -> None:
+        # Known before its thread runs: a viewer who leaves at once must find what is to be ended.
+        self._following = self.transport.follow(self.path, self.end)
         self._thread = threading.Thread(
-            target=self._read, args=(self.end,), name=f"follow {self.path}", daemon=True
+            target=self._read, args=(self._following,), name=f"follow {self.path}", daemon=True
         )
         self._thread.start()
 
-    def _read(self, offset: int) -> None:
+    def _read(self, following: AbstractContextManager[Iterator[FollowEvent]]) -> None:
         try:
-            following = self.transport.follow(self.path, offset)
-            self._following = following
             with following as events:
                 for event in events:
                     self._hand_over(event)
@@ -145,7 +145,8 @@ class Follower:
 
     async def close(self) -> None:
         if self._following is not None:
-            await in_thread(self._following.__exit__, None, None, None)
+            # Shielded: whoever leaves may be cancelled meanwhile, and the reader must end all the same.
+            await asyncio.shield(in_thread(self._following.__exit__, None, None, None))
 
     # --- viewers --------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ import pwd
 import random
 import shutil
 import tempfile
+import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ from clusters.errors import RemoteFileMissing
 from clusters.local import LocalTransport
 from jobs import followers as followers_module
 from jobs import logs as logs_module
-from jobs.followers import RING_BYTES, Followers, View
+from jobs.followers import RING_BYTES, Follower, Followers, View
 from jobs.logs import Log, LogNotFound, find_log, list_logs, read_log, resolve_offset, search_log
 from jobs.models import Attempt, Job, Task
 from jobs.sockets import CLOSE_NOT_FOUND
@@ -227,6 +228,33 @@ class TestFollowers:
             got += frame.data
         assert kinds[0] == "truncated"
         await registry.leave(world.log, follower)
+
+    async def test_who_leaves_at_once_leaves_no_reader_behind(
+        self, world: World, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Also before the reader's thread had its first turn, and when the leaving itself is cancelled."""
+        begun = threading.Event()
+        read = Follower._read
+
+        def read_late(follower: Follower, *arguments: Any) -> None:
+            begun.wait(10)
+            read(follower, *arguments)
+
+        monkeypatch.setattr(Follower, "_read", read_late)
+        world.write(b"some")
+        registry = Followers()
+        for cancelled in (False, True):
+            follower = await registry.join(world.log)
+            leaving = asyncio.create_task(registry.leave(world.log, follower))
+            await asyncio.sleep(0)
+            if cancelled:
+                leaving.cancel()
+            await asyncio.gather(leaving, return_exceptions=True)
+            begun.set()
+            assert follower._thread is not None
+            await asyncio.to_thread(follower._thread.join, 10)
+            assert not follower._thread.is_alive(), f"it still follows (cancelled: {cancelled})"
+            begun.clear()
 
 
 async def frames(
