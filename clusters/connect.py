@@ -1,7 +1,8 @@
 """From a Cluster row and a Unix user to a Transport and to Slurm: the one place that opens doors.
 
-Keeps one door per cluster in this process, and makes a new one when an administrator changed the way to it. Refuses identities before any connection is made as them: names by the rules, UIDs by
-what the cluster's own user database says, asked by the service account.
+Keeps one door per cluster in this process, and makes a new one when an administrator changed the way to it.
+Refuses identities before any connection is made as them: names by the rules, UIDs by what the cluster's own
+user database says, asked by the service account.
 """
 
 from __future__ import annotations
@@ -28,12 +29,14 @@ from clusters.sentences import _
 from clusters.slurm import JobRecord, SlurmCommands
 from clusters.ssh import SshCluster
 from clusters.ssh_connection import CertificateLogin, KeyFileLogin, SshTarget
-from clusters.transport import Transport
+from clusters.transport import CommandResult, Transport
 
 # A UID or home directory that changes on the cluster is noticed after this time.
 ACCOUNT_KEPT_S = 600.0
 # Whether pyslurm works is found out in a child process, which may take a minute.
 READER_TRIED_AGAIN_S = 600.0
+# A name for a UID is a nicety: nobody waits long for a user database that hangs.
+NAME_TIMEOUT_S = 5.0
 
 logger = logging.getLogger(__name__)
 
@@ -194,10 +197,10 @@ def account_of(cluster: Cluster, unix_user: str) -> Account:
 
 
 def account_on(transport: Transport, unix_user: str) -> Account:
-    """Ask the user database of the machine behind `transport`."""
+    """Ask the user database of the machine behind `transport`. Raises IdentityRefused."""
     result = transport.run(["getent", "passwd", unix_user])
-    fields = result.text.strip().split("\n")[0].split(":")
-    if result.exit_code != 0 or len(fields) < 7 or not fields[2].isdigit():
+    account = _parse_account(result)
+    if account is None:
         raise IdentityRefused(
             _(
                 "There is no Unix user %(unix_user)s on the cluster. An administrator can make it, or "
@@ -206,17 +209,33 @@ def account_on(transport: Transport, unix_user: str) -> Account:
             ),
             detail=result.error_text,
         )
-    if fields[0] != unix_user:
+    if account.name != unix_user:
         # A second spelling would get past the rules about names: one person, never the service account.
         raise IdentityRefused(
             _(
                 "The cluster calls this user %(name)s, not %(unix_user)s. An administrator can map "
                 "the person to that name.",
-                name=fields[0],
+                name=account.name,
                 unix_user=unix_user,
             )
         )
-    return Account(name=unix_user, uid=int(fields[2]), home=fields[5])
+    return account
+
+
+def user_name_on(transport: Transport, uid: int) -> str:
+    """Whose UID it is on the machine behind `transport`; "" where nobody's."""
+    account = _parse_account(
+        transport.run(["getent", "passwd", str(uid)], timeout_s=NAME_TIMEOUT_S)
+    )
+    # A user may be named like a number, and getent would rather take it for the name.
+    return account.name if account is not None and account.uid == uid else ""
+
+
+def _parse_account(answer: CommandResult) -> Account | None:
+    fields = answer.text.strip().split("\n")[0].split(":")
+    if answer.exit_code != 0 or len(fields) < 7 or not fields[2].isdigit():
+        return None
+    return Account(name=fields[0], uid=int(fields[2]), home=fields[5])
 
 
 def check_person(cluster: Cluster, account: Account) -> None:

@@ -21,7 +21,6 @@ from clusters.transport import CommandResult, Transport
 
 READ_TIMEOUT_S = 60.0
 MAX_ROWS_OUTPUT = 256 * 1024 * 1024  # a row is about 400 bytes: half a million jobs
-NAME_TIMEOUT_S = 5.0
 SBATCH_AT_LEAST_S = 30
 # The rest of many comes with the next command.
 BEGIN_SUBMITTING_FOR_S = 10
@@ -116,12 +115,6 @@ class Slurm:
         argv = submit.build_test_only_argv(self.commands, work_dir=work_dir, options=options)
         result = self.transport.run(argv, stdin=script.encode(), timeout_s=READ_TIMEOUT_S)
         return submit.parse_test_only(result)
-
-    def user_name(self, uid: int) -> str:
-        """Whose UID it is on the cluster; "" where nobody's."""
-        answer = self.transport.run(["getent", "passwd", str(uid)], timeout_s=NAME_TIMEOUT_S)
-        name, _, rest = answer.text.partition(":")
-        return name if answer.exit_code == 0 and rest.split(":")[1:2] == [str(uid)] else ""
 
     def cancel(self, job_ids: Sequence[str], *, user: str = "") -> OrderAnswer:
         """With `user`, only what is that Unix user's."""

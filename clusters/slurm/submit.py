@@ -108,10 +108,10 @@ def _parse_job_id(stdout: str) -> str:
 
 # -- many at once -----------------------------------------------------------------------------------
 
-# $1 mark of this run, $2 seconds in which jobs are begun, $3 sbatch. Per job on stdin: token, work dir, script, marker (or an
-# empty line), run or give-up, number of options, options; a line each. Per job on stdout: MARK token MARK <sbatch's own
-# stdout> MARK exit code MARK stderr MARK newline, written as it goes, so that a cut shows which jobs were begun and
-# which were taken.
+# $1 mark of this run, $2 seconds in which jobs are begun, $3 sbatch. Per job on stdin: token, work dir, script, marker
+# (or an empty line), run or give-up, number of options, options; a line each. Per job on stdout: MARK token MARK
+# <sbatch's own stdout> MARK exit code MARK stderr MARK newline, written as it goes, so that a cut shows which jobs were
+# begun and which were taken.
 # With a marker the program may be run any number of times, also by two gateways at once: `set -C` lets exactly one of
 # them run sbatch, the others tell what it answered, or 124 (nobody knows yet) while there is no answer.
 # SBATCH_* and SLURM_* of a person's login would override the script (SBATCH_PARTITION, …): only SLURM_CONF stays.

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from django.utils import timezone
 
+from clusters.connect import user_name_on
 from clusters.errors import ClusterError
 from clusters.models import Cluster
 from clusters.scheduler import Slurm
@@ -305,7 +306,7 @@ class Poller:
     def _ask_name(self, slurm: Slurm, uid: int) -> None:
         self._stats.command("getent")
         try:
-            name = slurm.user_name(uid)
+            name = user_name_on(slurm.transport, uid)
         except ClusterError:
             self._stats.failure("getent")
             return

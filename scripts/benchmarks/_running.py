@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +50,15 @@ def await_capacity(sluice: RunningSluice) -> None:
         if time.monotonic() > deadline:
             raise RuntimeError(f"the engine saw no cluster:\n{sluice.log}")
         time.sleep(0.2)
+
+
+def await_none(listed: Callable[[], Sequence[Any]], *, every_s: float) -> None:
+    """Until a list is empty; a Sluice that does not get on is an error, not a wait for ever."""
+    deadline = time.monotonic() + 300
+    while left := listed():
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"still there after five minutes: {left}")
+        time.sleep(every_s)
 
 
 def slurm(sluice: RunningSluice, *argv: str) -> str:

@@ -19,13 +19,14 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import httpx
 
 from benchmarks import Row
-from benchmarks._running import job_file, nothing_starts, running, slurm
+from benchmarks._running import await_none, job_file, nothing_starts, running, slurm
 from benchmarks.transport import Bench
 from tests.running import RunningSluice
 
@@ -126,12 +127,14 @@ def row(name: str, rounds: list[Round], yardstick: str, count: int) -> Row:
 
 def await_ends(sluice: RunningSluice, tokens: Sequence[str]) -> None:
     """Jobs that were cancelled behind its back are work for the engine, too: not a part of what follows."""
+
+    def listed(token: str) -> Any:
+        path = f"{sluice.url}/api/v1/jobs?mine=1&state=PENDING&state=RUNNING&limit=1"
+        bearer = {"Authorization": f"Bearer {token}"}
+        return httpx.get(path, headers=bearer, timeout=60).json()["items"]
+
     for token in tokens:
-        for state in ("PENDING", "RUNNING"):
-            path = f"{sluice.url}/api/v1/jobs?mine=1&state={state}&limit=1"
-            bearer = {"Authorization": f"Bearer {token}"}
-            while httpx.get(path, headers=bearer, timeout=60).json()["items"]:
-                time.sleep(0.5)
+        await_none(partial(listed, token), every_s=0.5)
 
 
 def people(sluice: RunningSluice) -> dict[str, str]:
@@ -173,8 +176,8 @@ def through_rest(sluice: RunningSluice, wanted: dict[str, tuple[str, int]]) -> t
             done.result()
     accepted_s = time.perf_counter() - began
     for token, _count in wanted.values():
-        while call("GET", "jobs?mine=1&state=QUEUED&limit=1", token)["items"]:
-            time.sleep(0.1)
+        queued = partial(call, "GET", "jobs?mine=1&state=QUEUED&limit=1", token)
+        await_none(lambda queued=queued: queued()["items"], every_s=0.1)
     return accepted_s, time.perf_counter() - began
 
 

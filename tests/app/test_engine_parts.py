@@ -15,6 +15,7 @@ from clusters.errors import CommandTimeout, SlurmUnavailable, SubmitRejected
 from clusters.models import Cluster, store_status
 from clusters.slurm import JobRecord, SubmitOutcome, parse_job_state
 from clusters.slurm.submit import SubmissionGivenUp
+from clusters.transport import CommandResult
 from jobs import services
 from jobs.engine.lease import Lease, LeaseLost
 from jobs.engine.poll import Poller, leading_record, observe
@@ -218,6 +219,17 @@ class TestRecords:
         assert observe(leading_record(group)).slurm_state == "NODE_FAIL"
 
 
+def new_poller(cast: Cast) -> Poller:
+    lease = Lease.acquire(cast.cluster, "me")
+    assert lease is not None
+    return Poller(lease, EngineStats(), TaskReader(cast.cluster, lease, EngineStats()))
+
+
+def record_of(attempt: Attempt, state: str, **more: Any) -> JobRecord:
+    place = {"work_dir": attempt.work_dir, "user": attempt.unix_user}
+    return record(state, attempt.slurm_job_id, **place, **more)
+
+
 class TestLooks:
     """What stays as it is needs no thought; whatever changes, in Slurm or in the rows, is thought about."""
 
@@ -228,15 +240,12 @@ class TestLooks:
 
     def test_only_changes_are_thought_about(self, cast: Cast) -> None:
         attempt = cast.in_slurm(cast.job())
-        lease = Lease.acquire(cast.cluster, "me")
-        assert lease is not None
-        poller = Poller(lease, EngineStats(), TaskReader(cast.cluster, lease, EngineStats()))
-        place = {"work_dir": attempt.work_dir, "user": attempt.unix_user}
-        waits = [record("PENDING", attempt.slurm_job_id, reason="Priority", **place)]
+        poller = new_poller(cast)
+        waits = [record_of(attempt, "PENDING", reason="Priority")]
         news, nothing = {attempt.pk}, set[int]()
         assert [self.look(poller, waits) for _ in range(3)] == [news, nothing, nothing]
         assert poller._settled
-        held = [record("PENDING", attempt.slurm_job_id, reason="JobHeldUser", **place)]
+        held = [record_of(attempt, "PENDING", reason="JobHeldUser")]
         assert [self.look(poller, held) for _ in range(3)] == [news, nothing, nothing]
         # There and back: the old state is news again.
         assert [self.look(poller, seen) for seen in (waits, held, waits)] == [news] * 3
@@ -257,11 +266,8 @@ class TestLooks:
         self, cast: Cast, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         attempt = cast.in_slurm(cast.job(), state="PENDING")
-        lease = Lease.acquire(cast.cluster, "me")
-        assert lease is not None
-        poller = Poller(lease, EngineStats(), TaskReader(cast.cluster, lease, EngineStats()))
-        place = {"work_dir": attempt.work_dir, "user": attempt.unix_user}
-        slurm = SlurmThatSaw([record("RUNNING", attempt.slurm_job_id, **place)])
+        poller = new_poller(cast)
+        slurm = SlurmThatSaw([record_of(attempt, "RUNNING")])
         with monkeypatch.context() as broken:
             broken.setattr(Changes, "write", lambda self: 1 / 0)
             for _ in range(2):
@@ -272,9 +278,7 @@ class TestLooks:
 
     def test_who_cancelled_is_told_by_name_and_asked_for_once(self, cast: Cast) -> None:
         jobs = [cast.in_slurm(cast.job(f"j{n}"), slurm_job_id=str(50 + n)) for n in range(3)]
-        lease = Lease.acquire(cast.cluster, "me")
-        assert lease is not None
-        poller = Poller(lease, EngineStats(), TaskReader(cast.cluster, lease, EngineStats()))
+        poller = new_poller(cast)
         slurm = SlurmThatSaw([])
         seen = [Observation(Sight.SEEN, "CANCELLED", cancelled_by_uid=uid) for uid in (7, 8, 7)]
         changed: dict[int, Any] = {a.pk: (s, None) for a, s in zip(jobs, seen, strict=True)}
@@ -286,11 +290,8 @@ class TestLooks:
 
     def test_who_cancelled_is_asked_until_accounting_tells(self, cast: Cast) -> None:
         attempt = cast.in_slurm(cast.job())
-        lease = Lease.acquire(cast.cluster, "me")
-        assert lease is not None
-        poller = Poller(lease, EngineStats(), TaskReader(cast.cluster, lease, EngineStats()))
-        place = {"work_dir": attempt.work_dir, "user": attempt.unix_user}
-        gone = [record("CANCELLED", attempt.slurm_job_id, **place)]
+        poller = new_poller(cast)
+        gone = [record_of(attempt, "CANCELLED")]
         assert [self.look(poller, gone) for _ in range(2)] == [set(), set()]
         poller._end_seen[attempt.pk] -= 60
         assert self.look(poller, gone) == {attempt.pk}
@@ -298,15 +299,17 @@ class TestLooks:
 
 
 class SlurmThatSaw:
-    """Answers as `Slurm` does, from a list. Accounting knows nothing."""
+    """Answers as `Slurm` does, from a list. Accounting knows nothing; users are named after their UIDs."""
 
     def __init__(self, seen: list[JobRecord]) -> None:
         self.live_jobs = lambda: seen
+        self.transport = self
         self.asked: list[int] = []
 
-    def user_name(self, uid: int) -> str:
+    def run(self, argv: list[str], **_more: Any) -> CommandResult:
+        uid = int(argv[-1])
         self.asked.append(uid)
-        return f"user{uid}"
+        return CommandResult(tuple(argv), 0, f"user{uid}:x:{uid}:0::/:/bin/sh\n".encode(), b"")
 
     def recorded_jobs_by_id(self, ids: list[str]) -> list[JobRecord]:
         return []

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from gateway.management.commands import serve
 from tests.running import PROJECT, free_port
 
 PATIENCE_S = 60.0
@@ -70,6 +71,32 @@ def served(tmp_path: Path, migrated: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 def log_of(home: Path) -> str:
     return (home / "log").read_text()
+
+
+def test_an_engine_that_does_not_stay_is_started_ever_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One that had stayed comes back at once."""
+    lives = iter([5.0, 5.0, 5.0, 5.0, 5.0, 3600.0, 5.0])
+    now, pauses = [0.0], []
+
+    class Ending:
+        def is_set(self) -> bool:
+            return len(pauses) == 7
+
+        def wait(self, pause_s: float) -> None:
+            pauses.append(pause_s)
+
+    def run_once() -> int:
+        now[0] += next(lives)
+        return 1
+
+    beside = serve.EngineBeside()
+    monkeypatch.setattr(serve.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(beside, "_ending", Ending())
+    monkeypatch.setattr(beside, "_run_once", run_once)
+    beside._keep_running()
+    assert pauses == [1.0, 2.0, 5.0, 15.0, 15.0, 1.0, 2.0]
 
 
 @pytest.mark.slow

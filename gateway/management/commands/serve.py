@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 # How long a thread may compute while another one waits for its turn. Python's own 5 ms are spent at
 # every hop of a log line on its way through the threads.
 THREADS_TURN_S = 0.001
-# The engine is started again after so many seconds, ever later while it does not stay.
+# The engine is started again after the first of these, and ever later while it does not stay.
 START_AGAIN_S = (1.0, 2.0, 5.0, 15.0)
 STAYED_S = 60.0
 
@@ -52,14 +52,16 @@ class EngineBeside:
             self._keeper.join()
 
     def _keep_running(self) -> None:
-        failures = 0
+        short_lives = 0
         while not self._ending.is_set():
             began = time.monotonic()
             how = self._run_once()
             if self._ending.is_set():
                 return
-            failures = 0 if time.monotonic() - began > STAYED_S else failures + 1
-            pause_s = START_AGAIN_S[min(failures, len(START_AGAIN_S)) - 1]
+            if time.monotonic() - began > STAYED_S:
+                short_lives = 0
+            pause_s = START_AGAIN_S[min(short_lives, len(START_AGAIN_S) - 1)]
+            short_lives += 1
             logger.error(
                 "the engine ended by itself (%s) and is started again in %s s",
                 how,
