@@ -15,7 +15,7 @@ from clusters.models import Membership, Namespace
 if TYPE_CHECKING:
     from django.contrib.auth.models import AnonymousUser
 
-    from gateway.models import User
+    from accounts.models import User
 
 Role = Membership.Role
 _ROLES = f"SELECT namespace_id, role FROM {Membership._meta.db_table} WHERE user_id = %s"  # noqa: S608

@@ -14,8 +14,9 @@ from django.utils.safestring import SafeString
 from django.utils.timesince import timesince
 from django.utils.translation import gettext_lazy as _
 
+from accounts.admin import UserAdmin
+from accounts.models import User
 from clusters.forms import ClusterForm, NamespaceForm
-from clusters.languages import from_text, told
 from clusters.models import (
     CapacitySnapshot,
     Cluster,
@@ -26,6 +27,7 @@ from clusters.models import (
     UnixAccount,
     capacity_of,
 )
+from core.translation import from_text, told
 
 if TYPE_CHECKING:
     from django.db.models import ForeignKey, Model
@@ -358,3 +360,22 @@ class CapacityAdmin(CapacityModelAdmin):
         return format_html(
             '<pre style="white-space: pre-wrap">{}</pre>', json.dumps(snapshot.data, indent=1)
         )
+
+
+admin.site.unregister(User)
+
+
+@admin.register(User)
+class PersonAdmin(UserAdmin):
+    """`accounts.admin.UserAdmin` with the person's namespaces and Unix accounts."""
+
+    list_display = (*UserAdmin.list_display[:4], "namespace_count", *UserAdmin.list_display[4:])
+    list_filter = ("is_active", "is_superuser", "is_staff", "namespaces")  # type: ignore[assignment]
+    inlines = (MembershipInline, UnixAccountInline)
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[User]:
+        return super().get_queryset(request).annotate(namespaces_total=Count("memberships"))
+
+    @admin.display(description=_("namespaces"), ordering="namespaces_total")
+    def namespace_count(self, user: User) -> int:
+        return int(getattr(user, "namespaces_total", 0))

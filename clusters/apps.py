@@ -8,3 +8,9 @@ class ClustersConfig(AppConfig):
     name = "clusters"
     verbose_name = _("Clusters and namespaces")
     default_auto_field = "django.db.models.BigAutoField"
+
+    def ready(self) -> None:
+        from accounts.web.profile import add_profile_context
+        from clusters.web.profile import profile_context
+
+        add_profile_context(profile_context)

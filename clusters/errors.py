@@ -6,7 +6,7 @@ Each error carries a sentence for the person (told in their language where it is
 
 from __future__ import annotations
 
-from clusters.sentences import Sentence
+from core.messages import Sentence
 
 
 class ClusterError(Exception):

@@ -1,7 +1,7 @@
 """Clusters, namespaces, who belongs to them and as whom they act: what administrators decide.
 
 What a person may do with it is in `clusters.access`; how a row becomes a connection is in
-`clusters.connect`. What the engine observes (ClusterStatus, CapacitySnapshot) stands in tables of its
+`clusters.connections`. What the engine observes (ClusterStatus, CapacitySnapshot) stands in tables of its
 own, so that its writes never meet an administrator's.
 """
 
@@ -21,17 +21,18 @@ from django.db.models import F, Q
 from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
-from clusters import sentences, validators
+from clusters import validators
 from clusters.capacity import Capacity, NamespaceRules
 from clusters.errors import IdentityRefused
-from clusters.identity import check_uid, check_unix_name
-from clusters.languages import from_text, told
-from clusters.prepared import Prepared
+from clusters.transport.identity import check_uid, check_unix_name
+from core import messages
+from core.lookup import Prepared
+from core.translation import from_text, told
 
 if TYPE_CHECKING:
     from django.contrib.auth.models import AnonymousUser
 
-    from gateway.models import User
+    from accounts.models import User
 
 
 def default_uid_floor() -> int:
@@ -339,6 +340,29 @@ class ClusterStatus(models.Model):
         if self.last_ok_at is None:
             return None
         return ((now or timezone.now()) - self.last_ok_at).total_seconds()
+
+
+class EngineLease(models.Model):
+    """The leader of a cluster. `fence` grows with every change of leader; writes under an old fence fail."""
+
+    cluster = models.OneToOneField(
+        Cluster,
+        on_delete=models.CASCADE,
+        related_name="engine_lease",
+        verbose_name=_("cluster"),
+    )
+    holder = models.CharField(_("holder"), max_length=200, blank=True)
+    fence = models.PositiveBigIntegerField(_("fence"), default=0)
+    expires_at = models.DateTimeField(_("expires"), null=True, blank=True)
+    # Counters for /metrics, which any web process may serve.
+    stats = models.JSONField(_("counters"), default=dict, blank=True)
+
+    class Meta:
+        verbose_name = _("engine lease")
+        verbose_name_plural = _("engine leases")
+
+    def __str__(self) -> str:
+        return f"{self.cluster_id}: {self.holder or '-'}"
 
 
 class Namespace(models.Model):
@@ -661,7 +685,7 @@ def _check_person(unix_user: str, cluster: Cluster, *, uid: int | None) -> None:
     check_unix_name(unix_user)
     if unix_user == cluster.service_user:
         raise IdentityRefused(
-            sentences.gettext(
+            messages.gettext(
                 "%(unix_user)s is the service account of cluster %(name)s, with rights over everyone's "
                 "jobs. No person may act as it.",
                 unix_user=unix_user,
@@ -675,14 +699,14 @@ def _check_person(unix_user: str, cluster: Cluster, *, uid: int | None) -> None:
 def unix_user_for(user: User | AnonymousUser, cluster: Cluster) -> str:
     """The Unix user as whom a person acts on a cluster. Raises IdentityRefused with the reason."""
     if not user.is_authenticated or not user.is_active:
-        raise IdentityRefused(sentences.gettext("This person has no active account in Sluice."))
+        raise IdentityRefused(messages.gettext("This person has no active account in Sluice."))
     account = _ACCOUNT_OF.first(user.pk, cluster.pk)
     if account is not None:
         _check_person(account.unix_user, cluster, uid=account.uid)
         return account.unix_user
     if not cluster.map_by_name:
         raise IdentityRefused(
-            sentences.gettext(
+            messages.gettext(
                 "%(person)s has no Unix account on cluster %(cluster)s. An administrator can add one "
                 "on the person's page.",
                 person=user.username,
@@ -694,7 +718,7 @@ def unix_user_for(user: User | AnonymousUser, cluster: Cluster) -> str:
     # Someone who signs up under the Unix name of another person must not become them.
     if _ACCOUNT_NAMED.first(cluster.pk, name) is not None:
         raise IdentityRefused(
-            sentences.gettext(
+            messages.gettext(
                 "Unix user %(name)s of cluster %(cluster)s belongs to another person. An administrator "
                 "can map %(name)s to a Unix account of their own.",
                 name=name,

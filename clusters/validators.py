@@ -15,8 +15,8 @@ from django.core.exceptions import ValidationError
 from django.utils.translation import gettext_lazy as _
 
 from clusters.errors import IdentityRefused
-from clusters.identity import check_unix_name
-from clusters.languages import told
+from clusters.transport.identity import check_unix_name
+from core.translation import told
 
 SLURM_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,99}\Z")
 NAMESPACE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}\Z")

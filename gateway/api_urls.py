@@ -5,8 +5,8 @@ from __future__ import annotations
 from django.urls import include, path
 from drf_spectacular.views import SpectacularSwaggerSplitView
 
-from gateway.token_api import Token, Tokens
-from jobs.api.schema import schema
+from accounts.api import Token, Tokens
+from core.api.schema import schema
 
 urlpatterns = [
     path("", include("jobs.api.urls")),

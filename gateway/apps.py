@@ -6,5 +6,5 @@ from django.utils.translation import gettext_lazy as _
 
 class GatewayConfig(AppConfig):
     name = "gateway"
-    verbose_name = _("People")
+    verbose_name = _("Sluice")
     default_auto_field = "django.db.models.BigAutoField"

@@ -12,9 +12,9 @@ os.environ.setdefault("DJANGO_SETTINGS_MODULE", "gateway.settings")
 setup(set_prefix=False)
 
 # Only after Django is set up: these import models.
+from accounts.websockets import SocketGuard  # noqa: E402
+from gateway.routing import websocket_urlpatterns  # noqa: E402
 from gateway.threads import ThreadedHandler  # noqa: E402
-from jobs.routing import websocket_urlpatterns  # noqa: E402
-from jobs.sockets import SocketGuard  # noqa: E402
 
 application = ProtocolTypeRouter(
     {"http": ThreadedHandler(), "websocket": SocketGuard(URLRouter(websocket_urlpatterns))}

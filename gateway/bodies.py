@@ -20,8 +20,8 @@ from django.db import connections
 from django.utils import translation
 from twisted.internet.threads import deferToThread
 
-from clusters.languages import language_asked, told
-from clusters.sentences import _
+from core.messages import _
+from core.translation import language_asked, told
 
 logger = logging.getLogger(__name__)
 
@@ -73,8 +73,8 @@ def limit_of(path: bytes) -> int:
 
 def comes_from_a_person(authorization: str, cookie: str) -> bool:
     """Whether a valid token or session stands in the headers. Asks the database."""
-    from gateway.tokens import person_of_token
-    from jobs.sockets import person_of_session
+    from accounts.tokens import person_of_token
+    from accounts.websockets import person_of_session
 
     scheme, _space, token = authorization.partition(" ")
     try:

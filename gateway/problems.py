@@ -28,12 +28,12 @@ from rest_framework import exceptions as drf
 from rest_framework.views import set_rollback
 
 from clusters import errors as cluster_errors
-from clusters.languages import told
-from jobs import errors as job_errors
-from jobs.archives import ArchiveRefused
+from core import errors as job_errors
+from core.translation import told
+from jobs.jobfile import SpecError
 from jobs.plan import PlanError
-from jobs.spec import SpecError
-from jobs.telling import problem_row, problems_said
+from jobs.presentation import problem_row, problems_said
+from jobs.store.archives import ArchiveRefused
 
 logger = logging.getLogger(__name__)
 

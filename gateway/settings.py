@@ -86,13 +86,17 @@ def secret_key() -> str:
 
 SECRET_KEY = secret_key()
 ALLOWED_HOSTS = env_list("SLUICE_ALLOWED_HOSTS", "localhost,127.0.0.1,[::1]")
-CSRF_FAILURE_VIEW = "gateway.views.csrf_failure"
+CSRF_FAILURE_VIEW = "gateway.error_pages.csrf_failure"
 CSRF_TRUSTED_ORIGINS = env_list("SLUICE_TRUSTED_ORIGINS")
 
 INSTALLED_APPS = [
-    "gateway",
+    # Before django.contrib.auth: `accounts` replaces its command changepassword.
+    "core",
+    "accounts",
     "clusters",
     "jobs",
+    "engine",
+    "gateway",
     "django.contrib.admin",
     "django.contrib.auth",
     "django.contrib.contenttypes",
@@ -109,7 +113,7 @@ INSTALLED_APPS = [
 MIDDLEWARE = [
     "django.middleware.security.SecurityMiddleware",
     "whitenoise.middleware.WhiteNoiseMiddleware",
-    "gateway.headers.content_security_policy",
+    "core.web.headers.content_security_policy",
     "django.contrib.sessions.middleware.SessionMiddleware",
     "django.middleware.locale.LocaleMiddleware",
     "django.middleware.common.CommonMiddleware",
@@ -132,7 +136,7 @@ TEMPLATES = [
                 "django.template.context_processors.i18n",
                 "django.contrib.auth.context_processors.auth",
                 "django.contrib.messages.context_processors.messages",
-                "jobs.web.shell.shell",
+                "jobs.web.layout.shell",
             ],
         },
     },
@@ -160,7 +164,7 @@ def make_private(database: Path) -> None:
 
 
 if DATABASES["default"]["ENGINE"] == "django.db.backends.sqlite3":
-    DATABASES["default"]["ENGINE"] = "gateway.sqlite"
+    DATABASES["default"]["ENGINE"] = "core.sqlite"
     if not TESTING:
         make_private(Path(DATABASES["default"]["NAME"]))
     # WAL lets readers go on while the engine writes; IMMEDIATE takes the write lock at the start of
@@ -175,7 +179,7 @@ if DATABASES["default"]["ENGINE"] == "django.db.backends.sqlite3":
         "NAME": f"{tempfile.gettempdir()}/sluice-test-{os.getpid()}.sqlite3"
     }
 
-AUTH_USER_MODEL = "gateway.User"
+AUTH_USER_MODEL = "accounts.User"
 AUTH_PASSWORD_VALIDATORS = [
     {"NAME": "django.contrib.auth.password_validation.UserAttributeSimilarityValidator"},
     {"NAME": "django.contrib.auth.password_validation.MinimumLengthValidator"},
@@ -260,14 +264,14 @@ UPLOAD_MAX_BYTES_PER_PERSON = env_int("SLUICE_UPLOAD_MAX_BYTES_PER_PERSON", 20 *
 REST_FRAMEWORK = {
     "DEFAULT_SCHEMA_CLASS": "drf_spectacular.openapi.AutoSchema",
     "DEFAULT_AUTHENTICATION_CLASSES": [
-        "gateway.tokens.TokenAuthentication",
-        "gateway.tokens.SessionByHeader",
+        "accounts.tokens.TokenAuthentication",
+        "accounts.tokens.SessionByHeader",
     ],
-    "DEFAULT_PERMISSION_CLASSES": ["gateway.tokens.SignedInWithinScope"],
-    "DEFAULT_THROTTLE_CLASSES": ["gateway.throttle.PerPerson"],
+    "DEFAULT_PERMISSION_CLASSES": ["accounts.tokens.SignedInWithinScope"],
+    "DEFAULT_THROTTLE_CLASSES": ["core.api.throttle.PerPerson"],
     "DEFAULT_RENDERER_CLASSES": ["rest_framework.renderers.JSONRenderer"],
-    "DEFAULT_PARSER_CLASSES": ["jobs.api.parsers.JsonParser"],
-    "DEFAULT_CONTENT_NEGOTIATION_CLASS": "jobs.api.parsers.AlwaysJson",
+    "DEFAULT_PARSER_CLASSES": ["core.api.parsers.JsonParser"],
+    "DEFAULT_CONTENT_NEGOTIATION_CLASS": "core.api.parsers.AlwaysJson",
     "EXCEPTION_HANDLER": "gateway.problems.exception_handler",
     # `?format=` is ours: it chooses between JSON and YAML of a job file.
     "URL_FORMAT_OVERRIDE": None,
@@ -283,7 +287,7 @@ SPECTACULAR_SETTINGS = {
     "COMPONENT_SPLIT_REQUEST": True,
     "SWAGGER_UI_DIST": "SIDECAR",
     "SWAGGER_UI_FAVICON_HREF": "SIDECAR",
-    "POSTPROCESSING_HOOKS": ["jobs.api.schema.complete"],
+    "POSTPROCESSING_HOOKS": ["core.api.schema.complete"],
     "AUTHENTICATION_WHITELIST": [],
 }
 
@@ -309,8 +313,6 @@ KEEP_UPLOADS_DAYS = env_int("SLUICE_KEEP_UPLOADS_DAYS", 90)
 
 # --- websockets -----------------------------------------------------------------------------
 
-# Dotted path of a function from an API token to its person (or None), for programs' websockets.
-SOCKET_TOKEN_AUTH = os.environ.get("SLUICE_SOCKET_TOKEN_AUTH", "gateway.tokens.person_of_token")
 SOCKETS_PER_PERSON = env_int("SLUICE_SOCKETS_PER_PERSON", 50)
 # How soon an open websocket notices that its person signed out or lost a right.
 SOCKET_RECHECK_S = env_int("SLUICE_SOCKET_RECHECK_S", 10)

@@ -1,121 +1,129 @@
-"""The numbered record of what happened: writing it in order, reading it from a number on.
-
-A reader who saw number N must never be shown a smaller one later. On PostgreSQL ids are given out
-before commit, so two transactions could become visible the other way round; `record` therefore holds
-one advisory lock from numbering to commit. Write events last in a transaction: nobody then waits for
-a row while holding that lock.
-"""
+"""Events of jobs: the declared kinds, their data, and how one is made from a job's row."""
 
 from __future__ import annotations
 
-import uuid
-from collections.abc import Sequence
-from dataclasses import dataclass, field
 from datetime import datetime
+from enum import StrEnum
 from typing import Any
 
-from django.db import connection
-from django.utils import timezone
+from django.db.models import QuerySet
 
-from jobs.models import Job, JobEvent
+from core.events.records import Actor, NewEvent
+from core.events.types import EventData, declare_event
+from core.models import Event
+from jobs.models import Job
 
-Actor = JobEvent.Actor
-# Any constant that no one else uses in this database: "sluice events".
-_EVENT_LOCK = 0x51C1CE0E
-
-
-@dataclass(frozen=True, slots=True)
-class NewEvent:
-    job: Job
-    kind: str
-    data: dict[str, Any] = field(default_factory=dict)
-    actor: Actor = Actor.SLUICE
-    actor_name: str = ""
+SUBJECT = "job"
 
 
-@dataclass(frozen=True, slots=True)
-class EventRow:
-    """An event as readers get it."""
-
-    number: int
-    job_id: uuid.UUID
-    owner_id: int
-    namespace_id: int
-    at: datetime
-    kind: str
-    actor: str
-    actor_name: str
-    data: dict[str, Any]
-
-    def as_dict(self) -> dict[str, Any]:
-        return {
-            "number": self.number,
-            "job": str(self.job_id),
-            "at": self.at.isoformat(),
-            "kind": self.kind,
-            "actor": self.actor,
-            "actorName": self.actor_name,
-            "data": self.data,
-        }
+class JobEventKind(StrEnum):
+    CREATED = "created"
+    SUBMITTED = "submitted"  # sbatch accepted it
+    STATE = "state"
+    REASON = "reason"  # same state, other reason
+    RETRYING = "retrying"  # an attempt ended and another follows
+    STOP = "stop"
+    RETRY = "retry"
+    TIME_LIMIT = "time-limit"
+    EDITED = "edited"
+    DELETED = "deleted"
+    TASKS = "tasks"
 
 
-def record(events: Sequence[NewEvent]) -> None:
-    """Write events inside the caller's transaction, as its last act."""
-    if not events:
-        return
-    if not connection.in_atomic_block:
-        raise RuntimeError("events are written inside the transaction of what they tell")
-    if connection.vendor == "postgresql":
-        with connection.cursor() as cursor:
-            cursor.execute("SELECT pg_advisory_xact_lock(%s)", [_EVENT_LOCK])
-    now = timezone.now()
-    JobEvent.objects.bulk_create(
-        [
-            JobEvent(
-                job_id=event.job.pk,
-                owner_id=event.job.owner_id,
-                namespace_id=event.job.namespace_id,
-                at=now,
-                kind=event.kind,
-                actor=event.actor,
-                actor_name=event.actor_name,
-                data=event.data,
-            )
-            for event in events
-        ],
-        batch_size=500,
-    )
+class StateData(EventData):
+    """What every change of state carries: enough to redraw a list row without a request."""
+
+    state: str
+    reason_code: str
+    reason_params: dict[str, Any]
+    reason_text: str
+    wanted: str
+    attempt: int
+    exit_code: int | None
+    submitted_at: str | None
+    started_at: str | None
+    ended_at: str | None
+    expected_start: str | None
+    time_limit_s: int | None
 
 
-_COLUMNS = (
-    "id",
-    "job_id",
-    "owner_id",
-    "namespace_id",
-    "at",
-    "kind",
-    "actor",
-    "actor_name",
-    "data",
-)
+class CreatedData(StateData):
+    name: str
 
 
-def read_since(number: int, limit: int = 500) -> list[EventRow]:
-    rows = JobEvent.objects.filter(id__gt=number).order_by("id").values_list(*_COLUMNS)[:limit]
-    return [EventRow(*row) for row in rows]
+class SubmittedData(StateData):
+    slurm_job_id: str
 
 
-def last_number() -> int:
-    return JobEvent.objects.order_by("-id").values_list("id", flat=True).first() or 0
+class RetryingData(StateData):
+    attempt_ended: int
 
 
-def first_number() -> int | None:
-    """The oldest number still kept."""
-    return JobEvent.objects.order_by("id").values_list("id", flat=True).first()
+class TimeLimitData(StateData):
+    wanted_time_limit_s: int | None = None
+    refused: Any = None
+
+
+class StopData(StateData):
+    remove_files: bool = False  # a deletion of a live job begins with its stop
+
+
+class DeletedData(StateData):
+    remove_files: bool
+
+
+class EditedData(EventData):
+    description: str | None = None
+    labels: dict[str, str] | None = None
+
+
+class TaskChange(EventData):
+    role: str
+    index: int
+    state: str
+    exit_code: int | None
+    node: str
+
+
+class TasksData(EventData):
+    attempt: int
+    changed: int
+    tasks: list[TaskChange]
+
+
+_DATA: dict[JobEventKind, type[EventData]] = {
+    JobEventKind.CREATED: CreatedData,
+    JobEventKind.SUBMITTED: SubmittedData,
+    JobEventKind.STATE: StateData,
+    JobEventKind.REASON: StateData,
+    JobEventKind.RETRYING: RetryingData,
+    JobEventKind.STOP: StopData,
+    JobEventKind.RETRY: StateData,
+    JobEventKind.TIME_LIMIT: TimeLimitData,
+    JobEventKind.EDITED: EditedData,
+    JobEventKind.DELETED: DeletedData,
+    JobEventKind.TASKS: TasksData,
+}
+for _kind, _model in _DATA.items():
+    declare_event(SUBJECT, _kind, _model)
+
+
+def job_event(
+    job: Job,
+    kind: JobEventKind,
+    data: dict[str, Any],
+    actor: Actor = Actor.SLUICE,
+    actor_name: str = "",
+) -> NewEvent:
+    return NewEvent(SUBJECT, job.pk, job.owner_id, job.namespace_id, kind, data, actor, actor_name)
+
+
+def events_of(job: Job) -> QuerySet[Event]:
+    return Event.objects.filter(subject_type=SUBJECT, subject_id=job.pk)
 
 
 def state_data(job: Job) -> dict[str, Any]:
-    """What every state event tells: enough for a list to redraw the row without asking."""
+    """`StateData` of a job's row."""
     return {
         "state": job.state,
         "reasonCode": job.reason_code,
@@ -134,8 +142,3 @@ def state_data(job: Job) -> dict[str, Any]:
 
 def _iso(value: datetime | None) -> str | None:
     return value.isoformat() if value else None
-
-
-def purge_before(moment: datetime) -> int:
-    """Forget old events; a reader with an older number is told to begin afresh."""
-    return JobEvent.objects.filter(at__lt=moment).delete()[0]

@@ -1,7 +1,7 @@
 """The files of a job on its cluster: listed, read, packed, always as the job's owner and below one root.
 
 Read-only. A path from a person is resolved on the cluster and must lie below the root that it was given
-for, links followed. Nothing here decides who may look; `jobs.access` does.
+for, links followed. Nothing here decides who may look; `jobs.store.access` does.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ import tarfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from clusters.connect import account_of, transport_for
+from clusters.connections import account_of, transport_for
 from clusters.errors import RemoteFileError, RemoteFileMissing
-from clusters.sentences import _
-from clusters.transport import DirEntry, FileStat, Transport
-from jobs.archives import ArchiveRefused, safe_path
-from jobs.errors import InvalidValue, NotAllowed, NotFound, TooLarge
+from clusters.transport.base import DirEntry, FileStat, Transport
+from core.errors import InvalidValue, NotAllowed, NotFound, TooLarge
+from core.messages import _
+from jobs.actions import spec_of
 from jobs.models import Attempt, Job
-from jobs.paths import AttemptPaths
-from jobs.script import RenderOptions, directories
-from jobs.services import spec_of
-from jobs.variables import substitute_paths
+from jobs.script.paths import AttemptPaths
+from jobs.script.render import RenderOptions, directories
+from jobs.script.variables import substitute_paths
+from jobs.store.archives import ArchiveRefused, safe_path
 
 ROOTS = ("work", "output")
 MAX_TAR_FILES = 20_000

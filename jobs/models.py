@@ -1,7 +1,7 @@
 """What people run, as rows: jobs, attempts, tasks, the numbered events, the engine's lease.
 
-Rows are changed by `jobs.services` (what people want) and `jobs.engine` (what Slurm said), nowhere
-else; who may see or change them is in `jobs.access`. Nothing here talks to a cluster.
+Rows are changed by `jobs.actions` (what people want) and `jobs.sync` (what Slurm reported), nowhere
+else; who may see or change them is in `jobs.store.access`. Nothing here talks to a cluster.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from django.db.models import Q
 from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
-from jobs.states import END_STATES, LIVE_STATES, JobState, Reason, Wanted
+from jobs.lifecycle.states import END_STATES, LIVE_STATES, JobState, Reason, Wanted
 
 JOB_STATE_CHOICES = [
     (JobState.QUEUED.value, _("Queued")),
@@ -374,78 +374,86 @@ class Task(models.Model):
         return f"{self.role}-{self.index}"
 
 
-class JobEvent(models.Model):
-    """Something that happened to a job. Never changed; the numbers only ever grow for a reader
-    (`jobs.events.record` sees to that)."""
+class JobTemplate(models.Model):
+    """A job file with parameters. `version` grows with every change: two editors cannot overwrite."""
 
-    class Actor(models.TextChoices):
-        PERSON = "person", _("a person")
-        SLUICE = "sluice", _("Sluice")
-        SLURM = "slurm", _("Slurm")
+    class Visibility(models.TextChoices):
+        PRIVATE = "private", _("only you")
+        NAMESPACE = "namespace", _("everyone in the namespace")
+        PUBLIC = "public", _("everyone")
 
-    id = models.BigAutoField(primary_key=True)
-    job = models.ForeignKey(
-        Job, on_delete=models.CASCADE, related_name="events", verbose_name=_("job")
+    id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
+    owner = models.ForeignKey(
+        settings.AUTH_USER_MODEL,
+        on_delete=models.CASCADE,
+        related_name="job_templates",
+        verbose_name=_("owner"),
     )
-    owner_id = models.BigIntegerField(_("owner"))
-    namespace_id = models.BigIntegerField(_("namespace"))
-    at = models.DateTimeField(_("at"), default=timezone.now)
-    kind = models.CharField(_("kind"), max_length=40)
-    actor = models.CharField(
-        _("by"), max_length=10, choices=Actor.choices, default=Actor.SLUICE.value
+    name = models.CharField(_("name"), max_length=120)
+    description = models.TextField(_("description"), blank=True)
+    visibility = models.CharField(
+        _("seen by"), max_length=9, choices=Visibility.choices, default=Visibility.PRIVATE.value
     )
-    actor_name = models.CharField(_("name"), max_length=150, blank=True)
-    data = models.JSONField(_("data"), default=dict, blank=True)
+    namespace = models.ForeignKey(
+        "clusters.Namespace",
+        on_delete=models.CASCADE,
+        null=True,
+        blank=True,
+        related_name="job_templates",
+        verbose_name=_("namespace"),
+    )
+    spec = models.JSONField(_("job file"), default=dict)
+    parameters = models.JSONField(_("parameters"), default=list, blank=True)
+    version = models.PositiveIntegerField(_("version"), default=1)
+    created_at = models.DateTimeField(_("created"), default=timezone.now)
+    updated_at = models.DateTimeField(_("changed"), default=timezone.now)
 
     class Meta:
-        verbose_name = _("event")
-        verbose_name_plural = _("events")
-        ordering = ["id"]
+        verbose_name = _("template")
+        verbose_name_plural = _("templates")
+        constraints = [
+            models.CheckConstraint(
+                condition=Q(visibility__in=["private", "namespace", "public"]),
+                name="template_visibility_known",
+            ),
+            models.CheckConstraint(
+                condition=~Q(visibility="namespace") | Q(namespace__isnull=False),
+                name="template_for_namespace_names_it",
+            ),
+        ]
         indexes = [
-            models.Index(fields=["job", "id"], name="event_of_job"),
-            models.Index(fields=["at"], name="event_at"),
+            models.Index(fields=["owner", "-updated_at"], name="template_owner_newest"),
+            models.Index(fields=["visibility", "-updated_at"], name="template_seen_newest"),
         ]
 
     def __str__(self) -> str:
-        return f"{self.pk} {self.kind}"
+        return self.name
 
 
-class EngineLease(models.Model):
-    """Which engine works for a cluster. `fence` grows with every change of hands; the engine's writes
-    hold only while it is theirs."""
+class UploadOwner(models.Model):
+    """Who may use an upload. Knowing its SHA-256 is not enough: one must have had the bytes."""
 
-    cluster = models.OneToOneField(
-        "clusters.Cluster",
+    upload = models.ForeignKey(
+        CodeUpload,
         on_delete=models.CASCADE,
-        related_name="engine_lease",
-        verbose_name=_("cluster"),
+        related_name="owners",
+        verbose_name=_("code upload"),
     )
-    holder = models.CharField(_("holder"), max_length=200, blank=True)
-    fence = models.PositiveBigIntegerField(_("fence"), default=0)
-    expires_at = models.DateTimeField(_("expires"), null=True, blank=True)
-    # Counters for /metrics, which may be asked of another process.
-    stats = models.JSONField(_("counters"), default=dict, blank=True)
+    user = models.ForeignKey(
+        settings.AUTH_USER_MODEL,
+        on_delete=models.CASCADE,
+        related_name="uploads",
+        verbose_name=_("person"),
+    )
+    filename = models.CharField(_("file name"), max_length=255, blank=True)
+    created_at = models.DateTimeField(_("created"), default=timezone.now)
 
     class Meta:
-        verbose_name = _("engine lease")
-        verbose_name_plural = _("engine leases")
+        verbose_name = _("owner of an upload")
+        verbose_name_plural = _("owners of uploads")
+        constraints = [
+            models.UniqueConstraint(fields=["upload", "user"], name="upload_owner_once"),
+        ]
 
     def __str__(self) -> str:
-        return f"{self.cluster_id}: {self.holder or '-'}"
-
-
-# Rows of this app that are no part of a job's life have a file of their own.
-from jobs.saved import IdempotencyKey, JobTemplate, UploadOwner  # noqa: E402
-
-__all__ = [
-    "Attempt",
-    "CodeUpload",
-    "EngineLease",
-    "IdempotencyKey",
-    "Job",
-    "JobEvent",
-    "JobSecret",
-    "JobTemplate",
-    "Task",
-    "UploadOwner",
-]
+        return f"{self.user} · {self.upload}"

@@ -1,6 +1,6 @@
 """From what a person hands in (a job file in any dialect, secrets, code) to a job, or to its preview.
 
-The API, templates and the pages all come through here. Writes rows only through `jobs.services`.
+The API, templates and the pages all come through here. Writes rows only through `jobs.actions`.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from clusters.access import can_see, namespaces_open_to
 from clusters.errors import IdentityRefused
 from clusters.models import Cluster, Namespace, ResourceSpec, capacity_of, unix_user_for
-from clusters.prepared import Prepared
-from clusters.sentences import _, together
-from jobs.errors import ClusterNotReady
-from jobs.importers import Site, load_document, load_text
+from core.errors import ClusterNotReady
+from core.lookup import Prepared
+from core.messages import _, together
+from jobs.actions import create_job, plan_job
+from jobs.jobfile import Code, JobSpec, Problem, SpecError, Warning
+from jobs.jobfile.importers import Site, load_document, load_text
 from jobs.models import CodeUpload, Job
-from jobs.paths import AttemptPaths
 from jobs.plan import Note, Plan, PlanError, can_start_now
-from jobs.render_settings import options_for
-from jobs.script import RenderError, render
-from jobs.services import create_job, plan_job
-from jobs.spec import Code, JobSpec, Problem, SpecError, Warning
-from jobs.start import expected_start
+from jobs.script.paths import AttemptPaths
+from jobs.script.render import RenderError, render
+from jobs.start_estimate import expected_start
+from jobs.store.render_options import options_for
 
 if TYPE_CHECKING:
-    from gateway.models import User
+    from accounts.models import User
 
 _T = TypeVar("_T")
 # The runtimes that take a registry's login from variables; others have files of their own for it.
@@ -261,7 +261,9 @@ class Preview:
     submission: Submission
     plan: Plan | None = None
     starts_now: bool | None = None
-    expected_start: datetime | None = None  # of one that waits: an estimate, see jobs.start
+    expected_start: datetime | None = (
+        None  # of one that waits: an estimate, see jobs.start_estimate
+    )
     obstacles: tuple[Note, ...] = ()
     script: str = ""
     problems: tuple[Problem, ...] = ()

@@ -98,7 +98,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 def pytest_unconfigure() -> None:
     """Django deletes the test database, but not the two files that SQLite keeps beside one that is open."""
     database = settings.DATABASES["default"]
-    if database["ENGINE"] == "gateway.sqlite":
+    if database["ENGINE"] == "core.sqlite":
         file = Path(database["TEST"]["NAME"])
         for left in file.parent.glob(f"{file.name}*"):
             left.unlink()

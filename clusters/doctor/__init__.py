@@ -16,15 +16,15 @@ from django.contrib.auth import get_user_model
 from django.utils import timezone
 
 from clusters.access import roles_of
-from clusters.connect import commands_of, fresh_door
-from clusters.doctor import login, site
-from clusters.doctor.case import Fault, Line, Link, Outcome, Patient
+from clusters.connections import commands_of, fresh_door
+from clusters.doctor import login_checks, slurm_checks
+from clusters.doctor.checks import Fault, Line, Link, Outcome, Patient
 from clusters.errors import ClusterError, IdentityRefused, SlurmUnavailable
 from clusters.models import Cluster, Membership, Namespace, store_status, unix_user_for
-from clusters.sentences import _, stored
+from core.messages import _, stored
 
 if TYPE_CHECKING:
-    from gateway.models import User
+    from accounts.models import User
 
 __all__ = [
     "LINKS",
@@ -50,12 +50,12 @@ def read_by_pyslurm(cluster: Cluster) -> bool:
 
 
 LINKS: tuple[Link, ...] = (
-    Link("name", _("Name"), login.check_name, applies=reached_by_ssh),
-    Link("port", _("Port"), login.check_port, ("name",), applies=reached_by_ssh),
+    Link("name", _("Name"), login_checks.check_name, applies=reached_by_ssh),
+    Link("port", _("Port"), login_checks.check_port, ("name",), applies=reached_by_ssh),
     Link(
         "host_key",
         _("Host key"),
-        login.check_host_key,
+        login_checks.check_host_key,
         ("port",),
         _("See the login node's sshd log for why it broke off."),
         applies=reached_by_ssh,
@@ -63,51 +63,61 @@ LINKS: tuple[Link, ...] = (
     Link(
         "service_login",
         _("Login of the service account"),
-        login.check_service_login,
+        login_checks.check_service_login,
         ("host_key",),
         _("Correct “service account” of the cluster; it must be a Unix user there."),
     ),
     Link(
         "accounts",
         _("Unix accounts"),
-        login.check_accounts,
+        login_checks.check_accounts,
         ("service_login",),
         _(
             "Map the person to a Unix account of their own on their page. “Lowest UID” of the "
             "cluster says where people's accounts begin."
         ),
     ),
-    Link("person_login", _("Login of a person"), login.check_person_login, ("accounts",)),
-    Link("clock", _("Clocks"), login.check_clock, ("service_login",)),
+    Link("person_login", _("Login of a person"), login_checks.check_person_login, ("accounts",)),
+    Link("clock", _("Clocks"), login_checks.check_clock, ("service_login",)),
     Link(
         "version",
         _("Slurm's release"),
-        site.check_version,
+        slurm_checks.check_version,
         ("service_login",),
         _("Set “directory of Slurm's commands” of the cluster, or install Slurm's client there."),
     ),
-    Link("controller", _("Controller"), site.check_controller, ("version",), _("Start slurmctld.")),
+    Link(
+        "controller",
+        _("Controller"),
+        slurm_checks.check_controller,
+        ("version",),
+        _("Start slurmctld."),
+    ),
     Link(
         "pyslurm",
         _("pyslurm"),
-        site.check_pyslurm,
+        slurm_checks.check_pyslurm,
         ("controller",),
         _("Install the pyslurm of Slurm's own release, or switch “read with pyslurm” off."),
         applies=read_by_pyslurm,
     ),
     Link(
-        "accounting", _("Accounting"), site.check_accounting, ("controller",), _("Start slurmdbd.")
+        "accounting",
+        _("Accounting"),
+        slurm_checks.check_accounting,
+        ("controller",),
+        _("Start slurmdbd."),
     ),
-    Link("operator", _("Operator rights"), site.check_operator, ("accounting",)),
-    Link("partitions", _("Partitions"), site.check_partitions, ("controller",)),
-    Link("work_root", _("Work root"), site.check_work_root, ("person_login",)),
+    Link("operator", _("Operator rights"), slurm_checks.check_operator, ("accounting",)),
+    Link("partitions", _("Partitions"), slurm_checks.check_partitions, ("controller",)),
+    Link("work_root", _("Work root"), slurm_checks.check_work_root, ("person_login",)),
     Link(
         "compute_node",
         _("Work root on a node"),
-        site.check_compute_node,
+        slurm_checks.check_compute_node,
         ("work_root", "partitions"),
     ),
-    Link("runtime", _("Container runtime"), site.check_runtime, ("compute_node",)),
+    Link("runtime", _("Container runtime"), slurm_checks.check_runtime, ("compute_node",)),
 )
 TITLES = {link.key: link.title for link in LINKS}
 

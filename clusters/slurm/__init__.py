@@ -1,6 +1,6 @@
 """Slurm's dialect: build the command, read the answer.
 
-The rest of Sluice imports from here. Pure: argv lists out, values in; `clusters.scheduler` runs them.
+The rest of Sluice imports from here. Pure: argv lists out, values in; `clusters.slurm_client` runs them.
 Subjects: states and reasons (words), fields (how values are written), failures (saying no), jobs (squeue,
 sacct, steps), submit (sbatch), control (scancel, scontrol), nodes (capacity), accounting (sacctmgr).
 """
@@ -19,8 +19,8 @@ from clusters.slurm.jobs import (
     ran_out_of_memory,
 )
 from clusters.slurm.reasons import ExitStatus, Explanation, explain_end, explain_reason
+from clusters.slurm.sbatch import ExpectedStart, Submission, SubmitOutcome
 from clusters.slurm.states import JOB_STATES, JobState, Phase, SeenState, parse_job_state
-from clusters.slurm.submit import ExpectedStart, Submission, SubmitOutcome
 
 __all__ = [
     "JOB_STATES",

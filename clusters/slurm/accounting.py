@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from clusters.slurm.failures import check_answered
+from clusters.slurm.errors import check_answered
 from clusters.slurm.fields import (
     SlurmCommands,
     Tres,
@@ -18,7 +18,7 @@ from clusters.slurm.fields import (
     parse_int,
     parse_tres,
 )
-from clusters.transport import CommandResult
+from clusters.transport.base import CommandResult
 
 
 @dataclass(frozen=True, slots=True)

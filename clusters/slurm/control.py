@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from clusters.errors import ClusterError, CommandFailed
-from clusters.sentences import _
-from clusters.slurm.failures import check_answered, failure_of, slurms_words
+from clusters.slurm.errors import check_answered, failure_of, slurms_words
 from clusters.slurm.fields import SlurmCommands, format_minutes, parse_error, parse_int
-from clusters.transport import CommandResult
+from clusters.transport.base import CommandResult
+from core.messages import _
 
 _ID = re.compile(r"\d+(?:[+_]\d+)?\Z")
 

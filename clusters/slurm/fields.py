@@ -16,8 +16,8 @@ from functools import lru_cache
 from ClusterShell.NodeSet import NodeSet, NodeSetException
 
 from clusters.errors import SlurmParseError
-from clusters.sentences import _
 from clusters.slurm.reasons import ExitStatus
+from core.messages import _
 
 NO_VALUE = frozenset({"", "N/A", "NONE", "UNKNOWN", "(NULL)", "NOT_SET", "INVALID", "NULL"})
 # A pass reads thousands of rows whose times, limits and resources repeat: reading each text once halves its time.

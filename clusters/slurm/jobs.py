@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from functools import lru_cache
 
 from clusters.errors import SlurmParseError
-from clusters.slurm.failures import check_answered, is_not_found
+from clusters.slurm.errors import check_answered, is_not_found
 from clusters.slurm.fields import (
     FIELD_END,
     SlurmCommands,
@@ -34,7 +34,7 @@ from clusters.slurm.fields import (
 )
 from clusters.slurm.reasons import ExitStatus, Explanation, explain_end, explain_reason
 from clusters.slurm.states import Phase, SeenState, parse_job_state
-from clusters.transport import CommandResult
+from clusters.transport.base import CommandResult
 
 _JOB_ID = re.compile(r"(?P<number>\d+)(?:\+(?P<offset>\d+)|_(?P<task>\d+|\[[^\]]*\]))?\Z")
 

@@ -13,7 +13,7 @@ from datetime import datetime
 
 from clusters.capacity import Capacity, GpuCount, Node, Partition
 from clusters.errors import SlurmParseError
-from clusters.slurm.failures import check_answered
+from clusters.slurm.errors import check_answered
 from clusters.slurm.fields import (
     SlurmCommands,
     expand_nodes,
@@ -23,7 +23,7 @@ from clusters.slurm.fields import (
     parse_int,
     parse_pairs,
 )
-from clusters.transport import CommandResult
+from clusters.transport.base import CommandResult
 
 
 def build_show_nodes_argv(commands: SlurmCommands) -> list[str]:

@@ -11,8 +11,8 @@ import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from clusters.sentences import Sentence, _
 from clusters.slurm.states import SeenState
+from core.messages import Sentence, _
 
 
 @dataclass(frozen=True, slots=True)

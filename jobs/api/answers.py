@@ -7,8 +7,9 @@ from typing import Any
 from rest_framework import serializers as s
 
 from clusters.models import Membership
-from jobs.models import JOB_STATE_CHOICES, Attempt, JobEvent, JobTemplate, Task
-from jobs.templating import KINDS
+from core.models import Event
+from jobs.jobfile.parameters import KINDS
+from jobs.models import JOB_STATE_CHOICES, Attempt, JobTemplate, Task
 
 Answer = s.Serializer[Any]
 
@@ -143,7 +144,7 @@ class EventAnswer(Answer):
     number = s.IntegerField()
     at = s.DateTimeField()
     kind = s.CharField()
-    actor = s.ChoiceField(choices=JobEvent.Actor.choices)
+    actor = s.ChoiceField(choices=Event.Actor.choices)
     actor_name = s.CharField()
     data = s.DictField(child=Anything())  # type: ignore[assignment]
 

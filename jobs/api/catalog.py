@@ -12,16 +12,17 @@ from rest_framework.exceptions import NotFound
 from rest_framework.request import Request
 from rest_framework.views import APIView
 
+from accounts.requests import authenticated_user
 from clusters.access import Role, namespaces_visible_to, roles_of
 from clusters.capacity import Capacity, Node
-from clusters.languages import from_text
 from clusters.models import CapacitySnapshot, Cluster, ClusterStatus, Namespace, ResourceSpec
+from core.api.responses import json_answer
+from core.api.schema import problems
+from core.translation import from_text
 from jobs.api import answers, shapes
 from jobs.api.filters import Query
-from jobs.api.requests import json_answer, person
-from jobs.api.schema import problems
-from jobs.plan.placing import nodes_for
-from jobs.spec import json_schema
+from jobs.jobfile import json_schema
+from jobs.plan.placement import nodes_for
 
 # Slurm was asked within this time: the cluster answers.
 FRESH_S = 60
@@ -41,7 +42,7 @@ def _submits(role: Role, namespace: Namespace) -> bool:
 
 
 def _seen(request: Request) -> list[tuple[Namespace, Role]]:
-    user = person(request)
+    user = authenticated_user(request)
     roles = roles_of(user)
     rows = namespaces_visible_to(user).select_related("cluster").order_by("name")
     return [(row, roles[row.pk]) for row in rows if row.pk in roles]
@@ -55,7 +56,7 @@ class Me(APIView):
         responses={200: answers.MeAnswer},
     )
     def get(self, request: Request) -> HttpResponse:
-        user = person(request)
+        user = authenticated_user(request)
         return json_answer(
             {
                 "username": user.get_username(),
@@ -105,7 +106,7 @@ class Clusters(APIView):
         responses={200: answers.ClusterList},
     )
     def get(self, request: Request) -> HttpResponse:
-        user = person(request)
+        user = authenticated_user(request)
         rows = Cluster.objects.order_by("name")
         if not user.is_superuser:
             rows = rows.filter(namespaces__in=namespaces_visible_to(user)).distinct()
@@ -195,7 +196,7 @@ class CapacityView(APIView):
         seen = _seen(request)
         ids = {namespace.cluster_id for namespace, _role in seen}
         snapshots = CapacitySnapshot.objects.select_related("cluster").order_by("cluster__name")
-        if not person(request).is_superuser:
+        if not authenticated_user(request).is_superuser:
             snapshots = snapshots.filter(cluster__in=ids)
         known = {row.cluster_id: (row, Capacity.from_json(row.data)) for row in snapshots}
         clusters = [
@@ -226,7 +227,7 @@ class Sizes(APIView):
         query = Query(request.query_params)
         name = query.text("namespace")
         query.finish()
-        visible = namespaces_visible_to(person(request))
+        visible = namespaces_visible_to(authenticated_user(request))
         rows = ResourceSpec.objects.all()
         if name:
             namespace = visible.filter(name=name).first()

@@ -15,18 +15,19 @@ from drf_spectacular.utils import OpenApiParameter, OpenApiResponse, extend_sche
 from rest_framework.request import Request
 from rest_framework.views import APIView
 
+from accounts.requests import authenticated_user
+from core.api.concurrency import asking
+from core.api.responses import json_answer
+from core.api.schema import problems
+from core.api.streams import honour_range, stream, wanted_range
 from jobs import files
-from jobs.access import can_read_output
 from jobs.api import answers, shapes
-from jobs.api.at_once import asking
 from jobs.api.filters import Query
+from jobs.api.job_detail import find_job
 from jobs.api.jobs import ATTEMPT
-from jobs.api.one_job import find_job
-from jobs.api.requests import json_answer, person
-from jobs.api.schema import problems
-from jobs.api.streams import honour_range, stream, wanted_range
 from jobs.files import ROOTS, Place, attempt_of, locate
 from jobs.models import Attempt
+from jobs.store.access import can_read_output
 
 PARAMETERS = [
     ATTEMPT,
@@ -50,8 +51,8 @@ def _located(request: Request, id: uuid.UUID) -> Iterator[tuple[Attempt, str, Pl
     query.finish()
     job = find_job(request, id)
     attempt = attempt_of(job, number)
-    for_owner = can_read_output(person(request), job)
-    with asking(job.cluster):
+    for_owner = can_read_output(authenticated_user(request), job)
+    with asking(job.cluster.pk, job.cluster.name):
         place = locate(job=job, attempt=attempt, root=root, path=path, for_owner=for_owner)
         yield attempt, root, place
 

@@ -15,8 +15,8 @@ from django.utils.translation import gettext as _
 from drf_spectacular.utils import OpenApiParameter
 from rest_framework.exceptions import ErrorDetail, ValidationError
 
-from jobs.listing import DEFAULT_LIMIT, MAX_LIMIT, SORTS, JobFilter
-from jobs.states import JobState
+from jobs.lifecycle.states import JobState
+from jobs.store.listing import DEFAULT_LIMIT, MAX_LIMIT, SORTS, JobFilter
 
 MAX_VALUES = 50
 MAX_TEXT = 255

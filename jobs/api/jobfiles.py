@@ -21,14 +21,14 @@ from rest_framework.exceptions import ParseError, ValidationError
 from rest_framework.parsers import BaseParser
 from rest_framework.request import Request
 
-from jobs.api.parsers import JSON_TYPES, YAML_TYPES, BodyTooLarge, parse_json, read_body
-from jobs.api.serializers import PlainText, Strict
+from core.api.fields import PlainText, Strict
+from core.api.parsers import JSON_TYPES, YAML_TYPES, BodyTooLarge, parse_json, read_body
 from jobs.models import CodeUpload
+from jobs.store.uploads import Incoming, find_upload
 from jobs.submission import Submission, read_submission
-from jobs.uploads import Incoming, find_upload
 
 if TYPE_CHECKING:
-    from gateway.models import User
+    from accounts.models import User
 
 # Room for the boundaries and the manifest beside the code itself.
 MULTIPART_EXTRA_BYTES = 4 * 1024 * 1024

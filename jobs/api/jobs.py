@@ -16,35 +16,37 @@ from rest_framework.exceptions import ValidationError
 from rest_framework.request import Request
 from rest_framework.views import APIView
 
-from clusters import sentences
+from accounts.requests import authenticated_user
 from clusters.access import can_submit, namespaces_visible_to
-from clusters.languages import told
-from jobs import services
-from jobs.access import visible_to
+from core import messages
+from core.api.fields import Flag, PlainText, Strict, WholeNumber
+from core.api.idempotency import fingerprint_of
+from core.api.pagination import decode_cursor, encode_cursor, fingerprint
+from core.api.responses import json_answer
+from core.api.schema import problems
+from core.errors import InvalidValue
+from core.translation import told
+from jobs import actions
 from jobs.api import answers, jobfiles, shapes
 from jobs.api.filters import JOB_LIST_PARAMETERS, Query, read_job_list
+from jobs.api.job_detail import KEY, REPLAYED, answer_once, find_job, job_detail, key_of
 from jobs.api.jobfiles import JobFileParser, MultipartParser, Received, received_from
-from jobs.api.one_job import KEY, REPLAYED, answer_once, find_job, job_detail, key_of
-from jobs.api.pagination import decode_cursor, encode_cursor, fingerprint
-from jobs.api.requests import json_answer, person
-from jobs.api.schema import problems
-from jobs.api.serializers import Flag, PlainText, Strict, WholeNumber
-from jobs.errors import InvalidValue
+from jobs.events import events_of
 from jobs.files import attempt_of
-from jobs.idempotency import fingerprint_of
-from jobs.importers import load_document
-from jobs.listing import count_jobs, page_of_jobs
-from jobs.models import Attempt, Job, JobEvent, Task
-from jobs.reasons import event_data
-from jobs.spec import Warning, dump
+from jobs.jobfile import Warning, dump
+from jobs.jobfile.importers import load_document
+from jobs.lifecycle.reasons import event_data
+from jobs.models import Attempt, Job, Task
+from jobs.presentation import note_row, plan_row, plan_words, problem_row, warning_row
+from jobs.store.access import visible_to
+from jobs.store.listing import count_jobs, page_of_jobs
 from jobs.submission import Preview, preview, submit
-from jobs.telling import note_row, plan_row, plan_words, problem_row, warning_row
 
 MAX_EVENTS = 500
 YAML = "application/yaml"
 
 if TYPE_CHECKING:
-    from gateway.models import User
+    from accounts.models import User
 
 ATTEMPT = OpenApiParameter(
     "attempt", {"type": "integer", "minimum": 1}, description="Absent: the newest."
@@ -62,7 +64,7 @@ class Jobs(APIView):
         responses={200: answers.JobPage, **problems(400)},
     )
     def get(self, request: Request) -> HttpResponse:
-        user = person(request)
+        user = authenticated_user(request)
         asked = read_job_list(request.query_params)
         query = fingerprint(user.pk, repr(asked.wanted))
         after = decode_cursor(asked.cursor, query) if asked.cursor else None
@@ -89,7 +91,7 @@ class Jobs(APIView):
     )
     def post(self, request: Request) -> HttpResponse:
         key_of(request)
-        user = person(request)
+        user = authenticated_user(request)
         received = received_from(request)
         try:
             received.keep_code(user)
@@ -107,7 +109,7 @@ def _submitted(user: User, received: Received) -> Job:
     origin = received.options.get("cloned_from")
     if origin and not visible_to(user).filter(pk=origin).exists():
         # A draft may outlive the job that it was copied from.
-        words = sentences.gettext("there is no such job, or you may not see it; it is not noted.")
+        words = messages.gettext("there is no such job, or you may not see it; it is not noted.")
         lost = Warning("cloned_from", words)
         submission = replace(submission, warnings=(*submission.warnings, lost))
         origin = None
@@ -128,7 +130,7 @@ class JobsPlan(APIView):
         responses={200: answers.PreviewAnswer, **problems(400, 404, 413, 415, 422)},
     )
     def post(self, request: Request) -> HttpResponse:
-        user = person(request)
+        user = authenticated_user(request)
         received = received_from(request)
         try:
             made = preview(by=user, submission=received.read(user))
@@ -186,7 +188,7 @@ class OneJob(APIView):
         responses={200: answers.JobDetail, **problems(400, 403, 404, 409, 413, 415)},
     )
     def patch(self, request: Request, id: uuid.UUID) -> HttpResponse:
-        found, user = find_job(request, id), person(request)
+        found, user = find_job(request, id), authenticated_user(request)
         given = JobChange(data=request.data)
         given.is_valid(raise_exception=True)
         values = given.validated_data
@@ -195,14 +197,14 @@ class OneJob(APIView):
                 _("Say what to change: description, labels or time_limit_s."), code="empty"
             )
         if "description" in values or "labels" in values:
-            services.update_job(
+            actions.update_job(
                 job=found,
                 by=user,
                 description=values.get("description"),
                 labels=values.get("labels"),
             )
         if "time_limit_s" in values:
-            services.change_time_limit(job=found, by=user, time_limit_s=values["time_limit_s"])
+            actions.change_time_limit(job=found, by=user, time_limit_s=values["time_limit_s"])
         return json_answer(job_detail(request, id))
 
     @extend_schema(
@@ -223,9 +225,9 @@ class OneJob(APIView):
         query = Query(request.query_params)
         remove_files, stop_first = query.flag("remove_files"), query.flag("stop_first")
         query.finish()
-        deleted = services.delete_job(
+        deleted = actions.delete_job(
             job=find_job(request, id),
-            by=person(request),
+            by=authenticated_user(request),
             remove_files=bool(remove_files),
             stop_first=bool(stop_first),
         )
@@ -243,7 +245,7 @@ class JobStop(APIView):
         responses={200: answers.JobDetail, **problems(403, 404)},
     )
     def post(self, request: Request, id: uuid.UUID) -> HttpResponse:
-        services.stop_job(job=find_job(request, id), by=person(request))
+        actions.stop_job(job=find_job(request, id), by=authenticated_user(request))
         return json_answer(job_detail(request, id))
 
 
@@ -261,7 +263,7 @@ class JobRetry(APIView):
         return answer_once(
             request,
             fingerprint=fingerprint_of("retry", id),
-            create=lambda: services.retry_job(job=found, by=person(request)),
+            create=lambda: actions.retry_job(job=found, by=authenticated_user(request)),
             status=200,
         )
 
@@ -285,7 +287,7 @@ class JobClone(APIView):
         },
     )
     def post(self, request: Request, id: uuid.UUID) -> HttpResponse:
-        found, user = find_job(request, id), person(request)
+        found, user = find_job(request, id), authenticated_user(request)
         given = CloneRequest(data=request.data)
         given.is_valid(raise_exception=True)
         namespace = None
@@ -294,7 +296,7 @@ class JobClone(APIView):
             namespace = visible.filter(name=name).first()
             if namespace is None:
                 raise InvalidValue(
-                    sentences.gettext("You are in no namespace %(name)s.", name=name),
+                    messages.gettext("You are in no namespace %(name)s.", name=name),
                     namespace=name,
                 )
         name = given.validated_data.get("name")
@@ -303,7 +305,7 @@ class JobClone(APIView):
         return answer_once(
             request,
             fingerprint=fingerprint_of("clone", id, given.validated_data),
-            create=lambda: services.clone_job(job=found, by=user, name=name, namespace=namespace),
+            create=lambda: actions.clone_job(job=found, by=user, name=name, namespace=namespace),
         )
 
 
@@ -330,7 +332,7 @@ class JobSpecView(APIView):
         wanted = "yaml" if "yaml" in request.headers.get("Accept", "") else "json"
         wanted = query.choice("format", ["json", "yaml"], wanted)
         query.finish()
-        spec = services.spec_of(find_job(request, id))
+        spec = actions.spec_of(find_job(request, id))
         if wanted == "yaml":
             return HttpResponse(dump(spec, "yaml"), content_type=YAML)
         return HttpResponse(dump(spec, "json"), content_type="application/json")
@@ -377,7 +379,7 @@ class JobEvents(APIView):
         limit = query.whole("limit", 100, 1, MAX_EVENTS)
         query.finish()
         found = find_job(request, id)
-        rows = list(JobEvent.objects.filter(job=found, id__gt=since).order_by("id")[: limit + 1])
+        rows = list(events_of(found).filter(id__gt=since).order_by("id")[: limit + 1])
         items = [
             {
                 "number": row.pk,
@@ -403,7 +405,7 @@ class JobTasks(APIView):
     def get(self, request: Request, id: uuid.UUID) -> HttpResponse:
         number = read_attempt(request)
         found = find_job(request, id)
-        services.watch_job(job=found)
+        actions.watch_job(job=found)
         tasks: list[dict[str, Any]] = []
         if number is not None or Attempt.objects.filter(job=found).exists():
             attempt = attempt_of(found, number)
@@ -445,7 +447,7 @@ class BatchStop(APIView):
         given = BatchIds(data=request.data)
         given.is_valid(raise_exception=True)
         jobs, missing = _find_all(request, given.validated_data["ids"])
-        outcomes = services.batch_stop(jobs=jobs, by=person(request))
+        outcomes = actions.batch_stop(jobs=jobs, by=authenticated_user(request))
         return _batch_answer(given.validated_data["ids"], outcomes, missing)
 
 
@@ -462,9 +464,9 @@ class BatchDelete(APIView):
         given.is_valid(raise_exception=True)
         values = given.validated_data
         jobs, missing = _find_all(request, values["ids"])
-        outcomes = services.batch_delete(
+        outcomes = actions.batch_delete(
             jobs=jobs,
-            by=person(request),
+            by=authenticated_user(request),
             remove_files=values["remove_files"],
             stop_first=values["stop_first"],
         )
@@ -472,18 +474,18 @@ class BatchDelete(APIView):
 
 
 def _find_all(request: Request, ids: list[uuid.UUID]) -> tuple[list[Job], list[uuid.UUID]]:
-    rows = visible_to(person(request)).filter(pk__in=ids)
+    rows = visible_to(authenticated_user(request)).filter(pk__in=ids)
     found = {job.pk: job for job in rows.select_related("namespace", "cluster", "owner")}
     wanted = dict.fromkeys(ids)
     return [found[id] for id in wanted if id in found], [id for id in wanted if id not in found]
 
 
 def _batch_answer(
-    ids: list[uuid.UUID], outcomes: list[services.BatchOutcome], missing: list[uuid.UUID]
+    ids: list[uuid.UUID], outcomes: list[actions.BatchOutcome], missing: list[uuid.UUID]
 ) -> HttpResponse:
     words = _("There is no such job, or you may not see it.")
     by_id = {outcome.job_id: outcome for outcome in outcomes}
-    by_id |= {id: services.BatchOutcome(id, False, "not_found", words) for id in missing}
+    by_id |= {id: actions.BatchOutcome(id, False, "not_found", words) for id in missing}
     items = [
         {
             "id": str(id),

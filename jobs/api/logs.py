@@ -13,14 +13,15 @@ from rest_framework.exceptions import NotFound
 from rest_framework.request import Request
 from rest_framework.views import APIView
 
+from accounts.requests import authenticated_user
+from core.api.concurrency import asking, at_once
+from core.api.responses import json_answer
+from core.api.schema import problems
+from core.api.streams import gzipped, honour_range, stream, wanted_range
 from jobs.api import answers
-from jobs.api.at_once import asking, at_once
 from jobs.api.filters import Query
 from jobs.api.jobs import ATTEMPT
-from jobs.api.requests import json_answer, person
-from jobs.api.schema import problems
-from jobs.api.streams import gzipped, honour_range, stream, wanted_range
-from jobs.logs import (
+from jobs.logs.reading import (
     MAX_MATCHES,
     MAX_READ,
     Log,
@@ -80,7 +81,7 @@ def _log(request: Request, id: uuid.UUID, role: str, index: int, query: Query) -
     query.finish()
     try:
         _job, log = find_log(
-            user=person(request), job_id=id, role=role, index=index, attempt=number
+            user=authenticated_user(request), job_id=id, role=role, index=index, attempt=number
         )
     except LogNotFound:
         raise NotFound(_("There is no such log, or you may not see it.")) from None
@@ -102,13 +103,13 @@ class LogList(APIView):
         number = query.whole("attempt", 0, 1, 1_000_000) or None
         query.finish()
         try:
-            job = find_job(person(request), id)
+            job = find_job(authenticated_user(request), id)
             attempt = find_attempt(job, number)
         except LogNotFound:
             raise NotFound(_("There is no such job or attempt, or you may not see it.")) from None
         if attempt is None:
             return json_answer({"attempt": None, "items": []})
-        with asking(attempt.cluster):
+        with asking(attempt.cluster.pk, attempt.cluster.name):
             items = [asdict(entry) for entry in list_logs(job, attempt)]
         return json_answer({"attempt": attempt.number, "items": items})
 
@@ -137,14 +138,14 @@ class LogBytes(APIView):
         matches = query.whole("matches", MAX_MATCHES, 1, MAX_MATCHES)
         log = _log(request, id, role, index, query)
         if text:
-            mine = at_once.one_of(SEARCHES_AT_ONCE, f"search:{person(request).pk}")
-            with mine, asking(log.attempt.cluster):
+            mine = at_once.one_of(SEARCHES_AT_ONCE, f"search:{authenticated_user(request).pk}")
+            with mine, asking(log.attempt.cluster.pk, log.attempt.cluster.name):
                 found = search_log(log, text=text, ignore_case=ignore_case, limit=matches)
             items = [asdict(match) for match in found]
             return json_answer({"matches": items, "more": len(items) >= matches})
         if "Range" in request.headers:
             return _download(request, log)
-        with asking(log.attempt.cluster):
+        with asking(log.attempt.cluster.pk, log.attempt.cluster.name):
             part = read_log(log, offset=offset, limit=limit)
         answer = HttpResponse(part.data, content_type=_OCTETS)
         answer["X-Log-Offset"] = str(part.offset)
@@ -178,7 +179,7 @@ class LogDownload(APIView):
         log = _log(request, id, role, index, query)
         if not compress:
             return _download(request, log)
-        with asking(log.attempt.cluster):
+        with asking(log.attempt.cluster.pk, log.attempt.cluster.name):
             log_size(log.transport(), log.path)  # gone? Say so before the first byte.
             chunks = stream_log(log)
         return stream(
@@ -190,7 +191,7 @@ class LogDownload(APIView):
 
 
 def _download(request: Request, log: Log) -> HttpResponseBase:
-    with asking(log.attempt.cluster):
+    with asking(log.attempt.cluster.pk, log.attempt.cluster.name):
         size = log_size(log.transport(), log.path)
         start, end = wanted_range(request, size)
         # A log may grow meanwhile: what was announced is what is sent.

@@ -15,15 +15,15 @@ import orjson
 from django.utils.translation import get_language
 
 from clusters.access import Role
-from jobs.access import Verb, allowed_verbs
+from jobs.lifecycle.reasons import sentence_for, told_params
+from jobs.lifecycle.states import END_STATES, JobState, Wanted
 from jobs.models import Attempt, Task
-from jobs.reasons import sentence_for, told_params
-from jobs.rows import COLUMNS, NAMESPACE_ID, OWNER_ID, Row, read_id, read_json, read_moment
-from jobs.rows import iso as iso
-from jobs.states import END_STATES, JobState, Wanted
+from jobs.store.access import Verb, allowed_verbs
+from jobs.store.rows import COLUMNS, NAMESPACE_ID, OWNER_ID, Row, read_id, read_json, read_moment
+from jobs.store.rows import iso as iso
 
 if TYPE_CHECKING:
-    from gateway.models import User
+    from accounts.models import User
 
 NAMESPACE_ACTIVE, CLUSTER_ENABLED, STARTED_AT, ENDED_AT = map(
     COLUMNS.index, ("namespace_active", "cluster_enabled", "started_at", "ended_at")

@@ -15,24 +15,25 @@ from rest_framework.exceptions import ValidationError
 from rest_framework.request import Request
 from rest_framework.views import APIView
 
-from clusters import sentences
-from clusters.languages import told
-from jobs import templates
-from jobs.access import visible_to
+from accounts.requests import authenticated_user
+from core import messages
+from core.api.fields import Flag, PlainText, Strict, WholeNumber
+from core.api.idempotency import fingerprint_of
+from core.api.pagination import decode_cursor, encode_cursor, fingerprint
+from core.api.responses import json_answer
+from core.api.schema import problems
+from core.errors import JobError, NotFound
+from core.translation import told
+from jobs import job_templates
 from jobs.api import answers, shapes
 from jobs.api.filters import PAGE_PARAMETERS, Query
+from jobs.api.job_detail import KEY, REPLAYED, answer_once
 from jobs.api.jobfiles import SubmitOptions
-from jobs.api.one_job import KEY, REPLAYED, answer_once
-from jobs.api.pagination import decode_cursor, encode_cursor, fingerprint
-from jobs.api.requests import json_answer, person
-from jobs.api.schema import problems
-from jobs.api.serializers import Flag, PlainText, Strict, WholeNumber
-from jobs.errors import JobError, NotFound
-from jobs.idempotency import fingerprint_of
+from jobs.jobfile.parameters import KINDS, Parameter
 from jobs.models import Job, JobTemplate
+from jobs.store.access import visible_to
+from jobs.store.uploads import find_upload
 from jobs.submission import submit
-from jobs.templating import KINDS, Parameter
-from jobs.uploads import find_upload
 
 VISIBILITIES = [value.value for value in JobTemplate.Visibility]
 
@@ -104,7 +105,7 @@ class BatchTemplates(Strict):
 
 
 def as_dict(template: JobTemplate, request: Request, *, full: bool = False) -> dict[str, Any]:
-    changes = templates.can_change(person(request), template)
+    changes = job_templates.can_change(authenticated_user(request), template)
     found: dict[str, Any] = {
         "id": str(template.pk),
         "name": template.name,
@@ -140,14 +141,14 @@ class Templates(APIView):
         responses={200: answers.TemplatePage, **problems(400)},
     )
     def get(self, request: Request) -> HttpResponse:
-        user = person(request)
+        user = authenticated_user(request)
         query = Query(request.query_params)
         words, mine = query.text("q", limit=200), query.flag("mine")
         visibility = query.choice("visibility", [*VISIBILITIES, ""], "")
         namespace, cursor = query.text("namespace"), query.text("cursor", limit=2000)
         limit = query.whole("limit", 50, 1, 200)
         query.finish()
-        rows = templates.templates_visible_to(user).select_related("owner", "namespace")
+        rows = job_templates.templates_visible_to(user).select_related("owner", "namespace")
         if mine:
             rows = rows.filter(owner=user)
         if visibility:
@@ -182,11 +183,11 @@ class Templates(APIView):
         responses={201: answers.TemplateDetail, **problems(400, 403, 404, 413, 415)},
     )
     def post(self, request: Request) -> HttpResponse:
-        user = person(request)
+        user = authenticated_user(request)
         given = NewTemplate(data=request.data)
         given.is_valid(raise_exception=True)
         values = given.validated_data
-        template = templates.create_template(
+        template = job_templates.create_template(
             by=user,
             name=values["name"],
             document=_document(request, values),
@@ -200,12 +201,12 @@ class Templates(APIView):
 
 def _document(request: Request, values: Mapping[str, Any]) -> Mapping[str, Any]:
     if "job_file" in values:
-        return templates.document_of_text(values["job_file"])
+        return job_templates.document_of_text(values["job_file"])
     if "from_job" in values:
-        job = visible_to(person(request)).filter(pk=values["from_job"]).first()
+        job = visible_to(authenticated_user(request)).filter(pk=values["from_job"]).first()
         if job is None:
-            raise NotFound(sentences.gettext("There is no such job, or you may not see it."))
-        return templates.document_of_job(job)
+            raise NotFound(messages.gettext("There is no such job, or you may not see it."))
+        return job_templates.document_of_job(job)
     document: Mapping[str, Any] = values["spec"]
     return document
 
@@ -218,7 +219,7 @@ class OneTemplate(APIView):
         responses={200: answers.TemplateDetail, **problems(404)},
     )
     def get(self, request: Request, id: uuid.UUID) -> HttpResponse:
-        template = templates.find_template(id=id, by=person(request))
+        template = job_templates.find_template(id=id, by=authenticated_user(request))
         return json_answer(as_dict(template, request, full=True))
 
     @extend_schema(
@@ -229,8 +230,8 @@ class OneTemplate(APIView):
         responses={200: answers.TemplateDetail, **problems(400, 403, 404, 409, 413, 415)},
     )
     def patch(self, request: Request, id: uuid.UUID) -> HttpResponse:
-        user = person(request)
-        template = templates.find_template(id=id, by=user)
+        user = authenticated_user(request)
+        template = job_templates.find_template(id=id, by=user)
         given = TemplateChange(data=request.data)
         given.is_valid(raise_exception=True)
         values = given.validated_data
@@ -245,7 +246,7 @@ class OneTemplate(APIView):
             changes["parameters"] = _parameters(values)
         if not changes:
             raise ValidationError(_("Say what to change."), code="empty")
-        changed = templates.change_template(
+        changed = job_templates.change_template(
             template=template, by=user, version=values["version"], changes=changes
         )
         return json_answer(as_dict(changed, request, full=True))
@@ -257,8 +258,8 @@ class OneTemplate(APIView):
         responses={204: OpenApiResponse(description="Deleted."), **problems(403, 404)},
     )
     def delete(self, request: Request, id: uuid.UUID) -> HttpResponse:
-        user = person(request)
-        templates.delete_template(template=templates.find_template(id=id, by=user), by=user)
+        user = authenticated_user(request)
+        job_templates.delete_template(template=job_templates.find_template(id=id, by=user), by=user)
         return HttpResponse(status=204)
 
 
@@ -271,11 +272,11 @@ class TemplateCopy(APIView):
         responses={201: answers.TemplateDetail, **problems(400, 404, 413, 415)},
     )
     def post(self, request: Request, id: uuid.UUID) -> HttpResponse:
-        user = person(request)
-        template = templates.find_template(id=id, by=user)
+        user = authenticated_user(request)
+        template = job_templates.find_template(id=id, by=user)
         given = CopyRequest(data=request.data)
         given.is_valid(raise_exception=True)
-        copy = templates.copy_template(
+        copy = job_templates.copy_template(
             template=template, by=user, name=given.validated_data.get("name", "")
         )
         return json_answer(as_dict(copy, request, full=True), status=201)
@@ -295,15 +296,15 @@ class TemplateSubmit(APIView):
         },
     )
     def post(self, request: Request, id: uuid.UUID) -> HttpResponse:
-        user = person(request)
-        template = templates.find_template(id=id, by=user)
+        user = authenticated_user(request)
+        template = job_templates.find_template(id=id, by=user)
         given = SubmitRequest(data=request.data)
         given.is_valid(raise_exception=True)
         values = given.validated_data
 
         def create() -> Job:
             code = find_upload(sha256=values["code"], by=user) if "code" in values else None
-            submission = templates.submission_from(
+            submission = job_templates.submission_from(
                 template=template,
                 by=user,
                 values=values.get("parameters", {}),
@@ -327,14 +328,16 @@ class BatchDelete(APIView):
         responses={200: answers.BatchAnswer, **problems(400, 413, 415)},
     )
     def post(self, request: Request) -> HttpResponse:
-        user = person(request)
+        user = authenticated_user(request)
         given = BatchTemplates(data=request.data)
         given.is_valid(raise_exception=True)
         items = []
         for id in dict.fromkeys(given.validated_data["ids"]):
             outcome = {"id": str(id), "ok": True, "code": "", "message": ""}
             try:
-                templates.delete_template(template=templates.find_template(id=id, by=user), by=user)
+                job_templates.delete_template(
+                    template=job_templates.find_template(id=id, by=user), by=user
+                )
             except JobError as error:
                 outcome |= {"ok": False, "code": error.code, "message": told(error.user_message)}
             items.append(outcome)

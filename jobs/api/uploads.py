@@ -15,14 +15,15 @@ from rest_framework.parsers import BaseParser
 from rest_framework.request import Request
 from rest_framework.views import APIView
 
+from accounts.requests import authenticated_user
+from core.api.parsers import BodyTooLarge
+from core.api.responses import json_answer
+from core.api.schema import problems
 from jobs.api import answers, shapes
 from jobs.api.filters import Query
 from jobs.api.jobfiles import MultipartParser, Received, received_from
-from jobs.api.parsers import BodyTooLarge
-from jobs.api.requests import json_answer, person
-from jobs.api.schema import problems
 from jobs.models import CodeUpload, UploadOwner
-from jobs.uploads import Incoming, find_upload, forget_upload
+from jobs.store.uploads import Incoming, find_upload, forget_upload
 
 RAW_TYPES = (
     "application/octet-stream",
@@ -87,7 +88,7 @@ class Uploads(APIView):
         responses={200: answers.UploadList},
     )
     def get(self, request: Request) -> HttpResponse:
-        rows = UploadOwner.objects.filter(user=person(request)).select_related("upload")
+        rows = UploadOwner.objects.filter(user=authenticated_user(request)).select_related("upload")
         counted = rows.annotate(job_count=Count("upload__jobs")).order_by("-created_at", "-id")
         return json_answer({"items": [as_dict(row, row.job_count) for row in counted[:1000]]})
 
@@ -113,7 +114,7 @@ class Uploads(APIView):
         query = Query(request.query_params)
         filename = query.text("filename")
         query.finish()
-        user = person(request)
+        user = authenticated_user(request)
         received = received_from(request)
         try:
             if received.incoming is None:
@@ -137,7 +138,7 @@ class OneUpload(APIView):
         responses={200: answers.UploadAnswer, **problems(404)},
     )
     def get(self, request: Request, sha256: str) -> HttpResponse:
-        user = person(request)
+        user = authenticated_user(request)
         upload = find_upload(sha256=sha256, by=user)
         owned = UploadOwner.objects.select_related("upload").get(upload=upload, user=user)
         return json_answer(as_dict(owned, _job_count(upload)))
@@ -149,6 +150,6 @@ class OneUpload(APIView):
         responses={204: OpenApiResponse(description="Gone."), **problems(404)},
     )
     def delete(self, request: Request, sha256: str) -> HttpResponse:
-        user = person(request)
+        user = authenticated_user(request)
         forget_upload(upload=find_upload(sha256=sha256, by=user), by=user)
         return HttpResponse(status=204)

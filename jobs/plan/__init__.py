@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from jobs.plan.choose import plan
-from jobs.plan.now import can_start_now
-from jobs.plan.values import (
+from jobs.plan.availability import can_start_now
+from jobs.plan.model import (
     Group,
     Note,
     Plan,
@@ -14,6 +13,7 @@ from jobs.plan.values import (
     Totals,
     describe,
 )
+from jobs.plan.planner import plan
 
 __all__ = [
     "Group",

@@ -6,6 +6,8 @@ Superusers see all of it; administrators of namespaces what was done to the jobs
 from __future__ import annotations
 
 import re
+import uuid
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
@@ -19,9 +21,11 @@ from django.utils.translation import gettext_lazy as _
 from django.views.decorators.http import require_GET
 
 from clusters.access import namespaces_administered_by
-from jobs.models import JobEvent
-from jobs.web.shell import looks_after_something
-from jobs.web.words import event_words
+from core.models import Event
+from jobs.events import SUBJECT
+from jobs.models import Job
+from jobs.web.event_text import event_words
+from jobs.web.layout import looks_after_something
 
 PAGE = 50
 KINDS = (
@@ -37,8 +41,8 @@ SOURCES = (("jobs", _("Jobs")), ("settings", _("Settings and people")))
 _ID = re.compile(r"\d{1,18}\Z")
 
 
-def job_acts(request: HttpRequest) -> QuerySet[JobEvent]:
-    events = JobEvent.objects.filter(actor=JobEvent.Actor.PERSON).select_related("job")
+def job_acts(request: HttpRequest) -> QuerySet[Event]:
+    events = Event.objects.filter(subject_type=SUBJECT, actor=Event.Actor.PERSON)
     if not request.user.is_superuser:
         mine = list(namespaces_administered_by(request.user).values_list("pk", flat=True))
         events = events.filter(namespace_id__in=mine)
@@ -48,7 +52,8 @@ def job_acts(request: HttpRequest) -> QuerySet[JobEvent]:
     if kind in dict(KINDS) and kind:
         events = events.filter(kind=kind)
     if words := request.GET.get("q", "")[:200]:
-        events = events.filter(job__name__icontains=words)
+        named = Job.objects.filter(name__icontains=words).values("pk")
+        events = events.filter(subject_id__in=named)
     return events
 
 
@@ -63,13 +68,14 @@ def settings_acts(request: HttpRequest) -> QuerySet[LogEntry]:
     return entries
 
 
-def shown_job_act(event: JobEvent) -> dict[str, Any]:
+def shown_job_act(event: Event, jobs: Mapping[uuid.UUID, Job]) -> dict[str, Any]:
+    job = jobs.get(event.subject_id)
     return {
         "at": event.at,
         "who": event.actor_name,
         "what": event_words(event),
-        "name": event.job.name,
-        "job": None if event.job.deleted_at else event.job_id,
+        "name": job.name if job else "",
+        "job": job.pk if job and job.deleted_at is None else None,
     }
 
 
@@ -101,7 +107,8 @@ def audit(request: HttpRequest) -> HttpResponse:
     else:
         events = job_acts(request).order_by("-id")
         found = list((events.filter(id__lt=number) if number else events)[: PAGE + 1])
-        rows = [shown_job_act(event) for event in found[:PAGE]]
+        jobs = Job.objects.only("name", "deleted_at").in_bulk([event.subject_id for event in found])
+        rows = [shown_job_act(event, jobs) for event in found[:PAGE]]
         last = found[PAGE - 1].pk if len(found) > PAGE else None
     context = {
         "rows": rows,

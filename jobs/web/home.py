@@ -16,15 +16,15 @@ from django.views.decorators.http import require_GET
 from clusters.access import namespaces_visible_to, roles_of
 from clusters.capacity import Capacity, Node
 from clusters.models import CapacitySnapshot, Cluster, Namespace
-from jobs.listing import JobFilter
+from jobs.job_templates import templates_visible_to
+from jobs.lifecycle.states import JobState
 from jobs.models import END_VALUES, LIVE_VALUES, Job
-from jobs.states import JobState
-from jobs.templates import templates_visible_to
-from jobs.web.lists import STALE_AFTER, job_shapes, stale_clusters
-from jobs.web.shell import current_namespace
+from jobs.store.listing import JobFilter
+from jobs.web.job_list import STALE_AFTER, job_shapes, stale_clusters
+from jobs.web.layout import current_namespace
 
 if TYPE_CHECKING:
-    from gateway.models import User
+    from accounts.models import User
 
 MAX_LIVE = 12
 MAX_ENDED = 8

@@ -17,27 +17,33 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 from django.views.decorators.http import require_GET, require_POST
 
-from clusters import sentences
 from clusters.forms import format_time
-from clusters.languages import told
-from jobs import services
-from jobs.access import can_read_output, visible_to
+from core import messages as sentences
+from core.api.idempotency import fingerprint_of
+from core.errors import JobError
+from core.models import Event
+from core.translation import told
+from jobs import actions
 from jobs.api import shapes
-from jobs.errors import JobError
-from jobs.idempotency import fingerprint_of, once
-from jobs.listing import one_job
-from jobs.models import Attempt, Job, JobEvent, Task
+from jobs.events import events_of
+from jobs.jobfile import (
+    JobSpec,
+    SpecError,
+    dump,
+)
+from jobs.jobfile.fields import parse_duration
+from jobs.lifecycle.reasons import sentence_for
+from jobs.models import Attempt, Job, Task
 from jobs.plan import Plan, PlanError
-from jobs.reasons import sentence_for
-from jobs.spec import JobSpec, SpecError, dump
-from jobs.spec.fields import parse_duration
-from jobs.telling import plan_words, problem_words, warning_row
-from jobs.web.lists import ends_at, stale_clusters
-from jobs.web.shell import address_of
-from jobs.web.words import event_words
+from jobs.presentation import plan_words, problem_words, warning_row
+from jobs.store.access import can_read_output, visible_to
+from jobs.store.listing import one_job
+from jobs.web.event_text import event_words
+from jobs.web.job_list import ends_at, stale_clusters
+from jobs.web.layout import address_of
 
 if TYPE_CHECKING:
-    from gateway.models import User
+    from accounts.models import User
 
 MAX_EVENTS = 200
 MAX_TASKS = 2000
@@ -81,7 +87,7 @@ def chosen_attempt(attempts: list[Attempt], wanted: str) -> Attempt | None:
 def live_context(request: HttpRequest, job_id: uuid.UUID) -> dict[str, Any]:
     """What changes while a job runs: fetched again when events say so."""
     row = find_job(request, job_id)
-    services.watch_job(job=row)
+    actions.watch_job(job=row)
     job = shape_of(request, job_id)
     attempts = list(row.attempts.order_by("-number"))
     attempt = chosen_attempt(attempts, request.GET.get("attempt", ""))
@@ -121,7 +127,7 @@ def template_address(job: Job) -> str:
 def event_list(job: Job) -> list[dict[str, Any]]:
     """The timeline, newest first."""
     shown: list[dict[str, Any]] = []
-    for event in reversed(JobEvent.objects.filter(job=job).order_by("-id")[:MAX_EVENTS]):
+    for event in reversed(events_of(job).order_by("-id")[:MAX_EVENTS]):
         words = event_words(event)
         # A changed time limit or expected start is told to those who watch; here it says the same again.
         repeats = event.kind == "reason" and shown and shown[-1]["words"] == words
@@ -133,8 +139,8 @@ def event_list(job: Job) -> list[dict[str, Any]]:
     return shown[::-1]
 
 
-def actor_words(event: JobEvent) -> str:
-    return event.actor_name or str(JobEvent.Actor(event.actor).label)
+def actor_words(event: Event) -> str:
+    return event.actor_name or str(Event.Actor(event.actor).label)
 
 
 @require_GET
@@ -171,15 +177,15 @@ def job_live(request: HttpRequest, job_id: uuid.UUID) -> HttpResponse:
 
 
 def _stop(job: Job, user: User, request: HttpRequest) -> tuple[str, str]:
-    services.stop_job(job=job, by=user)
+    actions.stop_job(job=job, by=user)
     return _("The job is being stopped."), ""
 
 
 def _once(job: Job, user: User, request: HttpRequest, verb: str, act: Callable[[], Job]) -> Job:
     """A form is one wish, however often it is sent."""
     key = request.POST.get("key", "")[:64]
-    made, _again = once(
-        user=user,
+    made, _again = actions.create_job_once(
+        by=user,
         key=f"page-{key}" if key else "",
         fingerprint=fingerprint_of(verb, job.pk),
         create=act,
@@ -188,17 +194,17 @@ def _once(job: Job, user: User, request: HttpRequest, verb: str, act: Callable[[
 
 
 def _retry(job: Job, user: User, request: HttpRequest) -> tuple[str, str]:
-    _once(job, user, request, "retry", lambda: services.retry_job(job=job, by=user))
+    _once(job, user, request, "retry", lambda: actions.retry_job(job=job, by=user))
     return _("The job is tried again."), ""
 
 
 def _clone(job: Job, user: User, request: HttpRequest) -> tuple[str, str]:
-    copy = _once(job, user, request, "clone", lambda: services.clone_job(job=job, by=user))
+    copy = _once(job, user, request, "clone", lambda: actions.clone_job(job=job, by=user))
     return _("This is the copy; it is on its way."), reverse("job", args=[copy.pk])
 
 
 def _delete(job: Job, user: User, request: HttpRequest) -> tuple[str, str]:
-    services.delete_job(
+    actions.delete_job(
         job=job,
         by=user,
         remove_files=bool(request.POST.get("remove_files")),
@@ -216,12 +222,12 @@ def _time_limit(job: Job, user: User, request: HttpRequest) -> tuple[str, str]:
                 "That is not a length of time. Write it like 2h30m, 90m or 1-12:00:00."
             )
         ) from problem
-    services.change_time_limit(job=job, by=user, time_limit_s=seconds)
+    actions.change_time_limit(job=job, by=user, time_limit_s=seconds)
     return _("The new time limit is set in a moment."), ""
 
 
 def _describe(job: Job, user: User, request: HttpRequest) -> tuple[str, str]:
-    services.update_job(job=job, by=user, description=request.POST.get("description", ""))
+    actions.update_job(job=job, by=user, description=request.POST.get("description", ""))
     return _("The description is saved."), ""
 
 

@@ -28,7 +28,7 @@ from clusters.models import Cluster, ClusterStatus, Membership, Namespace, capac
 from jobs.models import LIVE_VALUES
 
 if TYPE_CHECKING:
-    from gateway.models import User
+    from accounts.models import User
 
 GROUPS = (
     ("what", ("name", "description", "active")),

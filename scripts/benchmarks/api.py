@@ -42,9 +42,9 @@ def seed(count: int) -> None:
     call_command("migrate", verbosity=0)
     from datetime import timedelta
 
+    from accounts.models import User
+    from accounts.tokens import create_token
     from clusters.models import Cluster, Membership, Namespace
-    from gateway.models import User
-    from gateway.tokens import create_token
     from jobs.models import Attempt, Job
 
     cluster = Cluster.objects.create(name="bench", kind=Cluster.Kind.LOCAL)

@@ -20,8 +20,8 @@ import django
 from benchmarks import Row
 
 if TYPE_CHECKING:
+    from accounts.models import User
     from clusters.models import Cluster
-    from gateway.models import User
 
 PROJECT = Path(__file__).resolve().parents[2]
 PEOPLE = ("alice", "bob", "carol")
@@ -53,9 +53,9 @@ def set_up() -> Cluster:
     django.setup()
     from django.core.management import call_command
 
-    from clusters.connect import scheduler_for
+    from accounts.models import User
+    from clusters.connections import scheduler_for
     from clusters.models import Cluster, store_capacity
-    from gateway.models import User
 
     call_command("migrate", verbosity=0)
     for name in PEOPLE:
@@ -85,18 +85,18 @@ def partition(state: str) -> None:
 
 
 def submitting(cluster: Cluster, count: int) -> Iterator[Row]:
-    from clusters.connect import commands_of, transport_for
-    from clusters.models import Namespace
-    from clusters.transport import FileToWrite
-    from gateway.models import User
-    from jobs.engine.lease import Lease
-    from jobs.engine.rendering import render_attempt, render_options
-    from jobs.engine.stats import EngineStats
-    from jobs.engine.submit import Submitter
-    from jobs.models import Attempt, EngineLease, Job
-    from jobs.paths import AttemptPaths
-    from jobs.services import create_job
-    from jobs.spec import JobSpec
+    from accounts.models import User
+    from clusters.connections import commands_of, transport_for
+    from clusters.models import EngineLease, Namespace
+    from clusters.passes import EngineStats
+    from clusters.transport.base import FileToWrite
+    from engine.lease import Lease
+    from jobs.actions import create_job
+    from jobs.jobfile import JobSpec
+    from jobs.models import Attempt, Job
+    from jobs.script.paths import AttemptPaths
+    from jobs.sync.attempt_files import render_attempt, render_options
+    from jobs.sync.submitter import Submitter
 
     alice: User = User.objects.get(username="alice")
     namespace = Namespace.objects.get(name="cpu")
@@ -156,7 +156,7 @@ def submitting(cluster: Cluster, count: int) -> Iterator[Row]:
 
 
 def cancel(cluster: Cluster, ids: list[str]) -> None:
-    from clusters.connect import scheduler_for
+    from clusters.connections import scheduler_for
 
     for start in range(0, len(ids), 500):
         scheduler_for(cluster).cancel(ids[start : start + 500])
@@ -166,14 +166,15 @@ def cancel(cluster: Cluster, ids: list[str]) -> None:
 
 
 def looking(cluster: Cluster, sizes: list[int]) -> Iterator[Row]:
-    from clusters.connect import commands_of, scheduler_for, transport_for
+    from clusters.connections import commands_of, scheduler_for, transport_for
+    from clusters.models import EngineLease
+    from clusters.passes import EngineStats
     from clusters.slurm import jobs as dialect
     from clusters.slurm.fields import new_separator
-    from jobs.engine.lease import Lease
-    from jobs.engine.poll import Poller
-    from jobs.engine.stats import EngineStats
-    from jobs.engine.tasks import TaskReader
-    from jobs.models import Attempt, EngineLease
+    from engine.lease import Lease
+    from jobs.models import Attempt
+    from jobs.sync.poller import Poller
+    from jobs.sync.task_reader import TaskReader
 
     alice = transport_for(cluster, "sluice-alice")
     root = alice.run(["mktemp", "-d"]).text.strip()
@@ -233,8 +234,8 @@ def looking(cluster: Cluster, sizes: list[int]) -> Iterator[Row]:
 
 
 def add_rows(cluster: Cluster, rows: list[tuple[str, str]]) -> None:
+    from accounts.models import User
     from clusters.models import Namespace
-    from gateway.models import User
     from jobs.models import Attempt, Job
 
     owner = User.objects.get(username="alice")

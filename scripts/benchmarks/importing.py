@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks import Row, timed
-from jobs.importers import load_text
+from jobs.jobfile.importers import load_text
 
 FILES = Path(__file__).resolve().parents[2] / "tests" / "unit" / "jobfiles"
 

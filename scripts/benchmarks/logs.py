@@ -34,7 +34,7 @@ from benchmarks._running import (
     submit,
 )
 from benchmarks.transport import PEOPLE, OpenSsh, cluster_environment, seconds
-from clusters.certificates import CertificateAuthority
+from clusters.transport.certificates import CertificateAuthority
 from tests.running import RunningSluice
 
 SCREEN_BYTES = 20_000

@@ -8,10 +8,10 @@ from typing import Any
 
 from benchmarks import Row, timed
 from clusters.capacity import Capacity, NamespaceRules, Node, Partition
-from jobs.paths import AttemptPaths
+from jobs.jobfile import JobSpec
 from jobs.plan import Plan, plan
-from jobs.script import render
-from jobs.spec import JobSpec
+from jobs.script.paths import AttemptPaths
+from jobs.script.render import render
 
 NODES = tuple(f"n{number}" for number in range(64))
 CAPACITY = Capacity(

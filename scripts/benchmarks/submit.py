@@ -48,9 +48,9 @@ def make_people() -> None:
 
     from django.utils import timezone
 
+    from accounts.models import User
+    from accounts.tokens import create_token
     from clusters.models import Cluster, Membership, Namespace, UnixAccount
-    from gateway.models import User
-    from gateway.tokens import create_token
 
     cluster, namespace = Cluster.objects.get(), Namespace.objects.get(name="cpu")
     tomorrow = timezone.now() + timedelta(days=1)

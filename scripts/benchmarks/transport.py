@@ -14,10 +14,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from benchmarks import Row, p95
-from clusters.certificates import CertificateAuthority
-from clusters.ssh import SshCluster
-from clusters.ssh_connection import CertificateLogin, SshTarget
-from clusters.transport import FileToWrite
+from clusters.transport.base import FileToWrite
+from clusters.transport.certificates import CertificateAuthority
+from clusters.transport.connection import CertificateLogin, SshTarget
+from clusters.transport.ssh import SshCluster
 
 PROJECT = Path(__file__).resolve().parents[2]
 PEOPLE = ("sluice-alice", "sluice-bob", "sluice-carol")

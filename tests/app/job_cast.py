@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from accounts.models import User
 from clusters.capacity import Capacity, GpuCount, Node, Partition
 from clusters.models import Cluster, Membership, Namespace, store_capacity
-from gateway.models import User
+from jobs.actions import create_job
+from jobs.jobfile import JobSpec
 from jobs.models import Attempt, Job
-from jobs.services import create_job
-from jobs.spec import JobSpec
 
 CAPACITY = Capacity(
     taken_at=datetime(2026, 11, 16, tzinfo=UTC),

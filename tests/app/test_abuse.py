@@ -12,15 +12,15 @@ from django.test import Client
 from django.utils import timezone
 from rest_framework.exceptions import Throttled
 
+from accounts.models import ApiToken, User
+from accounts.tokens import create_token
+from accounts.web import sign_in
+from accounts.websockets import GuardedConsumer
 from clusters.models import Membership
-from gateway import views
-from gateway.models import ApiToken, User
-from gateway.throttle import buckets
-from gateway.tokens import create_token
-from jobs.api.at_once import AtOnce
-from jobs.errors import JobError
-from jobs.sockets import GuardedConsumer
-from jobs.templates import change_template, create_template, delete_template
+from core.api.concurrency import AtOnce
+from core.api.throttle import buckets
+from core.errors import JobError
+from jobs.job_templates import change_template, create_template, delete_template
 from tests.app.job_cast import Cast, make_cast, make_spec
 
 pytestmark = pytest.mark.django_db
@@ -66,7 +66,7 @@ def test_other_spellings_of_a_name_give_no_further_tries(
     client: Client, cast: Cast, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The form takes blanks off and folds full-width letters: all of these are alice."""
-    monkeypatch.setattr(views, "TRIES_PER_NAME", 1)
+    monkeypatch.setattr(sign_in, "TRIES_PER_NAME", 1)
     statuses = [
         client.post("/login", {"username": name, "password": "a guess"}).status_code
         for name in ("alice", " alice", "alice\t", "ａlice")

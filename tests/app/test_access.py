@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import pytest
 from django.contrib.auth.models import AnonymousUser
 
+from accounts.models import User
 from clusters.access import (
     Role,
     can_administer,
@@ -19,7 +20,6 @@ from clusters.access import (
     roles_of,
 )
 from clusters.models import Cluster, Membership, Namespace
-from gateway.models import User
 
 pytestmark = pytest.mark.django_db
 

@@ -13,6 +13,8 @@ from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
 
+from accounts.models import User
+from accounts.tokens import create_token, find_token
 from clusters.capacity import Capacity, GpuCount, Node, Partition
 from clusters.doctor import LINKS
 from clusters.forms import format_time, parse_time
@@ -26,8 +28,6 @@ from clusters.models import (
     store_capacity,
     store_status,
 )
-from gateway.models import User
-from gateway.tokens import create_token, find_token
 
 pytestmark = pytest.mark.django_db
 
@@ -83,7 +83,7 @@ def world() -> Namespace:
 
 
 OUR_MODELS = [
-    model for model in admin.site._registry if model._meta.app_label in ("clusters", "gateway")
+    model for model in admin.site._registry if model._meta.app_label in ("clusters", "accounts")
 ]
 
 
@@ -270,7 +270,7 @@ def test_staff_give_nobody_more_rights(helper: Client, world: Namespace) -> None
     Group.objects.create(name="all")
     wanted = {"is_superuser": "on", "is_staff": "on", "groups": "1", "user_permissions": "1"}
     for person in (me, bob):
-        address = reverse("admin:gateway_user_change", args=[person.pk])
+        address = reverse("admin:accounts_user_change", args=[person.pk])
         answer = helper.post(address, account_form(person, first_name="B", **wanted))
         assert answer.status_code == 302, answer.content.decode()
         before, person = person, User.objects.get(pk=person.pk)
@@ -290,13 +290,13 @@ def test_staff_do_not_touch_those_with_rights(helper: Client, rights: str) -> No
         ("change", changed),
         ("delete", {"post": "yes"}),
     ):
-        address = reverse(f"admin:gateway_user_{name}", args=[other.pk])
+        address = reverse(f"admin:accounts_user_{name}", args=[other.pk])
         assert helper.post(address, given).status_code == 403
     password = {"password1": "correct horse battery", "password2": "correct horse battery"}
     address = reverse("admin:auth_user_password_change", args=[other.pk])
     assert helper.post(address, password).status_code == 403
     chosen = {"action": "delete_selected", "_selected_action": [other.pk], "post": "yes"}
-    helper.post(reverse("admin:gateway_user_changelist"), chosen)
+    helper.post(reverse("admin:accounts_user_changelist"), chosen)
     other.refresh_from_db()
     assert other.email == ""
     assert not other.has_usable_password()
@@ -320,7 +320,7 @@ def test_an_administrators_reset_revokes_tokens(
     else:
         forms = account_form(bob, **EMPTY_INLINES)
         del forms["is_active"]
-        address = reverse("admin:gateway_user_change", args=[bob.pk])
+        address = reverse("admin:accounts_user_change", args=[bob.pk])
         assert sysadmin.post(address, forms).status_code == 302
         User.objects.update(is_active=True)  # and it does not come back with the person
     assert find_token(secret) is None

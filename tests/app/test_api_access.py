@@ -15,15 +15,15 @@ from django.db import transaction
 from django.test import Client
 from django.urls import URLPattern, URLResolver, get_resolver
 
+from accounts.models import ApiToken, User
+from accounts.tokens import create_token
 from clusters.models import ResourceSpec
-from clusters.transport import DirEntry, FileStat, Transport
-from gateway.models import ApiToken, User
-from gateway.tokens import create_token
-from jobs.errors import NotAllowed
+from clusters.transport.base import DirEntry, FileStat, Transport
+from core.errors import NotAllowed
 from jobs.files import Place
+from jobs.job_templates import create_template
 from jobs.models import Attempt, Job, JobTemplate
-from jobs.templates import create_template
-from jobs.uploads import receive
+from jobs.store.uploads import receive
 from tests.app.job_cast import Cast, make_cast, make_spec
 
 pytestmark = pytest.mark.django_db

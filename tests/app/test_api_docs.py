@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
-from gateway.throttle import buckets
-from gateway.tokens import create_token
+from accounts.tokens import create_token
+from core.api.throttle import buckets
 from jobs.models import Job
 from tests.app.job_cast import make_cast
 

@@ -18,15 +18,15 @@ from django.core.files.uploadedfile import SimpleUploadedFile
 from django.test import Client
 from django.utils import timezone
 
+from accounts.models import ApiToken
+from accounts.tokens import create_token, digest_of
 from clusters.models import Cluster, Membership
-from gateway.models import ApiToken
-from gateway.throttle import Buckets, buckets
-from gateway.tokens import create_token, digest_of
-from jobs.engine.rendering import render_attempt
+from core.api.throttle import Buckets, buckets
 from jobs.models import CodeUpload, Job, JobTemplate
-from jobs.paths import AttemptPaths
-from jobs.script import RenderOptions
-from jobs.uploads import path_of, tar_of_upload, tidy_uploads
+from jobs.script.paths import AttemptPaths
+from jobs.script.render import RenderOptions
+from jobs.store.uploads import path_of, tar_of_upload, tidy_uploads
+from jobs.sync.attempt_files import render_attempt
 from tests.app.job_cast import Cast, make_cast
 
 pytestmark = pytest.mark.django_db
@@ -541,7 +541,7 @@ def test_last_use_is_noted_at_most_once_a_minute(token: Any) -> None:
 def test_name_and_password_make_a_token_and_nothing_else(
     cast: Cast, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.token_api.SIGN_INS_PER_MINUTE", 3)
+    monkeypatch.setattr("accounts.api.SIGN_INS_PER_MINUTE", 3)
     cast.alice.set_password("correct horse battery")
     cast.alice.save()
     basic = {"authorization": "Basic YWxpY2U6Y29ycmVjdCBob3JzZSBiYXR0ZXJ5"}

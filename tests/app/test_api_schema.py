@@ -23,12 +23,12 @@ from hypothesis import HealthCheck, settings
 from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi import checks as openapi_checks
 
-from gateway.throttle import buckets
-from gateway.tokens import create_token
-from jobs.api.schema import schema_text
+from accounts.tokens import create_token
+from core.api.schema import schema_text
+from core.api.throttle import buckets
+from jobs.job_templates import create_template
+from jobs.jobfile.parameters import Parameter
 from jobs.models import Job
-from jobs.templates import create_template
-from jobs.templating import Parameter
 from tests.app.job_cast import make_cast, make_spec
 
 EXAMPLES = int(os.environ.get("SLUICE_FUZZ_EXAMPLES", "4"))

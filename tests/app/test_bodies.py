@@ -16,9 +16,9 @@ import pytest
 from django.test import Client
 from django.utils import timezone
 
+from accounts.models import User
+from accounts.tokens import create_token, revoke_token
 from gateway.bodies import comes_from_a_person
-from gateway.models import User
-from gateway.tokens import create_token, revoke_token
 
 PROJECT = Path(__file__).resolve().parents[2]
 

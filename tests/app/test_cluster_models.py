@@ -10,6 +10,7 @@ from django.contrib.auth.models import AnonymousUser
 from django.core.exceptions import ValidationError
 from django.db import IntegrityError, transaction
 
+from accounts.models import User
 from clusters.capacity import Capacity, GpuCount, Node, Partition
 from clusters.errors import IdentityRefused
 from clusters.models import (
@@ -25,7 +26,6 @@ from clusters.models import (
     store_status,
     unix_user_for,
 )
-from gateway.models import User
 
 pytestmark = pytest.mark.django_db
 

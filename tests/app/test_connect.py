@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 from pytest_django.fixtures import Settings
 
-from clusters import connect
+from accounts.models import User
+from clusters import connections
 from clusters.capacity import Capacity
 from clusters.errors import IdentityRefused, SlurmUnavailable
-from clusters.local import LocalTransport
 from clusters.models import Cluster, UnixAccount
-from clusters.scheduler import Slurm
-from clusters.ssh import SshCluster
-from clusters.transport import CommandResult, Transport
-from gateway.models import User
+from clusters.slurm_client import Slurm
+from clusters.transport.base import CommandResult, Transport
+from clusters.transport.local import LocalTransport
+from clusters.transport.ssh import SshCluster
 
 pytestmark = pytest.mark.django_db
 
@@ -61,9 +61,9 @@ class FakeDoor:
 
 @pytest.fixture(autouse=True)
 def _fresh() -> Iterator[None]:
-    connect.reset()
+    connections.reset()
     yield
-    connect.reset()
+    connections.reset()
 
 
 @pytest.fixture
@@ -77,14 +77,14 @@ def lab(settings: Settings, tmp_path: Path) -> Cluster:
 @pytest.fixture
 def door(lab: Cluster, monkeypatch: pytest.MonkeyPatch) -> FakeDoor:
     door = FakeDoor()
-    monkeypatch.setattr(connect, "open_door", lambda cluster: door)
+    monkeypatch.setattr(connections, "open_door", lambda cluster: door)
     return door
 
 
 def test_a_person_is_looked_up_by_the_service_account_first(lab: Cluster, door: FakeDoor) -> None:
-    assert connect.transport_for(lab, "alice").user == "alice"
+    assert connections.transport_for(lab, "alice").user == "alice"
     assert door.used_as == ["svc"]
-    assert connect.work_root_of(lab, "alice") == "/home/alice/sluice"
+    assert connections.work_root_of(lab, "alice") == "/home/alice/sluice"
     assert door.used_as == ["svc"], "the account is kept for a while"
 
 
@@ -105,33 +105,33 @@ def test_nothing_is_ever_run_as_those_who_are_refused(
     lab: Cluster, door: FakeDoor, unix_user: str, words: str, asked: list[str]
 ) -> None:
     with pytest.raises(IdentityRefused, match=words):
-        connect.transport_for(lab, unix_user)
+        connections.transport_for(lab, unix_user)
     assert door.used_as == asked
 
 
 def test_a_uid_on_record_must_be_the_clusters(lab: Cluster, door: FakeDoor) -> None:
     alice = User.objects.create_user("alice")
     account = UnixAccount.objects.create(user=alice, cluster=lab, unix_user="alice", uid=2001)
-    connect.transport_for(lab, "alice")
+    connections.transport_for(lab, "alice")
     account.uid = 2002
     account.save()
     with pytest.raises(IdentityRefused, match="UID 2002 is on record"):
-        connect.transport_for(lab, "alice")
+        connections.transport_for(lab, "alice")
 
 
 def test_the_door_is_kept_until_an_administrator_changes_the_way(lab: Cluster) -> None:
-    door = connect.door_to(lab)
+    door = connections.door_to(lab)
     assert isinstance(door, SshCluster)
-    assert connect.door_to(Cluster.objects.get(pk=lab.pk)) is door
+    assert connections.door_to(Cluster.objects.get(pk=lab.pk)) is door
     lab.title = "another title"
-    assert connect.door_to(lab) is door
+    assert connections.door_to(lab) is door
     lab.port = 2222
-    changed = connect.door_to(lab)
+    changed = connections.door_to(lab)
     assert changed is not door
     assert isinstance(changed, SshCluster)
     assert changed.target.port == 2222
-    connect.reset()
-    assert connect.door_to(lab) is not changed
+    connections.reset()
+    assert connections.door_to(lab) is not changed
 
 
 def test_pyslurm_reads_a_local_cluster_when_switched_on_and_usable(
@@ -147,11 +147,11 @@ def test_pyslurm_reads_a_local_cluster_when_switched_on_and_usable(
         def capacity(self) -> Capacity:
             return capacity
 
-    monkeypatch.setattr(connect, "PyslurmReader", Reader)
-    assert type(connect.scheduler_for(lab)) is Slurm
+    monkeypatch.setattr(connections, "PyslurmReader", Reader)
+    assert type(connections.scheduler_for(lab)) is Slurm
     lab.kind, lab.use_pyslurm, lab.slurm_conf = Cluster.Kind.LOCAL, True, "/etc/slurm.conf"
-    assert connect.scheduler_for(lab).capacity() is capacity
-    assert connect.scheduler_for(lab).capacity() is capacity
+    assert connections.scheduler_for(lab).capacity() is capacity
+    assert connections.scheduler_for(lab).capacity() is capacity
     assert made == ["/etc/slurm.conf"]
 
 
@@ -164,16 +164,16 @@ def test_pyslurm_that_cannot_be_used_costs_one_try(
         tries.append(slurm_conf)
         raise SlurmUnavailable("pyslurm cannot be used with this cluster.")
 
-    monkeypatch.setattr(connect, "PyslurmReader", refuse)
+    monkeypatch.setattr(connections, "PyslurmReader", refuse)
     lab.kind, lab.use_pyslurm = Cluster.Kind.LOCAL, True
-    assert type(connect.scheduler_for(lab)) is Slurm
-    assert type(connect.scheduler_for(lab)) is Slurm
+    assert type(connections.scheduler_for(lab)) is Slurm
+    assert type(connections.scheduler_for(lab)) is Slurm
     assert len(tries) == 1
     assert "read by commands" in caplog.text
 
 
 def test_a_local_cluster_is_entered_without_ssh(lab: Cluster) -> None:
     lab.kind = Cluster.Kind.LOCAL
-    assert not isinstance(connect.door_to(lab), SshCluster)
+    assert not isinstance(connections.door_to(lab), SshCluster)
     with pytest.raises(IdentityRefused):
-        connect.door_to(lab).transport("root")
+        connections.door_to(lab).transport("root")

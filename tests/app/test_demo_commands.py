@@ -10,9 +10,9 @@ import pytest
 from django.core.management import CommandError, call_command
 from pytest_django.fixtures import Settings
 
+from accounts.models import User
 from clusters.access import Role, namespaces_visible_to, role_of
 from clusters.models import Cluster, Membership, Namespace, ResourceSpec, UnixAccount, unix_user_for
-from gateway.models import User
 
 pytestmark = pytest.mark.django_db
 

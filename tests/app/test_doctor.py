@@ -13,10 +13,10 @@ import pytest
 
 from clusters.doctor import LINKS, Line, Outcome, Patient, all_ok, examine, to_json
 from clusters.errors import AuthFailed, CommandTimeout, HostKeyMismatch, RemotePermissionDenied
-from clusters.local import LocalTransport
 from clusters.models import Cluster, Namespace
 from clusters.slurm import SlurmCommands
-from clusters.transport import CommandResult, FileToWrite, Transport
+from clusters.transport.base import CommandResult, FileToWrite, Transport
+from clusters.transport.local import LocalTransport
 
 pytestmark = pytest.mark.django_db
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from clusters.capacity import Capacity, NamespaceRules, Partition
-from clusters.drift import Member, NamespaceView, SlurmView, compare, propose
 from clusters.slurm import Association, Qos, Tres
+from clusters.slurm_comparison import Member, NamespaceView, SlurmView, compare, propose
 
 GPU = Partition("gpu", True, True, ("n1",), 86400, 3600, max_nodes_per_job=4)
 CPU = Partition("cpu", True, False, ("n2",), None, None)

@@ -8,14 +8,14 @@ from datetime import timedelta
 import pytest
 from django.utils import timezone
 
-from clusters.scheduler import Slurm
+from clusters.passes import EngineStats
 from clusters.slurm import JobRecord, parse_job_state
-from clusters.transport import CommandResult, Transport
-from jobs import services
-from jobs.engine.lease import Lease
-from jobs.engine.orders import give_orders, orders_waiting
-from jobs.engine.stats import EngineStats
+from clusters.slurm_client import Slurm
+from clusters.transport.base import CommandResult, Transport
+from engine.lease import Lease
+from jobs import actions
 from jobs.models import Attempt
+from jobs.sync.control import give_orders, orders_waiting
 from tests.app.job_cast import Cast, make_cast
 
 pytestmark = pytest.mark.django_db
@@ -85,8 +85,8 @@ def bobs_attempt_that_claims(cast: Cast, slurm_job_id: str) -> Attempt:
 def test_stopping_names_the_unix_user_to_slurm(cast: Cast) -> None:
     hers = cast.in_slurm(cast.job("hers"), "70")
     claimed = bobs_attempt_that_claims(cast, "71")
-    services.stop_job(job=hers.job, by=cast.alice)
-    services.stop_job(job=claimed.job, by=cast.bob)
+    actions.stop_job(job=hers.job, by=cast.alice)
+    actions.stop_job(job=claimed.job, by=cast.bob)
     slurm = PaperSlurm()
     order(cast, slurm)
     given = sorted(argv[-2:] for argv in slurm.words_of("scancel"))
@@ -109,7 +109,7 @@ def stopping(cast: Cast, *, slurm_state: str, running_for_s: int) -> Attempt:
     Attempt.objects.filter(pk=attempt.pk).update(
         slurm_state=slurm_state, started_at=timezone.now() - timedelta(seconds=running_for_s)
     )
-    services.stop_job(job=attempt.job, by=cast.alice)
+    actions.stop_job(job=attempt.job, by=cast.alice)
     return attempt
 
 
@@ -143,7 +143,7 @@ def test_what_was_requeued_a_moment_ago_is_cancelled_at_once(cast: Cast) -> None
 
 def test_a_time_limit_is_set_on_the_persons_own_job_only(cast: Cast) -> None:
     attempt = bobs_attempt_that_claims(cast, "71")
-    services.change_time_limit(job=attempt.job, by=cast.bob, time_limit_s=7200)
+    actions.change_time_limit(job=attempt.job, by=cast.bob, time_limit_s=7200)
     alices = PaperSlurm(record("71", user="alice", work_dir="/w/other/1"))
     order(cast, alices)
     assert alices.words_of("scontrol") == []
@@ -151,7 +151,7 @@ def test_a_time_limit_is_set_on_the_persons_own_job_only(cast: Cast) -> None:
     assert attempt.job.wanted_time_limit_s is None
     assert attempt.job.time_limit_s != 7200
 
-    services.change_time_limit(job=attempt.job, by=cast.bob, time_limit_s=7200)
+    actions.change_time_limit(job=attempt.job, by=cast.bob, time_limit_s=7200)
     his = PaperSlurm(record("71", user="bob", work_dir=attempt.work_dir))
     order(cast, his)
     assert [argv[-2:] for argv in his.words_of("scontrol")] == [["JobId=71", "TimeLimit=120"]]

@@ -12,22 +12,24 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from clusters.errors import CommandTimeout, SlurmUnavailable, SubmitRejected
-from clusters.models import Cluster, store_status
+from clusters.models import Cluster, EngineLease, store_status
+from clusters.passes import EngineStats
 from clusters.slurm import JobRecord, SubmitOutcome, parse_job_state
-from clusters.slurm.submit import SubmissionGivenUp
-from clusters.transport import CommandResult
-from jobs import services
-from jobs.engine.lease import Lease, LeaseLost
-from jobs.engine.poll import Poller, leading_record, observe
-from jobs.engine.stats import EngineStats
-from jobs.engine.submit import apply_outcome, fell_silent
-from jobs.engine.tasks import Reported, TaskReader, merge_states, parse_reports, script_verdict
-from jobs.engine.worker import ClusterWorker
-from jobs.engine.writing import Changes, apply_decision
-from jobs.models import Attempt, EngineLease, Job, JobEvent, JobSecret, Task
-from jobs.reasons import SENTENCES, sentence
-from jobs.states import Decision, FailureKind, JobState, Observation, Reason, Sight
-from jobs.taskstate import TaskState, Verdict
+from clusters.slurm.sbatch import SubmissionGivenUp
+from clusters.transport.base import CommandResult
+from core.models import Event
+from engine.lease import Lease, LeaseLost
+from engine.worker import ClusterWorker
+from jobs import actions
+from jobs.events import events_of
+from jobs.lifecycle.reasons import SENTENCES, sentence
+from jobs.lifecycle.states import Decision, FailureKind, JobState, Observation, Reason, Sight
+from jobs.models import Attempt, Job, JobSecret, Task
+from jobs.script.task_state import TaskState, Verdict
+from jobs.sync.changes import Changes, apply_decision
+from jobs.sync.poller import Poller, leading_record, observe
+from jobs.sync.submitter import apply_outcome, fell_silent
+from jobs.sync.task_reader import Reported, TaskReader, merge_states, parse_reports, script_verdict
 from tests.app.job_cast import Cast, make_cast
 
 pytestmark = pytest.mark.django_db
@@ -89,7 +91,7 @@ class TestWrites:
             changes.write()
         assert len(queries) <= 5
         assert set(Job.objects.values_list("state", "reason_code")) == {("PENDING", "pending")}
-        assert JobEvent.objects.filter(kind="state").count() == 30
+        assert Event.objects.filter(kind="state").count() == 30
 
     def test_what_did_not_change_is_not_written_and_not_told(self, cast: Cast) -> None:
         job = cast.job()
@@ -105,7 +107,7 @@ class TestWrites:
     def test_a_wanted_delete_happens_at_the_end(self, cast: Cast) -> None:
         job = cast.job(secrets={"k": "v"})
         attempt = cast.in_slurm(job)
-        job = services.delete_job(job=job, by=cast.alice, stop_first=True)
+        job = actions.delete_job(job=job, by=cast.alice, stop_first=True)
         with transaction.atomic():
             changes = Changes()
             end = Decision(JobState.STOPPED, Reason("end.stopped", {"by": "alice"}), ended=True)
@@ -114,7 +116,7 @@ class TestWrites:
         job.refresh_from_db()
         assert (job.state, job.deleted_at is not None) == ("STOPPED", True)
         assert not JobSecret.objects.exists()
-        assert JobEvent.objects.filter(job=job).last().kind == "deleted"  # type: ignore[union-attr]
+        assert events_of(job).last().kind == "deleted"  # type: ignore[union-attr]
 
 
 def submitting(cast: Cast) -> Attempt:
@@ -168,14 +170,14 @@ class TestOutcomes:
 
     def test_given_up_for_a_stop(self, cast: Cast) -> None:
         attempt = submitting(cast)
-        attempt.job = services.stop_job(job=attempt.job, by=cast.alice)
+        attempt.job = actions.stop_job(job=attempt.job, by=cast.alice)
         assert attempt.job.state == "QUEUED", "sbatch may be running: only the engine can tell"
         attempt, job = settle(attempt, SubmitOutcome("t", error=SubmissionGivenUp("given up")))
         assert (attempt.phase, job.state) == ("refused", "STOPPED")
 
     def test_stopped_while_being_submitted_is_still_adopted(self, cast: Cast) -> None:
         attempt = submitting(cast)
-        attempt.job = services.stop_job(job=attempt.job, by=cast.alice)
+        attempt.job = actions.stop_job(job=attempt.job, by=cast.alice)
         attempt, job = settle(attempt, SubmitOutcome("t", slurm_job_id="5"))
         assert (attempt.phase, job.state, job.wanted) == ("live", "PENDING", "stop")
 
@@ -401,7 +403,7 @@ class TestReports:
         job = cast.job()
         attempt = cast.in_slurm(job)
         task = Task.objects.create(attempt=attempt, role="worker", index=0)
-        services.watch_job(job=job)
+        actions.watch_job(job=job)
         lease = Lease.acquire(job.cluster, "me")
         assert lease is not None
         reader = TaskReader(job.cluster, lease, EngineStats())
@@ -439,7 +441,7 @@ def test_every_sentence_can_be_said() -> None:
 
 def test_uploads_are_tidied_once_a_day(cast: Cast, monkeypatch: pytest.MonkeyPatch) -> None:
     tidied: list[int] = []
-    monkeypatch.setattr("jobs.engine.worker.tidy_uploads", lambda: tidied.append(1) or 0)
+    monkeypatch.setattr("engine.worker.tidy_uploads", lambda: tidied.append(1) or 0)
     lease = Lease.acquire(cast.cluster, "one")
     assert lease is not None
     worker = ClusterWorker(cast.cluster, lease)

@@ -13,11 +13,11 @@ from django.conf import settings
 from django.test import Client
 from django.urls import reverse
 
+from accounts.models import User
+from accounts.web import sign_in
 from clusters.models import Cluster, store_status
-from gateway import views
-from gateway.models import User
+from core.api.throttle import buckets
 from gateway.settings import make_private
-from gateway.throttle import buckets
 
 PROJECT = Path(__file__).resolve().parents[2]
 
@@ -54,7 +54,7 @@ def test_a_wrong_password_says_so_and_keeps_the_name(client: Client, alice: User
 def test_guessing_passwords_is_slowed_down(
     client: Client, alice: User, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(views, "TRIES_PER_NAME", 1)
+    monkeypatch.setattr(sign_in, "TRIES_PER_NAME", 1)
     statuses = [
         client.post(reverse("login"), {"username": "alice", "password": f"guess {n}"}).status_code
         for n in range(2)

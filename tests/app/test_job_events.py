@@ -6,6 +6,7 @@ import asyncio
 import json
 import threading
 from collections.abc import AsyncIterator, Callable
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -15,16 +16,21 @@ from django.conf import settings as django_settings
 from django.contrib.auth import BACKEND_SESSION_KEY, HASH_SESSION_KEY, SESSION_KEY
 from django.contrib.sessions.backends.db import SessionStore
 from django.db import connections, transaction
+from django.utils import timezone
 
+from accounts import websockets
+from accounts.models import User
+from accounts.tokens import create_token
 from clusters.models import Membership
+from core.events import hub as hub_module
+from core.events.hub import EventHub, Subscription
+from core.events.records import EventRow, NewEvent, last_number, purge_before, read_since, record
+from core.events.types import EventData, declare_event
+from core.events.visibility import EventVisibility
+from core.models import Event
 from gateway.asgi import application
-from gateway.models import User
-from jobs import hub as hub_module
-from jobs import services, sockets
-from jobs.access import EventSight
-from jobs.events import EventRow, NewEvent, last_number, purge_before, read_since, record
-from jobs.hub import EventHub, Subscription
-from jobs.models import JobEvent
+from jobs import actions
+from jobs.models import Job
 from tests.app.job_cast import Cast, make_cast
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -41,6 +47,19 @@ async def close_worker_connections(monkeypatch: pytest.MonkeyPatch) -> AsyncIter
     monkeypatch.setitem(connections.settings["default"], "CONN_MAX_AGE", 0)
     yield
     await sync_to_async(connections.close_all)()
+
+
+class NumberedData(EventData):
+    writer: int = 0
+    n: int = 0
+
+
+for _kind in ("slow", "quick", "tick", "x"):
+    declare_event("job", _kind, NumberedData)
+
+
+def numbered_event(job: Job, kind: str, data: dict[str, Any] | None = None) -> NewEvent:
+    return NewEvent("job", job.pk, job.owner_id, job.namespace_id, kind, data or {})
 
 
 def in_thread(function: Callable[[], None]) -> threading.Thread:
@@ -64,13 +83,13 @@ class TestOrder:
 
         def slow() -> None:
             with transaction.atomic():
-                record([NewEvent(job, "slow")])
+                record([numbered_event(job, "slow")])
                 numbered.set()
                 finish.wait(5)
 
         def quick() -> None:
             with transaction.atomic():
-                record([NewEvent(job, "quick")])
+                record([numbered_event(job, "quick")])
 
         first = in_thread(slow)
         assert numbered.wait(5)
@@ -92,7 +111,7 @@ class TestOrder:
         def write(writer: int) -> None:
             for n in range(each):
                 with transaction.atomic():
-                    record([NewEvent(job, "tick", {"writer": writer, "n": n})])
+                    record([numbered_event(job, "tick", {"writer": writer, "n": n})])
 
         threads = [in_thread(lambda w=w: write(w)) for w in range(writers)]  # type: ignore[misc]
         cursor, got = start, []
@@ -110,28 +129,28 @@ class TestOrder:
     def test_events_outside_a_transaction_are_refused(self, cast: Cast) -> None:
         job = cast.job()
         with pytest.raises(RuntimeError):
-            record([NewEvent(job, "x")])
+            record([numbered_event(job, "x")])
 
     def test_what_is_rolled_back_is_not_told(self, cast: Cast) -> None:
         job = cast.job()
-        before = JobEvent.objects.count()
+        before = Event.objects.count()
 
         def fail_after_recording() -> None:
             with transaction.atomic():
-                record([NewEvent(job, "x")])
+                record([numbered_event(job, "x")])
                 raise ZeroDivisionError
 
         with pytest.raises(ZeroDivisionError):
             fail_after_recording()
-        assert JobEvent.objects.count() == before
+        assert Event.objects.count() == before
 
 
 def tick(cast: Cast, job: Any, kind: str = "tick", n: int = 1) -> None:
     with transaction.atomic():
-        record([NewEvent(job, kind, {"n": i}) for i in range(n)])
+        record([numbered_event(job, kind, {"n": i}) for i in range(n)])
 
 
-EVERYTHING = EventSight(True, None, frozenset())
+EVERYTHING = EventVisibility(True, None, frozenset())
 
 
 class TestHub:
@@ -154,7 +173,7 @@ class TestHub:
         slow = Subscription(EVERYTHING, 0, asyncio.Queue(maxsize=2))
         hub._listeners.add(slow)
         rows = [
-            EventRow(n, job_id, 1, 1, at, "tick", "sluice", "", {})
+            EventRow(n, "job", job_id, 1, 1, at, "tick", "sluice", "", {})
             for n, (job_id, at) in enumerate([(None, None)] * 4, start=1)  # type: ignore[arg-type]
         ]
         hub._hand_out(rows)
@@ -200,7 +219,7 @@ class TestHub:
         subscription = await hub.subscribe(EVERYTHING)
         assert await hub.backfill(subscription, subscription.start_after + 10) is None
         await sync_to_async(tick)(cast, job)
-        newest = await sync_to_async(lambda: JobEvent.objects.last().at)()  # type: ignore[union-attr]
+        newest = await sync_to_async(lambda: Event.objects.last().at)()  # type: ignore[union-attr]
         await sync_to_async(purge_before)(newest)
         assert await hub.backfill(subscription, 2) is None
         hub.unsubscribe(subscription)
@@ -267,7 +286,7 @@ class TestSocket:
         ws = await opened(cast.alice)
         assert (await frame(ws))["type"] == "hello"
         job = await sync_to_async(cast.job)()
-        await sync_to_async(services.stop_job)(job=job, by=cast.alice)
+        await sync_to_async(actions.stop_job)(job=job, by=cast.alice)
         events: list[dict[str, Any]] = []
         while len(events) < 2:
             events += (await frame(ws))["events"]
@@ -286,7 +305,7 @@ class TestSocket:
         assert await frame(ws) == {"type": "hello", "number": since}
         (event,) = (await frame(ws))["events"]
         assert event["data"]["name"] == "two"
-        await sync_to_async(services.stop_job)(job=first, by=cast.alice)
+        await sync_to_async(actions.stop_job)(job=first, by=cast.alice)
         (event,) = (await frame(ws))["events"]
         assert event["kind"] == "stop"
         await ws.disconnect()
@@ -311,24 +330,25 @@ class TestSocket:
     async def test_another_origin_is_refused(self, cast: Cast, origin: str) -> None:
         ws = socket(await sync_to_async(session_of)(cast.alice), origin=origin)
         accepted, code = await ws.connect(timeout=5)
-        assert (accepted, code) == (False, sockets.CLOSE_FORBIDDEN)
+        assert (accepted, code) == (False, websockets.CLOSE_FORBIDDEN)
 
     async def test_cookies_without_an_origin_are_not_believed(self, cast: Cast) -> None:
         ws = socket(await sync_to_async(session_of)(cast.alice), origin="")
-        assert await ws.connect(timeout=5) == (False, sockets.CLOSE_SIGNED_OUT)
+        assert await ws.connect(timeout=5) == (False, websockets.CLOSE_SIGNED_OUT)
 
     async def test_anonymous_is_refused(self, cast: Cast) -> None:
         assert (await socket().connect(timeout=5))[0] is False
         assert (await socket("no-such-session").connect(timeout=5))[0] is False
 
-    async def test_a_program_shows_a_token(
-        self, cast: Cast, settings: Any, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        settings.SOCKET_TOKEN_AUTH = "named.in.settings"
-        known = {"right": cast.alice}
-        monkeypatch.setattr(sockets, "import_string", lambda name: known.get)
-        assert (await socket(origin="", token="wrong").connect(timeout=5))[0] is False
-        ws = socket(origin="", token="right")
+    async def test_a_program_shows_a_token(self, cast: Cast) -> None:
+        _token, secret = await sync_to_async(create_token)(
+            user=cast.alice,
+            name="program",
+            scope="read",
+            expires_at=timezone.now() + timedelta(hours=1),
+        )
+        assert (await socket(origin="", token="slc_wrong").connect(timeout=5))[0] is False
+        ws = socket(origin="", token=secret)
         assert (await ws.connect(timeout=5))[0]
         assert (await frame(ws))["type"] == "hello"
         await ws.disconnect()
@@ -339,13 +359,13 @@ class TestSocket:
         assert (await ws.connect(timeout=5))[0]
         await frame(ws)
         await sync_to_async(SessionStore(key).delete)()
-        assert await closed_with(ws) == sockets.CLOSE_SIGNED_OUT
+        assert await closed_with(ws) == websockets.CLOSE_SIGNED_OUT
 
     async def test_a_changed_password_and_a_switched_off_person_close_it(self, cast: Cast) -> None:
         ws = await opened(cast.alice)
         await frame(ws)
         await User.objects.filter(pk=cast.alice.pk).aupdate(is_active=False)
-        assert await closed_with(ws) == sockets.CLOSE_SIGNED_OUT
+        assert await closed_with(ws) == websockets.CLOSE_SIGNED_OUT
 
     @pytest.mark.slow
     async def test_a_lost_membership_ends_the_view_without_reconnecting(self, cast: Cast) -> None:
@@ -361,13 +381,13 @@ class TestSocket:
         settings.SOCKETS_PER_PERSON = 3
         open_sockets = [await opened(cast.alice) for _ in range(3)]
         fourth = await opened(cast.alice)
-        assert await closed_with(fourth) == sockets.CLOSE_TOO_MANY
+        assert await closed_with(fourth) == websockets.CLOSE_TOO_MANY
         await fourth.disconnect()
         other = await opened(cast.bob)
         assert (await frame(other))["type"] == "hello"
         for ws in (*open_sockets, other):
             await ws.disconnect()
-        assert cast.alice.pk not in sockets._open_sockets
+        assert cast.alice.pk not in websockets._open_sockets
 
     @pytest.mark.parametrize("since", ["-1", "x", "9" * 40, "99999999"])
     async def test_a_senseless_number(self, cast: Cast, since: str) -> None:

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from django.test import Client
 
-from clusters.connect import Account
-from clusters.local import LocalTransport
+from clusters.connections import Account
+from clusters.transport.local import LocalTransport
 from jobs.models import Attempt, Job
 from tests.app.job_cast import Cast, make_cast
 

@@ -16,13 +16,13 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from gateway.models import User
-from jobs.access import visible_to
+from accounts.models import User
 from jobs.api import shapes
 from jobs.api.filters import SORT_WORDS
-from jobs.listing import JobFilter, _branches, _keys_by_orm, _roles, count_jobs, page_of_jobs
 from jobs.models import Attempt, Job
-from jobs.rows import id_param, read_id
+from jobs.store.access import visible_to
+from jobs.store.listing import JobFilter, _branches, _keys_by_orm, _roles, count_jobs, page_of_jobs
+from jobs.store.rows import id_param, read_id
 from tests.app.job_cast import Cast, make_cast
 
 pytestmark = pytest.mark.django_db

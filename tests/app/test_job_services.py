@@ -8,12 +8,9 @@ import pytest
 from django.db import IntegrityError, connection, transaction
 from django.test.utils import CaptureQueriesContext
 
+from accounts.models import User
 from clusters.models import CapacitySnapshot, Membership, Namespace
-from gateway.models import User
-from jobs import secrets as job_secrets
-from jobs import services
-from jobs.access import Verb, can, visible_to
-from jobs.errors import (
+from core.errors import (
     ClusterNotReady,
     InvalidTransition,
     InvalidValue,
@@ -21,9 +18,14 @@ from jobs.errors import (
     NameTaken,
     NotAllowed,
 )
-from jobs.models import Job, JobEvent, JobSecret
+from core.models import Event
+from jobs import actions
+from jobs.events import events_of
+from jobs.lifecycle.states import JobState, Wanted
+from jobs.models import Job, JobSecret
 from jobs.plan import PlanError
-from jobs.states import JobState, Wanted
+from jobs.store import secrets as job_secrets
+from jobs.store.access import Verb, can, visible_to
 from tests.app.job_cast import Cast, make_cast, make_spec
 
 pytestmark = pytest.mark.django_db
@@ -35,7 +37,7 @@ def cast() -> Cast:
 
 
 def kinds(job: Job) -> list[str]:
-    return list(JobEvent.objects.filter(job=job).order_by("id").values_list("kind", flat=True))
+    return list(events_of(job).order_by("id").values_list("kind", flat=True))
 
 
 def ended(job: Job, state: str = "FAILED") -> Job:
@@ -81,11 +83,11 @@ class TestAccess:
     def test_services_ask_access(self, cast: Cast, who: str) -> None:
         job, by = cast.job(), getattr(cast, who)
         calls: list[Any] = [
-            lambda: services.stop_job(job=job, by=by),
-            lambda: services.delete_job(job=job, by=by, stop_first=True),
-            lambda: services.retry_job(job=ended(job), by=by),
-            lambda: services.change_time_limit(job=job, by=by, time_limit_s=120),
-            lambda: services.update_job(job=job, by=by, description="x"),
+            lambda: actions.stop_job(job=job, by=by),
+            lambda: actions.delete_job(job=job, by=by, stop_first=True),
+            lambda: actions.retry_job(job=ended(job), by=by),
+            lambda: actions.change_time_limit(job=job, by=by, time_limit_s=120),
+            lambda: actions.update_job(job=job, by=by, description="x"),
         ]
         for call in calls:
             with pytest.raises(NotAllowed):
@@ -96,9 +98,9 @@ class TestAccess:
     def test_a_hidden_job_and_a_missing_one_get_the_same_answer(self, cast: Cast) -> None:
         job = cast.job()
         with pytest.raises(NotAllowed) as hidden:
-            services.stop_job(job=job, by=cast.carol)
+            actions.stop_job(job=job, by=cast.carol)
         with pytest.raises(NotAllowed) as missing:
-            services.stop_job(job=Job(), by=cast.carol)
+            actions.stop_job(job=Job(), by=cast.carol)
         assert hidden.value.user_message == missing.value.user_message
 
 
@@ -114,8 +116,8 @@ class TestCreate:
         )
         assert (job.cpus, job.gpus, job.task_count, job.is_distributed) == (1, 0, 1, False)
         assert job.plan["layout"] == "simple"
-        assert services.spec_of(job) == make_spec()
-        event = JobEvent.objects.get(job=job)
+        assert actions.spec_of(job) == make_spec()
+        event = events_of(job).get()
         assert (event.kind, event.actor, event.actor_name) == ("created", "person", "alice")
         assert (event.owner_id, event.namespace_id) == (cast.alice.pk, cast.lab.pk)
 
@@ -130,9 +132,9 @@ class TestCreate:
             taskRoles=[{"name": "w", "command": "true", "cpuNumber": 99, "memoryMB": 100}]
         )
         with pytest.raises(PlanError) as refused:
-            services.create_job(by=cast.alice, spec=spec, namespace=cast.lab)
+            actions.create_job(by=cast.alice, spec=spec, namespace=cast.lab)
         assert refused.value.problems[0].path == "taskRoles[0].cpuNumber"
-        assert not JobEvent.objects.exists()
+        assert not Event.objects.exists()
 
     def test_without_a_snapshot_of_the_cluster_nothing_is_promised(self, cast: Cast) -> None:
         CapacitySnapshot.objects.all().delete()
@@ -144,7 +146,7 @@ class TestCreate:
         with pytest.raises(NameTaken):
             cast.job("train")
         cast.job("train", by=cast.bob)
-        services.stop_job(job=first, by=cast.alice)
+        actions.stop_job(job=first, by=cast.alice)
         again = cast.job("train")
         assert again.pk != first.pk
 
@@ -167,7 +169,7 @@ class TestCreate:
 
 class TestStopAndDelete:
     def test_stop_before_submission_is_the_end(self, cast: Cast) -> None:
-        job = services.stop_job(job=cast.job(secrets={"a": "b"}), by=cast.alice)
+        job = actions.stop_job(job=cast.job(secrets={"a": "b"}), by=cast.alice)
         assert (job.state, job.reason_code) == (JobState.STOPPED, "end.stopped-before")
         assert job.ended_at is not None
         assert not JobSecret.objects.exists()
@@ -175,25 +177,25 @@ class TestStopAndDelete:
     def test_a_job_in_slurm_is_stopped_by_the_engine(self, cast: Cast) -> None:
         job = cast.job()
         cast.in_slurm(job)
-        job = services.stop_job(job=job, by=cast.chief)
+        job = actions.stop_job(job=job, by=cast.chief)
         assert (job.state, job.wanted, job.stopped_by) == ("RUNNING", Wanted.STOP, "chief")
         assert job.is_stopping
 
     def test_stopping_twice_is_one_stop(self, cast: Cast) -> None:
         job = cast.job()
         cast.in_slurm(job)
-        services.stop_job(job=job, by=cast.alice)
-        services.stop_job(job=job, by=cast.chief)
+        actions.stop_job(job=job, by=cast.alice)
+        actions.stop_job(job=job, by=cast.chief)
         job.refresh_from_db()
         assert (kinds(job), job.stopped_by) == (["created", "stop"], "alice")
 
     def test_only_an_ended_job_is_deleted(self, cast: Cast) -> None:
         job = cast.job()
         with pytest.raises(InvalidTransition):
-            services.delete_job(job=job, by=cast.alice)
-        services.stop_job(job=job, by=cast.alice)
-        services.delete_job(job=job, by=cast.alice, remove_files=True)
-        services.delete_job(job=job, by=cast.alice)
+            actions.delete_job(job=job, by=cast.alice)
+        actions.stop_job(job=job, by=cast.alice)
+        actions.delete_job(job=job, by=cast.alice, remove_files=True)
+        actions.delete_job(job=job, by=cast.alice)
         job.refresh_from_db()
         assert job.deleted_at is not None
         assert job.remove_files
@@ -203,13 +205,13 @@ class TestStopAndDelete:
     def test_delete_while_stopping_is_remembered(self, cast: Cast) -> None:
         job = cast.job()
         cast.in_slurm(job)
-        services.stop_job(job=job, by=cast.alice)
-        services.delete_job(job=job, by=cast.alice, stop_first=True)
+        actions.stop_job(job=job, by=cast.alice)
+        actions.delete_job(job=job, by=cast.alice, stop_first=True)
         job.refresh_from_db()
         assert (job.wanted, job.deleted_at, job.state) == (Wanted.DELETE, None, "RUNNING")
 
     def test_stop_and_delete_of_a_queued_job_deletes_at_once(self, cast: Cast) -> None:
-        job = services.delete_job(job=cast.job(), by=cast.alice, stop_first=True)
+        job = actions.delete_job(job=cast.job(), by=cast.alice, stop_first=True)
         assert (job.state, job.deleted_at is not None) == (JobState.STOPPED, True)
 
     def test_the_database_itself_refuses_to_delete_a_live_job(self, cast: Cast) -> None:
@@ -219,9 +221,9 @@ class TestStopAndDelete:
 
     def test_batches_do_what_they_may_and_say_what_they_may_not(self, cast: Cast) -> None:
         mine, other = cast.job("a"), cast.job("b", by=cast.bob)
-        outcomes = services.batch_stop(jobs=[mine, other], by=cast.alice)
+        outcomes = actions.batch_stop(jobs=[mine, other], by=cast.alice)
         assert [(o.ok, o.code) for o in outcomes] == [(True, ""), (False, "not_allowed")]
-        outcomes = services.batch_delete(jobs=[mine, other], by=cast.bob, stop_first=True)
+        outcomes = actions.batch_delete(jobs=[mine, other], by=cast.bob, stop_first=True)
         assert [o.ok for o in outcomes] == [False, True]
 
 
@@ -229,8 +231,8 @@ class TestAgain:
     def test_retry_is_a_further_attempt_of_the_same_job(self, cast: Cast) -> None:
         job = ended(cast.job())
         Job.objects.filter(pk=job.pk).update(exit_code=3, retries_counted=2)
-        job = services.retry_job(job=job, by=cast.alice)
-        job = services.retry_job(job=job, by=cast.alice)
+        job = actions.retry_job(job=job, by=cast.alice)
+        job = actions.retry_job(job=job, by=cast.alice)
         assert (job.state, job.exit_code, job.retries_counted) == (JobState.QUEUED, None, 0)
         assert kinds(job) == ["created", "retry"]
 
@@ -238,43 +240,43 @@ class TestAgain:
         job = cast.job()
         cast.in_slurm(job)
         with pytest.raises(InvalidTransition):
-            services.retry_job(job=job, by=cast.alice)
+            actions.retry_job(job=job, by=cast.alice)
         ended(job)
         cast.job("train")
         with pytest.raises(NameTaken):
-            services.retry_job(job=job, by=cast.alice)
+            actions.retry_job(job=job, by=cast.alice)
 
     def test_secrets_are_not_kept_for_a_retry(self, cast: Cast) -> None:
         job = ended(cast.job(secrets={"a": "b"}))
         with pytest.raises(InvalidTransition):
-            services.retry_job(job=job, by=cast.alice)
+            actions.retry_job(job=job, by=cast.alice)
         with pytest.raises(InvalidTransition):
-            services.clone_job(job=job, by=cast.bob)
+            actions.clone_job(job=job, by=cast.bob)
 
     def test_clone_belongs_to_who_clones(self, cast: Cast) -> None:
         job = cast.job()
-        copy = services.clone_job(job=job, by=cast.bob)
+        copy = actions.clone_job(job=job, by=cast.bob)
         assert (copy.owner, copy.name, copy.cloned_from) == (cast.bob, "train", job.pk)
-        mine = services.clone_job(job=job, by=cast.alice)
-        third = services.clone_job(job=mine, by=cast.alice)
+        mine = actions.clone_job(job=job, by=cast.alice)
+        third = actions.clone_job(job=mine, by=cast.alice)
         assert [mine.name, third.name] == ["train-2", "train-3"]
         with pytest.raises(NotAllowed):
-            services.clone_job(job=job, by=cast.viewer)
+            actions.clone_job(job=job, by=cast.viewer)
         with pytest.raises(NotAllowed):
-            services.clone_job(job=job, by=cast.carol)
+            actions.clone_job(job=job, by=cast.carol)
 
 
 class TestChange:
     def test_time_limit_before_and_after_submission(self, cast: Cast) -> None:
-        job = services.change_time_limit(job=cast.job(), by=cast.alice, time_limit_s=600)
+        job = actions.change_time_limit(job=cast.job(), by=cast.alice, time_limit_s=600)
         assert (job.time_limit_s, job.plan["time_limit_s"], job.wanted_time_limit_s) == (
             600,
             600,
             None,
         )
         cast.in_slurm(job)
-        job = services.change_time_limit(job=job, by=cast.chief, time_limit_s=1200)
-        job = services.change_time_limit(job=job, by=cast.chief, time_limit_s=1200)
+        job = actions.change_time_limit(job=job, by=cast.chief, time_limit_s=1200)
+        job = actions.change_time_limit(job=job, by=cast.chief, time_limit_s=1200)
         assert (job.time_limit_s, job.wanted_time_limit_s) == (600, 1200)
         assert kinds(job) == ["created", "time-limit", "time-limit"]
 
@@ -283,21 +285,21 @@ class TestChange:
         job = cast.job()
         for seconds in (10, 3601):
             with pytest.raises(InvalidValue):
-                services.change_time_limit(job=job, by=cast.alice, time_limit_s=seconds)
-        services.change_time_limit(job=job, by=cast.admin, time_limit_s=7200)
+                actions.change_time_limit(job=job, by=cast.alice, time_limit_s=seconds)
+        actions.change_time_limit(job=job, by=cast.admin, time_limit_s=7200)
         with pytest.raises(InvalidTransition):
-            services.change_time_limit(job=ended(job), by=cast.alice, time_limit_s=60)
+            actions.change_time_limit(job=ended(job), by=cast.alice, time_limit_s=60)
 
     def test_only_real_edits_are_events(self, cast: Cast) -> None:
         job = cast.job()
-        services.update_job(job=job, by=cast.alice, description="hello", labels={"a": "b"})
-        services.update_job(job=job, by=cast.alice, description="hello")
+        actions.update_job(job=job, by=cast.alice, description="hello", labels={"a": "b"})
+        actions.update_job(job=job, by=cast.alice, description="hello")
         assert kinds(job) == ["created", "edited"]
 
     def test_a_failed_verb_leaves_no_event(self, cast: Cast) -> None:
         job = cast.job()
         with pytest.raises(JobError):
-            services.change_time_limit(job=job, by=cast.alice, time_limit_s=1)
+            actions.change_time_limit(job=job, by=cast.alice, time_limit_s=1)
         assert kinds(job) == ["created"]
 
 
@@ -336,10 +338,10 @@ def test_creating_a_job_takes_a_constant_number_of_queries(cast: Cast) -> None:
 def test_only_the_owner_has_files_removed(cast: Cast) -> None:
     """They are removed as the owner: an administrator of the namespace does not decide that."""
     job = cast.job("files")
-    services.stop_job(job=job, by=cast.alice)
+    actions.stop_job(job=job, by=cast.alice)
     with pytest.raises(NotAllowed):
-        services.delete_job(job=job, by=cast.chief, remove_files=True)
-    assert services.delete_job(job=job, by=cast.chief).deleted_at is not None
+        actions.delete_job(job=job, by=cast.chief, remove_files=True)
+    assert actions.delete_job(job=job, by=cast.chief).deleted_at is not None
     own = cast.job("own-files")
-    services.stop_job(job=own, by=cast.alice)
-    assert services.delete_job(job=own, by=cast.alice, remove_files=True).remove_files
+    actions.stop_job(job=own, by=cast.alice)
+    assert actions.delete_job(job=own, by=cast.alice, remove_files=True).remove_files

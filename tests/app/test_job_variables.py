@@ -14,10 +14,10 @@ import pytest
 from django.test import Client
 from django.utils import timezone
 
-from clusters.file_programs import file_stat
-from clusters.transport import CommandResult, DirEntry, FileStat, Transport
-from gateway.models import User
-from gateway.tokens import create_token
+from accounts.models import User
+from accounts.tokens import create_token
+from clusters.transport.base import CommandResult, DirEntry, FileStat, Transport
+from clusters.transport.file_commands import file_stat
 from jobs.models import Attempt
 from tests.app.job_cast import Cast, make_cast
 

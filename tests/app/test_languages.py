@@ -14,19 +14,19 @@ from django.core.management import CommandError, call_command
 from django.test import Client
 from django.utils import translation
 
+from accounts.models import User
+from accounts.websockets import language_of
 from clusters import errors as cluster_errors
 from clusters.doctor import Line, Outcome, to_json
 from clusters.errors import ConnectFailed
-from clusters.languages import as_text, from_text, told
 from clusters.models import store_status
-from clusters.sentences import _, joined, listed, ngettext, read, together
-from gateway.models import User
-from gateway.throttle import buckets
-from jobs import errors as job_errors
+from core import errors as job_errors
+from core.api.throttle import buckets
+from core.messages import _, joined, listed, ngettext, read, together
+from core.translation import as_text, from_text, told
+from jobs.lifecycle.states import Reason
 from jobs.models import Job
-from jobs.sockets import language_of
-from jobs.states import Reason
-from jobs.web.machines import doctor_lines
+from jobs.web.clusters import doctor_lines
 from tests.app.job_cast import Cast, make_cast
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -84,7 +84,7 @@ def test_no_error_or_warning_is_made_of_bare_text() -> None:
         for path, node, name in calls()
         if name in SHOWN and len(node.args) > SHOWN[name] and is_text(node.args[SHOWN[name]])
     ]
-    assert not bare, "wrap these in _() of clusters.sentences, with %(name)s instead of an f-string"
+    assert not bare, "wrap these in _() of core.messages, with %(name)s instead of an f-string"
 
 
 def test_every_marked_template_is_a_literal_with_chinese() -> None:

@@ -22,14 +22,22 @@ from channels.testing import WebsocketCommunicator
 from django.db import OperationalError, connections
 from django.utils import timezone
 
+from accounts.websockets import CLOSE_NOT_FOUND
 from clusters.errors import RemoteFileMissing
-from clusters.local import LocalTransport
-from jobs import followers as followers_module
-from jobs import logs as logs_module
-from jobs.followers import RING_BYTES, Follower, Followers, View
-from jobs.logs import Log, LogNotFound, find_log, list_logs, read_log, resolve_offset, search_log
+from clusters.transport.local import LocalTransport
+from jobs.logs import follower as followers_module
+from jobs.logs import reading as logs_module
+from jobs.logs.follower import RING_BYTES, Follower, Followers, View
+from jobs.logs.reading import (
+    Log,
+    LogNotFound,
+    find_log,
+    list_logs,
+    read_log,
+    resolve_offset,
+    search_log,
+)
 from jobs.models import Attempt, Job, Task
-from jobs.sockets import CLOSE_NOT_FOUND
 from tests.app.job_cast import Cast, make_cast
 from tests.app.test_job_events import closed_with, opened
 

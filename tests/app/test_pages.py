@@ -14,13 +14,15 @@ from django.urls import reverse
 from django.utils import timezone
 from pytest_django import DjangoAssertNumQueries
 
+from accounts.models import ApiToken, User
+from accounts.tokens import create_token, find_token
 from clusters.models import ClusterStatus, Membership, Namespace, store_status
-from gateway.models import ApiToken, User
-from gateway.tokens import create_token, find_token
-from jobs import services
-from jobs.engine.writing import Changes, apply_decision
-from jobs.models import Job, JobEvent, Task
-from jobs.states import JobFacts, JobState, Observation, Sight, decide
+from core.models import Event
+from jobs import actions
+from jobs.events import events_of
+from jobs.lifecycle.states import JobFacts, JobState, Observation, Sight, decide
+from jobs.models import Job, Task
+from jobs.sync.changes import Changes, apply_decision
 from tests.app.job_cast import Cast, make_cast
 
 pytestmark = pytest.mark.django_db
@@ -149,9 +151,9 @@ def test_rows_of_others_are_not_given_by_id(cast: Cast) -> None:
 
 def test_audit_shows_administrators_their_own_namespaces_only(cast: Cast) -> None:
     cast.job("in-the-lab")
-    other = services.create_job(
+    other = actions.create_job(
         by=cast.carol,
-        spec=services.spec_of(Job.objects.get()).model_copy(
+        spec=actions.spec_of(Job.objects.get()).model_copy(
             update={"job_name": "in-private", "namespace": "private"}
         ),
         namespace=cast.private,
@@ -302,7 +304,7 @@ def test_the_story_of_a_job_says_nothing_twice(cast: Cast) -> None:
             apply_decision(changes, job, attempt, decide(JobFacts(JobState.PENDING), look, NOW))
             changes.write()
     # All three are told to those who watch.
-    assert JobEvent.objects.filter(job=job, kind="reason").count() == 3
+    assert events_of(job).filter(kind="reason").count() == 3
     page = signed_in(cast.alice).get(reverse("job", args=[job.pk])).content.decode()
     story = page[page.index('id="job-events"') :]
     assert story[: story.index("</ol>")].count("<li") == 2
@@ -319,7 +321,7 @@ def test_hostile_names_are_text_everywhere(cast: Cast) -> None:
         name=HOSTILE, description=HOSTILE, labels={HOSTILE: HOSTILE}, reason_code="x-unknown"
     )
     Job.objects.filter(pk=job.pk).update(reason_text=HOSTILE)
-    JobEvent.objects.update(actor_name=HOSTILE)
+    Event.objects.update(actor_name=HOSTILE)
     Namespace.objects.filter(pk=cast.lab.pk).update(description=HOSTILE)
     User.objects.filter(pk=cast.alice.pk).update(first_name=HOSTILE)
     store_status(

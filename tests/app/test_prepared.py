@@ -8,10 +8,10 @@ import pytest
 from django.db.models import Model
 from django.utils import timezone
 
+from accounts.models import ApiToken
+from accounts.tokens import create_token
 from clusters.models import Namespace
-from clusters.prepared import Prepared
-from gateway.models import ApiToken
-from gateway.tokens import create_token
+from core.lookup import Prepared
 from tests.app.job_cast import make_cast
 
 pytestmark = pytest.mark.django_db

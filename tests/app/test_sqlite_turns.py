@@ -8,7 +8,7 @@ import pytest
 from django.db import connection, connections, transaction
 
 from clusters.models import ResourceSpec
-from gateway.sqlite import base
+from core.sqlite import base
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -10,16 +10,16 @@ import pytest
 from django.test import Client
 from django.utils import timezone, translation
 
+from accounts.models import User
 from clusters.capacity import Capacity, GpuCount, Node, Partition
 from clusters.models import Namespace, ResourceSpec, UnixAccount, store_capacity
-from gateway.models import User
-from jobs.frameworks import STRATEGIES
-from jobs.importers import DIALECTS
+from jobs.actions import stop_job
+from jobs.jobfile.importers import DIALECTS
 from jobs.models import Job
 from jobs.plan import plan
-from jobs.services import stop_job
-from jobs.start import expected_start
-from jobs.web.submit import DIALECT_TITLES, STRATEGY_TITLES
+from jobs.script.frameworks import STRATEGIES
+from jobs.start_estimate import expected_start
+from jobs.web.submit_page import DIALECT_TITLES, STRATEGY_TITLES
 from tests.app.job_cast import CAPACITY, Cast, make_cast, make_spec
 
 pytestmark = pytest.mark.django_db

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from django.test import Client
 
+from accounts.models import User
 from clusters.models import UnixAccount
-from gateway.models import User
-from jobs import templates
+from jobs import job_templates
+from jobs.jobfile.parameters import Parameter
 from jobs.models import Job, JobTemplate
-from jobs.templating import Parameter
 from tests.app.job_cast import Cast, make_cast
 
 pytestmark = pytest.mark.django_db
@@ -46,10 +46,10 @@ def client_of(user: User) -> Client:
 
 def make_template(by: User, name: str = "trial", **more: Any) -> JobTemplate:
     parameters = [Parameter("cores", kind="whole", default=1), Parameter("word", required=True)]
-    return templates.create_template(
+    return job_templates.create_template(
         by=by,
         name=name,
-        document=templates.document_of_text(JOB_FILE),
+        document=job_templates.document_of_text(JOB_FILE),
         parameters=parameters,
         **more,
     )

@@ -19,9 +19,9 @@ from django.test import Client as Browser
 from django.test import override_settings
 
 from clusters.errors import CommandTimeout
-from clusters.local import LocalTransport
+from clusters.transport.local import LocalTransport
+from core.api.streams import stream
 from gateway.threads import WAITS_FOR_A_CLUSTER, ThreadedHandler
-from jobs.api.streams import stream
 from jobs.api.urls import urlpatterns
 from jobs.models import Job
 from tests.app.job_cast import make_cast

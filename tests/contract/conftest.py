@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from clusters.certificates import CertificateAuthority
-from clusters.local import LocalTransport
-from clusters.ssh import SshCluster
-from clusters.ssh_connection import CertificateLogin, SshTarget
-from clusters.ssh_pool import PoolOptions
-from clusters.transport import Transport
+from clusters.transport.base import Transport
+from clusters.transport.certificates import CertificateAuthority
+from clusters.transport.connection import CertificateLogin, SshTarget
+from clusters.transport.local import LocalTransport
+from clusters.transport.pool import PoolOptions
+from clusters.transport.ssh import SshCluster
 
 if TYPE_CHECKING:
     from tests.conftest import EmbeddedCluster

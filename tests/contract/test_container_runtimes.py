@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from jobs.paths import AttemptPaths
-from jobs.taskstate import parse_task_state, parse_verdict
+from jobs.script.paths import AttemptPaths
+from jobs.script.task_state import parse_task_state, parse_verdict
 from tests.unit.rendering import render_job
 
 RECORD = """#!/bin/bash

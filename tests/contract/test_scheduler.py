@@ -8,9 +8,9 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from clusters.errors import SubmitRejected
-from clusters.scheduler import Slurm
 from clusters.slurm import Phase, Submission, merge, newest_runs
-from clusters.transport import FileToWrite
+from clusters.slurm_client import Slurm
+from clusters.transport.base import FileToWrite
 
 pytestmark = pytest.mark.cluster
 

@@ -19,8 +19,6 @@ from typing import TYPE_CHECKING, Any
 import paramiko
 import pytest
 
-from clusters import identity, ssh_connection
-from clusters.certificates import CertificateAuthority
 from clusters.errors import (
     AuthFailed,
     CommandTimeout,
@@ -29,11 +27,14 @@ from clusters.errors import (
     HostKeyMismatch,
     IdentityRefused,
 )
-from clusters.identity import IdentityPolicy
-from clusters.ssh import SshCluster
-from clusters.ssh_connection import CertificateLogin, KeyFileLogin, SshTarget
-from clusters.ssh_pool import PoolOptions
-from clusters.transport import Transport
+from clusters.transport import connection as ssh_connection
+from clusters.transport import identity
+from clusters.transport.base import Transport
+from clusters.transport.certificates import CertificateAuthority
+from clusters.transport.connection import CertificateLogin, KeyFileLogin, SshTarget
+from clusters.transport.identity import IdentityPolicy
+from clusters.transport.pool import PoolOptions
+from clusters.transport.ssh import SshCluster
 
 if TYPE_CHECKING:
     from tests.conftest import EmbeddedCluster

@@ -1,4 +1,4 @@
-"""The contract of `clusters.transport`: every case runs on every transport, for real."""
+"""The contract of `clusters.transport.base`: every case runs on every transport, for real."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from clusters.errors import (
     RemoteFileMissing,
     RemotePermissionDenied,
 )
-from clusters.transport import FileToWrite, FollowEvent, Transport
+from clusters.transport.base import FileToWrite, FollowEvent, Transport
 
 if TYPE_CHECKING:
     from tests.conftest import EmbeddedCluster

@@ -24,11 +24,11 @@ AWAY_S = 30 if os.environ.get("SLUICE_TEST_LONG") == "1" else 8
 AS_POSTGRES = ("setpriv", "--reuid=postgres", "--regid=postgres", "--init-groups", "--")
 SUBMIT = """
 import json
-from clusters.connect import scheduler_for
+from clusters.connections import scheduler_for
 from clusters.models import Cluster, Namespace, store_capacity
-from gateway.models import User
-from jobs.services import create_job
-from jobs.spec import JobSpec
+from accounts.models import User
+from jobs.actions import create_job
+from jobs.jobfile import JobSpec
 alice = User.objects.get(username="alice")
 cluster = Cluster.objects.get()
 store_capacity(cluster, scheduler_for(cluster).capacity())
@@ -120,7 +120,7 @@ def test_the_database_goes_away_under_load(
         "-v",
         "0",
         "-c",
-        "from gateway.models import User; User.objects.create_user('alice')",
+        "from accounts.models import User; User.objects.create_user('alice')",
     )
     manage("embedded")
     engine = subprocess.Popen(

@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 from django.db import connections
 
-from jobs.models import Attempt, Job, JobEvent
-from jobs.reasons import sentence
-from jobs.states import END_STATES
+from core.models import Event
+from jobs.lifecycle.reasons import sentence
+from jobs.lifecycle.states import END_STATES
+from jobs.models import Attempt, Job
 from tests.conftest import PROJECT, EmbeddedCluster
 from tests.slurm.engine_process import World, make_world
 from tests.slurm.test_engine import check_exactly_once, prepare, wrapped_commands
@@ -79,9 +80,7 @@ def under_load(world: World, fault: Callable[[], None]) -> list[Job]:
     }
     assert not wrong, wrong
     check_exactly_once(world, jobs)
-    false_ends = JobEvent.objects.filter(
-        job__in=jobs, data__state__in=["FAILED", "STOPPED"]
-    ).count()
+    false_ends = Event.objects.filter(job__in=jobs, data__state__in=["FAILED", "STOPPED"]).count()
     assert false_ends == 0
     assert world.engines[0].process is not None
     assert world.engines[0].process.poll() is None, "the engine process died"

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from jobs.taskstate import ScriptExit
+from jobs.script.task_state import ScriptExit
 from tests.conftest import EmbeddedCluster
 from tests.faults.deaf_controller import DeafController
 from tests.slurm.lab import Lab

@@ -18,12 +18,12 @@ from django.conf import settings
 from django.core.management import call_command
 from django.db import connection
 
+from accounts.models import User
 from clusters.models import Cluster, Namespace
-from gateway.models import User
+from jobs.actions import create_job
+from jobs.jobfile import JobSpec
+from jobs.lifecycle.reasons import sentence
 from jobs.models import Attempt, CodeUpload, Job
-from jobs.reasons import sentence
-from jobs.services import create_job
-from jobs.spec import JobSpec
 from tests.conftest import PROJECT, EmbeddedCluster
 
 
@@ -186,7 +186,7 @@ class World:
 
 @contextmanager
 def make_world(embedded: EmbeddedCluster, tmp: Path) -> Iterator[World]:
-    from clusters import connect
+    from clusters import connections
 
     people = {name: User.objects.create_user(name) for name in ("alice", "bob", "carol")}
     saved = dict(os.environ)
@@ -203,5 +203,5 @@ def make_world(embedded: EmbeddedCluster, tmp: Path) -> Iterator[World]:
     finally:
         for engine in world.engines:
             engine.stop()
-        connect.reset()
+        connections.reset()
         settings.SSH_CA_KEY_FILE = old_key

@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 
 from clusters.capacity import Capacity, GpuCount, NamespaceRules, Node, Partition
-from jobs.paths import AttemptPaths
+from jobs.jobfile import JobSpec
 from jobs.plan import Plan, plan
-from jobs.script import RenderOptions, image_files_of, render
-from jobs.spec import JobSpec
-from jobs.taskstate import (
+from jobs.script.paths import AttemptPaths
+from jobs.script.render import RenderOptions, image_files_of, render
+from jobs.script.task_state import (
     TaskState,
     Verdict,
     parse_task_state,

@@ -11,10 +11,10 @@ import pytest
 from django.core.management import call_command
 from pytest_django.fixtures import Settings
 
-from clusters import connect
+from accounts.models import User
+from clusters import connections
 from clusters.errors import HostKeyMismatch, IdentityRefused
 from clusters.models import Cluster, UnixAccount, unix_user_for
-from gateway.models import User
 
 if TYPE_CHECKING:
     from conftest import EmbeddedCluster
@@ -33,9 +33,9 @@ def registered(
         if name.startswith("SLUICE_EMBEDDED_") or name == "SLURM_CONF":
             monkeypatch.setenv(name, value)
     call_command("embedded", stdout=io.StringIO())
-    connect.reset()
+    connections.reset()
     yield Cluster.objects.get(name="embedded")
-    connect.reset()
+    connections.reset()
 
 
 def logins(cluster: EmbeddedCluster, user: str) -> int:
@@ -46,16 +46,16 @@ def logins(cluster: EmbeddedCluster, user: str) -> int:
 def test_each_person_is_themselves_and_slurm_answers_them(registered: Cluster) -> None:
     for name in ("alice", "bob"):
         unix_user = unix_user_for(User.objects.get(username=name), registered)
-        said = connect.transport_for(registered, unix_user).run(["id", "-un"]).text.strip()
+        said = connections.transport_for(registered, unix_user).run(["id", "-un"]).text.strip()
         assert said == unix_user == f"sluice-{name}"
-        assert connect.scheduler_for(registered, unix_user).ping()[0].up
-    assert connect.service_transport(registered).user == "sluice-svc"
-    assert len(connect.scheduler_for(registered).capacity().nodes) == 4
+        assert connections.scheduler_for(registered, unix_user).ping()[0].up
+    assert connections.service_transport(registered).user == "sluice-svc"
+    assert len(connections.scheduler_for(registered).capacity().nodes) == 4
 
 
 def test_threads_share_one_door(registered: Cluster) -> None:
     with ThreadPoolExecutor(8) as threads:
-        doors = set(threads.map(lambda _: id(connect.door_to(registered)), range(40)))
+        doors = set(threads.map(lambda _: id(connections.door_to(registered)), range(40)))
     assert len(doors) == 1
 
 
@@ -63,10 +63,10 @@ def test_threads_share_one_door(registered: Cluster) -> None:
 def test_who_is_refused_never_reaches_sshd(
     registered: Cluster, cluster: EmbeddedCluster, unix_user: str
 ) -> None:
-    connect.service_transport(registered).run(["true"])
+    connections.service_transport(registered).run(["true"])
     before = logins(cluster, unix_user)
     with pytest.raises(IdentityRefused):
-        connect.transport_for(registered, unix_user)
+        connections.transport_for(registered, unix_user)
     assert logins(cluster, unix_user) == before
 
 
@@ -77,9 +77,9 @@ def test_a_person_mapped_to_a_uid_below_the_floor_by_hand_is_refused(registered:
 
 
 def test_a_changed_pin_counts_at_once(registered: Cluster) -> None:
-    assert connect.service_transport(registered).run(["true"]).exit_code == 0
+    assert connections.service_transport(registered).run(["true"]).exit_code == 0
     registered.host_keys = (
         "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIEKxLCDZBoJBGqKcQmYFYGQaJ1Vf8mqUX1oJsT9Rf5CC"
     )
     with pytest.raises(HostKeyMismatch):
-        connect.service_transport(registered).run(["true"])
+        connections.service_transport(registered).run(["true"])

@@ -16,9 +16,9 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from django.core.management import call_command
 from pytest_django.fixtures import Settings
 
-from clusters import connect
+from accounts.models import User
+from clusters import connections
 from clusters.models import Cluster, ClusterStatus, Membership, Namespace, UnixAccount, capacity_of
-from gateway.models import User
 
 if TYPE_CHECKING:
     from conftest import EmbeddedCluster
@@ -39,9 +39,9 @@ def registered(
         if name.startswith("SLUICE_EMBEDDED_") or name == "SLURM_CONF":
             monkeypatch.setenv(name, value)
     call_command("embedded", stdout=io.StringIO())
-    connect.reset()
+    connections.reset()
     yield Cluster.objects.get(name="embedded")
-    connect.reset()
+    connections.reset()
 
 
 def check(**options: Any) -> tuple[int, dict[str, dict[str, str]]]:
@@ -142,7 +142,7 @@ def test_the_ca_removed_from_sshd(registered: Cluster, cluster: EmbeddedCluster)
 def test_an_open_connection_of_the_pool_hides_nothing(
     registered: Cluster, cluster: EmbeddedCluster
 ) -> None:
-    assert connect.service_transport(registered).run(["true"]).exit_code == 0
+    assert connections.service_transport(registered).run(["true"]).exit_code == 0
     test_the_ca_removed_from_sshd(registered, cluster)
 
 

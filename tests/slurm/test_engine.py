@@ -15,11 +15,12 @@ from pathlib import Path
 import pytest
 from django.utils import timezone
 
-from clusters.models import Namespace
-from jobs import services
-from jobs.models import Attempt, EngineLease, Job, JobEvent, Task
-from jobs.reasons import sentence
-from jobs.states import END_STATES
+from clusters.models import EngineLease, Namespace
+from jobs import actions
+from jobs.events import events_of
+from jobs.lifecycle.reasons import sentence
+from jobs.lifecycle.states import END_STATES
+from jobs.models import Attempt, Job, Task
 from tests.conftest import EmbeddedCluster
 from tests.slurm.engine_process import World, make_world
 
@@ -45,7 +46,7 @@ def running(world: World) -> World:
 
 def prepare(world: World) -> None:
     """Capacity is known before any engine process runs, and jobs run without containers."""
-    from clusters.connect import scheduler_for
+    from clusters.connections import scheduler_for
     from clusters.models import store_capacity
 
     store_capacity(world.cluster, scheduler_for(world.cluster).capacity())
@@ -71,8 +72,8 @@ def test_every_end_has_its_state_and_a_sentence(running: World) -> None:
     world.wait_state(killed, "RUNNING")
     world.wait_state(stopped, "RUNNING")
     world.slurm("scancel", world.attempt(killed).slurm_job_id)
-    services.stop_job(job=stopped, by=world.alice)
-    services.stop_job(job=stopped, by=world.alice)
+    actions.stop_job(job=stopped, by=world.alice)
+    actions.stop_job(job=stopped, by=world.alice)
 
     for job, state, words in [
         (done, "COMPLETED", "The job completed."),
@@ -94,10 +95,10 @@ def test_every_end_has_its_state_and_a_sentence(running: World) -> None:
 
     assert (exit3.exit_code, exit3.attempt_number) == (3, 1)
     assert (retried.attempt_number, retried.retries_counted) == (2, 1)
-    kinds = list(JobEvent.objects.filter(job=retried).order_by("id").values_list("kind", flat=True))
+    kinds = list(events_of(retried).order_by("id").values_list("kind", flat=True))
     assert kinds.count("retrying") == 1
     assert image.attempt_number == 1, "what cannot help is not tried again"
-    assert JobEvent.objects.filter(job=stopped, kind="stop").count() == 1
+    assert events_of(stopped).filter(kind="stop").count() == 1
 
     def tasks_told() -> bool:
         return set(Attempt.objects.values_list("tasks_final", flat=True)) == {True}
@@ -143,7 +144,7 @@ def test_limits_stops_deletes_and_files(running: World) -> None:
     gone = world.job("gone", "sleep 60")
     world.wait_state(longer, "RUNNING")
     world.wait_state(gone, "RUNNING")
-    services.change_time_limit(job=longer, by=world.alice, time_limit_s=1800)
+    actions.change_time_limit(job=longer, by=world.alice, time_limit_s=1800)
 
     def limit_set() -> bool:
         longer.refresh_from_db()
@@ -154,7 +155,7 @@ def test_limits_stops_deletes_and_files(running: World) -> None:
     assert shown.strip() == "30:00"
     directory = Path(world.attempt(gone).work_dir)
     assert directory.is_dir()
-    services.delete_job(job=gone, by=world.alice, stop_first=True, remove_files=True)
+    actions.delete_job(job=gone, by=world.alice, stop_first=True, remove_files=True)
 
     def deleted() -> bool:
         gone.refresh_from_db()
@@ -164,7 +165,7 @@ def test_limits_stops_deletes_and_files(running: World) -> None:
     assert gone.state == "STOPPED"
     world.wait(lambda: not directory.exists(), 90, "files are still there")
     assert not directory.parent.exists()
-    services.stop_job(job=longer, by=world.alice)
+    actions.stop_job(job=longer, by=world.alice)
     world.wait_state(longer, "STOPPED")
 
 
@@ -311,7 +312,7 @@ def test_an_end_is_told_within_three_seconds(running: World) -> None:
         world.wait_state(job, "COMPLETED", timeout_s=90)
     delays = []
     for job in jobs:
-        event = JobEvent.objects.filter(job=job, kind="state", data__state="COMPLETED").get()
+        event = events_of(job).filter(kind="state", data__state="COMPLETED").get()
         assert job.ended_at is not None
         delays.append((event.at - job.ended_at).total_seconds())
     delays.sort()

@@ -32,13 +32,13 @@ from clusters.models import (
     capacity_of,
     store_capacity,
 )
-from jobs import services
-from jobs.engine.orders import SETTLED_AFTER
+from jobs import actions
+from jobs.jobfile import Code
+from jobs.lifecycle.reasons import sentence
+from jobs.lifecycle.states import END_STATES
 from jobs.models import Attempt, Job
-from jobs.reasons import sentence
-from jobs.spec import Code
-from jobs.states import END_STATES
-from jobs.uploads import Incoming
+from jobs.store.uploads import Incoming
+from jobs.sync.control import SETTLED_AFTER
 from tests.conftest import PROJECT, EmbeddedCluster
 from tests.slurm.engine_process import World, make_world
 from tests.slurm.test_engine import prepare
@@ -82,7 +82,7 @@ def update(world: World, job: Job, *what: str) -> None:
 
 def stop_all(world: World, *jobs: Job) -> None:
     for job in jobs:
-        services.stop_job(job=job, by=job.owner)
+        actions.stop_job(job=job, by=job.owner)
     for job in jobs:
         # A node that was down a moment ago takes its time to let go of a job.
         world.wait_state(job, *END_STATES, timeout_s=150)
@@ -133,7 +133,7 @@ def test_a_stop_gives_every_task_sigterm_and_the_clusters_grace(world: World) ->
     os.kill(frozen, signal.SIGSTOP)
     settled_at = timezone.now() + SETTLED_AFTER
     world.wait(lambda: timezone.now() > settled_at, 20)
-    services.stop_job(job=stuck, by=world.alice)
+    actions.stop_job(job=stuck, by=world.alice)
     world.wait(lambda: world.attempt(stuck).stop_sent_at is not None, 20, "not asked")
     long_ago = timezone.now() - timedelta(seconds=60)
     Attempt.objects.filter(job=stuck).update(stop_sent_at=long_ago)  # its time is over
@@ -186,7 +186,7 @@ def test_what_waits_says_why_and_when(world: World, client: Client) -> None:
     update(world, jobs["begin"], "starttime=now+2hours")
     late = jobs.pop("late")
     update(world, late, "deadline=now+5seconds")
-    services.change_time_limit(job=jobs["begin"], by=world.alice, time_limit_s=1200)
+    actions.change_time_limit(job=jobs["begin"], by=world.alice, time_limit_s=1200)
     told(world, jobs["next"], "waits for nodes to become free")
     told(world, jobs["held"], "The job is held; release it to let it start.")
     told(world, jobs["admin-held"], "An administrator holds the job.")
@@ -367,7 +367,7 @@ def test_what_slurm_and_administrators_do_to_running_jobs(world: World) -> None:
     world.slurm("scontrol", "requeue", slurm_id(world, again))
     world.slurm("scontrol", "requeuehold", slurm_id(world, pushed))
     world.slurm("scontrol", "suspend", slurm_id(world, asleep))
-    services.change_time_limit(job=het, by=world.alice, time_limit_s=1800)
+    actions.change_time_limit(job=het, by=world.alice, time_limit_s=1800)
     Namespace.objects.filter(name="v100").update(qos="normal")
     update(world, low, "requeue=0")  # so that being pushed aside is the end of it
     pusher = world.job("pusher", "sleep 600", namespace="v100", role={"cpuNumber": 7})
@@ -447,7 +447,7 @@ def test_one_persons_hundreds_and_a_cluster_that_hangs_delay_nobody(world: World
         server.accept()[0].close()  # it has been tried, indeed
         assert Job.objects.get(name="hanging").state == "QUEUED"
         hers = Job.objects.filter(owner=world.alice, name__startswith="many")
-        assert all(outcome.ok for outcome in services.batch_stop(jobs=hers, by=world.alice))
+        assert all(outcome.ok for outcome in actions.batch_stop(jobs=hers, by=world.alice))
 
         def still() -> list[str]:
             return list(hers.exclude(state="STOPPED").values_list("state", flat=True))

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from jobs.taskstate import STOP_SIGNAL
+from jobs.script.task_state import STOP_SIGNAL
 from tests.slurm.lab import USER, Lab, Running
 from tests.slurm.lab import lab as lab
 

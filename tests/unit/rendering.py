@@ -7,10 +7,10 @@ from datetime import UTC, datetime
 from typing import Any
 
 from clusters.capacity import Capacity, GpuCount, NamespaceRules, Node, Partition
-from jobs.paths import AttemptPaths
+from jobs.jobfile import JobSpec
 from jobs.plan import plan
-from jobs.script import RenderedJob, RenderOptions, render
-from jobs.spec import JobSpec
+from jobs.script.paths import AttemptPaths
+from jobs.script.render import RenderedJob, RenderOptions, render
 
 
 def _node(name: str, gpu_type: str = "", gpus: int = 0) -> Node:

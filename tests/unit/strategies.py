@@ -4,8 +4,18 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from jobs.spec import Code, Framework, JobSpec, Metrics, Mount, Parameter, Port, Service, TaskRole
-from jobs.spec.fields import identifier
+from jobs.jobfile import (
+    Code,
+    Framework,
+    JobSpec,
+    Metrics,
+    Mount,
+    Parameter,
+    Port,
+    Service,
+    TaskRole,
+)
+from jobs.jobfile.fields import identifier
 
 # Whatever a person might put where text is allowed: quotes, substitutions, line breaks, other scripts.
 NASTY = (

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jobs.archives import ArchiveRefused, Limits, check_archive, safe_path, tar_chunks
+from jobs.store.archives import ArchiveRefused, Limits, check_archive, safe_path, tar_chunks
 from tests.effort import examples
 
 SMALL = Limits(files=50, unpacked_bytes=4 * 1024**2, ratio=50, ratio_free_bytes=256 * 1024)

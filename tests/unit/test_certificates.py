@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.serialization import (
     load_ssh_public_identity,
 )
 
-from clusters.certificates import CaKeyUnusable, CertificateAuthority
+from clusters.transport.certificates import CaKeyUnusable, CertificateAuthority
 
 
 @pytest.fixture

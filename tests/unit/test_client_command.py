@@ -131,7 +131,7 @@ def test_init_makes_something_to_begin_with(run: Command, tmp_path: Path) -> Non
 def test_the_starting_manifest_is_a_job_that_sluice_understands(
     run: Command, tmp_path: Path
 ) -> None:
-    from jobs.importers import load_text
+    from jobs.jobfile.importers import load_text
 
     run("init", "digits")
     loaded = load_text((tmp_path / "digits" / "manifest.yml").read_text())

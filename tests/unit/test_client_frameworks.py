@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 import sluice
-from jobs.frameworks import STRATEGIES, cast, find_strategy, make_roles
-from jobs.spec.model import JobSpec
+from jobs.jobfile.model import JobSpec
+from jobs.script.frameworks import STRATEGIES, cast, find_strategy, make_roles
 from sluice.frameworks import ALL, LAYOUTS, FrameworkJob, memory_mib
 
 CLASS_OF = {kind.framework: kind for kind in ALL}

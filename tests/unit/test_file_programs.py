@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clusters import file_programs
 from clusters.errors import (
     BadArgument,
     RemoteDiskFull,
@@ -17,8 +16,9 @@ from clusters.errors import (
     RemoteFileMissing,
     RemotePermissionDenied,
 )
-from clusters.file_programs import FollowState, TailSplitter
-from clusters.transport import FileToWrite, FollowEvent
+from clusters.transport import file_commands
+from clusters.transport.base import FileToWrite, FollowEvent
+from clusters.transport.file_commands import FollowState, TailSplitter
 
 MARK = "\x1esluice-0123456789abcdef0123456789abcdef"
 SAID = MARK.encode() + b": "
@@ -158,7 +158,7 @@ def test_the_reason_for_waiting_is_the_systems_own() -> None:
 @pytest.mark.parametrize("path", ["/etc/x", "../x", "a/../../x", "", ".", "a/", "a\0b"])
 def test_paths_that_leave_the_root_are_refused(path: str) -> None:
     with pytest.raises(BadArgument):
-        file_programs.build_unpack("/root", [FileToWrite(path, b"")])
+        file_commands.build_unpack("/root", [FileToWrite(path, b"")])
 
 
 def members(archive: bytes) -> list[str]:
@@ -168,17 +168,17 @@ def members(archive: bytes) -> list[str]:
 
 def test_names_are_data_in_the_archive() -> None:
     names = ["a b", "-rf", "$(x)", "中/文", "new\nline", "\udcff", "x" * 150]
-    argv, archive = file_programs.build_unpack("/r", [FileToWrite(name, b"x") for name in names])
+    argv, archive = file_commands.build_unpack("/r", [FileToWrite(name, b"x") for name in names])
     assert argv[-1] == "/r"
     assert members(archive) == ["./" + name for name in names]
 
 
 def test_work_is_done_in_the_deepest_directory_that_all_share() -> None:
     files = [FileToWrite(f"jobs/{job}/1/{name}", b"") for job in "ab" for name in "xy"]
-    argv, archive = file_programs.build_unpack("/r", files)
+    argv, archive = file_commands.build_unpack("/r", files)
     assert argv[-1] == "/r/jobs"
     assert members(archive) == ["./a/1/x", "./a/1/y", "./b/1/x", "./b/1/y"]
-    argv, archive = file_programs.build_unpack("/r", files[:2])
+    argv, archive = file_commands.build_unpack("/r", files[:2])
     assert (argv[-1], members(archive)) == ("/r/jobs/a/1", ["./x", "./y"])
 
 
@@ -198,7 +198,7 @@ def test_work_is_done_in_the_deepest_directory_that_all_share() -> None:
 def test_what_programs_say_becomes_an_error_that_names_the_path(
     stderr: str, kind: type[RemoteFileError]
 ) -> None:
-    error = file_programs.file_error("/some/path", stderr)
+    error = file_commands.file_error("/some/path", stderr)
     assert type(error) is kind
     assert "/some/path" in error.user_message
     assert error.detail == stderr
@@ -206,15 +206,15 @@ def test_what_programs_say_becomes_an_error_that_names_the_path(
 
 def test_a_listing_that_was_cut_off_is_an_error() -> None:
     with pytest.raises(RemoteFileError):
-        file_programs.parse_list(b"name\0f\x0012\0")
+        file_commands.parse_list(b"name\0f\x0012\0")
 
 
 def test_words_that_never_end_are_not_collected_for_ever():
     """A job may learn the mark from the process list and write it into its own log."""
-    mark = file_programs.new_follow_mark()
-    splitter = file_programs.TailSplitter(mark)
+    mark = file_commands.new_follow_mark()
+    splitter = file_commands.TailSplitter(mark)
     sent = got = 0
     for chunk in (f"{mark}: ".encode(), *[b"x" * 4096] * 64):
         sent += len(chunk)
         got += sum(len(data) for data, _words in splitter.feed(chunk))
-    assert sent - got <= 2 * file_programs.MAX_WORDS_BYTES
+    assert sent - got <= 2 * file_commands.MAX_WORDS_BYTES

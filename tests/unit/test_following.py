@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from clusters import streamed
 from clusters.errors import AuthFailed, ConnectFailed, ConnectionLost
-from clusters.streamed import Following, RunningProgram
-from clusters.transport import FollowEvent
+from clusters.transport import files as streamed
+from clusters.transport.base import FollowEvent
+from clusters.transport.files import Following, RunningProgram
 
 
 class Program(RunningProgram):

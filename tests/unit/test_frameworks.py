@@ -6,8 +6,9 @@ import json
 
 import pytest
 
-from jobs.expressions import Layout, evaluate
-from jobs.frameworks import (
+from jobs.jobfile import Framework, JobSpec, Port, TaskRole
+from jobs.script.expressions import Layout, evaluate
+from jobs.script.frameworks import (
     STRATEGIES,
     FrameworkError,
     find_strategy,
@@ -15,7 +16,6 @@ from jobs.frameworks import (
     make_roles,
     uses_srun_mpi,
 )
-from jobs.spec import Framework, JobSpec, Port, TaskRole
 
 
 def job(framework: str, strategy: str = "", **counts: int) -> JobSpec:

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from jobs.importers import LoadResult, Site, detect, load_document, load_text
-from jobs.importers.ffdl import memory_mb
-from jobs.importers.report import main, render_table
-from jobs.importers.templates import render, secret_variable, text_of
-from jobs.spec import SpecError, dump
-from jobs.variables import substitute_paths
+from jobs.jobfile import SpecError, dump
+from jobs.jobfile.importers import LoadResult, Site, detect, load_document, load_text
+from jobs.jobfile.importers.ffdl import memory_mb
+from jobs.jobfile.importers.placeholders import render, secret_variable, text_of
+from jobs.jobfile.importers.report import main, render_table
+from jobs.script.variables import substitute_paths
 
 FILES = Path(__file__).parent / "jobfiles"
 SITE = Site(

@@ -10,9 +10,14 @@ from typing import Any
 
 import pytest
 
-from jobs.importers import Site, load_document
-from jobs.spec import JobSpec, Problem, SpecError, dump
-from jobs.spec.text import parse_text
+from jobs.jobfile import (
+    JobSpec,
+    Problem,
+    SpecError,
+    dump,
+)
+from jobs.jobfile.importers import Site, load_document
+from jobs.jobfile.parse import parse_text
 
 FILES = Path(__file__).parent / "jobfiles"
 NAMES = ("segmentation.json", "finetune-v2.yaml", "prophecis-storage.yaml", "octopus.json")

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from clusters.capacity import Capacity, GpuCount, NamespaceRules, Node, Partition
+from jobs.jobfile import JobSpec
 from jobs.plan import Plan, PlanError, can_start_now, describe, plan
-from jobs.spec import JobSpec
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 HOUR = 3600

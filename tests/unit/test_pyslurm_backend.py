@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from clusters import pyslurm_backend
+from clusters import pyslurm_reader
 from clusters.capacity import GpuCount
 from clusters.errors import SlurmUnavailable
 from clusters.slurm.states import Phase
@@ -85,7 +85,7 @@ class Partitions:
 
 def _write_fake(folder, monkeypatch, *, without=""):
     def attributes(kind):
-        names = [name for name in pyslurm_backend.CONTRACT[kind] if f"{kind}.{name}" != without]
+        names = [name for name in pyslurm_reader.CONTRACT[kind] if f"{kind}.{name}" != without]
         return "; ".join(f"{name} = None" for name in names)
 
     source = FAKE.format(
@@ -106,7 +106,7 @@ def fake(tmp_path, monkeypatch):
 
 
 def test_jobs_as_the_commands_give_them(fake):
-    jobs = pyslurm_backend.PyslurmReader("/etc/slurm.conf").live_jobs()
+    jobs = pyslurm_reader.PyslurmReader("/etc/slurm.conf").live_jobs()
     assert [job.slurm_job_id for job in jobs] == ["7", "8+0", "8+1", "10_[3-5]", "10_2"]
     running = jobs[0]
     assert (running.name, running.user, running.work_dir) == ("a|b\n", "alice", "/w/1")
@@ -120,7 +120,7 @@ def test_jobs_as_the_commands_give_them(fake):
 
 
 def test_capacity(fake):
-    capacity = pyslurm_backend.PyslurmReader("/etc/slurm.conf").capacity()
+    capacity = pyslurm_reader.PyslurmReader("/etc/slurm.conf").capacity()
     assert capacity.nodes[0].gpus == (GpuCount("a100", 4, 2),)
     assert [(node.state, node.usable) for node in capacity.nodes] == [
         ("mixed", True),
@@ -132,7 +132,7 @@ def test_capacity(fake):
 
 
 def test_a_silent_controller_is_not_an_empty_answer(fake):
-    reader = pyslurm_backend.PyslurmReader("/etc/slurm.conf")
+    reader = pyslurm_reader.PyslurmReader("/etc/slurm.conf")
     sys.modules["pyslurm"].configuration = "/down"
     with pytest.raises(SlurmUnavailable) as caught:
         reader.live_jobs()
@@ -141,24 +141,24 @@ def test_a_silent_controller_is_not_an_empty_answer(fake):
 
 def test_a_configuration_that_ends_the_process_ends_only_the_probe(fake):
     with pytest.raises(SlurmUnavailable):
-        pyslurm_backend.PyslurmReader("/bad")
+        pyslurm_reader.PyslurmReader("/bad")
     assert "pyslurm" not in sys.modules
 
 
 def test_without_pyslurm_it_says_so(monkeypatch, tmp_path):
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     with pytest.raises(SlurmUnavailable) as caught:
-        pyslurm_backend.PyslurmReader("/etc/slurm.conf")
+        pyslurm_reader.PyslurmReader("/etc/slurm.conf")
     assert "must be installed" in caught.value.user_message
 
 
 def test_a_release_without_a_needed_attribute_is_refused(tmp_path, monkeypatch):
     _write_fake(tmp_path, monkeypatch, without="Job.heterogeneous_offset")
     with pytest.raises(SlurmUnavailable) as caught:
-        pyslurm_backend.PyslurmReader("/etc/slurm.conf")
+        pyslurm_reader.PyslurmReader("/etc/slurm.conf")
     assert caught.value.detail == "missing: Job.heterogeneous_offset"
 
 
 def test_importing_the_reader_imports_no_pyslurm():
-    code = "import sys, clusters.pyslurm_backend; sys.exit('pyslurm' in sys.modules)"
+    code = "import sys, clusters.pyslurm_reader; sys.exit('pyslurm' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

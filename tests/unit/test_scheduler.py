@@ -7,9 +7,9 @@ from datetime import UTC, datetime
 import pytest
 
 from clusters.errors import CommandFailed, CommandTimeout, SlurmUnavailable
-from clusters.scheduler import IDS_PER_COMMAND, Slurm
 from clusters.slurm import SlurmCommands, Submission
-from clusters.transport import CommandResult
+from clusters.slurm_client import IDS_PER_COMMAND, Slurm
+from clusters.transport.base import CommandResult
 
 
 class ScriptedDoor:

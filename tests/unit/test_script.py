@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from jobs.images import ResolvedImage, resolve_image
-from jobs.script import RUNTIMES, RenderedJob, RenderError
-from jobs.taskstate import parse_task_state, parse_verdict
+from jobs.script.images import ResolvedImage, resolve_image
+from jobs.script.render import RUNTIMES, RenderedJob, RenderError
+from jobs.script.task_state import parse_task_state, parse_verdict
 from tests.unit.rendering import render_job
 
 GOLDEN = Path(__file__).parent / "golden"
-SHELL = Path(__file__).parents[2] / "jobs" / "shell"
+SHELL = Path(__file__).parents[2] / "jobs" / "script" / "shell"
 
 PS = {"name": "ps", "memoryMB": 2048, "command": "python ps.py"}
 WORKER = {
@@ -53,7 +53,7 @@ def as_text(job: RenderedJob, *, variables: bool) -> str:
             continue  # the same for every runtime: one golden file shows them
         constant = SHELL / path
         body = constant.read_text() if constant.exists() else ""
-        shown = text.replace(body, f"(here follows jobs/shell/{path})\n") if body else text
+        shown = text.replace(body, f"(here follows jobs/script/shell/{path})\n") if body else text
         parts.append(f"======== {path}\n{shown}")
     return "\n".join(parts)
 
@@ -130,9 +130,9 @@ def test_rendering_is_quick_and_does_not_grow_with_tasks(
         ],
     }
     job["taskRoles"][0]["taskNumber"] = min(job["taskRoles"][0]["taskNumber"], 128)
+    from jobs.jobfile import JobSpec
     from jobs.plan import plan
-    from jobs.script import render
-    from jobs.spec import JobSpec
+    from jobs.script.render import render
     from tests.unit.rendering import LAB, PATHS, RULES
 
     spec = JobSpec.model_validate(job)

@@ -17,15 +17,15 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from jobs.paths import AttemptPaths
 from jobs.plan import PlanError
-from jobs.script import RUNTIMES, RenderedJob, RenderError
+from jobs.script.paths import AttemptPaths
+from jobs.script.render import RUNTIMES, RenderedJob, RenderError
 from tests.effort import examples
 from tests.unit.rendering import render_job
 
 SPECS = examples(5000)
 BATCH = 250
-SHELL = Path(__file__).parents[2] / "jobs" / "shell"
+SHELL = Path(__file__).parents[2] / "jobs" / "script" / "shell"
 
 NASTY = (
     "'", '"', "`id`", "$(touch /tmp/pwned)", "${HOME}", "$HOME", "\\", "\n", "\r\n", "\t", ";", "&&", "|", "#",

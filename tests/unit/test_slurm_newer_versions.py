@@ -12,11 +12,11 @@ import pytest
 from clusters.capacity import GpuCount
 from clusters.errors import CommandFailed, SlurmParseError, SlurmUnavailable
 from clusters.slurm import accounting, control, jobs, nodes
-from clusters.slurm.failures import check_answered
+from clusters.slurm.errors import check_answered
 from clusters.slurm.nodes import parse_gres, parse_node_state
 from clusters.slurm.reasons import ExitStatus
 from clusters.slurm.states import Phase
-from clusters.transport import CommandResult
+from clusters.transport.base import CommandResult
 
 SEPARATOR = "\x1f0badcafe"
 

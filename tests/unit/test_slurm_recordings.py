@@ -15,11 +15,17 @@ from clusters.errors import (
     SlurmUnavailable,
     SubmitRejected,
 )
-from clusters.slurm import accounting, control, jobs, nodes, submit
+from clusters.slurm import (
+    accounting,
+    control,
+    jobs,
+    nodes,
+    sbatch,
+)
 from clusters.slurm.reasons import ExitStatus
+from clusters.slurm.sbatch import Submission
 from clusters.slurm.states import Phase
-from clusters.slurm.submit import Submission
-from clusters.transport import CommandResult
+from clusters.transport.base import CommandResult
 
 SEPARATOR = "\x1f0badcafe"
 VERSIONS = sorted((Path(__file__).parent / "recordings").glob("[0-9]*"))
@@ -341,7 +347,7 @@ def test_slurm_itself(recorded):
 
 
 def test_accepted(recorded):
-    assert submit.parse_submit(recorded("submit_accepted")).isdigit()
+    assert sbatch.parse_submit(recorded("submit_accepted")).isdigit()
 
 
 @pytest.mark.parametrize(
@@ -361,24 +367,24 @@ def test_accepted(recorded):
 )
 def test_refused(recorded, name, retryable, words):
     with pytest.raises(SubmitRejected) as caught:
-        submit.parse_submit(recorded(f"submit_refused_{name}"))
+        sbatch.parse_submit(recorded(f"submit_refused_{name}"))
     assert caught.value.retryable is retryable
     assert words in caught.value.user_message
 
 
 def test_submit_many(recorded):
     batch = [Submission(token, "/w", "/w/batch.sh") for token in ("good-1", "bad", "good-2")]
-    outcomes = submit.parse_submit_many(recorded("submit_many").stdout, batch, separator=SEPARATOR)
+    outcomes = sbatch.parse_submit_many(recorded("submit_many").stdout, batch, separator=SEPARATOR)
     assert [bool(o.slurm_job_id) for o in outcomes] == [True, False, True]
     assert isinstance(outcomes[1].error, SubmitRejected)
 
 
 def test_expected_start(recorded):
-    start = submit.parse_test_only(recorded("test_only_busy"))
+    start = sbatch.parse_test_only(recorded("test_only_busy"))
     assert (start.nodes, start.partition) == (("n3",), "v100")
     assert start.start_at > datetime(2020, 1, 1, tzinfo=UTC)
     with pytest.raises(SubmitRejected):
-        submit.parse_test_only(recorded("test_only_refused"))
+        sbatch.parse_test_only(recorded("test_only_refused"))
 
 
 # -- orders ------------------------------------------------------------------------------------------
@@ -421,7 +427,7 @@ READERS = {
     "ctld_down_nodes": nodes.parse_show_nodes,
     "ctld_down_scancel": control.parse_order,
     "ctld_down_time_limit": control.parse_order,
-    "ctld_down_submit": submit.parse_submit,
+    "ctld_down_submit": sbatch.parse_submit,
     "dbd_down_sacct": lambda r: jobs.parse_sacct(r, separator=SEPARATOR),
     "dbd_down_sacctmgr": accounting.parse_qos,
 }
@@ -440,7 +446,7 @@ def test_a_controller_that_is_down_says_so(recorded):
 
 def test_submit_many_without_a_controller(recorded):
     batch = [Submission(token, "/w", "/w/batch.sh") for token in ("lost", "second")]
-    first, second = submit.parse_submit_many(
+    first, second = sbatch.parse_submit_many(
         recorded("ctld_down_submit_many").stdout, batch, separator=SEPARATOR
     )
     assert isinstance(first.error, SlurmUnavailable)

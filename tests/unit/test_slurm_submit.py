@@ -19,9 +19,9 @@ from clusters.errors import (
     SlurmUnavailable,
     SubmitRejected,
 )
-from clusters.slurm.failures import submit_failure
+from clusters.slurm.errors import submit_failure
 from clusters.slurm.fields import SlurmCommands
-from clusters.slurm.submit import (
+from clusters.slurm.sbatch import (
     Submission,
     SubmissionGivenUp,
     build_submit_argv,
@@ -31,7 +31,7 @@ from clusters.slurm.submit import (
     parse_test_only,
     submit_many_stdin,
 )
-from clusters.transport import CommandResult
+from clusters.transport.base import CommandResult
 
 MARK = "\x1f0123abcd"
 FAILED = "sbatch: error: Batch job submission failed: "

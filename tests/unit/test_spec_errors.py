@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from jobs.importers import load_document, load_text
-from jobs.spec import JobSpec, SpecError, TaskRole
+from jobs.jobfile import JobSpec, SpecError, TaskRole
+from jobs.jobfile.importers import load_document, load_text
 
 FILES = Path(__file__).parent / "jobfiles"
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from jobs.spec import JobSpec, TaskRole
-from jobs.spec.fields import format_duration, parse_duration
+from jobs.jobfile import JobSpec, TaskRole
+from jobs.jobfile.fields import format_duration, parse_duration
 
 
 def job(**more: object) -> JobSpec:

@@ -8,9 +8,16 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from jobs.frameworks import STRATEGIES
-from jobs.importers import load_text
-from jobs.spec import JobSpec, TaskRole, dump, field_markdown, field_table, json_schema
+from jobs.jobfile import (
+    JobSpec,
+    TaskRole,
+    dump,
+    field_markdown,
+    field_table,
+    json_schema,
+)
+from jobs.jobfile.importers import load_text
+from jobs.script.frameworks import STRATEGIES
 from tests.effort import examples
 from tests.unit.strategies import job_specs
 

@@ -7,10 +7,10 @@ import time
 
 import pytest
 
-from jobs.importers import load_text
-from jobs.spec import SpecError
-from jobs.spec.errors import Position
-from jobs.spec.text import MAX_FILE_BYTES, parse_text
+from jobs.jobfile import SpecError
+from jobs.jobfile.errors import Position
+from jobs.jobfile.importers import load_text
+from jobs.jobfile.parse import MAX_FILE_BYTES, parse_text
 
 
 def refused(text: str | bytes, filename: str = "") -> tuple[str, int | None, str]:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clusters.errors import BadArgument
-from clusters.ssh import command_line
+from clusters.transport.ssh import command_line
 
 words = st.text(st.characters(blacklist_characters="\0", blacklist_categories=["Cs"]), max_size=12)
 

@@ -11,8 +11,8 @@ from types import SimpleNamespace
 import pytest
 
 from clusters.errors import AuthFailed, ClusterError, ConnectFailed, ConnectionLost
-from clusters.ssh_connection import RemoteProgram
-from clusters.ssh_pool import ConnectionPool, PoolOptions
+from clusters.transport.connection import RemoteProgram
+from clusters.transport.pool import ConnectionPool, PoolOptions
 
 
 class FakeConnection:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clusters.slurm.states import JOB_STATES, Phase
-from jobs.states import (
+from jobs.lifecycle.states import (
     ABSENT,
     END_STATES,
     ENDS,

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from jobs.spec import SpecError
-from jobs.templating import Parameter, check_parameters, fill, substitute, used_names
+from jobs.jobfile import SpecError
+from jobs.jobfile.parameters import Parameter, check_parameters, fill, substitute, used_names
 
 LR = Parameter("lr", kind="number", default=0.1)
 GPUS = Parameter("gpus", kind="whole", required=True)

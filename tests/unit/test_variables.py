@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from jobs.expressions import Layout, evaluate, evaluate_family
-from jobs.spec import JobSpec, Port, TaskRole
-from jobs.variables import (
+from jobs.jobfile import JobSpec, Port, TaskRole
+from jobs.script.expressions import Layout, evaluate, evaluate_family
+from jobs.script.variables import (
     directory_variables,
     forms_of,
     ports_of,

@@ -14,8 +14,8 @@ from django.utils.translation import gettext
 from clusters import doctor
 from clusters.doctor import Line, Outcome
 from clusters.errors import IdentityRefused
-from clusters.languages import console_language, told
 from clusters.models import Cluster
+from core.translation import console_language, told
 
 
 class Command(BaseCommand):

@@ -17,7 +17,7 @@ from django.db import transaction
 from clusters.models import Cluster, Membership, Namespace, ResourceSpec, UnixAccount
 
 if TYPE_CHECKING:
-    from gateway.models import User
+    from accounts.models import User
 
 NAME = "embedded"
 Role = Membership.Role

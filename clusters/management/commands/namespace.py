@@ -10,11 +10,11 @@ from django.db import transaction
 from django.utils import translation
 from django.utils.translation import gettext as _
 
-from clusters import drift
+from clusters import slurm_comparison
 from clusters.errors import ClusterError
 from clusters.forms import format_time
-from clusters.languages import console_language, told
 from clusters.management.commands.cluster import find_cluster
+from core.translation import console_language, told
 
 
 class Command(BaseCommand):
@@ -36,7 +36,7 @@ class Command(BaseCommand):
     def _sync(self, options: dict[str, Any]) -> None:
         cluster = find_cluster(options["cluster"])
         try:
-            survey = drift.survey(cluster)
+            survey = slurm_comparison.survey(cluster)
         except ClusterError as error:
             raise CommandError(
                 _("%(message)s (“manage.py cluster check %(name)s” finds out where it breaks.)")
@@ -44,7 +44,7 @@ class Command(BaseCommand):
             ) from error
         with transaction.atomic():
             if options["apply"]:
-                drift.apply(cluster, survey.proposals)
+                slurm_comparison.apply(cluster, survey.proposals)
         words = _("Proposed: namespace %(name)s on partition %(partition)s, longest time %(limit)s")
         if options["apply"]:
             words = _("Made: namespace %(name)s on partition %(partition)s, longest time %(limit)s")

@@ -8,7 +8,7 @@ from typing import Any
 from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError
 
-from clusters.connect import certificate_authority
+from clusters.connections import certificate_authority
 from clusters.errors import ClusterError
 
 INSTRUCTIONS = """\

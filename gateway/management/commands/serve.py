@@ -15,7 +15,7 @@ from django.conf import settings
 from django.core.management.base import BaseCommand
 from django.db import connections
 
-from jobs.collector import spare_what_was_loaded
+from core.process import spare_what_was_loaded
 
 logger = logging.getLogger(__name__)
 

@@ -9,8 +9,8 @@ from django.core.management.base import BaseCommand, CommandError
 
 from clusters.errors import ClusterError
 from clusters.models import Cluster
-from jobs.engine.reconcile import differences
 from jobs.models import Attempt
+from jobs.sync.reconcile import differences
 
 
 class Command(BaseCommand):

@@ -15,12 +15,12 @@ from django.db import DatabaseError
 
 from clusters.capacity import Capacity, GpuCount, NamespaceRules, Node, Partition
 from clusters.models import Namespace, capacity_of
-from jobs.importers import load_text
-from jobs.paths import AttemptPaths
+from jobs.jobfile import JobSpec, SpecError
+from jobs.jobfile.importers import load_text
 from jobs.plan import Plan, PlanError, describe, plan
-from jobs.render_settings import options_for
-from jobs.script import RUNTIMES, RenderError, RenderOptions, render
-from jobs.spec import JobSpec, SpecError
+from jobs.script.paths import AttemptPaths
+from jobs.script.render import RUNTIMES, RenderError, RenderOptions, render
+from jobs.store.render_options import options_for
 
 EXAMPLE_NODES = 64
 

@@ -1,0 +1,120 @@
+"""People in the admin site. `clusters.admin` adds their namespaces and Unix accounts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from django.contrib import admin
+from django.contrib.auth.admin import GroupAdmin as DjangoGroupAdmin
+from django.contrib.auth.admin import UserAdmin as DjangoUserAdmin
+from django.contrib.auth.forms import AdminPasswordChangeForm
+from django.contrib.auth.models import Group
+from django.http import HttpRequest
+from django.utils.translation import gettext_lazy as _
+
+from accounts.models import User
+from accounts.tokens import revoke_tokens_of
+
+if TYPE_CHECKING:
+    BaseUserAdmin = DjangoUserAdmin[User]
+    PasswordForm = AdminPasswordChangeForm[User]
+else:
+    BaseUserAdmin, PasswordForm = DjangoUserAdmin, AdminPasswordChangeForm
+
+# Whoever may set these has all rights already, or could give them to themselves.
+RIGHTS = ("is_superuser", "is_staff", "groups", "user_permissions")
+
+admin.site.site_header = _("Sluice administration")
+admin.site.site_title = _("Sluice")
+admin.site.index_title = _("Clusters, namespaces and people")
+
+
+class ResetPassword(PasswordForm):
+    """An administrator's reset: whoever knew the old password may have made tokens with it."""
+
+    def save(self, commit: bool = True) -> User:
+        user: User = super().save(commit)
+        if commit:
+            revoke_tokens_of(user=user)
+        return user
+
+
+@admin.register(User)
+class UserAdmin(BaseUserAdmin):
+    list_display: tuple[str, ...] = (
+        "username",
+        "first_name",
+        "last_name",
+        "email",
+        "is_superuser",
+        "is_active",
+        "last_login",
+    )
+    list_filter = ("is_active", "is_superuser", "is_staff")
+    fieldsets = (
+        (None, {"fields": ("username", "password")}),
+        (_("Person"), {"fields": ("first_name", "last_name", "email", "language", "theme")}),
+        (
+            _("Rights in Sluice"),
+            {
+                "fields": ("is_active", "is_superuser"),
+                "description": _(
+                    "A superuser administers everything. Everyone else has the rights of their "
+                    "roles in namespaces, below."
+                ),
+            },
+        ),
+        (
+            _("Rights in this site"),
+            {
+                "classes": ("collapse",),
+                "fields": ("is_staff", "groups", "user_permissions"),
+                "description": _(
+                    "For people who look after a part of Sluice without being superusers."
+                ),
+            },
+        ),
+        (_("Dates"), {"fields": ("last_login", "date_joined")}),
+    )
+
+    change_password_form = ResetPassword
+
+    def get_readonly_fields(self, request: HttpRequest, obj: User | None = None) -> Any:
+        fields = super().get_readonly_fields(request, obj)
+        return fields if request.user.is_superuser else (*fields, *RIGHTS)
+
+    def has_change_permission(self, request: HttpRequest, obj: User | None = None) -> bool:
+        return super().has_change_permission(request, obj) and _below(request, obj)
+
+    def has_delete_permission(self, request: HttpRequest, obj: User | None = None) -> bool:
+        return super().has_delete_permission(request, obj) and _below(request, obj)
+
+    def save_model(self, request: HttpRequest, obj: User, form: Any, change: bool) -> None:
+        super().save_model(request, obj, form, change)
+        if not obj.is_active:
+            revoke_tokens_of(user=obj)
+
+
+def _below(request: HttpRequest, account: User | None) -> bool:
+    """Only superusers touch the accounts of superusers and of others with rights in this site: with a
+    new password one could sign in as them."""
+    if request.user.is_superuser or account is None or account.pk == request.user.pk:
+        return True
+    return not (account.is_superuser or account.is_staff)
+
+
+admin.site.unregister(Group)
+
+
+@admin.register(Group)
+class GroupAdmin(DjangoGroupAdmin):
+    """Groups are bundles of rights: as the rights themselves, superusers' alone to give."""
+
+    def has_add_permission(self, request: HttpRequest) -> bool:
+        return request.user.is_superuser
+
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return request.user.is_superuser
+
+    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return request.user.is_superuser

@@ -1,0 +1,181 @@
+"""`/api/v1/tokens`: a person's own tokens. A new one is made after a sign-in, never by another token."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from django.conf import settings
+from django.utils import timezone
+from django.utils.translation import gettext as _
+from drf_spectacular.utils import extend_schema
+from rest_framework import serializers, status
+from rest_framework.authentication import BasicAuthentication
+from rest_framework.exceptions import NotFound, PermissionDenied, Throttled
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.views import APIView
+
+from accounts.models import ApiToken
+from accounts.requests import authenticated_user
+from accounts.tokens import SessionByHeader, TokenAuthentication, create_token, revoke_token
+from core.api.fields import PlainText, Strict
+from core.api.schema import problems
+from core.api.throttle import buckets
+
+SIGN_INS_PER_MINUTE = 10
+MAX_TOKENS = 100
+
+
+class TokenAnswer(serializers.Serializer[Any]):
+    id = serializers.IntegerField()
+    name = serializers.CharField()
+    prefix = serializers.CharField(help_text="How the secret begins, to tell tokens apart.")
+    scope = serializers.ChoiceField(choices=ApiToken.Scope.choices)
+    created_at = serializers.DateTimeField()
+    expires_at = serializers.DateTimeField()
+    last_used_at = serializers.DateTimeField(allow_null=True)
+    is_current = serializers.BooleanField(help_text="This request was made with it.")
+
+
+class TokenList(serializers.Serializer[Any]):
+    items = TokenAnswer(many=True)
+
+
+class NewTokenAnswer(TokenAnswer):
+    token = serializers.CharField(help_text="The secret. Shown this once.")
+
+
+class NewToken(Strict):
+    name = PlainText(max_length=100)
+    scope = serializers.ChoiceField(choices=ApiToken.Scope.choices, default=ApiToken.Scope.READ)
+    expires_at = serializers.DateTimeField(
+        required=False, help_text="Absent: as long as this server allows by default."
+    )
+
+    def validate_expires_at(self, value: datetime) -> datetime:
+        now = timezone.now()
+        longest = timedelta(days=settings.API_TOKEN_MAX_DAYS)
+        if not now < value <= now + longest:
+            raise serializers.ValidationError(
+                _("must lie in the future, at most %(days)s days from now.")
+                % {"days": settings.API_TOKEN_MAX_DAYS}
+            )
+        return value
+
+
+class PasswordAuthentication(BasicAuthentication):
+    """Name and password, for `sluice login`: only where tokens are made, and only a few a minute."""
+
+    www_authenticate_realm = "sluice"
+
+    def authenticate_credentials(
+        self, userid: str, password: str, request: Request | None = None
+    ) -> Any:
+        address = request.META.get("REMOTE_ADDR", "") if request is not None else ""
+        for key in (f"sign-in:{userid[:150]}", f"sign-in-from:{address}"):
+            if wait := buckets.take(key, SIGN_INS_PER_MINUTE):
+                raise Throttled(wait=wait)
+        return super().authenticate_credentials(userid, password, request)
+
+
+def as_dict(token: ApiToken, current: Any) -> dict[str, Any]:
+    return {
+        "id": token.pk,
+        "name": token.name,
+        "prefix": token.prefix,
+        "scope": token.scope,
+        "created_at": _iso(token.created_at),
+        "expires_at": _iso(token.expires_at),
+        "last_used_at": _iso(token.last_used_at),
+        "is_current": isinstance(current, ApiToken) and current.pk == token.pk,
+    }
+
+
+def _iso(value: datetime | None) -> str | None:
+    return value.astimezone(UTC).isoformat().replace("+00:00", "Z") if value else None
+
+
+class Tokens(APIView):
+    authentication_classes = [TokenAuthentication, SessionByHeader, PasswordAuthentication]
+
+    @extend_schema(
+        operation_id="tokens_list",
+        tags=["tokens"],
+        summary="Your tokens",
+        responses={200: TokenList, **problems(401)},
+    )
+    def get(self, request: Request) -> Response:
+        tokens = ApiToken.objects.filter(user=authenticated_user(request), revoked_at__isnull=True)
+        return Response({"items": [as_dict(token, request.auth) for token in tokens]})
+
+    @extend_schema(
+        operation_id="tokens_create",
+        tags=["tokens"],
+        summary="Make a token; its secret is in this answer only",
+        request=NewToken,
+        responses={201: NewTokenAnswer, **problems(400, 401, 403, 409, 413, 415)},
+    )
+    def post(self, request: Request) -> Response:
+        if isinstance(request.auth, ApiToken):
+            raise PermissionDenied(
+                _("A token cannot make tokens. Sign in with your name and password."),
+                code="sign_in_needed",
+            )
+        given = NewToken(data=request.data)
+        given.is_valid(raise_exception=True)
+        values = given.validated_data
+        live = ApiToken.objects.filter(
+            user=authenticated_user(request), revoked_at__isnull=True, expires_at__gt=timezone.now()
+        )
+        if live.count() >= MAX_TOKENS:
+            raise TooManyTokens
+        expires_at = values.get("expires_at") or timezone.now() + timedelta(
+            days=settings.API_TOKEN_DEFAULT_DAYS
+        )
+        token, secret = create_token(
+            user=authenticated_user(request),
+            name=values["name"],
+            scope=values["scope"],
+            expires_at=expires_at,
+        )
+        return Response(
+            {**as_dict(token, request.auth), "token": secret}, status=status.HTTP_201_CREATED
+        )
+
+
+class TooManyTokens(PermissionDenied):
+    status_code = 409
+    default_code = "too_many_tokens"
+
+    def __init__(self) -> None:
+        super().__init__(
+            _("You have %(count)s tokens. Revoke one that is no longer used.")
+            % {"count": MAX_TOKENS}
+        )
+
+
+class Token(APIView):
+    @extend_schema(
+        operation_id="tokens_revoke",
+        tags=["tokens"],
+        summary="Revoke a token at once",
+        responses={204: None, **problems(401, 403, 404)},
+    )
+    def delete(self, request: Request, id: int) -> Response:
+        # A read-only token gives itself back; the others are not its to take away.
+        used = request.auth
+        if isinstance(used, ApiToken) and used.scope == ApiToken.Scope.READ and used.pk != id:
+            raise PermissionDenied(
+                _("This token may only read, and revoke itself. Use one with the scope “write”."),
+                code="token_read_only",
+            )
+        token = ApiToken.objects.filter(
+            user=authenticated_user(request), pk=id, revoked_at__isnull=True
+        ).first()
+        if token is None:
+            raise NotFound(_("You have no such token."))
+        revoke_token(token=token)
+        return Response(status=status.HTTP_204_NO_CONTENT)
+
+    reading_methods = ("DELETE",)

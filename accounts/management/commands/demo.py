@@ -1,0 +1,73 @@
+"""The people of the demo, with passwords made for this very machine and kept in a 0600 file."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+from typing import Any
+
+from django.conf import settings
+from django.core.management.base import BaseCommand, CommandError
+from django.db import transaction
+
+from accounts.models import User
+
+# Charlie must not get in: carol belongs to no namespace.
+PEOPLE = {"admin": "Administrator", "alice": "Alice", "bob": "Bob", "carol": "Carol"}
+# No vowels and no look-alikes: easy to type, and never a word.
+LETTERS = "bcdfghjkmnpqrstvwxz23456789"
+
+
+def new_password() -> str:
+    return "-".join("".join(secrets.choice(LETTERS) for _ in range(4)) for _ in range(3))
+
+
+def read_passwords(path: Path) -> dict[str, str]:
+    if not path.exists():
+        return {}
+    rows = (line.split() for line in path.read_text().splitlines())
+    return {row[0]: row[1] for row in rows if len(row) == 2}
+
+
+def write_passwords(path: Path, passwords: dict[str, str]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    fresh = path.with_name(path.name + ".new")
+    fresh.unlink(missing_ok=True)
+    handle = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(handle, "w") as file:
+        file.writelines(f"{name} {password}\n" for name, password in passwords.items())
+    fresh.replace(path)
+
+
+class Command(BaseCommand):
+    help = (
+        "Make the demo's people (admin, alice, bob, carol) where they are missing and print how to "
+        "sign in. Nobody's password or rights are changed."
+    )
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        if not settings.DEMO:
+            raise CommandError("Demo people belong to a demo only: set SLUICE_DEMO=1.")
+        path = settings.SLUICE_HOME / "demo-passwords"
+        passwords = read_passwords(path)
+        for name, first_name in PEOPLE.items():
+            if User.objects.filter(username=name).exists():
+                continue
+            # On disk before the person exists: a crash in between must not lock anyone out.
+            passwords.setdefault(name, new_password())
+            write_passwords(path, passwords)
+            with transaction.atomic():
+                User.objects.create_user(
+                    name,
+                    password=passwords[name],
+                    first_name=first_name,
+                    is_superuser=name == "admin",
+                    is_staff=name == "admin",
+                )
+        self.stdout.write("Sign in as:")
+        for name in PEOPLE:
+            user = User.objects.get(username=name)
+            known = name in passwords and user.check_password(passwords[name])
+            self.stdout.write(f"  {name:8} {passwords[name] if known else '(password changed)'}")
+        self.stdout.write(f"(kept in {path})")

@@ -1,0 +1,176 @@
+"""A person's own pages: profile, password, API tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, cast
+
+from django import forms
+from django.conf import settings
+from django.contrib import messages
+from django.contrib.auth.decorators import login_required
+from django.contrib.auth.forms import PasswordChangeForm
+from django.contrib.auth.views import PasswordChangeView
+from django.db.models import Q
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.shortcuts import get_object_or_404, render
+from django.urls import reverse, reverse_lazy
+from django.utils import timezone
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
+from django.views.decorators.cache import never_cache
+from django.views.decorators.debug import sensitive_post_parameters
+from django.views.decorators.http import require_http_methods, require_POST
+
+from accounts.api import MAX_TOKENS
+from accounts.models import ApiToken, User
+from accounts.tokens import create_token, revoke_token, revoke_tokens_of
+from accounts.web.sign_in import THEME_COOKIE, set_preference_cookie
+
+if TYPE_CHECKING:
+    UserModelForm = forms.ModelForm[User]
+else:
+    UserModelForm = forms.ModelForm
+
+# What apps above this one add to the profile page: functions from a user to template context.
+_profile_context: list[Callable[[User], dict[str, Any]]] = []
+
+
+def add_profile_context(contribute: Callable[[User], dict[str, Any]]) -> None:
+    _profile_context.append(contribute)
+
+
+LIFETIMES_DAYS = (7, 30, 90, 180, 366)
+DRESSES = ((forms.Select, "form-select"), (forms.CheckboxInput, "form-check-input"))
+
+
+def dress(form: forms.BaseForm) -> None:
+    """The pages' classes, and each error tied to its field."""
+    for name, field in form.fields.items():
+        field.widget.attrs["class"] = next(
+            (name for kind, name in DRESSES if isinstance(field.widget, kind)), "form-control"
+        )
+        if form.is_bound and name in form.errors:
+            field.widget.attrs["class"] += " is-invalid"
+            field.widget.attrs["aria-invalid"] = "true"
+
+
+class ProfileForm(UserModelForm):
+    class Meta:
+        model = User
+        fields = ["first_name", "last_name", "email", "language", "theme"]
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.fields["language"].choices = [("", _("As the browser")), *settings.LANGUAGES]  # type: ignore[attr-defined]
+        dress(self)
+
+
+@require_http_methods(["GET", "POST"])
+@login_required
+def profile(request: HttpRequest) -> HttpResponse:
+    user = cast("User", request.user)
+    form = ProfileForm(request.POST or None, instance=user)
+    if request.method == "POST" and form.is_valid():
+        form.save()
+        messages.success(request, _("Your profile is saved."))
+        response = HttpResponseRedirect(reverse("profile"))
+        if user.language:
+            set_preference_cookie(response, settings.LANGUAGE_COOKIE_NAME, user.language)
+        set_preference_cookie(response, THEME_COOKIE, user.theme)
+        return response
+    context: dict[str, Any] = {"form": form}
+    for contribute in _profile_context:
+        context |= contribute(user)
+    return render(request, "account/profile.html", context)
+
+
+class NewPassword(PasswordChangeForm):
+    revoke_tokens = forms.BooleanField(
+        label=gettext_lazy("Revoke my API tokens"),
+        required=False,
+        initial=True,
+        help_text=gettext_lazy(
+            "Somebody who knew the old password may have made one. Programs then need a new token."
+        ),
+    )
+
+
+class ChangePassword(PasswordChangeView):
+    form_class = NewPassword
+    template_name = "account/password.html"
+    success_url = reverse_lazy("profile")
+
+    def get_form(self, form_class: Any = None) -> Any:
+        form = super().get_form(form_class)
+        dress(form)
+        return form
+
+    def form_valid(self, form: Any) -> HttpResponse:
+        messages.success(self.request, _("Your password is changed."))
+        if form.cleaned_data["revoke_tokens"]:
+            revoke_tokens_of(user=form.user)
+        return super().form_valid(form)
+
+
+class TokenForm(forms.Form):
+    name = forms.CharField(label=gettext_lazy("Name"), max_length=100)
+    scope = forms.ChoiceField(label=gettext_lazy("May"), choices=ApiToken.Scope.choices)
+    days = forms.TypedChoiceField(label=gettext_lazy("Ends after"), coerce=int, empty_value=None)
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        days = sorted(
+            {
+                *(n for n in LIFETIMES_DAYS if n <= settings.API_TOKEN_MAX_DAYS),
+                settings.API_TOKEN_DEFAULT_DAYS,
+            }
+        )
+        field = cast("forms.TypedChoiceField", self.fields["days"])
+        field.choices = [(n, _("%(days)s days") % {"days": n}) for n in days]
+        field.initial = settings.API_TOKEN_DEFAULT_DAYS
+        dress(self)
+
+
+@require_http_methods(["GET", "POST"])
+@never_cache
+@sensitive_post_parameters()
+@login_required
+def tokens(request: HttpRequest) -> HttpResponse:
+    """One's tokens. A new one's secret stands in this one answer and nowhere else."""
+    user = cast("User", request.user)
+    form = TokenForm(request.POST or None)
+    usable = ApiToken.objects.filter(user=user, revoked_at=None)
+    secret = ""
+    if request.method == "POST" and form.is_valid():
+        if usable.filter(expires_at__gt=timezone.now()).count() >= MAX_TOKENS:
+            form.add_error(None, _("You have too many tokens. Revoke those you do not need."))
+        else:
+            _token, secret = create_token(
+                user=user,
+                name=form.cleaned_data["name"],
+                scope=form.cleaned_data["scope"],
+                expires_at=timezone.now() + timedelta(days=form.cleaned_data["days"]),
+            )
+            form = TokenForm()
+    recent = timezone.now() - timedelta(days=30)
+    context = {
+        "form": form,
+        "secret": secret,
+        "now": timezone.now(),
+        "tokens": ApiToken.objects.filter(user=user).filter(
+            Q(revoked_at=None, expires_at__gt=recent) | Q(revoked_at__gt=recent)
+        ),
+        "server": request.build_absolute_uri("/").rstrip("/"),
+    }
+    return render(request, "account/tokens.html", context)
+
+
+@require_POST
+@login_required
+def revoke(request: HttpRequest, token_id: int) -> HttpResponse:
+    token = get_object_or_404(ApiToken, pk=token_id, user=cast("User", request.user))
+    revoke_token(token=token)
+    messages.success(request, _("The token “%(name)s” no longer works.") % {"name": token.name})
+    return HttpResponseRedirect(reverse("tokens"))

@@ -1,0 +1,200 @@
+"""What every websocket has in common: where it may come from, who is behind it, how many, how long.
+
+Owns the Origin rule, authentication (session cookie, or a bearer token for programs), the cap per
+person and the regular second look at the person's rights. What is sent is the consumers' business.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from http.cookies import CookieError, SimpleCookie
+from importlib import import_module
+from typing import Any, cast
+from urllib.parse import urlsplit
+
+from channels.generic.websocket import AsyncWebsocketConsumer
+from django.conf import settings
+from django.contrib.auth import get_user
+from django.contrib.auth.models import AnonymousUser
+from django.http import HttpRequest
+from django.http.request import split_domain_port, validate_host
+
+from accounts.models import User
+from accounts.tokens import person_of_token
+from core.threads import in_thread
+from core.translation import language_asked
+
+Person = User | AnonymousUser
+
+logger = logging.getLogger(__name__)
+
+# Close codes that our pages and the client understand. 1008 and friends say too little.
+CLOSE_SIGNED_OUT = 4401
+CLOSE_FORBIDDEN = 4403
+CLOSE_NOT_FOUND = 4404
+CLOSE_TOO_SLOW = 4408
+CLOSE_TOO_MANY = 4429
+
+Scope = dict[str, Any]
+
+
+def origin_allowed(origin: str, host: str) -> bool:
+    """A page may open sockets to its own host, or if an administrator trusts its origin."""
+    if origin in settings.CSRF_TRUSTED_ORIGINS:
+        return True
+    domain, _port = split_domain_port(host)
+    if not domain or not validate_host(domain, settings.ALLOWED_HOSTS):
+        return False
+    parts = urlsplit(origin)
+    return parts.scheme in ("http", "https") and parts.netloc.lower() == host.lower()
+
+
+def _header(scope: Scope, name: bytes) -> str:
+    for key, value in scope.get("headers", ()):
+        if key == name:
+            return bytes(value).decode("latin-1")
+    return ""
+
+
+def _cookie(scope: Scope, name: str) -> str:
+    cookies = SimpleCookie()
+    with contextlib.suppress(CookieError):
+        cookies.load(_header(scope, b"cookie"))
+    morsel = cookies.get(name)
+    return morsel.value if morsel else ""
+
+
+def language_of(scope: Scope, user: User) -> str:
+    """As a page would choose: what was chosen there, what the person likes, what the program asks for."""
+    chosen = _cookie(scope, settings.LANGUAGE_COOKIE_NAME)
+    if chosen not in dict(settings.LANGUAGES):
+        chosen = user.language or language_asked(_header(scope, b"accept-language"))
+    return chosen or str(settings.LANGUAGE_CODE)
+
+
+def person_of_session(session_key: str) -> Person:
+    """The person of a session as it stands now: signed out or password changed means nobody."""
+    if not session_key:
+        return AnonymousUser()
+    request = HttpRequest()
+    request.session = import_module(settings.SESSION_ENGINE).SessionStore(session_key)
+    return get_user(request)
+
+
+class SocketGuard:
+    """ASGI middleware: lets a websocket in only from an allowed origin and with a known person.
+
+    Cookies are believed only together with an Origin: browsers always send it, so a request without
+    one is a program, which must show a token.
+    """
+
+    def __init__(self, app: Callable[..., Awaitable[None]]) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
+        origin = _header(scope, b"origin")
+        scheme, _, token = _header(scope, b"authorization").partition(" ")
+        bearer = token.strip() if scheme.lower() == "bearer" else ""
+        if origin and not origin_allowed(origin, _header(scope, b"host")):
+            logger.warning(
+                "websocket refused: origin %r is not ours",
+                origin,
+                extra={"action": "socket_origin_refused"},
+            )
+            await send({"type": "websocket.close", "code": CLOSE_FORBIDDEN})
+            return
+
+        def person() -> Person:
+            if bearer:
+                return person_of_token(bearer) or AnonymousUser()
+            return (
+                person_of_session(_cookie(scope, settings.SESSION_COOKIE_NAME))
+                if origin
+                else AnonymousUser()
+            )
+
+        user = await in_thread(person)
+        if not user.is_authenticated or not user.is_active:
+            await send({"type": "websocket.close", "code": CLOSE_SIGNED_OUT})
+            return
+        await self.app({**scope, "user": user, "person_now": person}, receive, send)
+
+
+_open_sockets: Counter[int] = Counter()
+
+
+class GuardedConsumer(AsyncWebsocketConsumer):
+    """A websocket of one known person. Subclasses implement `opened`, `closed` and `permitted`."""
+
+    user: User
+    language = "en"
+    _person_now: Callable[[], Person]
+    _counted = False
+    _recheck: asyncio.Task[None] | None = None
+
+    async def connect(self) -> None:
+        scope = cast(Scope, self.scope)
+        self.user = scope["user"]
+        self._person_now = scope["person_now"]
+        self.language = language_of(scope, self.user)
+        await self.accept()
+        if _open_sockets[self.user.pk] >= settings.SOCKETS_PER_PERSON:
+            await self.close(code=CLOSE_TOO_MANY, reason="too many open connections")
+            return
+        _open_sockets[self.user.pk] += 1
+        self._counted = True
+        if not await in_thread(self.permitted):
+            await self.close(code=CLOSE_NOT_FOUND, reason="not found")
+            return
+        self._recheck = asyncio.create_task(self._keep_rechecking())
+        await self.opened()
+
+    async def disconnect(self, code: int) -> None:
+        if self._counted:
+            self._counted = False
+            _open_sockets[self.user.pk] -= 1
+            if _open_sockets[self.user.pk] <= 0:
+                del _open_sockets[self.user.pk]
+        if self._recheck is not None:
+            self._recheck.cancel()
+        await self.closed()
+
+    async def _keep_rechecking(self) -> None:
+        while True:
+            await asyncio.sleep(settings.SOCKET_RECHECK_S)
+            try:
+                user = await in_thread(self._person_now)
+                if not user.is_authenticated or not user.is_active:
+                    await self.close(code=CLOSE_SIGNED_OUT, reason="signed out")
+                    return
+                self.user = user
+                self.language = language_of(cast(Scope, self.scope), user)
+                if not await in_thread(self.permitted):
+                    await self.close(code=CLOSE_FORBIDDEN, reason="no longer allowed")
+                    return
+            except Exception:
+                # The database may be away for a moment: keep the socket, ask again. Whatever it was,
+                # the looking must go on: it is what closes the socket of someone who lost the right.
+                logger.warning(
+                    "could not re-check a websocket",
+                    exc_info=True,
+                    extra={"action": "socket_recheck"},
+                )
+
+    def permitted(self) -> bool:
+        """Whether this person may (still) have this socket. Runs in a thread; may query."""
+        return True
+
+    async def opened(self) -> None:
+        """Accepted and permitted: begin."""
+
+    async def closed(self) -> None:
+        """Give back what `opened` took."""
+
+
+def open_socket_count() -> int:
+    return sum(_open_sockets.values())

@@ -1,0 +1,265 @@
+"""Nodes, partitions and live jobs by pyslurm, for a local cluster of the matching Slurm release.
+
+Optional and off by default: an administrator switches it on per cluster. It reads, it never submits, and gives
+the same values as the commands do (`clusters.slurm_client`). Nothing is imported before it is asked for.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from types import ModuleType
+from typing import Any
+
+from clusters.capacity import Capacity, GpuCount, Node, Partition
+from clusters.errors import SlurmUnavailable
+from clusters.slurm.fields import expand_nodes
+from clusters.slurm.jobs import JobRecord
+from clusters.slurm.nodes import parse_node_state
+from clusters.slurm.reasons import ExitStatus
+from clusters.slurm.states import Phase, parse_job_state
+from core.messages import _
+
+# All that is used of pyslurm 25.11 and 26.05, in one place: a release that lacks one of these is refused.
+CONTRACT: Mapping[str, tuple[str, ...]] = {
+    "": ("slurm_init", "Jobs", "Nodes", "Partitions", "RPCError"),
+    "Job": (
+        "id",
+        "name",
+        "state",
+        "state_reason",
+        "user_name",
+        "account",
+        "qos",
+        "partition",
+        "working_directory",
+        "allocated_nodes",
+        "submit_time",
+        "start_time",
+        "end_time",
+        "time_limit",
+        "priority",
+        "requeue_count",
+        "exit_code",
+        "exit_code_signal",
+        "heterogeneous_id",
+        "heterogeneous_offset",
+        "array_id",
+        "array_task_id",
+        "array_tasks_waiting",
+    ),
+    "Node": (
+        "name",
+        "state",
+        "effective_cpus",
+        "total_cpus",
+        "allocated_cpus",
+        "real_memory",
+        "allocated_memory",
+        "configured_gres",
+        "allocated_gres",
+        "active_features",
+        "partitions",
+        "reason",
+    ),
+    "Partition": (
+        "name",
+        "state",
+        "is_default",
+        "nodes",
+        "max_time_limit",
+        "default_time",
+        "max_nodes",
+        "allowed_accounts",
+        "allowed_qos",
+    ),
+}
+
+# libslurm's slurm_init() calls exit() when it finds no usable configuration, after up to 59 s (25.11): tried in a
+# child first, so that only the child goes.
+_PROBE = "import pyslurm, sys; pyslurm.slurm_init(sys.argv[1]); pyslurm.Partitions.load()"
+PROBE_TIMEOUT_S = 70.0
+_NO_VALUE = (None, 0xFFFFFFFE, 0xFFFFFFFF)
+
+
+class PyslurmReader:
+    """Made once per process: libslurm keeps one configuration for all."""
+
+    def __init__(self, slurm_conf: str) -> None:
+        self.slurm_conf = slurm_conf
+        self._module = _load(slurm_conf)
+
+    def _ask(self, collection: str) -> list[Any]:
+        module = self._module
+        try:
+            return list(getattr(module, collection).load().values())
+        except module.RPCError as error:
+            raise SlurmUnavailable(
+                _("Slurm's controller does not answer."), detail=str(error)
+            ) from error
+
+    def live_jobs(self) -> list[JobRecord]:
+        return [_job(job) for job in self._ask("Jobs")]
+
+    def capacity(self) -> Capacity:
+        return Capacity(
+            taken_at=datetime.now(UTC),
+            nodes=tuple(_node(node) for node in self._ask("Nodes")),
+            partitions=tuple(_partition(partition) for partition in self._ask("Partitions")),
+        )
+
+
+def _load(slurm_conf: str) -> ModuleType:
+    environment = {**os.environ, "PYSLURM_DISABLE_AUTO_INIT": "1"}
+    try:
+        probe = subprocess.run(
+            [sys.executable, "-c", _PROBE, slurm_conf],
+            capture_output=True,
+            env=environment,
+            timeout=PROBE_TIMEOUT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise SlurmUnavailable(_("pyslurm got no answer from Slurm."), detail=str(error)) from error
+    if probe.returncode != 0:
+        raise SlurmUnavailable(
+            _(
+                "pyslurm cannot be used with this cluster: it must be installed, of the same release "
+                "as Slurm, and find the configuration. Switch it off to read by Slurm's commands."
+            ),
+            detail=probe.stderr.decode("utf-8", errors="replace")[-2000:],
+        )
+    # Importing it would otherwise call slurm_init() at once.
+    os.environ["PYSLURM_DISABLE_AUTO_INIT"] = "1"
+    module = importlib.import_module("pyslurm")
+    missing = [name for name in CONTRACT[""] if not hasattr(module, name)]
+    for kind in ("Job", "Node", "Partition"):
+        missing += [
+            f"{kind}.{name}"
+            for name in CONTRACT[kind]
+            if not hasattr(getattr(module, kind, None), name)
+        ]
+    if missing:
+        raise SlurmUnavailable(
+            _(
+                "This release of pyslurm is not supported. Switch it off to read by Slurm's commands."
+            ),
+            detail=f"missing: {', '.join(missing)}",
+        )
+    module.slurm_init(slurm_conf)
+    return module
+
+
+def _number(value: Any) -> int | None:
+    """pyslurm hands some of Slurm's "no value" numbers through, and UNLIMITED as a word."""
+    return value if isinstance(value, int) and value not in _NO_VALUE else None
+
+
+def _moment(value: Any) -> datetime | None:
+    seconds = _number(value)
+    return datetime.fromtimestamp(seconds, UTC) if seconds else None
+
+
+def _minutes(value: Any) -> int | None:
+    minutes = _number(value)
+    return None if minutes is None else minutes * 60
+
+
+def _job_id(job: Any) -> str:
+    """The id as squeue writes it. A het leader's offset is None, a plain job's 4294967294 (25.11)."""
+    leader = _number(job.heterogeneous_id)
+    if leader:
+        return f"{leader}+{_number(job.heterogeneous_offset) or 0}"
+    array, task = _number(job.array_id), _number(job.array_task_id)
+    if array and job.array_tasks_waiting:
+        return f"{array}_[{job.array_tasks_waiting}]"
+    return f"{array}_{task or 0}" if array else str(job.id)
+
+
+def _job(job: Any) -> JobRecord:
+    seen = parse_job_state(job.state)
+    start, end = _moment(job.start_time), _moment(job.end_time)
+    waiting, ended = seen.phase is Phase.WAITING, seen.phase is Phase.ENDED
+    status = ExitStatus(_number(job.exit_code) or 0, _number(job.exit_code_signal) or 0)
+    return JobRecord(
+        slurm_job_id=_job_id(job),
+        raw_id=str(job.id),
+        seen=seen,
+        source="pyslurm",
+        reason=job.state_reason or "",
+        work_dir=job.working_directory or "",
+        user=job.user_name or "",
+        name=job.name or "",
+        partition=job.partition or "",
+        account=job.account or "",
+        qos=job.qos or "",
+        node_list=job.allocated_nodes or "",
+        submitted_at=_moment(job.submit_time),
+        started_at=None if waiting else start,
+        expected_start_at=start if waiting else None,
+        ended_at=end if ended else None,
+        expected_end_at=None if waiting or ended else end,
+        time_limit_s=_minutes(job.time_limit),
+        priority=_number(job.priority),
+        restarts=_number(job.requeue_count),
+        exit_status=status if ended else None,
+    )
+
+
+def _gpus(
+    configured: Mapping[str, Any] | None, used: Mapping[str, Any] | None
+) -> tuple[GpuCount, ...]:
+    """pyslurm's {"gpu:a100": 4}, {"gpu": 4}; for what is used a mapping with "count" inside, or a number."""
+    counts = _gpu_counts(configured)
+    in_use = _gpu_counts(used)
+    return tuple(GpuCount(kind, counts[kind], in_use.get(kind, 0)) for kind in sorted(counts))
+
+
+def _gpu_counts(gres: Mapping[str, Any] | None) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    for key, value in (gres or {}).items():
+        name, _, kind = key.partition(":")
+        if name == "gpu":
+            count = value.get("count", 0) if isinstance(value, Mapping) else value
+            counts[kind.lower()] = int(count)
+    return counts
+
+
+def _node(node: Any) -> Node:
+    state = parse_node_state(node.state)
+    return Node(
+        name=node.name,
+        state=state.name,
+        usable=state.usable,
+        cpus=_number(node.effective_cpus) or _number(node.total_cpus) or 0,
+        cpus_used=_number(node.allocated_cpus) or 0,
+        mem_mib=_number(node.real_memory) or 0,
+        mem_mib_used=_number(node.allocated_memory) or 0,
+        gpus=_gpus(node.configured_gres, node.allocated_gres),
+        features=tuple(node.active_features or ()),
+        partitions=tuple(node.partitions or ()),
+        reason=node.reason or "",
+    )
+
+
+def _allowed(names: Iterable[str] | None) -> tuple[str, ...]:
+    given = tuple(names or ())
+    return () if given == ("ALL",) else given
+
+
+def _partition(partition: Any) -> Partition:
+    return Partition(
+        name=partition.name,
+        up=partition.state == "UP",
+        is_default=bool(partition.is_default),
+        nodes=expand_nodes(partition.nodes or ""),
+        max_time_s=_minutes(partition.max_time_limit),
+        default_time_s=_minutes(partition.default_time),
+        max_nodes_per_job=_number(partition.max_nodes),
+        allowed_accounts=_allowed(partition.allowed_accounts),
+        allowed_qos=_allowed(partition.allowed_qos),
+    )

@@ -1,0 +1,383 @@
+"""Where namespaces and Slurm disagree, and which partitions have no namespace yet.
+
+`compare` is a function of values; `survey` gathers them from the database and from Slurm. Neither changes anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from clusters.capacity import Capacity, NamespaceRules, Partition
+from clusters.connections import scheduler_for
+from clusters.errors import IdentityRefused
+from clusters.forms import format_time
+from clusters.models import Cluster, Namespace, store_capacity, store_status, unix_user_for
+from clusters.slurm import Association, Qos, Tres
+from core.messages import Sentence, _
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    username: str
+    unix_user: str  # "": nobody, because of `refusal`
+    refusal: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class NamespaceView:
+    """A namespace as values."""
+
+    rules: NamespaceRules
+    max_running_jobs_per_user: int | None = None
+    members: tuple[Member, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SlurmView:
+    """Slurm's side: what there is and who may use it."""
+
+    cluster_name: str
+    capacity: Capacity
+    associations: tuple[Association, ...]
+    qos: tuple[Qos, ...]
+    enforces_associations: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Drift:
+    namespace: str
+    code: str
+    problem: Sentence
+    remedy: str
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """A namespace for a partition that has none."""
+
+    name: str
+    partition: str
+    default_time_s: int | None
+    max_time_s: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    proposals: tuple[Proposal, ...] = ()
+    drifts: tuple[Drift, ...] = ()
+    slurm: SlurmView | None = field(default=None, repr=False)
+
+
+def compare(namespaces: Sequence[NamespaceView], slurm: SlurmView) -> list[Drift]:
+    return [drift for namespace in namespaces for drift in _drifts(namespace, slurm)]
+
+
+def propose(slurm: SlurmView, used: Iterable[str], taken: Iterable[str]) -> list[Proposal]:
+    """One namespace per partition not in `used`; `taken` are names that other namespaces have."""
+    used, taken = set(used), set(taken)
+    proposals = []
+    for partition in slurm.capacity.partitions:
+        if partition.name in used:
+            continue
+        name = (
+            partition.name
+            if partition.name not in taken
+            else f"{slurm.cluster_name}-{partition.name}"
+        )
+        if name in taken:
+            continue
+        proposals.append(
+            Proposal(name, partition.name, partition.default_time_s, partition.max_time_s)
+        )
+    return proposals
+
+
+def _drifts(namespace: NamespaceView, slurm: SlurmView) -> Iterator[Drift]:
+    rules = namespace.rules
+    partitions = []
+    for name in rules.partitions:
+        partition = slurm.capacity.partition(name)
+        if partition is None:
+            yield Drift(
+                rules.name,
+                "partition_gone",
+                _("partition %(name)s is gone", name=name),
+                _("choose another partition, or switch the namespace off"),
+            )
+        else:
+            partitions.append(partition)
+    yield from _account_drifts(rules, partitions, slurm)
+    yield from _qos_drifts(rules, partitions, slurm)
+    yield from _member_drifts(namespace, slurm)
+    yield from _limit_drifts(namespace, partitions, slurm)
+
+
+def _account_drifts(
+    rules: NamespaceRules, partitions: Sequence[Partition], slurm: SlurmView
+) -> Iterator[Drift]:
+    if not rules.account:
+        return
+    if all(row.account != rules.account for row in slurm.associations):
+        yield Drift(
+            rules.name,
+            "account_gone",
+            _("account %(account)s is gone", account=rules.account),
+            _("sacctmgr add account %(account)s, or choose another account", account=rules.account),
+        )
+    for partition in partitions:
+        if partition.allowed_accounts and rules.account not in partition.allowed_accounts:
+            yield Drift(
+                rules.name,
+                "account_not_allowed",
+                _(
+                    "partition %(name)s does not admit account %(account)s",
+                    name=partition.name,
+                    account=rules.account,
+                ),
+                _(
+                    "choose one of %(names)s, or extend AllowAccounts",
+                    names=", ".join(partition.allowed_accounts),
+                ),
+            )
+
+
+def _qos_drifts(
+    rules: NamespaceRules, partitions: Sequence[Partition], slurm: SlurmView
+) -> Iterator[Drift]:
+    if not rules.qos:
+        return
+    if all(row.name != rules.qos for row in slurm.qos):
+        yield Drift(
+            rules.name,
+            "qos_gone",
+            _("QOS %(qos)s is gone", qos=rules.qos),
+            _("sacctmgr add qos %(qos)s, or choose another QOS", qos=rules.qos),
+        )
+    for partition in partitions:
+        if partition.allowed_qos and rules.qos not in partition.allowed_qos:
+            yield Drift(
+                rules.name,
+                "qos_not_allowed",
+                _(
+                    "partition %(name)s does not admit QOS %(qos)s",
+                    name=partition.name,
+                    qos=rules.qos,
+                ),
+                _(
+                    "choose one of %(names)s, or extend AllowQos",
+                    names=", ".join(partition.allowed_qos),
+                ),
+            )
+
+
+def _member_drifts(namespace: NamespaceView, slurm: SlurmView) -> Iterator[Drift]:
+    rules = namespace.rules
+    for member in namespace.members:
+        if not member.unix_user:
+            yield Drift(
+                rules.name,
+                "member_without_account",
+                _(
+                    "member %(username)s cannot submit: %(refusal)s",
+                    username=member.username,
+                    refusal=member.refusal,
+                ),
+                _("map the person to a Unix account, or make them a viewer"),
+            )
+            continue
+        if not slurm.enforces_associations:
+            continue
+        rows = [row for row in slurm.associations if _serves(row, member.unix_user, rules)]
+        account = rules.account or "ACCOUNT"
+        if not rows:
+            yield Drift(
+                rules.name,
+                "member_without_association",
+                _(
+                    "member %(username)s (Unix user %(unix_user)s) has no association with account %(account)s",
+                    username=member.username,
+                    unix_user=member.unix_user,
+                    account=rules.account,
+                )
+                if rules.account
+                else _(
+                    "member %(username)s (Unix user %(unix_user)s) has no association",
+                    username=member.username,
+                    unix_user=member.unix_user,
+                ),
+                f"sacctmgr add user {member.unix_user} account={account}",
+            )
+        elif rules.qos and all(rules.qos not in row.qos for row in rows):
+            yield Drift(
+                rules.name,
+                "member_without_qos",
+                _(
+                    "member %(username)s (Unix user %(unix_user)s) may not use QOS %(qos)s",
+                    username=member.username,
+                    unix_user=member.unix_user,
+                    qos=rules.qos,
+                ),
+                f"sacctmgr modify user {member.unix_user} set qos+={rules.qos}",
+            )
+
+
+def _serves(row: Association, unix_user: str, rules: NamespaceRules) -> bool:
+    return (
+        row.user == unix_user
+        and (not rules.account or row.account == rules.account)
+        and (not row.partition or row.partition in rules.partitions)
+    )
+
+
+LONGEST = _("longest time")
+NODES = _("nodes per job")
+GPUS = _("GPUs per job")
+CPUS = _("CPUs per job")
+MEMORY = _("memory per job (MiB)")
+RUNNING = _("running jobs per person")
+
+
+def _limit_drifts(
+    namespace: NamespaceView, partitions: Sequence[Partition], slurm: SlurmView
+) -> Iterator[Drift]:
+    rules = namespace.rules
+    for whose, theirs in _limits_of_slurm(rules, partitions, slurm):
+        for what, ours in _limits_of_ours(namespace).items():
+            allowed = theirs.get(what)
+            if ours is not None and allowed is not None and ours > allowed:
+                show = format_time if what == LONGEST else str
+                yield Drift(
+                    rules.name,
+                    "limit_above_slurm",
+                    _(
+                        "%(what)s %(ours)s is above %(allowed)s of %(whose)s: such jobs would be refused or wait for ever",
+                        what=what,
+                        ours=show(ours),
+                        allowed=show(allowed),
+                        whose=whose,
+                    ),
+                    _("lower it to %(allowed)s, or raise Slurm's", allowed=show(allowed)),
+                )
+
+
+def _limits_of_ours(namespace: NamespaceView) -> dict[str, int | None]:
+    rules = namespace.rules
+    return {
+        LONGEST: rules.max_time_s,
+        NODES: rules.max_nodes_per_job,
+        GPUS: rules.max_gpus_per_job,
+        CPUS: rules.max_cpus_per_job,
+        MEMORY: rules.max_mem_mib_per_job,
+        RUNNING: namespace.max_running_jobs_per_user,
+    }
+
+
+def _limits_of_slurm(
+    rules: NamespaceRules, partitions: Sequence[Partition], slurm: SlurmView
+) -> Iterator[tuple[str, dict[str, int | None]]]:
+    for partition in partitions:
+        yield (
+            _("partition %(name)s", name=partition.name),
+            {
+                LONGEST: partition.max_time_s,
+                NODES: partition.max_nodes_per_job,
+            },
+        )
+    for qos in slurm.qos:
+        if qos.name == rules.qos:
+            yield (
+                _("QOS %(name)s", name=qos.name),
+                {
+                    LONGEST: qos.max_wall_s,
+                    RUNNING: qos.max_jobs_per_user,
+                    **_limits_of_tres(qos.max_tres_per_job),
+                },
+            )
+    for row in slurm.associations:
+        if rules.account and row.account == rules.account and not row.user:
+            yield (
+                _("account %(name)s", name=row.account),
+                {
+                    LONGEST: row.max_wall_s,
+                    RUNNING: row.max_jobs,
+                    **_limits_of_tres(row.max_tres_per_job),
+                },
+            )
+
+
+def _limits_of_tres(tres: Tres) -> dict[str, int | None]:
+    return {
+        NODES: tres.nodes,
+        GPUS: tres.gpus,
+        CPUS: tres.cpus,
+        MEMORY: tres.mem_mib,
+    }
+
+
+# --- from the database and from Slurm -------------------------------------------------------
+
+
+def survey(cluster: Cluster) -> Survey:
+    """Ask Slurm and compare. Keeps what it learns for the pages where namespaces are mapped."""
+    slurm = _look_at_slurm(cluster)
+    store_capacity(cluster, slurm.capacity)
+    store_status(
+        cluster,
+        accounts=sorted({row.account for row in slurm.associations}),
+        qos=sorted(row.name for row in slurm.qos),
+    )
+    rows = list(cluster.namespaces.prefetch_related("memberships__user"))
+    views = [_view(namespace) for namespace in rows if namespace.active]
+    used = {name for namespace in rows for name in namespace.partitions}
+    taken = Namespace.objects.values_list("name", flat=True)
+    return Survey(tuple(propose(slurm, used, taken)), tuple(compare(views, slurm)), slurm)
+
+
+def apply(cluster: Cluster, proposals: Sequence[Proposal]) -> list[Namespace]:
+    """Make the proposed namespaces, without members: an administrator decides who gets in."""
+    made = []
+    for proposal in proposals:
+        namespace = Namespace(
+            name=proposal.name,
+            cluster=cluster,
+            partitions=[proposal.partition],
+            default_time_s=proposal.default_time_s,
+            max_time_s=proposal.max_time_s,
+        )
+        namespace.full_clean()
+        namespace.save()
+        made.append(namespace)
+    return made
+
+
+def _look_at_slurm(cluster: Cluster) -> SlurmView:
+    slurm = scheduler_for(cluster)
+    config = slurm.config()
+    enforced = config.raw.get("AccountingStorageEnforce", "")
+    return SlurmView(
+        cluster_name=config.cluster_name,
+        capacity=slurm.capacity(),
+        associations=tuple(slurm.associations(cluster=config.cluster_name)),
+        qos=tuple(slurm.qos()),
+        enforces_associations="associations" in enforced or "limits" in enforced,
+    )
+
+
+def _view(namespace: Namespace) -> NamespaceView:
+    members = []
+    for membership in namespace.memberships.all():
+        # An administrator of Sluice need not be anybody on the cluster.
+        if membership.role == membership.Role.VIEWER or membership.user.is_superuser:
+            continue
+        try:
+            unix_user = unix_user_for(membership.user, namespace.cluster)
+        except IdentityRefused as refused:
+            members.append(Member(membership.user.username, "", refused.user_message))
+        else:
+            members.append(Member(membership.user.username, unix_user))
+    return NamespaceView(
+        rules=namespace.rules(),
+        max_running_jobs_per_user=namespace.max_running_jobs_per_user,
+        members=tuple(members),
+    )

@@ -1,0 +1,152 @@
+"""Sluice's SSH certificate authority: one ed25519 key in a file, and certificates that live minutes.
+
+Owns the CA key file (0600 in a 0700 directory, made on first use) and what a certificate may do.
+Knows nothing of Django, of connections or of who may act as whom.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import stat
+import time
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import SSHCertificateBuilder, SSHCertificateType
+
+from clusters.errors import ClusterError
+from core.messages import _
+
+DEFAULT_VALID_S = 600
+# Clocks of gateway and login node may differ a little; a certificate "from the future" is refused.
+BACKDATED_S = 120
+
+
+class CaKeyUnusable(ClusterError):
+    """The CA key file is there but must not be used as it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class SignedKey:
+    """A fresh private key and the certificate that makes it worth something. Lives in memory only."""
+
+    private_key: str  # OpenSSH's own format
+    certificate: str  # one line, as in a -cert.pub file
+    valid_until: float
+
+
+@dataclass(frozen=True)
+class CertificateAuthority:
+    """The key at `path`, created the first time it is wanted."""
+
+    path: Path
+
+    @cached_property
+    def _key(self) -> Ed25519PrivateKey:
+        if not self.path.exists():
+            _create_key_file(self.path)
+        _refuse_loose_permissions(self.path)
+        try:
+            key = serialization.load_ssh_private_key(self.path.read_bytes(), password=None)
+        except (ValueError, TypeError) as problem:
+            raise CaKeyUnusable(
+                _(
+                    "%(path)s is not an unencrypted OpenSSH private key. Restore it from a backup, or move "
+                    "it away and let Sluice make a new one (every cluster must then trust the new one).",
+                    path=self.path,
+                )
+            ) from problem
+        if not isinstance(key, Ed25519PrivateKey):
+            raise CaKeyUnusable(
+                _("%(path)s is not an ed25519 key. Sluice signs with ed25519 only.", path=self.path)
+            )
+        return key
+
+    def public_line(self, comment: str = "sluice-ca") -> str:
+        """What goes into the file named by sshd's TrustedUserCAKeys."""
+        raw = self._key.public_key().public_bytes(
+            serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
+        )
+        return f"{raw.decode()} {comment}"
+
+    def sign(
+        self, user: str, *, valid_s: float = DEFAULT_VALID_S, may_tunnel: bool = False
+    ) -> SignedKey:
+        """A fresh key that may log in as `user`, and as nobody else, for `valid_s` from now.
+
+        It runs commands and SFTP and nothing more: no terminal, no agent, no X11, no user rc; TCP
+        forwarding only where it is signed for a tunnel.
+        """
+        now = time.time()
+        private_key = Ed25519PrivateKey.generate()
+        wanted = (
+            SSHCertificateBuilder()
+            .public_key(private_key.public_key())
+            .serial(secrets.randbits(63))
+            .type(SSHCertificateType.USER)
+            .key_id(f"sluice:{user}".encode())  # sshd writes it to its log at each login
+            .valid_principals([user.encode()])
+            .valid_after(int(now) - BACKDATED_S)
+            .valid_before(int(now + valid_s))
+        )
+        if may_tunnel:
+            wanted = wanted.add_extension(b"permit-port-forwarding", b"")
+        certificate = wanted.sign(self._key)
+        return SignedKey(
+            private_key=private_key.private_bytes(
+                serialization.Encoding.PEM,
+                serialization.PrivateFormat.OpenSSH,
+                serialization.NoEncryption(),
+            ).decode(),
+            certificate=certificate.public_bytes().decode(),
+            valid_until=float(int(now + valid_s)),
+        )
+
+
+def _create_key_file(path: Path) -> None:
+    """Several processes may come here at once: the first whole file wins, the others use it."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    text = Ed25519PrivateKey.generate().private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.OpenSSH,
+        serialization.NoEncryption(),
+    )
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        try:
+            os.link(draft, path)
+        except FileExistsError:
+            return
+    finally:
+        os.unlink(draft)
+
+
+def _refuse_loose_permissions(path: Path) -> None:
+    for place, forbidden, wanted in ((path.parent, 0o022, "go-w"), (path, 0o077, "0600")):
+        found = os.stat(place)
+        if stat.S_IMODE(found.st_mode) & forbidden:
+            raise CaKeyUnusable(
+                _(
+                    "%(place)s is open to others (mode %(mode)s). Whoever has the CA key can log in as "
+                    "anybody: run chmod %(wanted)s %(place)s.",
+                    place=place,
+                    mode=f"{stat.S_IMODE(found.st_mode):04o}",
+                    wanted=wanted,
+                )
+            )
+        if found.st_uid not in (0, os.geteuid()):
+            raise CaKeyUnusable(
+                _(
+                    "%(place)s belongs to another user. Give it to the user Sluice runs as.",
+                    place=place,
+                )
+            )

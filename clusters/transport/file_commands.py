@@ -1,0 +1,328 @@
+"""File work as small programs of the far side: how each is asked for, and how its answer is read.
+
+Pure: builds argv and stdin, parses output. Needs only what every Slurm machine has: sh, bash, tar,
+find, and GNU coreutils 8.30 or later. File names are data everywhere; no name ever becomes shell text.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import stat
+import tarfile
+from collections.abc import Iterator, Sequence
+from pathlib import PurePosixPath
+from typing import NoReturn
+
+from clusters.errors import (
+    BadArgument,
+    ClusterError,
+    RemoteDiskFull,
+    RemoteFileError,
+    RemoteFileMissing,
+    RemotePermissionDenied,
+)
+from clusters.transport.base import DirEntry, FileStat, FileToWrite, FollowEvent
+from core.messages import Sentence, _
+
+# One tar stream in, extracted beside the target, so that a reader sees a whole file or none. What is new is
+# then renamed into place by one mv. Where a directory is already there, `cp -rlf` links the whole tree over
+# it in one process (replacing by link + rename); where hard links are not to be had (some parallel file
+# systems) each file is copied beside its target and renamed.
+_UNPACK = """
+umask 077
+export LC_ALL=C
+case $1 in /*) root=$1 ;; *) root=$PWD/$1 ;; esac
+mkdir -p -- "$root" && tmp=$(mktemp -d -- "$root/.sluice.XXXXXXXX") || exit 1
+cleanup() { rm -rf -- "$tmp"; }
+trap cleanup EXIT
+trap 'exit 1' HUP INT TERM PIPE
+tar -x -p -m --no-same-owner -f - -C "$tmp" && cd -- "$tmp" || exit 1
+merge=
+set --
+for name in * .[!.]* ..?*; do
+  [ -e "$name" ] || continue
+  if [ -d "$name" ] && [ -e "$root/$name" ]; then merge=yes; break; fi
+  set -- "$@" "$name"
+done
+if [ -z "$merge" ]; then mv -f -t "$root" -- "$@"; exit; fi
+cp -rlf -- . "$root/" 2>/dev/null && exit 0
+find . ! -type d -exec sh -c '
+  for f do
+    mkdir -p -- "$0/${f%/*}" && cp -p -- "$f" "$0/${f%/*}/.sluice.$$" &&
+      mv -fT -- "$0/${f%/*}/.sluice.$$" "$0/$f" || { rm -f -- "$0/${f%/*}/.sluice.$$"; exit 1; }
+  done' "$root" {} +
+"""
+
+# Two processes: tail, and a watcher that ends it when our side of stdin closes or has been silent for
+# three minutes (a connection that broke without a word). tail's own words carry argv[0], which is a
+# fresh random mark, and go the same way as the data: order is kept since error(3) flushes stdout first.
+# -s: how often tail looks where it cannot use inotify (NFS, Lustre, a file that is not there yet).
+_FOLLOW = (
+    "export LC_ALL=C; "
+    '( while IFS= read -r -t 180 _; do :; done; kill "$$" ) <&0 >/dev/null 2>&1 & '
+    'exec -a "$1" tail -s 0.2 -c "+$2" -F -- "$3" </dev/null 2>&1'
+)
+HEARTBEAT = b"\n"
+HEARTBEAT_S = 60.0
+
+_LIST_FIELDS = 5
+# tail names the file in what it says, at worst with every byte escaped (PATH_MAX is 4096).
+MAX_WORDS_BYTES = 32 * 1024
+
+
+def build_unpack(root: str, files: Sequence[FileToWrite]) -> tuple[list[str], bytes]:
+    """The command and its input. Works in the deepest directory that all files share."""
+    members = [_checked_member(file.path) for file in files]
+    shared = PurePosixPath(os.path.commonpath([member.parent for member in members]))
+    pieces = []
+    for file, member in zip(files, members, strict=True):
+        entry = tarfile.TarInfo(f"./{member.relative_to(shared)}")
+        entry.size = len(file.data)
+        entry.mode = file.mode & 0o777
+        pieces.append(entry.tobuf(tarfile.GNU_FORMAT, "utf-8", "surrogateescape"))
+        pieces.append(file.data)
+        pieces.append(bytes(-len(file.data) % tarfile.BLOCKSIZE))
+    pieces.append(bytes(2 * tarfile.BLOCKSIZE))
+    target = str(PurePosixPath(root) / shared)
+    return ["sh", "-c", _UNPACK, "sluice-write", target], b"".join(pieces)
+
+
+def _checked_member(path: str) -> PurePosixPath:
+    member = PurePosixPath(path)
+    unusable = not member.parts or member.is_absolute() or path.endswith("/") or "\0" in path
+    if unusable or ".." in member.parts:
+        raise BadArgument(
+            _(
+                "%(path)r cannot be written: a path below the root is wanted, without '..' or NUL.",
+                path=path,
+            )
+        )
+    return member
+
+
+def build_read_argv(path: str, offset: int, limit: int | None) -> list[str]:
+    flags = "skip_bytes,fullblock" + ("" if limit is None else ",count_bytes")
+    count = [] if limit is None else [f"count={limit}"]
+    return [
+        "env", "LC_ALL=C", "dd", f"if={path}", f"iflag={flags}", f"skip={offset}", *count,
+        "bs=256K", "status=none",
+    ]  # fmt: skip
+
+
+def build_stat_argv(path: str) -> list[str]:
+    return ["env", "LC_ALL=C", "stat", "-L", "--printf=%s %.9Y %f", "--", path]
+
+
+def parse_stat(answer: bytes) -> FileStat:
+    size, mtime, mode = answer.decode("ascii").split(" ")
+    return file_stat(size=int(size), mtime=float(mtime), mode=int(mode, 16))
+
+
+def file_stat(*, size: int, mtime: float, mode: int) -> FileStat:
+    if stat.S_ISREG(mode):
+        return FileStat(size, mtime, stat.S_IMODE(mode), "file")
+    if stat.S_ISDIR(mode):
+        return FileStat(size, mtime, stat.S_IMODE(mode), "dir")
+    if stat.S_ISLNK(mode):
+        return FileStat(size, mtime, stat.S_IMODE(mode), "link")
+    return FileStat(size, mtime, stat.S_IMODE(mode), "other")
+
+
+def build_list_argv(path: str) -> list[str]:
+    # "/." makes find say "Not a directory" for a plain file, where it would answer with nothing.
+    start = f"{path}/." if path.startswith("/") else f"./{path}/."
+    fields = r"%f\0%y\0%s\0%T@\0%m\0"
+    return ["env", "LC_ALL=C", "find", start, "-mindepth", "1", "-maxdepth", "1", "-printf", fields]
+
+
+def parse_list(answer: bytes) -> list[DirEntry]:
+    fields = answer.split(b"\0")[:-1]
+    if len(fields) % _LIST_FIELDS:
+        raise RemoteFileError(_("The cluster's answer to a directory listing was cut off."))
+    entries = []
+    kinds = {b"f": "file", b"d": "dir", b"l": "link"}
+    for start in range(0, len(fields), _LIST_FIELDS):
+        name, kind, size, mtime, mode = fields[start : start + _LIST_FIELDS]
+        found = FileStat(int(size), float(mtime), int(mode, 8), kinds.get(kind, "other"))  # type: ignore[arg-type]
+        entries.append(DirEntry(os.fsdecode(name), found))
+    return sorted(entries, key=lambda entry: entry.name)
+
+
+_MEANINGS: tuple[tuple[str, type[RemoteFileError], Sentence], ...] = (
+    (
+        "No space left on device",
+        RemoteDiskFull,
+        _("There is no space left on the cluster's disk for %(path)s."),
+    ),
+    (
+        "Disk quota exceeded",
+        RemoteDiskFull,
+        _("The disk quota on the cluster is used up; cannot write %(path)s."),
+    ),
+    ("No such file or directory", RemoteFileMissing, _("There is no file or directory %(path)s.")),
+    ("Not a directory", RemoteFileMissing, _("There is no directory %(path)s.")),
+    ("Permission denied", RemotePermissionDenied, _("The Unix user may not access %(path)s.")),
+    (
+        "Operation not permitted",
+        RemotePermissionDenied,
+        _("The Unix user may not access %(path)s."),
+    ),
+    (
+        "Read-only file system",
+        RemotePermissionDenied,
+        _("The file system is read-only at %(path)s."),
+    ),
+)
+
+
+def file_error(path: str, stderr: str) -> RemoteFileError:
+    """What a program's words (in the C locale) or an OSError's mean for `path`."""
+    for words, kind, sentence in _MEANINGS:
+        if words in stderr:
+            return kind(Sentence(sentence, {"path": path}), detail=stderr)
+    last = stderr.strip().splitlines()[-1:] or [_("no reason was given")]
+    return RemoteFileError(
+        _("The cluster could not work with %(path)s: %(words)s", path=path, words=last[0]),
+        detail=stderr,
+    )
+
+
+def raise_file_error(path: str, stderr: bytes) -> NoReturn:
+    raise file_error(path, stderr.decode("utf-8", errors="replace"))
+
+
+# -- following -------------------------------------------------------------------------------------
+
+
+def new_follow_mark() -> str:
+    """argv[0] for tail. Starts with a byte that logs do not end with, so that nothing is held back."""
+    return f"\x1esluice-{secrets.token_hex(16)}"
+
+
+def build_follow_argv(path: str, offset: int, mark: str) -> list[str]:
+    where = path if path.startswith("/") else f"./{path}"
+    return ["bash", "-c", _FOLLOW, "sluice-follow", mark, str(offset + 1), where]
+
+
+class TailSplitter:
+    """Tells tail's own words from the file's bytes in one stream. Exact for any bytes."""
+
+    def __init__(self, mark: str) -> None:
+        self._mark = mark.encode() + b": "
+        self._held = b""
+
+    def feed(self, chunk: bytes) -> Iterator[tuple[bytes, str]]:
+        """Pairs (data, words): first the data, then what tail said after it; either may be empty."""
+        buffer = self._held + chunk
+        self._held = b""
+        while True:
+            at = buffer.find(self._mark)
+            if at < 0:
+                keep = self._mark_prefix_at_end(buffer)
+                self._held = buffer[len(buffer) - keep :]
+                if len(buffer) > keep:
+                    yield buffer[: len(buffer) - keep], ""
+                return
+            end = buffer.find(b"\n", at)
+            if end < 0 and len(buffer) - at > MAX_WORDS_BYTES:
+                # The log itself holds the mark: these are no words of tail's.
+                yield buffer, ""
+                return
+            if end < 0:
+                self._held = buffer[at:]
+                if at:
+                    yield buffer[:at], ""
+                return
+            words = buffer[at + len(self._mark) : end].decode("utf-8", errors="replace")
+            yield buffer[:at], words
+            buffer = buffer[end + 1 :]
+
+    def _mark_prefix_at_end(self, buffer: bytes) -> int:
+        start = buffer.rfind(self._mark[:1], max(0, len(buffer) - len(self._mark) + 1))
+        while start >= 0:
+            if self._mark.startswith(buffer[start:]):
+                return len(buffer) - start
+            start = buffer.rfind(self._mark[:1], max(0, len(buffer) - len(self._mark) + 1), start)
+        return 0
+
+
+# GNU tail's reasons (C locale) why a log cannot be read yet.
+_TAIL_WORDS = {
+    str(words): words
+    for words in (
+        _("No such file or directory"),
+        _("Permission denied"),
+        _("Not a directory"),
+        _("Stale file handle"),
+        _("Input/output error"),
+        _("Transport endpoint is not connected"),
+    )
+}
+_WAITING_WORDS = re.compile(
+    r"cannot open .* for reading|has become inaccessible|error reading|cannot watch|"
+    r"has been replaced with an untailable|cannot follow end of this type of file"
+)
+
+
+class FollowState:
+    """Where in the file we stand, through everything tail may say (coreutils 8.30 to 9.x)."""
+
+    def __init__(self, offset: int) -> None:
+        self.offset = offset
+        self.restart = False  # tail should be started afresh at `resume_at`
+        self._gone = False  # what comes next under this name is another file
+        self._splitter: TailSplitter | None = None
+
+    @property
+    def resume_at(self) -> int:
+        return 0 if self._gone else self.offset
+
+    def started(self, mark: str) -> None:
+        self._splitter = TailSplitter(mark)
+        self.restart = False
+
+    def feed(self, chunk: bytes) -> Iterator[FollowEvent]:
+        if self._splitter is None:
+            raise ClusterError(_("A log was followed before its reader was started."))
+        for data, words in self._splitter.feed(chunk):
+            if data:
+                if self._gone:
+                    yield self._from_the_start(_("The file was replaced."))
+                yield FollowEvent("data", self.offset, data)
+                self.offset += len(data)
+            if words:
+                yield from self._heard(words)
+            if self.restart:
+                return
+
+    def _heard(self, words: str) -> Iterator[FollowEvent]:
+        if words.endswith("file truncated"):
+            yield self._from_the_start(_("The file was cut."))
+        elif words.endswith("has been replaced;  following new file"):
+            yield self._from_the_start(_("The file was replaced."))
+        elif words.endswith("has appeared;  following new file"):
+            if self.offset:
+                yield self._from_the_start(_("The file was replaced."))
+            # tail that once had no file either polls for good or waits for the next change before it
+            # shows what is there (both seen with 9.1): a fresh one does neither.
+            self.restart = True
+        elif words.endswith("has become accessible"):
+            # tail would send it all again from 0, and it may be the very same file: go on where we were.
+            self.restart = True
+        elif _WAITING_WORDS.search(words):
+            if "has become inaccessible: No such file" in words and self.offset:
+                self._gone = True
+            # "cannot watch": tail has gone blind for this file, and stays so.
+            self.restart = words.startswith("cannot watch")
+            yield FollowEvent(
+                "waiting",
+                self.offset,
+                reason=_TAIL_WORDS.get(why := words.rpartition(": ")[2], why),
+            )
+
+    def _from_the_start(self, reason: str) -> FollowEvent:
+        self.offset = 0
+        self._gone = False
+        return FollowEvent("truncated", 0, reason=reason)

@@ -1,0 +1,273 @@
+"""What both transports do alike once they can start a program: write, read, list and follow files.
+
+Built on two things a transport gives: `run`, and `_start` for a program whose output is read while it
+runs. Decides when to start again after a broken connection; knows neither SSH nor subprocesses.
+"""
+
+from __future__ import annotations
+
+import abc
+import threading
+import time
+from collections import deque
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import AbstractContextManager
+from types import TracebackType
+
+from clusters.errors import (
+    BadArgument,
+    ClusterError,
+    CommandTimeout,
+    ConnectFailed,
+    ConnectionLost,
+    OutcomeUnknown,
+)
+from clusters.transport import file_commands
+from clusters.transport.base import (
+    CommandResult,
+    DirEntry,
+    FileStat,
+    FileToWrite,
+    FollowEvent,
+    Transport,
+)
+from core.messages import _
+
+CHUNK = 256 * 1024
+# A program that reads a file and says nothing for so long sits on a dead file system.
+STALLED_S = 120.0
+WRITE_TIMEOUT_S = 120.0
+MAX_BACKOFF_S = 10.0
+
+
+class RunningProgram(abc.ABC):
+    """A started program: its output as it comes. `close` may be called from any thread, any time."""
+
+    @abc.abstractmethod
+    def read(self, limit: int, timeout_s: float) -> bytes:
+        """What is there, at least one byte; b"" at the end. Raises TimeoutError."""
+
+    @abc.abstractmethod
+    def send(self, data: bytes) -> None: ...
+
+    @abc.abstractmethod
+    def result(self, timeout_s: float = 10.0) -> tuple[int, bytes]:
+        """Exit code and stderr, after the end of output. Raises ConnectionLost, CommandTimeout."""
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """End the program, wake its reader, give everything back."""
+
+
+def check_argv(argv: Sequence[str]) -> None:
+    """What no kernel can pass on is refused in words, before anything is started."""
+    if not argv or not argv[0]:
+        raise BadArgument(_("No command was given."))
+    for argument in argv:
+        if "\0" in argument:
+            raise BadArgument(
+                _(
+                    "The argument %(argument)r holds a NUL byte, which no command can take.",
+                    argument=argument,
+                )
+            )
+
+
+class StreamedTransport(Transport):
+    """A Transport whose file work is done by the programs of `clusters.transport.file_commands`."""
+
+    @abc.abstractmethod
+    def _start(self, argv: Sequence[str]) -> RunningProgram:
+        """Start a program that may run for long."""
+
+    def _run_again_if_lost(self, argv: Sequence[str], *, stdin: bytes = b"") -> CommandResult:
+        """For programs that do the same when run twice."""
+        try:
+            return self.run(argv, stdin=stdin, timeout_s=WRITE_TIMEOUT_S)
+        except ConnectionLost:
+            return self.run(argv, stdin=stdin, timeout_s=WRITE_TIMEOUT_S)
+
+    def write_files(self, root: str, files: Sequence[FileToWrite]) -> None:
+        if not files:
+            return
+        _check_path(root)
+        argv, archive = file_commands.build_unpack(root, files)
+        answer = self._run_again_if_lost(argv, stdin=archive)
+        if answer.exit_code:
+            file_commands.raise_file_error(root, answer.stderr)
+
+    def read_at(self, path: str, offset: int, limit: int) -> bytes:
+        if limit <= 0:
+            return b""
+        return b"".join(self.read_stream(path, offset, limit))
+
+    def read_stream(
+        self, path: str, offset: int = 0, limit: int | None = None
+    ) -> Generator[bytes, None, None]:
+        _check_path(path)
+        program = self._start(file_commands.build_read_argv(path, offset, limit))
+        chunks = _chunks(program, path)
+        next(chunks)
+        return chunks
+
+    def stat(self, path: str) -> FileStat:
+        _check_path(path)
+        answer = self._run_again_if_lost(file_commands.build_stat_argv(path))
+        if answer.exit_code:
+            file_commands.raise_file_error(path, answer.stderr)
+        return file_commands.parse_stat(answer.stdout)
+
+    def list_dir(self, path: str) -> list[DirEntry]:
+        _check_path(path)
+        answer = self._run_again_if_lost(file_commands.build_list_argv(path))
+        # A file that vanishes between readdir and stat makes find complain; the rest is still true.
+        if answer.exit_code and not answer.stdout:
+            file_commands.raise_file_error(path, answer.stderr)
+        return file_commands.parse_list(answer.stdout)
+
+    def follow(self, path: str, offset: int = 0) -> AbstractContextManager[Iterator[FollowEvent]]:
+        _check_path(path)
+        return Following(self, path, offset)
+
+
+def _check_path(path: str) -> None:
+    if not path or "\0" in path:
+        raise BadArgument(_("%(path)r is not a path.", path=path))
+
+
+def _read_or_fail(program: RunningProgram, path: str) -> bytes:
+    try:
+        chunk = program.read(CHUNK, STALLED_S)
+    except TimeoutError as problem:
+        raise CommandTimeout(
+            _(
+                "Reading %(path)s stalled for %(seconds)s s.",
+                path=path,
+                seconds=f"{STALLED_S:.0f}",
+            )
+        ) from problem
+    if not chunk:
+        exit_code, stderr = program.result()
+        # dd says so and ends well when the offset lies past the end.
+        if exit_code:
+            file_commands.raise_file_error(path, stderr)
+    return chunk
+
+
+def _chunks(program: RunningProgram, path: str) -> Generator[bytes, None, None]:
+    try:
+        chunk = _read_or_fail(program, path)
+        yield b""  # taken by read_stream: only a generator that has begun closes its program
+        while chunk:
+            yield chunk
+            chunk = _read_or_fail(program, path)
+    finally:
+        program.close()
+
+
+class Following(AbstractContextManager[Iterator[FollowEvent]], Iterator[FollowEvent]):
+    """One followed file. Iterated by one thread; left by any."""
+
+    def __init__(self, transport: StreamedTransport, path: str, offset: int) -> None:
+        self._transport = transport
+        self._path = path
+        self._state = file_commands.FollowState(offset)
+        self._events: deque[FollowEvent] = deque()
+        self._lock = threading.Lock()
+        self._left = threading.Event()
+        self._program: RunningProgram | None = None
+        self._backoff_s = 0.0
+        self._said_so = False  # the reader of our events knows that we wait
+        self._heard_of_us = 0.0  # when the watcher beside tail last got a sign of life
+
+    def __enter__(self) -> Iterator[FollowEvent]:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._left.set()
+        self._drop_program()
+
+    def __next__(self) -> FollowEvent:
+        while not self._left.is_set():
+            if self._events:
+                return self._events.popleft()
+            if self._program is None:
+                self._start()
+            else:
+                self._read(self._program)
+        raise StopIteration
+
+    def _start(self) -> None:
+        if self._backoff_s and self._left.wait(self._backoff_s):
+            return
+        mark = file_commands.new_follow_mark()
+        argv = file_commands.build_follow_argv(self._path, self._state.resume_at, mark)
+        try:
+            program = self._transport._start(argv)
+        except (ConnectFailed, OutcomeUnknown) as problem:
+            self._interrupted(problem)
+            return
+        self._state.started(mark)
+        self._heard_of_us = time.monotonic()
+        with self._lock:
+            self._program = program
+        if self._left.is_set():
+            self._drop_program()
+
+    def _read(self, program: RunningProgram) -> None:
+        now = time.monotonic()
+        if now - self._heard_of_us >= file_commands.HEARTBEAT_S:
+            self._heard_of_us = now
+            program.send(file_commands.HEARTBEAT)
+        try:
+            chunk = program.read(CHUNK, file_commands.HEARTBEAT_S)
+        except TimeoutError:
+            return
+        except OutcomeUnknown as lost:
+            self._drop_program()
+            if not self._left.is_set():
+                self._interrupted(lost)
+            return
+        if not chunk:
+            self._ended(program)
+            return
+        self._backoff_s, self._said_so = 0.0, False
+        self._events.extend(self._state.feed(chunk))
+        if self._state.restart:
+            self._drop_program()
+
+    def _ended(self, program: RunningProgram) -> None:
+        if self._left.is_set():
+            return
+        quietly = False
+        try:
+            exit_code, stderr = program.result(timeout_s=2.0)
+            words = stderr.decode("utf-8", errors="replace").strip()
+            problem = ClusterError(
+                _("The reader on the cluster ended (%(words)s).", words=words or exit_code)
+            )
+            # Its watcher ends it when we were silent for long, behind a slow reader: not worth a word.
+            quietly = not self._backoff_s
+        except OutcomeUnknown as lost:
+            problem = lost
+        self._drop_program()
+        self._interrupted(problem, quietly=quietly)
+
+    def _interrupted(self, problem: ClusterError, *, quietly: bool = False) -> None:
+        if not quietly and not self._said_so:
+            self._said_so = True
+            self._events.append(
+                FollowEvent("waiting", self._state.offset, reason=problem.user_message)
+            )
+        self._backoff_s = min(MAX_BACKOFF_S, self._backoff_s * 2 or 0.25)
+
+    def _drop_program(self) -> None:
+        with self._lock:
+            program, self._program = self._program, None
+        if program is not None:
+            program.close()

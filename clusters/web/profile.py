@@ -1,0 +1,30 @@
+"""What the profile page shows of clusters: memberships and the Unix users a person acts as."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from accounts.models import User
+from clusters.errors import IdentityRefused
+from clusters.models import Cluster, Membership, unix_user_for
+from core.translation import told
+
+
+def unix_names(user: User) -> list[dict[str, str]]:
+    """The Unix user of a person on each of their clusters, or why there is none."""
+    namespaces = Membership.objects.filter(user=user).values("namespace__cluster_id")
+    rows = []
+    for cluster in Cluster.objects.filter(pk__in=namespaces, enabled=True).order_by("name"):
+        try:
+            rows.append({"cluster": str(cluster), "name": unix_user_for(user, cluster), "why": ""})
+        except IdentityRefused as refused:
+            rows.append({"cluster": str(cluster), "name": "", "why": told(refused.user_message)})
+    return rows
+
+
+def profile_context(user: User) -> dict[str, Any]:
+    memberships = Membership.objects.filter(user=user).select_related("namespace__cluster")
+    return {
+        "memberships": memberships.order_by("namespace__name"),
+        "unix_names": unix_names(user),
+    }

@@ -1,0 +1,59 @@
+"""How many requests of one kind may wait at the same time: of one person, or for one cluster.
+
+Each keeps one of the process's few threads, and a cluster whose file system hangs answers none of them for
+half a minute: the other threads go on serving everything else. Counted in this process's memory, as the rates are.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+
+from django.conf import settings
+from rest_framework.exceptions import Throttled
+
+from core.errors import ClusterBusy
+from core.messages import _
+
+
+class AtOnce:
+    def __init__(self) -> None:
+        self._held: Counter[str] = Counter()
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def one_of(self, most: int, key: str, refusal: Exception | None = None) -> Iterator[None]:
+        """Raises the refusal, or Throttled, when all are taken."""
+        with self._lock:
+            if self._held[key] >= most:
+                raise refusal or Throttled(wait=1)
+            self._held[key] += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._held[key] -= 1
+                if not self._held[key]:
+                    del self._held[key]
+
+    def keys(self) -> set[str]:
+        with self._lock:
+            return set(self._held)
+
+
+at_once = AtOnce()
+
+
+def asking(cluster_id: int, name: str) -> AbstractContextManager[None]:
+    """Around whatever waits for a cluster in a request's thread. Raises ClusterBusy."""
+    busy = ClusterBusy(
+        _(
+            "Cluster %(cluster)s answers slowly, and many requests wait for it already. Try again in "
+            "a moment.",
+            cluster=name,
+        ),
+        cluster=name,
+    )
+    return at_once.one_of(max(1, settings.WEB_WAITING_THREADS // 2), f"cluster:{cluster_id}", busy)

@@ -1,0 +1,77 @@
+"""Idempotency keys: the same key and content make one object, however often a request is sent."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import uuid
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, Protocol, TypeVar
+
+from django.db import IntegrityError, transaction
+from django.utils import timezone
+
+from core.errors import KeyReused, NotFound
+from core.messages import _
+from core.models import IdempotencyKey
+
+KEY_LIFETIME = timedelta(days=2)
+
+
+class _HasUuid(Protocol):
+    @property
+    def pk(self) -> Any: ...
+
+
+T = TypeVar("T", bound=_HasUuid)
+
+
+def fingerprint_of(*parts: Any) -> str:
+    """SHA-256 of what a request asks for: plain values."""
+    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def get_or_create_for_key(
+    *,
+    user_id: int,
+    key: str,
+    fingerprint: str,
+    create: Callable[[], T],
+    find: Callable[[uuid.UUID], T | None],
+) -> tuple[T, bool]:
+    """The object of this key, and whether it existed before. Raises KeyReused for other content.
+
+    Without a key the object is created, however often. The key's row and the object are one
+    transaction: a simultaneous second request waits at the unique index, and a failed one leaves no
+    key behind.
+    """
+    if not key:
+        return create(), False
+    try:
+        with transaction.atomic():
+            expired = timezone.now() - KEY_LIFETIME
+            IdempotencyKey.objects.filter(user_id=user_id, created_at__lt=expired).delete()
+            row = IdempotencyKey.objects.filter(user_id=user_id, key=key).first()
+            if row is None:
+                with transaction.atomic():
+                    row = IdempotencyKey.objects.create(
+                        user_id=user_id, key=key, fingerprint=fingerprint
+                    )
+                created = create()
+                row.result_id = created.pk
+                row.save(update_fields=["result_id"])
+                return created, False
+    except IntegrityError:
+        row = IdempotencyKey.objects.filter(user_id=user_id, key=key).first()
+        if row is None:
+            raise
+    if row.fingerprint != fingerprint:
+        raise KeyReused(
+            _("This Idempotency-Key was used for another request. Take a new key for a new job."),
+            key=key,
+        )
+    found = find(row.result_id) if row.result_id else None
+    if found is None:
+        raise NotFound(_("The job of this Idempotency-Key was deleted."), key=key)
+    return found, True

@@ -1,0 +1,133 @@
+"""Numbered events: writes them in order, reads them from a number on.
+
+A reader that saw number N must never be given a smaller one later. PostgreSQL assigns ids before
+commit, so two transactions may become visible in the other order; `record` therefore holds one
+advisory lock from numbering to commit. Write events last in a transaction, so that no row lock is
+awaited while that lock is held.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from django.db import connection
+from django.utils import timezone
+
+from core.events.types import check_event
+from core.models import Event
+
+Actor = Event.Actor
+# Any constant that nothing else uses in this database.
+_EVENT_LOCK = 0x51C1CE0E
+
+
+@dataclass(frozen=True, slots=True)
+class NewEvent:
+    subject_type: str
+    subject_id: uuid.UUID
+    owner_id: int
+    namespace_id: int
+    kind: str
+    data: dict[str, Any] = field(default_factory=dict)
+    actor: Actor = Actor.SLUICE
+    actor_name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class EventRow:
+    """An event as readers get it."""
+
+    number: int
+    subject_type: str
+    subject_id: uuid.UUID
+    owner_id: int
+    namespace_id: int
+    at: datetime
+    kind: str
+    actor: str
+    actor_name: str
+    data: dict[str, Any]
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON for clients; the key of the subject is its type: `"job": "<uuid>"`."""
+        return {
+            "number": self.number,
+            self.subject_type: str(self.subject_id),
+            "at": self.at.isoformat(),
+            "kind": self.kind,
+            "actor": self.actor,
+            "actorName": self.actor_name,
+            "data": self.data,
+        }
+
+
+def record(events: Sequence[NewEvent]) -> None:
+    """Write events inside the caller's transaction, as its last statement."""
+    if not events:
+        return
+    if not connection.in_atomic_block:
+        raise RuntimeError("events are written inside the transaction of the change they describe")
+    for event in events:
+        check_event(event.subject_type, event.kind, event.data)
+    if connection.vendor == "postgresql":
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT pg_advisory_xact_lock(%s)", [_EVENT_LOCK])
+    now = timezone.now()
+    Event.objects.bulk_create(
+        [
+            Event(
+                subject_type=event.subject_type,
+                subject_id=event.subject_id,
+                owner_id=event.owner_id,
+                namespace_id=event.namespace_id,
+                at=now,
+                kind=event.kind,
+                actor=event.actor,
+                actor_name=event.actor_name,
+                data=event.data,
+            )
+            for event in events
+        ],
+        batch_size=500,
+    )
+
+
+_COLUMNS = (
+    "id",
+    "subject_type",
+    "subject_id",
+    "owner_id",
+    "namespace_id",
+    "at",
+    "kind",
+    "actor",
+    "actor_name",
+    "data",
+)
+
+
+def read_since(number: int, limit: int = 500) -> list[EventRow]:
+    rows = Event.objects.filter(id__gt=number).order_by("id").values_list(*_COLUMNS)[:limit]
+    return [EventRow(*row) for row in rows]
+
+
+def last_number() -> int:
+    return Event.objects.order_by("-id").values_list("id", flat=True).first() or 0
+
+
+def first_number() -> int | None:
+    """The oldest number still stored."""
+    return Event.objects.order_by("id").values_list("id", flat=True).first()
+
+
+def purge_before(moment: datetime) -> int:
+    """Delete old events; a reader with an older number gets a reset and reads its lists again."""
+    return Event.objects.filter(at__lt=moment).delete()[0]
+
+
+def delete_events_of(subject_type: str, subject_ids: Sequence[uuid.UUID]) -> None:
+    Event.objects.filter(subject_type=subject_type, subject_id__in=subject_ids).delete()

@@ -1,0 +1,15 @@
+"""Which events a person may see, as values: no query per event."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class EventVisibility:
+    everything: bool
+    user_id: int | None
+    namespace_ids: frozenset[int]
+
+    def allows(self, *, owner_id: int, namespace_id: int) -> bool:
+        return self.everything or owner_id == self.user_id or namespace_id in self.namespace_ids

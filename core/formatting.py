@@ -1,0 +1,54 @@
+"""Durations, memory and file sizes as text: one format for pages, commands and messages."""
+
+from __future__ import annotations
+
+from django.utils.translation import gettext
+
+
+def duration(seconds: float | None) -> str:
+    """Two units are enough to compare by: 3 d 4 h, 2 h 05 min, 4 min 09 s, 7 s."""
+    if seconds is None:
+        return "–"
+    whole = int(seconds)
+    days, rest = divmod(whole, 86400)
+    hours, rest = divmod(rest, 3600)
+    minutes, left = divmod(rest, 60)
+    if days:
+        return gettext("%(days)s d %(hours)s h") % {"days": days, "hours": hours}
+    if hours:
+        return gettext("%(hours)s h %(minutes)02d min") % {"hours": hours, "minutes": minutes}
+    if minutes:
+        return gettext("%(minutes)s min %(seconds)02d s") % {"minutes": minutes, "seconds": left}
+    return gettext("%(seconds)s s") % {"seconds": left}
+
+
+def clock(seconds: float | None) -> str:
+    """For narrow columns, the same in every language and as Slurm writes it: 2-03:04, 1:02:03, 0:07."""
+    if seconds is None:
+        return "–"
+    minutes, left = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    if days:
+        return f"{days}-{hours:02}:{minutes:02}"
+    return f"{hours}:{minutes:02}:{left:02}" if hours else f"{minutes}:{left:02}"
+
+
+def memory(mib: int | None) -> str:
+    if mib is None:
+        return "–"
+    if mib < 1024:
+        return f"{mib} MB"
+    gib = mib / 1024
+    return f"{gib:.1f}".removesuffix(".0") + " GB" if gib < 100 else f"{gib:.0f} GB"
+
+
+def filesize(size: int | None) -> str:
+    if size is None:
+        return "–"
+    amount = float(size)
+    for unit in ("B", "kB", "MB", "GB"):
+        if amount < 1000 or unit == "GB":
+            return f"{amount:.3g} {unit}"
+        amount /= 1000
+    return ""

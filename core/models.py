@@ -1,0 +1,74 @@
+"""Tables that every app uses: numbered events and idempotency keys.
+
+Written only by `core.events.records` and `core.api.idempotency`.
+"""
+
+from __future__ import annotations
+
+from django.conf import settings
+from django.db import models
+from django.utils import timezone
+from django.utils.translation import gettext_lazy as _
+
+
+class Event(models.Model):
+    """Append-only record of something that happened to a subject (today: a job).
+
+    Readers see numbers only grow; `core.events.records.record` guarantees it. There is no foreign key:
+    this app knows no other. An app that deletes a subject deletes its events.
+    """
+
+    class Actor(models.TextChoices):
+        PERSON = "person", _("a person")
+        SLUICE = "sluice", _("Sluice")
+        SLURM = "slurm", _("Slurm")
+
+    id = models.BigAutoField(primary_key=True)
+    subject_type = models.CharField(_("subject type"), max_length=20)
+    subject_id = models.UUIDField(_("subject"))
+    owner_id = models.BigIntegerField(_("owner"))
+    namespace_id = models.BigIntegerField(_("namespace"))
+    at = models.DateTimeField(_("at"), default=timezone.now)
+    kind = models.CharField(_("kind"), max_length=40)
+    actor = models.CharField(
+        _("by"), max_length=10, choices=Actor.choices, default=Actor.SLUICE.value
+    )
+    actor_name = models.CharField(_("name"), max_length=150, blank=True)
+    data = models.JSONField(_("data"), default=dict, blank=True)
+
+    class Meta:
+        verbose_name = _("event")
+        verbose_name_plural = _("events")
+        ordering = ["id"]
+        indexes = [
+            models.Index(fields=["subject_id", "id"], name="event_of_subject"),
+            models.Index(fields=["at"], name="event_at"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.pk} {self.kind}"
+
+
+class IdempotencyKey(models.Model):
+    """One request that may be repeated: the same key and content return the first result."""
+
+    user = models.ForeignKey(
+        settings.AUTH_USER_MODEL,
+        on_delete=models.CASCADE,
+        related_name="+",
+        verbose_name=_("person"),
+    )
+    key = models.CharField(_("key"), max_length=200)
+    fingerprint = models.CharField(_("SHA-256 of the request"), max_length=64)
+    result_id = models.UUIDField(_("result"), null=True)
+    created_at = models.DateTimeField(_("created"), default=timezone.now, db_index=True)
+
+    class Meta:
+        verbose_name = _("idempotency key")
+        verbose_name_plural = _("idempotency keys")
+        constraints = [
+            models.UniqueConstraint(fields=["user", "key"], name="idempotency_key_once"),
+        ]
+
+    def __str__(self) -> str:
+        return self.key

@@ -1,0 +1,163 @@
+"""The engine process: a thread per cluster, leases renewed by one more, and patience with the database.
+
+`Engine().run(stop)` works until the event is set; `Engine().run_once()` does one pass for every cluster
+and returns. Nothing here knows Slurm.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+
+from django.db import DatabaseError, close_old_connections, connections
+
+from clusters.models import Cluster
+from clusters.passes import LeaseLost
+from engine.lease import LEASE_S, RENEW_S, STANDBY_S, Lease, new_holder_name
+from engine.worker import ROWS_EVERY_S, ClusterWorker
+
+logger = logging.getLogger(__name__)
+
+CLUSTERS_EVERY_S = 5.0
+DATABASE_PAUSE_S = 1.0
+
+
+class Engine:
+    def __init__(self, *, holder: str = "") -> None:
+        self.holder = holder or new_holder_name()
+        self._threads: dict[int, threading.Thread] = {}
+        self._leases: dict[int, Lease] = {}
+        self._lock = threading.Lock()
+
+    # -- for good -------------------------------------------------------------------------------------
+
+    def run(self, stop: threading.Event) -> None:
+        """Work until `stop` is set. Survives the database and any cluster going away."""
+        logger.info("engine %s begins", self.holder, extra={"action": "engine_start"})
+        renewer = threading.Thread(target=self._renew_leases, args=(stop,), name="engine-renew")
+        renewer.start()
+        while not stop.is_set():
+            try:
+                close_old_connections()
+                self._start_threads(stop)
+            except DatabaseError:
+                self._database_away("list of clusters")
+            stop.wait(CLUSTERS_EVERY_S)
+        for thread in [*self._threads.values(), renewer]:
+            thread.join()
+        connections.close_all()
+        logger.info("engine %s ends", self.holder, extra={"action": "engine_stop"})
+
+    def _start_threads(self, stop: threading.Event) -> None:
+        """Also for clusters that are switched off: their stops and states wait, not vanish."""
+        for cluster in Cluster.objects.all():
+            thread = self._threads.get(cluster.pk)
+            if thread is None or not thread.is_alive():
+                thread = threading.Thread(
+                    target=self._serve, args=(cluster.pk, stop), name=f"engine-{cluster.name}"
+                )
+                self._threads[cluster.pk] = thread
+                thread.start()
+
+    def _serve(self, cluster_id: int, stop: threading.Event) -> None:
+        """One cluster: stand by until the lease is free, then work until it is lost."""
+        while not stop.is_set():
+            try:
+                close_old_connections()
+                cluster = Cluster.objects.filter(pk=cluster_id).first()
+                if cluster is None:
+                    return
+                lease = Lease.acquire(cluster, self.holder)
+                if lease is not None:
+                    self._lead(cluster, lease, stop)
+            except LeaseLost:
+                logger.warning(
+                    "another engine took over",
+                    extra={"action": "lease_lost", "cluster": cluster_id},
+                )
+            except DatabaseError:
+                self._database_away(f"cluster {cluster_id}")
+            except Exception:
+                logger.exception(
+                    "engine thread failed; it goes on", extra={"action": "engine_error"}
+                )
+            stop.wait(STANDBY_S)
+        connections.close_all()
+
+    def _lead(self, cluster: Cluster, lease: Lease, stop: threading.Event) -> None:
+        worker = ClusterWorker(cluster, lease)
+        with self._lock:
+            self._leases[cluster.pk] = lease
+        try:
+            while not stop.is_set():
+                close_old_connections()
+                try:
+                    worker.step()
+                except DatabaseError:
+                    self._database_away(cluster.name)
+                stop.wait(ROWS_EVERY_S)
+        finally:
+            with self._lock:
+                self._leases.pop(cluster.pk, None)
+            worker.close()
+            try:
+                lease.release()
+            except DatabaseError:
+                self._database_away("release")
+
+    def _renew_leases(self, stop: threading.Event) -> None:
+        while not stop.wait(RENEW_S):
+            close_old_connections()
+            with self._lock:
+                leases = list(self._leases.values())
+            for lease in leases:
+                try:
+                    lease.renew()
+                except DatabaseError:
+                    self._database_away("renewal")
+        connections.close_all()
+
+    def _database_away(self, what: str) -> None:
+        connections.close_all()
+        logger.warning(
+            "the database does not answer (%s); trying again",
+            what,
+            exc_info=True,
+            extra={"action": "database_away"},
+        )
+        time.sleep(DATABASE_PAUSE_S)
+
+    # -- once -----------------------------------------------------------------------------------------
+
+    def run_once(self, *, patience_s: float = LEASE_S + 2.0) -> list[str]:
+        """One pass for every enabled cluster; the names of those that another engine serves."""
+        left_out = []
+        for cluster in Cluster.objects.filter(enabled=True):
+            lease = self._acquire_patiently(cluster, patience_s)
+            if lease is None:
+                left_out.append(cluster.name)
+                continue
+            stop = threading.Event()
+            with self._lock:
+                self._leases[cluster.pk] = lease
+            renewer = threading.Thread(target=self._renew_leases, args=(stop,))
+            renewer.start()
+            worker = ClusterWorker(cluster, lease)
+            try:
+                worker.full_pass()
+            finally:
+                worker.close()
+                stop.set()
+                renewer.join()
+                lease.release()
+                self._leases.clear()
+        return left_out
+
+    def _acquire_patiently(self, cluster: Cluster, patience_s: float) -> Lease | None:
+        deadline = time.monotonic() + patience_s
+        while True:
+            lease = Lease.acquire(cluster, self.holder)
+            if lease is not None or time.monotonic() > deadline:
+                return lease
+            time.sleep(0.5)

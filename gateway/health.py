@@ -1,0 +1,65 @@
+"""Health checks: `/healthz` (this process answers) and `/readyz` (database, engine, clusters)."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+from django.db import DatabaseError, connection
+from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.utils import timezone
+from django.utils.translation import gettext as _
+from django.views.decorators.cache import never_cache
+from django.views.decorators.http import require_GET
+
+from clusters.models import ClusterStatus
+from gateway.prometheus import may_read_metrics
+
+# A pass takes seconds; if the last one is older than this, no engine is working.
+ENGINE_STALE_AFTER = timedelta(seconds=60)
+
+
+@require_GET
+@never_cache
+def healthz(request: HttpRequest) -> HttpResponse:
+    """This process answers. Says nothing about the rest: a restart would not mend the rest."""
+    return HttpResponse("ok\n", content_type="text/plain")
+
+
+@require_GET
+@never_cache
+def readyz(request: HttpRequest) -> JsonResponse:
+    """Whether work can be done: database, the engine's last pass, each cluster.
+
+    Anybody is told yes or no; what is not ready, only those who may read the metrics.
+    """
+    checks: dict[str, dict[str, Any]] = {}
+    detailed = False
+    try:
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT 1")
+        checks["database"] = {"ok": True}
+        checks |= _cluster_checks()
+        detailed = may_read_metrics(request)
+    except DatabaseError:
+        checks["database"] = {"ok": False, "message": _("The database does not answer.")}
+    ready = all(check["ok"] for check in checks.values())
+    answer = {"ready": ready, "checks": checks} if detailed else {"ready": ready}
+    return JsonResponse(answer, status=200 if ready else 503)
+
+
+def _cluster_checks() -> dict[str, dict[str, Any]]:
+    """Per enabled cluster: does an engine work on it, and did the cluster answer it?"""
+    now = timezone.now()
+    checks: dict[str, dict[str, Any]] = {}
+    statuses = ClusterStatus.objects.filter(cluster__enabled=True).select_related("cluster")
+    for status in statuses:
+        engine_alive = bool(status.last_pass_at and now - status.last_pass_at < ENGINE_STALE_AFTER)
+        answers = bool(status.last_ok_at and now - status.last_ok_at < ENGINE_STALE_AFTER)
+        check: dict[str, Any] = {"ok": engine_alive and answers}
+        if not engine_alive:
+            check["message"] = _("No engine has worked on this cluster lately.")
+        elif not answers:
+            check["message"] = _("This cluster does not answer.")
+        checks[f"cluster:{status.cluster.name}"] = check
+    return checks

@@ -1,0 +1,131 @@
+"""`/metrics` for Prometheus: jobs by state, the engine's passes, the age of what is known.
+
+Everything comes from the database, so any web process can answer for every engine. Open to requests
+from this very machine, to administrators, and to whoever shows the token of the settings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from secrets import compare_digest
+
+from django.conf import settings
+from django.db.models import Count
+from django.http import HttpRequest, HttpResponse, HttpResponseForbidden
+from django.utils import timezone
+from django.views.decorators.cache import never_cache
+from django.views.decorators.http import require_GET
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from accounts.websockets import open_socket_count
+from clusters.models import ClusterStatus, EngineLease
+from jobs.lifecycle.states import JobState
+from jobs.models import Job
+
+
+class SluiceCollector(Collector):
+    def collect(self) -> Iterable[Metric]:
+        yield self._jobs()
+        yield from self._clusters()
+        yield from self._engines()
+        sockets = GaugeMetricFamily("sluice_websockets", "Open websockets of this web process")
+        sockets.add_metric([], open_socket_count())
+        yield sockets
+
+    @staticmethod
+    def _jobs() -> Metric:
+        metric = GaugeMetricFamily(
+            "sluice_jobs", "Jobs that are not deleted, by state", labels=["cluster", "state"]
+        )
+        counts: dict[tuple[str, str], int] = {}
+        names = set()
+        for name, state, count in (
+            Job.objects.not_deleted()
+            .values_list("cluster__name", "state")
+            .order_by()
+            .annotate(Count("pk"))
+        ):
+            names.add(name)
+            counts[name, state] = count
+        for name in sorted(names):
+            for state in JobState:
+                metric.add_metric([name, state.value], counts.get((name, state.value), 0))
+        return metric
+
+    @staticmethod
+    def _clusters() -> Iterable[Metric]:
+        age = GaugeMetricFamily(
+            "sluice_data_age_seconds", "Seconds since Slurm last answered", labels=["cluster"]
+        )
+        idle = GaugeMetricFamily(
+            "sluice_engine_idle_seconds", "Seconds since the engine's last pass", labels=["cluster"]
+        )
+        now = timezone.now()
+        for status in ClusterStatus.objects.select_related("cluster"):
+            name = status.cluster.name
+            if (seconds := status.age_s(now)) is not None:
+                age.add_metric([name], seconds)
+            if status.last_pass_at is not None:
+                idle.add_metric([name], (now - status.last_pass_at).total_seconds())
+        return [age, idle]
+
+    @staticmethod
+    def _engines() -> Iterable[Metric]:
+        passes = CounterMetricFamily(
+            "sluice_engine_passes", "Looks at Slurm since the engine took over", labels=["cluster"]
+        )
+        seconds = CounterMetricFamily(
+            "sluice_engine_pass_seconds", "Time spent in them", labels=["cluster"]
+        )
+        last = GaugeMetricFamily(
+            "sluice_engine_last_pass_seconds", "How long the last one took", labels=["cluster"]
+        )
+        read = GaugeMetricFamily(
+            "sluice_engine_last_read_seconds", "Of that, squeue and sacct", labels=["cluster"]
+        )
+        fence = CounterMetricFamily(
+            "sluice_engine_takeovers", "Changes of the working engine", labels=["cluster"]
+        )
+        commands = CounterMetricFamily(
+            "sluice_engine_commands", "Commands run on the cluster", labels=["cluster", "command"]
+        )
+        failures = CounterMetricFamily(
+            "sluice_engine_failures", "What went wrong, by kind", labels=["cluster", "kind"]
+        )
+        for lease in EngineLease.objects.select_related("cluster"):
+            name, stats = lease.cluster.name, lease.stats
+            fence.add_metric([name], lease.fence)
+            passes.add_metric([name], stats.get("passes", 0))
+            seconds.add_metric([name], stats.get("passSecondsTotal", 0))
+            last.add_metric([name], stats.get("lastPassS", 0))
+            read.add_metric([name], stats.get("lastReadS", 0))
+            for command, count in stats.get("commands", {}).items():
+                commands.add_metric([name, command], count)
+            for kind, count in stats.get("failures", {}).items():
+                failures.add_metric([name, kind], count)
+        return [passes, seconds, last, read, fence, commands, failures]
+
+
+def may_read_metrics(request: HttpRequest) -> bool:
+    scheme, _, token = request.headers.get("Authorization", "").partition(" ")
+    if settings.METRICS_TOKEN and scheme.lower() == "bearer":
+        return compare_digest(token.strip().encode(), settings.METRICS_TOKEN.encode())
+    if request.user.is_authenticated and request.user.is_active and request.user.is_superuser:
+        return True
+    # Behind a proxy every request comes from loopback: then only the token counts.
+    proxied = settings.BEHIND_TLS or any(
+        name in request.headers for name in ("X-Forwarded-For", "Forwarded", "X-Real-Ip")
+    )
+    return not proxied and request.META.get("REMOTE_ADDR") in ("127.0.0.1", "::1")
+
+
+@require_GET
+@never_cache
+def metrics(request: HttpRequest) -> HttpResponse:
+    if not may_read_metrics(request):
+        return HttpResponseForbidden("Metrics need the bearer token of SLUICE_METRICS_TOKEN.\n")
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(SluiceCollector())
+    return HttpResponse(generate_latest(registry), content_type=CONTENT_TYPE_LATEST)

@@ -1,0 +1,468 @@
+"""What people can do with jobs. Each verb checks permission, is atomic, and writes its event.
+
+Services only write rows: the engine makes the cluster agree with them. Every verb may come twice (a
+double click) without harm. Events are written last in each transaction (see `core.events.records`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+from django.db import IntegrityError, transaction
+from django.utils import timezone
+
+from clusters.access import can_submit
+from clusters.errors import ClusterError
+from clusters.models import Namespace, capacity_of, unix_user_for
+from core.api.idempotency import get_or_create_for_key
+from core.errors import (
+    ClusterNotReady,
+    InvalidTransition,
+    InvalidValue,
+    JobError,
+    NameTaken,
+    NotAllowed,
+    NotFound,
+)
+from core.events.records import Actor, record
+from core.messages import _
+from jobs.events import JobEventKind, job_event, state_data
+from jobs.jobfile import JobSpec
+from jobs.lifecycle.states import JobState, Reason, Wanted
+from jobs.models import Attempt, CodeUpload, Job
+from jobs.plan import Plan, plan
+from jobs.store import secrets as job_secrets
+from jobs.store.access import Verb, can, can_remove_files
+
+if TYPE_CHECKING:
+    from accounts.models import User
+
+WATCH_S = 30
+MAX_LABELS = 50
+MIN_TIME_LIMIT_S = 60
+_LABEL = re.compile(r"[^\x00-\x1f]{1,100}\Z")
+
+
+def plan_job(*, spec: JobSpec, namespace: Namespace) -> Plan:
+    """The plan of a job as things stand. Raises PlanError, ClusterNotReady."""
+    capacity = capacity_of(namespace.cluster)
+    if capacity is None:
+        raise ClusterNotReady(
+            _(
+                "Cluster %(name)s has not answered yet, so Sluice does not know what it has. Try again "
+                "in a minute.",
+                name=namespace.cluster.name,
+            ),
+            cluster=namespace.cluster.name,
+        )
+    return plan(spec, namespace.rules(), capacity)
+
+
+def create_job(
+    *,
+    by: User,
+    spec: JobSpec,
+    namespace: Namespace,
+    secrets: Mapping[str, str] | None = None,
+    image_logins: Mapping[str, Mapping[str, str]] | None = None,
+    warnings: Sequence[Mapping[str, Any]] = (),
+    labels: Mapping[str, str] | None = None,
+    code_upload: CodeUpload | None = None,
+    cloned_from: UUID | None = None,
+) -> Job:
+    """Take a job in. Raises NotAllowed, PlanError, NameTaken, ClusterNotReady, ClusterError."""
+    if not can_submit(by, namespace):
+        raise NotAllowed(
+            _("You may not submit jobs to namespace %(name)s.", name=namespace.name),
+            namespace=namespace.name,
+        )
+    unix_user_for(by, namespace.cluster)  # refuses here rather than after a wait
+    made = plan_job(spec=spec, namespace=namespace)
+    job = Job(
+        owner=by,
+        namespace=namespace,
+        cluster=namespace.cluster,
+        name=spec.job_name,
+        description=spec.description,
+        labels=_checked_labels(labels or {}),
+        spec=spec.model_dump(mode="json", by_alias=True),
+        warnings=[dict(warning) for warning in warnings],
+        code_upload=code_upload,
+        cloned_from=cloned_from,
+        retry_count=spec.retry_count,
+        has_secrets=bool(secrets or image_logins),
+        state=JobState.QUEUED,
+    )
+    job.reason = Reason("queued")
+    _apply_plan(job, made)
+    try:
+        with transaction.atomic():
+            _need_code(job)
+            job.save(force_insert=True)
+            job_secrets.store(job, secrets or {}, image_logins)
+            _record(job, JobEventKind.CREATED, by, {"name": job.name, **state_data(job)})
+    except IntegrityError as error:
+        raise _name_taken(by, spec.job_name) from error
+    return job
+
+
+def create_job_once(
+    *, by: User, key: str, fingerprint: str, create: Callable[[], Job]
+) -> tuple[Job, bool]:
+    """The job of an idempotency key, and whether it existed before (`get_or_create_for_key`)."""
+    return get_or_create_for_key(
+        user_id=by.pk,
+        key=key,
+        fingerprint=fingerprint,
+        create=create,
+        find=lambda pk: Job.objects.not_deleted().filter(pk=pk).first(),
+    )
+
+
+def _need_code(job: Job) -> None:
+    """Code that was uploaded is kept for a while only: hold it for this job, or say that it is gone."""
+    if (job.spec.get("code") or {}).get("selector") != "codeFile":
+        return
+    kept = CodeUpload.objects.filter(pk=job.code_upload_id or 0)
+    held = kept.update(last_used_at=timezone.now())
+    if not held:
+        raise InvalidTransition(
+            _(
+                "The code that was uploaded for job %(name)s is no longer kept. Upload it again and "
+                "submit the job with it.",
+                name=job.name,
+            ),
+            state=job.state,
+        )
+
+
+def _apply_plan(job: Job, made: Plan) -> None:
+    totals = made.totals
+    job.plan = made.to_json()
+    job.time_limit_s = made.time_limit_s
+    job.cpus, job.mem_mib = totals.cpus, totals.mem_mib
+    job.gpus = sum(totals.gpus.values())
+    job.gpu_type = ",".join(sorted(kind for kind in totals.gpus if kind))[:60]
+    job.node_count, job.task_count = totals.nodes, totals.tasks
+    job.is_distributed = totals.tasks > 1
+
+
+def stop_job(*, job: Job, by: User) -> Job:
+    """Want a job stopped. Not yet in Slurm: over at once. Already ended or stopping: nothing to do."""
+    with transaction.atomic():
+        job = _locked(job, by, Verb.STOP)
+        if job.is_ended or job.wanted != Wanted.RUN:
+            return job
+        _want_stop(job, by, Wanted.STOP)
+        _record(job, JobEventKind.STOP, by, state_data(job))
+    return job
+
+
+def _want_stop(job: Job, by: User, wanted: Wanted) -> None:
+    job.wanted = wanted
+    job.stopped_by = by.get_username()
+    if _open_attempt(job):
+        job.reason = Reason("stopping", {"by": job.stopped_by})
+    else:
+        job.state = JobState.STOPPED
+        job.ended_at = timezone.now()
+        job.reason = Reason("end.stopped-before", {"by": job.stopped_by})
+        job.expected_start = None
+        job_secrets.forget([job.pk])
+    job.save()
+
+
+def delete_job(*, job: Job, by: User, remove_files: bool = False, stop_first: bool = False) -> Job:
+    """Delete an ended job; with `stop_first` also a live one, once it has stopped."""
+    with transaction.atomic():
+        job = _locked(job, by, Verb.DELETE)
+        if job.deleted_at is not None:
+            return job
+        if job.is_live and not stop_first:
+            raise InvalidTransition(
+                _(
+                    "Job %(name)s has not ended yet. Stop it first, or stop and delete it.",
+                    name=job.name,
+                ),
+                state=job.state,
+            )
+        if remove_files and not can_remove_files(by, job):
+            raise NotAllowed(
+                _(
+                    "Only %(owner)s may have the files of job %(name)s removed. Delete it without them.",
+                    owner=job.owner.get_username(),
+                    name=job.name,
+                )
+            )
+        job.remove_files = job.remove_files or remove_files
+        if job.is_live:
+            if job.wanted == Wanted.DELETE:
+                return job
+            _want_stop(job, by, Wanted.DELETE)
+        if job.is_ended:
+            job.deleted_at = timezone.now()
+        job.save()
+        kind = JobEventKind.DELETED if job.deleted_at else JobEventKind.STOP
+        _record(job, kind, by, {"removeFiles": job.remove_files, **state_data(job)})
+    return job
+
+
+def retry_job(*, job: Job, by: User) -> Job:
+    """Run an ended job once more, as a further attempt of the same job."""
+    if job.is_live and job.wanted == Wanted.RUN and job.state == JobState.QUEUED:
+        return job  # the second click
+    try:
+        with transaction.atomic():
+            job = _locked(job, by, Verb.RETRY)
+            if job.is_live:
+                raise InvalidTransition(
+                    _(
+                        "Job %(name)s has not ended yet; only an ended job can be tried again.",
+                        name=job.name,
+                    ),
+                    state=job.state,
+                )
+            if job.has_secrets:
+                raise InvalidTransition(
+                    _(
+                        "The secret values of job %(name)s were not kept after its end. Submit it again with them.",
+                        name=job.name,
+                    ),
+                    state=job.state,
+                )
+            _need_code(job)
+            _apply_plan(job, plan_job(spec=spec_of(job), namespace=job.namespace))
+            for name, value in queued_again().items():
+                setattr(job, name, value)
+            job.retries_counted = 0
+            job.not_before = None
+            job.reason = Reason("queued")
+            job.save()
+            _record(job, JobEventKind.RETRY, by, state_data(job))
+    except IntegrityError as error:
+        raise _name_taken(job.owner, job.name) from error
+    return job
+
+
+def queued_again() -> dict[str, Any]:
+    """Back to the start, for a further attempt: what of a job's row is as on its first day."""
+    gone = ("submitted_at", "started_at", "ended_at", "expected_start", "lost_since", "exit_code")
+    return {
+        "state": JobState.QUEUED.value,
+        "wanted": Wanted.RUN.value,
+        "stopped_by": "",
+        "queued_at": timezone.now(),
+        **dict.fromkeys(gone),
+    }
+
+
+def clone_job(
+    *, job: Job, by: User, name: str | None = None, namespace: Namespace | None = None
+) -> Job:
+    """The same job file as a new job of the person who asks; secret values are not copied."""
+    if not can(by, Verb.CLONE, job):
+        raise _hidden(job)
+    if job.has_secrets:
+        raise InvalidTransition(
+            _(
+                "Job %(name)s was given secret values, which are not copied. Submit its job file with your own.",
+                name=job.name,
+            ),
+            state=job.state,
+        )
+    target = namespace or job.namespace
+    spec = spec_of(job).model_copy(
+        update={"job_name": name or free_name(by, job.name), "namespace": target.name}
+    )
+    return create_job(
+        by=by,
+        spec=JobSpec.model_validate(spec.model_dump(by_alias=True)),
+        namespace=target,
+        labels=job.labels,
+        code_upload=job.code_upload,
+        cloned_from=job.pk,
+        warnings=job.warnings,
+    )
+
+
+def free_name(owner: User, name: str) -> str:
+    """The name itself, or with -2, -3 … when a live job of the owner has it."""
+    base = re.sub(r"-\d{1,4}\Z", "", name)[:240] or name
+    taken = set(
+        Job.objects.live().filter(owner=owner, name__startswith=base).values_list("name", flat=True)
+    )
+    if name not in taken:
+        return name
+    return next(f"{base}-{n}" for n in range(2, len(taken) + 3) if f"{base}-{n}" not in taken)
+
+
+def change_time_limit(*, job: Job, by: User, time_limit_s: int) -> Job:
+    """Want another time limit; the engine sets it with the service account's rights."""
+    with transaction.atomic():
+        job = _locked(job, by, Verb.TIME_LIMIT)
+        longest = job.namespace.max_time_s
+        if time_limit_s < MIN_TIME_LIMIT_S:
+            raise InvalidValue(_("A time limit is at least one minute."), least=MIN_TIME_LIMIT_S)
+        if longest is not None and time_limit_s > longest and not by.is_superuser:
+            raise InvalidValue(
+                _(
+                    "Namespace %(name)s lets jobs run %(longest)s s at most.",
+                    name=job.namespace.name,
+                    longest=longest,
+                ),
+                most=longest,
+            )
+        if job.is_ended:
+            raise InvalidTransition(
+                _("Job %(name)s has ended; its time limit is history.", name=job.name),
+                state=job.state,
+            )
+        if time_limit_s in (
+            job.wanted_time_limit_s,
+            job.time_limit_s if not job.wanted_time_limit_s else None,
+        ):
+            return job
+        if _open_attempt(job):
+            job.wanted_time_limit_s = time_limit_s
+        else:
+            job.time_limit_s = time_limit_s
+            job.plan = {**job.plan, "time_limit_s": time_limit_s}
+        job.save()
+        _record(
+            job, JobEventKind.TIME_LIMIT, by, {"wantedTimeLimitS": time_limit_s, **state_data(job)}
+        )
+    return job
+
+
+def update_job(
+    *,
+    job: Job,
+    by: User,
+    description: str | None = None,
+    labels: Mapping[str, str] | None = None,
+) -> Job:
+    with transaction.atomic():
+        job = _locked(job, by, Verb.EDIT)
+        changed: dict[str, Any] = {}
+        if description is not None and description != job.description:
+            changed["description"] = job.description = description
+        if labels is not None and dict(labels) != job.labels:
+            changed["labels"] = job.labels = _checked_labels(labels)
+        if changed:
+            job.save(update_fields=list(changed))
+            _record(job, JobEventKind.EDITED, by, changed)
+    return job
+
+
+@dataclass(frozen=True, slots=True)
+class BatchOutcome:
+    job_id: UUID
+    ok: bool
+    code: str = ""
+    message: str = ""
+
+
+def batch_stop(*, jobs: Iterable[Job], by: User) -> list[BatchOutcome]:
+    return _batch(jobs, lambda job: stop_job(job=job, by=by))
+
+
+def batch_delete(
+    *, jobs: Iterable[Job], by: User, remove_files: bool = False, stop_first: bool = False
+) -> list[BatchOutcome]:
+    return _batch(
+        jobs,
+        lambda job: delete_job(job=job, by=by, remove_files=remove_files, stop_first=stop_first),
+    )
+
+
+def _batch(jobs: Iterable[Job], act: Callable[[Job], object]) -> list[BatchOutcome]:
+    """Each by itself: one that may not be touched does not keep the others from it."""
+    outcomes = []
+    for job in jobs:
+        try:
+            act(job)
+            outcomes.append(BatchOutcome(job.pk, True))
+        except JobError as error:
+            outcomes.append(BatchOutcome(job.pk, False, error.code, error.user_message))
+        except ClusterError as error:
+            outcomes.append(BatchOutcome(job.pk, False, "cluster", error.user_message))
+    return outcomes
+
+
+def watch_job(*, job: Job) -> None:
+    """Somebody looks at its tasks: the engine reads their state files for the next while."""
+    now = timezone.now()
+    if job.is_live and (
+        job.watched_until is None or job.watched_until < now + timedelta(seconds=WATCH_S / 2)
+    ):
+        Job.objects.filter(pk=job.pk).update(watched_until=now + timedelta(seconds=WATCH_S))
+
+
+def spec_of(job: Job) -> JobSpec:
+    return JobSpec.model_validate(job.spec)
+
+
+def _locked(job: Job, by: User, verb: Verb) -> Job:
+    """The row as it is now, held until the end of the transaction, if the person may do this to it."""
+    found = (
+        Job.objects.select_for_update(of=("self",))
+        .select_related("namespace", "cluster", "owner")
+        .filter(pk=job.pk)
+        .first()
+    )
+    if found is None or (found.deleted_at is None and not can(by, Verb.VIEW, found)):
+        raise _hidden(job)
+    if found.deleted_at is not None:
+        if verb is Verb.DELETE and (found.owner_id == by.pk or by.is_superuser):
+            return found
+        raise _hidden(job)
+    if not can(by, verb, found):
+        raise NotAllowed(_("You may not do this to job %(name)s.", name=found.name), verb=str(verb))
+    return found
+
+
+def _hidden(job: Job) -> NotFound:
+    """The same answer for a job that is not there and for one that is not yours to know of."""
+    return NotFound(_("There is no such job, or you may not see it."), job=str(job.pk))
+
+
+def _open_attempt(job: Job) -> bool:
+    return Attempt.objects.filter(
+        job=job, phase__in=[Attempt.Phase.SUBMITTING, Attempt.Phase.LIVE]
+    ).exists()
+
+
+def _record(job: Job, kind: JobEventKind, by: User, data: dict[str, Any]) -> None:
+    record([job_event(job, kind, data, Actor.PERSON, by.get_username())])
+
+
+def _name_taken(owner: User, name: str) -> NameTaken:
+    return NameTaken(
+        _(
+            "%(owner)s already has a job named %(name)s that has not ended. Choose another "
+            "name, or stop that one first.",
+            owner=owner.get_username(),
+            name=name,
+        ),
+        name=name,
+    )
+
+
+def _checked_labels(labels: Mapping[str, str]) -> dict[str, str]:
+    if len(labels) > MAX_LABELS:
+        raise InvalidValue(_("At most %(limit)s labels.", limit=MAX_LABELS), most=MAX_LABELS)
+    for key, value in labels.items():
+        if not _LABEL.match(key) or len(str(value)) > 500:
+            raise InvalidValue(
+                _(
+                    "Label %(key)r: names are 1 to 100 printable characters, values text of at most 500.",
+                    key=key[:100],
+                ),
+                label=key[:100],
+            )
+    return dict(labels)

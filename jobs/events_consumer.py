@@ -1,0 +1,102 @@
+"""The websocket of job events: `/ws/events?since=N`.
+
+Frames, all JSON text: `{"type": "hello", "number": N}` once, then `{"type": "events", "events": […]}`;
+`{"type": "reset", "number": N}` when the asked number is too old: fetch the lists again and go on from
+N. A client that comes back with the last number it saw misses nothing and sees nothing twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+from urllib.parse import parse_qs
+
+from channels.generic.websocket import AsyncWebsocketConsumer
+from django.utils import translation
+
+from accounts.websockets import CLOSE_NOT_FOUND, CLOSE_TOO_SLOW, GuardedConsumer
+from core.events.hub import Subscription, hub_of_this_loop
+from core.events.records import EventRow
+from core.events.visibility import EventVisibility
+from jobs.lifecycle.reasons import event_data
+from jobs.store.access import event_visibility
+
+MAX_EVENTS_PER_FRAME = 200
+
+
+def event_frame(event: EventRow, language: str) -> dict[str, Any]:
+    """The event as JSON, its reason as a sentence in the reader's language."""
+    frame = event.as_dict()
+    with translation.override(language):
+        frame["data"] = event_data(event.data)
+    return frame
+
+
+class EventsConsumer(GuardedConsumer):
+    _visibility: EventVisibility | None = None
+    _subscription: Subscription | None = None
+    _sender: asyncio.Task[None] | None = None
+
+    def permitted(self) -> bool:
+        self._visibility = event_visibility(self.user)
+        if self._visibility is not None and self._subscription is not None:
+            self._subscription.visibility = self._visibility
+        return self._visibility is not None
+
+    async def opened(self) -> None:
+        assert self._visibility is not None  # noqa: S101 - `permitted` said yes
+        hub = hub_of_this_loop()
+        self._subscription = await hub.subscribe(self._visibility)
+        since = self._asked_number()
+        if since is None:
+            await self._send({"type": "hello", "number": self._subscription.start_after})
+        else:
+            missed = await hub.backfill(self._subscription, since)
+            if missed is None:
+                await self._send({"type": "reset", "number": self._subscription.start_after})
+            else:
+                await self._send({"type": "hello", "number": since})
+                await self._send_events(missed)
+        self._sender = asyncio.create_task(self._forward(self._subscription))
+
+    def _asked_number(self) -> int | None:
+        query = parse_qs(self.scope.get("query_string", b"").decode("latin-1"))
+        value = query.get("since", [""])[0]
+        return int(value) if value.isdecimal() and len(value) < 19 else None
+
+    async def _forward(self, subscription: Subscription) -> None:
+        while True:
+            first = await subscription.queue.get()
+            batch: list[EventRow | None] = [first]
+            while len(batch) < MAX_EVENTS_PER_FRAME and not subscription.queue.empty():
+                batch.append(subscription.queue.get_nowait())
+            if subscription.too_slow or None in batch:
+                await self.close(code=CLOSE_TOO_SLOW, reason="too slow; come back with since=")
+                return
+            await self._send_events([event for event in batch if event is not None])
+
+    async def _send_events(self, events: list[EventRow]) -> None:
+        for start in range(0, len(events), MAX_EVENTS_PER_FRAME):
+            part = events[start : start + MAX_EVENTS_PER_FRAME]
+            frames = [event_frame(event, self.language) for event in part]
+            await self._send({"type": "events", "events": frames})
+
+    async def _send(self, frame: dict[str, Any]) -> None:
+        await self.send(text_data=json.dumps(frame, ensure_ascii=False))
+
+    async def receive(self, text_data: str | None = None, bytes_data: bytes | None = None) -> None:
+        """Nothing is expected from the browser; whatever comes is dropped."""
+
+    async def closed(self) -> None:
+        if self._subscription is not None:
+            hub_of_this_loop().unsubscribe(self._subscription)
+        if self._sender is not None:
+            self._sender.cancel()
+
+
+class NoSuchSocket(AsyncWebsocketConsumer):
+    """Any other address: refused, instead of an error in the server's log."""
+
+    async def connect(self) -> None:
+        await self.close(code=CLOSE_NOT_FOUND)

@@ -1,0 +1,247 @@
+"""Templates: job files with parameters, kept by a person for themselves, a namespace or everyone.
+
+Owns who sees and changes them. A change names the version it was made from: of two editors the second is
+told, not overwritten. A template's job file is kept as it was given, in any dialect.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any
+
+from django.db.models import Q, QuerySet
+from django.utils import timezone
+
+from clusters.access import Role, has_role, namespaces_visible_to, role_of
+from clusters.models import Namespace
+from core.errors import InvalidValue, NotAllowed, NotFound, VersionConflict
+from core.messages import _, together
+from jobs import actions
+from jobs.jobfile import Problem, SpecError, to_document
+from jobs.jobfile.importers import load_document
+from jobs.jobfile.parameters import MAX_PARAMETERS, Parameter, check_parameters, fill
+from jobs.jobfile.parse import parse_text
+from jobs.models import CodeUpload, Job, JobTemplate
+from jobs.submission import Submission, read_submission
+
+if TYPE_CHECKING:
+    from django.contrib.auth.models import AnonymousUser
+
+    from accounts.models import User
+
+Visibility = JobTemplate.Visibility
+
+
+def templates_visible_to(user: User | AnonymousUser) -> QuerySet[JobTemplate]:
+    if not user.is_authenticated or not user.is_active:
+        return JobTemplate.objects.none()
+    if user.is_superuser:
+        return JobTemplate.objects.all()
+    return JobTemplate.objects.filter(
+        Q(owner=user)
+        | Q(visibility=Visibility.PUBLIC)
+        | Q(visibility=Visibility.NAMESPACE, namespace__in=namespaces_visible_to(user).values("pk"))
+    )
+
+
+def can_change(user: User, template: JobTemplate) -> bool:
+    """The owner; for a namespace's template also who administers that namespace; superusers."""
+    if user.is_superuser or template.owner_id == user.pk:
+        return True
+    return (
+        template.visibility == Visibility.NAMESPACE
+        and template.namespace is not None
+        and role_of(user, template.namespace) is Role.ADMIN
+    )
+
+
+def find_template(*, id: uuid.UUID, by: User) -> JobTemplate:
+    found = templates_visible_to(by).select_related("owner", "namespace").filter(pk=id).first()
+    if found is None:
+        raise NotFound(_("There is no such template, or you may not see it."), template=str(id))
+    return found
+
+
+def document_of_text(text: str) -> dict[str, Any]:
+    """A job file's text, in any dialect, as the document that a template keeps."""
+    document = parse_text(text).document
+    if not isinstance(document, dict):
+        raise SpecError.single("", _("must be a mapping of fields."), code="not_a_mapping")
+    return document
+
+
+def document_of_job(job: Job) -> dict[str, Any]:
+    """A job's own file; uploaded code does not come with it."""
+    document = to_document(actions.spec_of(job))
+    if document.get("code", {}).get("selector") == "codeFile":
+        document.pop("code")
+    return document
+
+
+def parameters_of_document(document: Mapping[str, Any]) -> list[Parameter]:
+    """What an OpenPAI v2 file declares itself, where the template declares nothing."""
+    declared = document.get("parameters")
+    if "protocolVersion" not in document or not isinstance(declared, Mapping):
+        return []
+    found = []
+    for name, value in declared.items():
+        if isinstance(value, bool):
+            found.append(Parameter(str(name), kind="flag", default=value))
+        elif isinstance(value, int | float):
+            found.append(Parameter(str(name), kind="number", default=value))
+        elif isinstance(value, str):
+            found.append(Parameter(str(name), default=value))
+    return found
+
+
+def _check(document: Mapping[str, Any], parameters: Sequence[Parameter]) -> None:
+    """The template makes a job file that can be read, with stand-ins where nothing is given."""
+    if len(parameters) > MAX_PARAMETERS:
+        raise InvalidValue(
+            _("At most %(limit)s parameters.", limit=MAX_PARAMETERS),
+            most=MAX_PARAMETERS,
+        )
+    check_parameters(parameters, document)
+    stand_ins = {parameter.name: parameter.stand_in() for parameter in parameters}
+    loaded = load_document(fill(document, parameters, stand_ins))
+    if loaded.secrets or loaded.image_auth:
+        raise SpecError(
+            [
+                Problem(
+                    "secrets",
+                    _("a template keeps no secret values; give them when a job is submitted."),
+                    "secret_in_template",
+                )
+            ]
+        )
+
+
+def _namespace(name: str | None, visibility: str, by: User) -> Namespace | None:
+    if not name:
+        if visibility == Visibility.NAMESPACE:
+            raise InvalidValue(_("A template for a namespace must name it."), field="namespace")
+        return None
+    visible = namespaces_visible_to(by)
+    found = visible.filter(name=name).first()
+    if found is None:
+        near = get_close_matches(name, visible.values_list("name", flat=True)[:200], n=1)
+        hint = _('Did you mean "%(near)s"?', near=near[0]) if near else ""
+        raise InvalidValue(
+            together(_("You are in no namespace %(name)s.", name=name), hint), namespace=name
+        )
+    if visibility == Visibility.NAMESPACE and not has_role(by, found, at_least=Role.MEMBER):
+        raise NotAllowed(
+            _("Only members may keep templates in namespace %(name)s.", name=name), namespace=name
+        )
+    return found
+
+
+def create_template(
+    *,
+    by: User,
+    name: str,
+    document: Mapping[str, Any],
+    parameters: Sequence[Parameter] = (),
+    description: str = "",
+    visibility: str = Visibility.PRIVATE,
+    namespace: str | None = None,
+) -> JobTemplate:
+    declared = list(parameters) or parameters_of_document(document)
+    _check(document, declared)
+    return JobTemplate.objects.create(
+        owner=by,
+        name=name,
+        description=description,
+        visibility=visibility,
+        namespace=_namespace(namespace, visibility, by),
+        spec=dict(document),
+        parameters=[parameter.to_json() for parameter in declared],
+    )
+
+
+def change_template(
+    *, template: JobTemplate, by: User, version: int, changes: Mapping[str, Any]
+) -> JobTemplate:
+    """`changes` holds any of name, description, visibility, namespace, document, parameters."""
+    if not can_change(by, template):
+        raise NotAllowed(_("You may use this template, but not change it. Copy it first."))
+    values = dict(changes)
+    visibility = values.get("visibility", template.visibility)
+    # Whoever left a namespace no longer writes what its members run, also not the template's owner.
+    if visibility == Visibility.NAMESPACE or "namespace" in values:
+        current = template.namespace.name if template.namespace else None
+        values["namespace"] = _namespace(values.get("namespace", current), visibility, by)
+    if "document" in values:
+        values["spec"] = dict(values.pop("document"))
+    document = values.get("spec", template.spec)
+    parameters = values.get("parameters")
+    if parameters is None:
+        parameters = parameters_from_json(template.parameters)
+    _check(document, parameters)
+    values["parameters"] = [parameter.to_json() for parameter in parameters]
+    # The version is part of the condition: of two changes at once only one finds its row.
+    changed = JobTemplate.objects.filter(pk=template.pk, version=version).update(
+        **values, version=version + 1, updated_at=timezone.now()
+    )
+    if not changed:
+        raise VersionConflict(
+            _(
+                "Someone changed this template since you opened it. Load it again and repeat your change."
+            ),
+            version=version,
+        )
+    template.refresh_from_db()
+    return template
+
+
+def parameters_from_json(rows: Sequence[Mapping[str, Any]]) -> list[Parameter]:
+    return [Parameter.from_json(row) for row in rows]
+
+
+def copy_template(*, template: JobTemplate, by: User, name: str = "") -> JobTemplate:
+    """A private template of one's own, with the same content."""
+    return JobTemplate.objects.create(
+        owner=by,
+        name=(name or f"{template.name} (2)")[:120],
+        description=template.description,
+        spec=template.spec,
+        parameters=template.parameters,
+    )
+
+
+def delete_template(*, template: JobTemplate, by: User) -> None:
+    if not can_change(by, template):
+        raise NotAllowed(_("You may use this template, but not delete it."))
+    JobTemplate.objects.filter(pk=template.pk).delete()
+
+
+def submission_from(
+    *,
+    template: JobTemplate,
+    by: User,
+    values: Mapping[str, Any],
+    name: str = "",
+    namespace: str = "",
+    secrets: Mapping[str, str] | None = None,
+    code: CodeUpload | None = None,
+) -> Submission:
+    """The template with values for its parameters, read as a job file of the person."""
+    document = fill(template.spec, parameters_from_json(template.parameters), values)
+    read = read_submission(
+        by=by, document=document, secrets=secrets, code=code, name=name, namespace=namespace
+    )
+    if name:
+        return read
+    # The same template is used again and again: a name that still lives gets a number.
+    free = actions.free_name(by, read.spec.job_name)
+    spec = read.spec.model_copy(update={"job_name": free})
+    return Submission(
+        spec=spec,
+        namespace=read.namespace,
+        warnings=read.warnings,
+        dialect=read.dialect,
+        secrets=read.secrets,
+        code=read.code,
+    )

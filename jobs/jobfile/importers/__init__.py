@@ -1,0 +1,174 @@
+"""The one door from text to a job: whatever the format, a spec with warnings, or every problem.
+
+Recognizes the format by itself. Pure: no Django, no network, no files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from core.messages import Sentence, _, joined
+from jobs.jobfile.errors import Loc, Problem, SpecError, Warning, path_text
+from jobs.jobfile.fields import kind_of
+from jobs.jobfile.importers.draft import Draft, Site
+from jobs.jobfile.importers.ffdl import import_ffdl
+from jobs.jobfile.importers.native import doubts, import_native
+from jobs.jobfile.importers.octopus import import_octopus
+from jobs.jobfile.importers.openpai_v2 import import_v2
+from jobs.jobfile.model import JobSpec
+from jobs.jobfile.parse import Parsed, parse_text
+from jobs.jobfile.validation import Positions, nearest_position, validate_document
+from jobs.script.frameworks import FrameworkError, cast, find_strategy
+
+__all__ = ["DIALECTS", "Dialect", "LoadResult", "Site", "detect", "load_document", "load_text"]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadResult:
+    """A job file that was accepted."""
+
+    spec: JobSpec
+    warnings: tuple[Warning, ...]
+    dialect: str  # a Dialect's name
+    format: str = "json"
+    # Values that must not be stored or shown: variable → value, image → login.
+    secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
+    image_auth: Mapping[str, Mapping[str, str]] = field(default_factory=dict, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    name: str
+    title: str
+    recognized_by: str
+    recognizes: Callable[[Mapping[str, Any]], bool]
+    read: Callable[[Mapping[str, Any], Site], Draft]
+
+
+def _is_v2(document: Mapping[str, Any]) -> bool:
+    return "protocolVersion" in document or (
+        isinstance(document.get("taskRoles"), Mapping) and "jobName" not in document
+    )
+
+
+def _is_native(document: Mapping[str, Any]) -> bool:
+    return "jobName" in document or "taskRoles" in document
+
+
+def _is_octopus(document: Mapping[str, Any]) -> bool:
+    return isinstance(document.get("config"), list)
+
+
+def _is_ffdl(document: Mapping[str, Any]) -> bool:
+    signs = {"data_stores", "learners", "memory", "cpus", "gpus", "code_selector", "job_type"}
+    return isinstance(document.get("framework"), Mapping) and not signs.isdisjoint(document)
+
+
+# In this order: the first that recognizes a document reads it.
+DIALECTS: tuple[Dialect, ...] = (
+    Dialect("openpai-v2", "OpenPAI v2", "protocolVersion", _is_v2, import_v2),
+    Dialect("sluice", _("job file"), _("jobName and a list taskRoles"), _is_native, import_native),
+    Dialect("octopus", "Octopus", _("a list config of sub-tasks"), _is_octopus, import_octopus),
+    Dialect(
+        "ffdl",
+        _("FfDL or Prophecis manifest"),
+        _("framework together with data_stores, learners, memory, cpus or gpus"),
+        _is_ffdl,
+        import_ffdl,
+    ),
+)
+
+
+def detect(document: Any) -> Dialect:
+    """The format of a document. Raises SpecError for one that nobody knows."""
+    if not isinstance(document, Mapping):
+        raise SpecError.single(
+            "",
+            _("must be a mapping of fields, not %(kind)s.", kind=kind_of(document)),
+            code="not_a_mapping",
+        )
+    found = next((dialect for dialect in DIALECTS if dialect.recognizes(document)), None)
+    if found is not None:
+        return found
+    if any(key.lower().replace("_", "") in ("jobname", "taskroles") for key in document):
+        return DIALECTS[1]  # ours, misspelt: its own errors say it best
+    known = joined(
+        [
+            _("%(title)s (by %(sign)s)", title=dialect.title, sign=dialect.recognized_by)
+            for dialect in DIALECTS
+        ]
+    )
+    raise SpecError.single(
+        "", _("is of no known format. Known are: %(known)s.", known=known), code="unknown_format"
+    )
+
+
+def load_text(text: str | bytes, *, filename: str = "", site: Site | None = None) -> LoadResult:
+    """A job from the text of a file, in any of the known formats. Raises SpecError."""
+    return _load(parse_text(text, filename=filename), site or Site())
+
+
+def load_document(document: Any, *, site: Site | None = None) -> LoadResult:
+    """A job from values that were parsed already (an API request's body). Raises SpecError."""
+    return _load(Parsed(document, {}, "json"), site or Site())
+
+
+def _load(parsed: Parsed, site: Site) -> LoadResult:
+    dialect = detect(parsed.document)
+    draft = dialect.read(parsed.document, site)
+    spec = _validated(draft, parsed.positions, dialect.name)
+    warnings = [*parsed.warnings]
+    for loc, message in draft.warnings:
+        warnings.append(_warning(loc, message, parsed.positions))
+    for loc, message in doubts(spec):
+        warnings.append(_warning(draft.source_of(loc), message, parsed.positions))
+    return LoadResult(
+        spec=spec,
+        warnings=tuple(warnings),
+        dialect=dialect.name,
+        format=parsed.format,
+        secrets=draft.secrets,
+        image_auth=draft.image_auth,
+    )
+
+
+def _validated(draft: Draft, positions: Positions, dialect: str) -> JobSpec:
+    problems: list[Problem] = [
+        problem.at(nearest_position(positions, loc)) for loc, problem in draft.problems
+    ]
+    told = {problem.path for problem in problems}
+    spec: JobSpec | None = None
+    try:
+        spec = validate_document(draft.document, positions=positions, source_of=draft.source_of)
+    except SpecError as error:
+        # What the importer told already, it told better.
+        problems += [problem for problem in error.problems if problem.path not in told]
+    if (message := _framework_message(spec, draft.document)) is not None:
+        loc = draft.source_of(("framework",))
+        problem = Problem(path_text(loc), message, code="framework")
+        problems.append(problem.at(nearest_position(positions, loc)))
+    if spec is not None and not problems:
+        return spec
+    problems.sort(key=lambda problem: (problem.line or 0, problem.column or 0))
+    raise SpecError(problems, dialect=dialect)
+
+
+def _framework_message(spec: JobSpec | None, document: Mapping[str, Any]) -> Sentence | None:
+    """The roles are judged when all else holds; name and strategy always."""
+    try:
+        if spec is not None:
+            cast(spec)
+        elif isinstance(given := document.get("framework"), Mapping):
+            name, strategy = given.get("name"), given.get("strategy")
+            if isinstance(name, str) and isinstance(strategy, str | None):
+                find_strategy(name, strategy or "")
+    except FrameworkError as error:
+        return error.message
+    return None
+
+
+def _warning(loc: Loc, message: Sentence, positions: Positions) -> Warning:
+    where = nearest_position(positions, loc) if positions else None
+    return Warning(path_text(loc), message, where.line if where else None)

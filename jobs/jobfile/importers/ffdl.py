@@ -1,0 +1,311 @@
+"""FfDL and Prophecis DI manifests into our job file. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from core.messages import _
+from jobs.jobfile.errors import Loc
+from jobs.jobfile.fields import JOB_NAME_PATTERN
+from jobs.jobfile.importers.draft import Draft, Site
+from jobs.jobfile.importers.placeholders import text_of
+
+# Fields of the manifests that have no meaning here, with what a person should know.
+_DROPPED = {
+    "code_path": _("the code is uploaded with the job here; ignored."),
+    "exp_id": _("experiments are not kept here; ignored."),
+    "exp_name": _("experiments are not kept here; ignored."),
+    "proxy_user": _("jobs run as your own account here; ignored."),
+}
+_KNOWN = [
+    "name",
+    "description",
+    "version",
+    "cpus",
+    "gpus",
+    "gpu_type",
+    "learners",
+    "memory",
+    "data_stores",
+    "framework",
+    "evaluation_metrics",
+    "namespace",
+    "code_selector",
+    "job_type",
+    "pss",
+    "ps_cpu",
+    "ps_memory",
+    "ps_image",
+    "job_alert",
+]
+
+# Mebibytes per unit. Upstream counts GB as GiB and so do the people who write 1Gb.
+_UNITS = {
+    "": 1,
+    "m": 1,
+    "mb": 1,
+    "mib": 1,
+    "g": 1024,
+    "gb": 1024,
+    "gib": 1024,
+    "t": 1024**2,
+    "tb": 1024**2,
+    "tib": 1024**2,
+}
+_BROKEN_LINE = re.compile(r"(?<!\\)[ \t]*\n[ \t]+(?=--?[A-Za-z])")
+_MEMORY = re.compile(r"\s*(?P<number>[0-9]+(?:\.[0-9]+)?)\s*(?P<unit>[A-Za-z]*)\s*")
+
+
+def memory_mb(value: Any) -> int | None:
+    """1Gb, 512 MiB, … in MiB; None for what is no amount of memory. A bare number counts MB."""
+    found = _MEMORY.fullmatch(value if isinstance(value, str) else str(value))
+    unit = _UNITS.get(found["unit"].lower()) if found else None
+    if found is None or unit is None or isinstance(value, bool) or len(found["number"]) > 15:
+        return None
+    return max(1, round(float(found["number"]) * unit))
+
+
+def import_ffdl(source: Mapping[str, Any], site: Site) -> Draft:
+    return _Manifest(source, site).run()
+
+
+class _Manifest:
+    def __init__(self, source: Mapping[str, Any], site: Site) -> None:
+        self.source = source
+        self.site = site
+        self.draft = Draft("ffdl")
+
+    def run(self) -> Draft:
+        draft, source = self.draft, self.source
+        draft.document = {"taskRoles": [], "image": "", "importedFrom": "ffdl"}
+        self._name()
+        draft.take(source, "description", ("description",))
+        draft.take(source, "namespace", ("namespace",))
+        draft.take(source, "gpu_type", ("gpuType",))
+        if (version := text_of(source.get("version"))) is not None:
+            draft.document["labels"] = {"version": version}
+        framework = draft.mapping(source.get("framework"), ("framework",))
+        self._image(framework)
+        self._roles(framework)
+        self._data_stores()
+        self._code()
+        self._metrics()
+        draft.take(source, "job_alert", ("alerts",))
+        self._what_is_dropped(framework)
+        return draft
+
+    def _name(self) -> None:
+        name = text_of(self.source.get("name"))
+        if name is not None:
+            fit = re.sub(JOB_NAME_PATTERN.replace("^[", "[^").removesuffix("+$"), "-", name.strip())
+            if fit != name:
+                self.draft.warn(
+                    ("name",),
+                    _('job names hold no such characters; it becomes "%(fit)s".', fit=fit),
+                )
+            self.draft.put(("jobName",), fit, ("name",))
+        self.draft.sources[("jobName",)] = ("name",)
+
+    def _image(self, framework: Mapping[str, Any]) -> None:
+        name, version = (text_of(framework.get(key)) for key in ("name", "version"))
+        if not name:
+            self.draft.problem(
+                ("framework", "name"), _("is required: it names the image."), code="missing"
+            )
+            return
+        image = f"{name}:{version}" if version else name
+        if name == "custom" and version:  # FfDL's word for an image of one's own
+            image = version
+        self.draft.put(("image",), image, ("framework", "version" if version else "name"))
+
+    # Roles
+
+    def _count(self, key: str, default: int) -> Any:
+        value = self.source.get(key)
+        return default if value is None else self.draft.whole_up(value, (key,), _("CPUs and GPUs"))
+
+    def _memory(self, key: str) -> int | None:
+        value = self.source.get(key)
+        if value is None:
+            return None
+        amount = memory_mb(value)
+        if amount is None:
+            message = _("must be an amount of memory such as 1Gb, 512MB or 2GiB.")
+            self.draft.problem((key,), message, code="memory", value=value)
+        else:
+            amount = self.draft.at_least(amount, 100, (key,))
+        return amount
+
+    def _roles(self, framework: Mapping[str, Any]) -> None:
+        draft = self.draft
+        learners = self._count("learners", 1)
+        pss = self._count("pss", 0)
+        distributed = self.source.get("job_type") == "dist-tf" or pss or learners not in (0, 1)
+        command = framework.get("command")
+        worker: dict[str, Any] = {
+            "name": "worker",
+            "taskNumber": 1 if learners == 0 else learners,
+            "cpuNumber": self._count("cpus", 1),
+            "gpuNumber": self._count("gpus", 0),
+            "memoryMB": self._memory("memory") or 512,
+            "command": self._command(command) if isinstance(command, str) else command,
+        }
+        sources = {
+            "taskNumber": ("learners",),
+            "cpuNumber": ("cpus",),
+            "gpuNumber": ("gpus",),
+            "memoryMB": ("memory",),
+            "command": ("framework", "command"),
+        }
+        if pss:
+            worker["minSucceededTaskCount"] = worker["taskNumber"]
+            self._ps(pss, worker)
+        index = len(draft.document["taskRoles"])
+        draft.document["taskRoles"].append(worker)
+        for key, source in sources.items():
+            draft.sources["taskRoles", index, key] = source
+        if distributed:
+            self._framework(framework, pss)
+
+    def _command(self, text: str) -> str:
+        """Manifests break long commands before an option; YAML's `>` keeps such a break when indented."""
+        joined = _BROKEN_LINE.sub(" ", text.strip())
+        if joined != text.strip():
+            message = _("lines that begin with an option are joined to the line before.")
+            self.draft.warn(("framework", "command"), message)
+        return joined
+
+    def _ps(self, pss: Any, worker: Mapping[str, Any]) -> None:
+        draft = self.draft
+        role: dict[str, Any] = {
+            "name": "ps",
+            "taskNumber": pss,
+            "cpuNumber": self._count("ps_cpu", 1),
+            "gpuNumber": 0,
+            "memoryMB": self._memory("ps_memory") or worker["memoryMB"],
+            "command": worker["command"],
+        }
+        if image := self.source.get("ps_image"):
+            role["image"] = image
+        draft.document["taskRoles"].append(role)
+        for key, name in (
+            ("taskNumber", "pss"),
+            ("cpuNumber", "ps_cpu"),
+            ("memoryMB", "ps_memory"),
+            ("image", "ps_image"),
+        ):
+            draft.sources["taskRoles", 0, key] = (name,)
+        draft.sources["taskRoles", 0, "command"] = ("framework", "command")
+
+    def _framework(self, framework: Mapping[str, Any], pss: Any) -> None:
+        words = f"{framework.get('name')}:{framework.get('version')}".lower()
+        if self.source.get("job_type") == "dist-tf" or pss:
+            found = {"name": "tensorflow", "strategy": "ps" if pss else "multiworker"}
+        elif "horovod" in words:
+            found = {"name": "horovod"}
+        elif "torch" in words:
+            found = {"name": "pytorch"}
+        elif "tensorflow" in words:
+            found = {"name": "tensorflow", "strategy": "multiworker"}
+        else:
+            return
+        self.draft.put(("framework",), found, ("framework",))
+
+    # Directories
+
+    def _data_stores(self) -> None:
+        draft = self.draft
+        fields = {
+            "training_data": "dataDir",
+            "training_results": "outputDir",
+            "training_workspace": "codeDir",
+        }
+        taken = False
+        for index, entry in enumerate(
+            draft.items(self.source.get("data_stores"), ("data_stores",))
+        ):
+            at: Loc = ("data_stores", index)
+            store = draft.mapping(entry, at)
+            connection = draft.mapping(store.get("connection"), (*at, "connection"))
+            root = connection.get("path")
+            if connection.get("type") != "host_mount" or not isinstance(root, str):
+                self._bucket(store, at)
+                continue
+            if taken:
+                draft.warn(
+                    at, _("only the first store gives dataDir and outputDir; this one is a mount.")
+                )
+            for part, field in fields.items() if not taken else ():
+                if part == "training_workspace" and self.source.get("code_selector") == "codeFile":
+                    continue
+                folder = draft.mapping(store.get(part), (*at, part)).get("container")
+                if isinstance(folder, str):
+                    where = f"{root.rstrip('/')}/{folder.strip('/')}"
+                    draft.put((field,), where, (*at, part, "container"))
+            self._mount(connection, root, (*at, "connection", "path"))
+            taken = True
+
+    def _mount(self, connection: Mapping[str, Any], root: str, at: Loc) -> None:
+        mounts = self.draft.document.setdefault("mounts", [])
+        mounts.append({"name": connection.get("name") or "", "source": root, "target": root})
+        self.draft.sources["mounts", len(mounts) - 1] = at[:-1]
+        for key in ("source", "target"):
+            self.draft.sources["mounts", len(mounts) - 1, key] = at
+
+    def _bucket(self, store: Mapping[str, Any], at: Loc) -> None:
+        names = [
+            str(part["container"])
+            for key in ("training_data", "training_results")
+            if isinstance(part := store.get(key), Mapping) and part.get("container")
+        ]
+        self.draft.warn(
+            at,
+            _(
+                "object stores are not fetched here (%(names)s), and their keys are not kept: put the "
+                "data on the cluster and set dataDir and outputDir.",
+                names=", ".join(names) or store.get("type"),
+            ),
+        )
+
+    def _code(self) -> None:
+        selector = self.source.get("code_selector")
+        if selector is None or selector == "codeFile":
+            self.draft.put(("code",), {"selector": "codeFile"}, ("code_selector",))
+        elif selector == "storagePath":
+            self.draft.put(("code",), {"selector": "storagePath"}, ("code_selector",))
+            if not self.draft.document.get("codeDir"):
+                message = _("wants training_workspace.container in a data store with a host_mount.")
+                self.draft.problem(("code_selector",), message, value=selector)
+        else:
+            message = _("must be codeFile or storagePath.")
+            self.draft.problem(("code_selector",), message, value=selector)
+
+    def _metrics(self) -> None:
+        at: Loc = ("evaluation_metrics",)
+        given = self.draft.mapping(self.source.get("evaluation_metrics"), at)
+        if not given:
+            return
+        metrics = {
+            key: given[key] for key in ("type", "in", "groups") if given.get(key) is not None
+        }
+        self.draft.put(("metrics",), metrics, at)
+        for key in given:
+            if key not in ("type", "in", "groups"):
+                self.draft.warn((*at, key), _("has no meaning here and is ignored."))
+
+    def _what_is_dropped(self, framework: Mapping[str, Any]) -> None:
+        for key in self.source:
+            if key not in _KNOWN:
+                reason = _DROPPED.get(key, _("has no meaning here and is ignored."))
+                self.draft.warn((key,), reason)
+        for key in framework:
+            if key not in ("name", "version", "command"):
+                self.draft.warn(("framework", key), _("has no meaning here and is ignored."))
+        job_type = self.source.get("job_type")
+        if job_type not in (None, "", "single", "local", "dist-tf"):
+            self.draft.warn(
+                ("job_type",),
+                _("this kind of job is unknown here; ignored."),
+            )

@@ -1,0 +1,219 @@
+"""Parameters of templates: `<% $parameters.name %>` in a job file's values, replaced as data.
+
+The same syntax as in OpenPAI v2 files. A value that is nothing but one placeholder takes the parameter's
+own type (a number stays a number); inside other text it becomes text. Keys are never replaced. Pure.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from typing import Any
+
+from core.messages import Sentence, _
+from jobs.jobfile import Problem, SpecError
+
+PLACEHOLDER = re.compile(r"<%\s*\$parameters\.([A-Za-z_][A-Za-z0-9_]*)\s*%>")
+NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}\Z")
+KINDS = ("text", "whole", "number", "flag", "choice")
+MAX_PARAMETERS = 100
+MAX_TEXT = 10_000
+MAX_WHOLE = 2**53
+
+Scalar = str | int | float | bool
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """One thing that the submit form asks for."""
+
+    name: str
+    title: str = ""
+    description: str = ""
+    kind: str = "text"
+    required: bool = False
+    default: Scalar | None = None
+    choices: tuple[str, ...] = field(default=())
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "title": self.title,
+            "description": self.description,
+            "kind": self.kind,
+            "required": self.required,
+            "default": self.default,
+            "choices": list(self.choices),
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Parameter:
+        return cls(**{**value, "choices": tuple(value.get("choices", ()))})
+
+    def stand_in(self) -> Scalar:
+        """A value with which the job file can be checked when nobody gave one."""
+        if self.default is not None:
+            return self.default
+        if self.kind == "choice":
+            return self.choices[0] if self.choices else "x"
+        stand_ins: dict[str, Scalar] = {"text": "x", "whole": 1, "number": 1, "flag": False}
+        return stand_ins[self.kind]
+
+
+def nearest(word: str, known: Sequence[str]) -> str:
+    found = get_close_matches(word, known, n=1, cutoff=0.5)
+    return found[0] if found else ""
+
+
+def check_value(parameter: Parameter, value: Any) -> Scalar:
+    """The value as the parameter's kind; a number written as text is read as one."""
+    path = f"parameters.{parameter.name}"
+
+    def refuse(message: Sentence) -> SpecError:
+        return SpecError([Problem(path, message, code="parameter", value=str(value)[:80])])
+
+    kind = parameter.kind
+    if kind in ("text", "choice"):
+        if isinstance(value, bool) or not isinstance(value, str | int | float):
+            raise refuse(_("must be text."))
+        text = str(value)
+        if len(text) > MAX_TEXT or "\0" in text:
+            raise refuse(
+                _("must be text of at most %(limit)s characters, without NUL.", limit=MAX_TEXT)
+            )
+        if kind == "choice" and text not in parameter.choices:
+            raise refuse(_("must be one of %(choices)s.", choices=", ".join(parameter.choices)))
+        return text
+    if kind == "flag":
+        if isinstance(value, str) and value.lower() in ("true", "false"):
+            return value.lower() == "true"
+        if not isinstance(value, bool):
+            raise refuse(_("must be true or false."))
+        return value
+    number = _number(value)
+    if number is None or (kind == "whole" and not float(number).is_integer()):
+        raise refuse(_("must be a whole number.") if kind == "whole" else _("must be a number."))
+    return int(number) if kind == "whole" else number
+
+
+def _number(value: Any) -> int | float | None:
+    if isinstance(value, str):
+        try:
+            value = int(value) if re.fullmatch(r"\s*[+-]?\d{1,15}\s*", value) else float(value)
+        except ValueError:
+            return None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    if abs(value) > MAX_WHOLE or not math.isfinite(value):
+        return None
+    return value
+
+
+def used_names(value: Any) -> set[str]:
+    """Every parameter that a job file asks for."""
+    return {name for text in _texts(value) for name in PLACEHOLDER.findall(text)}
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from _texts(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _texts(item)
+
+
+def substitute(value: Any, values: Mapping[str, Scalar]) -> Any:
+    """The job file with every known placeholder replaced; unknown ones stay as they are."""
+    if isinstance(value, str):
+        whole = PLACEHOLDER.fullmatch(value)
+        if whole and whole.group(1) in values:
+            return values[whole.group(1)]
+        return PLACEHOLDER.sub(
+            lambda match: as_text(values[match[1]]) if match[1] in values else match[0], value
+        )
+    if isinstance(value, Mapping):
+        return {key: substitute(item, values) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [substitute(item, values) for item in value]
+    return value
+
+
+def as_text(value: Scalar) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return str(value)
+
+
+def check_parameters(parameters: Sequence[Parameter], job_file: Any) -> None:
+    """Names and defaults are right, and the job file asks for no parameter that is not declared."""
+    problems: list[Problem] = []
+    names = [parameter.name for parameter in parameters]
+    for index, parameter in enumerate(parameters):
+        path = f"parameters[{index}]"
+        if not NAME.match(parameter.name):
+            problems.append(
+                Problem(f"{path}.name", _("must be letters, digits and _, no digit first."), "name")
+            )
+        if names.index(parameter.name) != index:
+            problems.append(Problem(f"{path}.name", _("is there twice."), "duplicate"))
+        if parameter.kind == "choice" and not parameter.choices:
+            problems.append(
+                Problem(f"{path}.choices", _("must name at least one choice."), "choices")
+            )
+        elif parameter.default is not None:
+            try:
+                check_value(parameter, parameter.default)
+            except SpecError as error:
+                problems.append(Problem(f"{path}.default", error.problems[0].message, "default"))
+    for name in sorted(used_names(job_file) - set(names)):
+        problems.append(
+            Problem(
+                "spec",
+                _("uses the parameter %(name)s, which the template does not declare.", name=name),
+                "unknown_parameter",
+                suggestion=nearest(name, names),
+            )
+        )
+    if problems:
+        raise SpecError(problems)
+
+
+def fill(job_file: Any, parameters: Sequence[Parameter], given: Mapping[str, Any]) -> Any:
+    """The job file with the given values and the defaults of the others."""
+    by_name = {parameter.name: parameter for parameter in parameters}
+    problems: list[Problem] = []
+    for name in given:
+        if name not in by_name:
+            problems.append(
+                Problem(
+                    f"parameters.{name[:80]}",
+                    _("is no parameter of this template."),
+                    "unknown_parameter",
+                    suggestion=nearest(name, list(by_name)),
+                )
+            )
+    values: dict[str, Scalar] = {}
+    for name, parameter in by_name.items():
+        value = given.get(name)
+        if value is None or value == "":
+            if parameter.default is not None and value is None:
+                values[name] = parameter.default
+                continue
+            if parameter.required:
+                problems.append(Problem(f"parameters.{name}", _("must be given."), "required"))
+                continue
+            if value is None:
+                value = "" if parameter.kind == "text" else parameter.stand_in()
+        try:
+            values[name] = check_value(parameter, value)
+        except SpecError as error:
+            problems.extend(error.problems)
+    if problems:
+        raise SpecError(problems)
+    return substitute(job_file, values)

@@ -1,0 +1,212 @@
+"""A spec as text again: one canonical JSON or YAML form that loads into the same spec.
+
+Also what is derived from the model for other readers: the JSON schema and the table of fields. Pure.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin
+
+import yaml
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from jobs.jobfile.fields import Duration
+from jobs.jobfile.model import JobSpec
+from jobs.jobfile.parse import YAML_FLOAT, YAML_INT
+
+# Fields of the base format are always written out, so that a file shows what was assumed.
+_ALWAYS = frozenset(
+    [
+        "jobName",
+        "namespace",
+        "image",
+        "authFile",
+        "dataDir",
+        "outputDir",
+        "codeDir",
+        "gpuType",
+        "retryCount",
+        "taskRoles",
+    ]
+)
+_ALWAYS_IN_ROLE = frozenset(
+    [
+        "name",
+        "taskNumber",
+        "cpuNumber",
+        "memoryMB",
+        "shmMB",
+        "gpuNumber",
+        "command",
+        "portList",
+        "minFailedTaskCount",
+        "minSucceededTaskCount",
+    ]
+)
+
+
+def to_document(spec: JobSpec) -> dict[str, Any]:
+    """The job file's mapping; what Sluice added to the base format is left out where it is empty."""
+    full = spec.model_dump(mode="json", by_alias=True)
+    document = {key: value for key, value in full.items() if key in _ALWAYS or _says(key, value)}
+    roles = []
+    for role in document["taskRoles"]:
+        shown = {k: v for k, v in role.items() if k in _ALWAYS_IN_ROLE or _says(k, v)}
+        roles.append(shown)
+    document["taskRoles"] = roles
+    return document
+
+
+def _says(key: str, value: Any) -> bool:
+    return value not in (None, "", [], {}, False) and (key, value) != ("placement", "auto")
+
+
+def dump(spec: JobSpec, format: Literal["json", "yaml"] = "json") -> str:
+    """The canonical text of a spec. load(dump(spec)) == spec."""
+    return dump_document(to_document(spec), format)
+
+
+def dump_document(document: Any, format: Literal["json", "yaml"] = "json") -> str:
+    """Any document as text in the same form, whether or not it is a valid job file."""
+    if format == "json":
+        return json.dumps(document, ensure_ascii=False, indent=2) + "\n"
+    return yaml.dump(
+        document,
+        Dumper=_Dumper,
+        allow_unicode=True,
+        sort_keys=False,
+        width=100,
+        default_flow_style=False,
+    )
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes whatever YAML 1.1 or 1.2 would take for something else than text."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def _text(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
+    style = None
+    if _fits_a_block(text):
+        style = "|"
+    elif not text.isprintable():
+        style = '"'  # escapes what the other styles would fold, strip or refuse
+    elif YAML_INT.fullmatch(text) or YAML_FLOAT.fullmatch(text):
+        style = "'"
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+def _fits_a_block(text: str) -> bool:
+    lines = text.split("\n")
+    return (
+        len(lines) > 1
+        and all(line.isprintable() and line == line.rstrip() for line in lines)
+        and bool(lines[0])
+        and not lines[0][0].isspace()
+    )
+
+
+_Dumper.add_representer(str, _text)
+
+
+# For other readers
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON schema of job files, for editors and the API's description."""
+    schema = JobSpec.model_json_schema(by_alias=True)
+    schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
+    schema["title"] = "Sluice job file"
+    schema["properties"]["virtualCluster"] = {
+        "type": "string",
+        "description": "Another name for namespace.",
+    }
+    return schema
+
+
+@dataclass(frozen=True, slots=True)
+class FieldRow:
+    """One field, for the documentation."""
+
+    path: str
+    kind: str
+    required: bool
+    default: str
+    description: str
+
+
+def field_table() -> list[FieldRow]:
+    """Every field of the job file, in order, nested ones after their parent."""
+    return _rows(JobSpec, "")
+
+
+def field_markdown() -> str:
+    """The table of fields for the documentation."""
+    lines = ["| field | kind | default | meaning |", "|---|---|---|---|"]
+    for row in field_table():
+        default = "required" if row.required else f"`{row.default}`" if row.default else ""
+        meaning = row.description.replace("|", "\\|")
+        lines.append(f"| `{row.path}` | {row.kind} | {default} | {meaning} |")
+    return "\n".join(lines) + "\n"
+
+
+def _rows(model: type[BaseModel], prefix: str) -> list[FieldRow]:
+    rows = []
+    for name, field in model.model_fields.items():
+        path = f"{prefix}{field.alias or name}"
+        nested, is_list = _nested(field.annotation)
+        rows.append(
+            FieldRow(
+                path=path,
+                kind=_kind(field),
+                required=field.is_required(),
+                default=_default(field),
+                description=field.description or "",
+            )
+        )
+        if nested is not None:
+            rows += _rows(nested, path + ("[]." if is_list else "."))
+    return rows
+
+
+def _nested(annotation: Any) -> tuple[type[BaseModel] | None, bool]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation, False
+    origin = get_origin(annotation)
+    if origin in (tuple, Union, UnionType):
+        for argument in get_args(annotation):
+            model, _ = _nested(argument)
+            if model is not None:
+                return model, origin is tuple
+    return None, False
+
+
+def _kind(field: FieldInfo) -> str:
+    annotation = field.annotation
+    nested, is_list = _nested(annotation)
+    if is_list or get_origin(annotation) is tuple:
+        return "list"
+    if nested is not None or get_origin(annotation) is dict:
+        return "mapping"
+    if Duration in get_args(annotation):
+        return "duration"
+    arguments = [a for a in (get_args(annotation) or (annotation,)) if a is not type(None)]
+    words = {str: "text", int: "whole number", float: "number", bool: "true or false"}
+    return words.get(arguments[0], "text")
+
+
+def _default(field: FieldInfo) -> str:
+    if field.is_required():
+        return ""
+    value = field.get_default(call_default_factory=True, validated_data={})
+    if value is None:
+        return "null"
+    if value in ((), {}):
+        return ""
+    return json.dumps(value)

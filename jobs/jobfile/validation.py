@@ -1,0 +1,202 @@
+"""From a file's mapping to a JobSpec, or to every problem in it with its place and its rule.
+
+Turns pydantic's errors into our sentences; nobody else reads pydantic errors. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from difflib import get_close_matches
+from types import UnionType
+from typing import Any, Union, get_args, get_origin
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from core.messages import Sentence, _
+from jobs.jobfile.errors import Loc, Position, Problem, SpecError, path_text, shorten
+from jobs.jobfile.fields import kind_of
+from jobs.jobfile.model import RULES, JobSpec
+from jobs.jobfile.rules import Broken, broken_rules
+
+MAX_PROBLEMS = 100
+
+Positions = Mapping[Loc, Position]
+SourceOf = Callable[[Loc], Loc]
+
+
+def nearest_position(positions: Positions, loc: Loc) -> Position | None:
+    """Where a value stands, or else the smallest thing around it."""
+    while loc not in positions:
+        if not loc:
+            return None
+        loc = loc[:-1]
+    return positions[loc]
+
+
+def validate_document(
+    document: Any, *, positions: Positions | None = None, source_of: SourceOf | None = None
+) -> JobSpec:
+    """The spec that a mapping with the job file's keys describes. Raises SpecError.
+
+    `source_of` tells, for a document made by an importer, where in the original file a value came
+    from, so that problems are told in the words of the person's own file.
+    """
+    if not isinstance(document, Mapping):
+        raise SpecError.single(
+            "",
+            _("must be a mapping of fields, not %(kind)s.", kind=kind_of(document)),
+            code="not_a_mapping",
+        )
+    problems: dict[tuple[Loc, str], Problem] = {}
+    spec = None
+    try:
+        spec = JobSpec.model_validate(document, by_alias=True, by_name=False)
+    except ValidationError as error:
+        for details in error.errors(include_url=False):
+            if details["type"] != f"sluice_{RULES}":
+                loc = _clean_loc(details["loc"], document)
+                problems[loc, details["type"]] = _problem(details, loc, document)
+    for rule in broken_rules(document) if spec is None else ():
+        for key in [key for key in problems if key[0] == rule.loc]:
+            del problems[key]
+        problems[rule.loc, rule.code] = _of_rule(rule)
+    if problems:
+        raise SpecError(_placed(problems, positions, source_of))
+    if spec is None:  # the rules of the model and of the raw reading disagree: a defect of ours
+        raise SpecError.single("", _("is not a valid job file."))
+    return spec
+
+
+def _placed(
+    problems: Mapping[tuple[Loc, str], Problem],
+    positions: Positions | None,
+    source_of: SourceOf | None,
+) -> list[Problem]:
+    placed = []
+    for (loc, _code), problem in problems.items():
+        origin = source_of(loc) if source_of else loc
+        where = nearest_position(positions, origin) if positions else None
+        moved = Problem(
+            path=path_text(origin),
+            message=problem.message,
+            code=problem.code,
+            value=problem.value,
+            suggestion=problem.suggestion,
+            params=problem.params,
+        )
+        placed.append(moved.at(where))
+    placed.sort(key=lambda p: (p.line or 0, p.column or 0))
+    if len(placed) > MAX_PROBLEMS:
+        more = len(placed) - MAX_PROBLEMS
+        placed = placed[:MAX_PROBLEMS]
+        placed.append(Problem("", _("has %(more)s further problems.", more=more), code="more"))
+    return placed
+
+
+def _clean_loc(loc: tuple[int | str, ...], document: Any) -> Loc:
+    """pydantic's place in the words of the file, where parameters may be a mapping."""
+    clean: list[str | int] = []
+    value = document
+    for part in loc:
+        if part == "[key]":
+            continue
+        if isinstance(part, int) and isinstance(value, Mapping):
+            return (*clean, list(value)[part])
+        clean.append(part)
+        value = _value_at(value, (part,))
+    return tuple(clean)
+
+
+def _of_rule(rule: Broken) -> Problem:
+    return Problem(path_text(rule.loc), rule.message, code=rule.code, value=shorten(rule.value))
+
+
+def _problem(details: ErrorDetails, loc: Loc, document: Any) -> Problem:
+    kind = details["type"]
+    value = _value_at(document, loc)
+    if kind == "extra_forbidden":
+        return _unknown_key(loc, value)
+    context = details.get("ctx") or {}
+    if kind.startswith("sluice_"):
+        code = kind.removeprefix("sluice_")
+        message: Sentence = context["message"]
+    else:
+        code, message = kind, _SENTENCES.get(kind, _default_sentence)(context, value)
+    shown = "" if kind == "missing" else shorten(value)
+    return Problem(path_text(loc), message, code=code, value=shown)
+
+
+def _default_sentence(context: Mapping[str, Any], value: object) -> Sentence:
+    return _("has a value that does not fit (%(kind)s).", kind=kind_of(value))
+
+
+_SENTENCES: Mapping[str, Callable[[Mapping[str, Any], object], Sentence]] = {
+    "missing": lambda c, v: _("is required."),
+    "tuple_type": lambda c, v: _("must be a list, not %(kind)s.", kind=kind_of(v)),
+    "list_type": lambda c, v: _("must be a list, not %(kind)s.", kind=kind_of(v)),
+    "dict_type": lambda c, v: _("must be a mapping, not %(kind)s.", kind=kind_of(v)),
+    "model_type": lambda c, v: _("must be a mapping of fields, not %(kind)s.", kind=kind_of(v)),
+    "model_attributes_type": lambda c, v: _(
+        "must be a mapping of fields, not %(kind)s.", kind=kind_of(v)
+    ),
+    "float_type": lambda c, v: _("must be a number, not %(kind)s.", kind=kind_of(v)),
+    "float_parsing": lambda c, v: _("must be a number, not %(kind)s.", kind=kind_of(v)),
+    "finite_number": lambda c, v: _("must be a finite number."),
+    "greater_than": lambda c, v: _("must be more than %(low)s.", low=f"{c['gt']:g}"),
+    "less_than_equal": lambda c, v: _("must be at most %(high)s.", high=f"{c['le']:g}"),
+    "string_type": lambda c, v: _("must be text, not %(kind)s.", kind=kind_of(v)),
+    "recursion_loop": lambda c, v: _("must not contain itself."),
+}
+
+
+def _unknown_key(loc: Loc, value: object) -> Problem:
+    key = str(loc[-1])
+    known = _known_keys(loc[:-1])
+    folded = {name.lower().replace("_", ""): name for name in known}
+    near = get_close_matches(key.lower().replace("_", ""), folded, n=1, cutoff=0.7)
+    suggestion = folded[near[0]] if near else ""
+    message = _("is no field of a job file.")
+    if suggestion:
+        message = _(
+            'is no field of a job file. Did you mean "%(suggestion)s"?', suggestion=suggestion
+        )
+    return Problem(
+        path_text(loc),
+        message,
+        code="unknown_key",
+        value=shorten(value),
+        suggestion=suggestion,
+    )
+
+
+def _known_keys(loc: Loc) -> list[str]:
+    """The keys of the model that stands at a place."""
+    model: type[BaseModel] | None = JobSpec
+    for part in loc:
+        if model is None or isinstance(part, int):
+            continue
+        field = next((f for n, f in model.model_fields.items() if (f.alias or n) == part), None)
+        model = _model_in(field.annotation) if field else None
+    if model is None:
+        return []
+    return [field.alias or name for name, field in model.model_fields.items()]
+
+
+def _model_in(annotation: Any) -> type[BaseModel] | None:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    if get_origin(annotation) in (tuple, Union, UnionType):
+        found = (_model_in(argument) for argument in get_args(annotation))
+        return next((model for model in found if model), None)
+    return None
+
+
+def _value_at(document: Any, loc: Loc) -> object:
+    value = document
+    for part in loc:
+        try:
+            value = value[part]
+        except (KeyError, IndexError, TypeError):
+            return ""
+    return value

@@ -1,0 +1,359 @@
+"""Following logs that grow: one follower per log and process, however many viewers.
+
+A follower's thread reads the cluster's stream into a small ring of recent bytes. Each viewer pulls at
+its own pace: from the ring, or, further back, from the file through blocks that viewers share. So
+nobody's slowness holds memory, and the last viewer's leaving ends the thread and the reader on the
+cluster. Knows no websockets; lives on one event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from clusters.errors import ClusterError, RemoteFileMissing
+from clusters.transport.base import FollowEvent, Transport
+from core.messages import _
+from core.threads import in_thread
+from jobs.actions import watch_job
+from jobs.logs.reading import Log, LogKey, log_size, never_written, verdict
+
+logger = logging.getLogger(__name__)
+
+RING_BYTES = 2 * 1024 * 1024
+BLOCK_BYTES = 512 * 1024
+CACHED_BLOCKS = 8
+# A block is one command on the cluster: while one is being sent, the next ones are on their way.
+BLOCKS_AHEAD = 2
+FRAME_BYTES = 64 * 1024
+# Parts of a followed log that may be on their way from its thread to the loop.
+EVENTS_AHEAD = 4
+# How often it is looked up whether the task has ended, once for all viewers of the log.
+VERDICT_EVERY_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """What a viewer gets next: bytes at an offset, or a change to tell."""
+
+    kind: Literal["data", "truncated", "waiting"]
+    offset: int = 0
+    data: bytes = b""
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """The task is over, and its log has this size for good. None: there is no file (any more)."""
+
+    verdict: dict[str, Any]
+    size: int | None
+
+
+class Follower:
+    """One followed log. All but the thread's own loop runs on the event loop."""
+
+    def __init__(self, log: Log, transport: Transport, *, start: int) -> None:
+        self.log = log
+        self.transport = transport
+        self.path = log.path
+        self.viewers = 0
+        self.end = start  # everything below is on the cluster's disk
+        self.generation = 0  # grows when the file was cut or replaced
+        self.waiting_for = ""
+        self.failure: ClusterError | None = None
+        self._ring: deque[tuple[int, bytes]] = deque()
+        self._ring_bytes = 0
+        self._blocks: OrderedDict[int, bytes] = OrderedDict()
+        self._block_locks: dict[int, asyncio.Lock] = {}
+        self._reading_ahead: set[asyncio.Task[None]] = set()
+        self._news = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self._ending: Ending | None = None
+        self._ending_lock = asyncio.Lock()
+        self._ending_looked_at = float("-inf")
+        self._room = threading.Semaphore(EVENTS_AHEAD)
+        self._following: AbstractContextManager[Iterator[FollowEvent]] | None = None
+        self._thread: threading.Thread | None = None
+
+    # --- the thread ---------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        # Known before its thread runs: a viewer who leaves at once must find what is to be ended.
+        self._following = self.transport.follow(self.path, self.end)
+        self._thread = threading.Thread(
+            target=self._read, args=(self._following,), name=f"follow {self.path}", daemon=True
+        )
+        self._thread.start()
+
+    def _read(self, following: AbstractContextManager[Iterator[FollowEvent]]) -> None:
+        try:
+            with following as events:
+                for event in events:
+                    self._hand_over(event)
+        except ClusterError as problem:
+            logger.warning(
+                "following a log failed: %s", problem, extra={"action": "log_follow_failed"}
+            )
+            self._loop.call_soon_threadsafe(self._fail, problem)
+        except RuntimeError:
+            return  # the loop has ended
+
+    def _hand_over(self, event: FollowEvent) -> None:
+        """Waits while the loop is behind: a fast log cannot pile up in between."""
+        while not self._room.acquire(timeout=1.0):
+            if self._loop.is_closed():
+                raise RuntimeError("the loop has ended")
+        self._loop.call_soon_threadsafe(self._take, event)
+
+    def _take(self, event: FollowEvent) -> None:
+        self._room.release()
+        if event.kind == "data":
+            self.waiting_for = ""
+            self._append(event.offset, event.data)
+        elif event.kind == "truncated":
+            self.generation += 1
+            self.end = 0
+            self._ring.clear()
+            self._ring_bytes = 0
+            self._blocks.clear()
+        else:
+            self.waiting_for = event.reason or _("The log cannot be read at the moment.")
+        self._wake()
+
+    def _append(self, offset: int, data: bytes) -> None:
+        self._ring.append((offset, data))
+        self._ring_bytes += len(data)
+        self.end = offset + len(data)
+        while self._ring_bytes > RING_BYTES and len(self._ring) > 1:
+            self._ring_bytes -= len(self._ring.popleft()[1])
+
+    def _fail(self, problem: ClusterError) -> None:
+        self.failure = problem
+        self._wake()
+
+    def _wake(self) -> None:
+        news, self._news = self._news, asyncio.Event()
+        news.set()
+
+    async def close(self) -> None:
+        if self._following is not None:
+            # Shielded: whoever leaves may be cancelled meanwhile, and the reader must end all the same.
+            await asyncio.shield(in_thread(self._following.__exit__, None, None, None))
+
+    # --- viewers --------------------------------------------------------------------------------
+
+    @property
+    def news(self) -> asyncio.Event:
+        """Set at the next change; take it before looking, wait for it after."""
+        return self._news
+
+    @property
+    def known_ending(self) -> Ending | None:
+        return self._ending
+
+    async def ending(self) -> Ending | None:
+        """Whether and how the task has ended; looked up once in a while for all viewers."""
+        async with self._ending_lock:
+            due = self._loop.time() - self._ending_looked_at >= VERDICT_EVERY_S
+            if self._ending is None and due:
+                self._ending = await in_thread(_look_for_ending, self.log, self.transport)
+                self._ending_looked_at = self._loop.time()
+            return self._ending
+
+    async def bytes_at(self, offset: int) -> bytes:
+        """Some bytes from `offset`, which must be below `end`."""
+        if self._ring and offset >= self._ring[0][0]:
+            return self._from_ring(offset)
+        return await self._from_file(offset)
+
+    def _from_ring(self, offset: int) -> bytes:
+        parts, have = [], 0
+        for start, data in self._ring:
+            if start + len(data) <= offset:
+                continue
+            part = data[max(0, offset - start) :][: FRAME_BYTES - have]
+            parts.append(part)
+            have += len(part)
+            if have >= FRAME_BYTES:
+                break
+        return b"".join(parts)
+
+    async def _from_file(self, offset: int) -> bytes:
+        number, inside = divmod(offset, BLOCK_BYTES)
+        block = await self._block(number)
+        for ahead in range(number + 1, number + 1 + BLOCKS_AHEAD):
+            self._begin_reading(ahead)
+        return block[inside : inside + FRAME_BYTES]
+
+    def _begin_reading(self, number: int) -> None:
+        whole = (number + 1) * BLOCK_BYTES <= self.end
+        if whole and number not in self._blocks and number not in self._block_locks:
+            task = asyncio.create_task(self._read_ahead(number))
+            self._reading_ahead.add(task)
+            task.add_done_callback(self._reading_ahead.discard)
+
+    async def _read_ahead(self, number: int) -> None:
+        # Whoever needs the block will meet the error again, and is the one to be told.
+        with contextlib.suppress(ClusterError):
+            await self._block(number)
+
+    async def _block(self, number: int) -> bytes:
+        """One aligned block, read once for all viewers who come by while it is kept."""
+        if number in self._blocks:
+            self._blocks.move_to_end(number)
+            return self._blocks[number]
+        lock = self._block_locks.setdefault(number, asyncio.Lock())
+        try:
+            async with lock:
+                if number not in self._blocks:
+                    return await self._read_block(number)
+                return self._blocks[number]
+        finally:
+            self._block_locks.pop(number, None)
+
+    async def _read_block(self, number: int) -> bytes:
+        generation = self.generation
+        data = await in_thread(self.transport.read_at, self.path, number * BLOCK_BYTES, BLOCK_BYTES)
+        # A block that is not full yet, or of a file that was cut meanwhile, is not kept.
+        if len(data) == BLOCK_BYTES and generation == self.generation:
+            self._blocks[number] = data
+            if len(self._blocks) > CACHED_BLOCKS:
+                self._blocks.popitem(last=False)
+        return data
+
+
+class View:
+    """One viewer's place in a log."""
+
+    def __init__(self, follower: Follower, offset: int) -> None:
+        self._follower = follower
+        self._generation = follower.generation
+        self._told_waiting = ""
+        self.offset = offset
+
+    @property
+    def lag(self) -> int:
+        return self._follower.end - self.offset
+
+    def skip_to(self, offset: int) -> None:
+        self.offset = offset
+
+    @property
+    def end(self) -> int:
+        return self._follower.end
+
+    async def next(self, timeout_s: float) -> Frame | None:
+        """The next frame; None: nothing new in that time."""
+        follower = self._follower
+        news = follower.news
+        frame = await self._frame_now()
+        if frame is not None:
+            return frame
+        try:
+            # Not `wait_for`: it waits in a task of its own, two rounds of the loop away from us.
+            async with asyncio.timeout(timeout_s):
+                await news.wait()
+        except TimeoutError:
+            return None
+        return await self._frame_now()
+
+    async def _frame_now(self) -> Frame | None:
+        follower = self._follower
+        if follower.failure is not None:
+            raise follower.failure
+        if self._generation != follower.generation or self.offset > follower.end:
+            # Also a viewer who asks from beyond the end: that file was another one.
+            self._generation = follower.generation
+            self.offset = 0
+            return Frame("truncated")
+        if self.offset < follower.end:
+            self._told_waiting = ""
+            data = await follower.bytes_at(self.offset)
+            # The file may already be longer than the follower knows; its bytes come in their turn.
+            data = data[: follower.end - self.offset]
+            if not data or self._generation != follower.generation:
+                return await self._caught_in_a_cut()
+            frame = Frame("data", self.offset, data)
+            self.offset += len(data)
+            return frame
+        if follower.waiting_for and follower.waiting_for != self._told_waiting:
+            self._told_waiting = follower.waiting_for
+            return Frame("waiting", self.offset, reason=follower.waiting_for)
+        return None
+
+    async def _caught_in_a_cut(self) -> Frame | None:
+        """The file is shorter than it was; the follower is about to say so."""
+        await asyncio.sleep(0.05)
+        return None
+
+
+class Followers:
+    """The followers of this process, by log."""
+
+    def __init__(self) -> None:
+        self._by_key: dict[LogKey, Follower] = {}
+        self._lock = asyncio.Lock()
+
+    @property
+    def count(self) -> int:
+        return len(self._by_key)
+
+    async def join(self, log: Log) -> Follower:
+        """The log's follower, begun if it is the first viewer's. Leave with `leave`."""
+        async with self._lock:
+            follower = self._by_key.get(log.key)
+            if follower is None or follower.failure is not None:
+                transport = await in_thread(log.transport)
+                start = await in_thread(_size, transport, log.path) or 0
+                follower = Follower(log, transport, start=start)
+                if await follower.ending() is None:
+                    follower.begin()
+                self._by_key[log.key] = follower
+            follower.viewers += 1
+            return follower
+
+    async def leave(self, log: Log, follower: Follower) -> None:
+        follower.viewers -= 1
+        if follower.viewers > 0:
+            return
+        if self._by_key.get(log.key) is follower:
+            del self._by_key[log.key]
+        await follower.close()
+
+
+def _size(transport: Transport, path: str) -> int | None:
+    try:
+        return log_size(transport, path)
+    except RemoteFileMissing:
+        return None
+
+
+def _look_for_ending(log: Log, transport: Transport) -> Ending | None:
+    # The engine reads the tasks' own state only of jobs that someone looks at.
+    watch_job(job=log.job)
+    found = verdict(log)
+    if found is None:
+        return None
+    # The size after the verdict: what was written before the end is in it.
+    size = _size(transport, log.path)
+    return Ending(found, 0 if size is None and never_written(log, found, transport) else size)
+
+
+_followers: dict[asyncio.AbstractEventLoop, Followers] = {}
+
+
+def followers_of_this_loop(make: Callable[[], Followers] = Followers) -> Followers:
+    loop = asyncio.get_running_loop()
+    for old in [known for known in _followers if known.is_closed()]:
+        del _followers[old]
+    if loop not in _followers:
+        _followers[loop] = make()
+    return _followers[loop]

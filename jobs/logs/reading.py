@@ -1,0 +1,289 @@
+"""The logs of jobs: which exist, how large they are, their bytes by offset, and searching them.
+
+A log is (job, attempt, role, index), or the batch script's own (`batch`, 0). Every log is read through
+the Transport as the Unix user whose job it is, after Sluice's own permission check. Nothing here
+holds a log in memory; following one that grows is in `jobs.logs.follower`.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from clusters.connections import transport_for
+from clusters.errors import CommandFailed, RemoteFileMissing
+from clusters.transport.base import Transport
+from core.messages import _
+from jobs.models import Attempt, Job, Task
+from jobs.script.paths import AttemptPaths
+from jobs.store.access import visible_to
+
+if TYPE_CHECKING:
+    from jobs.store.access import Person
+
+BATCH = "batch"
+MAX_READ = 4 * 1024 * 1024
+MAX_MATCHES = 1000
+GREP_TIMEOUT_S = 20.0
+# Fixed text, offsets of the matches, no more than asked for: the pattern and the path are arguments,
+# never part of the program. grep ends with 1 when nothing matches, and by SIGPIPE (141) when head has
+# had enough.
+_GREP_PROGRAM = (
+    'LC_ALL=C grep --text --byte-offset --line-number --only-matching --fixed-strings $1 -e "$2" -- "$3"'
+    ' | head -n "$4"; exit "${PIPESTATUS[0]}"'
+)
+
+
+class LogNotFound(Exception):
+    """There is no such job, attempt or task for this person."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogKey:
+    """One log of one attempt, for finding its follower."""
+
+    attempt_id: int
+    role: str
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """One log that somebody may read."""
+
+    job: Job
+    attempt: Attempt
+    role: str
+    index: int
+
+    @property
+    def key(self) -> LogKey:
+        return LogKey(self.attempt.pk, self.role, self.index)
+
+    @property
+    def path(self) -> str:
+        paths = AttemptPaths.of_dir(self.attempt.work_dir)
+        return paths.batch_log if self.is_batch else paths.task_log(self.role, self.index)
+
+    @property
+    def is_batch(self) -> bool:
+        return names_batch_log(self.job, self.role)
+
+    def transport(self) -> Transport:
+        return transport_for(self.attempt.cluster, self.attempt.unix_user)
+
+
+@dataclass(frozen=True, slots=True)
+class LogPart:
+    offset: int
+    size: int
+    data: bytes
+    complete: bool  # nothing will follow: the task has ended, and this part reaches the end
+
+
+@dataclass(frozen=True, slots=True)
+class LogEntry:
+    """A line in the list of a job's logs; `size` is None while there is no file."""
+
+    role: str
+    index: int
+    size: int | None
+    state: str
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    offset: int
+    line: int
+
+
+def role_sizes(job: Job) -> dict[str, int]:
+    """Role → number of tasks, as the job file says."""
+    return {role["name"]: int(role.get("taskNumber", 1)) for role in job.spec["taskRoles"]}
+
+
+def find_job(user: Person, job_id: uuid.UUID | str) -> Job:
+    try:
+        found = visible_to(user).select_related("cluster", "namespace").filter(pk=job_id).first()
+    except (ValueError, TypeError) as problem:
+        raise LogNotFound from problem
+    if found is None:
+        raise LogNotFound
+    return found
+
+
+def find_attempt(job: Job, number: int | None) -> Attempt | None:
+    """The attempt with this number, or the newest; None: nothing was submitted yet."""
+    attempts = Attempt.objects.select_related("cluster").filter(job=job)
+    if number is not None:
+        found = attempts.filter(number=number).first()
+        if found is None:
+            raise LogNotFound
+        return found
+    return attempts.order_by("-number").first()
+
+
+def names_batch_log(job: Job, role: str) -> bool:
+    """Whether this is the batch script's own log. A job may have a role of that name: then it is not."""
+    return role == BATCH and BATCH not in role_sizes(job)
+
+
+def check_address(job: Job, role: str, index: int) -> None:
+    if names_batch_log(job, role) and index == 0:
+        return
+    if not 0 <= index < role_sizes(job).get(role, 0):
+        raise LogNotFound
+
+
+def find_log(
+    *, user: Person, job_id: uuid.UUID | str, role: str, index: int, attempt: int | None = None
+) -> tuple[Job, Log | None]:
+    """The job and its log; no log before the first submission. Raises LogNotFound."""
+    job = find_job(user, job_id)
+    check_address(job, role, index)
+    found = find_attempt(job, attempt)
+    return job, Log(job, found, role, index) if found else None
+
+
+def verdict(log: Log) -> dict[str, Any] | None:
+    """How the task (or, for the batch log, the attempt) ended; None while it may still write."""
+    attempt = Attempt.objects.values("phase", "exit_code", "tasks_final").get(pk=log.attempt.pk)
+    if log.is_batch:
+        if attempt["phase"] not in (Attempt.Phase.ENDED, Attempt.Phase.REFUSED):
+            return None
+        state = Job.objects.values_list("state", flat=True).get(pk=log.job.pk)
+        return {"state": state.lower(), "exit_code": attempt["exit_code"]}
+    task = (
+        Task.objects.filter(attempt=log.attempt, role=log.role, index=log.index)
+        .values("state", "exit_code", "ended_at")
+        .first()
+    )
+    if task and task["ended_at"]:
+        return {"state": task["state"], "exit_code": task["exit_code"]}
+    # Slurm tells the attempt's end; how its tasks ended stands in their own files, read after that.
+    if attempt["tasks_final"]:
+        return {"state": Task.State.STOPPED.value, "exit_code": None}
+    return None
+
+
+def never_written(log: Log, ended: dict[str, Any], transport: Transport) -> bool:
+    """Whether a log that is not there never was: its task ended before it began, in a directory that still is.
+
+    Stopped, or failed: a step that Slurm cancels while srun is making it ends as "lost".
+    """
+    if ended["state"] == Task.State.SUCCEEDED.value:
+        return False
+    began = Task.objects.filter(
+        attempt=log.attempt, role=log.role, index=log.index, started_at__isnull=False
+    )
+    if began.exists():
+        return False
+    try:
+        transport.stat(AttemptPaths.of_dir(log.attempt.work_dir).logs_dir)
+    except RemoteFileMissing:
+        return False
+    return True
+
+
+def resolve_offset(offset: int, size: int) -> int:
+    """A negative offset counts from the end, as in `tail -c`."""
+    return max(0, size + offset) if offset < 0 else offset
+
+
+def read_log(log: Log, *, offset: int, limit: int) -> LogPart:
+    """At most `limit` bytes from `offset`. Raises RemoteFileMissing where there is no file."""
+    # Asked before the size: a task that ends in between then merely looks unfinished once more.
+    ended = verdict(log)
+    transport = log.transport()
+    try:
+        size = log_size(transport, log.path)
+    except RemoteFileMissing:
+        if ended is None or not never_written(log, ended, transport):
+            raise
+        size = 0
+    start = resolve_offset(offset, size)
+    data = transport.read_at(log.path, start, min(limit, MAX_READ)) if start < size else b""
+    end = start + len(data)
+    # The file may have grown between the two questions.
+    return LogPart(
+        start, max(size, end) if data else size, data, complete=ended is not None and end >= size
+    )
+
+
+def log_size(transport: Transport, path: str) -> int:
+    """Of the file only: a directory, device or pipe put in its place is no log."""
+    found = transport.stat(path)
+    if found.kind != "file":
+        raise RemoteFileMissing(_("%(path)s is not a file.", path=path))
+    return found.size
+
+
+def stream_log(log: Log, *, offset: int = 0, limit: int | None = None) -> Generator[bytes]:
+    return log.transport().read_stream(log.path, offset, limit)
+
+
+def list_logs(job: Job, attempt: Attempt) -> list[LogEntry]:
+    """Every log that the attempt has or will have, the batch script's own first."""
+    try:
+        entries = transport_for(attempt.cluster, attempt.unix_user).list_dir(
+            AttemptPaths.of_dir(attempt.work_dir).logs_dir
+        )
+    except RemoteFileMissing:
+        entries = []
+    sizes = {entry.name: entry.stat.size for entry in entries if entry.stat.kind == "file"}
+    states = dict(
+        ((role, index), state)
+        for role, index, state in attempt.tasks.values_list("role", "index", "state")
+    )
+    logs = []
+    if names_batch_log(job, BATCH):
+        logs.append(LogEntry(BATCH, 0, sizes.get("batch.log"), attempt.phase))
+    for role, count in role_sizes(job).items():
+        logs += [
+            LogEntry(
+                role,
+                index,
+                sizes.get(f"{role}-{index}.log"),
+                states.get((role, index), Task.State.WAITING.value),
+            )
+            for index in range(count)
+        ]
+    return logs
+
+
+def search_log(
+    log: Log, *, text: str, ignore_case: bool = False, limit: int = MAX_MATCHES
+) -> list[Match]:
+    """Where a text stands, by a bounded command on the cluster. The text must be one line."""
+    transport = log.transport()
+    log_size(transport, log.path)  # a pipe in its place would be waited for until the timeout
+    result = transport.run(
+        [
+            "bash",
+            "-c",
+            _GREP_PROGRAM,
+            "grep",
+            "--ignore-case" if ignore_case else "--no-ignore-case",
+            text,
+            log.path,
+            str(min(limit, MAX_MATCHES)),
+        ],
+        timeout_s=GREP_TIMEOUT_S,
+        max_output=(len(text.encode()) + 64) * MAX_MATCHES,
+    )
+    if result.exit_code not in (0, 1, 141):
+        log_size(transport, log.path)  # says it better when the file is what went away
+        raise CommandFailed(
+            _("The log could not be searched."),
+            exit_code=result.exit_code,
+            detail=result.error_text,
+        )
+    found = []
+    for row in result.stdout.split(b"\n"):
+        line, _colon, rest = row.partition(b":")
+        offset, colon, _matched = rest.partition(b":")
+        if colon and line.isdigit() and offset.isdigit():
+            found.append(Match(int(offset), int(line)))
+    return found

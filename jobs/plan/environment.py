@@ -1,0 +1,82 @@
+"""What a job file may say but no shell, kernel or container runtime can carry to a task. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from core.messages import _
+from jobs.jobfile import JobSpec, Problem
+
+# bash and sh keep these for themselves: assigning is an error or does something else.
+_SHELLS_OWN = re.compile(
+    r"_|IFS|UID|EUID|PPID|GROUPS|PWD|OLDPWD|SHLVL|SHELLOPTS|BASHOPTS|BASHPID|RANDOM|SRANDOM|SECONDS|LINENO"
+    r"|OPTIND|OPTARG|OPTERR|DIRSTACK|FUNCNAME|PIPESTATUS|HISTCMD|EPOCHSECONDS|EPOCHREALTIME|POSIXLY_CORRECT"
+    r"|BASH|BASH_(?!ENV$).*|COMP_.*|EXECIGNORE|FUNCNEST|_sluice_.*"
+)
+# Linux: one string of execve is at most 128 KiB with its name and NUL, all of them a quarter of the stack (2 MiB).
+MAX_VARIABLE_BYTES = 128 * 1024 - 1
+MAX_ENVIRONMENT_BYTES = 1024 * 1024
+_BIND_SEPARATORS = re.compile(r"[:,]")
+
+
+def check_carried(spec: JobSpec) -> Iterator[Problem]:
+    yield from _check_variables("jobEnvs", spec.job_env_texts)
+    for i, role in enumerate(spec.task_roles):
+        yield from _check_variables(f"taskRoles[{i}].env", role.env_texts)
+        size = sum(
+            len(f"{k}={v}".encode()) + 1
+            for k, v in {**spec.job_env_texts, **role.env_texts}.items()
+        )
+        if size > MAX_ENVIRONMENT_BYTES:
+            yield Problem(
+                path=f"taskRoles[{i}].env",
+                message=_(
+                    "All variables of a task together may have %(limit)s bytes; these have %(size)s.",
+                    limit=MAX_ENVIRONMENT_BYTES,
+                    size=size,
+                ),
+                code="env_too_large",
+                suggestion=_("Put large values into a file."),
+            )
+    for path, value in (
+        ("dataDir", spec.data_dir),
+        ("outputDir", spec.output_dir),
+        ("codeDir", spec.code_dir),
+        ("modelDir", spec.model_dir),
+    ):
+        if value.startswith(("/", "~", "$")) and _BIND_SEPARATORS.search(value):
+            yield Problem(
+                path=path,
+                message=_(
+                    'A directory of a job may not have ":" or "," in its path: container runtimes split there.'
+                ),
+                code="mount_path",
+                suggestion=_("Use a symbolic link to it."),
+            )
+
+
+def _check_variables(path: str, values: dict[str, str]) -> Iterator[Problem]:
+    for name, value in values.items():
+        if _SHELLS_OWN.fullmatch(name):
+            yield Problem(
+                path=f"{path}.{name}",
+                message=_(
+                    "%(name)s cannot be set: shells keep this variable for themselves.", name=name
+                ),
+                code="env_reserved",
+                suggestion=_("Use another name."),
+                params={"name": name},
+            )
+        elif len(f"{name}={value}".encode()) >= MAX_VARIABLE_BYTES:
+            yield Problem(
+                path=f"{path}.{name}",
+                message=_(
+                    "%(name)s is too long: Linux takes %(limit)s bytes with its name.",
+                    name=name,
+                    limit=MAX_VARIABLE_BYTES,
+                ),
+                code="env_too_large",
+                suggestion=_("Put large values into a file."),
+                params={"name": name},
+            )

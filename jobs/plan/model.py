@@ -1,0 +1,178 @@
+"""A plan as plain values, stored with the job as JSON, and the same in words. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from core.messages import Sentence, listed, ngettext, read, stored
+from jobs.jobfile import Problem
+
+Layout = Literal["simple", "packed", "het"]
+
+
+@dataclass(frozen=True, slots=True)
+class RolePlan:
+    """One role: what each task gets. `index` is the role's place in the job file."""
+
+    index: int
+    name: str
+    tasks: int
+    cpus: int
+    mem_mib: int
+    shm_mib: int
+    gpus: int
+    gpu_type: str  # "" = any
+    group: int
+    per_node: int | None  # tasks of this role on one node at most; None: as Slurm likes
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """One allocation: the whole job, or one component of a heterogeneous job.
+
+    A group of one role asks per task (`cpus`, `mem_mib`, `gpus` are one task's); a shared one asks the
+    same of each of its nodes (they are one node's).
+    """
+
+    index: int
+    partition: str
+    shared: bool
+    nodes: int  # at least so many are needed
+    fixed_nodes: bool  # exactly `nodes`, not more
+    cpus: int
+    mem_mib: int
+    gpus: int
+    gpu_type: str
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """What the job asks Slurm for."""
+
+    tasks: int
+    nodes: int
+    cpus: int
+    mem_mib: int
+    gpus: dict[str, int]  # by type; "" = any
+    time_limit_s: int | None
+    machine_hours: float | None  # nodes times time limit
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Something true of the plan that a person should know."""
+
+    code: str
+    message: str  # a sentence; of a plan that an earlier release stored, plain English
+    params: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    layout: Layout
+    namespace: str
+    account: str
+    qos: str
+    constraint: str
+    time_limit_s: int | None
+    roles: tuple[RolePlan, ...]
+    groups: tuple[Group, ...]
+    totals: Totals
+    notes: tuple[Note, ...] = ()
+
+    def roles_of(self, group: Group) -> list[RolePlan]:
+        return [role for role in self.roles if role.group == group.index]
+
+    def to_json(self) -> dict[str, Any]:
+        notes = [{**_fields(note), "message": stored(note.message)} for note in self.notes]
+        return {
+            **_fields(self),
+            "roles": [_fields(role) for role in self.roles],
+            "groups": [_fields(group) for group in self.groups],
+            "totals": _fields(self.totals),
+            "notes": notes,
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Plan:
+        return cls(
+            **{
+                **value,
+                "roles": tuple(RolePlan(**row) for row in value["roles"]),
+                "groups": tuple(Group(**row) for row in value["groups"]),
+                "totals": Totals(**value["totals"]),
+                "notes": tuple(
+                    Note(row["code"], read(row["message"]), row["params"]) for row in value["notes"]
+                ),
+            }
+        )
+
+
+def _fields(value: Any) -> dict[str, Any]:
+    """Of one dataclass; `asdict` copies everything below it, too, and takes ten times as long."""
+    return {name: getattr(value, name) for name in value.__slots__}
+
+
+class PlanError(Exception):
+    """The job can never start as it is. `problems` is never empty; `suggestion` is the nearest thing."""
+
+    def __init__(self, problems: Iterable[Problem]) -> None:
+        self.problems = tuple(problems)
+        super().__init__(
+            "\n".join(f"{p}{' ' + p.suggestion if p.suggestion else ''}" for p in self.problems)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class StartCheck:
+    """Whether a plan could start on what is free now; `obstacles` is empty exactly when it could."""
+
+    obstacles: tuple[Note, ...] = ()
+
+    @property
+    def now(self) -> bool:
+        return not self.obstacles
+
+
+# Words
+
+
+def gigabytes(mem_mib: int) -> str:
+    if mem_mib < 1024:
+        return f"{mem_mib} MB"
+    return f"{mem_mib / 1024:.1f}".removesuffix(".0") + " GB"
+
+
+def nodes_words(nodes: int) -> Sentence:
+    return ngettext("%(count)s node", "%(count)s nodes", nodes)
+
+
+def gpus_words(gpus: int, gpu_type: str) -> str:
+    return f"{gpus}×{gpu_type}" if gpu_type else ngettext("%(count)s GPU", "%(count)s GPUs", gpus)
+
+
+def _role_words(role: RolePlan) -> str:
+    parts = [f"{role.cpus} CPU", gigabytes(role.mem_mib)]
+    if role.gpus:
+        parts.append(gpus_words(role.gpus, role.gpu_type))
+    name = role.name if role.tasks == 1 or role.name.endswith("s") else f"{role.name}s"
+    each = " each" if role.tasks > 1 else ""
+    return f"{role.tasks} {name} ({', '.join(parts)}{each})"
+
+
+def describe(plan: Plan) -> str:
+    """The plan in words: "1 node of gpu: 1 ps (1 CPU, 2 GB) and 2 workers (4 CPU, 16 GB, 1×a100 each)"."""
+    sentences = []
+    for group in plan.groups:
+        exactly = (
+            "" if group.fixed_nodes else "at least " if group.nodes < _tasks(plan, group) else ""
+        )
+        nodes = f"{exactly}{nodes_words(group.nodes)} of {group.partition}"
+        sentences.append(f"{nodes}: {listed([_role_words(role) for role in plan.roles_of(group)])}")
+    return "; ".join(sentences)
+
+
+def _tasks(plan: Plan, group: Group) -> int:
+    return sum(role.tasks for role in plan.roles_of(group))

@@ -1,0 +1,293 @@
+"""The environment variables that every task gets: those known before the run, and expressions for the rest.
+
+Names are those that existing jobs rely on (OpenPAI v1 and v2, FfDL, Octopus). Pure. Frameworks'
+variables are in `jobs.script.frameworks`; what only the cluster knows (GPU numbers) is the renderer's.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from jobs.jobfile.fields import RESERVED_PREFIXES, identifier, is_identifier
+from jobs.jobfile.model import JobSpec, Port, TaskRole
+from jobs.script.expressions import (
+    EachHost,
+    EachPort,
+    EachPorts,
+    Expression,
+    Family,
+    HostList,
+    Lit,
+    MyHost,
+    MyIndex,
+    MyPort,
+    MyPorts,
+    Variable,
+)
+from jobs.script.frameworks import framework_variables
+
+# Every task has these two, beside the ports of its role's portList.
+IMPLICIT_PORTS = (Port(label="http"), Port(label="ssh"))
+
+
+def ports_of(role: TaskRole) -> tuple[Port, ...]:
+    """All ports of a task of this role, http and ssh among them."""
+    listed = {port.label for port in role.port_list}
+    implicit = tuple(port for port in IMPLICIT_PORTS if port.label not in listed)
+    return (*implicit, *role.port_list)
+
+
+def forms_of(name: str) -> tuple[str, ...]:
+    """How a role's or port's name stands in variable names: as written if it can, and always bare."""
+    bare = identifier(name)
+    return (name, bare) if is_identifier(name) and name != bare else (bare,)
+
+
+def upper_form(name: str) -> str:
+    """A role's name in Octopus' variables: task0 → TASK0, ps-server → PS_SERVER."""
+    return "".join(c if c.isalnum() and c.isascii() else "_" for c in name).upper()
+
+
+def _count_text(spec: JobSpec, count: int | None) -> str:
+    # OpenPAI v1 shows an absent rule as nothing, v2 as -1.
+    off = "-1" if spec.imported_from == "openpai-v2" else ""
+    return off if count is None else str(count)
+
+
+def _resource_text(role: TaskRole) -> str:
+    return f"{role.gpu_number},{role.cpu_number},{role.memory_mb},{role.shm_mb}"
+
+
+def job_variables(
+    spec: JobSpec, *, user: str, job_name: str = "", fs_uri: str = "", training_id: str = ""
+) -> dict[str, str]:
+    """Variables with the same value in every task, known before the run."""
+    name = job_name or spec.job_name
+    roles = ",".join(role.name for role in spec.task_roles)
+    role_count, task_count = str(len(spec.task_roles)), str(spec.task_count)
+    values = {
+        "PAI_JOB_NAME": name,
+        "PAI_FRAMEWORK_NAME": name,
+        "PAI_USER_NAME": user,
+        "PAI_USERNAME": user,
+        "PAI_DEFAULT_FS_URI": fs_uri,
+        "PAI_VIRTUAL_CLUSTER": spec.namespace,
+        "PAI_DATA_DIR": spec.data_dir,
+        "PAI_OUTPUT_DIR": spec.output_dir,
+        "PAI_CODE_DIR": spec.code_dir,
+        "PAI_TASK_ROLE_COUNT": role_count,
+        "PAI_TASK_ROLES_NUM": role_count,
+        "PAI_JOB_TASK_ROLE_COUNT": role_count,
+        "PAI_TASK_ROLE_LIST": roles,
+        "PAI_JOB_TASK_ROLE_LIST": roles,
+        "PAI_TASKS_NUM": task_count,
+        "PAI_JOB_TASK_COUNT": task_count,
+        "PAI_TASK_ROLE_INSTANCES": ",".join(
+            f"{role.name}:{index}" for role in spec.task_roles for index in range(role.task_number)
+        ),
+        "TRAINING_ID": training_id or name,
+    }
+    for position, role in enumerate(spec.task_roles):
+        for form in forms_of(role.name):
+            values[f"PAI_TASK_ROLE_TASK_COUNT_{form}"] = str(role.task_number)
+            values[f"PAI_RESOURCE_{form}"] = _resource_text(role)
+            values[f"PAI_MIN_FAILED_TASK_COUNT_{form}"] = _count_text(
+                spec, role.min_failed_task_count
+            )
+            values[f"PAI_MIN_SUCCEEDED_TASK_COUNT_{form}"] = _count_text(
+                spec, role.min_succeeded_task_count
+            )
+        for form in octopus_forms(position, role):
+            values[f"VC_{form}_NUM"] = str(role.task_number)
+    return values
+
+
+def octopus_forms(position: int, role: TaskRole) -> tuple[str, ...]:
+    """Octopus names roles by their place (task0); the user's name works as well."""
+    return tuple(dict.fromkeys((f"TASK{position}", upper_form(role.name))))
+
+
+def role_variables(spec: JobSpec, role: TaskRole) -> dict[str, str]:
+    """Variables with the same value in every task of one role, known before the run."""
+    position = spec.task_roles.index(role)
+    number = str(role.task_number)
+    return {
+        "PAI_CURRENT_TASK_ROLE_NAME": role.name,
+        "PAI_TASK_ROLE_NAME": role.name,
+        "PAI_TASK_ROLE_INDEX": str(position),
+        "PAI_TASK_ROLE_NUM": number,
+        "PAI_CURRENT_TASK_ROLE_TASK_COUNT": number,
+        "PAI_CURRENT_TASK_ROLE_CPU_COUNT": str(role.cpu_number),
+        "PAI_CURRENT_TASK_ROLE_MEM_MB": str(role.memory_mb),
+        "PAI_CURRENT_TASK_ROLE_SHM_MB": str(role.shm_mb),
+        "PAI_CURRENT_TASK_ROLE_GPU_COUNT": str(role.gpu_number),
+        "PAI_CURRENT_TASK_ROLE_MIN_FAILED_TASK_COUNT": _count_text(
+            spec, role.min_failed_task_count
+        ),
+        "PAI_CURRENT_TASK_ROLE_MIN_SUCCEEDED_TASK_COUNT": _count_text(
+            spec, role.min_succeeded_task_count
+        ),
+        "PAI_TASK_CPU_NUM": str(role.cpu_number),
+        "PAI_TASK_MEM_MB": str(role.memory_mb),
+        "PAI_TASK_GPU_NUM": str(role.gpu_number),
+        "TASKROLE_NAME": f"task{position}",
+        "NUM_LEARNERS": number,
+        "GPU_COUNT": str(role.gpu_number),
+    }
+
+
+def user_variables(spec: JobSpec, role: TaskRole) -> dict[str, str]:
+    """The job's own environment, the role's over it."""
+    return {**spec.job_env_texts, **role.env_texts}
+
+
+def directory_variables(
+    spec: JobSpec, *, data: str, output: str, code: str, work: str, attempt: str, fs_uri: str
+) -> dict[str, str]:
+    """Where a task finds the job's directories, under OpenPAI's names and under FfDL's.
+
+    The latter are words that jobs use for themselves as well: a job's own value stays.
+    """
+    result = output or work
+    plain = {
+        "DATA_DIR": data,
+        "MODEL_DIR": code or work,
+        "RESULT_DIR": result,
+        "JOB_RESULT_DIR": result,
+        "CHECKPOINT_DIR": result,
+        "LOG_DIR": f"{attempt}/logs",
+        "JOB_STATE_DIR": attempt,
+    }
+    own = set(spec.job_envs).union(*(role.env for role in spec.task_roles))
+    return {
+        "PAI_DATA_DIR": data,
+        "PAI_OUTPUT_DIR": output,
+        "PAI_CODE_DIR": code,
+        "PAI_WORK_DIR": work,
+        "PAI_DEFAULT_FS_URI": fs_uri,
+        **{name: value for name, value in plain.items() if name not in own},
+    }
+
+
+def static_variables(
+    spec: JobSpec, *, user: str, job_name: str = "", fs_uri: str = "", training_id: str = ""
+) -> dict[str, dict[str, str]]:
+    """Per role everything known before the run.
+
+    The job's own values give way to Sluice's where the name is Sluice's to set; TRAINING_ID,
+    GPU_COUNT and the like are common words, and there the job's own value stays.
+    """
+    shared = job_variables(
+        spec, user=user, job_name=job_name, fs_uri=fs_uri, training_id=training_id
+    )
+    result = {}
+    for role in spec.task_roles:
+        ours = {**shared, **role_variables(spec, role)}
+        own = user_variables(spec, role)
+        kept = {
+            name: value
+            for name, value in own.items()
+            if name not in ours or not name.startswith(RESERVED_PREFIXES)
+        }
+        result[role.name] = {**ours, **kept}
+    return result
+
+
+_PATH_VARIABLE = re.compile(
+    r"\$(?:\{(?P<braced>[A-Z_]+)\}|(?P<bare>PAI_(?:DEFAULT_FS_URI|JOB_NAME|USER_NAME|USERNAME)|USER)(?![A-Za-z0-9_]))"
+)
+_HOME = re.compile(r"\A\$(?:HOME|\{HOME\})(?=/|\Z)")
+
+
+def substitute_paths(spec: JobSpec, *, user: str, fs_uri: str = "") -> JobSpec:
+    """The spec with $PAI_DEFAULT_FS_URI, $PAI_JOB_NAME, $PAI_USER_NAME, $PAI_USERNAME and $USER filled in.
+
+    Only the four directories and files of the base format, and the mounts' sources, are paths. A $HOME at
+    their beginning becomes ~, which only the node can fill in.
+    """
+    values = {
+        "PAI_DEFAULT_FS_URI": fs_uri.rstrip("/"),
+        "PAI_JOB_NAME": spec.job_name,
+        "PAI_USER_NAME": user,
+        "PAI_USERNAME": user,
+        "USER": user,
+    }
+
+    def fill(path: str) -> str:
+        return _PATH_VARIABLE.sub(
+            lambda found: values.get(found["braced"] or found["bare"], found.group()),
+            _HOME.sub("~", path),
+        )
+
+    fields = ("auth_file", "data_dir", "output_dir", "code_dir", "model_dir")
+    changed: dict[str, object] = {name: fill(getattr(spec, name)) for name in fields}
+    changed["mounts"] = tuple(
+        mount.model_copy(update={"source": fill(mount.source)}) for mount in spec.mounts
+    )
+    return spec.model_copy(update=changed)
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeVariables:
+    """What the renderer fills in once hosts and ports are known."""
+
+    everywhere: tuple[Variable, ...]  # the same in every task
+    families: tuple[Family, ...]  # one variable per task of a role, the same in every task
+    by_role: dict[str, tuple[Variable, ...]]  # by the current task's role; the framework's included
+
+
+def runtime_variables(spec: JobSpec) -> RuntimeVariables:
+    of_framework = framework_variables(spec)
+    return RuntimeVariables(
+        everywhere=tuple(_everywhere(spec)),
+        families=tuple(family for role in spec.task_roles for family in _families(role)),
+        by_role={
+            role.name: (*_of_current_task(role), *of_framework[role.name])
+            for role in spec.task_roles
+        },
+    )
+
+
+def _everywhere(spec: JobSpec) -> Iterator[Variable]:
+    for position, role in enumerate(spec.task_roles):
+        with_port: Expression = (HostList(role.name, "http"),)
+        for form in forms_of(role.name):
+            yield Variable(f"PAI_TASK_ROLE_{form}_HOST_LIST", with_port)
+        for form in octopus_forms(position, role):
+            yield Variable(f"VC_{form}_HOSTS", (HostList(role.name),))
+
+
+def _families(role: TaskRole) -> Iterator[Family]:
+    for form in forms_of(role.name):
+        yield Family(role.name, f"PAI_HOST_IP_{form}_", "", (EachHost(),))
+        for port in ports_of(role):
+            for label in forms_of(port.label):
+                yield Family(
+                    role.name, f"PAI_PORT_LIST_{form}_", f"_{label}", (EachPorts(port.label),)
+                )
+                yield Family(role.name, f"PAI_{form}_", f"_{label}_PORT", (EachPort(port.label),))
+
+
+def _of_current_task(role: TaskRole) -> Iterator[Variable]:
+    index: Expression = (MyIndex(),)
+    for name in (
+        "PAI_CURRENT_TASK_ROLE_CURRENT_TASK_INDEX",
+        "PAI_TASK_INDEX",
+        "VC_TASK_INDEX",
+    ):
+        yield Variable(name, index)
+    yield Variable("LEARNER_ID", (MyIndex(plus=1),))
+    yield Variable("PAI_CONTAINER_ID", (Lit(f"{role.name}-"), MyIndex()))
+    for name in ("PAI_CONTAINER_HOST_IP", "PAI_CURRENT_CONTAINER_IP"):
+        yield Variable(name, (MyHost(),))
+    for name in ("PAI_CONTAINER_HOST_PORT", "PAI_CURRENT_CONTAINER_PORT"):
+        yield Variable(name, (MyPort("http"),))
+    yield Variable("PAI_CONTAINER_SSH_PORT", (MyPort("ssh"),))
+    listed: list[Lit | MyPorts] = []
+    for port in ports_of(role):
+        listed += [Lit(f"{port.label}:"), MyPorts(port.label), Lit(";")]
+        for label in forms_of(port.label):
+            yield Variable(f"PAI_CONTAINER_HOST_{label}_PORT_LIST", (MyPorts(port.label),))
+    yield Variable("PAI_CONTAINER_HOST_PORT_LIST", tuple(listed))

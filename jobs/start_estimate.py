@@ -1,0 +1,72 @@
+"""When a job that does not fit now could start: by the time limits of the jobs that run.
+
+An estimate from rows alone; Slurm's own comes once it has the job. Jobs usually end before their limit,
+and others may be in the queue before this one.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from datetime import datetime, timedelta
+
+from clusters.capacity import Capacity, GpuCount, Node
+from clusters.models import Cluster, capacity_of
+from clusters.slurm import expand_nodes
+from jobs.lifecycle.states import JobState
+from jobs.models import Attempt, Job
+from jobs.plan import Plan, can_start_now
+
+MOST_JOBS = 200
+
+
+def expected_start(cluster: Cluster, plan: Plan) -> datetime | None:
+    """The end of the first running job, in the order of their limits, after which the plan fits."""
+    capacity = capacity_of(cluster)
+    if capacity is None:
+        return None
+    for end, job, nodes in _running(cluster):
+        capacity = _without(capacity, job, nodes)
+        if can_start_now(plan, capacity).now:
+            return end
+    return None
+
+
+def _running(cluster: Cluster) -> list[tuple[datetime, Job, tuple[str, ...]]]:
+    attempts = (
+        Attempt.objects.filter(
+            cluster=cluster, phase=Attempt.Phase.LIVE, job__state=JobState.RUNNING.value
+        )
+        .exclude(nodes="")
+        .exclude(job__started_at=None)
+        .exclude(job__time_limit_s=None)
+        .select_related("job")[:MOST_JOBS]
+    )
+    rows = []
+    for attempt in attempts:
+        job = attempt.job
+        if job.started_at is not None and job.time_limit_s is not None:
+            end = job.started_at + timedelta(seconds=job.time_limit_s)
+            rows.append((end, job, expand_nodes(attempt.nodes)))
+    return sorted(rows, key=lambda row: row[0])
+
+
+def _without(capacity: Capacity, job: Job, names: tuple[str, ...]) -> Capacity:
+    """As if the job had ended; what it had is taken to be spread evenly over its nodes."""
+    share = 1 / max(1, len(names))
+    cpus, mem = math.ceil(job.cpus * share), math.ceil(job.mem_mib * share)
+    gpus = math.ceil(job.gpus * share)
+
+    def freed(node: Node) -> Node:
+        if node.name not in names:
+            return node
+        return replace(
+            node,
+            cpus_used=max(0, node.cpus_used - cpus),
+            mem_mib_used=max(0, node.mem_mib_used - mem),
+            gpus=tuple(GpuCount(gpu.type, gpu.total, max(0, gpu.used - gpus)) for gpu in node.gpus),
+        )
+
+    return Capacity(
+        capacity.taken_at, tuple(freed(node) for node in capacity.nodes), capacity.partitions
+    )

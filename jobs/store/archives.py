@@ -1,0 +1,490 @@
+"""People's code archives: told apart, checked before anything is unpacked, and given on as one plain tar.
+
+Knows zip, tar and tar.gz. What comes out of `tar_chunks` holds only directories, files and links that
+stay inside; it can be piped to `tar -x` in an empty directory. Reads the file it is given and nothing
+else; no Django.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import stat
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Literal
+
+from core.messages import Sentence, _
+
+Format = Literal["zip", "tar", "tar.gz"]
+Kind = Literal["file", "dir", "symlink", "hardlink"]
+
+CHUNK = 256 * 1024
+MAX_PATH_BYTES = 1024
+MAX_NAME_BYTES = 255
+MAX_DEPTH = 64
+MAX_LINK_HOPS = 40
+# No header of an honest archive is larger; a larger one would be read into memory by tarfile.
+MAX_HEADER_BYTES = 1024 * 1024
+GZIP_MAGIC, ZIP_MAGICS = b"\x1f\x8b", (b"PK\x03\x04", b"PK\x05\x06")
+OTHERS = {
+    b"BZh": "bzip2",
+    b"\xfd7zXZ": "xz",
+    b"7z\xbc\xaf": "7-Zip",
+    b"Rar!": "RAR",
+    b"\x28\xb5\x2f\xfd": "zstd",
+}
+_UNIX = 3  # zip's "made by" for systems whose modes mean something
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    files: int = 50_000
+    unpacked_bytes: int = 8 * 1024**3
+    ratio: int = 200  # unpacked : packed
+    # Small archives of zeros compress well and harm nobody.
+    ratio_free_bytes: int = 64 * 1024**2
+
+
+class ArchiveRefused(Exception):
+    """The archive is broken or hostile. `code` is stable; the message says which entry and why."""
+
+    def __init__(self, code: str, message: Sentence, *, entry: str = "") -> None:
+        super().__init__(message)
+        self.code = code
+        self.user_message = message
+        self.entry = entry
+
+
+@dataclass(frozen=True, slots=True)
+class ArchiveInfo:
+    format: Format
+    files: int
+    unpacked_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One thing in an archive, its path checked and made relative."""
+
+    path: str
+    kind: Kind
+    size: int = 0
+    mode: int = 0o644
+    mtime: int = 0
+    target: str = ""
+    open: Callable[[], IO[bytes]] | None = None
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What the entries so far add up to, and what later ones must respect."""
+
+    packed_bytes: int
+    limits: Limits
+    kinds: dict[str, Kind] = field(default_factory=dict)
+    links: dict[str, str] = field(default_factory=dict)
+    count: int = 0
+    unpacked_bytes: int = 0
+
+    def add(self, entry: Entry) -> None:
+        self.count += 1
+        self.unpacked_bytes += entry.size
+        if self.count > self.limits.files:
+            raise ArchiveRefused(
+                "too_many_files",
+                _("The archive holds more than %(files)s files.", files=self.limits.files),
+            )
+        check_sizes(self.unpacked_bytes, self.packed_bytes, self.limits)
+        before = self.kinds.get(entry.path)
+        if before and not (before == entry.kind == "dir"):
+            raise ArchiveRefused(
+                "duplicate",
+                _("%(path)s is in the archive twice.", path=_shown(entry.path)),
+                entry=entry.path,
+            )
+        parts = entry.path.split("/")
+        for depth in range(1, len(parts)):
+            parent = "/".join(parts[:depth])
+            if self.kinds.get(parent, "dir") != "dir":
+                raise ArchiveRefused(
+                    "through_link",
+                    _(
+                        "%(path)s lies below %(parent)s, which is not a directory.",
+                        path=_shown(entry.path),
+                        parent=_shown(parent),
+                    ),
+                    entry=entry.path,
+                )
+            self.kinds.setdefault(parent, "dir")
+        if entry.kind == "hardlink" and self.kinds.get(entry.target) not in ("file", "hardlink"):
+            raise ArchiveRefused(
+                "link_out",
+                _(
+                    "%(path)s is a hard link to something that is not in the archive.",
+                    path=_shown(entry.path),
+                ),
+                entry=entry.path,
+            )
+        self.kinds[entry.path] = entry.kind
+        if entry.kind == "symlink":
+            self.links[entry.path] = entry.target
+
+    def check_links(self) -> None:
+        """Followed to the end, every link stays inside: also through other links."""
+        for path in self.links:
+            if not _stays_inside(path, self.links):
+                raise ArchiveRefused(
+                    "link_out",
+                    _(
+                        "%(path)s is a link that leads out of the archive, or nowhere.",
+                        path=_shown(path),
+                    ),
+                    entry=path,
+                )
+
+
+def check_sizes(unpacked_bytes: int, packed_bytes: int, limits: Limits) -> None:
+    if unpacked_bytes > limits.unpacked_bytes:
+        raise ArchiveRefused(
+            "too_large",
+            _(
+                "Unpacked, the archive is larger than %(limit)s MiB.",
+                limit=limits.unpacked_bytes // 1024**2,
+            ),
+        )
+    if unpacked_bytes > max(limits.ratio_free_bytes, packed_bytes * limits.ratio):
+        raise ArchiveRefused(
+            "bomb",
+            _("The archive unpacks to more than %(ratio)s times its own size.", ratio=limits.ratio),
+        )
+
+
+def _stays_inside(link: str, links: dict[str, str]) -> bool:
+    hops = 0
+    here: list[str] = []
+    todo = link.split("/")[::-1]
+    while todo:
+        part = todo.pop()
+        if part in ("", "."):
+            continue
+        if part == "..":
+            if not here:
+                return False
+            here.pop()
+            continue
+        here.append(part)
+        target = links.get("/".join(here))
+        if target is not None:
+            hops += 1
+            if target.startswith("/") or hops > MAX_LINK_HOPS:
+                return False
+            here.pop()
+            todo.extend(target.split("/")[::-1])
+    return True
+
+
+def _shown(name: str) -> str:
+    text = "".join(c if c.isprintable() else "·" for c in name)
+    return f"“{text[:80]}{'…' if len(text) > 80 else ''}”"
+
+
+def safe_path(name: str) -> str:
+    """An entry's name as a clean relative path; "" for the root itself."""
+
+    def refuse(code: str, why: Sentence) -> ArchiveRefused:
+        return ArchiveRefused(
+            code, _("The entry %(name)s %(why)s.", name=_shown(name), why=why), entry=name
+        )
+
+    if name.startswith("/") or (len(name) > 1 and name[1] == ":" and name[0].isalpha()):
+        raise refuse("absolute_path", _("has an absolute path"))
+    if "\\" in name:
+        raise refuse("bad_name", _("has a backslash in its name: pack it with / between names"))
+    if any(ord(c) < 32 or ord(c) == 127 for c in name):
+        raise refuse("bad_name", _("has control characters in its name"))
+    try:
+        raw = name.encode()
+    except UnicodeEncodeError:
+        raise refuse("bad_name", _("has a name that is not UTF-8")) from None
+    parts = [part for part in name.split("/") if part not in ("", ".")]
+    if ".." in parts:
+        raise refuse("climbs_out", _("climbs out with “..”"))
+    if len(raw) > MAX_PATH_BYTES or len(parts) > MAX_DEPTH:
+        raise refuse("bad_name", _("has too long a path"))
+    if any(len(part.encode()) > MAX_NAME_BYTES for part in parts):
+        raise refuse("bad_name", _("has too long a name"))
+    return "/".join(parts)
+
+
+def detect(path: Path) -> Format:
+    with path.open("rb") as file:
+        head = file.read(512)
+    if head[:4] in ZIP_MAGICS:
+        return "zip"
+    if head[:2] == GZIP_MAGIC:
+        return "tar.gz"
+    if head[257:262] == b"ustar" or _looks_like_old_tar(head):
+        return "tar"
+    other = next((name for magic, name in OTHERS.items() if head.startswith(magic)), "")
+    message = _("Code is taken as zip, tar or tar.gz. This is none of them.")
+    if other:
+        message = _("Code is taken as zip, tar or tar.gz. This is %(other)s.", other=other)
+    raise ArchiveRefused("unknown_format", message)
+
+
+def _looks_like_old_tar(head: bytes) -> bool:
+    if len(head) < 512:
+        return False
+    try:
+        tarfile.TarInfo.frombuf(head, "utf-8", "strict")
+    except (tarfile.HeaderError, UnicodeDecodeError):
+        return False
+    return True
+
+
+def check_archive(path: Path, limits: Limits | None = None) -> ArchiveInfo:
+    """Everything about an archive that can be known without unpacking it to disk."""
+    limits = limits or Limits()
+    kind = detect(path)
+    seen = _Seen(packed_bytes=path.stat().st_size, limits=limits)
+    with _entries(path, kind, limits) as entries:
+        for entry in entries:
+            seen.add(entry)
+    seen.check_links()
+    if not any(found in ("file", "hardlink") for found in seen.kinds.values()):
+        raise ArchiveRefused("empty", _("There is no file in the archive."))
+    return ArchiveInfo(format=kind, files=seen.count, unpacked_bytes=seen.unpacked_bytes)
+
+
+def tar_chunks(path: Path, limits: Limits | None = None) -> Iterator[bytes]:
+    """The archive as an uncompressed tar, chunk by chunk; checked again on the way."""
+    limits = limits or Limits()
+    kind = detect(path)
+    seen = _Seen(packed_bytes=path.stat().st_size, limits=limits)
+    with _entries(path, kind, limits) as entries:
+        for entry in entries:
+            seen.add(entry)
+            yield _header(entry).tobuf(tarfile.PAX_FORMAT)
+            if entry.kind == "file" and entry.open is not None:
+                with entry.open() as source:
+                    yield from _exactly(source, entry)
+    seen.check_links()
+    yield bytes(2 * tarfile.BLOCKSIZE)
+
+
+def _header(entry: Entry) -> tarfile.TarInfo:
+    info = tarfile.TarInfo(entry.path)
+    info.mtime = max(0, min(entry.mtime, 2**33 - 1))
+    info.mode = 0o755 if entry.kind == "dir" or entry.mode & 0o100 else 0o644
+    info.type = {
+        "file": tarfile.REGTYPE,
+        "dir": tarfile.DIRTYPE,
+        "symlink": tarfile.SYMTYPE,
+        "hardlink": tarfile.LNKTYPE,
+    }[entry.kind]
+    info.size = entry.size if entry.kind == "file" else 0
+    info.linkname = entry.target
+    return info
+
+
+def _exactly(source: IO[bytes], entry: Entry) -> Iterator[bytes]:
+    left = entry.size
+    while left:
+        chunk = source.read(min(CHUNK, left))
+        if not chunk:
+            raise ArchiveRefused(
+                "broken",
+                _("%(path)s is shorter than it says.", path=_shown(entry.path)),
+                entry=entry.path,
+            )
+        left -= len(chunk)
+        yield chunk
+    if fill := -entry.size % tarfile.BLOCKSIZE:
+        yield bytes(fill)
+
+
+@contextmanager
+def _entries(path: Path, kind: Format, limits: Limits) -> Iterator[Iterator[Entry]]:
+    try:
+        if kind == "zip":
+            with zipfile.ZipFile(path) as archive:
+                yield _zip_entries(archive, path.stat().st_size, limits)
+            return
+        with path.open("rb") as raw:
+            stream: IO[bytes] | gzip.GzipFile = raw
+            if kind == "tar.gz":
+                # GzipFile reads and seeks like a file; going forward is all that happens here.
+                stream = gzip.GzipFile(fileobj=raw, mode="rb")
+            guarded = _Guarded(stream, path.stat().st_size, limits)
+            with tarfile.open(fileobj=guarded, mode="r:", errorlevel=2) as tar:
+                yield _tar_entries(tar)
+            guarded.drain()
+    except ArchiveRefused:
+        raise
+    except (
+        tarfile.TarError,
+        zipfile.BadZipFile,
+        zlib.error,
+        EOFError,
+        OSError,
+        NotImplementedError,
+        ValueError,
+        OverflowError,
+        RuntimeError,
+    ) as error:
+        raise ArchiveRefused(
+            "broken", _("The archive is damaged or incomplete (%(error)s).", error=error)
+        ) from error
+
+
+class _Guarded(io.RawIOBase):
+    """A forward-read stream that never gives out more than the limits allow."""
+
+    def __init__(
+        self, stream: IO[bytes] | gzip.GzipFile, packed_bytes: int, limits: Limits
+    ) -> None:
+        self._stream = stream
+        self._packed_bytes = packed_bytes
+        self._limits = limits
+        self._position = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def read(self, size: int = -1) -> bytes:
+        if size < 0 or size > MAX_HEADER_BYTES:
+            raise ArchiveRefused("bad_header", _("The archive has a header of unreasonable size."))
+        data = self._stream.read(size)
+        self._advance(self._position + len(data))
+        return data
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        if whence != 0:
+            raise ArchiveRefused("broken", _("The archive is damaged."))
+        while self._position < offset:
+            if not (data := self._stream.read(min(CHUNK, offset - self._position))):
+                break
+            self._advance(self._position + len(data))
+        if offset < self._position:
+            self._stream.seek(offset)
+            self._position = offset
+        return self._position
+
+    def _advance(self, position: int) -> None:
+        self._position = position
+        # Headers and padding come on top of the files themselves.
+        spare = self._limits.files * 2 * tarfile.BLOCKSIZE
+        check_sizes(max(0, position - spare), self._packed_bytes, self._limits)
+
+    def drain(self) -> None:
+        """To the very end: a cut gzip stream shows itself only there."""
+        while data := self._stream.read(CHUNK):
+            self._advance(self._position + len(data))
+
+
+def _tar_entries(tar: tarfile.TarFile) -> Iterator[Entry]:
+    for member in tar:
+        path = safe_path(member.name)
+        if member.isdir():
+            if path:
+                yield Entry(path, "dir", mtime=int(member.mtime))
+            continue
+        if not path:
+            raise ArchiveRefused("bad_name", _("An entry of the archive has no name."))
+        if member.issparse() or not (member.isreg() or member.issym() or member.islnk()):
+            raise ArchiveRefused(
+                "special_file",
+                _("%(path)s is a device, a pipe or another special file.", path=_shown(path)),
+                entry=path,
+            )
+        if member.issym():
+            yield Entry(
+                path, "symlink", mtime=int(member.mtime), target=_target(member.linkname, path)
+            )
+        elif member.islnk():
+            yield Entry(
+                path, "hardlink", mtime=int(member.mtime), target=safe_path(member.linkname)
+            )
+        else:
+            yield Entry(
+                path,
+                "file",
+                size=member.size,
+                mode=member.mode,
+                mtime=int(member.mtime),
+                open=lambda member=member: _tar_file(tar, member),  # type: ignore[misc]
+            )
+
+
+def _tar_file(tar: tarfile.TarFile, member: tarfile.TarInfo) -> IO[bytes]:
+    file = tar.extractfile(member)
+    if file is None:
+        raise ArchiveRefused("broken", _("%(name)s cannot be read.", name=_shown(member.name)))
+    return file
+
+
+def _target(target: str, path: str) -> str:
+    if not target or len(target) > MAX_PATH_BYTES or any(ord(c) < 32 for c in target):
+        raise ArchiveRefused(
+            "link_out", _("%(path)s is a link to nowhere.", path=_shown(path)), entry=path
+        )
+    return target
+
+
+def _zip_entries(archive: zipfile.ZipFile, packed_bytes: int, limits: Limits) -> Iterator[Entry]:
+    infos = archive.infolist()
+    if len(infos) > limits.files:
+        raise ArchiveRefused(
+            "too_many_files", _("The archive holds more than %(files)s files.", files=limits.files)
+        )
+    # Entries that share their packed bytes make a small file unpack to anything.
+    if sum(info.compress_size for info in infos) > packed_bytes:
+        raise ArchiveRefused("bomb", _("Entries of the archive overlap each other."))
+    for info in infos:
+        # `orig_filename` as written: zipfile cuts `filename` at a NUL.
+        path = safe_path(info.orig_filename)
+        if info.flag_bits & 0x1:
+            raise ArchiveRefused(
+                "encrypted", _("%(path)s is encrypted.", path=_shown(path)), entry=path
+            )
+        mode = info.external_attr >> 16 if info.create_system == _UNIX else 0o644
+        if info.is_dir():
+            if path:
+                yield Entry(path, "dir")
+            continue
+        if not path:
+            raise ArchiveRefused("bad_name", _("An entry of the archive has no name."))
+        kind = stat.S_IFMT(mode)
+        if kind == stat.S_IFLNK:
+            if info.file_size > MAX_PATH_BYTES:
+                raise ArchiveRefused(
+                    "link_out", _("%(path)s is a link to nowhere.", path=_shown(path)), entry=path
+                )
+            target = archive.read(info).decode("utf-8", errors="surrogateescape")
+            yield Entry(path, "symlink", target=_target(target, path))
+        elif kind in (0, stat.S_IFREG):
+            yield Entry(
+                path,
+                "file",
+                size=info.file_size,
+                mode=mode,
+                open=lambda info=info: archive.open(info),  # type: ignore[misc]
+            )
+        else:
+            raise ArchiveRefused(
+                "special_file",
+                _("%(path)s is a device, a pipe or another special file.", path=_shown(path)),
+                entry=path,
+            )

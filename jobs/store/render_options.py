@@ -1,0 +1,33 @@
+"""A cluster's settings as the renderer wants them: the one place that knows both. Reads rows only."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Literal
+
+from clusters.models import Cluster
+from jobs.script.render import RenderOptions, image_files_of
+
+_GPU_OPTIONS: dict[str, Literal["--nv", "--rocm", ""]] = {"nvidia": "--nv", "amd": "--rocm"}
+
+
+def options_for(
+    cluster: Cluster, *, image_cache_dir: str = "", image_names: Collection[str] = ()
+) -> RenderOptions:
+    """`image_names` are the files of the cluster's image directory, as far as they are known."""
+    defaults = RenderOptions()
+    return RenderOptions(
+        runtime=cluster.runtime,  # type: ignore[arg-type]  # the model's choices are these words
+        runtime_program=cluster.runtime_program,
+        images_dir=cluster.images_dir,
+        image_files=image_files_of(image_names),
+        image_aliases=cluster.image_aliases,
+        image_cache_dir=image_cache_dir or defaults.image_cache_dir,
+        grace_s=cluster.grace_s,
+        mpi=cluster.mpi or defaults.mpi,
+        port_low=cluster.job_port_min,
+        port_high=cluster.job_port_max,
+        fs_uri=cluster.default_fs_uri or defaults.fs_uri,
+        gpu_option=_GPU_OPTIONS.get(cluster.gpu_vendor, ""),
+        site_binds=tuple(cluster.container_binds),
+    )

@@ -1,0 +1,73 @@
+"""A job's secret values at rest: encrypted with a key made from SECRET_KEY, kept only while it lives.
+
+Variables of its tasks, and logins for the registries of its images. They are never in the spec, the plan, an event or a log.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+from uuid import UUID
+
+from cryptography.fernet import Fernet, InvalidToken
+from django.conf import settings
+
+from core.messages import _
+from jobs.models import Job, JobSecret
+
+
+class SecretsUnreadable(Exception):
+    """SECRET_KEY is not the one with which they were written."""
+
+    message = _(
+        "The job's secrets were stored with another SLUICE_SECRET_KEY. Submit the job again."
+    )
+
+
+def _fernet() -> Fernet:
+    digest = hashlib.sha256(b"sluice job secrets\0" + settings.SECRET_KEY.encode()).digest()
+    return Fernet(base64.urlsafe_b64encode(digest))
+
+
+# No variable has such a name.
+_LOGIN = "login for "
+
+
+def store(
+    job: Job, values: Mapping[str, str], image_logins: Mapping[str, Mapping[str, str]] | None = None
+) -> None:
+    """The values of variables, and logins for registries by the image's name."""
+    kept: dict[str, Any] = dict(values)
+    kept |= {_LOGIN + image: dict(login) for image, login in (image_logins or {}).items()}
+    if kept:
+        data = _fernet().encrypt(json.dumps(kept).encode())
+        JobSecret.objects.update_or_create(job=job, defaults={"data": data})
+
+
+def load(job: Job) -> dict[str, str]:
+    """The values of variables."""
+    found = _load(job).items()
+    return {name: str(value) for name, value in found if not name.startswith(_LOGIN)}
+
+
+def load_image_logins(job: Job) -> dict[str, dict[str, str]]:
+    found = _load(job).items()
+    return {name.removeprefix(_LOGIN): login for name, login in found if name.startswith(_LOGIN)}
+
+
+def _load(job: Job) -> dict[str, Any]:
+    row = JobSecret.objects.filter(job=job).first()
+    if row is None:
+        return {}
+    try:
+        values: dict[str, Any] = json.loads(_fernet().decrypt(bytes(row.data)))
+    except InvalidToken as error:
+        raise SecretsUnreadable(SecretsUnreadable.message) from error
+    return values
+
+
+def forget(job_ids: Iterable[UUID]) -> None:
+    JobSecret.objects.filter(job__in=list(job_ids)).delete()

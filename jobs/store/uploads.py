@@ -1,0 +1,246 @@
+"""Uploaded code: received to disk, checked, kept once by its SHA-256, and given on to the engine.
+
+Files lie below `UPLOAD_DIR`, mode 0600, named by their SHA-256. One may use only what one has uploaded
+oneself, however well one knows its SHA-256. An upload that is cut off or refused leaves nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import secrets
+import time
+from collections.abc import Collection, Iterator
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+
+from django.conf import settings
+from django.db import transaction
+from django.db.models import Sum
+from django.utils import timezone
+
+from core.errors import NotFound, TooLarge
+from core.messages import _
+from jobs.models import CodeUpload, Job, UploadOwner
+from jobs.store.archives import Limits, check_archive, tar_chunks
+
+if TYPE_CHECKING:
+    from accounts.models import User
+
+# A part that nobody has written to for so long belongs to a process that died.
+ABANDONED_AFTER_S = 6 * 3600
+
+
+def _limits() -> Limits:
+    return Limits(
+        files=settings.UPLOAD_MAX_FILES, unpacked_bytes=settings.UPLOAD_MAX_UNPACKED_BYTES
+    )
+
+
+def path_of(upload: CodeUpload) -> Path:
+    return _place(upload.sha256)
+
+
+def _place(sha256: str) -> Path:
+    return Path(settings.UPLOAD_DIR) / sha256[:2] / sha256
+
+
+def _folder(name: str) -> Path:
+    """A directory below UPLOAD_DIR, which is nobody else's to read either."""
+    top = Path(settings.UPLOAD_DIR)
+    # Each by itself: of directories made on the way pathlib sets no mode.
+    top.mkdir(parents=True, exist_ok=True, mode=0o700)
+    if top.stat().st_mode & 0o077:
+        with contextlib.suppress(PermissionError):  # another's, who knows who may read it
+            top.chmod(0o700)
+    folder = top / name
+    folder.mkdir(exist_ok=True, mode=0o700)
+    return folder
+
+
+class Incoming:
+    """A file on its way in: hashed as it comes, gone again unless `keep` says otherwise."""
+
+    def __init__(self) -> None:
+        folder = _folder("incoming")
+        _remove_abandoned(folder)
+        self._path = folder / f"{secrets.token_hex(16)}.part"
+        self._file = os.fdopen(
+            os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb"
+        )
+        self._hash = hashlib.sha256()
+        self.size = 0
+
+    def write(self, chunk: bytes) -> None:
+        self.size += len(chunk)
+        if self.size > settings.UPLOAD_MAX_BYTES:
+            self.discard()
+            raise TooLarge(
+                _(
+                    "Code may have %(limit)s MiB at most.",
+                    limit=settings.UPLOAD_MAX_BYTES // 1024**2,
+                ),
+                most=settings.UPLOAD_MAX_BYTES,
+            )
+        self._hash.update(chunk)
+        self._file.write(chunk)
+
+    def discard(self) -> None:
+        self._file.close()
+        self._path.unlink(missing_ok=True)
+
+    def examine(self) -> CodeUpload:
+        """What the archive would be kept as, checked; nothing is kept. Raises ArchiveRefused."""
+        try:
+            self._file.close()
+            info = check_archive(self._path, _limits())
+            return CodeUpload(sha256=self._hash.hexdigest(), size=self.size, format=info.format)
+        finally:
+            self.discard()
+
+    def keep(self, *, by: User, filename: str = "") -> CodeUpload:
+        """Check the archive and take it in. Raises ArchiveRefused, TooLarge."""
+        try:
+            self._file.close()
+            info = check_archive(self._path, _limits())
+            sha256 = self._hash.hexdigest()
+            _check_quota(by, sha256, self.size)
+            place = _place(sha256)
+            _folder(place.parent.name)
+            with transaction.atomic():
+                upload, _new = CodeUpload.objects.get_or_create(
+                    sha256=sha256,
+                    defaults={
+                        "size": self.size,
+                        "path": str(place.relative_to(settings.UPLOAD_DIR)),
+                        "format": info.format,
+                        "unpacked_size": info.unpacked_bytes,
+                        "file_count": info.files,
+                    },
+                )
+                UploadOwner.objects.get_or_create(
+                    upload=upload, user=by, defaults={"filename": _clean_name(filename)}
+                )
+                # While the row is held: nobody prunes it between.
+                note_use(upload)
+                os.replace(self._path, place)
+            return upload
+        finally:
+            self.discard()
+
+
+def _clean_name(name: str) -> str:
+    return "".join(c for c in os.path.basename(name.replace("\\", "/")) if c.isprintable())[:255]
+
+
+def _check_quota(by: User, sha256: str, size: int) -> None:
+    mine = UploadOwner.objects.filter(user=by)
+    if mine.filter(upload__sha256=sha256).exists():
+        return
+    used = mine.aggregate(total=Sum("upload__size"))["total"] or 0
+    if used + size > settings.UPLOAD_MAX_BYTES_PER_PERSON:
+        raise TooLarge(
+            _(
+                "Your uploads together may have %(limit)s MiB. Delete some that "
+                "are no longer used.",
+                limit=settings.UPLOAD_MAX_BYTES_PER_PERSON // 1024**2,
+            ),
+            most=settings.UPLOAD_MAX_BYTES_PER_PERSON,
+        )
+
+
+def _remove_abandoned(
+    folder: Path, pattern: str = "*.part", keep: Collection[str] = frozenset()
+) -> None:
+    for part in folder.glob(pattern):
+        if part.name in keep:
+            continue
+        try:
+            if time.time() - part.stat().st_mtime > ABANDONED_AFTER_S:
+                part.unlink()
+        except FileNotFoundError:
+            continue
+
+
+def receive(stream: IO[bytes], *, by: User, filename: str = "") -> CodeUpload:
+    """Everything that a stream gives, as an upload of the person."""
+    incoming = Incoming()
+    try:
+        while chunk := stream.read(256 * 1024):
+            incoming.write(chunk)
+    except BaseException:
+        incoming.discard()
+        raise
+    return incoming.keep(by=by, filename=filename)
+
+
+def find_upload(*, sha256: str, by: User) -> CodeUpload:
+    """An upload that the person may use. Raises NotFound."""
+    found = CodeUpload.objects.filter(sha256=sha256.lower(), owners__user=by).first()
+    if found is None:
+        raise NotFound(_("You have uploaded no code with this SHA-256."), sha256=sha256[:64])
+    note_use(found)
+    return found
+
+
+def note_use(upload: CodeUpload) -> None:
+    """Somebody needs it: its time begins anew."""
+    CodeUpload.objects.filter(pk=upload.pk).update(last_used_at=timezone.now())
+
+
+def forget_upload(*, upload: CodeUpload, by: User) -> None:
+    """The person gives an upload back; the bytes go when nobody and no job needs them."""
+    with transaction.atomic():
+        UploadOwner.objects.filter(upload=upload, user=by).delete()
+        if upload.owners.exists() or upload.jobs.exists():
+            return
+        upload.delete()
+    path_of(upload).unlink(missing_ok=True)
+
+
+def tidy_uploads() -> int:
+    """What nobody needs any more: uploads past their time, parts of broken ones, files without a row.
+
+    Returns the number of uploads removed.
+    """
+    kept_since = timezone.now() - timedelta(days=settings.KEEP_UPLOADS_DAYS)
+    removed = prune_uploads(unused_since=kept_since)
+    top = Path(settings.UPLOAD_DIR)
+    _remove_abandoned(top / "incoming")
+    for folder in top.glob("[0-9a-f][0-9a-f]"):
+        known = set(
+            CodeUpload.objects.filter(sha256__startswith=folder.name).values_list(
+                "sha256", flat=True
+            )
+        )
+        _remove_abandoned(folder, "*", keep=known)
+    return removed
+
+
+def prune_uploads(*, unused_since: datetime) -> int:
+    """Remove uploads that no live job needs and nobody used since then. Returns their number.
+
+    Ended jobs stay, and say that their code is gone when somebody wants to run them again.
+    """
+    stale = CodeUpload.objects.filter(last_used_at__lt=unused_since)
+    removed = 0
+    for pk in list(stale.values_list("pk", flat=True)):
+        with transaction.atomic():
+            # Locked and looked at again: a job that takes it meanwhile notes that first.
+            upload = stale.select_for_update().filter(pk=pk).first()
+            if upload is None or Job.objects.live().filter(code_upload=upload).exists():
+                continue
+            Job.objects.filter(code_upload=upload).update(code_upload=None)
+            upload.delete()
+            # Before others may go on: one who uploads the same again puts it back.
+            path_of(upload).unlink(missing_ok=True)
+        removed += 1
+    return removed
+
+
+def tar_of_upload(upload: CodeUpload) -> Iterator[bytes]:
+    """For the engine: a plain tar to unpack into the job's empty code directory."""
+    note_use(upload)
+    return tar_chunks(path_of(upload), _limits())

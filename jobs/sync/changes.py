@@ -1,0 +1,187 @@
+"""How the engine writes: only what changed, equal changes together, events last.
+
+Every change of a job by the engine goes through `Changes`, inside `Lease.writing()`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+from django.conf import settings
+from django.core.serializers.json import DjangoJSONEncoder
+from django.db.models import Model
+from django.utils import timezone
+
+from core.events.records import Actor, NewEvent, record
+from jobs.actions import queued_again
+from jobs.events import JobEventKind, job_event, state_data
+from jobs.lifecycle.states import Decision, JobState, Reason, Wanted, retry_delay_s
+from jobs.models import Attempt, Job
+from jobs.store import secrets as job_secrets
+
+ROWS_PER_UPDATE = 400
+# A guess at the start moves a little at every look of Slurm's; only a real move is worth a write.
+EXPECTED_START_SLACK_S = 60.0
+
+
+def crash_point(name: str) -> None:
+    """Die here, hard, if the crash tests ask for it."""
+    if settings.DEMO and os.environ.get("SLUICE_CRASH_AT") == name:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+@dataclass
+class Changes:
+    """Changes of one transaction, collected, then written by `write`."""
+
+    _jobs: dict[Any, tuple[Job, dict[str, Any]]] = field(default_factory=dict)
+    _attempts: dict[Any, tuple[Attempt, dict[str, Any]]] = field(default_factory=dict)
+    _events: list[NewEvent] = field(default_factory=list)
+    _ended: list[Any] = field(default_factory=list)
+
+    def job(self, job: Job, **values: Any) -> bool:
+        return _collect(self._jobs, job, values)
+
+    def attempt(self, attempt: Attempt, **values: Any) -> bool:
+        return _collect(self._attempts, attempt, values)
+
+    def event(
+        self,
+        job: Job,
+        kind: JobEventKind,
+        data: dict[str, Any] | None = None,
+        *,
+        actor: Actor = Actor.SLURM,
+    ) -> None:
+        self._events.append(job_event(job, kind, {**state_data(job), **(data or {})}, actor))
+
+    def ended(self, job: Job) -> None:
+        """Its secrets go; and it goes itself, if that is wanted."""
+        self._ended.append(job.pk)
+        if job.wanted == Wanted.DELETE:
+            self.job(job, deleted_at=timezone.now())
+
+    def write(self) -> None:
+        _write(Attempt, self._attempts)
+        _write(Job, self._jobs)
+        if self._ended:
+            job_secrets.forget(self._ended)
+        record(self._events)
+
+
+def _collect(
+    kept: dict[Any, tuple[Any, dict[str, Any]]], row: Model, values: Mapping[str, Any]
+) -> bool:
+    changed = {name: value for name, value in values.items() if getattr(row, name) != value}
+    for name, value in changed.items():
+        setattr(row, name, value)
+    if changed:
+        kept.setdefault(row.pk, (row, {}))[1].update(changed)
+    return bool(changed)
+
+
+def _write(model: type[Model], kept: dict[Any, tuple[Any, dict[str, Any]]]) -> None:
+    groups: dict[str, tuple[dict[str, Any], list[Any]]] = defaultdict(lambda: ({}, []))
+    for key, (_row, values) in kept.items():
+        same = json.dumps(values, cls=DjangoJSONEncoder, sort_keys=True)
+        groups[same][0].update(values)
+        groups[same][1].append(key)
+    for values, keys in groups.values():
+        for start in range(0, len(keys), ROWS_PER_UPDATE):
+            chunk = keys[start : start + ROWS_PER_UPDATE]
+            model._default_manager.filter(pk__in=chunk).update(**values)
+
+
+def reason_values(reason: Reason) -> dict[str, Any]:
+    return {
+        "reason_code": reason.code,
+        "reason_params": reason.stored_params(),
+        "reason_text": reason.text[:2000],
+    }
+
+
+def apply_decision(changes: Changes, job: Job, attempt: Attempt, decision: Decision) -> None:
+    """Write a decision into the rows of a job and its current attempt."""
+    if decision.ended:
+        _apply_end(changes, job, attempt, decision)
+        return
+    changes.attempt(attempt, started_at=decision.started_at, **reason_values(decision.reason))
+    old_state = job.state
+    quiet = {
+        "lost_since": decision.lost_since,
+        "expected_start": _steady(job.expected_start, decision.expected_start),
+    }
+    told = {
+        "state": decision.state.value,
+        "started_at": decision.started_at,
+        "time_limit_s": decision.time_limit_s,
+        **reason_values(decision.reason),
+    }
+    moved = changes.job(job, **quiet)
+    if changes.job(job, **told) or (moved and old_state == JobState.PENDING):
+        changes.event(job, JobEventKind.STATE if job.state != old_state else JobEventKind.REASON)
+
+
+def _steady(old: Any, new: Any) -> Any:
+    if old and new:
+        away_s = max(0.0, (new - timezone.now()).total_seconds())
+        if abs((new - old).total_seconds()) < max(EXPECTED_START_SLACK_S, away_s / 10):
+            return old
+    return new
+
+
+def _apply_end(changes: Changes, job: Job, attempt: Attempt, decision: Decision) -> None:
+    now = timezone.now()
+    reason = decision.reason
+    changes.attempt(
+        attempt,
+        phase=Attempt.Phase.ENDED.value,
+        started_at=decision.started_at,
+        ended_at=decision.ended_at or now,
+        exit_code=decision.exit_code,
+        signal=decision.signal,
+        **reason_values(_of_the_attempt(reason)),
+    )
+    if decision.retry:
+        changes.job(
+            job,
+            **queued_again(),
+            retries_counted=job.retries_counted + decision.retry_counts,
+            not_before=now + timedelta(seconds=retry_delay_s(attempt.number)),
+            **reason_values(reason),
+        )
+        changes.event(job, JobEventKind.RETRYING, {"attemptEnded": attempt.number})
+        return
+    changes.job(
+        job,
+        state=decision.state.value,
+        started_at=decision.started_at,
+        ended_at=decision.ended_at or now,
+        exit_code=decision.exit_code,
+        expected_start=None,
+        lost_since=decision.lost_since,
+        time_limit_s=decision.time_limit_s,
+        wanted_time_limit_s=None,
+        **reason_values(reason),
+    )
+    changes.ended(job)
+    changes.event(job, JobEventKind.STATE)
+    if job.deleted_at is not None:
+        changes.event(
+            job, JobEventKind.DELETED, {"removeFiles": job.remove_files}, actor=Actor.SLUICE
+        )
+
+
+def _of_the_attempt(reason: Reason) -> Reason:
+    """What "retrying" stands for: the attempt itself ended for this reason."""
+    if reason.code != "retrying":
+        return reason
+    params = dict(reason.params)
+    return Reason(str(params.pop("code", "")), params, reason.text)

@@ -1,0 +1,91 @@
+"""Uploaded code → the attempt's `code/` directory on the cluster.
+
+`jobs.store.uploads` gives a plain tar of an archive that it has checked; it is sent in pieces and unpacked by
+the owner's own tar, which keeps no owners and no special modes. The directory appears whole or not at
+all, and may be sent again without harm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from clusters.errors import RemoteDiskFull, RemoteFileError
+from clusters.transport.base import Transport
+from core.messages import _
+from jobs.models import Job
+from jobs.script.paths import AttemptPaths
+from jobs.store.archives import ArchiveRefused
+from jobs.store.uploads import tar_of_upload
+
+PIECE_BYTES = 8 * 1024 * 1024
+
+# $1 the attempt's directory, $2 what to do.
+_RECEIVE = r"""
+set -eu
+umask 077
+cd -- "$1"
+case $2 in
+  there) [ -d code ] ;;
+  first) cat >code.tar.part ;;
+  more) cat >>code.tar.part ;;
+  done)
+    rm -rf code.new
+    mkdir code.new
+    tar -x -f code.tar.part -C code.new --no-same-owner
+    mv code.new code
+    rm -f code.tar.part
+    ;;
+esac
+"""
+
+
+def ship_code(transport: Transport, job: Job, paths: AttemptPaths) -> None:
+    """Raises ClusterError."""
+    upload = job.code_upload
+    if upload is None or _send(transport, paths.dir, "there") == "":
+        return
+    step = "first"
+    try:
+        for piece in in_pieces(tar_of_upload(upload)):
+            _must(_send(transport, paths.dir, step, piece))
+            step = "more"
+    except (ArchiveRefused, OSError) as error:
+        raise RemoteFileError(
+            _("The uploaded code cannot be read any more: %(error)s", error=error)
+        ) from error
+    _must(_send(transport, paths.dir, "done"))
+
+
+def in_pieces(chunks: Iterable[bytes]) -> Iterator[bytes]:
+    """Chunks of any size, put together to pieces that are worth a round trip."""
+    piece = bytearray()
+    for chunk in chunks:
+        piece += chunk
+        if len(piece) >= PIECE_BYTES:
+            yield bytes(piece)
+            piece.clear()
+    if piece:
+        yield bytes(piece)
+
+
+def _send(transport: Transport, directory: str, step: str, data: bytes = b"") -> str:
+    """What was complained of; empty: done."""
+    argv = ["sh", "-c", _RECEIVE, "receive", directory, step]
+    result = transport.run(argv, stdin=data, timeout_s=300.0)
+    if result.exit_code == 0:
+        return ""
+    return result.error_text[-500:] or f"exit code {result.exit_code}"
+
+
+def _must(complaint: str) -> None:
+    if not complaint:
+        return
+    if "No space left" in complaint or "quota exceeded" in complaint.lower():
+        raise RemoteDiskFull(_("Your space on the cluster is full."), detail=complaint)
+    raise RemoteFileError(
+        _(
+            "The uploaded code could not be unpacked on the cluster: %(complaint)s",
+            complaint=complaint,
+        ),
+        detail=complaint,
+    )

@@ -1,0 +1,195 @@
+"""Pages about the machines: what every node has and uses, and for administrators how clusters fare.
+
+They read rows only. A check of a cluster is a wish that the engine serves (`engine.diagnostics`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from functools import wraps
+from typing import Any
+
+from django.contrib import messages
+from django.contrib.auth.decorators import login_required
+from django.core.exceptions import PermissionDenied
+from django.db.models import Count
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.shortcuts import get_object_or_404, render
+from django.urls import reverse
+from django.utils import timezone
+from django.utils.translation import gettext as _
+from django.views.decorators.http import require_GET, require_POST
+
+from clusters.capacity import Capacity, Node
+from clusters.doctor import TITLES
+from clusters.models import Cluster, ClusterStatus, EngineLease, capacity_of, store_status
+from core.translation import from_text, told
+from jobs.models import LIVE_VALUES, Job
+from jobs.web.home import clusters_now
+from jobs.web.job_list import STALE_AFTER
+from jobs.web.layout import is_staff
+
+# A node with more GPUs or CPUs than this gets a bar instead of one cell each.
+MAX_CELLS = 16
+# The engine serves a wish within seconds; after this long nobody will.
+CHECK_PATIENCE = timedelta(minutes=5)
+
+View = Callable[..., HttpResponse]
+
+
+def staff_only(view: View) -> View:
+    @wraps(view)
+    def guarded(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
+        if not is_staff(request.user):
+            raise PermissionDenied
+        return view(request, *args, **kwargs)
+
+    return login_required(guarded)
+
+
+# --- capacity -----------------------------------------------------------------------------------------
+
+
+def cells(used: int, total: int) -> list[bool]:
+    """One each, used ones first; none when there are too many to count by eye."""
+    return [number < used for number in range(total)] if 0 < total <= MAX_CELLS else []
+
+
+def node_picture(node: Node) -> dict[str, Any]:
+    return {
+        "node": node,
+        "cpus_free": max(0, node.cpus - node.cpus_used),
+        "mem_free": max(0, node.mem_mib - node.mem_mib_used),
+        "gpus": [
+            {
+                "type": gpu.type or "GPU",
+                "used": gpu.used,
+                "total": gpu.total,
+                "free": max(0, gpu.total - gpu.used),
+                "cells": cells(gpu.used, gpu.total),
+            }
+            for gpu in node.gpus
+        ],
+    }
+
+
+def chosen_nodes(capacity: Capacity, request: HttpRequest) -> list[Node]:
+    partition = request.GET.get("partition", "")
+    words = request.GET.get("q", "").lower().split()
+    return [
+        node
+        for node in capacity.nodes
+        if (not partition or partition in node.partitions)
+        and all(
+            any(
+                word in text.lower()
+                for text in (node.name, node.state, *node.features, *(g.type for g in node.gpus))
+            )
+            for word in words
+        )
+    ]
+
+
+@require_GET
+@login_required
+def capacity(request: HttpRequest) -> HttpResponse:
+    now = clusters_now(request.user)
+    partitions = sorted({part.name for each in now for part in each.capacity.partitions})
+    context = {
+        "clusters": [
+            {"now": each, "nodes": [node_picture(n) for n in chosen_nodes(each.capacity, request)]}
+            for each in now
+        ],
+        "partitions": partitions,
+        "partition": request.GET.get("partition", ""),
+        "q": request.GET.get("q", ""),
+    }
+    live = request.headers.get("HX-Request")
+    return render(request, "machines/nodes.html" if live else "machines/capacity.html", context)
+
+
+# --- clusters -------------------------------------------------------------------------------------------
+
+
+def health(cluster: Cluster, status: ClusterStatus | None) -> dict[str, Any]:
+    """How a cluster fares, as a word for the eye and a sentence for the mind."""
+    now = timezone.now()
+    if not cluster.enabled:
+        return {"level": "off", "words": _("Switched off: nothing is submitted or asked.")}
+    if status is None or status.last_pass_at is None:
+        return {"level": "unknown", "words": _("No engine has looked at it yet.")}
+    if now - status.last_pass_at > STALE_AFTER:
+        return {"level": "bad", "words": _("No engine works on it. Start one: manage.py engine")}
+    if status.last_ok_at is None or now - status.last_ok_at > STALE_AFTER:
+        return {"level": "bad", "words": from_text(status.last_error) or _("It does not answer.")}
+    return {"level": "good", "words": _("It answers.")}
+
+
+@require_GET
+@staff_only
+def clusters(request: HttpRequest) -> HttpResponse:
+    counted = Job.objects.filter(state__in=LIVE_VALUES).values("cluster_id").order_by()
+    live = dict(counted.annotate(number=Count("pk")).values_list("cluster_id", "number"))
+    rows = Cluster.objects.select_related("status").prefetch_related("namespaces").order_by("name")
+    context = {
+        "clusters": [
+            {
+                "cluster": each,
+                "status": (status := getattr(each, "status", None)),
+                "health": health(each, status),
+                "live_jobs": live.get(each.pk, 0),
+            }
+            for each in rows
+        ]
+    }
+    return render(request, "machines/clusters.html", context)
+
+
+def doctor_lines(status: ClusterStatus | None) -> list[dict[str, Any]]:
+    lines = status.doctor.get("lines", []) if status else []
+    return [
+        {
+            **line,
+            # Rows of earlier releases hold plain text; the key finds the reader's title.
+            "title": told(TITLES.get(line.get("key", ""), line.get("title", ""))),
+            "found": told(line.get("found", "")),
+            "remedy": told(line.get("remedy", "")),
+        }
+        for line in lines
+    ]
+
+
+@require_GET
+@staff_only
+def cluster(request: HttpRequest, name: str) -> HttpResponse:
+    found = get_object_or_404(Cluster.objects.select_related("status"), name=name)
+    status = getattr(found, "status", None)
+    waiting = bool(status and (status.doctor_wanted_at or status.doctor_running_since))
+    asked = status and (status.doctor_wanted_at or status.doctor_running_since)
+    lease = EngineLease.objects.filter(cluster=found).first()
+    context = {
+        "cluster": found,
+        "status": status,
+        "last_error": from_text(status.last_error) if status else "",
+        "health": health(found, status),
+        "lines": doctor_lines(status),
+        "waiting": waiting,
+        "overdue": bool(asked and timezone.now() - asked > CHECK_PATIENCE),
+        "lease": lease if lease and lease.holder else None,
+        "capacity": capacity_of(found),
+        "namespaces": found.namespaces.order_by("name"),
+    }
+    live = request.headers.get("HX-Request")
+    return render(
+        request, "machines/cluster_live.html" if live else "machines/cluster.html", context
+    )
+
+
+@require_POST
+@staff_only
+def ask_for_check(request: HttpRequest, name: str) -> HttpResponse:
+    found = get_object_or_404(Cluster, name=name)
+    store_status(found, doctor_wanted_at=timezone.now(), doctor_running_since=None)
+    messages.success(request, _("The check is asked for. Its result appears here by itself."))
+    return HttpResponseRedirect(reverse("cluster", args=[found.name]))

@@ -1,0 +1,141 @@
+"""What every page has: the navigation, the namespace that a person is looking at, the way back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from django.contrib.auth.decorators import login_required
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.urls import NoReverseMatch, reverse
+from django.utils.functional import Promise, SimpleLazyObject
+from django.utils.http import url_has_allowed_host_and_scheme
+from django.utils.translation import gettext_lazy as _
+from django.views.decorators.http import require_POST
+
+from clusters.access import namespaces_administered_by, namespaces_visible_to
+from clusters.models import Namespace
+
+if TYPE_CHECKING:
+    from accounts.models import User
+
+SESSION_KEY = "namespace"
+
+
+@dataclass(frozen=True, slots=True)
+class NavItem:
+    """One entry at the side. `sections` are the address names below which it is lit."""
+
+    address: str
+    label: str | Promise
+    icon: str
+    sections: tuple[str, ...]
+    group: str = ""  # "look-after": only for those who administer something
+    staff_only: bool = False
+
+
+NAVIGATION = (
+    NavItem("home", _("Home"), "home", ("home",)),
+    NavItem("submit", _("Submit a job"), "square-plus", ("submit",)),
+    NavItem("jobs", _("Jobs"), "list-details", ("jobs", "job")),
+    NavItem(
+        "templates",
+        _("Templates"),
+        "template",
+        ("templates", "template", "template_new", "template_use"),
+    ),
+    NavItem("capacity", _("Capacity"), "chart-bar", ("capacity",)),
+    NavItem("clusters", _("Clusters"), "server-2", ("clusters", "cluster"), "look-after", True),
+    NavItem(
+        "namespaces",
+        _("Namespaces"),
+        "stack-2",
+        ("namespaces", "namespace", "namespace_new"),
+        "look-after",
+    ),
+    NavItem("audit", _("Audit"), "history", ("audit",), "look-after"),
+)
+
+
+def is_staff(user: Any) -> bool:
+    """Who sees the machines behind Sluice."""
+    return bool(user.is_active and (user.is_staff or user.is_superuser))
+
+
+def looks_after_something(user: Any) -> bool:
+    return is_staff(user) or namespaces_administered_by(user).exists()
+
+
+def address_of(name: str) -> str:
+    try:
+        return reverse(name)
+    except NoReverseMatch:
+        return ""
+
+
+def navigation(request: HttpRequest) -> list[dict[str, Any]]:
+    match = request.resolver_match
+    here = match.url_name if match and match.url_name else ""
+    staff = is_staff(request.user)
+    looks_after = staff or looks_after_something(request.user)
+    shown = [
+        item
+        for item in NAVIGATION
+        if (staff or not item.staff_only) and (looks_after or not item.group)
+    ]
+    return [
+        {
+            "name": item.address,
+            "url": url,
+            "label": item.label,
+            "icon": item.icon,
+            "current": here in item.sections,
+            "group": item.group,
+        }
+        for item in shown
+        if (url := address_of(item.address))
+    ]
+
+
+def current_namespace(request: HttpRequest) -> Namespace | None:
+    """The namespace chosen at the top; None: all that the person may see."""
+    chosen = request.session.get(SESSION_KEY)
+    if not chosen:
+        return None
+    return namespaces_visible_to(request.user).filter(pk=chosen).first()
+
+
+def shell(request: HttpRequest) -> dict[str, Any]:
+    """Context processor: evaluated only by pages that show the shell."""
+    user: User | Any = getattr(request, "user", None)
+    if user is None or not user.is_authenticated:
+        return {}
+    return {
+        "navigation": SimpleLazyObject(lambda: navigation(request)),
+        "all_namespaces": SimpleLazyObject(
+            lambda: list(namespaces_visible_to(user).order_by("name"))
+        ),
+        "current_namespace": SimpleLazyObject(lambda: current_namespace(request)),
+    }
+
+
+def back_to(request: HttpRequest, otherwise: str) -> HttpResponseRedirect:
+    """Where the form says that it came from, if that is a page of ours."""
+    back = request.POST.get("next", "")
+    safe = url_has_allowed_host_and_scheme(
+        back, allowed_hosts={request.get_host()}, require_https=request.is_secure()
+    )
+    return HttpResponseRedirect(back if safe else otherwise)
+
+
+@require_POST
+@login_required
+def choose_namespace(request: HttpRequest) -> HttpResponse:
+    chosen = request.POST.get("namespace", "")
+    # SQLite and PostgreSQL count to 2**63; a longer number is nobody's.
+    known = chosen.isascii() and chosen.isdecimal() and len(chosen) < 19
+    if known and namespaces_visible_to(request.user).filter(pk=chosen).exists():
+        request.session[SESSION_KEY] = int(chosen)
+    else:
+        request.session.pop(SESSION_KEY, None)
+    return back_to(request, reverse("home"))

@@ -1,0 +1,443 @@
+"""The submit page, and the check behind it: text or document in, problems, plan and script out.
+
+The page keeps one document; form and editor are two views of it. Submitting itself, uploads and saved
+templates go through the REST API, as for any program. Nothing is written here.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+from django.contrib.auth.decorators import login_required
+from django.http import (
+    Http404,
+    HttpRequest,
+    HttpResponse,
+    HttpResponseRedirect,
+    JsonResponse,
+)
+from django.shortcuts import render
+from django.templatetags.static import static
+from django.urls import reverse
+from django.utils import timezone
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy, pgettext
+from django.views.decorators.http import require_GET, require_POST
+
+from clusters.access import can_submit, namespaces_open_to, namespaces_visible_to
+from clusters.capacity import Capacity
+from clusters.models import CapacitySnapshot, Namespace, ResourceSpec
+from core.errors import JobError
+from core.translation import told
+from jobs.actions import free_name, spec_of
+from jobs.job_templates import find_template
+from jobs.jobfile import Problem, SpecError, dump_document, to_document
+from jobs.jobfile.errors import path_text
+from jobs.jobfile.importers import load_text
+from jobs.jobfile.parse import parse_text
+from jobs.models import Job, JobTemplate
+from jobs.presentation import plan_words, problem_row, problem_words, warning_row
+from jobs.script.frameworks import STRATEGIES, make_roles
+from jobs.store.access import visible_to
+from jobs.store.uploads import find_upload
+from jobs.submission import Preview, preview, read_submission, site_for
+from jobs.web.layout import current_namespace
+
+if TYPE_CHECKING:
+    from accounts.models import User
+
+Format = Literal["json", "yaml"]
+MAX_BODY_BYTES = 2 * 1024 * 1024
+# Runs anywhere with a shell, shows a live log for a while, and ends.
+DEFAULT_COMMAND = """\
+for step in 1 2 3 4 5 6 7 8 9 10; do
+  echo "step $step of 10 on $(hostname)"
+  sleep 2
+done
+echo "done"
+"""
+FALLBACK_IMAGE = "busybox"
+STAND_IN = "-"
+DEFAULT_COUNTS = {"worker": 2}
+STRATEGY_TITLES = {
+    "tensorflow/ps": gettext_lazy("TensorFlow, parameter servers"),
+    "tensorflow/multiworker": gettext_lazy("TensorFlow, all-reduce between workers"),
+    "pytorch/ddp": gettext_lazy("PyTorch, distributed data parallel"),
+    "pytorch/torchrun": gettext_lazy("PyTorch, started by torchrun"),
+    "horovod/ring": gettext_lazy("Horovod, ring all-reduce over Gloo"),
+    "horovod/horovodrun": gettext_lazy("Horovod, started by horovodrun"),
+    "mxnet/ps": gettext_lazy("MXNet, parameter servers"),
+    "xgboost/rabit": gettext_lazy("XGBoost, all-reduce"),
+    "paddle/collective": gettext_lazy("PaddlePaddle, collective"),
+    "mpi/srun": gettext_lazy("MPI, started by srun"),
+    "mpi/hostfile": gettext_lazy("MPI, started by mpirun in the first task"),
+}
+DIALECT_TITLES = {
+    "sluice": gettext_lazy("job file"),
+    "openpai-v2": gettext_lazy("OpenPAI v2"),
+    "octopus": gettext_lazy("Octopus"),
+    "ffdl": gettext_lazy("FfDL or Prophecis manifest"),
+}
+ACE_FILES = (
+    "ace.js",
+    "ext-language_tools.js",
+    "ext-searchbox.js",
+    "mode-json.js",
+    "mode-yaml.js",
+    "theme-github_light_default.js",
+    "theme-github_dark.js",
+)
+
+
+@require_GET
+@login_required
+def submit_page(request: HttpRequest) -> HttpResponse:
+    user = cast("User", request.user)
+    if template_id := request.GET.get("template"):
+        return _from_template(request, template_id)
+    if job_id := request.GET.get("clone"):
+        job = _job_to_clone(user, job_id)
+        document = clone_document(user, job)
+        return render_submit(
+            request, document, origin=_("A copy of a job"), cloned_from=str(job.pk)
+        )
+    return render_submit(request, default_document(request, user))
+
+
+def _from_template(request: HttpRequest, template_id: str) -> HttpResponse:
+    """Parameters are asked on the template's own page, which then opens this one filled in."""
+    template = find_or_404(request, template_id)
+    if template.parameters:
+        return HttpResponseRedirect(reverse("template_use", args=[template.pk]))
+    document = {**template.spec}
+    return render_submit(request, document, origin=template.name)
+
+
+def find_or_404(request: HttpRequest, template_id: Any) -> JobTemplate:
+    try:
+        return find_template(id=uuid.UUID(str(template_id)), by=cast("User", request.user))
+    except (ValueError, JobError) as problem:
+        raise Http404 from problem
+
+
+def _job_to_clone(user: User, job_id: str) -> Job:
+    try:
+        job = visible_to(user).filter(pk=uuid.UUID(job_id)).first()
+    except ValueError:
+        job = None
+    if job is None:
+        raise Http404
+    return job
+
+
+def clone_document(user: User, job: Job) -> dict[str, Any]:
+    document = to_document(spec_of(job))
+    document["jobName"] = free_name(user, job.name)
+    return document
+
+
+def render_submit(
+    request: HttpRequest, document: Mapping[str, Any], *, origin: str = "", cloned_from: str = ""
+) -> HttpResponse:
+    user = cast("User", request.user)
+    places = offered_namespaces(user)
+    context = {
+        "places": places,
+        "closed": [
+            name
+            for name in namespaces_visible_to(user).values_list("name", flat=True)
+            if name not in {place["name"] for place in places}
+        ],
+        "presets": presets(),
+        "page": {
+            "document": document,
+            "origin": origin,
+            "clonedFrom": cloned_from,
+            "user": user.pk,
+            "namespaces": places,
+            "presets": presets(),
+            "ace": [static(f"vendor/ace/{name}") for name in ACE_FILES],
+            "check": reverse("submit_check"),
+            "jobs": "/api/v1/jobs",
+            "uploads": "/api/v1/uploads",
+            "templates": "/api/v1/templates",
+            "schema": "/api/v1/job-file-schema",
+            "jobPage": reverse("jobs"),
+            "templatePage": reverse("templates"),
+            "login": reverse("login"),
+        },
+    }
+    return render(request, "submit/submit.html", context)
+
+
+# --- what the form offers -----------------------------------------------------------------------------
+
+
+def offered_namespaces(user: User) -> list[dict[str, Any]]:
+    """Where the person may submit, with sizes, GPU types and images to choose from."""
+    rows = list(namespaces_open_to(user).select_related("cluster").order_by("name"))
+    snapshots = {
+        row.cluster_id: Capacity.from_json(row.data)
+        for row in CapacitySnapshot.objects.filter(cluster__in={row.cluster_id for row in rows})
+    }
+    return [_offer(row, snapshots.get(row.cluster_id)) for row in rows]
+
+
+def _offer(namespace: Namespace, capacity: Capacity | None) -> dict[str, Any]:
+    types: set[str] = set()
+    if capacity is not None:
+        for partition in namespace.partitions:
+            types |= {gpu.type for node in capacity.nodes_of(partition) for gpu in node.gpus}
+    return {
+        "name": namespace.name,
+        "description": namespace.description,
+        "defaultImage": namespace.default_image,
+        "images": sorted(namespace.cluster.image_aliases),
+        "maxTime": namespace.max_time_s,
+        "defaultTime": namespace.default_time_s,
+        "gpuTypes": sorted(kind for kind in types if kind),
+        "sizes": [
+            {
+                "name": size.name,
+                "title": size.title,
+                "cpuNumber": size.cpus,
+                "memoryMB": size.mem_mib,
+                "gpuNumber": size.gpus,
+                "gpuType": size.gpu_type,
+                "shmMB": size.shm_mib,
+                "price": float(size.price),
+            }
+            for size in ResourceSpec.offered_in(namespace)
+        ],
+    }
+
+
+def presets() -> list[dict[str, Any]]:
+    """Frameworks and strategies, each with the roles that it needs."""
+    rows = []
+    for strategy in STRATEGIES:
+        counts = {part: DEFAULT_COUNTS.get(part, 1) for part in strategy.required}
+        roles = make_roles(strategy.framework, strategy.name, command="true", counts=counts)
+        rows.append(
+            {
+                "framework": strategy.framework,
+                "strategy": strategy.name,
+                "title": str(
+                    STRATEGY_TITLES.get(f"{strategy.framework}/{strategy.name}", strategy.title)
+                ),
+                "variables": list(strategy.variables),
+                "roles": [
+                    {
+                        "name": role.name,
+                        "taskNumber": role.task_number,
+                        "minSucceededTaskCount": role.min_succeeded_task_count,
+                        "serves": role.name in ("ps", "scheduler"),
+                    }
+                    for role in roles
+                ],
+            }
+        )
+    return rows
+
+
+def default_document(request: HttpRequest, user: User) -> dict[str, Any]:
+    """A small job that runs as it is."""
+    place = _default_namespace(request, user)
+    size = (
+        ResourceSpec.offered_in(place).filter(gpus=0).order_by("cpus", "mem_mib").first()
+        if place
+        else None
+    )
+    role: dict[str, Any] = {
+        "name": "main",
+        "taskNumber": 1,
+        "cpuNumber": size.cpus if size else 1,
+        "memoryMB": size.mem_mib if size else 500,
+        "shmMB": 64,
+        "gpuNumber": 0,
+        "command": DEFAULT_COMMAND,
+        "portList": [],
+        "minFailedTaskCount": 1,
+        "minSucceededTaskCount": None,
+    }
+    return {
+        "jobName": free_name(user, pgettext("name of the first job; letters, digits, -", "hello")),
+        "namespace": place.name if place else "default",
+        "image": "" if place and place.default_image else FALLBACK_IMAGE,
+        "timeLimit": "10m",
+        "retryCount": 0,
+        "taskRoles": [role],
+    }
+
+
+def _default_namespace(request: HttpRequest, user: User) -> Namespace | None:
+    chosen = current_namespace(request)
+    if chosen is not None and can_submit(user, chosen):
+        return chosen
+    rows = namespaces_open_to(user).order_by("name")
+    return rows.filter(name="default").first() or rows.first()
+
+
+# --- the check ----------------------------------------------------------------------------------------
+
+
+@require_POST
+def check(request: HttpRequest) -> HttpResponse:
+    """A job file, as typed or as a document: what it says, what is wrong, what would become of it."""
+    if not request.user.is_authenticated:
+        return JsonResponse({"detail": _("Your session has ended.")}, status=401)
+    if len(request.body) > MAX_BODY_BYTES:
+        return JsonResponse({"detail": _("The job file is too large.")}, status=413)
+    try:
+        given = json.loads(request.body)
+        if not isinstance(given, dict):
+            raise ValueError("not an object")
+    except (ValueError, RecursionError):
+        return JsonResponse({"detail": _("The request could not be understood.")}, status=400)
+    return JsonResponse(checked(request.user, given), json_dumps_params={"ensure_ascii": False})
+
+
+def checked(user: User, given: Mapping[str, Any]) -> dict[str, Any]:
+    format_: Format = "yaml" if given.get("format") == "yaml" else "json"
+    text = given.get("text")
+    filename = str(given.get("filename", ""))[:255]
+    if not isinstance(text, str):
+        # Read back from its own text: so every problem has both a path and a line.
+        text = dump_document(given.get("document"), format_)
+        filename = f"job.{format_}"
+    answer: dict[str, Any] = {"text": text, "document": None, "problems": [], "warnings": []}
+    try:
+        loaded = load_text(text, filename=filename, site=site_for(user))
+    except SpecError as error:
+        return answer | _unreadable(error, text, filename)
+    document = to_document(loaded.spec)
+    answer |= {
+        "dialect": loaded.dialect,
+        "dialectTitle": str(DIALECT_TITLES.get(loaded.dialect, loaded.dialect)),
+        "document": document,
+        # They stood in the text: back to the person's own page with them, and nowhere else.
+        "secrets": dict(loaded.secrets),
+        "imageLogins": _whole_logins(loaded.image_auth),
+        "warnings": [warning_row(warning) for warning in loaded.warnings],
+    }
+    if given.get("import"):
+        answer["text"] = dump_document(document, format_)
+    lines = _lines(text, filename) if loaded.dialect == "sluice" else {}
+    try:
+        submission = read_submission(
+            by=user,
+            document=document,
+            secrets={**loaded.secrets, **_stand_ins(given.get("secrets"))},
+            image_logins=loaded.image_auth,
+            code=_upload(user, given.get("code")),
+        )
+    except SpecError as error:
+        return answer | {"problems": _rows(error.problems, lines)}
+    except JobError as error:
+        return answer | {
+            "problems": [{"path": "code", "message": told(error.user_message), "code": error.code}]
+        }
+    answer["warnings"] += [
+        warning_row(warning)
+        for warning in submission.warnings
+        if warning.path in ("namespace", "prerequisites")
+    ]
+    made = preview(by=user, submission=submission)
+    answer["problems"] = _rows(made.problems, lines)
+    if not can_submit(user, submission.namespace):
+        answer["problems"].append(
+            {
+                "path": "namespace",
+                "line": lines.get("namespace"),
+                "code": "not_allowed",
+                "message": _("You may look into namespace %(name)s, but not submit jobs to it.")
+                % {"name": submission.namespace.name},
+            }
+        )
+    answer["preview"] = _preview_words(made)
+    return answer
+
+
+def _rows(problems: Iterable[Problem], lines: Mapping[str, int]) -> list[dict[str, Any]]:
+    return [
+        {
+            "line": lines.get(problem.path),
+            **_without_none(problem_row(problem)),
+            "message": problem_words(problem),
+        }
+        for problem in problems
+    ]
+
+
+def _stand_ins(names: Any) -> dict[str, str]:
+    """The values themselves stay in the browser until the job is submitted."""
+    return {str(name): STAND_IN for name in names} if isinstance(names, list) else {}
+
+
+def _whole_logins(logins: Mapping[str, Mapping[str, str]]) -> dict[str, dict[str, str]]:
+    """As the API takes them."""
+    return {
+        image: {"username": login["username"], "password": login["password"]}
+        for image, login in logins.items()
+        if login.get("username") and login.get("password")
+    }
+
+
+def _upload(user: User, sha256: Any) -> Any:
+    return find_upload(sha256=sha256, by=user) if isinstance(sha256, str) and sha256 else None
+
+
+def _without_none(row: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in row.items() if value is not None}
+
+
+def _unreadable(error: SpecError, text: str, filename: str) -> dict[str, Any]:
+    """The problems; and the document as it stands, so that the form can show it with them."""
+    document = None
+    lines: dict[str, int] = {}
+    try:
+        found = parse_text(text, filename=filename).document
+        if isinstance(found, dict) and isinstance(found.get("taskRoles"), list):
+            document = found
+        lines = _lines(text, filename)
+    except SpecError:
+        pass  # no document at all: the problems say where the text breaks off
+    return {
+        "problems": _rows(error.problems, lines),
+        "document": document,
+        "dialect": error.dialect,
+    }
+
+
+def _lines(text: str, filename: str) -> dict[str, int]:
+    """path → line, for problems that were found after the text was read."""
+    positions = parse_text(text, filename=filename).positions
+    return {path_text(loc): position.line for loc, position in positions.items()}
+
+
+def _preview_words(made: Preview) -> dict[str, Any] | None:
+    plan = made.plan
+    if plan is None:
+        return None
+    start = made.expected_start
+    return {
+        "words": plan_words(plan),
+        "notes": [told(note.message) for note in plan.notes],
+        "startsNow": made.starts_now,
+        "obstacles": [told(note.message) for note in made.obstacles],
+        "expectedStart": start.isoformat() if start else None,
+        "machineHours": plan.totals.machine_hours,
+        "timeLimit": plan.time_limit_s,
+        "totals": {
+            "tasks": plan.totals.tasks,
+            "nodes": plan.totals.nodes,
+            "cpus": plan.totals.cpus,
+            "memory": plan.totals.mem_mib,
+            "gpus": sum(plan.totals.gpus.values()),
+        },
+        "asOf": timezone.now().isoformat(),
+        "script": made.script,
+    }
