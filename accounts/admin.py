@@ -13,7 +13,7 @@ from django.http import HttpRequest
 from django.utils.translation import gettext_lazy as _
 
 from accounts.models import User
-from accounts.tokens import revoke_tokens_of
+from accounts.tokens import revoke_user_tokens
 
 if TYPE_CHECKING:
     BaseUserAdmin = DjangoUserAdmin[User]
@@ -22,20 +22,20 @@ else:
     BaseUserAdmin, PasswordForm = DjangoUserAdmin, AdminPasswordChangeForm
 
 # Whoever may set these has all rights already, or could give them to themselves.
-RIGHTS = ("is_superuser", "is_staff", "groups", "user_permissions")
+PRIVILEGE_FIELDS = ("is_superuser", "is_staff", "groups", "user_permissions")
 
 admin.site.site_header = _("Sluice administration")
 admin.site.site_title = _("Sluice")
 admin.site.index_title = _("Clusters, namespaces and people")
 
 
-class ResetPassword(PasswordForm):
+class ResetPasswordForm(PasswordForm):
     """An administrator's reset: whoever knew the old password may have made tokens with it."""
 
     def save(self, commit: bool = True) -> User:
         user: User = super().save(commit)
         if commit:
-            revoke_tokens_of(user=user)
+            revoke_user_tokens(user=user)
         return user
 
 
@@ -77,25 +77,25 @@ class UserAdmin(BaseUserAdmin):
         (_("Dates"), {"fields": ("last_login", "date_joined")}),
     )
 
-    change_password_form = ResetPassword
+    change_password_form = ResetPasswordForm
 
     def get_readonly_fields(self, request: HttpRequest, obj: User | None = None) -> Any:
         fields = super().get_readonly_fields(request, obj)
-        return fields if request.user.is_superuser else (*fields, *RIGHTS)
+        return fields if request.user.is_superuser else (*fields, *PRIVILEGE_FIELDS)
 
     def has_change_permission(self, request: HttpRequest, obj: User | None = None) -> bool:
-        return super().has_change_permission(request, obj) and _below(request, obj)
+        return super().has_change_permission(request, obj) and _may_manage(request, obj)
 
     def has_delete_permission(self, request: HttpRequest, obj: User | None = None) -> bool:
-        return super().has_delete_permission(request, obj) and _below(request, obj)
+        return super().has_delete_permission(request, obj) and _may_manage(request, obj)
 
     def save_model(self, request: HttpRequest, obj: User, form: Any, change: bool) -> None:
         super().save_model(request, obj, form, change)
         if not obj.is_active:
-            revoke_tokens_of(user=obj)
+            revoke_user_tokens(user=obj)
 
 
-def _below(request: HttpRequest, account: User | None) -> bool:
+def _may_manage(request: HttpRequest, account: User | None) -> bool:
     """Only superusers touch the accounts of superusers and of others with rights in this site: with a
     new password one could sign in as them."""
     if request.user.is_superuser or account is None or account.pk == request.user.pk:

@@ -18,9 +18,14 @@ from rest_framework.views import APIView
 
 from accounts.models import ApiToken
 from accounts.requests import authenticated_user
-from accounts.tokens import SessionByHeader, TokenAuthentication, create_token, revoke_token
-from core.api.fields import PlainText, Strict
-from core.api.schema import problems
+from accounts.tokens import (
+    HeaderCsrfSessionAuthentication,
+    TokenAuthentication,
+    create_token,
+    revoke_token,
+)
+from core.api.fields import StrictCharField, StrictSerializer
+from core.api.schema import problem_responses
 from core.api.throttle import buckets
 
 SIGN_INS_PER_MINUTE = 10
@@ -46,8 +51,8 @@ class NewTokenAnswer(TokenAnswer):
     token = serializers.CharField(help_text="The secret. Shown this once.")
 
 
-class NewToken(Strict):
-    name = PlainText(max_length=100)
+class NewToken(StrictSerializer):
+    name = StrictCharField(max_length=100)
     scope = serializers.ChoiceField(choices=ApiToken.Scope.choices, default=ApiToken.Scope.READ)
     expires_at = serializers.DateTimeField(
         required=False, help_text="Absent: as long as this server allows by default."
@@ -96,14 +101,18 @@ def _iso(value: datetime | None) -> str | None:
     return value.astimezone(UTC).isoformat().replace("+00:00", "Z") if value else None
 
 
-class Tokens(APIView):
-    authentication_classes = [TokenAuthentication, SessionByHeader, PasswordAuthentication]
+class TokenListView(APIView):
+    authentication_classes = [
+        TokenAuthentication,
+        HeaderCsrfSessionAuthentication,
+        PasswordAuthentication,
+    ]
 
     @extend_schema(
         operation_id="tokens_list",
         tags=["tokens"],
         summary="Your tokens",
-        responses={200: TokenList, **problems(401)},
+        responses={200: TokenList, **problem_responses(401)},
     )
     def get(self, request: Request) -> Response:
         tokens = ApiToken.objects.filter(user=authenticated_user(request), revoked_at__isnull=True)
@@ -114,7 +123,7 @@ class Tokens(APIView):
         tags=["tokens"],
         summary="Make a token; its secret is in this answer only",
         request=NewToken,
-        responses={201: NewTokenAnswer, **problems(400, 401, 403, 409, 413, 415)},
+        responses={201: NewTokenAnswer, **problem_responses(400, 401, 403, 409, 413, 415)},
     )
     def post(self, request: Request) -> Response:
         if isinstance(request.auth, ApiToken):
@@ -122,9 +131,9 @@ class Tokens(APIView):
                 _("A token cannot make tokens. Sign in with your name and password."),
                 code="sign_in_needed",
             )
-        given = NewToken(data=request.data)
-        given.is_valid(raise_exception=True)
-        values = given.validated_data
+        serializer = NewToken(data=request.data)
+        serializer.is_valid(raise_exception=True)
+        values = serializer.validated_data
         live = ApiToken.objects.filter(
             user=authenticated_user(request), revoked_at__isnull=True, expires_at__gt=timezone.now()
         )
@@ -155,17 +164,21 @@ class TooManyTokens(PermissionDenied):
         )
 
 
-class Token(APIView):
+class TokenView(APIView):
     @extend_schema(
         operation_id="tokens_revoke",
         tags=["tokens"],
         summary="Revoke a token at once",
-        responses={204: None, **problems(401, 403, 404)},
+        responses={204: None, **problem_responses(401, 403, 404)},
     )
     def delete(self, request: Request, id: int) -> Response:
         # A read-only token gives itself back; the others are not its to take away.
-        used = request.auth
-        if isinstance(used, ApiToken) and used.scope == ApiToken.Scope.READ and used.pk != id:
+        auth_token = request.auth
+        if (
+            isinstance(auth_token, ApiToken)
+            and auth_token.scope == ApiToken.Scope.READ
+            and auth_token.pk != id
+        ):
             raise PermissionDenied(
                 _("This token may only read, and revoke itself. Use one with the scope “write”."),
                 code="token_read_only",

@@ -25,18 +25,18 @@ from rest_framework.permissions import SAFE_METHODS, BasePermission
 from rest_framework.request import Request
 
 from accounts.models import ApiToken, User
-from core.lookup import Prepared
+from core.lookup import CompiledLookup
 
 if TYPE_CHECKING:
     from rest_framework.views import APIView
 
-BEGINS_WITH = "slc_"
-SHOWN_CHARS = 12
-LAST_USED_EVERY = timedelta(minutes=1)
-_BY_DIGEST = Prepared(ApiToken, ("digest",), related="user")
+PREFIX = "slc_"
+SHOWN_PREFIX_LENGTH = 12
+LAST_USED_UPDATE_INTERVAL = timedelta(minutes=1)
+_BY_DIGEST = CompiledLookup(ApiToken, ("digest",), related="user")
 
 
-def digest_of(secret: str) -> str:
+def hash_secret(secret: str) -> str:
     return hashlib.sha256(secret.encode()).hexdigest()
 
 
@@ -44,12 +44,12 @@ def create_token(
     *, user: User, name: str, scope: str, expires_at: datetime
 ) -> tuple[ApiToken, str]:
     """The row and the secret, which nobody can read again."""
-    secret = BEGINS_WITH + secrets.token_urlsafe(32)
+    secret = PREFIX + secrets.token_urlsafe(32)
     token = ApiToken.objects.create(
         user=user,
         name=name,
-        digest=digest_of(secret),
-        prefix=secret[:SHOWN_CHARS],
+        digest=hash_secret(secret),
+        prefix=secret[:SHOWN_PREFIX_LENGTH],
         scope=scope,
         expires_at=expires_at,
     )
@@ -60,7 +60,7 @@ def revoke_token(*, token: ApiToken) -> None:
     ApiToken.objects.filter(pk=token.pk, revoked_at__isnull=True).update(revoked_at=timezone.now())
 
 
-def revoke_tokens_of(*, user: User) -> int:
+def revoke_user_tokens(*, user: User) -> int:
     """All that still work, and their number: after a reset by an administrator, or when the person goes."""
     usable = ApiToken.objects.filter(user=user, revoked_at__isnull=True)
     return usable.update(revoked_at=timezone.now())
@@ -68,20 +68,20 @@ def revoke_tokens_of(*, user: User) -> int:
 
 def find_token(secret: str) -> ApiToken | None:
     """The valid token of an active person, noted as used; None for any other."""
-    if not secret.startswith(BEGINS_WITH):
+    if not secret.startswith(PREFIX):
         return None
-    token = _BY_DIGEST.first(digest_of(secret))
+    token = _BY_DIGEST.first(hash_secret(secret))
     now = timezone.now()
     if token is None or token.revoked_at or token.expires_at <= now or not token.user.is_active:
         return None
-    if token.last_used_at is None or now - token.last_used_at >= LAST_USED_EVERY:
+    if token.last_used_at is None or now - token.last_used_at >= LAST_USED_UPDATE_INTERVAL:
         # Conditional: of many requests at once only one writes.
-        stale = Q(last_used_at__isnull=True) | Q(last_used_at__lte=now - LAST_USED_EVERY)
+        stale = Q(last_used_at__isnull=True) | Q(last_used_at__lte=now - LAST_USED_UPDATE_INTERVAL)
         ApiToken.objects.filter(stale, pk=token.pk).update(last_used_at=now)
     return token
 
 
-def person_of_token(secret: str) -> User | None:
+def user_from_token(secret: str) -> User | None:
     """For websockets: whose token this is."""
     token = find_token(secret)
     return token.user if token else None
@@ -121,14 +121,14 @@ class _HeadersOnly:
         setattr(object.__getattribute__(self, "_request"), name, value)
 
 
-class SessionByHeader(SessionAuthentication):
+class HeaderCsrfSessionAuthentication(SessionAuthentication):
     """The browser's session; changes need the header X-CSRFToken."""
 
     def enforce_csrf(self, request: HttpRequest) -> None:
         super().enforce_csrf(_HeadersOnly(request))  # type: ignore[arg-type]
 
 
-class SignedInWithinScope(BasePermission):
+class TokenScopePermission(BasePermission):
     """Someone is signed in; a read-only token only reads. The rest is decided by `jobs.store.access`.
 
     A view names in `reading_methods` what changes nothing although its method could (a dry run).

@@ -24,9 +24,9 @@ from django.http import HttpRequest
 from django.http.request import split_domain_port, validate_host
 
 from accounts.models import User
-from accounts.tokens import person_of_token
-from core.threads import in_thread
-from core.translation import language_asked
+from accounts.tokens import user_from_token
+from core.threads import run_in_thread
+from core.translation import negotiate_language
 
 Person = User | AnonymousUser
 
@@ -68,15 +68,15 @@ def _cookie(scope: Scope, name: str) -> str:
     return morsel.value if morsel else ""
 
 
-def language_of(scope: Scope, user: User) -> str:
+def socket_language(scope: Scope, user: User) -> str:
     """As a page would choose: what was chosen there, what the person likes, what the program asks for."""
     chosen = _cookie(scope, settings.LANGUAGE_COOKIE_NAME)
     if chosen not in dict(settings.LANGUAGES):
-        chosen = user.language or language_asked(_header(scope, b"accept-language"))
+        chosen = user.language or negotiate_language(_header(scope, b"accept-language"))
     return chosen or str(settings.LANGUAGE_CODE)
 
 
-def person_of_session(session_key: str) -> Person:
+def user_from_session(session_key: str) -> Person:
     """The person of a session as it stands now: signed out or password changed means nobody."""
     if not session_key:
         return AnonymousUser()
@@ -85,7 +85,7 @@ def person_of_session(session_key: str) -> Person:
     return get_user(request)
 
 
-class SocketGuard:
+class SocketAuthMiddleware:
     """ASGI middleware: lets a websocket in only from an allowed origin and with a known person.
 
     Cookies are believed only together with an Origin: browsers always send it, so a request without
@@ -108,50 +108,50 @@ class SocketGuard:
             await send({"type": "websocket.close", "code": CLOSE_FORBIDDEN})
             return
 
-        def person() -> Person:
+        def load_user() -> Person:
             if bearer:
-                return person_of_token(bearer) or AnonymousUser()
+                return user_from_token(bearer) or AnonymousUser()
             return (
-                person_of_session(_cookie(scope, settings.SESSION_COOKIE_NAME))
+                user_from_session(_cookie(scope, settings.SESSION_COOKIE_NAME))
                 if origin
                 else AnonymousUser()
             )
 
-        user = await in_thread(person)
+        user = await run_in_thread(load_user)
         if not user.is_authenticated or not user.is_active:
             await send({"type": "websocket.close", "code": CLOSE_SIGNED_OUT})
             return
-        await self.app({**scope, "user": user, "person_now": person}, receive, send)
+        await self.app({**scope, "user": user, "load_user": load_user}, receive, send)
 
 
 _open_sockets: Counter[int] = Counter()
 
 
-class GuardedConsumer(AsyncWebsocketConsumer):
+class AuthenticatedConsumer(AsyncWebsocketConsumer):
     """A websocket of one known person. Subclasses implement `opened`, `closed` and `permitted`."""
 
     user: User
     language = "en"
-    _person_now: Callable[[], Person]
+    _load_user: Callable[[], Person]
     _counted = False
-    _recheck: asyncio.Task[None] | None = None
+    _recheck_task: asyncio.Task[None] | None = None
 
     async def connect(self) -> None:
         scope = cast(Scope, self.scope)
         self.user = scope["user"]
-        self._person_now = scope["person_now"]
-        self.language = language_of(scope, self.user)
+        self._load_user = scope["load_user"]
+        self.language = socket_language(scope, self.user)
         await self.accept()
         if _open_sockets[self.user.pk] >= settings.SOCKETS_PER_PERSON:
             await self.close(code=CLOSE_TOO_MANY, reason="too many open connections")
             return
         _open_sockets[self.user.pk] += 1
         self._counted = True
-        if not await in_thread(self.permitted):
+        if not await run_in_thread(self.check_permission):
             await self.close(code=CLOSE_NOT_FOUND, reason="not found")
             return
-        self._recheck = asyncio.create_task(self._keep_rechecking())
-        await self.opened()
+        self._recheck_task = asyncio.create_task(self._recheck_periodically())
+        await self.on_open()
 
     async def disconnect(self, code: int) -> None:
         if self._counted:
@@ -159,21 +159,21 @@ class GuardedConsumer(AsyncWebsocketConsumer):
             _open_sockets[self.user.pk] -= 1
             if _open_sockets[self.user.pk] <= 0:
                 del _open_sockets[self.user.pk]
-        if self._recheck is not None:
-            self._recheck.cancel()
-        await self.closed()
+        if self._recheck_task is not None:
+            self._recheck_task.cancel()
+        await self.on_close()
 
-    async def _keep_rechecking(self) -> None:
+    async def _recheck_periodically(self) -> None:
         while True:
             await asyncio.sleep(settings.SOCKET_RECHECK_S)
             try:
-                user = await in_thread(self._person_now)
+                user = await run_in_thread(self._load_user)
                 if not user.is_authenticated or not user.is_active:
                     await self.close(code=CLOSE_SIGNED_OUT, reason="signed out")
                     return
                 self.user = user
-                self.language = language_of(cast(Scope, self.scope), user)
-                if not await in_thread(self.permitted):
+                self.language = socket_language(cast(Scope, self.scope), user)
+                if not await run_in_thread(self.check_permission):
                     await self.close(code=CLOSE_FORBIDDEN, reason="no longer allowed")
                     return
             except Exception:
@@ -182,19 +182,19 @@ class GuardedConsumer(AsyncWebsocketConsumer):
                 logger.warning(
                     "could not re-check a websocket",
                     exc_info=True,
-                    extra={"action": "socket_recheck"},
+                    extra={"action": "socket_recheck_failed"},
                 )
 
-    def permitted(self) -> bool:
+    def check_permission(self) -> bool:
         """Whether this person may (still) have this socket. Runs in a thread; may query."""
         return True
 
-    async def opened(self) -> None:
+    async def on_open(self) -> None:
         """Accepted and permitted: begin."""
 
-    async def closed(self) -> None:
+    async def on_close(self) -> None:
         """Give back what `opened` took."""
 
 
-def open_socket_count() -> int:
+def count_open_sockets() -> int:
     return sum(_open_sockets.values())

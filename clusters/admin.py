@@ -25,9 +25,9 @@ from clusters.models import (
     Namespace,
     ResourceSpec,
     UnixAccount,
-    capacity_of,
+    load_capacity,
 )
-from core.translation import from_text, told
+from core.translation import translate, translate_dumped
 
 if TYPE_CHECKING:
     from django.db.models import ForeignKey, Model
@@ -104,13 +104,13 @@ class StatusInline(StatusTabularInline):
 
     @admin.display(description=_("last check"))
     def check_result(self, status: ClusterStatus) -> str | SafeString:
-        lines = status.doctor.get("lines", [])
-        if not lines:
+        results = status.doctor.get("lines", [])
+        if not results:
             return str(_("Never checked: run manage.py cluster check."))
         text = "\n".join(
-            f"{line['outcome'].upper():10} {line['title']}: {line['found']}"
-            + (f"\n{'':10} → {line['remedy']}" if line.get("remedy") else "")
-            for line in lines
+            f"{result['outcome'].upper():10} {result['title']}: {result['found']}"
+            + (f"\n{'':10} → {result['remedy']}" if result.get("remedy") else "")
+            for result in results
         )
         return format_html('<pre style="white-space: pre-wrap">{}</pre>', text)
 
@@ -187,23 +187,23 @@ class ClusterAdmin(ClusterModelAdmin):
         from clusters import doctor
 
         for cluster in queryset:
-            unix_user, namespaces = doctor.whom_to_try(cluster)
-            lines = list(
-                doctor.examine_cluster(cluster, unix_user=unix_user, namespaces=namespaces)
+            unix_user, namespaces = doctor.select_test_account(cluster)
+            results = list(
+                doctor.check_cluster(cluster, unix_user=unix_user, namespaces=namespaces)
             )
-            broken = next((line for line in lines if line.outcome is not doctor.Outcome.OK), None)
-            if broken is None:
+            first_failure = next(
+                (result for result in results if result.outcome is not doctor.CheckOutcome.OK), None
+            )
+            if first_failure is None:
                 self.message_user(
                     request,
                     _("%(cluster)s: all %(count)d links hold.")
-                    % {"cluster": cluster, "count": len(lines)},
+                    % {"cluster": cluster, "count": len(results)},
                     messages.SUCCESS,
                 )
             else:
-                words = (
-                    f"{cluster}: {told(broken.title)}: {told(broken.found)} {told(broken.remedy)}"
-                )
-                self.message_user(request, words, messages.ERROR)
+                message = f"{cluster}: {translate(first_failure.title)}: {translate(first_failure.found)} {translate(first_failure.remedy)}"
+                self.message_user(request, message, messages.ERROR)
 
     @admin.display(description=_("reached"))
     def where(self, cluster: Cluster) -> str:
@@ -219,9 +219,13 @@ class ClusterAdmin(ClusterModelAdmin):
         if status is None or status.last_pass_at is None:
             return str(_("not seen yet"))
         if status.last_ok_at is None:
-            return from_text(status.last_error)
-        seen = _("seen %(ago)s ago") % {"ago": timesince(status.last_ok_at, timezone.now())}
-        return f"{seen} · {from_text(status.last_error)}" if status.last_error else str(seen)
+            return translate_dumped(status.last_error)
+        last_seen = _("seen %(ago)s ago") % {"ago": timesince(status.last_ok_at, timezone.now())}
+        return (
+            f"{last_seen} · {translate_dumped(status.last_error)}"
+            if status.last_error
+            else str(last_seen)
+        )
 
     @admin.display(description=_("namespaces"), ordering="namespaces_total")
     def namespace_count(self, cluster: Cluster) -> int:
@@ -340,13 +344,13 @@ class CapacityAdmin(CapacityModelAdmin):
 
     @admin.display(description=_("nodes usable / all"))
     def node_summary(self, snapshot: CapacitySnapshot) -> str:
-        capacity = capacity_of(snapshot.cluster)
+        capacity = load_capacity(snapshot.cluster)
         nodes = capacity.nodes if capacity else ()
         return f"{sum(node.usable for node in nodes)} / {len(nodes)}"
 
     @admin.display(description=_("GPUs free / all"))
     def gpu_summary(self, snapshot: CapacitySnapshot) -> str:
-        capacity = capacity_of(snapshot.cluster)
+        capacity = load_capacity(snapshot.cluster)
         if capacity is None:
             return ""
         return ", ".join(

@@ -72,9 +72,9 @@ class Capacity:
     def partition(self, name: str) -> Partition | None:
         return next((p for p in self.partitions if p.name == name), None)
 
-    def nodes_of(self, partition: str) -> Iterator[Node]:
-        found = self.partition(partition)
-        for name in found.nodes if found else ():
+    def nodes_in_partition(self, partition: str) -> Iterator[Node]:
+        match = self.partition(partition)
+        for name in match.nodes if match else ():
             if node := self._by_name.get(name):
                 yield node
 

@@ -22,27 +22,27 @@ from clusters.errors import IdentityRefused, SlurmUnavailable
 from clusters.models import Cluster, UnixAccount
 from clusters.pyslurm_reader import PyslurmReader
 from clusters.slurm import JobRecord, SlurmCommands
-from clusters.slurm_client import Slurm
+from clusters.slurm_client import SlurmClient
 from clusters.transport.base import CommandResult, Transport
 from clusters.transport.certificates import CertificateAuthority
-from clusters.transport.connection import CertificateLogin, KeyFileLogin, SshTarget
+from clusters.transport.connection import CertificateCredentials, KeyFileCredentials, SshTarget
 from clusters.transport.identity import IdentityPolicy, check_uid, check_unix_name
 from clusters.transport.local import LocalTransport
 from clusters.transport.ssh import SshCluster
 from core.messages import _
 
 # A UID or home directory that changes on the cluster is noticed after this time.
-ACCOUNT_KEPT_S = 600.0
+PASSWD_CACHE_TTL_S = 600.0
 # Whether pyslurm works is found out in a child process, which may take a minute.
-READER_TRIED_AGAIN_S = 600.0
+PYSLURM_RETRY_S = 600.0
 # A name for a UID is a nicety: nobody waits long for a user database that hangs.
-NAME_TIMEOUT_S = 5.0
+UID_LOOKUP_TIMEOUT_S = 5.0
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Account:
+class PasswdEntry:
     """A Unix user as the cluster knows it."""
 
     name: str
@@ -51,7 +51,7 @@ class Account:
 
 
 @dataclass(frozen=True, slots=True)
-class _Way:
+class _ConnectionSettings:
     """All that decides how a cluster is reached; another way means another transport."""
 
     kind: str
@@ -64,7 +64,7 @@ class _Way:
     ca_key_file: str
 
 
-class Door(Protocol):
+class TransportFactory(Protocol):
     """A cluster that can be entered as one Unix user or another."""
 
     def transport(self, user: str) -> Transport: ...
@@ -72,7 +72,7 @@ class Door(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class _LocalDoor:
+class _LocalTransportFactory:
     policy: IdentityPolicy
 
     def transport(self, user: str) -> Transport:
@@ -83,18 +83,22 @@ class _LocalDoor:
 
 
 @dataclass(slots=True)
-class _Pool:
+class _Cache:
     lock: threading.Lock = field(default_factory=threading.Lock)
-    doors: dict[int, tuple[_Way, Door]] = field(default_factory=dict)
-    accounts: dict[tuple[int, _Way, str], tuple[float, Account]] = field(default_factory=dict)
+    transport_factories: dict[int, tuple[_ConnectionSettings, TransportFactory]] = field(
+        default_factory=dict
+    )
+    accounts: dict[tuple[int, _ConnectionSettings, str], tuple[float, PasswdEntry]] = field(
+        default_factory=dict
+    )
     readers_lock: threading.Lock = field(default_factory=threading.Lock)
     readers: dict[str, tuple[float, PyslurmReader | None]] = field(default_factory=dict)
 
 
-_pool = _Pool()
+_cache = _Cache()
 
 
-def commands_of(cluster: Cluster) -> SlurmCommands:
+def slurm_commands_for(cluster: Cluster) -> SlurmCommands:
     return SlurmCommands(bin_dir=cluster.slurm_bin_dir, slurm_conf=cluster.slurm_conf)
 
 
@@ -102,44 +106,46 @@ def certificate_authority() -> CertificateAuthority:
     return CertificateAuthority(settings.SSH_CA_KEY_FILE)
 
 
-def open_door(cluster: Cluster) -> Door:
+def create_transport_factory(cluster: Cluster) -> TransportFactory:
     """A door of one's own, not the pool's. Connects when first used; close it afterwards."""
     policy = IdentityPolicy(cluster.uid_floor)
     if cluster.kind == Cluster.Kind.LOCAL:
-        return _LocalDoor(policy)
-    login = (
-        KeyFileLogin(cluster.key_file)
+        return _LocalTransportFactory(policy)
+    credentials = (
+        KeyFileCredentials(cluster.key_file)
         if cluster.key_file
-        else CertificateLogin(certificate_authority())
+        else CertificateCredentials(certificate_authority())
     )
     target = SshTarget(
         host=cluster.host, port=cluster.port, host_keys=tuple(cluster.pinned_host_keys())
     )
-    return SshCluster(target, login, policy=policy)
+    return SshCluster(target, credentials, policy=policy)
 
 
 def service_transport(cluster: Cluster) -> Transport:
     """As the service account; of a local cluster without one, as the user this process runs as."""
-    return door_to(cluster).transport(cluster.service_user)
+    return transport_factory_for(cluster).transport(cluster.service_user)
 
 
 def transport_for(cluster: Cluster, unix_user: str) -> Transport:
     """As a person's Unix user. Raises IdentityRefused before anything is sent as them."""
-    _refuse_service_account(cluster, unix_user)
-    check_person(cluster, account_of(cluster, unix_user))
-    return door_to(cluster).transport(unix_user)
+    _check_not_service_account(cluster, unix_user)
+    check_may_act_as(cluster, get_passwd_entry(cluster, unix_user))
+    return transport_factory_for(cluster).transport(unix_user)
 
 
-def scheduler_for(cluster: Cluster, unix_user: str = "") -> Slurm:
+def slurm_client_for(cluster: Cluster, unix_user: str = "") -> SlurmClient:
     """Slurm as a person sees it; without a name, as the service account does."""
     if unix_user:
-        return Slurm(transport_for(cluster, unix_user), commands_of(cluster))
-    transport, commands = service_transport(cluster), commands_of(cluster)
-    reader = _reader_for(cluster) if cluster.use_pyslurm else None
-    return ReadByPyslurm(transport, commands, reader) if reader else Slurm(transport, commands)
+        return SlurmClient(transport_for(cluster, unix_user), slurm_commands_for(cluster))
+    transport, commands = service_transport(cluster), slurm_commands_for(cluster)
+    reader = _pyslurm_reader_for(cluster) if cluster.use_pyslurm else None
+    return (
+        PyslurmClient(transport, commands, reader) if reader else SlurmClient(transport, commands)
+    )
 
 
-class ReadByPyslurm(Slurm):
+class PyslurmClient(SlurmClient):
     """Nodes, partitions and live jobs straight from libslurm; all else by commands."""
 
     def __init__(
@@ -148,20 +154,20 @@ class ReadByPyslurm(Slurm):
         super().__init__(transport, commands)
         self._reader = reader
 
-    def live_jobs(self) -> list[JobRecord]:
-        return self._reader.live_jobs()
+    def list_queue(self) -> list[JobRecord]:
+        return self._reader.list_queue()
 
     def capacity(self) -> Capacity:
         return self._reader.capacity()
 
 
-def _reader_for(cluster: Cluster) -> PyslurmReader | None:
+def _pyslurm_reader_for(cluster: Cluster) -> PyslurmReader | None:
     """None where pyslurm cannot be used: then commands do as well. Tried again once in a while."""
     if cluster.kind != Cluster.Kind.LOCAL:
         return None
-    with _pool.readers_lock:
-        tried_at, reader = _pool.readers.get(cluster.slurm_conf, (float("-inf"), None))
-        if reader is None and time.monotonic() - tried_at > READER_TRIED_AGAIN_S:
+    with _cache.readers_lock:
+        tried_at, reader = _cache.readers.get(cluster.slurm_conf, (float("-inf"), None))
+        if reader is None and time.monotonic() - tried_at > PYSLURM_RETRY_S:
             try:
                 reader = PyslurmReader(cluster.slurm_conf)
             except SlurmUnavailable as error:
@@ -171,35 +177,35 @@ def _reader_for(cluster: Cluster) -> PyslurmReader | None:
                     error.user_message,
                     extra={"action": "pyslurm_unusable", "detail": error.detail},
                 )
-            _pool.readers[cluster.slurm_conf] = (time.monotonic(), reader)
+            _cache.readers[cluster.slurm_conf] = (time.monotonic(), reader)
     return reader
 
 
-def work_root_of(cluster: Cluster, unix_user: str) -> str:
-    return cluster.work_root_for(unix_user, account_of(cluster, unix_user).home)
+def resolve_work_root(cluster: Cluster, unix_user: str) -> str:
+    return cluster.work_root_for(unix_user, get_passwd_entry(cluster, unix_user).home)
 
 
-def image_cache_of(cluster: Cluster, unix_user: str) -> str:
-    return cluster.image_cache_for(unix_user, account_of(cluster, unix_user).home)
+def resolve_image_cache(cluster: Cluster, unix_user: str) -> str:
+    return cluster.image_cache_for(unix_user, get_passwd_entry(cluster, unix_user).home)
 
 
-def account_of(cluster: Cluster, unix_user: str) -> Account:
+def get_passwd_entry(cluster: Cluster, unix_user: str) -> PasswdEntry:
     """What the cluster knows of a Unix user; asked once in a while."""
     check_unix_name(unix_user)
-    key = (cluster.pk, _way_to(cluster), unix_user)
-    with _pool.lock:
-        kept_at, account = _pool.accounts.get(key, (float("-inf"), None))
-    if account is None or time.monotonic() - kept_at > ACCOUNT_KEPT_S:
-        account = account_on(service_transport(cluster), unix_user)
-        with _pool.lock:
-            _pool.accounts[key] = (time.monotonic(), account)
+    key = (cluster.pk, _connection_settings(cluster), unix_user)
+    with _cache.lock:
+        cached_at, account = _cache.accounts.get(key, (float("-inf"), None))
+    if account is None or time.monotonic() - cached_at > PASSWD_CACHE_TTL_S:
+        account = fetch_passwd_entry(service_transport(cluster), unix_user)
+        with _cache.lock:
+            _cache.accounts[key] = (time.monotonic(), account)
     return account
 
 
-def account_on(transport: Transport, unix_user: str) -> Account:
+def fetch_passwd_entry(transport: Transport, unix_user: str) -> PasswdEntry:
     """Ask the user database of the machine behind `transport`. Raises IdentityRefused."""
     result = transport.run(["getent", "passwd", unix_user])
-    account = _parse_account(result)
+    account = _parse_passwd_entry(result)
     if account is None:
         raise IdentityRefused(
             _(
@@ -222,25 +228,25 @@ def account_on(transport: Transport, unix_user: str) -> Account:
     return account
 
 
-def user_name_on(transport: Transport, uid: int) -> str:
+def fetch_user_name(transport: Transport, uid: int) -> str:
     """Whose UID it is on the machine behind `transport`; "" where nobody's."""
-    account = _parse_account(
-        transport.run(["getent", "passwd", str(uid)], timeout_s=NAME_TIMEOUT_S)
+    account = _parse_passwd_entry(
+        transport.run(["getent", "passwd", str(uid)], timeout_s=UID_LOOKUP_TIMEOUT_S)
     )
     # A user may be named like a number, and getent would rather take it for the name.
     return account.name if account is not None and account.uid == uid else ""
 
 
-def _parse_account(answer: CommandResult) -> Account | None:
-    fields = answer.text.strip().split("\n")[0].split(":")
-    if answer.exit_code != 0 or len(fields) < 7 or not fields[2].isdigit():
+def _parse_passwd_entry(result: CommandResult) -> PasswdEntry | None:
+    fields = result.text.strip().split("\n")[0].split(":")
+    if result.exit_code != 0 or len(fields) < 7 or not fields[2].isdigit():
         return None
-    return Account(name=fields[0], uid=int(fields[2]), home=fields[5])
+    return PasswdEntry(name=fields[0], uid=int(fields[2]), home=fields[5])
 
 
-def check_person(cluster: Cluster, account: Account) -> None:
+def check_may_act_as(cluster: Cluster, account: PasswdEntry) -> None:
     """Raise IdentityRefused unless a person may act as this account."""
-    _refuse_service_account(cluster, account.name)
+    _check_not_service_account(cluster, account.name)
     check_uid(account.name, account.uid, cluster.uid_floor)
     expected = (
         UnixAccount.objects.filter(cluster=cluster, unix_user=account.name)
@@ -260,7 +266,7 @@ def check_person(cluster: Cluster, account: Account) -> None:
         )
 
 
-def _refuse_service_account(cluster: Cluster, unix_user: str) -> None:
+def _check_not_service_account(cluster: Cluster, unix_user: str) -> None:
     if unix_user == cluster.service_user:
         raise IdentityRefused(
             _(
@@ -271,43 +277,45 @@ def _refuse_service_account(cluster: Cluster, unix_user: str) -> None:
         )
 
 
-def reset() -> None:
+def close_all_connections() -> None:
     """Close and forget every connection: after a fork, and between tests."""
-    with _pool.lock:
-        doors = [door for _, door in _pool.doors.values()]
-        _pool.doors.clear()
-        _pool.accounts.clear()
-        _pool.readers.clear()
-    for door in doors:
-        door.close_all()
+    with _cache.lock:
+        transport_factories = [
+            transport_factory for _, transport_factory in _cache.transport_factories.values()
+        ]
+        _cache.transport_factories.clear()
+        _cache.accounts.clear()
+        _cache.readers.clear()
+    for transport_factory in transport_factories:
+        transport_factory.close_all()
 
 
-def door_to(cluster: Cluster) -> Door:
+def transport_factory_for(cluster: Cluster) -> TransportFactory:
     """The pooled door; a new one when an administrator changed the way to the cluster."""
-    way = _way_to(cluster)
-    with _pool.lock:
-        known = _pool.doors.get(cluster.pk)
-        if known and known[0] == way:
-            return known[1]
-        door = open_door(cluster)
-        _pool.doors[cluster.pk] = (way, door)
-    if known:
-        known[1].close_all()
-    return door
+    connection_settings = _connection_settings(cluster)
+    with _cache.lock:
+        cached = _cache.transport_factories.get(cluster.pk)
+        if cached and cached[0] == connection_settings:
+            return cached[1]
+        transport_factory = create_transport_factory(cluster)
+        _cache.transport_factories[cluster.pk] = (connection_settings, transport_factory)
+    if cached:
+        cached[1].close_all()
+    return transport_factory
 
 
 @contextmanager
-def fresh_door(cluster: Cluster) -> Iterator[Door]:
+def uncached_transport_factory(cluster: Cluster) -> Iterator[TransportFactory]:
     """For one examination: what the pool holds open proves nothing about the next login."""
-    door = open_door(cluster)
+    transport_factory = create_transport_factory(cluster)
     try:
-        yield door
+        yield transport_factory
     finally:
-        door.close_all()
+        transport_factory.close_all()
 
 
-def _way_to(cluster: Cluster) -> _Way:
-    return _Way(
+def _connection_settings(cluster: Cluster) -> _ConnectionSettings:
+    return _ConnectionSettings(
         kind=cluster.kind,
         host=cluster.host,
         port=cluster.port,

@@ -6,7 +6,7 @@ Each error carries a sentence for the person (told in their language where it is
 
 from __future__ import annotations
 
-from core.messages import Sentence
+from core.messages import Message
 
 
 class ClusterError(Exception):
@@ -14,7 +14,7 @@ class ClusterError(Exception):
 
     retryable = False
 
-    def __init__(self, user_message: Sentence, *, detail: str = "") -> None:
+    def __init__(self, user_message: Message, *, detail: str = "") -> None:
         super().__init__(user_message)
         self.user_message = user_message
         self.detail = detail
@@ -66,7 +66,7 @@ class OutputTooLarge(ClusterError):
 class CommandFailed(ClusterError):
     """A command that should have worked ended with a non-zero exit code."""
 
-    def __init__(self, user_message: Sentence, *, exit_code: int, detail: str = "") -> None:
+    def __init__(self, user_message: Message, *, exit_code: int, detail: str = "") -> None:
         super().__init__(user_message, detail=detail)
         self.exit_code = exit_code
 
@@ -98,9 +98,7 @@ class SlurmUnavailable(ClusterError):
 class SubmitRejected(ClusterError):
     """sbatch refused. `retryable` tells a limit that may pass from a mistake that will not."""
 
-    def __init__(
-        self, user_message: Sentence, *, retryable: bool = False, detail: str = ""
-    ) -> None:
+    def __init__(self, user_message: Message, *, retryable: bool = False, detail: str = "") -> None:
         super().__init__(user_message, detail=detail)
         self.retryable = retryable
 

@@ -12,7 +12,7 @@ from django import forms
 from django.core.exceptions import ValidationError
 from django.utils.translation import gettext_lazy as _
 
-from clusters.models import Cluster, Namespace, capacity_of
+from clusters.models import Cluster, Namespace, load_capacity
 
 if TYPE_CHECKING:
     ClusterModelForm = forms.ModelForm[Cluster]
@@ -27,7 +27,7 @@ _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _AMOUNT = re.compile(r"(?P<number>\d{1,9})\s*(?P<unit>[smhd])\Z")
 
 
-def parse_time(text: str) -> int:
+def parse_time_limit(text: str) -> int:
     """Seconds of `8:00` or `08:00:00` (hours first), `2-00:00:00`, `90m`, `8h`, `2d`."""
     text = text.strip()
     if match := _AMOUNT.match(text):
@@ -44,7 +44,7 @@ def parse_time(text: str) -> int:
     raise ValueError(text)
 
 
-def format_time(seconds: int) -> str:
+def format_time_limit(seconds: int) -> str:
     """As Slurm writes it: `D-HH:MM:SS`, without days where there are none."""
     days, rest = divmod(seconds, 86400)
     clock = f"{rest // 3600:02}:{rest % 3600 // 60:02}:{rest % 60:02}"
@@ -55,14 +55,14 @@ class TimeLimitField(forms.CharField):
     """Seconds in the database; `8:00:00`, `2-00:00:00`, `8h` or `2d` for people."""
 
     def prepare_value(self, value: Any) -> Any:
-        return format_time(value) if isinstance(value, int) else value
+        return format_time_limit(value) if isinstance(value, int) else value
 
     def to_python(self, value: Any) -> Any:
         text = super().to_python(value)
         if not text:
             return None
         try:
-            return parse_time(text)
+            return parse_time_limit(text)
         except ValueError as error:
             raise ValidationError(
                 _("Write a time as 8:00:00, 2-00:00:00 (days first), 90m, 8h or 2d."), code="time"
@@ -125,7 +125,7 @@ class PairsField(LineListField):
             return True
 
 
-WIDE = {"size": 80}
+WIDE_INPUT = {"size": 80}
 
 
 class ClusterForm(ClusterModelForm):
@@ -157,7 +157,7 @@ class ClusterForm(ClusterModelForm):
         widgets = {
             "host_keys": forms.Textarea(attrs={"rows": 3, "cols": 100}),
             **{
-                name: forms.TextInput(attrs=WIDE)
+                name: forms.TextInput(attrs=WIDE_INPUT)
                 for name in (
                     "title",
                     "host",
@@ -189,7 +189,7 @@ class NamespaceForm(NamespaceModelForm):
         model = Namespace
         exclude = ["members"]  # edited with their roles, beside the form
         widgets = {
-            name: forms.TextInput(attrs=WIDE)
+            name: forms.TextInput(attrs=WIDE_INPUT)
             for name in ("description", "constraint", "default_image")
         }
 
@@ -226,5 +226,5 @@ class NamespaceForm(NamespaceModelForm):
 
 
 def partition_names(cluster: Cluster) -> list[str]:
-    capacity = capacity_of(cluster)
+    capacity = load_capacity(cluster)
     return [partition.name for partition in capacity.partitions] if capacity else []

@@ -26,8 +26,8 @@ from clusters.capacity import Capacity, NamespaceRules
 from clusters.errors import IdentityRefused
 from clusters.transport.identity import check_uid, check_unix_name
 from core import messages
-from core.lookup import Prepared
-from core.translation import from_text, told
+from core.lookup import CompiledLookup
+from core.translation import translate, translate_dumped
 
 if TYPE_CHECKING:
     from django.contrib.auth.models import AnonymousUser
@@ -298,7 +298,7 @@ class Cluster(models.Model):
 
     def pinned_host_keys(self) -> list[str]:
         """`type base64` each."""
-        return validators.host_key_lines(self.host_keys)
+        return validators.parse_host_keys(self.host_keys)
 
     def work_root_for(self, unix_user: str, home: str) -> str:
         return self.work_root.format(user=unix_user, home=home.rstrip("/"))
@@ -325,7 +325,7 @@ class ClusterStatus(models.Model):
     doctor = models.JSONField(_("last check"), default=dict, blank=True)
     doctor_at = models.DateTimeField(_("last check at"), null=True, blank=True)
     # Asked for on a page, run by the engine, which empties it when it begins.
-    doctor_wanted_at = models.DateTimeField(_("check asked for"), null=True, blank=True)
+    doctor_requested_at = models.DateTimeField(_("check asked for"), null=True, blank=True)
     doctor_running_since = models.DateTimeField(_("check running since"), null=True, blank=True)
 
     class Meta:
@@ -333,7 +333,7 @@ class ClusterStatus(models.Model):
         verbose_name_plural = _("cluster states")
 
     def __str__(self) -> str:
-        return f"{self.cluster}: {from_text(self.last_error) or 'OK'}"
+        return f"{self.cluster}: {translate_dumped(self.last_error) or 'OK'}"
 
     def age_s(self, now: datetime | None = None) -> float | None:
         """Seconds since Slurm last answered; None if it never did."""
@@ -573,9 +573,9 @@ class UnixAccount(models.Model):
         if not self.cluster_id or not self.unix_user:
             return
         try:
-            _check_person(self.unix_user, self.cluster, uid=self.uid)
+            _check_unix_user(self.unix_user, self.cluster, uid=self.uid)
         except IdentityRefused as refused:
-            raise ValidationError({"unix_user": told(refused.user_message)}) from refused
+            raise ValidationError({"unix_user": translate(refused.user_message)}) from refused
 
 
 class ResourceSpec(models.Model):
@@ -650,23 +650,23 @@ class CapacitySnapshot(models.Model):
         return f"{self.cluster} · {self.taken_at:%Y-%m-%d %H:%M:%S}"
 
 
-def capacity_of(cluster: Cluster) -> Capacity | None:
+def load_capacity(cluster: Cluster) -> Capacity | None:
     """The last snapshot; None before the engine's first pass."""
     with connection.cursor() as cursor:
-        cursor.execute(_CAPACITY, [cluster.pk])
+        cursor.execute(_CAPACITY_SQL, [cluster.pk])
         row = cursor.fetchone()
-    return _capacity_from(row[0]) if row else None
+    return _parse_capacity(row[0]) if row else None
 
 
 @lru_cache(maxsize=8)
-def _capacity_from(text: str) -> Capacity:
+def _parse_capacity(text: str) -> Capacity:
     """A thousand nodes take long to read; they are asked for with every job and change with every pass."""
     return Capacity.from_json(json.loads(text))
 
 
-_CAPACITY = f"SELECT data FROM {CapacitySnapshot._meta.db_table} WHERE cluster_id = %s"  # noqa: S608
-_ACCOUNT_OF = Prepared(UnixAccount, ("user_id", "cluster_id"))
-_ACCOUNT_NAMED = Prepared(UnixAccount, ("cluster_id", "unix_user"))
+_CAPACITY_SQL = f"SELECT data FROM {CapacitySnapshot._meta.db_table} WHERE cluster_id = %s"  # noqa: S608
+_ACCOUNT_BY_USER = CompiledLookup(UnixAccount, ("user_id", "cluster_id"))
+_ACCOUNT_BY_UNIX_USER = CompiledLookup(UnixAccount, ("cluster_id", "unix_user"))
 
 
 def store_capacity(cluster: Cluster, capacity: Capacity) -> None:
@@ -681,7 +681,7 @@ def store_status(cluster: Cluster, **observed: Any) -> None:
         ClusterStatus.objects.update_or_create(cluster=cluster, defaults=observed)
 
 
-def _check_person(unix_user: str, cluster: Cluster, *, uid: int | None) -> None:
+def _check_unix_user(unix_user: str, cluster: Cluster, *, uid: int | None) -> None:
     check_unix_name(unix_user)
     if unix_user == cluster.service_user:
         raise IdentityRefused(
@@ -700,9 +700,9 @@ def unix_user_for(user: User | AnonymousUser, cluster: Cluster) -> str:
     """The Unix user as whom a person acts on a cluster. Raises IdentityRefused with the reason."""
     if not user.is_authenticated or not user.is_active:
         raise IdentityRefused(messages.gettext("This person has no active account in Sluice."))
-    account = _ACCOUNT_OF.first(user.pk, cluster.pk)
+    account = _ACCOUNT_BY_USER.first(user.pk, cluster.pk)
     if account is not None:
-        _check_person(account.unix_user, cluster, uid=account.uid)
+        _check_unix_user(account.unix_user, cluster, uid=account.uid)
         return account.unix_user
     if not cluster.map_by_name:
         raise IdentityRefused(
@@ -714,9 +714,9 @@ def unix_user_for(user: User | AnonymousUser, cluster: Cluster) -> str:
             )
         )
     name = user.username
-    _check_person(name, cluster, uid=None)
+    _check_unix_user(name, cluster, uid=None)
     # Someone who signs up under the Unix name of another person must not become them.
-    if _ACCOUNT_NAMED.first(cluster.pk, name) is not None:
+    if _ACCOUNT_BY_UNIX_USER.first(cluster.pk, name) is not None:
         raise IdentityRefused(
             messages.gettext(
                 "Unix user %(name)s of cluster %(cluster)s belongs to another person. An administrator "

@@ -17,7 +17,7 @@ class LeaseLost(Exception):
 
 
 class Lease(Protocol):
-    def writing(self) -> AbstractContextManager[None]:
+    def fenced_transaction(self) -> AbstractContextManager[None]:
         """A transaction that commits only while the lease is held. Raises LeaseLost."""
         ...
 
@@ -35,15 +35,15 @@ class EngineStats:
     failures: Counter[str] = field(default_factory=Counter)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def command(self, name: str, count: int = 1) -> None:
+    def count_command(self, name: str, count: int = 1) -> None:
         with self._lock:
             self.commands[name] += count
 
-    def failure(self, kind: str) -> None:
+    def count_failure(self, kind: str) -> None:
         with self._lock:
             self.failures[kind] += 1
 
-    def passed(self, seconds: float, read_s: float, live_jobs: int) -> None:
+    def record_pass(self, seconds: float, read_s: float, live_jobs: int) -> None:
         with self._lock:
             self.passes += 1
             self.pass_seconds_total += seconds

@@ -21,11 +21,11 @@ from clusters.slurm.fields import expand_nodes
 from clusters.slurm.jobs import JobRecord
 from clusters.slurm.nodes import parse_node_state
 from clusters.slurm.reasons import ExitStatus
-from clusters.slurm.states import Phase, parse_job_state
+from clusters.slurm.states import SlurmPhase, parse_job_state
 from core.messages import _
 
 # All that is used of pyslurm 25.11 and 26.05, in one place: a release that lacks one of these is refused.
-CONTRACT: Mapping[str, tuple[str, ...]] = {
+REQUIRED_ATTRIBUTES: Mapping[str, tuple[str, ...]] = {
     "": ("slurm_init", "Jobs", "Nodes", "Partitions", "RPCError"),
     "Job": (
         "id",
@@ -81,7 +81,7 @@ CONTRACT: Mapping[str, tuple[str, ...]] = {
 
 # libslurm's slurm_init() calls exit() when it finds no usable configuration, after up to 59 s (25.11): tried in a
 # child first, so that only the child goes.
-_PROBE = "import pyslurm, sys; pyslurm.slurm_init(sys.argv[1]); pyslurm.Partitions.load()"
+_PROBE_PROGRAM = "import pyslurm, sys; pyslurm.slurm_init(sys.argv[1]); pyslurm.Partitions.load()"
 PROBE_TIMEOUT_S = 70.0
 _NO_VALUE = (None, 0xFFFFFFFE, 0xFFFFFFFF)
 
@@ -91,9 +91,9 @@ class PyslurmReader:
 
     def __init__(self, slurm_conf: str) -> None:
         self.slurm_conf = slurm_conf
-        self._module = _load(slurm_conf)
+        self._module = _load_pyslurm(slurm_conf)
 
-    def _ask(self, collection: str) -> list[Any]:
+    def _load_all(self, collection: str) -> list[Any]:
         module = self._module
         try:
             return list(getattr(module, collection).load().values())
@@ -102,22 +102,24 @@ class PyslurmReader:
                 _("Slurm's controller does not answer."), detail=str(error)
             ) from error
 
-    def live_jobs(self) -> list[JobRecord]:
-        return [_job(job) for job in self._ask("Jobs")]
+    def list_queue(self) -> list[JobRecord]:
+        return [_build_job_record(job) for job in self._load_all("Jobs")]
 
     def capacity(self) -> Capacity:
         return Capacity(
             taken_at=datetime.now(UTC),
-            nodes=tuple(_node(node) for node in self._ask("Nodes")),
-            partitions=tuple(_partition(partition) for partition in self._ask("Partitions")),
+            nodes=tuple(_build_node(node) for node in self._load_all("Nodes")),
+            partitions=tuple(
+                _build_partition(partition) for partition in self._load_all("Partitions")
+            ),
         )
 
 
-def _load(slurm_conf: str) -> ModuleType:
+def _load_pyslurm(slurm_conf: str) -> ModuleType:
     environment = {**os.environ, "PYSLURM_DISABLE_AUTO_INIT": "1"}
     try:
         probe = subprocess.run(
-            [sys.executable, "-c", _PROBE, slurm_conf],
+            [sys.executable, "-c", _PROBE_PROGRAM, slurm_conf],
             capture_output=True,
             env=environment,
             timeout=PROBE_TIMEOUT_S,
@@ -136,11 +138,11 @@ def _load(slurm_conf: str) -> ModuleType:
     # Importing it would otherwise call slurm_init() at once.
     os.environ["PYSLURM_DISABLE_AUTO_INIT"] = "1"
     module = importlib.import_module("pyslurm")
-    missing = [name for name in CONTRACT[""] if not hasattr(module, name)]
+    missing = [name for name in REQUIRED_ATTRIBUTES[""] if not hasattr(module, name)]
     for kind in ("Job", "Node", "Partition"):
         missing += [
             f"{kind}.{name}"
-            for name in CONTRACT[kind]
+            for name in REQUIRED_ATTRIBUTES[kind]
             if not hasattr(getattr(module, kind, None), name)
         ]
     if missing:
@@ -154,41 +156,41 @@ def _load(slurm_conf: str) -> ModuleType:
     return module
 
 
-def _number(value: Any) -> int | None:
+def _parse_int(value: Any) -> int | None:
     """pyslurm hands some of Slurm's "no value" numbers through, and UNLIMITED as a word."""
     return value if isinstance(value, int) and value not in _NO_VALUE else None
 
 
-def _moment(value: Any) -> datetime | None:
-    seconds = _number(value)
+def _parse_timestamp(value: Any) -> datetime | None:
+    seconds = _parse_int(value)
     return datetime.fromtimestamp(seconds, UTC) if seconds else None
 
 
-def _minutes(value: Any) -> int | None:
-    minutes = _number(value)
+def _minutes_to_seconds(value: Any) -> int | None:
+    minutes = _parse_int(value)
     return None if minutes is None else minutes * 60
 
 
-def _job_id(job: Any) -> str:
+def _format_job_id(job: Any) -> str:
     """The id as squeue writes it. A het leader's offset is None, a plain job's 4294967294 (25.11)."""
-    leader = _number(job.heterogeneous_id)
+    leader = _parse_int(job.heterogeneous_id)
     if leader:
-        return f"{leader}+{_number(job.heterogeneous_offset) or 0}"
-    array, task = _number(job.array_id), _number(job.array_task_id)
+        return f"{leader}+{_parse_int(job.heterogeneous_offset) or 0}"
+    array, task = _parse_int(job.array_id), _parse_int(job.array_task_id)
     if array and job.array_tasks_waiting:
         return f"{array}_[{job.array_tasks_waiting}]"
     return f"{array}_{task or 0}" if array else str(job.id)
 
 
-def _job(job: Any) -> JobRecord:
-    seen = parse_job_state(job.state)
-    start, end = _moment(job.start_time), _moment(job.end_time)
-    waiting, ended = seen.phase is Phase.WAITING, seen.phase is Phase.ENDED
-    status = ExitStatus(_number(job.exit_code) or 0, _number(job.exit_code_signal) or 0)
+def _build_job_record(job: Any) -> JobRecord:
+    reported = parse_job_state(job.state)
+    start, end = _parse_timestamp(job.start_time), _parse_timestamp(job.end_time)
+    waiting, ended = reported.phase is SlurmPhase.WAITING, reported.phase is SlurmPhase.ENDED
+    status = ExitStatus(_parse_int(job.exit_code) or 0, _parse_int(job.exit_code_signal) or 0)
     return JobRecord(
-        slurm_job_id=_job_id(job),
+        slurm_job_id=_format_job_id(job),
         raw_id=str(job.id),
-        seen=seen,
+        reported=reported,
         source="pyslurm",
         reason=job.state_reason or "",
         work_dir=job.working_directory or "",
@@ -198,28 +200,28 @@ def _job(job: Any) -> JobRecord:
         account=job.account or "",
         qos=job.qos or "",
         node_list=job.allocated_nodes or "",
-        submitted_at=_moment(job.submit_time),
+        submitted_at=_parse_timestamp(job.submit_time),
         started_at=None if waiting else start,
         expected_start_at=start if waiting else None,
         ended_at=end if ended else None,
         expected_end_at=None if waiting or ended else end,
-        time_limit_s=_minutes(job.time_limit),
-        priority=_number(job.priority),
-        restarts=_number(job.requeue_count),
+        time_limit_s=_minutes_to_seconds(job.time_limit),
+        priority=_parse_int(job.priority),
+        restarts=_parse_int(job.requeue_count),
         exit_status=status if ended else None,
     )
 
 
-def _gpus(
+def _build_gpu_counts(
     configured: Mapping[str, Any] | None, used: Mapping[str, Any] | None
 ) -> tuple[GpuCount, ...]:
     """pyslurm's {"gpu:a100": 4}, {"gpu": 4}; for what is used a mapping with "count" inside, or a number."""
-    counts = _gpu_counts(configured)
-    in_use = _gpu_counts(used)
+    counts = _parse_gpu_counts(configured)
+    in_use = _parse_gpu_counts(used)
     return tuple(GpuCount(kind, counts[kind], in_use.get(kind, 0)) for kind in sorted(counts))
 
 
-def _gpu_counts(gres: Mapping[str, Any] | None) -> dict[str, int]:
+def _parse_gpu_counts(gres: Mapping[str, Any] | None) -> dict[str, int]:
     counts: dict[str, int] = {}
     for key, value in (gres or {}).items():
         name, _, kind = key.partition(":")
@@ -229,37 +231,37 @@ def _gpu_counts(gres: Mapping[str, Any] | None) -> dict[str, int]:
     return counts
 
 
-def _node(node: Any) -> Node:
+def _build_node(node: Any) -> Node:
     state = parse_node_state(node.state)
     return Node(
         name=node.name,
         state=state.name,
         usable=state.usable,
-        cpus=_number(node.effective_cpus) or _number(node.total_cpus) or 0,
-        cpus_used=_number(node.allocated_cpus) or 0,
-        mem_mib=_number(node.real_memory) or 0,
-        mem_mib_used=_number(node.allocated_memory) or 0,
-        gpus=_gpus(node.configured_gres, node.allocated_gres),
+        cpus=_parse_int(node.effective_cpus) or _parse_int(node.total_cpus) or 0,
+        cpus_used=_parse_int(node.allocated_cpus) or 0,
+        mem_mib=_parse_int(node.real_memory) or 0,
+        mem_mib_used=_parse_int(node.allocated_memory) or 0,
+        gpus=_build_gpu_counts(node.configured_gres, node.allocated_gres),
         features=tuple(node.active_features or ()),
         partitions=tuple(node.partitions or ()),
         reason=node.reason or "",
     )
 
 
-def _allowed(names: Iterable[str] | None) -> tuple[str, ...]:
+def _parse_allowed(names: Iterable[str] | None) -> tuple[str, ...]:
     given = tuple(names or ())
     return () if given == ("ALL",) else given
 
 
-def _partition(partition: Any) -> Partition:
+def _build_partition(partition: Any) -> Partition:
     return Partition(
         name=partition.name,
         up=partition.state == "UP",
         is_default=bool(partition.is_default),
         nodes=expand_nodes(partition.nodes or ""),
-        max_time_s=_minutes(partition.max_time_limit),
-        default_time_s=_minutes(partition.default_time),
-        max_nodes_per_job=_number(partition.max_nodes),
-        allowed_accounts=_allowed(partition.allowed_accounts),
-        allowed_qos=_allowed(partition.allowed_qos),
+        max_time_s=_minutes_to_seconds(partition.max_time_limit),
+        default_time_s=_minutes_to_seconds(partition.default_time),
+        max_nodes_per_job=_parse_int(partition.max_nodes),
+        allowed_accounts=_parse_allowed(partition.allowed_accounts),
+        allowed_qos=_parse_allowed(partition.allowed_qos),
     )

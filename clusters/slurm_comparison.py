@@ -9,12 +9,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from clusters.capacity import Capacity, NamespaceRules, Partition
-from clusters.connections import scheduler_for
+from clusters.connections import slurm_client_for
 from clusters.errors import IdentityRefused
-from clusters.forms import format_time
+from clusters.forms import format_time_limit
 from clusters.models import Cluster, Namespace, store_capacity, store_status, unix_user_for
 from clusters.slurm import Association, Qos, Tres
-from core.messages import Sentence, _
+from core.messages import Message, _
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class SlurmView:
 class Drift:
     namespace: str
     code: str
-    problem: Sentence
+    problem: Message
     remedy: str
 
 
@@ -63,29 +63,31 @@ class Proposal:
 
 
 @dataclass(frozen=True, slots=True)
-class Survey:
+class DriftReport:
     proposals: tuple[Proposal, ...] = ()
     drifts: tuple[Drift, ...] = ()
     slurm: SlurmView | None = field(default=None, repr=False)
 
 
-def compare(namespaces: Sequence[NamespaceView], slurm: SlurmView) -> list[Drift]:
+def find_drifts(namespaces: Sequence[NamespaceView], slurm: SlurmView) -> list[Drift]:
     return [drift for namespace in namespaces for drift in _drifts(namespace, slurm)]
 
 
-def propose(slurm: SlurmView, used: Iterable[str], taken: Iterable[str]) -> list[Proposal]:
+def propose_namespaces(
+    slurm: SlurmView, used_partitions: Iterable[str], existing_names: Iterable[str]
+) -> list[Proposal]:
     """One namespace per partition not in `used`; `taken` are names that other namespaces have."""
-    used, taken = set(used), set(taken)
+    used_partitions, existing_names = set(used_partitions), set(existing_names)
     proposals = []
     for partition in slurm.capacity.partitions:
-        if partition.name in used:
+        if partition.name in used_partitions:
             continue
         name = (
             partition.name
-            if partition.name not in taken
+            if partition.name not in existing_names
             else f"{slurm.cluster_name}-{partition.name}"
         )
-        if name in taken:
+        if name in existing_names:
             continue
         proposals.append(
             Proposal(name, partition.name, partition.default_time_s, partition.max_time_s)
@@ -188,7 +190,9 @@ def _member_drifts(namespace: NamespaceView, slurm: SlurmView) -> Iterator[Drift
             continue
         if not slurm.enforces_associations:
             continue
-        rows = [row for row in slurm.associations if _serves(row, member.unix_user, rules)]
+        rows = [
+            row for row in slurm.associations if _association_applies(row, member.unix_user, rules)
+        ]
         account = rules.account or "ACCOUNT"
         if not rows:
             yield Drift(
@@ -222,7 +226,7 @@ def _member_drifts(namespace: NamespaceView, slurm: SlurmView) -> Iterator[Drift
             )
 
 
-def _serves(row: Association, unix_user: str, rules: NamespaceRules) -> bool:
+def _association_applies(row: Association, unix_user: str, rules: NamespaceRules) -> bool:
     return (
         row.user == unix_user
         and (not rules.account or row.account == rules.account)
@@ -230,23 +234,23 @@ def _serves(row: Association, unix_user: str, rules: NamespaceRules) -> bool:
     )
 
 
-LONGEST = _("longest time")
-NODES = _("nodes per job")
-GPUS = _("GPUs per job")
-CPUS = _("CPUs per job")
-MEMORY = _("memory per job (MiB)")
-RUNNING = _("running jobs per person")
+MAX_TIME = _("longest time")
+MAX_NODES = _("nodes per job")
+MAX_GPUS = _("GPUs per job")
+MAX_CPUS = _("CPUs per job")
+MAX_MEMORY = _("memory per job (MiB)")
+MAX_RUNNING_JOBS = _("running jobs per person")
 
 
 def _limit_drifts(
     namespace: NamespaceView, partitions: Sequence[Partition], slurm: SlurmView
 ) -> Iterator[Drift]:
     rules = namespace.rules
-    for whose, theirs in _limits_of_slurm(rules, partitions, slurm):
-        for what, ours in _limits_of_ours(namespace).items():
-            allowed = theirs.get(what)
+    for whose, slurm_limits in _slurm_limits(rules, partitions, slurm):
+        for what, ours in _namespace_limits(namespace).items():
+            allowed = slurm_limits.get(what)
             if ours is not None and allowed is not None and ours > allowed:
-                show = format_time if what == LONGEST else str
+                show = format_time_limit if what == MAX_TIME else str
                 yield Drift(
                     rules.name,
                     "limit_above_slurm",
@@ -261,27 +265,27 @@ def _limit_drifts(
                 )
 
 
-def _limits_of_ours(namespace: NamespaceView) -> dict[str, int | None]:
+def _namespace_limits(namespace: NamespaceView) -> dict[str, int | None]:
     rules = namespace.rules
     return {
-        LONGEST: rules.max_time_s,
-        NODES: rules.max_nodes_per_job,
-        GPUS: rules.max_gpus_per_job,
-        CPUS: rules.max_cpus_per_job,
-        MEMORY: rules.max_mem_mib_per_job,
-        RUNNING: namespace.max_running_jobs_per_user,
+        MAX_TIME: rules.max_time_s,
+        MAX_NODES: rules.max_nodes_per_job,
+        MAX_GPUS: rules.max_gpus_per_job,
+        MAX_CPUS: rules.max_cpus_per_job,
+        MAX_MEMORY: rules.max_mem_mib_per_job,
+        MAX_RUNNING_JOBS: namespace.max_running_jobs_per_user,
     }
 
 
-def _limits_of_slurm(
+def _slurm_limits(
     rules: NamespaceRules, partitions: Sequence[Partition], slurm: SlurmView
 ) -> Iterator[tuple[str, dict[str, int | None]]]:
     for partition in partitions:
         yield (
             _("partition %(name)s", name=partition.name),
             {
-                LONGEST: partition.max_time_s,
-                NODES: partition.max_nodes_per_job,
+                MAX_TIME: partition.max_time_s,
+                MAX_NODES: partition.max_nodes_per_job,
             },
         )
     for qos in slurm.qos:
@@ -289,9 +293,9 @@ def _limits_of_slurm(
             yield (
                 _("QOS %(name)s", name=qos.name),
                 {
-                    LONGEST: qos.max_wall_s,
-                    RUNNING: qos.max_jobs_per_user,
-                    **_limits_of_tres(qos.max_tres_per_job),
+                    MAX_TIME: qos.max_wall_s,
+                    MAX_RUNNING_JOBS: qos.max_jobs_per_user,
+                    **_tres_limits(qos.max_tres_per_job),
                 },
             )
     for row in slurm.associations:
@@ -299,28 +303,28 @@ def _limits_of_slurm(
             yield (
                 _("account %(name)s", name=row.account),
                 {
-                    LONGEST: row.max_wall_s,
-                    RUNNING: row.max_jobs,
-                    **_limits_of_tres(row.max_tres_per_job),
+                    MAX_TIME: row.max_wall_s,
+                    MAX_RUNNING_JOBS: row.max_jobs,
+                    **_tres_limits(row.max_tres_per_job),
                 },
             )
 
 
-def _limits_of_tres(tres: Tres) -> dict[str, int | None]:
+def _tres_limits(tres: Tres) -> dict[str, int | None]:
     return {
-        NODES: tres.nodes,
-        GPUS: tres.gpus,
-        CPUS: tres.cpus,
-        MEMORY: tres.mem_mib,
+        MAX_NODES: tres.nodes,
+        MAX_GPUS: tres.gpus,
+        MAX_CPUS: tres.cpus,
+        MAX_MEMORY: tres.mem_mib,
     }
 
 
 # --- from the database and from Slurm -------------------------------------------------------
 
 
-def survey(cluster: Cluster) -> Survey:
+def compare_with_slurm(cluster: Cluster) -> DriftReport:
     """Ask Slurm and compare. Keeps what it learns for the pages where namespaces are mapped."""
-    slurm = _look_at_slurm(cluster)
+    slurm = _read_slurm(cluster)
     store_capacity(cluster, slurm.capacity)
     store_status(
         cluster,
@@ -328,15 +332,19 @@ def survey(cluster: Cluster) -> Survey:
         qos=sorted(row.name for row in slurm.qos),
     )
     rows = list(cluster.namespaces.prefetch_related("memberships__user"))
-    views = [_view(namespace) for namespace in rows if namespace.active]
-    used = {name for namespace in rows for name in namespace.partitions}
-    taken = Namespace.objects.values_list("name", flat=True)
-    return Survey(tuple(propose(slurm, used, taken)), tuple(compare(views, slurm)), slurm)
+    views = [_namespace_view(namespace) for namespace in rows if namespace.active]
+    used_partitions = {name for namespace in rows for name in namespace.partitions}
+    existing_names = Namespace.objects.values_list("name", flat=True)
+    return DriftReport(
+        tuple(propose_namespaces(slurm, used_partitions, existing_names)),
+        tuple(find_drifts(views, slurm)),
+        slurm,
+    )
 
 
-def apply(cluster: Cluster, proposals: Sequence[Proposal]) -> list[Namespace]:
+def create_namespaces(cluster: Cluster, proposals: Sequence[Proposal]) -> list[Namespace]:
     """Make the proposed namespaces, without members: an administrator decides who gets in."""
-    made = []
+    created = []
     for proposal in proposals:
         namespace = Namespace(
             name=proposal.name,
@@ -347,12 +355,12 @@ def apply(cluster: Cluster, proposals: Sequence[Proposal]) -> list[Namespace]:
         )
         namespace.full_clean()
         namespace.save()
-        made.append(namespace)
-    return made
+        created.append(namespace)
+    return created
 
 
-def _look_at_slurm(cluster: Cluster) -> SlurmView:
-    slurm = scheduler_for(cluster)
+def _read_slurm(cluster: Cluster) -> SlurmView:
+    slurm = slurm_client_for(cluster)
     config = slurm.config()
     enforced = config.raw.get("AccountingStorageEnforce", "")
     return SlurmView(
@@ -364,7 +372,7 @@ def _look_at_slurm(cluster: Cluster) -> SlurmView:
     )
 
 
-def _view(namespace: Namespace) -> NamespaceView:
+def _namespace_view(namespace: Namespace) -> NamespaceView:
     members = []
     for membership in namespace.memberships.all():
         # An administrator of Sluice need not be anybody on the cluster.

@@ -16,7 +16,7 @@ from django.utils.translation import gettext_lazy as _
 
 from clusters.errors import IdentityRefused
 from clusters.transport.identity import check_unix_name
-from core.translation import told
+from core.translation import translate
 
 SLURM_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,99}\Z")
 NAMESPACE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}\Z")
@@ -48,7 +48,7 @@ def validate_unix_name(value: str) -> None:
     try:
         check_unix_name(value)
     except IdentityRefused as refused:
-        raise ValidationError(told(refused.user_message), code="unix_name") from refused
+        raise ValidationError(translate(refused.user_message), code="unix_name") from refused
 
 
 def validate_slurm_name(value: str) -> None:
@@ -152,7 +152,7 @@ def validate_key_file(value: str) -> None:
     validate_absolute_path(value)
 
 
-def split_host_key(line: str) -> str:
+def parse_host_key(line: str) -> str:
     """`type base64` of one pinned key; takes lines of known_hosts, ssh-keyscan and *.pub files."""
     words = line.split()
     if words and words[0] not in HOST_KEY_TYPES:
@@ -177,11 +177,11 @@ def split_host_key(line: str) -> str:
     return f"{words[0]} {words[1]}"
 
 
-def host_key_lines(value: str) -> list[str]:
+def parse_host_keys(value: str) -> list[str]:
     """The pinned keys of a text, normalised; blank lines and `#` comments are left out."""
     lines = (line.strip() for line in value.splitlines())
-    return [split_host_key(line) for line in lines if line and not line.startswith("#")]
+    return [parse_host_key(line) for line in lines if line and not line.startswith("#")]
 
 
 def validate_host_keys(value: str) -> None:
-    host_key_lines(value)
+    parse_host_keys(value)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from core.messages import Sentence
+from core.messages import Message
 
 
 class JobError(Exception):
@@ -16,7 +16,7 @@ class JobError(Exception):
 
     code = "refused"
 
-    def __init__(self, user_message: Sentence, **params: Any) -> None:
+    def __init__(self, user_message: Message, **params: Any) -> None:
         super().__init__(user_message)
         self.user_message = user_message
         self.params = params

@@ -22,7 +22,7 @@ def duration(seconds: float | None) -> str:
     return gettext("%(seconds)s s") % {"seconds": left}
 
 
-def clock(seconds: float | None) -> str:
+def compact_duration(seconds: float | None) -> str:
     """For narrow columns, the same in every language and as Slurm writes it: 2-03:04, 1:02:03, 0:07."""
     if seconds is None:
         return "–"

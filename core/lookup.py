@@ -18,7 +18,7 @@ M = TypeVar("M", bound=Model)
 
 
 @dataclass(frozen=True)
-class Prepared(Generic[M]):
+class CompiledLookup(Generic[M]):
     """`model.objects.filter(**columns).first()`, with the row that `related` points to."""
 
     model: type[M]
@@ -31,33 +31,37 @@ class Prepared(Generic[M]):
             row = cursor.fetchone()
         if row is None:
             return None
-        own = self._own
-        found: M = own.made_of(row)
-        if self._other is not None:
-            setattr(found, self.related, self._other.made_of(row[len(own.fields) :]))
-        return found
+        main_table = self._main_table
+        instance: M = main_table.build_instance(row)
+        if self._related_table is not None:
+            setattr(
+                instance,
+                self.related,
+                self._related_table.build_instance(row[len(main_table.fields) :]),
+            )
+        return instance
 
     @cached_property
-    def _own(self) -> _Table:
+    def _main_table(self) -> _Table:
         return _Table(self.model, "t")
 
     @cached_property
-    def _other(self) -> _Table | None:
+    def _related_table(self) -> _Table | None:
         if not self.related:
             return None
-        other: Any = self.model._meta.get_field(self.related).related_model
-        return _Table(other, "r")
+        related_model: Any = self.model._meta.get_field(self.related).related_model
+        return _Table(related_model, "r")
 
     @cached_property
     def _sql(self) -> str:
         quote = connection.ops.quote_name
-        selected, join = self._own.selected, ""
-        if self._other is not None:
+        select_list, join = self._main_table.select_list, ""
+        if self._related_table is not None:
             field: Any = self.model._meta.get_field(self.related)
-            selected += f", {self._other.selected}"
-            join = f" JOIN {self._other.name} ON r.id = t.{quote(field.column)}"
+            select_list += f", {self._related_table.select_list}"
+            join = f" JOIN {self._related_table.name} ON r.id = t.{quote(field.column)}"
         where = " AND ".join(f"t.{quote(column)} = %s" for column in self.columns)
-        return f"SELECT {selected} FROM {self._own.name}{join} WHERE {where} LIMIT 1"  # noqa: S608
+        return f"SELECT {select_list} FROM {self._main_table.name}{join} WHERE {where} LIMIT 1"  # noqa: S608
 
 
 class _Table:
@@ -68,20 +72,20 @@ class _Table:
         self._model = model
         self.fields: Sequence[Field[Any, Any]] = model._meta.concrete_fields
         self.name = f"{quote(model._meta.db_table)} {alias}"
-        self.selected = ", ".join(f"{alias}.{quote(str(field.column))}" for field in self.fields)
-        self._names = [field.attname for field in self.fields]
+        self.select_list = ", ".join(f"{alias}.{quote(str(field.column))}" for field in self.fields)
+        self._attnames = [field.attname for field in self.fields]
         columns = [field.get_col(alias) for field in self.fields]
         self._converters = [
-            (place, column, converter)
-            for place, column in enumerate(columns)
+            (index, column, converter)
+            for index, column in enumerate(columns)
             for converter in (
                 *connection.ops.get_db_converters(column),
                 *column.get_db_converters(connection),
             )
         ]
 
-    def made_of(self, row: Sequence[Any]) -> Any:
-        values = list(row[: len(self._names)])
-        for place, column, convert in self._converters:
-            values[place] = convert(values[place], column, connection)
-        return self._model.from_db(connection.alias, self._names, values)
+    def build_instance(self, row: Sequence[Any]) -> Any:
+        values = list(row[: len(self._attnames)])
+        for index, column, convert in self._converters:
+            values[index] = convert(values[index], column, connection)
+        return self._model.from_db(connection.alias, self._attnames, values)

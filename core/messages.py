@@ -13,7 +13,7 @@ from typing import Any, Self
 TEMPLATE, PLURAL, PARAMS = "template", "plural", "params"
 
 
-class Sentence(str):
+class Message(str):
     """English text with its template. Parameters are values of the outside world, or sentences again."""
 
     template: str
@@ -29,64 +29,68 @@ class Sentence(str):
         self.template, self.plural, self.params = template, plural, values
         return self
 
-    def stored(self) -> dict[str, Any]:
+    def serialize(self) -> dict[str, Any]:
         """For a row: JSON from which `read` makes the sentence again."""
         row: dict[str, Any] = {
             TEMPLATE: self.template,
-            PARAMS: {name: _plain(value) for name, value in self.params.items()},
+            PARAMS: {name: _serialize_value(value) for name, value in self.params.items()},
         }
         return row | ({PLURAL: self.plural} if self.plural else {})
 
 
-def gettext(template: str, **params: Any) -> Sentence:
-    return Sentence(template, params)
+def gettext(template: str, **params: Any) -> Message:
+    return Message(template, params)
 
 
 _ = gettext
 
 
-def ngettext(singular: str, plural: str, count: int, **params: Any) -> Sentence:
+def ngettext(singular: str, plural: str, count: int, **params: Any) -> Message:
     """Templates say the number as %(count)s."""
-    return Sentence(singular, {"count": count, **params}, plural)
+    return Message(singular, {"count": count, **params}, plural)
 
 
-def stored(text: str) -> Any:
+def serialize(text: str) -> Any:
     """What a row keeps of a text: a sentence with its template, anything else as it is."""
-    return text.stored() if isinstance(text, Sentence) else text
+    return text.serialize() if isinstance(text, Message) else text
 
 
-def read(value: object) -> str:
+def deserialize(value: object) -> str:
     """The text that a row keeps. Rows of earlier releases hold plain English."""
     if not isinstance(value, Mapping) or not isinstance(value.get(TEMPLATE), str):
         return value if isinstance(value, str) else str(value)
     params = value.get(PARAMS)
-    values = {name: _value(kept) for name, kept in params.items()} if params else {}
+    values = (
+        {name: _deserialize_value(stored_value) for name, stored_value in params.items()}
+        if params
+        else {}
+    )
     try:
-        return Sentence(value[TEMPLATE], values, value.get(PLURAL, ""))
+        return Message(value[TEMPLATE], values, value.get(PLURAL, ""))
     except (KeyError, TypeError, ValueError):
         return str(value[TEMPLATE])
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, Sentence):
-        return value.stored()
+def _serialize_value(value: Any) -> Any:
+    if isinstance(value, Message):
+        return value.serialize()
     return value if isinstance(value, str | int | float | None) else str(value)
 
 
-def _value(kept: Any) -> Any:
-    return read(kept) if isinstance(kept, Mapping) else kept
+def _deserialize_value(stored_value: Any) -> Any:
+    return deserialize(stored_value) if isinstance(stored_value, Mapping) else stored_value
 
 
-def listed(parts: Sequence[str]) -> str:
+def join_with_and(parts: Sequence[str]) -> str:
     """ "a, b and c"; one alone stays as it is."""
     if len(parts) < 2:
         return parts[0] if parts else ""
-    return _("%(some)s and %(last)s", some=joined(parts[:-1]), last=parts[-1])
+    return _("%(some)s and %(last)s", some=join_with_commas(parts[:-1]), last=parts[-1])
 
 
-def joined(parts: Sequence[str]) -> str:
+def join_with_commas(parts: Sequence[str]) -> str:
     """ "a, b, c", where the parts may be sentences."""
-    if not any(isinstance(part, Sentence) for part in parts):
+    if not any(isinstance(part, Message) for part in parts):
         return ", ".join(parts)
     text = parts[0]
     for part in parts[1:]:
@@ -94,10 +98,10 @@ def joined(parts: Sequence[str]) -> str:
     return text
 
 
-def together(*sentences: str) -> Sentence:
+def join_messages(*sentences: str) -> Message:
     """Whole sentences one after the other; empty ones are left out."""
-    said = [each for each in sentences if each]
-    text = said[0] if said else ""
-    for each in said[1:]:
-        text = _("%(before)s %(sentence)s", before=text, sentence=each)
-    return text if isinstance(text, Sentence) else _("%(text)s", text=text)
+    nonempty = [part_message for part_message in sentences if part_message]
+    text = nonempty[0] if nonempty else ""
+    for part_message in nonempty[1:]:
+        text = _("%(before)s %(sentence)s", before=text, sentence=part_message)
+    return text if isinstance(text, Message) else _("%(text)s", text=text)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import gc
 
 # New objects until the collector looks; Python's own 700 are a fraction of one request.
-GARBAGE_AFTER = 20_000
+GC_THRESHOLD = 20_000
 
 
-def spare_what_was_loaded() -> None:
+def freeze_startup_objects() -> None:
     """What is there now stays for good: the collector need not look through it again and again."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(GARBAGE_AFTER)
+    gc.set_threshold(GC_THRESHOLD)

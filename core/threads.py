@@ -12,7 +12,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-async def in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+async def run_in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """Run blocking work in a thread of its own, so that neither the event loop nor other sockets wait."""
 
     def call() -> T:

@@ -16,32 +16,32 @@ from django.utils.translation import get_supported_language_variant, gettext
 from django.utils.translation import ngettext as plural_of
 from django.utils.translation.trans_real import parse_accept_lang_header
 
-from core.messages import TEMPLATE, Sentence, read, stored
+from core.messages import TEMPLATE, Message, deserialize, serialize
 
 
-def told(text: object) -> str:
+def translate(text: object) -> str:
     """A sentence, or what a row kept of one, in the reader's language; other text as it is known there."""
     if isinstance(text, Mapping):
-        text = read(text)
-    if isinstance(text, Sentence):
-        return _said(text)
+        text = deserialize(text)
+    if isinstance(text, Message):
+        return _translate_message(text)
     plain = str(text)
     return gettext(plain) if plain else ""
 
 
-def _said(sentence: Sentence) -> str:
+def _translate_message(message: Message) -> str:
     values: dict[str, Any] = {
-        name: _said(value) if isinstance(value, Sentence) else value
-        for name, value in sentence.params.items()
+        name: _translate_message(value) if isinstance(value, Message) else value
+        for name, value in message.params.items()
     }
-    if sentence.plural:
-        template = plural_of(sentence.template, sentence.plural, int(values["count"]))
+    if message.plural:
+        template = plural_of(message.template, message.plural, int(values["count"]))
     else:
-        template = gettext(sentence.template) if sentence.template else ""
+        template = gettext(message.template) if message.template else ""
     return template % values if values else template
 
 
-def language_asked(header: str) -> str:
+def negotiate_language(header: str) -> str:
     """The first language of an Accept-Language header that Sluice speaks; "" for none."""
     for code, _weight in parse_accept_lang_header(header):
         with suppress(LookupError):
@@ -51,22 +51,24 @@ def language_asked(header: str) -> str:
 
 def console_language() -> str:
     """Of whoever runs a command, by the usual variables: Chinese if they say so, else English."""
-    named = (os.environ.get(name, "") for name in ("LC_ALL", "LC_MESSAGES", "LANG"))
-    wanted = next((value for value in named if value), "")
-    return "zh-hans" if wanted.lower().startswith("zh") else "en"
+    locale_values = (os.environ.get(name, "") for name in ("LC_ALL", "LC_MESSAGES", "LANG"))
+    locale_name = next((value for value in locale_values if value), "")
+    return "zh-hans" if locale_name.lower().startswith("zh") else "en"
 
 
-def as_text(sentence: str) -> str:
+def dump_message(message: str) -> str:
     """For a text column: a sentence with its template as JSON."""
-    kept = stored(sentence)
-    return kept if isinstance(kept, str) else json.dumps(kept, ensure_ascii=False)
+    stored_text = serialize(message)
+    return (
+        stored_text if isinstance(stored_text, str) else json.dumps(stored_text, ensure_ascii=False)
+    )
 
 
-def from_text(kept: str) -> str:
+def translate_dumped(stored_text: str) -> str:
     """What `as_text` kept, in the reader's language; older rows hold plain English."""
     try:
-        found = json.loads(kept) if kept.startswith("{") else None
+        loaded = json.loads(stored_text) if stored_text.startswith("{") else None
     except ValueError:
-        found = None
-    is_sentence = isinstance(found, dict) and isinstance(found.get(TEMPLATE), str)
-    return told(found if is_sentence else kept)
+        loaded = None
+    is_message = isinstance(loaded, dict) and isinstance(loaded.get(TEMPLATE), str)
+    return translate(loaded if is_message else stored_text)

@@ -1,7 +1,7 @@
 """Which engine works for a cluster: a row that one holds at a time, and that runs out by itself.
 
 All times are the database's own, so engines on machines with different clocks agree. Every write of
-the engine happens inside `writing()`, which fails once another engine has taken over.
+the engine happens inside `fenced_transaction()`, which fails once another engine has taken over.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from clusters.passes import LeaseLost
 logger = logging.getLogger(__name__)
 
 # A standby takes over at most LEASE_S + STANDBY_S after the leader died: within 15 s.
-LEASE_S = 9
-RENEW_S = 2.5
-STANDBY_S = 2.0
+LEASE_TTL_S = 9
+RENEW_INTERVAL_S = 2.5
+STANDBY_INTERVAL_S = 2.0
 
 
-def new_holder_name() -> str:
+def generate_holder_name() -> str:
     return f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
 
 
@@ -44,11 +44,11 @@ class Lease:
     def acquire(cls, cluster: Cluster, holder: str) -> Lease | None:
         """Take the lease if it is free or has run out; None: another engine has it."""
         EngineLease.objects.get_or_create(cluster=cluster)
-        free = Q(expires_at__isnull=True) | Q(expires_at__lt=Now()) | Q(holder=holder)
-        taken = EngineLease.objects.filter(free, cluster=cluster).update(
-            holder=holder, fence=F("fence") + 1, expires_at=Now() + timedelta(seconds=LEASE_S)
+        available = Q(expires_at__isnull=True) | Q(expires_at__lt=Now()) | Q(holder=holder)
+        updated = EngineLease.objects.filter(available, cluster=cluster).update(
+            holder=holder, fence=F("fence") + 1, expires_at=Now() + timedelta(seconds=LEASE_TTL_S)
         )
-        if taken != 1:
+        if updated != 1:
             return None
         row = (
             EngineLease.objects.filter(cluster=cluster, holder=holder).values_list("fence").first()
@@ -59,32 +59,32 @@ class Lease:
             "engine %s works for cluster %s",
             holder,
             cluster.name,
-            extra={"action": "lease_taken", "cluster": cluster.name, "fence": row[0]},
+            extra={"action": "lease_acquired", "cluster": cluster.name, "fence": row[0]},
         )
         return cls(cluster.pk, holder, row[0])
 
-    def _mine(self) -> Q:
+    def _ownership_filter(self) -> Q:
         return Q(cluster_id=self.cluster_id, holder=self.holder, fence=self.fence)
 
     def renew(self) -> bool:
         """False: it ran out or was taken; the work must stop."""
         # A transaction, though of one statement: on SQLite those have their place in the line of writers.
         with transaction.atomic():
-            renewed = EngineLease.objects.filter(self._mine(), expires_at__gt=Now()).update(
-                expires_at=Now() + timedelta(seconds=LEASE_S)
-            )
+            renewed = EngineLease.objects.filter(
+                self._ownership_filter(), expires_at__gt=Now()
+            ).update(expires_at=Now() + timedelta(seconds=LEASE_TTL_S))
         return renewed == 1
 
     def release(self) -> None:
-        EngineLease.objects.filter(self._mine()).update(expires_at=Now())
+        EngineLease.objects.filter(self._ownership_filter()).update(expires_at=Now())
 
     @contextmanager
-    def writing(self) -> Iterator[None]:
+    def fenced_transaction(self) -> Iterator[None]:
         """A transaction that holds only while the lease is ours. Raises LeaseLost."""
         with transaction.atomic():
             held = (
                 EngineLease.objects.select_for_update(no_key=True)
-                .filter(self._mine(), expires_at__gt=Now())
+                .filter(self._ownership_filter(), expires_at__gt=Now())
                 .values_list("pk")
                 .first()
             )

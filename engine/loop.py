@@ -14,18 +14,24 @@ from django.db import DatabaseError, close_old_connections, connections
 
 from clusters.models import Cluster
 from clusters.passes import LeaseLost
-from engine.lease import LEASE_S, RENEW_S, STANDBY_S, Lease, new_holder_name
-from engine.worker import ROWS_EVERY_S, ClusterWorker
+from engine.lease import (
+    LEASE_TTL_S,
+    RENEW_INTERVAL_S,
+    STANDBY_INTERVAL_S,
+    Lease,
+    generate_holder_name,
+)
+from engine.worker import ROWS_INTERVAL_S, ClusterWorker
 
 logger = logging.getLogger(__name__)
 
-CLUSTERS_EVERY_S = 5.0
-DATABASE_PAUSE_S = 1.0
+CLUSTER_LIST_INTERVAL_S = 5.0
+DATABASE_RETRY_S = 1.0
 
 
 class Engine:
     def __init__(self, *, holder: str = "") -> None:
-        self.holder = holder or new_holder_name()
+        self.holder = holder or generate_holder_name()
         self._threads: dict[int, threading.Thread] = {}
         self._leases: dict[int, Lease] = {}
         self._lock = threading.Lock()
@@ -42,8 +48,8 @@ class Engine:
                 close_old_connections()
                 self._start_threads(stop)
             except DatabaseError:
-                self._database_away("list of clusters")
-            stop.wait(CLUSTERS_EVERY_S)
+                self._handle_database_error("list of clusters")
+            stop.wait(CLUSTER_LIST_INTERVAL_S)
         for thread in [*self._threads.values(), renewer]:
             thread.join()
         connections.close_all()
@@ -55,12 +61,12 @@ class Engine:
             thread = self._threads.get(cluster.pk)
             if thread is None or not thread.is_alive():
                 thread = threading.Thread(
-                    target=self._serve, args=(cluster.pk, stop), name=f"engine-{cluster.name}"
+                    target=self._run_cluster, args=(cluster.pk, stop), name=f"engine-{cluster.name}"
                 )
                 self._threads[cluster.pk] = thread
                 thread.start()
 
-    def _serve(self, cluster_id: int, stop: threading.Event) -> None:
+    def _run_cluster(self, cluster_id: int, stop: threading.Event) -> None:
         """One cluster: stand by until the lease is free, then work until it is lost."""
         while not stop.is_set():
             try:
@@ -70,22 +76,22 @@ class Engine:
                     return
                 lease = Lease.acquire(cluster, self.holder)
                 if lease is not None:
-                    self._lead(cluster, lease, stop)
+                    self._run_as_leader(cluster, lease, stop)
             except LeaseLost:
                 logger.warning(
                     "another engine took over",
                     extra={"action": "lease_lost", "cluster": cluster_id},
                 )
             except DatabaseError:
-                self._database_away(f"cluster {cluster_id}")
+                self._handle_database_error(f"cluster {cluster_id}")
             except Exception:
                 logger.exception(
                     "engine thread failed; it goes on", extra={"action": "engine_error"}
                 )
-            stop.wait(STANDBY_S)
+            stop.wait(STANDBY_INTERVAL_S)
         connections.close_all()
 
-    def _lead(self, cluster: Cluster, lease: Lease, stop: threading.Event) -> None:
+    def _run_as_leader(self, cluster: Cluster, lease: Lease, stop: threading.Event) -> None:
         worker = ClusterWorker(cluster, lease)
         with self._lock:
             self._leases[cluster.pk] = lease
@@ -93,10 +99,10 @@ class Engine:
             while not stop.is_set():
                 close_old_connections()
                 try:
-                    worker.step()
+                    worker.run_due_passes()
                 except DatabaseError:
-                    self._database_away(cluster.name)
-                stop.wait(ROWS_EVERY_S)
+                    self._handle_database_error(cluster.name)
+                stop.wait(ROWS_INTERVAL_S)
         finally:
             with self._lock:
                 self._leases.pop(cluster.pk, None)
@@ -104,10 +110,10 @@ class Engine:
             try:
                 lease.release()
             except DatabaseError:
-                self._database_away("release")
+                self._handle_database_error("release")
 
     def _renew_leases(self, stop: threading.Event) -> None:
-        while not stop.wait(RENEW_S):
+        while not stop.wait(RENEW_INTERVAL_S):
             close_old_connections()
             with self._lock:
                 leases = list(self._leases.values())
@@ -115,28 +121,28 @@ class Engine:
                 try:
                     lease.renew()
                 except DatabaseError:
-                    self._database_away("renewal")
+                    self._handle_database_error("renewal")
         connections.close_all()
 
-    def _database_away(self, what: str) -> None:
+    def _handle_database_error(self, context: str) -> None:
         connections.close_all()
         logger.warning(
             "the database does not answer (%s); trying again",
-            what,
+            context,
             exc_info=True,
-            extra={"action": "database_away"},
+            extra={"action": "database_unavailable"},
         )
-        time.sleep(DATABASE_PAUSE_S)
+        time.sleep(DATABASE_RETRY_S)
 
     # -- once -----------------------------------------------------------------------------------------
 
-    def run_once(self, *, patience_s: float = LEASE_S + 2.0) -> list[str]:
+    def run_once(self, *, lease_timeout_s: float = LEASE_TTL_S + 2.0) -> list[str]:
         """One pass for every enabled cluster; the names of those that another engine serves."""
-        left_out = []
+        skipped = []
         for cluster in Cluster.objects.filter(enabled=True):
-            lease = self._acquire_patiently(cluster, patience_s)
+            lease = self._acquire_with_timeout(cluster, lease_timeout_s)
             if lease is None:
-                left_out.append(cluster.name)
+                skipped.append(cluster.name)
                 continue
             stop = threading.Event()
             with self._lock:
@@ -145,17 +151,17 @@ class Engine:
             renewer.start()
             worker = ClusterWorker(cluster, lease)
             try:
-                worker.full_pass()
+                worker.run_all_passes()
             finally:
                 worker.close()
                 stop.set()
                 renewer.join()
                 lease.release()
                 self._leases.clear()
-        return left_out
+        return skipped
 
-    def _acquire_patiently(self, cluster: Cluster, patience_s: float) -> Lease | None:
-        deadline = time.monotonic() + patience_s
+    def _acquire_with_timeout(self, cluster: Cluster, lease_timeout_s: float) -> Lease | None:
+        deadline = time.monotonic() + lease_timeout_s
         while True:
             lease = Lease.acquire(cluster, self.holder)
             if lease is not None or time.monotonic() > deadline:

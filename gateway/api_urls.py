@@ -5,13 +5,13 @@ from __future__ import annotations
 from django.urls import include, path
 from drf_spectacular.views import SpectacularSwaggerSplitView
 
-from accounts.api import Token, Tokens
+from accounts.api import TokenListView, TokenView
 from core.api.schema import schema
 
 urlpatterns = [
     path("", include("jobs.api.urls")),
-    path("tokens", Tokens.as_view(), name="api-tokens"),
-    path("tokens/<int:id>", Token.as_view(), name="api-token"),
+    path("tokens", TokenListView.as_view(), name="api-tokens"),
+    path("tokens/<int:id>", TokenView.as_view(), name="api-token"),
     path("schema", schema, name="api-schema"),
     # The page and its script are two addresses: nothing inline, nothing from elsewhere.
     path(

@@ -12,10 +12,10 @@ os.environ.setdefault("DJANGO_SETTINGS_MODULE", "gateway.settings")
 setup(set_prefix=False)
 
 # Only after Django is set up: these import models.
-from accounts.websockets import SocketGuard  # noqa: E402
+from accounts.websockets import SocketAuthMiddleware  # noqa: E402
 from gateway.routing import websocket_urlpatterns  # noqa: E402
 from gateway.threads import ThreadedHandler  # noqa: E402
 
 application = ProtocolTypeRouter(
-    {"http": ThreadedHandler(), "websocket": SocketGuard(URLRouter(websocket_urlpatterns))}
+    {"http": ThreadedHandler(), "websocket": SocketAuthMiddleware(URLRouter(websocket_urlpatterns))}
 )

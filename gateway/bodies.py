@@ -21,14 +21,14 @@ from django.utils import translation
 from twisted.internet.threads import deferToThread
 
 from core.messages import _
-from core.translation import language_asked, told
+from core.translation import negotiate_language, translate
 
 logger = logging.getLogger(__name__)
 
-CHUNK = 256 * 1024
+CHUNK_BYTES = 256 * 1024
 # Room for the boundaries and the manifest beside the code itself.
-BESIDE_CODE_BYTES = 16 * 1024 * 1024
-TAKES_CODE = (b"/api/v1/jobs", b"/api/v1/jobs/plan", b"/api/v1/uploads")
+MULTIPART_OVERHEAD_BYTES = 16 * 1024 * 1024
+UPLOAD_PATHS = (b"/api/v1/jobs", b"/api/v1/jobs/plan", b"/api/v1/uploads")
 REFUSALS = {
     401: (
         "Unauthorized",
@@ -50,41 +50,41 @@ REFUSALS = {
 }
 
 
-def refusal(status: int, accept_language: str) -> bytes:
+def build_refusal(status: int, accept_language: str) -> bytes:
     # With it come all models; a server that refuses nothing needs none of them.
-    from gateway.problems import problem
+    from gateway.problems import problem_response
 
-    _reason, code, words = REFUSALS[status]
-    with translation.override(language_asked(accept_language) or settings.LANGUAGE_CODE):
-        return problem(status=status, code=code, detail=told(words)).content
+    _reason, code, message = REFUSALS[status]
+    with translation.override(negotiate_language(accept_language) or settings.LANGUAGE_CODE):
+        return problem_response(status=status, code=code, detail=translate(message)).content
 
 
-def ordinary_bytes() -> int:
+def default_body_limit() -> int:
     """Forms and JSON, from anybody: views refuse them in their own words up to here."""
     forms = int(settings.DATA_UPLOAD_MAX_MEMORY_SIZE or 0)
-    return max(int(settings.API_MAX_BODY_BYTES), forms) + CHUNK
+    return max(int(settings.API_MAX_BODY_BYTES), forms) + CHUNK_BYTES
 
 
-def limit_of(path: bytes) -> int:
-    if path.partition(b"?")[0] in TAKES_CODE:
-        return int(settings.UPLOAD_MAX_BYTES) + BESIDE_CODE_BYTES
-    return ordinary_bytes()
+def body_limit(path: bytes) -> int:
+    if path.partition(b"?")[0] in UPLOAD_PATHS:
+        return int(settings.UPLOAD_MAX_BYTES) + MULTIPART_OVERHEAD_BYTES
+    return default_body_limit()
 
 
-def comes_from_a_person(authorization: str, cookie: str) -> bool:
+def is_authenticated_request(authorization: str, cookie: str) -> bool:
     """Whether a valid token or session stands in the headers. Asks the database."""
-    from accounts.tokens import person_of_token
-    from accounts.websockets import person_of_session
+    from accounts.tokens import user_from_token
+    from accounts.websockets import user_from_session
 
     scheme, _space, token = authorization.partition(" ")
     try:
         if scheme.lower() == "bearer":
-            return person_of_token(token.strip()) is not None
+            return user_from_token(token.strip()) is not None
         try:
             morsel = SimpleCookie(cookie).get(settings.SESSION_COOKIE_NAME)
         except CookieError:
             morsel = None
-        return person_of_session(morsel.value if morsel else "").is_authenticated
+        return user_from_session(morsel.value if morsel else "").is_authenticated
     finally:
         connections.close_all()  # the thread is Twisted's, and may not come back here for hours
 
@@ -93,81 +93,83 @@ class BoundedRequest(WebRequest):  # type: ignore[misc]
     """Twisted's names. While the person of a large body is looked up, nothing more is read."""
 
     _refused = False
-    _asking = False
-    _admitted = False
+    _authenticating = False
+    _authenticated = False
     _received_bytes = 0
-    _whole: tuple[bytes, bytes, bytes] | None = None  # the end came while we asked
+    _deferred_request: tuple[bytes, bytes, bytes] | None = None  # the end came while we asked
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._parsePOSTFormSubmission = False
-        self._early: list[bytes] = []
+        self._buffered: list[bytes] = []
 
     def gotLength(self, length: int | None) -> None:  # noqa: N802
         super().gotLength(length)
         if length:
-            self._weigh(length)
+            self._check_size(length)
 
     def handleContentChunk(self, data: bytes) -> None:  # noqa: N802
         self._received_bytes += len(data)
-        self._weigh(self._received_bytes)
-        if self._asking:
-            self._early.append(data)  # of what was read before the pause: one buffer at most
+        self._check_size(self._received_bytes)
+        if self._authenticating:
+            self._buffered.append(data)  # of what was read before the pause: one buffer at most
         elif not self._refused:
             super().handleContentChunk(data)
 
     def requestReceived(self, command: bytes, path: bytes, version: bytes) -> None:  # noqa: N802
-        if self._asking:
-            self._whole = (command, path, version)
+        if self._authenticating:
+            self._deferred_request = (command, path, version)
         elif not self._refused:
             super().requestReceived(command, path, version)
 
-    def _weigh(self, size: int) -> None:
-        if self._refused or self._asking:
+    def _check_size(self, size: int) -> None:
+        if self._refused or self._authenticating:
             return
-        if size > limit_of(self.channel._path):
+        if size > body_limit(self.channel._path):
             self._refuse(413)
-        elif size > ordinary_bytes() and not self._admitted:
-            self._ask()
+        elif size > default_body_limit() and not self._authenticated:
+            self._authenticate()
 
-    def _ask(self) -> None:
-        self._asking = True
+    def _authenticate(self) -> None:
+        self._authenticating = True
         self.channel._networkProducer.pauseProducing()
         found = [self.requestHeaders.getRawHeaders(name) for name in ("authorization", "cookie")]
-        words = [(values or [""])[0] for values in found]
-        deferToThread(comes_from_a_person, *words).addCallbacks(self._told, self._not_told)
+        message = [(values or [""])[0] for values in found]
+        deferToThread(is_authenticated_request, *message).addCallbacks(
+            self._on_authentication, self._on_authentication_error
+        )
 
-    def _told(self, known: bool | None) -> None:
+    def _on_authentication(self, authenticated: bool | None) -> None:
         """None: nobody could say. A person with a good token must not be told that it is bad."""
-        self._asking = False
+        self._authenticating = False
         if self.channel is None:  # it left meanwhile
             return
-        if not known:
-            self._refuse(503 if known is None else 401)
+        if not authenticated:
+            self._refuse(503 if authenticated is None else 401)
             return
-        self._admitted = True
-        for data in self._early:
+        self._authenticated = True
+        for data in self._buffered:
             super().handleContentChunk(data)
-        self._early.clear()
-        if self._whole is not None:
-            super().requestReceived(*self._whole)
+        self._buffered.clear()
+        if self._deferred_request is not None:
+            super().requestReceived(*self._deferred_request)
         else:
             self.channel._networkProducer.resumeProducing()
 
-    def _not_told(self, failure: Any) -> None:
+    def _on_authentication_error(self, failure: Any) -> None:
         """The database is away."""
         logger.warning(
             "who sends a large body could not be found out: %s",
             failure.getErrorMessage(),
-            extra={"action": "body_unchecked"},
+            extra={"action": "body_auth_failed"},
         )
-        self._told(None)
+        self._on_authentication(None)
 
     def _refuse(self, status: int) -> None:
         self._refused = True
-        self._early.clear()
+        self._buffered.clear()
         reason = REFUSALS[status][0]
-        body = refusal(status, self.getHeader("accept-language") or "")
+        body = build_refusal(status, self.getHeader("accept-language") or "")
         head = (
             f"HTTP/1.1 {status} {reason}\r\nConnection: close\r\n"
             f"Content-Type: application/problem+json\r\nContent-Length: {len(body)}\r\n"
@@ -199,7 +201,7 @@ class BodyQueue(asyncio.Queue[dict[str, Any]]):
 
     async def get(self) -> dict[str, Any]:
         if self._body is not None:
-            chunk = self._body.read(CHUNK)
+            chunk = self._body.read(CHUNK_BYTES)
             if chunk:
                 return {"type": "http.request", "body": chunk, "more_body": True}
             self._body.close()
@@ -207,7 +209,7 @@ class BodyQueue(asyncio.Queue[dict[str, Any]]):
         return await super().get()
 
 
-def take_body(protocol: Any) -> BodyQueue | None:
+def detach_body(protocol: Any) -> BodyQueue | None:
     """The queue for a large body, which Daphne then finds empty; None for a small one."""
     body = protocol.content
     if isinstance(body, io.BytesIO):

@@ -17,7 +17,7 @@ def error_page(status: int, title: str, sentence: str, request: HttpRequest) -> 
 
 def bad_request(request: HttpRequest, exception: Exception) -> HttpResponse:
     if problems.is_api(request):
-        return problems.plain_problem(400, request)
+        return problems.problem_for_status(400, request)
     return error_page(
         400,
         _("This request could not be understood"),
@@ -28,7 +28,7 @@ def bad_request(request: HttpRequest, exception: Exception) -> HttpResponse:
 
 def permission_denied(request: HttpRequest, exception: Exception) -> HttpResponse:
     if problems.is_api(request):
-        return problems.plain_problem(403, request)
+        return problems.problem_for_status(403, request)
     return error_page(
         403,
         _("You may not do this"),
@@ -39,7 +39,7 @@ def permission_denied(request: HttpRequest, exception: Exception) -> HttpRespons
 
 def not_found(request: HttpRequest, exception: Exception) -> HttpResponse:
     if problems.is_api(request):
-        return problems.plain_problem(404, request)
+        return problems.problem_for_status(404, request)
     return error_page(
         404,
         _("There is nothing here"),
@@ -51,7 +51,7 @@ def not_found(request: HttpRequest, exception: Exception) -> HttpResponse:
 def server_error(request: HttpRequest) -> HttpResponse:
     """Kept free of the database and of context processors: either may be what failed."""
     if problems.is_api(request):
-        return problems.plain_problem(500, request)
+        return problems.problem_for_status(500, request)
     return HttpResponse(render_to_string("500.html"), status=500)
 
 

@@ -13,7 +13,7 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_GET
 
 from clusters.models import ClusterStatus
-from gateway.prometheus import may_read_metrics
+from gateway.prometheus import can_read_metrics
 
 # A pass takes seconds; if the last one is older than this, no engine is working.
 ENGINE_STALE_AFTER = timedelta(seconds=60)
@@ -40,7 +40,7 @@ def readyz(request: HttpRequest) -> JsonResponse:
             cursor.execute("SELECT 1")
         checks["database"] = {"ok": True}
         checks |= _cluster_checks()
-        detailed = may_read_metrics(request)
+        detailed = can_read_metrics(request)
     except DatabaseError:
         checks["database"] = {"ok": False, "message": _("The database does not answer.")}
     ready = all(check["ok"] for check in checks.values())
@@ -55,11 +55,11 @@ def _cluster_checks() -> dict[str, dict[str, Any]]:
     statuses = ClusterStatus.objects.filter(cluster__enabled=True).select_related("cluster")
     for status in statuses:
         engine_alive = bool(status.last_pass_at and now - status.last_pass_at < ENGINE_STALE_AFTER)
-        answers = bool(status.last_ok_at and now - status.last_ok_at < ENGINE_STALE_AFTER)
-        check: dict[str, Any] = {"ok": engine_alive and answers}
+        responds = bool(status.last_ok_at and now - status.last_ok_at < ENGINE_STALE_AFTER)
+        check: dict[str, Any] = {"ok": engine_alive and responds}
         if not engine_alive:
             check["message"] = _("No engine has worked on this cluster lately.")
-        elif not answers:
+        elif not responds:
             check["message"] = _("This cluster does not answer.")
         checks[f"cluster:{status.cluster.name}"] = check
     return checks

@@ -29,10 +29,10 @@ from rest_framework.views import set_rollback
 
 from clusters import errors as cluster_errors
 from core import errors as job_errors
-from core.translation import told
+from core.translation import translate
 from jobs.jobfile import SpecError
 from jobs.plan import PlanError
-from jobs.presentation import problem_row, problems_said
+from jobs.presentation import serialize_problem, summarize_problems
 from jobs.store.archives import ArchiveRefused
 
 logger = logging.getLogger(__name__)
@@ -43,79 +43,79 @@ API_PREFIX = "/api/"
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ProblemType:
     status: int
     code: str
 
 
 # The nearest class of the exception's own tree counts, whatever the order here.
-TABLE: Mapping[type[BaseException], Answer] = {
-    SpecError: Answer(400, "job_file_invalid"),
-    PlanError: Answer(422, "job_cannot_run"),
-    ArchiveRefused: Answer(422, "archive_refused"),
-    job_errors.JobError: Answer(409, "refused"),
-    job_errors.NotAllowed: Answer(403, "forbidden"),
-    job_errors.NotFound: Answer(404, "not_found"),
-    job_errors.NameTaken: Answer(409, "name_taken"),
-    job_errors.InvalidTransition: Answer(409, "invalid_transition"),
-    job_errors.InvalidValue: Answer(400, "invalid_value"),
-    job_errors.VersionConflict: Answer(409, "version_conflict"),
-    job_errors.TooLarge: Answer(413, "too_large"),
-    job_errors.KeyReused: Answer(409, "idempotency_key_reused"),
-    job_errors.ClusterBusy: Answer(503, "cluster_busy"),
-    job_errors.ClusterNotReady: Answer(503, "cluster_not_ready"),
-    Http404: Answer(404, "not_found"),
-    ObjectDoesNotExist: Answer(404, "not_found"),
-    PermissionDenied: Answer(403, "forbidden"),
-    DjangoValidationError: Answer(400, "invalid"),
-    RequestDataTooBig: Answer(413, "too_large"),
-    SuspiciousOperation: Answer(400, "bad_request"),
-    BadRequest: Answer(400, "bad_request"),
-    UnreadablePostError: Answer(400, "body_cut_off"),
-    OperationalError: Answer(503, "database_unavailable"),
-    InterfaceError: Answer(503, "database_unavailable"),
-    cluster_errors.ClusterError: Answer(502, "cluster_error"),
-    cluster_errors.ConnectFailed: Answer(503, "cluster_unreachable"),
-    cluster_errors.AuthFailed: Answer(502, "cluster_refused_us"),
-    cluster_errors.IdentityRefused: Answer(403, "identity_refused"),
-    cluster_errors.OutcomeUnknown: Answer(504, "cluster_timeout"),
-    cluster_errors.BadArgument: Answer(400, "bad_path"),
-    cluster_errors.OutputTooLarge: Answer(422, "output_too_large"),
-    cluster_errors.RemoteFileMissing: Answer(404, "file_missing"),
-    cluster_errors.RemotePermissionDenied: Answer(403, "file_forbidden"),
-    cluster_errors.RemoteDiskFull: Answer(507, "disk_full"),
-    cluster_errors.SlurmUnavailable: Answer(503, "slurm_unavailable"),
-    cluster_errors.SubmitRejected: Answer(422, "slurm_refused"),
-    drf.APIException: Answer(500, "error"),
-    drf.ValidationError: Answer(400, "invalid"),
-    drf.ParseError: Answer(400, "malformed"),
-    drf.AuthenticationFailed: Answer(401, "authentication_failed"),
-    drf.NotAuthenticated: Answer(401, "not_authenticated"),
-    drf.PermissionDenied: Answer(403, "forbidden"),
-    drf.NotFound: Answer(404, "not_found"),
-    drf.MethodNotAllowed: Answer(405, "method_not_allowed"),
-    drf.NotAcceptable: Answer(406, "not_acceptable"),
-    drf.UnsupportedMediaType: Answer(415, "unsupported_media_type"),
-    drf.Throttled: Answer(429, "throttled"),
+PROBLEM_TYPES: Mapping[type[BaseException], ProblemType] = {
+    SpecError: ProblemType(400, "job_file_invalid"),
+    PlanError: ProblemType(422, "job_cannot_run"),
+    ArchiveRefused: ProblemType(422, "archive_refused"),
+    job_errors.JobError: ProblemType(409, "refused"),
+    job_errors.NotAllowed: ProblemType(403, "forbidden"),
+    job_errors.NotFound: ProblemType(404, "not_found"),
+    job_errors.NameTaken: ProblemType(409, "name_taken"),
+    job_errors.InvalidTransition: ProblemType(409, "invalid_transition"),
+    job_errors.InvalidValue: ProblemType(400, "invalid_value"),
+    job_errors.VersionConflict: ProblemType(409, "version_conflict"),
+    job_errors.TooLarge: ProblemType(413, "too_large"),
+    job_errors.KeyReused: ProblemType(409, "idempotency_key_reused"),
+    job_errors.ClusterBusy: ProblemType(503, "cluster_busy"),
+    job_errors.ClusterNotReady: ProblemType(503, "cluster_not_ready"),
+    Http404: ProblemType(404, "not_found"),
+    ObjectDoesNotExist: ProblemType(404, "not_found"),
+    PermissionDenied: ProblemType(403, "forbidden"),
+    DjangoValidationError: ProblemType(400, "invalid"),
+    RequestDataTooBig: ProblemType(413, "too_large"),
+    SuspiciousOperation: ProblemType(400, "bad_request"),
+    BadRequest: ProblemType(400, "bad_request"),
+    UnreadablePostError: ProblemType(400, "body_cut_off"),
+    OperationalError: ProblemType(503, "database_unavailable"),
+    InterfaceError: ProblemType(503, "database_unavailable"),
+    cluster_errors.ClusterError: ProblemType(502, "cluster_error"),
+    cluster_errors.ConnectFailed: ProblemType(503, "cluster_unreachable"),
+    cluster_errors.AuthFailed: ProblemType(502, "cluster_refused_us"),
+    cluster_errors.IdentityRefused: ProblemType(403, "identity_refused"),
+    cluster_errors.OutcomeUnknown: ProblemType(504, "cluster_timeout"),
+    cluster_errors.BadArgument: ProblemType(400, "bad_path"),
+    cluster_errors.OutputTooLarge: ProblemType(422, "output_too_large"),
+    cluster_errors.RemoteFileMissing: ProblemType(404, "file_missing"),
+    cluster_errors.RemotePermissionDenied: ProblemType(403, "file_forbidden"),
+    cluster_errors.RemoteDiskFull: ProblemType(507, "disk_full"),
+    cluster_errors.SlurmUnavailable: ProblemType(503, "slurm_unavailable"),
+    cluster_errors.SubmitRejected: ProblemType(422, "slurm_refused"),
+    drf.APIException: ProblemType(500, "error"),
+    drf.ValidationError: ProblemType(400, "invalid"),
+    drf.ParseError: ProblemType(400, "malformed"),
+    drf.AuthenticationFailed: ProblemType(401, "authentication_failed"),
+    drf.NotAuthenticated: ProblemType(401, "not_authenticated"),
+    drf.PermissionDenied: ProblemType(403, "forbidden"),
+    drf.NotFound: ProblemType(404, "not_found"),
+    drf.MethodNotAllowed: ProblemType(405, "method_not_allowed"),
+    drf.NotAcceptable: ProblemType(406, "not_acceptable"),
+    drf.UnsupportedMediaType: ProblemType(415, "unsupported_media_type"),
+    drf.Throttled: ProblemType(429, "throttled"),
 }
 
 
-def answer_for(error: BaseException) -> Answer | None:
+def find_problem_type(error: BaseException) -> ProblemType | None:
     for kind in type(error).__mro__:
-        if found := TABLE.get(kind):
+        if found := PROBLEM_TYPES.get(kind):
             break
     else:
         return None
     if isinstance(error, drf.APIException) and not isinstance(error, drf.ValidationError):
         # An exception that was given a code of its own keeps it.
         code = error.get_codes()
-        known = code == error.default_code and type(error) in TABLE
+        known = code == error.default_code and type(error) in PROBLEM_TYPES
         if isinstance(code, str) and not known:
-            return Answer(error.status_code, code)
+            return ProblemType(error.status_code, code)
     return found
 
 
-def problem(
+def problem_response(
     *,
     status: int,
     code: str,
@@ -126,7 +126,7 @@ def problem(
     """One answer as problem+json."""
     body: dict[str, Any] = {
         "type": f"urn:sluice:problem:{code}",
-        "title": title_of(status),
+        "title": status_title(status),
         "status": status,
         "code": code,
         "detail": detail,
@@ -138,7 +138,7 @@ def problem(
     return response
 
 
-def title_of(status: int) -> str:
+def status_title(status: int) -> str:
     titles = {
         400: _("The request is not right"),
         401: _("Sign in first"),
@@ -159,35 +159,35 @@ def title_of(status: int) -> str:
 
 def exception_handler(error: Exception, context: Mapping[str, Any]) -> HttpResponse | None:
     """DRF's EXCEPTION_HANDLER. None: nobody expected this; it becomes a 500 and goes to the log."""
-    answer = answer_for(error)
-    if answer is None:
+    problem_type = find_problem_type(error)
+    if problem_type is None:
         return None
     set_rollback()
-    if answer.status >= 500:
+    if problem_type.status >= 500:
         logger.warning(
             "%s: %s",
             type(error).__name__,
             getattr(error, "detail", "") or error,
-            extra={"action": "api_problem", "code": answer.code},
+            extra={"action": "api_problem", "code": problem_type.code},
         )
-    return problem(
-        status=answer.status,
-        code=answer.code,
-        detail=_sentence(error, answer),
+    return problem_response(
+        status=problem_type.status,
+        code=problem_type.code,
+        detail=_detail_text(error, problem_type),
         errors=list(_errors(error)),
-        headers=dict(_headers(error, answer, context)),
+        headers=dict(_headers(error, problem_type, context)),
     )
 
 
-def _sentence(error: Exception, answer: Answer) -> str:
+def _detail_text(error: Exception, problem_type: ProblemType) -> str:
     if isinstance(error, cluster_errors.ClusterError | job_errors.JobError | ArchiveRefused):
-        return told(error.user_message)
+        return translate(error.user_message)
     if isinstance(error, SpecError | PlanError):
-        return problems_said(error.problems)
+        return summarize_problems(error.problems)
     if isinstance(error, drf.ValidationError | DjangoValidationError):
         found = list(_errors(error))
-        place = f"{found[0]['path']}: " if found and found[0]["path"] else ""
-        return place + str(found[0]["message"]) if found else _("The request is not right.")
+        prefix = f"{found[0]['path']}: " if found and found[0]["path"] else ""
+        return prefix + str(found[0]["message"]) if found else _("The request is not right.")
     if isinstance(error, drf.APIException):
         return str(error.detail)
     sentences = {
@@ -197,15 +197,17 @@ def _sentence(error: Exception, answer: Answer) -> str:
         "body_cut_off": _("The request ended before its body did. Send it again."),
         "database_unavailable": _("The database does not answer at the moment. Try again soon."),
     }
-    return sentences.get(answer.code) or str(error) or _("The request could not be understood.")
+    return (
+        sentences.get(problem_type.code) or str(error) or _("The request could not be understood.")
+    )
 
 
 def _errors(error: Exception) -> Iterator[dict[str, Any]]:
     if isinstance(error, SpecError | PlanError):
         for found in error.problems:
-            yield problem_row(found)
+            yield serialize_problem(found)
     elif isinstance(error, ArchiveRefused):
-        yield {"path": error.entry, "message": told(error.user_message), "code": error.code}
+        yield {"path": error.entry, "message": translate(error.user_message), "code": error.code}
     elif isinstance(error, drf.ValidationError):
         yield from _flatten(error.detail, "")
     elif isinstance(error, DjangoValidationError):
@@ -238,16 +240,16 @@ def _flatten(detail: Any, path: str) -> Iterator[dict[str, Any]]:
 
 
 def _headers(
-    error: Exception, answer: Answer, context: Mapping[str, Any]
+    error: Exception, problem_type: ProblemType, context: Mapping[str, Any]
 ) -> Iterator[tuple[str, str]]:
     if isinstance(error, drf.Throttled):
         yield "Retry-After", str(max(1, math.ceil(getattr(error, "wait", None) or 1)))
-    elif answer.status == 503:
+    elif problem_type.status == 503:
         yield "Retry-After", str(RETRY_AFTER_S)
-    if answer.status == 401:
+    if problem_type.status == 401:
         yield "WWW-Authenticate", getattr(error, "auth_header", "") or 'Bearer realm="sluice"'
     view = context.get("view")
-    if answer.status == 405 and view is not None:
+    if problem_type.status == 405 and view is not None:
         yield "Allow", ", ".join(view.allowed_methods)
 
 
@@ -258,7 +260,7 @@ def is_api(request: HttpRequest) -> bool:
     return request.path.startswith(API_PREFIX)
 
 
-def plain_problem(status: int, request: HttpRequest) -> HttpResponse:
+def problem_for_status(status: int, request: HttpRequest) -> HttpResponse:
     codes = {400: "bad_request", 403: "forbidden", 404: "not_found", 500: "internal_error"}
     sentences = {
         400: _("The request could not be understood."),
@@ -266,4 +268,4 @@ def plain_problem(status: int, request: HttpRequest) -> HttpResponse:
         404: _("There is no such address. The list of all is at /api/v1/docs."),
         500: _("Something went wrong on our side. It was written to the log."),
     }
-    return problem(status=status, code=codes[status], detail=sentences[status])
+    return problem_response(status=status, code=codes[status], detail=sentences[status])

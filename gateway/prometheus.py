@@ -19,7 +19,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from accounts.websockets import open_socket_count
+from accounts.websockets import count_open_sockets
 from clusters.models import ClusterStatus, EngineLease
 from jobs.lifecycle.states import JobState
 from jobs.models import Job
@@ -31,7 +31,7 @@ class SluiceCollector(Collector):
         yield from self._clusters()
         yield from self._engines()
         sockets = GaugeMetricFamily("sluice_websockets", "Open websockets of this web process")
-        sockets.add_metric([], open_socket_count())
+        sockets.add_metric([], count_open_sockets())
         yield sockets
 
     @staticmethod
@@ -108,7 +108,7 @@ class SluiceCollector(Collector):
         return [passes, seconds, last, read, fence, commands, failures]
 
 
-def may_read_metrics(request: HttpRequest) -> bool:
+def can_read_metrics(request: HttpRequest) -> bool:
     scheme, _, token = request.headers.get("Authorization", "").partition(" ")
     if settings.METRICS_TOKEN and scheme.lower() == "bearer":
         return compare_digest(token.strip().encode(), settings.METRICS_TOKEN.encode())
@@ -124,7 +124,7 @@ def may_read_metrics(request: HttpRequest) -> bool:
 @require_GET
 @never_cache
 def metrics(request: HttpRequest) -> HttpResponse:
-    if not may_read_metrics(request):
+    if not can_read_metrics(request):
         return HttpResponseForbidden("Metrics need the bearer token of SLUICE_METRICS_TOKEN.\n")
     registry = CollectorRegistry(auto_describe=False)
     registry.register(SluiceCollector())

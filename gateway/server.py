@@ -18,32 +18,32 @@ from daphne.ws_protocol import WebSocketProtocol
 from twisted.internet.interfaces import IPushProducer
 from zope.interface import implementer
 
-from gateway.bodies import BoundedFactory, take_body
+from gateway.bodies import BoundedFactory, detach_body
 
 # Autobahn's own second is too short: whoever has not read everything by then loses it, since the connection
 # is reset. A person's line may be slow, or their browser busy.
-GOODBYE_S = 60.0
+CLOSE_HANDSHAKE_TIMEOUT_S = 60.0
 # A client that vanished without a word is noticed by Daphne's pings; this only bounds one wait.
-RECHECK_S = 1.0
+DRAIN_RECHECK_S = 1.0
 
 
 @implementer(IPushProducer)
-class Valve:
+class WriteFlowControl:
     """What the transport closes when its buffer is full and opens when it has drained."""
 
     def __init__(self) -> None:
-        self.open = asyncio.Event()
-        self.open.set()
+        self.writable = asyncio.Event()
+        self.writable.set()
 
     # Twisted's names.
     def pauseProducing(self) -> None:  # noqa: N802
-        self.open.clear()
+        self.writable.clear()
 
     def resumeProducing(self) -> None:  # noqa: N802
-        self.open.set()
+        self.writable.set()
 
     def stopProducing(self) -> None:  # noqa: N802
-        self.open.set()
+        self.writable.set()
 
 
 class BackpressureServer(Server):  # type: ignore[misc]
@@ -64,11 +64,11 @@ class BackpressureServer(Server):  # type: ignore[misc]
 
     @ws_factory.setter
     def ws_factory(self, factory: Any) -> None:
-        factory.setProtocolOptions(closeHandshakeTimeout=GOODBYE_S)
+        factory.setProtocolOptions(closeHandshakeTimeout=CLOSE_HANDSHAKE_TIMEOUT_S)
         self._ws_factory = factory
 
     def create_application(self, protocol: Any, scope: dict[str, Any]) -> Any:
-        queue = take_body(protocol) if scope["type"] == "http" else None
+        queue = detach_body(protocol) if scope["type"] == "http" else None
         if queue is None:
             return super().create_application(protocol, scope)
         scope.setdefault("asgi", {"version": "3.0"})
@@ -81,39 +81,47 @@ class BackpressureServer(Server):  # type: ignore[misc]
     async def handle_reply(self, protocol: Any, message: dict[str, Any]) -> None:
         last_chunk = message["type"] == "http.response.body" and not message.get("more_body")
         if last_chunk:
-            self._release(protocol)
+            self._release_flow_control(protocol)
         # Between a viewer's goodbye and the end of the connection Autobahn takes no message, and Daphne
         # does not know yet. Whoever sends hears of it as `websocket.disconnect`, as of every leaving.
         with contextlib.suppress(Disconnected):
             await super().handle_reply(protocol, message)
         if message["type"] == "websocket.send" or message.get("more_body"):
-            await self._drained(protocol)
+            await self._wait_until_drained(protocol)
 
-    async def _drained(self, protocol: Any) -> None:
-        valve = self._valve_of(protocol)
-        while valve is not None and not valve.open.is_set() and self._connected(protocol):
+    async def _wait_until_drained(self, protocol: Any) -> None:
+        flow_control = self._flow_control_of(protocol)
+        while (
+            flow_control is not None
+            and not flow_control.writable.is_set()
+            and self._connected(protocol)
+        ):
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(valve.open.wait(), RECHECK_S)
+                await asyncio.wait_for(flow_control.writable.wait(), DRAIN_RECHECK_S)
 
     def _connected(self, protocol: Any) -> bool:
         details = self.connections.get(protocol)
         return details is not None and not details.get("disconnected")
 
-    def _valve_of(self, protocol: Any) -> Valve | None:
+    def _flow_control_of(self, protocol: Any) -> WriteFlowControl | None:
         details = self.connections.get(protocol)
         if details is None:
             return None
-        if "valve" not in details:
-            valve = details["valve"] = Valve()
+        if "flow_control" not in details:
+            flow_control = details["flow_control"] = WriteFlowControl()
             if isinstance(protocol, WebSocketProtocol):
                 # The HTTP channel that this connection began as is still the registered producer.
                 protocol.transport.unregisterProducer()
-                protocol.transport.registerProducer(valve, True)
+                protocol.transport.registerProducer(flow_control, True)
             else:
-                protocol.registerProducer(valve, True)
-        return details["valve"]  # type: ignore[no-any-return]
+                protocol.registerProducer(flow_control, True)
+        return details["flow_control"]  # type: ignore[no-any-return]
 
-    def _release(self, protocol: Any) -> None:
+    def _release_flow_control(self, protocol: Any) -> None:
         details = self.connections.get(protocol)
-        if details is not None and details.pop("valve", None) is not None and protocol.channel:
+        if (
+            details is not None
+            and details.pop("flow_control", None) is not None
+            and protocol.channel
+        ):
             protocol.unregisterProducer()

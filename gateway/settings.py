@@ -136,7 +136,7 @@ TEMPLATES = [
                 "django.template.context_processors.i18n",
                 "django.contrib.auth.context_processors.auth",
                 "django.contrib.messages.context_processors.messages",
-                "jobs.web.layout.shell",
+                "jobs.web.layout.layout_context",
             ],
         },
     },
@@ -153,7 +153,7 @@ DATABASES = {
 }
 
 
-def make_private(database: Path) -> None:
+def restrict_database_permissions(database: Path) -> None:
     """The file holds sessions and password hashes: nobody else's to read. SQLite's -wal and -shm follow it."""
     # Where it cannot be made, the database itself says so, to those commands that need it.
     with contextlib.suppress(OSError):
@@ -166,7 +166,7 @@ def make_private(database: Path) -> None:
 if DATABASES["default"]["ENGINE"] == "django.db.backends.sqlite3":
     DATABASES["default"]["ENGINE"] = "core.sqlite"
     if not TESTING:
-        make_private(Path(DATABASES["default"]["NAME"]))
+        restrict_database_permissions(Path(DATABASES["default"]["NAME"]))
     # WAL lets readers go on while the engine writes; IMMEDIATE takes the write lock at the start of
     # a transaction, so that two writers wait for each other instead of failing half-way.
     DATABASES["default"]["OPTIONS"] = {
@@ -265,13 +265,13 @@ REST_FRAMEWORK = {
     "DEFAULT_SCHEMA_CLASS": "drf_spectacular.openapi.AutoSchema",
     "DEFAULT_AUTHENTICATION_CLASSES": [
         "accounts.tokens.TokenAuthentication",
-        "accounts.tokens.SessionByHeader",
+        "accounts.tokens.HeaderCsrfSessionAuthentication",
     ],
-    "DEFAULT_PERMISSION_CLASSES": ["accounts.tokens.SignedInWithinScope"],
-    "DEFAULT_THROTTLE_CLASSES": ["core.api.throttle.PerPerson"],
+    "DEFAULT_PERMISSION_CLASSES": ["accounts.tokens.TokenScopePermission"],
+    "DEFAULT_THROTTLE_CLASSES": ["core.api.throttle.UserRateThrottle"],
     "DEFAULT_RENDERER_CLASSES": ["rest_framework.renderers.JSONRenderer"],
     "DEFAULT_PARSER_CLASSES": ["core.api.parsers.JsonParser"],
-    "DEFAULT_CONTENT_NEGOTIATION_CLASS": "core.api.parsers.AlwaysJson",
+    "DEFAULT_CONTENT_NEGOTIATION_CLASS": "core.api.parsers.JsonContentNegotiation",
     "EXCEPTION_HANDLER": "gateway.problems.exception_handler",
     # `?format=` is ours: it chooses between JSON and YAML of a job file.
     "URL_FORMAT_OVERRIDE": None,
@@ -287,7 +287,7 @@ SPECTACULAR_SETTINGS = {
     "COMPONENT_SPLIT_REQUEST": True,
     "SWAGGER_UI_DIST": "SIDECAR",
     "SWAGGER_UI_FAVICON_HREF": "SIDECAR",
-    "POSTPROCESSING_HOOKS": ["core.api.schema.complete"],
+    "POSTPROCESSING_HOOKS": ["core.api.schema.add_common_responses"],
     "AUTHENTICATION_WHITELIST": [],
 }
 
@@ -296,7 +296,7 @@ SPECTACULAR_SETTINGS = {
 # Requests worked on at once, each thread with a database connection of its own; and those beside them that
 # wait for a cluster (files, logs). More of the first only get in each other's way.
 WEB_THREADS = env_int("SLUICE_WEB_THREADS", 4)
-WEB_WAITING_THREADS = env_int("SLUICE_WEB_WAITING_THREADS", 12)
+WEB_REMOTE_IO_THREADS = env_int("SLUICE_WEB_WAITING_THREADS", 12)
 
 # --- clusters and engine --------------------------------------------------------------------
 

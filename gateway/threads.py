@@ -25,10 +25,10 @@ from django.http.response import HttpResponseBase
 from django.urls import set_script_prefix
 
 # Files and logs are read on the cluster: whoever asks for them waits, and needs threads but no processor.
-WAITS_FOR_A_CLUSTER = re.compile(r"/api/v1/jobs/[^/]+/(files|logs)\b")
+REMOTE_IO_PATHS = re.compile(r"/api/v1/jobs/[^/]+/(files|logs)\b")
 
 # Most answers are there by then, and need no task that listens for who leaves.
-SOON_S = 0.5
+DISCONNECT_CHECK_DELAY_S = 0.5
 
 T = TypeVar("T")
 Receive = Callable[[], Awaitable[Mapping[str, Any]]]
@@ -40,11 +40,11 @@ class ThreadedHandler(ASGIHandler):
 
     def __init__(self) -> None:
         super().__init__()
-        self._threads = ThreadPoolExecutor(
+        self._request_threads = ThreadPoolExecutor(
             max_workers=settings.WEB_THREADS, thread_name_prefix="request"
         )
-        self._waiting = ThreadPoolExecutor(
-            max_workers=settings.WEB_WAITING_THREADS, thread_name_prefix="waiting-request"
+        self._remote_io_threads = ThreadPoolExecutor(
+            max_workers=settings.WEB_REMOTE_IO_THREADS, thread_name_prefix="remote-io-request"
         )
 
     def load_middleware(self, is_async: bool = False) -> None:
@@ -56,46 +56,52 @@ class ThreadedHandler(ASGIHandler):
         except RequestAborted:
             return
         try:
-            response = await self._answer_unless_left(scope, body, receive)
+            response = await self._respond_unless_disconnected(scope, body, receive)
             if response is None:
                 return
             if not response.streaming:
                 await self.send_response(response, send)
                 return
             try:
-                await self._send_while_read(response, receive, send)
+                await self._stream_until_disconnected(response, receive, send)
             finally:
                 await self._in_thread(response.close)
         finally:
             body.close()
 
-    async def _answer_unless_left(self, scope: Any, body: Any, receive: Receive) -> Any:
+    async def _respond_unless_disconnected(self, scope: Any, body: Any, receive: Receive) -> Any:
         """None: the client left while its request still waited for a thread.
 
         Without this a crowd that gave up goes on being served, and those who came after it wait.
         """
-        threads = self._waiting if WAITS_FOR_A_CLUSTER.match(scope["path"]) else self._threads
+        threads = (
+            self._remote_io_threads
+            if REMOTE_IO_PATHS.match(scope["path"])
+            else self._request_threads
+        )
         work = self._submit(lambda: self._respond(scope, body), threads)
-        answering = asyncio.wrap_future(work)
-        answered, _ = await asyncio.wait([answering], timeout=SOON_S)
-        if answered:
-            return answering.result()
-        leaving = asyncio.ensure_future(self.listen_for_disconnect(receive))
+        response_future = asyncio.wrap_future(work)
+        done, _ = await asyncio.wait([response_future], timeout=DISCONNECT_CHECK_DELAY_S)
+        if done:
+            return response_future.result()
+        disconnect_task = asyncio.ensure_future(self.listen_for_disconnect(receive))
         try:
-            await asyncio.wait([answering, leaving], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(
+                [response_future, disconnect_task], return_when=asyncio.FIRST_COMPLETED
+            )
             if work.cancel():
                 return None
-            return await answering  # begun: it is seen through, be it for nobody
+            return await response_future  # begun: it is seen through, be it for nobody
         finally:
-            leaving.cancel()
+            disconnect_task.cancel()
             with contextlib.suppress(asyncio.CancelledError, RequestAborted):
-                await leaving
+                await disconnect_task
 
     def _submit(self, work: Callable[[], T], threads: ThreadPoolExecutor) -> Future[T]:
         return threads.submit(contextvars.copy_context().run, work)
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
-        return await asyncio.wrap_future(self._submit(work, self._threads))
+        return await asyncio.wrap_future(self._submit(work, self._request_threads))
 
     def _respond(self, scope: dict[str, Any], body: Any) -> Any:
         set_script_prefix(get_script_prefix(scope))
@@ -108,17 +114,17 @@ class ThreadedHandler(ASGIHandler):
             response.close()
         return response
 
-    async def _send_while_read(
+    async def _stream_until_disconnected(
         self, response: HttpResponseBase, receive: Receive, send: Send
     ) -> None:
-        sending = asyncio.ensure_future(self.send_response(response, send))
-        leaving = asyncio.ensure_future(self.listen_for_disconnect(receive))
+        send_task = asyncio.ensure_future(self.send_response(response, send))
+        disconnect_task = asyncio.ensure_future(self.listen_for_disconnect(receive))
         try:
-            await asyncio.wait([sending, leaving], return_when=asyncio.FIRST_COMPLETED)
-            if sending.done():
-                sending.result()
+            await asyncio.wait([send_task, disconnect_task], return_when=asyncio.FIRST_COMPLETED)
+            if send_task.done():
+                send_task.result()
         finally:
-            for task in (sending, leaving):
+            for task in (send_task, disconnect_task):
                 task.cancel()
                 with contextlib.suppress(asyncio.CancelledError, RequestAborted):
                     await task

@@ -15,10 +15,10 @@ urlpatterns: list[URLPattern | URLResolver] = [
     # First, since Django tries one after the other: programs ask far more often than people.
     path("api/v1/", include("gateway.api_urls")),
     path("", include("jobs.web.urls")),
-    path("login", sign_in.SignIn.as_view(), name="login"),
+    path("login", sign_in.SignInView.as_view(), name="login"),
     path("logout", LogoutView.as_view(), name="logout"),
     path("profile", profile.profile, name="profile"),
-    path("profile/password", profile.ChangePassword.as_view(), name="password_change"),
+    path("profile/password", profile.ChangePasswordView.as_view(), name="password_change"),
     path("tokens", profile.tokens, name="tokens"),
     path("tokens/<int:token_id>/revoke", profile.revoke, name="token_revoke"),
     path("preferences", sign_in.set_preferences, name="preferences"),

@@ -18,7 +18,7 @@ from django.utils import timezone
 
 from clusters.access import can_submit
 from clusters.errors import ClusterError
-from clusters.models import Namespace, capacity_of, unix_user_for
+from clusters.models import Namespace, load_capacity, unix_user_for
 from core.api.idempotency import get_or_create_for_key
 from core.errors import (
     ClusterNotReady,
@@ -29,20 +29,20 @@ from core.errors import (
     NotAllowed,
     NotFound,
 )
-from core.events.records import Actor, record
+from core.events.records import Actor, record_events
 from core.messages import _
-from jobs.events import JobEventKind, job_event, state_data
+from jobs.events import JobEventKind, build_state_data, job_event
 from jobs.jobfile import JobSpec
-from jobs.lifecycle.states import JobState, Reason, Wanted
+from jobs.lifecycle.states import DesiredState, JobState, Reason
 from jobs.models import Attempt, CodeUpload, Job
 from jobs.plan import Plan, plan
 from jobs.store import secrets as job_secrets
-from jobs.store.access import Verb, can, can_remove_files
+from jobs.store.access import JobAction, can, can_remove_files
 
 if TYPE_CHECKING:
     from accounts.models import User
 
-WATCH_S = 30
+WATCH_DURATION_S = 30
 MAX_LABELS = 50
 MIN_TIME_LIMIT_S = 60
 _LABEL = re.compile(r"[^\x00-\x1f]{1,100}\Z")
@@ -50,7 +50,7 @@ _LABEL = re.compile(r"[^\x00-\x1f]{1,100}\Z")
 
 def plan_job(*, spec: JobSpec, namespace: Namespace) -> Plan:
     """The plan of a job as things stand. Raises PlanError, ClusterNotReady."""
-    capacity = capacity_of(namespace.cluster)
+    capacity = load_capacity(namespace.cluster)
     if capacity is None:
         raise ClusterNotReady(
             _(
@@ -82,14 +82,14 @@ def create_job(
             namespace=namespace.name,
         )
     unix_user_for(by, namespace.cluster)  # refuses here rather than after a wait
-    made = plan_job(spec=spec, namespace=namespace)
+    job_plan = plan_job(spec=spec, namespace=namespace)
     job = Job(
         owner=by,
         namespace=namespace,
         cluster=namespace.cluster,
         name=spec.job_name,
         description=spec.description,
-        labels=_checked_labels(labels or {}),
+        labels=_validate_labels(labels or {}),
         spec=spec.model_dump(mode="json", by_alias=True),
         warnings=[dict(warning) for warning in warnings],
         code_upload=code_upload,
@@ -99,13 +99,15 @@ def create_job(
         state=JobState.QUEUED,
     )
     job.reason = Reason("queued")
-    _apply_plan(job, made)
+    _apply_plan(job, job_plan)
     try:
         with transaction.atomic():
-            _need_code(job)
+            _require_code(job)
             job.save(force_insert=True)
             job_secrets.store(job, secrets or {}, image_logins)
-            _record(job, JobEventKind.CREATED, by, {"name": job.name, **state_data(job)})
+            _record_event(
+                job, JobEventKind.CREATED, by, {"name": job.name, **build_state_data(job)}
+            )
     except IntegrityError as error:
         raise _name_taken(by, spec.job_name) from error
     return job
@@ -124,13 +126,13 @@ def create_job_once(
     )
 
 
-def _need_code(job: Job) -> None:
+def _require_code(job: Job) -> None:
     """Code that was uploaded is kept for a while only: hold it for this job, or say that it is gone."""
     if (job.spec.get("code") or {}).get("selector") != "codeFile":
         return
-    kept = CodeUpload.objects.filter(pk=job.code_upload_id or 0)
-    held = kept.update(last_used_at=timezone.now())
-    if not held:
+    uploads = CodeUpload.objects.filter(pk=job.code_upload_id or 0)
+    updated = uploads.update(last_used_at=timezone.now())
+    if not updated:
         raise InvalidTransition(
             _(
                 "The code that was uploaded for job %(name)s is no longer kept. Upload it again and "
@@ -141,10 +143,10 @@ def _need_code(job: Job) -> None:
         )
 
 
-def _apply_plan(job: Job, made: Plan) -> None:
-    totals = made.totals
-    job.plan = made.to_json()
-    job.time_limit_s = made.time_limit_s
+def _apply_plan(job: Job, job_plan: Plan) -> None:
+    totals = job_plan.totals
+    job.plan = job_plan.to_json()
+    job.time_limit_s = job_plan.time_limit_s
     job.cpus, job.mem_mib = totals.cpus, totals.mem_mib
     job.gpus = sum(totals.gpus.values())
     job.gpu_type = ",".join(sorted(kind for kind in totals.gpus if kind))[:60]
@@ -155,32 +157,32 @@ def _apply_plan(job: Job, made: Plan) -> None:
 def stop_job(*, job: Job, by: User) -> Job:
     """Want a job stopped. Not yet in Slurm: over at once. Already ended or stopping: nothing to do."""
     with transaction.atomic():
-        job = _locked(job, by, Verb.STOP)
-        if job.is_ended or job.wanted != Wanted.RUN:
+        job = _lock_job(job, by, JobAction.STOP)
+        if job.is_ended or job.wanted != DesiredState.RUN:
             return job
-        _want_stop(job, by, Wanted.STOP)
-        _record(job, JobEventKind.STOP, by, state_data(job))
+        _request_stop(job, by, DesiredState.STOP)
+        _record_event(job, JobEventKind.STOP, by, build_state_data(job))
     return job
 
 
-def _want_stop(job: Job, by: User, wanted: Wanted) -> None:
+def _request_stop(job: Job, by: User, wanted: DesiredState) -> None:
     job.wanted = wanted
     job.stopped_by = by.get_username()
-    if _open_attempt(job):
+    if _has_open_attempt(job):
         job.reason = Reason("stopping", {"by": job.stopped_by})
     else:
         job.state = JobState.STOPPED
         job.ended_at = timezone.now()
         job.reason = Reason("end.stopped-before", {"by": job.stopped_by})
         job.expected_start = None
-        job_secrets.forget([job.pk])
+        job_secrets.delete([job.pk])
     job.save()
 
 
 def delete_job(*, job: Job, by: User, remove_files: bool = False, stop_first: bool = False) -> Job:
     """Delete an ended job; with `stop_first` also a live one, once it has stopped."""
     with transaction.atomic():
-        job = _locked(job, by, Verb.DELETE)
+        job = _lock_job(job, by, JobAction.DELETE)
         if job.deleted_at is not None:
             return job
         if job.is_live and not stop_first:
@@ -201,24 +203,24 @@ def delete_job(*, job: Job, by: User, remove_files: bool = False, stop_first: bo
             )
         job.remove_files = job.remove_files or remove_files
         if job.is_live:
-            if job.wanted == Wanted.DELETE:
+            if job.wanted == DesiredState.DELETE:
                 return job
-            _want_stop(job, by, Wanted.DELETE)
+            _request_stop(job, by, DesiredState.DELETE)
         if job.is_ended:
             job.deleted_at = timezone.now()
         job.save()
         kind = JobEventKind.DELETED if job.deleted_at else JobEventKind.STOP
-        _record(job, kind, by, {"removeFiles": job.remove_files, **state_data(job)})
+        _record_event(job, kind, by, {"removeFiles": job.remove_files, **build_state_data(job)})
     return job
 
 
 def retry_job(*, job: Job, by: User) -> Job:
     """Run an ended job once more, as a further attempt of the same job."""
-    if job.is_live and job.wanted == Wanted.RUN and job.state == JobState.QUEUED:
+    if job.is_live and job.wanted == DesiredState.RUN and job.state == JobState.QUEUED:
         return job  # the second click
     try:
         with transaction.atomic():
-            job = _locked(job, by, Verb.RETRY)
+            job = _lock_job(job, by, JobAction.RETRY)
             if job.is_live:
                 raise InvalidTransition(
                     _(
@@ -235,29 +237,36 @@ def retry_job(*, job: Job, by: User) -> Job:
                     ),
                     state=job.state,
                 )
-            _need_code(job)
-            _apply_plan(job, plan_job(spec=spec_of(job), namespace=job.namespace))
-            for name, value in queued_again().items():
+            _require_code(job)
+            _apply_plan(job, plan_job(spec=load_spec(job), namespace=job.namespace))
+            for name, value in requeue_fields().items():
                 setattr(job, name, value)
             job.retries_counted = 0
             job.not_before = None
             job.reason = Reason("queued")
             job.save()
-            _record(job, JobEventKind.RETRY, by, state_data(job))
+            _record_event(job, JobEventKind.RETRY, by, build_state_data(job))
     except IntegrityError as error:
         raise _name_taken(job.owner, job.name) from error
     return job
 
 
-def queued_again() -> dict[str, Any]:
+def requeue_fields() -> dict[str, Any]:
     """Back to the start, for a further attempt: what of a job's row is as on its first day."""
-    gone = ("submitted_at", "started_at", "ended_at", "expected_start", "lost_since", "exit_code")
+    cleared = (
+        "submitted_at",
+        "started_at",
+        "ended_at",
+        "expected_start",
+        "lost_since",
+        "exit_code",
+    )
     return {
         "state": JobState.QUEUED.value,
-        "wanted": Wanted.RUN.value,
+        "wanted": DesiredState.RUN.value,
         "stopped_by": "",
         "queued_at": timezone.now(),
-        **dict.fromkeys(gone),
+        **dict.fromkeys(cleared),
     }
 
 
@@ -265,8 +274,8 @@ def clone_job(
     *, job: Job, by: User, name: str | None = None, namespace: Namespace | None = None
 ) -> Job:
     """The same job file as a new job of the person who asks; secret values are not copied."""
-    if not can(by, Verb.CLONE, job):
-        raise _hidden(job)
+    if not can(by, JobAction.CLONE, job):
+        raise _job_not_found(job)
     if job.has_secrets:
         raise InvalidTransition(
             _(
@@ -276,8 +285,8 @@ def clone_job(
             state=job.state,
         )
     target = namespace or job.namespace
-    spec = spec_of(job).model_copy(
-        update={"job_name": name or free_name(by, job.name), "namespace": target.name}
+    spec = load_spec(job).model_copy(
+        update={"job_name": name or find_unused_name(by, job.name), "namespace": target.name}
     )
     return create_job(
         by=by,
@@ -290,7 +299,7 @@ def clone_job(
     )
 
 
-def free_name(owner: User, name: str) -> str:
+def find_unused_name(owner: User, name: str) -> str:
     """The name itself, or with -2, -3 … when a live job of the owner has it."""
     base = re.sub(r"-\d{1,4}\Z", "", name)[:240] or name
     taken = set(
@@ -304,7 +313,7 @@ def free_name(owner: User, name: str) -> str:
 def change_time_limit(*, job: Job, by: User, time_limit_s: int) -> Job:
     """Want another time limit; the engine sets it with the service account's rights."""
     with transaction.atomic():
-        job = _locked(job, by, Verb.TIME_LIMIT)
+        job = _lock_job(job, by, JobAction.TIME_LIMIT)
         longest = job.namespace.max_time_s
         if time_limit_s < MIN_TIME_LIMIT_S:
             raise InvalidValue(_("A time limit is at least one minute."), least=MIN_TIME_LIMIT_S)
@@ -327,14 +336,17 @@ def change_time_limit(*, job: Job, by: User, time_limit_s: int) -> Job:
             job.time_limit_s if not job.wanted_time_limit_s else None,
         ):
             return job
-        if _open_attempt(job):
+        if _has_open_attempt(job):
             job.wanted_time_limit_s = time_limit_s
         else:
             job.time_limit_s = time_limit_s
             job.plan = {**job.plan, "time_limit_s": time_limit_s}
         job.save()
-        _record(
-            job, JobEventKind.TIME_LIMIT, by, {"wantedTimeLimitS": time_limit_s, **state_data(job)}
+        _record_event(
+            job,
+            JobEventKind.TIME_LIMIT,
+            by,
+            {"wantedTimeLimitS": time_limit_s, **build_state_data(job)},
         )
     return job
 
@@ -347,50 +359,50 @@ def update_job(
     labels: Mapping[str, str] | None = None,
 ) -> Job:
     with transaction.atomic():
-        job = _locked(job, by, Verb.EDIT)
+        job = _lock_job(job, by, JobAction.EDIT)
         changed: dict[str, Any] = {}
         if description is not None and description != job.description:
             changed["description"] = job.description = description
         if labels is not None and dict(labels) != job.labels:
-            changed["labels"] = job.labels = _checked_labels(labels)
+            changed["labels"] = job.labels = _validate_labels(labels)
         if changed:
             job.save(update_fields=list(changed))
-            _record(job, JobEventKind.EDITED, by, changed)
+            _record_event(job, JobEventKind.EDITED, by, changed)
     return job
 
 
 @dataclass(frozen=True, slots=True)
-class BatchOutcome:
+class JobOutcome:
     job_id: UUID
     ok: bool
     code: str = ""
     message: str = ""
 
 
-def batch_stop(*, jobs: Iterable[Job], by: User) -> list[BatchOutcome]:
+def stop_jobs(*, jobs: Iterable[Job], by: User) -> list[JobOutcome]:
     return _batch(jobs, lambda job: stop_job(job=job, by=by))
 
 
-def batch_delete(
+def delete_jobs(
     *, jobs: Iterable[Job], by: User, remove_files: bool = False, stop_first: bool = False
-) -> list[BatchOutcome]:
+) -> list[JobOutcome]:
     return _batch(
         jobs,
         lambda job: delete_job(job=job, by=by, remove_files=remove_files, stop_first=stop_first),
     )
 
 
-def _batch(jobs: Iterable[Job], act: Callable[[Job], object]) -> list[BatchOutcome]:
+def _batch(jobs: Iterable[Job], action: Callable[[Job], object]) -> list[JobOutcome]:
     """Each by itself: one that may not be touched does not keep the others from it."""
     outcomes = []
     for job in jobs:
         try:
-            act(job)
-            outcomes.append(BatchOutcome(job.pk, True))
+            action(job)
+            outcomes.append(JobOutcome(job.pk, True))
         except JobError as error:
-            outcomes.append(BatchOutcome(job.pk, False, error.code, error.user_message))
+            outcomes.append(JobOutcome(job.pk, False, error.code, error.user_message))
         except ClusterError as error:
-            outcomes.append(BatchOutcome(job.pk, False, "cluster", error.user_message))
+            outcomes.append(JobOutcome(job.pk, False, "cluster", error.user_message))
     return outcomes
 
 
@@ -398,16 +410,19 @@ def watch_job(*, job: Job) -> None:
     """Somebody looks at its tasks: the engine reads their state files for the next while."""
     now = timezone.now()
     if job.is_live and (
-        job.watched_until is None or job.watched_until < now + timedelta(seconds=WATCH_S / 2)
+        job.watched_until is None
+        or job.watched_until < now + timedelta(seconds=WATCH_DURATION_S / 2)
     ):
-        Job.objects.filter(pk=job.pk).update(watched_until=now + timedelta(seconds=WATCH_S))
+        Job.objects.filter(pk=job.pk).update(
+            watched_until=now + timedelta(seconds=WATCH_DURATION_S)
+        )
 
 
-def spec_of(job: Job) -> JobSpec:
+def load_spec(job: Job) -> JobSpec:
     return JobSpec.model_validate(job.spec)
 
 
-def _locked(job: Job, by: User, verb: Verb) -> Job:
+def _lock_job(job: Job, by: User, verb: JobAction) -> Job:
     """The row as it is now, held until the end of the transaction, if the person may do this to it."""
     found = (
         Job.objects.select_for_update(of=("self",))
@@ -415,30 +430,30 @@ def _locked(job: Job, by: User, verb: Verb) -> Job:
         .filter(pk=job.pk)
         .first()
     )
-    if found is None or (found.deleted_at is None and not can(by, Verb.VIEW, found)):
-        raise _hidden(job)
+    if found is None or (found.deleted_at is None and not can(by, JobAction.VIEW, found)):
+        raise _job_not_found(job)
     if found.deleted_at is not None:
-        if verb is Verb.DELETE and (found.owner_id == by.pk or by.is_superuser):
+        if verb is JobAction.DELETE and (found.owner_id == by.pk or by.is_superuser):
             return found
-        raise _hidden(job)
+        raise _job_not_found(job)
     if not can(by, verb, found):
         raise NotAllowed(_("You may not do this to job %(name)s.", name=found.name), verb=str(verb))
     return found
 
 
-def _hidden(job: Job) -> NotFound:
+def _job_not_found(job: Job) -> NotFound:
     """The same answer for a job that is not there and for one that is not yours to know of."""
     return NotFound(_("There is no such job, or you may not see it."), job=str(job.pk))
 
 
-def _open_attempt(job: Job) -> bool:
+def _has_open_attempt(job: Job) -> bool:
     return Attempt.objects.filter(
         job=job, phase__in=[Attempt.Phase.SUBMITTING, Attempt.Phase.LIVE]
     ).exists()
 
 
-def _record(job: Job, kind: JobEventKind, by: User, data: dict[str, Any]) -> None:
-    record([job_event(job, kind, data, Actor.PERSON, by.get_username())])
+def _record_event(job: Job, kind: JobEventKind, by: User, data: dict[str, Any]) -> None:
+    record_events([job_event(job, kind, data, Actor.PERSON, by.get_username())])
 
 
 def _name_taken(owner: User, name: str) -> NameTaken:
@@ -453,7 +468,7 @@ def _name_taken(owner: User, name: str) -> NameTaken:
     )
 
 
-def _checked_labels(labels: Mapping[str, str]) -> dict[str, str]:
+def _validate_labels(labels: Mapping[str, str]) -> dict[str, str]:
     if len(labels) > MAX_LABELS:
         raise InvalidValue(_("At most %(limit)s labels.", limit=MAX_LABELS), most=MAX_LABELS)
     for key, value in labels.items():

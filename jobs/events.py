@@ -122,7 +122,7 @@ def events_of(job: Job) -> QuerySet[Event]:
     return Event.objects.filter(subject_type=SUBJECT, subject_id=job.pk)
 
 
-def state_data(job: Job) -> dict[str, Any]:
+def build_state_data(job: Job) -> dict[str, Any]:
     """`StateData` of a job's row."""
     return {
         "state": job.state,

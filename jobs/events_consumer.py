@@ -15,40 +15,40 @@ from urllib.parse import parse_qs
 from channels.generic.websocket import AsyncWebsocketConsumer
 from django.utils import translation
 
-from accounts.websockets import CLOSE_NOT_FOUND, CLOSE_TOO_SLOW, GuardedConsumer
-from core.events.hub import Subscription, hub_of_this_loop
+from accounts.websockets import CLOSE_NOT_FOUND, CLOSE_TOO_SLOW, AuthenticatedConsumer
+from core.events.hub import Subscription, get_hub
 from core.events.records import EventRow
 from core.events.visibility import EventVisibility
-from jobs.lifecycle.reasons import event_data
+from jobs.lifecycle.reasons import translate_event_data
 from jobs.store.access import event_visibility
 
 MAX_EVENTS_PER_FRAME = 200
 
 
-def event_frame(event: EventRow, language: str) -> dict[str, Any]:
+def build_event_frame(event: EventRow, language: str) -> dict[str, Any]:
     """The event as JSON, its reason as a sentence in the reader's language."""
     frame = event.as_dict()
     with translation.override(language):
-        frame["data"] = event_data(event.data)
+        frame["data"] = translate_event_data(event.data)
     return frame
 
 
-class EventsConsumer(GuardedConsumer):
+class EventsConsumer(AuthenticatedConsumer):
     _visibility: EventVisibility | None = None
     _subscription: Subscription | None = None
-    _sender: asyncio.Task[None] | None = None
+    _sender_task: asyncio.Task[None] | None = None
 
-    def permitted(self) -> bool:
+    def check_permission(self) -> bool:
         self._visibility = event_visibility(self.user)
         if self._visibility is not None and self._subscription is not None:
             self._subscription.visibility = self._visibility
         return self._visibility is not None
 
-    async def opened(self) -> None:
+    async def on_open(self) -> None:
         assert self._visibility is not None  # noqa: S101 - `permitted` said yes
-        hub = hub_of_this_loop()
+        hub = get_hub()
         self._subscription = await hub.subscribe(self._visibility)
-        since = self._asked_number()
+        since = self._requested_number()
         if since is None:
             await self._send({"type": "hello", "number": self._subscription.start_after})
         else:
@@ -58,9 +58,9 @@ class EventsConsumer(GuardedConsumer):
             else:
                 await self._send({"type": "hello", "number": since})
                 await self._send_events(missed)
-        self._sender = asyncio.create_task(self._forward(self._subscription))
+        self._sender_task = asyncio.create_task(self._forward(self._subscription))
 
-    def _asked_number(self) -> int | None:
+    def _requested_number(self) -> int | None:
         query = parse_qs(self.scope.get("query_string", b"").decode("latin-1"))
         value = query.get("since", [""])[0]
         return int(value) if value.isdecimal() and len(value) < 19 else None
@@ -79,7 +79,7 @@ class EventsConsumer(GuardedConsumer):
     async def _send_events(self, events: list[EventRow]) -> None:
         for start in range(0, len(events), MAX_EVENTS_PER_FRAME):
             part = events[start : start + MAX_EVENTS_PER_FRAME]
-            frames = [event_frame(event, self.language) for event in part]
+            frames = [build_event_frame(event, self.language) for event in part]
             await self._send({"type": "events", "events": frames})
 
     async def _send(self, frame: dict[str, Any]) -> None:
@@ -88,14 +88,14 @@ class EventsConsumer(GuardedConsumer):
     async def receive(self, text_data: str | None = None, bytes_data: bytes | None = None) -> None:
         """Nothing is expected from the browser; whatever comes is dropped."""
 
-    async def closed(self) -> None:
+    async def on_close(self) -> None:
         if self._subscription is not None:
-            hub_of_this_loop().unsubscribe(self._subscription)
-        if self._sender is not None:
-            self._sender.cancel()
+            get_hub().unsubscribe(self._subscription)
+        if self._sender_task is not None:
+            self._sender_task.cancel()
 
 
-class NoSuchSocket(AsyncWebsocketConsumer):
+class UnknownSocketConsumer(AsyncWebsocketConsumer):
     """Any other address: refused, instead of an error in the server's log."""
 
     async def connect(self) -> None:

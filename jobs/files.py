@@ -11,15 +11,15 @@ import tarfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from clusters.connections import account_of, transport_for
+from clusters.connections import get_passwd_entry, transport_for
 from clusters.errors import RemoteFileError, RemoteFileMissing
 from clusters.transport.base import DirEntry, FileStat, Transport
 from core.errors import InvalidValue, NotAllowed, NotFound, TooLarge
 from core.messages import _
-from jobs.actions import spec_of
+from jobs.actions import load_spec
 from jobs.models import Attempt, Job
 from jobs.script.paths import AttemptPaths
-from jobs.script.render import RenderOptions, directories
+from jobs.script.render import RenderOptions, resolve_directories
 from jobs.script.variables import substitute_paths
 from jobs.store.archives import ArchiveRefused, safe_path
 
@@ -27,21 +27,21 @@ ROOTS = ("work", "output")
 MAX_TAR_FILES = 20_000
 MAX_TAR_DEPTH = 40
 # Of an attempt's directory: its tasks' variables, the values of secrets among them.
-VARIABLES = "env"
+VARIABLES_DIR = "env"
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ResolvedPath:
     """A directory or file of one attempt, checked: `real` is where it is on the cluster."""
 
     transport: Transport
-    real: str
+    real_path: str
     path: str
     stat: FileStat
-    hidden: str = ""  # a name directly below that is left out
+    hidden_name: str = ""  # a name directly below that is left out
 
 
-def attempt_of(job: Job, number: int | None) -> Attempt:
+def find_job_attempt(job: Job, number: int | None) -> Attempt:
     attempts = Attempt.objects.filter(job=job).order_by("-number")
     found = attempts.filter(number=number).first() if number is not None else attempts.first()
     if found is None:
@@ -49,53 +49,65 @@ def attempt_of(job: Job, number: int | None) -> Attempt:
     return found
 
 
-def locate(*, job: Job, attempt: Attempt, root: str, path: str, for_owner: bool) -> Place:
+def resolve_path(
+    *, job: Job, attempt: Attempt, root: str, path: str, for_owner: bool
+) -> ResolvedPath:
     """Raises NotFound, NotAllowed, InvalidValue, RemoteFileMissing and other ClusterErrors.
 
     `for_owner`: also what only the owner may read: what the tasks are given as environment, and results
     that lie elsewhere than in the attempt's own directory.
     """
     try:
-        clean = safe_path(path)
+        relative_path = safe_path(path)
     except ArchiveRefused as refused:
         raise InvalidValue(refused.user_message, path=path[:200]) from refused
     transport = transport_for(job.cluster, attempt.unix_user)
-    base = attempt.work_dir if root == "work" else _results(job, attempt)
+    base = attempt.work_dir if root == "work" else _output_dir(job, attempt)
     if not for_owner and not _is_within(posixpath.normpath(base), attempt.work_dir):
         raise NotAllowed(_("Only its owner may look into a job's output directory."))
-    argv = ["realpath", "-e", "-z", "--", attempt.work_dir, base, posixpath.join(base, clean)]
-    answer = transport.run(argv)
-    found = answer.stdout.split(b"\0")
-    if answer.exit_code or len(found) != 4:
+    argv = [
+        "realpath",
+        "-e",
+        "-z",
+        "--",
+        attempt.work_dir,
+        base,
+        posixpath.join(base, relative_path),
+    ]
+    result = transport.run(argv)
+    found = result.stdout.split(b"\0")
+    if result.exit_code or len(found) != 4:
         raise RemoteFileMissing(
-            _("There is no %(path)s (any more) among the job's files.", path=clean)
-            if clean
+            _("There is no %(path)s (any more) among the job's files.", path=relative_path)
+            if relative_path
             else _("The job's directory is not there (any more)."),
-            detail=answer.error_text,
+            detail=result.error_text,
         )
-    own, real_base, real = (part.decode("utf-8", errors="surrogateescape") for part in found[:3])
-    if not _is_within(real, real_base):
-        raise RemoteFileMissing(_("%(path)s leads out of the job's files.", path=clean))
+    real_work_dir, real_base, real_path = (
+        part.decode("utf-8", errors="surrogateescape") for part in found[:3]
+    )
+    if not _is_within(real_path, real_base):
+        raise RemoteFileMissing(_("%(path)s leads out of the job's files.", path=relative_path))
     # Again with the resolved paths: a link leads anywhere.
-    if not for_owner and not _is_within(real_base, own):
+    if not for_owner and not _is_within(real_base, real_work_dir):
         raise NotAllowed(_("Only its owner may look into a job's output directory."))
-    if not for_owner and _is_within(real, posixpath.join(own, VARIABLES)):
+    if not for_owner and _is_within(real_path, posixpath.join(real_work_dir, VARIABLES_DIR)):
         raise NotAllowed(_("Only its owner may read a job's variables: they may hold secrets."))
-    hidden = VARIABLES if real == own and not for_owner else ""
-    return Place(transport, real, clean, transport.stat(real), hidden)
+    hidden_name = VARIABLES_DIR if real_path == real_work_dir and not for_owner else ""
+    return ResolvedPath(transport, real_path, relative_path, transport.stat(real_path), hidden_name)
 
 
 def _is_within(path: str, directory: str) -> bool:
     return path == directory or path.startswith(directory.rstrip("/") + "/")
 
 
-def _results(job: Job, attempt: Attempt) -> str:
+def _output_dir(job: Job, attempt: Attempt) -> str:
     """RESULT_DIR: the job file's outputDir, else the directory that the tasks worked in."""
-    home = account_of(job.cluster, attempt.unix_user).home
+    home = get_passwd_entry(job.cluster, attempt.unix_user).home
     work_root = attempt.work_dir.rsplit("/", 3)[0]
     options = RenderOptions(fs_uri=job.cluster.default_fs_uri or "~")
-    dirs = directories(
-        substitute_paths(spec_of(job), user=attempt.unix_user, fs_uri=options.fs_uri),
+    dirs = resolve_directories(
+        substitute_paths(load_spec(job), user=attempt.unix_user, fs_uri=options.fs_uri),
         AttemptPaths(work_root, str(job.pk), attempt.number),
         options=options,
     )
@@ -107,27 +119,35 @@ def _results(job: Job, attempt: Attempt) -> str:
     return output
 
 
-def list_files(place: Place) -> list[DirEntry]:
-    if place.stat.kind != "dir":
-        raise InvalidValue(_("%(path)s is not a directory.", path=place.path), path=place.path)
-    return [entry for entry in place.transport.list_dir(place.real) if entry.name != place.hidden]
-
-
-def read_file(place: Place, *, offset: int = 0, limit: int | None = None) -> Iterator[bytes]:
-    if place.stat.kind != "file":
+def list_files(resolved: ResolvedPath) -> list[DirEntry]:
+    if resolved.stat.kind != "dir":
         raise InvalidValue(
-            _("%(path)s is not a file.", path=place.path or _("This")), path=place.path
+            _("%(path)s is not a directory.", path=resolved.path), path=resolved.path
         )
-    return place.transport.read_stream(place.real, offset, limit)
+    return [
+        entry
+        for entry in resolved.transport.list_dir(resolved.real_path)
+        if entry.name != resolved.hidden_name
+    ]
 
 
-def tar_files(place: Place) -> Iterator[bytes]:
+def read_file(
+    resolved: ResolvedPath, *, offset: int = 0, limit: int | None = None
+) -> Iterator[bytes]:
+    if resolved.stat.kind != "file":
+        raise InvalidValue(
+            _("%(path)s is not a file.", path=resolved.path or _("This")), path=resolved.path
+        )
+    return resolved.transport.read_stream(resolved.real_path, offset, limit)
+
+
+def stream_tar(resolved: ResolvedPath) -> Iterator[bytes]:
     """A directory as a tar, file by file as they are read; unreadable files are left out."""
-    if place.stat.kind != "dir":
+    if resolved.stat.kind != "dir":
         raise InvalidValue(
-            _("%(path)s is not a directory.", path=place.path or _("This")), path=place.path
+            _("%(path)s is not a directory.", path=resolved.path or _("This")), path=resolved.path
         )
-    return _tar(place.transport, place.real, list_files(place))
+    return _tar(resolved.transport, resolved.real_path, list_files(resolved))
 
 
 def _tar(transport: Transport, top: str, first: list[DirEntry]) -> Iterator[bytes]:
@@ -145,17 +165,17 @@ def _tar(transport: Transport, top: str, first: list[DirEntry]) -> Iterator[byte
                     )
                 )
             name = posixpath.join(folder, entry.name)
-            real = posixpath.join(top, name)
+            real_path = posixpath.join(top, name)
             if entry.stat.kind == "dir":
                 yield _tar_header(name, entry.stat).tobuf(tarfile.PAX_FORMAT)
                 if name.count("/") < MAX_TAR_DEPTH:
-                    folders.append((name, _listed(transport, real)))
+                    folders.append((name, _list_or_empty(transport, real_path)))
             elif entry.stat.kind == "file":
-                yield from _tar_file(transport, real, name, entry.stat)
+                yield from _tar_file(transport, real_path, name, entry.stat)
     yield bytes(2 * tarfile.BLOCKSIZE)
 
 
-def _listed(transport: Transport, path: str) -> list[DirEntry]:
+def _list_or_empty(transport: Transport, path: str) -> list[DirEntry]:
     try:
         return transport.list_dir(path)
     except RemoteFileError:
@@ -172,12 +192,12 @@ def _tar_header(name: str, stat: FileStat) -> tarfile.TarInfo:
     return info
 
 
-def _tar_file(transport: Transport, real: str, name: str, stat: FileStat) -> Iterator[bytes]:
+def _tar_file(transport: Transport, real_path: str, name: str, stat: FileStat) -> Iterator[bytes]:
     """Exactly as long as its header says, though the file may grow or shrink meanwhile."""
     chunks: Iterator[bytes] = iter(())
     if stat.size:
         try:
-            chunks = transport.read_stream(real, 0, stat.size)
+            chunks = transport.read_stream(real_path, 0, stat.size)
         except RemoteFileError:
             return
     yield _tar_header(name, stat).tobuf(tarfile.PAX_FORMAT)

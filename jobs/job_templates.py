@@ -17,14 +17,19 @@ from django.utils import timezone
 from clusters.access import Role, has_role, namespaces_visible_to, role_of
 from clusters.models import Namespace
 from core.errors import InvalidValue, NotAllowed, NotFound, VersionConflict
-from core.messages import _, together
+from core.messages import _, join_messages
 from jobs import actions
 from jobs.jobfile import Problem, SpecError, to_document
 from jobs.jobfile.importers import load_document
-from jobs.jobfile.parameters import MAX_PARAMETERS, Parameter, check_parameters, fill
+from jobs.jobfile.parameters import (
+    MAX_PARAMETERS,
+    TemplateParameter,
+    check_parameters,
+    fill_template,
+)
 from jobs.jobfile.parse import parse_text
 from jobs.models import CodeUpload, Job, JobTemplate
-from jobs.submission import Submission, read_submission
+from jobs.submission import SubmissionRequest, parse_submission
 
 if TYPE_CHECKING:
     from django.contrib.auth.models import AnonymousUser
@@ -46,7 +51,7 @@ def templates_visible_to(user: User | AnonymousUser) -> QuerySet[JobTemplate]:
     )
 
 
-def can_change(user: User, template: JobTemplate) -> bool:
+def can_edit_template(user: User, template: JobTemplate) -> bool:
     """The owner; for a namespace's template also who administers that namespace; superusers."""
     if user.is_superuser or template.owner_id == user.pk:
         return True
@@ -64,7 +69,7 @@ def find_template(*, id: uuid.UUID, by: User) -> JobTemplate:
     return found
 
 
-def document_of_text(text: str) -> dict[str, Any]:
+def parse_template_text(text: str) -> dict[str, Any]:
     """A job file's text, in any dialect, as the document that a template keeps."""
     document = parse_text(text).document
     if not isinstance(document, dict):
@@ -72,15 +77,15 @@ def document_of_text(text: str) -> dict[str, Any]:
     return document
 
 
-def document_of_job(job: Job) -> dict[str, Any]:
+def build_document_from_job(job: Job) -> dict[str, Any]:
     """A job's own file; uploaded code does not come with it."""
-    document = to_document(actions.spec_of(job))
+    document = to_document(actions.load_spec(job))
     if document.get("code", {}).get("selector") == "codeFile":
         document.pop("code")
     return document
 
 
-def parameters_of_document(document: Mapping[str, Any]) -> list[Parameter]:
+def declared_parameters(document: Mapping[str, Any]) -> list[TemplateParameter]:
     """What an OpenPAI v2 file declares itself, where the template declares nothing."""
     declared = document.get("parameters")
     if "protocolVersion" not in document or not isinstance(declared, Mapping):
@@ -88,15 +93,15 @@ def parameters_of_document(document: Mapping[str, Any]) -> list[Parameter]:
     found = []
     for name, value in declared.items():
         if isinstance(value, bool):
-            found.append(Parameter(str(name), kind="flag", default=value))
+            found.append(TemplateParameter(str(name), kind="flag", default=value))
         elif isinstance(value, int | float):
-            found.append(Parameter(str(name), kind="number", default=value))
+            found.append(TemplateParameter(str(name), kind="number", default=value))
         elif isinstance(value, str):
-            found.append(Parameter(str(name), default=value))
+            found.append(TemplateParameter(str(name), default=value))
     return found
 
 
-def _check(document: Mapping[str, Any], parameters: Sequence[Parameter]) -> None:
+def _validate(document: Mapping[str, Any], parameters: Sequence[TemplateParameter]) -> None:
     """The template makes a job file that can be read, with stand-ins where nothing is given."""
     if len(parameters) > MAX_PARAMETERS:
         raise InvalidValue(
@@ -104,8 +109,8 @@ def _check(document: Mapping[str, Any], parameters: Sequence[Parameter]) -> None
             most=MAX_PARAMETERS,
         )
     check_parameters(parameters, document)
-    stand_ins = {parameter.name: parameter.stand_in() for parameter in parameters}
-    loaded = load_document(fill(document, parameters, stand_ins))
+    placeholder_values = {parameter.name: parameter.placeholder_value() for parameter in parameters}
+    loaded = load_document(fill_template(document, parameters, placeholder_values))
     if loaded.secrets or loaded.image_auth:
         raise SpecError(
             [
@@ -118,7 +123,7 @@ def _check(document: Mapping[str, Any], parameters: Sequence[Parameter]) -> None
         )
 
 
-def _namespace(name: str | None, visibility: str, by: User) -> Namespace | None:
+def _resolve_namespace(name: str | None, visibility: str, by: User) -> Namespace | None:
     if not name:
         if visibility == Visibility.NAMESPACE:
             raise InvalidValue(_("A template for a namespace must name it."), field="namespace")
@@ -129,7 +134,7 @@ def _namespace(name: str | None, visibility: str, by: User) -> Namespace | None:
         near = get_close_matches(name, visible.values_list("name", flat=True)[:200], n=1)
         hint = _('Did you mean "%(near)s"?', near=near[0]) if near else ""
         raise InvalidValue(
-            together(_("You are in no namespace %(name)s.", name=name), hint), namespace=name
+            join_messages(_("You are in no namespace %(name)s.", name=name), hint), namespace=name
         )
     if visibility == Visibility.NAMESPACE and not has_role(by, found, at_least=Role.MEMBER):
         raise NotAllowed(
@@ -143,19 +148,19 @@ def create_template(
     by: User,
     name: str,
     document: Mapping[str, Any],
-    parameters: Sequence[Parameter] = (),
+    parameters: Sequence[TemplateParameter] = (),
     description: str = "",
     visibility: str = Visibility.PRIVATE,
     namespace: str | None = None,
 ) -> JobTemplate:
-    declared = list(parameters) or parameters_of_document(document)
-    _check(document, declared)
+    declared = list(parameters) or declared_parameters(document)
+    _validate(document, declared)
     return JobTemplate.objects.create(
         owner=by,
         name=name,
         description=description,
         visibility=visibility,
-        namespace=_namespace(namespace, visibility, by),
+        namespace=_resolve_namespace(namespace, visibility, by),
         spec=dict(document),
         parameters=[parameter.to_json() for parameter in declared],
     )
@@ -165,21 +170,21 @@ def change_template(
     *, template: JobTemplate, by: User, version: int, changes: Mapping[str, Any]
 ) -> JobTemplate:
     """`changes` holds any of name, description, visibility, namespace, document, parameters."""
-    if not can_change(by, template):
+    if not can_edit_template(by, template):
         raise NotAllowed(_("You may use this template, but not change it. Copy it first."))
     values = dict(changes)
     visibility = values.get("visibility", template.visibility)
     # Whoever left a namespace no longer writes what its members run, also not the template's owner.
     if visibility == Visibility.NAMESPACE or "namespace" in values:
         current = template.namespace.name if template.namespace else None
-        values["namespace"] = _namespace(values.get("namespace", current), visibility, by)
+        values["namespace"] = _resolve_namespace(values.get("namespace", current), visibility, by)
     if "document" in values:
         values["spec"] = dict(values.pop("document"))
     document = values.get("spec", template.spec)
     parameters = values.get("parameters")
     if parameters is None:
         parameters = parameters_from_json(template.parameters)
-    _check(document, parameters)
+    _validate(document, parameters)
     values["parameters"] = [parameter.to_json() for parameter in parameters]
     # The version is part of the condition: of two changes at once only one finds its row.
     changed = JobTemplate.objects.filter(pk=template.pk, version=version).update(
@@ -196,8 +201,8 @@ def change_template(
     return template
 
 
-def parameters_from_json(rows: Sequence[Mapping[str, Any]]) -> list[Parameter]:
-    return [Parameter.from_json(row) for row in rows]
+def parameters_from_json(rows: Sequence[Mapping[str, Any]]) -> list[TemplateParameter]:
+    return [TemplateParameter.from_json(row) for row in rows]
 
 
 def copy_template(*, template: JobTemplate, by: User, name: str = "") -> JobTemplate:
@@ -212,12 +217,12 @@ def copy_template(*, template: JobTemplate, by: User, name: str = "") -> JobTemp
 
 
 def delete_template(*, template: JobTemplate, by: User) -> None:
-    if not can_change(by, template):
+    if not can_edit_template(by, template):
         raise NotAllowed(_("You may use this template, but not delete it."))
     JobTemplate.objects.filter(pk=template.pk).delete()
 
 
-def submission_from(
+def build_submission(
     *,
     template: JobTemplate,
     by: User,
@@ -226,22 +231,22 @@ def submission_from(
     namespace: str = "",
     secrets: Mapping[str, str] | None = None,
     code: CodeUpload | None = None,
-) -> Submission:
+) -> SubmissionRequest:
     """The template with values for its parameters, read as a job file of the person."""
-    document = fill(template.spec, parameters_from_json(template.parameters), values)
-    read = read_submission(
+    document = fill_template(template.spec, parameters_from_json(template.parameters), values)
+    submission = parse_submission(
         by=by, document=document, secrets=secrets, code=code, name=name, namespace=namespace
     )
     if name:
-        return read
+        return submission
     # The same template is used again and again: a name that still lives gets a number.
-    free = actions.free_name(by, read.spec.job_name)
-    spec = read.spec.model_copy(update={"job_name": free})
-    return Submission(
+    unused_name = actions.find_unused_name(by, submission.spec.job_name)
+    spec = submission.spec.model_copy(update={"job_name": unused_name})
+    return SubmissionRequest(
         spec=spec,
-        namespace=read.namespace,
-        warnings=read.warnings,
-        dialect=read.dialect,
-        secrets=read.secrets,
-        code=read.code,
+        namespace=submission.namespace,
+        warnings=submission.warnings,
+        dialect=submission.dialect,
+        secrets=submission.secrets,
+        code=submission.code,
     )

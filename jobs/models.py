@@ -15,7 +15,7 @@ from django.db.models import Q
 from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
-from jobs.lifecycle.states import END_STATES, LIVE_STATES, JobState, Reason, Wanted
+from jobs.lifecycle.states import END_STATES, LIVE_STATES, DesiredState, JobState, Reason
 
 JOB_STATE_CHOICES = [
     (JobState.QUEUED.value, _("Queued")),
@@ -26,9 +26,9 @@ JOB_STATE_CHOICES = [
     (JobState.STOPPED.value, _("Stopped")),
 ]
 WANTED_CHOICES = [
-    (Wanted.RUN.value, _("run")),
-    (Wanted.STOP.value, _("stop")),
-    (Wanted.DELETE.value, _("stop and delete")),
+    (DesiredState.RUN.value, _("run")),
+    (DesiredState.STOP.value, _("stop")),
+    (DesiredState.DELETE.value, _("stop and delete")),
 ]
 LIVE_VALUES = [state.value for state in LIVE_STATES]
 END_VALUES = [state.value for state in END_STATES]
@@ -118,7 +118,7 @@ class Job(models.Model):
     exit_code = models.IntegerField(_("exit code"), null=True, blank=True)
 
     wanted = models.CharField(
-        _("wanted"), max_length=7, choices=WANTED_CHOICES, default=Wanted.RUN.value
+        _("wanted"), max_length=7, choices=WANTED_CHOICES, default=DesiredState.RUN.value
     )
     stopped_by = models.CharField(_("stopped by"), max_length=150, blank=True)
     remove_files = models.BooleanField(_("remove files"), default=False)
@@ -168,7 +168,8 @@ class Job(models.Model):
                 condition=Q(state__in=LIVE_VALUES + END_VALUES), name="job_state_known"
             ),
             models.CheckConstraint(
-                condition=Q(wanted__in=[value.value for value in Wanted]), name="job_wanted_known"
+                condition=Q(wanted__in=[value.value for value in DesiredState]),
+                name="job_wanted_known",
             ),
             models.CheckConstraint(
                 condition=Q(deleted_at__isnull=True) | Q(state__in=END_VALUES),
@@ -209,7 +210,7 @@ class Job(models.Model):
 
     @property
     def is_stopping(self) -> bool:
-        return self.is_live and self.wanted != Wanted.RUN
+        return self.is_live and self.wanted != DesiredState.RUN
 
     @property
     def reason(self) -> Reason:
@@ -218,7 +219,7 @@ class Job(models.Model):
     @reason.setter
     def reason(self, value: Reason) -> None:
         self.reason_code = value.code
-        self.reason_params = value.stored_params()
+        self.reason_params = value.serialize_params()
         self.reason_text = value.text
 
     def duration_s(self, now: datetime | None = None) -> float | None:
@@ -331,7 +332,7 @@ class Attempt(models.Model):
     @reason.setter
     def reason(self, value: Reason) -> None:
         self.reason_code = value.code
-        self.reason_params = value.stored_params()
+        self.reason_params = value.serialize_params()
         self.reason_text = value.text
 
 

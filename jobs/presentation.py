@@ -11,66 +11,66 @@ from typing import Any
 from django.utils.translation import get_language, gettext, ngettext
 
 from core.formatting import memory
-from core.messages import Sentence, _, together
-from core.translation import told
-from jobs.jobfile import Problem, Warning
-from jobs.plan import Group, Note, Plan, RolePlan, describe
+from core.messages import Message, _, join_messages
+from core.translation import translate
+from jobs.jobfile import Problem, SpecWarning
+from jobs.plan import Group, Note, Plan, RolePlan, describe_plan
 
 
-def problem_row(problem: Problem) -> dict[str, Any]:
+def serialize_problem(problem: Problem) -> dict[str, Any]:
     return {
         **problem.as_dict(),
-        "message": told(problem.message),
+        "message": translate(problem.message),
         # The planner suggests in sentences, the reader of files names the nearest word.
-        "suggestion": told(problem.suggestion)
-        if isinstance(problem.suggestion, Sentence)
+        "suggestion": translate(problem.suggestion)
+        if isinstance(problem.suggestion, Message)
         else problem.suggestion,
     }
 
 
-def problem_words(problem: Problem) -> str:
+def format_problem(problem: Problem) -> str:
     """The message and, where it is a sentence, what to do instead."""
-    suggested = problem.suggestion if isinstance(problem.suggestion, Sentence) else ""
-    return told(together(problem.message, suggested))
+    suggestion = problem.suggestion if isinstance(problem.suggestion, Message) else ""
+    return translate(join_messages(problem.message, suggestion))
 
 
-def problems_said(problems: Sequence[Problem]) -> str:
+def summarize_problems(problems: Sequence[Problem]) -> str:
     """The first with its place and what to do instead, and how many more there are: one line."""
     first, more = problems[0], len(problems) - 1
-    instead = first.suggestion
-    if instead and not isinstance(instead, Sentence):
-        known = instead in first.message
-        instead = "" if known else _('Did you mean "%(near)s"?', near=instead)
+    suggestion = first.suggestion
+    if suggestion and not isinstance(suggestion, Message):
+        known = suggestion in first.message
+        suggestion = "" if known else _('Did you mean "%(near)s"?', near=suggestion)
     rest = _("There are %(count)s more problems.", count=more) if more else ""
-    return told(together(first.said(), instead, rest))
+    return translate(join_messages(first.located_message(), suggestion, rest))
 
 
-def warning_row(warning: Warning | Mapping[str, Any]) -> dict[str, Any]:
+def serialize_warning(warning: SpecWarning | Mapping[str, Any]) -> dict[str, Any]:
     """Of a warning, or of what a job's row keeps of one."""
-    if isinstance(warning, Warning):
-        return {"path": warning.path, "message": told(warning.message), "line": warning.line}
-    return {**warning, "message": told(warning.get("message", ""))}
+    if isinstance(warning, SpecWarning):
+        return {"path": warning.path, "message": translate(warning.message), "line": warning.line}
+    return {**warning, "message": translate(warning.get("message", ""))}
 
 
-def note_row(note: Note) -> dict[str, Any]:
-    return {"code": note.code, "message": told(note.message), "params": note.params}
+def serialize_note(note: Note) -> dict[str, Any]:
+    return {"code": note.code, "message": translate(note.message), "params": note.params}
 
 
-def plan_row(plan: Plan) -> dict[str, Any]:
-    return {**plan.to_json(), "notes": [note_row(note) for note in plan.notes]}
+def serialize_plan(plan: Plan) -> dict[str, Any]:
+    return {**plan.to_json(), "notes": [serialize_note(note) for note in plan.notes]}
 
 
 # The plan itself
 
 
-def plan_words(plan: Plan) -> list[str]:
+def format_plan(plan: Plan) -> list[str]:
     """One line per allocation."""
     if (get_language() or "en").startswith("en"):
-        return describe(plan).split("; ")
-    return [_group_words(plan, group) for group in plan.groups]
+        return describe_plan(plan).split("; ")
+    return [_format_group(plan, group) for group in plan.groups]
 
 
-def _group_words(plan: Plan, group: Group) -> str:
+def _format_group(plan: Plan, group: Group) -> str:
     roles = plan.roles_of(group)
     nodes = ngettext(
         "%(count)s node of %(partition)s", "%(count)s nodes of %(partition)s", group.nodes
@@ -79,15 +79,15 @@ def _group_words(plan: Plan, group: Group) -> str:
         nodes = gettext("at least %(nodes)s") % {"nodes": nodes}
     return gettext("%(nodes)s: %(roles)s") % {
         "nodes": nodes,
-        "roles": _listed([_role_words(role) for role in roles]),
+        "roles": _join_names([_format_role(role) for role in roles]),
     }
 
 
-def _listed(parts: Sequence[str]) -> str:
+def _join_names(parts: Sequence[str]) -> str:
     return gettext(", ").join(parts)
 
 
-def _role_words(role: RolePlan) -> str:
+def _format_role(role: RolePlan) -> str:
     parts = [f"{role.cpus} CPU", memory(role.mem_mib)]
     if role.gpus:
         parts.append(f"{role.gpus} × {role.gpu_type or 'GPU'}")

@@ -11,28 +11,28 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from clusters.capacity import Capacity, GpuCount, Node
-from clusters.models import Cluster, capacity_of
+from clusters.models import Cluster, load_capacity
 from clusters.slurm import expand_nodes
 from jobs.lifecycle.states import JobState
 from jobs.models import Attempt, Job
 from jobs.plan import Plan, can_start_now
 
-MOST_JOBS = 200
+MAX_RUNNING_JOBS = 200
 
 
-def expected_start(cluster: Cluster, plan: Plan) -> datetime | None:
+def estimate_start(cluster: Cluster, plan: Plan) -> datetime | None:
     """The end of the first running job, in the order of their limits, after which the plan fits."""
-    capacity = capacity_of(cluster)
+    capacity = load_capacity(cluster)
     if capacity is None:
         return None
-    for end, job, nodes in _running(cluster):
-        capacity = _without(capacity, job, nodes)
-        if can_start_now(plan, capacity).now:
+    for end, job, nodes in _list_running_jobs(cluster):
+        capacity = _release_job(capacity, job, nodes)
+        if can_start_now(plan, capacity).can_start:
             return end
     return None
 
 
-def _running(cluster: Cluster) -> list[tuple[datetime, Job, tuple[str, ...]]]:
+def _list_running_jobs(cluster: Cluster) -> list[tuple[datetime, Job, tuple[str, ...]]]:
     attempts = (
         Attempt.objects.filter(
             cluster=cluster, phase=Attempt.Phase.LIVE, job__state=JobState.RUNNING.value
@@ -40,7 +40,7 @@ def _running(cluster: Cluster) -> list[tuple[datetime, Job, tuple[str, ...]]]:
         .exclude(nodes="")
         .exclude(job__started_at=None)
         .exclude(job__time_limit_s=None)
-        .select_related("job")[:MOST_JOBS]
+        .select_related("job")[:MAX_RUNNING_JOBS]
     )
     rows = []
     for attempt in attempts:
@@ -51,13 +51,13 @@ def _running(cluster: Cluster) -> list[tuple[datetime, Job, tuple[str, ...]]]:
     return sorted(rows, key=lambda row: row[0])
 
 
-def _without(capacity: Capacity, job: Job, names: tuple[str, ...]) -> Capacity:
+def _release_job(capacity: Capacity, job: Job, names: tuple[str, ...]) -> Capacity:
     """As if the job had ended; what it had is taken to be spread evenly over its nodes."""
-    share = 1 / max(1, len(names))
-    cpus, mem = math.ceil(job.cpus * share), math.ceil(job.mem_mib * share)
-    gpus = math.ceil(job.gpus * share)
+    node_share = 1 / max(1, len(names))
+    cpus, mem = math.ceil(job.cpus * node_share), math.ceil(job.mem_mib * node_share)
+    gpus = math.ceil(job.gpus * node_share)
 
-    def freed(node: Node) -> Node:
+    def release_node(node: Node) -> Node:
         if node.name not in names:
             return node
         return replace(
@@ -68,5 +68,5 @@ def _without(capacity: Capacity, job: Job, names: tuple[str, ...]) -> Capacity:
         )
 
     return Capacity(
-        capacity.taken_at, tuple(freed(node) for node in capacity.nodes), capacity.partitions
+        capacity.taken_at, tuple(release_node(node) for node in capacity.nodes), capacity.partitions
     )

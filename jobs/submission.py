@@ -12,48 +12,48 @@ from difflib import get_close_matches
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from clusters.access import can_see, namespaces_open_to
+from clusters.access import can_see, namespaces_submittable_by
 from clusters.errors import IdentityRefused
-from clusters.models import Cluster, Namespace, ResourceSpec, capacity_of, unix_user_for
+from clusters.models import Cluster, Namespace, ResourceSpec, load_capacity, unix_user_for
 from core.errors import ClusterNotReady
-from core.lookup import Prepared
-from core.messages import _, together
+from core.lookup import CompiledLookup
+from core.messages import _, join_messages
 from jobs.actions import create_job, plan_job
-from jobs.jobfile import Code, JobSpec, Problem, SpecError, Warning
-from jobs.jobfile.importers import Site, load_document, load_text
+from jobs.jobfile import Code, JobSpec, Problem, SpecError, SpecWarning
+from jobs.jobfile.importers import SiteCatalog, load_document, load_text
 from jobs.models import CodeUpload, Job
 from jobs.plan import Note, Plan, PlanError, can_start_now
 from jobs.script.paths import AttemptPaths
-from jobs.script.render import RenderError, render
-from jobs.start_estimate import expected_start
-from jobs.store.render_options import options_for
+from jobs.script.render import RenderError, render_files
+from jobs.start_estimate import estimate_start
+from jobs.store.render_options import build_render_options
 
 if TYPE_CHECKING:
     from accounts.models import User
 
 _T = TypeVar("_T")
 # The runtimes that take a registry's login from variables; others have files of their own for it.
-TAKES_LOGINS = ("apptainer", "singularity")
+RUNTIMES_WITH_REGISTRY_LOGIN = ("apptainer", "singularity")
 DEFAULT_NAMESPACE = "default"
-_NAMESPACE_NAMED = Prepared(Namespace, ("name",), related="cluster")
+_NAMESPACE_BY_NAME = CompiledLookup(Namespace, ("name",), related="cluster")
 # Where a preview pretends to lie; nothing is written there.
-PREVIEW_JOB = "00000000-0000-0000-0000-000000000000"
+PREVIEW_JOB_ID = "00000000-0000-0000-0000-000000000000"
 
 
 @dataclass(frozen=True, slots=True)
-class Submission:
+class SubmissionRequest:
     """A job file that was understood, and where it goes."""
 
     spec: JobSpec
     namespace: Namespace
-    warnings: tuple[Warning, ...]
+    warnings: tuple[SpecWarning, ...]
     dialect: str
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
     image_logins: Mapping[str, Mapping[str, str]] = field(default_factory=dict, repr=False)
     code: CodeUpload | None = None
 
 
-def read_submission(
+def parse_submission(
     *,
     by: User,
     text: bytes | str | None = None,
@@ -64,9 +64,9 @@ def read_submission(
     code: CodeUpload | None = None,
     name: str = "",
     namespace: str = "",
-) -> Submission:
+) -> SubmissionRequest:
     """Read a job file from `text` or `document`. Raises SpecError with every problem."""
-    site = site_for(by)
+    site = build_site(by)
     loaded = (
         load_document(document, site=site)
         if text is None
@@ -82,9 +82,9 @@ def read_submission(
         changes["code"] = Code(selector="codeFile", upload_id=code.sha256).model_dump(by_alias=True)
     if changes:
         spec = load_document({**spec.model_dump(mode="json", by_alias=True), **changes}).spec
-    place, warnings = _namespace(spec, by)
-    if place.name != spec.namespace:
-        spec = spec.model_copy(update={"namespace": place.name})
+    target, warnings = _resolve_namespace(spec, by)
+    if target.name != spec.namespace:
+        spec = spec.model_copy(update={"namespace": target.name})
     if code is None and spec.code is not None and spec.code.selector == "codeFile":
         raise SpecError.single(
             "code",
@@ -95,27 +95,29 @@ def read_submission(
             code="code_missing",
         )
     values = {**loaded.secrets, **(secrets or {})}
-    logins = _used_logins(spec, {**loaded.image_auth, **(image_logins or {})})
-    if place.cluster.runtime not in TAKES_LOGINS:
-        warnings += _logins_dropped(logins)
+    logins = _select_logins(spec, {**loaded.image_auth, **(image_logins or {})})
+    if target.cluster.runtime not in RUNTIMES_WITH_REGISTRY_LOGIN:
+        warnings += _build_dropped_login_warnings(logins)
         logins = {}
-    return Submission(
+    return SubmissionRequest(
         spec=spec,
-        namespace=place,
+        namespace=target,
         warnings=(*loaded.warnings, *warnings),
         dialect=loaded.dialect,
-        secrets=_checked_secrets(spec, values),
+        secrets=_validate_secrets(spec, values),
         image_logins=logins,
         code=code,
     )
 
 
-def site_for(by: User) -> Site:
+def build_site(by: User) -> SiteCatalog:
     """The sizes and storages that files of other systems may name."""
-    return Site(sizes=_Names(_sizes), storages=_Names(lambda: _storages(by)))
+    return SiteCatalog(
+        sizes=_LazyMapping(_load_sizes), storages=_LazyMapping(lambda: _load_storages(by))
+    )
 
 
-class _Names(Mapping[str, _T]):
+class _LazyMapping(Mapping[str, _T]):
     """Read when somebody asks: most job files name none."""
 
     def __init__(self, read: Callable[[], Mapping[str, _T]]) -> None:
@@ -135,20 +137,22 @@ class _Names(Mapping[str, _T]):
         return len(self._rows)
 
 
-def _sizes() -> dict[str, dict[str, Any]]:
+def _load_sizes() -> dict[str, dict[str, Any]]:
     """Size → TaskRole fields."""
     return {row.name: _size_fields(row) for row in ResourceSpec.objects.all()}
 
 
-def _storages(by: User) -> dict[str, str]:
+def _load_storages(by: User) -> dict[str, str]:
     """Of the clusters that the person can submit to; a name that two of them mean differently is none."""
     found: dict[str, str] = {}
-    unclear = set()
-    clusters = Cluster.objects.filter(namespaces__in=namespaces_open_to(by)).distinct()
+    ambiguous = set()
+    clusters = Cluster.objects.filter(namespaces__in=namespaces_submittable_by(by)).distinct()
     for storages in clusters.values_list("storages", flat=True):
-        unclear |= {name for name, folder in storages.items() if found.get(name, folder) != folder}
+        ambiguous |= {
+            name for name, folder in storages.items() if found.get(name, folder) != folder
+        }
         found |= storages
-    return {name: folder for name, folder in found.items() if name not in unclear}
+    return {name: folder for name, folder in found.items() if name not in ambiguous}
 
 
 def _size_fields(row: ResourceSpec) -> dict[str, Any]:
@@ -163,24 +167,24 @@ def _size_fields(row: ResourceSpec) -> dict[str, Any]:
     return size
 
 
-def _namespace(spec: JobSpec, by: User) -> tuple[Namespace, list[Warning]]:
-    found = _NAMESPACE_NAMED.first(spec.namespace)
+def _resolve_namespace(spec: JobSpec, by: User) -> tuple[Namespace, list[SpecWarning]]:
+    found = _NAMESPACE_BY_NAME.first(spec.namespace)
     if found is not None and can_see(by, found):
         return found, []
-    open_now = list(namespaces_open_to(by).select_related("cluster")[:50])
-    if spec.namespace == DEFAULT_NAMESPACE and len(open_now) == 1:
-        only = open_now[0]
+    submittable = list(namespaces_submittable_by(by).select_related("cluster")[:50])
+    if spec.namespace == DEFAULT_NAMESPACE and len(submittable) == 1:
+        only = submittable[0]
         return only, [
-            Warning("namespace", _("none was named; the job goes to %(name)s.", name=only.name))
+            SpecWarning("namespace", _("none was named; the job goes to %(name)s.", name=only.name))
         ]
-    names = [namespace.name for namespace in open_now]
+    names = [namespace.name for namespace in submittable]
     near = get_close_matches(spec.namespace, names, n=1)
     known = (
         _("Yours are: %(names)s.", names=", ".join(names)) if names else _("You are in none yet.")
     )
     raise SpecError.single(
         "namespace",
-        together(
+        join_messages(
             _(
                 "there is no namespace %(namespace)s, or you are not in it.",
                 namespace=spec.namespace,
@@ -193,7 +197,7 @@ def _namespace(spec: JobSpec, by: User) -> tuple[Namespace, list[Warning]]:
     )
 
 
-def _checked_secrets(spec: JobSpec, values: Mapping[str, str]) -> dict[str, str]:
+def _validate_secrets(spec: JobSpec, values: Mapping[str, str]) -> dict[str, str]:
     problems = [
         Problem(
             f"secrets.{name}"[:100],
@@ -214,22 +218,22 @@ def _checked_secrets(spec: JobSpec, values: Mapping[str, str]) -> dict[str, str]
     return dict(values)
 
 
-def _used_logins(
+def _select_logins(
     spec: JobSpec, given: Mapping[str, Mapping[str, str]]
 ) -> dict[str, Mapping[str, str]]:
     images = {spec.image_of(role) for role in spec.task_roles}
-    whole = {
+    complete = {
         image: login for image, login in given.items() if {"username", "password"} <= set(login)
     }
-    return {image: login for image, login in whole.items() if image in images}
+    return {image: login for image, login in complete.items() if image in images}
 
 
-def _logins_dropped(logins: Collection[str]) -> list[Warning]:
+def _build_dropped_login_warnings(logins: Collection[str]) -> list[SpecWarning]:
     if not logins:
         return []
     images = ", ".join(sorted(logins))
     return [
-        Warning(
+        SpecWarning(
             "prerequisites",
             _(
                 "the login for %(images)s cannot be given to this cluster's container runtime. Log in "
@@ -240,14 +244,14 @@ def _logins_dropped(logins: Collection[str]) -> list[Warning]:
     ]
 
 
-def submit(*, by: User, submission: Submission, cloned_from: Any = None) -> Job:
+def submit(*, by: User, submission: SubmissionRequest, cloned_from: Any = None) -> Job:
     return create_job(
         by=by,
         spec=submission.spec,
         namespace=submission.namespace,
         secrets=submission.secrets,
         image_logins=submission.image_logins,
-        warnings=[warning.as_row() for warning in submission.warnings],
+        warnings=[warning.serialize() for warning in submission.warnings],
         labels=submission.spec.labels,
         code_upload=submission.code,
         cloned_from=cloned_from,
@@ -258,7 +262,7 @@ def submit(*, by: User, submission: Submission, cloned_from: Any = None) -> Job:
 class Preview:
     """What would become of a job, without making it."""
 
-    submission: Submission
+    submission: SubmissionRequest
     plan: Plan | None = None
     starts_now: bool | None = None
     expected_start: datetime | None = (
@@ -273,30 +277,32 @@ class Preview:
         return not self.problems
 
 
-def preview(*, by: User, submission: Submission) -> Preview:
+def preview(*, by: User, submission: SubmissionRequest) -> Preview:
     """Plan, script and what stands in the way. Reads rows only; the cluster is not asked."""
     try:
-        made = plan_job(spec=submission.spec, namespace=submission.namespace)
+        job_plan = plan_job(spec=submission.spec, namespace=submission.namespace)
     except PlanError as error:
         return Preview(submission, problems=error.problems)
     except ClusterNotReady as error:
         return Preview(submission, problems=(Problem("", error.user_message, error.code),))
-    capacity = capacity_of(submission.namespace.cluster)
-    check = can_start_now(made, capacity) if capacity else None
+    capacity = load_capacity(submission.namespace.cluster)
+    check = can_start_now(job_plan, capacity) if capacity else None
     problems: list[Problem] = []
     script = ""
     try:
-        script = _script(submission, made, unix_user_for(by, submission.namespace.cluster))
+        script = _render_script(
+            submission, job_plan, unix_user_for(by, submission.namespace.cluster)
+        )
     except RenderError as error:
         problems.append(Problem("", error.message, "cannot_run"))
     except IdentityRefused as error:
         problems.append(Problem("", error.user_message, "cannot_run"))
     return Preview(
         submission,
-        plan=made,
-        starts_now=check.now if check else None,
-        expected_start=expected_start(submission.namespace.cluster, made)
-        if check and not check.now
+        plan=job_plan,
+        starts_now=check.can_start if check else None,
+        expected_start=estimate_start(submission.namespace.cluster, job_plan)
+        if check and not check.can_start
         else None,
         obstacles=check.obstacles if check else (),
         script=script,
@@ -304,14 +310,16 @@ def preview(*, by: User, submission: Submission) -> Preview:
     )
 
 
-def _script(submission: Submission, made: Plan, unix_user: str) -> str:
+def _render_script(submission: SubmissionRequest, job_plan: Plan, unix_user: str) -> str:
     """As the engine will render it, with the home directory as it usually is."""
     cluster = submission.namespace.cluster
     home = f"/home/{unix_user}"
-    options = options_for(cluster, image_cache_dir=cluster.image_cache_for(unix_user, home))
-    paths = AttemptPaths(cluster.work_root_for(unix_user, home), PREVIEW_JOB, 1)
-    rendered = render(
-        made,
+    options = build_render_options(
+        cluster, image_cache_dir=cluster.image_cache_for(unix_user, home)
+    )
+    paths = AttemptPaths(cluster.work_root_for(unix_user, home), PREVIEW_JOB_ID, 1)
+    rendered = render_files(
+        job_plan,
         submission.spec,
         paths,
         user=unix_user,

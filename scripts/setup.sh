@@ -46,14 +46,14 @@ step() {
   fi
 }
 
-# unchanged STAMP FILE…: true when the files are the ones that the stamp was made from.
+# stamp_matches STAMP FILE…: true when the files are the ones that the stamp was made from.
 fingerprint() { cat "$@" | sha256sum | cut -d' ' -f1; }
-unchanged() {
+stamp_matches() {
   local stamp=$1
   shift
   [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$(fingerprint "$@")" ]
 }
-mark() {
+write_stamp() {
   local stamp=$1
   shift
   fingerprint "$@" >"$stamp"
@@ -106,14 +106,14 @@ system_python() {
 ensure_venv() {
   local wanted=${*: -1} stamp base
   stamp="$PROJECT/.venv/.installed-$(basename "$wanted")"
-  unchanged "$stamp" "$@" && [ -x "$PYTHON" ] && return 0
+  stamp_matches "$stamp" "$@" && [ -x "$PYTHON" ] && return 0
   if ! base=$(system_python); then
     ensure_packages python3 python3-venv
     base=$(system_python) || fail "Sluice needs Python 3.11 or newer with venv; this machine's python3 is $(python3 --version 2>&1). Install a newer one and run this again."
   fi
   "$PYTHON" -c '' 2>/dev/null || step "Making the virtual environment .venv" "$base" -m venv --clear "$PROJECT/.venv"
   step "Installing Python packages of $(basename "$wanted")" "$PYTHON" -m pip install --disable-pip-version-check --no-compile -r "$wanted"
-  mark "$stamp" "$@"
+  write_stamp "$stamp" "$@"
 }
 
 # --- browser libraries ------------------------------------------------------------------------------
@@ -134,10 +134,10 @@ npm_install() {
 ensure_browser_libraries() {
   local stamp="$PROJECT/static/vendor/.installed" inputs=(package.json package-lock.json scripts/vendor)
   # The tests use some from where npm puts them.
-  [ -d "$PROJECT/node_modules" ] && unchanged "$stamp" "${inputs[@]}" && return 0
+  [ -d "$PROJECT/node_modules" ] && stamp_matches "$stamp" "${inputs[@]}" && return 0
   step "Fetching browser libraries by npm" npm_install
   step "Laying out browser libraries" "$PYTHON" scripts/vendor
-  mark "$stamp" "${inputs[@]}"
+  write_stamp "$stamp" "${inputs[@]}"
 }
 
 # --- translations -------------------------------------------------------------------------------------

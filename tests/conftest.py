@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from django.conf import settings
 
-# The fixture `running`: Sluice itself, up with this cluster.
-from tests.running import running as running
+# The fixture `sluice_server`: Sluice itself, up with this cluster.
+from tests.sluice_server import sluice_server as sluice_server
 
 PROJECT = Path(__file__).resolve().parents[1]
 DEFAULT_CLUSTER_DIR = "/var/lib/sluice/test-cluster"
@@ -45,11 +45,11 @@ def cluster() -> EmbeddedCluster:
         [program, "up"], env=environment, capture_output=True, text=True, check=False
     )
     assert up.returncode == 0, f"scripts/cluster up failed:\n{up.stdout}\n{up.stderr}"
-    printed = subprocess.run(
+    env_output = subprocess.run(
         [program, "env"], env=environment, capture_output=True, text=True, check=True
     ).stdout
     exported = {}
-    for word in shlex.split(printed, comments=True):
+    for word in shlex.split(env_output, comments=True):
         name, sign, value = word.partition("=")
         if sign:
             # PATH is exported as an addition to the caller's own.
@@ -67,7 +67,7 @@ def cluster() -> EmbeddedCluster:
 
 
 @pytest.fixture(autouse=True, scope="session")
-def nothing_is_slow_for_its_own_sake() -> None:
+def fast_test_settings() -> None:
     """What takes long once in a server's life, or on purpose, would be waited for in every test."""
     settings.PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
     # Files are looked up when they are asked for; else every test client lists all of them first.
@@ -100,5 +100,5 @@ def pytest_unconfigure() -> None:
     database = settings.DATABASES["default"]
     if database["ENGINE"] == "core.sqlite":
         file = Path(database["TEST"]["NAME"])
-        for left in file.parent.glob(f"{file.name}*"):
-            left.unlink()
+        for leftover in file.parent.glob(f"{file.name}*"):
+            leftover.unlink()

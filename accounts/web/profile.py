@@ -25,7 +25,7 @@ from django.views.decorators.http import require_http_methods, require_POST
 
 from accounts.api import MAX_TOKENS
 from accounts.models import ApiToken, User
-from accounts.tokens import create_token, revoke_token, revoke_tokens_of
+from accounts.tokens import create_token, revoke_token, revoke_user_tokens
 from accounts.web.sign_in import THEME_COOKIE, set_preference_cookie
 
 if TYPE_CHECKING:
@@ -42,14 +42,15 @@ def add_profile_context(contribute: Callable[[User], dict[str, Any]]) -> None:
 
 
 LIFETIMES_DAYS = (7, 30, 90, 180, 366)
-DRESSES = ((forms.Select, "form-select"), (forms.CheckboxInput, "form-check-input"))
+WIDGET_CSS_CLASSES = ((forms.Select, "form-select"), (forms.CheckboxInput, "form-check-input"))
 
 
-def dress(form: forms.BaseForm) -> None:
+def add_form_css_classes(form: forms.BaseForm) -> None:
     """The pages' classes, and each error tied to its field."""
     for name, field in form.fields.items():
         field.widget.attrs["class"] = next(
-            (name for kind, name in DRESSES if isinstance(field.widget, kind)), "form-control"
+            (name for kind, name in WIDGET_CSS_CLASSES if isinstance(field.widget, kind)),
+            "form-control",
         )
         if form.is_bound and name in form.errors:
             field.widget.attrs["class"] += " is-invalid"
@@ -64,7 +65,7 @@ class ProfileForm(UserModelForm):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.fields["language"].choices = [("", _("As the browser")), *settings.LANGUAGES]  # type: ignore[attr-defined]
-        dress(self)
+        add_form_css_classes(self)
 
 
 @require_http_methods(["GET", "POST"])
@@ -86,7 +87,7 @@ def profile(request: HttpRequest) -> HttpResponse:
     return render(request, "account/profile.html", context)
 
 
-class NewPassword(PasswordChangeForm):
+class NewPasswordForm(PasswordChangeForm):
     revoke_tokens = forms.BooleanField(
         label=gettext_lazy("Revoke my API tokens"),
         required=False,
@@ -97,20 +98,20 @@ class NewPassword(PasswordChangeForm):
     )
 
 
-class ChangePassword(PasswordChangeView):
-    form_class = NewPassword
+class ChangePasswordView(PasswordChangeView):
+    form_class = NewPasswordForm
     template_name = "account/password.html"
     success_url = reverse_lazy("profile")
 
     def get_form(self, form_class: Any = None) -> Any:
         form = super().get_form(form_class)
-        dress(form)
+        add_form_css_classes(form)
         return form
 
     def form_valid(self, form: Any) -> HttpResponse:
         messages.success(self.request, _("Your password is changed."))
         if form.cleaned_data["revoke_tokens"]:
-            revoke_tokens_of(user=form.user)
+            revoke_user_tokens(user=form.user)
         return super().form_valid(form)
 
 
@@ -130,7 +131,7 @@ class TokenForm(forms.Form):
         field = cast("forms.TypedChoiceField", self.fields["days"])
         field.choices = [(n, _("%(days)s days") % {"days": n}) for n in days]
         field.initial = settings.API_TOKEN_DEFAULT_DAYS
-        dress(self)
+        add_form_css_classes(self)
 
 
 @require_http_methods(["GET", "POST"])

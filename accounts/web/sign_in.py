@@ -21,8 +21,8 @@ from accounts.models import User
 from core.api.throttle import buckets
 
 # A minute. A whole lab may come from one address; nobody mistypes a password ten times a minute.
-TRIES_PER_NAME = 10
-TRIES_PER_ADDRESS = 60
+SIGN_INS_PER_NAME_PER_MINUTE = 10
+SIGN_INS_PER_ADDRESS_PER_MINUTE = 60
 PREFERENCE_MAX_AGE_S = 365 * 24 * 3600
 THEME_COOKIE = "sluice_theme"
 
@@ -33,7 +33,7 @@ def set_preference_cookie(response: HttpResponse, name: str, value: str) -> None
     )
 
 
-class SignIn(LoginView):
+class SignInView(LoginView):
     """The login page. A person's saved language and theme come with the sign-in."""
 
     redirect_authenticated_user = True
@@ -43,8 +43,8 @@ class SignIn(LoginView):
         name = unicodedata.normalize("NFKC", request.POST.get("username", "")).strip()[:150]
         address = request.META.get("REMOTE_ADDR", "")
         limits = (
-            (f"sign-in:{name}", TRIES_PER_NAME),
-            (f"sign-in-from:{address}", TRIES_PER_ADDRESS),
+            (f"sign-in:{name}", SIGN_INS_PER_NAME_PER_MINUTE),
+            (f"sign-in-from:{address}", SIGN_INS_PER_ADDRESS_PER_MINUTE),
         )
         for key, per_minute in limits:
             if wait_s := buckets.take(key, per_minute):
@@ -70,19 +70,19 @@ def admin_sign_in(request: HttpRequest) -> HttpResponse:
         if not request.user.is_staff:
             raise PermissionDenied
         return HttpResponseRedirect(reverse("admin:index"))
-    wanted = urlencode({"next": request.GET.get("next", "")})
-    return HttpResponseRedirect(f"{reverse('login')}?{wanted}")
+    query = urlencode({"next": request.GET.get("next", "")})
+    return HttpResponseRedirect(f"{reverse('login')}?{query}")
 
 
 @require_POST
 def set_preferences(request: HttpRequest) -> HttpResponse:
     """Language and theme, for anyone; kept with the person when signed in."""
-    back = request.POST.get("next", "")
+    next_url = request.POST.get("next", "")
     if not url_has_allowed_host_and_scheme(
-        back, allowed_hosts={request.get_host()}, require_https=request.is_secure()
+        next_url, allowed_hosts={request.get_host()}, require_https=request.is_secure()
     ):
-        back = "/"
-    parts = urlsplit(back)
+        next_url = "/"
+    parts = urlsplit(next_url)
     # Without the host, a path that begins with two slashes would be read as another host.
     path = "/" + parts.path.lstrip("/\\")
     response = HttpResponseRedirect(path + (f"?{parts.query}" if parts.query else ""))

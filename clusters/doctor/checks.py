@@ -6,16 +6,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from clusters.connections import Account, Door
+from clusters.connections import PasswdEntry, TransportFactory
 from clusters.errors import ClusterError
 from clusters.models import Cluster, Namespace
 from clusters.slurm import SlurmCommands, SlurmUser
-from clusters.slurm_client import Slurm
+from clusters.slurm_client import SlurmClient
 from clusters.transport.base import Transport
-from core.messages import Sentence
+from core.messages import Message
 
 
-class Outcome(StrEnum):
+class CheckOutcome(StrEnum):
     OK = "ok"
     WARN = "warn"
     FAIL = "fail"
@@ -23,20 +23,22 @@ class Outcome(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class CheckResult:
     """One link: what was found and what to do about it."""
 
     key: str
-    title: Sentence
-    outcome: Outcome
+    title: Message
+    outcome: CheckOutcome
     found: str  # sentences, or plain values of the outside world
     remedy: str = ""
 
 
-class Fault(Exception):
+class CheckFailed(Exception):
     """A link does not hold."""
 
-    def __init__(self, found: Sentence, remedy: str, outcome: Outcome = Outcome.FAIL) -> None:
+    def __init__(
+        self, found: Message, remedy: str, outcome: CheckOutcome = CheckOutcome.FAIL
+    ) -> None:
         super().__init__(found)
         self.found = found
         self.remedy = remedy
@@ -44,38 +46,38 @@ class Fault(Exception):
 
 
 @dataclass(slots=True)
-class Patient:
+class CheckContext:
     """What is examined, and what earlier links found out for later ones."""
 
     cluster: Cluster
-    door: Door  # a fresh one
+    transport_factory: TransportFactory  # a fresh one
     commands: SlurmCommands
     namespaces: Sequence[Namespace]
     unix_user: str = ""
-    service_account: Account | None = None
-    account: Account | None = None
+    service_account: PasswdEntry | None = None
+    account: PasswdEntry | None = None
     slurm_version: str = ""
     clock_skew_s: float | None = None
     slurm_users: list[SlurmUser] = field(default_factory=list)
-    node_words: dict[str, str] = field(default_factory=dict)
-    check_file: str = ""
-    first_contact: ClusterError | None = None
+    node_report: dict[str, str] = field(default_factory=dict)
+    probe_file: str = ""
+    service_auth_error: ClusterError | None = None
 
-    def service(self) -> Transport:
-        return self.door.transport(self.cluster.service_user)
+    def service_transport(self) -> Transport:
+        return self.transport_factory.transport(self.cluster.service_user)
 
-    def slurm(self) -> Slurm:
-        return Slurm(self.service(), self.commands)
+    def slurm(self) -> SlurmClient:
+        return SlurmClient(self.service_transport(), self.commands)
 
-    def person(self) -> Transport:
-        return self.door.transport(self.unix_user)
+    def user_transport(self) -> Transport:
+        return self.transport_factory.transport(self.unix_user)
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class Check:
     key: str
-    title: Sentence
-    check: Callable[[Patient], str]
-    needs: tuple[str, ...] = ()
+    title: Message
+    run: Callable[[CheckContext], str]
+    requires: tuple[str, ...] = ()
     remedy: str = ""  # for an error that the check itself does not explain
-    applies: Callable[[Cluster], bool] = lambda cluster: True
+    applies_to: Callable[[Cluster], bool] = lambda cluster: True

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from clusters.slurm.errors import check_answered
+from clusters.slurm.errors import raise_for_failure
 from clusters.slurm.fields import (
     SlurmCommands,
     Tres,
@@ -103,14 +103,16 @@ _QOS_FIELDS = (
 _USER_FIELDS = ("User", "DefaultAccount", "AdminLevel")
 
 
-def _show(commands: SlurmCommands, what: str, fields: Sequence[str], *conditions: str) -> list[str]:
-    return commands.reading(
-        "sacctmgr", "-n", "-P", "show", what, f"format={','.join(fields)}", *conditions
+def _build_show_argv(
+    commands: SlurmCommands, entity: str, fields: Sequence[str], *conditions: str
+) -> list[str]:
+    return commands.query_argv(
+        "sacctmgr", "-n", "-P", "show", entity, f"format={','.join(fields)}", *conditions
     )
 
 
-def _rows(result: CommandResult, fields: Sequence[str]) -> Iterator[dict[str, str]]:
-    check_answered(result)
+def _parse_rows(result: CommandResult, fields: Sequence[str]) -> Iterator[dict[str, str]]:
+    raise_for_failure(result)
     for line in result.text.splitlines():
         row = line.split("|")
         if len(row) != len(fields):
@@ -118,7 +120,7 @@ def _rows(result: CommandResult, fields: Sequence[str]) -> Iterator[dict[str, st
         yield dict(zip(fields, row, strict=True))
 
 
-def _list(text: str) -> tuple[str, ...]:
+def _split_list(text: str) -> tuple[str, ...]:
     return tuple(word for word in text.split(",") if word)
 
 
@@ -129,7 +131,7 @@ def build_associations_argv(
     conditions = ["where"] if cluster or users else []
     conditions += [f"cluster={cluster}"] if cluster else []
     conditions += [f"user={','.join(users)}"] if users else []
-    return _show(commands, "assoc", _ASSOCIATION_FIELDS, *conditions)
+    return _build_show_argv(commands, "assoc", _ASSOCIATION_FIELDS, *conditions)
 
 
 def parse_associations(result: CommandResult) -> list[Association]:
@@ -139,7 +141,7 @@ def parse_associations(result: CommandResult) -> list[Association]:
             account=row["Account"],
             user=row["User"],
             partition=row["Partition"],
-            qos=_list(row["QOS"]),
+            qos=_split_list(row["QOS"]),
             default_qos=row["DefaultQOS"],
             parent=row["ParentName"],
             grp_tres=parse_tres(row["GrpTRES"]),
@@ -150,12 +152,12 @@ def parse_associations(result: CommandResult) -> list[Association]:
             max_submit_jobs=parse_int(row["MaxSubmitJobs"]),
             max_wall_s=parse_duration_s(row["MaxWall"]),
         )
-        for row in _rows(result, _ASSOCIATION_FIELDS)
+        for row in _parse_rows(result, _ASSOCIATION_FIELDS)
     ]
 
 
 def build_qos_argv(commands: SlurmCommands) -> list[str]:
-    return _show(commands, "qos", _QOS_FIELDS)
+    return _build_show_argv(commands, "qos", _QOS_FIELDS)
 
 
 def parse_qos(result: CommandResult) -> list[Qos]:
@@ -163,8 +165,8 @@ def parse_qos(result: CommandResult) -> list[Qos]:
         Qos(
             name=row["Name"],
             priority=parse_int(row["Priority"]) or 0,
-            preempts=_list(row["Preempt"]),
-            flags=_list(row["Flags"]),
+            preempts=_split_list(row["Preempt"]),
+            flags=_split_list(row["Flags"]),
             grp_tres=parse_tres(row["GrpTRES"]),
             grp_jobs=parse_int(row["GrpJobs"]),
             grp_submit_jobs=parse_int(row["GrpSubmitJobs"]),
@@ -175,16 +177,16 @@ def parse_qos(result: CommandResult) -> list[Qos]:
             max_wall_s=parse_duration_s(row["MaxWall"]),
             min_tres_per_job=parse_tres(row["MinTRESPerJob"]),
         )
-        for row in _rows(result, _QOS_FIELDS)
+        for row in _parse_rows(result, _QOS_FIELDS)
     ]
 
 
 def build_users_argv(commands: SlurmCommands) -> list[str]:
-    return _show(commands, "user", _USER_FIELDS)
+    return _build_show_argv(commands, "user", _USER_FIELDS)
 
 
 def parse_users(result: CommandResult) -> list[SlurmUser]:
     return [
         SlurmUser(row["User"], row["DefaultAccount"], row["AdminLevel"])
-        for row in _rows(result, _USER_FIELDS)
+        for row in _parse_rows(result, _USER_FIELDS)
     ]

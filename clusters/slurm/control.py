@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from clusters.errors import ClusterError, CommandFailed
-from clusters.slurm.errors import check_answered, failure_of, slurms_words
+from clusters.slurm.errors import classify_failure, extract_error_message, raise_for_failure
 from clusters.slurm.fields import SlurmCommands, format_minutes, parse_error, parse_int
 from clusters.transport.base import CommandResult
 from core.messages import _
@@ -26,7 +26,7 @@ _SIGNAL_TARGETS: dict[SignalTarget, list[str]] = {
 }
 
 
-def _checked(ids: Sequence[str]) -> list[str]:
+def _validate_ids(ids: Sequence[str]) -> list[str]:
     for slurm_job_id in ids:
         if not _ID.match(slurm_job_id):
             raise ValueError(f"not a job id: {slurm_job_id!r}")
@@ -42,7 +42,7 @@ def build_scancel_argv(
     job_ids: Sequence[str],
     user: str = "",
     signal: str = "",
-    to: SignalTarget = "steps",
+    target: SignalTarget = "steps",
 ) -> list[str]:
     """Cancel; with `signal` only send it, `to` the steps, the batch script, or both ("all").
 
@@ -54,8 +54,8 @@ def build_scancel_argv(
         arguments.append(f"--user={user}")
     if signal:
         arguments.append(f"--signal={signal}")
-        arguments += _SIGNAL_TARGETS[to]
-    return commands.acting("scancel", *arguments, *_checked(job_ids))
+        arguments += _SIGNAL_TARGETS[target]
+    return commands.action_argv("scancel", *arguments, *_validate_ids(job_ids))
 
 
 def build_time_limit_argv(
@@ -65,40 +65,40 @@ def build_time_limit_argv(
 
     A comma list is allowed. Of a het job the leader's id changes all components at once (seen on 22.05).
     """
-    ids = ",".join(_checked(job_ids))
-    return commands.acting(
+    ids = ",".join(_validate_ids(job_ids))
+    return commands.action_argv(
         "scontrol", "update", f"JobId={ids}", f"TimeLimit={format_minutes(seconds)}"
     )
 
 
 def build_hold_argv(commands: SlurmCommands, *, job_ids: Sequence[str]) -> list[str]:
-    return commands.acting("scontrol", "hold", ",".join(_checked(job_ids)))
+    return commands.action_argv("scontrol", "hold", ",".join(_validate_ids(job_ids)))
 
 
 def build_release_argv(commands: SlurmCommands, *, job_ids: Sequence[str]) -> list[str]:
-    return commands.acting("scontrol", "release", ",".join(_checked(job_ids)))
+    return commands.action_argv("scontrol", "release", ",".join(_validate_ids(job_ids)))
 
 
 def build_requeue_argv(commands: SlurmCommands, *, job_ids: Sequence[str]) -> list[str]:
-    return commands.acting("scontrol", "requeue", ",".join(_checked(job_ids)))
+    return commands.action_argv("scontrol", "requeue", ",".join(_validate_ids(job_ids)))
 
 
 @dataclass(frozen=True, slots=True)
-class OrderAnswer:
+class ControlResult:
     """Which jobs Slurm no longer knows or has already ended, and what it refused for others."""
 
-    gone: tuple[str, ...] = ()
-    refused: tuple[str, ...] = ()  # Slurm's words, one per job
+    missing_ids: tuple[str, ...] = ()
+    refusals: tuple[str, ...] = ()  # Slurm's words, one per job
 
 
 # "scancel: error: Kill job error on job id 12: Invalid job id specified",
 # "Invalid job id specified for job 12", "slurm_update error: Job has already finished"
-_GONE = (
+_NOT_FOUND_MESSAGES = (
     "invalid job id specified",
     "job/step already completing or completed",
     "job has already finished",
 )
-_REFUSED = (
+_REFUSED_MESSAGES = (
     "access/permission denied",
     "invalid user id",  # scontrol update of somebody else's job
     "job is pending execution",
@@ -111,28 +111,28 @@ _REFUSED = (
 )
 
 
-def parse_order(result: CommandResult) -> OrderAnswer:
+def parse_control(result: CommandResult) -> ControlResult:
     """Raises SlurmUnavailable where Slurm did not answer, CommandFailed where it refused all of it."""
-    gone: list[str] = []
-    refused: list[str] = []
+    missing_ids: list[str] = []
+    refusals: list[str] = []
     for line in result.error_text.splitlines():
-        low = line.lower()
+        lowered = line.lower()
         # A line without a number only repeats the one before it ("slurm_suspend error: Invalid job id specified").
         numbers = re.findall(r"\b\d+(?:[+_]\d+)?\b", line)
-        if any(words in low for words in _GONE):
-            gone += numbers[-1:]
-        elif any(words in low for words in _REFUSED):
-            refused.append(slurms_words(line))
-    if result.exit_code != 0 and not gone:
-        raise _refusal(result, refused)
-    return OrderAnswer(tuple(gone), tuple(refused))
+        if any(words in lowered for words in _NOT_FOUND_MESSAGES):
+            missing_ids += numbers[-1:]
+        elif any(words in lowered for words in _REFUSED_MESSAGES):
+            refusals.append(extract_error_message(line))
+    if result.exit_code != 0 and not missing_ids:
+        raise _control_error(result, refusals)
+    return ControlResult(tuple(missing_ids), tuple(refusals))
 
 
-def _refusal(result: CommandResult, refused: list[str]) -> ClusterError:
-    if not refused:
-        return failure_of(result)
+def _control_error(result: CommandResult, refusals: list[str]) -> ClusterError:
+    if not refusals:
+        return classify_failure(result)
     return CommandFailed(
-        _("Slurm refused: %(words)s", words=refused[0]),
+        _("Slurm refused: %(words)s", words=refusals[0]),
         exit_code=result.exit_code,
         detail=result.error_text,
     )
@@ -155,11 +155,11 @@ class SlurmConfig:
 
 
 def build_show_config_argv(commands: SlurmCommands) -> list[str]:
-    return commands.reading("scontrol", "show", "config")
+    return commands.query_argv("scontrol", "show", "config")
 
 
 def parse_show_config(result: CommandResult) -> SlurmConfig:
-    check_answered(result)
+    raise_for_failure(result)
     raw: dict[str, str] = {}
     for line in result.text.splitlines():
         key, equals, value = line.partition("=")
@@ -170,21 +170,21 @@ def parse_show_config(result: CommandResult) -> SlurmConfig:
     return SlurmConfig(
         cluster_name=raw.get("ClusterName", ""),
         version=raw["SLURM_VERSION"],
-        min_job_age_s=_first_number(raw.get("MinJobAge", "")),
-        max_array_size=_first_number(raw.get("MaxArraySize", "")),
-        max_job_count=_first_number(raw.get("MaxJobCount", "")),
+        min_job_age_s=_parse_first_int(raw.get("MinJobAge", "")),
+        max_array_size=_parse_first_int(raw.get("MaxArraySize", "")),
+        max_job_count=_parse_first_int(raw.get("MaxJobCount", "")),
         accounting="slurmdbd" in raw.get("AccountingStorageType", ""),
         raw=raw,
     )
 
 
-def _first_number(text: str) -> int | None:
+def _parse_first_int(text: str) -> int | None:
     """`300 sec`"""
     return parse_int(text.split(" ")[0]) if text else None
 
 
 def build_ping_argv(commands: SlurmCommands) -> list[str]:
-    return commands.reading("scontrol", "ping")
+    return commands.query_argv("scontrol", "ping")
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,23 +200,23 @@ _PING = re.compile(r"Slurmctld\((?P<role>[^)]+)\) at (?P<host>\S+) is (?P<state>
 
 def parse_ping(result: CommandResult) -> list[Controller]:
     """Exit code 1 with all controllers DOWN is an answer too."""
-    found = [
+    controllers = [
         Controller(host=match["host"], role=match["role"], up=match["state"] == "UP")
         for match in _PING.finditer(result.text)
     ]
-    if not found:
-        check_answered(result)
+    if not controllers:
+        raise_for_failure(result)
         raise parse_error("scontrol ping named no controller", result.text[:500])
-    return found
+    return controllers
 
 
 def build_version_argv(commands: SlurmCommands) -> list[str]:
-    return commands.reading("scontrol", "--version")
+    return commands.query_argv("scontrol", "--version")
 
 
 def parse_version(result: CommandResult) -> tuple[int, int, int]:
     """`slurm-wlm 22.05.8`, `slurm 25.11.0-0rc1`: (year, month, patch)."""
-    check_answered(result)
+    raise_for_failure(result)
     match = re.search(r"(\d+)\.(\d+)\.(\d+)", result.text)
     if match is None:
         raise parse_error("there is no version", result.text[:200])

@@ -19,12 +19,12 @@ from clusters.errors import (
 )
 from clusters.slurm.reasons import explain_reason
 from clusters.transport.base import CommandResult
-from core.messages import Sentence, _
+from core.messages import Message, _
 
 # `sacct: error: …`, `slurm_load_jobs error: …`, `sbatch: fatal: …`; not a login banner or a locale warning.
-_COMPLAINT = re.compile(r"(?:^|\s)(?:error|fatal): ", re.MULTILINE)
+_ERROR_LINE = re.compile(r"(?:^|\s)(?:error|fatal): ", re.MULTILINE)
 
-_CONTROLLER_GONE = (
+_CONTROLLER_UNAVAILABLE = (
     "unable to contact slurm controller",
     "socket timed out on send/recv",
     "zero bytes were transmitted or received",
@@ -48,7 +48,7 @@ _CONTROLLER_GONE = (
     "no route to host",
     "network is unreachable",
 )
-_DATABASE_GONE = (
+_DATABASE_UNAVAILABLE = (
     "slurm_persist_conn_open",
     "persistinit",
     "problem talking to the database",
@@ -61,11 +61,11 @@ _NO_ACCOUNTING = "slurm accounting storage is disabled"
 _NOT_FOUND = ("invalid job id specified", "invalid job id ", "job has already finished")
 
 
-def slurms_words(stderr: str) -> str:
+def extract_error_message(stderr: str) -> str:
     """The last complaint without the program's prefixes: what a person should read."""
     lines = [line.strip() for line in stderr.splitlines()]
     lines = [line for line in lines if line and not line.startswith("Try ")]
-    chosen = [line for line in lines if _COMPLAINT.search(line)] or lines
+    chosen = [line for line in lines if _ERROR_LINE.search(line)] or lines
     if not chosen:
         return ""
     words = re.sub(r"^(?:\w+: )?(?:(?:\w+ )?(?:error|fatal): )?", "", chosen[-1])
@@ -78,60 +78,60 @@ def is_not_found(result: CommandResult) -> bool:
     return any(words in text for words in _NOT_FOUND)
 
 
-def check_answered(result: CommandResult) -> None:
+def raise_for_failure(result: CommandResult) -> None:
     """Raise unless the command ended well and without a complaint: only then is its output an answer."""
     text = result.error_text
-    if result.exit_code == 0 and not _COMPLAINT.search(text):
+    if result.exit_code == 0 and not _ERROR_LINE.search(text):
         return
-    raise failure_of(result)
+    raise classify_failure(result)
 
 
-def failure_of(result: CommandResult) -> ClusterError:
+def classify_failure(result: CommandResult) -> ClusterError:
     """The error that a failed command stands for."""
     text = result.error_text
-    low = text.lower()
-    if result.exit_code == 127 or (result.exit_code == 126 and "slurm" not in low):
+    lowered = text.lower()
+    if result.exit_code == 127 or (result.exit_code == 126 and "slurm" not in lowered):
         return CommandFailed(
             _(
                 "Slurm's command %(program)s is not on this machine. Set the folder of Slurm's "
                 "programs in the cluster's settings.",
-                program=_program(result),
+                program=_program_name(result),
             ),
             exit_code=result.exit_code,
             detail=text,
         )
-    if _NO_ACCOUNTING in low:
+    if _NO_ACCOUNTING in lowered:
         return SlurmUnavailable(
             _("Slurm's accounting is switched off on this cluster; Sluice needs slurmdbd."),
             detail=text,
         )
-    if any(words in low for words in _DATABASE_GONE):
+    if any(words in lowered for words in _DATABASE_UNAVAILABLE):
         return SlurmUnavailable(_("Slurm's accounting database does not answer."), detail=text)
-    if any(words in low for words in _CONTROLLER_GONE):
+    if any(words in lowered for words in _CONTROLLER_UNAVAILABLE):
         return SlurmUnavailable(_("Slurm's controller does not answer."), detail=text)
-    words = slurms_words(text) or _("exit code %(code)s", code=result.exit_code)
+    words = extract_error_message(text) or _("exit code %(code)s", code=result.exit_code)
     return CommandFailed(
         _("Slurm refused: %(words)s", words=words), exit_code=result.exit_code, detail=text
     )
 
 
-def _program(result: CommandResult) -> str:
+def _program_name(result: CommandResult) -> str:
     """The Slurm program in an argv that may begin with `env -u X A=b`."""
-    rest = list(result.argv)
-    if rest[:1] == ["env"]:
-        rest = rest[1:]
-        while rest and (rest[0] == "-u" or "=" in rest[0]):
-            rest = rest[2:] if rest[0] == "-u" else rest[1:]
-    return rest[0].rpartition("/")[2] if rest else ""
+    arguments = list(result.argv)
+    if arguments[:1] == ["env"]:
+        arguments = arguments[1:]
+        while arguments and (arguments[0] == "-u" or "=" in arguments[0]):
+            arguments = arguments[2:] if arguments[0] == "-u" else arguments[1:]
+    return arguments[0].rpartition("/")[2] if arguments else ""
 
 
 # -- sbatch -----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class _Refusal:
+class _Rejection:
     words: str  # of slurm_errno.c, lower case
-    sentence: Sentence
+    message: Message
     retryable: bool = False
 
 
@@ -149,146 +149,150 @@ _OUTCOME_UNKNOWN = (
     "header lengths are longer than data received",
 )
 
-_REFUSALS = (
+_REJECTIONS = (
     # These pass: wait and try again.
-    _Refusal(
+    _Rejection(
         "slurm temporarily unable to accept job",
         _("Slurm takes no new jobs for the moment."),
         retryable=True,
     ),
-    _Refusal(
+    _Rejection(
         "resource temporarily unavailable",
         _("Slurm takes no new jobs for the moment."),
         retryable=True,
     ),
-    _Refusal(
+    _Rejection(
         "maxjobcount limit reached",
         _("Slurm holds as many jobs as it can; a place must become free."),
         True,
     ),
-    _Refusal(
+    _Rejection(
         "required partition not available",
         _("The partition is switched off or drained for the moment."),
         retryable=True,
     ),
-    _Refusal("partition in down state", _("The partition is down for the moment."), retryable=True),
-    _Refusal(
+    _Rejection(
+        "partition in down state", _("The partition is down for the moment."), retryable=True
+    ),
+    _Rejection(
         "system submissions disabled",
         _("The administrator has closed the cluster for new jobs."),
         True,
     ),
-    _Refusal(
+    _Rejection(
         "requested operation is presently disabled",
         _("The administrator has closed the cluster for new jobs."),
         True,
     ),
-    _Refusal(
+    _Rejection(
         "requested partition configuration not available now",
         _("The partition cannot take this job for the moment."),
         retryable=True,
     ),
-    _Refusal(
+    _Rejection(
         "required node not available",
         _("A node that the job names is down, drained or reserved."),
         True,
     ),
-    _Refusal(
+    _Rejection(
         "requested nodes are busy", _("The nodes that the job names are busy."), retryable=True
     ),
-    _Refusal(
+    _Rejection(
         "requested reservation not usable now",
         _("The reservation cannot be used now."),
         retryable=True,
     ),
-    _Refusal(
+    _Rejection(
         "licenses currently unavailable", _("The licenses are not available now."), retryable=True
     ),
-    _Refusal(
+    _Rejection(
         "i/o error writing script/environment to file",
         _("Slurm could not store the job."),
         retryable=True,
     ),
     # These do not: somebody must change something.
-    _Refusal(
+    _Rejection(
         "invalid account or account/partition combination",
         _(
             "You have no account on the cluster for this partition. Ask the administrator to add you, "
             "or choose another namespace."
         ),
     ),
-    _Refusal(
+    _Rejection(
         "invalid qos specification",
         _("The QOS does not exist or is not yours to use with this account."),
     ),
-    _Refusal("invalid partition name specified", _("There is no such partition on the cluster.")),
-    _Refusal(
+    _Rejection("invalid partition name specified", _("There is no such partition on the cluster.")),
+    _Rejection(
         "user's group not permitted to use this partition",
         _("Your group may not use this partition. Choose another namespace."),
     ),
-    _Refusal("access/permission denied", _("You may not submit jobs here.")),
-    _Refusal("invalid user id", _("The cluster does not know your Unix account.")),
-    _Refusal(
+    _Rejection("access/permission denied", _("You may not submit jobs here.")),
+    _Rejection("invalid user id", _("The cluster does not know your Unix account.")),
+    _Rejection(
         "requested node configuration is not available",
         _(
             "No node of the partition has what one task or node of this job asks for. "
             "Ask for fewer GPUs, CPUs or less memory per node."
         ),
     ),
-    _Refusal(
+    _Rejection(
         "requested topology configuration is not available",
         _("The cluster's network layout does not fit this job."),
     ),
-    _Refusal(
+    _Rejection(
         "invalid generic resource (gres) specification",
         _("The kind or number of GPUs that the job asks for does not exist on the cluster."),
     ),
-    _Refusal(
+    _Rejection(
         "invalid gres specification",
         _("GPUs with and without a type cannot be mixed in one request."),
     ),
-    _Refusal(
+    _Rejection(
         "node count specification invalid",
         _("The number of nodes is not allowed in this partition."),
     ),
-    _Refusal(
+    _Rejection(
         "more processors requested than permitted",
         _("The job asks for more CPUs than are allowed."),
     ),
-    _Refusal("cpu count specification invalid", _("The number of CPUs is not possible.")),
-    _Refusal("task count specification invalid", _("The number of tasks is not possible.")),
-    _Refusal(
+    _Rejection("cpu count specification invalid", _("The number of CPUs is not possible.")),
+    _Rejection("task count specification invalid", _("The number of tasks is not possible.")),
+    _Rejection(
         "memory required by task is not available",
         _("No node has as much memory as a task asks for."),
     ),
-    _Refusal(
+    _Rejection(
         "memory specification can not be satisfied",
         _("No node has as much memory as the job asks for."),
     ),
-    _Refusal(
+    _Rejection(
         "requested time limit is invalid",
         _("The time limit is missing, or longer than the partition allows. Ask for less time."),
     ),
-    _Refusal(
+    _Rejection(
         "invalid feature specification",
         _("No node has the feature that the job asks for (constraint)."),
     ),
-    _Refusal(
+    _Rejection(
         "invalid node name specified",
         _("The job names a node that does not exist or is named twice."),
     ),
-    _Refusal(
+    _Rejection(
         "requested nodes not in this partition",
         _("The job names nodes that are not in its partition."),
     ),
-    _Refusal("requested reservation is invalid", _("There is no such reservation.")),
-    _Refusal("access denied to requested reservation", _("The reservation is not yours to use.")),
-    _Refusal("invalid license specification", _("The job asks for a license that does not exist.")),
-    _Refusal("job dependency problem", _("The job depends on a job that does not exist.")),
-    _Refusal(
+    _Rejection("requested reservation is invalid", _("There is no such reservation.")),
+    _Rejection("access denied to requested reservation", _("The reservation is not yours to use.")),
+    _Rejection(
+        "invalid license specification", _("The job asks for a license that does not exist.")
+    ),
+    _Rejection("job dependency problem", _("The job depends on a job that does not exist.")),
+    _Rejection(
         "invalid job array specification",
         _("The job array is not valid or larger than the cluster allows."),
     ),
-    _Refusal(
+    _Rejection(
         "pathname of a file, directory or other parameter too long",
         _("The script or an option is too long."),
     ),
@@ -299,34 +303,34 @@ _POLICY_NAME = re.compile(r"error: ((?:QOS|Assoc|Max)[A-Za-z]+)\s*$", re.MULTILI
 _POLICY = "job violates accounting/qos policy"
 
 
-def submit_failure(exit_code: int, stderr: str) -> ClusterError:
+def classify_submit_failure(exit_code: int, stderr: str) -> ClusterError:
     """What a failed sbatch means.
 
     SubmitRejected: no job exists; `retryable` tells a limit that passes. SlurmUnavailable: slurmctld never got it.
     CommandTimeout: nobody knows; look for the job's working directory before anything else.
     """
-    low = stderr.lower()
-    if exit_code in (124, 137) or any(words in low for words in _OUTCOME_UNKNOWN):
+    lowered = stderr.lower()
+    if exit_code in (124, 137) or any(words in lowered for words in _OUTCOME_UNKNOWN):
         return CommandTimeout(
             _("Slurm did not answer in time; Sluice is finding out whether it took the job."),
             detail=stderr,
         )
-    if _POLICY in low:
-        return _policy_refusal(stderr)
-    for refusal in _REFUSALS:
-        if refusal.words in low:
-            return SubmitRejected(refusal.sentence, retryable=refusal.retryable, detail=stderr)
+    if _POLICY in lowered:
+        return _policy_rejection(stderr)
+    for rejection in _REJECTIONS:
+        if rejection.words in lowered:
+            return SubmitRejected(rejection.message, retryable=rejection.retryable, detail=stderr)
     result = CommandResult(
         argv=("sbatch",), exit_code=exit_code, stdout=b"", stderr=stderr.encode()
     )
-    failure = failure_of(result)
+    failure = classify_failure(result)
     if isinstance(failure, SlurmUnavailable) or exit_code == 127:
         return failure
-    words = slurms_words(stderr) or _("exit code %(code)s", code=exit_code)
+    words = extract_error_message(stderr) or _("exit code %(code)s", code=exit_code)
     return SubmitRejected(_("Slurm refused the job: %(words)s", words=words), detail=stderr)
 
 
-def _policy_refusal(stderr: str) -> SubmitRejected:
+def _policy_rejection(stderr: str) -> SubmitRejected:
     names = _POLICY_NAME.findall(stderr)
     if not names:
         return SubmitRejected(
@@ -334,4 +338,4 @@ def _policy_refusal(stderr: str) -> SubmitRejected:
             detail=stderr,
         )
     explanation = explain_reason(names[-1])
-    return SubmitRejected(explanation.sentence, retryable=explanation.can_pass, detail=stderr)
+    return SubmitRejected(explanation.message, retryable=explanation.temporary, detail=stderr)

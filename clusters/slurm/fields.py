@@ -21,11 +21,11 @@ from core.messages import _
 
 NO_VALUE = frozenset({"", "N/A", "NONE", "UNKNOWN", "(NULL)", "NOT_SET", "INVALID", "NULL"})
 # A pass reads thousands of rows whose times, limits and resources repeat: reading each text once halves its time.
-CACHED_VALUES = 8192
+PARSE_CACHE_SIZE = 8192
 UNLIMITED = frozenset({"UNLIMITED", "INFINITE", "PARTITION_LIMIT"})
 
 # Settings in a login's environment which filter or reshape an answer. SQUEUE_FORMAT2 beside -o is even an error.
-_FILTERS = (
+_FILTER_VARIABLES = (
     "SLURM_CLUSTERS",
     "SQUEUE_ACCOUNT",
     "SQUEUE_ARRAY",
@@ -56,22 +56,22 @@ class SlurmCommands:
     def program(self, name: str) -> str:
         return f"{self.bin_dir.rstrip('/')}/{name}" if self.bin_dir else name
 
-    def reading(self, name: str, *arguments: str) -> list[str]:
+    def query_argv(self, name: str, *arguments: str) -> list[str]:
         """A command that reads: times as epoch seconds, whatever the time zone and habits of the login.
 
         TZ is the second line of defence: where a time is printed without SLURM_TIME_FORMAT, or is given
         to the command (sacct -S), it is UTC.
         """
-        unset = [part for variable in _FILTERS for part in ("-u", variable)]
-        settings = ["TZ=UTC", "SLURM_TIME_FORMAT=%s", *self._conf()]
+        unset = [part for variable in _FILTER_VARIABLES for part in ("-u", variable)]
+        settings = ["TZ=UTC", "SLURM_TIME_FORMAT=%s", *self._conf_env()]
         return ["env", *unset, *settings, self.program(name), *arguments]
 
-    def acting(self, name: str, *arguments: str) -> list[str]:
+    def action_argv(self, name: str, *arguments: str) -> list[str]:
         """A command that changes something. sbatch hands its environment to the job: nothing is added."""
-        conf = self._conf()
+        conf = self._conf_env()
         return [*(["env", *conf] if conf else []), self.program(name), *arguments]
 
-    def _conf(self) -> list[str]:
+    def _conf_env(self) -> list[str]:
         return [f"SLURM_CONF={self.slurm_conf}"] if self.slurm_conf else []
 
 
@@ -79,7 +79,7 @@ class SlurmCommands:
 
 
 # How every separator begins.
-FIELD_END = "\x1f"
+FIELD_SEPARATOR = "\x1f"
 
 
 def new_separator() -> str:
@@ -88,7 +88,7 @@ def new_separator() -> str:
     Names and directories are other people's text, newlines and control characters included: with a
     fixed separator a job name could forge a row.
     """
-    return f"{FIELD_END}{secrets.token_hex(4)}"
+    return f"{FIELD_SEPARATOR}{secrets.token_hex(4)}"
 
 
 def parse_error(what: str, row: str) -> SlurmParseError:
@@ -124,15 +124,15 @@ def split_rows(text: str, separator: str, columns: int) -> Iterator[list[str]]:
         yield row
 
 
-def whole_rows(text: str, separator: str, columns: int) -> list[str] | None:
+def split_raw_rows(text: str, separator: str, columns: int) -> list[str] | None:
     """The same rows, each as one string with FIELD_END between its fields, for those who know rows by heart.
 
     None: somebody's text looks like a part of the table, or the table is not whole; `split_rows` can tell.
     """
-    if text.count(FIELD_END) != text.count(separator):
+    if text.count(FIELD_SEPARATOR) != text.count(separator):
         return None
-    rows = text.replace(separator, FIELD_END).split(f"{FIELD_END}\n")
-    if rows.pop() or any(row.count(FIELD_END) != columns - 1 for row in rows):
+    rows = text.replace(separator, FIELD_SEPARATOR).split(f"{FIELD_SEPARATOR}\n")
+    if rows.pop() or any(row.count(FIELD_SEPARATOR) != columns - 1 for row in rows):
         return None
     return rows
 
@@ -144,7 +144,7 @@ def has_value(text: str) -> bool:
     return text.strip().upper() not in NO_VALUE
 
 
-@lru_cache(maxsize=CACHED_VALUES)
+@lru_cache(maxsize=PARSE_CACHE_SIZE)
 def parse_time(text: str) -> datetime | None:
     """Epoch seconds (SLURM_TIME_FORMAT=%s), or ISO without a zone, which is UTC because of TZ=UTC."""
     word = text.strip()
@@ -162,7 +162,7 @@ def parse_time(text: str) -> datetime | None:
 _DURATION = re.compile(r"(?:(?P<days>\d+)-)?(?P<clock>\d+(?::\d+){0,2})(?:\.\d+)?\Z")
 
 
-@lru_cache(maxsize=CACHED_VALUES)
+@lru_cache(maxsize=PARSE_CACHE_SIZE)
 def parse_duration_s(text: str) -> int | None:
     """`1-02:03:04`, `02:03:04`, `03:04` (minutes and seconds), `5` (minutes); None: none or no limit."""
     word = text.strip()
@@ -224,7 +224,7 @@ def parse_int(text: str) -> int | None:
         raise parse_error(f"“{word}” is no number", text) from error
 
 
-@lru_cache(maxsize=CACHED_VALUES)
+@lru_cache(maxsize=PARSE_CACHE_SIZE)
 def parse_exit_status(text: str) -> ExitStatus | None:
     """sacct's and scontrol's `3:0`: status and signal."""
     word = text.strip()
@@ -270,7 +270,7 @@ class Tres:
         return self != Tres()
 
 
-@lru_cache(maxsize=CACHED_VALUES)
+@lru_cache(maxsize=PARSE_CACHE_SIZE)
 def parse_tres(text: str) -> Tres:
     numbers: dict[str, int] = {}
     by_type: dict[str, int] = {}
@@ -283,9 +283,9 @@ def parse_tres(text: str) -> Tres:
             numbers["mem_mib"] = parse_mem_mib(value)
         elif name in ("cpu", "node", "gres/gpu"):
             key = {"cpu": "cpus", "node": "nodes", "gres/gpu": "gpus"}[name]
-            numbers[key] = _count(value, text)
+            numbers[key] = _parse_count(value, text)
         elif name.startswith("gres/gpu:"):
-            by_type[name.removeprefix("gres/gpu:")] = _count(value, text)
+            by_type[name.removeprefix("gres/gpu:")] = _parse_count(value, text)
         else:
             other[name] = value
     if by_type and "gpus" not in numbers:
@@ -293,7 +293,7 @@ def parse_tres(text: str) -> Tres:
     return Tres(**numbers, gpus_by_type=by_type, other=other)
 
 
-def _count(value: str, text: str) -> int:
+def _parse_count(value: str, text: str) -> int:
     number = parse_int(value)
     if number is None:
         raise parse_error(f"“{value}” is no number", text)
@@ -312,9 +312,9 @@ def parse_pairs(line: str) -> dict[str, str]:
     form ` word=` cannot be told from a key. Only names that Slurm prints once are to be trusted, and of
     a name that comes twice the first is kept.
     """
-    found = list(_KEY.finditer(line))
+    keys = list(_KEY.finditer(line))
     pairs: dict[str, str] = {}
-    for position, match in enumerate(found):
-        end = found[position + 1].start() if position + 1 < len(found) else len(line)
+    for position, match in enumerate(keys):
+        end = keys[position + 1].start() if position + 1 < len(keys) else len(line)
         pairs.setdefault(match[1], line[match.end() : end].strip())
     return pairs

@@ -14,9 +14,9 @@ from datetime import UTC, datetime
 from functools import lru_cache
 
 from clusters.errors import SlurmParseError
-from clusters.slurm.errors import check_answered, is_not_found
+from clusters.slurm.errors import is_not_found, raise_for_failure
 from clusters.slurm.fields import (
-    FIELD_END,
+    FIELD_SEPARATOR,
     SlurmCommands,
     Tres,
     expand_nodes,
@@ -29,18 +29,18 @@ from clusters.slurm.fields import (
     parse_pairs,
     parse_time,
     parse_tres,
+    split_raw_rows,
     split_rows,
-    whole_rows,
 )
 from clusters.slurm.reasons import ExitStatus, Explanation, explain_end, explain_reason
-from clusters.slurm.states import Phase, SeenState, parse_job_state
+from clusters.slurm.states import ReportedState, SlurmPhase, parse_job_state
 from clusters.transport.base import CommandResult
 
 _JOB_ID = re.compile(r"(?P<number>\d+)(?:\+(?P<offset>\d+)|_(?P<task>\d+|\[[^\]]*\]))?\Z")
 
 
 # Of these the exit code says more. A script that is killed has the reason JobLaunchFailure (seen on 22.05).
-_REASONS_OF_EXIT_CODES = ("", "None", "NonZeroExitCode", "RaisedSignal", "JobLaunchFailure")
+_GENERIC_FAILURE_REASONS = ("", "None", "NonZeroExitCode", "RaisedSignal", "JobLaunchFailure")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class JobRecord:
 
     slurm_job_id: str  # as people write it: 123, 123+1 (het), 123_4 or 123_[5-9] (array)
     raw_id: str  # the number of this very component or task
-    seen: SeenState
+    reported: ReportedState
     source: str  # "squeue", "sacct" or "pyslurm"
     reason: str = ""
     work_dir: str = ""
@@ -84,8 +84,8 @@ class JobRecord:
         object.__setattr__(self, "leader_id", _parse_job_id(self.slurm_job_id)["number"])
 
     @property
-    def phase(self) -> Phase:
-        return self.seen.phase
+    def phase(self) -> SlurmPhase:
+        return self.reported.phase
 
     @property
     def het_offset(self) -> int | None:
@@ -109,7 +109,7 @@ class JobRecord:
         A submission that sbatch refused may be here too, FAILED with the reason BadConstraints and our working
         directory: slurmctld keeps a record of some jobs it refused (seen on 22.05).
         """
-        return self.seen.state.ended and not self.node_list
+        return self.reported.state.ended and not self.node_list
 
     @property
     def is_partial(self) -> bool:
@@ -124,11 +124,11 @@ class JobRecord:
     @property
     def explanation(self) -> Explanation:
         """Why it waits, or how it ended."""
-        if not self.seen.state.ended:
+        if not self.reported.state.ended:
             return explain_reason(self.reason)
-        if self.seen.name == "FAILED" and self.reason not in _REASONS_OF_EXIT_CODES:
+        if self.reported.name == "FAILED" and self.reason not in _GENERIC_FAILURE_REASONS:
             return explain_reason(self.reason)
-        return explain_end(self.seen, self.exit_status)
+        return explain_end(self.reported, self.exit_status)
 
 
 def _parse_job_id(text: str) -> re.Match[str]:
@@ -141,11 +141,11 @@ def _parse_job_id(text: str) -> re.Match[str]:
 _NO_TEXT = frozenset({"(null)", "N/A", "None assigned"})
 
 
-def _text(value: str) -> str:
+def _parse_text(value: str) -> str:
     return "" if value in _NO_TEXT else value
 
 
-def _with_row(error: SlurmParseError, row: Sequence[str]) -> SlurmParseError:
+def _attach_row(error: SlurmParseError, row: Sequence[str]) -> SlurmParseError:
     return SlurmParseError(error.user_message, detail="|".join(row)[:2000])
 
 
@@ -193,45 +193,45 @@ def build_squeue_argv(
         arguments += ["-j", ",".join(job_ids)]
     if users:
         arguments += ["-u", ",".join(users)]
-    return commands.reading("squeue", *arguments)
+    return commands.query_argv("squeue", *arguments)
 
 
 def parse_squeue(result: CommandResult, *, separator: str) -> list[JobRecord]:
     if result.exit_code != 0 and is_not_found(result):
         return []
-    check_answered(result)
+    raise_for_failure(result)
     text, columns = result.text, len(_SQUEUE_FIELDS)
-    known = whole_rows(text, separator, columns)
+    known = split_raw_rows(text, separator, columns)
     if known is None:
-        return [_squeue_record(row) for row in split_rows(text, separator, columns)]
-    return [_known_squeue_record(row) for row in known]
+        return [_parse_squeue_row(row) for row in split_rows(text, separator, columns)]
+    return [_cached_squeue_record(row) for row in known]
 
 
 # Between two looks most rows are the same, letter by letter: they are read once, and are the same object.
 @lru_cache(maxsize=12_000)
-def _known_squeue_record(row: str) -> JobRecord:
-    return _squeue_record(row.split(FIELD_END))
+def _cached_squeue_record(row: str) -> JobRecord:
+    return _parse_squeue_row(row.split(FIELD_SEPARATOR))
 
 
-def _squeue_record(row: Sequence[str]) -> JobRecord:
+def _parse_squeue_row(row: Sequence[str]) -> JobRecord:
     value = dict(zip(_SQUEUE_FIELDS, row, strict=True))
     try:
-        seen = parse_job_state(value["StateCompact"])
+        reported = parse_job_state(value["StateCompact"])
         start, end = parse_time(value["StartTime"]), parse_time(value["EndTime"])
-        waiting, ended = seen.phase is Phase.WAITING, seen.phase is Phase.ENDED
+        waiting, ended = reported.phase is SlurmPhase.WAITING, reported.phase is SlurmPhase.ENDED
         return JobRecord(
             slurm_job_id=value["JobArrayID"],
             raw_id=value["JobID"],
-            seen=seen,
+            reported=reported,
             source="squeue",
-            reason=_text(value["Reason"]),
-            work_dir=_text(value["WorkDir"]),
+            reason=_parse_text(value["Reason"]),
+            work_dir=_parse_text(value["WorkDir"]),
             user=value["UserName"],
             name=value["Name"],
             partition=value["Partition"],
-            account=_text(value["Account"]),
-            qos=_text(value["QOS"]),
-            node_list=_text(value["NodeList"]),
+            account=_parse_text(value["Account"]),
+            qos=_parse_text(value["QOS"]),
+            node_list=_parse_text(value["NodeList"]),
             submitted_at=parse_time(value["SubmitTime"]),
             started_at=None if waiting else start,
             expected_start_at=start if waiting else None,
@@ -240,13 +240,13 @@ def _squeue_record(row: Sequence[str]) -> JobRecord:
             time_limit_s=parse_duration_s(value["TimeLimit"]),
             priority=parse_int(value["PriorityLong"]),
             restarts=parse_int(value["RestartCnt"]),
-            exit_status=_squeue_exit(value["exit_code"]) if ended else None,
+            exit_status=_parse_squeue_exit_status(value["exit_code"]) if ended else None,
         )
     except SlurmParseError as error:
-        raise _with_row(error, row) from error
+        raise _attach_row(error, row) from error
 
 
-def _squeue_exit(text: str) -> ExitStatus | None:
+def _parse_squeue_exit_status(text: str) -> ExitStatus | None:
     """squeue prints the raw status of wait(2): 768 is exit 3, 9 is SIGKILL (seen on 22.05)."""
     if ":" in text or not has_value(text):
         return parse_exit_status(text)
@@ -279,12 +279,12 @@ _SACCT_FIELDS = (
 )
 
 
-def _sacct(
+def _build_sacct_query(
     commands: SlurmCommands, separator: str, fields: Sequence[str], *arguments: str
 ) -> list[str]:
     # -p, not -P: it ends the last field of a row with the delimiter too, so rows can be told apart by counting.
-    shape = ["-n", "-p", f"--delimiter={separator}", f"--format={','.join(fields)}"]
-    return commands.reading("sacct", *shape, *arguments)
+    output_options = ["-n", "-p", f"--delimiter={separator}", f"--format={','.join(fields)}"]
+    return commands.query_argv("sacct", *output_options, *arguments)
 
 
 def build_sacct_argv(
@@ -307,43 +307,45 @@ def build_sacct_argv(
     if job_ids:
         arguments += ["-j", ",".join(job_ids)]
     start = since or datetime(1970, 1, 2, tzinfo=UTC)
-    return _sacct(
-        commands, separator, _SACCT_FIELDS, *arguments, "-S", _sacct_time(start), "-E", "now"
+    return _build_sacct_query(
+        commands, separator, _SACCT_FIELDS, *arguments, "-S", _format_sacct_time(start), "-E", "now"
     )
 
 
-def _sacct_time(moment: datetime) -> str:
+def _format_sacct_time(moment: datetime) -> str:
     """sacct reads times in the zone of its process, which `reading` sets to UTC."""
     return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S")
 
 
 def parse_sacct(result: CommandResult, *, separator: str) -> list[JobRecord]:
     """All rows, duplicates of requeued jobs included, live jobs too."""
-    check_answered(result)
-    return [_sacct_record(row) for row in split_rows(result.text, separator, len(_SACCT_FIELDS))]
+    raise_for_failure(result)
+    return [_parse_sacct_row(row) for row in split_rows(result.text, separator, len(_SACCT_FIELDS))]
 
 
-def _sacct_record(row: list[str]) -> JobRecord:
+def _parse_sacct_row(row: list[str]) -> JobRecord:
     value = dict(zip(_SACCT_FIELDS, row, strict=True))
     try:
-        seen = parse_job_state(value["State"])
+        reported = parse_job_state(value["State"])
         limit_min = parse_int(value["TimelimitRaw"].replace("Partition_Limit", ""))
         start = parse_time(value["Start"])
         return JobRecord(
             slurm_job_id=value["JobID"],
             raw_id=value["JobIDRaw"],
-            seen=seen,
+            reported=reported,
             source="sacct",
-            reason=_text(value["Reason"]),
-            work_dir=_text(value["WorkDir"]),
+            reason=_parse_text(value["Reason"]),
+            work_dir=_parse_text(value["WorkDir"]),
             user=value["User"],
             name=value["JobName"],
             partition=value["Partition"],
             account=value["Account"],
             qos=value["QOS"],
-            node_list=_text(value["NodeList"]),
+            node_list=_parse_text(value["NodeList"]),
             submitted_at=parse_time(value["Submit"]),
-            started_at=None if seen.phase is Phase.WAITING and not seen.state.requeued else start,
+            started_at=None
+            if reported.phase is SlurmPhase.WAITING and not reported.state.requeued
+            else start,
             ended_at=parse_time(value["End"]),
             time_limit_s=None if limit_min is None else limit_min * 60,
             elapsed_s=parse_int(value["ElapsedRaw"]),
@@ -352,7 +354,7 @@ def _sacct_record(row: list[str]) -> JobRecord:
             tres=parse_tres(value["AllocTRES"]),
         )
     except SlurmParseError as error:
-        raise _with_row(error, row) from error
+        raise _attach_row(error, row) from error
 
 
 def newest_runs(records: Iterable[JobRecord]) -> dict[str, JobRecord]:
@@ -370,23 +372,23 @@ def newest_runs(records: Iterable[JobRecord]) -> dict[str, JobRecord]:
     return newest
 
 
-def merge(live: Iterable[JobRecord], recorded: Iterable[JobRecord]) -> dict[str, JobRecord]:
+def merge_records(live: Iterable[JobRecord], recorded: Iterable[JobRecord]) -> dict[str, JobRecord]:
     """What is to be believed, by raw id, of one squeue and one sacct.
 
     Where squeue knows the job its word counts: of a job that was preempted or requeued, `sacct -S` shows only the run
     that ended (PREEMPTED, NODE_FAIL, …) and hides the one that waits. Only when both say that this same run has
     ended is sacct's row taken, once it is whole, since it knows more (who cancelled, exit codes, resources).
     """
-    best = newest_runs(recorded)
+    merged = newest_runs(recorded)
     for record in live:
-        other = best.get(record.raw_id)
-        if other is None or not _says_more(other, record):
-            best[record.raw_id] = record
-    return best
+        other = merged.get(record.raw_id)
+        if other is None or not _is_more_complete(other, record):
+            merged[record.raw_id] = record
+    return merged
 
 
-def _says_more(recorded: JobRecord, live: JobRecord) -> bool:
-    both_ended = recorded.seen.state.ended and live.seen.state.ended
+def _is_more_complete(recorded: JobRecord, live: JobRecord) -> bool:
+    both_ended = recorded.reported.state.ended and live.reported.state.ended
     return both_ended and not recorded.is_partial and recorded.submitted_at == live.submitted_at
 
 
@@ -414,7 +416,7 @@ class StepRecord:
 
     slurm_job_id: str
     step: str
-    seen: SeenState
+    reported: ReportedState
     name: str = ""
     exit_status: ExitStatus | None = None
     started_at: datetime | None = None
@@ -431,19 +433,19 @@ def build_steps_argv(
     commands: SlurmCommands, *, separator: str, job_ids: Sequence[str]
 ) -> list[str]:
     """The steps of the newest run of these jobs, from the accounting database."""
-    start = _sacct_time(datetime(1970, 1, 2, tzinfo=UTC))
+    start = _format_sacct_time(datetime(1970, 1, 2, tzinfo=UTC))
     arguments = ("-a", "-j", ",".join(job_ids), "-S", start, "-E", "now")
-    return _sacct(commands, separator, _STEP_FIELDS, *arguments)
+    return _build_sacct_query(commands, separator, _STEP_FIELDS, *arguments)
 
 
 def parse_steps(result: CommandResult, *, separator: str) -> list[StepRecord]:
-    check_answered(result)
+    raise_for_failure(result)
     rows = split_rows(result.text, separator, len(_STEP_FIELDS))
     # The job itself comes as a row without a step.
-    return [_step_record(row) for row in rows if "." in row[0]]
+    return [_parse_step_row(row) for row in rows if "." in row[0]]
 
 
-def _step_record(row: list[str]) -> StepRecord:
+def _parse_step_row(row: list[str]) -> StepRecord:
     value = dict(zip(_STEP_FIELDS, row, strict=True))
     job_id, _, step = value["JobID"].partition(".")
     try:
@@ -451,20 +453,20 @@ def _step_record(row: list[str]) -> StepRecord:
         return StepRecord(
             slurm_job_id=job_id,
             step=step,
-            seen=parse_job_state(value["State"]),
+            reported=parse_job_state(value["State"]),
             name=value["JobName"],
             exit_status=parse_exit_status(value["ExitCode"]),
             started_at=parse_time(value["Start"]),
             ended_at=parse_time(value["End"]),
             elapsed_s=parse_int(value["ElapsedRaw"]),
             tasks=parse_int(value["NTasks"]),
-            node_list=_text(value["NodeList"]),
+            node_list=_parse_text(value["NodeList"]),
             max_rss_bytes=parse_mem_bytes(value["MaxRSS"]),
             total_cpu_s=parse_duration_s(value["TotalCPU"]),
             tres=parse_tres(value["AllocTRES"]),
         )
     except SlurmParseError as error:
-        raise _with_row(error, row) from error
+        raise _attach_row(error, row) from error
 
 
 def ran_out_of_memory(steps: Iterable[StepRecord]) -> bool:
@@ -473,15 +475,17 @@ def ran_out_of_memory(steps: Iterable[StepRecord]) -> bool:
     With cgroups the step says OUT_OF_MEMORY. With JobAcctGatherParams=OverMemoryKill it is CANCELLED by 0 with
     signal 9, and only the numbers tell: it used more than it was given (seen on 22.05).
     """
-    return any(
-        step.seen.name == "OUT_OF_MEMORY" or _killed_above_its_memory(step) for step in steps
-    )
+    return any(step.reported.name == "OUT_OF_MEMORY" or _killed_over_memory(step) for step in steps)
 
 
-def _killed_above_its_memory(step: StepRecord) -> bool:
+def _killed_over_memory(step: StepRecord) -> bool:
     killed = step.exit_status is not None and step.exit_status.signal == signal.SIGKILL
-    given_mib = step.tres.mem_mib
-    return killed and bool(given_mib) and (step.max_rss_bytes or 0) > (given_mib or 0) * 1024**2
+    allocated_mib = step.tres.mem_mib
+    return (
+        killed
+        and bool(allocated_mib)
+        and (step.max_rss_bytes or 0) > (allocated_mib or 0) * 1024**2
+    )
 
 
 # -- sstat ------------------------------------------------------------------------------------------
@@ -506,7 +510,7 @@ class StepUsage:
 def build_sstat_argv(commands: SlurmCommands, *, job_ids: Sequence[str]) -> list[str]:
     """sstat has no --delimiter; its fields are numbers and ids, so `|` is safe."""
     fields = ",".join(_SSTAT_FIELDS)
-    return commands.reading(
+    return commands.query_argv(
         "sstat", "-a", "-n", "-P", f"--format={fields}", "-j", ",".join(job_ids)
     )
 
@@ -515,7 +519,7 @@ def parse_sstat(result: CommandResult) -> list[StepUsage]:
     # It has no steps at the moment, says sstat, as an error with exit code 0 (22.05). That is an answer.
     if re.search(r"no steps running for job|couldn't get steps", result.error_text, re.IGNORECASE):
         return []
-    check_answered(result)
+    raise_for_failure(result)
     usage = []
     for line in result.text.splitlines():
         row = line.split("|")
@@ -542,7 +546,7 @@ def parse_sstat(result: CommandResult) -> list[StepUsage]:
 
 
 def build_show_job_argv(commands: SlurmCommands, *, slurm_job_id: str) -> list[str]:
-    return commands.reading("scontrol", "-o", "-d", "show", "job", slurm_job_id)
+    return commands.query_argv("scontrol", "-o", "-d", "show", "job", slurm_job_id)
 
 
 def parse_show_job(result: CommandResult) -> list[dict[str, str]]:
@@ -552,5 +556,5 @@ def parse_show_job(result: CommandResult) -> list[dict[str, str]]:
     """
     if is_not_found(result):
         return []
-    check_answered(result)
+    raise_for_failure(result)
     return [parse_pairs(line) for line in result.text.splitlines() if line.startswith("JobId=")]

@@ -13,7 +13,7 @@ from datetime import datetime
 
 from clusters.capacity import Capacity, GpuCount, Node, Partition
 from clusters.errors import SlurmParseError
-from clusters.slurm.errors import check_answered
+from clusters.slurm.errors import raise_for_failure
 from clusters.slurm.fields import (
     SlurmCommands,
     expand_nodes,
@@ -28,11 +28,11 @@ from clusters.transport.base import CommandResult
 
 def build_show_nodes_argv(commands: SlurmCommands) -> list[str]:
     """-d: without it there is no GresUsed. -a: also nodes of hidden partitions."""
-    return commands.reading("scontrol", "-a", "-o", "-d", "show", "node")
+    return commands.query_argv("scontrol", "-a", "-o", "-d", "show", "node")
 
 
 def build_show_partitions_argv(commands: SlurmCommands) -> list[str]:
-    return commands.reading("scontrol", "-a", "-o", "show", "partition")
+    return commands.query_argv("scontrol", "-a", "-o", "show", "partition")
 
 
 def parse_capacity(
@@ -45,7 +45,7 @@ def parse_capacity(
     )
 
 
-def _lines(result: CommandResult, key: str) -> Iterator[tuple[str, dict[str, str]]]:
+def _parse_lines(result: CommandResult, key: str) -> Iterator[tuple[str, dict[str, str]]]:
     for line in result.text.splitlines():
         # "No nodes in the system", "No partitions in the system": an answer without rows.
         if not line.strip() or line.startswith("No "):
@@ -60,11 +60,11 @@ def _lines(result: CommandResult, key: str) -> Iterator[tuple[str, dict[str, str
 
 
 def parse_show_nodes(result: CommandResult) -> tuple[Node, ...]:
-    check_answered(result)
-    return tuple(_node(line, pairs) for line, pairs in _lines(result, "NodeName"))
+    raise_for_failure(result)
+    return tuple(_parse_node(line, pairs) for line, pairs in _parse_lines(result, "NodeName"))
 
 
-def _node(line: str, pairs: dict[str, str]) -> Node:
+def _parse_node(line: str, pairs: dict[str, str]) -> Node:
     try:
         state = parse_node_state(pairs["State"])
         return Node(
@@ -72,13 +72,13 @@ def _node(line: str, pairs: dict[str, str]) -> Node:
             state=state.name,
             usable=state.usable,
             # CPUEfctv (22.05) leaves out the cores that are kept for the system.
-            cpus=_number(pairs, "CPUEfctv", "CPUTot"),
-            cpus_used=_number(pairs, "CPUAlloc"),
-            mem_mib=_number(pairs, "RealMemory"),
-            mem_mib_used=_number(pairs, "AllocMem"),
-            gpus=_gpus(pairs.get("Gres", ""), pairs.get("GresUsed", "")),
-            features=_words(pairs.get("ActiveFeatures", "")),
-            partitions=_words(pairs.get("Partitions", "")),
+            cpus=_parse_first_int(pairs, "CPUEfctv", "CPUTot"),
+            cpus_used=_parse_first_int(pairs, "CPUAlloc"),
+            mem_mib=_parse_first_int(pairs, "RealMemory"),
+            mem_mib_used=_parse_first_int(pairs, "AllocMem"),
+            gpus=_parse_gpus(pairs.get("Gres", ""), pairs.get("GresUsed", "")),
+            features=_split_list(pairs.get("ActiveFeatures", "")),
+            partitions=_split_list(pairs.get("Partitions", "")),
             reason=re.sub(r"\s*\[[^\]]*\]$", "", pairs.get("Reason", "")),
         )
     except KeyError as error:
@@ -87,14 +87,14 @@ def _node(line: str, pairs: dict[str, str]) -> Node:
         raise SlurmParseError(error.user_message, detail=line[:2000]) from error
 
 
-def _number(pairs: dict[str, str], *names: str) -> int:
+def _parse_first_int(pairs: dict[str, str], *names: str) -> int:
     for name in names:
         if has_value(pairs.get(name, "")):
             return parse_int(pairs[name]) or 0
     raise KeyError(names[-1])
 
 
-def _words(text: str) -> tuple[str, ...]:
+def _split_list(text: str) -> tuple[str, ...]:
     return tuple(word for word in text.split(",") if word) if has_value(text) else ()
 
 
@@ -106,7 +106,7 @@ class NodeState:
 
 
 # sinfo's marks behind a state, and the flags that scontrol writes out for them.
-_MARKS = {
+_STATE_SUFFIXES = {
     "*": "NOT_RESPONDING",
     "~": "POWERED_DOWN",
     "#": "POWERING_UP",
@@ -117,7 +117,7 @@ _MARKS = {
     "^": "REBOOT_ISSUED",
     "-": "PLANNED",
 }
-_SHORT_BASES = {
+_SHORT_STATES = {
     "ALLOC": "ALLOCATED",
     "MIX": "MIXED",
     "COMP": "COMPLETING",
@@ -131,9 +131,11 @@ _SHORT_BASES = {
     "POW_DN": "POWERED_DOWN",
     "POW_UP": "POWERING_UP",
 }
-_BASES = frozenset({"IDLE", "MIXED", "ALLOCATED", "DOWN", "ERROR", "FUTURE", "UNKNOWN", "INVAL"})
+_BASE_STATES = frozenset(
+    {"IDLE", "MIXED", "ALLOCATED", "DOWN", "ERROR", "FUTURE", "UNKNOWN", "INVAL"}
+)
 # No job can start while one of these is set. PLANNED, COMPLETING and the power states pass by themselves.
-_BLOCKING = frozenset(
+_UNUSABLE_FLAGS = frozenset(
     {
         "DRAIN",
         "DRAINED",
@@ -156,9 +158,9 @@ def parse_node_state(text: str) -> NodeState:
     """scontrol's `IDLE+DRAIN+NOT_RESPONDING`, `DOWN*`; sinfo's `mix-`, `idle~`, `alloc+`, `drng`."""
     words: list[str] = []
     for word in text.strip().upper().split("+"):
-        bare = word.rstrip("*~#!%$@^-")
-        words += [_SHORT_BASES.get(bare, bare)] if bare else []
-        words += [_MARKS[mark] for mark in word[len(bare) :]]
+        base_name = word.rstrip("*~#!%$@^-")
+        words += [_SHORT_STATES.get(base_name, base_name)] if base_name else []
+        words += [_STATE_SUFFIXES[suffix] for suffix in word[len(base_name) :]]
     if not words:
         raise parse_error("a node has no state", text)
     base, flags = words[0], tuple(words[1:])
@@ -169,10 +171,10 @@ def parse_node_state(text: str) -> NodeState:
         busy = base in ("MIXED", "ALLOCATED", "DRAINING") or "COMPLETING" in flags
         name = "draining" if busy else "drained"
     else:
-        special = [word for word in words if word in _BLOCKING]
+        special = [word for word in words if word in _UNUSABLE_FLAGS]
         name = (special[0] if special else base).lower()
     usable = base not in ("DOWN", "ERROR", "FUTURE", "UNKNOWN", "INVAL") and not (
-        _BLOCKING & set(words)
+        _UNUSABLE_FLAGS & set(words)
     )
     return NodeState(name={"maintenance": "maint"}.get(name, name), usable=usable, flags=flags)
 
@@ -200,7 +202,7 @@ def parse_gres(text: str) -> dict[tuple[str, str], int]:
     return dict(counts)
 
 
-def _gpus(gres: str, used: str) -> tuple[GpuCount, ...]:
+def _parse_gpus(gres: str, used: str) -> tuple[GpuCount, ...]:
     total = {kind: count for (name, kind), count in parse_gres(gres).items() if name == "gpu"}
     in_use = {kind: count for (name, kind), count in parse_gres(used).items() if name == "gpu"}
     if len(total) == 1 and set(in_use) == {""}:
@@ -214,11 +216,13 @@ def _gpus(gres: str, used: str) -> tuple[GpuCount, ...]:
 
 
 def parse_show_partitions(result: CommandResult) -> tuple[Partition, ...]:
-    check_answered(result)
-    return tuple(_partition(line, pairs) for line, pairs in _lines(result, "PartitionName"))
+    raise_for_failure(result)
+    return tuple(
+        _parse_partition(line, pairs) for line, pairs in _parse_lines(result, "PartitionName")
+    )
 
 
-def _partition(line: str, pairs: dict[str, str]) -> Partition:
+def _parse_partition(line: str, pairs: dict[str, str]) -> Partition:
     try:
         return Partition(
             name=pairs["PartitionName"],
@@ -228,8 +232,8 @@ def _partition(line: str, pairs: dict[str, str]) -> Partition:
             max_time_s=parse_duration_s(pairs["MaxTime"]),
             default_time_s=parse_duration_s(pairs.get("DefaultTime", "")),
             max_nodes_per_job=parse_int(pairs.get("MaxNodes", "")),
-            allowed_accounts=_allowed(pairs.get("AllowAccounts", "")),
-            allowed_qos=_allowed(pairs.get("AllowQos", "")),
+            allowed_accounts=_parse_allowed(pairs.get("AllowAccounts", "")),
+            allowed_qos=_parse_allowed(pairs.get("AllowQos", "")),
         )
     except KeyError as error:
         raise parse_error(f"a partition has no {error.args[0]}", line) from error
@@ -237,6 +241,6 @@ def _partition(line: str, pairs: dict[str, str]) -> Partition:
         raise SlurmParseError(error.user_message, detail=line[:2000]) from error
 
 
-def _allowed(text: str) -> tuple[str, ...]:
+def _parse_allowed(text: str) -> tuple[str, ...]:
     """`ALL`, or a list; where the site gave DenyAccounts instead, Slurm prints no AllowAccounts."""
-    return () if text.strip().upper() == "ALL" else _words(text)
+    return () if text.strip().upper() == "ALL" else _split_list(text)

@@ -11,8 +11,8 @@ import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from clusters.slurm.states import SeenState
-from core.messages import Sentence, _
+from clusters.slurm.states import ReportedState
+from core.messages import Message, _
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,14 +20,14 @@ class Explanation:
     """One sentence for a lab member, with what is needed to say it in another language."""
 
     code: str  # stable; names the template
-    template: Sentence
+    template: Message
     params: Mapping[str, str | int] = field(default_factory=dict)
-    can_pass: bool = True  # waiting can help; False: somebody must change something
+    temporary: bool = True  # waiting can help; False: somebody must change something
     held: bool = False
 
     @property
-    def sentence(self) -> Sentence:
-        return Sentence(self.template, self.params)
+    def message(self) -> Message:
+        return Message(self.template, self.params)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +45,8 @@ class ExitStatus:
             return f"signal {self.signal}"
 
 
-def _waiting() -> dict[str, Explanation]:
-    rows: list[tuple[str, Sentence, bool]] = [
+def _build_reasons() -> dict[str, Explanation]:
+    rows: list[tuple[str, Message, bool]] = [
         # name, sentence, can pass by itself
         ("None", _("Slurm has not looked at the job yet."), True),
         ("Priority", _("Other jobs with a higher priority come first."), True),
@@ -201,16 +201,16 @@ def _waiting() -> dict[str, Explanation]:
         ("QOSResourceLimit", _("The QOS's limit on resources is reached."), True),
         ("QOSTimeLimit", _("The QOS's limit on time is reached."), False),
     ]
-    table = {name: Explanation(name, text, {}, can_pass) for name, text, can_pass in rows}
+    table = {name: Explanation(name, text, {}, temporary) for name, text, temporary in rows}
     for name, text in (
         ("JobHeldUser", _("The job is held; release it to let it start.")),
         ("JobHeldAdmin", _("An administrator holds the job. Ask the cluster's administrator.")),
     ):
-        table[name] = Explanation(name, text, {}, can_pass=False, held=True)
+        table[name] = Explanation(name, text, {}, temporary=False, held=True)
     return table
 
 
-REASONS: dict[str, Explanation] = _waiting()
+REASONS: dict[str, Explanation] = _build_reasons()
 _BY_LOWER = {name.lower(): explanation for name, explanation in REASONS.items()}
 
 # QOSMaxGRESPerUser, AssocGrpCPURunMinutesLimit, MaxSubmitJobsPerAccount, QOSMinCpuNotSatisfied, …
@@ -223,7 +223,7 @@ _LIMIT = re.compile(
         (?:Limit|NotSatisfied|)\Z""",
     re.VERBOSE | re.IGNORECASE,
 )
-_WHAT = {
+_RESOURCE_NAMES = {
     "cpu": _("CPU"),
     "mem": _("memory"),
     "memory": _("memory"),
@@ -241,8 +241,8 @@ _WHAT = {
     "wall": _("run time"),
     "wallduration": _("run time"),
 }
-_OWNER = {"qos": _("QOS"), "assoc": _("account"), "": _("QOS")}
-_SCOPE = {
+_OWNER_NAMES = {"qos": _("QOS"), "assoc": _("account"), "": _("QOS")}
+_SCOPE_NAMES = {
     "perjob": _("per job"),
     "pernode": _("per node"),
     "peruser": _("per user"),
@@ -272,7 +272,7 @@ _LIMIT_TEMPLATES = {
         "The job asks for less than the %(owner)s's %(what)s minimum. Ask for more."
     ),
 }
-_LIMITS_THAT_PASS = {"limit_shared", "limit_running_time", "limit_own"}
+_TEMPORARY_LIMITS = {"limit_shared", "limit_running_time", "limit_own"}
 
 
 def _limit_code(kind: str, what: str, time: str, scope: str) -> str:
@@ -297,15 +297,17 @@ def _explain_limit(name: str) -> Explanation | None:
     part = {key: value.lower() for key, value in match.groupdict().items()}
     code = _limit_code(part["kind"], part["what"], part["time"], part["scope"])
     params = {
-        "owner": _OWNER[part["owner"]],
-        "what": _WHAT[part["what"]],
-        "scope": _SCOPE.get(part["scope"], _("per user") if code == "limit_own" else _("per job")),
+        "owner": _OWNER_NAMES[part["owner"]],
+        "what": _RESOURCE_NAMES[part["what"]],
+        "scope": _SCOPE_NAMES.get(
+            part["scope"], _("per user") if code == "limit_own" else _("per job")
+        ),
     }
-    return Explanation(code, _LIMIT_TEMPLATES[code], params, code in _LIMITS_THAT_PASS)
+    return Explanation(code, _LIMIT_TEMPLATES[code], params, code in _TEMPORARY_LIMITS)
 
 
 # slurmctld puts free text instead of a name into the same field (state_desc); blanks may be underscores.
-_FREE_TEXT: tuple[tuple[str, Explanation], ...] = (
+_FREE_TEXT_REASONS: tuple[tuple[str, Explanation], ...] = (
     ("nodes required for job are down", REASONS["ReqNodeNotAvail"]),
     ("reqnodenotavail", REASONS["ReqNodeNotAvail"]),
     (
@@ -315,7 +317,7 @@ _FREE_TEXT: tuple[tuple[str, Explanation], ...] = (
             _(
                 "The job could not be launched, was put back into the queue and is held. Ask the cluster's administrator."
             ),
-            can_pass=False,
+            temporary=False,
             held=True,
         ),
     ),
@@ -326,7 +328,7 @@ _FREE_TEXT: tuple[tuple[str, Explanation], ...] = (
             _(
                 "Your login environment could not be read on the node; the job is held. Ask the cluster's administrator."
             ),
-            can_pass=False,
+            temporary=False,
             held=True,
         ),
     ),
@@ -335,7 +337,7 @@ _FREE_TEXT: tuple[tuple[str, Explanation], ...] = (
         Explanation(
             "requeued_held",
             _("The job was put back into the queue and is held until it is released."),
-            can_pass=False,
+            temporary=False,
             held=True,
         ),
     ),
@@ -351,16 +353,16 @@ def explain_reason(reason: str) -> Explanation:
         return found
     if limit := _explain_limit(text):
         return limit
-    loose = text.replace("_", " ").lower()
-    for words, explanation in _FREE_TEXT:
-        if loose.startswith(words):
+    normalized = text.replace("_", " ").lower()
+    for prefix, explanation in _FREE_TEXT_REASONS:
+        if normalized.startswith(prefix):
             return explanation
-    if loose in ("", "null", "n/a"):
+    if normalized in ("", "null", "n/a"):
         return REASONS["None"]
     return Explanation("other", _("Slurm gives the reason “%(words)s”."), {"words": text})
 
 
-_ENDS = {
+_END_TEMPLATES = {
     "COMPLETED": _("The job completed."),
     "TIMEOUT": _(
         "The job reached its time limit and was stopped. Ask for more time, or save checkpoints."
@@ -375,22 +377,22 @@ _ENDS = {
 }
 
 
-def explain_end(seen: SeenState, exit_status: ExitStatus | None = None) -> Explanation:
+def explain_end(reported: ReportedState, exit_status: ExitStatus | None = None) -> Explanation:
     """How a job ended, in one sentence; `seen` must be an end state."""
-    name = seen.name
-    transient = seen.state.transient
+    name = reported.name
+    transient = reported.state.transient
     if name == "CANCELLED":
-        if seen.cancelled_by_uid is None:
+        if reported.cancelled_by_uid is None:
             return Explanation("cancelled", _("The job was cancelled."), {}, False)
-        by = seen.cancelled_by_uid
-        if by == 0:
+        canceller_uid = reported.cancelled_by_uid
+        if canceller_uid == 0:
             return Explanation(
                 "cancelled_by_root", _("The cluster's administrator cancelled the job."), {}, False
             )
         return Explanation(
             "cancelled_by",
             _("The job was cancelled by the user with UID %(uid)s."),
-            {"uid": by},
+            {"uid": canceller_uid},
             False,
         )
     if name == "FAILED" and exit_status is not None:
@@ -409,5 +411,5 @@ def explain_end(seen: SeenState, exit_status: ExitStatus | None = None) -> Expla
                 False,
             )
     return Explanation(
-        name.lower(), _ENDS.get(name) or Sentence(seen.state.sentence), {}, transient
+        name.lower(), _END_TEMPLATES.get(name) or Message(reported.state.message), {}, transient
     )

@@ -17,14 +17,14 @@ from clusters.errors import (
     SlurmUnavailable,
     SubmitRejected,
 )
-from clusters.slurm.errors import submit_failure
+from clusters.slurm.errors import classify_submit_failure
 from clusters.slurm.fields import SlurmCommands, expand_nodes, parse_error, parse_time
 from clusters.transport.base import CommandResult
 from core.messages import _
 
 
 @dataclass(frozen=True, slots=True)
-class Submission:
+class SubmitRequest:
     """One job to be submitted: a script that lies on the cluster, run in a directory of its own."""
 
     token: str  # the caller's name for it; comes back with the outcome
@@ -34,7 +34,7 @@ class Submission:
     # A file that must not exist yet: whoever creates it, and nobody else ever, runs sbatch for this
     # submission; the answer is kept beside it (.out, .end). "": no such care.
     marker: str = ""
-    give_up: bool = False  # only take the marker, so that nobody can submit it any more
+    abandon: bool = False  # only take the marker, so that nobody can submit it any more
 
     def __post_init__(self) -> None:
         for path in (self.work_dir, self.script_path, self.marker or "/"):
@@ -48,11 +48,11 @@ class Submission:
                 raise ValueError(f"empty, or holds a newline or NUL: {text!r}")
         if "\n" in self.marker or "\0" in self.marker:
             raise ValueError(f"not a path: {self.marker!r}")
-        if self.give_up and not self.marker:
+        if self.abandon and not self.marker:
             raise ValueError("only a submission with a marker can be given up")
 
 
-class SubmissionGivenUp(SubmitRejected):
+class SubmissionAbandoned(SubmitRejected):
     """Nobody had begun it, and now nobody can."""
 
 
@@ -73,15 +73,15 @@ class SubmitOutcome:
         return bool(self.slurm_job_id) or self.error is not None
 
     @property
-    def unknown(self) -> bool:
+    def outcome_unknown(self) -> bool:
         return isinstance(self.error, CommandTimeout)
 
 
-_PARSABLE = re.compile(r"(\d+)(?:;\S+)?\Z")
+_PARSABLE_OUTPUT = re.compile(r"(\d+)(?:;\S+)?\Z")
 
 
-def build_submit_argv(commands: SlurmCommands, submission: Submission) -> list[str]:
-    return commands.acting(
+def build_submit_argv(commands: SlurmCommands, submission: SubmitRequest) -> list[str]:
+    return commands.action_argv(
         "sbatch",
         "--parsable",
         f"--chdir={submission.work_dir}",
@@ -93,14 +93,14 @@ def build_submit_argv(commands: SlurmCommands, submission: Submission) -> list[s
 def parse_submit(result: CommandResult) -> str:
     """The new job's id (of a het job: the leader's). Raises what `submit_failure` says."""
     if result.exit_code != 0:
-        raise submit_failure(result.exit_code, result.error_text)
+        raise classify_submit_failure(result.exit_code, result.error_text)
     return _parse_job_id(result.text)
 
 
 def _parse_job_id(stdout: str) -> str:
     """`123`, or `123;cluster`. A job_submit plugin of the site may print lines before it."""
     last_line = stdout.strip().rpartition("\n")[2]
-    match = _PARSABLE.match(last_line)
+    match = _PARSABLE_OUTPUT.match(last_line)
     if match is None:
         raise parse_error("sbatch did not print a job id", stdout)
     return match[1]
@@ -183,11 +183,11 @@ while IFS= read -r token && IFS= read -r dir && IFS= read -r script && IFS= read
 done
 """
 # EX_TEMPFAIL and EX_CANTCREAT of sysexits.h; sbatch itself ends with 1.
-_GIVEN_UP, _NO_MARKER = "75", "73"
+_EXIT_ABANDONED, _EXIT_NO_MARKER = "75", "73"
 
 
 def build_submit_many_argv(
-    commands: SlurmCommands, *, separator: str, begin_for_s: int, at_least_each_s: int
+    commands: SlurmCommands, *, separator: str, start_window_s: int, min_sbatch_timeout_s: int
 ) -> list[str]:
     """A small sh program that runs sbatch for each job given on stdin (see submit_many_stdin).
 
@@ -195,24 +195,24 @@ def build_submit_many_argv(
     """
     sbatch = commands.program("sbatch")
     # The program's clock counts whole seconds: it may begin one up to a second late.
-    argv = ["timeout", "-k", "5", str(begin_for_s + 1 + at_least_each_s)]
-    argv += ["sh", "-c", _SUBMIT_MANY_PROGRAM, "submit", separator, str(begin_for_s), sbatch]
+    argv = ["timeout", "-k", "5", str(start_window_s + 1 + min_sbatch_timeout_s)]
+    argv += ["sh", "-c", _SUBMIT_MANY_PROGRAM, "submit", separator, str(start_window_s), sbatch]
     return ["env", f"SLURM_CONF={commands.slurm_conf}", *argv] if commands.slurm_conf else argv
 
 
-def submit_many_stdin(submissions: Sequence[Submission]) -> bytes:
+def build_submit_many_stdin(submissions: Sequence[SubmitRequest]) -> bytes:
     if len({job.token for job in submissions}) != len(submissions):
         raise ValueError("two submissions with the same token")
     lines: list[str] = []
     for job in submissions:
-        order = "give-up" if job.give_up else "run"
-        lines += [job.token, job.work_dir, job.script_path, job.marker, order]
+        action = "give-up" if job.abandon else "run"
+        lines += [job.token, job.work_dir, job.script_path, job.marker, action]
         lines += [str(len(job.options)), *job.options]
     return "".join(f"{line}\n" for line in lines).encode("utf-8", errors="surrogateescape")
 
 
 def parse_submit_many(
-    stdout: bytes, submissions: Sequence[Submission], *, separator: str
+    stdout: bytes, submissions: Sequence[SubmitRequest], *, separator: str
 ) -> list[SubmitOutcome]:
     """One outcome per submission, in their order, from what was printed, be it cut off or not."""
     text = stdout.decode("utf-8", errors="replace")
@@ -225,39 +225,47 @@ def parse_submit_many(
     # parts: "", token, stdout, code, stderr, "\n", token, …: five per record after the first. Without the mark
     # behind it the last token may be half a token, and sbatch had not been started.
     for start in range(1, len(parts) - 1, 5):
-        outcome = _outcome(parts[start : start + 4], complete=len(parts) > start + 4)
+        outcome = _parse_outcome(parts[start : start + 4], complete=len(parts) > start + 4)
         outcomes[outcome.token] = outcome
     if unexpected := set(outcomes) - {job.token for job in submissions}:
         raise parse_error("sbatch answered for a job that was not submitted", ", ".join(unexpected))
     return [outcomes.get(job.token, SubmitOutcome(job.token)) for job in submissions]
 
 
-def _outcome(record: list[str], *, complete: bool) -> SubmitOutcome:
-    token, printed = record[0], record[1]
+def _parse_outcome(record: list[str], *, complete: bool) -> SubmitOutcome:
+    token, sbatch_stdout = record[0], record[1]
     # sbatch prints the id when slurmctld has taken the job: with its newline the line is whole.
-    taken = _PARSABLE.match(printed.strip().rpartition("\n")[2]) if printed.endswith("\n") else None
+    id_match = (
+        _PARSABLE_OUTPUT.match(sbatch_stdout.strip().rpartition("\n")[2])
+        if sbatch_stdout.endswith("\n")
+        else None
+    )
     if not complete:
-        if taken:
-            return SubmitOutcome(token, slurm_job_id=taken[1])
-        return SubmitOutcome(token, error=submit_failure(124, "the answer was cut off"))
-    code, complaint = record[2], record[3]
-    if code == "0" and taken:
-        return SubmitOutcome(token, slurm_job_id=taken[1])
+        if id_match:
+            return SubmitOutcome(token, slurm_job_id=id_match[1])
+        return SubmitOutcome(token, error=classify_submit_failure(124, "the answer was cut off"))
+    code, sbatch_stderr = record[2], record[3]
+    if code == "0" and id_match:
+        return SubmitOutcome(token, slurm_job_id=id_match[1])
     if not code.isdigit():
         raise parse_error("sbatch's exit code is missing", "|".join(record))
-    if code == _GIVEN_UP:
+    if code == _EXIT_ABANDONED:
         return SubmitOutcome(
-            token, error=SubmissionGivenUp(_("The job was stopped before Slurm had it."))
+            token, error=SubmissionAbandoned(_("The job was stopped before Slurm had it."))
         )
-    if code == _NO_MARKER:
+    if code == _EXIT_NO_MARKER:
         return SubmitOutcome(
             token,
-            error=RemoteFileError(_("The job's directory cannot be written."), detail=complaint),
+            error=RemoteFileError(
+                _("The job's directory cannot be written."), detail=sbatch_stderr
+            ),
         )
     if code == "0":
         # Exit 0 without an id: nobody knows. Never seen; a wrapper around sbatch could do it.
-        return SubmitOutcome(token, error=submit_failure(124, f"{printed}\n{complaint}"))
-    return SubmitOutcome(token, error=submit_failure(int(code), complaint))
+        return SubmitOutcome(
+            token, error=classify_submit_failure(124, f"{sbatch_stdout}\n{sbatch_stderr}")
+        )
+    return SubmitOutcome(token, error=classify_submit_failure(int(code), sbatch_stderr))
 
 
 # -- when could it start ----------------------------------------------------------------------------
@@ -287,14 +295,14 @@ def build_test_only_argv(
 ) -> list[str]:
     """Without a script path the script is read from stdin. Nothing is submitted."""
     script = [script_path] if script_path else []
-    return commands.reading("sbatch", "--test-only", f"--chdir={work_dir}", *options, *script)
+    return commands.query_argv("sbatch", "--test-only", f"--chdir={work_dir}", *options, *script)
 
 
 def parse_test_only(result: CommandResult) -> ExpectedStart:
     """Raises SubmitRejected where sbatch would refuse. The answer stands on stderr."""
     match = _TEST_ONLY.search(result.error_text)
     if match is None or result.exit_code != 0:
-        failure = submit_failure(result.exit_code or 1, result.error_text)
+        failure = classify_submit_failure(result.exit_code or 1, result.error_text)
         if isinstance(failure, CommandTimeout):  # nothing was submitted: here it is a plain silence
             failure = SlurmUnavailable(
                 _("Slurm's controller does not answer."), detail=result.error_text

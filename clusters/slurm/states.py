@@ -15,7 +15,7 @@ from functools import lru_cache
 logger = logging.getLogger(__name__)
 
 
-class Phase(enum.Enum):
+class SlurmPhase(enum.Enum):
     """Where a job stands, in the only terms that decisions need."""
 
     WAITING = "waiting"  # not started, or to be started again
@@ -27,13 +27,13 @@ class Phase(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class JobState:
+class SlurmJobState:
     """One of Slurm's job states."""
 
     name: str  # long name, as sacct and `squeue %T` print it
-    short: str  # `squeue %t`; "" where Slurm has none
-    phase: Phase
-    sentence: str  # for a lab member
+    short_name: str  # `squeue %t`; "" where Slurm has none
+    phase: SlurmPhase
+    message: str  # for a lab member
     transient: bool = (
         False  # an end that is the cluster's doing: a retry does not count as the job's fault
     )
@@ -42,47 +42,55 @@ class JobState:
 
     @property
     def ended(self) -> bool:
-        return self.phase is Phase.ENDED
+        return self.phase is SlurmPhase.ENDED
 
     @property
     def succeeded(self) -> bool:
         return self.name == "COMPLETED"
 
 
-def _states() -> tuple[JobState, ...]:
-    waiting, starting, running = Phase.WAITING, Phase.STARTING, Phase.RUNNING
-    ending, ended, unknown = Phase.ENDING, Phase.ENDED, Phase.UNKNOWN
+def _build_job_states() -> tuple[SlurmJobState, ...]:
+    waiting, starting, running = SlurmPhase.WAITING, SlurmPhase.STARTING, SlurmPhase.RUNNING
+    ending, ended, unknown = SlurmPhase.ENDING, SlurmPhase.ENDED, SlurmPhase.UNKNOWN
     return (
         # Base states (enum job_states in slurm.h).
-        JobState("PENDING", "PD", waiting, "The job waits in the queue."),
-        JobState("RUNNING", "R", running, "The job is running."),
-        JobState("SUSPENDED", "S", running, "The job is suspended; it keeps its nodes."),
-        JobState("COMPLETED", "CD", ended, "The job completed."),
-        JobState("CANCELLED", "CA", ended, "The job was cancelled."),
-        JobState("FAILED", "F", ended, "The job failed."),
-        JobState("TIMEOUT", "TO", ended, "The job reached its time limit and was stopped."),
-        JobState("NODE_FAIL", "NF", ended, "A node of the job failed.", transient=True),
-        JobState(
+        SlurmJobState("PENDING", "PD", waiting, "The job waits in the queue."),
+        SlurmJobState("RUNNING", "R", running, "The job is running."),
+        SlurmJobState("SUSPENDED", "S", running, "The job is suspended; it keeps its nodes."),
+        SlurmJobState("COMPLETED", "CD", ended, "The job completed."),
+        SlurmJobState("CANCELLED", "CA", ended, "The job was cancelled."),
+        SlurmJobState("FAILED", "F", ended, "The job failed."),
+        SlurmJobState("TIMEOUT", "TO", ended, "The job reached its time limit and was stopped."),
+        SlurmJobState("NODE_FAIL", "NF", ended, "A node of the job failed.", transient=True),
+        SlurmJobState(
             "PREEMPTED", "PR", ended, "A job of higher priority took the nodes.", transient=True
         ),
-        JobState(
+        SlurmJobState(
             "BOOT_FAIL", "BF", ended, "A node of the job could not be started.", transient=True
         ),
-        JobState("DEADLINE", "DL", ended, "The job could not finish before its deadline."),
-        JobState("OUT_OF_MEMORY", "OOM", ended, "The job used more memory than it asked for."),
+        SlurmJobState("DEADLINE", "DL", ended, "The job could not finish before its deadline."),
+        SlurmJobState("OUT_OF_MEMORY", "OOM", ended, "The job used more memory than it asked for."),
         # Flags (slurm.h, JOB_STATE_FLAGS). squeue prints a flag instead of the base state.
-        JobState("COMPLETING", "CG", ending, "The job is over; its nodes are being cleaned up."),
-        JobState("STAGE_OUT", "SO", ending, "The job is over; its data is being copied back."),
+        SlurmJobState(
+            "COMPLETING", "CG", ending, "The job is over; its nodes are being cleaned up."
+        ),
+        SlurmJobState("STAGE_OUT", "SO", ending, "The job is over; its data is being copied back."),
         # 25.11: between the end of a run and the decision to start it again at once.
-        JobState("EXPEDITING", "", ending, "The run is over; Slurm decides whether to repeat it."),
-        JobState("CONFIGURING", "CF", starting, "The job's nodes are being started."),
-        JobState("POWER_UP_NODE", "", starting, "The job's nodes are being powered up."),
-        JobState("RESIZING", "RS", running, "The job's size is being changed."),
-        JobState("SIGNALING", "SI", running, "The job is being sent a signal."),
-        JobState("STOPPED", "ST", running, "The job is stopped; it keeps its nodes."),
-        JobState("REQUEUED", "RQ", waiting, "The job was put back into the queue.", requeued=True),
-        JobState("REQUEUE_FED", "RF", waiting, "The job moves to another cluster.", requeued=True),
-        JobState(
+        SlurmJobState(
+            "EXPEDITING", "", ending, "The run is over; Slurm decides whether to repeat it."
+        ),
+        SlurmJobState("CONFIGURING", "CF", starting, "The job's nodes are being started."),
+        SlurmJobState("POWER_UP_NODE", "", starting, "The job's nodes are being powered up."),
+        SlurmJobState("RESIZING", "RS", running, "The job's size is being changed."),
+        SlurmJobState("SIGNALING", "SI", running, "The job is being sent a signal."),
+        SlurmJobState("STOPPED", "ST", running, "The job is stopped; it keeps its nodes."),
+        SlurmJobState(
+            "REQUEUED", "RQ", waiting, "The job was put back into the queue.", requeued=True
+        ),
+        SlurmJobState(
+            "REQUEUE_FED", "RF", waiting, "The job moves to another cluster.", requeued=True
+        ),
+        SlurmJobState(
             "REQUEUE_HOLD",
             "RH",
             waiting,
@@ -90,7 +98,7 @@ def _states() -> tuple[JobState, ...]:
             held=True,
             requeued=True,
         ),
-        JobState(
+        SlurmJobState(
             "SPECIAL_EXIT",
             "SE",
             waiting,
@@ -98,29 +106,31 @@ def _states() -> tuple[JobState, ...]:
             held=True,
             requeued=True,
         ),
-        JobState(
+        SlurmJobState(
             "RESV_DEL_HOLD",
             "RD",
             waiting,
             "The job is held because its reservation was deleted.",
             held=True,
         ),
-        JobState("REVOKED", "RV", unknown, "The job runs on another cluster of the federation."),
-        JobState("LAUNCH_FAILED", "", ended, "The job could not be launched.", transient=True),
-        JobState(
+        SlurmJobState(
+            "REVOKED", "RV", unknown, "The job runs on another cluster of the federation."
+        ),
+        SlurmJobState("LAUNCH_FAILED", "", ended, "The job could not be launched.", transient=True),
+        SlurmJobState(
             "RECONFIG_FAIL", "", ended, "A node could not be prepared for the job.", transient=True
         ),
         # 24.11: --get-user-env did not answer.
-        JobState(
+        SlurmJobState(
             "GETENV_FAILED", "", ended, "Your login environment could not be read on the node."
         ),
-        JobState("UPDATE_DB", "", unknown, "Slurm is writing the job to its database."),
+        SlurmJobState("UPDATE_DB", "", unknown, "Slurm is writing the job to its database."),
     )
 
 
-JOB_STATES: dict[str, JobState] = {state.name: state for state in _states()}
-_BY_SHORT: dict[str, JobState] = {
-    state.short: state for state in JOB_STATES.values() if state.short
+JOB_STATES: dict[str, SlurmJobState] = {state.name: state for state in _build_job_states()}
+_BY_SHORT: dict[str, SlurmJobState] = {
+    state.short_name: state for state in JOB_STATES.values() if state.short_name
 }
 
 # Older and other spellings: sacct's -s accepts COMPLETE, `squeue %T` of 22.05 cuts nothing, REST says REQUEUE.
@@ -129,10 +139,10 @@ _CANCELLED_BY = re.compile(r"CANCELLED(?: by (\d+))?\Z")
 
 
 @dataclass(frozen=True, slots=True)
-class SeenState:
+class ReportedState:
     """A job's state as one answer gave it: the row of the table, and who cancelled where Slurm says so."""
 
-    state: JobState
+    state: SlurmJobState
     cancelled_by_uid: int | None = None
 
     @property
@@ -140,32 +150,34 @@ class SeenState:
         return self.state.name
 
     @property
-    def phase(self) -> Phase:
+    def phase(self) -> SlurmPhase:
         return self.state.phase
 
 
 @lru_cache(maxsize=256)
-def job_state(name: str) -> JobState:
+def lookup_job_state(name: str) -> SlurmJobState:
     """The state with this long or short name; an unknown one is kept by name, phase UNKNOWN.
 
     Cached, so that a state nobody knows is logged once and not at every poll.
     """
     word = name.strip().rstrip("+").upper()
-    found = JOB_STATES.get(_ALIASES.get(word, word)) or _BY_SHORT.get(word)
-    if found is None:
+    known_state = JOB_STATES.get(_ALIASES.get(word, word)) or _BY_SHORT.get(word)
+    if known_state is None:
         logger.warning(
             "Slurm reports the job state %r, which Sluice does not know",
             name,
             extra={"action": "slurm_unknown_job_state"},
         )
-        return JobState(word or "UNKNOWN", "", Phase.UNKNOWN, f"Slurm says “{name.strip()}”.")
-    return found
+        return SlurmJobState(
+            word or "UNKNOWN", "", SlurmPhase.UNKNOWN, f"Slurm says “{name.strip()}”."
+        )
+    return known_state
 
 
 @lru_cache(maxsize=256)
-def parse_job_state(text: str) -> SeenState:
+def parse_job_state(text: str) -> ReportedState:
     """Read `RUNNING`, `R`, or sacct's `CANCELLED by 1000`."""
     if match := _CANCELLED_BY.match(text.strip()):
         uid = match.group(1)
-        return SeenState(JOB_STATES["CANCELLED"], int(uid) if uid else None)
-    return SeenState(job_state(text))
+        return ReportedState(JOB_STATES["CANCELLED"], int(uid) if uid else None)
+    return ReportedState(lookup_job_state(text))

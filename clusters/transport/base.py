@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 DEFAULT_TIMEOUT_S = 30.0
-DEFAULT_MAX_OUTPUT = 32 * 1024 * 1024
+DEFAULT_MAX_OUTPUT_BYTES = 32 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ class Transport(abc.ABC):
         *,
         stdin: bytes = b"",
         timeout_s: float = DEFAULT_TIMEOUT_S,
-        max_output: int = DEFAULT_MAX_OUTPUT,
+        max_output_bytes: int = DEFAULT_MAX_OUTPUT_BYTES,
     ) -> CommandResult:
         """Run one command and wait. A non-zero exit is an answer, not an exception.
 

@@ -23,7 +23,7 @@ from core.messages import _
 
 DEFAULT_VALID_S = 600
 # Clocks of gateway and login node may differ a little; a certificate "from the future" is refused.
-BACKDATED_S = 120
+CLOCK_TOLERANCE_S = 120
 
 
 class CaKeyUnusable(ClusterError):
@@ -49,7 +49,7 @@ class CertificateAuthority:
     def _key(self) -> Ed25519PrivateKey:
         if not self.path.exists():
             _create_key_file(self.path)
-        _refuse_loose_permissions(self.path)
+        _check_permissions(self.path)
         try:
             key = serialization.load_ssh_private_key(self.path.read_bytes(), password=None)
         except (ValueError, TypeError) as problem:
@@ -66,7 +66,7 @@ class CertificateAuthority:
             )
         return key
 
-    def public_line(self, comment: str = "sluice-ca") -> str:
+    def public_key_line(self, comment: str = "sluice-ca") -> str:
         """What goes into the file named by sshd's TrustedUserCAKeys."""
         raw = self._key.public_key().public_bytes(
             serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
@@ -74,7 +74,7 @@ class CertificateAuthority:
         return f"{raw.decode()} {comment}"
 
     def sign(
-        self, user: str, *, valid_s: float = DEFAULT_VALID_S, may_tunnel: bool = False
+        self, user: str, *, valid_s: float = DEFAULT_VALID_S, allow_tunnel: bool = False
     ) -> SignedKey:
         """A fresh key that may log in as `user`, and as nobody else, for `valid_s` from now.
 
@@ -90,10 +90,10 @@ class CertificateAuthority:
             .type(SSHCertificateType.USER)
             .key_id(f"sluice:{user}".encode())  # sshd writes it to its log at each login
             .valid_principals([user.encode()])
-            .valid_after(int(now) - BACKDATED_S)
+            .valid_after(int(now) - CLOCK_TOLERANCE_S)
             .valid_before(int(now + valid_s))
         )
-        if may_tunnel:
+        if allow_tunnel:
             wanted = wanted.add_extension(b"permit-port-forwarding", b"")
         certificate = wanted.sign(self._key)
         return SignedKey(
@@ -115,22 +115,22 @@ def _create_key_file(path: Path) -> None:
         serialization.PrivateFormat.OpenSSH,
         serialization.NoEncryption(),
     )
-    draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    temp_path = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    descriptor = os.open(temp_path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
         try:
-            os.link(draft, path)
+            os.link(temp_path, path)
         except FileExistsError:
             return
     finally:
-        os.unlink(draft)
+        os.unlink(temp_path)
 
 
-def _refuse_loose_permissions(path: Path) -> None:
+def _check_permissions(path: Path) -> None:
     for place, forbidden, wanted in ((path.parent, 0o022, "go-w"), (path, 0o077, "0600")):
         found = os.stat(place)
         if stat.S_IMODE(found.st_mode) & forbidden:

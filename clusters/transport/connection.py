@@ -41,15 +41,15 @@ from clusters.transport.base import FileStat
 from clusters.transport.certificates import DEFAULT_VALID_S, CertificateAuthority
 from clusters.transport.files import RunningProgram
 from clusters.transport.identity import IdentityPolicy
-from core.messages import Sentence, _
+from core.messages import Message, _
 
 # paramiko's reader wakes this often only to look whether it was closed; we wake it ourselves.
-READER_WAKES_S = 5.0
+READER_POLL_S = 5.0
 # Larger packets than the usual 32 KiB: paramiko's cost is per packet.
 WINDOW_BYTES = 4 * 1024 * 1024
 PACKET_BYTES = 128 * 1024
 # How much start-up files of a login shell may print before our command's own output.
-NOISE_BYTES = 64 * 1024
+MAX_LOGIN_OUTPUT_BYTES = 64 * 1024
 
 # paramiko reports what we handle (a refused session, a broken line) as errors with tracebacks. What
 # matters is in our exceptions; raise this logger's level to see the rest.
@@ -57,7 +57,7 @@ PARAMIKO_LOG = "clusters.transport.ssh.paramiko"
 if logging.getLogger(PARAMIKO_LOG).level == logging.NOTSET:
     logging.getLogger(PARAMIKO_LOG).setLevel(logging.CRITICAL)
 
-_Answer = TypeVar("_Answer")
+_Result = TypeVar("_Result")
 
 
 class NotStarted(Exception):
@@ -90,31 +90,31 @@ class SshTarget:
         return self.host if self.port == 22 else f"{self.host}:{self.port}"
 
 
-class Login(Protocol):
+class Credentials(Protocol):
     """How Sluice proves to the login node that it may act as a user."""
 
-    def key_for(self, user: str, *, may_tunnel: bool = False) -> paramiko.PKey: ...
+    def key_for(self, user: str, *, allow_tunnel: bool = False) -> paramiko.PKey: ...
 
-    def remedy(self, user: str) -> Sentence:
+    def remedy(self, user: str) -> Message:
         """What a sysadmin should look at when the login node says no."""
         ...
 
 
 @dataclass(frozen=True)
-class CertificateLogin:
+class CertificateCredentials:
     """A fresh key and a certificate for each connection. A connection outlives its certificate (sshd
     looks at it once, at login), and the next connection has a new one: nothing ever expires in use."""
 
     authority: CertificateAuthority
     valid_s: float = DEFAULT_VALID_S
 
-    def key_for(self, user: str, *, may_tunnel: bool = False) -> paramiko.PKey:
-        signed = self.authority.sign(user, valid_s=self.valid_s, may_tunnel=may_tunnel)
+    def key_for(self, user: str, *, allow_tunnel: bool = False) -> paramiko.PKey:
+        signed = self.authority.sign(user, valid_s=self.valid_s, allow_tunnel=allow_tunnel)
         key = paramiko.Ed25519Key.from_private_key(io.StringIO(signed.private_key))
         key.load_certificate(signed.certificate)
         return key
 
-    def remedy(self, user: str) -> Sentence:
+    def remedy(self, user: str) -> Message:
         return _(
             "Check on the login node that the account %(user)s exists and is not locked, that the file "
             "named by TrustedUserCAKeys in sshd_config holds Sluice's CA key, and that both clocks agree.",
@@ -123,7 +123,7 @@ class CertificateLogin:
 
 
 @dataclass(frozen=True)
-class KeyFileLogin:
+class KeyFileCredentials:
     """For sites that cannot trust a CA: one private key file per user, `{user}` standing for the name.
 
     The files must be readable by Sluice alone, and the public half in the user's authorized_keys.
@@ -131,7 +131,7 @@ class KeyFileLogin:
 
     pattern: str
 
-    def key_for(self, user: str, *, may_tunnel: bool = False) -> paramiko.PKey:
+    def key_for(self, user: str, *, allow_tunnel: bool = False) -> paramiko.PKey:
         path = Path(self.pattern.replace("{user}", user))
         try:
             if stat.S_IMODE(path.stat().st_mode) & 0o077:
@@ -156,7 +156,7 @@ class KeyFileLogin:
                 detail=str(problem),
             ) from problem
 
-    def remedy(self, user: str) -> Sentence:
+    def remedy(self, user: str) -> Message:
         path = self.pattern.replace("{user}", user)
         return _(
             "Check on the login node that the account %(user)s exists and is not locked, and that its "
@@ -166,7 +166,7 @@ class KeyFileLogin:
         )
 
 
-def _note_exit_signal(channel: paramiko.Channel, message: paramiko.Message) -> None:
+def _handle_exit_signal(channel: paramiko.Channel, message: paramiko.Message) -> None:
     """paramiko drops exit-signal; a command that was killed answers 128 + N, as in a shell."""
     start = message.packet.tell()
     if message.get_text() == "exit-signal":
@@ -179,10 +179,10 @@ def _note_exit_signal(channel: paramiko.Channel, message: paramiko.Message) -> N
     channel._handle_request(message)  # type: ignore[attr-defined]
 
 
-class _Transport(paramiko.Transport):
+class _ParamikoTransport(paramiko.Transport):
     _channel_handler_table = {
         **paramiko.Transport._channel_handler_table,  # type: ignore[attr-defined]
-        MSG_CHANNEL_REQUEST: _note_exit_signal,
+        MSG_CHANNEL_REQUEST: _handle_exit_signal,
     }
 
 
@@ -192,20 +192,25 @@ def fingerprint(key: paramiko.PKey) -> str:
 
 
 def open_connection(
-    target: SshTarget, user: str, login: Login, policy: IdentityPolicy, *, may_tunnel: bool = False
+    target: SshTarget,
+    user: str,
+    credentials: Credentials,
+    policy: IdentityPolicy,
+    *,
+    allow_tunnel: bool = False,
 ) -> Connection:
     """Connect, check the host key before saying who we are, log in, and look who we have become."""
-    key = login.key_for(user, may_tunnel=may_tunnel)
+    key = credentials.key_for(user, allow_tunnel=allow_tunnel)
     transport = _handshake(target)
     try:
         _check_host_key(target, transport.get_remote_server_key())
-        _authenticate(transport, target, user, key, login)
-        transport.sock.settimeout(READER_WAKES_S)
+        _authenticate(transport, target, user, key, credentials)
+        transport.sock.settimeout(READER_POLL_S)
         transport.set_keepalive(target.keepalive_s)
         connection = Connection(transport, target, user)
         _check_identity(connection, policy)
     except BaseException:
-        _shut(transport)
+        _close_transport(transport)
         raise
     return connection
 
@@ -230,7 +235,7 @@ def _handshake(target: SshTarget) -> paramiko.Transport:
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, max(1, target.keepalive_s // 3))
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 2 * target.keepalive_s * 1000)
-    transport = _Transport(
+    transport = _ParamikoTransport(
         sock, default_window_size=WINDOW_BYTES, default_max_packet_size=PACKET_BYTES
     )
     transport.banner_timeout = target.banner_timeout_s
@@ -241,14 +246,14 @@ def _handshake(target: SshTarget) -> paramiko.Transport:
     options = transport.get_security_options()
     # A key of a pinned type first, so that a machine with several is asked for the one we know.
     pinned = {line.split()[0] for line in target.host_keys}
-    wanted = {kind for kind in options.key_types if _plain_type(kind) in pinned}
-    options.key_types = sorted(options.key_types, key=lambda kind: kind not in wanted)
+    preferred = {kind for kind in options.key_types if _base_key_type(kind) in pinned}
+    options.key_types = sorted(options.key_types, key=lambda kind: kind not in preferred)
     options.ciphers = sorted(options.ciphers, key=lambda cipher: "gcm" not in cipher)
     try:
         transport.start_client(timeout=limit_s)
         transport.get_remote_server_key()
     except (paramiko.SSHException, OSError, EOFError) as problem:
-        _shut(transport)
+        _close_transport(transport)
         raise ConnectFailed(
             _(
                 "%(name)s answers, but not as an SSH server should: %(problem)s.",
@@ -260,21 +265,21 @@ def _handshake(target: SshTarget) -> paramiko.Transport:
     return transport
 
 
-def _plain_type(kind: str) -> str:
+def _base_key_type(kind: str) -> str:
     return "ssh-rsa" if kind.startswith("rsa-sha2") else kind
 
 
-def _check_host_key(target: SshTarget, seen: paramiko.PKey) -> None:
+def _check_host_key(target: SshTarget, received: paramiko.PKey) -> None:
     pinned = {tuple(line.split()[:2]) for line in target.host_keys}
-    if (seen.get_name(), seen.get_base64()) in pinned:
+    if (received.get_name(), received.get_base64()) in pinned:
         return
-    shown = f"{seen.get_name()} {fingerprint(seen)}"
+    shown = f"{received.get_name()} {fingerprint(received)}"
     advice = _(
         "Nothing was sent to it. Ask its administrator for the fingerprint (on the machine: "
         "ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub); only if it is the same, pin this "
         "key for the cluster: %(kind)s %(key)s",
-        kind=seen.get_name(),
-        key=seen.get_base64(),
+        kind=received.get_name(),
+        key=received.get_base64(),
     )
     if not pinned:
         raise HostKeyMismatch(
@@ -297,7 +302,11 @@ def _check_host_key(target: SshTarget, seen: paramiko.PKey) -> None:
 
 
 def _authenticate(
-    transport: paramiko.Transport, target: SshTarget, user: str, key: paramiko.PKey, login: Login
+    transport: paramiko.Transport,
+    target: SshTarget,
+    user: str,
+    key: paramiko.PKey,
+    credentials: Credentials,
 ) -> None:
     try:
         transport.auth_publickey(user, key)
@@ -312,7 +321,7 @@ def _authenticate(
                 "%(name)s did not let Sluice in as %(user)s. %(remedy)s",
                 name=target.name,
                 user=user,
-                remedy=login.remedy(user),
+                remedy=credentials.remedy(user),
             ),
             detail=repr(problem),
         ) from problem
@@ -326,7 +335,7 @@ def _authenticate(
 def _check_identity(connection: Connection, policy: IdentityPolicy) -> None:
     """Names may be mapped by the far side: what counts is the UID we got there."""
     try:
-        program = connection.start(lambda mark: f"echo {mark}; exec id -u", what="id")
+        program = connection.start(lambda mark: f"echo {mark}; exec id -u", program_name="id")
     except (NotStarted, SessionRefused) as problem:
         raise ConnectFailed(
             _(
@@ -337,8 +346,8 @@ def _check_identity(connection: Connection, policy: IdentityPolicy) -> None:
             detail=repr(problem),
         ) from problem
     try:
-        _exit_code, answer, errors = program.communicate(
-            b"", time.monotonic() + connection.target.auth_timeout_s, NOISE_BYTES
+        _exit_code, output, errors = program.communicate(
+            b"", time.monotonic() + connection.target.auth_timeout_s, MAX_LOGIN_OUTPUT_BYTES
         )
     except (CommandTimeout, ConnectionLost) as problem:
         raise ConnectFailed(
@@ -351,19 +360,19 @@ def _check_identity(connection: Connection, policy: IdentityPolicy) -> None:
         ) from problem
     finally:
         program.close()
-    if not answer.strip().isdigit():
+    if not output.strip().isdigit():
         raise AuthFailed(
             _(
                 "%(name)s does not say which user %(user)s is there.",
                 name=connection.target.name,
                 user=connection.user,
             ),
-            detail=repr((answer, errors)),
+            detail=repr((output, errors)),
         )
-    policy.check_uid(connection.user, int(answer))
+    policy.check_uid(connection.user, int(output))
 
 
-def _shut(transport: paramiko.Transport) -> None:
+def _close_transport(transport: paramiko.Transport) -> None:
     """paramiko closes the descriptor under its reader; wake the reader first."""
     with contextlib.suppress(OSError):  # the other side may have been first
         transport.sock.shutdown(socket.SHUT_RDWR)
@@ -389,19 +398,21 @@ class Connection:
         return self._transport.is_active()
 
     @property
-    def standing_sessions(self) -> int:
+    def persistent_sessions(self) -> int:
         """Sessions that stay open between calls: the SFTP one."""
         return int(self._sftp is not None)
 
     def close(self) -> None:
-        _shut(self._transport)
+        _close_transport(self._transport)
 
     # -- programs ------------------------------------------------------------------------------
 
-    def start(self, line: Callable[[str], str], *, what: str) -> RemoteProgram:
+    def start(self, line: Callable[[str], str], *, program_name: str) -> RemoteProgram:
         """Start a command whose line prints the mark it is given before anything of its own."""
         mark = secrets.token_hex(8)
-        return RemoteProgram(self._open_session(), line(mark), mark.encode() + b"\n", what, self)
+        return RemoteProgram(
+            self._open_session(), line(mark), mark.encode() + b"\n", program_name, self
+        )
 
     def _open_session(self) -> paramiko.Channel:
         try:
@@ -437,7 +448,7 @@ class Connection:
 
     def sftp_stat(self, path: str, timeout_s: float) -> FileStat:
         found = self._with_sftp(path, timeout_s, lambda sftp: sftp.stat(os.fsencode(path)))
-        return file_commands.file_stat(
+        return file_commands.build_file_stat(
             size=found.st_size or 0, mtime=float(found.st_mtime or 0), mode=found.st_mode or 0
         )
 
@@ -446,25 +457,25 @@ class Connection:
             pieces = []
             with sftp.open(os.fsencode(path), "rb") as file:
                 file.seek(offset)
-                left = limit
-                while left > 0 and (piece := file.read(left)):
+                remaining = limit
+                while remaining > 0 and (piece := file.read(remaining)):
                     pieces.append(piece)
-                    left -= len(piece)
+                    remaining -= len(piece)
             return b"".join(pieces)
 
         return self._with_sftp(path, timeout_s, read)
 
     def _with_sftp(
-        self, path: str, timeout_s: float, work: Callable[[paramiko.SFTPClient], _Answer]
-    ) -> _Answer:
+        self, path: str, timeout_s: float, work: Callable[[paramiko.SFTPClient], _Result]
+    ) -> _Result:
         """One at a time: paramiko's client mixes up answers when two threads ask at once."""
         with self._sftp_lock:
             try:
-                return work(self._opened_sftp(timeout_s))
+                return work(self._open_sftp(timeout_s))
             except (OSError, EOFError, paramiko.SSHException, paramiko.SFTPError) as problem:
-                raise self._sftp_problem(path, problem) from problem
+                raise self._classify_sftp_error(path, problem) from problem
 
-    def _opened_sftp(self, timeout_s: float) -> paramiko.SFTPClient:
+    def _open_sftp(self, timeout_s: float) -> paramiko.SFTPClient:
         if self._sftp_unusable:
             raise SftpUnusable("It did not work on this connection before.")
         if self._sftp is None:
@@ -478,12 +489,12 @@ class Connection:
             used.settimeout(timeout_s)
         return self._sftp
 
-    def _sftp_problem(self, path: str, problem: Exception) -> Exception:
+    def _classify_sftp_error(self, path: str, problem: Exception) -> Exception:
         if isinstance(problem, FileNotFoundError | PermissionError):
-            return file_commands.file_error(path, os.strerror(problem.errno or 0))
+            return file_commands.build_file_error(path, os.strerror(problem.errno or 0))
         closed = self._sftp is None or (used := self._sftp.get_channel()) is None or used.closed
         if isinstance(problem, OSError) and not isinstance(problem, TimeoutError) and not closed:
-            return file_commands.file_error(path, str(problem))
+            return file_commands.build_file_error(path, str(problem))
         self._drop_sftp()
         if not self.alive:
             return NotStarted(str(problem))
@@ -507,14 +518,19 @@ class RemoteProgram(RunningProgram):
     """A command on its own channel. Everything before its mark is noise of start-up files."""
 
     def __init__(
-        self, channel: paramiko.Channel, line: str, mark: bytes, what: str, connection: Connection
+        self,
+        channel: paramiko.Channel,
+        line: str,
+        mark: bytes,
+        program_name: str,
+        connection: Connection,
     ) -> None:
         self._channel = channel
         self._mark = mark
-        self._noise: bytes | None = b""  # None: the mark has been seen
-        self._what = what
+        self._login_output: bytes | None = b""  # None: the mark has been seen
+        self._program_name = program_name
         self._connection = connection
-        self._closing = threading.Lock()
+        self._close_lock = threading.Lock()
         self._closed = False
         self.on_close: Callable[[], None] = lambda: None
         self._request("exec", True, line.encode("utf-8", "surrogateescape"))
@@ -532,47 +548,51 @@ class RemoteProgram(RunningProgram):
     # -- all at once ---------------------------------------------------------------------------
 
     def communicate(
-        self, stdin: bytes, deadline: float, max_output: int
+        self, stdin: bytes, deadline: float, max_output_bytes: int
     ) -> tuple[int, bytes, bytes]:
         """Exit code, stdout, stderr. Never holds more than `max_output` (and one window)."""
-        self._send_all(stdin)
+        self._send_stdin(stdin)
         out: list[bytes] = []
         err: list[bytes] = []
-        room = max_output + len(self._mark)
+        remaining_bytes = max_output_bytes + len(self._mark)
         channel, poller = self._channel, select.poll()
         poller.register(channel.fileno(), select.POLLIN)
         while True:
             ended = channel.eof_received or channel.closed
             if channel.recv_ready():
-                out.append(self._received(channel.recv, PACKET_BYTES))
-                room -= len(out[-1])
+                out.append(self._receive(channel.recv, PACKET_BYTES))
+                remaining_bytes -= len(out[-1])
             elif channel.recv_stderr_ready():
-                err.append(self._received(channel.recv_stderr, PACKET_BYTES))
-                room -= len(err[-1])
+                err.append(self._receive(channel.recv_stderr, PACKET_BYTES))
+                remaining_bytes -= len(err[-1])
             elif ended:
                 break
             elif not poller.poll(max(0.0, deadline - time.monotonic()) * 1000):
                 self._kill()
-                raise self._too_late()
-            if room < 0:
+                raise self._timeout_error()
+            if remaining_bytes < 0:
                 self._kill()
                 raise OutputTooLarge(
                     _(
                         "%(command)s printed more than %(limit)s bytes; it was stopped.",
-                        command=self._what,
-                        limit=max_output,
+                        command=self._program_name,
+                        limit=max_output_bytes,
                     )
                 )
-        return self._exit_code(deadline), self._without_noise(b"".join(out), err), b"".join(err)
+        return (
+            self._exit_code(deadline),
+            self._strip_login_output(b"".join(out), err),
+            b"".join(err),
+        )
 
-    def _send_all(self, stdin: bytes) -> None:
+    def _send_stdin(self, stdin: bytes) -> None:
         if len(stdin) <= self._channel.out_window_size:
-            self._send_and_end(stdin)
+            self._send_and_close_stdin(stdin)
         else:
             # More than the far side takes unasked: it may want us to read before it reads on.
-            threading.Thread(target=self._send_and_end, args=(stdin,), daemon=True).start()
+            threading.Thread(target=self._send_and_close_stdin, args=(stdin,), daemon=True).start()
 
-    def _send_and_end(self, stdin: bytes) -> None:
+    def _send_and_close_stdin(self, stdin: bytes) -> None:
         try:
             if stdin:
                 self._channel.sendall(stdin)
@@ -580,13 +600,13 @@ class RemoteProgram(RunningProgram):
         except (OSError, EOFError):
             return  # the command ended without wanting it all
 
-    def _without_noise(self, out: bytes, err: list[bytes]) -> bytes:
-        _before, found, answer = out.partition(self._mark)
+    def _strip_login_output(self, out: bytes, err: list[bytes]) -> bytes:
+        _before, found, output = out.partition(self._mark)
         if not found:
-            raise self._no_shell(out, b"".join(err))
-        return answer
+            raise self._shell_error(out, b"".join(err))
+        return output
 
-    def _no_shell(self, out: bytes, err: bytes) -> ClusterError:
+    def _shell_error(self, out: bytes, err: bytes) -> ClusterError:
         return AuthFailed(
             _(
                 "%(name)s lets %(user)s in but the login shell runs no commands. Check the account's "
@@ -604,31 +624,31 @@ class RemoteProgram(RunningProgram):
             return self._channel.exit_status
         if not self._channel.closed and self._connection.alive:
             self._kill()
-            raise self._too_late()
-        raise self._lost()
+            raise self._timeout_error()
+        raise self._connection_lost_error()
 
-    def _received(self, receive: Callable[[int], bytes], limit: int) -> bytes:
+    def _receive(self, receive: Callable[[int], bytes], limit: int) -> bytes:
         try:
             return receive(limit)
         except (EOFError, paramiko.SSHException) as error:
             # paramiko 3 and 4 tell the far side of the room that was made; where the line is cut at that
             # moment, the bytes are lost with it.
-            raise self._lost() from error
+            raise self._connection_lost_error() from error
 
-    def _lost(self) -> ConnectionLost:
+    def _connection_lost_error(self) -> ConnectionLost:
         return ConnectionLost(
             _(
                 "The connection to %(name)s broke while %(command)s ran. It may have done its work all the same.",
                 name=self._connection.target.name,
-                command=self._what,
+                command=self._program_name,
             )
         )
 
-    def _too_late(self) -> CommandTimeout:
+    def _timeout_error(self) -> CommandTimeout:
         return CommandTimeout(
             _(
                 "%(command)s on %(name)s did not answer in time. It may have done its work all the same.",
-                command=self._what,
+                command=self._program_name,
                 name=self._connection.target.name,
             )
         )
@@ -650,12 +670,12 @@ class RemoteProgram(RunningProgram):
         deadline = time.monotonic() + timeout_s
         while True:
             self._channel.settimeout(max(0.0, deadline - time.monotonic()))
-            chunk = self._received(self._channel.recv, limit)
-            if self._noise is None or not chunk:
+            chunk = self._receive(self._channel.recv, limit)
+            if self._login_output is None or not chunk:
                 return chunk
-            seen = self._noise + chunk
-            _before, found, rest = seen.partition(self._mark)
-            self._noise = None if found else seen[-NOISE_BYTES:]
+            received = self._login_output + chunk
+            _before, found, rest = received.partition(self._mark)
+            self._login_output = None if found else received[-MAX_LOGIN_OUTPUT_BYTES:]
             if rest:
                 return rest
 
@@ -669,14 +689,14 @@ class RemoteProgram(RunningProgram):
     def result(self, timeout_s: float = 10.0) -> tuple[int, bytes]:
         exit_code = self._exit_code(time.monotonic() + timeout_s)
         stderr = b""
-        while self._channel.recv_stderr_ready() and len(stderr) < NOISE_BYTES:
-            stderr += self._channel.recv_stderr(NOISE_BYTES)
-        if self._noise is not None:
-            raise self._no_shell(self._noise, stderr)
+        while self._channel.recv_stderr_ready() and len(stderr) < MAX_LOGIN_OUTPUT_BYTES:
+            stderr += self._channel.recv_stderr(MAX_LOGIN_OUTPUT_BYTES)
+        if self._login_output is not None:
+            raise self._shell_error(self._login_output, stderr)
         return exit_code, stderr
 
     def close(self) -> None:
-        with self._closing:
+        with self._close_lock:
             if self._closed:
                 return
             self._closed = True

@@ -24,13 +24,13 @@ from clusters.errors import (
     RemotePermissionDenied,
 )
 from clusters.transport.base import DirEntry, FileStat, FileToWrite, FollowEvent
-from core.messages import Sentence, _
+from core.messages import Message, _
 
 # One tar stream in, extracted beside the target, so that a reader sees a whole file or none. What is new is
 # then renamed into place by one mv. Where a directory is already there, `cp -rlf` links the whole tree over
 # it in one process (replacing by link + rename); where hard links are not to be had (some parallel file
 # systems) each file is copied beside its target and renamed.
-_UNPACK = """
+_UNPACK_SCRIPT = """
 umask 077
 export LC_ALL=C
 case $1 in /*) root=$1 ;; *) root=$PWD/$1 ;; esac
@@ -59,7 +59,7 @@ find . ! -type d -exec sh -c '
 # three minutes (a connection that broke without a word). tail's own words carry argv[0], which is a
 # fresh random mark, and go the same way as the data: order is kept since error(3) flushes stdout first.
 # -s: how often tail looks where it cannot use inotify (NFS, Lustre, a file that is not there yet).
-_FOLLOW = (
+_FOLLOW_SCRIPT = (
     "export LC_ALL=C; "
     '( while IFS= read -r -t 180 _; do :; done; kill "$$" ) <&0 >/dev/null 2>&1 & '
     'exec -a "$1" tail -s 0.2 -c "+$2" -F -- "$3" </dev/null 2>&1'
@@ -69,12 +69,12 @@ HEARTBEAT_S = 60.0
 
 _LIST_FIELDS = 5
 # tail names the file in what it says, at worst with every byte escaped (PATH_MAX is 4096).
-MAX_WORDS_BYTES = 32 * 1024
+MAX_TAIL_MESSAGE_BYTES = 32 * 1024
 
 
-def build_unpack(root: str, files: Sequence[FileToWrite]) -> tuple[list[str], bytes]:
+def build_unpack_command(root: str, files: Sequence[FileToWrite]) -> tuple[list[str], bytes]:
     """The command and its input. Works in the deepest directory that all files share."""
-    members = [_checked_member(file.path) for file in files]
+    members = [_parse_member_path(file.path) for file in files]
     shared = PurePosixPath(os.path.commonpath([member.parent for member in members]))
     pieces = []
     for file, member in zip(files, members, strict=True):
@@ -86,10 +86,10 @@ def build_unpack(root: str, files: Sequence[FileToWrite]) -> tuple[list[str], by
         pieces.append(bytes(-len(file.data) % tarfile.BLOCKSIZE))
     pieces.append(bytes(2 * tarfile.BLOCKSIZE))
     target = str(PurePosixPath(root) / shared)
-    return ["sh", "-c", _UNPACK, "sluice-write", target], b"".join(pieces)
+    return ["sh", "-c", _UNPACK_SCRIPT, "sluice-write", target], b"".join(pieces)
 
 
-def _checked_member(path: str) -> PurePosixPath:
+def _parse_member_path(path: str) -> PurePosixPath:
     member = PurePosixPath(path)
     unusable = not member.parts or member.is_absolute() or path.endswith("/") or "\0" in path
     if unusable or ".." in member.parts:
@@ -117,10 +117,10 @@ def build_stat_argv(path: str) -> list[str]:
 
 def parse_stat(answer: bytes) -> FileStat:
     size, mtime, mode = answer.decode("ascii").split(" ")
-    return file_stat(size=int(size), mtime=float(mtime), mode=int(mode, 16))
+    return build_file_stat(size=int(size), mtime=float(mtime), mode=int(mode, 16))
 
 
-def file_stat(*, size: int, mtime: float, mode: int) -> FileStat:
+def build_file_stat(*, size: int, mtime: float, mode: int) -> FileStat:
     if stat.S_ISREG(mode):
         return FileStat(size, mtime, stat.S_IMODE(mode), "file")
     if stat.S_ISDIR(mode):
@@ -150,7 +150,7 @@ def parse_list(answer: bytes) -> list[DirEntry]:
     return sorted(entries, key=lambda entry: entry.name)
 
 
-_MEANINGS: tuple[tuple[str, type[RemoteFileError], Sentence], ...] = (
+_FILE_ERRORS: tuple[tuple[str, type[RemoteFileError], Message], ...] = (
     (
         "No space left on device",
         RemoteDiskFull,
@@ -177,11 +177,11 @@ _MEANINGS: tuple[tuple[str, type[RemoteFileError], Sentence], ...] = (
 )
 
 
-def file_error(path: str, stderr: str) -> RemoteFileError:
+def build_file_error(path: str, stderr: str) -> RemoteFileError:
     """What a program's words (in the C locale) or an OSError's mean for `path`."""
-    for words, kind, sentence in _MEANINGS:
+    for words, kind, template in _FILE_ERRORS:
         if words in stderr:
-            return kind(Sentence(sentence, {"path": path}), detail=stderr)
+            return kind(Message(template, {"path": path}), detail=stderr)
     last = stderr.strip().splitlines()[-1:] or [_("no reason was given")]
     return RemoteFileError(
         _("The cluster could not work with %(path)s: %(words)s", path=path, words=last[0]),
@@ -190,7 +190,7 @@ def file_error(path: str, stderr: str) -> RemoteFileError:
 
 
 def raise_file_error(path: str, stderr: bytes) -> NoReturn:
-    raise file_error(path, stderr.decode("utf-8", errors="replace"))
+    raise build_file_error(path, stderr.decode("utf-8", errors="replace"))
 
 
 # -- following -------------------------------------------------------------------------------------
@@ -203,7 +203,7 @@ def new_follow_mark() -> str:
 
 def build_follow_argv(path: str, offset: int, mark: str) -> list[str]:
     where = path if path.startswith("/") else f"./{path}"
-    return ["bash", "-c", _FOLLOW, "sluice-follow", mark, str(offset + 1), where]
+    return ["bash", "-c", _FOLLOW_SCRIPT, "sluice-follow", mark, str(offset + 1), where]
 
 
 class TailSplitter:
@@ -211,27 +211,27 @@ class TailSplitter:
 
     def __init__(self, mark: str) -> None:
         self._mark = mark.encode() + b": "
-        self._held = b""
+        self._pending = b""
 
     def feed(self, chunk: bytes) -> Iterator[tuple[bytes, str]]:
         """Pairs (data, words): first the data, then what tail said after it; either may be empty."""
-        buffer = self._held + chunk
-        self._held = b""
+        buffer = self._pending + chunk
+        self._pending = b""
         while True:
             at = buffer.find(self._mark)
             if at < 0:
-                keep = self._mark_prefix_at_end(buffer)
-                self._held = buffer[len(buffer) - keep :]
-                if len(buffer) > keep:
-                    yield buffer[: len(buffer) - keep], ""
+                pending_bytes = self._mark_prefix_at_end(buffer)
+                self._pending = buffer[len(buffer) - pending_bytes :]
+                if len(buffer) > pending_bytes:
+                    yield buffer[: len(buffer) - pending_bytes], ""
                 return
             end = buffer.find(b"\n", at)
-            if end < 0 and len(buffer) - at > MAX_WORDS_BYTES:
+            if end < 0 and len(buffer) - at > MAX_TAIL_MESSAGE_BYTES:
                 # The log itself holds the mark: these are no words of tail's.
                 yield buffer, ""
                 return
             if end < 0:
-                self._held = buffer[at:]
+                self._pending = buffer[at:]
                 if at:
                     yield buffer[:at], ""
                 return
@@ -249,7 +249,7 @@ class TailSplitter:
 
 
 # GNU tail's reasons (C locale) why a log cannot be read yet.
-_TAIL_WORDS = {
+_TAIL_ERRORS = {
     str(words): words
     for words in (
         _("No such file or directory"),
@@ -260,7 +260,7 @@ _TAIL_WORDS = {
         _("Transport endpoint is not connected"),
     )
 }
-_WAITING_WORDS = re.compile(
+_TAIL_WAITING = re.compile(
     r"cannot open .* for reading|has become inaccessible|error reading|cannot watch|"
     r"has been replaced with an untailable|cannot follow end of this type of file"
 )
@@ -271,58 +271,58 @@ class FollowState:
 
     def __init__(self, offset: int) -> None:
         self.offset = offset
-        self.restart = False  # tail should be started afresh at `resume_at`
-        self._gone = False  # what comes next under this name is another file
+        self.needs_restart = False  # tail should be started afresh at `resume_at`
+        self._file_replaced = False  # what comes next under this name is another file
         self._splitter: TailSplitter | None = None
 
     @property
-    def resume_at(self) -> int:
-        return 0 if self._gone else self.offset
+    def resume_offset(self) -> int:
+        return 0 if self._file_replaced else self.offset
 
-    def started(self, mark: str) -> None:
+    def tail_started(self, mark: str) -> None:
         self._splitter = TailSplitter(mark)
-        self.restart = False
+        self.needs_restart = False
 
     def feed(self, chunk: bytes) -> Iterator[FollowEvent]:
         if self._splitter is None:
             raise ClusterError(_("A log was followed before its reader was started."))
         for data, words in self._splitter.feed(chunk):
             if data:
-                if self._gone:
-                    yield self._from_the_start(_("The file was replaced."))
+                if self._file_replaced:
+                    yield self._restart_at_zero(_("The file was replaced."))
                 yield FollowEvent("data", self.offset, data)
                 self.offset += len(data)
             if words:
-                yield from self._heard(words)
-            if self.restart:
+                yield from self._handle_tail_message(words)
+            if self.needs_restart:
                 return
 
-    def _heard(self, words: str) -> Iterator[FollowEvent]:
+    def _handle_tail_message(self, words: str) -> Iterator[FollowEvent]:
         if words.endswith("file truncated"):
-            yield self._from_the_start(_("The file was cut."))
+            yield self._restart_at_zero(_("The file was cut."))
         elif words.endswith("has been replaced;  following new file"):
-            yield self._from_the_start(_("The file was replaced."))
+            yield self._restart_at_zero(_("The file was replaced."))
         elif words.endswith("has appeared;  following new file"):
             if self.offset:
-                yield self._from_the_start(_("The file was replaced."))
+                yield self._restart_at_zero(_("The file was replaced."))
             # tail that once had no file either polls for good or waits for the next change before it
             # shows what is there (both seen with 9.1): a fresh one does neither.
-            self.restart = True
+            self.needs_restart = True
         elif words.endswith("has become accessible"):
             # tail would send it all again from 0, and it may be the very same file: go on where we were.
-            self.restart = True
-        elif _WAITING_WORDS.search(words):
+            self.needs_restart = True
+        elif _TAIL_WAITING.search(words):
             if "has become inaccessible: No such file" in words and self.offset:
-                self._gone = True
+                self._file_replaced = True
             # "cannot watch": tail has gone blind for this file, and stays so.
-            self.restart = words.startswith("cannot watch")
+            self.needs_restart = words.startswith("cannot watch")
             yield FollowEvent(
                 "waiting",
                 self.offset,
-                reason=_TAIL_WORDS.get(why := words.rpartition(": ")[2], why),
+                reason=_TAIL_ERRORS.get(error_text := words.rpartition(": ")[2], error_text),
             )
 
-    def _from_the_start(self, reason: str) -> FollowEvent:
+    def _restart_at_zero(self, reason: str) -> FollowEvent:
         self.offset = 0
-        self._gone = False
+        self._file_replaced = False
         return FollowEvent("truncated", 0, reason=reason)

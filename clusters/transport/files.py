@@ -33,9 +33,9 @@ from clusters.transport.base import (
 )
 from core.messages import _
 
-CHUNK = 256 * 1024
+CHUNK_BYTES = 256 * 1024
 # A program that reads a file and says nothing for so long sits on a dead file system.
-STALLED_S = 120.0
+STALL_TIMEOUT_S = 120.0
 WRITE_TIMEOUT_S = 120.0
 MAX_BACKOFF_S = 10.0
 
@@ -80,7 +80,7 @@ class StreamedTransport(Transport):
     def _start(self, argv: Sequence[str]) -> RunningProgram:
         """Start a program that may run for long."""
 
-    def _run_again_if_lost(self, argv: Sequence[str], *, stdin: bytes = b"") -> CommandResult:
+    def _run_idempotent(self, argv: Sequence[str], *, stdin: bytes = b"") -> CommandResult:
         """For programs that do the same when run twice."""
         try:
             return self.run(argv, stdin=stdin, timeout_s=WRITE_TIMEOUT_S)
@@ -91,10 +91,10 @@ class StreamedTransport(Transport):
         if not files:
             return
         _check_path(root)
-        argv, archive = file_commands.build_unpack(root, files)
-        answer = self._run_again_if_lost(argv, stdin=archive)
-        if answer.exit_code:
-            file_commands.raise_file_error(root, answer.stderr)
+        argv, archive = file_commands.build_unpack_command(root, files)
+        result = self._run_idempotent(argv, stdin=archive)
+        if result.exit_code:
+            file_commands.raise_file_error(root, result.stderr)
 
     def read_at(self, path: str, offset: int, limit: int) -> bytes:
         if limit <= 0:
@@ -106,28 +106,28 @@ class StreamedTransport(Transport):
     ) -> Generator[bytes, None, None]:
         _check_path(path)
         program = self._start(file_commands.build_read_argv(path, offset, limit))
-        chunks = _chunks(program, path)
+        chunks = _iter_chunks(program, path)
         next(chunks)
         return chunks
 
     def stat(self, path: str) -> FileStat:
         _check_path(path)
-        answer = self._run_again_if_lost(file_commands.build_stat_argv(path))
-        if answer.exit_code:
-            file_commands.raise_file_error(path, answer.stderr)
-        return file_commands.parse_stat(answer.stdout)
+        result = self._run_idempotent(file_commands.build_stat_argv(path))
+        if result.exit_code:
+            file_commands.raise_file_error(path, result.stderr)
+        return file_commands.parse_stat(result.stdout)
 
     def list_dir(self, path: str) -> list[DirEntry]:
         _check_path(path)
-        answer = self._run_again_if_lost(file_commands.build_list_argv(path))
+        result = self._run_idempotent(file_commands.build_list_argv(path))
         # A file that vanishes between readdir and stat makes find complain; the rest is still true.
-        if answer.exit_code and not answer.stdout:
-            file_commands.raise_file_error(path, answer.stderr)
-        return file_commands.parse_list(answer.stdout)
+        if result.exit_code and not result.stdout:
+            file_commands.raise_file_error(path, result.stderr)
+        return file_commands.parse_list(result.stdout)
 
     def follow(self, path: str, offset: int = 0) -> AbstractContextManager[Iterator[FollowEvent]]:
         _check_path(path)
-        return Following(self, path, offset)
+        return FileFollower(self, path, offset)
 
 
 def _check_path(path: str) -> None:
@@ -135,15 +135,15 @@ def _check_path(path: str) -> None:
         raise BadArgument(_("%(path)r is not a path.", path=path))
 
 
-def _read_or_fail(program: RunningProgram, path: str) -> bytes:
+def _read_chunk(program: RunningProgram, path: str) -> bytes:
     try:
-        chunk = program.read(CHUNK, STALLED_S)
+        chunk = program.read(CHUNK_BYTES, STALL_TIMEOUT_S)
     except TimeoutError as problem:
         raise CommandTimeout(
             _(
                 "Reading %(path)s stalled for %(seconds)s s.",
                 path=path,
-                seconds=f"{STALLED_S:.0f}",
+                seconds=f"{STALL_TIMEOUT_S:.0f}",
             )
         ) from problem
     if not chunk:
@@ -154,18 +154,18 @@ def _read_or_fail(program: RunningProgram, path: str) -> bytes:
     return chunk
 
 
-def _chunks(program: RunningProgram, path: str) -> Generator[bytes, None, None]:
+def _iter_chunks(program: RunningProgram, path: str) -> Generator[bytes, None, None]:
     try:
-        chunk = _read_or_fail(program, path)
+        chunk = _read_chunk(program, path)
         yield b""  # taken by read_stream: only a generator that has begun closes its program
         while chunk:
             yield chunk
-            chunk = _read_or_fail(program, path)
+            chunk = _read_chunk(program, path)
     finally:
         program.close()
 
 
-class Following(AbstractContextManager[Iterator[FollowEvent]], Iterator[FollowEvent]):
+class FileFollower(AbstractContextManager[Iterator[FollowEvent]], Iterator[FollowEvent]):
     """One followed file. Iterated by one thread; left by any."""
 
     def __init__(self, transport: StreamedTransport, path: str, offset: int) -> None:
@@ -174,11 +174,11 @@ class Following(AbstractContextManager[Iterator[FollowEvent]], Iterator[FollowEv
         self._state = file_commands.FollowState(offset)
         self._events: deque[FollowEvent] = deque()
         self._lock = threading.Lock()
-        self._left = threading.Event()
+        self._closed = threading.Event()
         self._program: RunningProgram | None = None
         self._backoff_s = 0.0
-        self._said_so = False  # the reader of our events knows that we wait
-        self._heard_of_us = 0.0  # when the watcher beside tail last got a sign of life
+        self._waiting_reported = False  # the reader of our events knows that we wait
+        self._last_heartbeat_at = 0.0  # when the watcher beside tail last got a sign of life
 
     def __enter__(self) -> Iterator[FollowEvent]:
         return self
@@ -189,11 +189,11 @@ class Following(AbstractContextManager[Iterator[FollowEvent]], Iterator[FollowEv
         value: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._left.set()
+        self._closed.set()
         self._drop_program()
 
     def __next__(self) -> FollowEvent:
-        while not self._left.is_set():
+        while not self._closed.is_set():
             if self._events:
                 return self._events.popleft()
             if self._program is None:
@@ -203,48 +203,48 @@ class Following(AbstractContextManager[Iterator[FollowEvent]], Iterator[FollowEv
         raise StopIteration
 
     def _start(self) -> None:
-        if self._backoff_s and self._left.wait(self._backoff_s):
+        if self._backoff_s and self._closed.wait(self._backoff_s):
             return
         mark = file_commands.new_follow_mark()
-        argv = file_commands.build_follow_argv(self._path, self._state.resume_at, mark)
+        argv = file_commands.build_follow_argv(self._path, self._state.resume_offset, mark)
         try:
             program = self._transport._start(argv)
         except (ConnectFailed, OutcomeUnknown) as problem:
-            self._interrupted(problem)
+            self._schedule_restart(problem)
             return
-        self._state.started(mark)
-        self._heard_of_us = time.monotonic()
+        self._state.tail_started(mark)
+        self._last_heartbeat_at = time.monotonic()
         with self._lock:
             self._program = program
-        if self._left.is_set():
+        if self._closed.is_set():
             self._drop_program()
 
     def _read(self, program: RunningProgram) -> None:
         now = time.monotonic()
-        if now - self._heard_of_us >= file_commands.HEARTBEAT_S:
-            self._heard_of_us = now
+        if now - self._last_heartbeat_at >= file_commands.HEARTBEAT_S:
+            self._last_heartbeat_at = now
             program.send(file_commands.HEARTBEAT)
         try:
-            chunk = program.read(CHUNK, file_commands.HEARTBEAT_S)
+            chunk = program.read(CHUNK_BYTES, file_commands.HEARTBEAT_S)
         except TimeoutError:
             return
         except OutcomeUnknown as lost:
             self._drop_program()
-            if not self._left.is_set():
-                self._interrupted(lost)
+            if not self._closed.is_set():
+                self._schedule_restart(lost)
             return
         if not chunk:
-            self._ended(program)
+            self._handle_exit(program)
             return
-        self._backoff_s, self._said_so = 0.0, False
+        self._backoff_s, self._waiting_reported = 0.0, False
         self._events.extend(self._state.feed(chunk))
-        if self._state.restart:
+        if self._state.needs_restart:
             self._drop_program()
 
-    def _ended(self, program: RunningProgram) -> None:
-        if self._left.is_set():
+    def _handle_exit(self, program: RunningProgram) -> None:
+        if self._closed.is_set():
             return
-        quietly = False
+        silent = False
         try:
             exit_code, stderr = program.result(timeout_s=2.0)
             words = stderr.decode("utf-8", errors="replace").strip()
@@ -252,15 +252,15 @@ class Following(AbstractContextManager[Iterator[FollowEvent]], Iterator[FollowEv
                 _("The reader on the cluster ended (%(words)s).", words=words or exit_code)
             )
             # Its watcher ends it when we were silent for long, behind a slow reader: not worth a word.
-            quietly = not self._backoff_s
+            silent = not self._backoff_s
         except OutcomeUnknown as lost:
             problem = lost
         self._drop_program()
-        self._interrupted(problem, quietly=quietly)
+        self._schedule_restart(problem, silent=silent)
 
-    def _interrupted(self, problem: ClusterError, *, quietly: bool = False) -> None:
-        if not quietly and not self._said_so:
-            self._said_so = True
+    def _schedule_restart(self, problem: ClusterError, *, silent: bool = False) -> None:
+        if not silent and not self._waiting_reported:
+            self._waiting_reported = True
             self._events.append(
                 FollowEvent("waiting", self._state.offset, reason=problem.user_message)
             )

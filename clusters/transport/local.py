@@ -27,14 +27,14 @@ from clusters.errors import (
 )
 from clusters.transport import file_commands
 from clusters.transport.base import (
-    DEFAULT_MAX_OUTPUT,
+    DEFAULT_MAX_OUTPUT_BYTES,
     DEFAULT_TIMEOUT_S,
     CommandResult,
     DirEntry,
     FileStat,
     Tunnel,
 )
-from clusters.transport.files import CHUNK, RunningProgram, StreamedTransport, check_argv
+from clusters.transport.files import CHUNK_BYTES, RunningProgram, StreamedTransport, check_argv
 from clusters.transport.identity import IdentityPolicy
 from core.messages import _
 
@@ -61,8 +61,8 @@ class LocalTransport(StreamedTransport):
             raise IdentityRefused(
                 _("There is no Unix user %(user)s on this machine.", user=self.user)
             ) from problem
-        self._is_self = self._account.pw_uid == os.geteuid()
-        if not self._is_self and os.geteuid() != 0:
+        self._is_own_user = self._account.pw_uid == os.geteuid()
+        if not self._is_own_user and os.geteuid() != 0:
             raise IdentityRefused(
                 _(
                     "Sluice runs as %(own)s and cannot become %(user)s on this machine. Run it as "
@@ -89,21 +89,21 @@ class LocalTransport(StreamedTransport):
         *,
         stdin: bytes = b"",
         timeout_s: float = DEFAULT_TIMEOUT_S,
-        max_output: int = DEFAULT_MAX_OUTPUT,
+        max_output_bytes: int = DEFAULT_MAX_OUTPUT_BYTES,
     ) -> CommandResult:
         check_argv(argv)
         deadline = time.monotonic() + timeout_s
         try:
             process = self._popen(argv)
         except (FileNotFoundError, PermissionError) as problem:
-            return _not_startable(argv, problem)
+            return _start_failure_result(argv, problem)
         try:
-            stdout, stderr = _exchange(process, argv, stdin, deadline, max_output)
+            stdout, stderr = _communicate(process, argv, stdin, deadline, max_output_bytes)
             exit_code = process.wait(max(0.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired as problem:
-            raise _too_late(argv) from problem
+            raise _timeout_error(argv) from problem
         finally:
-            _end_group(process)
+            _kill_process_group(process)
         # As a shell reports it, and as the SSH transport does.
         exit_code = 128 - exit_code if exit_code < 0 else exit_code
         return CommandResult(tuple(argv), exit_code, stdout, stderr)
@@ -127,7 +127,7 @@ class LocalTransport(StreamedTransport):
 
     def _popen_in(self, directory: str, argv: Sequence[str]) -> subprocess.Popen[bytes]:
         account = self._account
-        groups = None if self._is_self else os.getgrouplist(account.pw_name, account.pw_gid)
+        groups = None if self._is_own_user else os.getgrouplist(account.pw_name, account.pw_gid)
         return subprocess.Popen(
             [argument.encode("utf-8", "surrogateescape") for argument in argv],
             stdin=subprocess.PIPE,
@@ -137,8 +137,8 @@ class LocalTransport(StreamedTransport):
             env=self._environment,
             start_new_session=True,
             umask=0o022,
-            user=None if self._is_self else account.pw_uid,
-            group=None if self._is_self else account.pw_gid,
+            user=None if self._is_own_user else account.pw_uid,
+            group=None if self._is_own_user else account.pw_gid,
             extra_groups=groups,
             bufsize=0,
         )
@@ -150,48 +150,52 @@ class LocalTransport(StreamedTransport):
     # -- files: in this process where it already is the user, by a child where it is not --------
 
     def stat(self, path: str) -> FileStat:
-        if not self._is_self:
+        if not self._is_own_user:
             return super().stat(path)
         try:
-            found = os.stat(self._at_home(path))
+            found = os.stat(self._resolve_path(path))
         except OSError as problem:
-            raise file_commands.file_error(path, str(problem)) from problem
-        return file_commands.file_stat(size=found.st_size, mtime=found.st_mtime, mode=found.st_mode)
+            raise file_commands.build_file_error(path, str(problem)) from problem
+        return file_commands.build_file_stat(
+            size=found.st_size, mtime=found.st_mtime, mode=found.st_mode
+        )
 
     def list_dir(self, path: str) -> list[DirEntry]:
-        if not self._is_self:
+        if not self._is_own_user:
             return super().list_dir(path)
         entries = []
         try:
-            with os.scandir(self._at_home(path)) as found:
+            with os.scandir(self._resolve_path(path)) as found:
                 for entry in found:
                     try:
                         info = entry.stat(follow_symlinks=False)
                     except FileNotFoundError:
                         continue  # gone since it was listed
-                    known = file_commands.file_stat(
+                    entry_stat = file_commands.build_file_stat(
                         size=info.st_size, mtime=info.st_mtime, mode=info.st_mode
                     )
-                    entries.append(DirEntry(entry.name, known))
+                    entries.append(DirEntry(entry.name, entry_stat))
         except OSError as problem:
-            raise file_commands.file_error(path, str(problem)) from problem
+            raise file_commands.build_file_error(path, str(problem)) from problem
         return sorted(entries, key=lambda entry: entry.name)
 
     def read_stream(
         self, path: str, offset: int = 0, limit: int | None = None
     ) -> Generator[bytes, None, None]:
-        if not self._is_self:
+        if not self._is_own_user:
             return super().read_stream(path, offset, limit)
         try:
             # O_NONBLOCK: a FIFO in the way must not hang the gateway; regular files do not care.
-            descriptor = os.open(self._at_home(path), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            descriptor = os.open(
+                self._resolve_path(path), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
+            )
         except OSError as problem:
-            raise file_commands.file_error(path, str(problem)) from problem
-        chunks = _own_chunks(descriptor, path, offset, limit)
+            raise file_commands.build_file_error(path, str(problem)) from problem
+        chunks = _iter_chunks(descriptor, path, offset, limit)
         next(chunks)
         return chunks
 
-    def _at_home(self, path: str) -> str:
+    def _resolve_path(self, path: str) -> str:
         if not path or "\0" in path:
             raise BadArgument(_("%(path)r is not a path.", path=path))
         return os.path.join(self._account.pw_dir, path)
@@ -209,36 +213,40 @@ class LocalTransport(StreamedTransport):
         return connection
 
 
-def _own_chunks(
+def _iter_chunks(
     descriptor: int, path: str, offset: int, limit: int | None
 ) -> Generator[bytes, None, None]:
     try:
         os.pread(descriptor, 1, offset)  # a directory opens but does not read
         yield b""  # taken by read_stream: only a generator that has begun closes its file
-        left = limit
-        while left is None or left > 0:
-            chunk = os.pread(descriptor, CHUNK if left is None else min(CHUNK, left), offset)
+        remaining = limit
+        while remaining is None or remaining > 0:
+            chunk = os.pread(
+                descriptor,
+                CHUNK_BYTES if remaining is None else min(CHUNK_BYTES, remaining),
+                offset,
+            )
             if not chunk:
                 return
             offset += len(chunk)
-            left = None if left is None else left - len(chunk)
+            remaining = None if remaining is None else remaining - len(chunk)
             yield chunk
     except OSError as problem:
-        raise file_commands.file_error(path, str(problem)) from problem
+        raise file_commands.build_file_error(path, str(problem)) from problem
     finally:
         os.close(descriptor)
 
 
-def _not_startable(argv: Sequence[str], problem: OSError) -> CommandResult:
+def _start_failure_result(argv: Sequence[str], problem: OSError) -> CommandResult:
     """What a shell on the far side would have answered."""
     missing = isinstance(problem, FileNotFoundError)
-    words = f"{argv[0]}: {'command not found' if missing else problem.strerror}\n"
+    message = f"{argv[0]}: {'command not found' if missing else problem.strerror}\n"
     return CommandResult(
-        tuple(argv), 127 if missing else 126, b"", words.encode("utf-8", "replace")
+        tuple(argv), 127 if missing else 126, b"", message.encode("utf-8", "replace")
     )
 
 
-def _too_late(argv: Sequence[str]) -> CommandTimeout:
+def _timeout_error(argv: Sequence[str]) -> CommandTimeout:
     return CommandTimeout(
         _(
             "%(command)s did not answer in time. It may have done its work all the same.",
@@ -248,7 +256,7 @@ def _too_late(argv: Sequence[str]) -> CommandTimeout:
     )
 
 
-def _end_group(process: subprocess.Popen[bytes]) -> None:
+def _kill_process_group(process: subprocess.Popen[bytes]) -> None:
     """Whatever is left of the command and its children ends now; nothing is left to reap."""
     if process.returncode is None:
         try:
@@ -261,48 +269,48 @@ def _end_group(process: subprocess.Popen[bytes]) -> None:
             pipe.close()
 
 
-def _exchange(
+def _communicate(
     process: subprocess.Popen[bytes],
     argv: Sequence[str],
     stdin: bytes,
     deadline: float,
-    max_output: int,
+    max_output_bytes: int,
 ) -> tuple[bytes, bytes]:
     """Feed stdin and collect both outputs, never more than `max_output` in memory."""
-    to_command, out, err = _pipes(process)
+    stdin_pipe, out, err = _pipes(process)
     pieces: dict[int, list[bytes]] = {out.fileno(): [], err.fileno(): []}
-    room, waiting = max_output, memoryview(stdin)
+    remaining_bytes, unsent = max_output_bytes, memoryview(stdin)
     with selectors.DefaultSelector() as selector:
         for descriptor in pieces:
             selector.register(descriptor, selectors.EVENT_READ)
-        if waiting:
-            os.set_blocking(to_command.fileno(), False)
-            selector.register(to_command, selectors.EVENT_WRITE)
+        if unsent:
+            os.set_blocking(stdin_pipe.fileno(), False)
+            selector.register(stdin_pipe, selectors.EVENT_WRITE)
         else:
-            to_command.close()
+            stdin_pipe.close()
         while selector.get_map():
-            left = deadline - time.monotonic()
-            ready = selector.select(left) if left > 0 else []
+            remaining = deadline - time.monotonic()
+            ready = selector.select(remaining) if remaining > 0 else []
             if not ready:
-                raise _too_late(argv)
+                raise _timeout_error(argv)
             for key, _events in ready:
                 if key.fd not in pieces:
-                    waiting = _feed(to_command, waiting)
-                    if not waiting:
-                        selector.unregister(to_command)
-                        to_command.close()
+                    unsent = _write_some(stdin_pipe, unsent)
+                    if not unsent:
+                        selector.unregister(stdin_pipe)
+                        stdin_pipe.close()
                     continue
                 chunk = os.read(key.fd, 65536)
                 if not chunk:
                     selector.unregister(key.fd)
                     continue
-                room -= len(chunk)
-                if room < 0:
+                remaining_bytes -= len(chunk)
+                if remaining_bytes < 0:
                     raise OutputTooLarge(
                         _(
                             "%(command)s printed more than %(limit)s bytes; it was stopped.",
                             command=argv[0],
-                            limit=max_output,
+                            limit=max_output_bytes,
                         )
                     )
                 pieces[key.fd].append(chunk)
@@ -315,11 +323,11 @@ def _pipes(process: subprocess.Popen[bytes]) -> tuple[IO[bytes], IO[bytes], IO[b
     return process.stdin, process.stdout, process.stderr
 
 
-def _feed(pipe: IO[bytes], waiting: memoryview) -> memoryview:
+def _write_some(pipe: IO[bytes], unsent: memoryview) -> memoryview:
     try:
-        return waiting[os.write(pipe.fileno(), waiting[:65536]) :]
+        return unsent[os.write(pipe.fileno(), unsent[:65536]) :]
     except BrokenPipeError:
-        return waiting[:0]  # the command does not want the rest
+        return unsent[:0]  # the command does not want the rest
 
 
 class _LocalProgram(RunningProgram):
@@ -328,13 +336,13 @@ class _LocalProgram(RunningProgram):
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._process = process
         self._stdin, self._stdout, self._stderr = _pipes(process)
-        self._woken, self._wake = os.pipe()
+        self._wake_read_fd, self._wake_write_fd = os.pipe()
         self._lock = (
             threading.Lock()
         )  # held while the descriptors are in use, so none is closed under us
         self._closed = False
-        self._asking = threading.Lock()
-        self._asked_to_close = False
+        self._close_lock = threading.Lock()
+        self._close_requested = False
 
     def read(self, limit: int, timeout_s: float) -> bytes:
         with self._lock:
@@ -342,9 +350,9 @@ class _LocalProgram(RunningProgram):
                 return b""
             with selectors.DefaultSelector() as selector:
                 selector.register(self._stdout, selectors.EVENT_READ)
-                selector.register(self._woken, selectors.EVENT_READ)
+                selector.register(self._wake_read_fd, selectors.EVENT_READ)
                 ready = {key.fd for key, _ in selector.select(timeout_s)}
-            if self._woken in ready:
+            if self._wake_read_fd in ready:
                 return b""
             if not ready:
                 raise TimeoutError
@@ -367,11 +375,11 @@ class _LocalProgram(RunningProgram):
             return exit_code, b"" if self._closed else os.read(self._stderr.fileno(), 65536)
 
     def close(self) -> None:
-        with self._asking:  # once: afterwards the descriptor's number may be somebody else's
-            if self._asked_to_close:
+        with self._close_lock:  # once: afterwards the descriptor's number may be somebody else's
+            if self._close_requested:
                 return
-            self._asked_to_close = True
-            os.write(self._wake, b"!")
+            self._close_requested = True
+            os.write(self._wake_write_fd, b"!")
         with self._lock:
             self._closed = True
             try:
@@ -381,5 +389,5 @@ class _LocalProgram(RunningProgram):
             self._process.wait()
             for pipe in (self._stdin, self._stdout, self._stderr):
                 pipe.close()
-            os.close(self._woken)
-            os.close(self._wake)
+            os.close(self._wake_read_fd)
+            os.close(self._wake_write_fd)

@@ -17,9 +17,9 @@ from core.messages import _
 
 # How long a refusal counts. sshd may only have been slow to clear away a session that has just ended (9.2
 # does so after it has read what else is waiting), or its MaxSessions is lower than we believe.
-REFUSAL_COUNTS_S = 1.0
+REFUSAL_TTL_S = 1.0
 # How long to wait for such a session before opening a further connection.
-PATIENCE_S = 0.3
+SESSION_WAIT_S = 0.3
 
 
 class PooledConnection(Protocol):
@@ -27,20 +27,22 @@ class PooledConnection(Protocol):
     def alive(self) -> bool: ...
 
     @property
-    def standing_sessions(self) -> int: ...
+    def persistent_sessions(self) -> int: ...
 
     def close(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class PoolOptions:
-    sessions_per_connection: int = 10  # sshd's MaxSessions, 10 unless changed
-    connections_per_user: int = 20
-    lasting_per_user: int = 150  # followed logs and downloads; what remains is for commands
-    idle_s: float = 120.0
-    wait_s: float = 30.0
-    first_backoff_s: float = 1.0
-    longest_backoff_s: float = 30.0
+    max_sessions_per_connection: int = 10  # sshd's MaxSessions, 10 unless changed
+    max_connections_per_user: int = 20
+    max_long_sessions_per_user: int = (
+        150  # followed logs and downloads; what remains is for commands
+    )
+    idle_timeout_s: float = 120.0
+    wait_timeout_s: float = 30.0
+    initial_backoff_s: float = 1.0
+    max_backoff_s: float = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +56,7 @@ class PoolStats:
 _Connection = TypeVar("_Connection", bound=PooledConnection)
 
 # A short session, one that may stay for hours, or what takes no session at all (SFTP).
-Kind = Literal["session", "lasting", "other"]
+SessionKind = Literal["session", "long", "other"]
 
 
 @dataclass(eq=False)
@@ -64,37 +66,37 @@ class _Slot(Generic[_Connection]):
     connection: _Connection
     capacity: int
     refused_at: float = 0.0
-    refused_with: int = 0  # so many were open when sshd refused one more
+    sessions_at_refusal: int = 0  # so many were open when sshd refused one more
     sessions: int = 0
-    others: int = 0  # SFTP requests: they keep it open but take no session
+    sftp_requests: int = 0  # SFTP requests: they keep it open but take no session
     idle_since: float = 0.0
     retired: bool = False  # no new work; closed when the last of the old has ended
 
     @property
     def busy(self) -> bool:
-        return self.sessions > 0 or self.others > 0
+        return self.sessions > 0 or self.sftp_requests > 0
 
     @property
-    def has_room(self) -> bool:
-        open_now = self.sessions + self.connection.standing_sessions
-        return open_now < (self.refused_with if self.refused_lately else self.capacity)
+    def has_free_session(self) -> bool:
+        open_now = self.sessions + self.connection.persistent_sessions
+        return open_now < (self.sessions_at_refusal if self.recently_refused else self.capacity)
 
     @property
-    def about_to_be_free(self) -> bool:
-        return self.refused_lately and time.monotonic() < self.idle_since + PATIENCE_S
+    def session_ending(self) -> bool:
+        return self.recently_refused and time.monotonic() < self.idle_since + SESSION_WAIT_S
 
     @property
-    def refused_lately(self) -> bool:
-        return bool(self.refused_at) and time.monotonic() < self.refused_at + REFUSAL_COUNTS_S
+    def recently_refused(self) -> bool:
+        return bool(self.refused_at) and time.monotonic() < self.refused_at + REFUSAL_TTL_S
 
 
 @dataclass
-class _Lane(Generic[_Connection]):
+class _UserPool(Generic[_Connection]):
     """All of one user."""
 
     slots: list[_Slot[_Connection]] = field(default_factory=list)
     connecting: bool = False
-    lasting: int = 0
+    long_sessions: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,102 +106,108 @@ class _Failure:
     backoff_s: float
 
 
-class Lease(Generic[_Connection]):
+class ConnectionCheckout(Generic[_Connection]):
     """The right to use a connection for one session or request. Give it back once."""
 
     def __init__(
         self,
         pool: ConnectionPool[_Connection],
-        lane: _Lane[_Connection],
+        user_pool: _UserPool[_Connection],
         slot: _Slot[_Connection],
-        kind: Kind,
+        kind: SessionKind,
     ) -> None:
         self._pool = pool
-        self._lane = lane
+        self._user_pool = user_pool
         self._slot = slot
         self._kind = kind
-        self._given_back = False
+        self._released = False
 
     @property
     def connection(self) -> _Connection:
         return self._slot.connection
 
-    def give_back(self) -> None:
-        self._pool._give_back(self, refused=False, dead=False)
+    def release(self) -> None:
+        self._pool._release(self, session_refused=False, connection_dead=False)
 
-    def refused(self) -> None:
+    def session_refused(self) -> None:
         """sshd opened no session: this connection is full."""
-        self._pool._give_back(self, refused=True, dead=False)
+        self._pool._release(self, session_refused=True, connection_dead=False)
 
-    def dead(self) -> None:
+    def connection_dead(self) -> None:
         """It does not answer: no new work on it. What runs there may still end well."""
-        self._pool._give_back(self, refused=False, dead=True)
+        self._pool._release(self, session_refused=False, connection_dead=True)
 
 
 class ConnectionPool(Generic[_Connection]):
     def __init__(self, connect: Callable[[str], _Connection], options: PoolOptions) -> None:
         self._connect = connect
         self._options = options
-        self._changed = threading.Condition()
-        self._lanes: dict[str, _Lane[_Connection]] = {}
+        self._condition = threading.Condition()
+        self._user_pools: dict[str, _UserPool[_Connection]] = {}
         self._failures: dict[str, _Failure] = {}  # by user; "" for the host itself
         self._opened = 0
         self._stop = threading.Event()
         self._reaper: threading.Thread | None = None
 
-    def lease(self, user: str, kind: Kind = "session") -> Lease[_Connection]:
+    def checkout(self, user: str, kind: SessionKind = "session") -> ConnectionCheckout[_Connection]:
         """Raises ConnectFailed or AuthFailed; nothing was asked of the cluster then."""
-        began = time.monotonic()
+        started_at = time.monotonic()
         while True:
-            with self._changed:
-                lane = self._lanes.setdefault(user, _Lane())
-                if kind == "lasting" and lane.lasting >= self._options.lasting_per_user:
+            with self._condition:
+                user_pool = self._user_pools.setdefault(user, _UserPool())
+                if (
+                    kind == "long"
+                    and user_pool.long_sessions >= self._options.max_long_sessions_per_user
+                ):
                     raise ConnectFailed(
                         _(
                             "%(user)s has %(limit)s logs and downloads open, which is the limit. Close some.",
                             user=user,
-                            limit=lane.lasting,
+                            limit=user_pool.long_sessions,
                         )
                     )
-                slot = self._free_slot(lane, kind)
+                slot = self._free_slot(user_pool, kind)
                 if slot is not None:
-                    return self._leased(lane, slot, kind)
+                    return self._create_checkout(user_pool, slot, kind)
                 self._raise_recent_failure(user)
-                waited = time.monotonic() - began
-                if waited >= self._options.wait_s:
+                waited = time.monotonic() - started_at
+                if waited >= self._options.wait_timeout_s:
                     raise ConnectFailed(
                         _("All connections of %(user)s to the cluster are busy.", user=user)
                     )
-                if lane.connecting or len(lane.slots) >= self._options.connections_per_user:
-                    self._changed.wait(self._options.wait_s - waited)
+                if (
+                    user_pool.connecting
+                    or len(user_pool.slots) >= self._options.max_connections_per_user
+                ):
+                    self._condition.wait(self._options.wait_timeout_s - waited)
                     continue
-                if waited < PATIENCE_S and any(slot.about_to_be_free for slot in lane.slots):
-                    self._changed.wait(PATIENCE_S - waited)
+                if waited < SESSION_WAIT_S and any(slot.session_ending for slot in user_pool.slots):
+                    self._condition.wait(SESSION_WAIT_S - waited)
                     continue
-                lane.connecting = True
-            return self._leased_new(user, lane, kind)
+                user_pool.connecting = True
+            return self._checkout_new_connection(user, user_pool, kind)
 
     def stats(self) -> PoolStats:
-        with self._changed:
-            lanes = {
-                user: [s for s in lane.slots if s.connection.alive]
-                for user, lane in self._lanes.items()
+        with self._condition:
+            open_slots = {
+                user: [s for s in user_pool.slots if s.connection.alive]
+                for user, user_pool in self._user_pools.items()
             }
             return PoolStats(
-                connections=sum(len(slots) for slots in lanes.values()),
-                sessions=sum(slot.sessions for slots in lanes.values() for slot in slots),
+                connections=sum(len(slots) for slots in open_slots.values()),
+                sessions=sum(slot.sessions for slots in open_slots.values() for slot in slots),
                 opened=self._opened,
-                by_user={user: len(slots) for user, slots in lanes.items() if slots},
+                by_user={user: len(slots) for user, slots in open_slots.items() if slots},
             )
 
     def close_all(self) -> None:
         self._stop.set()
-        with self._changed:
-            slots = [slot for lane in self._lanes.values() for slot in lane.slots]
-            self._lanes.clear()
+        with self._condition:
+            slots = [slot for user_pool in self._user_pools.values() for slot in user_pool.slots]
+            self._user_pools.clear()
             self._failures.clear()
             reaper, self._reaper = self._reaper, None
-            self._changed.notify_all()
+            self._condition.notify_all()
         for slot in slots:
             slot.connection.close()
         if reaper is not None:
@@ -207,28 +215,36 @@ class ConnectionPool(Generic[_Connection]):
 
     # -- inside the lock -----------------------------------------------------------------------
 
-    def _free_slot(self, lane: _Lane[_Connection], kind: Kind) -> _Slot[_Connection] | None:
+    def _free_slot(
+        self, user_pool: _UserPool[_Connection], kind: SessionKind
+    ) -> _Slot[_Connection] | None:
         """The fullest that has room, so that the others can fall idle."""
-        lane.slots = [slot for slot in lane.slots if slot.connection.alive]
+        user_pool.slots = [slot for slot in user_pool.slots if slot.connection.alive]
         usable = [
-            slot for slot in lane.slots if not slot.retired and (slot.has_room or kind == "other")
+            slot
+            for slot in user_pool.slots
+            if not slot.retired and (slot.has_free_session or kind == "other")
         ]
         return max(usable, key=lambda slot: slot.sessions, default=None)
 
-    def _leased(
-        self, lane: _Lane[_Connection], slot: _Slot[_Connection], kind: Kind
-    ) -> Lease[_Connection]:
-        self._count(lane, slot, kind, 1)
-        return Lease(self, lane, slot, kind)
+    def _create_checkout(
+        self, user_pool: _UserPool[_Connection], slot: _Slot[_Connection], kind: SessionKind
+    ) -> ConnectionCheckout[_Connection]:
+        self._count(user_pool, slot, kind, 1)
+        return ConnectionCheckout(self, user_pool, slot, kind)
 
     def _count(
-        self, lane: _Lane[_Connection], slot: _Slot[_Connection], kind: Kind, change: int
+        self,
+        user_pool: _UserPool[_Connection],
+        slot: _Slot[_Connection],
+        kind: SessionKind,
+        change: int,
     ) -> None:
         if kind == "other":
-            slot.others += change
+            slot.sftp_requests += change
             return
         slot.sessions += change
-        lane.lasting += change if kind == "lasting" else 0
+        user_pool.long_sessions += change if kind == "long" else 0
 
     def _raise_recent_failure(self, user: str) -> None:
         for key in ("", user):
@@ -236,60 +252,72 @@ class ConnectionPool(Generic[_Connection]):
             if failure is not None and time.monotonic() < failure.until:
                 raise type(failure.error)(failure.error.user_message, detail=failure.error.detail)
 
-    def _note_failure(self, user: str, error: ClusterError) -> None:
+    def _record_failure(self, user: str, error: ClusterError) -> None:
         key = "" if isinstance(error, ConnectFailed | HostKeyMismatch) else user
-        before = self._failures.get(key)
+        previous = self._failures.get(key)
         backoff_s = min(
-            self._options.longest_backoff_s,
-            before.backoff_s * 2 if before else self._options.first_backoff_s,
+            self._options.max_backoff_s,
+            previous.backoff_s * 2 if previous else self._options.initial_backoff_s,
         )
         self._failures[key] = _Failure(error, time.monotonic() + backoff_s, backoff_s)
 
     # -- outside -------------------------------------------------------------------------------
 
-    def _leased_new(self, user: str, lane: _Lane[_Connection], kind: Kind) -> Lease[_Connection]:
+    def _checkout_new_connection(
+        self, user: str, user_pool: _UserPool[_Connection], kind: SessionKind
+    ) -> ConnectionCheckout[_Connection]:
         try:
             connection = self._connect(user)
         except BaseException as problem:
-            with self._changed:
-                lane.connecting = False
+            with self._condition:
+                user_pool.connecting = False
                 if isinstance(problem, ClusterError):
-                    self._note_failure(user, problem)
-                self._changed.notify_all()
+                    self._record_failure(user, problem)
+                self._condition.notify_all()
             raise
-        with self._changed:
-            lane.connecting = False
+        with self._condition:
+            user_pool.connecting = False
             self._opened += 1
             self._failures.pop("", None)
             self._failures.pop(user, None)
-            slot = _Slot(connection, self._options.sessions_per_connection)
-            lane.slots.append(slot)
+            slot = _Slot(connection, self._options.max_sessions_per_connection)
+            user_pool.slots.append(slot)
             # close_all may have come meanwhile: the lane is then no longer ours, but still usable.
-            self._lanes[user] = lane
+            self._user_pools[user] = user_pool
             self._start_reaper()
-            self._changed.notify_all()
-            return self._leased(lane, slot, kind)
+            self._condition.notify_all()
+            return self._create_checkout(user_pool, slot, kind)
 
-    def _give_back(self, lease: Lease[_Connection], *, refused: bool, dead: bool) -> None:
-        with self._changed:
-            if lease._given_back:
+    def _release(
+        self,
+        checkout: ConnectionCheckout[_Connection],
+        *,
+        session_refused: bool,
+        connection_dead: bool,
+    ) -> None:
+        with self._condition:
+            if checkout._released:
                 return
-            lease._given_back = True
-            slot = lease._slot
-            self._count(lease._lane, slot, lease._kind, -1)
-            if refused:
+            checkout._released = True
+            slot = checkout._slot
+            self._count(checkout._user_pool, slot, checkout._kind, -1)
+            if session_refused:
                 slot.refused_at = time.monotonic()
-                slot.refused_with = slot.sessions + slot.connection.standing_sessions
+                slot.sessions_at_refusal = slot.sessions + slot.connection.persistent_sessions
             else:
                 slot.idle_since = time.monotonic()
             # A connection that refuses even its first session is of no use to anybody.
-            slot.retired = slot.retired or dead or (refused and slot.refused_with == 0)
+            slot.retired = (
+                slot.retired
+                or connection_dead
+                or (session_refused and slot.sessions_at_refusal == 0)
+            )
             finished = slot.retired and not slot.busy
             if finished:
-                for lane in self._lanes.values():
-                    if slot in lane.slots:
-                        lane.slots.remove(slot)
-            self._changed.notify_all()
+                for user_pool in self._user_pools.values():
+                    if slot in user_pool.slots:
+                        user_pool.slots.remove(slot)
+            self._condition.notify_all()
         if finished:
             slot.connection.close()
 
@@ -302,18 +330,18 @@ class ConnectionPool(Generic[_Connection]):
             self._reaper.start()
 
     def _reap(self, stop: threading.Event) -> None:
-        while not stop.wait(min(15.0, self._options.idle_s / 4)):
-            for slot in self._take_unused():
+        while not stop.wait(min(15.0, self._options.idle_timeout_s / 4)):
+            for slot in self._remove_unused():
                 slot.connection.close()
 
-    def _take_unused(self) -> list[_Slot[_Connection]]:
-        oldest = time.monotonic() - self._options.idle_s
-        taken = []
-        with self._changed:
-            for lane in self._lanes.values():
-                for slot in list(lane.slots):
-                    idle = not slot.busy and slot.idle_since < oldest
+    def _remove_unused(self) -> list[_Slot[_Connection]]:
+        idle_cutoff = time.monotonic() - self._options.idle_timeout_s
+        removed = []
+        with self._condition:
+            for user_pool in self._user_pools.values():
+                for slot in list(user_pool.slots):
+                    idle = not slot.busy and slot.idle_since < idle_cutoff
                     if idle or not slot.connection.alive:
-                        lane.slots.remove(slot)
-                        taken.append(slot)
-        return taken
+                        user_pool.slots.remove(slot)
+                        removed.append(slot)
+        return removed

@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from clusters.errors import BadArgument, ConnectFailed
 from clusters.transport.base import (
-    DEFAULT_MAX_OUTPUT,
+    DEFAULT_MAX_OUTPUT_BYTES,
     DEFAULT_TIMEOUT_S,
     CommandResult,
     FileStat,
@@ -23,7 +23,7 @@ from clusters.transport.base import (
 )
 from clusters.transport.connection import (
     Connection,
-    Login,
+    Credentials,
     NotStarted,
     RemoteProgram,
     SessionRefused,
@@ -33,35 +33,41 @@ from clusters.transport.connection import (
 )
 from clusters.transport.files import StreamedTransport, check_argv
 from clusters.transport.identity import IdentityPolicy
-from clusters.transport.pool import ConnectionPool, Kind, Lease, PoolOptions, PoolStats
+from clusters.transport.pool import (
+    ConnectionCheckout,
+    ConnectionPool,
+    PoolOptions,
+    PoolStats,
+    SessionKind,
+)
 from core.messages import _
 
 # Linux takes 128 KiB for one argument, and sshd hands the whole line to the shell as one.
-LONGEST_LINE = 120 * 1024
+MAX_LINE_BYTES = 120 * 1024
 # Above this one SFTP round trip per 32 KiB costs more than starting a reader.
 SFTP_READ_BYTES = 128 * 1024
 FILE_TIMEOUT_S = 30.0
 
-_BARE = re.compile(r"[A-Za-z0-9_./:,+-][A-Za-z0-9_./:,+=-]*", re.ASCII)
+_UNQUOTED = re.compile(r"[A-Za-z0-9_./:,+-][A-Za-z0-9_./:,+=-]*", re.ASCII)
 # What single quotes protect alike in sh, bash, zsh, csh and fish: printable ASCII but ' \ and !
 _QUOTABLE = re.compile(r"[ -~]*", re.ASCII)
 _NOT_QUOTABLE = re.compile(r"['\\!]")
 
-_Made = TypeVar("_Made")
+_Result = TypeVar("_Result")
 
 
-def command_line(argv: Sequence[str], mark: str) -> str:
+def build_command_line(argv: Sequence[str], mark: str) -> str:
     """A line that makes any login shell print `mark` and then become exactly `argv`."""
     check_argv(argv)
-    words = [_word(argument) for argument in argv]
+    words = [_quote(argument) for argument in argv]
     if all(word is not None for word in words):
         line = " ".join(word for word in words if word is not None)
     else:
         # Newlines, quotes, other scripts: spelled in letters that no shell reads anything into.
-        plain = ("exec " + shlex.join(argv)).encode("utf-8", "surrogateescape")
-        spelled = base64.b64encode(plain).decode("ascii")
-        line = f"/bin/sh -c 'eval \"$(echo $0|base64 -d)\"' {spelled}"
-    if len(line) > LONGEST_LINE:
+        shell_text = ("exec " + shlex.join(argv)).encode("utf-8", "surrogateescape")
+        encoded = base64.b64encode(shell_text).decode("ascii")
+        line = f"/bin/sh -c 'eval \"$(echo $0|base64 -d)\"' {encoded}"
+    if len(line) > MAX_LINE_BYTES:
         raise BadArgument(
             _(
                 "The command %(command)r is too long for one line (%(count)s bytes). Send its data as "
@@ -73,8 +79,8 @@ def command_line(argv: Sequence[str], mark: str) -> str:
     return f"echo {mark}; exec {line}"
 
 
-def _word(argument: str) -> str | None:
-    if _BARE.fullmatch(argument):
+def _quote(argument: str) -> str | None:
+    if _UNQUOTED.fullmatch(argument):
         return argument
     if _QUOTABLE.fullmatch(argument) and not _NOT_QUOTABLE.search(argument):
         return f"'{argument}'"
@@ -87,24 +93,24 @@ class SshCluster:
     def __init__(
         self,
         target: SshTarget,
-        login: Login,
+        credentials: Credentials,
         *,
         policy: IdentityPolicy | None = None,
         options: PoolOptions | None = None,
     ) -> None:
         self.target = target
-        self._login = login
+        self._credentials = credentials
         self.policy = policy or IdentityPolicy()
         self.pool: ConnectionPool[Connection] = ConnectionPool(
             self._connect, options or PoolOptions()
         )
 
     def _connect(self, user: str) -> Connection:
-        return open_connection(self.target, user, self._login, self.policy)
+        return open_connection(self.target, user, self._credentials, self.policy)
 
     def connect_for_tunnel(self, user: str) -> Connection:
         """Not of the pool: only this connection's certificate lets it forward."""
-        return open_connection(self.target, user, self._login, self.policy, may_tunnel=True)
+        return open_connection(self.target, user, self._credentials, self.policy, allow_tunnel=True)
 
     def transport(self, user: str, *, uid: int | None = None) -> SshTransport:
         """Refuses root, UIDs below the floor and odd names before any connection is made."""
@@ -132,44 +138,46 @@ class SshTransport(StreamedTransport):
         *,
         stdin: bytes = b"",
         timeout_s: float = DEFAULT_TIMEOUT_S,
-        max_output: int = DEFAULT_MAX_OUTPUT,
+        max_output_bytes: int = DEFAULT_MAX_OUTPUT_BYTES,
     ) -> CommandResult:
-        program = self._start_as("session", argv)
+        program = self._start_program("session", argv)
         # Counted from here: connecting has limits of its own, and when it fails nothing was started.
         deadline = time.monotonic() + timeout_s
         try:
-            exit_code, stdout, stderr = program.communicate(stdin, deadline, max_output)
+            exit_code, stdout, stderr = program.communicate(stdin, deadline, max_output_bytes)
         finally:
             program.close()
         return CommandResult(tuple(argv), exit_code, stdout, stderr)
 
     def _start(self, argv: Sequence[str]) -> RemoteProgram:
-        return self._start_as("lasting", argv)
+        return self._start_program("long", argv)
 
-    def _start_as(self, kind: Kind, argv: Sequence[str]) -> RemoteProgram:
-        command_line(argv, "")  # what cannot be said is refused before connecting
+    def _start_program(self, kind: SessionKind, argv: Sequence[str]) -> RemoteProgram:
+        build_command_line(argv, "")  # what cannot be said is refused before connecting
 
         def start(connection: Connection) -> RemoteProgram:
-            return connection.start(lambda mark: command_line(argv, mark), what=argv[0])
+            return connection.start(
+                lambda mark: build_command_line(argv, mark), program_name=argv[0]
+            )
 
-        lease, program = self._on_connection(start, kind)
-        program.on_close = lease.give_back
+        checkout, program = self._with_connection(start, kind)
+        program.on_close = checkout.release
         return program
 
-    def _on_connection(
-        self, work: Callable[[Connection], _Made], kind: Kind
-    ) -> tuple[Lease[Connection], _Made]:
+    def _with_connection(
+        self, work: Callable[[Connection], _Result], kind: SessionKind
+    ) -> tuple[ConnectionCheckout[Connection], _Result]:
         """`work` on a connection with room. One that proves dead before `work` began is replaced once."""
-        replaced = False
+        retried = False
         while True:
-            lease = self._cluster.pool.lease(self.user, kind)
+            checkout = self._cluster.pool.checkout(self.user, kind)
             try:
-                return lease, work(lease.connection)
+                return checkout, work(checkout.connection)
             except SessionRefused:
-                lease.refused()
+                checkout.session_refused()
             except NotStarted as problem:
-                lease.dead()
-                if replaced:
+                checkout.connection_dead()
+                if retried:
                     raise ConnectFailed(
                         _(
                             "The connection to %(name)s broke twice.",
@@ -177,9 +185,9 @@ class SshTransport(StreamedTransport):
                         ),
                         detail=str(problem),
                     ) from problem
-                replaced = True
+                retried = True
             except BaseException:
-                lease.give_back()
+                checkout.release()
                 raise
 
     # -- files ---------------------------------------------------------------------------------
@@ -187,12 +195,12 @@ class SshTransport(StreamedTransport):
     def stat(self, path: str) -> FileStat:
         _check_path(path)
         try:
-            lease, found = self._on_connection(
+            checkout, found = self._with_connection(
                 lambda connection: connection.sftp_stat(path, FILE_TIMEOUT_S), "other"
             )
         except SftpUnusable:
             return super().stat(path)
-        lease.give_back()
+        checkout.release()
         return found
 
     def read_at(self, path: str, offset: int, limit: int) -> bytes:
@@ -200,19 +208,19 @@ class SshTransport(StreamedTransport):
         if limit <= 0 or limit > SFTP_READ_BYTES:
             return super().read_at(path, offset, limit)
         try:
-            lease, found = self._on_connection(
+            checkout, found = self._with_connection(
                 lambda connection: connection.sftp_read(path, offset, limit, FILE_TIMEOUT_S),
                 "other",
             )
         except SftpUnusable:
             return super().read_at(path, offset, limit)
-        lease.give_back()
+        checkout.release()
         return found
 
     def open_tunnel(self, host: str, port: int) -> Tunnel:
         connection = self._cluster.connect_for_tunnel(self.user)
         try:
-            return _OwnTunnel(connection.open_tunnel(host, port), connection)
+            return _DedicatedTunnel(connection.open_tunnel(host, port), connection)
         except NotStarted as problem:
             connection.close()
             raise ConnectFailed(
@@ -229,7 +237,7 @@ def _check_path(path: str) -> None:
         raise BadArgument(_("%(path)r is not a path.", path=path))
 
 
-class _OwnTunnel:
+class _DedicatedTunnel:
     """A direct-tcpip channel on a connection of its own."""
 
     def __init__(self, channel: Tunnel, connection: Connection) -> None:

@@ -7,10 +7,10 @@ from typing import Any
 from accounts.models import User
 from clusters.errors import IdentityRefused
 from clusters.models import Cluster, Membership, unix_user_for
-from core.translation import told
+from core.translation import translate
 
 
-def unix_names(user: User) -> list[dict[str, str]]:
+def list_unix_names(user: User) -> list[dict[str, str]]:
     """The Unix user of a person on each of their clusters, or why there is none."""
     namespaces = Membership.objects.filter(user=user).values("namespace__cluster_id")
     rows = []
@@ -18,7 +18,9 @@ def unix_names(user: User) -> list[dict[str, str]]:
         try:
             rows.append({"cluster": str(cluster), "name": unix_user_for(user, cluster), "why": ""})
         except IdentityRefused as refused:
-            rows.append({"cluster": str(cluster), "name": "", "why": told(refused.user_message)})
+            rows.append(
+                {"cluster": str(cluster), "name": "", "why": translate(refused.user_message)}
+            )
     return rows
 
 
@@ -26,5 +28,5 @@ def profile_context(user: User) -> dict[str, Any]:
     memberships = Membership.objects.filter(user=user).select_related("namespace__cluster")
     return {
         "memberships": memberships.order_by("namespace__name"),
-        "unix_names": unix_names(user),
+        "unix_names": list_unix_names(user),
     }

@@ -18,37 +18,37 @@ from core.errors import ClusterBusy
 from core.messages import _
 
 
-class AtOnce:
+class ConcurrencyLimiter:
     def __init__(self) -> None:
-        self._held: Counter[str] = Counter()
+        self._in_use: Counter[str] = Counter()
         self._lock = threading.Lock()
 
     @contextmanager
-    def one_of(self, most: int, key: str, refusal: Exception | None = None) -> Iterator[None]:
+    def slot(self, limit: int, key: str, error: Exception | None = None) -> Iterator[None]:
         """Raises the refusal, or Throttled, when all are taken."""
         with self._lock:
-            if self._held[key] >= most:
-                raise refusal or Throttled(wait=1)
-            self._held[key] += 1
+            if self._in_use[key] >= limit:
+                raise error or Throttled(wait=1)
+            self._in_use[key] += 1
         try:
             yield
         finally:
             with self._lock:
-                self._held[key] -= 1
-                if not self._held[key]:
-                    del self._held[key]
+                self._in_use[key] -= 1
+                if not self._in_use[key]:
+                    del self._in_use[key]
 
     def keys(self) -> set[str]:
         with self._lock:
-            return set(self._held)
+            return set(self._in_use)
 
 
-at_once = AtOnce()
+concurrency_limiter = ConcurrencyLimiter()
 
 
-def asking(cluster_id: int, name: str) -> AbstractContextManager[None]:
+def cluster_request_slot(cluster_id: int, name: str) -> AbstractContextManager[None]:
     """Around whatever waits for a cluster in a request's thread. Raises ClusterBusy."""
-    busy = ClusterBusy(
+    busy_error = ClusterBusy(
         _(
             "Cluster %(cluster)s answers slowly, and many requests wait for it already. Try again in "
             "a moment.",
@@ -56,4 +56,6 @@ def asking(cluster_id: int, name: str) -> AbstractContextManager[None]:
         ),
         cluster=name,
     )
-    return at_once.one_of(max(1, settings.WEB_WAITING_THREADS // 2), f"cluster:{cluster_id}", busy)
+    return concurrency_limiter.slot(
+        max(1, settings.WEB_REMOTE_IO_THREADS // 2), f"cluster:{cluster_id}", busy_error
+    )

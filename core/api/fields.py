@@ -13,7 +13,7 @@ from django.utils.translation import gettext as _
 from rest_framework import serializers
 
 
-class Strict(serializers.Serializer[Any]):
+class StrictSerializer(serializers.Serializer[Any]):
     """Refuses fields that nobody knows, naming the nearest one that exists."""
 
     def to_internal_value(self, data: Any) -> Any:
@@ -36,7 +36,7 @@ def _unknown_field(name: str, known: list[str]) -> str:
     return _("There is no such field. Known are: %(known)s.") % {"known": ", ".join(known)}
 
 
-class PlainText(serializers.CharField):
+class StrictCharField(serializers.CharField):
     """Text only: DRF would take numbers and booleans for text."""
 
     def to_internal_value(self, data: Any) -> str:
@@ -45,7 +45,7 @@ class PlainText(serializers.CharField):
         return super().to_internal_value(data)
 
 
-class WholeNumber(serializers.IntegerField):
+class StrictIntegerField(serializers.IntegerField):
     """Whole numbers only: DRF would take "1", 1.0 and true for one."""
 
     def to_internal_value(self, data: Any) -> int:
@@ -54,7 +54,7 @@ class WholeNumber(serializers.IntegerField):
         return data
 
 
-class Flag(serializers.BooleanField):
+class StrictBooleanField(serializers.BooleanField):
     """true or false only: DRF would take "yes" and 1 too."""
 
     def to_internal_value(self, data: Any) -> bool:
@@ -63,7 +63,7 @@ class Flag(serializers.BooleanField):
         return data
 
 
-class ProblemError(serializers.Serializer[Any]):
+class ProblemErrorSerializer(serializers.Serializer[Any]):
     path = serializers.CharField(help_text="Which value: taskRoles[1].portList[0].beginAt")
     message = serializers.CharField()
     code = serializers.CharField()
@@ -73,7 +73,7 @@ class ProblemError(serializers.Serializer[Any]):
     column = serializers.IntegerField(required=False, allow_null=True)
 
 
-class ProblemAnswer(serializers.Serializer[Any]):
+class ProblemSerializer(serializers.Serializer[Any]):
     """What every refusal looks like (RFC 9457)."""
 
     type = serializers.CharField()
@@ -81,4 +81,4 @@ class ProblemAnswer(serializers.Serializer[Any]):
     status = serializers.IntegerField()
     code = serializers.CharField(help_text="Stable; for programs.")
     detail = serializers.CharField(help_text="One sentence; for people.")
-    errors = ProblemError(many=True)  # type: ignore[assignment]
+    errors = ProblemErrorSerializer(many=True)  # type: ignore[assignment]

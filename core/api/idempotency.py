@@ -27,7 +27,7 @@ class _HasUuid(Protocol):
 T = TypeVar("T", bound=_HasUuid)
 
 
-def fingerprint_of(*parts: Any) -> str:
+def compute_fingerprint(*parts: Any) -> str:
     """SHA-256 of what a request asks for: plain values."""
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
 

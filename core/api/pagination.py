@@ -13,7 +13,7 @@ from django.utils.translation import gettext as _
 from rest_framework.exceptions import ValidationError
 
 SALT = "sluice.cursor"
-MAX_CURSOR = 2000
+MAX_CURSOR_LENGTH = 2000
 
 
 def fingerprint(*parts: Any) -> str:
@@ -31,16 +31,16 @@ def encode_cursor(key: tuple[Any, uuid.UUID], query: str) -> str:
 
 def decode_cursor(cursor: str, query: str) -> tuple[Any, uuid.UUID]:
     try:
-        if len(cursor) > MAX_CURSOR:
+        if len(cursor) > MAX_CURSOR_LENGTH:
             raise ValueError
-        given_for, kind, value, last_id = signing.loads(cursor, salt=SALT)
+        issued_for, kind, value, last_id = signing.loads(cursor, salt=SALT)
         key = (datetime.fromisoformat(value) if kind == "t" else value), uuid.UUID(last_id)
     except (signing.BadSignature, ValueError, TypeError) as error:
         raise ValidationError(
             {"cursor": [_("This is no cursor of ours. Take it from “next” of the page before.")]},
             code="cursor_invalid",
         ) from error
-    if given_for != query:
+    if issued_for != query:
         raise ValidationError(
             {
                 "cursor": [

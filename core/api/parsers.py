@@ -38,10 +38,10 @@ def read_body(stream: IO[bytes], context: Mapping[str, Any] | None) -> bytes:
     limit: int = settings.API_MAX_BODY_BYTES
     request = (context or {}).get("request")
     try:
-        announced = int(request.META.get("CONTENT_LENGTH") or 0) if request is not None else 0
+        content_length = int(request.META.get("CONTENT_LENGTH") or 0) if request is not None else 0
     except ValueError:
-        announced = 0
-    if announced > limit:
+        content_length = 0
+    if content_length > limit:
         raise BodyTooLarge(limit)
     body = stream.read(limit + 1)
     if len(body) > limit:
@@ -50,7 +50,7 @@ def read_body(stream: IO[bytes], context: Mapping[str, Any] | None) -> bytes:
 
 
 # What Python's json complains of, for the translators; the rest is shown as it is.
-JSON_WORDS = (
+JSON_ERROR_MESSAGES = (
     gettext_noop("Expecting value"),
     gettext_noop("Expecting ',' delimiter"),
     gettext_noop("Expecting ':' delimiter"),
@@ -67,28 +67,28 @@ def parse_json(body: bytes) -> Any:
     """JSON as values that can be stored: no NaN, no NUL, no half characters, no endless nesting."""
     try:
         text = body.decode("utf-8-sig")
-        value = json.loads(text, parse_constant=_no_constant)
+        value = json.loads(text, parse_constant=_reject_constant)
     except (ValueError, RecursionError) as error:
         # ValueError: bad JSON, bad UTF-8, or a number of thousands of digits.
         if not isinstance(error, json.JSONDecodeError):
             raise ParseError(_("The body is not JSON that can be read.")) from error
-        place = {"words": _(error.msg), "line": error.lineno, "column": error.colno}
+        error_params = {"words": _(error.msg), "line": error.lineno, "column": error.colno}
         raise ParseError(
             _(
                 "The body is not JSON that can be read: %(words)s (line %(line)s, column %(column)s)."
             )
-            % place
+            % error_params
         ) from error
     _check_depth(value)
     if "\\u" in text:
-        for found in _strings(value):
-            if "\0" in found or not _is_unicode(found):
+        for found in _iter_strings(value):
+            if "\0" in found or not _is_encodable(found):
                 raise ParseError(_("The body holds a NUL or half a character (a lone surrogate)."))
     return value
 
 
-def _no_constant(word: str) -> Any:
-    raise ValueError(f"{word} is no JSON")
+def _reject_constant(constant: str) -> Any:
+    raise ValueError(f"{constant} is no JSON")
 
 
 def _check_depth(value: Any) -> None:
@@ -105,19 +105,19 @@ def _check_depth(value: Any) -> None:
     raise ParseError(_("The body is nested more than %(depth)s deep.") % {"depth": MAX_DEPTH})
 
 
-def _strings(value: Any) -> Iterator[str]:
+def _iter_strings(value: Any) -> Iterator[str]:
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict):
         for key, item in value.items():
             yield key
-            yield from _strings(item)
+            yield from _iter_strings(item)
     elif isinstance(value, list):
         for item in value:
-            yield from _strings(item)
+            yield from _iter_strings(item)
 
 
-def _is_unicode(text: str) -> bool:
+def _is_encodable(text: str) -> bool:
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -137,7 +137,7 @@ class JsonParser(BaseParser):
         return parse_json(read_body(stream, parser_context))
 
 
-class AlwaysJson(BaseContentNegotiation):
+class JsonContentNegotiation(BaseContentNegotiation):
     """The API speaks JSON; where YAML or bytes are given, the view itself decides."""
 
     def select_parser(self, request: Request, parsers: Any) -> BaseParser | None:

@@ -9,7 +9,7 @@ import orjson
 from django.http import HttpResponse
 
 
-def json_answer(body: Any, status: int = 200) -> HttpResponse:
+def json_response(body: Any, status: int = 200) -> HttpResponse:
     """JSON without DRF's renderers and negotiation, which cost more than the query."""
     try:
         text = orjson.dumps(body)

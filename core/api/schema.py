@@ -12,10 +12,10 @@ from django.views.decorators.http import require_GET
 from drf_spectacular.generators import SchemaGenerator
 from drf_spectacular.utils import OpenApiResponse
 
-from core.api.fields import ProblemAnswer
+from core.api.fields import ProblemSerializer
 
 PROBLEM_TYPE = "application/problem+json"
-SENTENCES = {
+STATUS_DESCRIPTIONS = {
     400: "The request is not right; `errors` says which value and why.",
     401: "Not signed in, or the token is not valid (any more).",
     403: "You may see this, but not do this.",
@@ -33,16 +33,18 @@ SENTENCES = {
 }
 
 
-def problems(*statuses: int) -> dict[tuple[int, str], OpenApiResponse]:
+def problem_responses(*statuses: int) -> dict[tuple[int, str], OpenApiResponse]:
     """Refusals of an operation, for `extend_schema(responses=…)`."""
     return {
-        (status, PROBLEM_TYPE): OpenApiResponse(ProblemAnswer, description=SENTENCES[status])
+        (status, PROBLEM_TYPE): OpenApiResponse(
+            ProblemSerializer, description=STATUS_DESCRIPTIONS[status]
+        )
         for status in statuses
     }
 
 
 @lru_cache(maxsize=1)
-def schema_text() -> str:
+def render_schema() -> str:
     """The OpenAPI document. Always in English and made once: it takes a second of CPU."""
     with translation.override("en"):
         document = SchemaGenerator(api_version="1").get_schema(request=None, public=True)  # type: ignore[no-untyped-call]
@@ -52,22 +54,22 @@ def schema_text() -> str:
 @require_GET
 def schema(request: HttpRequest) -> HttpResponse:
     """`/api/v1/schema`: for everyone, signed in or not; it holds no data."""
-    return HttpResponse(schema_text(), content_type="application/vnd.oai.openapi+json")
+    return HttpResponse(render_schema(), content_type="application/vnd.oai.openapi+json")
 
 
-def complete(result: dict[str, Any], generator: Any, **_more: Any) -> dict[str, Any]:
+def add_common_responses(result: dict[str, Any], generator: Any, **_options: Any) -> dict[str, Any]:
     """What is true of every operation is written into each of them here, once."""
-    reference = {"$ref": "#/components/schemas/ProblemAnswer"}
+    reference = {"$ref": "#/components/schemas/Problem"}
     for path in result["paths"].values():
         for method, operation in path.items():
             responses = operation["responses"]
             # A read-only token, or a page without its CSRF token, changes nothing.
-            refusals = (401, 429, 503) if method == "get" else (401, 403, 429, 503)
-            for status in refusals:
+            error_statuses = (401, 429, 503) if method == "get" else (401, 403, 429, 503)
+            for status in error_statuses:
                 responses.setdefault(
                     str(status),
                     {
-                        "description": SENTENCES[status],
+                        "description": STATUS_DESCRIPTIONS[status],
                         "content": {PROBLEM_TYPE: {"schema": reference}},
                     },
                 )

@@ -16,7 +16,7 @@ from rest_framework.exceptions import APIException
 from rest_framework.request import Request
 
 # Threads of their own: a cluster that hangs in the middle of a file keeps no websocket waiting.
-_readers = ThreadPoolExecutor(max_workers=32, thread_name_prefix="download")
+_reader_threads = ThreadPoolExecutor(max_workers=32, thread_name_prefix="download")
 _RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})\Z")
 
 
@@ -25,11 +25,11 @@ class RangeNotSatisfiable(APIException):
     default_code = "range_not_satisfiable"
 
 
-def stream(
+def stream_attachment(
     request: HttpRequest, chunks: Iterator[bytes], *, content_type: str, filename: str
 ) -> StreamingHttpResponse:
     """An attachment: a person's file is never shown as a page of ours."""
-    body = _beside_the_loop(chunks) if isinstance(request, ASGIRequest) else chunks
+    body = _iterate_in_threads(chunks) if isinstance(request, ASGIRequest) else chunks
     response = StreamingHttpResponse(body, content_type=content_type)
     response["Content-Disposition"] = f"attachment; filename*=UTF-8''{quote(filename)}"
     response["X-Content-Type-Options"] = "nosniff"
@@ -37,31 +37,31 @@ def stream(
     return response
 
 
-async def _beside_the_loop(chunks: Iterator[bytes]) -> AsyncIterator[bytes]:
-    def take() -> bytes | None:
+async def _iterate_in_threads(chunks: Iterator[bytes]) -> AsyncIterator[bytes]:
+    def read_next() -> bytes | None:
         return next(chunks, None)
 
-    reading: Future[bytes | None] | None = None
+    pending_read: Future[bytes | None] | None = None
     try:
         while True:
-            reading = _readers.submit(take)
-            chunk = await asyncio.wrap_future(reading)
+            pending_read = _reader_threads.submit(read_next)
+            chunk = await asyncio.wrap_future(pending_read)
             if chunk is None:
                 return
             yield chunk
     finally:
         close = getattr(chunks, "close", None)
-        if close is not None and reading is not None:
+        if close is not None and pending_read is not None:
             # Whoever leaves does so while a piece is read: it ends first, and nobody waits for that.
-            reading.add_done_callback(lambda _read: _readers.submit(close))
+            pending_read.add_done_callback(lambda _read: _reader_threads.submit(close))
 
 
-def wanted_range(request: Request, size: int) -> tuple[int, int]:
+def parse_range(request: Request, size: int) -> tuple[int, int]:
     """Start and end (exclusive). A header that is not one simple range is ignored, as RFC 9110 allows."""
-    found = _RANGE.match(request.headers.get("Range", "").strip())
-    if not found or found.groups() == ("", ""):
+    match = _RANGE.match(request.headers.get("Range", "").strip())
+    if not match or match.groups() == ("", ""):
         return 0, size
-    first, last = found.groups()
+    first, last = match.groups()
     if not first:
         start, end = max(0, size - int(last)), size
     else:
@@ -71,21 +71,21 @@ def wanted_range(request: Request, size: int) -> tuple[int, int]:
     return start, end
 
 
-def honour_range(
-    answer: StreamingHttpResponse, request: Request, start: int, end: int, size: int
+def set_range_headers(
+    response: StreamingHttpResponse, request: Request, start: int, end: int, size: int
 ) -> None:
     """The headers of an answer that holds bytes `start` to `end` (exclusive) of `size`."""
-    answer["Content-Length"] = str(end - start)
-    answer["Accept-Ranges"] = "bytes"
+    response["Content-Length"] = str(end - start)
+    response["Accept-Ranges"] = "bytes"
     if "Range" in request.headers and (start, end) != (0, size):
-        answer.status_code = 206
-        answer["Content-Range"] = f"bytes {start}-{end - 1}/{size}"
+        response.status_code = 206
+        response["Content-Range"] = f"bytes {start}-{end - 1}/{size}"
 
 
-def gzipped(chunks: Iterator[bytes]) -> Generator[bytes]:
+def gzip_stream(chunks: Iterator[bytes]) -> Generator[bytes]:
     """A gzip stream of the chunks, packed as they come."""
-    packer = zlib.compressobj(6, zlib.DEFLATED, zlib.MAX_WBITS | 16)
+    compressor = zlib.compressobj(6, zlib.DEFLATED, zlib.MAX_WBITS | 16)
     for chunk in chunks:
-        if packed := packer.compress(chunk):
-            yield packed
-    yield packer.flush()
+        if compressed := compressor.compress(chunk):
+            yield compressed
+    yield compressor.flush()

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 MAX_BUCKETS = 10_000
 
 
-class Buckets:
+class RateLimitBuckets:
     """`take` one from the bucket of a key; the answer is 0.0, or the seconds until it has one again."""
 
     def __init__(self) -> None:
@@ -31,8 +31,8 @@ class Buckets:
         now = time.monotonic() if now is None else now
         refill = per_minute / 60
         with self._lock:
-            level, seen = self._levels.pop(key, (float(per_minute), now))
-            level = min(float(per_minute), level + (now - seen) * refill)
+            level, updated_at = self._levels.pop(key, (float(per_minute), now))
+            level = min(float(per_minute), level + (now - updated_at) * refill)
             allowed = level >= 1
             # Put back last: the first in the dictionary is the longest unused.
             self._levels[key] = (level - 1 if allowed else level, now)
@@ -45,10 +45,10 @@ class Buckets:
             self._levels.clear()
 
 
-buckets = Buckets()
+buckets = RateLimitBuckets()
 
 
-class PerPerson(BaseThrottle):
+class UserRateThrottle(BaseThrottle):
     """Reading and writing have a bucket each."""
 
     wait_s = 0.0

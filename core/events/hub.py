@@ -14,14 +14,14 @@ from dataclasses import dataclass, field
 
 from django.db import DatabaseError
 
-from core.events.records import EventRow, first_number, last_number, read_since
+from core.events.records import EventRow, last_event_number, oldest_event_number, read_events_since
 from core.events.visibility import EventVisibility
-from core.threads import in_thread
+from core.threads import run_in_thread
 
 logger = logging.getLogger(__name__)
 
-POLL_S = 0.3
-BATCH = 500
+POLL_INTERVAL_S = 0.3
+BATCH_SIZE = 500
 QUEUE_SIZE = 2000
 # Further behind than this it is cheaper for a page to ask for the list again.
 MAX_BACKFILL = 5000
@@ -49,48 +49,48 @@ class Subscription:
 
 
 class EventHub:
-    def __init__(self, *, poll_s: float | None = None) -> None:
-        self._poll_s = POLL_S if poll_s is None else poll_s
-        self._listeners: set[Subscription] = set()
+    def __init__(self, *, poll_interval_s: float | None = None) -> None:
+        self._poll_interval_s = POLL_INTERVAL_S if poll_interval_s is None else poll_interval_s
+        self._subscriptions: set[Subscription] = set()
         self._cursor = 0
         self._poller: asyncio.Task[None] | None = None
-        self._starting = asyncio.Lock()
+        self._start_lock = asyncio.Lock()
         self.polls = 0  # for tests and metrics
 
     @property
-    def listener_count(self) -> int:
-        return len(self._listeners)
+    def subscription_count(self) -> int:
+        return len(self._subscriptions)
 
     async def subscribe(self, visibility: EventVisibility) -> Subscription:
         """Listen from now on. What came before `start_after` is the caller's to read (`backfill`)."""
-        async with self._starting:
+        async with self._start_lock:
             if self._poller is None or self._poller.done():
-                self._cursor = await in_thread(last_number)
+                self._cursor = await run_in_thread(last_event_number)
                 self._poller = asyncio.create_task(self._poll())
             # No await between reading the cursor and joining: nothing can fall in between.
             subscription = Subscription(visibility=visibility, start_after=self._cursor)
-            self._listeners.add(subscription)
+            self._subscriptions.add(subscription)
         return subscription
 
     def unsubscribe(self, subscription: Subscription) -> None:
-        self._listeners.discard(subscription)
-        if not self._listeners and self._poller is not None:
+        self._subscriptions.discard(subscription)
+        if not self._subscriptions and self._poller is not None:
             self._poller.cancel()
             self._poller = None
 
     async def backfill(self, subscription: Subscription, since: int) -> list[EventRow] | None:
         """Events in (since, start_after] that the listener may see; None: too old, begin afresh."""
-        return await in_thread(
+        return await run_in_thread(
             _read_between, since, subscription.start_after, subscription.visibility
         )
 
     async def _poll(self) -> None:
         while True:
-            await asyncio.sleep(self._poll_s)
+            await asyncio.sleep(self._poll_interval_s)
             try:
-                while events := await in_thread(read_since, self._cursor, BATCH):
-                    self._hand_out(events)
-                    if len(events) < BATCH:
+                while events := await run_in_thread(read_events_since, self._cursor, BATCH_SIZE):
+                    self._distribute(events)
+                    if len(events) < BATCH_SIZE:
                         break
             except DatabaseError:
                 logger.warning(
@@ -101,36 +101,36 @@ class EventHub:
                 await asyncio.sleep(1.0)
             self.polls += 1
 
-    def _hand_out(self, events: list[EventRow]) -> None:
+    def _distribute(self, events: list[EventRow]) -> None:
         for event in events:
-            for listener in list(self._listeners):
-                if not listener.offer(event):
-                    self._listeners.discard(listener)
-                    _wake(listener)
+            for subscription in list(self._subscriptions):
+                if not subscription.offer(event):
+                    self._subscriptions.discard(subscription)
+                    _mark_dropped(subscription)
             self._cursor = event.number
 
 
-def _wake(listener: Subscription) -> None:
+def _mark_dropped(subscription: Subscription) -> None:
     """Make room for the mark that says: dropped."""
     with contextlib.suppress(asyncio.QueueEmpty):
-        listener.queue.get_nowait()
-    listener.queue.put_nowait(None)
+        subscription.queue.get_nowait()
+    subscription.queue.put_nowait(None)
 
 
 def _read_between(since: int, until: int, visibility: EventVisibility) -> list[EventRow] | None:
     if since > until:
         return None  # a number we never gave: another database
-    oldest = first_number()
-    if since < until and (oldest is None or oldest > since + 1) and _gap_matters(since, oldest):
+    oldest = oldest_event_number()
+    if since < until and (oldest is None or oldest > since + 1) and _was_purged(since, oldest):
         return None
-    found: list[EventRow] = []
+    events: list[EventRow] = []
     cursor = since
     while cursor < until:
-        rows = read_since(cursor, BATCH)
+        rows = read_events_since(cursor, BATCH_SIZE)
         if not rows:
             break
         cursor = rows[-1].number
-        found += [
+        events += [
             row
             for row in rows
             if row.number <= until
@@ -138,10 +138,10 @@ def _read_between(since: int, until: int, visibility: EventVisibility) -> list[E
         ]
         if cursor - since > MAX_BACKFILL and cursor < until:
             return None
-    return found
+    return events
 
 
-def _gap_matters(since: int, oldest: int | None) -> bool:
+def _was_purged(since: int, oldest: int | None) -> bool:
     """Numbers below the oldest kept one were purged, unless the table simply begins there."""
     return since > 0 or (oldest is not None and oldest > 1)
 
@@ -149,10 +149,10 @@ def _gap_matters(since: int, oldest: int | None) -> bool:
 _hubs: dict[asyncio.AbstractEventLoop, EventHub] = {}
 
 
-def hub_of_this_loop(make: Callable[[], EventHub] = EventHub) -> EventHub:
+def get_hub(factory: Callable[[], EventHub] = EventHub) -> EventHub:
     loop = asyncio.get_running_loop()
     for old in [known for known in _hubs if known.is_closed()]:
         del _hubs[old]
     if loop not in _hubs:
-        _hubs[loop] = make()
+        _hubs[loop] = factory()
     return _hubs[loop]

@@ -22,7 +22,7 @@ from core.models import Event
 
 Actor = Event.Actor
 # Any constant that nothing else uses in this database.
-_EVENT_LOCK = 0x51C1CE0E
+_EVENT_LOCK_ID = 0x51C1CE0E
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class EventRow:
         }
 
 
-def record(events: Sequence[NewEvent]) -> None:
+def record_events(events: Sequence[NewEvent]) -> None:
     """Write events inside the caller's transaction, as its last statement."""
     if not events:
         return
@@ -75,7 +75,7 @@ def record(events: Sequence[NewEvent]) -> None:
         check_event(event.subject_type, event.kind, event.data)
     if connection.vendor == "postgresql":
         with connection.cursor() as cursor:
-            cursor.execute("SELECT pg_advisory_xact_lock(%s)", [_EVENT_LOCK])
+            cursor.execute("SELECT pg_advisory_xact_lock(%s)", [_EVENT_LOCK_ID])
     now = timezone.now()
     Event.objects.bulk_create(
         [
@@ -110,23 +110,23 @@ _COLUMNS = (
 )
 
 
-def read_since(number: int, limit: int = 500) -> list[EventRow]:
+def read_events_since(number: int, limit: int = 500) -> list[EventRow]:
     rows = Event.objects.filter(id__gt=number).order_by("id").values_list(*_COLUMNS)[:limit]
     return [EventRow(*row) for row in rows]
 
 
-def last_number() -> int:
+def last_event_number() -> int:
     return Event.objects.order_by("-id").values_list("id", flat=True).first() or 0
 
 
-def first_number() -> int | None:
+def oldest_event_number() -> int | None:
     """The oldest number still stored."""
     return Event.objects.order_by("id").values_list("id", flat=True).first()
 
 
-def purge_before(moment: datetime) -> int:
+def purge_events_before(cutoff: datetime) -> int:
     """Delete old events; a reader with an older number gets a reset and reads its lists again."""
-    return Event.objects.filter(at__lt=moment).delete()[0]
+    return Event.objects.filter(at__lt=cutoff).delete()[0]
 
 
 def delete_events_of(subject_type: str, subject_ids: Sequence[uuid.UUID]) -> None:

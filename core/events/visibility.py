@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class EventVisibility:
-    everything: bool
+    sees_all: bool
     user_id: int | None
     namespace_ids: frozenset[int]
 
     def allows(self, *, owner_id: int, namespace_id: int) -> bool:
-        return self.everything or owner_id == self.user_id or namespace_id in self.namespace_ids
+        return self.sees_all or owner_id == self.user_id or namespace_id in self.namespace_ids

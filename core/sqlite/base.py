@@ -15,12 +15,12 @@ from typing import Any
 from django.db.backends.sqlite3 import base
 
 # Longer than this nobody waits for a turn; SQLite's own patience (`timeout`) then begins.
-PATIENCE_S = 30.0
-_turn = threading.Lock()
+WRITE_LOCK_TIMEOUT_S = 30.0
+_write_lock = threading.Lock()
 
 
 @lru_cache(maxsize=256)
-def _in_sqlites_style(query: str) -> str:
+def _to_qmark_style(query: str) -> str:
     """`%s` as `?`. The same statements come again and again: each is searched through once."""
     return base.FORMAT_QMARK_REGEX.sub("?", query).replace("%%", "%")
 
@@ -28,45 +28,45 @@ def _in_sqlites_style(query: str) -> str:
 class Cursor(base.SQLiteCursorWrapper):
     def convert_query(self, query: str, *, param_names: Sequence[str] | None = None) -> str:
         if param_names is None:
-            return _in_sqlites_style(query)
+            return _to_qmark_style(query)
         return str(super().convert_query(query, param_names=param_names))
 
 
 class DatabaseWrapper(base.DatabaseWrapper):
-    _has_turn = False
+    _holds_write_lock = False
 
     def create_cursor(self, name: Any = None) -> Cursor:
         cursor: Cursor = self.connection.cursor(factory=Cursor)
         return cursor
 
     def _start_transaction_under_autocommit(self) -> None:
-        if not self._has_turn:
-            self._has_turn = _turn.acquire(timeout=PATIENCE_S)
+        if not self._holds_write_lock:
+            self._holds_write_lock = _write_lock.acquire(timeout=WRITE_LOCK_TIMEOUT_S)
         try:
             super()._start_transaction_under_autocommit()  # type: ignore[misc]
         except BaseException:
-            self._give_turn_back()
+            self._release_write_lock()
             raise
 
-    def _give_turn_back(self) -> None:
-        if self._has_turn:
-            self._has_turn = False
-            _turn.release()
+    def _release_write_lock(self) -> None:
+        if self._holds_write_lock:
+            self._holds_write_lock = False
+            _write_lock.release()
 
     def _commit(self) -> Any:
         result = super()._commit()  # type: ignore[misc]
         # Where it fails the transaction is still open, and a rollback follows.
-        self._give_turn_back()
+        self._release_write_lock()
         return result
 
     def _rollback(self) -> Any:
         try:
             return super()._rollback()  # type: ignore[misc]
         finally:
-            self._give_turn_back()
+            self._release_write_lock()
 
     def _close(self) -> Any:
         try:
             return super()._close()  # type: ignore[misc]
         finally:
-            self._give_turn_back()
+            self._release_write_lock()

@@ -14,7 +14,12 @@ from django.utils.safestring import SafeString
 from core import formatting
 
 register = template.Library()
-for _filter in (formatting.duration, formatting.clock, formatting.memory, formatting.filesize):
+for _filter in (
+    formatting.duration,
+    formatting.compact_duration,
+    formatting.memory,
+    formatting.filesize,
+):
     register.filter(_filter.__name__, _filter)
 
 
@@ -29,7 +34,7 @@ def icon(name: str, css_class: str = "") -> SafeString:
 
 
 @register.filter
-def moment(value: Any) -> SafeString | str:
+def local_time(value: Any) -> SafeString | str:
     """A time that the browser shows in the reader's own zone; without script, in the server's."""
     if not value:
         return "–"
@@ -44,7 +49,7 @@ def moment(value: Any) -> SafeString | str:
 
 
 @register.filter
-def per_cent(part: float | None, whole: float | None) -> int:
+def percentage(part: float | None, whole: float | None) -> int:
     return round(100 * (part or 0) / whole) if whole else 0
 
 

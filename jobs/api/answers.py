@@ -8,28 +8,28 @@ from rest_framework import serializers as s
 
 from clusters.models import Membership
 from core.models import Event
-from jobs.jobfile.parameters import KINDS
+from jobs.jobfile.parameters import PARAMETER_KINDS
 from jobs.models import JOB_STATE_CHOICES, Attempt, JobTemplate, Task
 
-Answer = s.Serializer[Any]
+ResponseSerializer = s.Serializer[Any]
 
 
-def texts(**more: Any) -> s.ListField:
+def string_list_field(**more: Any) -> s.ListField:
     return s.ListField(child=s.CharField(), **more)
 
 
-class Anything(s.JSONField):
+class AnyJsonField(s.JSONField):
     """Any JSON value."""
 
 
-class ReasonAnswer(Answer):
+class ReasonSerializer(ResponseSerializer):
     code = s.CharField(help_text="Stable; empty: nothing to say.")
     text = s.CharField(help_text="One sentence in the request's language.")
-    params = s.DictField(child=Anything())
+    params = s.DictField(child=AnyJsonField())
     slurm_text = s.CharField(help_text="Slurm's own words, if any.")
 
 
-class CanAnswer(Answer):
+class JobPermissionsSerializer(ResponseSerializer):
     """What you may do with it and what makes sense in its state."""
 
     edit = s.BooleanField()
@@ -41,18 +41,18 @@ class CanAnswer(Answer):
     clone = s.BooleanField()
 
 
-class LinksAnswer(Answer):
+class LinksSerializer(ResponseSerializer):
     self = s.CharField()
     page = s.CharField()
 
 
-class WarningAnswer(Answer):
+class WarningSerializer(ResponseSerializer):
     path = s.CharField()
     message = s.CharField()
     line = s.IntegerField(allow_null=True)
 
 
-class JobAnswer(Answer):
+class JobSerializer(ResponseSerializer):
     id = s.UUIDField()
     name = s.CharField()
     owner = s.CharField()
@@ -60,7 +60,7 @@ class JobAnswer(Answer):
     cluster = s.CharField()
     state = s.ChoiceField(choices=JOB_STATE_CHOICES)
     stopping = s.BooleanField(help_text="A stop was asked for and is not done yet.")
-    reason = ReasonAnswer()
+    reason = ReasonSerializer()
     exit_code = s.IntegerField(allow_null=True)
     description = s.CharField()
     labels = s.DictField(child=s.CharField())
@@ -84,23 +84,23 @@ class JobAnswer(Answer):
     slurm_job_id = s.CharField()
     cloned_from = s.UUIDField(allow_null=True)
     seen_at = s.DateTimeField(allow_null=True, help_text="How old this is: Slurm's last answer.")
-    can = CanAnswer()
-    links = LinksAnswer()
+    can = JobPermissionsSerializer()
+    links = LinksSerializer()
 
 
-class JobDetail(JobAnswer):
-    warnings = WarningAnswer(many=True)
-    plan = s.DictField(child=Anything(), help_text="What Slurm is asked for.")
+class JobDetailSerializer(JobSerializer):
+    warnings = WarningSerializer(many=True)
+    plan = s.DictField(child=AnyJsonField(), help_text="What Slurm is asked for.")
     plan_words = s.CharField()
 
 
-class JobPage(Answer):
-    items = JobAnswer(many=True)
+class JobPageSerializer(ResponseSerializer):
+    items = JobSerializer(many=True)
     next = s.CharField(allow_null=True, help_text="The cursor of the next page; null: the last.")
     count = s.IntegerField(required=False, help_text="With count=1.")
 
 
-class ProblemItem(Answer):
+class PlanProblemSerializer(ResponseSerializer):
     path = s.CharField()
     message = s.CharField()
     code = s.CharField()
@@ -110,25 +110,25 @@ class ProblemItem(Answer):
     column = s.IntegerField(allow_null=True)
 
 
-class NoteItem(Answer):
+class NoteSerializer(ResponseSerializer):
     code = s.CharField()
     message = s.CharField()
-    params = s.DictField(child=Anything())
+    params = s.DictField(child=AnyJsonField())
 
 
-class PreviewAnswer(Answer):
+class PreviewSerializer(ResponseSerializer):
     ok = s.BooleanField(help_text="Slurm could run it; `problems` is empty.")
     may_submit = s.BooleanField(help_text="You may submit to this namespace.")
     dialect = s.CharField()
     namespace = s.CharField()
-    spec = s.DictField(child=Anything(), help_text="The job file as it was understood.")
-    warnings = WarningAnswer(many=True)
-    problems = ProblemItem(many=True)
-    plan = s.DictField(child=Anything(), allow_null=True)
+    spec = s.DictField(child=AnyJsonField(), help_text="The job file as it was understood.")
+    warnings = WarningSerializer(many=True)
+    problems = PlanProblemSerializer(many=True)
+    plan = s.DictField(child=AnyJsonField(), allow_null=True)
     plan_words = s.CharField()
-    notes = NoteItem(many=True)
+    notes = NoteSerializer(many=True)
     starts_now = s.BooleanField(allow_null=True, help_text="Enough is free; null: not known.")
-    obstacles = NoteItem(many=True)
+    obstacles = NoteSerializer(many=True)
     expected_start = s.DateTimeField(
         allow_null=True, help_text="Now, if enough is free; else an estimate; null: not known."
     )
@@ -140,48 +140,48 @@ class PreviewAnswer(Answer):
     script = s.CharField()
 
 
-class EventAnswer(Answer):
+class EventSerializer(ResponseSerializer):
     number = s.IntegerField()
     at = s.DateTimeField()
     kind = s.CharField()
     actor = s.ChoiceField(choices=Event.Actor.choices)
     actor_name = s.CharField()
-    data = s.DictField(child=Anything())  # type: ignore[assignment]
+    data = s.DictField(child=AnyJsonField())  # type: ignore[assignment]
 
 
-class EventPage(Answer):
-    items = EventAnswer(many=True)
+class EventPageSerializer(ResponseSerializer):
+    items = EventSerializer(many=True)
     next = s.IntegerField(allow_null=True, help_text="`since` of the next page.")
 
 
-class TaskAnswer(Answer):
+class TaskSerializer(ResponseSerializer):
     attempt = s.IntegerField()
     role = s.CharField()
     index = s.IntegerField()
     state = s.ChoiceField(choices=Task.State.choices)
     node = s.CharField()
     ip = s.CharField()
-    ports = s.DictField(child=Anything())
+    ports = s.DictField(child=AnyJsonField())
     gpus = s.CharField()
     exit_code = s.IntegerField(allow_null=True)
     started_at = s.DateTimeField(allow_null=True)
     ended_at = s.DateTimeField(allow_null=True)
 
 
-class TaskList(Answer):
-    items = TaskAnswer(many=True)
+class TaskListSerializer(ResponseSerializer):
+    items = TaskSerializer(many=True)
 
 
-class AttemptAnswer(Answer):
+class AttemptSerializer(ResponseSerializer):
     number = s.IntegerField()
     phase = s.ChoiceField(choices=Attempt.Phase.choices)
     slurm_job_id = s.CharField()
-    components = s.ListField(child=Anything())
+    components = s.ListField(child=AnyJsonField())
     slurm_state = s.CharField()
     nodes = s.CharField()
     unix_user = s.CharField()
     work_dir = s.CharField()
-    reason = ReasonAnswer()
+    reason = ReasonSerializer()
     exit_code = s.IntegerField(allow_null=True)
     signal = s.IntegerField(allow_null=True)
     created_at = s.DateTimeField()
@@ -190,16 +190,16 @@ class AttemptAnswer(Answer):
     ended_at = s.DateTimeField(allow_null=True)
 
 
-class AttemptList(Answer):
-    items = AttemptAnswer(many=True)
+class AttemptListSerializer(ResponseSerializer):
+    items = AttemptSerializer(many=True)
 
 
-class ScriptAnswer(Answer):
+class ScriptSerializer(ResponseSerializer):
     attempt = s.IntegerField()
     script = s.CharField()
 
 
-class FileAnswer(Answer):
+class FileSerializer(ResponseSerializer):
     name = s.CharField()
     path = s.CharField()
     kind = s.ChoiceField(choices=["file", "dir", "link", "other"])
@@ -207,47 +207,47 @@ class FileAnswer(Answer):
     modified_at = s.DateTimeField()
 
 
-class FileList(Answer):
+class FileListSerializer(ResponseSerializer):
     attempt = s.IntegerField()
     root = s.ChoiceField(choices=["work", "output"])  # type: ignore[assignment]
     path = s.CharField()
-    items = FileAnswer(many=True)
+    items = FileSerializer(many=True)
 
 
-class LogEntry(Answer):
+class LogEntrySerializer(ResponseSerializer):
     role = s.CharField(help_text="`batch` for the batch script's own log.")
     index = s.IntegerField()
     size = s.IntegerField(allow_null=True, help_text="null: there is no file (yet).")
     state = s.CharField()
 
 
-class LogList(Answer):
+class LogListSerializer(ResponseSerializer):
     attempt = s.IntegerField(allow_null=True, help_text="null: nothing was submitted yet.")
-    items = LogEntry(many=True)
+    items = LogEntrySerializer(many=True)
 
 
-class LogMatch(Answer):
+class LogMatchSerializer(ResponseSerializer):
     offset = s.IntegerField()
     line = s.IntegerField()
 
 
-class LogMatches(Answer):
-    matches = LogMatch(many=True)
+class LogMatchesSerializer(ResponseSerializer):
+    matches = LogMatchSerializer(many=True)
     more = s.BooleanField(help_text="There may be more than were asked for.")
 
 
-class BatchItem(Answer):
+class BatchItemSerializer(ResponseSerializer):
     id = s.UUIDField()
     ok = s.BooleanField()
     code = s.CharField(help_text="Empty when it worked.")
     message = s.CharField()
 
 
-class BatchAnswer(Answer):
-    items = BatchItem(many=True)
+class BatchSerializer(ResponseSerializer):
+    items = BatchItemSerializer(many=True)
 
 
-class UploadAnswer(Answer):
+class UploadSerializer(ResponseSerializer):
     sha256 = s.CharField()
     size = s.IntegerField()
     format = s.ChoiceField(choices=["zip", "tar", "tar.gz"])
@@ -258,56 +258,56 @@ class UploadAnswer(Answer):
     jobs = s.IntegerField(help_text="How many jobs use it.")
 
 
-class UploadList(Answer):
-    items = UploadAnswer(many=True)
+class UploadListSerializer(ResponseSerializer):
+    items = UploadSerializer(many=True)
 
 
-class ParameterAnswer(Answer):
+class ParameterSerializer(ResponseSerializer):
     name = s.CharField()
     title = s.CharField()
     description = s.CharField()
-    kind = s.ChoiceField(choices=KINDS)
+    kind = s.ChoiceField(choices=PARAMETER_KINDS)
     required = s.BooleanField()  # type: ignore[assignment]
-    default = Anything(allow_null=True)
-    choices = texts()
+    default = AnyJsonField(allow_null=True)
+    choices = string_list_field()
 
 
-class TemplateCan(Answer):
+class TemplatePermissionsSerializer(ResponseSerializer):
     edit = s.BooleanField()
     delete = s.BooleanField()
 
 
-class TemplateAnswer(Answer):
+class TemplateSerializer(ResponseSerializer):
     id = s.UUIDField()
     name = s.CharField()
     description = s.CharField()
     owner = s.CharField()
     visibility = s.ChoiceField(choices=JobTemplate.Visibility.choices)
     namespace = s.CharField(allow_null=True)
-    parameters = ParameterAnswer(many=True)
+    parameters = ParameterSerializer(many=True)
     version = s.IntegerField()
     created_at = s.DateTimeField()
     updated_at = s.DateTimeField()
-    can = TemplateCan()
+    can = TemplatePermissionsSerializer()
 
 
-class TemplateDetail(TemplateAnswer):
-    spec = s.DictField(child=Anything())
+class TemplateDetailSerializer(TemplateSerializer):
+    spec = s.DictField(child=AnyJsonField())
 
 
-class TemplatePage(Answer):
-    items = TemplateAnswer(many=True)
+class TemplatePageSerializer(ResponseSerializer):
+    items = TemplateSerializer(many=True)
     next = s.CharField(allow_null=True)
 
 
-class NamespaceAnswer(Answer):
+class NamespaceSerializer(ResponseSerializer):
     name = s.CharField()
     description = s.CharField()
     cluster = s.CharField()
     active = s.BooleanField()
     role = s.ChoiceField(choices=Membership.Role.choices)
     can_submit = s.BooleanField()
-    partitions = texts()
+    partitions = string_list_field()
     default_image = s.CharField()
     default_time_s = s.IntegerField(allow_null=True)
     max_time_s = s.IntegerField(allow_null=True)
@@ -318,11 +318,11 @@ class NamespaceAnswer(Answer):
     max_running_jobs_per_user = s.IntegerField(allow_null=True)
 
 
-class NamespaceList(Answer):
-    items = NamespaceAnswer(many=True)
+class NamespaceListSerializer(ResponseSerializer):
+    items = NamespaceSerializer(many=True)
 
 
-class ClusterAnswer(Answer):
+class ClusterSerializer(ResponseSerializer):
     name = s.CharField()
     title = s.CharField()
     enabled = s.BooleanField()
@@ -334,46 +334,46 @@ class ClusterAnswer(Answer):
     last_error = s.CharField(help_text="For administrators; empty for others.")
 
 
-class ClusterList(Answer):
-    items = ClusterAnswer(many=True)
+class ClusterListSerializer(ResponseSerializer):
+    items = ClusterSerializer(many=True)
 
 
-class GpuAnswer(Answer):
+class GpuSerializer(ResponseSerializer):
     type = s.CharField()
     total = s.IntegerField()
     free = s.IntegerField()
 
 
-class RoomAnswer(Answer):
+class ResourceUsageSerializer(ResponseSerializer):
     nodes = s.IntegerField()
     usable_nodes = s.IntegerField()
     cpus = s.IntegerField()
     cpus_free = s.IntegerField()
     mem_mib = s.IntegerField()
     mem_mib_free = s.IntegerField()
-    gpus = GpuAnswer(many=True)
+    gpus = GpuSerializer(many=True)
 
 
-class ClusterRoom(RoomAnswer):
+class ClusterCapacitySerializer(ResourceUsageSerializer):
     cluster = s.CharField()
     taken_at = s.DateTimeField()
 
 
-class NamespaceRoom(Answer):
+class NamespaceCapacitySerializer(ResponseSerializer):
     namespace = s.CharField()
     cluster = s.CharField()
     can_submit = s.BooleanField()
     cpus = s.IntegerField(help_text="The most that one job of yours could have now.")
     mem_mib = s.IntegerField()
-    gpus = GpuAnswer(many=True)
+    gpus = GpuSerializer(many=True)
 
 
-class CapacityAnswer(Answer):
-    clusters = ClusterRoom(many=True)
-    namespaces = NamespaceRoom(many=True)
+class CapacitySerializer(ResponseSerializer):
+    clusters = ClusterCapacitySerializer(many=True)
+    namespaces = NamespaceCapacitySerializer(many=True)
 
 
-class SizeAnswer(Answer):
+class SizeSerializer(ResponseSerializer):
     name = s.CharField()
     title = s.CharField()
     cpus = s.IntegerField()
@@ -384,21 +384,21 @@ class SizeAnswer(Answer):
     price = s.FloatField(help_text="Machine hours per hour.")
 
 
-class SizeList(Answer):
-    items = SizeAnswer(many=True)
+class SizeListSerializer(ResponseSerializer):
+    items = SizeSerializer(many=True)
 
 
-class MembershipAnswer(Answer):
+class MembershipSerializer(ResponseSerializer):
     namespace = s.CharField()
     role = s.ChoiceField(choices=Membership.Role.choices)
     can_submit = s.BooleanField()
 
 
-class MeAnswer(Answer):
+class CurrentUserSerializer(ResponseSerializer):
     username = s.CharField()
     full_name = s.CharField()
     email = s.CharField()
     is_admin = s.BooleanField()
     language = s.CharField()
     scope = s.ChoiceField(choices=["read", "write"], help_text="What this sign-in may do.")
-    namespaces = MembershipAnswer(many=True)
+    namespaces = MembershipSerializer(many=True)

@@ -16,17 +16,17 @@ from accounts.requests import authenticated_user
 from clusters.access import Role, namespaces_visible_to, roles_of
 from clusters.capacity import Capacity, Node
 from clusters.models import CapacitySnapshot, Cluster, ClusterStatus, Namespace, ResourceSpec
-from core.api.responses import json_answer
-from core.api.schema import problems
-from core.translation import from_text
+from core.api.responses import json_response
+from core.api.schema import problem_responses
+from core.translation import translate_dumped
 from jobs.api import answers, shapes
-from jobs.api.filters import Query
-from jobs.jobfile import json_schema
-from jobs.plan.placement import nodes_for
+from jobs.api.filters import QueryParser
+from jobs.jobfile import build_json_schema
+from jobs.plan.placement import select_nodes
 
 # Slurm was asked within this time: the cluster answers.
-FRESH_S = 60
-LIMITS = (
+MAX_STATUS_AGE_S = 60
+NAMESPACE_LIMIT_FIELDS = (
     "default_time_s",
     "max_time_s",
     "max_gpus_per_job",
@@ -37,27 +37,27 @@ LIMITS = (
 )
 
 
-def _submits(role: Role, namespace: Namespace) -> bool:
+def _can_submit(role: Role, namespace: Namespace) -> bool:
     return namespace.active and namespace.cluster.enabled and role in (Role.MEMBER, Role.ADMIN)
 
 
-def _seen(request: Request) -> list[tuple[Namespace, Role]]:
+def _visible_namespaces(request: Request) -> list[tuple[Namespace, Role]]:
     user = authenticated_user(request)
     roles = roles_of(user)
     rows = namespaces_visible_to(user).select_related("cluster").order_by("name")
     return [(row, roles[row.pk]) for row in rows if row.pk in roles]
 
 
-class Me(APIView):
+class CurrentUserView(APIView):
     @extend_schema(
         operation_id="me",
         tags=["catalog"],
         summary="Who you are and where you may submit",
-        responses={200: answers.MeAnswer},
+        responses={200: answers.CurrentUserSerializer},
     )
     def get(self, request: Request) -> HttpResponse:
         user = authenticated_user(request)
-        return json_answer(
+        return json_response(
             {
                 "username": user.get_username(),
                 "full_name": user.get_full_name(),
@@ -66,19 +66,19 @@ class Me(APIView):
                 "language": user.language,
                 "scope": getattr(request.auth, "scope", "write"),
                 "namespaces": [
-                    {"namespace": row.name, "role": role, "can_submit": _submits(role, row)}
-                    for row, role in _seen(request)
+                    {"namespace": row.name, "role": role, "can_submit": _can_submit(role, row)}
+                    for row, role in _visible_namespaces(request)
                 ],
             }
         )
 
 
-class Namespaces(APIView):
+class NamespaceListView(APIView):
     @extend_schema(
         operation_id="namespaces_list",
         tags=["catalog"],
         summary="Your namespaces and their limits",
-        responses={200: answers.NamespaceList},
+        responses={200: answers.NamespaceListSerializer},
     )
     def get(self, request: Request) -> HttpResponse:
         items = [
@@ -88,33 +88,33 @@ class Namespaces(APIView):
                 "cluster": row.cluster.name,
                 "active": row.active,
                 "role": role,
-                "can_submit": _submits(role, row),
+                "can_submit": _can_submit(role, row),
                 "partitions": row.partitions,
                 "default_image": row.default_image,
-                **{name: getattr(row, name) for name in LIMITS},
+                **{name: getattr(row, name) for name in NAMESPACE_LIMIT_FIELDS},
             }
-            for row, role in _seen(request)
+            for row, role in _visible_namespaces(request)
         ]
-        return json_answer({"items": items})
+        return json_response({"items": items})
 
 
-class Clusters(APIView):
+class ClusterListView(APIView):
     @extend_schema(
         operation_id="clusters_list",
         tags=["catalog"],
         summary="The clusters of your namespaces, and how old their data is",
-        responses={200: answers.ClusterList},
+        responses={200: answers.ClusterListSerializer},
     )
     def get(self, request: Request) -> HttpResponse:
         user = authenticated_user(request)
         rows = Cluster.objects.order_by("name")
         if not user.is_superuser:
             rows = rows.filter(namespaces__in=namespaces_visible_to(user)).distinct()
-        states = {status.cluster_id: status for status in ClusterStatus.objects.all()}
+        status_by_cluster = {status.cluster_id: status for status in ClusterStatus.objects.all()}
         now = timezone.now()
         items = []
         for row in rows:
-            status = states.get(row.pk)
+            status = status_by_cluster.get(row.pk)
             age_s = status.age_s(now) if status else None
             items.append(
                 {
@@ -123,19 +123,19 @@ class Clusters(APIView):
                     "enabled": row.enabled,
                     "runtime": row.runtime,
                     "slurm_version": status.slurm_version if status else "",
-                    "answers": None if age_s is None else age_s < FRESH_S,
-                    "seen_at": shapes.iso(status.last_ok_at) if status else None,
+                    "answers": None if age_s is None else age_s < MAX_STATUS_AGE_S,
+                    "seen_at": shapes.format_iso(status.last_ok_at) if status else None,
                     "age_s": age_s,
                     # Host names and stderr are for those who can mend it.
-                    "last_error": from_text(status.last_error)
+                    "last_error": translate_dumped(status.last_error)
                     if status and user.is_superuser
                     else "",
                 }
             )
-        return json_answer({"items": items})
+        return json_response({"items": items})
 
 
-def _room(nodes: list[Node]) -> dict[str, Any]:
+def _resource_usage(nodes: list[Node]) -> dict[str, Any]:
     usable = [node for node in nodes if node.usable]
     types = sorted({gpu.type for node in nodes for gpu in node.gpus})
     return {
@@ -145,11 +145,11 @@ def _room(nodes: list[Node]) -> dict[str, Any]:
         "cpus_free": sum(max(0, node.cpus - node.cpus_used) for node in usable),
         "mem_mib": sum(node.mem_mib for node in nodes),
         "mem_mib_free": sum(max(0, node.mem_mib - node.mem_mib_used) for node in usable),
-        "gpus": [_gpus(kind, nodes, usable) for kind in types],
+        "gpus": [_gpu_usage(kind, nodes, usable) for kind in types],
     }
 
 
-def _gpus(kind: str, nodes: list[Node], usable: list[Node]) -> dict[str, Any]:
+def _gpu_usage(kind: str, nodes: list[Node], usable: list[Node]) -> dict[str, Any]:
     of_type = [gpu for node in nodes for gpu in node.gpus if gpu.type == kind]
     free = [gpu for node in usable for gpu in node.gpus if gpu.type == kind]
     return {
@@ -159,28 +159,29 @@ def _gpus(kind: str, nodes: list[Node], usable: list[Node]) -> dict[str, Any]:
     }
 
 
-def _mine(namespace: Namespace, role: Role, capacity: Capacity) -> dict[str, Any]:
+def _namespace_capacity(namespace: Namespace, role: Role, capacity: Capacity) -> dict[str, Any]:
     """The most that one job could have now: what is free in the partitions, within the limits."""
     nodes: dict[str, Node] = {}
     for partition in namespace.partitions:
         found = capacity.partition(partition)
         if found is not None and found.up:
-            for node in nodes_for(capacity, partition, namespace.constraint, usable_only=True):
+            for node in select_nodes(capacity, partition, namespace.constraint, usable_only=True):
                 nodes[node.name] = node
-    room = _room(list(nodes.values()))
-    can_submit = _submits(role, namespace)
+    usage = _resource_usage(list(nodes.values()))
+    can_submit = _can_submit(role, namespace)
 
-    def within(free: int, limit: int | None) -> int:
+    def capped(free: int, limit: int | None) -> int:
         return 0 if not can_submit else free if limit is None else min(free, limit)
 
     return {
         "namespace": namespace.name,
         "cluster": namespace.cluster.name,
         "can_submit": can_submit,
-        "cpus": within(room["cpus_free"], namespace.max_cpus_per_job),
-        "mem_mib": within(room["mem_mib_free"], namespace.max_mem_mib_per_job),
+        "cpus": capped(usage["cpus_free"], namespace.max_cpus_per_job),
+        "mem_mib": capped(usage["mem_mib_free"], namespace.max_mem_mib_per_job),
         "gpus": [
-            {**gpu, "free": within(gpu["free"], namespace.max_gpus_per_job)} for gpu in room["gpus"]
+            {**gpu, "free": capped(gpu["free"], namespace.max_gpus_per_job)}
+            for gpu in usage["gpus"]
         ],
     }
 
@@ -190,43 +191,45 @@ class CapacityView(APIView):
         operation_id="capacity",
         tags=["catalog"],
         summary="GPUs by type: total and free, and per namespace what you could start now",
-        responses={200: answers.CapacityAnswer},
+        responses={200: answers.CapacitySerializer},
     )
     def get(self, request: Request) -> HttpResponse:
-        seen = _seen(request)
-        ids = {namespace.cluster_id for namespace, _role in seen}
+        visible_namespaces = _visible_namespaces(request)
+        ids = {namespace.cluster_id for namespace, _role in visible_namespaces}
         snapshots = CapacitySnapshot.objects.select_related("cluster").order_by("cluster__name")
         if not authenticated_user(request).is_superuser:
             snapshots = snapshots.filter(cluster__in=ids)
-        known = {row.cluster_id: (row, Capacity.from_json(row.data)) for row in snapshots}
+        capacity_by_cluster = {
+            row.cluster_id: (row, Capacity.from_json(row.data)) for row in snapshots
+        }
         clusters = [
             {
                 "cluster": row.cluster.name,
-                "taken_at": shapes.iso(row.taken_at),
-                **_room(list(capacity.nodes)),
+                "taken_at": shapes.format_iso(row.taken_at),
+                **_resource_usage(list(capacity.nodes)),
             }
-            for row, capacity in known.values()
+            for row, capacity in capacity_by_cluster.values()
         ]
         namespaces = [
-            _mine(namespace, role, known[namespace.cluster_id][1])
-            for namespace, role in seen
-            if namespace.cluster_id in known
+            _namespace_capacity(namespace, role, capacity_by_cluster[namespace.cluster_id][1])
+            for namespace, role in visible_namespaces
+            if namespace.cluster_id in capacity_by_cluster
         ]
-        return json_answer({"clusters": clusters, "namespaces": namespaces})
+        return json_response({"clusters": clusters, "namespaces": namespaces})
 
 
-class Sizes(APIView):
+class SizeListView(APIView):
     @extend_schema(
         operation_id="specs_list",
         tags=["catalog"],
         summary="Named sizes of a task",
         parameters=[OpenApiParameter("namespace", str, description="Only those offered in it.")],
-        responses={200: answers.SizeList, **problems(400, 404)},
+        responses={200: answers.SizeListSerializer, **problem_responses(400, 404)},
     )
     def get(self, request: Request) -> HttpResponse:
-        query = Query(request.query_params)
+        query = QueryParser(request.query_params)
         name = query.text("namespace")
-        query.finish()
+        query.raise_if_invalid()
         visible = namespaces_visible_to(authenticated_user(request))
         rows = ResourceSpec.objects.all()
         if name:
@@ -247,10 +250,10 @@ class Sizes(APIView):
             }
             for row in rows
         ]
-        return json_answer({"items": items})
+        return json_response({"items": items})
 
 
-class JobFileSchema(APIView):
+class JobFileSchemaView(APIView):
     @extend_schema(
         operation_id="job_file_schema",
         tags=["catalog"],
@@ -258,4 +261,4 @@ class JobFileSchema(APIView):
         responses={200: {"type": "object", "additionalProperties": True}},
     )
     def get(self, request: Request) -> HttpResponse:
-        return json_answer(json_schema())
+        return json_response(build_json_schema())

@@ -16,21 +16,21 @@ from rest_framework.request import Request
 from rest_framework.views import APIView
 
 from accounts.requests import authenticated_user
-from core.api.concurrency import asking
-from core.api.responses import json_answer
-from core.api.schema import problems
-from core.api.streams import honour_range, stream, wanted_range
+from core.api.concurrency import cluster_request_slot
+from core.api.responses import json_response
+from core.api.schema import problem_responses
+from core.api.streams import parse_range, set_range_headers, stream_attachment
 from jobs import files
 from jobs.api import answers, shapes
-from jobs.api.filters import Query
+from jobs.api.filters import QueryParser
 from jobs.api.job_detail import find_job
-from jobs.api.jobs import ATTEMPT
-from jobs.files import ROOTS, Place, attempt_of, locate
+from jobs.api.jobs import ATTEMPT_PARAMETER
+from jobs.files import ROOTS, ResolvedPath, find_job_attempt, resolve_path
 from jobs.models import Attempt
 from jobs.store.access import can_read_output
 
 PARAMETERS = [
-    ATTEMPT,
+    ATTEMPT_PARAMETER,
     OpenApiParameter(
         "root",
         {"type": "string", "enum": list(ROOTS), "default": "work"},
@@ -39,56 +39,60 @@ PARAMETERS = [
     ),
     OpenApiParameter("path", str, description="Below the root; absent: the root itself."),
 ]
-_REFUSALS = (400, 403, 404, 502, 504)
+_ERROR_STATUSES = (400, 403, 404, 502, 504)
 
 
 @contextmanager
-def _located(request: Request, id: uuid.UUID) -> Iterator[tuple[Attempt, str, Place]]:
-    query = Query(request.query_params)
-    number = query.whole("attempt", 0, 1, 1_000_000) or None
+def _locate_requested(
+    request: Request, id: uuid.UUID
+) -> Iterator[tuple[Attempt, str, ResolvedPath]]:
+    query = QueryParser(request.query_params)
+    number = query.integer("attempt", 0, 1, 1_000_000) or None
     root = query.choice("root", list(ROOTS), "work")
     path = query.text("path", limit=1024)
-    query.finish()
+    query.raise_if_invalid()
     job = find_job(request, id)
-    attempt = attempt_of(job, number)
+    attempt = find_job_attempt(job, number)
     for_owner = can_read_output(authenticated_user(request), job)
-    with asking(job.cluster.pk, job.cluster.name):
-        place = locate(job=job, attempt=attempt, root=root, path=path, for_owner=for_owner)
+    with cluster_request_slot(job.cluster.pk, job.cluster.name):
+        place = resolve_path(job=job, attempt=attempt, root=root, path=path, for_owner=for_owner)
         yield attempt, root, place
 
 
-class JobFiles(APIView):
+class JobFileListView(APIView):
     @extend_schema(
         operation_id="jobs_files",
         tags=["files"],
         summary="One directory of the job's files",
         parameters=PARAMETERS,
-        responses={200: answers.FileList, **problems(*_REFUSALS)},
+        responses={200: answers.FileListSerializer, **problem_responses(*_ERROR_STATUSES)},
     )
     def get(self, request: Request, id: uuid.UUID) -> HttpResponse:
-        with _located(request, id) as (attempt, root, place):
-            found = files.list_files(place)
+        with _locate_requested(request, id) as (attempt, root, place):
+            entries = files.list_files(place)
         items: list[dict[str, Any]] = [
             {
-                "name": _shown(entry.name),
-                "path": _shown(posixpath.join(place.path, entry.name)),
+                "name": _printable_name(entry.name),
+                "path": _printable_name(posixpath.join(place.path, entry.name)),
                 "kind": entry.stat.kind,
                 "size": entry.stat.size,
-                "modified_at": shapes.iso(datetime.fromtimestamp(int(entry.stat.mtime), UTC)),
+                "modified_at": shapes.format_iso(
+                    datetime.fromtimestamp(int(entry.stat.mtime), UTC)
+                ),
             }
-            for entry in found
+            for entry in entries
         ]
-        return json_answer(
+        return json_response(
             {"attempt": attempt.number, "root": root, "path": place.path, "items": items}
         )
 
 
-def _shown(name: str) -> str:
+def _printable_name(name: str) -> str:
     """File names are bytes on Linux; those that are not UTF-8 are shown with replacements."""
     return name.encode("utf-8", errors="surrogateescape").decode("utf-8", errors="replace")
 
 
-class JobFileDownload(APIView):
+class JobFileDownloadView(APIView):
     @extend_schema(
         operation_id="jobs_files_download",
         tags=["files"],
@@ -101,26 +105,26 @@ class JobFileDownload(APIView):
             (206, "application/octet-stream"): OpenApiResponse(
                 {"type": "string", "format": "binary"}
             ),
-            **problems(*_REFUSALS, 416),
+            **problem_responses(*_ERROR_STATUSES, 416),
         },
     )
     def get(self, request: Request, id: uuid.UUID) -> HttpResponseBase:
-        with _located(request, id) as (_attempt, _root, place):
+        with _locate_requested(request, id) as (_attempt, _root, place):
             size = place.stat.size
-            start, end = wanted_range(request, size)
+            start, end = parse_range(request, size)
             chunks = files.read_file(place, offset=start, limit=end - start)
-        answer = stream(
+        response = stream_attachment(
             request._request,
             chunks,
             content_type="application/octet-stream",
-            filename=_shown(posixpath.basename(place.path)) or "file",
+            filename=_printable_name(posixpath.basename(place.path)) or "file",
         )
-        answer["ETag"] = f'"{int(place.stat.mtime)}-{size}"'
-        honour_range(answer, request, start, end, size)
-        return answer
+        response["ETag"] = f'"{int(place.stat.mtime)}-{size}"'
+        set_range_headers(response, request, start, end, size)
+        return response
 
 
-class JobFilesTar(APIView):
+class JobFilesTarView(APIView):
     @extend_schema(
         operation_id="jobs_files_tar",
         tags=["files"],
@@ -128,14 +132,14 @@ class JobFilesTar(APIView):
         parameters=PARAMETERS,
         responses={
             (200, "application/x-tar"): OpenApiResponse({"type": "string", "format": "binary"}),
-            **problems(*_REFUSALS),
+            **problem_responses(*_ERROR_STATUSES),
         },
     )
     def get(self, request: Request, id: uuid.UUID) -> HttpResponseBase:
-        with _located(request, id) as (attempt, root, place):
-            chunks = files.tar_files(place)
-        name = _shown(posixpath.basename(place.path)) or f"{id}-{attempt.number}-{root}"
-        return stream(
+        with _locate_requested(request, id) as (attempt, root, place):
+            chunks = files.stream_tar(place)
+        name = _printable_name(posixpath.basename(place.path)) or f"{id}-{attempt.number}-{root}"
+        return stream_attachment(
             request._request,
             chunks,
             content_type="application/x-tar",

@@ -16,81 +16,90 @@ from rest_framework.exceptions import NotFound, ValidationError
 from rest_framework.request import Request
 
 from accounts.requests import authenticated_user
-from core.api.responses import json_answer
+from core.api.responses import json_response
 from jobs.actions import create_job_once
 from jobs.api import answers, shapes
 from jobs.models import Job
 from jobs.plan import Plan
-from jobs.presentation import plan_row, plan_words, warning_row
-from jobs.store.access import visible_to
-from jobs.store.listing import one_job_with_more
-from jobs.store.rows import read_json
+from jobs.presentation import format_plan, serialize_plan, serialize_warning
+from jobs.store.access import jobs_visible_to
+from jobs.store.listing import find_job_row_with_details
+from jobs.store.rows import parse_json
 
-MAX_KEY = 200
-KEY = OpenApiParameter(
+MAX_IDEMPOTENCY_KEY_LENGTH = 200
+IDEMPOTENCY_KEY_HEADER = OpenApiParameter(
     "Idempotency-Key",
-    {"type": "string", "minLength": 1, "maxLength": MAX_KEY},
+    {"type": "string", "minLength": 1, "maxLength": MAX_IDEMPOTENCY_KEY_LENGTH},
     OpenApiParameter.HEADER,
     description="Sent again with the same content, the first job is answered (200).",
 )
-REPLAYED = {
-    200: OpenApiResponse(answers.JobDetail, description="The job of this key, from before.")
+REPLAYED_RESPONSE = {
+    200: OpenApiResponse(
+        answers.JobDetailSerializer, description="The job of this key, from before."
+    )
 }
 
 
 def find_job(request: Request, id: uuid.UUID) -> Job:
     """A job that the person may see; for all others there is none."""
-    found = (
-        visible_to(authenticated_user(request))
+    job = (
+        jobs_visible_to(authenticated_user(request))
         .select_related("namespace", "cluster", "owner")
         .filter(pk=id)
         .first()
     )
-    if found is None:
+    if job is None:
         raise NotFound(_("There is no such job, or you may not see it."))
-    return found
+    return job
 
 
-def job_detail(request: Request, id: uuid.UUID) -> dict[str, Any]:
+def serialize_job_detail(request: Request, id: uuid.UUID) -> dict[str, Any]:
     user = authenticated_user(request)
-    found = one_job_with_more(user, id)
-    if found is None:
+    result = find_job_row_with_details(user, id)
+    if result is None:
         raise NotFound(_("There is no such job, or you may not see it."))
-    row, role, (warnings, plan) = found
+    row, role, (warnings, plan) = result
     return {
-        **shapes.job(row, user, role, timezone.now()),
-        **_told(warnings, plan, get_language()),
+        **shapes.serialize_job(row, user, role, timezone.now()),
+        **_render_warnings_and_plan(warnings, plan, get_language()),
     }
 
 
 @lru_cache(maxsize=1024)
-def _told(warnings: str, stored_plan: str, language: str | None) -> Mapping[str, Any]:
+def _render_warnings_and_plan(
+    warnings: str, stored_plan: str, language: str | None
+) -> Mapping[str, Any]:
     """Both as the database keeps them, said in a language: they never change, and are asked for often."""
-    kept = read_json(stored_plan)
-    plan = Plan.from_json(kept) if kept else None
+    plan_data = parse_json(stored_plan)
+    plan = Plan.from_json(plan_data) if plan_data else None
     return {
-        "warnings": [warning_row(warning) for warning in read_json(warnings)],
-        "plan": plan_row(plan) if plan else kept,
-        "plan_words": "; ".join(plan_words(plan)) if plan else "",
+        "warnings": [serialize_warning(warning) for warning in parse_json(warnings)],
+        "plan": serialize_plan(plan) if plan else plan_data,
+        "plan_words": "; ".join(format_plan(plan)) if plan else "",
     }
 
 
-def key_of(request: Request) -> str:
+def read_idempotency_key(request: Request) -> str:
     key = request.headers.get("Idempotency-Key", "")
-    if len(key) > MAX_KEY or not key.isprintable():
+    if len(key) > MAX_IDEMPOTENCY_KEY_LENGTH or not key.isprintable():
         raise ValidationError({"Idempotency-Key": [_("must be 1 to 200 printable characters.")]})
     return key
 
 
-def answer_once(
+def respond_idempotently(
     request: Request, *, fingerprint: str, create: Callable[[], Job], status: int = 201
 ) -> HttpResponse:
     """Make a job, or answer the one that the request's Idempotency-Key made before."""
-    made, replayed = create_job_once(
-        by=authenticated_user(request), key=key_of(request), fingerprint=fingerprint, create=create
+    job, replayed = create_job_once(
+        by=authenticated_user(request),
+        key=read_idempotency_key(request),
+        fingerprint=fingerprint,
+        create=create,
     )
-    answer = json_answer(job_detail(request, made.pk), status=200 if replayed else status)
-    answer["Location"] = f"{shapes.API}/jobs/{made.pk}"
+    response = json_response(
+        serialize_job_detail(request, job.pk), status=200 if replayed else status
+    )
+    response["Location"] = f"{shapes.API_PREFIX}/jobs/{job.pk}"
     if replayed:
-        answer["Idempotent-Replayed"] = "true"
-    return answer
+        response["Idempotent-Replayed"] = "true"
+    return response

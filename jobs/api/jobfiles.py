@@ -21,18 +21,18 @@ from rest_framework.exceptions import ParseError, ValidationError
 from rest_framework.parsers import BaseParser
 from rest_framework.request import Request
 
-from core.api.fields import PlainText, Strict
+from core.api.fields import StrictCharField, StrictSerializer
 from core.api.parsers import JSON_TYPES, YAML_TYPES, BodyTooLarge, parse_json, read_body
 from jobs.models import CodeUpload
-from jobs.store.uploads import Incoming, find_upload
-from jobs.submission import Submission, read_submission
+from jobs.store.uploads import IncomingUpload, find_upload
+from jobs.submission import SubmissionRequest, parse_submission
 
 if TYPE_CHECKING:
     from accounts.models import User
 
 # Room for the boundaries and the manifest beside the code itself.
 MULTIPART_EXTRA_BYTES = 4 * 1024 * 1024
-SHA256 = r"^[0-9a-fA-F]{64}$"
+SHA256_PATTERN = r"^[0-9a-fA-F]{64}$"
 
 
 class JobFileField(serializers.JSONField):
@@ -44,30 +44,34 @@ class JobFileField(serializers.JSONField):
         return data
 
 
-class SubmitOptions(Strict):
+class SubmitOptionsSerializer(StrictSerializer):
     """What may stand beside a job file."""
 
     secrets = serializers.DictField(
-        child=PlainText(max_length=100_000, allow_blank=True, trim_whitespace=False),
+        child=StrictCharField(max_length=100_000, allow_blank=True, trim_whitespace=False),
         required=False,
         help_text="Values of the variables that the job file lists under `secrets`.",
     )
     code = serializers.RegexField(
-        SHA256, required=False, help_text="SHA-256 of code that you uploaded before."
+        SHA256_PATTERN, required=False, help_text="SHA-256 of code that you uploaded before."
     )
-    name = PlainText(max_length=255, required=False, help_text="Instead of the job file's name.")
-    namespace = PlainText(max_length=255, required=False, help_text="Instead of the job file's.")
+    name = StrictCharField(
+        max_length=255, required=False, help_text="Instead of the job file's name."
+    )
+    namespace = StrictCharField(
+        max_length=255, required=False, help_text="Instead of the job file's."
+    )
 
 
-class ImageLogin(Strict):
-    username = PlainText(max_length=500)
-    password = PlainText(max_length=100_000, trim_whitespace=False)
+class ImageLoginSerializer(StrictSerializer):
+    username = StrictCharField(max_length=500)
+    password = StrictCharField(max_length=100_000, trim_whitespace=False)
 
 
-class Envelope(SubmitOptions):
+class SubmitEnvelopeSerializer(SubmitOptionsSerializer):
     job = JobFileField()
     image_logins = serializers.DictField(
-        child=ImageLogin(),
+        child=ImageLoginSerializer(),
         required=False,
         help_text="Logins for registries, by the image's name in the job file. Kept as secrets are.",
     )
@@ -77,14 +81,14 @@ class Envelope(SubmitOptions):
 
 
 @dataclass(slots=True)
-class Received:
+class RawSubmission:
     """A request to submit or to plan, still unread."""
 
     text: bytes | str | None = None
     document: Any = None
     filename: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)
-    incoming: Incoming | None = None
+    incoming: IncomingUpload | None = None
     code_name: str = ""
     code_digest: str = ""
     code: CodeUpload | None = None
@@ -106,21 +110,21 @@ class Received:
             digest.update(len(part).to_bytes(8, "big") + part)
         return digest.hexdigest()
 
-    def keep_code(self, by: User) -> None:
+    def store_code(self, by: User) -> None:
         """Take in the code that came along; outside of any transaction, for files know none."""
         if self.incoming is not None:
-            self.code = self.incoming.keep(by=by, filename=self.code_name)
+            self.code = self.incoming.store(by=by, filename=self.code_name)
             self.incoming = None
 
-    def read(self, by: User) -> Submission:
+    def to_submission(self, by: User) -> SubmissionRequest:
         """The submission; code that was not kept before is only looked at."""
         code = self.code
         if self.incoming is not None:
-            code = self.incoming.examine()
+            code = self.incoming.validate()
             self.incoming = None
         elif code is None and self.options.get("code"):
             code = find_upload(sha256=self.options["code"], by=by)
-        return read_submission(
+        return parse_submission(
             by=by,
             text=self.text,
             document=self.document,
@@ -133,10 +137,10 @@ class Received:
         )
 
 
-def received_from(request: Request) -> Received:
+def get_raw_submission(request: Request) -> RawSubmission:
     """What a parser here made of the body."""
     data: Any = request.data
-    if not isinstance(data, Received):
+    if not isinstance(data, RawSubmission):
         # DRF asks no parser about an empty body.
         raise ParseError(_("The body is empty. Send a job file."))
     return data
@@ -153,59 +157,59 @@ class JobFileParser(BaseParser):
         stream: IO[Any],
         media_type: str | None = None,
         parser_context: Mapping[str, Any] | None = None,
-    ) -> Received:
+    ) -> RawSubmission:
         body = read_body(stream, parser_context)
         kind = (media_type or "").partition(";")[0].strip().lower()
         if kind in YAML_TYPES:
-            return Received(text=body, filename="job.yaml")
-        return received_json(body)
+            return RawSubmission(text=body, filename="job.yaml")
+        return parse_json_submission(body)
 
 
-def received_json(body: bytes) -> Received:
+def parse_json_submission(body: bytes) -> RawSubmission:
     try:
         value = parse_json(body)
     except ParseError:
         # Job files with comments are no JSON, and still read; their reader names the line at fault.
-        return Received(text=body, filename="job.json")
+        return RawSubmission(text=body, filename="job.json")
     if isinstance(value, dict) and "job" in value:
-        envelope = Envelope(data=value)
+        envelope = SubmitEnvelopeSerializer(data=value)
         envelope.is_valid(raise_exception=True)
         options = dict(envelope.validated_data)
         job = options.pop("job")
         if isinstance(job, str):
-            return Received(text=job, options=options)
-        return Received(document=job, options=options)
-    return Received(text=body, filename="job.json")
+            return RawSubmission(text=job, options=options)
+        return RawSubmission(document=job, options=options)
+    return RawSubmission(text=body, filename="job.json")
 
 
-class _Handler(FileUploadHandler):
+class _MultipartUploadHandler(FileUploadHandler):
     """Code goes to disk as it comes; everything else must be small."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.incoming: Incoming | None = None
+        self.incoming: IncomingUpload | None = None
         self.code_name = ""
         self.code_digest = ""
         self.manifest: bytes | None = None
         self.manifest_name = ""
         self._hash = hashlib.sha256()
-        self._small = bytearray()
+        self._field_buffer = bytearray()
 
     def new_file(self, field_name: str, file_name: str, *args: Any, **kwargs: Any) -> None:
         super().new_file(field_name, file_name, *args, **kwargs)
         if field_name == "code":
             if self.incoming is not None:
                 raise StopUpload(connection_reset=False)
-            self.incoming, self.code_name = Incoming(), file_name
-        self._small = bytearray()
+            self.incoming, self.code_name = IncomingUpload(), file_name
+        self._field_buffer = bytearray()
 
     def receive_data_chunk(self, raw_data: bytes, start: int) -> bytes | None:
         if self.field_name == "code" and self.incoming is not None:
             self.incoming.write(raw_data)
             self._hash.update(raw_data)
         else:
-            self._small += raw_data
-            if len(self._small) > settings.API_MAX_BODY_BYTES:
+            self._field_buffer += raw_data
+            if len(self._field_buffer) > settings.API_MAX_BODY_BYTES:
                 raise BodyTooLarge(settings.API_MAX_BODY_BYTES)
         return None
 
@@ -213,7 +217,7 @@ class _Handler(FileUploadHandler):
         if self.field_name == "code":
             self.code_digest = self._hash.hexdigest()
         elif self.field_name == "manifest":
-            self.manifest, self.manifest_name = bytes(self._small), self.file_name or ""
+            self.manifest, self.manifest_name = bytes(self._field_buffer), self.file_name or ""
 
 
 class MultipartParser(BaseParser):
@@ -226,17 +230,17 @@ class MultipartParser(BaseParser):
         stream: IO[Any],
         media_type: str | None = None,
         parser_context: Mapping[str, Any] | None = None,
-    ) -> Received:
+    ) -> RawSubmission:
         request = (parser_context or {})["request"]
         meta = request.META.copy()
         meta["CONTENT_TYPE"] = media_type
         limit = settings.UPLOAD_MAX_BYTES + MULTIPART_EXTRA_BYTES
-        handler = _Handler()
+        handler = _MultipartUploadHandler()
         try:
             if int(meta.get("CONTENT_LENGTH") or 0) > limit:
                 raise BodyTooLarge(limit)
             fields, _files = MultiPartParser(meta, cast(Any, stream), [handler], "utf-8").parse()
-            return self._received(handler, fields)
+            return self._build_submission(handler, fields)
         except (MultiPartParserError, ValueError) as error:
             _discard(handler)
             raise ParseError(
@@ -246,18 +250,18 @@ class MultipartParser(BaseParser):
             _discard(handler)
             raise
 
-    def _received(self, handler: _Handler, fields: Any) -> Received:
+    def _build_submission(self, handler: _MultipartUploadHandler, fields: Any) -> RawSubmission:
         manifest: bytes | str | None = handler.manifest
-        given = {name: fields[name] for name in fields}
+        form_fields = {name: fields[name] for name in fields}
         if manifest is None:
-            manifest = given.pop("manifest", None)
-        if "secrets" in given:
-            given["secrets"] = parse_json(given["secrets"].encode())
-        options = SubmitOptions(data=given)
+            manifest = form_fields.pop("manifest", None)
+        if "secrets" in form_fields:
+            form_fields["secrets"] = parse_json(form_fields["secrets"].encode())
+        options = SubmitOptionsSerializer(data=form_fields)
         options.is_valid(raise_exception=True)
         if manifest is None and handler.incoming is None:
             raise ValidationError({"manifest": [_("must be given.")]}, code="required")
-        return Received(
+        return RawSubmission(
             text=manifest,
             filename=handler.manifest_name,
             options=dict(options.validated_data),
@@ -267,7 +271,7 @@ class MultipartParser(BaseParser):
         )
 
 
-def _discard(handler: _Handler) -> None:
+def _discard(handler: _MultipartUploadHandler) -> None:
     if handler.incoming is not None:
         handler.incoming.discard()
 
@@ -286,7 +290,11 @@ _ENVELOPE = {
     "properties": {
         "job": {"type": ["object", "string"], "description": "The job file, or its text."},
         "secrets": {"type": "object", "additionalProperties": {"type": "string"}},
-        "code": {"type": "string", "pattern": SHA256, "description": "An upload's SHA-256."},
+        "code": {
+            "type": "string",
+            "pattern": SHA256_PATTERN,
+            "description": "An upload's SHA-256.",
+        },
         "name": {"type": "string", "minLength": 1, "maxLength": 255},
         "namespace": {"type": "string", "minLength": 1, "maxLength": 255},
         "image_logins": {

@@ -14,60 +14,64 @@ from rest_framework.request import Request
 from rest_framework.views import APIView
 
 from accounts.requests import authenticated_user
-from core.api.concurrency import asking, at_once
-from core.api.responses import json_answer
-from core.api.schema import problems
-from core.api.streams import gzipped, honour_range, stream, wanted_range
+from core.api.concurrency import cluster_request_slot, concurrency_limiter
+from core.api.responses import json_response
+from core.api.schema import problem_responses
+from core.api.streams import gzip_stream, parse_range, set_range_headers, stream_attachment
 from jobs.api import answers
-from jobs.api.filters import Query
-from jobs.api.jobs import ATTEMPT
+from jobs.api.filters import QueryParser
+from jobs.api.jobs import ATTEMPT_PARAMETER
 from jobs.logs.reading import (
     MAX_MATCHES,
-    MAX_READ,
+    MAX_READ_BYTES,
     Log,
     LogNotFound,
     find_attempt,
     find_job,
     find_log,
+    get_log_size,
     list_logs,
-    log_size,
     read_log,
     search_log,
     stream_log,
 )
 
-DEFAULT_READ = 256 * 1024
-MAX_PATTERN = 1000
+DEFAULT_READ_BYTES = 256 * 1024
+MAX_PATTERN_LENGTH = 1000
 # Per person: a search of a huge log keeps one of the process's few threads for up to its timeout.
-SEARCHES_AT_ONCE = 2
+MAX_CONCURRENT_SEARCHES = 2
 MAX_OFFSET = 2**53
-_REFUSALS = (400, 403, 404, 502, 504)
-_BYTES = OpenApiResponse({"type": "string", "format": "binary"})
-_OCTETS = "application/octet-stream"
+_ERROR_STATUSES = (400, 403, 404, 502, 504)
+_BINARY_RESPONSE = OpenApiResponse({"type": "string", "format": "binary"})
+_OCTET_STREAM = "application/octet-stream"
 
 
-def _whole(low: int, high: int, default: int) -> dict[str, object]:
+def _integer_schema(low: int, high: int, default: int) -> dict[str, object]:
     return {"type": "integer", "minimum": low, "maximum": high, "default": default}
 
 
 _OFFSET = OpenApiParameter(
-    "offset", _whole(-MAX_OFFSET, MAX_OFFSET, 0), description="Below 0: from the end."
+    "offset", _integer_schema(-MAX_OFFSET, MAX_OFFSET, 0), description="Below 0: from the end."
 )
 _LIMIT = OpenApiParameter(
-    "limit", _whole(1, MAX_READ, DEFAULT_READ), description="Bytes at the most."
+    "limit",
+    _integer_schema(1, MAX_READ_BYTES, DEFAULT_READ_BYTES),
+    description="Bytes at the most.",
 )
 _SEARCH = [
     OpenApiParameter(
         "grep",
-        {"type": "string", "maxLength": MAX_PATTERN},
+        {"type": "string", "maxLength": MAX_PATTERN_LENGTH},
         description="Answer where this text stands, instead of bytes.",
     ),
     OpenApiParameter("ignore_case", bool, description="With grep."),
-    OpenApiParameter("matches", _whole(1, MAX_MATCHES, MAX_MATCHES), description="With grep."),
+    OpenApiParameter(
+        "matches", _integer_schema(1, MAX_MATCHES, MAX_MATCHES), description="With grep."
+    ),
 ]
 _HEADERS = [
-    OpenApiParameter(name, kind, OpenApiParameter.HEADER, response=[200], description=words)
-    for name, kind, words in (
+    OpenApiParameter(name, kind, OpenApiParameter.HEADER, response=[200], description=description)
+    for name, kind, description in (
         ("X-Log-Offset", int, "Where the first byte of the body stands."),
         ("X-Log-Size", int, "The log's size now."),
         ("X-Log-Complete", int, "1: the task has ended and the body reaches the end."),
@@ -76,9 +80,11 @@ _HEADERS = [
 ]
 
 
-def _log(request: Request, id: uuid.UUID, role: str, index: int, query: Query) -> Log:
-    number = query.whole("attempt", 0, 1, 1_000_000) or None
-    query.finish()
+def _find_requested_log(
+    request: Request, id: uuid.UUID, role: str, index: int, query: QueryParser
+) -> Log:
+    number = query.integer("attempt", 0, 1, 1_000_000) or None
+    query.raise_if_invalid()
     try:
         _job, log = find_log(
             user=authenticated_user(request), job_id=id, role=role, index=index, attempt=number
@@ -90,117 +96,122 @@ def _log(request: Request, id: uuid.UUID, role: str, index: int, query: Query) -
     return log
 
 
-class LogList(APIView):
+class LogListView(APIView):
     @extend_schema(
         operation_id="jobs_logs",
         tags=["logs"],
         summary="The logs of a job and their sizes",
-        parameters=[ATTEMPT],
-        responses={200: answers.LogList, **problems(*_REFUSALS)},
+        parameters=[ATTEMPT_PARAMETER],
+        responses={200: answers.LogListSerializer, **problem_responses(*_ERROR_STATUSES)},
     )
     def get(self, request: Request, id: uuid.UUID) -> HttpResponse:
-        query = Query(request.query_params)
-        number = query.whole("attempt", 0, 1, 1_000_000) or None
-        query.finish()
+        query = QueryParser(request.query_params)
+        number = query.integer("attempt", 0, 1, 1_000_000) or None
+        query.raise_if_invalid()
         try:
             job = find_job(authenticated_user(request), id)
             attempt = find_attempt(job, number)
         except LogNotFound:
             raise NotFound(_("There is no such job or attempt, or you may not see it.")) from None
         if attempt is None:
-            return json_answer({"attempt": None, "items": []})
-        with asking(attempt.cluster.pk, attempt.cluster.name):
+            return json_response({"attempt": None, "items": []})
+        with cluster_request_slot(attempt.cluster.pk, attempt.cluster.name):
             items = [asdict(entry) for entry in list_logs(job, attempt)]
-        return json_answer({"attempt": attempt.number, "items": items})
+        return json_response({"attempt": attempt.number, "items": items})
 
 
-class LogBytes(APIView):
+class LogReadView(APIView):
     @extend_schema(
         operation_id="jobs_logs_read",
         tags=["logs"],
         summary="Exact bytes from an offset (or a Range), or where a text stands",
-        parameters=[ATTEMPT, _OFFSET, _LIMIT, *_SEARCH, *_HEADERS],
+        parameters=[ATTEMPT_PARAMETER, _OFFSET, _LIMIT, *_SEARCH, *_HEADERS],
         responses={
-            (200, _OCTETS): _BYTES,
-            (200, "application/json"): answers.LogMatches,
-            (206, _OCTETS): _BYTES,
-            **problems(*_REFUSALS, 416),
+            (200, _OCTET_STREAM): _BINARY_RESPONSE,
+            (200, "application/json"): answers.LogMatchesSerializer,
+            (206, _OCTET_STREAM): _BINARY_RESPONSE,
+            **problem_responses(*_ERROR_STATUSES, 416),
         },
     )
     def get(self, request: Request, id: uuid.UUID, role: str, index: int) -> HttpResponseBase:
-        query = Query(request.query_params)
-        offset = query.whole("offset", 0, -MAX_OFFSET, MAX_OFFSET)
-        limit = query.whole("limit", DEFAULT_READ, 1, MAX_READ)
-        text = query.text("grep", limit=MAX_PATTERN)
+        query = QueryParser(request.query_params)
+        offset = query.integer("offset", 0, -MAX_OFFSET, MAX_OFFSET)
+        limit = query.integer("limit", DEFAULT_READ_BYTES, 1, MAX_READ_BYTES)
+        text = query.text("grep", limit=MAX_PATTERN_LENGTH)
         if "\n" in text:
-            query.wrong("grep", _("must be one line of text."))
-        ignore_case = bool(query.flag("ignore_case"))
-        matches = query.whole("matches", MAX_MATCHES, 1, MAX_MATCHES)
-        log = _log(request, id, role, index, query)
+            query.add_error("grep", _("must be one line of text."))
+        ignore_case = bool(query.boolean("ignore_case"))
+        matches = query.integer("matches", MAX_MATCHES, 1, MAX_MATCHES)
+        log = _find_requested_log(request, id, role, index, query)
         if text:
-            mine = at_once.one_of(SEARCHES_AT_ONCE, f"search:{authenticated_user(request).pk}")
-            with mine, asking(log.attempt.cluster.pk, log.attempt.cluster.name):
-                found = search_log(log, text=text, ignore_case=ignore_case, limit=matches)
-            items = [asdict(match) for match in found]
-            return json_answer({"matches": items, "more": len(items) >= matches})
+            search_slot = concurrency_limiter.slot(
+                MAX_CONCURRENT_SEARCHES, f"search:{authenticated_user(request).pk}"
+            )
+            with (
+                search_slot,
+                cluster_request_slot(log.attempt.cluster.pk, log.attempt.cluster.name),
+            ):
+                log_matches = search_log(log, text=text, ignore_case=ignore_case, limit=matches)
+            items = [asdict(match) for match in log_matches]
+            return json_response({"matches": items, "more": len(items) >= matches})
         if "Range" in request.headers:
-            return _download(request, log)
-        with asking(log.attempt.cluster.pk, log.attempt.cluster.name):
+            return _download_response(request, log)
+        with cluster_request_slot(log.attempt.cluster.pk, log.attempt.cluster.name):
             part = read_log(log, offset=offset, limit=limit)
-        answer = HttpResponse(part.data, content_type=_OCTETS)
-        answer["X-Log-Offset"] = str(part.offset)
-        answer["X-Log-Size"] = str(part.size)
-        answer["X-Log-Complete"] = "1" if part.complete else "0"
-        answer["X-Log-Attempt"] = str(log.attempt.number)
-        answer["Accept-Ranges"] = "bytes"
-        answer["Cache-Control"] = "private, no-store"
-        return answer
+        response = HttpResponse(part.data, content_type=_OCTET_STREAM)
+        response["X-Log-Offset"] = str(part.offset)
+        response["X-Log-Size"] = str(part.size)
+        response["X-Log-Complete"] = "1" if part.complete else "0"
+        response["X-Log-Attempt"] = str(log.attempt.number)
+        response["Accept-Ranges"] = "bytes"
+        response["Cache-Control"] = "private, no-store"
+        return response
 
 
-class LogDownload(APIView):
+class LogDownloadView(APIView):
     @extend_schema(
         operation_id="jobs_logs_download",
         tags=["logs"],
         summary="One log as a file, streamed; Range is honoured where it is not compressed",
         parameters=[
-            ATTEMPT,
+            ATTEMPT_PARAMETER,
             OpenApiParameter("compress", bool, description="true: as gzip."),
         ],
         responses={
-            (200, _OCTETS): _BYTES,
-            (200, "application/gzip"): _BYTES,
-            (206, _OCTETS): _BYTES,
-            **problems(*_REFUSALS, 416),
+            (200, _OCTET_STREAM): _BINARY_RESPONSE,
+            (200, "application/gzip"): _BINARY_RESPONSE,
+            (206, _OCTET_STREAM): _BINARY_RESPONSE,
+            **problem_responses(*_ERROR_STATUSES, 416),
         },
     )
     def get(self, request: Request, id: uuid.UUID, role: str, index: int) -> HttpResponseBase:
-        query = Query(request.query_params)
-        compress = bool(query.flag("compress"))
-        log = _log(request, id, role, index, query)
+        query = QueryParser(request.query_params)
+        compress = bool(query.boolean("compress"))
+        log = _find_requested_log(request, id, role, index, query)
         if not compress:
-            return _download(request, log)
-        with asking(log.attempt.cluster.pk, log.attempt.cluster.name):
-            log_size(log.transport(), log.path)  # gone? Say so before the first byte.
+            return _download_response(request, log)
+        with cluster_request_slot(log.attempt.cluster.pk, log.attempt.cluster.name):
+            get_log_size(log.transport(), log.path)  # gone? Say so before the first byte.
             chunks = stream_log(log)
-        return stream(
+        return stream_attachment(
             request._request,
-            gzipped(chunks),
+            gzip_stream(chunks),
             content_type="application/gzip",
             filename=f"{log.role}-{log.index}.log.gz",
         )
 
 
-def _download(request: Request, log: Log) -> HttpResponseBase:
-    with asking(log.attempt.cluster.pk, log.attempt.cluster.name):
-        size = log_size(log.transport(), log.path)
-        start, end = wanted_range(request, size)
+def _download_response(request: Request, log: Log) -> HttpResponseBase:
+    with cluster_request_slot(log.attempt.cluster.pk, log.attempt.cluster.name):
+        size = get_log_size(log.transport(), log.path)
+        start, end = parse_range(request, size)
         # A log may grow meanwhile: what was announced is what is sent.
         chunks = stream_log(log, offset=start, limit=end - start)
-    answer = stream(
+    response = stream_attachment(
         request._request,
         chunks,
-        content_type=_OCTETS,
+        content_type=_OCTET_STREAM,
         filename=f"{log.role}-{log.index}.log",
     )
-    honour_range(answer, request, start, end, size)
-    return answer
+    set_range_headers(response, request, start, end, size)
+    return response

@@ -17,21 +17,30 @@ from rest_framework.views import APIView
 
 from accounts.requests import authenticated_user
 from core import messages
-from core.api.fields import Flag, PlainText, Strict, WholeNumber
-from core.api.idempotency import fingerprint_of
+from core.api.fields import (
+    StrictBooleanField,
+    StrictCharField,
+    StrictIntegerField,
+    StrictSerializer,
+)
+from core.api.idempotency import compute_fingerprint
 from core.api.pagination import decode_cursor, encode_cursor, fingerprint
-from core.api.responses import json_answer
-from core.api.schema import problems
+from core.api.responses import json_response
+from core.api.schema import problem_responses
 from core.errors import JobError, NotFound
-from core.translation import told
+from core.translation import translate
 from jobs import job_templates
 from jobs.api import answers, shapes
-from jobs.api.filters import PAGE_PARAMETERS, Query
-from jobs.api.job_detail import KEY, REPLAYED, answer_once
-from jobs.api.jobfiles import SubmitOptions
-from jobs.jobfile.parameters import KINDS, Parameter
+from jobs.api.filters import PAGE_PARAMETERS, QueryParser
+from jobs.api.job_detail import (
+    IDEMPOTENCY_KEY_HEADER,
+    REPLAYED_RESPONSE,
+    respond_idempotently,
+)
+from jobs.api.jobfiles import SubmitOptionsSerializer
+from jobs.jobfile.parameters import PARAMETER_KINDS, TemplateParameter
 from jobs.models import Job, JobTemplate
-from jobs.store.access import visible_to
+from jobs.store.access import jobs_visible_to
 from jobs.store.uploads import find_upload
 from jobs.submission import submit
 
@@ -47,31 +56,33 @@ class ScalarField(serializers.JSONField):
         return data
 
 
-class ParameterRequest(Strict):
+class ParameterInputSerializer(StrictSerializer):
     name = serializers.RegexField(r"^[A-Za-z_][A-Za-z0-9_]{0,62}$")
-    title = PlainText(max_length=120, required=False, allow_blank=True)
-    description = PlainText(max_length=1000, required=False, allow_blank=True)
-    kind = serializers.ChoiceField(choices=KINDS, default="text")
-    required = Flag(default=False)  # type: ignore[assignment]
+    title = StrictCharField(max_length=120, required=False, allow_blank=True)
+    description = StrictCharField(max_length=1000, required=False, allow_blank=True)
+    kind = serializers.ChoiceField(choices=PARAMETER_KINDS, default="text")
+    required = StrictBooleanField(default=False)  # type: ignore[assignment]
     default = ScalarField(required=False, allow_null=True)
-    choices = serializers.ListField(child=PlainText(max_length=200), required=False, max_length=100)
-
-
-class TemplateFields(Strict):
-    name = PlainText(max_length=120)
-    description = PlainText(required=False, allow_blank=True, max_length=10_000)
-    visibility = serializers.ChoiceField(choices=JobTemplate.Visibility.choices, required=False)
-    namespace = PlainText(required=False, allow_null=True, max_length=255)
-    spec = serializers.DictField(
-        child=answers.Anything(allow_null=True), required=False, help_text="A job file."
+    choices = serializers.ListField(
+        child=StrictCharField(max_length=200), required=False, max_length=100
     )
-    job_file = PlainText(
+
+
+class TemplateFieldsSerializer(StrictSerializer):
+    name = StrictCharField(max_length=120)
+    description = StrictCharField(required=False, allow_blank=True, max_length=10_000)
+    visibility = serializers.ChoiceField(choices=JobTemplate.Visibility.choices, required=False)
+    namespace = StrictCharField(required=False, allow_null=True, max_length=255)
+    spec = serializers.DictField(
+        child=answers.AnyJsonField(allow_null=True), required=False, help_text="A job file."
+    )
+    job_file = StrictCharField(
         required=False, trim_whitespace=False, max_length=1_000_000, help_text="Or its text."
     )
-    parameters = ParameterRequest(many=True, required=False)
+    parameters = ParameterInputSerializer(many=True, required=False)
 
 
-class NewTemplate(TemplateFields):
+class TemplateCreateSerializer(TemplateFieldsSerializer):
     from_job = serializers.UUIDField(required=False, help_text="Or a job to take it from.")
 
     def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
@@ -80,9 +91,9 @@ class NewTemplate(TemplateFields):
         return attrs
 
 
-class TemplateChange(TemplateFields):
-    name = PlainText(max_length=120, required=False)
-    version = WholeNumber(
+class TemplateUpdateSerializer(TemplateFieldsSerializer):
+    name = StrictCharField(max_length=120, required=False)
+    version = StrictIntegerField(
         min_value=1, max_value=2**31 - 1, help_text="The version that you changed."
     )
 
@@ -92,21 +103,23 @@ class TemplateChange(TemplateFields):
         return attrs
 
 
-class CopyRequest(Strict):
-    name = PlainText(max_length=120, required=False)
+class TemplateCopySerializer(StrictSerializer):
+    name = StrictCharField(max_length=120, required=False)
 
 
-class SubmitRequest(SubmitOptions):
+class TemplateSubmitSerializer(SubmitOptionsSerializer):
     parameters = serializers.DictField(child=ScalarField(allow_null=True), required=False)
 
 
-class BatchTemplates(Strict):
+class TemplateBatchSerializer(StrictSerializer):
     ids = serializers.ListField(child=serializers.UUIDField(), min_length=1, max_length=1000)
 
 
-def as_dict(template: JobTemplate, request: Request, *, full: bool = False) -> dict[str, Any]:
-    changes = job_templates.can_change(authenticated_user(request), template)
-    found: dict[str, Any] = {
+def serialize_template(
+    template: JobTemplate, request: Request, *, include_spec: bool = False
+) -> dict[str, Any]:
+    can_edit_template = job_templates.can_edit_template(authenticated_user(request), template)
+    result: dict[str, Any] = {
         "id": str(template.pk),
         "name": template.name,
         "description": template.description,
@@ -115,18 +128,18 @@ def as_dict(template: JobTemplate, request: Request, *, full: bool = False) -> d
         "namespace": template.namespace.name if template.namespace else None,
         "parameters": template.parameters,
         "version": template.version,
-        "created_at": shapes.iso(template.created_at),
-        "updated_at": shapes.iso(template.updated_at),
-        "can": {"edit": changes, "delete": changes},
+        "created_at": shapes.format_iso(template.created_at),
+        "updated_at": shapes.format_iso(template.updated_at),
+        "can": {"edit": can_edit_template, "delete": can_edit_template},
     }
-    return {**found, "spec": template.spec} if full else found
+    return {**result, "spec": template.spec} if include_spec else result
 
 
-def _parameters(values: Mapping[str, Any]) -> list[Parameter]:
-    return [Parameter.from_json(row) for row in values.get("parameters", ())]
+def _read_parameters(values: Mapping[str, Any]) -> list[TemplateParameter]:
+    return [TemplateParameter.from_json(row) for row in values.get("parameters", ())]
 
 
-class Templates(APIView):
+class TemplateListView(APIView):
     @extend_schema(
         operation_id="templates_list",
         tags=["templates"],
@@ -138,16 +151,16 @@ class Templates(APIView):
             OpenApiParameter("namespace", str),
             *PAGE_PARAMETERS,
         ],
-        responses={200: answers.TemplatePage, **problems(400)},
+        responses={200: answers.TemplatePageSerializer, **problem_responses(400)},
     )
     def get(self, request: Request) -> HttpResponse:
         user = authenticated_user(request)
-        query = Query(request.query_params)
-        words, mine = query.text("q", limit=200), query.flag("mine")
+        query = QueryParser(request.query_params)
+        search, mine = query.text("q", limit=200), query.boolean("mine")
         visibility = query.choice("visibility", [*VISIBILITIES, ""], "")
         namespace, cursor = query.text("namespace"), query.text("cursor", limit=2000)
-        limit = query.whole("limit", 50, 1, 200)
-        query.finish()
+        limit = query.integer("limit", 50, 1, 200)
+        query.raise_if_invalid()
         rows = job_templates.templates_visible_to(user).select_related("owner", "namespace")
         if mine:
             rows = rows.filter(owner=user)
@@ -155,23 +168,25 @@ class Templates(APIView):
             rows = rows.filter(visibility=visibility)
         if namespace:
             rows = rows.filter(namespace__name=namespace)
-        for word in words.split():
+        for word in search.split():
             rows = rows.filter(
                 Q(name__icontains=word)
                 | Q(description__icontains=word)
                 | Q(owner__username__icontains=word)
             )
-        asked = fingerprint("templates", user.pk, words, mine, visibility, namespace)
+        query_fingerprint = fingerprint("templates", user.pk, search, mine, visibility, namespace)
         if cursor:
-            moment, last = decode_cursor(cursor, asked)
-            rows = rows.filter(Q(updated_at__lt=moment) | Q(updated_at=moment, pk__lt=last))
-        found = list(rows.order_by("-updated_at", "-id")[: limit + 1])
-        page = found[:limit]
-        key = (page[-1].updated_at, page[-1].pk) if len(found) > limit else None
-        return json_answer(
+            updated_at, last_id = decode_cursor(cursor, query_fingerprint)
+            rows = rows.filter(
+                Q(updated_at__lt=updated_at) | Q(updated_at=updated_at, pk__lt=last_id)
+            )
+        result = list(rows.order_by("-updated_at", "-id")[: limit + 1])
+        page = result[:limit]
+        key = (page[-1].updated_at, page[-1].pk) if len(result) > limit else None
+        return json_response(
             {
-                "items": [as_dict(template, request) for template in page],
-                "next": encode_cursor(key, asked) if key else None,
+                "items": [serialize_template(template, request) for template in page],
+                "next": encode_cursor(key, query_fingerprint) if key else None,
             }
         )
 
@@ -179,83 +194,89 @@ class Templates(APIView):
         operation_id="templates_create",
         tags=["templates"],
         summary="Keep a job file, or a job's, as a template",
-        request=NewTemplate,
-        responses={201: answers.TemplateDetail, **problems(400, 403, 404, 413, 415)},
+        request=TemplateCreateSerializer,
+        responses={
+            201: answers.TemplateDetailSerializer,
+            **problem_responses(400, 403, 404, 413, 415),
+        },
     )
     def post(self, request: Request) -> HttpResponse:
         user = authenticated_user(request)
-        given = NewTemplate(data=request.data)
-        given.is_valid(raise_exception=True)
-        values = given.validated_data
+        serializer = TemplateCreateSerializer(data=request.data)
+        serializer.is_valid(raise_exception=True)
+        values = serializer.validated_data
         template = job_templates.create_template(
             by=user,
             name=values["name"],
-            document=_document(request, values),
-            parameters=_parameters(values),
+            document=_read_document(request, values),
+            parameters=_read_parameters(values),
             description=values.get("description", ""),
             visibility=values.get("visibility", JobTemplate.Visibility.PRIVATE),
             namespace=values.get("namespace"),
         )
-        return json_answer(as_dict(template, request, full=True), status=201)
+        return json_response(serialize_template(template, request, include_spec=True), status=201)
 
 
-def _document(request: Request, values: Mapping[str, Any]) -> Mapping[str, Any]:
+def _read_document(request: Request, values: Mapping[str, Any]) -> Mapping[str, Any]:
     if "job_file" in values:
-        return job_templates.document_of_text(values["job_file"])
+        return job_templates.parse_template_text(values["job_file"])
     if "from_job" in values:
-        job = visible_to(authenticated_user(request)).filter(pk=values["from_job"]).first()
+        job = jobs_visible_to(authenticated_user(request)).filter(pk=values["from_job"]).first()
         if job is None:
             raise NotFound(messages.gettext("There is no such job, or you may not see it."))
-        return job_templates.document_of_job(job)
+        return job_templates.build_document_from_job(job)
     document: Mapping[str, Any] = values["spec"]
     return document
 
 
-class OneTemplate(APIView):
+class TemplateDetailView(APIView):
     @extend_schema(
         operation_id="templates_get",
         tags=["templates"],
         summary="One template with its job file",
-        responses={200: answers.TemplateDetail, **problems(404)},
+        responses={200: answers.TemplateDetailSerializer, **problem_responses(404)},
     )
     def get(self, request: Request, id: uuid.UUID) -> HttpResponse:
         template = job_templates.find_template(id=id, by=authenticated_user(request))
-        return json_answer(as_dict(template, request, full=True))
+        return json_response(serialize_template(template, request, include_spec=True))
 
     @extend_schema(
         operation_id="templates_change",
         tags=["templates"],
         summary="Change a template; `version` says which one you saw",
-        request=TemplateChange,
-        responses={200: answers.TemplateDetail, **problems(400, 403, 404, 409, 413, 415)},
+        request=TemplateUpdateSerializer,
+        responses={
+            200: answers.TemplateDetailSerializer,
+            **problem_responses(400, 403, 404, 409, 413, 415),
+        },
     )
     def patch(self, request: Request, id: uuid.UUID) -> HttpResponse:
         user = authenticated_user(request)
         template = job_templates.find_template(id=id, by=user)
-        given = TemplateChange(data=request.data)
-        given.is_valid(raise_exception=True)
-        values = given.validated_data
+        serializer = TemplateUpdateSerializer(data=request.data)
+        serializer.is_valid(raise_exception=True)
+        values = serializer.validated_data
         changes = {
             key: values[key]
             for key in ("name", "description", "visibility", "namespace")
             if key in values
         }
         if "spec" in values or "job_file" in values:
-            changes["document"] = _document(request, values)
+            changes["document"] = _read_document(request, values)
         if "parameters" in values:
-            changes["parameters"] = _parameters(values)
+            changes["parameters"] = _read_parameters(values)
         if not changes:
             raise ValidationError(_("Say what to change."), code="empty")
         changed = job_templates.change_template(
             template=template, by=user, version=values["version"], changes=changes
         )
-        return json_answer(as_dict(changed, request, full=True))
+        return json_response(serialize_template(changed, request, include_spec=True))
 
     @extend_schema(
         operation_id="templates_delete",
         tags=["templates"],
         summary="Delete a template; jobs made from it stay",
-        responses={204: OpenApiResponse(description="Deleted."), **problems(403, 404)},
+        responses={204: OpenApiResponse(description="Deleted."), **problem_responses(403, 404)},
     )
     def delete(self, request: Request, id: uuid.UUID) -> HttpResponse:
         user = authenticated_user(request)
@@ -263,48 +284,48 @@ class OneTemplate(APIView):
         return HttpResponse(status=204)
 
 
-class TemplateCopy(APIView):
+class TemplateCopyView(APIView):
     @extend_schema(
         operation_id="templates_copy",
         tags=["templates"],
         summary="A private copy of your own",
-        request=CopyRequest,
-        responses={201: answers.TemplateDetail, **problems(400, 404, 413, 415)},
+        request=TemplateCopySerializer,
+        responses={201: answers.TemplateDetailSerializer, **problem_responses(400, 404, 413, 415)},
     )
     def post(self, request: Request, id: uuid.UUID) -> HttpResponse:
         user = authenticated_user(request)
         template = job_templates.find_template(id=id, by=user)
-        given = CopyRequest(data=request.data)
-        given.is_valid(raise_exception=True)
+        serializer = TemplateCopySerializer(data=request.data)
+        serializer.is_valid(raise_exception=True)
         copy = job_templates.copy_template(
-            template=template, by=user, name=given.validated_data.get("name", "")
+            template=template, by=user, name=serializer.validated_data.get("name", "")
         )
-        return json_answer(as_dict(copy, request, full=True), status=201)
+        return json_response(serialize_template(copy, request, include_spec=True), status=201)
 
 
-class TemplateSubmit(APIView):
+class TemplateSubmitView(APIView):
     @extend_schema(
         operation_id="templates_submit",
         tags=["templates"],
         summary="Submit a job from a template with values for its parameters",
-        parameters=[KEY],
-        request=SubmitRequest,
+        parameters=[IDEMPOTENCY_KEY_HEADER],
+        request=TemplateSubmitSerializer,
         responses={
-            201: answers.JobDetail,
-            **REPLAYED,
-            **problems(400, 403, 404, 409, 413, 415, 422),
+            201: answers.JobDetailSerializer,
+            **REPLAYED_RESPONSE,
+            **problem_responses(400, 403, 404, 409, 413, 415, 422),
         },
     )
     def post(self, request: Request, id: uuid.UUID) -> HttpResponse:
         user = authenticated_user(request)
         template = job_templates.find_template(id=id, by=user)
-        given = SubmitRequest(data=request.data)
-        given.is_valid(raise_exception=True)
-        values = given.validated_data
+        serializer = TemplateSubmitSerializer(data=request.data)
+        serializer.is_valid(raise_exception=True)
+        values = serializer.validated_data
 
         def create() -> Job:
             code = find_upload(sha256=values["code"], by=user) if "code" in values else None
-            submission = job_templates.submission_from(
+            submission = job_templates.build_submission(
                 template=template,
                 by=user,
                 values=values.get("parameters", {}),
@@ -315,30 +336,34 @@ class TemplateSubmit(APIView):
             )
             return submit(by=user, submission=submission)
 
-        fingerprint = fingerprint_of("template", id, values)
-        return answer_once(request, fingerprint=fingerprint, create=create)
+        fingerprint = compute_fingerprint("template", id, values)
+        return respond_idempotently(request, fingerprint=fingerprint, create=create)
 
 
-class BatchDelete(APIView):
+class TemplateBatchDeleteView(APIView):
     @extend_schema(
         operation_id="templates_batch_delete",
         tags=["templates"],
         summary="Delete many; each has its own outcome",
-        request=BatchTemplates,
-        responses={200: answers.BatchAnswer, **problems(400, 413, 415)},
+        request=TemplateBatchSerializer,
+        responses={200: answers.BatchSerializer, **problem_responses(400, 413, 415)},
     )
     def post(self, request: Request) -> HttpResponse:
         user = authenticated_user(request)
-        given = BatchTemplates(data=request.data)
-        given.is_valid(raise_exception=True)
+        serializer = TemplateBatchSerializer(data=request.data)
+        serializer.is_valid(raise_exception=True)
         items = []
-        for id in dict.fromkeys(given.validated_data["ids"]):
+        for id in dict.fromkeys(serializer.validated_data["ids"]):
             outcome = {"id": str(id), "ok": True, "code": "", "message": ""}
             try:
                 job_templates.delete_template(
                     template=job_templates.find_template(id=id, by=user), by=user
                 )
             except JobError as error:
-                outcome |= {"ok": False, "code": error.code, "message": told(error.user_message)}
+                outcome |= {
+                    "ok": False,
+                    "code": error.code,
+                    "message": translate(error.user_message),
+                }
             items.append(outcome)
-        return json_answer({"items": items})
+        return json_response({"items": items})

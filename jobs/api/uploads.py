@@ -17,15 +17,15 @@ from rest_framework.views import APIView
 
 from accounts.requests import authenticated_user
 from core.api.parsers import BodyTooLarge
-from core.api.responses import json_answer
-from core.api.schema import problems
+from core.api.responses import json_response
+from core.api.schema import problem_responses
 from jobs.api import answers, shapes
-from jobs.api.filters import Query
-from jobs.api.jobfiles import MultipartParser, Received, received_from
+from jobs.api.filters import QueryParser
+from jobs.api.jobfiles import MultipartParser, RawSubmission, get_raw_submission
 from jobs.models import CodeUpload, UploadOwner
-from jobs.store.uploads import Incoming, find_upload, forget_upload
+from jobs.store.uploads import IncomingUpload, find_upload, release_upload
 
-RAW_TYPES = (
+ARCHIVE_TYPES = (
     "application/octet-stream",
     "application/zip",
     "application/x-tar",
@@ -33,44 +33,44 @@ RAW_TYPES = (
     "application/x-gzip",
     "application/x-gtar",
 )
-CHUNK = 256 * 1024
+CHUNK_BYTES = 256 * 1024
 
 
-class RawParser(BaseParser):
+class ArchiveParser(BaseParser):
     """The archive as the whole body."""
 
-    media_type = RAW_TYPES[0]
-    media_types = RAW_TYPES
+    media_type = ARCHIVE_TYPES[0]
+    media_types = ARCHIVE_TYPES
 
     def parse(  # type: ignore[override]
         self,
         stream: IO[Any],
         media_type: str | None = None,
         parser_context: Mapping[str, Any] | None = None,
-    ) -> Received:
+    ) -> RawSubmission:
         request = (parser_context or {})["request"]
         if int(request.META.get("CONTENT_LENGTH") or 0) > settings.UPLOAD_MAX_BYTES:
             raise BodyTooLarge(settings.UPLOAD_MAX_BYTES)
-        incoming = Incoming()
+        incoming = IncomingUpload()
         try:
-            while chunk := stream.read(CHUNK):
+            while chunk := stream.read(CHUNK_BYTES):
                 incoming.write(chunk)
         except BaseException:
             incoming.discard()
             raise
-        return Received(incoming=incoming)
+        return RawSubmission(incoming=incoming)
 
 
-def as_dict(owned: UploadOwner, jobs: int) -> dict[str, Any]:
-    upload = owned.upload
+def serialize_upload(ownership: UploadOwner, jobs: int) -> dict[str, Any]:
+    upload = ownership.upload
     return {
         "sha256": upload.sha256,
         "size": upload.size,
         "format": upload.format,
         "unpacked_size": upload.unpacked_size,
         "files": upload.file_count,
-        "filename": owned.filename,
-        "created_at": shapes.iso(owned.created_at),
+        "filename": ownership.filename,
+        "created_at": shapes.format_iso(ownership.created_at),
         "jobs": jobs,
     }
 
@@ -78,19 +78,23 @@ def as_dict(owned: UploadOwner, jobs: int) -> dict[str, Any]:
 _BINARY = {"type": "string", "format": "binary"}
 
 
-class Uploads(APIView):
-    parser_classes = [RawParser, MultipartParser]
+class UploadListView(APIView):
+    parser_classes = [ArchiveParser, MultipartParser]
 
     @extend_schema(
         operation_id="uploads_list",
         tags=["uploads"],
         summary="Code that you have uploaded",
-        responses={200: answers.UploadList},
+        responses={200: answers.UploadListSerializer},
     )
     def get(self, request: Request) -> HttpResponse:
         rows = UploadOwner.objects.filter(user=authenticated_user(request)).select_related("upload")
-        counted = rows.annotate(job_count=Count("upload__jobs")).order_by("-created_at", "-id")
-        return json_answer({"items": [as_dict(row, row.job_count) for row in counted[:1000]]})
+        rows_with_job_count = rows.annotate(job_count=Count("upload__jobs")).order_by(
+            "-created_at", "-id"
+        )
+        return json_response(
+            {"items": [serialize_upload(row, row.job_count) for row in rows_with_job_count[:1000]]}
+        )
 
     @extend_schema(
         operation_id="uploads_create",
@@ -108,48 +112,50 @@ class Uploads(APIView):
                 "required": ["code"],
             },
         },
-        responses={201: answers.UploadAnswer, **problems(400, 413, 415, 422)},
+        responses={201: answers.UploadSerializer, **problem_responses(400, 413, 415, 422)},
     )
     def post(self, request: Request) -> HttpResponse:
-        query = Query(request.query_params)
+        query = QueryParser(request.query_params)
         filename = query.text("filename")
-        query.finish()
+        query.raise_if_invalid()
         user = authenticated_user(request)
-        received = received_from(request)
+        raw_submission = get_raw_submission(request)
         try:
-            if received.incoming is None:
+            if raw_submission.incoming is None:
                 raise ValidationError({"code": [_("must be given.")]}, code="required")
-            upload = received.incoming.keep(by=user, filename=filename or received.code_name)
+            upload = raw_submission.incoming.store(
+                by=user, filename=filename or raw_submission.code_name
+            )
         finally:
-            received.discard()
-        owned = UploadOwner.objects.select_related("upload").get(upload=upload, user=user)
-        return json_answer(as_dict(owned, _job_count(upload)), status=201)
+            raw_submission.discard()
+        ownership = UploadOwner.objects.select_related("upload").get(upload=upload, user=user)
+        return json_response(serialize_upload(ownership, _job_count(upload)), status=201)
 
 
 def _job_count(upload: CodeUpload) -> int:
     return upload.jobs.count()
 
 
-class OneUpload(APIView):
+class UploadDetailView(APIView):
     @extend_schema(
         operation_id="uploads_get",
         tags=["uploads"],
         summary="Whether you have uploaded this already",
-        responses={200: answers.UploadAnswer, **problems(404)},
+        responses={200: answers.UploadSerializer, **problem_responses(404)},
     )
     def get(self, request: Request, sha256: str) -> HttpResponse:
         user = authenticated_user(request)
         upload = find_upload(sha256=sha256, by=user)
-        owned = UploadOwner.objects.select_related("upload").get(upload=upload, user=user)
-        return json_answer(as_dict(owned, _job_count(upload)))
+        ownership = UploadOwner.objects.select_related("upload").get(upload=upload, user=user)
+        return json_response(serialize_upload(ownership, _job_count(upload)))
 
     @extend_schema(
         operation_id="uploads_delete",
         tags=["uploads"],
         summary="Give an upload back; jobs that use it keep it",
-        responses={204: OpenApiResponse(description="Gone."), **problems(404)},
+        responses={204: OpenApiResponse(description="Gone."), **problem_responses(404)},
     )
     def delete(self, request: Request, sha256: str) -> HttpResponse:
         user = authenticated_user(request)
-        forget_upload(upload=find_upload(sha256=sha256, by=user), by=user)
+        release_upload(upload=find_upload(sha256=sha256, by=user), by=user)
         return HttpResponse(status=204)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jobs.jobfile.errors import Problem, SpecError, Warning
+from jobs.jobfile.errors import Problem, SpecError, SpecWarning
 from jobs.jobfile.model import (
     Alerts,
     Code,
@@ -16,11 +16,11 @@ from jobs.jobfile.model import (
     TaskRole,
 )
 from jobs.jobfile.serialize import (
+    build_json_schema,
     dump,
     dump_document,
-    field_markdown,
-    field_table,
-    json_schema,
+    list_fields,
+    render_field_table,
     to_document,
 )
 
@@ -36,12 +36,12 @@ __all__ = [
     "Problem",
     "Service",
     "SpecError",
+    "SpecWarning",
     "TaskRole",
-    "Warning",
+    "build_json_schema",
     "dump",
     "dump_document",
-    "field_markdown",
-    "field_table",
-    "json_schema",
+    "list_fields",
+    "render_field_table",
     "to_document",
 ]

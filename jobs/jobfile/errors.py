@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from core.messages import Sentence, _
+from core.messages import Message, _
 
 MAX_SHOWN_VALUE = 80
 
@@ -31,7 +31,7 @@ class Problem:
     """One mistake. `code` and `params` are stable, for programs; `message` is for people."""
 
     path: str  # as people write it: taskRoles[1].portList[0].beginAt; "" is the whole file
-    message: Sentence  # the rule that does not hold, and what to do
+    message: Message  # the rule that does not hold, and what to do
     code: str = "invalid"
     value: str = ""  # what was written, shortened
     suggestion: str = ""  # the nearest known key or value, if one is near
@@ -40,9 +40,9 @@ class Problem:
     params: Mapping[str, Any] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        return str(self.said())
+        return str(self.located_message())
 
-    def said(self) -> Sentence:
+    def located_message(self) -> Message:
         """With its place."""
         place = self.path or _("job file")
         if self.line is None:
@@ -54,7 +54,7 @@ class Problem:
             message=self.message,
         )
 
-    def at(self, position: Position | None) -> Problem:
+    def with_position(self, position: Position | None) -> Problem:
         if position is None:
             return self
         return replace(self, line=position.line, column=position.column)
@@ -73,22 +73,22 @@ class Problem:
 
 
 @dataclass(frozen=True, slots=True)
-class Warning:
+class SpecWarning:
     """Something accepted, but dropped, changed or doubtful."""
 
     path: str
-    message: Sentence
+    message: Message
     line: int | None = None
 
     def __str__(self) -> str:
-        return str(self.said())
+        return str(self.located_message())
 
-    def said(self) -> Sentence:
+    def located_message(self) -> Message:
         return _("%(place)s: %(message)s", place=self.path or _("job file"), message=self.message)
 
-    def as_row(self) -> dict[str, Any]:
+    def serialize(self) -> dict[str, Any]:
         """As kept with a job, for readers of any language."""
-        return {"path": self.path, "message": self.message.stored(), "line": self.line}
+        return {"path": self.path, "message": self.message.serialize(), "line": self.line}
 
 
 class SpecError(Exception):
@@ -101,26 +101,26 @@ class SpecError(Exception):
 
     @classmethod
     def single(
-        cls, path: str, message: Sentence, *, code: str = "invalid", **more: Any
+        cls, path: str, message: Message, *, code: str = "invalid", **fields: Any
     ) -> SpecError:
-        return cls([Problem(path=path, message=message, code=code, **more)])
+        return cls([Problem(path=path, message=message, code=code, **fields)])
 
 
 def shorten(value: object) -> str:
     """A value as people wrote it, fit for one line of a message."""
-    text = value if isinstance(value, str) else _as_json(value)
+    text = value if isinstance(value, str) else _to_json_text(value)
     text = "".join(c if c.isprintable() else "·" for c in text[: MAX_SHOWN_VALUE * 2])
     return text if len(text) <= MAX_SHOWN_VALUE else text[: MAX_SHOWN_VALUE - 1] + "…"
 
 
-def _as_json(value: object) -> str:
+def _to_json_text(value: object) -> str:
     try:
         return json.dumps(value, ensure_ascii=False, default=repr)
     except (ValueError, RecursionError):
         return repr(value)
 
 
-def path_text(loc: Loc) -> str:
+def format_path(loc: Loc) -> str:
     """taskRoles[1].portList[0].beginAt"""
     text = ""
     for part in loc:

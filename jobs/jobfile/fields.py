@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, PlainSerializer, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-from core.messages import Sentence, _
+from core.messages import Message, _
 
 # Environment variables of these prefixes are set by Sluice and Slurm; a job file cannot override them.
 RESERVED_PREFIXES = ("PAI_", "VC_", "SLURM_", "SLUICE_")
@@ -33,12 +33,12 @@ _JOB_NAME = re.compile(JOB_NAME_PATTERN)
 _ROLE_NAME = re.compile(ROLE_NAME_PATTERN)
 _ENV_NAME = re.compile(ENV_NAME_PATTERN)
 _PARAMETER_KEY = re.compile(PARAMETER_KEY_PATTERN)
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
-_UNPAIRED = re.compile(r"[\ud800-\udfff]")
+_CONTROL_CHARACTER = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+_SURROGATE = re.compile(r"[\ud800-\udfff]")
 _NOT_ALNUM = re.compile(r"[^A-Za-z0-9]")
 
 
-def broken(code: str, message: Sentence, **params: Any) -> PydanticCustomError:
+def validation_error(code: str, message: Message, **params: Any) -> PydanticCustomError:
     """A rule that does not hold; the sentence is used as it is."""
     # pydantic formats the template with its context: braces of our own must not be read as fields.
     return PydanticCustomError(
@@ -51,20 +51,20 @@ def broken(code: str, message: Sentence, **params: Any) -> PydanticCustomError:
 # Text
 
 
-def _is_text(value: Any, what: str = "") -> str:
+def _require_text(value: Any, what: str = "") -> str:
     if isinstance(value, bool) or not isinstance(value, str):
-        raise broken(
+        raise validation_error(
             "text_type",
-            _("must be %(what)s, not %(kind)s.", what=what or _("text"), kind=kind_of(value)),
+            _("must be %(what)s, not %(kind)s.", what=what or _("text"), kind=describe_type(value)),
         )
     if "\x00" in value:
-        raise broken("nul", _("must not hold a NUL character."))
-    if _UNPAIRED.search(value):
-        raise broken("surrogate", _("must be valid Unicode text."))
+        raise validation_error("nul", _("must not hold a NUL character."))
+    if _SURROGATE.search(value):
+        raise validation_error("surrogate", _("must be valid Unicode text."))
     return value
 
 
-def kind_of(value: object) -> str:
+def describe_type(value: object) -> str:
     """The type of a value in the words of job files: a sentence where there is one."""
     if value is None:
         return _("null")
@@ -81,12 +81,12 @@ def kind_of(value: object) -> str:
     return next((name for kind, name in names if isinstance(value, kind)), type(value).__name__)
 
 
-def _one_line(value: Any, *, limit: int) -> str:
-    text = _is_text(value)
-    if _CONTROL.search(text):
-        raise broken("control", _("must not hold control characters or line breaks."))
+def _require_line(value: Any, *, limit: int) -> str:
+    text = _require_text(value)
+    if _CONTROL_CHARACTER.search(text):
+        raise validation_error("control", _("must not hold control characters or line breaks."))
     if len(text) > limit:
-        raise broken(
+        raise validation_error(
             "too_long",
             _(
                 "must have at most %(limit)s characters; it has %(count)s.",
@@ -97,10 +97,10 @@ def _one_line(value: Any, *, limit: int) -> str:
     return text
 
 
-def _text(value: Any) -> str:
-    text = _is_text(value)
+def _validate_text(value: Any) -> str:
+    text = _require_text(value)
     if len(text) > MAX_TEXT:
-        raise broken(
+        raise validation_error(
             "too_long",
             _(
                 "must have at most %(limit)s characters; it has %(count)s.",
@@ -111,22 +111,24 @@ def _text(value: Any) -> str:
     return text
 
 
-def _job_name(value: Any) -> str:
-    name = _one_line(value, limit=MAX_NAME)
+def _validate_job_name(value: Any) -> str:
+    name = _require_line(value, limit=MAX_NAME)
     if not _JOB_NAME.match(name) or name in (".", ".."):
-        raise broken(
+        raise validation_error(
             "name",
             _("may hold letters, digits, Chinese characters and - . _ ~ only, at least one."),
         )
     return name
 
 
-def _role_name(value: Any) -> str:
-    name = _one_line(value, limit=128)
+def _validate_role_name(value: Any) -> str:
+    name = _require_line(value, limit=128)
     if not _ROLE_NAME.match(name):
-        raise broken("role_name", _("may hold letters, digits and - . _ ~ only, at least one."))
+        raise validation_error(
+            "role_name", _("may hold letters, digits and - . _ ~ only, at least one.")
+        )
     if not identifier(name):
-        raise broken("role_name", _("must hold at least one letter or digit."))
+        raise validation_error("role_name", _("must hold at least one letter or digit."))
     return name
 
 
@@ -140,13 +142,13 @@ def is_identifier(name: str) -> bool:
     return re.fullmatch(r"[A-Za-z0-9_]+", name) is not None
 
 
-def _command(value: Any) -> str:
-    text = _is_text(value)
+def _validate_command(value: Any) -> str:
+    text = _require_text(value)
     if not text.strip():
-        raise broken("empty_command", _("must not be empty."))
+        raise validation_error("empty_command", _("must not be empty."))
     size = len(text.encode())
     if size > MAX_COMMAND_BYTES:
-        raise broken(
+        raise validation_error(
             "too_long",
             _(
                 "must have at most %(limit)s bytes; it has %(size)s.",
@@ -157,54 +159,60 @@ def _command(value: Any) -> str:
     return text
 
 
-def _image(value: Any) -> str:
-    text = _one_line(value, limit=1024).strip()
+def _validate_image(value: Any) -> str:
+    text = _require_line(value, limit=1024).strip()
     if re.search(r"\s", text):
-        raise broken("image", _("must be the name of one container image, without spaces."))
+        raise validation_error(
+            "image", _("must be the name of one container image, without spaces.")
+        )
     if text.startswith("-"):
-        raise broken("image", _("must not begin with a dash."))
+        raise validation_error("image", _("must not begin with a dash."))
     return text
 
 
-def _path(value: Any) -> str:
-    return _one_line(value, limit=MAX_PATH)
+def _validate_path(value: Any) -> str:
+    return _require_line(value, limit=MAX_PATH)
 
 
-def _gpu_type(value: Any) -> str:
+def _validate_gpu_type(value: Any) -> str:
     # Whether there are such GPUs is the planner's to say, with the names of those that there are.
-    return _one_line(value, limit=64).strip()
+    return _require_line(value, limit=64).strip()
 
 
-def _mount_path(value: Any) -> str:
-    text = _path(value)
+def _validate_mount_path(value: Any) -> str:
+    text = _validate_path(value)
     # Apptainer, Singularity, enroot and pyxis all split their bind options at these two.
     if ":" in text or "," in text:
-        raise broken("mount_path", _('must not hold ":" or ",": container runtimes split there.'))
+        raise validation_error(
+            "mount_path", _('must not hold ":" or ",": container runtimes split there.')
+        )
     if ".." in text.split("/"):
-        raise broken("mount_path", _('must not hold "..".'))
+        raise validation_error("mount_path", _('must not hold "..".'))
     return text
 
 
-def _mount_source(value: Any) -> str:
-    text = _mount_path(value)
+def _validate_mount_source(value: Any) -> str:
+    text = _validate_mount_path(value)
     if not text.startswith(("/", "~/", "$")):
-        raise broken("mount_path", _("must be an absolute path on the cluster, or begin with ~/."))
+        raise validation_error(
+            "mount_path", _("must be an absolute path on the cluster, or begin with ~/.")
+        )
     return text
 
 
-def _mount_target(value: Any) -> str:
-    text = _mount_path(value)
+def _validate_mount_target(value: Any) -> str:
+    text = _validate_mount_path(value)
     if not text.startswith("/") or not text.strip("/"):
-        raise broken(
+        raise validation_error(
             "mount_path", _("must be an absolute path inside the container, and not / itself.")
         )
     return "/" + "/".join(part for part in text.split("/") if part not in ("", "."))
 
 
-def _env_name(value: Any) -> str:
-    name = _one_line(value, limit=MAX_NAME)
+def _validate_env_name(value: Any) -> str:
+    name = _require_line(value, limit=MAX_NAME)
     if not _ENV_NAME.match(name):
-        raise broken(
+        raise validation_error(
             "env_name",
             _(
                 "is no name for an environment variable: letters, digits and _ only, no digit first."
@@ -213,10 +221,10 @@ def _env_name(value: Any) -> str:
     return name
 
 
-def _parameter_key(value: Any) -> str:
-    key = _one_line(value, limit=128)
+def _validate_parameter_key(value: Any) -> str:
+    key = _require_line(value, limit=128)
     if not _PARAMETER_KEY.match(key):
-        raise broken(
+        raise validation_error(
             "parameter_key",
             _(
                 "must hold letters, digits and - . _ only and begin without a dash: it becomes --key=value."
@@ -228,10 +236,10 @@ def _parameter_key(value: Any) -> str:
 # Numbers
 
 
-def _whole(value: Any) -> int:
+def _parse_integer(value: Any) -> int:
     if isinstance(value, bool) or value is None:
-        raise broken(
-            "whole_number", _("must be a whole number, not %(kind)s.", kind=kind_of(value))
+        raise validation_error(
+            "whole_number", _("must be a whole number, not %(kind)s.", kind=describe_type(value))
         )
     if isinstance(value, int):
         return value
@@ -240,89 +248,96 @@ def _whole(value: Any) -> int:
     # Other systems' validators turn "4" into 4, and files rely on it.
     if isinstance(value, str) and re.fullmatch(r"\s*[+-]?[0-9]{1,15}\s*", value):
         return int(value)
-    raise broken("whole_number", _("must be a whole number, not %(kind)s.", kind=kind_of(value)))
+    raise validation_error(
+        "whole_number", _("must be a whole number, not %(kind)s.", kind=describe_type(value))
+    )
 
 
-def whole_within(value: Any, low: int, high: int) -> int:
-    number = _whole(value)
+def parse_bounded_integer(value: Any, low: int, high: int) -> int:
+    number = _parse_integer(value)
     if number < low:
-        raise broken("too_small", _("must be at least %(low)s.", low=low), low=low)
+        raise validation_error("too_small", _("must be at least %(low)s.", low=low), low=low)
     if number > high:
-        raise broken("too_large", _("must be at most %(high)s.", high=high), high=high)
+        raise validation_error("too_large", _("must be at most %(high)s.", high=high), high=high)
     return number
 
 
-def whole(low: int, high: int) -> BeforeValidator:
+def bounded_integer(low: int, high: int) -> BeforeValidator:
     """A whole number within bounds."""
-    return BeforeValidator(lambda value: whole_within(value, low, high))
+    return BeforeValidator(lambda value: parse_bounded_integer(value, low, high))
 
 
-def _flag(value: Any) -> bool:
+def _parse_flag(value: Any) -> bool:
     if isinstance(value, bool):
         return value
     if isinstance(value, str) and value.lower() in ("true", "false"):
         return value.lower() == "true"
-    raise broken("flag", _("must be true or false, not %(kind)s.", kind=kind_of(value)))
+    raise validation_error(
+        "flag", _("must be true or false, not %(kind)s.", kind=describe_type(value))
+    )
 
 
 EnvScalar = str | int | float | bool
 
 
-def _env_value(value: Any) -> EnvScalar:
+def _validate_env_value(value: Any) -> EnvScalar:
     if value is None:
         return ""
     if isinstance(value, bool):
         return value
     if isinstance(value, float) and not math.isfinite(value):
-        raise broken("not_finite", _("must be a finite number."))
+        raise validation_error("not_finite", _("must be a finite number."))
     if isinstance(value, int | float):
         if isinstance(value, int) and abs(value) >= 10**300:
-            raise broken("too_large", _("is too large a number."))
+            raise validation_error("too_large", _("is too large a number."))
         return value
-    text = _is_text(value, _("text, a number or true/false"))
+    text = _require_text(value, _("text, a number or true/false"))
     if len(text.encode()) > MAX_ENV_VALUE:
-        raise broken("too_long", _("must have at most %(limit)s bytes.", limit=MAX_ENV_VALUE))
+        raise validation_error(
+            "too_long", _("must have at most %(limit)s bytes.", limit=MAX_ENV_VALUE)
+        )
     return text
 
 
-def env_text(value: EnvScalar) -> str:
+def format_env_value(value: EnvScalar) -> str:
     """A value as a task sees it in its environment."""
     if isinstance(value, bool):
         return "true" if value else "false"
     return value if isinstance(value, str) else repr(value)
 
 
-def _as_text(value: Any) -> str:
-    return env_text(_env_value(value))
+def _parse_parameter_value(value: Any) -> str:
+    return format_env_value(_validate_env_value(value))
 
 
-def _json_value(value: Any) -> Any:
+def _validate_json_value(value: Any) -> Any:
     """Free values: whatever JSON can hold, with text that every store takes."""
     if isinstance(value, str):
-        return _is_text(value)
+        return _require_text(value)
     if isinstance(value, float) and not math.isfinite(value):
-        raise broken("not_finite", _("must hold finite numbers only."))
+        raise validation_error("not_finite", _("must hold finite numbers only."))
     if isinstance(value, dict):
         return {
-            _is_text(key, _("a mapping with text keys")): _json_value(v) for key, v in value.items()
+            _require_text(key, _("a mapping with text keys")): _validate_json_value(v)
+            for key, v in value.items()
         }
     if isinstance(value, list | tuple):
-        return [_json_value(item) for item in value]
+        return [_validate_json_value(item) for item in value]
     if value is None or isinstance(value, bool | int | float):
         return value
-    raise broken(
+    raise validation_error(
         "json_value",
-        _("must hold text, numbers, lists and mappings, not %(kind)s.", kind=kind_of(value)),
+        _("must hold text, numbers, lists and mappings, not %(kind)s.", kind=describe_type(value)),
     )
 
 
 # Durations
 
 _UNITS = {"w": 7 * 86400, "d": 86400, "h": 3600, "m": 60, "s": 1}
-_WITH_UNITS = re.compile(
+_UNIT_DURATION = re.compile(
     r"(?:(?P<w>\d{1,9})w)?(?:(?P<d>\d{1,9})d)?(?:(?P<h>\d{1,9})h)?(?:(?P<m>\d{1,9})m(?:in)?)?(?:(?P<s>\d{1,9})s)?"
 )
-_CLOCK = re.compile(
+_CLOCK_DURATION = re.compile(
     r"(?:(?P<d>\d{1,6})-(?P<h>\d{1,3})(?::(?P<m>\d{1,3})(?::(?P<s>\d{1,3}))?)?"
     r"|(?P<h2>\d{1,9}):(?P<m2>\d{1,3}):(?P<s2>\d{1,3}))"
 )
@@ -333,10 +348,10 @@ def parse_duration(value: Any) -> int:
     seconds: int | None = None
     if isinstance(value, str):
         text = re.sub(r"\s+", "", value[:100]).lower()
-        if clock := _CLOCK.fullmatch(text):
+        if clock := _CLOCK_DURATION.fullmatch(text):
             part = {key[0]: int(found or 0) for key, found in clock.groupdict().items() if found}
             seconds = sum(_UNITS[unit] * number for unit, number in part.items())
-        elif text and (units := _WITH_UNITS.fullmatch(text)):
+        elif text and (units := _UNIT_DURATION.fullmatch(text)):
             seconds = sum(
                 _UNITS[unit] * int(found or 0) for unit, found in units.groupdict().items()
             )
@@ -345,7 +360,7 @@ def parse_duration(value: Any) -> int:
     elif isinstance(value, int | float) and not isinstance(value, bool) and value == value // 1:
         seconds = int(value)
     if seconds is None:
-        raise broken(
+        raise validation_error(
             "duration",
             _(
                 "must be a length of time: seconds as a number, 90m, 2h30m, 02:30:00 or "
@@ -353,7 +368,7 @@ def parse_duration(value: Any) -> int:
             ),
         )
     if not 1 <= seconds <= MAX_DURATION_S:
-        raise broken("duration", _("must be between one second and ten years."))
+        raise validation_error("duration", _("must be between one second and ten years."))
     return seconds
 
 
@@ -364,38 +379,40 @@ def format_duration(seconds: int) -> str:
     return f"{days}-{clock}" if days else clock
 
 
-Text = Annotated[str, BeforeValidator(_text)]
-Line = Annotated[str, BeforeValidator(lambda value: _one_line(value, limit=1024))]
+Text = Annotated[str, BeforeValidator(_validate_text)]
+Line = Annotated[str, BeforeValidator(lambda value: _require_line(value, limit=1024))]
 JobName = Annotated[
     str,
-    BeforeValidator(_job_name),
+    BeforeValidator(_validate_job_name),
     WithJsonSchema({"type": "string", "pattern": JOB_NAME_PATTERN, "maxLength": MAX_NAME}),
 ]
 RoleName = Annotated[
     str,
-    BeforeValidator(_role_name),
+    BeforeValidator(_validate_role_name),
     WithJsonSchema({"type": "string", "pattern": ROLE_NAME_PATTERN, "maxLength": 128}),
 ]
 Command = Annotated[
-    str, BeforeValidator(_command), WithJsonSchema({"type": "string", "minLength": 1})
+    str, BeforeValidator(_validate_command), WithJsonSchema({"type": "string", "minLength": 1})
 ]
-Image = Annotated[str, BeforeValidator(_image)]
-Path = Annotated[str, BeforeValidator(_path)]
-GpuType = Annotated[str, BeforeValidator(_gpu_type)]
-MountSource = Annotated[str, BeforeValidator(_mount_source)]
-MountTarget = Annotated[str, BeforeValidator(_mount_target)]
-EnvName = Annotated[str, BeforeValidator(_env_name)]
+Image = Annotated[str, BeforeValidator(_validate_image)]
+Path = Annotated[str, BeforeValidator(_validate_path)]
+GpuType = Annotated[str, BeforeValidator(_validate_gpu_type)]
+MountSource = Annotated[str, BeforeValidator(_validate_mount_source)]
+MountTarget = Annotated[str, BeforeValidator(_validate_mount_target)]
+EnvName = Annotated[str, BeforeValidator(_validate_env_name)]
 EnvValue = Annotated[
     EnvScalar,
-    BeforeValidator(_env_value),
+    BeforeValidator(_validate_env_value),
     WithJsonSchema({"type": ["string", "number", "boolean"]}),
 ]
-ParameterKey = Annotated[str, BeforeValidator(_parameter_key)]
+ParameterKey = Annotated[str, BeforeValidator(_validate_parameter_key)]
 ParameterValue = Annotated[
-    str, BeforeValidator(_as_text), WithJsonSchema({"type": ["string", "number", "boolean"]})
+    str,
+    BeforeValidator(_parse_parameter_value),
+    WithJsonSchema({"type": ["string", "number", "boolean"]}),
 ]
-FreeValue = Annotated[Any, BeforeValidator(_json_value), WithJsonSchema({})]
-Flag = Annotated[bool, BeforeValidator(_flag)]
+FreeValue = Annotated[Any, BeforeValidator(_validate_json_value), WithJsonSchema({})]
+Flag = Annotated[bool, BeforeValidator(_parse_flag)]
 Duration = Annotated[
     int,
     BeforeValidator(parse_duration),

@@ -32,16 +32,16 @@ from jobs.jobfile.fields import (
     Path,
     RoleName,
     Text,
-    broken,
-    env_text,
+    bounded_integer,
+    format_env_value,
     identifier,
-    whole,
-    whole_within,
+    parse_bounded_integer,
+    validation_error,
 )
-from jobs.jobfile.rules import MAX_ROLES, MAX_TASKS, broken_rules
+from jobs.jobfile.rules import MAX_ROLES, MAX_TASKS, find_rule_violations
 
-RULES = "rules"  # code of the error that stands for all rules between fields
-_NULL_HAS_A_MEANING = frozenset(
+RULES_CODE = "rules"  # code of the error that stands for all rules between fields
+_NULLABLE_FIELDS = frozenset(
     (
         "minFailedTaskCount",
         "minSucceededTaskCount",
@@ -50,26 +50,26 @@ _NULL_HAS_A_MEANING = frozenset(
     )
 )
 
-_NAMESPACE = ("namespace", "virtualCluster")
-_PLACEMENTS = {"packed": "pack", "spread": "separate", "separated": "separate", "": "auto"}
+_NAMESPACE_KEYS = ("namespace", "virtualCluster")
+_PLACEMENT_ALIASES = {"packed": "pack", "spread": "separate", "separated": "separate", "": "auto"}
 
 
-def _placement(value: Any) -> Any:
+def _parse_placement(value: Any) -> Any:
     text = value.lower() if isinstance(value, str) else value
-    text = _PLACEMENTS.get(text, text) if isinstance(text, str) else text
+    text = _PLACEMENT_ALIASES.get(text, text) if isinstance(text, str) else text
     if text not in ("auto", "pack", "separate"):
-        raise broken("choice", _('must be "auto", "pack" or "separate".'))
+        raise validation_error("choice", _('must be "auto", "pack" or "separate".'))
     return text
 
 
-Placement = Annotated[Literal["auto", "pack", "separate"], BeforeValidator(_placement)]
+Placement = Annotated[Literal["auto", "pack", "separate"], BeforeValidator(_parse_placement)]
 
 
-def _count(value: Any) -> int | None:
-    return None if value is None else whole_within(value, 1, MAX_TASKS)
+def _parse_count(value: Any) -> int | None:
+    return None if value is None else parse_bounded_integer(value, 1, MAX_TASKS)
 
 
-Count = Annotated[int | None, BeforeValidator(_count)]
+Count = Annotated[int | None, BeforeValidator(_parse_count)]
 
 
 def choice(*known: str) -> BeforeValidator:
@@ -80,7 +80,7 @@ def choice(*known: str) -> BeforeValidator:
             (k for k in known if isinstance(value, str) and value.lower() == k.lower()), None
         )
         if found is None:
-            raise broken(
+            raise validation_error(
                 "choice",
                 _("must be one of %(choices)s.", choices=", ".join(known)),
                 choices=list(known),
@@ -90,7 +90,7 @@ def choice(*known: str) -> BeforeValidator:
     return BeforeValidator(check)
 
 
-class _Part(BaseModel):
+class _Section(BaseModel):
     model_config = ConfigDict(
         frozen=True,
         extra="forbid",
@@ -103,31 +103,31 @@ class _Part(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _null_is_absent(cls, value: Any) -> Any:
+    def _drop_nulls(cls, value: Any) -> Any:
         """YAML's `description:` with nothing behind it is null; only counts give null a meaning."""
         if isinstance(value, Mapping) and any(v is None for v in value.values()):
-            return {k: v for k, v in value.items() if v is not None or k in _NULL_HAS_A_MEANING}
+            return {k: v for k, v in value.items() if v is not None or k in _NULLABLE_FIELDS}
         return value
 
 
-class Port(_Part):
+class Port(_Section):
     """Ports that a task wants for itself."""
 
     label: RoleName
     """Name of the ports inside the role, as in PAI_PORT_LIST_<role>_<index>_<label>."""
-    begin_at: Annotated[int, whole(0, 65535)] = 0
+    begin_at: Annotated[int, bounded_integer(0, 65535)] = 0
     """First port number; 0 takes any free ones."""
-    port_number: Annotated[int, whole(1, 1000)] = 1
+    port_number: Annotated[int, bounded_integer(1, 1000)] = 1
     """How many ports."""
 
     @model_validator(mode="after")
-    def _fits(self) -> Self:
+    def _check_port_range(self) -> Self:
         if self.begin_at and self.begin_at + self.port_number - 1 > 65535:
-            raise broken("ports", _("must end at 65535: lower beginAt or portNumber."))
+            raise validation_error("ports", _("must end at 65535: lower beginAt or portNumber."))
         return self
 
 
-class Parameter(_Part):
+class Parameter(_Section):
     """One argument of the command."""
 
     key: ParameterKey
@@ -136,7 +136,7 @@ class Parameter(_Part):
     """Its value, any text; the command gets --key=value."""
 
 
-class Mount(_Part):
+class Mount(_Section):
     """A directory of the cluster that every task sees."""
 
     name: Line = ""
@@ -149,7 +149,7 @@ class Mount(_Part):
     """Whether tasks may only read it."""
 
 
-class Framework(_Part):
+class Framework(_Section):
     """The training framework, whose variables Sluice sets in every task."""
 
     name: Line
@@ -163,7 +163,7 @@ class Framework(_Part):
         return {"name": value} if isinstance(value, str) else value
 
 
-class Code(_Part):
+class Code(_Section):
     """Where the job's code comes from."""
 
     selector: Annotated[str, choice("codeFile", "storagePath")] = "storagePath"
@@ -172,7 +172,7 @@ class Code(_Part):
     """Which upload, for codeFile; Sluice fills it in."""
 
 
-class Service(_Part):
+class Service(_Section):
     """Something that a task offers to its owner's browser or terminal."""
 
     kind: Annotated[str, choice("ssh", "tensorboard", "jupyter", "vnc", "http")]
@@ -185,7 +185,7 @@ class Service(_Part):
     """For tensorboard the log directory, for http the path to open."""
 
 
-class _AlertPart(BaseModel):
+class _AlertSection(BaseModel):
     """Keys as in Prophecis manifests, which people copy."""
 
     model_config = ConfigDict(
@@ -193,24 +193,24 @@ class _AlertPart(BaseModel):
     )
 
 
-def _receivers(value: Any) -> Any:
+def _parse_receivers(value: Any) -> Any:
     if isinstance(value, str):
         return [part.strip() for part in re.split(r"[,;]", value) if part.strip()]
     return value
 
 
 AlertLevel = Annotated[str, choice("critical", "major", "minor", "warning", "info")]
-Receivers = Annotated[tuple[Line, ...], BeforeValidator(_receivers)]
+Receivers = Annotated[tuple[Line, ...], BeforeValidator(_parse_receivers)]
 _DEADLINE = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d")
 
 
-def _deadline(value: Any) -> str:
+def _validate_deadline(value: Any) -> str:
     if not isinstance(value, str) or not _DEADLINE.fullmatch(value):
-        raise broken("deadline", _('must be a time such as "2030-01-31 18:00:00".'))
+        raise validation_error("deadline", _('must be a time such as "2030-01-31 18:00:00".'))
     return value
 
 
-class EventAlert(_AlertPart):
+class EventAlert(_AlertSection):
     """An alert when the job ends."""
 
     event_checker: Annotated[str, choice("FAILED", "COMPLETED")] = "FAILED"
@@ -221,12 +221,12 @@ class EventAlert(_AlertPart):
     """critical, major, minor, warning or info."""
 
 
-class DeadlineAlert(_AlertPart):
+class DeadlineAlert(_AlertSection):
     """An alert when the job has not ended at a given time."""
 
-    deadline_checker: Annotated[str, BeforeValidator(_deadline)]
+    deadline_checker: Annotated[str, BeforeValidator(_validate_deadline)]
     """The time, as YYYY-MM-DD HH:MM:SS."""
-    interval: Annotated[int, whole(1, 100_000)] = 60
+    interval: Annotated[int, bounded_integer(1, 100_000)] = 60
     """Minutes between two alerts while it lasts."""
     receiver: Receivers = ()
     """Who is told; empty: the owner."""
@@ -234,12 +234,12 @@ class DeadlineAlert(_AlertPart):
     """critical, major, minor, warning or info."""
 
 
-class OvertimeAlert(_AlertPart):
+class OvertimeAlert(_AlertSection):
     """An alert when the job runs longer than expected."""
 
     overtime_checker: Annotated[float, Field(gt=0, le=87_600)]
     """Hours from the start."""
-    interval: Annotated[int, whole(1, 100_000)] = 60
+    interval: Annotated[int, bounded_integer(1, 100_000)] = 60
     """Minutes between two alerts while it lasts."""
     receiver: Receivers = ()
     """Who is told; empty: the owner."""
@@ -247,7 +247,7 @@ class OvertimeAlert(_AlertPart):
     """critical, major, minor, warning or info."""
 
 
-class Alerts(_AlertPart):
+class Alerts(_AlertSection):
     """When to tell somebody about the job."""
 
     event: tuple[EventAlert, ...] = ()
@@ -258,7 +258,7 @@ class Alerts(_AlertPart):
     """Alerts when the job runs longer than expected."""
 
 
-class Metrics(_Part):
+class Metrics(_Section):
     """Where the curves of a job come from."""
 
     type: Line = "tensorboard"
@@ -269,20 +269,20 @@ class Metrics(_Part):
     """For regex: named groups, each with a regex and its scalars."""
 
 
-class TaskRole(_Part):
+class TaskRole(_Section):
     """A kind of task: so many equal tasks, each with its own resources."""
 
     name: RoleName
     """Name of the role, unique in the job."""
-    task_number: Annotated[int, whole(1, MAX_TASKS)] = 1
+    task_number: Annotated[int, bounded_integer(1, MAX_TASKS)] = 1
     """How many tasks of this role."""
-    cpu_number: Annotated[int, whole(1, 100_000)] = 1
+    cpu_number: Annotated[int, bounded_integer(1, 100_000)] = 1
     """CPU cores of each task."""
-    memory_mb: Annotated[int, whole(100, 10**9), Field(alias="memoryMB")] = 100
+    memory_mb: Annotated[int, bounded_integer(100, 10**9), Field(alias="memoryMB")] = 100
     """Memory of each task, in MiB."""
-    shm_mb: Annotated[int, whole(0, 10**9), Field(alias="shmMB")] = 64
+    shm_mb: Annotated[int, bounded_integer(0, 10**9), Field(alias="shmMB")] = 64
     """Size of /dev/shm of each task, in MiB, part of its memory; 0 leaves it to the container runtime."""
-    gpu_number: Annotated[int, whole(0, 100_000)] = 0
+    gpu_number: Annotated[int, bounded_integer(0, 100_000)] = 0
     """GPUs of each task."""
     gpu_type: GpuType = ""
     """GPU type of this role; empty: the job's."""
@@ -313,11 +313,11 @@ class TaskRole(_Part):
 
     @model_validator(mode="before")
     @classmethod
-    def _parameters_as_mapping(cls, value: Any) -> Any:
+    def _accept_parameter_mapping(cls, value: Any) -> Any:
         """{lr: 0.1} is as good as [{key: lr, value: 0.1}]."""
         if isinstance(value, Mapping) and isinstance(value.get("parameters"), Mapping):
-            listed = [{"key": k, "value": v} for k, v in value["parameters"].items()]
-            return {**value, "parameters": listed}
+            entries = [{"key": k, "value": v} for k, v in value["parameters"].items()]
+            return {**value, "parameters": entries}
         return value
 
     @property
@@ -327,10 +327,10 @@ class TaskRole(_Part):
 
     @property
     def env_texts(self) -> dict[str, str]:
-        return {name: env_text(value) for name, value in self.env.items()}
+        return {name: format_env_value(value) for name, value in self.env.items()}
 
 
-class JobSpec(_Part):
+class JobSpec(_Section):
     """A job: what to run, in how many tasks, with what."""
 
     job_name: JobName
@@ -353,7 +353,7 @@ class JobSpec(_Part):
     """Directory for models."""
     gpu_type: GpuType = ""
     """GPU type of every role that names none; empty: any."""
-    retry_count: Annotated[int, whole(-2, 1000)] = 0
+    retry_count: Annotated[int, bounded_integer(-2, 1000)] = 0
     """Retries after the job's own failures; lost nodes do not count. -1: any failure, -2: always."""
     time_limit: Duration | None = None
     """Longest run time: seconds, 90m, 2h30m, 02:30:00 or 1-02:00:00; absent: the namespace's."""
@@ -390,23 +390,23 @@ class JobSpec(_Part):
 
     @model_validator(mode="before")
     @classmethod
-    def _virtual_cluster_is_namespace(cls, value: Any) -> Any:
+    def _accept_virtual_cluster(cls, value: Any) -> Any:
         """Also, files may say "" for the default one. A conflict is left to be refused by its rule."""
         if not isinstance(value, Mapping):
             return value
-        rest = {k: v for k, v in value.items() if k not in _NAMESPACE or v not in (None, "")}
-        given = [rest[key] for key in _NAMESPACE if key in rest]
+        rest = {k: v for k, v in value.items() if k not in _NAMESPACE_KEYS or v not in (None, "")}
+        given = [rest[key] for key in _NAMESPACE_KEYS if key in rest]
         if given and given.count(given[0]) == len(given):
             rest.pop("virtualCluster", None)
             rest["namespace"] = given[0]
         return rest
 
     @model_validator(mode="after")
-    def _rules_between_fields(self) -> Self:
-        found = list(broken_rules(self))
+    def _check_rules(self) -> Self:
+        found = list(find_rule_violations(self))
         if found:
-            raise broken(
-                RULES, _("%(text)s", text="; ".join(f"{r.loc}: {r.message}" for r in found))
+            raise validation_error(
+                RULES_CODE, _("%(text)s", text="; ".join(f"{r.loc}: {r.message}" for r in found))
             )
         return self
 
@@ -420,7 +420,7 @@ class JobSpec(_Part):
 
     @property
     def job_env_texts(self) -> dict[str, str]:
-        return {name: env_text(value) for name, value in self.job_envs.items()}
+        return {name: format_env_value(value) for name, value in self.job_envs.items()}
 
     @property
     def task_count(self) -> int:

@@ -13,21 +13,21 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any
 
-from core.messages import Sentence, _
+from core.messages import Message, _
 from jobs.jobfile import Problem, SpecError
 
 PLACEHOLDER = re.compile(r"<%\s*\$parameters\.([A-Za-z_][A-Za-z0-9_]*)\s*%>")
-NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}\Z")
-KINDS = ("text", "whole", "number", "flag", "choice")
+PARAMETER_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}\Z")
+PARAMETER_KINDS = ("text", "whole", "number", "flag", "choice")
 MAX_PARAMETERS = 100
 MAX_TEXT = 10_000
-MAX_WHOLE = 2**53
+MAX_INTEGER = 2**53
 
 Scalar = str | int | float | bool
 
 
 @dataclass(frozen=True, slots=True)
-class Parameter:
+class TemplateParameter:
     """One thing that the submit form asks for."""
 
     name: str
@@ -50,29 +50,34 @@ class Parameter:
         }
 
     @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> Parameter:
+    def from_json(cls, value: Mapping[str, Any]) -> TemplateParameter:
         return cls(**{**value, "choices": tuple(value.get("choices", ()))})
 
-    def stand_in(self) -> Scalar:
+    def placeholder_value(self) -> Scalar:
         """A value with which the job file can be checked when nobody gave one."""
         if self.default is not None:
             return self.default
         if self.kind == "choice":
             return self.choices[0] if self.choices else "x"
-        stand_ins: dict[str, Scalar] = {"text": "x", "whole": 1, "number": 1, "flag": False}
-        return stand_ins[self.kind]
+        placeholder_values: dict[str, Scalar] = {
+            "text": "x",
+            "whole": 1,
+            "number": 1,
+            "flag": False,
+        }
+        return placeholder_values[self.kind]
 
 
-def nearest(word: str, known: Sequence[str]) -> str:
+def find_closest(word: str, known: Sequence[str]) -> str:
     found = get_close_matches(word, known, n=1, cutoff=0.5)
     return found[0] if found else ""
 
 
-def check_value(parameter: Parameter, value: Any) -> Scalar:
+def parse_value(parameter: TemplateParameter, value: Any) -> Scalar:
     """The value as the parameter's kind; a number written as text is read as one."""
     path = f"parameters.{parameter.name}"
 
-    def refuse(message: Sentence) -> SpecError:
+    def refuse(message: Message) -> SpecError:
         return SpecError([Problem(path, message, code="parameter", value=str(value)[:80])])
 
     kind = parameter.kind
@@ -93,13 +98,13 @@ def check_value(parameter: Parameter, value: Any) -> Scalar:
         if not isinstance(value, bool):
             raise refuse(_("must be true or false."))
         return value
-    number = _number(value)
+    number = _parse_number(value)
     if number is None or (kind == "whole" and not float(number).is_integer()):
         raise refuse(_("must be a whole number.") if kind == "whole" else _("must be a number."))
     return int(number) if kind == "whole" else number
 
 
-def _number(value: Any) -> int | float | None:
+def _parse_number(value: Any) -> int | float | None:
     if isinstance(value, str):
         try:
             value = int(value) if re.fullmatch(r"\s*[+-]?\d{1,15}\s*", value) else float(value)
@@ -107,35 +112,36 @@ def _number(value: Any) -> int | float | None:
             return None
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    if abs(value) > MAX_WHOLE or not math.isfinite(value):
+    if abs(value) > MAX_INTEGER or not math.isfinite(value):
         return None
     return value
 
 
-def used_names(value: Any) -> set[str]:
+def find_parameter_names(value: Any) -> set[str]:
     """Every parameter that a job file asks for."""
-    return {name for text in _texts(value) for name in PLACEHOLDER.findall(text)}
+    return {name for text in _iter_strings(value) for name in PLACEHOLDER.findall(text)}
 
 
-def _texts(value: Any) -> Iterator[str]:
+def _iter_strings(value: Any) -> Iterator[str]:
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
         for item in value.values():
-            yield from _texts(item)
+            yield from _iter_strings(item)
     elif isinstance(value, list | tuple):
         for item in value:
-            yield from _texts(item)
+            yield from _iter_strings(item)
 
 
 def substitute(value: Any, values: Mapping[str, Scalar]) -> Any:
     """The job file with every known placeholder replaced; unknown ones stay as they are."""
     if isinstance(value, str):
-        whole = PLACEHOLDER.fullmatch(value)
-        if whole and whole.group(1) in values:
-            return values[whole.group(1)]
+        sole_placeholder = PLACEHOLDER.fullmatch(value)
+        if sole_placeholder and sole_placeholder.group(1) in values:
+            return values[sole_placeholder.group(1)]
         return PLACEHOLDER.sub(
-            lambda match: as_text(values[match[1]]) if match[1] in values else match[0], value
+            lambda match: scalar_to_text(values[match[1]]) if match[1] in values else match[0],
+            value,
         )
     if isinstance(value, Mapping):
         return {key: substitute(item, values) for key, item in value.items()}
@@ -144,19 +150,19 @@ def substitute(value: Any, values: Mapping[str, Scalar]) -> Any:
     return value
 
 
-def as_text(value: Scalar) -> str:
+def scalar_to_text(value: Scalar) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     return str(value)
 
 
-def check_parameters(parameters: Sequence[Parameter], job_file: Any) -> None:
+def check_parameters(parameters: Sequence[TemplateParameter], job_file: Any) -> None:
     """Names and defaults are right, and the job file asks for no parameter that is not declared."""
     problems: list[Problem] = []
     names = [parameter.name for parameter in parameters]
     for index, parameter in enumerate(parameters):
         path = f"parameters[{index}]"
-        if not NAME.match(parameter.name):
+        if not PARAMETER_NAME.match(parameter.name):
             problems.append(
                 Problem(f"{path}.name", _("must be letters, digits and _, no digit first."), "name")
             )
@@ -168,23 +174,25 @@ def check_parameters(parameters: Sequence[Parameter], job_file: Any) -> None:
             )
         elif parameter.default is not None:
             try:
-                check_value(parameter, parameter.default)
+                parse_value(parameter, parameter.default)
             except SpecError as error:
                 problems.append(Problem(f"{path}.default", error.problems[0].message, "default"))
-    for name in sorted(used_names(job_file) - set(names)):
+    for name in sorted(find_parameter_names(job_file) - set(names)):
         problems.append(
             Problem(
                 "spec",
                 _("uses the parameter %(name)s, which the template does not declare.", name=name),
                 "unknown_parameter",
-                suggestion=nearest(name, names),
+                suggestion=find_closest(name, names),
             )
         )
     if problems:
         raise SpecError(problems)
 
 
-def fill(job_file: Any, parameters: Sequence[Parameter], given: Mapping[str, Any]) -> Any:
+def fill_template(
+    job_file: Any, parameters: Sequence[TemplateParameter], given: Mapping[str, Any]
+) -> Any:
     """The job file with the given values and the defaults of the others."""
     by_name = {parameter.name: parameter for parameter in parameters}
     problems: list[Problem] = []
@@ -195,7 +203,7 @@ def fill(job_file: Any, parameters: Sequence[Parameter], given: Mapping[str, Any
                     f"parameters.{name[:80]}",
                     _("is no parameter of this template."),
                     "unknown_parameter",
-                    suggestion=nearest(name, list(by_name)),
+                    suggestion=find_closest(name, list(by_name)),
                 )
             )
     values: dict[str, Scalar] = {}
@@ -209,9 +217,9 @@ def fill(job_file: Any, parameters: Sequence[Parameter], given: Mapping[str, Any
                 problems.append(Problem(f"parameters.{name}", _("must be given."), "required"))
                 continue
             if value is None:
-                value = "" if parameter.kind == "text" else parameter.stand_in()
+                value = "" if parameter.kind == "text" else parameter.placeholder_value()
         try:
-            values[name] = check_value(parameter, value)
+            values[name] = parse_value(parameter, value)
         except SpecError as error:
             problems.extend(error.problems)
     if problems:

@@ -15,28 +15,28 @@ from typing import Any, NoReturn
 
 import yaml
 
-from core.messages import Sentence, _
-from jobs.jobfile.errors import Loc, Position, Problem, SpecError, Warning, path_text, shorten
+from core.messages import Message, _
+from jobs.jobfile.errors import Loc, Position, Problem, SpecError, SpecWarning, format_path, shorten
 
 MAX_FILE_BYTES = 1024 * 1024
 MAX_DEPTH = 50
 MAX_NODES = 20_000  # after aliases are followed
 MAX_DIGITS = 300
 
-_UNFIT = re.compile("[\x00\ud800-\udfff]")
+_FORBIDDEN_CHARACTER = re.compile("[\x00\ud800-\udfff]")
 
 
 @dataclass(slots=True)
-class Parsed:
+class ParsedFile:
     """A document, and where each of its values stands."""
 
     document: Any
     positions: dict[Loc, Position]
     format: str  # "json" or "yaml"
-    warnings: list[Warning] = field(default_factory=list)
+    warnings: list[SpecWarning] = field(default_factory=list)
 
 
-def parse_text(text: str | bytes, *, filename: str = "") -> Parsed:
+def parse_text(text: str | bytes, *, filename: str = "") -> ParsedFile:
     """Reads a file as JSON or YAML, whichever it is. Raises SpecError."""
     decoded = _decode(text)
     if not decoded.strip():
@@ -44,12 +44,12 @@ def parse_text(text: str | bytes, *, filename: str = "") -> Parsed:
     is_yaml = filename.lower().endswith((".yaml", ".yml"))
     looks_like_json = decoded.lstrip().startswith(("{", "[", "//", "/*"))
     if looks_like_json and not is_yaml:
-        return _Json(decoded).parse()
-    return _Yaml(decoded).parse()
+        return _JsonParser(decoded).parse()
+    return _YamlParser(decoded).parse()
 
 
-def _decode(given: str | bytes) -> str:
-    data = given if isinstance(given, bytes) else given.encode("utf-8", "surrogatepass")
+def _decode(source: str | bytes) -> str:
+    data = source if isinstance(source, bytes) else source.encode("utf-8", "surrogatepass")
     if len(data) > MAX_FILE_BYTES:
         raise SpecError.single(
             "",
@@ -69,18 +69,24 @@ def _decode(given: str | bytes) -> str:
         ) from error
 
 
-def _refuse(loc: Loc, at: Position, code: str, message: Sentence, value: object = "") -> NoReturn:
+def _raise_problem(
+    loc: Loc, position: Position, code: str, message: Message, value: object = ""
+) -> NoReturn:
     raise SpecError(
-        [Problem(path_text(loc), message, code=code, value=shorten(value)).at(at)]
+        [
+            Problem(format_path(loc), message, code=code, value=shorten(value)).with_position(
+                position
+            )
+        ]
     ) from None
 
 
-def _check_text(text: str, loc: Loc, at: Position) -> str:
-    if found := _UNFIT.search(text):
+def _check_text(text: str, loc: Loc, position: Position) -> str:
+    if match := _FORBIDDEN_CHARACTER.search(text):
         message = _("must not hold half a Unicode character.")
-        if found.group() == "\x00":
+        if match.group() == "\x00":
             message = _("must not hold a NUL character.")
-        _refuse(loc, at, "nul", message, text)
+        _raise_problem(loc, position, "nul", message, text)
     return text
 
 
@@ -90,16 +96,16 @@ _SPACE = re.compile(r"[ \t\r\n]*")
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 _STRING = re.compile(r'"(?:[^"\\\x00-\x1f]|\\.)*"')
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
-_WORD = re.compile(r"[A-Za-z_$][\w$-]*")
-_WORDS = {"true": True, "false": False, "null": None}
+_BARE_WORD = re.compile(r"[A-Za-z_$][\w$-]*")
+_JSON_LITERALS = {"true": True, "false": False, "null": None}
 
 
-class _Json:
+class _JsonParser:
     """A JSON reader that remembers positions, which the standard one cannot."""
 
     def __init__(self, text: str) -> None:
         self.text = text
-        self.at = 0
+        self.position = 0
         self.positions: dict[Loc, Position] = {}
         self.comment: Position | None = None
         self.trailing_comma: Position | None = None
@@ -107,16 +113,16 @@ class _Json:
         self._line = 0
         self.nodes = 0
 
-    def parse(self) -> Parsed:
-        self._skip()
-        document = self._value((), 0)
-        self._skip()
-        if self.at < len(self.text):
-            self._fail(_("there is more text after the end of the job"), ())
-        parsed = Parsed(document, self.positions, "json")
+    def parse(self) -> ParsedFile:
+        self._skip_whitespace()
+        document = self._parse_value((), 0)
+        self._skip_whitespace()
+        if self.position < len(self.text):
+            self._raise_syntax_error(_("there is more text after the end of the job"), ())
+        parsed = ParsedFile(document, self.positions, "json")
         if self.comment:
             parsed.warnings.append(
-                Warning(
+                SpecWarning(
                     "",
                     _("holds comments, which JSON does not know; they are ignored."),
                     self.comment.line,
@@ -124,7 +130,7 @@ class _Json:
             )
         if self.trailing_comma:
             parsed.warnings.append(
-                Warning(
+                SpecWarning(
                     "",
                     _("holds a comma before a closing bracket; it is ignored."),
                     self.trailing_comma.line,
@@ -132,151 +138,155 @@ class _Json:
             )
         return parsed
 
-    def _here(self) -> Position:
+    def _current_position(self) -> Position:
         starts = (
             self.line_starts
         )  # reading only goes forward, so the line is found from the last one
-        while self._line + 1 < len(starts) and starts[self._line + 1] <= self.at:
+        while self._line + 1 < len(starts) and starts[self._line + 1] <= self.position:
             self._line += 1
-        return Position(self._line + 1, self.at - starts[self._line] + 1)
+        return Position(self._line + 1, self.position - starts[self._line] + 1)
 
-    def _fail(self, what: Sentence, loc: Loc) -> NoReturn:
-        at = self._here()
-        _refuse(
+    def _raise_syntax_error(self, what: Message, loc: Loc) -> NoReturn:
+        position = self._current_position()
+        _raise_problem(
             loc,
-            at,
+            position,
             "json",
             _(
                 "is not valid JSON: %(what)s (line %(line)s, column %(column)s).",
                 what=what,
-                line=at.line,
-                column=at.column,
+                line=position.line,
+                column=position.column,
             ),
         )
 
-    def _skip(self) -> None:
+    def _skip_whitespace(self) -> None:
         while True:
-            self.at = _SPACE.match(self.text, self.at).end()  # type: ignore[union-attr]
-            if not self.text.startswith("/", self.at):
+            self.position = _SPACE.match(self.text, self.position).end()  # type: ignore[union-attr]
+            if not self.text.startswith("/", self.position):
                 return
-            found = _COMMENT.match(self.text, self.at)
-            if not found:
+            match = _COMMENT.match(self.text, self.position)
+            if not match:
                 return
-            self.comment = self.comment or self._here()
-            self.at = found.end()
+            self.comment = self.comment or self._current_position()
+            self.position = match.end()
 
-    def _value(self, loc: Loc, depth: int) -> Any:
+    def _parse_value(self, loc: Loc, depth: int) -> Any:
         self.nodes += 1
-        here = self._here()
-        self.positions.setdefault(loc, here)
+        start_position = self._current_position()
+        self.positions.setdefault(loc, start_position)
         if depth > MAX_DEPTH:
-            _refuse(
+            _raise_problem(
                 (),
-                here,
+                start_position,
                 "too_deep",
                 _("is nested deeper than %(limit)s levels.", limit=MAX_DEPTH),
             )
         if self.nodes > MAX_NODES:
-            _refuse(
+            _raise_problem(
                 (),
-                here,
+                start_position,
                 "too_many_values",
                 _("holds more than %(limit)s values.", limit=f"{MAX_NODES:,}"),
             )
-        start = self.text[self.at : self.at + 1]
+        start = self.text[self.position : self.position + 1]
         if start == "{":
-            return self._object(loc, depth)
+            return self._parse_object(loc, depth)
         if start == "[":
-            return self._array(loc, depth)
+            return self._parse_array(loc, depth)
         if start == '"':
-            return self._string(loc)
-        return self._scalar(loc)
+            return self._parse_string(loc)
+        return self._parse_scalar(loc)
 
-    def _scalar(self, loc: Loc) -> Any:
-        if found := _NUMBER.match(self.text, self.at):
-            digits = found.group()
+    def _parse_scalar(self, loc: Loc) -> Any:
+        if match := _NUMBER.match(self.text, self.position):
+            digits = match.group()
             if len(digits) > MAX_DIGITS:
-                _refuse(loc, self._here(), "too_large", _("is too long a number."), digits)
-            self.at = found.end()
+                _raise_problem(
+                    loc, self._current_position(), "too_large", _("is too long a number."), digits
+                )
+            self.position = match.end()
             return int(digits) if re.fullmatch("-?[0-9]+", digits) else float(digits)
-        word = _WORD.match(self.text, self.at)
-        if word and word.group() in _WORDS:
-            self.at = word.end()
-            return _WORDS[word.group()]
+        word = _BARE_WORD.match(self.text, self.position)
+        if word and word.group() in _JSON_LITERALS:
+            self.position = word.end()
+            return _JSON_LITERALS[word.group()]
         if word:
-            self._fail(_('"%(word)s" must stand in double quotes', word=shorten(word.group())), loc)
-        if self.text.startswith("'", self.at):
-            self._fail(_("text must stand in double quotes, not single ones"), loc)
-        self._fail(_("a value is missing here"), loc)
+            self._raise_syntax_error(
+                _('"%(word)s" must stand in double quotes', word=shorten(word.group())), loc
+            )
+        if self.text.startswith("'", self.position):
+            self._raise_syntax_error(_("text must stand in double quotes, not single ones"), loc)
+        self._raise_syntax_error(_("a value is missing here"), loc)
 
-    def _string(self, loc: Loc) -> str:
-        found = _STRING.match(self.text, self.at)
-        if not found:
-            end = re.compile(r'[^"\n]*').match(self.text, self.at + 1)
-            self.at = end.end() if end else self.at
-            self._fail(
+    def _parse_string(self, loc: Loc) -> str:
+        match = _STRING.match(self.text, self.position)
+        if not match:
+            end = re.compile(r'[^"\n]*').match(self.text, self.position + 1)
+            self.position = end.end() if end else self.position
+            self._raise_syntax_error(
                 _("text has no closing quote on its line, or holds a control character"), loc
             )
         try:
-            value = json.loads(found.group())
+            value = json.loads(match.group())
         except ValueError:
-            self._fail(_("text holds an unknown backslash escape"), loc)
-        _check_text(value, loc, self._here())
-        self.at = found.end()
+            self._raise_syntax_error(_("text holds an unknown backslash escape"), loc)
+        _check_text(value, loc, self._current_position())
+        self.position = match.end()
         return str(value)
 
-    def _object(self, loc: Loc, depth: int) -> dict[str, Any]:
+    def _parse_object(self, loc: Loc, depth: int) -> dict[str, Any]:
         result: dict[str, Any] = {}
-        self.at += 1
-        self._skip()
-        while not self.text.startswith("}", self.at):
-            here = self._here()
-            if not self.text.startswith('"', self.at):
-                self._fail(_("a field name in double quotes, or }, must follow"), loc)
-            key = self._string(loc)
+        self.position += 1
+        self._skip_whitespace()
+        while not self.text.startswith("}", self.position):
+            start_position = self._current_position()
+            if not self.text.startswith('"', self.position):
+                self._raise_syntax_error(_("a field name in double quotes, or }, must follow"), loc)
+            key = self._parse_string(loc)
             if key in result:
-                _refuse(
+                _raise_problem(
                     (*loc, key),
-                    here,
+                    start_position,
                     "duplicate_key",
-                    _("stands twice (again in line %(line)s).", line=here.line),
+                    _("stands twice (again in line %(line)s).", line=start_position.line),
                 )
-            self.positions[(*loc, key)] = here
-            self._skip()
-            if not self.text.startswith(":", self.at):
-                self._fail(_('a colon must follow "%(key)s"', key=shorten(key)), loc)
-            self.at += 1
-            self._skip()
-            result[key] = self._value((*loc, key), depth + 1)
-            self._comma("}", loc)
-        self.at += 1
+            self.positions[(*loc, key)] = start_position
+            self._skip_whitespace()
+            if not self.text.startswith(":", self.position):
+                self._raise_syntax_error(_('a colon must follow "%(key)s"', key=shorten(key)), loc)
+            self.position += 1
+            self._skip_whitespace()
+            result[key] = self._parse_value((*loc, key), depth + 1)
+            self._skip_comma("}", loc)
+        self.position += 1
         return result
 
-    def _array(self, loc: Loc, depth: int) -> list[Any]:
+    def _parse_array(self, loc: Loc, depth: int) -> list[Any]:
         result: list[Any] = []
-        self.at += 1
-        self._skip()
-        while not self.text.startswith("]", self.at):
-            result.append(self._value((*loc, len(result)), depth + 1))
-            self._comma("]", loc)
-        self.at += 1
+        self.position += 1
+        self._skip_whitespace()
+        while not self.text.startswith("]", self.position):
+            result.append(self._parse_value((*loc, len(result)), depth + 1))
+            self._skip_comma("]", loc)
+        self.position += 1
         return result
 
-    def _comma(self, closing: str, loc: Loc) -> None:
-        self._skip()
-        if self.text.startswith(",", self.at):
-            comma = self._here()
-            self.at += 1
-            self._skip()
-            if self.text.startswith(closing, self.at):
+    def _skip_comma(self, closing: str, loc: Loc) -> None:
+        self._skip_whitespace()
+        if self.text.startswith(",", self.position):
+            comma = self._current_position()
+            self.position += 1
+            self._skip_whitespace()
+            if self.text.startswith(closing, self.position):
                 self.trailing_comma = self.trailing_comma or comma
-        elif not self.text.startswith(closing, self.at):
-            self._fail(_("a comma or %(closing)s must follow", closing=closing), loc)
+        elif not self.text.startswith(closing, self.position):
+            self._raise_syntax_error(_("a comma or %(closing)s must follow", closing=closing), loc)
 
 
 # YAML
 
-_PARSER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's is ten times faster
+_YAML_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's is ten times faster
 
 NULL_TEXTS = ("", "~", "null", "Null", "NULL")
 BOOL_TEXTS = {
@@ -304,7 +314,7 @@ class _Anchor:
     done: bool = False
 
 
-class _Yaml:
+class _YamlParser:
     """Builds values from libyaml's events, within limits, without PyYAML's constructors."""
 
     def __init__(self, text: str) -> None:
@@ -314,68 +324,71 @@ class _Yaml:
         self.nodes = 0
         self.deepest = 0
 
-    def parse(self) -> Parsed:
+    def parse(self) -> ParsedFile:
         try:
-            events = iter(yaml.parse(self.text, Loader=_PARSER))
-            document = self._document(events)
+            events = iter(yaml.parse(self.text, Loader=_YAML_LOADER))
+            document = self._build_document(events)
         except yaml.YAMLError as error:
             raise SpecError([_yaml_problem(error, self.text)]) from error
-        return Parsed(document, self.positions, "yaml")
+        return ParsedFile(document, self.positions, "yaml")
 
-    def _document(self, events: Iterator[Any]) -> Any:
+    def _build_document(self, events: Iterator[Any]) -> Any:
         document: Any = None
-        seen = False
+        document_found = False
         for event in events:
             if not isinstance(event, yaml.DocumentStartEvent):
                 continue
-            if seen:
-                _refuse(
-                    (), _mark(event), "many_documents", _("holds several YAML documents; give one.")
+            if document_found:
+                _raise_problem(
+                    (),
+                    _event_position(event),
+                    "many_documents",
+                    _("holds several YAML documents; give one."),
                 )
-            seen = True
-            document = self._node(next(events), events, (), 0)
+            document_found = True
+            document = self._build_node(next(events), events, (), 0)
         return document
 
-    def _node(self, event: Any, events: Iterator[Any], loc: Loc, depth: int) -> Any:
-        at = _mark(event)
-        self.positions.setdefault(loc, at)
-        self._count(1, depth, at)
+    def _build_node(self, event: Any, events: Iterator[Any], loc: Loc, depth: int) -> Any:
+        position = _event_position(event)
+        self.positions.setdefault(loc, position)
+        self._count_nodes(1, depth, position)
         if isinstance(event, yaml.AliasEvent):
-            return self._alias(event, loc, depth, at)
+            return self._resolve_alias(event, loc, depth, position)
         anchor = _Anchor()
         if event.anchor:
             self.anchors[event.anchor] = anchor
-        before, deepest_before = self.nodes, self.deepest
+        nodes_before, deepest_before = self.nodes, self.deepest
         self.deepest = depth
         if isinstance(event, yaml.MappingStartEvent):
-            self._tag(event, loc, at, "map")
-            value: Any = self._mapping(events, loc, depth)
+            self._check_tag(event, loc, position, "map")
+            value: Any = self._build_mapping(events, loc, depth)
         elif isinstance(event, yaml.SequenceStartEvent):
-            self._tag(event, loc, at, "seq")
+            self._check_tag(event, loc, position, "seq")
             value = []
             while not isinstance(event := next(events), yaml.SequenceEndEvent):
-                value.append(self._node(event, events, (*loc, len(value)), depth + 1))
+                value.append(self._build_node(event, events, (*loc, len(value)), depth + 1))
         else:
-            value = self._scalar(event, loc, at)
-        anchor.value, anchor.nodes, anchor.done = value, self.nodes - before + 1, True
+            value = self._parse_scalar(event, loc, position)
+        anchor.value, anchor.nodes, anchor.done = value, self.nodes - nodes_before + 1, True
         anchor.depth = self.deepest - depth
         self.deepest = max(self.deepest, deepest_before)
         return value
 
-    def _count(self, nodes: int, depth: int, at: Position) -> None:
+    def _count_nodes(self, nodes: int, depth: int, position: Position) -> None:
         self.nodes += nodes
         self.deepest = max(self.deepest, depth)
         if depth > MAX_DEPTH:
-            _refuse(
+            _raise_problem(
                 (),
-                at,
+                position,
                 "too_deep",
                 _("is nested deeper than %(limit)s levels.", limit=MAX_DEPTH),
             )
         if self.nodes > MAX_NODES:
-            _refuse(
+            _raise_problem(
                 (),
-                at,
+                position,
                 "too_many_values",
                 _(
                     "holds more than %(limit)s values, aliases followed.",
@@ -383,38 +396,38 @@ class _Yaml:
                 ),
             )
 
-    def _alias(self, event: Any, loc: Loc, depth: int, at: Position) -> Any:
+    def _resolve_alias(self, event: Any, loc: Loc, depth: int, position: Position) -> Any:
         anchor = self.anchors.get(event.anchor)
         if anchor is None:
-            _refuse(
+            _raise_problem(
                 loc,
-                at,
+                position,
                 "unknown_alias",
                 _("*%(anchor)s refers to no earlier &%(anchor)s.", anchor=event.anchor),
             )
         if not anchor.done:
-            _refuse(
+            _raise_problem(
                 loc,
-                at,
+                position,
                 "recursive_alias",
                 _("*%(anchor)s stands inside of &%(anchor)s itself.", anchor=event.anchor),
             )
-        self._count(anchor.nodes, depth + anchor.depth, at)
+        self._count_nodes(anchor.nodes, depth + anchor.depth, position)
         return anchor.value
 
-    def _mapping(self, events: Iterator[Any], loc: Loc, depth: int) -> dict[str, Any]:
+    def _build_mapping(self, events: Iterator[Any], loc: Loc, depth: int) -> dict[str, Any]:
         result: dict[str, Any] = {}
         merged: dict[str, Any] = {}
         while not isinstance(event := next(events), yaml.MappingEndEvent):
-            at = _mark(event)
+            position = _event_position(event)
             is_merge = (
                 isinstance(event, yaml.ScalarEvent) and event.value == "<<" and not event.style
             )
-            key = "<<" if is_merge else self._node(event, events, (*loc, ""), depth + 1)
+            key = "<<" if is_merge else self._build_node(event, events, (*loc, ""), depth + 1)
             if not isinstance(key, str):
-                _refuse(
+                _raise_problem(
                     loc,
-                    at,
+                    position,
                     "key_type",
                     _(
                         "has the key %(key)s, which is no text; put quotes around it.",
@@ -422,36 +435,39 @@ class _Yaml:
                     ),
                 )
             if key in result:
-                _refuse(
+                _raise_problem(
                     (*loc, key),
-                    at,
+                    position,
                     "duplicate_key",
-                    _("stands twice (again in line %(line)s).", line=at.line),
+                    _("stands twice (again in line %(line)s).", line=position.line),
                 )
-            self.positions[(*loc, key)] = at
-            value = self._node(next(events), events, (*loc, key), depth + 1)
+            self.positions[(*loc, key)] = position
+            value = self._build_node(next(events), events, (*loc, key), depth + 1)
             if is_merge:
-                self._merge(merged, value, loc, at)
+                self._merge(merged, value, loc, position)
             else:
                 result[key] = value
         return {**merged, **result} if merged else result
 
     @staticmethod
-    def _merge(merged: dict[str, Any], value: Any, loc: Loc, at: Position) -> None:
+    def _merge(merged: dict[str, Any], value: Any, loc: Loc, position: Position) -> None:
         for part in value if isinstance(value, list) else [value]:
             if not isinstance(part, dict):
-                _refuse(
-                    loc, at, "merge", _("<< must be followed by a mapping or a list of mappings.")
+                _raise_problem(
+                    loc,
+                    position,
+                    "merge",
+                    _("<< must be followed by a mapping or a list of mappings."),
                 )
             for key, one in part.items():
                 merged.setdefault(key, one)
 
     @staticmethod
-    def _tag(event: Any, loc: Loc, at: Position, expected: str) -> None:
+    def _check_tag(event: Any, loc: Loc, position: Position, expected: str) -> None:
         if event.tag not in (None, "!", f"tag:yaml.org,2002:{expected}"):
-            _refuse(
+            _raise_problem(
                 loc,
-                at,
+                position,
                 "tag",
                 _(
                     "carries the YAML tag %(tag)s, which has no meaning here.",
@@ -459,14 +475,14 @@ class _Yaml:
                 ),
             )
 
-    def _scalar(self, event: Any, loc: Loc, at: Position) -> Any:
-        text = _check_text(event.value, loc, at)
+    def _parse_scalar(self, event: Any, loc: Loc, position: Position) -> Any:
+        text = _check_text(event.value, loc, position)
         if event.tag not in (None, "!"):
             kind = _TAGS.get(event.tag)
             if kind in (None, "map", "seq"):
-                _refuse(
+                _raise_problem(
                     loc,
-                    at,
+                    position,
                     "tag",
                     _(
                         "carries the YAML tag %(tag)s, which has no meaning here.",
@@ -475,11 +491,15 @@ class _Yaml:
                 )
             if kind == "str":
                 return text
-            return _plain(text, loc, at)
-        return _plain(text, loc, at) if event.implicit[0] and not event.style else text
+            return _parse_plain_scalar(text, loc, position)
+        return (
+            _parse_plain_scalar(text, loc, position)
+            if event.implicit[0] and not event.style
+            else text
+        )
 
 
-def _plain(text: str, loc: Loc, at: Position) -> Any:
+def _parse_plain_scalar(text: str, loc: Loc, position: Position) -> Any:
     """An unquoted scalar by YAML 1.2's core rules."""
     if text in NULL_TEXTS:
         return None
@@ -489,16 +509,16 @@ def _plain(text: str, loc: Loc, at: Position) -> Any:
         return text
     if len(text) > MAX_DIGITS:
         if YAML_FLOAT.fullmatch(text):
-            _refuse(loc, at, "too_large", _("is too long a number."), text)
+            _raise_problem(loc, position, "too_large", _("is too long a number."), text)
         return text
     if YAML_INT.fullmatch(text):
         return int(text, {"0o": 8, "0x": 16}.get(text[:2], 10))
     if YAML_FLOAT.fullmatch(text):
         return float(text)
     if YAML_SPECIAL.fullmatch(text):
-        _refuse(
+        _raise_problem(
             loc,
-            at,
+            position,
             "not_finite",
             _("must be a finite number; put quotes around it if it is text."),
             text,
@@ -506,12 +526,12 @@ def _plain(text: str, loc: Loc, at: Position) -> Any:
     return text
 
 
-def _mark(event: Any) -> Position:
+def _event_position(event: Any) -> Position:
     return Position(event.start_mark.line + 1, event.start_mark.column + 1)
 
 
 # What libyaml 0.2 and PyYAML 6.0 say most often; the rest of their words are shown as they are.
-_YAML_WORDS: Mapping[str, Sentence] = {
+_YAML_MESSAGES: Mapping[str, Message] = {
     str(words): words
     for words in (
         _("mapping values are not allowed in this context"),
@@ -561,15 +581,19 @@ def _yaml_problem(error: yaml.YAMLError, text: str) -> Problem:
     mark = getattr(error, "problem_mark", None)
     if mark is None:
         reason = str(getattr(error, "reason", "") or error).splitlines()[0]
-        at = getattr(error, "position", None)
-        line = text.count("\n", 0, at) + 1 if isinstance(at, int) and at >= 0 else None
+        position = getattr(error, "position", None)
+        line = (
+            text.count("\n", 0, position) + 1
+            if isinstance(position, int) and position >= 0
+            else None
+        )
         return Problem(
             "", _("is not valid YAML: %(reason)s.", reason=shorten(reason)), code="yaml", line=line
         )
     line = mark.line + 1
     lines = text.splitlines()
-    written = lines[mark.line] if mark.line < len(lines) else ""
-    if "\t" in written[: len(written) - len(written.lstrip())]:
+    source_line = lines[mark.line] if mark.line < len(lines) else ""
+    if "\t" in source_line[: len(source_line) - len(source_line.lstrip())]:
         return Problem(
             "",
             _("is not valid YAML: line %(line)s is indented by a tab; use spaces.", line=line),
@@ -577,9 +601,11 @@ def _yaml_problem(error: yaml.YAMLError, text: str) -> Problem:
             line=line,
         )
     words = getattr(error, "problem", None)
-    reason = _YAML_WORDS.get(words, words) if words else _("it cannot be read")
+    reason = _YAML_MESSAGES.get(words, words) if words else _("it cannot be read")
     if context := getattr(error, "context", None):
-        reason = _("%(words)s %(context)s", words=reason, context=_YAML_WORDS.get(context, context))
+        reason = _(
+            "%(words)s %(context)s", words=reason, context=_YAML_MESSAGES.get(context, context)
+        )
     message = _(
         "is not valid YAML: %(reason)s (line %(line)s, column %(column)s).",
         reason=reason,
@@ -587,5 +613,10 @@ def _yaml_problem(error: yaml.YAMLError, text: str) -> Problem:
         column=mark.column + 1,
     )
     return Problem(
-        "", message, code="yaml", value=shorten(written.strip()), line=line, column=mark.column + 1
+        "",
+        message,
+        code="yaml",
+        value=shorten(source_line.strip()),
+        line=line,
+        column=mark.column + 1,
     )

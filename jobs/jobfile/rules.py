@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic.alias_generators import to_camel
 
-from core.messages import Sentence, _
+from core.messages import Message, _
 from jobs.jobfile.errors import Loc
 from jobs.jobfile.fields import identifier
 
@@ -23,24 +23,24 @@ _ALIASES = {"memory_mb": "memoryMB", "shm_mb": "shmMB"}
 
 
 @dataclass(frozen=True, slots=True)
-class Broken:
+class RuleViolation:
     """A rule between fields that does not hold, at a place of the file."""
 
     loc: Loc
     code: str
-    message: Sentence
+    message: Message
     value: object = ""
 
 
-def _get(thing: Any, name: str) -> Any:
-    if isinstance(thing, Mapping):
-        return thing.get(_ALIASES.get(name) or to_camel(name), thing.get(name))
-    return getattr(thing, name, None)
+def _get(section: Any, name: str) -> Any:
+    if isinstance(section, Mapping):
+        return section.get(_ALIASES.get(name) or to_camel(name), section.get(name))
+    return getattr(section, name, None)
 
 
-def _number(thing: Any, name: str, default: int) -> int | None:
+def _number(section: Any, name: str, default: int) -> int | None:
     """The number, or None where there is no valid one (which is reported by its own field)."""
-    value = _get(thing, name)
+    value = _get(section, name)
     if value is None:
         return default
     if isinstance(value, str) and value.strip().isdigit() and len(value) < 16:
@@ -48,36 +48,36 @@ def _number(thing: Any, name: str, default: int) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
-def _items(thing: Any, name: str) -> Sequence[Any]:
-    value = _get(thing, name)
+def _items(section: Any, name: str) -> Sequence[Any]:
+    value = _get(section, name)
     return value if isinstance(value, list | tuple) else ()
 
 
-def broken_rules(job: Any) -> Iterator[Broken]:
+def find_rule_violations(job: Any) -> Iterator[RuleViolation]:
     """All rules between fields that `job`, a JobSpec or a file's mapping, breaks."""
     roles = _items(job, "task_roles")
     for index, role in enumerate(roles):
-        at: Loc = ("taskRoles", index)
-        yield from _of_role(role, at)
-        yield from _unique(_items(role, "port_list"), "label", (*at, "portList"), _("label"))
-        yield from _ports(role, at)
-    yield from _unique(roles, "name", ("taskRoles",), _("role name"))
-    yield from _sizes(job, roles)
-    yield from _mounts(job)
-    yield from _services(job, roles)
-    yield from _image(job, roles)
-    yield from _namespace(job)
+        loc: Loc = ("taskRoles", index)
+        yield from _check_role(role, loc)
+        yield from _check_unique(_items(role, "port_list"), "label", (*loc, "portList"), _("label"))
+        yield from _check_ports(role, loc)
+    yield from _check_unique(roles, "name", ("taskRoles",), _("role name"))
+    yield from _check_counts(job, roles)
+    yield from _check_mounts(job)
+    yield from _check_services(job, roles)
+    yield from _check_image(job, roles)
+    yield from _check_namespace(job)
 
 
-def _sizes(job: Any, roles: Sequence[Any]) -> Iterator[Broken]:
-    at: Loc = ("taskRoles",)
+def _check_counts(job: Any, roles: Sequence[Any]) -> Iterator[RuleViolation]:
+    loc: Loc = ("taskRoles",)
     if isinstance(_get(job, "task_roles"), list | tuple) and not roles:
-        yield Broken(at, "too_few_roles", _("must have at least one role."))
+        yield RuleViolation(loc, "too_few_roles", _("must have at least one role."))
     if len(roles) > MAX_ROLES:
         message = _(
             "may have %(limit)s roles; it has %(count)s.", limit=MAX_ROLES, count=len(roles)
         )
-        yield Broken(at, "too_many_roles", message, len(roles))
+        yield RuleViolation(loc, "too_many_roles", message, len(roles))
     tasks = sum(_number(role, "task_number", 1) or 0 for role in roles)
     if tasks > MAX_TASKS:
         message = _(
@@ -85,14 +85,14 @@ def _sizes(job: Any, roles: Sequence[Any]) -> Iterator[Broken]:
             limit=MAX_TASKS,
             tasks=tasks,
         )
-        yield Broken(at, "too_many_tasks", message, tasks)
+        yield RuleViolation(loc, "too_many_tasks", message, tasks)
 
 
-def _of_role(role: Any, at: Loc) -> Iterator[Broken]:
+def _check_role(role: Any, loc: Loc) -> Iterator[RuleViolation]:
     memory, shm = _number(role, "memory_mb", 100), _number(role, "shm_mb", 64)
     if memory is not None and shm is not None and shm > memory >= 100:
-        yield Broken(
-            (*at, "shmMB"),
+        yield RuleViolation(
+            (*loc, "shmMB"),
             "shm_over_memory",
             _(
                 "is part of the task's memory and may not be more than memoryMB (%(memory)s).",
@@ -104,8 +104,8 @@ def _of_role(role: Any, at: Loc) -> Iterator[Broken]:
     for name in ("min_failed_task_count", "min_succeeded_task_count"):
         count = _number(role, name, 0)
         if count and tasks and count > tasks:
-            yield Broken(
-                (*at, to_camel(name)),
+            yield RuleViolation(
+                (*loc, to_camel(name)),
                 "count_over_tasks",
                 _(
                     "may not be more than taskNumber (%(tasks)s): the rule could never apply.",
@@ -115,18 +115,20 @@ def _of_role(role: Any, at: Loc) -> Iterator[Broken]:
             )
 
 
-def _unique(things: Sequence[Any], field: str, at: Loc, what: Sentence) -> Iterator[Broken]:
+def _check_unique(
+    sections: Sequence[Any], field: str, loc: Loc, what: Message
+) -> Iterator[RuleViolation]:
     """Names must differ, also in the form in which they stand in variable names."""
     seen: dict[str, str] = {}
-    for index, thing in enumerate(things):
-        name = _get(thing, field)
+    for index, section in enumerate(sections):
+        name = _get(section, field)
         bare = identifier(name) if isinstance(name, str) else ""
         if not bare:
             continue
         other = seen.setdefault(bare, name)
         if other != name:
-            yield Broken(
-                (*at, index, field),
+            yield RuleViolation(
+                (*loc, index, field),
                 "names_alike",
                 _(
                     '"%(name)s" and the %(what)s "%(other)s" give the same variable names (…_%(bare)s); rename one.',
@@ -137,34 +139,34 @@ def _unique(things: Sequence[Any], field: str, at: Loc, what: Sentence) -> Itera
                 ),
                 name,
             )
-        elif any(_get(earlier, field) == name for earlier in things[:index]):
-            yield Broken(
-                (*at, index, field),
+        elif any(_get(earlier, field) == name for earlier in sections[:index]):
+            yield RuleViolation(
+                (*loc, index, field),
                 "duplicate",
                 _("is a %(what)s used twice; rename one.", what=what),
                 name,
             )
 
 
-def _ports(role: Any, at: Loc) -> Iterator[Broken]:
-    taken: list[tuple[int, int, str]] = []
+def _check_ports(role: Any, loc: Loc) -> Iterator[RuleViolation]:
+    used_ranges: list[tuple[int, int, str]] = []
     for index, port in enumerate(_items(role, "port_list")):
         begin, count = _number(port, "begin_at", 0), _number(port, "port_number", 1)
         label = _get(port, "label")
         if not begin or not count or begin + count > 65536 or not isinstance(label, str):
             continue
-        for low, high, other in taken:
+        for low, high, other in used_ranges:
             if begin < high and low < begin + count:
-                yield Broken(
-                    (*at, "portList", index, "beginAt"),
+                yield RuleViolation(
+                    (*loc, "portList", index, "beginAt"),
                     "ports_overlap",
                     _('takes ports that "%(other)s" has already.', other=other),
                     begin,
                 )
-        taken.append((begin, begin + count, label))
+        used_ranges.append((begin, begin + count, label))
 
 
-def _mounts(job: Any) -> Iterator[Broken]:
+def _check_mounts(job: Any) -> Iterator[RuleViolation]:
     seen: set[str] = set()
     for index, mount in enumerate(_items(job, "mounts")):
         target = _get(mount, "target")
@@ -172,19 +174,19 @@ def _mounts(job: Any) -> Iterator[Broken]:
             continue
         target = target.rstrip("/")
         if target in seen:
-            yield Broken(
+            yield RuleViolation(
                 ("mounts", index, "target"), "duplicate", _("is mounted twice; change one."), target
             )
         seen.add(target)
 
 
-def _services(job: Any, roles: Sequence[Any]) -> Iterator[Broken]:
+def _check_services(job: Any, roles: Sequence[Any]) -> Iterator[RuleViolation]:
     names = [_get(role, "name") for role in roles]
     for index, service in enumerate(_items(job, "services")):
         role = _get(service, "role")
         if isinstance(role, str) and role and role not in names:
             known = ", ".join(dict.fromkeys(name for name in names if isinstance(name, str)))
-            yield Broken(
+            yield RuleViolation(
                 ("services", index, "role"),
                 "unknown_role",
                 _("names no role of this job; it has %(known)s.", known=known),
@@ -192,14 +194,14 @@ def _services(job: Any, roles: Sequence[Any]) -> Iterator[Broken]:
             )
 
 
-def _image(job: Any, roles: Sequence[Any]) -> Iterator[Broken]:
-    given = (
+def _check_image(job: Any, roles: Sequence[Any]) -> Iterator[RuleViolation]:
+    has_image = (
         _get(job, "image") is not None
         if isinstance(job, Mapping)
         else "image" in job.model_fields_set or job.image
     )
-    if not given and not (roles and all(_get(role, "image") for role in roles)):
-        yield Broken(
+    if not has_image and not (roles and all(_get(role, "image") for role in roles)):
+        yield RuleViolation(
             ("image",),
             "missing",
             _(
@@ -208,12 +210,12 @@ def _image(job: Any, roles: Sequence[Any]) -> Iterator[Broken]:
         )
 
 
-def _namespace(job: Any) -> Iterator[Broken]:
+def _check_namespace(job: Any) -> Iterator[RuleViolation]:
     if not isinstance(job, Mapping):
         return
     one, other = job.get("namespace"), job.get("virtualCluster")
     if one not in (None, "") and other not in (None, "") and one != other:
-        yield Broken(
+        yield RuleViolation(
             ("virtualCluster",),
             "two_namespaces",
             _(

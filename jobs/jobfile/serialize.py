@@ -19,7 +19,7 @@ from jobs.jobfile.model import JobSpec
 from jobs.jobfile.parse import YAML_FLOAT, YAML_INT
 
 # Fields of the base format are always written out, so that a file shows what was assumed.
-_ALWAYS = frozenset(
+_ALWAYS_WRITTEN = frozenset(
     [
         "jobName",
         "namespace",
@@ -33,7 +33,7 @@ _ALWAYS = frozenset(
         "taskRoles",
     ]
 )
-_ALWAYS_IN_ROLE = frozenset(
+_ALWAYS_WRITTEN_IN_ROLE = frozenset(
     [
         "name",
         "taskNumber",
@@ -52,16 +52,20 @@ _ALWAYS_IN_ROLE = frozenset(
 def to_document(spec: JobSpec) -> dict[str, Any]:
     """The job file's mapping; what Sluice added to the base format is left out where it is empty."""
     full = spec.model_dump(mode="json", by_alias=True)
-    document = {key: value for key, value in full.items() if key in _ALWAYS or _says(key, value)}
+    document = {
+        key: value for key, value in full.items() if key in _ALWAYS_WRITTEN or _is_set(key, value)
+    }
     roles = []
     for role in document["taskRoles"]:
-        shown = {k: v for k, v in role.items() if k in _ALWAYS_IN_ROLE or _says(k, v)}
-        roles.append(shown)
+        role_document = {
+            k: v for k, v in role.items() if k in _ALWAYS_WRITTEN_IN_ROLE or _is_set(k, v)
+        }
+        roles.append(role_document)
     document["taskRoles"] = roles
     return document
 
 
-def _says(key: str, value: Any) -> bool:
+def _is_set(key: str, value: Any) -> bool:
     return value not in (None, "", [], {}, False) and (key, value) != ("placement", "auto")
 
 
@@ -91,9 +95,9 @@ class _Dumper(yaml.SafeDumper):
         return True
 
 
-def _text(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
+def _represent_str(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
     style = None
-    if _fits_a_block(text):
+    if _fits_block_style(text):
         style = "|"
     elif not text.isprintable():
         style = '"'  # escapes what the other styles would fold, strip or refuse
@@ -102,7 +106,7 @@ def _text(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 
-def _fits_a_block(text: str) -> bool:
+def _fits_block_style(text: str) -> bool:
     lines = text.split("\n")
     return (
         len(lines) > 1
@@ -112,13 +116,13 @@ def _fits_a_block(text: str) -> bool:
     )
 
 
-_Dumper.add_representer(str, _text)
+_Dumper.add_representer(str, _represent_str)
 
 
 # For other readers
 
 
-def json_schema() -> dict[str, Any]:
+def build_json_schema() -> dict[str, Any]:
     """The JSON schema of job files, for editors and the API's description."""
     schema = JobSpec.model_json_schema(by_alias=True)
     schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
@@ -141,55 +145,55 @@ class FieldRow:
     description: str
 
 
-def field_table() -> list[FieldRow]:
+def list_fields() -> list[FieldRow]:
     """Every field of the job file, in order, nested ones after their parent."""
-    return _rows(JobSpec, "")
+    return _field_rows(JobSpec, "")
 
 
-def field_markdown() -> str:
+def render_field_table() -> str:
     """The table of fields for the documentation."""
     lines = ["| field | kind | default | meaning |", "|---|---|---|---|"]
-    for row in field_table():
+    for row in list_fields():
         default = "required" if row.required else f"`{row.default}`" if row.default else ""
         meaning = row.description.replace("|", "\\|")
         lines.append(f"| `{row.path}` | {row.kind} | {default} | {meaning} |")
     return "\n".join(lines) + "\n"
 
 
-def _rows(model: type[BaseModel], prefix: str) -> list[FieldRow]:
+def _field_rows(model: type[BaseModel], prefix: str) -> list[FieldRow]:
     rows = []
     for name, field in model.model_fields.items():
         path = f"{prefix}{field.alias or name}"
-        nested, is_list = _nested(field.annotation)
+        nested, is_list = _nested_model(field.annotation)
         rows.append(
             FieldRow(
                 path=path,
-                kind=_kind(field),
+                kind=_field_kind(field),
                 required=field.is_required(),
-                default=_default(field),
+                default=_format_default(field),
                 description=field.description or "",
             )
         )
         if nested is not None:
-            rows += _rows(nested, path + ("[]." if is_list else "."))
+            rows += _field_rows(nested, path + ("[]." if is_list else "."))
     return rows
 
 
-def _nested(annotation: Any) -> tuple[type[BaseModel] | None, bool]:
+def _nested_model(annotation: Any) -> tuple[type[BaseModel] | None, bool]:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation, False
     origin = get_origin(annotation)
     if origin in (tuple, Union, UnionType):
         for argument in get_args(annotation):
-            model, _ = _nested(argument)
+            model, _ = _nested_model(argument)
             if model is not None:
                 return model, origin is tuple
     return None, False
 
 
-def _kind(field: FieldInfo) -> str:
+def _field_kind(field: FieldInfo) -> str:
     annotation = field.annotation
-    nested, is_list = _nested(annotation)
+    nested, is_list = _nested_model(annotation)
     if is_list or get_origin(annotation) is tuple:
         return "list"
     if nested is not None or get_origin(annotation) is dict:
@@ -197,11 +201,11 @@ def _kind(field: FieldInfo) -> str:
     if Duration in get_args(annotation):
         return "duration"
     arguments = [a for a in (get_args(annotation) or (annotation,)) if a is not type(None)]
-    words = {str: "text", int: "whole number", float: "number", bool: "true or false"}
-    return words.get(arguments[0], "text")
+    kind_names = {str: "text", int: "whole number", float: "number", bool: "true or false"}
+    return kind_names.get(arguments[0], "text")
 
 
-def _default(field: FieldInfo) -> str:
+def _format_default(field: FieldInfo) -> str:
     if field.is_required():
         return ""
     value = field.get_default(call_default_factory=True, validated_data={})

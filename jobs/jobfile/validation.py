@@ -13,16 +13,16 @@ from typing import Any, Union, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from core.messages import Sentence, _
-from jobs.jobfile.errors import Loc, Position, Problem, SpecError, path_text, shorten
-from jobs.jobfile.fields import kind_of
-from jobs.jobfile.model import RULES, JobSpec
-from jobs.jobfile.rules import Broken, broken_rules
+from core.messages import Message, _
+from jobs.jobfile.errors import Loc, Position, Problem, SpecError, format_path, shorten
+from jobs.jobfile.fields import describe_type
+from jobs.jobfile.model import RULES_CODE, JobSpec
+from jobs.jobfile.rules import RuleViolation, find_rule_violations
 
 MAX_PROBLEMS = 100
 
 Positions = Mapping[Loc, Position]
-SourceOf = Callable[[Loc], Loc]
+SourceLocator = Callable[[Loc], Loc]
 
 
 def nearest_position(positions: Positions, loc: Loc) -> Position | None:
@@ -35,7 +35,7 @@ def nearest_position(positions: Positions, loc: Loc) -> Position | None:
 
 
 def validate_document(
-    document: Any, *, positions: Positions | None = None, source_of: SourceOf | None = None
+    document: Any, *, positions: Positions | None = None, source_of: SourceLocator | None = None
 ) -> JobSpec:
     """The spec that a mapping with the job file's keys describes. Raises SpecError.
 
@@ -45,7 +45,7 @@ def validate_document(
     if not isinstance(document, Mapping):
         raise SpecError.single(
             "",
-            _("must be a mapping of fields, not %(kind)s.", kind=kind_of(document)),
+            _("must be a mapping of fields, not %(kind)s.", kind=describe_type(document)),
             code="not_a_mapping",
         )
     problems: dict[tuple[Loc, str], Problem] = {}
@@ -54,44 +54,44 @@ def validate_document(
         spec = JobSpec.model_validate(document, by_alias=True, by_name=False)
     except ValidationError as error:
         for details in error.errors(include_url=False):
-            if details["type"] != f"sluice_{RULES}":
+            if details["type"] != f"sluice_{RULES_CODE}":
                 loc = _clean_loc(details["loc"], document)
-                problems[loc, details["type"]] = _problem(details, loc, document)
-    for rule in broken_rules(document) if spec is None else ():
+                problems[loc, details["type"]] = _pydantic_problem(details, loc, document)
+    for rule in find_rule_violations(document) if spec is None else ():
         for key in [key for key in problems if key[0] == rule.loc]:
             del problems[key]
-        problems[rule.loc, rule.code] = _of_rule(rule)
+        problems[rule.loc, rule.code] = _rule_problem(rule)
     if problems:
-        raise SpecError(_placed(problems, positions, source_of))
+        raise SpecError(_locate_problems(problems, positions, source_of))
     if spec is None:  # the rules of the model and of the raw reading disagree: a defect of ours
         raise SpecError.single("", _("is not a valid job file."))
     return spec
 
 
-def _placed(
+def _locate_problems(
     problems: Mapping[tuple[Loc, str], Problem],
     positions: Positions | None,
-    source_of: SourceOf | None,
+    source_of: SourceLocator | None,
 ) -> list[Problem]:
-    placed = []
+    located = []
     for (loc, _code), problem in problems.items():
         origin = source_of(loc) if source_of else loc
-        where = nearest_position(positions, origin) if positions else None
-        moved = Problem(
-            path=path_text(origin),
+        position = nearest_position(positions, origin) if positions else None
+        located_problem = Problem(
+            path=format_path(origin),
             message=problem.message,
             code=problem.code,
             value=problem.value,
             suggestion=problem.suggestion,
             params=problem.params,
         )
-        placed.append(moved.at(where))
-    placed.sort(key=lambda p: (p.line or 0, p.column or 0))
-    if len(placed) > MAX_PROBLEMS:
-        more = len(placed) - MAX_PROBLEMS
-        placed = placed[:MAX_PROBLEMS]
-        placed.append(Problem("", _("has %(more)s further problems.", more=more), code="more"))
-    return placed
+        located.append(located_problem.with_position(position))
+    located.sort(key=lambda p: (p.line or 0, p.column or 0))
+    if len(located) > MAX_PROBLEMS:
+        more = len(located) - MAX_PROBLEMS
+        located = located[:MAX_PROBLEMS]
+        located.append(Problem("", _("has %(more)s further problems.", more=more), code="more"))
+    return located
 
 
 def _clean_loc(loc: tuple[int | str, ...], document: Any) -> Loc:
@@ -108,11 +108,11 @@ def _clean_loc(loc: tuple[int | str, ...], document: Any) -> Loc:
     return tuple(clean)
 
 
-def _of_rule(rule: Broken) -> Problem:
-    return Problem(path_text(rule.loc), rule.message, code=rule.code, value=shorten(rule.value))
+def _rule_problem(rule: RuleViolation) -> Problem:
+    return Problem(format_path(rule.loc), rule.message, code=rule.code, value=shorten(rule.value))
 
 
-def _problem(details: ErrorDetails, loc: Loc, document: Any) -> Problem:
+def _pydantic_problem(details: ErrorDetails, loc: Loc, document: Any) -> Problem:
     kind = details["type"]
     value = _value_at(document, loc)
     if kind == "extra_forbidden":
@@ -120,32 +120,34 @@ def _problem(details: ErrorDetails, loc: Loc, document: Any) -> Problem:
     context = details.get("ctx") or {}
     if kind.startswith("sluice_"):
         code = kind.removeprefix("sluice_")
-        message: Sentence = context["message"]
+        message: Message = context["message"]
     else:
-        code, message = kind, _SENTENCES.get(kind, _default_sentence)(context, value)
+        code, message = kind, _PYDANTIC_MESSAGES.get(kind, _default_message)(context, value)
     shown = "" if kind == "missing" else shorten(value)
-    return Problem(path_text(loc), message, code=code, value=shown)
+    return Problem(format_path(loc), message, code=code, value=shown)
 
 
-def _default_sentence(context: Mapping[str, Any], value: object) -> Sentence:
-    return _("has a value that does not fit (%(kind)s).", kind=kind_of(value))
+def _default_message(context: Mapping[str, Any], value: object) -> Message:
+    return _("has a value that does not fit (%(kind)s).", kind=describe_type(value))
 
 
-_SENTENCES: Mapping[str, Callable[[Mapping[str, Any], object], Sentence]] = {
+_PYDANTIC_MESSAGES: Mapping[str, Callable[[Mapping[str, Any], object], Message]] = {
     "missing": lambda c, v: _("is required."),
-    "tuple_type": lambda c, v: _("must be a list, not %(kind)s.", kind=kind_of(v)),
-    "list_type": lambda c, v: _("must be a list, not %(kind)s.", kind=kind_of(v)),
-    "dict_type": lambda c, v: _("must be a mapping, not %(kind)s.", kind=kind_of(v)),
-    "model_type": lambda c, v: _("must be a mapping of fields, not %(kind)s.", kind=kind_of(v)),
-    "model_attributes_type": lambda c, v: _(
-        "must be a mapping of fields, not %(kind)s.", kind=kind_of(v)
+    "tuple_type": lambda c, v: _("must be a list, not %(kind)s.", kind=describe_type(v)),
+    "list_type": lambda c, v: _("must be a list, not %(kind)s.", kind=describe_type(v)),
+    "dict_type": lambda c, v: _("must be a mapping, not %(kind)s.", kind=describe_type(v)),
+    "model_type": lambda c, v: _(
+        "must be a mapping of fields, not %(kind)s.", kind=describe_type(v)
     ),
-    "float_type": lambda c, v: _("must be a number, not %(kind)s.", kind=kind_of(v)),
-    "float_parsing": lambda c, v: _("must be a number, not %(kind)s.", kind=kind_of(v)),
+    "model_attributes_type": lambda c, v: _(
+        "must be a mapping of fields, not %(kind)s.", kind=describe_type(v)
+    ),
+    "float_type": lambda c, v: _("must be a number, not %(kind)s.", kind=describe_type(v)),
+    "float_parsing": lambda c, v: _("must be a number, not %(kind)s.", kind=describe_type(v)),
     "finite_number": lambda c, v: _("must be a finite number."),
     "greater_than": lambda c, v: _("must be more than %(low)s.", low=f"{c['gt']:g}"),
     "less_than_equal": lambda c, v: _("must be at most %(high)s.", high=f"{c['le']:g}"),
-    "string_type": lambda c, v: _("must be text, not %(kind)s.", kind=kind_of(v)),
+    "string_type": lambda c, v: _("must be text, not %(kind)s.", kind=describe_type(v)),
     "recursion_loop": lambda c, v: _("must not contain itself."),
 }
 
@@ -154,15 +156,15 @@ def _unknown_key(loc: Loc, value: object) -> Problem:
     key = str(loc[-1])
     known = _known_keys(loc[:-1])
     folded = {name.lower().replace("_", ""): name for name in known}
-    near = get_close_matches(key.lower().replace("_", ""), folded, n=1, cutoff=0.7)
-    suggestion = folded[near[0]] if near else ""
+    matches = get_close_matches(key.lower().replace("_", ""), folded, n=1, cutoff=0.7)
+    suggestion = folded[matches[0]] if matches else ""
     message = _("is no field of a job file.")
     if suggestion:
         message = _(
             'is no field of a job file. Did you mean "%(suggestion)s"?', suggestion=suggestion
         )
     return Problem(
-        path_text(loc),
+        format_path(loc),
         message,
         code="unknown_key",
         value=shorten(value),
@@ -177,17 +179,17 @@ def _known_keys(loc: Loc) -> list[str]:
         if model is None or isinstance(part, int):
             continue
         field = next((f for n, f in model.model_fields.items() if (f.alias or n) == part), None)
-        model = _model_in(field.annotation) if field else None
+        model = _find_model(field.annotation) if field else None
     if model is None:
         return []
     return [field.alias or name for name, field in model.model_fields.items()]
 
 
-def _model_in(annotation: Any) -> type[BaseModel] | None:
+def _find_model(annotation: Any) -> type[BaseModel] | None:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     if get_origin(annotation) in (tuple, Union, UnionType):
-        found = (_model_in(argument) for argument in get_args(annotation))
+        found = (_find_model(argument) for argument in get_args(annotation))
         return next((model for model in found if model), None)
     return None
 

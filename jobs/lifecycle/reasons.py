@@ -14,10 +14,10 @@ from django.utils.functional import Promise
 from django.utils.translation import gettext_lazy as _
 
 from clusters.slurm.reasons import explain_reason
-from core.translation import told
+from core.translation import translate
 from jobs.lifecycle.states import Reason
 
-SENTENCES: Mapping[str, Promise | str] = {
+REASON_MESSAGES: Mapping[str, Promise | str] = {
     # before Slurm has it
     "queued": _("The job will be handed to Slurm in a moment."),
     "queued.limit-running": _(
@@ -131,40 +131,40 @@ def signal_name(number: int) -> str:
         return str(_("signal %(number)s")) % {"number": number}
 
 
-def told_params(params: Mapping[str, Any]) -> dict[str, Any]:
+def translate_params(params: Mapping[str, Any]) -> dict[str, Any]:
     """Sentences among a reason's parameters, as rows keep them, in the reader's language."""
-    return {k: told(v) if isinstance(v, Mapping) else v for k, v in params.items()}
+    return {k: translate(v) if isinstance(v, Mapping) else v for k, v in params.items()}
 
 
-def event_data(data: Mapping[str, Any]) -> dict[str, Any]:
+def translate_event_data(data: Mapping[str, Any]) -> dict[str, Any]:
     """What an event tells, with its reason as a sentence in the reader's language."""
-    shown = dict(data)
+    translated = dict(data)
     if code := data.get("reasonCode"):
         params = data.get("reasonParams") or {}
-        shown["reasonParams"] = told_params(params)
-        shown["reason"] = sentence_for(code, params, data.get("reasonText", ""))
+        translated["reasonParams"] = translate_params(params)
+        translated["reason"] = render_reason_code(code, params, data.get("reasonText", ""))
     if "refused" in data:
-        shown["refused"] = told(data["refused"])
-    return shown
+        translated["refused"] = translate(data["refused"])
+    return translated
 
 
-def sentence_for(code: str, params: Mapping[str, Any] | None = None, text: str = "") -> str:
+def render_reason_code(code: str, params: Mapping[str, Any] | None = None, text: str = "") -> str:
     """The sentence of a reason code; empty for no reason; Slurm's own words for an unknown one."""
     values = dict(params or {})
     if not code:
         return ""
     if code == "pending":
-        return told(explain_reason(str(values.get("slurm", ""))).sentence)
+        return translate(explain_reason(str(values.get("slurm", ""))).message)
     if code == "retrying":
-        values["why"] = sentence_for(str(values.pop("code", "")), values)
+        values["why"] = render_reason_code(str(values.pop("code", "")), values)
     if "signal" in values:
         number = int(values["signal"])
         values["hint"] = str(SIGNAL_HINTS.get(number, ""))
         values["signal"] = signal_name(number)
     elif "exit_code" in values:
         values["hint"] = str(EXIT_HINTS.get(int(values["exit_code"]), ""))
-    values |= told_params(values)
-    template = SENTENCES.get(code)
+    values |= translate_params(values)
+    template = REASON_MESSAGES.get(code)
     if template is None:
         return text or code
     try:
@@ -173,5 +173,5 @@ def sentence_for(code: str, params: Mapping[str, Any] | None = None, text: str =
         return text or str(template)
 
 
-def sentence(reason: Reason) -> str:
-    return sentence_for(reason.code, reason.params, reason.text)
+def render_reason(reason: Reason) -> str:
+    return render_reason_code(reason.code, reason.params, reason.text)

@@ -13,8 +13,8 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any
 
-from clusters.slurm.states import Phase, job_state
-from core.messages import stored
+from clusters.slurm.states import SlurmPhase, lookup_job_state
+from core.messages import serialize
 
 
 class JobState(StrEnum):
@@ -30,7 +30,7 @@ LIVE_STATES = (JobState.QUEUED, JobState.PENDING, JobState.RUNNING)
 END_STATES = (JobState.COMPLETED, JobState.FAILED, JobState.STOPPED)
 
 
-class Wanted(StrEnum):
+class DesiredState(StrEnum):
     """What the person wants: the engine makes the cluster agree."""
 
     RUN = "run"
@@ -38,10 +38,10 @@ class Wanted(StrEnum):
     DELETE = "delete"  # stop, then delete
 
 
-class Sight(StrEnum):
+class ObservationStatus(StrEnum):
     """How a look at Slurm came out for one job."""
 
-    SEEN = "seen"  # squeue or sacct has a row for it
+    FOUND = "seen"  # squeue or sacct has a row for it
     ABSENT = "absent"  # both answered, neither knows it
     UNREACHABLE = "unreachable"  # one of those that would have to know did not answer
 
@@ -63,16 +63,16 @@ class Reason:
     params: Mapping[str, Any] = field(default_factory=dict)
     text: str = ""
 
-    def stored_params(self) -> dict[str, Any]:
+    def serialize_params(self) -> dict[str, Any]:
         """For a row: sentences among the parameters keep their template."""
-        return {name: stored(value) for name, value in self.params.items()}
+        return {name: serialize(value) for name, value in self.params.items()}
 
 
 @dataclass(frozen=True, slots=True)
 class Observation:
     """One look at Slurm for one job. Times are the cluster's own clock."""
 
-    sight: Sight
+    status: ObservationStatus
     slurm_state: str = ""  # base state, long upper-case name
     pending_reason: str = ""  # Slurm's reason word for a job that waits
     exit_code: int | None = None
@@ -86,16 +86,16 @@ class Observation:
     text: str = ""
 
 
-UNREACHABLE = Observation(Sight.UNREACHABLE)
-ABSENT = Observation(Sight.ABSENT)
+UNREACHABLE = Observation(ObservationStatus.UNREACHABLE)
+ABSENT = Observation(ObservationStatus.ABSENT)
 
 
 @dataclass(frozen=True, slots=True)
-class JobFacts:
+class JobSnapshot:
     """What our rows say about a job whose current attempt Slurm has (or had)."""
 
     state: JobState
-    wanted: Wanted = Wanted.RUN
+    wanted: DesiredState = DesiredState.RUN
     reason: Reason = Reason()
     retry_count: int = 0  # the job file's retryCount: -2, -1, 0, …
     retries_counted: int = 0
@@ -104,11 +104,11 @@ class JobFacts:
     expected_start: datetime | None = None
     time_limit_s: int | None = None
     lost_since: datetime | None = None  # both sources have denied it since then
-    script_verdict: Reason | None = (
+    script_reason: Reason | None = (
         None  # what our own batch script wrote about its end, if anything
     )
     script_failure: FailureKind = FailureKind.NONE
-    never_began: bool = False  # our batch script was not even started
+    script_never_started: bool = False  # our batch script was not even started
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,30 +127,30 @@ class Decision:
     ended: bool = False  # the attempt has ended by Slurm's word
     failure: FailureKind = FailureKind.NONE
     retry: bool = False
-    retry_counts: bool = False
+    retry_is_counted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class End:
+class EndOutcome:
     state: JobState
     code: str
     failure: FailureKind = FailureKind.NONE
 
 
 # Which of Slurm's states are ends is said by `clusters.slurm.states`; here, what each end means for us.
-ENDS: Mapping[str, End] = {
-    "COMPLETED": End(JobState.COMPLETED, "end.completed"),
-    "FAILED": End(JobState.FAILED, "end.exit", FailureKind.UNKNOWN),
-    "TIMEOUT": End(JobState.FAILED, "end.timeout", FailureKind.UNKNOWN),
-    "OUT_OF_MEMORY": End(JobState.FAILED, "end.out-of-memory", FailureKind.UNKNOWN),
-    "DEADLINE": End(JobState.FAILED, "end.deadline", FailureKind.PERMANENT),
-    "NODE_FAIL": End(JobState.FAILED, "end.node-fail", FailureKind.TRANSIENT),
-    "PREEMPTED": End(JobState.FAILED, "end.preempted", FailureKind.TRANSIENT),
-    "BOOT_FAIL": End(JobState.FAILED, "end.boot-fail", FailureKind.TRANSIENT),
-    "LAUNCH_FAILED": End(JobState.FAILED, "end.launch-failed", FailureKind.TRANSIENT),
-    "RECONFIG_FAIL": End(JobState.FAILED, "end.boot-fail", FailureKind.TRANSIENT),
-    "GETENV_FAILED": End(JobState.FAILED, "end.launch-failed", FailureKind.TRANSIENT),
-    "CANCELLED": End(JobState.STOPPED, "end.cancelled"),
+END_OUTCOMES: Mapping[str, EndOutcome] = {
+    "COMPLETED": EndOutcome(JobState.COMPLETED, "end.completed"),
+    "FAILED": EndOutcome(JobState.FAILED, "end.exit", FailureKind.UNKNOWN),
+    "TIMEOUT": EndOutcome(JobState.FAILED, "end.timeout", FailureKind.UNKNOWN),
+    "OUT_OF_MEMORY": EndOutcome(JobState.FAILED, "end.out-of-memory", FailureKind.UNKNOWN),
+    "DEADLINE": EndOutcome(JobState.FAILED, "end.deadline", FailureKind.PERMANENT),
+    "NODE_FAIL": EndOutcome(JobState.FAILED, "end.node-fail", FailureKind.TRANSIENT),
+    "PREEMPTED": EndOutcome(JobState.FAILED, "end.preempted", FailureKind.TRANSIENT),
+    "BOOT_FAIL": EndOutcome(JobState.FAILED, "end.boot-fail", FailureKind.TRANSIENT),
+    "LAUNCH_FAILED": EndOutcome(JobState.FAILED, "end.launch-failed", FailureKind.TRANSIENT),
+    "RECONFIG_FAIL": EndOutcome(JobState.FAILED, "end.boot-fail", FailureKind.TRANSIENT),
+    "GETENV_FAILED": EndOutcome(JobState.FAILED, "end.launch-failed", FailureKind.TRANSIENT),
+    "CANCELLED": EndOutcome(JobState.STOPPED, "end.cancelled"),
 }
 
 # How long both sources must deny a job before the page says so. slurmdbd was seen to lag by seconds
@@ -160,36 +160,38 @@ LOST_AFTER = timedelta(seconds=60)
 SIGNAL_EXIT_BASE = 128
 
 
-def decide(job: JobFacts, seen: Observation, now: datetime) -> Decision:
+def decide_transition(job: JobSnapshot, observation: Observation, now: datetime) -> Decision:
     """What follows from one look. End states are never left: the caller asks only for live jobs."""
-    same = _unchanged(job)
-    if job.state in END_STATES or seen.sight is Sight.UNREACHABLE:
-        return same
-    if seen.sight is Sight.ABSENT:
-        return _absent(job, same, now)
-    phase = job_state(seen.slurm_state).phase
-    if phase is Phase.ENDED and seen.slurm_state in ENDS:
-        return _ended(job, seen)
-    if phase is Phase.WAITING:
+    unchanged = _unchanged(job)
+    if job.state in END_STATES or observation.status is ObservationStatus.UNREACHABLE:
+        return unchanged
+    if observation.status is ObservationStatus.ABSENT:
+        return _decide_absent(job, unchanged, now)
+    phase = lookup_job_state(observation.slurm_state).phase
+    if phase is SlurmPhase.ENDED and observation.slurm_state in END_OUTCOMES:
+        return _decide_ended(job, observation)
+    if phase is SlurmPhase.WAITING:
         return Decision(
             state=JobState.PENDING,
-            reason=_waiting_reason(job, seen),
-            expected_start=seen.expected_start,
-            time_limit_s=seen.time_limit_s or job.time_limit_s,
+            reason=_waiting_reason(job, observation),
+            expected_start=observation.expected_start,
+            time_limit_s=observation.time_limit_s or job.time_limit_s,
         )
     # ENDING is still RUNNING: the verdict is not out yet.
-    if phase in (Phase.STARTING, Phase.RUNNING, Phase.ENDING):
+    if phase in (SlurmPhase.STARTING, SlurmPhase.RUNNING, SlurmPhase.ENDING):
         return Decision(
             state=JobState.RUNNING,
-            reason=_running_reason(job, seen),
-            started_at=seen.started_at or job.started_at,
-            time_limit_s=seen.time_limit_s or job.time_limit_s,
+            reason=_running_reason(job, observation),
+            started_at=observation.started_at or job.started_at,
+            time_limit_s=observation.time_limit_s or job.time_limit_s,
         )
     # A state that nobody knows (a newer Slurm): say so and change nothing else.
-    return replace(same, reason=Reason("slurm.unknown-state", {"state": seen.slurm_state}))
+    return replace(
+        unchanged, reason=Reason("slurm.unknown-state", {"state": observation.slurm_state})
+    )
 
 
-def _unchanged(job: JobFacts) -> Decision:
+def _unchanged(job: JobSnapshot) -> Decision:
     return Decision(
         state=job.state,
         reason=job.reason,
@@ -200,11 +202,11 @@ def _unchanged(job: JobFacts) -> Decision:
     )
 
 
-def _absent(job: JobFacts, same: Decision, now: datetime) -> Decision:
+def _decide_absent(job: JobSnapshot, unchanged: Decision, now: datetime) -> Decision:
     since = job.lost_since or now
     if now - since < LOST_AFTER:
-        return replace(same, lost_since=since)
-    if job.wanted is not Wanted.RUN:
+        return replace(unchanged, lost_since=since)
+    if job.wanted is not DesiredState.RUN:
         # The person gave it up and Slurm has nothing left to stop: their word ends it, not silence.
         return Decision(
             state=JobState.STOPPED,
@@ -215,74 +217,74 @@ def _absent(job: JobFacts, same: Decision, now: datetime) -> Decision:
             lost_since=since,
             ended=True,
         )
-    return replace(same, lost_since=since, reason=Reason("slurm.lost"))
+    return replace(unchanged, lost_since=since, reason=Reason("slurm.lost"))
 
 
-def _waiting_reason(job: JobFacts, seen: Observation) -> Reason:
-    if job.wanted is not Wanted.RUN:
+def _waiting_reason(job: JobSnapshot, observation: Observation) -> Reason:
+    if job.wanted is not DesiredState.RUN:
         return Reason("stopping", {"by": job.stopped_by})
-    word = seen.pending_reason or "None"
-    return Reason("pending", {"slurm": word}, seen.text)
+    slurm_reason = observation.pending_reason or "None"
+    return Reason("pending", {"slurm": slurm_reason}, observation.text)
 
 
-def _running_reason(job: JobFacts, seen: Observation) -> Reason:
-    if job.wanted is not Wanted.RUN:
+def _running_reason(job: JobSnapshot, observation: Observation) -> Reason:
+    if job.wanted is not DesiredState.RUN:
         return Reason("stopping", {"by": job.stopped_by})
-    if seen.slurm_state in ("SUSPENDED", "STOPPED"):
+    if observation.slurm_state in ("SUSPENDED", "STOPPED"):
         return Reason("running.suspended")
-    phase = job_state(seen.slurm_state).phase
-    if phase is Phase.STARTING:
+    phase = lookup_job_state(observation.slurm_state).phase
+    if phase is SlurmPhase.STARTING:
         return Reason("running.configuring")
-    return Reason("running.completing") if phase is Phase.ENDING else Reason()
+    return Reason("running.completing") if phase is SlurmPhase.ENDING else Reason()
 
 
-def _ended(job: JobFacts, seen: Observation) -> Decision:
-    end = ENDS[seen.slurm_state]
-    if end.state is JobState.COMPLETED and job.never_began:
+def _decide_ended(job: JobSnapshot, observation: Observation) -> Decision:
+    end = END_OUTCOMES[observation.slurm_state]
+    if end.state is JobState.COMPLETED and job.script_never_started:
         # Slurm 22.05 calls a job COMPLETED, with 0:0, when its node failed to start the batch script
         # ("Slurmd could not execve job").
-        end = ENDS["LAUNCH_FAILED"]
-    state, reason, failure = end.state, _end_reason(job, seen, end), end.failure
-    if state is JobState.FAILED and job.script_verdict is not None:
+        end = END_OUTCOMES["LAUNCH_FAILED"]
+    state, reason, failure = end.state, _end_reason(job, observation, end), end.failure
+    if state is JobState.FAILED and job.script_reason is not None:
         if end.code == "end.exit":
-            reason = job.script_verdict
+            reason = job.script_reason
         if failure is not FailureKind.TRANSIENT and job.script_failure:
             failure = job.script_failure
-    if job.wanted is not Wanted.RUN and state is not JobState.COMPLETED:
+    if job.wanted is not DesiredState.RUN and state is not JobState.COMPLETED:
         # A script that turns our SIGTERM into a non-zero exit was stopped all the same.
         state, failure = JobState.STOPPED, FailureKind.NONE
         reason = Reason("end.stopped", {"by": job.stopped_by})
-    retry, counts = (False, False)
-    if job.wanted is Wanted.RUN:
-        retry, counts = should_retry(state, failure, job.retry_count, job.retries_counted)
+    retry, is_counted = (False, False)
+    if job.wanted is DesiredState.RUN:
+        retry, is_counted = should_retry(state, failure, job.retry_count, job.retries_counted)
     return Decision(
         state=JobState.QUEUED if retry else state,
         reason=Reason("retrying", {"code": reason.code, **reason.params}) if retry else reason,
-        started_at=seen.started_at or job.started_at,
-        ended_at=seen.ended_at,
-        time_limit_s=seen.time_limit_s or job.time_limit_s,
-        exit_code=seen.exit_code,
-        signal=seen.signal,
+        started_at=observation.started_at or job.started_at,
+        ended_at=observation.ended_at,
+        time_limit_s=observation.time_limit_s or job.time_limit_s,
+        exit_code=observation.exit_code,
+        signal=observation.signal,
         ended=True,
         failure=failure,
         retry=retry,
-        retry_counts=counts,
+        retry_is_counted=is_counted,
     )
 
 
-def _end_reason(job: JobFacts, seen: Observation, end: End) -> Reason:
+def _end_reason(job: JobSnapshot, observation: Observation, end: EndOutcome) -> Reason:
     if end.code == "end.exit":
-        return exit_reason(seen.exit_code, seen.signal)
+        return exit_reason(observation.exit_code, observation.signal)
     if end.code == "end.timeout":
-        return Reason(end.code, {"limit_s": seen.time_limit_s or job.time_limit_s or 0})
+        return Reason(end.code, {"limit_s": observation.time_limit_s or job.time_limit_s or 0})
     if end.code == "end.cancelled":
-        if seen.cancelled_by_uid is None:
+        if observation.cancelled_by_uid is None:
             return Reason(end.code)
-        if seen.cancelled_by_uid == 0:
+        if observation.cancelled_by_uid == 0:
             return Reason("end.cancelled-by-root")
-        if seen.cancelled_by:
-            return Reason("end.cancelled-by-name", {"name": seen.cancelled_by})
-        return Reason("end.cancelled-by", {"uid": seen.cancelled_by_uid})
+        if observation.cancelled_by:
+            return Reason("end.cancelled-by-name", {"name": observation.cancelled_by})
+        return Reason("end.cancelled-by", {"uid": observation.cancelled_by_uid})
     return Reason(end.code)
 
 

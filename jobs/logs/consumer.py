@@ -17,35 +17,35 @@ from urllib.parse import parse_qs
 from django.db import DatabaseError
 from django.utils import translation
 
-from accounts.websockets import GuardedConsumer
+from accounts.websockets import AuthenticatedConsumer
 from clusters.errors import AuthFailed, ClusterError
 from core.messages import _
-from core.threads import in_thread
-from core.translation import told
-from jobs.logs.follower import Ending, Follower, View, followers_of_this_loop
+from core.threads import run_in_thread
+from core.translation import translate
+from jobs.logs.follower import Ending, Follower, Viewer, get_followers
 from jobs.logs.reading import Log, LogNotFound, find_log, resolve_offset
 from jobs.models import Job
 
 logger = logging.getLogger(__name__)
 
-LOOK_EVERY_S = 1.0
+POLL_INTERVAL_S = 1.0
 CLOSE_DONE = 1000
 CLOSE_FAILED = 1011
-RETRY_S = (1.0, 2.0, 5.0, 10.0)
+RETRY_DELAYS_S = (1.0, 2.0, 5.0, 10.0)
 # A viewer whose connection took nothing for so long, and who is so far behind, skips to the end.
-STALL_S = 2.0
+STALL_THRESHOLD_S = 2.0
 MAX_LAG_BYTES = 4 * 1024 * 1024
-KEPT_AFTER_GAP_BYTES = 64 * 1024
+RESUME_BEFORE_END_BYTES = 64 * 1024
 
 
-class LogConsumer(GuardedConsumer):
+class LogConsumer(AuthenticatedConsumer):
     _log: Log | None = None
     _job: Job
     _follower: Follower | None = None
-    _view: View | None = None
-    _runner: asyncio.Task[None] | None = None
+    _viewer: Viewer | None = None
+    _stream_task: asyncio.Task[None] | None = None
 
-    def permitted(self) -> bool:
+    def check_permission(self) -> bool:
         address = self.scope["url_route"]["kwargs"]
         try:
             self._job, log = find_log(
@@ -53,7 +53,7 @@ class LogConsumer(GuardedConsumer):
                 job_id=address["job_id"],
                 role=address["role"],
                 index=int(address["index"]),
-                attempt=self._number("attempt"),
+                attempt=self._query_int("attempt"),
             )
         except LogNotFound:
             return False
@@ -61,31 +61,33 @@ class LogConsumer(GuardedConsumer):
             self._log = log
         return True
 
-    def _number(self, name: str) -> int | None:
+    def _query_int(self, name: str) -> int | None:
         query = parse_qs(self.scope.get("query_string", b"").decode("latin-1"))
         value = query.get(name, [""])[0]
         return int(value) if value.lstrip("-").isdecimal() and len(value) < 19 else None
 
-    async def opened(self) -> None:
-        self._runner = asyncio.create_task(self._run())
+    async def on_open(self) -> None:
+        self._stream_task = asyncio.create_task(self._run())
 
-    async def closed(self) -> None:
-        if self._runner is not None:
-            self._runner.cancel()
-        await self._leave()
+    async def on_close(self) -> None:
+        if self._stream_task is not None:
+            self._stream_task.cancel()
+        await self._leave_follower()
 
     async def receive(self, text_data: str | None = None, bytes_data: bytes | None = None) -> None:
         """Nothing is expected from the viewer; whatever comes is dropped."""
 
-    async def _tell(self, kind: str, **fields: Any) -> None:
+    async def _send_message(self, kind: str, **fields: Any) -> None:
         with translation.override(self.language):
-            fields |= {name: told(fields[name]) for name in ("reason", "message") if name in fields}
+            fields |= {
+                name: translate(fields[name]) for name in ("reason", "message") if name in fields
+            }
         await self.send(text_data=json.dumps({"type": kind, **fields}, ensure_ascii=False))
 
     # --- the stream -----------------------------------------------------------------------------
 
     async def _run(self) -> None:
-        offset = self._number("offset") or 0
+        offset = self._query_int("offset") or 0
         tries = 0
         while True:
             try:
@@ -93,104 +95,110 @@ class LogConsumer(GuardedConsumer):
                 if log is None:
                     return
                 await self._stream(log, offset)
-                await self._leave()
+                await self._leave_follower()
                 return
-            except AuthFailed as problem:
-                await self._fail("refused", problem.user_message)
+            except AuthFailed as error:
+                await self._fail("refused", error.user_message)
                 return
-            except ClusterError as problem:
+            except ClusterError as error:
                 # The cluster is away, or the file may not be read at the moment: go on later.
-                offset = self._place(offset)
-                await self._leave()
-                await self._tell("waiting", offset=offset, reason=problem.user_message)
-                if not problem.retryable and tries >= len(RETRY_S):
-                    await self._fail("unreadable", problem.user_message)
+                offset = self._current_offset(offset)
+                await self._leave_follower()
+                await self._send_message("waiting", offset=offset, reason=error.user_message)
+                if not error.retryable and tries >= len(RETRY_DELAYS_S):
+                    await self._fail("unreadable", error.user_message)
                     return
-                await asyncio.sleep(RETRY_S[min(tries, len(RETRY_S) - 1)])
+                await asyncio.sleep(RETRY_DELAYS_S[min(tries, len(RETRY_DELAYS_S) - 1)])
                 tries += 1
             except DatabaseError:
                 # Restarted, or away for a moment: the viewer keeps the socket and the place.
                 logger.warning(
                     "the database does not answer a log's viewer",
                     exc_info=True,
-                    extra={"action": "log_socket_database"},
+                    extra={"action": "log_socket_database_unavailable"},
                 )
-                offset = self._place(offset)
-                await self._leave()
-                await asyncio.sleep(RETRY_S[0])
+                offset = self._current_offset(offset)
+                await self._leave_follower()
+                await asyncio.sleep(RETRY_DELAYS_S[0])
             except Exception:
                 # A socket that nobody serves any more must not look like a quiet log.
                 logger.exception("a log's websocket failed", extra={"action": "log_socket_failed"})
                 await self.close(code=CLOSE_FAILED)
                 return
 
-    def _place(self, asked: int) -> int:
-        return self._view.offset if self._view is not None else asked
+    def _current_offset(self, requested: int) -> int:
+        return self._viewer.offset if self._viewer is not None else requested
 
     async def _wait_for_submission(self) -> Log | None:
         """The log as soon as there is an attempt. None: the job ended before there was one."""
-        told = False
+        announced = False
         while self._log is None:
-            job = await in_thread(Job.objects.get, pk=self._job.pk)
+            job = await run_in_thread(Job.objects.get, pk=self._job.pk)
             if job.is_ended:
-                await self._tell("log", offset=0, size=0)
-                await self._tell("end", state=job.state.lower(), exit_code=None)
+                await self._send_message("log", offset=0, size=0)
+                await self._send_message("end", state=job.state.lower(), exit_code=None)
                 await self.close(code=CLOSE_DONE)
                 return None
-            if not told:
-                told = True
-                await self._tell("waiting", offset=0, reason=_("The job has not started yet."))
-            await asyncio.sleep(LOOK_EVERY_S)
-            await in_thread(self.permitted)
+            if not announced:
+                announced = True
+                await self._send_message(
+                    "waiting", offset=0, reason=_("The job has not started yet.")
+                )
+            await asyncio.sleep(POLL_INTERVAL_S)
+            await run_in_thread(self.check_permission)
         return self._log
 
-    async def _stream(self, log: Log, asked: int) -> None:
-        follower = self._follower = await followers_of_this_loop().join(log)
+    async def _stream(self, log: Log, requested: int) -> None:
+        follower = self._follower = await get_followers().join(log)
         size = follower.end
-        first = self._view is None
-        view = self._view = View(follower, resolve_offset(asked, size) if first else asked)
+        first = self._viewer is None
+        viewer = self._viewer = Viewer(
+            follower, resolve_offset(requested, size) if first else requested
+        )
         if first:
-            await self._tell("log", offset=view.offset, size=size, attempt=log.attempt.number)
+            await self._send_message(
+                "log", offset=viewer.offset, size=size, attempt=log.attempt.number
+            )
         while True:
-            ending = follower.known_ending
-            if ending is not None and view.offset >= (ending.size or 0):
-                await self._finish(ending)
+            ending = follower.cached_ending
+            if ending is not None and viewer.offset >= (ending.size or 0):
+                await self._send_end(ending)
                 return
-            frame = await view.next(LOOK_EVERY_S)
+            frame = await viewer.next(POLL_INTERVAL_S)
             if frame is None:
-                await follower.ending()
+                await follower.check_ending()
             elif frame.kind == "data":
-                await self._send_bytes(view, frame.data)
+                await self._send_bytes(viewer, frame.data)
             elif frame.kind == "truncated":
-                await self._tell("truncated")
+                await self._send_message("truncated")
             else:
-                await self._tell("waiting", offset=view.offset, reason=frame.reason)
+                await self._send_message("waiting", offset=viewer.offset, reason=frame.reason)
 
-    async def _send_bytes(self, view: View, data: bytes) -> None:
+    async def _send_bytes(self, viewer: Viewer, data: bytes) -> None:
         """Returns when the connection took the bytes: `gateway.server` holds `send` back."""
         loop = asyncio.get_running_loop()
-        began = loop.time()
+        started = loop.time()
         await self.send(bytes_data=data)
-        stalled = loop.time() - began > STALL_S
-        if stalled and view.lag > MAX_LAG_BYTES and not self._number("lossless"):
-            missed_from, resumed_at = view.offset, view.end - KEPT_AFTER_GAP_BYTES
-            view.skip_to(resumed_at)
-            await self._tell("gap", **{"from": missed_from, "to": resumed_at})
+        stalled = loop.time() - started > STALL_THRESHOLD_S
+        if stalled and viewer.lag > MAX_LAG_BYTES and not self._query_int("lossless"):
+            missed_from, resumed_at = viewer.offset, viewer.end - RESUME_BEFORE_END_BYTES
+            viewer.skip_to(resumed_at)
+            await self._send_message("gap", **{"from": missed_from, "to": resumed_at})
 
-    async def _finish(self, ending: Ending) -> None:
+    async def _send_end(self, ending: Ending) -> None:
         if ending.size is None:
             await self._fail(
                 "gone", _("This log is no longer on the cluster: its files were removed.")
             )
             return
-        await self._tell("end", **ending.verdict)
+        await self._send_message("end", **ending.verdict)
         await self.close(code=CLOSE_DONE)
 
     async def _fail(self, code: str, message: str) -> None:
-        await self._tell("error", code=code, message=message)
+        await self._send_message("error", code=code, message=message)
         await self.close(code=CLOSE_DONE)
 
-    async def _leave(self) -> None:
+    async def _leave_follower(self) -> None:
         follower, self._follower = self._follower, None
         if follower is not None and self._log is not None:
-            await followers_of_this_loop().leave(self._log, follower)
+            await get_followers().leave(self._log, follower)

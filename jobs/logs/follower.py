@@ -21,9 +21,9 @@ from typing import Any, Literal
 from clusters.errors import ClusterError, RemoteFileMissing
 from clusters.transport.base import FollowEvent, Transport
 from core.messages import _
-from core.threads import in_thread
+from core.threads import run_in_thread
 from jobs.actions import watch_job
-from jobs.logs.reading import Log, LogKey, log_size, never_written, verdict
+from jobs.logs.reading import Log, LogKey, find_verdict, get_log_size, was_never_written
 
 logger = logging.getLogger(__name__)
 
@@ -31,12 +31,12 @@ RING_BYTES = 2 * 1024 * 1024
 BLOCK_BYTES = 512 * 1024
 CACHED_BLOCKS = 8
 # A block is one command on the cluster: while one is being sent, the next ones are on their way.
-BLOCKS_AHEAD = 2
+PREFETCH_BLOCKS = 2
 FRAME_BYTES = 64 * 1024
 # Parts of a followed log that may be on their way from its thread to the loop.
-EVENTS_AHEAD = 4
+MAX_PENDING_EVENTS = 4
 # How often it is looked up whether the task has ended, once for all viewers of the log.
-VERDICT_EVERY_S = 1.0
+VERDICT_INTERVAL_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,37 +67,40 @@ class Follower:
         self.viewers = 0
         self.end = start  # everything below is on the cluster's disk
         self.generation = 0  # grows when the file was cut or replaced
-        self.waiting_for = ""
+        self.waiting_reason = ""
         self.failure: ClusterError | None = None
         self._ring: deque[tuple[int, bytes]] = deque()
         self._ring_bytes = 0
         self._blocks: OrderedDict[int, bytes] = OrderedDict()
         self._block_locks: dict[int, asyncio.Lock] = {}
-        self._reading_ahead: set[asyncio.Task[None]] = set()
-        self._news = asyncio.Event()
+        self._prefetch_tasks: set[asyncio.Task[None]] = set()
+        self._change_event = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._ending: Ending | None = None
         self._ending_lock = asyncio.Lock()
-        self._ending_looked_at = float("-inf")
-        self._room = threading.Semaphore(EVENTS_AHEAD)
-        self._following: AbstractContextManager[Iterator[FollowEvent]] | None = None
+        self._ending_checked_at = float("-inf")
+        self._slots = threading.Semaphore(MAX_PENDING_EVENTS)
+        self._follow_stream: AbstractContextManager[Iterator[FollowEvent]] | None = None
         self._thread: threading.Thread | None = None
 
     # --- the thread ---------------------------------------------------------------------------
 
-    def begin(self) -> None:
+    def start_thread(self) -> None:
         # Known before its thread runs: a viewer who leaves at once must find what is to be ended.
-        self._following = self.transport.follow(self.path, self.end)
+        self._follow_stream = self.transport.follow(self.path, self.end)
         self._thread = threading.Thread(
-            target=self._read, args=(self._following,), name=f"follow {self.path}", daemon=True
+            target=self._read_stream,
+            args=(self._follow_stream,),
+            name=f"follow {self.path}",
+            daemon=True,
         )
         self._thread.start()
 
-    def _read(self, following: AbstractContextManager[Iterator[FollowEvent]]) -> None:
+    def _read_stream(self, following: AbstractContextManager[Iterator[FollowEvent]]) -> None:
         try:
             with following as events:
                 for event in events:
-                    self._hand_over(event)
+                    self._enqueue(event)
         except ClusterError as problem:
             logger.warning(
                 "following a log failed: %s", problem, extra={"action": "log_follow_failed"}
@@ -106,17 +109,17 @@ class Follower:
         except RuntimeError:
             return  # the loop has ended
 
-    def _hand_over(self, event: FollowEvent) -> None:
+    def _enqueue(self, event: FollowEvent) -> None:
         """Waits while the loop is behind: a fast log cannot pile up in between."""
-        while not self._room.acquire(timeout=1.0):
+        while not self._slots.acquire(timeout=1.0):
             if self._loop.is_closed():
                 raise RuntimeError("the loop has ended")
-        self._loop.call_soon_threadsafe(self._take, event)
+        self._loop.call_soon_threadsafe(self._handle_event, event)
 
-    def _take(self, event: FollowEvent) -> None:
-        self._room.release()
+    def _handle_event(self, event: FollowEvent) -> None:
+        self._slots.release()
         if event.kind == "data":
-            self.waiting_for = ""
+            self.waiting_reason = ""
             self._append(event.offset, event.data)
         elif event.kind == "truncated":
             self.generation += 1
@@ -125,8 +128,8 @@ class Follower:
             self._ring_bytes = 0
             self._blocks.clear()
         else:
-            self.waiting_for = event.reason or _("The log cannot be read at the moment.")
-        self._wake()
+            self.waiting_reason = event.reason or _("The log cannot be read at the moment.")
+        self._notify()
 
     def _append(self, offset: int, data: bytes) -> None:
         self._ring.append((offset, data))
@@ -137,75 +140,75 @@ class Follower:
 
     def _fail(self, problem: ClusterError) -> None:
         self.failure = problem
-        self._wake()
+        self._notify()
 
-    def _wake(self) -> None:
-        news, self._news = self._news, asyncio.Event()
-        news.set()
+    def _notify(self) -> None:
+        change_event, self._change_event = self._change_event, asyncio.Event()
+        change_event.set()
 
     async def close(self) -> None:
-        if self._following is not None:
+        if self._follow_stream is not None:
             # Shielded: whoever leaves may be cancelled meanwhile, and the reader must end all the same.
-            await asyncio.shield(in_thread(self._following.__exit__, None, None, None))
+            await asyncio.shield(run_in_thread(self._follow_stream.__exit__, None, None, None))
 
     # --- viewers --------------------------------------------------------------------------------
 
     @property
-    def news(self) -> asyncio.Event:
+    def change_event(self) -> asyncio.Event:
         """Set at the next change; take it before looking, wait for it after."""
-        return self._news
+        return self._change_event
 
     @property
-    def known_ending(self) -> Ending | None:
+    def cached_ending(self) -> Ending | None:
         return self._ending
 
-    async def ending(self) -> Ending | None:
+    async def check_ending(self) -> Ending | None:
         """Whether and how the task has ended; looked up once in a while for all viewers."""
         async with self._ending_lock:
-            due = self._loop.time() - self._ending_looked_at >= VERDICT_EVERY_S
-            if self._ending is None and due:
-                self._ending = await in_thread(_look_for_ending, self.log, self.transport)
-                self._ending_looked_at = self._loop.time()
+            is_due = self._loop.time() - self._ending_checked_at >= VERDICT_INTERVAL_S
+            if self._ending is None and is_due:
+                self._ending = await run_in_thread(_find_ending, self.log, self.transport)
+                self._ending_checked_at = self._loop.time()
             return self._ending
 
-    async def bytes_at(self, offset: int) -> bytes:
+    async def read_from(self, offset: int) -> bytes:
         """Some bytes from `offset`, which must be below `end`."""
         if self._ring and offset >= self._ring[0][0]:
-            return self._from_ring(offset)
-        return await self._from_file(offset)
+            return self._read_ring(offset)
+        return await self._read_file(offset)
 
-    def _from_ring(self, offset: int) -> bytes:
-        parts, have = [], 0
+    def _read_ring(self, offset: int) -> bytes:
+        parts, total = [], 0
         for start, data in self._ring:
             if start + len(data) <= offset:
                 continue
-            part = data[max(0, offset - start) :][: FRAME_BYTES - have]
+            part = data[max(0, offset - start) :][: FRAME_BYTES - total]
             parts.append(part)
-            have += len(part)
-            if have >= FRAME_BYTES:
+            total += len(part)
+            if total >= FRAME_BYTES:
                 break
         return b"".join(parts)
 
-    async def _from_file(self, offset: int) -> bytes:
-        number, inside = divmod(offset, BLOCK_BYTES)
-        block = await self._block(number)
-        for ahead in range(number + 1, number + 1 + BLOCKS_AHEAD):
-            self._begin_reading(ahead)
-        return block[inside : inside + FRAME_BYTES]
+    async def _read_file(self, offset: int) -> bytes:
+        number, offset_in_block = divmod(offset, BLOCK_BYTES)
+        block = await self._get_block(number)
+        for ahead in range(number + 1, number + 1 + PREFETCH_BLOCKS):
+            self._prefetch(ahead)
+        return block[offset_in_block : offset_in_block + FRAME_BYTES]
 
-    def _begin_reading(self, number: int) -> None:
-        whole = (number + 1) * BLOCK_BYTES <= self.end
-        if whole and number not in self._blocks and number not in self._block_locks:
-            task = asyncio.create_task(self._read_ahead(number))
-            self._reading_ahead.add(task)
-            task.add_done_callback(self._reading_ahead.discard)
+    def _prefetch(self, number: int) -> None:
+        is_full = (number + 1) * BLOCK_BYTES <= self.end
+        if is_full and number not in self._blocks and number not in self._block_locks:
+            task = asyncio.create_task(self._prefetch_block(number))
+            self._prefetch_tasks.add(task)
+            task.add_done_callback(self._prefetch_tasks.discard)
 
-    async def _read_ahead(self, number: int) -> None:
+    async def _prefetch_block(self, number: int) -> None:
         # Whoever needs the block will meet the error again, and is the one to be told.
         with contextlib.suppress(ClusterError):
-            await self._block(number)
+            await self._get_block(number)
 
-    async def _block(self, number: int) -> bytes:
+    async def _get_block(self, number: int) -> bytes:
         """One aligned block, read once for all viewers who come by while it is kept."""
         if number in self._blocks:
             self._blocks.move_to_end(number)
@@ -221,7 +224,9 @@ class Follower:
 
     async def _read_block(self, number: int) -> bytes:
         generation = self.generation
-        data = await in_thread(self.transport.read_at, self.path, number * BLOCK_BYTES, BLOCK_BYTES)
+        data = await run_in_thread(
+            self.transport.read_at, self.path, number * BLOCK_BYTES, BLOCK_BYTES
+        )
         # A block that is not full yet, or of a file that was cut meanwhile, is not kept.
         if len(data) == BLOCK_BYTES and generation == self.generation:
             self._blocks[number] = data
@@ -230,13 +235,13 @@ class Follower:
         return data
 
 
-class View:
+class Viewer:
     """One viewer's place in a log."""
 
     def __init__(self, follower: Follower, offset: int) -> None:
         self._follower = follower
         self._generation = follower.generation
-        self._told_waiting = ""
+        self._sent_waiting_reason = ""
         self.offset = offset
 
     @property
@@ -253,19 +258,19 @@ class View:
     async def next(self, timeout_s: float) -> Frame | None:
         """The next frame; None: nothing new in that time."""
         follower = self._follower
-        news = follower.news
-        frame = await self._frame_now()
+        change_event = follower.change_event
+        frame = await self._available_frame()
         if frame is not None:
             return frame
         try:
             # Not `wait_for`: it waits in a task of its own, two rounds of the loop away from us.
             async with asyncio.timeout(timeout_s):
-                await news.wait()
+                await change_event.wait()
         except TimeoutError:
             return None
-        return await self._frame_now()
+        return await self._available_frame()
 
-    async def _frame_now(self) -> Frame | None:
+    async def _available_frame(self) -> Frame | None:
         follower = self._follower
         if follower.failure is not None:
             raise follower.failure
@@ -275,27 +280,27 @@ class View:
             self.offset = 0
             return Frame("truncated")
         if self.offset < follower.end:
-            self._told_waiting = ""
-            data = await follower.bytes_at(self.offset)
+            self._sent_waiting_reason = ""
+            data = await follower.read_from(self.offset)
             # The file may already be longer than the follower knows; its bytes come in their turn.
             data = data[: follower.end - self.offset]
             if not data or self._generation != follower.generation:
-                return await self._caught_in_a_cut()
+                return await self._wait_for_truncation()
             frame = Frame("data", self.offset, data)
             self.offset += len(data)
             return frame
-        if follower.waiting_for and follower.waiting_for != self._told_waiting:
-            self._told_waiting = follower.waiting_for
-            return Frame("waiting", self.offset, reason=follower.waiting_for)
+        if follower.waiting_reason and follower.waiting_reason != self._sent_waiting_reason:
+            self._sent_waiting_reason = follower.waiting_reason
+            return Frame("waiting", self.offset, reason=follower.waiting_reason)
         return None
 
-    async def _caught_in_a_cut(self) -> Frame | None:
+    async def _wait_for_truncation(self) -> Frame | None:
         """The file is shorter than it was; the follower is about to say so."""
         await asyncio.sleep(0.05)
         return None
 
 
-class Followers:
+class FollowerRegistry:
     """The followers of this process, by log."""
 
     def __init__(self) -> None:
@@ -311,11 +316,11 @@ class Followers:
         async with self._lock:
             follower = self._by_key.get(log.key)
             if follower is None or follower.failure is not None:
-                transport = await in_thread(log.transport)
-                start = await in_thread(_size, transport, log.path) or 0
+                transport = await run_in_thread(log.transport)
+                start = await run_in_thread(_size_or_none, transport, log.path) or 0
                 follower = Follower(log, transport, start=start)
-                if await follower.ending() is None:
-                    follower.begin()
+                if await follower.check_ending() is None:
+                    follower.start_thread()
                 self._by_key[log.key] = follower
             follower.viewers += 1
             return follower
@@ -329,31 +334,31 @@ class Followers:
         await follower.close()
 
 
-def _size(transport: Transport, path: str) -> int | None:
+def _size_or_none(transport: Transport, path: str) -> int | None:
     try:
-        return log_size(transport, path)
+        return get_log_size(transport, path)
     except RemoteFileMissing:
         return None
 
 
-def _look_for_ending(log: Log, transport: Transport) -> Ending | None:
+def _find_ending(log: Log, transport: Transport) -> Ending | None:
     # The engine reads the tasks' own state only of jobs that someone looks at.
     watch_job(job=log.job)
-    found = verdict(log)
+    found = find_verdict(log)
     if found is None:
         return None
     # The size after the verdict: what was written before the end is in it.
-    size = _size(transport, log.path)
-    return Ending(found, 0 if size is None and never_written(log, found, transport) else size)
+    size = _size_or_none(transport, log.path)
+    return Ending(found, 0 if size is None and was_never_written(log, found, transport) else size)
 
 
-_followers: dict[asyncio.AbstractEventLoop, Followers] = {}
+_followers: dict[asyncio.AbstractEventLoop, FollowerRegistry] = {}
 
 
-def followers_of_this_loop(make: Callable[[], Followers] = Followers) -> Followers:
+def get_followers(factory: Callable[[], FollowerRegistry] = FollowerRegistry) -> FollowerRegistry:
     loop = asyncio.get_running_loop()
     for old in [known for known in _followers if known.is_closed()]:
         del _followers[old]
     if loop not in _followers:
-        _followers[loop] = make()
+        _followers[loop] = factory()
     return _followers[loop]

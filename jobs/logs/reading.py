@@ -18,13 +18,13 @@ from clusters.transport.base import Transport
 from core.messages import _
 from jobs.models import Attempt, Job, Task
 from jobs.script.paths import AttemptPaths
-from jobs.store.access import visible_to
+from jobs.store.access import jobs_visible_to
 
 if TYPE_CHECKING:
     from jobs.store.access import Person
 
-BATCH = "batch"
-MAX_READ = 4 * 1024 * 1024
+BATCH_LOG = "batch"
+MAX_READ_BYTES = 4 * 1024 * 1024
 MAX_MATCHES = 1000
 GREP_TIMEOUT_S = 20.0
 # Fixed text, offsets of the matches, no more than asked for: the pattern and the path are arguments,
@@ -64,19 +64,19 @@ class Log:
 
     @property
     def path(self) -> str:
-        paths = AttemptPaths.of_dir(self.attempt.work_dir)
+        paths = AttemptPaths.from_dir(self.attempt.work_dir)
         return paths.batch_log if self.is_batch else paths.task_log(self.role, self.index)
 
     @property
     def is_batch(self) -> bool:
-        return names_batch_log(self.job, self.role)
+        return is_batch_log(self.job, self.role)
 
     def transport(self) -> Transport:
         return transport_for(self.attempt.cluster, self.attempt.unix_user)
 
 
 @dataclass(frozen=True, slots=True)
-class LogPart:
+class LogChunk:
     offset: int
     size: int
     data: bytes
@@ -94,19 +94,21 @@ class LogEntry:
 
 
 @dataclass(frozen=True, slots=True)
-class Match:
+class SearchMatch:
     offset: int
     line: int
 
 
-def role_sizes(job: Job) -> dict[str, int]:
+def task_counts(job: Job) -> dict[str, int]:
     """Role → number of tasks, as the job file says."""
     return {role["name"]: int(role.get("taskNumber", 1)) for role in job.spec["taskRoles"]}
 
 
 def find_job(user: Person, job_id: uuid.UUID | str) -> Job:
     try:
-        found = visible_to(user).select_related("cluster", "namespace").filter(pk=job_id).first()
+        found = (
+            jobs_visible_to(user).select_related("cluster", "namespace").filter(pk=job_id).first()
+        )
     except (ValueError, TypeError) as problem:
         raise LogNotFound from problem
     if found is None:
@@ -125,15 +127,15 @@ def find_attempt(job: Job, number: int | None) -> Attempt | None:
     return attempts.order_by("-number").first()
 
 
-def names_batch_log(job: Job, role: str) -> bool:
+def is_batch_log(job: Job, role: str) -> bool:
     """Whether this is the batch script's own log. A job may have a role of that name: then it is not."""
-    return role == BATCH and BATCH not in role_sizes(job)
+    return role == BATCH_LOG and BATCH_LOG not in task_counts(job)
 
 
-def check_address(job: Job, role: str, index: int) -> None:
-    if names_batch_log(job, role) and index == 0:
+def check_log_address(job: Job, role: str, index: int) -> None:
+    if is_batch_log(job, role) and index == 0:
         return
-    if not 0 <= index < role_sizes(job).get(role, 0):
+    if not 0 <= index < task_counts(job).get(role, 0):
         raise LogNotFound
 
 
@@ -142,12 +144,12 @@ def find_log(
 ) -> tuple[Job, Log | None]:
     """The job and its log; no log before the first submission. Raises LogNotFound."""
     job = find_job(user, job_id)
-    check_address(job, role, index)
+    check_log_address(job, role, index)
     found = find_attempt(job, attempt)
     return job, Log(job, found, role, index) if found else None
 
 
-def verdict(log: Log) -> dict[str, Any] | None:
+def find_verdict(log: Log) -> dict[str, Any] | None:
     """How the task (or, for the batch log, the attempt) ended; None while it may still write."""
     attempt = Attempt.objects.values("phase", "exit_code", "tasks_final").get(pk=log.attempt.pk)
     if log.is_batch:
@@ -168,7 +170,7 @@ def verdict(log: Log) -> dict[str, Any] | None:
     return None
 
 
-def never_written(log: Log, ended: dict[str, Any], transport: Transport) -> bool:
+def was_never_written(log: Log, ended: dict[str, Any], transport: Transport) -> bool:
     """Whether a log that is not there never was: its task ended before it began, in a directory that still is.
 
     Stopped, or failed: a step that Slurm cancels while srun is making it ends as "lost".
@@ -181,7 +183,7 @@ def never_written(log: Log, ended: dict[str, Any], transport: Transport) -> bool
     if began.exists():
         return False
     try:
-        transport.stat(AttemptPaths.of_dir(log.attempt.work_dir).logs_dir)
+        transport.stat(AttemptPaths.from_dir(log.attempt.work_dir).logs_dir)
     except RemoteFileMissing:
         return False
     return True
@@ -192,27 +194,27 @@ def resolve_offset(offset: int, size: int) -> int:
     return max(0, size + offset) if offset < 0 else offset
 
 
-def read_log(log: Log, *, offset: int, limit: int) -> LogPart:
+def read_log(log: Log, *, offset: int, limit: int) -> LogChunk:
     """At most `limit` bytes from `offset`. Raises RemoteFileMissing where there is no file."""
     # Asked before the size: a task that ends in between then merely looks unfinished once more.
-    ended = verdict(log)
+    ended = find_verdict(log)
     transport = log.transport()
     try:
-        size = log_size(transport, log.path)
+        size = get_log_size(transport, log.path)
     except RemoteFileMissing:
-        if ended is None or not never_written(log, ended, transport):
+        if ended is None or not was_never_written(log, ended, transport):
             raise
         size = 0
     start = resolve_offset(offset, size)
-    data = transport.read_at(log.path, start, min(limit, MAX_READ)) if start < size else b""
+    data = transport.read_at(log.path, start, min(limit, MAX_READ_BYTES)) if start < size else b""
     end = start + len(data)
     # The file may have grown between the two questions.
-    return LogPart(
+    return LogChunk(
         start, max(size, end) if data else size, data, complete=ended is not None and end >= size
     )
 
 
-def log_size(transport: Transport, path: str) -> int:
+def get_log_size(transport: Transport, path: str) -> int:
     """Of the file only: a directory, device or pipe put in its place is no log."""
     found = transport.stat(path)
     if found.kind != "file":
@@ -228,7 +230,7 @@ def list_logs(job: Job, attempt: Attempt) -> list[LogEntry]:
     """Every log that the attempt has or will have, the batch script's own first."""
     try:
         entries = transport_for(attempt.cluster, attempt.unix_user).list_dir(
-            AttemptPaths.of_dir(attempt.work_dir).logs_dir
+            AttemptPaths.from_dir(attempt.work_dir).logs_dir
         )
     except RemoteFileMissing:
         entries = []
@@ -238,9 +240,9 @@ def list_logs(job: Job, attempt: Attempt) -> list[LogEntry]:
         for role, index, state in attempt.tasks.values_list("role", "index", "state")
     )
     logs = []
-    if names_batch_log(job, BATCH):
-        logs.append(LogEntry(BATCH, 0, sizes.get("batch.log"), attempt.phase))
-    for role, count in role_sizes(job).items():
+    if is_batch_log(job, BATCH_LOG):
+        logs.append(LogEntry(BATCH_LOG, 0, sizes.get("batch.log"), attempt.phase))
+    for role, count in task_counts(job).items():
         logs += [
             LogEntry(
                 role,
@@ -255,10 +257,10 @@ def list_logs(job: Job, attempt: Attempt) -> list[LogEntry]:
 
 def search_log(
     log: Log, *, text: str, ignore_case: bool = False, limit: int = MAX_MATCHES
-) -> list[Match]:
+) -> list[SearchMatch]:
     """Where a text stands, by a bounded command on the cluster. The text must be one line."""
     transport = log.transport()
-    log_size(transport, log.path)  # a pipe in its place would be waited for until the timeout
+    get_log_size(transport, log.path)  # a pipe in its place would be waited for until the timeout
     result = transport.run(
         [
             "bash",
@@ -271,10 +273,10 @@ def search_log(
             str(min(limit, MAX_MATCHES)),
         ],
         timeout_s=GREP_TIMEOUT_S,
-        max_output=(len(text.encode()) + 64) * MAX_MATCHES,
+        max_output_bytes=(len(text.encode()) + 64) * MAX_MATCHES,
     )
     if result.exit_code not in (0, 1, 141):
-        log_size(transport, log.path)  # says it better when the file is what went away
+        get_log_size(transport, log.path)  # says it better when the file is what went away
         raise CommandFailed(
             _("The log could not be searched."),
             exit_code=result.exit_code,
@@ -285,5 +287,5 @@ def search_log(
         line, _colon, rest = row.partition(b":")
         offset, colon, _matched = rest.partition(b":")
         if colon and line.isdigit() and offset.isdigit():
-            found.append(Match(int(offset), int(line)))
+            found.append(SearchMatch(int(offset), int(line)))
     return found

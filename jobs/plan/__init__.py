@@ -11,7 +11,7 @@ from jobs.plan.model import (
     RolePlan,
     StartCheck,
     Totals,
-    describe,
+    describe_plan,
 )
 from jobs.plan.planner import plan
 
@@ -24,6 +24,6 @@ __all__ = [
     "StartCheck",
     "Totals",
     "can_start_now",
-    "describe",
+    "describe_plan",
     "plan",
 ]

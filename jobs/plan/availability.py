@@ -6,35 +6,39 @@ from clusters.capacity import Capacity
 from core.messages import _
 from jobs.plan import placement
 from jobs.plan.model import Group, Note, Plan, StartCheck
-from jobs.plan.placement import Need
+from jobs.plan.placement import RoleRequirement
 
 
-def _group_need(made: Plan, group: Group) -> Need:
-    role = made.roles_of(group)[0]
-    return Need(role.tasks, role.cpus, role.mem_mib, role.gpus, role.gpu_type, role.per_node)
+def _group_requirement(plan: Plan, group: Group) -> RoleRequirement:
+    role = plan.roles_of(group)[0]
+    return RoleRequirement(
+        role.tasks, role.cpus, role.mem_mib, role.gpus, role.gpu_type, role.per_node
+    )
 
 
-def fits(made: Plan, capacity: Capacity, *, free: bool) -> bool:
+def fits_capacity(plan: Plan, capacity: Capacity, *, free: bool) -> bool:
     nodes = [
-        placement.nodes_for(capacity, group.partition, made.constraint, usable_only=free)
-        for group in made.groups
+        placement.select_nodes(capacity, group.partition, plan.constraint, usable_only=free)
+        for group in plan.groups
     ]
-    if made.groups[0].shared:
-        group = made.groups[0]
-        need = Need(1, group.cpus, group.mem_mib, group.gpus, group.gpu_type)
+    if plan.groups[0].shared:
+        group = plan.groups[0]
+        requirement = RoleRequirement(1, group.cpus, group.mem_mib, group.gpus, group.gpu_type)
         return (
-            sum(placement.tasks_on(node, need, free=free) >= 1 for node in nodes[0]) >= group.nodes
+            sum(placement.count_tasks_on(node, requirement, free=free) >= 1 for node in nodes[0])
+            >= group.nodes
         )
     pairs = [
-        (_group_need(made, group), found) for group, found in zip(made.groups, nodes, strict=True)
+        (_group_requirement(plan, group), found)
+        for group, found in zip(plan.groups, nodes, strict=True)
     ]
-    return placement.separate_nodes(pairs, free=free) is not None
+    return placement.assign_separate_nodes(pairs, free=free) is not None
 
 
-def can_start_now(made: Plan, capacity: Capacity) -> StartCheck:
+def can_start_now(plan: Plan, capacity: Capacity) -> StartCheck:
     """Whether what is free now would do. Slurm may still prefer somebody else's job."""
     obstacles = []
-    for group in made.groups:
+    for group in plan.groups:
         partition = capacity.partition(group.partition)
         if partition is None or not partition.up:
             obstacles.append(
@@ -44,10 +48,10 @@ def can_start_now(made: Plan, capacity: Capacity) -> StartCheck:
                     {"partition": group.partition},
                 )
             )
-    if obstacles or fits(made, capacity, free=True):
+    if obstacles or fits_capacity(plan, capacity, free=True):
         return StartCheck(tuple(obstacles))
-    for group in made.groups:
-        obstacles.extend(_lacks(made, group, capacity))
+    for group in plan.groups:
+        obstacles.extend(_find_shortages(plan, group, capacity))
     if not obstacles:
         obstacles.append(
             Note("no_room_together", _("There is room for each role, but not for all at once."), {})
@@ -55,23 +59,23 @@ def can_start_now(made: Plan, capacity: Capacity) -> StartCheck:
     return StartCheck(tuple(obstacles))
 
 
-def _lacks(made: Plan, group: Group, capacity: Capacity) -> list[Note]:
+def _find_shortages(plan: Plan, group: Group, capacity: Capacity) -> list[Note]:
     """What the nodes of a partition have too little of, measure by measure."""
-    nodes = placement.nodes_for(capacity, group.partition, made.constraint, usable_only=True)
-    role = made.roles_of(group)[0]
-    times = group.nodes if group.shared else role.tasks
+    nodes = placement.select_nodes(capacity, group.partition, plan.constraint, usable_only=True)
+    role = plan.roles_of(group)[0]
+    multiplier = group.nodes if group.shared else role.tasks
     gpus = _("GPUs")
     if group.gpu_type:
         gpus = _("GPUs of type %(gpu_type)s", gpu_type=group.gpu_type)
     measures = (
-        ("cpus", group.cpus * times, sum(n.cpus - n.cpus_used for n in nodes), _("CPUs")),
+        ("cpus", group.cpus * multiplier, sum(n.cpus - n.cpus_used for n in nodes), _("CPUs")),
         (
             "mem",
-            group.mem_mib * times,
+            group.mem_mib * multiplier,
             sum(n.mem_mib - n.mem_mib_used for n in nodes),
             _("MB of memory"),
         ),
-        ("gpus", group.gpus * times, sum(n.gpu_free(group.gpu_type) for n in nodes), gpus),
+        ("gpus", group.gpus * multiplier, sum(n.gpu_free(group.gpu_type) for n in nodes), gpus),
     )
     found = [
         Note(
@@ -92,15 +96,17 @@ def _lacks(made: Plan, group: Group, capacity: Capacity) -> list[Note]:
         return found
     if group.shared:
         fitting = sum(
-            placement.tasks_on(
-                n, Need(1, group.cpus, group.mem_mib, group.gpus, group.gpu_type), free=True
+            placement.count_tasks_on(
+                n,
+                RoleRequirement(1, group.cpus, group.mem_mib, group.gpus, group.gpu_type),
+                free=True,
             )
             > 0
             for n in nodes
         )
         if fitting >= group.nodes:
             return []
-    elif placement.nodes_needed(nodes, _group_need(made, group), free=True) is not None:
+    elif placement.nodes_needed(nodes, _group_requirement(plan, group), free=True) is not None:
         return []
     return [
         Note(

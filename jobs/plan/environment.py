@@ -9,7 +9,7 @@ from core.messages import _
 from jobs.jobfile import JobSpec, Problem
 
 # bash and sh keep these for themselves: assigning is an error or does something else.
-_SHELLS_OWN = re.compile(
+_SHELL_RESERVED = re.compile(
     r"_|IFS|UID|EUID|PPID|GROUPS|PWD|OLDPWD|SHLVL|SHELLOPTS|BASHOPTS|BASHPID|RANDOM|SRANDOM|SECONDS|LINENO"
     r"|OPTIND|OPTARG|OPTERR|DIRSTACK|FUNCNAME|PIPESTATUS|HISTCMD|EPOCHSECONDS|EPOCHREALTIME|POSIXLY_CORRECT"
     r"|BASH|BASH_(?!ENV$).*|COMP_.*|EXECIGNORE|FUNCNEST|_sluice_.*"
@@ -20,7 +20,7 @@ MAX_ENVIRONMENT_BYTES = 1024 * 1024
 _BIND_SEPARATORS = re.compile(r"[:,]")
 
 
-def check_carried(spec: JobSpec) -> Iterator[Problem]:
+def check_task_inputs(spec: JobSpec) -> Iterator[Problem]:
     yield from _check_variables("jobEnvs", spec.job_env_texts)
     for i, role in enumerate(spec.task_roles):
         yield from _check_variables(f"taskRoles[{i}].env", role.env_texts)
@@ -58,7 +58,7 @@ def check_carried(spec: JobSpec) -> Iterator[Problem]:
 
 def _check_variables(path: str, values: dict[str, str]) -> Iterator[Problem]:
     for name, value in values.items():
-        if _SHELLS_OWN.fullmatch(name):
+        if _SHELL_RESERVED.fullmatch(name):
             yield Problem(
                 path=f"{path}.{name}",
                 message=_(

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from core.messages import Sentence, listed, ngettext, read, stored
+from core.messages import Message, deserialize, join_with_and, ngettext, serialize
 from jobs.jobfile import Problem
 
 Layout = Literal["simple", "packed", "het"]
@@ -86,7 +86,7 @@ class Plan:
         return [role for role in self.roles if role.group == group.index]
 
     def to_json(self) -> dict[str, Any]:
-        notes = [{**_fields(note), "message": stored(note.message)} for note in self.notes]
+        notes = [{**_fields(note), "message": serialize(note.message)} for note in self.notes]
         return {
             **_fields(self),
             "roles": [_fields(role) for role in self.roles],
@@ -104,7 +104,8 @@ class Plan:
                 "groups": tuple(Group(**row) for row in value["groups"]),
                 "totals": Totals(**value["totals"]),
                 "notes": tuple(
-                    Note(row["code"], read(row["message"]), row["params"]) for row in value["notes"]
+                    Note(row["code"], deserialize(row["message"]), row["params"])
+                    for row in value["notes"]
                 ),
             }
         )
@@ -132,47 +133,53 @@ class StartCheck:
     obstacles: tuple[Note, ...] = ()
 
     @property
-    def now(self) -> bool:
+    def can_start(self) -> bool:
         return not self.obstacles
 
 
 # Words
 
 
-def gigabytes(mem_mib: int) -> str:
+def format_memory(mem_mib: int) -> str:
     if mem_mib < 1024:
         return f"{mem_mib} MB"
     return f"{mem_mib / 1024:.1f}".removesuffix(".0") + " GB"
 
 
-def nodes_words(nodes: int) -> Sentence:
+def format_node_count(nodes: int) -> Message:
     return ngettext("%(count)s node", "%(count)s nodes", nodes)
 
 
-def gpus_words(gpus: int, gpu_type: str) -> str:
+def format_gpus(gpus: int, gpu_type: str) -> str:
     return f"{gpus}×{gpu_type}" if gpu_type else ngettext("%(count)s GPU", "%(count)s GPUs", gpus)
 
 
-def _role_words(role: RolePlan) -> str:
-    parts = [f"{role.cpus} CPU", gigabytes(role.mem_mib)]
+def _format_role(role: RolePlan) -> str:
+    parts = [f"{role.cpus} CPU", format_memory(role.mem_mib)]
     if role.gpus:
-        parts.append(gpus_words(role.gpus, role.gpu_type))
+        parts.append(format_gpus(role.gpus, role.gpu_type))
     name = role.name if role.tasks == 1 or role.name.endswith("s") else f"{role.name}s"
     each = " each" if role.tasks > 1 else ""
     return f"{role.tasks} {name} ({', '.join(parts)}{each})"
 
 
-def describe(plan: Plan) -> str:
+def describe_plan(plan: Plan) -> str:
     """The plan in words: "1 node of gpu: 1 ps (1 CPU, 2 GB) and 2 workers (4 CPU, 16 GB, 1×a100 each)"."""
     sentences = []
     for group in plan.groups:
         exactly = (
-            "" if group.fixed_nodes else "at least " if group.nodes < _tasks(plan, group) else ""
+            ""
+            if group.fixed_nodes
+            else "at least "
+            if group.nodes < _count_tasks(plan, group)
+            else ""
         )
-        nodes = f"{exactly}{nodes_words(group.nodes)} of {group.partition}"
-        sentences.append(f"{nodes}: {listed([_role_words(role) for role in plan.roles_of(group)])}")
+        nodes = f"{exactly}{format_node_count(group.nodes)} of {group.partition}"
+        sentences.append(
+            f"{nodes}: {join_with_and([_format_role(role) for role in plan.roles_of(group)])}"
+        )
     return "; ".join(sentences)
 
 
-def _tasks(plan: Plan, group: Group) -> int:
+def _count_tasks(plan: Plan, group: Group) -> int:
     return sum(role.tasks for role in plan.roles_of(group))

@@ -16,7 +16,7 @@ _PLAIN_CONSTRAINT = re.compile(r"[\w.:-]+(?:&[\w.:-]+)*")
 
 
 @dataclass(frozen=True, slots=True)
-class Need:
+class RoleRequirement:
     """What so many equal tasks want, each."""
 
     tasks: int
@@ -28,7 +28,7 @@ class Need:
 
 
 @dataclass(frozen=True, slots=True)
-class Slots:
+class PerNodeAllocation:
     """The same room on each of `nodes` nodes: for need i, `per_node[i]` tasks."""
 
     nodes: int
@@ -40,118 +40,132 @@ class Slots:
     idle_gpus: int  # asked for only because every node is asked for the same
 
 
-def matches(node: Node, constraint: str) -> bool:
+def matches_constraint(node: Node, constraint: str) -> bool:
     """Whether a node can satisfy a constraint; expressions beyond `a&b` are left to Slurm."""
     if not _PLAIN_CONSTRAINT.fullmatch(constraint):
         return True
     return set(constraint.split("&")) <= set(node.features)
 
 
-def nodes_for(
+def select_nodes(
     capacity: Capacity, partition: str, constraint: str = "", *, usable_only: bool = False
 ) -> list[Node]:
     return [
         node
-        for node in capacity.nodes_of(partition)
-        if matches(node, constraint) and (node.usable or not usable_only)
+        for node in capacity.nodes_in_partition(partition)
+        if matches_constraint(node, constraint) and (node.usable or not usable_only)
     ]
 
 
-def tasks_on(node: Node, need: Need, *, free: bool = False) -> int:
+def count_tasks_on(node: Node, requirement: RoleRequirement, *, free: bool = False) -> int:
     """How many of these tasks one node holds."""
     cpus = node.cpus - (node.cpus_used if free else 0)
     mem_mib = node.mem_mib - (node.mem_mib_used if free else 0)
-    count = min(cpus // need.cpus, mem_mib // need.mem_mib)
-    if need.gpus:
-        gpus = node.gpu_free(need.gpu_type) if free else node.gpu_total(need.gpu_type)
-        count = min(count, gpus // need.gpus)
-    if need.max_per_node is not None:
-        count = min(count, need.max_per_node)
+    count = min(cpus // requirement.cpus, mem_mib // requirement.mem_mib)
+    if requirement.gpus:
+        gpus = node.gpu_free(requirement.gpu_type) if free else node.gpu_total(requirement.gpu_type)
+        count = min(count, gpus // requirement.gpus)
+    if requirement.max_per_node is not None:
+        count = min(count, requirement.max_per_node)
     return max(0, count)
 
 
-def nodes_needed(nodes: Iterable[Node], need: Need, *, free: bool = False) -> int | None:
+def nodes_needed(
+    nodes: Iterable[Node], requirement: RoleRequirement, *, free: bool = False
+) -> int | None:
     """The fewest nodes that hold all tasks of one need; None: not even all of them together do."""
-    left = need.tasks
+    remaining = requirement.tasks
     used = 0
-    for count in sorted((tasks_on(node, need, free=free) for node in nodes), reverse=True):
-        if left <= 0 or count == 0:
+    for count in sorted(
+        (count_tasks_on(node, requirement, free=free) for node in nodes), reverse=True
+    ):
+        if remaining <= 0 or count == 0:
             break
-        left -= count
+        remaining -= count
         used += 1
-    return used if left <= 0 else None
+    return used if remaining <= 0 else None
 
 
-def separate_nodes(
-    groups: Sequence[tuple[Need, Sequence[Node]]], *, free: bool = False
+def assign_separate_nodes(
+    groups: Sequence[tuple[RoleRequirement, Sequence[Node]]], *, free: bool = False
 ) -> list[int] | None:
     """Node counts when no two needs share a node, or None when there are too few nodes.
 
     Greedy: the needs with the fewest possible nodes choose first, and take the nodes that the fewest
     other needs could use.
     """
-    wanted_by: dict[str, int] = {}
+    candidate_count: dict[str, int] = {}
     fitting: list[list[tuple[int, Node]]] = []
-    for need, nodes in groups:
-        fits = [(count, node) for node in nodes if (count := tasks_on(node, need, free=free))]
-        fitting.append(fits)
-        for _, node in fits:
-            wanted_by[node.name] = wanted_by.get(node.name, 0) + 1
+    for requirement, nodes in groups:
+        fitting_nodes = [
+            (count, node)
+            for node in nodes
+            if (count := count_tasks_on(node, requirement, free=free))
+        ]
+        fitting.append(fitting_nodes)
+        for _, node in fitting_nodes:
+            candidate_count[node.name] = candidate_count.get(node.name, 0) + 1
     taken: set[str] = set()
     result = [0] * len(groups)
     for i in sorted(range(len(groups)), key=lambda i: (len(fitting[i]), i)):
-        left = groups[i][0].tasks
-        for count, node in sorted(fitting[i], key=lambda f: (wanted_by[f[1].name], -f[0])):
-            if left <= 0:
+        remaining = groups[i][0].tasks
+        for count, node in sorted(fitting[i], key=lambda f: (candidate_count[f[1].name], -f[0])):
+            if remaining <= 0:
                 break
             if node.name not in taken:
                 taken.add(node.name)
-                left -= count
+                remaining -= count
                 result[i] += 1
-        if left > 0:
+        if remaining > 0:
             return None
     return result
 
 
-def slots_on(needs: Sequence[Need], nodes: int) -> Slots | None:
+def allocate_per_node(
+    requirements: Sequence[RoleRequirement], nodes: int
+) -> PerNodeAllocation | None:
     """Equal room on each node for needs that share nodes; None when a need may not share so much."""
-    per_node = tuple(-(-need.tasks // nodes) for need in needs)
-    for need, count in zip(needs, per_node, strict=True):
-        if need.max_per_node is not None and count > need.max_per_node:
+    per_node = tuple(-(-requirement.tasks // nodes) for requirement in requirements)
+    for requirement, count in zip(requirements, per_node, strict=True):
+        if requirement.max_per_node is not None and count > requirement.max_per_node:
             return None
-    gpus = sum(n.gpus * k for n, k in zip(needs, per_node, strict=True))
-    return Slots(
+    gpus = sum(n.gpus * k for n, k in zip(requirements, per_node, strict=True))
+    return PerNodeAllocation(
         nodes=nodes,
         per_node=per_node,
-        cpus=sum(n.cpus * k for n, k in zip(needs, per_node, strict=True)),
-        mem_mib=sum(n.mem_mib * k for n, k in zip(needs, per_node, strict=True)),
+        cpus=sum(n.cpus * k for n, k in zip(requirements, per_node, strict=True)),
+        mem_mib=sum(n.mem_mib * k for n, k in zip(requirements, per_node, strict=True)),
         gpus=gpus,
-        gpu_type=next((n.gpu_type for n in needs if n.gpus), ""),
-        idle_gpus=gpus * nodes - sum(n.gpus * n.tasks for n in needs),
+        gpu_type=next((n.gpu_type for n in requirements if n.gpus), ""),
+        idle_gpus=gpus * nodes - sum(n.gpus * n.tasks for n in requirements),
     )
 
 
-def holds(node: Node, slots: Slots, *, free: bool = False) -> bool:
-    need = Need(1, slots.cpus, slots.mem_mib, slots.gpus, slots.gpu_type)
-    return tasks_on(node, need, free=free) >= 1
+def can_hold(node: Node, allocation: PerNodeAllocation, *, free: bool = False) -> bool:
+    requirement = RoleRequirement(
+        1, allocation.cpus, allocation.mem_mib, allocation.gpus, allocation.gpu_type
+    )
+    return count_tasks_on(node, requirement, free=free) >= 1
 
 
-def share_nodes(
-    needs: Sequence[Need],
+def pack_onto_nodes(
+    requirements: Sequence[RoleRequirement],
     nodes: Sequence[Node],
     *,
     fewest: bool = False,
     max_nodes: int | None = None,
-) -> Slots | None:
+) -> PerNodeAllocation | None:
     """How needs share nodes: without idle GPUs if possible, then on the fewest nodes."""
-    best: Slots | None = None
-    limit = min(len(nodes), max(need.tasks for need in needs), max_nodes or len(nodes))
+    best: PerNodeAllocation | None = None
+    limit = min(
+        len(nodes), max(requirement.tasks for requirement in requirements), max_nodes or len(nodes)
+    )
     for count in range(1, limit + 1):
-        slots = slots_on(needs, count)
-        if slots is None or sum(holds(node, slots) for node in nodes) < count:
+        allocation = allocate_per_node(requirements, count)
+        if allocation is None or sum(can_hold(node, allocation) for node in nodes) < count:
             continue
-        if best is None or slots.idle_gpus < best.idle_gpus:
-            best = slots
+        if best is None or allocation.idle_gpus < best.idle_gpus:
+            best = allocation
         if fewest or best.idle_gpus == 0:
             break
     return best

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from clusters.capacity import Capacity, NamespaceRules, Node, Partition
-from core.messages import Sentence, _, joined, listed, ngettext, together
+from core.messages import Message, _, join_messages, join_with_and, join_with_commas, ngettext
 from jobs.jobfile import JobSpec, Problem, TaskRole
 from jobs.jobfile.fields import format_duration
 from jobs.plan import placement
-from jobs.plan.availability import fits
-from jobs.plan.environment import check_carried
+from jobs.plan.availability import fits_capacity
+from jobs.plan.environment import check_task_inputs
 from jobs.plan.model import (
     Group,
     Layout,
@@ -26,11 +26,11 @@ from jobs.plan.model import (
     PlanError,
     RolePlan,
     Totals,
-    gigabytes,
-    gpus_words,
-    nodes_words,
+    format_gpus,
+    format_memory,
+    format_node_count,
 )
-from jobs.plan.placement import Need, Slots
+from jobs.plan.placement import PerNodeAllocation, RoleRequirement
 
 
 @dataclass(slots=True)
@@ -40,19 +40,19 @@ class _Planner:
     spec: JobSpec
     rules: NamespaceRules
     capacity: Capacity
-    needs: list[Need] = field(default_factory=list)
+    requirements: list[RoleRequirement] = field(default_factory=list)
     partitions: list[Partition] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
 
-    def refuse(
-        self, code: str, path: str, message: Sentence, nearest: str = "", **params: Any
+    def add_problem(
+        self, code: str, path: str, message: Message, suggestion: str = "", **params: Any
     ) -> None:
         self.problems.append(
-            Problem(path=path, message=message, code=code, suggestion=nearest, params=params)
+            Problem(path=path, message=message, code=code, suggestion=suggestion, params=params)
         )
 
     def nodes(self, partition: Partition) -> list[Node]:
-        return placement.nodes_for(self.capacity, partition.name, self.rules.constraint)
+        return placement.select_nodes(self.capacity, partition.name, self.rules.constraint)
 
     def max_nodes(self, partition: Partition) -> int:
         limits = (partition.max_nodes_per_job, self.rules.max_nodes_per_job, len(partition.nodes))
@@ -61,41 +61,41 @@ class _Planner:
 
 def plan(spec: JobSpec, rules: NamespaceRules, capacity: Capacity) -> Plan:
     """The layout of a job, or PlanError with every reason why it cannot be."""
-    run = _Planner(spec, rules, capacity)
-    run.problems.extend(check_carried(spec))
-    run.needs = [_need(spec, role) for role in spec.task_roles]
-    run.partitions = _open_partitions(run)
-    if run.partitions:
-        time_limit_s = _time_limit(run)
-        found = _choose(run) if _check_roles(run) else None
+    planner = _Planner(spec, rules, capacity)
+    planner.problems.extend(check_task_inputs(spec))
+    planner.requirements = [_role_requirement(spec, role) for role in spec.task_roles]
+    planner.partitions = _usable_partitions(planner)
+    if planner.partitions:
+        time_limit_s = _resolve_time_limit(planner)
+        found = _choose_layout(planner) if _check_roles(planner) else None
         if found is not None:
-            result = _assemble(run, *found, time_limit_s)
-            _check_limits(run, result.totals)
-            if not run.problems:
+            result = _build_plan(planner, *found, time_limit_s)
+            _check_limits(planner, result.totals)
+            if not planner.problems:
                 return result
-    raise PlanError(run.problems)
+    raise PlanError(planner.problems)
 
 
-def _need(spec: JobSpec, role: TaskRole) -> Need:
+def _role_requirement(spec: JobSpec, role: TaskRole) -> RoleRequirement:
     # A fixed port exists once per node, so tasks that all want it cannot share a node.
-    alone = role.placement == "separate" or any(port.begin_at for port in role.port_list)
-    return Need(
+    exclusive_node = role.placement == "separate" or any(port.begin_at for port in role.port_list)
+    return RoleRequirement(
         tasks=role.task_number,
         cpus=role.cpu_number,
         # Groups of one role ask for memory per CPU, which Slurm takes in whole MiB.
         mem_mib=math.ceil(role.memory_mb / role.cpu_number) * role.cpu_number,
         gpus=role.gpu_number,
         gpu_type=spec.gpu_type_of(role).lower() if role.gpu_number else "",
-        max_per_node=1 if alone else None,
+        max_per_node=1 if exclusive_node else None,
     )
 
 
-def _open_partitions(run: _Planner) -> list[Partition]:
+def _usable_partitions(planner: _Planner) -> list[Partition]:
     """The namespace's partitions that exist and take its account and QOS, those that are up first."""
-    rules = run.rules
+    rules = planner.rules
     found, why = [], []
     for name in rules.partitions:
-        partition = run.capacity.partition(name)
+        partition = planner.capacity.partition(name)
         if partition is None:
             why.append(_("%(partition)s does not exist", partition=name))
         elif partition.allowed_accounts and rules.account not in partition.allowed_accounts:
@@ -111,13 +111,13 @@ def _open_partitions(run: _Planner) -> list[Partition]:
         else:
             found.append(partition)
     if not found:
-        run.refuse(
+        planner.add_problem(
             "no_partition",
             "namespace",
             _(
                 "Namespace %(name)s has no partition to run on: %(why)s.",
                 name=rules.name,
-                why=joined(why),
+                why=join_with_commas(why),
             )
             if why
             else _("Namespace %(name)s has no partition to run on.", name=rules.name),
@@ -127,29 +127,34 @@ def _open_partitions(run: _Planner) -> list[Partition]:
     return sorted(found, key=lambda partition: not partition.up)
 
 
-def _time_limit(run: _Planner) -> int | None:
+def _resolve_time_limit(planner: _Planner) -> int | None:
     """The limit to ask for; partitions that allow less are dropped, and if none is left it is refused."""
-    asked = run.spec.time_limit
-    rules = run.rules
+    asked = planner.spec.time_limit
+    rules = planner.rules
     if asked is not None and rules.max_time_s is not None and asked > rules.max_time_s:
-        _refuse_time(run, asked, rules.max_time_s, _("Namespace %(name)s", name=rules.name))
+        _reject_time_limit(
+            planner, asked, rules.max_time_s, _("Namespace %(name)s", name=rules.name)
+        )
         return asked
     if asked is None:
         default = rules.default_time_s if rules.default_time_s is not None else rules.max_time_s
-        longest = run.partitions[0].max_time_s
+        longest = planner.partitions[0].max_time_s
         return default if default is None or longest is None else min(default, longest)
-    allowing = [p for p in run.partitions if p.max_time_s is None or p.max_time_s >= asked]
-    if not allowing:
-        longest_p = max(run.partitions, key=lambda p: p.max_time_s or 0)
-        _refuse_time(
-            run, asked, longest_p.max_time_s or 0, _("Partition %(name)s", name=longest_p.name)
+    sufficient = [p for p in planner.partitions if p.max_time_s is None or p.max_time_s >= asked]
+    if not sufficient:
+        longest_partition = max(planner.partitions, key=lambda p: p.max_time_s or 0)
+        _reject_time_limit(
+            planner,
+            asked,
+            longest_partition.max_time_s or 0,
+            _("Partition %(name)s", name=longest_partition.name),
         )
-    run.partitions = allowing or run.partitions
+    planner.partitions = sufficient or planner.partitions
     return asked
 
 
-def _refuse_time(run: _Planner, asked: int, longest: int, who: Sentence) -> None:
-    run.refuse(
+def _reject_time_limit(planner: _Planner, asked: int, longest: int, who: Message) -> None:
+    planner.add_problem(
         "time_limit",
         "timeLimit",
         _(
@@ -164,53 +169,61 @@ def _refuse_time(run: _Planner, asked: int, longest: int, who: Sentence) -> None
     )
 
 
-def _check_roles(run: _Planner) -> bool:
+def _check_roles(planner: _Planner) -> bool:
     """Each role by itself: is there a partition whose nodes can hold it at all?"""
-    before = len(run.problems)
-    for index, (role, need) in enumerate(zip(run.spec.task_roles, run.needs, strict=True)):
-        if not any(_holds(run, partition, need) for partition in run.partitions):
-            _refuse_role(run, index, role, need)
-    return len(run.problems) == before
+    before = len(planner.problems)
+    for index, (role, requirement) in enumerate(
+        zip(planner.spec.task_roles, planner.requirements, strict=True)
+    ):
+        if not any(_can_hold(planner, partition, requirement) for partition in planner.partitions):
+            _reject_role(planner, index, role, requirement)
+    return len(planner.problems) == before
 
 
-def _holds(run: _Planner, partition: Partition, need: Need) -> bool:
-    count = placement.nodes_needed(run.nodes(partition), need)
-    return count is not None and count <= run.max_nodes(partition)
+def _can_hold(planner: _Planner, partition: Partition, requirement: RoleRequirement) -> bool:
+    count = placement.nodes_needed(planner.nodes(partition), requirement)
+    return count is not None and count <= planner.max_nodes(partition)
 
 
-def _refuse_role(run: _Planner, index: int, role: TaskRole, need: Need) -> None:
+def _reject_role(
+    planner: _Planner, index: int, role: TaskRole, requirement: RoleRequirement
+) -> None:
     path = f"taskRoles[{index}]"
-    where = listed([p.name for p in run.partitions])
-    nodes = [node for partition in run.partitions for node in run.nodes(partition)]
-    if need.gpus and not any(node.gpu_total(need.gpu_type) for node in nodes):
+    where = join_with_and([p.name for p in planner.partitions])
+    nodes = [node for partition in planner.partitions for node in planner.nodes(partition)]
+    if requirement.gpus and not any(node.gpu_total(requirement.gpu_type) for node in nodes):
         types = sorted({gpu.type for node in nodes for gpu in node.gpus if gpu.type})
-        run.refuse(
+        planner.add_problem(
             "gpu_type",
             f"{path}.gpuType"
             if role.gpu_type
             else "gpuType"
-            if need.gpu_type
+            if requirement.gpu_type
             else f"{path}.gpuNumber",
-            _("No node of %(where)s has %(gpus)s.", where=where, gpus=_gpus(need.gpu_type)),
+            _(
+                "No node of %(where)s has %(gpus)s.",
+                where=where,
+                gpus=_describe_gpus(requirement.gpu_type),
+            ),
             (
                 _("Types there: %(names)s.", names=", ".join(types))
                 if types
                 else _("Set gpuNumber to 0 or choose another namespace.")
             ),
-            gpu_type=need.gpu_type,
+            gpu_type=requirement.gpu_type,
             types=types,
         )
         return
-    if not any(placement.tasks_on(node, need) for node in nodes):
-        _refuse_size(run, path, role, need, nodes, where)
+    if not any(placement.count_tasks_on(node, requirement) for node in nodes):
+        _reject_task_size(planner, path, role, requirement, nodes, where)
         return
     most = max(
         sum(
-            sorted((placement.tasks_on(n, need) for n in run.nodes(p)), reverse=True)[
-                : run.max_nodes(p)
-            ]
+            sorted(
+                (placement.count_tasks_on(n, requirement) for n in planner.nodes(p)), reverse=True
+            )[: planner.max_nodes(p)]
         )
-        for p in run.partitions
+        for p in planner.partitions
     )
     fixed = next((port for port in role.port_list if port.begin_at), None)
     why = ""
@@ -221,44 +234,53 @@ def _refuse_role(run: _Planner, index: int, role: TaskRole, need: Need) -> None:
     fitting = _("At most %(most)s fit.", most=most)
     if fixed is not None:
         fitting = _("At most %(most)s fit; set beginAt to 0 for any free port.", most=most)
-    run.refuse(
+    planner.add_problem(
         "too_many_tasks",
         f"{path}.taskNumber",
-        together(
+        join_messages(
             ngettext(
                 "%(count)s task of role %(name)s can never run at once on %(where)s.",
                 "%(count)s tasks of role %(name)s can never run at once on %(where)s.",
-                need.tasks,
+                requirement.tasks,
                 name=role.name,
                 where=where,
             ),
             why,
         ),
         fitting,
-        asked=need.tasks,
+        asked=requirement.tasks,
         most=most,
     )
 
 
-def _gpus(gpu_type: str) -> Sentence:
+def _describe_gpus(gpu_type: str) -> Message:
     return _("GPUs of type %(gpu_type)s", gpu_type=gpu_type) if gpu_type else _("GPUs")
 
 
-def _measures(need: Need) -> list[str]:
+def _describe_resources(requirement: RoleRequirement) -> list[str]:
     asked: list[str] = [
-        _("%(cpus)s CPUs", cpus=need.cpus),
-        _("%(memory)s of memory", memory=gigabytes(need.mem_mib)),
+        _("%(cpus)s CPUs", cpus=requirement.cpus),
+        _("%(memory)s of memory", memory=format_memory(requirement.mem_mib)),
     ]
-    return asked + ([gpus_words(need.gpus, need.gpu_type)] if need.gpus else [])
+    return asked + (
+        [format_gpus(requirement.gpus, requirement.gpu_type)] if requirement.gpus else []
+    )
 
 
-def _refuse_size(
-    run: _Planner, path: str, role: TaskRole, need: Need, nodes: list[Node], where: str
+def _reject_task_size(
+    planner: _Planner,
+    path: str,
+    role: TaskRole,
+    requirement: RoleRequirement,
+    nodes: list[Node],
+    where: str,
 ) -> None:
     """One task is larger than any node: name the measures that are too large, or the combination."""
-    with_gpus = [node for node in nodes if node.gpu_total(need.gpu_type) >= need.gpus] or nodes
+    with_gpus = [
+        node for node in nodes if node.gpu_total(requirement.gpu_type) >= requirement.gpus
+    ] or nodes
     measures = (
-        ("cpuNumber", need.cpus, max((n.cpus for n in with_gpus), default=0), _("CPUs")),
+        ("cpuNumber", requirement.cpus, max((n.cpus for n in with_gpus), default=0), _("CPUs")),
         (
             "memoryMB",
             role.memory_mb,
@@ -267,14 +289,14 @@ def _refuse_size(
         ),
         (
             "gpuNumber",
-            need.gpus,
-            max((n.gpu_total(need.gpu_type) for n in nodes), default=0),
-            _gpus(need.gpu_type),
+            requirement.gpus,
+            max((n.gpu_total(requirement.gpu_type) for n in nodes), default=0),
+            _describe_gpus(requirement.gpu_type),
         ),
     )
     too_large = [m for m in measures if m[1] > m[2]]
     for key, asked, largest, unit in too_large:
-        run.refuse(
+        planner.add_problem(
             "task_too_large",
             f"{path}.{key}",
             _(
@@ -291,80 +313,91 @@ def _refuse_size(
             largest=largest,
         )
     if not too_large:
-        run.refuse(
+        planner.add_problem(
             "task_too_large",
             path,
             _(
                 "No single node of %(where)s has %(all)s together, as one task of role %(name)s asks.",
                 where=where,
-                all=listed(_measures(need)),
+                all=join_with_and(_describe_resources(requirement)),
                 name=role.name,
             ),
             _("Ask for less of one of them."),
         )
 
 
-def _choose(run: _Planner) -> tuple[Layout, list[tuple[Partition, list[int], Slots | int]]] | None:
+def _choose_layout(
+    planner: _Planner,
+) -> tuple[Layout, list[tuple[Partition, list[int], PerNodeAllocation | int]]] | None:
     """The layout: per group its partition, its roles, and equal slots (shared) or the nodes needed."""
-    roles = range(len(run.needs))
-    if len(run.needs) == 1:
-        partition = next(p for p in run.partitions if _holds(run, p, run.needs[0]))
-        count = placement.nodes_needed(run.nodes(partition), run.needs[0]) or 1
+    roles = range(len(planner.requirements))
+    if len(planner.requirements) == 1:
+        partition = next(
+            p for p in planner.partitions if _can_hold(planner, p, planner.requirements[0])
+        )
+        count = placement.nodes_needed(planner.nodes(partition), planner.requirements[0]) or 1
         return "simple", [(partition, [0], count)]
-    wanted = run.spec.placement
-    packed = None if wanted == "separate" else _pack(run)
-    if packed is not None and (wanted == "pack" or packed[1].idle_gpus == 0):
+    requested = planner.spec.placement
+    packed = None if requested == "separate" else _try_pack(planner)
+    if packed is not None and (requested == "pack" or packed[1].idle_gpus == 0):
         return "packed", [(packed[0], list(roles), packed[1])]
-    separate = None if wanted == "pack" else _separate(run)
+    separate = None if requested == "pack" else _try_separate(planner)
     if separate is not None:
         return "het", [(p, [i], n) for i, (p, n) in enumerate(separate)]
     if packed is not None:
         return "packed", [(packed[0], list(roles), packed[1])]
-    _refuse_layout(run)
+    _reject_layout(planner)
     return None
 
 
-def _pack(run: _Planner) -> tuple[Partition, Slots] | None:
-    if _port_clash(run.spec) or len({n.gpu_type for n in run.needs if n.gpus}) > 1:
+def _try_pack(planner: _Planner) -> tuple[Partition, PerNodeAllocation] | None:
+    if (
+        _find_port_conflict(planner.spec)
+        or len({n.gpu_type for n in planner.requirements if n.gpus}) > 1
+    ):
         return None
-    best: tuple[Partition, Slots] | None = None
-    for partition in run.partitions:
-        slots = placement.share_nodes(
-            run.needs,
-            run.nodes(partition),
-            fewest=run.spec.placement == "pack",
-            max_nodes=run.max_nodes(partition),
+    best: tuple[Partition, PerNodeAllocation] | None = None
+    for partition in planner.partitions:
+        allocation = placement.pack_onto_nodes(
+            planner.requirements,
+            planner.nodes(partition),
+            fewest=planner.spec.placement == "pack",
+            max_nodes=planner.max_nodes(partition),
         )
-        if slots is not None and (best is None or slots.idle_gpus < best[1].idle_gpus):
-            best = (partition, slots)
+        if allocation is not None and (best is None or allocation.idle_gpus < best[1].idle_gpus):
+            best = (partition, allocation)
     return best
 
 
-def _separate(run: _Planner) -> list[tuple[Partition, int]] | None:
+def _try_separate(planner: _Planner) -> list[tuple[Partition, int]] | None:
     """Each role in the first partition that holds it; moved to a later one where nodes run out."""
-    chosen: list[list[Partition]] = [
-        [p for p in run.partitions if _holds(run, p, need)] for need in run.needs
+    candidates: list[list[Partition]] = [
+        [p for p in planner.partitions if _can_hold(planner, p, requirement)]
+        for requirement in planner.requirements
     ]
-    current = [options[0] for options in chosen]
-    for attempt in [current, *_alternatives(chosen)]:
-        counts = placement.separate_nodes(
-            [(need, run.nodes(p)) for need, p in zip(run.needs, attempt, strict=True)]
+    current = [options[0] for options in candidates]
+    for assignment in [current, *_alternatives(candidates)]:
+        counts = placement.assign_separate_nodes(
+            [
+                (requirement, planner.nodes(p))
+                for requirement, p in zip(planner.requirements, assignment, strict=True)
+            ]
         )
-        if counts is not None and sum(counts) <= (run.rules.max_nodes_per_job or sum(counts)):
-            return list(zip(attempt, counts, strict=True))
+        if counts is not None and sum(counts) <= (planner.rules.max_nodes_per_job or sum(counts)):
+            return list(zip(assignment, counts, strict=True))
     return None
 
 
-def _alternatives(chosen: list[list[Partition]]) -> Iterable[list[Partition]]:
+def _alternatives(candidates: list[list[Partition]]) -> Iterable[list[Partition]]:
     """Other partitions for one role at a time, then all roles in their last possible one."""
-    first = [options[0] for options in chosen]
-    for i, options in enumerate(chosen):
+    first = [options[0] for options in candidates]
+    for i, options in enumerate(candidates):
         for other in options[1:]:
             yield [*first[:i], other, *first[i + 1 :]]
-    yield [options[-1] for options in chosen]
+    yield [options[-1] for options in candidates]
 
 
-def _port_clash(spec: JobSpec) -> tuple[int, str, str] | None:
+def _find_port_conflict(spec: JobSpec) -> tuple[int, str, str] | None:
     """A fixed port that two roles want: (port, role, role)."""
     taken: list[tuple[int, int, str]] = []
     for role in spec.task_roles:
@@ -379,14 +412,14 @@ def _port_clash(spec: JobSpec) -> tuple[int, str, str] | None:
     return None
 
 
-def _refuse_layout(run: _Planner) -> None:
-    spec, names = run.spec, listed([p.name for p in run.partitions])
-    available = max(len(run.nodes(p)) for p in run.partitions)
-    roles = len(run.needs)
-    clash = _port_clash(spec)
-    if clash is not None:
-        port, one, other = clash
-        run.refuse(
+def _reject_layout(planner: _Planner) -> None:
+    spec, names = planner.spec, join_with_and([p.name for p in planner.partitions])
+    available = max(len(planner.nodes(p)) for p in planner.partitions)
+    roles = len(planner.requirements)
+    conflict = _find_port_conflict(spec)
+    if conflict is not None:
+        port, one, other = conflict
+        planner.add_problem(
             "port_conflict",
             "taskRoles",
             _(
@@ -401,35 +434,39 @@ def _refuse_layout(run: _Planner) -> None:
             roles=[one, other],
         )
     elif spec.placement == "separate":
-        possible = _pack(run) is not None
-        run.refuse(
+        possible = _try_pack(planner) is not None
+        planner.add_problem(
             "too_few_nodes",
             "placement",
             _(
                 "%(roles)s roles on separate nodes do not fit: %(names)s has %(nodes)s.",
                 roles=roles,
                 names=names,
-                nodes=nodes_words(available),
+                nodes=format_node_count(available),
             ),
             (_("Use placement pack.") if possible else _("Ask for fewer or smaller tasks.")),
             roles=roles,
             nodes=available,
         )
     elif spec.placement == "pack":
-        types = sorted({n.gpu_type or "any" for n in run.needs if n.gpus})
+        types = sorted({n.gpu_type or "any" for n in planner.requirements if n.gpus})
         why = (
             _("they want different GPU types (%(names)s)", names=", ".join(types))
             if len(types) > 1
             else _("no nodes are large enough")
         )
-        run.refuse(
+        planner.add_problem(
             "cannot_pack",
             "placement",
             _("The roles cannot share nodes of %(names)s: %(why)s.", names=names, why=why),
-            (_("Use placement auto.") if _separate(run) else _("Ask for fewer or smaller tasks.")),
+            (
+                _("Use placement auto.")
+                if _try_separate(planner)
+                else _("Ask for fewer or smaller tasks.")
+            ),
         )
     else:
-        run.refuse(
+        planner.add_problem(
             "too_large_together",
             "taskRoles",
             _(
@@ -442,83 +479,90 @@ def _refuse_layout(run: _Planner) -> None:
         )
 
 
-def _assemble(
-    run: _Planner,
+def _build_plan(
+    planner: _Planner,
     layout: Layout,
-    shape: list[tuple[Partition, list[int], Slots | int]],
+    shape: list[tuple[Partition, list[int], PerNodeAllocation | int]],
     time_limit_s: int | None,
 ) -> Plan:
     roles: list[RolePlan] = []
     groups: list[Group] = []
     for group, (partition, members, size) in enumerate(shape):
-        shared = isinstance(size, Slots)
+        shared = isinstance(size, PerNodeAllocation)
         for position, i in enumerate(members):
-            role, need = run.spec.task_roles[i], run.needs[i]
-            per_node = size.per_node[position] if isinstance(size, Slots) else need.max_per_node
+            role, requirement = planner.spec.task_roles[i], planner.requirements[i]
+            per_node = (
+                size.per_node[position]
+                if isinstance(size, PerNodeAllocation)
+                else requirement.max_per_node
+            )
             roles.append(
                 RolePlan(
                     index=i,
                     name=role.name,
-                    tasks=need.tasks,
-                    cpus=need.cpus,
-                    mem_mib=need.mem_mib,
+                    tasks=requirement.tasks,
+                    cpus=requirement.cpus,
+                    mem_mib=requirement.mem_mib,
                     shm_mib=role.shm_mb,
-                    gpus=need.gpus,
-                    gpu_type=need.gpu_type,
+                    gpus=requirement.gpus,
+                    gpu_type=requirement.gpu_type,
                     group=group,
                     per_node=per_node,
                 )
             )
         packed_role = (
-            run.spec.placement == "pack" or run.spec.task_roles[members[0]].placement == "pack"
+            planner.spec.placement == "pack"
+            or planner.spec.task_roles[members[0]].placement == "pack"
         )
-        own = size if isinstance(size, Slots) else run.needs[members[0]]
+        per_unit = size if isinstance(size, PerNodeAllocation) else planner.requirements[members[0]]
         groups.append(
             Group(
                 index=group,
                 partition=partition.name,
                 shared=shared,
-                nodes=size.nodes if isinstance(size, Slots) else size,
-                fixed_nodes=shared or packed_role or run.needs[members[0]].max_per_node == 1,
-                cpus=own.cpus,
-                mem_mib=own.mem_mib,
-                gpus=own.gpus,
-                gpu_type=own.gpu_type,
+                nodes=size.nodes if isinstance(size, PerNodeAllocation) else size,
+                fixed_nodes=shared
+                or packed_role
+                or planner.requirements[members[0]].max_per_node == 1,
+                cpus=per_unit.cpus,
+                mem_mib=per_unit.mem_mib,
+                gpus=per_unit.gpus,
+                gpu_type=per_unit.gpu_type,
             )
         )
     partial = Plan(
         layout=layout,
-        namespace=run.rules.name,
-        account=run.rules.account,
-        qos=run.rules.qos,
-        constraint=run.rules.constraint,
+        namespace=planner.rules.name,
+        account=planner.rules.account,
+        qos=planner.rules.qos,
+        constraint=planner.rules.constraint,
         time_limit_s=time_limit_s,
         roles=tuple(roles),
         groups=tuple(groups),
-        totals=_totals(roles, groups, time_limit_s),
+        totals=_compute_totals(roles, groups, time_limit_s),
     )
-    return replace(partial, notes=_notes(run, partial))
+    return replace(partial, notes=_build_notes(planner, partial))
 
 
-def _totals(roles: list[RolePlan], groups: list[Group], time_limit_s: int | None) -> Totals:
+def _compute_totals(roles: list[RolePlan], groups: list[Group], time_limit_s: int | None) -> Totals:
     cpus = mem_mib = 0
     gpus: dict[str, int] = {}
     for group in groups:
-        times = (
+        multiplier = (
             group.nodes if group.shared else next(r.tasks for r in roles if r.group == group.index)
         )
-        cpus += group.cpus * times
-        mem_mib += group.mem_mib * times
+        cpus += group.cpus * multiplier
+        mem_mib += group.mem_mib * multiplier
         if group.gpus:
-            gpus[group.gpu_type] = gpus.get(group.gpu_type, 0) + group.gpus * times
+            gpus[group.gpu_type] = gpus.get(group.gpu_type, 0) + group.gpus * multiplier
     nodes = sum(group.nodes for group in groups)
     hours = None if time_limit_s is None else round(nodes * time_limit_s / 3600, 3)
     tasks = sum(role.tasks for role in roles)
     return Totals(tasks, nodes, cpus, mem_mib, gpus, time_limit_s, hours)
 
 
-def _check_limits(run: _Planner, totals: Totals) -> None:
-    rules = run.rules
+def _check_limits(planner: _Planner, totals: Totals) -> None:
+    rules = planner.rules
     limits = (
         ("nodes", totals.nodes, rules.max_nodes_per_job, _("nodes")),
         ("cpus", totals.cpus, rules.max_cpus_per_job, _("CPUs")),
@@ -527,7 +571,7 @@ def _check_limits(run: _Planner, totals: Totals) -> None:
     )
     for key, asked, most, unit in limits:
         if most is not None and asked > most:
-            run.refuse(
+            planner.add_problem(
                 f"namespace_{key}",
                 "taskRoles",
                 _(
@@ -543,10 +587,10 @@ def _check_limits(run: _Planner, totals: Totals) -> None:
             )
 
 
-def _notes(run: _Planner, made: Plan) -> tuple[Note, ...]:
+def _build_notes(planner: _Planner, draft_plan: Plan) -> tuple[Note, ...]:
     notes = []
-    for group in made.groups:
-        partition = run.capacity.partition(group.partition)
+    for group in draft_plan.groups:
+        partition = planner.capacity.partition(group.partition)
         if partition is not None and not partition.up:
             notes.append(
                 Note(
@@ -558,7 +602,7 @@ def _notes(run: _Planner, made: Plan) -> tuple[Note, ...]:
                     {"partition": group.partition},
                 )
             )
-        used = sum(role.gpus * role.tasks for role in made.roles_of(group))
+        used = sum(role.gpus * role.tasks for role in draft_plan.roles_of(group))
         if group.shared and group.gpus * group.nodes > used:
             idle = group.gpus * group.nodes - used
             notes.append(
@@ -573,11 +617,11 @@ def _notes(run: _Planner, made: Plan) -> tuple[Note, ...]:
                 )
             )
     usable = Capacity(
-        run.capacity.taken_at,
-        tuple(n for n in run.capacity.nodes if n.usable),
-        run.capacity.partitions,
+        planner.capacity.taken_at,
+        tuple(n for n in planner.capacity.nodes if n.usable),
+        planner.capacity.partitions,
     )
-    if not fits(made, usable, free=False):
+    if not fits_capacity(draft_plan, usable, free=False):
         notes.append(
             Note(
                 "nodes_down",

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Lit:
+class LiteralText:
     """Text as it is."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class HostOf:
+class TaskHost:
     """Address of the host of one task."""
 
     role: str
@@ -26,7 +26,7 @@ class HostOf:
 
 
 @dataclass(frozen=True, slots=True)
-class PortOf:
+class TaskPort:
     """First port with this label of one task."""
 
     role: str
@@ -46,64 +46,64 @@ class HostList:
 
 
 @dataclass(frozen=True, slots=True)
-class MyIndex:
+class CurrentIndex:
     """Index of the current task in its role, plus a number."""
 
-    plus: int = 0
+    offset: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class MyHost:
+class CurrentHost:
     """Address of the current task's host."""
 
 
 @dataclass(frozen=True, slots=True)
-class MyPort:
+class CurrentPort:
     """First port with this label of the current task."""
 
     label: str
 
 
 @dataclass(frozen=True, slots=True)
-class MyPorts:
+class CurrentPorts:
     """All ports with this label of the current task, separated by commas."""
 
     label: str
 
 
 @dataclass(frozen=True, slots=True)
-class EachHost:
+class FamilyHost:
     """In a Family: address of that task's host."""
 
 
 @dataclass(frozen=True, slots=True)
-class EachPort:
+class FamilyPort:
     """In a Family: that task's first port with this label."""
 
     label: str
 
 
 @dataclass(frozen=True, slots=True)
-class EachPorts:
+class FamilyPorts:
     """In a Family: that task's ports with this label, separated by commas."""
 
     label: str
 
 
-Part = (
-    Lit
-    | HostOf
-    | PortOf
+ExpressionPart = (
+    LiteralText
+    | TaskHost
+    | TaskPort
     | HostList
-    | MyIndex
-    | MyHost
-    | MyPort
-    | MyPorts
-    | EachHost
-    | EachPort
-    | EachPorts
+    | CurrentIndex
+    | CurrentHost
+    | CurrentPort
+    | CurrentPorts
+    | FamilyHost
+    | FamilyPort
+    | FamilyPorts
 )
-Expression = tuple[Part, ...]
+Expression = tuple[ExpressionPart, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,11 +115,11 @@ class Variable:
 
     @property
     def is_constant(self) -> bool:
-        return all(isinstance(part, Lit) for part in self.value)
+        return all(isinstance(part, LiteralText) for part in self.value)
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
+class VariableFamily:
     """One variable for every task i of `role`, named prefix + i + suffix, the same in all tasks."""
 
     role: str
@@ -129,7 +129,7 @@ class Family:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class TaskAddresses:
     """What is known once the tasks have their nodes. Roles by name, tasks by index."""
 
     hosts: Mapping[str, Sequence[str]]
@@ -137,65 +137,76 @@ class Layout:
 
 
 def constant(text: object) -> Expression:
-    return (Lit(str(text)),)
+    return (LiteralText(str(text)),)
 
 
 def evaluate(
     expression: Expression,
-    layout: Layout,
+    addresses: TaskAddresses,
     *,
     role: str,
     index: int,
-    each: tuple[str, int] | None = None,
+    family_task: tuple[str, int] | None = None,
 ) -> str:
     """The text that task `index` of `role` must see; `each` names the task that a Family is at."""
-    return "".join(_part(part, layout, (role, index), each) for part in expression)
+    return "".join(
+        _evaluate_part(part, addresses, (role, index), family_task) for part in expression
+    )
 
 
-def _part(part: Part, layout: Layout, me: tuple[str, int], each: tuple[str, int] | None) -> str:
+def _evaluate_part(
+    part: ExpressionPart,
+    addresses: TaskAddresses,
+    current_task: tuple[str, int],
+    family_task: tuple[str, int] | None,
+) -> str:
     match part:
-        case Lit(text):
+        case LiteralText(text):
             return text
-        case MyIndex(plus):
-            return str(me[1] + plus)
+        case CurrentIndex(offset):
+            return str(current_task[1] + offset)
         case HostList():
-            return _host_list(part, layout)
-    return _of_one_task(part, layout, *_whose(part, me, each))
+            return _host_list(part, addresses)
+    return _evaluate_for_task(part, addresses, *_referenced_task(part, current_task, family_task))
 
 
-def _whose(part: Part, me: tuple[str, int], each: tuple[str, int] | None) -> tuple[str, int]:
-    if isinstance(part, HostOf | PortOf):
+def _referenced_task(
+    part: ExpressionPart, current_task: tuple[str, int], family_task: tuple[str, int] | None
+) -> tuple[str, int]:
+    if isinstance(part, TaskHost | TaskPort):
         return part.role, part.index
-    if isinstance(part, EachHost | EachPort | EachPorts):
-        if each is None:
+    if isinstance(part, FamilyHost | FamilyPort | FamilyPorts):
+        if family_task is None:
             raise ValueError(f"{part} has a meaning in a Family only")
-        return each
-    return me
+        return family_task
+    return current_task
 
 
-def _of_one_task(part: Part, layout: Layout, role: str, index: int) -> str:
-    if isinstance(part, HostOf | MyHost | EachHost):
-        return layout.hosts[role][index]
-    if isinstance(part, PortOf | MyPort | EachPort):
-        return str(layout.ports[role][index][part.label][0])
-    if isinstance(part, MyPorts | EachPorts):
-        return ",".join(map(str, layout.ports[role][index][part.label]))
+def _evaluate_for_task(
+    part: ExpressionPart, addresses: TaskAddresses, role: str, index: int
+) -> str:
+    if isinstance(part, TaskHost | CurrentHost | FamilyHost):
+        return addresses.hosts[role][index]
+    if isinstance(part, TaskPort | CurrentPort | FamilyPort):
+        return str(addresses.ports[role][index][part.label][0])
+    if isinstance(part, CurrentPorts | FamilyPorts):
+        return ",".join(map(str, addresses.ports[role][index][part.label]))
     raise TypeError(part)
 
 
-def _host_list(part: HostList, layout: Layout) -> str:
+def _host_list(part: HostList, addresses: TaskAddresses) -> str:
     entries = []
-    for index, host in enumerate(layout.hosts[part.role]):
-        port = f":{layout.ports[part.role][index][part.label][0]}" if part.label else ""
+    for index, host in enumerate(addresses.hosts[part.role]):
+        port = f":{addresses.ports[part.role][index][part.label][0]}" if part.label else ""
         entries.append(f"{part.before}{host}{port}{part.after}")
     return part.separator.join(entries)
 
 
-def evaluate_family(family: Family, layout: Layout) -> dict[str, str]:
+def evaluate_family(family: VariableFamily, addresses: TaskAddresses) -> dict[str, str]:
     """All variables of a family."""
     return {
         f"{family.prefix}{index}{family.suffix}": evaluate(
-            family.value, layout, role=family.role, index=index, each=(family.role, index)
+            family.value, addresses, role=family.role, index=index, family_task=(family.role, index)
         )
-        for index in range(len(layout.hosts[family.role]))
+        for index in range(len(addresses.hosts[family.role]))
     }

@@ -13,24 +13,24 @@ from difflib import get_close_matches
 from functools import reduce
 from typing import Any
 
-from core.messages import Sentence, _, together
+from core.messages import Message, _, join_messages
 from jobs.jobfile.fields import identifier
 from jobs.jobfile.model import JobSpec, TaskRole
 from jobs.script.expressions import (
+    CurrentHost,
+    CurrentIndex,
+    CurrentPort,
     Expression,
     HostList,
-    HostOf,
-    Lit,
-    MyHost,
-    MyIndex,
-    MyPort,
-    PortOf,
+    LiteralText,
+    TaskHost,
+    TaskPort,
     Variable,
     constant,
 )
 
 # What people call the roles → what the framework calls them.
-_ROLE_WORDS: Mapping[str, str] = {
+_ROLE_ALIASES: Mapping[str, str] = {
     "ps": "ps",
     "psserver": "ps",
     "parameterserver": "ps",
@@ -146,14 +146,14 @@ STRATEGIES: tuple[Strategy, ...] = (
         ("MPI_HOST_LIST", "MPI_WORLD_SIZE", "MPI_RANK"),
     ),
 )
-_FRAMEWORK_WORDS: Mapping[str, str] = {
+_FRAMEWORK_ALIASES: Mapping[str, str] = {
     "tf": "tensorflow",
     "torch": "pytorch",
     "paddlepaddle": "paddle",
     "openmpi": "mpi",
     "xgb": "xgboost",
 }
-_STRATEGY_WORDS: Mapping[str, str] = {
+_STRATEGY_ALIASES: Mapping[str, str] = {
     "parameterserver": "ps",
     "psworker": "ps",
     "multiworkermirrored": "multiworker",
@@ -168,34 +168,34 @@ _STRATEGY_WORDS: Mapping[str, str] = {
 class FrameworkError(ValueError):
     """A framework, strategy or set of roles that does not go together."""
 
-    def __init__(self, message: Sentence) -> None:
+    def __init__(self, message: Message) -> None:
         super().__init__(message)
         self.message = message
 
 
-def frameworks() -> tuple[str, ...]:
+def list_frameworks() -> tuple[str, ...]:
     return tuple(dict.fromkeys(strategy.framework for strategy in STRATEGIES))
 
 
 def find_strategy(framework: str, strategy: str = "") -> Strategy:
     """The table's row for what a person wrote. Raises FrameworkError."""
     name = identifier(framework)
-    name = _FRAMEWORK_WORDS.get(name, name)
+    name = _FRAMEWORK_ALIASES.get(name, name)
     known = [row for row in STRATEGIES if row.framework == name]
     if not known:
-        near = get_close_matches(name, frameworks(), n=1)
-        choices = _("must be one of %(choices)s.", choices=", ".join(frameworks()))
+        near = get_close_matches(name, list_frameworks(), n=1)
+        choices = _("must be one of %(choices)s.", choices=", ".join(list_frameworks()))
         hint = _('Did you mean "%(near)s"?', near=near[0]) if near else ""
-        raise FrameworkError(together(choices, hint))
-    wanted = identifier(strategy)
-    wanted = _STRATEGY_WORDS.get(wanted, wanted)
-    if not wanted:
+        raise FrameworkError(join_messages(choices, hint))
+    requested = identifier(strategy)
+    requested = _STRATEGY_ALIASES.get(requested, requested)
+    if not requested:
         return known[0]
-    if name == "tensorflow" and wanted == "allreduce":
-        wanted = "multiworker"
-    elif name in ("horovod", "xgboost", "paddle") and wanted == "allreduce":
+    if name == "tensorflow" and requested == "allreduce":
+        requested = "multiworker"
+    elif name in ("horovod", "xgboost", "paddle") and requested == "allreduce":
         return known[0]
-    found = next((row for row in known if row.name == wanted), None)
+    found = next((row for row in known if row.name == requested), None)
     if found is None:
         names = ", ".join(row.name for row in known)
         raise FrameworkError(
@@ -205,7 +205,7 @@ def find_strategy(framework: str, strategy: str = "") -> Strategy:
 
 
 @dataclass(frozen=True, slots=True)
-class Cast:
+class RoleAssignment:
     """Which roles of a job play which part in its framework."""
 
     strategy: Strategy
@@ -231,7 +231,7 @@ class Cast:
         raise KeyError(role.name)
 
 
-def cast(spec: JobSpec) -> Cast | None:
+def assign_roles(spec: JobSpec) -> RoleAssignment | None:
     """Gives each role its part. Raises FrameworkError when a needed part has no role."""
     if spec.framework is None:
         return None
@@ -239,13 +239,13 @@ def cast(spec: JobSpec) -> Cast | None:
     parts: dict[str, list[TaskRole]] = {}
     known = set(strategy.required) | set(strategy.optional)
     for role in spec.task_roles:
-        part = _ROLE_WORDS.get(identifier(role.name), "")
+        part = _ROLE_ALIASES.get(identifier(role.name), "")
         if part in known:
             parts.setdefault(part, []).append(role)
     if strategy.required == ("worker",) and "worker" not in parts:
         # "main" alone, or a single role of any name: what there is works.
-        alone = list(spec.task_roles) if len(spec.task_roles) == 1 else []
-        if workers := parts.pop("chief", alone):
+        only_role = list(spec.task_roles) if len(spec.task_roles) == 1 else []
+        if workers := parts.pop("chief", only_role):
             parts["worker"] = workers
     missing = [part for part in strategy.required if part not in parts]
     if missing:
@@ -264,7 +264,7 @@ def cast(spec: JobSpec) -> Cast | None:
         raise FrameworkError(
             _("%(framework)s wants a single chief or master task.", framework=strategy.framework)
         )
-    return Cast(strategy, {part: tuple(roles) for part, roles in parts.items()})
+    return RoleAssignment(strategy, {part: tuple(roles) for part, roles in parts.items()})
 
 
 def port_label(role: TaskRole) -> str:
@@ -275,64 +275,68 @@ def port_label(role: TaskRole) -> str:
 
 def framework_variables(spec: JobSpec) -> dict[str, tuple[Variable, ...]]:
     """Per role the variables of the job's framework; empty for roles outside of it."""
-    playing = cast(spec)
-    if playing is None:
+    assignment = assign_roles(spec)
+    if assignment is None:
         return {role.name: () for role in spec.task_roles}
-    write = _WRITERS[playing.strategy.framework]
+    build = _VARIABLE_BUILDERS[assignment.strategy.framework]
     return {
-        role.name: tuple(write(playing, role)) if playing.part_of(role) else ()
+        role.name: tuple(build(assignment, role)) if assignment.part_of(role) else ()
         for role in spec.task_roles
     }
 
 
 def uses_srun_mpi(spec: JobSpec) -> bool:
     """Whether the renderer should start the role's step with srun's own MPI support."""
-    playing = cast(spec)
-    return playing is not None and (playing.strategy.framework, playing.strategy.name) == (
+    assignment = assign_roles(spec)
+    return assignment is not None and (assignment.strategy.framework, assignment.strategy.name) == (
         "mpi",
         "srun",
     )
 
 
-def _entries(roles: tuple[TaskRole, ...], before: str = "", after: str = "") -> list[Any]:
+def _host_port_list(roles: tuple[TaskRole, ...], before: str = "", after: str = "") -> list[Any]:
     """host:port of every task of several roles, separated by commas."""
     parts: list[Any] = []
     for role in roles:
         if parts:
-            parts.append(Lit(","))
+            parts.append(LiteralText(","))
         parts.append(HostList(role.name, port_label(role), before, after))
     return parts
 
 
-def _tensorflow(playing: Cast, role: TaskRole) -> list[Variable]:
-    parts: list[Any] = [Lit('{"cluster": {')]
-    kinds = [kind for kind in ("chief", "ps", "worker") if playing.roles(kind)]
-    if playing.strategy.name == "multiworker":
+def _build_tensorflow(assignment: RoleAssignment, role: TaskRole) -> list[Variable]:
+    parts: list[Any] = [LiteralText('{"cluster": {')]
+    kinds = [kind for kind in ("chief", "ps", "worker") if assignment.roles(kind)]
+    if assignment.strategy.name == "multiworker":
         kinds = [kind for kind in kinds if kind != "ps"]
     for position, kind in enumerate(kinds):
-        parts.append(Lit(f'{", " if position else ""}"{kind}": ['))
-        parts.extend(_entries(playing.roles(kind), '"', '"'))
-        parts.append(Lit("]"))
-    part = playing.part_of(role)
-    first = playing.rank_of_first_task(role, part)
-    parts += [Lit(f'}}, "task": {{"type": "{part}", "index": '), MyIndex(first), Lit("}}")]
+        parts.append(LiteralText(f'{", " if position else ""}"{kind}": ['))
+        parts.extend(_host_port_list(assignment.roles(kind), '"', '"'))
+        parts.append(LiteralText("]"))
+    part = assignment.part_of(role)
+    first = assignment.rank_of_first_task(role, part)
+    parts += [
+        LiteralText(f'}}, "task": {{"type": "{part}", "index": '),
+        CurrentIndex(first),
+        LiteralText("}}"),
+    ]
     return [Variable("TF_CONFIG", tuple(parts))]
 
 
-def _first(playing: Cast, *parts: str) -> tuple[Expression, Expression]:
+def _rendezvous_address(assignment: RoleAssignment, *parts: str) -> tuple[Expression, Expression]:
     """Host and port of the task that the others meet at."""
-    leader = playing.roles(*parts)[0]
-    return (HostOf(leader.name, 0),), (PortOf(leader.name, 0, port_label(leader)),)
+    leader = assignment.roles(*parts)[0]
+    return (TaskHost(leader.name, 0),), (TaskPort(leader.name, 0, port_label(leader)),)
 
 
-def _pytorch(playing: Cast, role: TaskRole) -> list[Variable]:
-    host, port = _first(playing, "chief", "worker")
-    size = constant(playing.count("chief", "worker"))
-    rank: Expression = (MyIndex(playing.rank_of_first_task(role, "chief", "worker")),)
-    both = [Variable("MASTER_ADDR", host), Variable("MASTER_PORT", port)]
-    if playing.strategy.name == "torchrun":
+def _build_pytorch(assignment: RoleAssignment, role: TaskRole) -> list[Variable]:
+    host, port = _rendezvous_address(assignment, "chief", "worker")
+    size = constant(assignment.count("chief", "worker"))
+    rank: Expression = (CurrentIndex(assignment.rank_of_first_task(role, "chief", "worker")),)
+    master_address = [Variable("MASTER_ADDR", host), Variable("MASTER_PORT", port)]
+    if assignment.strategy.name == "torchrun":
         return [
-            *both,
+            *master_address,
             Variable("NODE_RANK", rank),
             Variable("NNODES", size),
             Variable("PET_NNODES", size),
@@ -342,7 +346,7 @@ def _pytorch(playing: Cast, role: TaskRole) -> list[Variable]:
             Variable("PET_NPROC_PER_NODE", constant(max(1, role.gpu_number))),
         ]
     return [
-        *both,
+        *master_address,
         Variable("RANK", rank),
         Variable("WORLD_SIZE", size),
         Variable("LOCAL_RANK", constant(0)),
@@ -351,25 +355,25 @@ def _pytorch(playing: Cast, role: TaskRole) -> list[Variable]:
     ]
 
 
-def _slots(roles: tuple[TaskRole, ...]) -> Expression:
+def _host_slots(roles: tuple[TaskRole, ...]) -> Expression:
     """host:1 of every task, as horovodrun -H and mpirun -H want it."""
     parts: list[Any] = []
     for role in roles:
         if parts:
-            parts.append(Lit(","))
+            parts.append(LiteralText(","))
         parts.append(HostList(role.name, after=f":{max(1, role.gpu_number)}"))
     return tuple(parts)
 
 
-def _horovod(playing: Cast, role: TaskRole) -> list[Variable]:
-    roles = playing.roles("chief", "worker")
-    hosts = Variable("HOROVOD_HOSTS", _slots(roles))
-    if playing.strategy.name == "horovodrun":
+def _build_horovod(assignment: RoleAssignment, role: TaskRole) -> list[Variable]:
+    roles = assignment.roles("chief", "worker")
+    hosts = Variable("HOROVOD_HOSTS", _host_slots(roles))
+    if assignment.strategy.name == "horovodrun":
         processes = sum(r.task_number * max(1, r.gpu_number) for r in roles)
         return [hosts, Variable("HOROVOD_NUM_PROC", constant(processes))]
-    host, port = _first(playing, "chief", "worker")
-    rank: Expression = (MyIndex(playing.rank_of_first_task(role, "chief", "worker")),)
-    size = constant(playing.count("chief", "worker"))
+    host, port = _rendezvous_address(assignment, "chief", "worker")
+    rank: Expression = (CurrentIndex(assignment.rank_of_first_task(role, "chief", "worker")),)
+    size = constant(assignment.count("chief", "worker"))
     return [
         Variable("HOROVOD_RANK", rank),
         Variable("HOROVOD_SIZE", size),
@@ -385,9 +389,9 @@ def _horovod(playing: Cast, role: TaskRole) -> list[Variable]:
     ]
 
 
-def _dmlc(playing: Cast, role: TaskRole) -> list[Variable]:
-    host, port = _first(playing, "scheduler", "worker")
-    part = playing.part_of(role)
+def _build_dmlc(assignment: RoleAssignment, role: TaskRole) -> list[Variable]:
+    host, port = _rendezvous_address(assignment, "scheduler", "worker")
+    part = assignment.part_of(role)
     dmlc_role = {"ps": "server"}.get(part, part)
     return [
         Variable("DMLC_ROLE", constant(dmlc_role)),
@@ -395,43 +399,48 @@ def _dmlc(playing: Cast, role: TaskRole) -> list[Variable]:
         Variable("DMLC_PS_ROOT_PORT", port),
         Variable("DMLC_TRACKER_URI", host),
         Variable("DMLC_TRACKER_PORT", port),
-        Variable("DMLC_NUM_WORKER", constant(playing.count("worker"))),
-        Variable("DMLC_NUM_SERVER", constant(playing.count("ps"))),
-        Variable("DMLC_TASK_ID", (MyIndex(playing.rank_of_first_task(role, part)),)),
+        Variable("DMLC_NUM_WORKER", constant(assignment.count("worker"))),
+        Variable("DMLC_NUM_SERVER", constant(assignment.count("ps"))),
+        Variable("DMLC_TASK_ID", (CurrentIndex(assignment.rank_of_first_task(role, part)),)),
     ]
 
 
-def _paddle(playing: Cast, role: TaskRole) -> list[Variable]:
-    workers = playing.roles("worker")
+def _build_paddle(assignment: RoleAssignment, role: TaskRole) -> list[Variable]:
+    workers = assignment.roles("worker")
     return [
-        Variable("PADDLE_TRAINER_ID", (MyIndex(playing.rank_of_first_task(role, "worker")),)),
-        Variable("PADDLE_TRAINERS_NUM", constant(playing.count("worker"))),
-        Variable("PADDLE_TRAINER_ENDPOINTS", tuple(_entries(workers))),
-        Variable("PADDLE_CURRENT_ENDPOINT", (MyHost(), Lit(":"), MyPort(port_label(role)))),
+        Variable(
+            "PADDLE_TRAINER_ID", (CurrentIndex(assignment.rank_of_first_task(role, "worker")),)
+        ),
+        Variable("PADDLE_TRAINERS_NUM", constant(assignment.count("worker"))),
+        Variable("PADDLE_TRAINER_ENDPOINTS", tuple(_host_port_list(workers))),
+        Variable(
+            "PADDLE_CURRENT_ENDPOINT",
+            (CurrentHost(), LiteralText(":"), CurrentPort(port_label(role))),
+        ),
     ]
 
 
-def _mpi(playing: Cast, role: TaskRole) -> list[Variable]:
-    rank: Expression = (MyIndex(playing.rank_of_first_task(role, "chief", "worker")),)
+def _build_mpi(assignment: RoleAssignment, role: TaskRole) -> list[Variable]:
+    rank: Expression = (CurrentIndex(assignment.rank_of_first_task(role, "chief", "worker")),)
     return [
-        Variable("MPI_HOST_LIST", _slots(playing.roles("chief", "worker"))),
-        Variable("MPI_WORLD_SIZE", constant(playing.count("chief", "worker"))),
+        Variable("MPI_HOST_LIST", _host_slots(assignment.roles("chief", "worker"))),
+        Variable("MPI_WORLD_SIZE", constant(assignment.count("chief", "worker"))),
         Variable("MPI_RANK", rank),
     ]
 
 
-_WRITERS: Mapping[str, Callable[[Cast, TaskRole], list[Variable]]] = {
-    "tensorflow": _tensorflow,
-    "pytorch": _pytorch,
-    "horovod": _horovod,
-    "mxnet": _dmlc,
-    "xgboost": _dmlc,
-    "paddle": _paddle,
-    "mpi": _mpi,
+_VARIABLE_BUILDERS: Mapping[str, Callable[[RoleAssignment, TaskRole], list[Variable]]] = {
+    "tensorflow": _build_tensorflow,
+    "pytorch": _build_pytorch,
+    "horovod": _build_horovod,
+    "mxnet": _build_dmlc,
+    "xgboost": _build_dmlc,
+    "paddle": _build_paddle,
+    "mpi": _build_mpi,
 }
 
 
-def make_roles(
+def build_roles(
     framework: str,
     strategy: str = "",
     *,
@@ -460,18 +469,18 @@ def make_roles(
     for part in row.required:
         if counts.get(part, 0) < 1:
             raise FrameworkError(_('at least one "%(part)s" is needed.', part=part))
-    given = resources or {}
-    leading = "chief" if counts.get("chief") else "worker"
+    overrides = resources or {}
+    completing_part = "chief" if counts.get("chief") else "worker"
     roles = []
     for part in known:
         if not counts.get(part):
             continue
-        fields: dict[str, Any] = {"command": command, **given.get("*", {})}
+        fields: dict[str, Any] = {"command": command, **overrides.get("*", {})}
         if part in ("ps", "scheduler"):
             fields["gpu_number"] = 0
-        elif part == leading and "ps" in row.required:
+        elif part == completing_part and "ps" in row.required:
             # Servers never end by themselves: the job is done when its workers (or chief) are.
             fields["min_succeeded_task_count"] = counts[part]
-        fields.update(given.get(part, {}))
+        fields.update(overrides.get(part, {}))
         roles.append(TaskRole(name=part, task_number=counts[part], **fields))
     return tuple(roles)

@@ -11,8 +11,8 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-_SUFFIX = {"apptainer": ".sif", "singularity": ".sif", "enroot": ".sqsh", "pyxis": ".sqsh"}
-_NOT_IN_FILE_NAMES = re.compile(r"[^A-Za-z0-9._-]")
+_IMAGE_SUFFIX = {"apptainer": ".sif", "singularity": ".sif", "enroot": ".sqsh", "pyxis": ".sqsh"}
+_UNSAFE_FILE_CHARACTER = re.compile(r"[^A-Za-z0-9._-]")
 _URI = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 
 
@@ -27,11 +27,14 @@ class ResolvedImage:
     source: str = ""
 
 
-def file_names(name: str, runtime: str) -> tuple[str, ...]:
+def candidate_file_names(name: str, runtime: str) -> tuple[str, ...]:
     """The files in an image directory that a name may stand for, best first."""
-    suffix = _SUFFIX[runtime]
-    flat = _NOT_IN_FILE_NAMES.sub("_", name)
-    names = (flat if flat.endswith(suffix) else flat + suffix, posixpath.basename(flat))
+    suffix = _IMAGE_SUFFIX[runtime]
+    safe_name = _UNSAFE_FILE_CHARACTER.sub("_", name)
+    names = (
+        safe_name if safe_name.endswith(suffix) else safe_name + suffix,
+        posixpath.basename(safe_name),
+    )
     return tuple(dict.fromkeys(n for n in names if n.endswith(suffix)))
 
 
@@ -49,17 +52,19 @@ def resolve_image(
     if name.startswith(("/", "~/")):
         return ResolvedImage(name)
     if images_dir:
-        bare = name.removeprefix("docker://")
-        for file in file_names(bare, runtime):
+        unprefixed = name.removeprefix("docker://")
+        for file in candidate_file_names(unprefixed, runtime):
             if file in files:
                 return ResolvedImage(posixpath.join(images_dir, file))
-        if bare.endswith((".sif", ".sqsh", ".img")):
-            return ResolvedImage(posixpath.join(images_dir, posixpath.basename(bare)))
+        if unprefixed.endswith((".sif", ".sqsh", ".img")):
+            return ResolvedImage(posixpath.join(images_dir, posixpath.basename(unprefixed)))
     source = name if _URI.match(name) else f"docker://{name}"
     if runtime in ("enroot", "pyxis"):
         source = _enroot_uri(source)
-    cached = _NOT_IN_FILE_NAMES.sub("_", name.removeprefix("docker://")) + _SUFFIX[runtime]
-    return ResolvedImage(posixpath.join(cache_dir, cached), source)
+    cache_file_name = (
+        _UNSAFE_FILE_CHARACTER.sub("_", name.removeprefix("docker://")) + _IMAGE_SUFFIX[runtime]
+    )
+    return ResolvedImage(posixpath.join(cache_dir, cache_file_name), source)
 
 
 def _enroot_uri(source: str) -> str:

@@ -21,7 +21,7 @@ class AttemptPaths:
             raise ValueError(f"not the uuid of a job: {self.job_uuid!r}")
 
     @classmethod
-    def of_dir(cls, directory: str) -> AttemptPaths:
+    def from_dir(cls, directory: str) -> AttemptPaths:
         """From the attempt's directory, as it is kept with the attempt."""
         job_dir, attempt = posixpath.split(directory)
         jobs_dir, job_uuid = posixpath.split(job_dir)
@@ -39,45 +39,45 @@ class AttemptPaths:
         """The attempt's own directory: its token in squeue and sacct, and the job's --chdir."""
         return posixpath.join(self.job_dir, str(self.attempt))
 
-    def inside(self, *names: str) -> str:
+    def path_to(self, *names: str) -> str:
         return posixpath.join(self.dir, *names)
 
     @property
     def job_json(self) -> str:
-        return self.inside("job.json")
+        return self.path_to("job.json")
 
     @property
     def batch_script(self) -> str:
-        return self.inside("batch.sh")
+        return self.path_to("batch.sh")
 
     @property
     def code_dir(self) -> str:
         """Where uploaded code is unpacked."""
-        return self.inside("code")
+        return self.path_to("code")
 
     @property
     def logs_dir(self) -> str:
-        return self.inside("logs")
+        return self.path_to("logs")
 
     @property
     def batch_log(self) -> str:
-        return self.inside("logs", "batch.log")
+        return self.path_to("logs", "batch.log")
 
     @property
     def tasks_dir(self) -> str:
-        return self.inside("tasks")
+        return self.path_to("tasks")
 
     @property
     def verdict(self) -> str:
-        return self.inside("verdict")
+        return self.path_to("verdict")
 
     @property
     def release(self) -> str:
         """Its appearance ends the wait of failed tasks that isDebug keeps."""
-        return self.inside("release")
+        return self.path_to("release")
 
     def task_log(self, role: str, index: int) -> str:
-        return self.inside("logs", f"{role}-{index}.log")
+        return self.path_to("logs", f"{role}-{index}.log")
 
     def task_state(self, role: str, index: int) -> str:
-        return self.inside("tasks", f"{role}-{index}.state")
+        return self.path_to("tasks", f"{role}-{index}.state")

@@ -15,18 +15,18 @@ from functools import cache
 from pathlib import Path
 from typing import Literal
 
-from core.messages import Sentence, _
+from core.messages import Message, _
 from jobs.jobfile import JobSpec, TaskRole
 from jobs.jobfile.fields import format_duration
-from jobs.plan import Group, Plan, RolePlan, describe
+from jobs.plan import Group, Plan, RolePlan, describe_plan
 from jobs.script.frameworks import uses_srun_mpi
 from jobs.script.images import ResolvedImage, resolve_image
 from jobs.script.paths import AttemptPaths
 from jobs.script.task_state import ScriptExit
-from jobs.script.variable_script import PeerScript, role_script
+from jobs.script.variable_script import PeerScript, render_role_script
 from jobs.script.variables import (
     directory_variables,
-    ports_of,
+    list_task_ports,
     runtime_variables,
     static_variables,
     substitute_paths,
@@ -36,7 +36,7 @@ Runtime = Literal["apptainer", "singularity", "enroot", "pyxis", "none"]
 RUNTIMES: tuple[Runtime, ...] = ("apptainer", "singularity", "enroot", "pyxis", "none")
 
 # Slurm sends --signal up to a minute early: a shorter job would get it at its start.
-SHORTEST_LIMIT_WITH_WARNING_S = 300
+MIN_TIME_LIMIT_FOR_SIGNAL_S = 300
 _PLAIN_OPTION = re.compile(r"[\w./:=,+@~&|*!()\[\]-]+")
 
 
@@ -72,7 +72,7 @@ class RenderedJob:
 class RenderError(ValueError):
     """The runtime cannot carry something that the job says."""
 
-    def __init__(self, message: Sentence) -> None:
+    def __init__(self, message: Message) -> None:
         super().__init__(message)
         self.message = message
 
@@ -90,7 +90,7 @@ def quote_path(text: str) -> str:
 
 
 @cache
-def _shell(name: str) -> str:
+def _read_shell_file(name: str) -> str:
     return (Path(__file__).parent / "shell" / name).read_text(encoding="utf-8")
 
 
@@ -111,15 +111,17 @@ class Directories:
     work: str
     variables: dict[str, str]  # may begin with ~
     binds: tuple[Bind, ...]
-    needed: tuple[str, ...]
-    made: tuple[str, ...]
+    required: tuple[str, ...]
+    created: tuple[str, ...]
 
 
-def _on_cluster(text: str) -> bool:
+def _is_cluster_path(text: str) -> bool:
     return text.startswith("/") or text == "~" or text.startswith("~/")
 
 
-def directories(spec: JobSpec, paths: AttemptPaths, *, options: RenderOptions) -> Directories:
+def resolve_directories(
+    spec: JobSpec, paths: AttemptPaths, *, options: RenderOptions
+) -> Directories:
     """Of a spec whose paths are filled in (`substitute_paths`)."""
     uploaded = spec.code is not None and spec.code.selector == "codeFile"
     code = paths.code_dir if uploaded else spec.code_dir
@@ -132,15 +134,17 @@ def directories(spec: JobSpec, paths: AttemptPaths, *, options: RenderOptions) -
         (model, "/model", False),
         (output, "", False),
     ):
-        if _on_cluster(source):
+        if _is_cluster_path(source):
             binds.append(Bind(source, source, read_only))
             if alias:
                 binds.append(Bind(source, alias, read_only))
-    named = [Bind(m.source, m.target, m.read_only) for m in spec.mounts]
-    unique = {bind.target: bind for bind in [*binds, *named]}
-    work = code if _on_cluster(code) else f"{paths.dir}/work"
-    made = tuple(d for d in (output,) if _on_cluster(d))
-    needed = [bind.source for bind in unique.values() if bind.source not in (paths.dir, "~", *made)]
+    mounts = [Bind(m.source, m.target, m.read_only) for m in spec.mounts]
+    unique = {bind.target: bind for bind in [*binds, *mounts]}
+    work = code if _is_cluster_path(code) else f"{paths.dir}/work"
+    created = tuple(d for d in (output,) if _is_cluster_path(d))
+    required = [
+        bind.source for bind in unique.values() if bind.source not in (paths.dir, "~", *created)
+    ]
     return Directories(
         work=work,
         variables=directory_variables(
@@ -153,15 +157,15 @@ def directories(spec: JobSpec, paths: AttemptPaths, *, options: RenderOptions) -
             fs_uri=options.fs_uri,
         ),
         binds=tuple(unique.values()),
-        needed=tuple(dict.fromkeys(needed)),
-        made=made,
+        required=tuple(dict.fromkeys(required)),
+        created=created,
     )
 
 
 # The batch script
 
 
-def sbatch_line(option: str, value: object) -> str:
+def render_sbatch_line(option: str, value: object) -> str:
     """One #SBATCH line. sbatch splits lines like a shell, without expanding anything."""
     text = str(value)
     if any(ord(c) < 32 for c in text):
@@ -171,7 +175,7 @@ def sbatch_line(option: str, value: object) -> str:
     return f"#SBATCH --{option}={text}"
 
 
-def _group_options(plan: Plan, group: Group) -> list[tuple[str, object]]:
+def _build_group_options(plan: Plan, group: Group) -> list[tuple[str, object]]:
     """What one allocation asks for: per task when one role has it for itself, else per node."""
     roles = plan.roles_of(group)
     gpu = f"{group.gpu_type}:{group.gpus}" if group.gpu_type else f"{group.gpus}"
@@ -194,7 +198,9 @@ def _group_options(plan: Plan, group: Group) -> list[tuple[str, object]]:
     return [*options, ("gpus-per-task", gpu)] if role.gpus else options
 
 
-def _header(spec: JobSpec, plan: Plan, paths: AttemptPaths, options: RenderOptions) -> list[str]:
+def _render_header(
+    spec: JobSpec, plan: Plan, paths: AttemptPaths, options: RenderOptions
+) -> list[str]:
     common: list[tuple[str, object]] = []
     for name, value in (
         ("account", plan.account),
@@ -209,59 +215,61 @@ def _header(spec: JobSpec, plan: Plan, paths: AttemptPaths, options: RenderOptio
     lines = [
         "#!/bin/bash",
         f"# Job {spec.job_name}, attempt {paths.attempt}: {plan.layout}.",
-        *(f"# {sentence}" for sentence in describe(plan).split("; ")),
-        sbatch_line("job-name", spec.job_name),
-        sbatch_line("output", "logs/batch.log"),
-        sbatch_line("open-mode", "append"),
-        sbatch_line("export", "NONE"),
+        *(f"# {sentence}" for sentence in describe_plan(plan).split("; ")),
+        render_sbatch_line("job-name", spec.job_name),
+        render_sbatch_line("output", "logs/batch.log"),
+        render_sbatch_line("open-mode", "append"),
+        render_sbatch_line("export", "NONE"),
         "#SBATCH --requeue" if options.requeue else "#SBATCH --no-requeue",
     ]
-    if plan.time_limit_s is None or plan.time_limit_s >= SHORTEST_LIMIT_WITH_WARNING_S:
-        lines.append(sbatch_line("signal", f"B:USR1@{options.grace_s}"))
+    if plan.time_limit_s is None or plan.time_limit_s >= MIN_TIME_LIMIT_FOR_SIGNAL_S:
+        lines.append(render_sbatch_line("signal", f"B:USR1@{options.grace_s}"))
     for group in plan.groups:
         if group.index:
             lines.append("#SBATCH hetjob")
-        lines += [sbatch_line(name, value) for name, value in common]
-        lines += [sbatch_line(name, value) for name, value in _group_options(plan, group)]
+        lines += [render_sbatch_line(name, value) for name, value in common]
+        lines += [
+            render_sbatch_line(name, value) for name, value in _build_group_options(plan, group)
+        ]
     return lines
 
 
-def _step_options(plan: Plan, role: RolePlan, mpi: str) -> list[str]:
+def _build_step_options(plan: Plan, role: RolePlan, mpi: str) -> list[str]:
     group = plan.groups[role.group]
-    words = [f"--het-group={group.index}"] if plan.layout == "het" else []
-    words += ["--exact", f"--ntasks={role.tasks}", f"--cpus-per-task={role.cpus}"]
+    arguments = [f"--het-group={group.index}"] if plan.layout == "het" else []
+    arguments += ["--exact", f"--ntasks={role.tasks}", f"--cpus-per-task={role.cpus}"]
     if role.per_node is not None:
         nodes = -(-role.tasks // role.per_node)
         even = nodes * role.per_node == role.tasks
         # srun takes --ntasks-per-node only where it comes out even; going round spreads as evenly as can be.
         spread = f"--ntasks-per-node={role.per_node}" if even else "--distribution=cyclic"
-        words += [f"--nodes={nodes}", spread]
+        arguments += [f"--nodes={nodes}", spread]
     if group.shared:
-        words.append(f"--mem={(role.per_node or 1) * role.mem_mib}M")
+        arguments.append(f"--mem={(role.per_node or 1) * role.mem_mib}M")
     else:
-        words.append(f"--mem-per-cpu={role.mem_mib // role.cpus}M")
+        arguments.append(f"--mem-per-cpu={role.mem_mib // role.cpus}M")
     # Slurm 22.05: with a GPU type here tasks see no GPU at all, and without --gpu-bind all of the step's.
-    words += (
+    arguments += (
         [f"--gpus-per-task={role.gpus}", f"--gpu-bind=per_task:{role.gpus}"]
         if role.gpus
         else ["--gres=none"]
     )
-    words.append(f"--mpi={mpi}")
-    return words
+    arguments.append(f"--mpi={mpi}")
+    return arguments
 
 
-def _array(name: str, words: Iterable[str], comment: str = "") -> str:
-    return f"{name}=({' '.join(words)})" + (f" # {comment}" if comment else "")
+def _render_array(name: str, arguments: Iterable[str], comment: str = "") -> str:
+    return f"{name}=({' '.join(arguments)})" + (f" # {comment}" if comment else "")
 
 
-def _case_function(name: str, cases: Iterable[tuple[int, list[str]]]) -> list[str]:
+def _render_case_function(name: str, cases: Iterable[tuple[int, list[str]]]) -> list[str]:
     lines = [f"{name}() {{", "  case $1 in"]
     for number, body in cases:
         lines += [f"    {number})", *(f"      {line}" for line in body), "      ;;"]
     return [*lines, "  esac", "}"]
 
 
-def _rules(role: TaskRole) -> tuple[int, int, int]:
+def _completion_rules(role: TaskRole) -> tuple[int, int, int]:
     """(minFailed, minSucceeded, main): 0 switches a rule off. A main role decides by itself."""
     failed = role.min_failed_task_count or 0
     succeeded = role.min_succeeded_task_count or 0
@@ -281,12 +289,12 @@ _BATCH_EXITS = (
 )
 
 
-def _exit_codes(*codes: ScriptExit) -> str:
+def _render_exit_codes(*codes: ScriptExit) -> str:
     return " ".join(f"exit_{code.name.lower()}={code.value}" for code in codes)
 
 
 @dataclass(frozen=True, slots=True)
-class _Job:
+class _RenderContext:
     """Everything that the parts of one rendering share."""
 
     spec: JobSpec
@@ -302,10 +310,10 @@ class _Job:
         return quote_path(self.options.runtime_program or self.options.runtime)
 
 
-def _fetch_image(job: _Job) -> list[str]:
+def _render_fetch_image(context: _RenderContext) -> list[str]:
     """fetch_image SOURCE FILE: under a lock, to a name of its own, then renamed."""
-    enroot = job.options.runtime in ("enroot", "pyxis")
-    program = quote("enroot") if job.options.runtime == "pyxis" else job.program
+    enroot = context.options.runtime in ("enroot", "pyxis")
+    program = quote("enroot") if context.options.runtime == "pyxis" else context.program
     fetch = (
         f'{program} import --output "$2.$SLURM_JOB_ID" "$1"'
         if enroot
@@ -317,17 +325,17 @@ def _fetch_image(job: _Job) -> list[str]:
         '  mkdir -p "${2%/*}"',
         "  (",
     ]
-    if job.spec.auth_file and not enroot:
+    if context.spec.auth_file and not enroot:
         # OpenPAI's authFile: registry, user name and password, one per line.
-        auth = quote_path(job.spec.auth_file)
+        auth = quote_path(context.spec.auth_file)
         lines += [
             f"    {{ read -r _ && read -r user && read -r password; }} <{auth} || exit",
             "    export APPTAINER_DOCKER_USERNAME=$user APPTAINER_DOCKER_PASSWORD=$password",
             "    export SINGULARITY_DOCKER_USERNAME=$user SINGULARITY_DOCKER_PASSWORD=$password",
         ]
-    if job.logins:
+    if context.logins:
         lines += ["    case $1 in"]
-        for source, name in job.logins.items():
+        for source, name in context.logins.items():
             lines += [
                 f"      {quote(source)})",
                 "        # shellcheck source=/dev/null",
@@ -344,60 +352,66 @@ def _fetch_image(job: _Job) -> list[str]:
     ]
 
 
-def _batch_script(job: _Job, peers: PeerScript) -> str:
-    spec, plan = job.spec, job.plan
-    rules = [_rules(role) for role in spec.task_roles]
-    mpi = job.options.mpi if uses_srun_mpi(spec) else "none"
-    images = job.images
-    fetched = any(image.source for image in images)
-    pyxis = job.options.runtime == "pyxis"
+def _render_batch_script(context: _RenderContext, peers: PeerScript) -> str:
+    spec, plan = context.spec, context.plan
+    rules = [_completion_rules(role) for role in spec.task_roles]
+    mpi = context.options.mpi if uses_srun_mpi(spec) else "none"
+    images = context.images
+    needs_fetch = any(image.source for image in images)
+    pyxis = context.options.runtime == "pyxis"
 
     def step(role: RolePlan) -> list[str]:
-        words = _step_options(plan, role, mpi)
-        lines = [f"options=({' '.join(words)})"]
+        arguments = _build_step_options(plan, role, mpi)
+        lines = [f"options=({' '.join(arguments)})"]
         if pyxis:
-            lines += _pyxis_lines(job, images[role.index])
+            lines += _render_pyxis(context, images[role.index])
         return lines
 
     lines = [
-        *_header(spec, plan, job.paths, job.options),
+        *_render_header(spec, plan, context.paths, context.options),
         "# shellcheck disable=SC2016  # what stands in single quotes is data",
         "",
         "# ---- What the job is, in the order of the job file's roles " + "-" * 34,
-        f"attempt_dir={quote(job.paths.dir)}",
-        f"grace_s={job.options.grace_s} # between SIGTERM and SIGKILL",
-        _array("role_names", (quote(role.name) for role in plan.roles)),
-        _array("role_tasks", (str(role.tasks) for role in plan.roles)),
-        _array("role_groups", (str(role.group) for role in plan.roles), "components of a het job"),
-        _array(
+        f"attempt_dir={quote(context.paths.dir)}",
+        f"grace_s={context.options.grace_s} # between SIGTERM and SIGKILL",
+        _render_array("role_names", (quote(role.name) for role in plan.roles)),
+        _render_array("role_tasks", (str(role.tasks) for role in plan.roles)),
+        _render_array(
+            "role_groups", (str(role.group) for role in plan.roles), "components of a het job"
+        ),
+        _render_array(
             "min_failed", (str(r[0]) for r in rules), "so many failed tasks fail the job; 0: never"
         ),
-        _array(
+        _render_array(
             "min_succeeded",
             (str(r[1]) for r in rules),
             "so many succeeded ones complete it; 0: all end first",
         ),
-        _array("main_role", (str(r[2]) for r in rules), "its end is the job's end"),
-        _array("image_files", (quote_path(i.path) if i.path else "''" for i in images)),
-        _array("image_sources", (quote(i.source) for i in images)),
-        _array("made_dirs", (quote_path(d) for d in job.dirs.made)),
-        _array("needed_dirs", (quote_path(d) for d in job.dirs.needed)),
-        _exit_codes(*_BATCH_EXITS),
+        _render_array("main_role", (str(r[2]) for r in rules), "its end is the job's end"),
+        _render_array("image_files", (quote_path(i.path) if i.path else "''" for i in images)),
+        _render_array("image_sources", (quote(i.source) for i in images)),
+        _render_array("created_dirs", (quote_path(d) for d in context.dirs.created)),
+        _render_array("required_dirs", (quote_path(d) for d in context.dirs.required)),
+        _render_exit_codes(*_BATCH_EXITS),
         "",
         *(["joined() { local IFS=,; printf '%s' \"$*\"; }", ""] if pyxis else []),
         "# step_options ROLE: what the role's srun asks for.",
-        *_case_function("step_options", ((role.index, step(role)) for role in plan.roles)),
+        *_render_case_function("step_options", ((role.index, step(role)) for role in plan.roles)),
         "",
-        *(_fetch_image(job) if fetched else ["fetch_image() { :; } # every image is a file"]),
+        *(
+            _render_fetch_image(context)
+            if needs_fetch
+            else ["fetch_image() { :; } # every image is a file"]
+        ),
         "",
         *peers.lines,
         "",
-        _shell("batch.sh"),
+        _read_shell_file("batch.sh"),
     ]
     return "\n".join(lines)
 
 
-def _login_file(login: Mapping[str, str]) -> str:
+def _render_login_file(login: Mapping[str, str]) -> str:
     """For `fetch_image` alone: tasks never see it."""
     pairs = [(part.upper(), quote(login.get(part, ""))) for part in ("username", "password")]
     return (
@@ -413,25 +427,32 @@ def _login_file(login: Mapping[str, str]) -> str:
 # The task wrapper: one way to start a container per runtime
 
 
-def _bind_words(binds: Iterable[Bind], flag: str, read_only: str) -> list[str]:
-    words = []
+def _render_binds(binds: Iterable[Bind], flag: str, read_only: str) -> list[str]:
+    arguments = []
     for bind in binds:
         suffix = read_only if bind.read_only else ""
-        words.append(f"{flag} {quote_path(bind.source)}:{quote_path(bind.target)}{suffix}")
-    return words
+        arguments.append(f"{flag} {quote_path(bind.source)}:{quote_path(bind.target)}{suffix}")
+    return arguments
 
 
-def _apptainer_lines(job: _Job) -> list[str]:
+def _render_apptainer(context: _RenderContext) -> list[str]:
     # No --env: apptainer evaluates such values in a shell. enter.sh sets the variables instead.
     return [
-        f"argv=({job.program} -s exec --cleanenv)",
-        *([f"((role_gpus)) && argv+=({job.options.gpu_option})"] if job.options.gpu_option else []),
-        *(f"argv+=({words})" for words in _bind_words(job.dirs.binds, "--bind", ":ro")),
+        f"argv=({context.program} -s exec --cleanenv)",
+        *(
+            [f"((role_gpus)) && argv+=({context.options.gpu_option})"]
+            if context.options.gpu_option
+            else []
+        ),
+        *(
+            f"argv+=({arguments})"
+            for arguments in _render_binds(context.dirs.binds, "--bind", ":ro")
+        ),
         'argv+=("$image_file")',
     ]
 
 
-def _enroot_paths(binds: Iterable[Bind]) -> None:
+def _check_enroot_paths(binds: Iterable[Bind]) -> None:
     """Enroot and pyxis write mounts into an fstab: no blanks, and ${…} would be replaced."""
     for bind in binds:
         for path in (bind.source, bind.target):
@@ -444,116 +465,125 @@ def _enroot_paths(binds: Iterable[Bind]) -> None:
                 )
 
 
-def _enroot_lines(job: _Job) -> list[str]:
-    _enroot_paths(job.dirs.binds)
+def _render_enroot(context: _RenderContext) -> list[str]:
+    _check_enroot_paths(context.dirs.binds)
     binds = [
         f'argv+=(--mount {quote_path(b.source)}:{quote_path(b.target)}:"${"ro" if b.read_only else "rw"}")'
-        for b in job.dirs.binds
+        for b in context.dirs.binds
     ]
     return [
         "# Named by job, role and task: nodes may share enroot's data directory.",
         "local container=sluice-$SLURM_JOB_ID-$role-$index-$incarnation",
         "export ENROOT_RUNTIME_PATH=${TMPDIR:-/tmp}/enroot-$UID-$SLURM_JOB_ID",
         'mkdir -p "$ENROOT_RUNTIME_PATH"',
-        f'{job.program} create --name "$container" "$image_file" >>"$log" 2>&1 || over "$exit_image_failed" image_failed',
-        f"trap '{job.program} remove --force \"sluice-$SLURM_JOB_ID-$role-$index-$incarnation\" >/dev/null 2>&1' EXIT",
+        f'{context.program} create --name "$container" "$image_file" >>"$log" 2>&1 || finish_task "$exit_image_failed" image_failed',
+        f"trap '{context.program} remove --force \"sluice-$SLURM_JOB_ID-$role-$index-$incarnation\" >/dev/null 2>&1' EXIT",
         "local rw=none:x-create=auto,rbind,rw ro=none:x-create=auto,rbind,ro",
-        f"argv=({job.program} start --rw)",
+        f"argv=({context.program} start --rw)",
         *binds,
         '((shm_mib)) && argv+=(--mount "tmpfs:/dev/shm:tmpfs:x-create=dir,size=${shm_mib}m")',
         'argv+=("$container")',
     ]
 
 
-def _pyxis_lines(job: _Job, image: ResolvedImage) -> list[str]:
-    _enroot_paths(job.dirs.binds)
+def _render_pyxis(context: _RenderContext, image: ResolvedImage) -> list[str]:
+    _check_enroot_paths(context.dirs.binds)
     mounts = (
         f"{quote_path(b.source)}:{quote_path(b.target)}{':ro' if b.read_only else ''}"
-        for b in job.dirs.binds
+        for b in context.dirs.binds
     )
     return [
         f"local mounts=({' '.join(mounts)})",
         f"options+=(--container-image={quote_path(image.path)})",
         'options+=(--container-mounts="$(joined "${mounts[@]}")")',
-        f"options+=(--container-workdir={quote(job.paths.dir)} --container-mount-home --container-writable)",
+        f"options+=(--container-workdir={quote(context.paths.dir)} --container-mount-home --container-writable)",
     ]
 
 
-_CONTAINER_LINES: Mapping[str, Callable[[_Job], list[str]]] = {
-    "apptainer": _apptainer_lines,
-    "singularity": _apptainer_lines,
-    "enroot": _enroot_lines,
-    "pyxis": lambda job: [": # srun has started this script in the container already"],
-    "none": lambda job: [": # no container: the task runs on the node itself"],
+_CONTAINER_RENDERERS: Mapping[str, Callable[[_RenderContext], list[str]]] = {
+    "apptainer": _render_apptainer,
+    "singularity": _render_apptainer,
+    "enroot": _render_enroot,
+    "pyxis": lambda context: [": # srun has started this script in the container already"],
+    "none": lambda context: [": # no container: the task runs on the node itself"],
 }
 
 
-def _ports_per_task(job: _Job) -> int:
+def _ports_per_task(context: _RenderContext) -> int:
     """How much of the port range each task has for itself: with room to step over taken ports."""
-    wanted = max(
-        sum(p.port_number for p in ports_of(r) if not p.begin_at) for r in job.spec.task_roles
+    requested = max(
+        sum(p.port_number for p in list_task_ports(r) if not p.begin_at)
+        for r in context.spec.task_roles
     )
-    span = job.options.port_high - job.options.port_low + 1
-    return wanted * 4 if wanted * 4 * job.spec.task_count <= span else max(1, wanted)
+    range_size = context.options.port_high - context.options.port_low + 1
+    return (
+        requested * 4
+        if requested * 4 * context.spec.task_count <= range_size
+        else max(1, requested)
+    )
 
 
-def _role_settings(job: _Job, first_task: int, role: RolePlan) -> list[str]:
-    ports = ports_of(job.spec.task_roles[role.index])
+def _render_role_settings(context: _RenderContext, first_task: int, role: RolePlan) -> list[str]:
+    ports = list_task_ports(context.spec.task_roles[role.index])
     return [
         f"role_name={quote(role.name)} role_gpus={role.gpus} shm_mib={role.shm_mib} first_task={first_task}",
-        f"image_file={quote_path(job.images[role.index].path)}",
-        _array("port_labels", (quote(port.label) for port in ports)),
-        _array("port_begins", (str(port.begin_at) for port in ports), "0: any free port"),
-        _array("port_counts", (str(port.port_number) for port in ports)),
+        f"image_file={quote_path(context.images[role.index].path)}",
+        _render_array("port_labels", (quote(port.label) for port in ports)),
+        _render_array("port_begins", (str(port.begin_at) for port in ports), "0: any free port"),
+        _render_array("port_counts", (str(port.port_number) for port in ports)),
     ]
 
 
-def _task_script(job: _Job) -> str:
-    cases, first = [], 0
-    for role in job.plan.roles:
-        cases.append((role.index, _role_settings(job, first, role)))
-        first += role.tasks
+def _render_task_script(context: _RenderContext) -> str:
+    cases, first_task_index = [], 0
+    for role in context.plan.roles:
+        cases.append((role.index, _render_role_settings(context, first_task_index, role)))
+        first_task_index += role.tasks
     lines = [
         "#!/bin/bash",
-        f"# One task of job {job.spec.job_name}. Usage, under srun: task.sh ROLE RUN_DIR",
+        f"# One task of job {context.spec.job_name}. Usage, under srun: task.sh ROLE RUN_DIR",
         "# shellcheck disable=SC2016,SC2034  # data in single quotes; settings that not every runtime uses",
         "",
-        f"attempt_dir={quote(job.paths.dir)}",
-        f"work_dir={quote_path(job.dirs.work)}",
-        f"grace_s={job.options.grace_s} # between SIGTERM and SIGKILL",
-        f"is_debug={int(job.spec.is_debug)}",
-        f"port_low={job.options.port_low} port_high={job.options.port_high} ports_per_task={_ports_per_task(job)}",
-        _exit_codes(ScriptExit.IMAGE_FAILED, ScriptExit.PORT_TAKEN, ScriptExit.STOPPED),
+        f"attempt_dir={quote(context.paths.dir)}",
+        f"work_dir={quote_path(context.dirs.work)}",
+        f"grace_s={context.options.grace_s} # between SIGTERM and SIGKILL",
+        f"is_debug={int(context.spec.is_debug)}",
+        f"port_low={context.options.port_low} port_high={context.options.port_high} ports_per_task={_ports_per_task(context)}",
+        _render_exit_codes(ScriptExit.IMAGE_FAILED, ScriptExit.PORT_TAKEN, ScriptExit.STOPPED),
         "",
-        *_case_function("role_settings", cases),
+        *_render_case_function("role_settings", cases),
         "",
-        f"# container_argv: what stands before enter.sh; runtime {job.options.runtime}.",
+        f"# container_argv: what stands before enter.sh; runtime {context.options.runtime}.",
         "container_argv() {",
-        *(f"  {line}" for line in _CONTAINER_LINES[job.options.runtime](job)),
+        *(f"  {line}" for line in _CONTAINER_RENDERERS[context.options.runtime](context)),
         "}",
         "",
-        _shell("task.sh"),
+        _read_shell_file("task.sh"),
     ]
     return "\n".join(lines)
 
 
 # Commands
 
-_STRICT = "set -o errexit -o nounset\n(set -o pipefail) 2>/dev/null && set -o pipefail\n"
+_STRICT_MODE = "set -o errexit -o nounset\n(set -o pipefail) 2>/dev/null && set -o pipefail\n"
 
 
-def _command_files(role: TaskRole, index: int) -> dict[str, str]:
+def _render_command_files(role: TaskRole, index: int) -> dict[str, str]:
     command = role.command.rstrip()
     for parameter in role.parameters:
         command += " " + quote(f"--{parameter.key}={parameter.value}")
-    files = {f"command/{index}.command.sh": (_STRICT if role.strict_shell else "") + command + "\n"}
+    files = {
+        f"command/{index}.command.sh": (_STRICT_MODE if role.strict_shell else "") + command + "\n"
+    }
     for part, commands in (("pre", role.pre_commands), ("post", role.post_commands)):
         if commands:
             files[f"command/{index}.{part}.sh"] = "set -o errexit\n" + "\n".join(commands) + "\n"
     return files
 
 
-def _image_of(spec: JobSpec, role: TaskRole, default: str, options: RenderOptions) -> ResolvedImage:
+def _resolve_role_image(
+    spec: JobSpec, role: TaskRole, default: str, options: RenderOptions
+) -> ResolvedImage:
     if options.runtime == "none":
         return ResolvedImage("")
     name = spec.image_of(role) or default
@@ -574,7 +604,7 @@ def _image_of(spec: JobSpec, role: TaskRole, default: str, options: RenderOption
     )
 
 
-def render(
+def render_files(
     plan: Plan,
     spec: JobSpec,
     paths: AttemptPaths,
@@ -590,28 +620,30 @@ def render(
     `image_logins` are for registries, by the image's name in the job file."""
     options = options or RenderOptions()
     spec = substitute_paths(spec, user=user, fs_uri=options.fs_uri)
-    dirs = directories(spec, paths, options=options)
-    images = tuple(_image_of(spec, role, default_image, options) for role in spec.task_roles)
+    dirs = resolve_directories(spec, paths, options=options)
+    images = tuple(
+        _resolve_role_image(spec, role, default_image, options) for role in spec.task_roles
+    )
     logins = {
         image.source: (image_logins or {})[spec.image_of(role)]
         for role, image in zip(spec.task_roles, images, strict=True)
         if spec.image_of(role) in (image_logins or {}) and image.source.startswith("docker://")
     }
     login_files = {source: f"login-{number}.sh" for number, source in enumerate(logins)}
-    job = _Job(spec, plan, paths, options, dirs, images, login_files)
+    context = _RenderContext(spec, plan, paths, options, dirs, images, login_files)
     variables = runtime_variables(spec)
-    labels = {role.name: [port.label for port in ports_of(role)] for role in spec.task_roles}
+    labels = {role.name: [port.label for port in list_task_ports(role)] for role in spec.task_roles}
     peers = PeerScript.build(variables, labels, quote)
     static = static_variables(
         spec, user=user, job_name=job_name, fs_uri=options.fs_uri, training_id=paths.job_uuid
     )
-    batch, task = _batch_script(job, peers), _task_script(job)
-    files = {"batch.sh": batch, "task.sh": task, "enter.sh": _shell("enter.sh")}
-    files |= {f"env/{login_files[source]}": _login_file(logins[source]) for source in logins}
+    batch, task = _render_batch_script(context, peers), _render_task_script(context)
+    files = {"batch.sh": batch, "task.sh": task, "enter.sh": _read_shell_file("enter.sh")}
+    files |= {f"env/{login_files[source]}": _render_login_file(logins[source]) for source in logins}
     for index, role in enumerate(spec.task_roles):
-        files |= _command_files(role, index)
+        files |= _render_command_files(role, index)
         values = {**(secrets or {}), **static[role.name]}
-        files[f"env/{index}.sh"] = role_script(
+        files[f"env/{index}.sh"] = render_role_script(
             {name: quote(value) for name, value in values.items() if name not in dirs.variables},
             {name: quote_path(value) for name, value in dirs.variables.items()},
             variables.by_role[role.name],
@@ -622,6 +654,6 @@ def render(
     return RenderedJob(batch, task, files)
 
 
-def image_files_of(names: Collection[str]) -> frozenset[str]:
+def filter_image_files(names: Collection[str]) -> frozenset[str]:
     """RenderOptions.image_files from a directory listing."""
     return frozenset(name for name in names if name.endswith((".sif", ".sqsh", ".img")))

@@ -75,15 +75,15 @@ class Verdict:
         return self.reason in PERMANENT_REASONS
 
 
-def _pairs(text: str) -> dict[str, str]:
+def _parse_pairs(text: str) -> dict[str, str]:
     return dict(line.partition("=")[::2] for line in text.splitlines() if "=" in line)
 
 
-def _number(text: str) -> int | None:
+def _parse_int(text: str) -> int | None:
     return int(text) if text.isascii() and text.removeprefix("-").isdigit() else None
 
 
-def _seconds(text: str) -> float | None:
+def _parse_seconds(text: str) -> float | None:
     # EPOCHREALTIME has a comma in some locales.
     try:
         return float(text.replace(",", "."))
@@ -91,36 +91,36 @@ def _seconds(text: str) -> float | None:
         return None
 
 
-def _ports(text: str) -> dict[str, tuple[int, ...]]:
-    found = {}
+def _parse_ports(text: str) -> dict[str, tuple[int, ...]]:
+    ports_by_label = {}
     for entry in filter(None, text.split(";")):
         label, _, numbers = entry.rpartition(":")
-        found[label] = tuple(int(n) for n in numbers.split(",") if n.isdigit())
-    return found
+        ports_by_label[label] = tuple(int(n) for n in numbers.split(",") if n.isdigit())
+    return ports_by_label
 
 
 def parse_task_state(text: str) -> TaskState:
     """A task's state file. Raises ValueError when it is none: never guesses."""
-    values = _pairs(text)
-    index = _number(values.get("index", ""))
+    values = _parse_pairs(text)
+    index = _parse_int(values.get("index", ""))
     if not values.get("role") or index is None or not values.get("state"):
         raise ValueError("not a task's state file")
     return TaskState(
         role=values["role"],
         index=index,
         state=values["state"],
-        incarnation=_number(values.get("incarnation", "")) or 0,
+        incarnation=_parse_int(values.get("incarnation", "")) or 0,
         host=values.get("host", ""),
         ip=values.get("ip", ""),
-        ports=_ports(values.get("ports", "")),
+        ports=_parse_ports(values.get("ports", "")),
         gpus=tuple(filter(None, values.get("gpus", "").split(","))),
         step=values.get("step", ""),
-        pid=_number(values.get("pid", "")),
-        log_offset=_number(values.get("log_offset", "")) or 0,
-        started=_seconds(values.get("started", "")),
-        ended=_seconds(values.get("ended", "")),
-        exit_code=_number(values.get("exit_code", "")),
-        signal=_number(values.get("signal", "")),
+        pid=_parse_int(values.get("pid", "")),
+        log_offset=_parse_int(values.get("log_offset", "")) or 0,
+        started=_parse_seconds(values.get("started", "")),
+        ended=_parse_seconds(values.get("ended", "")),
+        exit_code=_parse_int(values.get("exit_code", "")),
+        signal=_parse_int(values.get("signal", "")),
         reason=values.get("reason", ""),
         image=values.get("image", ""),
     )
@@ -128,17 +128,17 @@ def parse_task_state(text: str) -> TaskState:
 
 def parse_verdict(text: str) -> Verdict:
     """The attempt's verdict file. Raises ValueError when it is none."""
-    values = _pairs(text)
-    code = _number(values.get("exit_code", ""))
+    values = _parse_pairs(text)
+    code = _parse_int(values.get("exit_code", ""))
     if values.get("verdict") not in ("completed", "failed", "stopped") or code is None:
         raise ValueError("not a verdict file")
     return Verdict(
         verdict=values["verdict"],
         rule=values.get("rule", ""),
         role=values.get("role", ""),
-        index=_number(values.get("index", "")),
+        index=_parse_int(values.get("index", "")),
         exit_code=code,
         reason=values.get("reason", ""),
-        incarnation=_number(values.get("incarnation", "")) or 0,
-        ended=_seconds(values.get("ended", "")),
+        incarnation=_parse_int(values.get("incarnation", "")) or 0,
+        ended=_parse_seconds(values.get("ended", "")),
     )

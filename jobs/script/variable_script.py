@@ -10,50 +10,50 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from jobs.script.expressions import (
-    EachHost,
-    EachPort,
-    EachPorts,
+    CurrentHost,
+    CurrentIndex,
+    CurrentPort,
+    CurrentPorts,
     Expression,
-    Family,
+    ExpressionPart,
+    FamilyHost,
+    FamilyPort,
+    FamilyPorts,
     HostList,
-    HostOf,
-    Lit,
-    MyHost,
-    MyIndex,
-    MyPort,
-    MyPorts,
-    Part,
-    PortOf,
+    LiteralText,
+    TaskHost,
+    TaskPort,
     Variable,
+    VariableFamily,
 )
 from jobs.script.variables import RuntimeVariables
 
 Quote = Callable[[str], str]
 Labels = Mapping[str, list[str]]  # role → labels of its ports, in the order of the port table
-_Peer = HostOf | PortOf | HostList
+_PeerReference = TaskHost | TaskPort | HostList
 
 _FUNCTIONS = """\
-# peer ROLE INDEX: sets ip and p, the task's ports in the order of its role's labels.
-peer() {
+# load_peer ROLE INDEX: sets ip and p, the task's ports in the order of its role's labels.
+load_peer() {
   ip=${address[$1.$2]}
   IFS=';' read -ra p <<<"${ports[$1.$2]}"
 }
 
-# peers ROLE PORT BEFORE AFTER SEPARATOR: sets list, all tasks of a role; PORT is a place in p or -.
-peers() {
+# list_peers ROLE PORT BEFORE AFTER SEPARATOR: sets list, all tasks of a role; PORT is a place in p or -.
+list_peers() {
   local i entry p ip
   list=''
   for ((i = 0; i < role_tasks[$1]; i++)); do
-    peer "$1" "$i"
+    load_peer "$1" "$i"
     entry=$ip
     [[ $2 == - ]] || entry+=:${p[$2]%%,*}
     list+=${list:+$5}$3$entry$4
   done
 }
 
-# put NAME VALUE, keep NAME: a line for the tasks; only what is put is exported.
-put() { printf "export %s='%s'\\n" "$1" "${2//\\'/\\'\\\\\\'\\'}"; }
-keep() { printf "%s='%s'\\n" "$1" "${!1//\\'/\\'\\\\\\'\\'}"; }
+# emit_export NAME VALUE, emit_variable NAME: a line for the tasks; only the first exports.
+emit_export() { printf "export %s='%s'\\n" "$1" "${2//\\'/\\'\\\\\\'\\'}"; }
+emit_variable() { printf "%s='%s'\\n" "$1" "${!1//\\'/\\'\\\\\\'\\'}"; }
 """
 
 
@@ -62,26 +62,28 @@ class PeerScript:
     """Bash that writes the table, and the names under which roles find what they need of it."""
 
     lines: tuple[str, ...]
-    kept: dict[_Peer, str]
+    peer_variables: dict[_PeerReference, str]
 
     @classmethod
     def build(cls, variables: RuntimeVariables, labels: Labels, quote: Quote) -> PeerScript:
         numbers = {role: number for number, role in enumerate(labels)}
-        wanted = [
+        references = [
             part
-            for variable in (*variables.everywhere, *_all(variables.by_role))
+            for variable in (*variables.shared, *_iter_variables(variables.by_role))
             for part in variable.value
-            if isinstance(part, HostOf | PortOf | HostList)
+            if isinstance(part, TaskHost | TaskPort | HostList)
         ]
-        kept: dict[_Peer, str] = {}
+        peer_variables: dict[_PeerReference, str] = {}
         body: list[str] = []
-        for part in dict.fromkeys(wanted):
-            kept[part] = f"_sluice_peer_{len(kept)}"
-            body += _keep(part, kept[part], numbers, labels, quote)
-        for variable in variables.everywhere:
-            value = "".join(_kept_or_text(part, kept, quote) for part in variable.value)
-            body.append(f"put {quote(variable.name)} {value}")
-        body += _families(variables.families, numbers, labels, quote)
+        for part in dict.fromkeys(references):
+            peer_variables[part] = f"_sluice_peer_{len(peer_variables)}"
+            body += _render_peer_variable(part, peer_variables[part], numbers, labels, quote)
+        for variable in variables.shared:
+            value = "".join(
+                _render_shared_part(part, peer_variables, quote) for part in variable.value
+            )
+            body.append(f"emit_export {quote(variable.name)} {value}")
+        body += _render_families(variables.families, numbers, labels, quote)
         lines = [
             _FUNCTIONS,
             "# write_peers: the variables that name other tasks, the same for all of them.",
@@ -90,85 +92,97 @@ class PeerScript:
             *(f"  {line}" for line in body),
             "}",
         ]
-        return cls(tuple(lines), kept)
+        return cls(tuple(lines), peer_variables)
 
 
-def _all(by_role: Mapping[str, tuple[Variable, ...]]) -> Iterable[Variable]:
+def _iter_variables(by_role: Mapping[str, tuple[Variable, ...]]) -> Iterable[Variable]:
     return (variable for variables in by_role.values() for variable in variables)
 
 
-def _keep(
-    part: _Peer, name: str, numbers: Mapping[str, int], labels: Labels, quote: Quote
+def _render_peer_variable(
+    part: _PeerReference, name: str, numbers: Mapping[str, int], labels: Labels, quote: Quote
 ) -> list[str]:
     role = numbers[part.role]
     if isinstance(part, HostList):
         port = str(labels[part.role].index(part.label)) if part.label else "-"
         words = " ".join(quote(word) for word in (part.before, part.after, part.separator))
-        return [f"peers {role} {port} {words}", f"{name}=$list", f"keep {name}"]
-    if isinstance(part, HostOf):
-        return [f"{name}=${{address[{role}.{part.index}]}}", f"keep {name}"]
+        return [f"list_peers {role} {port} {words}", f"{name}=$list", f"emit_variable {name}"]
+    if isinstance(part, TaskHost):
+        return [f"{name}=${{address[{role}.{part.index}]}}", f"emit_variable {name}"]
     port = str(labels[part.role].index(part.label))
-    return [f"peer {role} {part.index}", f"{name}=${{p[{port}]%%,*}}", f"keep {name}"]
+    return [f"load_peer {role} {part.index}", f"{name}=${{p[{port}]%%,*}}", f"emit_variable {name}"]
 
 
-def _kept_or_text(part: Part, kept: Mapping[_Peer, str], quote: Quote) -> str:
-    if isinstance(part, HostOf | PortOf | HostList):
-        return f'"${kept[part]}"'
-    if isinstance(part, Lit):
+def _render_shared_part(
+    part: ExpressionPart, peer_variables: Mapping[_PeerReference, str], quote: Quote
+) -> str:
+    if isinstance(part, TaskHost | TaskPort | HostList):
+        return f'"${peer_variables[part]}"'
+    if isinstance(part, LiteralText):
         return quote(part.text)
     raise TypeError(f"{part} differs between tasks")
 
 
-def _families(
-    families: tuple[Family, ...], numbers: Mapping[str, int], labels: Labels, quote: Quote
+def _render_families(
+    families: tuple[VariableFamily, ...], numbers: Mapping[str, int], labels: Labels, quote: Quote
 ) -> list[str]:
-    by_role: dict[str, list[Family]] = {}
+    by_role: dict[str, list[VariableFamily]] = {}
     for family in families:
         by_role.setdefault(family.role, []).append(family)
     lines = []
     for role, members in by_role.items():
         number = numbers[role]
         lines.append(f"for ((i = 0; i < role_tasks[{number}]; i++)); do")
-        lines.append(f'  peer {number} "$i"')
+        lines.append(f'  load_peer {number} "$i"')
         for family in members:
             name = f'{quote(family.prefix)}"$i"{quote(family.suffix) if family.suffix else ""}'
-            value = "".join(_each(part, labels[role], quote) for part in family.value)
-            lines.append(f"  put {name} {value}")
+            value = "".join(_render_family_part(part, labels[role], quote) for part in family.value)
+            lines.append(f"  emit_export {name} {value}")
         lines.append("done")
     return lines
 
 
-def _each(part: Part, labels: list[str], quote: Quote) -> str:
+def _render_family_part(part: ExpressionPart, labels: list[str], quote: Quote) -> str:
     match part:
-        case Lit(text):
+        case LiteralText(text):
             return quote(text)
-        case EachHost():
+        case FamilyHost():
             return '"$ip"'
-        case EachPort(label):
+        case FamilyPort(label):
             return f'"${{p[{labels.index(label)}]%%,*}}"'
-        case EachPorts(label):
+        case FamilyPorts(label):
             return f'"${{p[{labels.index(label)}]}}"'
     raise TypeError(f"{part} has no meaning in a family")
 
 
-def _mine(part: Part, labels: list[str], kept: Mapping[_Peer, str], quote: Quote) -> str:
+def _render_task_part(
+    part: ExpressionPart,
+    labels: list[str],
+    peer_variables: Mapping[_PeerReference, str],
+    quote: Quote,
+) -> str:
     match part:
-        case MyIndex(plus):
-            return f"$((_sluice_index + {plus}))" if plus else '"$_sluice_index"'
-        case MyHost():
+        case CurrentIndex(offset):
+            return f"$((_sluice_index + {offset}))" if offset else '"$_sluice_index"'
+        case CurrentHost():
             return '"$_sluice_ip"'
-        case MyPort(label):
+        case CurrentPort(label):
             return f'"${{_sluice_port_{labels.index(label)}%%,*}}"'
-        case MyPorts(label):
+        case CurrentPorts(label):
             return f'"$_sluice_port_{labels.index(label)}"'
-    return _kept_or_text(part, kept, quote)
+    return _render_shared_part(part, peer_variables, quote)
 
 
-def _value(expression: Expression, labels: list[str], peers: PeerScript, quote: Quote) -> str:
-    return "".join(_mine(part, labels, peers.kept, quote) for part in expression) or "''"
+def _render_expression(
+    expression: Expression, labels: list[str], peers: PeerScript, quote: Quote
+) -> str:
+    return (
+        "".join(_render_task_part(part, labels, peers.peer_variables, quote) for part in expression)
+        or "''"
+    )
 
 
-def role_script(
+def render_role_script(
     static: Mapping[str, str],
     directories: Mapping[str, str],
     variables: Iterable[Variable],
@@ -184,6 +198,9 @@ def role_script(
         "# The job's directories.",
         *(f"export {name}={word}" for name, word in directories.items()),
         "# What depends on where the tasks run.",
-        *(f"export {v.name}={_value(v.value, labels, peers, quote)}" for v in variables),
+        *(
+            f"export {v.name}={_render_expression(v.value, labels, peers, quote)}"
+            for v in variables
+        ),
     ]
     return "\n".join(lines) + "\n"

@@ -13,18 +13,18 @@ from dataclasses import dataclass
 from jobs.jobfile.fields import RESERVED_PREFIXES, identifier, is_identifier
 from jobs.jobfile.model import JobSpec, Port, TaskRole
 from jobs.script.expressions import (
-    EachHost,
-    EachPort,
-    EachPorts,
+    CurrentHost,
+    CurrentIndex,
+    CurrentPort,
+    CurrentPorts,
     Expression,
-    Family,
+    FamilyHost,
+    FamilyPort,
+    FamilyPorts,
     HostList,
-    Lit,
-    MyHost,
-    MyIndex,
-    MyPort,
-    MyPorts,
+    LiteralText,
     Variable,
+    VariableFamily,
 )
 from jobs.script.frameworks import framework_variables
 
@@ -32,31 +32,31 @@ from jobs.script.frameworks import framework_variables
 IMPLICIT_PORTS = (Port(label="http"), Port(label="ssh"))
 
 
-def ports_of(role: TaskRole) -> tuple[Port, ...]:
+def list_task_ports(role: TaskRole) -> tuple[Port, ...]:
     """All ports of a task of this role, http and ssh among them."""
-    listed = {port.label for port in role.port_list}
-    implicit = tuple(port for port in IMPLICIT_PORTS if port.label not in listed)
+    entries = {port.label for port in role.port_list}
+    implicit = tuple(port for port in IMPLICIT_PORTS if port.label not in entries)
     return (*implicit, *role.port_list)
 
 
-def forms_of(name: str) -> tuple[str, ...]:
+def variable_name_forms(name: str) -> tuple[str, ...]:
     """How a role's or port's name stands in variable names: as written if it can, and always bare."""
     bare = identifier(name)
     return (name, bare) if is_identifier(name) and name != bare else (bare,)
 
 
-def upper_form(name: str) -> str:
+def to_octopus_name(name: str) -> str:
     """A role's name in Octopus' variables: task0 → TASK0, ps-server → PS_SERVER."""
     return "".join(c if c.isalnum() and c.isascii() else "_" for c in name).upper()
 
 
-def _count_text(spec: JobSpec, count: int | None) -> str:
+def _format_count(spec: JobSpec, count: int | None) -> str:
     # OpenPAI v1 shows an absent rule as nothing, v2 as -1.
     off = "-1" if spec.imported_from == "openpai-v2" else ""
     return off if count is None else str(count)
 
 
-def _resource_text(role: TaskRole) -> str:
+def _format_resources(role: TaskRole) -> str:
     return f"{role.gpu_number},{role.cpu_number},{role.memory_mb},{role.shm_mb}"
 
 
@@ -90,23 +90,23 @@ def job_variables(
         "TRAINING_ID": training_id or name,
     }
     for position, role in enumerate(spec.task_roles):
-        for form in forms_of(role.name):
+        for form in variable_name_forms(role.name):
             values[f"PAI_TASK_ROLE_TASK_COUNT_{form}"] = str(role.task_number)
-            values[f"PAI_RESOURCE_{form}"] = _resource_text(role)
-            values[f"PAI_MIN_FAILED_TASK_COUNT_{form}"] = _count_text(
+            values[f"PAI_RESOURCE_{form}"] = _format_resources(role)
+            values[f"PAI_MIN_FAILED_TASK_COUNT_{form}"] = _format_count(
                 spec, role.min_failed_task_count
             )
-            values[f"PAI_MIN_SUCCEEDED_TASK_COUNT_{form}"] = _count_text(
+            values[f"PAI_MIN_SUCCEEDED_TASK_COUNT_{form}"] = _format_count(
                 spec, role.min_succeeded_task_count
             )
-        for form in octopus_forms(position, role):
+        for form in octopus_role_names(position, role):
             values[f"VC_{form}_NUM"] = str(role.task_number)
     return values
 
 
-def octopus_forms(position: int, role: TaskRole) -> tuple[str, ...]:
+def octopus_role_names(position: int, role: TaskRole) -> tuple[str, ...]:
     """Octopus names roles by their place (task0); the user's name works as well."""
-    return tuple(dict.fromkeys((f"TASK{position}", upper_form(role.name))))
+    return tuple(dict.fromkeys((f"TASK{position}", to_octopus_name(role.name))))
 
 
 def role_variables(spec: JobSpec, role: TaskRole) -> dict[str, str]:
@@ -123,10 +123,10 @@ def role_variables(spec: JobSpec, role: TaskRole) -> dict[str, str]:
         "PAI_CURRENT_TASK_ROLE_MEM_MB": str(role.memory_mb),
         "PAI_CURRENT_TASK_ROLE_SHM_MB": str(role.shm_mb),
         "PAI_CURRENT_TASK_ROLE_GPU_COUNT": str(role.gpu_number),
-        "PAI_CURRENT_TASK_ROLE_MIN_FAILED_TASK_COUNT": _count_text(
+        "PAI_CURRENT_TASK_ROLE_MIN_FAILED_TASK_COUNT": _format_count(
             spec, role.min_failed_task_count
         ),
-        "PAI_CURRENT_TASK_ROLE_MIN_SUCCEEDED_TASK_COUNT": _count_text(
+        "PAI_CURRENT_TASK_ROLE_MIN_SUCCEEDED_TASK_COUNT": _format_count(
             spec, role.min_succeeded_task_count
         ),
         "PAI_TASK_CPU_NUM": str(role.cpu_number),
@@ -151,7 +151,7 @@ def directory_variables(
     The latter are words that jobs use for themselves as well: a job's own value stays.
     """
     result = output or work
-    plain = {
+    ffdl_values = {
         "DATA_DIR": data,
         "MODEL_DIR": code or work,
         "RESULT_DIR": result,
@@ -160,14 +160,14 @@ def directory_variables(
         "LOG_DIR": f"{attempt}/logs",
         "JOB_STATE_DIR": attempt,
     }
-    own = set(spec.job_envs).union(*(role.env for role in spec.task_roles))
+    job_values = set(spec.job_envs).union(*(role.env for role in spec.task_roles))
     return {
         "PAI_DATA_DIR": data,
         "PAI_OUTPUT_DIR": output,
         "PAI_CODE_DIR": code,
         "PAI_WORK_DIR": work,
         "PAI_DEFAULT_FS_URI": fs_uri,
-        **{name: value for name, value in plain.items() if name not in own},
+        **{name: value for name, value in ffdl_values.items() if name not in job_values},
     }
 
 
@@ -184,14 +184,14 @@ def static_variables(
     )
     result = {}
     for role in spec.task_roles:
-        ours = {**shared, **role_variables(spec, role)}
-        own = user_variables(spec, role)
-        kept = {
+        sluice_values = {**shared, **role_variables(spec, role)}
+        job_values = user_variables(spec, role)
+        kept_values = {
             name: value
-            for name, value in own.items()
-            if name not in ours or not name.startswith(RESERVED_PREFIXES)
+            for name, value in job_values.items()
+            if name not in sluice_values or not name.startswith(RESERVED_PREFIXES)
         }
-        result[role.name] = {**ours, **kept}
+        result[role.name] = {**sluice_values, **kept_values}
     return result
 
 
@@ -215,79 +215,84 @@ def substitute_paths(spec: JobSpec, *, user: str, fs_uri: str = "") -> JobSpec:
         "USER": user,
     }
 
-    def fill(path: str) -> str:
+    def substitute_variables(path: str) -> str:
         return _PATH_VARIABLE.sub(
-            lambda found: values.get(found["braced"] or found["bare"], found.group()),
+            lambda match: values.get(match["braced"] or match["bare"], match.group()),
             _HOME.sub("~", path),
         )
 
     fields = ("auth_file", "data_dir", "output_dir", "code_dir", "model_dir")
-    changed: dict[str, object] = {name: fill(getattr(spec, name)) for name in fields}
-    changed["mounts"] = tuple(
-        mount.model_copy(update={"source": fill(mount.source)}) for mount in spec.mounts
+    updates: dict[str, object] = {
+        name: substitute_variables(getattr(spec, name)) for name in fields
+    }
+    updates["mounts"] = tuple(
+        mount.model_copy(update={"source": substitute_variables(mount.source)})
+        for mount in spec.mounts
     )
-    return spec.model_copy(update=changed)
+    return spec.model_copy(update=updates)
 
 
 @dataclass(frozen=True, slots=True)
 class RuntimeVariables:
     """What the renderer fills in once hosts and ports are known."""
 
-    everywhere: tuple[Variable, ...]  # the same in every task
-    families: tuple[Family, ...]  # one variable per task of a role, the same in every task
+    shared: tuple[Variable, ...]  # the same in every task
+    families: tuple[VariableFamily, ...]  # one variable per task of a role, the same in every task
     by_role: dict[str, tuple[Variable, ...]]  # by the current task's role; the framework's included
 
 
 def runtime_variables(spec: JobSpec) -> RuntimeVariables:
-    of_framework = framework_variables(spec)
+    framework_values = framework_variables(spec)
     return RuntimeVariables(
-        everywhere=tuple(_everywhere(spec)),
-        families=tuple(family for role in spec.task_roles for family in _families(role)),
+        shared=tuple(_shared_variables(spec)),
+        families=tuple(family for role in spec.task_roles for family in _task_families(role)),
         by_role={
-            role.name: (*_of_current_task(role), *of_framework[role.name])
+            role.name: (*_current_task_variables(role), *framework_values[role.name])
             for role in spec.task_roles
         },
     )
 
 
-def _everywhere(spec: JobSpec) -> Iterator[Variable]:
+def _shared_variables(spec: JobSpec) -> Iterator[Variable]:
     for position, role in enumerate(spec.task_roles):
         with_port: Expression = (HostList(role.name, "http"),)
-        for form in forms_of(role.name):
+        for form in variable_name_forms(role.name):
             yield Variable(f"PAI_TASK_ROLE_{form}_HOST_LIST", with_port)
-        for form in octopus_forms(position, role):
+        for form in octopus_role_names(position, role):
             yield Variable(f"VC_{form}_HOSTS", (HostList(role.name),))
 
 
-def _families(role: TaskRole) -> Iterator[Family]:
-    for form in forms_of(role.name):
-        yield Family(role.name, f"PAI_HOST_IP_{form}_", "", (EachHost(),))
-        for port in ports_of(role):
-            for label in forms_of(port.label):
-                yield Family(
-                    role.name, f"PAI_PORT_LIST_{form}_", f"_{label}", (EachPorts(port.label),)
+def _task_families(role: TaskRole) -> Iterator[VariableFamily]:
+    for form in variable_name_forms(role.name):
+        yield VariableFamily(role.name, f"PAI_HOST_IP_{form}_", "", (FamilyHost(),))
+        for port in list_task_ports(role):
+            for label in variable_name_forms(port.label):
+                yield VariableFamily(
+                    role.name, f"PAI_PORT_LIST_{form}_", f"_{label}", (FamilyPorts(port.label),)
                 )
-                yield Family(role.name, f"PAI_{form}_", f"_{label}_PORT", (EachPort(port.label),))
+                yield VariableFamily(
+                    role.name, f"PAI_{form}_", f"_{label}_PORT", (FamilyPort(port.label),)
+                )
 
 
-def _of_current_task(role: TaskRole) -> Iterator[Variable]:
-    index: Expression = (MyIndex(),)
+def _current_task_variables(role: TaskRole) -> Iterator[Variable]:
+    index: Expression = (CurrentIndex(),)
     for name in (
         "PAI_CURRENT_TASK_ROLE_CURRENT_TASK_INDEX",
         "PAI_TASK_INDEX",
         "VC_TASK_INDEX",
     ):
         yield Variable(name, index)
-    yield Variable("LEARNER_ID", (MyIndex(plus=1),))
-    yield Variable("PAI_CONTAINER_ID", (Lit(f"{role.name}-"), MyIndex()))
+    yield Variable("LEARNER_ID", (CurrentIndex(offset=1),))
+    yield Variable("PAI_CONTAINER_ID", (LiteralText(f"{role.name}-"), CurrentIndex()))
     for name in ("PAI_CONTAINER_HOST_IP", "PAI_CURRENT_CONTAINER_IP"):
-        yield Variable(name, (MyHost(),))
+        yield Variable(name, (CurrentHost(),))
     for name in ("PAI_CONTAINER_HOST_PORT", "PAI_CURRENT_CONTAINER_PORT"):
-        yield Variable(name, (MyPort("http"),))
-    yield Variable("PAI_CONTAINER_SSH_PORT", (MyPort("ssh"),))
-    listed: list[Lit | MyPorts] = []
-    for port in ports_of(role):
-        listed += [Lit(f"{port.label}:"), MyPorts(port.label), Lit(";")]
-        for label in forms_of(port.label):
-            yield Variable(f"PAI_CONTAINER_HOST_{label}_PORT_LIST", (MyPorts(port.label),))
-    yield Variable("PAI_CONTAINER_HOST_PORT_LIST", tuple(listed))
+        yield Variable(name, (CurrentPort("http"),))
+    yield Variable("PAI_CONTAINER_SSH_PORT", (CurrentPort("ssh"),))
+    entries: list[LiteralText | CurrentPorts] = []
+    for port in list_task_ports(role):
+        entries += [LiteralText(f"{port.label}:"), CurrentPorts(port.label), LiteralText(";")]
+        for label in variable_name_forms(port.label):
+            yield Variable(f"PAI_CONTAINER_HOST_{label}_PORT_LIST", (CurrentPorts(port.label),))
+    yield Variable("PAI_CONTAINER_HOST_PORT_LIST", tuple(entries))

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     Person = User | AnonymousUser
 
 
-class Verb(StrEnum):
+class JobAction(StrEnum):
     VIEW = "view"
     EDIT = "edit"  # description and labels
     STOP = "stop"
@@ -35,16 +35,18 @@ class Verb(StrEnum):
 
 # What an administrator of the job's namespace may do with other people's jobs. Not EDIT, which would
 # put words into their mouth, and not RETRY, which would run something in their name.
-_NAMESPACE_ADMIN_VERBS = frozenset({Verb.STOP, Verb.DELETE, Verb.TIME_LIMIT})
+_NAMESPACE_ADMIN_EXTRA_ACTIONS = frozenset({JobAction.STOP, JobAction.DELETE, JobAction.TIME_LIMIT})
 # An owner who has left the namespace may still look, stop, tidy up; not start anything there.
-_OWNER_ALWAYS = frozenset({Verb.VIEW, Verb.EDIT, Verb.STOP, Verb.DELETE, Verb.CLONE})
+_OWNER_ACTIONS = frozenset(
+    {JobAction.VIEW, JobAction.EDIT, JobAction.STOP, JobAction.DELETE, JobAction.CLONE}
+)
 # Into which namespace one clones, and whether one may submit there, is checked on creation.
-_VIEWER_VERBS = frozenset({Verb.VIEW, Verb.CLONE})
-_NAMESPACE_ADMIN_SEES = _NAMESPACE_ADMIN_VERBS | _VIEWER_VERBS
-_ALL_VERBS = frozenset(Verb)
+_VIEWER_ACTIONS = frozenset({JobAction.VIEW, JobAction.CLONE})
+_NAMESPACE_ADMIN_ACTIONS = _NAMESPACE_ADMIN_EXTRA_ACTIONS | _VIEWER_ACTIONS
+_ALL_ACTIONS = frozenset(JobAction)
 
 
-def visible_to(user: Person) -> QuerySet[Job]:
+def jobs_visible_to(user: Person) -> QuerySet[Job]:
     """Every job that the person may see, deleted ones left out."""
     jobs = Job.objects.not_deleted()
     if not user.is_authenticated or not user.is_active:
@@ -54,24 +56,24 @@ def visible_to(user: Person) -> QuerySet[Job]:
     return jobs.filter(Q(owner=user) | Q(namespace__in=list(roles_of(user))))
 
 
-def can(user: Person, verb: Verb | str, job: Job) -> bool:
-    verb = Verb(verb)
+def can(user: Person, action: JobAction | str, job: Job) -> bool:
+    action = JobAction(action)
     if job.deleted_at is not None:
         return False
     role = None
-    if user.is_authenticated and (job.owner_id != user.pk or verb not in _OWNER_ALWAYS):
+    if user.is_authenticated and (job.owner_id != user.pk or action not in _OWNER_ACTIONS):
         role = role_of(user, job.namespace)
-    return verb in allowed_verbs(
+    return action in allowed_actions(
         user,
         role,
         owner_id=job.owner_id,
-        takes_jobs=job.namespace.active and job.namespace.cluster.enabled,
+        accepts_jobs=job.namespace.active and job.namespace.cluster.enabled,
     )
 
 
-def allowed_verbs(
-    user: Person, role: Role | None, *, owner_id: int, takes_jobs: bool
-) -> frozenset[Verb]:
+def allowed_actions(
+    user: Person, role: Role | None, *, owner_id: int, accepts_jobs: bool
+) -> frozenset[JobAction]:
     """What a person with this role in the job's namespace may do: the rule itself, without a query.
 
     `takes_jobs`: the namespace is active and its cluster switched on.
@@ -79,13 +81,13 @@ def allowed_verbs(
     if not user.is_authenticated or not user.is_active:
         return frozenset()
     if user.is_superuser:
-        return _ALL_VERBS
+        return _ALL_ACTIONS
     if owner_id == user.pk:
-        submits = takes_jobs and role in (Role.MEMBER, Role.ADMIN)
-        return _ALL_VERBS if submits else _OWNER_ALWAYS
+        may_submit = accepts_jobs and role in (Role.MEMBER, Role.ADMIN)
+        return _ALL_ACTIONS if may_submit else _OWNER_ACTIONS
     if role is None:
         return frozenset()
-    return _NAMESPACE_ADMIN_SEES if role is Role.ADMIN else _VIEWER_VERBS
+    return _NAMESPACE_ADMIN_ACTIONS if role is Role.ADMIN else _VIEWER_ACTIONS
 
 
 def event_visibility(user: Person) -> EventVisibility | None:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Literal
 
-from core.messages import Sentence, _
+from core.messages import Message, _
 
 Format = Literal["zip", "tar", "tar.gz"]
 Kind = Literal["file", "dir", "symlink", "hardlink"]
@@ -32,14 +32,14 @@ MAX_LINK_HOPS = 40
 # No header of an honest archive is larger; a larger one would be read into memory by tarfile.
 MAX_HEADER_BYTES = 1024 * 1024
 GZIP_MAGIC, ZIP_MAGICS = b"\x1f\x8b", (b"PK\x03\x04", b"PK\x05\x06")
-OTHERS = {
+UNSUPPORTED_FORMATS = {
     b"BZh": "bzip2",
     b"\xfd7zXZ": "xz",
     b"7z\xbc\xaf": "7-Zip",
     b"Rar!": "RAR",
     b"\x28\xb5\x2f\xfd": "zstd",
 }
-_UNIX = 3  # zip's "made by" for systems whose modes mean something
+_ZIP_CREATED_ON_UNIX = 3  # zip's "made by" for systems whose modes mean something
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +48,13 @@ class Limits:
     unpacked_bytes: int = 8 * 1024**3
     ratio: int = 200  # unpacked : packed
     # Small archives of zeros compress well and harm nobody.
-    ratio_free_bytes: int = 64 * 1024**2
+    ratio_exempt_bytes: int = 64 * 1024**2
 
 
 class ArchiveRefused(Exception):
     """The archive is broken or hostile. `code` is stable; the message says which entry and why."""
 
-    def __init__(self, code: str, message: Sentence, *, entry: str = "") -> None:
+    def __init__(self, code: str, message: Message, *, entry: str = "") -> None:
         super().__init__(message)
         self.code = code
         self.user_message = message
@@ -82,7 +82,7 @@ class Entry:
 
 
 @dataclass(slots=True)
-class _Seen:
+class _EntryChecker:
     """What the entries so far add up to, and what later ones must respect."""
 
     packed_bytes: int
@@ -101,11 +101,11 @@ class _Seen:
                 _("The archive holds more than %(files)s files.", files=self.limits.files),
             )
         check_sizes(self.unpacked_bytes, self.packed_bytes, self.limits)
-        before = self.kinds.get(entry.path)
-        if before and not (before == entry.kind == "dir"):
+        existing_kind = self.kinds.get(entry.path)
+        if existing_kind and not (existing_kind == entry.kind == "dir"):
             raise ArchiveRefused(
                 "duplicate",
-                _("%(path)s is in the archive twice.", path=_shown(entry.path)),
+                _("%(path)s is in the archive twice.", path=_printable(entry.path)),
                 entry=entry.path,
             )
         parts = entry.path.split("/")
@@ -116,8 +116,8 @@ class _Seen:
                     "through_link",
                     _(
                         "%(path)s lies below %(parent)s, which is not a directory.",
-                        path=_shown(entry.path),
-                        parent=_shown(parent),
+                        path=_printable(entry.path),
+                        parent=_printable(parent),
                     ),
                     entry=entry.path,
                 )
@@ -127,7 +127,7 @@ class _Seen:
                 "link_out",
                 _(
                     "%(path)s is a hard link to something that is not in the archive.",
-                    path=_shown(entry.path),
+                    path=_printable(entry.path),
                 ),
                 entry=entry.path,
             )
@@ -138,12 +138,12 @@ class _Seen:
     def check_links(self) -> None:
         """Followed to the end, every link stays inside: also through other links."""
         for path in self.links:
-            if not _stays_inside(path, self.links):
+            if not _resolves_inside(path, self.links):
                 raise ArchiveRefused(
                     "link_out",
                     _(
                         "%(path)s is a link that leads out of the archive, or nowhere.",
-                        path=_shown(path),
+                        path=_printable(path),
                     ),
                     entry=path,
                 )
@@ -158,38 +158,38 @@ def check_sizes(unpacked_bytes: int, packed_bytes: int, limits: Limits) -> None:
                 limit=limits.unpacked_bytes // 1024**2,
             ),
         )
-    if unpacked_bytes > max(limits.ratio_free_bytes, packed_bytes * limits.ratio):
+    if unpacked_bytes > max(limits.ratio_exempt_bytes, packed_bytes * limits.ratio):
         raise ArchiveRefused(
             "bomb",
             _("The archive unpacks to more than %(ratio)s times its own size.", ratio=limits.ratio),
         )
 
 
-def _stays_inside(link: str, links: dict[str, str]) -> bool:
+def _resolves_inside(link: str, links: dict[str, str]) -> bool:
     hops = 0
-    here: list[str] = []
-    todo = link.split("/")[::-1]
-    while todo:
-        part = todo.pop()
+    resolved: list[str] = []
+    pending = link.split("/")[::-1]
+    while pending:
+        part = pending.pop()
         if part in ("", "."):
             continue
         if part == "..":
-            if not here:
+            if not resolved:
                 return False
-            here.pop()
+            resolved.pop()
             continue
-        here.append(part)
-        target = links.get("/".join(here))
+        resolved.append(part)
+        target = links.get("/".join(resolved))
         if target is not None:
             hops += 1
             if target.startswith("/") or hops > MAX_LINK_HOPS:
                 return False
-            here.pop()
-            todo.extend(target.split("/")[::-1])
+            resolved.pop()
+            pending.extend(target.split("/")[::-1])
     return True
 
 
-def _shown(name: str) -> str:
+def _printable(name: str) -> str:
     text = "".join(c if c.isprintable() else "·" for c in name)
     return f"“{text[:80]}{'…' if len(text) > 80 else ''}”"
 
@@ -197,9 +197,9 @@ def _shown(name: str) -> str:
 def safe_path(name: str) -> str:
     """An entry's name as a clean relative path; "" for the root itself."""
 
-    def refuse(code: str, why: Sentence) -> ArchiveRefused:
+    def refuse(code: str, why: Message) -> ArchiveRefused:
         return ArchiveRefused(
-            code, _("The entry %(name)s %(why)s.", name=_shown(name), why=why), entry=name
+            code, _("The entry %(name)s %(why)s.", name=_printable(name), why=why), entry=name
         )
 
     if name.startswith("/") or (len(name) > 1 and name[1] == ":" and name[0].isalpha()):
@@ -222,7 +222,7 @@ def safe_path(name: str) -> str:
     return "/".join(parts)
 
 
-def detect(path: Path) -> Format:
+def detect_format(path: Path) -> Format:
     with path.open("rb") as file:
         head = file.read(512)
     if head[:4] in ZIP_MAGICS:
@@ -231,7 +231,9 @@ def detect(path: Path) -> Format:
         return "tar.gz"
     if head[257:262] == b"ustar" or _looks_like_old_tar(head):
         return "tar"
-    other = next((name for magic, name in OTHERS.items() if head.startswith(magic)), "")
+    other = next(
+        (name for magic, name in UNSUPPORTED_FORMATS.items() if head.startswith(magic)), ""
+    )
     message = _("Code is taken as zip, tar or tar.gz. This is none of them.")
     if other:
         message = _("Code is taken as zip, tar or tar.gz. This is %(other)s.", other=other)
@@ -251,34 +253,34 @@ def _looks_like_old_tar(head: bytes) -> bool:
 def check_archive(path: Path, limits: Limits | None = None) -> ArchiveInfo:
     """Everything about an archive that can be known without unpacking it to disk."""
     limits = limits or Limits()
-    kind = detect(path)
-    seen = _Seen(packed_bytes=path.stat().st_size, limits=limits)
+    kind = detect_format(path)
+    checker = _EntryChecker(packed_bytes=path.stat().st_size, limits=limits)
     with _entries(path, kind, limits) as entries:
         for entry in entries:
-            seen.add(entry)
-    seen.check_links()
-    if not any(found in ("file", "hardlink") for found in seen.kinds.values()):
+            checker.add(entry)
+    checker.check_links()
+    if not any(entry_kind in ("file", "hardlink") for entry_kind in checker.kinds.values()):
         raise ArchiveRefused("empty", _("There is no file in the archive."))
-    return ArchiveInfo(format=kind, files=seen.count, unpacked_bytes=seen.unpacked_bytes)
+    return ArchiveInfo(format=kind, files=checker.count, unpacked_bytes=checker.unpacked_bytes)
 
 
 def tar_chunks(path: Path, limits: Limits | None = None) -> Iterator[bytes]:
     """The archive as an uncompressed tar, chunk by chunk; checked again on the way."""
     limits = limits or Limits()
-    kind = detect(path)
-    seen = _Seen(packed_bytes=path.stat().st_size, limits=limits)
+    kind = detect_format(path)
+    checker = _EntryChecker(packed_bytes=path.stat().st_size, limits=limits)
     with _entries(path, kind, limits) as entries:
         for entry in entries:
-            seen.add(entry)
-            yield _header(entry).tobuf(tarfile.PAX_FORMAT)
+            checker.add(entry)
+            yield _build_tar_header(entry).tobuf(tarfile.PAX_FORMAT)
             if entry.kind == "file" and entry.open is not None:
                 with entry.open() as source:
-                    yield from _exactly(source, entry)
-    seen.check_links()
+                    yield from _iter_file_blocks(source, entry)
+    checker.check_links()
     yield bytes(2 * tarfile.BLOCKSIZE)
 
 
-def _header(entry: Entry) -> tarfile.TarInfo:
+def _build_tar_header(entry: Entry) -> tarfile.TarInfo:
     info = tarfile.TarInfo(entry.path)
     info.mtime = max(0, min(entry.mtime, 2**33 - 1))
     info.mode = 0o755 if entry.kind == "dir" or entry.mode & 0o100 else 0o644
@@ -293,20 +295,20 @@ def _header(entry: Entry) -> tarfile.TarInfo:
     return info
 
 
-def _exactly(source: IO[bytes], entry: Entry) -> Iterator[bytes]:
-    left = entry.size
-    while left:
-        chunk = source.read(min(CHUNK, left))
+def _iter_file_blocks(source: IO[bytes], entry: Entry) -> Iterator[bytes]:
+    remaining = entry.size
+    while remaining:
+        chunk = source.read(min(CHUNK, remaining))
         if not chunk:
             raise ArchiveRefused(
                 "broken",
-                _("%(path)s is shorter than it says.", path=_shown(entry.path)),
+                _("%(path)s is shorter than it says.", path=_printable(entry.path)),
                 entry=entry.path,
             )
-        left -= len(chunk)
+        remaining -= len(chunk)
         yield chunk
-    if fill := -entry.size % tarfile.BLOCKSIZE:
-        yield bytes(fill)
+    if padding := -entry.size % tarfile.BLOCKSIZE:
+        yield bytes(padding)
 
 
 @contextmanager
@@ -321,10 +323,10 @@ def _entries(path: Path, kind: Format, limits: Limits) -> Iterator[Iterator[Entr
             if kind == "tar.gz":
                 # GzipFile reads and seeks like a file; going forward is all that happens here.
                 stream = gzip.GzipFile(fileobj=raw, mode="rb")
-            guarded = _Guarded(stream, path.stat().st_size, limits)
-            with tarfile.open(fileobj=guarded, mode="r:", errorlevel=2) as tar:
+            limited = _LimitedStream(stream, path.stat().st_size, limits)
+            with tarfile.open(fileobj=limited, mode="r:", errorlevel=2) as tar:
                 yield _tar_entries(tar)
-            guarded.drain()
+            limited.drain()
     except ArchiveRefused:
         raise
     except (
@@ -343,7 +345,7 @@ def _entries(path: Path, kind: Format, limits: Limits) -> Iterator[Iterator[Entr
         ) from error
 
 
-class _Guarded(io.RawIOBase):
+class _LimitedStream(io.RawIOBase):
     """A forward-read stream that never gives out more than the limits allow."""
 
     def __init__(
@@ -385,8 +387,8 @@ class _Guarded(io.RawIOBase):
     def _advance(self, position: int) -> None:
         self._position = position
         # Headers and padding come on top of the files themselves.
-        spare = self._limits.files * 2 * tarfile.BLOCKSIZE
-        check_sizes(max(0, position - spare), self._packed_bytes, self._limits)
+        overhead_bytes = self._limits.files * 2 * tarfile.BLOCKSIZE
+        check_sizes(max(0, position - overhead_bytes), self._packed_bytes, self._limits)
 
     def drain(self) -> None:
         """To the very end: a cut gzip stream shows itself only there."""
@@ -406,12 +408,15 @@ def _tar_entries(tar: tarfile.TarFile) -> Iterator[Entry]:
         if member.issparse() or not (member.isreg() or member.issym() or member.islnk()):
             raise ArchiveRefused(
                 "special_file",
-                _("%(path)s is a device, a pipe or another special file.", path=_shown(path)),
+                _("%(path)s is a device, a pipe or another special file.", path=_printable(path)),
                 entry=path,
             )
         if member.issym():
             yield Entry(
-                path, "symlink", mtime=int(member.mtime), target=_target(member.linkname, path)
+                path,
+                "symlink",
+                mtime=int(member.mtime),
+                target=_check_link_target(member.linkname, path),
             )
         elif member.islnk():
             yield Entry(
@@ -431,14 +436,14 @@ def _tar_entries(tar: tarfile.TarFile) -> Iterator[Entry]:
 def _tar_file(tar: tarfile.TarFile, member: tarfile.TarInfo) -> IO[bytes]:
     file = tar.extractfile(member)
     if file is None:
-        raise ArchiveRefused("broken", _("%(name)s cannot be read.", name=_shown(member.name)))
+        raise ArchiveRefused("broken", _("%(name)s cannot be read.", name=_printable(member.name)))
     return file
 
 
-def _target(target: str, path: str) -> str:
+def _check_link_target(target: str, path: str) -> str:
     if not target or len(target) > MAX_PATH_BYTES or any(ord(c) < 32 for c in target):
         raise ArchiveRefused(
-            "link_out", _("%(path)s is a link to nowhere.", path=_shown(path)), entry=path
+            "link_out", _("%(path)s is a link to nowhere.", path=_printable(path)), entry=path
         )
     return target
 
@@ -457,9 +462,9 @@ def _zip_entries(archive: zipfile.ZipFile, packed_bytes: int, limits: Limits) ->
         path = safe_path(info.orig_filename)
         if info.flag_bits & 0x1:
             raise ArchiveRefused(
-                "encrypted", _("%(path)s is encrypted.", path=_shown(path)), entry=path
+                "encrypted", _("%(path)s is encrypted.", path=_printable(path)), entry=path
             )
-        mode = info.external_attr >> 16 if info.create_system == _UNIX else 0o644
+        mode = info.external_attr >> 16 if info.create_system == _ZIP_CREATED_ON_UNIX else 0o644
         if info.is_dir():
             if path:
                 yield Entry(path, "dir")
@@ -470,10 +475,12 @@ def _zip_entries(archive: zipfile.ZipFile, packed_bytes: int, limits: Limits) ->
         if kind == stat.S_IFLNK:
             if info.file_size > MAX_PATH_BYTES:
                 raise ArchiveRefused(
-                    "link_out", _("%(path)s is a link to nowhere.", path=_shown(path)), entry=path
+                    "link_out",
+                    _("%(path)s is a link to nowhere.", path=_printable(path)),
+                    entry=path,
                 )
             target = archive.read(info).decode("utf-8", errors="surrogateescape")
-            yield Entry(path, "symlink", target=_target(target, path))
+            yield Entry(path, "symlink", target=_check_link_target(target, path))
         elif kind in (0, stat.S_IFREG):
             yield Entry(
                 path,
@@ -485,6 +492,6 @@ def _zip_entries(archive: zipfile.ZipFile, packed_bytes: int, limits: Limits) ->
         else:
             raise ArchiveRefused(
                 "special_file",
-                _("%(path)s is a device, a pipe or another special file.", path=_shown(path)),
+                _("%(path)s is a device, a pipe or another special file.", path=_printable(path)),
                 entry=path,
             )

@@ -6,12 +6,12 @@ from collections.abc import Collection
 from typing import Literal
 
 from clusters.models import Cluster
-from jobs.script.render import RenderOptions, image_files_of
+from jobs.script.render import RenderOptions, filter_image_files
 
 _GPU_OPTIONS: dict[str, Literal["--nv", "--rocm", ""]] = {"nvidia": "--nv", "amd": "--rocm"}
 
 
-def options_for(
+def build_render_options(
     cluster: Cluster, *, image_cache_dir: str = "", image_names: Collection[str] = ()
 ) -> RenderOptions:
     """`image_names` are the files of the cluster's image directory, as far as they are known."""
@@ -20,7 +20,7 @@ def options_for(
         runtime=cluster.runtime,  # type: ignore[arg-type]  # the model's choices are these words
         runtime_program=cluster.runtime_program,
         images_dir=cluster.images_dir,
-        image_files=image_files_of(image_names),
+        image_files=filter_image_files(image_names),
         image_aliases=cluster.image_aliases,
         image_cache_dir=image_cache_dir or defaults.image_cache_dir,
         grace_s=cluster.grace_s,

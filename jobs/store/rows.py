@@ -24,7 +24,7 @@ from jobs.models import Attempt, Job
 Row = tuple[Any, ...]
 
 # Name → where it comes from: j job, o owner, n namespace, c cluster, s the cluster's status.
-_SOURCES: Mapping[str, str] = {
+_COLUMN_SOURCES: Mapping[str, str] = {
     "id": "j.id",
     "name": "j.name",
     "owner_id": "j.owner_id",
@@ -62,38 +62,38 @@ _SOURCES: Mapping[str, str] = {
     "has_secrets": "j.has_secrets",
     "cloned_from": "j.cloned_from",
 }
-COLUMNS = tuple(_SOURCES)
+COLUMNS = tuple(_COLUMN_SOURCES)
 OWNER_ID, NAMESPACE_ID = COLUMNS.index("owner_id"), COLUMNS.index("namespace_id")
-MORE = ("warnings", "plan")
+DETAIL_COLUMNS = ("warnings", "plan")
 
 
 @lru_cache(maxsize=16)
-def table(model: Any) -> str:
+def quoted_table(model: Any) -> str:
     return connection.ops.quote_name(model._meta.db_table)
 
 
 @lru_cache(maxsize=4)
-def _select(vendor: str, more: tuple[str, ...]) -> str:
+def _select(vendor: str, details: tuple[str, ...]) -> str:
     slurm_id = (
-        f"(SELECT a.slurm_job_id FROM {table(Attempt)} a "
+        f"(SELECT a.slurm_job_id FROM {quoted_table(Attempt)} a "
         "WHERE a.job_id = j.id AND a.number = j.attempt_number)"
     )
-    columns = [_as_driver_gives(source, vendor) or slurm_id for source in _SOURCES.values()]
-    columns += [f"j.{name}" for name in more]
+    columns = [_column_sql(source, vendor) or slurm_id for source in _COLUMN_SOURCES.values()]
+    columns += [f"j.{name}" for name in details]
     return (
-        f"SELECT {', '.join(columns)} FROM {table(Job)} j "
-        f"JOIN {table(get_user_model())} o ON o.id = j.owner_id "
-        f"JOIN {table(Namespace)} n ON n.id = j.namespace_id "
-        f"JOIN {table(Cluster)} c ON c.id = j.cluster_id "
-        f"LEFT JOIN {table(ClusterStatus)} s ON s.cluster_id = j.cluster_id "
+        f"SELECT {', '.join(columns)} FROM {quoted_table(Job)} j "
+        f"JOIN {quoted_table(get_user_model())} o ON o.id = j.owner_id "
+        f"JOIN {quoted_table(Namespace)} n ON n.id = j.namespace_id "
+        f"JOIN {quoted_table(Cluster)} c ON c.id = j.cluster_id "
+        f"LEFT JOIN {quoted_table(ClusterStatus)} s ON s.cluster_id = j.cluster_id "
         "WHERE j.deleted_at IS NULL AND "
     )
 
 
-def _as_driver_gives(source: str, vendor: str) -> str:
+def _column_sql(source: str, vendor: str) -> str:
     # SQLite keeps times as text; without the cast Django would parse each, and the answer's text be made anew.
-    is_moment = source.endswith("_at") or source == "j.expected_start"
-    return f"CAST({source} AS TEXT)" if vendor == "sqlite" and is_moment else source
+    is_datetime = source.endswith("_at") or source == "j.expected_start"
+    return f"CAST({source} AS TEXT)" if vendor == "sqlite" and is_datetime else source
 
 
 def execute(sql: str, params: Sequence[Any], width: int) -> list[Row]:
@@ -102,9 +102,9 @@ def execute(sql: str, params: Sequence[Any], width: int) -> list[Row]:
     From SQLite they come as one JSON text: its driver gives the interpreter's lock away at every row, and
     among many threads each time waits to get it back. That halved what a process can serve.
     """
-    at_once = connection.vendor == "sqlite"
+    as_json = connection.vendor == "sqlite"
     with connection.cursor() as cursor:
-        if not at_once:
+        if not as_json:
             cursor.execute(sql, params)
             return list(cursor.fetchall())
         names = ", ".join(f"c{place}" for place in range(width))
@@ -115,23 +115,23 @@ def execute(sql: str, params: Sequence[Any], width: int) -> list[Row]:
         return [tuple(row) for row in orjson.loads(cursor.fetchone()[0])]
 
 
-def rows_of(ids: Sequence[Any]) -> list[Row]:
+def fetch_rows(ids: Sequence[Any]) -> list[Row]:
     """The rows of these ids (as the driver gave or takes them), in their order."""
     if not ids:
         return []
-    places = ", ".join(["%s"] * len(ids))
-    sql = _select(connection.vendor, ()) + f"j.id IN ({places})"
+    marks = ", ".join(["%s"] * len(ids))
+    sql = _select(connection.vendor, ()) + f"j.id IN ({marks})"
     found = execute(sql, ids, len(COLUMNS))
     by_id = {row[0]: row for row in found}
     # One that was deleted between the two looks is simply not there.
     return [by_id[id] for id in ids if id in by_id]
 
 
-def row_of(job_id: uuid.UUID, *, with_more: bool = False) -> tuple[Row, Row] | None:
+def fetch_row(job_id: uuid.UUID, *, with_details: bool = False) -> tuple[Row, Row] | None:
     """COLUMNS and, if asked, MORE of one job."""
-    more = MORE if with_more else ()
-    sql = _select(connection.vendor, more) + "j.id = %s"
-    found = execute(sql, [id_param(job_id)], len(COLUMNS) + len(more))
+    details = DETAIL_COLUMNS if with_details else ()
+    sql = _select(connection.vendor, details) + "j.id = %s"
+    found = execute(sql, [id_param(job_id)], len(COLUMNS) + len(details))
     if not found:
         return None
     return found[0][: len(COLUMNS)], found[0][len(COLUMNS) :]
@@ -144,18 +144,18 @@ def id_param(value: uuid.UUID) -> Any:
     return Job._meta.pk.get_db_prep_value(value, connection)
 
 
-def moment_param(value: datetime) -> Any:
+def datetime_param(value: datetime) -> Any:
     return connection.ops.adapt_datetimefield_value(value)
 
 
-def read_id(value: Any) -> str:
+def parse_id(value: Any) -> str:
     """As text with dashes."""
     if isinstance(value, str) and len(value) == 32:
         return f"{value[:8]}-{value[8:12]}-{value[12:16]}-{value[16:20]}-{value[20:]}"
     return str(value)
 
 
-def read_moment(value: Any) -> datetime | None:
+def parse_datetime(value: Any) -> datetime | None:
     if value is None:
         return None
     found = value if isinstance(value, datetime) else datetime.fromisoformat(value)
@@ -163,13 +163,13 @@ def read_moment(value: Any) -> datetime | None:
     return found if found.tzinfo else found.replace(tzinfo=UTC)
 
 
-def read_json(value: Any) -> Any:
+def parse_json(value: Any) -> Any:
     if value == "{}":
         return {}
     return json.loads(value) if isinstance(value, str | bytes) else value
 
 
-def iso(value: Any) -> str | None:
+def format_iso(value: Any) -> str | None:
     """ISO 8601 in UTC with a Z."""
     if value is None:
         return None

@@ -33,29 +33,33 @@ def _fernet() -> Fernet:
 
 
 # No variable has such a name.
-_LOGIN = "login for "
+_LOGIN_PREFIX = "login for "
 
 
 def store(
     job: Job, values: Mapping[str, str], image_logins: Mapping[str, Mapping[str, str]] | None = None
 ) -> None:
     """The values of variables, and logins for registries by the image's name."""
-    kept: dict[str, Any] = dict(values)
-    kept |= {_LOGIN + image: dict(login) for image, login in (image_logins or {}).items()}
-    if kept:
-        data = _fernet().encrypt(json.dumps(kept).encode())
+    payload: dict[str, Any] = dict(values)
+    payload |= {_LOGIN_PREFIX + image: dict(login) for image, login in (image_logins or {}).items()}
+    if payload:
+        data = _fernet().encrypt(json.dumps(payload).encode())
         JobSecret.objects.update_or_create(job=job, defaults={"data": data})
 
 
 def load(job: Job) -> dict[str, str]:
     """The values of variables."""
     found = _load(job).items()
-    return {name: str(value) for name, value in found if not name.startswith(_LOGIN)}
+    return {name: str(value) for name, value in found if not name.startswith(_LOGIN_PREFIX)}
 
 
 def load_image_logins(job: Job) -> dict[str, dict[str, str]]:
     found = _load(job).items()
-    return {name.removeprefix(_LOGIN): login for name, login in found if name.startswith(_LOGIN)}
+    return {
+        name.removeprefix(_LOGIN_PREFIX): login
+        for name, login in found
+        if name.startswith(_LOGIN_PREFIX)
+    }
 
 
 def _load(job: Job) -> dict[str, Any]:
@@ -69,5 +73,5 @@ def _load(job: Job) -> dict[str, Any]:
     return values
 
 
-def forget(job_ids: Iterable[UUID]) -> None:
+def delete(job_ids: Iterable[UUID]) -> None:
     JobSecret.objects.filter(job__in=list(job_ids)).delete()

@@ -39,15 +39,15 @@ def _limits() -> Limits:
     )
 
 
-def path_of(upload: CodeUpload) -> Path:
-    return _place(upload.sha256)
+def upload_path(upload: CodeUpload) -> Path:
+    return _storage_path(upload.sha256)
 
 
-def _place(sha256: str) -> Path:
+def _storage_path(sha256: str) -> Path:
     return Path(settings.UPLOAD_DIR) / sha256[:2] / sha256
 
 
-def _folder(name: str) -> Path:
+def _make_dir(name: str) -> Path:
     """A directory below UPLOAD_DIR, which is nobody else's to read either."""
     top = Path(settings.UPLOAD_DIR)
     # Each by itself: of directories made on the way pathlib sets no mode.
@@ -60,11 +60,11 @@ def _folder(name: str) -> Path:
     return folder
 
 
-class Incoming:
+class IncomingUpload:
     """A file on its way in: hashed as it comes, gone again unless `keep` says otherwise."""
 
     def __init__(self) -> None:
-        folder = _folder("incoming")
+        folder = _make_dir("incoming")
         _remove_abandoned(folder)
         self._path = folder / f"{secrets.token_hex(16)}.part"
         self._file = os.fdopen(
@@ -91,7 +91,7 @@ class Incoming:
         self._file.close()
         self._path.unlink(missing_ok=True)
 
-    def examine(self) -> CodeUpload:
+    def validate(self) -> CodeUpload:
         """What the archive would be kept as, checked; nothing is kept. Raises ArchiveRefused."""
         try:
             self._file.close()
@@ -100,15 +100,15 @@ class Incoming:
         finally:
             self.discard()
 
-    def keep(self, *, by: User, filename: str = "") -> CodeUpload:
+    def store(self, *, by: User, filename: str = "") -> CodeUpload:
         """Check the archive and take it in. Raises ArchiveRefused, TooLarge."""
         try:
             self._file.close()
             info = check_archive(self._path, _limits())
             sha256 = self._hash.hexdigest()
-            _check_quota(by, sha256, self.size)
-            place = _place(sha256)
-            _folder(place.parent.name)
+            _check_upload_quota(by, sha256, self.size)
+            place = _storage_path(sha256)
+            _make_dir(place.parent.name)
             with transaction.atomic():
                 upload, _new = CodeUpload.objects.get_or_create(
                     sha256=sha256,
@@ -121,25 +121,25 @@ class Incoming:
                     },
                 )
                 UploadOwner.objects.get_or_create(
-                    upload=upload, user=by, defaults={"filename": _clean_name(filename)}
+                    upload=upload, user=by, defaults={"filename": _sanitize_filename(filename)}
                 )
                 # While the row is held: nobody prunes it between.
-                note_use(upload)
+                touch_upload(upload)
                 os.replace(self._path, place)
             return upload
         finally:
             self.discard()
 
 
-def _clean_name(name: str) -> str:
+def _sanitize_filename(name: str) -> str:
     return "".join(c for c in os.path.basename(name.replace("\\", "/")) if c.isprintable())[:255]
 
 
-def _check_quota(by: User, sha256: str, size: int) -> None:
-    mine = UploadOwner.objects.filter(user=by)
-    if mine.filter(upload__sha256=sha256).exists():
+def _check_upload_quota(by: User, sha256: str, size: int) -> None:
+    owned = UploadOwner.objects.filter(user=by)
+    if owned.filter(upload__sha256=sha256).exists():
         return
-    used = mine.aggregate(total=Sum("upload__size"))["total"] or 0
+    used = owned.aggregate(total=Sum("upload__size"))["total"] or 0
     if used + size > settings.UPLOAD_MAX_BYTES_PER_PERSON:
         raise TooLarge(
             _(
@@ -164,16 +164,16 @@ def _remove_abandoned(
             continue
 
 
-def receive(stream: IO[bytes], *, by: User, filename: str = "") -> CodeUpload:
+def receive_upload(stream: IO[bytes], *, by: User, filename: str = "") -> CodeUpload:
     """Everything that a stream gives, as an upload of the person."""
-    incoming = Incoming()
+    incoming = IncomingUpload()
     try:
         while chunk := stream.read(256 * 1024):
             incoming.write(chunk)
     except BaseException:
         incoming.discard()
         raise
-    return incoming.keep(by=by, filename=filename)
+    return incoming.store(by=by, filename=filename)
 
 
 def find_upload(*, sha256: str, by: User) -> CodeUpload:
@@ -181,32 +181,32 @@ def find_upload(*, sha256: str, by: User) -> CodeUpload:
     found = CodeUpload.objects.filter(sha256=sha256.lower(), owners__user=by).first()
     if found is None:
         raise NotFound(_("You have uploaded no code with this SHA-256."), sha256=sha256[:64])
-    note_use(found)
+    touch_upload(found)
     return found
 
 
-def note_use(upload: CodeUpload) -> None:
+def touch_upload(upload: CodeUpload) -> None:
     """Somebody needs it: its time begins anew."""
     CodeUpload.objects.filter(pk=upload.pk).update(last_used_at=timezone.now())
 
 
-def forget_upload(*, upload: CodeUpload, by: User) -> None:
+def release_upload(*, upload: CodeUpload, by: User) -> None:
     """The person gives an upload back; the bytes go when nobody and no job needs them."""
     with transaction.atomic():
         UploadOwner.objects.filter(upload=upload, user=by).delete()
         if upload.owners.exists() or upload.jobs.exists():
             return
         upload.delete()
-    path_of(upload).unlink(missing_ok=True)
+    upload_path(upload).unlink(missing_ok=True)
 
 
-def tidy_uploads() -> int:
+def clean_up_uploads() -> int:
     """What nobody needs any more: uploads past their time, parts of broken ones, files without a row.
 
     Returns the number of uploads removed.
     """
-    kept_since = timezone.now() - timedelta(days=settings.KEEP_UPLOADS_DAYS)
-    removed = prune_uploads(unused_since=kept_since)
+    cutoff = timezone.now() - timedelta(days=settings.KEEP_UPLOADS_DAYS)
+    removed = prune_uploads(unused_since=cutoff)
     top = Path(settings.UPLOAD_DIR)
     _remove_abandoned(top / "incoming")
     for folder in top.glob("[0-9a-f][0-9a-f]"):
@@ -235,12 +235,12 @@ def prune_uploads(*, unused_since: datetime) -> int:
             Job.objects.filter(code_upload=upload).update(code_upload=None)
             upload.delete()
             # Before others may go on: one who uploads the same again puts it back.
-            path_of(upload).unlink(missing_ok=True)
+            upload_path(upload).unlink(missing_ok=True)
         removed += 1
     return removed
 
 
-def tar_of_upload(upload: CodeUpload) -> Iterator[bytes]:
+def stream_upload_tar(upload: CodeUpload) -> Iterator[bytes]:
     """For the engine: a plain tar to unpack into the job's empty code directory."""
-    note_use(upload)
-    return tar_chunks(path_of(upload), _limits())
+    touch_upload(upload)
+    return tar_chunks(upload_path(upload), _limits())

@@ -7,23 +7,23 @@ import logging
 import threading
 import time
 
-from clusters.connections import image_cache_of, service_transport
+from clusters.connections import resolve_image_cache, service_transport
 from clusters.errors import ClusterError
 from clusters.models import Cluster
 from clusters.transport.base import FileToWrite
-from jobs.actions import spec_of
+from jobs.actions import load_spec
 from jobs.models import Job
 from jobs.plan import Plan
 from jobs.script.paths import AttemptPaths
-from jobs.script.render import RenderedJob, RenderOptions, image_files_of, render
+from jobs.script.render import RenderedJob, RenderOptions, filter_image_files, render_files
 from jobs.store import secrets as job_secrets
-from jobs.store.render_options import options_for
+from jobs.store.render_options import build_render_options
 
 logger = logging.getLogger(__name__)
 
-IMAGES_KEPT_S = 60.0
-_images: dict[tuple[int, str], tuple[float, frozenset[str]]] = {}
-_images_lock = threading.Lock()
+IMAGE_LIST_TTL_S = 60.0
+_image_cache: dict[tuple[int, str], tuple[float, frozenset[str]]] = {}
+_image_cache_lock = threading.Lock()
 
 
 def image_files(cluster: Cluster) -> frozenset[str]:
@@ -31,12 +31,12 @@ def image_files(cluster: Cluster) -> frozenset[str]:
     if not cluster.images_dir:
         return frozenset()
     key = (cluster.pk, cluster.images_dir)
-    with _images_lock:
-        kept_at, names = _images.get(key, (float("-inf"), frozenset()))
-    if time.monotonic() - kept_at < IMAGES_KEPT_S:
+    with _image_cache_lock:
+        cached_at, names = _image_cache.get(key, (float("-inf"), frozenset()))
+    if time.monotonic() - cached_at < IMAGE_LIST_TTL_S:
         return names
     try:
-        names = image_files_of(
+        names = filter_image_files(
             [e.name for e in service_transport(cluster).list_dir(cluster.images_dir)]
         )
     except ClusterError as error:
@@ -44,17 +44,17 @@ def image_files(cluster: Cluster) -> frozenset[str]:
             "images of %s cannot be listed: %s",
             cluster.name,
             error.user_message,
-            extra={"action": "images_unlisted", "cluster": cluster.name},
+            extra={"action": "image_list_failed", "cluster": cluster.name},
         )
-    with _images_lock:
-        _images[key] = (time.monotonic(), names)
+    with _image_cache_lock:
+        _image_cache[key] = (time.monotonic(), names)
     return names
 
 
 def render_options(cluster: Cluster, unix_user: str) -> RenderOptions:
-    return options_for(
+    return build_render_options(
         cluster,
-        image_cache_dir=image_cache_of(cluster, unix_user),
+        image_cache_dir=resolve_image_cache(cluster, unix_user),
         image_names=image_files(cluster),
     )
 
@@ -63,9 +63,9 @@ def render_attempt(
     job: Job, paths: AttemptPaths, *, unix_user: str, options: RenderOptions
 ) -> RenderedJob:
     """Raises RenderError, SecretsUnreadable."""
-    return render(
+    return render_files(
         Plan.from_json(job.plan),
-        spec_of(job),
+        load_spec(job),
         paths,
         user=unix_user,
         options=options,
@@ -75,7 +75,7 @@ def render_attempt(
     )
 
 
-def files_to_ship(job: Job, paths: AttemptPaths, rendered: RenderedJob) -> list[FileToWrite]:
+def build_attempt_files(job: Job, paths: AttemptPaths, rendered: RenderedJob) -> list[FileToWrite]:
     """Below the work root, every file for its owner only."""
     prefix = paths.dir.removeprefix(paths.work_root.rstrip("/") + "/")
     texts = {**rendered.files, "job.json": json.dumps(job.spec, ensure_ascii=False, indent=1)}

@@ -15,12 +15,12 @@ from core.messages import _
 from jobs.models import Job
 from jobs.script.paths import AttemptPaths
 from jobs.store.archives import ArchiveRefused
-from jobs.store.uploads import tar_of_upload
+from jobs.store.uploads import stream_upload_tar
 
-PIECE_BYTES = 8 * 1024 * 1024
+SEND_BLOCK_BYTES = 8 * 1024 * 1024
 
 # $1 the attempt's directory, $2 what to do.
-_RECEIVE = r"""
+_RECEIVE_SCRIPT = r"""
 set -eu
 umask 077
 cd -- "$1"
@@ -39,45 +39,45 @@ esac
 """
 
 
-def ship_code(transport: Transport, job: Job, paths: AttemptPaths) -> None:
+def stage_code(transport: Transport, job: Job, paths: AttemptPaths) -> None:
     """Raises ClusterError."""
     upload = job.code_upload
-    if upload is None or _send(transport, paths.dir, "there") == "":
+    if upload is None or _run_receive_step(transport, paths.dir, "there") == "":
         return
     step = "first"
     try:
-        for piece in in_pieces(tar_of_upload(upload)):
-            _must(_send(transport, paths.dir, step, piece))
+        for block in rechunk(stream_upload_tar(upload)):
+            _raise_on_error(_run_receive_step(transport, paths.dir, step, block))
             step = "more"
     except (ArchiveRefused, OSError) as error:
         raise RemoteFileError(
             _("The uploaded code cannot be read any more: %(error)s", error=error)
         ) from error
-    _must(_send(transport, paths.dir, "done"))
+    _raise_on_error(_run_receive_step(transport, paths.dir, "done"))
 
 
-def in_pieces(chunks: Iterable[bytes]) -> Iterator[bytes]:
+def rechunk(chunks: Iterable[bytes]) -> Iterator[bytes]:
     """Chunks of any size, put together to pieces that are worth a round trip."""
-    piece = bytearray()
+    block = bytearray()
     for chunk in chunks:
-        piece += chunk
-        if len(piece) >= PIECE_BYTES:
-            yield bytes(piece)
-            piece.clear()
-    if piece:
-        yield bytes(piece)
+        block += chunk
+        if len(block) >= SEND_BLOCK_BYTES:
+            yield bytes(block)
+            block.clear()
+    if block:
+        yield bytes(block)
 
 
-def _send(transport: Transport, directory: str, step: str, data: bytes = b"") -> str:
+def _run_receive_step(transport: Transport, directory: str, step: str, data: bytes = b"") -> str:
     """What was complained of; empty: done."""
-    argv = ["sh", "-c", _RECEIVE, "receive", directory, step]
+    argv = ["sh", "-c", _RECEIVE_SCRIPT, "receive", directory, step]
     result = transport.run(argv, stdin=data, timeout_s=300.0)
     if result.exit_code == 0:
         return ""
     return result.error_text[-500:] or f"exit code {result.exit_code}"
 
 
-def _must(complaint: str) -> None:
+def _raise_on_error(complaint: str) -> None:
     if not complaint:
         return
     if "No space left" in complaint or "quota exceeded" in complaint.lower():

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from clusters.connections import scheduler_for
+from clusters.connections import slurm_client_for
 from clusters.models import Cluster
-from clusters.slurm import JobRecord, Phase, newest_runs
-from jobs.lifecycle.states import JobState, Wanted
+from clusters.slurm import JobRecord, SlurmPhase, newest_runs
+from jobs.lifecycle.states import DesiredState, JobState
 from jobs.models import Attempt
 from jobs.sync.poller import leading_record
 
@@ -18,23 +18,23 @@ class Difference:
     cluster: str
     job: str
     slurm_job_id: str
-    what: str
+    description: str
 
 
 # An attempt's directory: `…/jobs/<job uuid>/<attempt>`. People have directories named "jobs", too.
-_TOKEN = re.compile(r"/jobs/[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}/[0-9]+\Z")
+_TOKEN_PATTERN = re.compile(r"/jobs/[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}/[0-9]+\Z")
 
-_EXPECTED = {
-    Phase.WAITING: {JobState.PENDING},
-    Phase.STARTING: {JobState.RUNNING},
-    Phase.RUNNING: {JobState.RUNNING},
-    Phase.ENDING: {JobState.RUNNING, JobState.PENDING},
+_EXPECTED_STATES = {
+    SlurmPhase.WAITING: {JobState.PENDING},
+    SlurmPhase.STARTING: {JobState.RUNNING},
+    SlurmPhase.RUNNING: {JobState.RUNNING},
+    SlurmPhase.ENDING: {JobState.RUNNING, JobState.PENDING},
 }
 
 
-def differences(cluster: Cluster) -> list[Difference]:
+def find_differences(cluster: Cluster) -> list[Difference]:
     """Raises ClusterError when Slurm does not answer."""
-    slurm = scheduler_for(cluster)
+    slurm = slurm_client_for(cluster)
     attempts = list(
         Attempt.objects.filter(
             cluster=cluster, phase__in=[Attempt.Phase.LIVE, Attempt.Phase.SUBMITTING]
@@ -44,51 +44,51 @@ def differences(cluster: Cluster) -> list[Difference]:
         .order_by("id")
     )
     groups: dict[str, list[JobRecord]] = {}
-    live = slurm.live_jobs()
+    live = slurm.list_queue()
     for record in live:
         groups.setdefault(record.leader_id, []).append(record)
     missing = [a.slurm_job_id for a in attempts if a.slurm_job_id and a.slurm_job_id not in groups]
-    for record in newest_runs(slurm.recorded_jobs_by_id(missing)).values() if missing else ():
+    for record in newest_runs(slurm.list_accounted_jobs_by_id(missing)).values() if missing else ():
         groups.setdefault(record.leader_id, []).append(record)
-    found = [
-        Difference(cluster.name, f"{a.job.name} ({a.job_id})", a.slurm_job_id, what)
+    differences = [
+        Difference(cluster.name, f"{a.job.name} ({a.job_id})", a.slurm_job_id, description)
         for a in attempts
-        if (what := _compare(a, groups.get(a.slurm_job_id)))
+        if (description := _compare(a, groups.get(a.slurm_job_id)))
     ]
-    return found + _strangers(cluster, live)
+    return differences + _find_orphans(cluster, live)
 
 
 def _compare(attempt: Attempt, group: list[JobRecord] | None) -> str:
     if attempt.phase == Attempt.Phase.SUBMITTING:
         return "its submission has not been answered yet"
-    ours = [
+    own_records = [
         r for r in group or () if r.work_dir == attempt.work_dir and r.user == attempt.unix_user
     ]
-    if not ours:
+    if not own_records:
         return f"the row says {attempt.job.state}; Slurm does not know it"
-    record = leading_record(ours)
-    if record.phase is Phase.ENDED:
-        return f"the row says {attempt.job.state}; Slurm says {record.seen.name}"
-    expected = _EXPECTED.get(record.phase)
+    record = leading_record(own_records)
+    if record.phase is SlurmPhase.ENDED:
+        return f"the row says {attempt.job.state}; Slurm says {record.reported.name}"
+    expected = _EXPECTED_STATES.get(record.phase)
     if expected is not None and attempt.job.state not in expected:
-        return f"the row says {attempt.job.state}; Slurm says {record.seen.name}"
-    if attempt.job.wanted != Wanted.RUN:
-        return f"a stop is wanted; Slurm says {record.seen.name}"
+        return f"the row says {attempt.job.state}; Slurm says {record.reported.name}"
+    if attempt.job.wanted != DesiredState.RUN:
+        return f"a stop is wanted; Slurm says {record.reported.name}"
     return ""
 
 
-def _strangers(cluster: Cluster, live: list[JobRecord]) -> list[Difference]:
+def _find_orphans(cluster: Cluster, live: list[JobRecord]) -> list[Difference]:
     """Slurm jobs that look like ours but that no attempt owns."""
-    roots = cluster.work_root.split("{", 1)[0]
-    looks_ours = {
+    root_prefix = cluster.work_root.split("{", 1)[0]
+    candidates = {
         record.work_dir: record
         for record in live
-        if record.phase is not Phase.ENDED
-        and _TOKEN.search(record.work_dir)
-        and record.work_dir.startswith(roots)
+        if record.phase is not SlurmPhase.ENDED
+        and _TOKEN_PATTERN.search(record.work_dir)
+        and record.work_dir.startswith(root_prefix)
     }
     known = dict(
-        Attempt.objects.filter(work_dir__in=list(looks_ours)).values_list(
+        Attempt.objects.filter(work_dir__in=list(candidates)).values_list(
             "work_dir", "slurm_job_id"
         )
     )
@@ -101,6 +101,6 @@ def _strangers(cluster: Cluster, live: list[JobRecord]) -> list[Difference]:
             if work_dir not in known
             else f"the row of {work_dir} has Slurm's job {known[work_dir]}",
         )
-        for work_dir, record in looks_ours.items()
+        for work_dir, record in candidates.items()
         if known.get(work_dir) != record.leader_id
     ]

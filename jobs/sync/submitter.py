@@ -22,7 +22,7 @@ from django.db import DatabaseError, close_old_connections, connections
 from django.db.models import Count, Exists, OuterRef, Q, QuerySet
 from django.utils import timezone
 
-from clusters.connections import commands_of, transport_for, work_root_of
+from clusters.connections import resolve_work_root, slurm_commands_for, transport_for
 from clusters.errors import (
     AuthFailed,
     ClusterError,
@@ -36,49 +36,49 @@ from clusters.errors import (
 )
 from clusters.models import Cluster, unix_user_for
 from clusters.passes import EngineStats, Lease, LeaseLost
-from clusters.slurm import Submission, SubmitOutcome
-from clusters.slurm.sbatch import SubmissionGivenUp
-from clusters.slurm_client import Slurm
+from clusters.slurm import SubmitOutcome, SubmitRequest
+from clusters.slurm.sbatch import SubmissionAbandoned
+from clusters.slurm_client import SlurmClient
 from clusters.transport.base import FileToWrite, Transport
 from core import messages
 from core.events.records import Actor
 from jobs.events import JobEventKind
-from jobs.lifecycle.states import JobState, Reason, Wanted
+from jobs.lifecycle.states import DesiredState, JobState, Reason
 from jobs.models import Attempt, Job, Task
 from jobs.script.paths import AttemptPaths
 from jobs.script.render import RenderedJob, RenderError
 from jobs.store.secrets import SecretsUnreadable
-from jobs.sync.attempt_files import files_to_ship, render_attempt, render_options
-from jobs.sync.changes import Changes, crash_point, reason_values
-from jobs.sync.code import ship_code
+from jobs.sync.attempt_files import build_attempt_files, render_attempt, render_options
+from jobs.sync.changes import Changes, crash_point, reason_fields
+from jobs.sync.code import stage_code
 
 logger = logging.getLogger(__name__)
 
 JOBS_PER_BATCH = 50
 BATCHES_PER_TURN = 5
 TASKS_PER_BATCH = 2000
-PERSONS_AT_ONCE = 4
+MAX_CONCURRENT_USERS = 4
 # Batches of one person that sbatch works on at a time: it mostly waits for the controller.
-SENDING_AT_ONCE = 2
-PAUSE_AFTER_FAILURE_S = 5.0
-PAUSE_WHEN_REFUSED_S = 20.0
-ASK_AGAIN_S = 3.0
+MAX_CONCURRENT_BATCHES = 2
+RETRY_DELAY_S = 5.0
+REFUSED_RETRY_DELAY_S = 20.0
+UNKNOWN_OUTCOME_RETRY_S = 3.0
 
 # Written on an attempt whose token Slurm has denied for certain.
-DENIED = "submit.denied"
+NOT_FOUND_IN_SLURM = "submit.denied"
 
-OPEN = (Attempt.Phase.SUBMITTING, Attempt.Phase.LIVE)
+OPEN_PHASES = (Attempt.Phase.SUBMITTING, Attempt.Phase.LIVE)
 
 
 @dataclass(slots=True)
-class Outgoing:
+class PendingSubmission:
     """One attempt on its way."""
 
     job: Job
     attempt: Attempt
     paths: AttemptPaths
     rendered: RenderedJob
-    new: bool  # its row is not committed yet
+    is_new: bool  # its row is not committed yet
 
 
 class Submitter:
@@ -89,15 +89,16 @@ class Submitter:
         self._lease = lease
         self._stats = stats
         self._pool = ThreadPoolExecutor(
-            PERSONS_AT_ONCE, thread_name_prefix=f"submit-{cluster.name}"
+            MAX_CONCURRENT_USERS, thread_name_prefix=f"submit-{cluster.name}"
         )
-        self._senders = ThreadPoolExecutor(
-            PERSONS_AT_ONCE * SENDING_AT_ONCE, thread_name_prefix=f"sbatch-{cluster.name}"
+        self._sbatch_pool = ThreadPoolExecutor(
+            MAX_CONCURRENT_USERS * MAX_CONCURRENT_BATCHES,
+            thread_name_prefix=f"sbatch-{cluster.name}",
         )
         self._lock = threading.Lock()
-        self._serving: dict[int, Future[None]] = {}
+        self._active: dict[int, Future[None]] = {}
         self._paused_until: dict[int, float] = {}
-        self._served_at: dict[int, float] = {}
+        self._last_turn_at: dict[int, float] = {}
         self._closed = False
 
     def dispatch(self, cluster: Cluster) -> int:
@@ -111,20 +112,20 @@ class Submitter:
         )
         with self._lock:
             now = time.monotonic()
-            for owner_id in sorted(owners, key=lambda owner: self._served_at.get(owner, 0.0)):
-                if owner_id not in self._serving and now >= self._paused_until.get(owner_id, 0.0):
+            for owner_id in sorted(owners, key=lambda owner: self._last_turn_at.get(owner, 0.0)):
+                if owner_id not in self._active and now >= self._paused_until.get(owner_id, 0.0):
                     self._enqueue(owner_id)
-            return len(self._serving)
+            return len(self._active)
 
     def _enqueue(self, owner_id: int) -> None:
         if not self._closed:
-            self._serving[owner_id] = self._pool.submit(self._serve, owner_id)
+            self._active[owner_id] = self._pool.submit(self._run_turn, owner_id)
 
-    def _serve(self, owner_id: int) -> None:
-        more, pause_s = False, PAUSE_AFTER_FAILURE_S
+    def _run_turn(self, owner_id: int) -> None:
+        more, pause_s = False, RETRY_DELAY_S
         try:
             close_old_connections()
-            more, pause_s = self._turn(owner_id)
+            more, pause_s = self._submit_batches(owner_id)
         except LeaseLost:
             self._closed = True
         except DatabaseError:
@@ -133,40 +134,44 @@ class Submitter:
                 "submission interrupted", exc_info=True, extra={"action": "submit_db_error"}
             )
         except Exception:
-            self._stats.failure("submit")
+            self._stats.count_failure("submit")
             logger.exception("submission failed", extra={"action": "submit_failed"})
         finally:
             close_old_connections()
             with self._lock:
-                self._served_at[owner_id] = time.monotonic()
+                self._last_turn_at[owner_id] = time.monotonic()
                 self._paused_until[owner_id] = time.monotonic() + pause_s
-                del self._serving[owner_id]
+                del self._active[owner_id]
                 if more:
                     self._enqueue(owner_id)  # behind the others
 
-    def _turn(self, owner_id: int) -> tuple[bool, float]:
+    def _submit_batches(self, owner_id: int) -> tuple[bool, float]:
         """Some batches of one person: while some are with sbatch, the next is being made ready."""
-        sending: deque[tuple[Batch, Future[tuple[bool, float]]]] = deque()
+        running_batches: deque[tuple[Batch, Future[tuple[bool, float]]]] = deque()
         more, pause_s = False, 0.0
         for _ in range(BATCHES_PER_TURN):
-            in_flight = frozenset[int]().union(*(sent.attempt_ids for sent, _ in sending))
+            in_flight = frozenset[int]().union(
+                *(running.attempt_ids for running, _ in running_batches)
+            )
             batch = Batch(self._cluster, self._lease, self._stats, owner_id, in_flight)
             ready, more, pause_s = batch.prepare()
-            if len(sending) == SENDING_AT_ONCE or not ready:
+            if len(running_batches) == MAX_CONCURRENT_BATCHES or not ready:
                 # What was made ready meanwhile stays as it is, for the next turn.
-                going_well, pause = _outcome_of(sending, leave=SENDING_AT_ONCE - 1 if ready else 0)
-                if not going_well:
+                ok, pause = _wait_for_batches(
+                    running_batches, max_running=MAX_CONCURRENT_BATCHES - 1 if ready else 0
+                )
+                if not ok:
                     return False, pause
             if not ready:
                 return more, pause_s
-            sending.append((batch, self._senders.submit(batch.send)))
-        return _outcome_of(sending, leave=0)
+            running_batches.append((batch, self._sbatch_pool.submit(batch.send)))
+        return _wait_for_batches(running_batches, max_running=0)
 
     def wait(self, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
             with self._lock:
-                futures = list(self._serving.values())
+                futures = list(self._active.values())
             if not futures:
                 return
             time.sleep(0.02)
@@ -174,19 +179,19 @@ class Submitter:
     def close(self) -> None:
         self._closed = True
         self._pool.shutdown(wait=True, cancel_futures=True)
-        self._senders.shutdown(wait=True)
+        self._sbatch_pool.shutdown(wait=True)
 
 
-def _outcome_of(
-    sending: deque[tuple[Batch, Future[tuple[bool, float]]]], *, leave: int
+def _wait_for_batches(
+    running_batches: deque[tuple[Batch, Future[tuple[bool, float]]]], *, max_running: int
 ) -> tuple[bool, float]:
     """Wait for the oldest until so many are left. If one does not go well, for all: nobody is left behind."""
-    well, pause_s = True, 0.0
-    while sending and (len(sending) > leave or not well):
-        going_well, pause = sending.popleft()[1].result()
-        if not going_well:
-            well, pause_s = False, max(pause_s, pause)
-    return well, pause_s
+    all_ok, pause_s = True, 0.0
+    while running_batches and (len(running_batches) > max_running or not all_ok):
+        ok, pause = running_batches.popleft()[1].result()
+        if not ok:
+            all_ok, pause_s = False, max(pause_s, pause)
+    return all_ok, pause_s
 
 
 @dataclass(slots=True)
@@ -198,28 +203,28 @@ class Batch:
     stats: EngineStats
     owner_id: int
     in_flight: frozenset[int] = frozenset()  # attempts that another batch is sending right now
-    _outgoing: list[Outgoing] = field(default_factory=list)
+    _pending: list[PendingSubmission] = field(default_factory=list)
     _transport: Transport | None = None
 
     @property
     def attempt_ids(self) -> frozenset[int]:
-        return frozenset(out.attempt.pk for out in self._outgoing)
+        return frozenset(pending.attempt.pk for pending in self._pending)
 
     def prepare(self) -> tuple[bool, bool, float]:
         """Tokens committed and files shipped. (is there something to send, is there more, pause)."""
-        attempts, jobs = self._choose()
+        attempts, jobs = self._select()
         if not attempts and not jobs:
             return False, False, 0.0
         try:
             self._transport, files = self._prepare(attempts, jobs)
-            if not self._outgoing:
+            if not self._pending:
                 return False, bool(jobs), 0.0
-            self._transport.write_files(self._outgoing[0].paths.work_root, files)
-            for out in self._outgoing:
-                if out.job.code_upload_id is not None:
-                    ship_code(self._transport, out.job, out.paths)
+            self._transport.write_files(self._pending[0].paths.work_root, files)
+            for pending in self._pending:
+                if pending.job.code_upload_id is not None:
+                    stage_code(self._transport, pending.job, pending.paths)
         except ClusterError as error:
-            more, pause_s = self._not_even_begun(error, [*jobs, *(a.job for a in attempts)])
+            more, pause_s = self._handle_batch_error(error, [*jobs, *(a.job for a in attempts)])
             return False, more, pause_s
         return True, True, 0.0
 
@@ -228,7 +233,7 @@ class Batch:
         assert self._transport is not None  # noqa: S101 - prepared
         try:
             close_old_connections()
-            return self._run(self._transport)
+            return self._run_sbatch(self._transport)
         except DatabaseError:
             connections.close_all()
             raise
@@ -237,7 +242,7 @@ class Batch:
 
     # -- choosing -------------------------------------------------------------------------------------
 
-    def _choose(self) -> tuple[list[Attempt], list[Job]]:
+    def _select(self) -> tuple[list[Attempt], list[Job]]:
         """Attempts whose outcome is open (also of an engine that died), then new jobs, oldest first."""
         due = Q(job__not_before__isnull=True) | Q(job__not_before__lte=timezone.now())
         attempts = list(
@@ -248,31 +253,31 @@ class Batch:
             .select_related("job__namespace", "job__owner", "job__code_upload")
             .order_by("id")[:JOBS_PER_BATCH]
         )
-        jobs = list(self._queued()[: JOBS_PER_BATCH - len(attempts)])
+        jobs = list(self._queued_jobs()[: JOBS_PER_BATCH - len(attempts)])
         tasks = 0
-        for place, job in enumerate(jobs):
+        for position, job in enumerate(jobs):
             tasks += job.task_count
-            if tasks > TASKS_PER_BATCH and place:
-                del jobs[place:]
+            if tasks > TASKS_PER_BATCH and position:
+                del jobs[position:]
                 break
-        return attempts, self._within_limits(jobs)
+        return attempts, self._apply_job_limits(jobs)
 
-    def _queued(self) -> QuerySet[Job]:
-        open_attempts = Attempt.objects.filter(job=OuterRef("pk"), phase__in=OPEN)
+    def _queued_jobs(self) -> QuerySet[Job]:
+        open_attempts = Attempt.objects.filter(job=OuterRef("pk"), phase__in=OPEN_PHASES)
         return (
             Job.objects.filter(
                 Q(not_before__isnull=True) | Q(not_before__lte=timezone.now()),
                 cluster=self.cluster,
                 owner=self.owner_id,
                 state=JobState.QUEUED,
-                wanted=Wanted.RUN,
+                wanted=DesiredState.RUN,
             )
             .filter(~Exists(open_attempts))
             .select_related("namespace", "owner", "code_upload")
             .order_by("created_at", "id")
         )
 
-    def _within_limits(self, jobs: list[Job]) -> list[Job]:
+    def _apply_job_limits(self, jobs: list[Job]) -> list[Job]:
         """Leave out what a namespace's limit of jobs per person keeps back, and say so once."""
         limits = {
             job.namespace_id: job.namespace.max_running_jobs_per_user
@@ -282,21 +287,23 @@ class Batch:
         if not limits:
             return jobs
         counts = dict(
-            Job.objects.filter(owner=self.owner_id, namespace__in=limits, attempts__phase__in=OPEN)
+            Job.objects.filter(
+                owner=self.owner_id, namespace__in=limits, attempts__phase__in=OPEN_PHASES
+            )
             .values_list("namespace")
             .annotate(Count("pk", distinct=True))
         )
-        let_in, kept_back = [], []
+        admitted, held = [], []
         for job in jobs:
             limit = limits.get(job.namespace_id)
             used = counts.get(job.namespace_id, 0)
             if limit is not None and used >= limit:
-                kept_back.append((job, Reason("queued.limit-running", {"limit": limit})))
+                held.append((job, Reason("queued.limit-running", {"limit": limit})))
             else:
                 counts[job.namespace_id] = used + 1
-                let_in.append(job)
-        self._hold(kept_back, pause_s=PAUSE_AFTER_FAILURE_S)
-        return let_in
+                admitted.append(job)
+        self._hold_jobs(held, pause_s=RETRY_DELAY_S)
+        return admitted
 
     # -- preparing ------------------------------------------------------------------------------------
 
@@ -306,24 +313,24 @@ class Batch:
         owner = (attempts[0].job if attempts else jobs[0]).owner
         unix_user = unix_user_for(owner, self.cluster)
         transport = transport_for(self.cluster, unix_user)
-        work_root = work_root_of(self.cluster, unix_user)
+        work_root = resolve_work_root(self.cluster, unix_user)
         options = render_options(self.cluster, unix_user)
-        wanted: list[tuple[Job, Attempt | None]] = [(a.job, a) for a in attempts]
-        wanted += [(job, None) for job in jobs]
+        entries: list[tuple[Job, Attempt | None]] = [(a.job, a) for a in attempts]
+        entries += [(job, None) for job in jobs]
         failed: list[tuple[Job, Attempt | None, str]] = []
-        moved: list[Attempt] = []
-        for job, attempt in wanted:
+        relocated: list[Attempt] = []
+        for job, attempt in entries:
             number = attempt.number if attempt else job.attempt_number + 1
             paths = AttemptPaths(work_root, str(job.pk), number)
             if attempt is not None and paths.dir != attempt.work_dir:
-                moved.append(attempt)
+                relocated.append(attempt)
                 continue
             try:
                 rendered = render_attempt(job, paths, unix_user=unix_user, options=options)
             except (RenderError, SecretsUnreadable, ValueError) as error:
                 failed.append((job, attempt, getattr(error, "message", str(error))))
                 continue
-            new = attempt is None
+            is_new = attempt is None
             row = attempt or Attempt(
                 job=job,
                 cluster=self.cluster,
@@ -332,92 +339,96 @@ class Batch:
                 work_dir=paths.dir,
                 script=rendered.batch_script,
             )
-            self._outgoing.append(Outgoing(job, row, paths, rendered, new))
+            self._pending.append(PendingSubmission(job, row, paths, rendered, is_new))
         self._refuse(
             [
-                (job, attempt, Reason("end.unplannable", {"words": words}))
-                for job, attempt, words in failed
+                (job, attempt, Reason("end.unplannable", {"words": message}))
+                for job, attempt, message in failed
             ]
         )
-        self._leave_behind(moved)
+        self._abandon_relocated(relocated)
         self._commit_tokens()
         return transport, [
             file
-            for out in self._outgoing
-            for file in files_to_ship(out.job, out.paths, out.rendered)
+            for pending in self._pending
+            for file in build_attempt_files(pending.job, pending.paths, pending.rendered)
         ]
 
-    def _leave_behind(self, moved: Sequence[Attempt]) -> None:
+    def _abandon_relocated(self, relocated: Sequence[Attempt]) -> None:
         """The person or the work root was mapped anew while a submission was open: its token is elsewhere.
 
         It cannot be asked for again there. Once both of Slurm's sources have denied the token it is
         given up, and the job gets a new attempt in the new place.
         """
-        if not moved:
+        if not relocated:
             return
-        with self.lease.writing():
+        with self.lease.fenced_transaction():
             changes = Changes()
-            for attempt in _locked_submitting([a.pk for a in moved]):
-                if attempt.reason_code == DENIED:
-                    changes.attempt(attempt, phase=Attempt.Phase.REFUSED.value, tasks_final=True)
+            for attempt in _lock_submitting([a.pk for a in relocated]):
+                if attempt.reason_code == NOT_FOUND_IN_SLURM:
+                    changes.update_attempt(
+                        attempt, phase=Attempt.Phase.REFUSED.value, tasks_final=True
+                    )
                 elif attempt.unanswered_since is None:
-                    changes.attempt(attempt, unanswered_since=timezone.now())
+                    changes.update_attempt(attempt, unanswered_since=timezone.now())
             changes.write()
 
     def _commit_tokens(self) -> None:
         """The attempts of new jobs become rows: from here on their tokens are known to every engine."""
-        new = [out for out in self._outgoing if out.new]
-        if not new:
+        new_submissions = [pending for pending in self._pending if pending.is_new]
+        if not new_submissions:
             return
-        with self.lease.writing():
-            still = set(
+        with self.lease.fenced_transaction():
+            still_queued = set(
                 Job.objects.select_for_update(of=("self",))
                 .filter(
-                    pk__in=[out.job.pk for out in new], state=JobState.QUEUED, wanted=Wanted.RUN
+                    pk__in=[pending.job.pk for pending in new_submissions],
+                    state=JobState.QUEUED,
+                    wanted=DesiredState.RUN,
                 )
                 .order_by("pk")
                 .values_list("pk", flat=True)
             )
-            kept = [out for out in new if out.job.pk in still]
-            Attempt.objects.bulk_create([out.attempt for out in kept], batch_size=200)
+            committed = [pending for pending in new_submissions if pending.job.pk in still_queued]
+            Attempt.objects.bulk_create([pending.attempt for pending in committed], batch_size=200)
             Task.objects.bulk_create(
-                [task for out in kept for task in _tasks_of(out)], batch_size=500
+                [task for pending in committed for task in _build_tasks(pending)], batch_size=500
             )
             numbers: dict[int, list[UUID]] = defaultdict(list)
-            for out in kept:
-                numbers[out.attempt.number].append(out.job.pk)
-                out.job.attempt_number = out.attempt.number
-                out.new = False
+            for pending in committed:
+                numbers[pending.attempt.number].append(pending.job.pk)
+                pending.job.attempt_number = pending.attempt.number
+                pending.is_new = False
             for number, job_ids in numbers.items():
                 Job.objects.filter(pk__in=job_ids).update(attempt_number=number)
-        self._outgoing = [out for out in self._outgoing if not out.new]
+        self._pending = [pending for pending in self._pending if not pending.is_new]
         crash_point("after_token")
 
     # -- sbatch ---------------------------------------------------------------------------------------
 
-    def _run(self, transport: Transport) -> tuple[bool, float]:
-        unwanted = set(
-            Job.objects.filter(pk__in=[out.job.pk for out in self._outgoing])
-            .exclude(wanted=Wanted.RUN)
+    def _run_sbatch(self, transport: Transport) -> tuple[bool, float]:
+        stop_requested = set(
+            Job.objects.filter(pk__in=[pending.job.pk for pending in self._pending])
+            .exclude(wanted=DesiredState.RUN)
             .values_list("pk", flat=True)
         )
         submissions = [
-            Submission(
-                token=str(out.attempt.pk),
-                work_dir=out.paths.dir,
-                script_path=out.paths.batch_script,
-                marker=out.paths.inside(f"submit.{out.attempt.submit_try}"),
-                give_up=out.job.pk in unwanted,
+            SubmitRequest(
+                token=str(pending.attempt.pk),
+                work_dir=pending.paths.dir,
+                script_path=pending.paths.batch_script,
+                marker=pending.paths.path_to(f"submit.{pending.attempt.submit_try}"),
+                abandon=pending.job.pk in stop_requested,
             )
-            for out in self._outgoing
+            for pending in self._pending
         ]
         crash_point("before_sbatch")
-        slurm = Slurm(transport, commands_of(self.cluster))
+        slurm = SlurmClient(transport, slurm_commands_for(self.cluster))
         try:
-            self.stats.command("sbatch", len(submissions))
+            self.stats.count_command("sbatch", len(submissions))
             outcomes = slurm.submit_many(submissions)
         except (CommandTimeout, ConnectFailed) as error:
-            self._note(error)
+            self._log_error(error)
             outcomes = [
                 SubmitOutcome(
                     s.token,
@@ -430,38 +441,38 @@ class Batch:
                 for s in submissions
             ]
         except ClusterError as error:
-            return self._not_even_begun(error, [out.job for out in self._outgoing])
+            return self._handle_batch_error(error, [pending.job for pending in self._pending])
         crash_point("after_sbatch")
-        return self._save(outcomes)
+        return self._save_outcomes(outcomes)
 
-    def _save(self, outcomes: Sequence[SubmitOutcome]) -> tuple[bool, float]:
+    def _save_outcomes(self, outcomes: Sequence[SubmitOutcome]) -> tuple[bool, float]:
         by_token = {outcome.token: outcome for outcome in outcomes}
-        with self.lease.writing():
+        with self.lease.fenced_transaction():
             changes = Changes()
-            attempts = _locked_submitting([out.attempt.pk for out in self._outgoing])
+            attempts = _lock_submitting([pending.attempt.pk for pending in self._pending])
             for attempt in attempts:
                 apply_outcome(changes, attempt, by_token[str(attempt.pk)])
             crash_point("before_save")
             changes.write()
         crash_point("after_save")
-        return (False, ASK_AGAIN_S) if fell_silent(outcomes) else (True, 0.0)
+        return (False, UNKNOWN_OUTCOME_RETRY_S) if should_pause(outcomes) else (True, 0.0)
 
     # -- when it cannot be done -----------------------------------------------------------------------
 
-    def _not_even_begun(self, error: ClusterError, jobs: list[Job]) -> tuple[bool, float]:
+    def _handle_batch_error(self, error: ClusterError, jobs: list[Job]) -> tuple[bool, float]:
         """Nothing of this batch has reached sbatch in this round. Say why it waits, or end it."""
-        self._note(error)
-        reason, final = reason_of_failure(error)
+        self._log_error(error)
+        reason, final = reason_for_error(error)
         if not final:
-            self._hold([(job, reason) for job in jobs], pause_s=None)
-            return False, PAUSE_WHEN_REFUSED_S if isinstance(
+            self._hold_jobs([(job, reason) for job in jobs], pause_s=None)
+            return False, REFUSED_RETRY_DELAY_S if isinstance(
                 error, RemoteDiskFull
-            ) else PAUSE_AFTER_FAILURE_S
+            ) else RETRY_DELAY_S
         self._refuse([(job, None, reason) for job in jobs])
         return True, 0.0
 
-    def _note(self, error: ClusterError) -> None:
-        self.stats.failure(type(error).__name__)
+    def _log_error(self, error: ClusterError) -> None:
+        self.stats.count_failure(type(error).__name__)
         logger.warning(
             "submission for user %s on %s: %s",
             self.owner_id,
@@ -470,28 +481,28 @@ class Batch:
             extra={"action": "submit_error", "cluster": self.cluster.name, "detail": error.detail},
         )
 
-    def _hold(self, jobs: Sequence[tuple[Job, Reason]], *, pause_s: float | None) -> None:
+    def _hold_jobs(self, jobs: Sequence[tuple[Job, Reason]], *, pause_s: float | None) -> None:
         if not jobs:
             return
         until = timezone.now() + timedelta(seconds=pause_s) if pause_s else None
-        with self.lease.writing():
+        with self.lease.fenced_transaction():
             changes = Changes()
-            locked = _locked_queued([job.pk for job, _ in jobs])
+            locked = _lock_queued([job.pk for job, _ in jobs])
             for job, reason in jobs:
                 if row := locked.get(job.pk):
-                    if changes.job(row, **reason_values(reason)):
-                        changes.event(row, JobEventKind.REASON, actor=Actor.SLUICE)
+                    if changes.update_job(row, **reason_fields(reason)):
+                        changes.add_event(row, JobEventKind.REASON, actor=Actor.SLUICE)
                     if until:
-                        changes.job(row, not_before=until)
+                        changes.update_job(row, not_before=until)
             changes.write()
 
     def _refuse(self, jobs: Sequence[tuple[Job, Attempt | None, Reason]]) -> None:
         """End jobs that never became Slurm jobs. One whose outcome is open is only held."""
         if not jobs:
             return
-        with self.lease.writing():
+        with self.lease.fenced_transaction():
             changes = Changes()
-            locked = _locked_queued([job.pk for job, _, _ in jobs])
+            locked = _lock_queued([job.pk for job, _, _ in jobs])
             open_attempts = {
                 a.job_id: a
                 for a in Attempt.objects.filter(job__in=locked, phase=Attempt.Phase.SUBMITTING)
@@ -502,35 +513,35 @@ class Batch:
                     continue
                 attempt = open_attempts.get(job.pk)
                 if attempt is not None and attempt.unanswered_since is not None:
-                    if changes.job(row, **reason_values(reason)):
-                        changes.event(row, JobEventKind.REASON, actor=Actor.SLUICE)
+                    if changes.update_job(row, **reason_fields(reason)):
+                        changes.add_event(row, JobEventKind.REASON, actor=Actor.SLUICE)
                     continue
                 refuse(changes, row, attempt, reason)
             changes.write()
 
 
-def fell_silent(outcomes: Sequence[SubmitOutcome]) -> bool:
+def should_pause(outcomes: Sequence[SubmitOutcome]) -> bool:
     """The next ones would only meet the same silence. Where Slurm is merely slow, the rest just comes later."""
-    begun = [outcome for outcome in outcomes if outcome.attempted]
-    broke_off = len(begun) < len(outcomes) and (not begun or begun[-1].error is not None)
-    silent = (SlurmUnavailable, CommandTimeout)
-    return broke_off or any(isinstance(outcome.error, silent) for outcome in begun)
+    attempted = [outcome for outcome in outcomes if outcome.attempted]
+    aborted = len(attempted) < len(outcomes) and (not attempted or attempted[-1].error is not None)
+    unresponsive = (SlurmUnavailable, CommandTimeout)
+    return aborted or any(isinstance(outcome.error, unresponsive) for outcome in attempted)
 
 
-def _tasks_of(out: Outgoing) -> list[Task]:
+def _build_tasks(pending: PendingSubmission) -> list[Task]:
     return [
-        Task(attempt=out.attempt, role=role["name"], index=index)
-        for role in out.job.plan.get("roles", ())
+        Task(attempt=pending.attempt, role=role["name"], index=index)
+        for role in pending.job.plan.get("roles", ())
         for index in range(role["tasks"])
     ]
 
 
-def _locked_queued(job_ids: Sequence[UUID]) -> dict[UUID, Job]:
+def _lock_queued(job_ids: Sequence[UUID]) -> dict[UUID, Job]:
     rows = Job.objects.select_for_update(of=("self",)).filter(pk__in=job_ids, state=JobState.QUEUED)
     return {job.pk: job for job in rows.order_by("pk").defer("spec", "plan")}
 
 
-def _locked_submitting(attempt_ids: Sequence[int]) -> list[Attempt]:
+def _lock_submitting(attempt_ids: Sequence[int]) -> list[Attempt]:
     rows = Attempt.objects.select_for_update(of=("self", "job")).filter(
         pk__in=attempt_ids, phase=Attempt.Phase.SUBMITTING
     )
@@ -539,29 +550,29 @@ def _locked_submitting(attempt_ids: Sequence[int]) -> list[Attempt]:
     )
 
 
-def reason_of_failure(error: ClusterError) -> tuple[Reason, bool]:
+def reason_for_error(error: ClusterError) -> tuple[Reason, bool]:
     """Why a batch could not be sent, and whether that is final."""
-    words = {"words": error.user_message}
+    params = {"words": error.user_message}
     if isinstance(error, IdentityRefused):
-        return Reason("end.identity", words), True
+        return Reason("end.identity", params), True
     if isinstance(error, AuthFailed):
-        return Reason("queued.refused-for-now", words), False
+        return Reason("queued.refused-for-now", params), False
     if isinstance(error, RemoteDiskFull):
         return Reason("queued.disk-full"), False
     if isinstance(error, RemoteFileError):
-        return Reason("end.no-space", words), True
+        return Reason("end.no-space", params), True
     if isinstance(error, SlurmUnavailable):
         return Reason("queued.slurm-down"), False
     if isinstance(error, ConnectFailed | CommandTimeout):
         return Reason("queued.unreachable"), False
-    return Reason("queued.refused-for-now", words), False
+    return Reason("queued.refused-for-now", params), False
 
 
 def adopt(changes: Changes, attempt: Attempt, slurm_job_id: str) -> None:
     """Slurm has it: from an answer of sbatch, or found by its token."""
     now = timezone.now()
     job = attempt.job
-    changes.attempt(
+    changes.update_attempt(
         attempt,
         phase=Attempt.Phase.LIVE.value,
         slurm_job_id=slurm_job_id,
@@ -570,42 +581,42 @@ def adopt(changes: Changes, attempt: Attempt, slurm_job_id: str) -> None:
     )
     reason = (
         Reason("pending", {"slurm": "None"})
-        if job.wanted == Wanted.RUN
+        if job.wanted == DesiredState.RUN
         else Reason("stopping", {"by": job.stopped_by})
     )
-    changes.job(
+    changes.update_job(
         job,
         state=JobState.PENDING.value,
         submitted_at=now,
         not_before=None,
-        **reason_values(reason),
+        **reason_fields(reason),
     )
-    changes.event(job, JobEventKind.SUBMITTED, {"slurmJobId": slurm_job_id}, actor=Actor.SLUICE)
+    changes.add_event(job, JobEventKind.SUBMITTED, {"slurmJobId": slurm_job_id}, actor=Actor.SLUICE)
 
 
 def refuse(changes: Changes, job: Job, attempt: Attempt | None, reason: Reason) -> None:
     """A job that never became a Slurm job ends."""
-    stopped = job.wanted != Wanted.RUN
+    stopped = job.wanted != DesiredState.RUN
     if stopped:
         reason = Reason("end.stopped-before", {"by": job.stopped_by})
     if attempt is not None:
-        changes.attempt(
+        changes.update_attempt(
             attempt,
             phase=Attempt.Phase.REFUSED.value,
             ended_at=timezone.now(),
             unanswered_since=None,
             tasks_final=True,
-            **reason_values(reason),
+            **reason_fields(reason),
         )
-    changes.job(
+    changes.update_job(
         job,
         state=(JobState.STOPPED if stopped else JobState.FAILED).value,
         ended_at=timezone.now(),
         not_before=None,
-        **reason_values(reason),
+        **reason_fields(reason),
     )
-    changes.ended(job)
-    changes.event(job, JobEventKind.STATE, actor=Actor.SLUICE)
+    changes.mark_ended(job)
+    changes.add_event(job, JobEventKind.STATE, actor=Actor.SLUICE)
 
 
 def apply_outcome(changes: Changes, attempt: Attempt, outcome: SubmitOutcome) -> None:
@@ -613,27 +624,25 @@ def apply_outcome(changes: Changes, attempt: Attempt, outcome: SubmitOutcome) ->
     job, error = attempt.job, outcome.error
     if outcome.slurm_job_id:
         adopt(changes, attempt, outcome.slurm_job_id)
-    elif isinstance(error, SubmissionGivenUp):
+    elif isinstance(error, SubmissionAbandoned):
         refuse(changes, job, attempt, Reason("end.refused", {"words": error.user_message}))
     elif isinstance(error, SubmitRejected) and not error.retryable:
         text = error.detail[-2000:]
         refuse(changes, job, attempt, Reason("end.refused", {"words": error.user_message}, text))
     elif isinstance(error, CommandTimeout):
-        changes.attempt(attempt, unanswered_since=attempt.unanswered_since or timezone.now())
-        _wait(changes, job, Reason("queued.no-answer"), ASK_AGAIN_S)
+        changes.update_attempt(attempt, unanswered_since=attempt.unanswered_since or timezone.now())
+        _delay_job(changes, job, Reason("queued.no-answer"), UNKNOWN_OUTCOME_RETRY_S)
     elif error is not None:
         # Certain: no job exists. The next try has a marker of its own.
-        changes.attempt(attempt, submit_try=attempt.submit_try + 1, unanswered_since=None)
-        reason, _ = reason_of_failure(error)
+        changes.update_attempt(attempt, submit_try=attempt.submit_try + 1, unanswered_since=None)
+        reason, _ = reason_for_error(error)
         if isinstance(error, RemoteFileError):
             reason = Reason("queued.refused-for-now", {"words": error.user_message})
-        pause_s = (
-            PAUSE_AFTER_FAILURE_S if isinstance(error, SlurmUnavailable) else PAUSE_WHEN_REFUSED_S
-        )
-        _wait(changes, job, reason, pause_s)
+        pause_s = RETRY_DELAY_S if isinstance(error, SlurmUnavailable) else REFUSED_RETRY_DELAY_S
+        _delay_job(changes, job, reason, pause_s)
 
 
-def _wait(changes: Changes, job: Job, reason: Reason, pause_s: float) -> None:
-    changes.job(job, not_before=timezone.now() + timedelta(seconds=pause_s))
-    if changes.job(job, **reason_values(reason)):
-        changes.event(job, JobEventKind.REASON, actor=Actor.SLUICE)
+def _delay_job(changes: Changes, job: Job, reason: Reason, pause_s: float) -> None:
+    changes.update_job(job, not_before=timezone.now() + timedelta(seconds=pause_s))
+    if changes.update_job(job, **reason_fields(reason)):
+        changes.add_event(job, JobEventKind.REASON, actor=Actor.SLUICE)

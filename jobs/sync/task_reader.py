@@ -26,7 +26,7 @@ from clusters.errors import ClusterError, RemoteFileMissing
 from clusters.models import Cluster
 from clusters.passes import EngineStats, Lease, LeaseLost
 from clusters.transport.base import Transport
-from core.events.records import Actor, NewEvent, record
+from core.events.records import Actor, NewEvent, record_events
 from jobs.events import JobEventKind, job_event
 from jobs.lifecycle.states import FailureKind, Reason, exit_reason
 from jobs.models import Attempt, Task
@@ -34,17 +34,17 @@ from jobs.script.task_state import TaskState, Verdict, parse_task_state, parse_v
 
 logger = logging.getLogger(__name__)
 
-READERS = 4
+READER_THREADS = 4
 ATTEMPTS_PER_COMMAND = 100
-WAIT_S = 1.5
-WATCH_EVERY_S = 2.0
-FINAL_TRIES = 5
-MAX_OUTPUT = 16 * 1024 * 1024
+REPORT_WAIT_S = 1.5
+WATCH_INTERVAL_S = 2.0
+MAX_FINAL_READS = 5
+MAX_OUTPUT_BYTES = 16 * 1024 * 1024
 TASKS_IN_EVENT = 100
 
 # Prints, per directory, a line of its own and then `file:line` of every small file. 40 lines of 500
 # characters are more than any of ours has; what a person put there instead cannot flood us.
-_READ = r"""
+_READ_SCRIPT = r"""
 LC_ALL=C
 for dir; do
   printf '\036%s\n' "$dir"
@@ -56,20 +56,20 @@ done
 
 
 @dataclass(frozen=True, slots=True)
-class Reported:
+class AttemptReport:
     """What one attempt wrote about itself. `there` is false when its directory is gone."""
 
     verdict: Verdict | None
     tasks: tuple[TaskState, ...]
-    there: bool = True
-    began: bool = (
+    directory_exists: bool = True
+    started: bool = (
         True  # something is there of its run: Slurm makes the batch script's log at its start
     )
 
 
-def parse_reports(text: str) -> dict[str, Reported]:
+def parse_reports(text: str) -> dict[str, AttemptReport]:
     """By directory. A file that is no state file is left out: it says nothing."""
-    reports: dict[str, Reported] = {}
+    reports: dict[str, AttemptReport] = {}
     for part in text.split("\x1e")[1:]:
         directory, _, rest = part.partition("\n")
         files: dict[str, list[str]] = defaultdict(list)
@@ -77,17 +77,17 @@ def parse_reports(text: str) -> dict[str, Reported]:
             name, colon, content = line.partition(":")
             if colon:
                 files[name].append(content)
-        began = bool(files)
+        started = bool(files)
         files.pop("began", None)
-        verdict = _parsed(parse_verdict, files.pop("verdict", None))
-        tasks = [_parsed(parse_task_state, lines) for lines in files.values()]
-        reports[directory] = Reported(
-            verdict, tuple(t for t in tasks if t is not None), "\x1d" not in rest, began
+        verdict = _parse_or_none(parse_verdict, files.pop("verdict", None))
+        tasks = [_parse_or_none(parse_task_state, lines) for lines in files.values()]
+        reports[directory] = AttemptReport(
+            verdict, tuple(t for t in tasks if t is not None), "\x1d" not in rest, started
         )
     return reports
 
 
-def _parsed(parse: Any, lines: list[str] | None) -> Any:
+def _parse_or_none(parse: Any, lines: list[str] | None) -> Any:
     if lines is None:
         return None
     try:
@@ -96,14 +96,16 @@ def _parsed(parse: Any, lines: list[str] | None) -> Any:
         return None
 
 
-def read_reports(transport: Transport, directories: Sequence[str]) -> dict[str, Reported]:
+def read_reports(transport: Transport, directories: Sequence[str]) -> dict[str, AttemptReport]:
     result = transport.run(
-        ["sh", "-c", _READ, "read", *directories], timeout_s=20.0, max_output=MAX_OUTPUT
+        ["sh", "-c", _READ_SCRIPT, "read", *directories],
+        timeout_s=20.0,
+        max_output_bytes=MAX_OUTPUT_BYTES,
     )
     return parse_reports(result.text)
 
 
-def script_verdict(verdict: Verdict) -> tuple[Reason | None, FailureKind]:
+def interpret_verdict(verdict: Verdict) -> tuple[Reason | None, FailureKind]:
     """What the batch script said, as a reason and a class of failure."""
     if verdict.verdict != "failed":
         return None, FailureKind.NONE
@@ -111,7 +113,7 @@ def script_verdict(verdict: Verdict) -> tuple[Reason | None, FailureKind]:
         return Reason("end.launch-failed"), FailureKind.TRANSIENT
     task = f"{verdict.role}-{verdict.index}" if verdict.role else ""
     failure = FailureKind.PERMANENT if verdict.permanent else FailureKind.NONE
-    named = {
+    reason_codes = {
         "image_missing": "end.image-missing",
         "image_failed": "end.image-failed",
         "mount_missing": "end.mount-missing",
@@ -119,21 +121,21 @@ def script_verdict(verdict: Verdict) -> tuple[Reason | None, FailureKind]:
         "out_of_memory": "end.task-memory",
         "lost": "end.task-lost",
     }
-    if code := named.get(verdict.reason):
+    if code := reason_codes.get(verdict.reason):
         return Reason(code, {"task": task}), failure
     if not task:
         return None, failure
-    plain = exit_reason(verdict.exit_code, None)
+    exit_status_reason = exit_reason(verdict.exit_code, None)
     code = {"end.signal": "end.task-signal", "end.exit": "end.task-exit"}.get(
-        plain.code, plain.code
+        exit_status_reason.code, exit_status_reason.code
     )
-    return Reason(code, {"task": task, **plain.params}), failure
+    return Reason(code, {"task": task, **exit_status_reason.params}), failure
 
 
 @dataclass
-class _Memory:
-    reports: dict[int, Reported] = field(default_factory=dict)
-    tries: dict[int, int] = field(default_factory=lambda: defaultdict(int))
+class _ReportCache:
+    reports: dict[int, AttemptReport] = field(default_factory=dict)
+    failed_reads: dict[int, int] = field(default_factory=lambda: defaultdict(int))
 
 
 class TaskReader:
@@ -142,57 +144,57 @@ class TaskReader:
     def __init__(self, cluster: Cluster, lease: Lease, stats: EngineStats) -> None:
         self._lease = lease
         self._stats = stats
-        self._pool = ThreadPoolExecutor(READERS, thread_name_prefix=f"tasks-{cluster.name}")
+        self._pool = ThreadPoolExecutor(READER_THREADS, thread_name_prefix=f"tasks-{cluster.name}")
         self._lock = threading.Lock()
-        self._reading: dict[str, Future[None]] = {}
-        self._kept = _Memory()
-        self._next_watch = 0.0
+        self._active_reads: dict[str, Future[None]] = {}
+        self._cache = _ReportCache()
+        self._next_watch_at = 0.0
 
     # -- what the scripts say, before an end is written -----------------------------------------------
 
-    def report(self, attempt_id: int) -> Reported | None:
+    def get_report(self, attempt_id: int) -> AttemptReport | None:
         with self._lock:
-            return self._kept.reports.get(attempt_id)
+            return self._cache.reports.get(attempt_id)
 
-    def take_report(self, attempt_id: int) -> Reported | None:
+    def pop_report(self, attempt_id: int) -> AttemptReport | None:
         with self._lock:
-            return self._kept.reports.pop(attempt_id, None)
+            return self._cache.reports.pop(attempt_id, None)
 
-    def read_ended(self, cluster: Cluster, attempt_ids: Sequence[int]) -> None:
+    def fetch_reports(self, cluster: Cluster, attempt_ids: Sequence[int]) -> None:
         """Fetch reports; returns when they are there, or after a short while anyhow."""
         if not attempt_ids:
             return
         rows = Attempt.objects.filter(pk__in=attempt_ids).values_list("id", "unix_user", "work_dir")
-        futures = self._start(cluster, rows, self._keep)
-        wait(futures, timeout=WAIT_S)
+        futures = self._start_reads(cluster, rows, self._store_reports)
+        wait(futures, timeout=REPORT_WAIT_S)
 
-    def _keep(self, reports: Mapping[int, Reported]) -> None:
+    def _store_reports(self, reports: Mapping[int, AttemptReport]) -> None:
         with self._lock:
-            self._kept.reports.update(reports)
+            self._cache.reports.update(reports)
 
     # -- tasks ----------------------------------------------------------------------------------------
 
     def refresh(self, cluster: Cluster) -> None:
         """Begin reading what is watched or has just ended; what was read is written by the reader."""
-        mine = Attempt.objects.filter(cluster=cluster)
-        which = [mine.filter(phase=Attempt.Phase.ENDED, tasks_final=False)]
-        if time.monotonic() >= self._next_watch:
-            self._next_watch = time.monotonic() + WATCH_EVERY_S
+        cluster_attempts = Attempt.objects.filter(cluster=cluster)
+        querysets = [cluster_attempts.filter(phase=Attempt.Phase.ENDED, tasks_final=False)]
+        if time.monotonic() >= self._next_watch_at:
+            self._next_watch_at = time.monotonic() + WATCH_INTERVAL_S
             watched = Q(job__state="RUNNING", job__watched_until__gt=timezone.now())
-            which.append(mine.filter(watched, phase=Attempt.Phase.LIVE))
-        found = [
+            querysets.append(cluster_attempts.filter(watched, phase=Attempt.Phase.LIVE))
+        selected = [
             row
-            for attempts in which
+            for attempts in querysets
             for row in attempts.order_by("tasks_read_at", "id").values_list(
                 "id", "unix_user", "work_dir", "phase"
-            )[: READERS * ATTEMPTS_PER_COMMAND]
+            )[: READER_THREADS * ATTEMPTS_PER_COMMAND]
         ]
-        rows = [row[:3] for row in found]
-        ended = frozenset(row[0] for row in found if row[3] == Attempt.Phase.ENDED)
-        self._start(cluster, rows, partial(self._write_reports, ended=ended))
+        rows = [row[:3] for row in selected]
+        ended = frozenset(row[0] for row in selected if row[3] == Attempt.Phase.ENDED)
+        self._start_reads(cluster, rows, partial(self._write_reports, ended=ended))
 
-    def _start(
-        self, cluster: Cluster, rows: Iterable[tuple[int, str, str]], then: Any
+    def _start_reads(
+        self, cluster: Cluster, rows: Iterable[tuple[int, str, str]], callback: Any
     ) -> list[Future[None]]:
         by_user: dict[str, list[tuple[int, str]]] = defaultdict(list)
         for attempt_id, unix_user, work_dir in rows:
@@ -200,55 +202,67 @@ class TaskReader:
         futures = []
         with self._lock:
             for user, attempts in by_user.items():
-                running = self._reading.get(user)
+                running = self._active_reads.get(user)
                 if running is None or running.done():
                     running = self._pool.submit(
-                        self._read_user, cluster, user, attempts[:ATTEMPTS_PER_COMMAND], then
+                        self._read_user, cluster, user, attempts[:ATTEMPTS_PER_COMMAND], callback
                     )
-                    self._reading[user] = running
+                    self._active_reads[user] = running
                 futures.append(running)
         return futures
 
     def _read_user(
-        self, cluster: Cluster, user: str, attempts: list[tuple[int, str]], then: Any
+        self, cluster: Cluster, user: str, attempts: list[tuple[int, str]], callback: Any
     ) -> None:
         ids = {work_dir: attempt_id for attempt_id, work_dir in attempts}
         try:
             close_old_connections()
-            self._stats.command("tasks")
+            self._stats.count_command("tasks")
             reports = read_reports(transport_for(cluster, user), list(ids))
-            then({ids[d]: report for d, report in reports.items() if d in ids})
+            callback({ids[d]: report for d, report in reports.items() if d in ids})
         except RemoteFileMissing:
-            then({attempt_id: Reported(None, (), there=False) for attempt_id in ids.values()})
-        except ClusterError as error:
-            self._stats.failure("tasks")
-            logger.warning(
-                "task states of %s: %s", user, error.user_message, extra={"action": "tasks_unread"}
+            callback(
+                {
+                    attempt_id: AttemptReport(None, (), directory_exists=False)
+                    for attempt_id in ids.values()
+                }
             )
-            self._give_up(list(ids.values()))
+        except ClusterError as error:
+            self._stats.count_failure("tasks")
+            logger.warning(
+                "task states of %s: %s",
+                user,
+                error.user_message,
+                extra={"action": "task_read_failed"},
+            )
+            self._count_failed_reads(list(ids.values()))
         except LeaseLost:
             return
         except Exception:
             connections.close_all()
-            logger.exception("task states of %s", user, extra={"action": "tasks_failed"})
+            logger.exception("task states of %s", user, extra={"action": "task_reader_error"})
         finally:
             close_old_connections()
 
-    def _give_up(self, attempt_ids: Sequence[int]) -> None:
+    def _count_failed_reads(self, attempt_ids: Sequence[int]) -> None:
         """After some tries an ended attempt's tasks stay as they were last seen."""
-        tired = []
+        exhausted = []
         for attempt_id in attempt_ids:
-            self._kept.tries[attempt_id] += 1
-            if self._kept.tries[attempt_id] >= FINAL_TRIES:
-                tired.append(attempt_id)
-                del self._kept.tries[attempt_id]
-        if tired:
-            Attempt.objects.filter(pk__in=tired, phase=Attempt.Phase.ENDED).update(tasks_final=True)
+            self._cache.failed_reads[attempt_id] += 1
+            if self._cache.failed_reads[attempt_id] >= MAX_FINAL_READS:
+                exhausted.append(attempt_id)
+                del self._cache.failed_reads[attempt_id]
+        if exhausted:
+            Attempt.objects.filter(pk__in=exhausted, phase=Attempt.Phase.ENDED).update(
+                tasks_final=True
+            )
 
-    def _write_reports(self, reports: Mapping[int, Reported], *, ended: frozenset[int]) -> None:
+    def _write_reports(
+        self, reports: Mapping[int, AttemptReport], *, ended: frozenset[int]
+    ) -> None:
         """`ended` had ended before their files were read: only then these say how it ended."""
         now = timezone.now()
-        with self._lease.writing():
+        with self._lease.fenced_transaction():
             attempts = list(
                 Attempt.objects.filter(pk__in=list(reports))
                 .select_related("job")
@@ -260,31 +274,33 @@ class TaskReader:
             changed: list[Task] = []
             events: list[NewEvent] = []
             for attempt in attempts:
-                told = reports[attempt.pk].tasks
-                moved = merge_states(tasks[attempt.pk], told, ended=attempt.pk in ended)
-                changed += moved
-                if moved:
-                    events.append(_tasks_event(attempt, moved))
+                states = reports[attempt.pk].tasks
+                changed_tasks = merge_task_states(
+                    tasks[attempt.pk], states, ended=attempt.pk in ended
+                )
+                changed += changed_tasks
+                if changed_tasks:
+                    events.append(_tasks_event(attempt, changed_tasks))
             Task.objects.bulk_update(changed, _TASK_FIELDS, batch_size=100)
             Attempt.objects.filter(pk__in=list(reports)).update(tasks_read_at=now)
             Attempt.objects.filter(
                 pk__in=ended.intersection(reports), phase=Attempt.Phase.ENDED
             ).update(tasks_final=True)
-            record(events)
+            record_events(events)
 
     def close(self) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)
 
     def wait(self, timeout_s: float) -> None:
         with self._lock:
-            futures = list(self._reading.values())
+            futures = list(self._active_reads.values())
         wait(futures, timeout=timeout_s)
 
 
 _TASK_FIELDS = ["state", "node", "ip", "ports", "gpus", "exit_code", "started_at", "ended_at"]
 
 
-def _tasks_event(attempt: Attempt, moved: Sequence[Task]) -> NewEvent:
+def _tasks_event(attempt: Attempt, changed_tasks: Sequence[Task]) -> NewEvent:
     shown = [
         {
             "role": t.role,
@@ -293,25 +309,27 @@ def _tasks_event(attempt: Attempt, moved: Sequence[Task]) -> NewEvent:
             "exitCode": t.exit_code,
             "node": t.node,
         }
-        for t in moved[:TASKS_IN_EVENT]
+        for t in changed_tasks[:TASKS_IN_EVENT]
     ]
-    data = {"attempt": attempt.number, "changed": len(moved), "tasks": shown}
+    data = {"attempt": attempt.number, "changed": len(changed_tasks), "tasks": shown}
     return job_event(attempt.job, JobEventKind.TASKS, data, Actor.SLUICE)
 
 
-def merge_states(tasks: Iterable[Task], states: Iterable[TaskState], *, ended: bool) -> list[Task]:
+def merge_task_states(
+    tasks: Iterable[Task], states: Iterable[TaskState], *, ended: bool
+) -> list[Task]:
     """Put what was reported into the rows; the rows that changed."""
     reported = {(state.role, state.index): state for state in states}
     changed = []
     for task in tasks:
         state = reported.get((task.role, task.index))
-        values = _values(state) if state else {}
+        values = _task_fields(state) if state else {}
         if ended and values.get("state", task.state) in _UNFINISHED:
             values["state"] = Task.State.STOPPED.value
-        moved = {name: value for name, value in values.items() if getattr(task, name) != value}
-        for name, value in moved.items():
+        changes = {name: value for name, value in values.items() if getattr(task, name) != value}
+        for name, value in changes.items():
             setattr(task, name, value)
-        if moved:
+        if changes:
             changed.append(task)
     return changed
 
@@ -319,7 +337,7 @@ def merge_states(tasks: Iterable[Task], states: Iterable[TaskState], *, ended: b
 _UNFINISHED = (Task.State.WAITING, Task.State.PULLING, Task.State.RUNNING)
 
 
-def _values(state: TaskState) -> dict[str, Any]:
+def _task_fields(state: TaskState) -> dict[str, Any]:
     return {
         "state": _task_state(state).value,
         "node": state.host[:255],
@@ -327,8 +345,8 @@ def _values(state: TaskState) -> dict[str, Any]:
         "ports": {label: list(numbers) for label, numbers in state.ports.items()},
         "gpus": ",".join(state.gpus)[:255],
         "exit_code": state.exit_code,
-        "started_at": _moment(state.started),
-        "ended_at": _moment(state.ended),
+        "started_at": _parse_timestamp(state.started),
+        "ended_at": _parse_timestamp(state.ended),
     }
 
 
@@ -344,7 +362,7 @@ def _task_state(state: TaskState) -> Task.State:
     return Task.State.STOPPED if state.reason == "stopped" else Task.State.FAILED
 
 
-def _moment(seconds: float | None) -> datetime | None:
+def _parse_timestamp(seconds: float | None) -> datetime | None:
     try:
         return datetime.fromtimestamp(seconds, tz=UTC) if seconds is not None else None
     except (OverflowError, ValueError, OSError):

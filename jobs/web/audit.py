@@ -24,10 +24,10 @@ from clusters.access import namespaces_administered_by
 from core.models import Event
 from jobs.events import SUBJECT
 from jobs.models import Job
-from jobs.web.event_text import event_words
-from jobs.web.layout import looks_after_something
+from jobs.web.event_text import describe_event
+from jobs.web.layout import administers_any_namespace
 
-PAGE = 50
+PAGE_SIZE = 50
 KINDS = (
     ("", _("everything")),
     ("created", _("submitted")),
@@ -38,48 +38,48 @@ KINDS = (
     ("deleted", _("deleted")),
 )
 SOURCES = (("jobs", _("Jobs")), ("settings", _("Settings and people")))
-_ID = re.compile(r"\d{1,18}\Z")
+_ID_PATTERN = re.compile(r"\d{1,18}\Z")
 
 
-def job_acts(request: HttpRequest) -> QuerySet[Event]:
+def filter_job_events(request: HttpRequest) -> QuerySet[Event]:
     events = Event.objects.filter(subject_type=SUBJECT, actor=Event.Actor.PERSON)
     if not request.user.is_superuser:
-        mine = list(namespaces_administered_by(request.user).values_list("pk", flat=True))
-        events = events.filter(namespace_id__in=mine)
-    if person := request.GET.get("person", "")[:150]:
-        events = events.filter(actor_name__icontains=person)
+        namespace_ids = list(namespaces_administered_by(request.user).values_list("pk", flat=True))
+        events = events.filter(namespace_id__in=namespace_ids)
+    if username := request.GET.get("person", "")[:150]:
+        events = events.filter(actor_name__icontains=username)
     kind = request.GET.get("kind", "")
     if kind in dict(KINDS) and kind:
         events = events.filter(kind=kind)
-    if words := request.GET.get("q", "")[:200]:
-        named = Job.objects.filter(name__icontains=words).values("pk")
+    if search := request.GET.get("q", "")[:200]:
+        named = Job.objects.filter(name__icontains=search).values("pk")
         events = events.filter(subject_id__in=named)
     return events
 
 
-def settings_acts(request: HttpRequest) -> QuerySet[LogEntry]:
+def filter_settings_log(request: HttpRequest) -> QuerySet[LogEntry]:
     entries = LogEntry.objects.select_related("user", "content_type")
-    if person := request.GET.get("person", "")[:150]:
-        entries = entries.filter(user__username__icontains=person)
-    if words := request.GET.get("q", "")[:200]:
+    if username := request.GET.get("person", "")[:150]:
+        entries = entries.filter(user__username__icontains=username)
+    if search := request.GET.get("q", "")[:200]:
         entries = entries.filter(
-            Q(object_repr__icontains=words) | Q(change_message__icontains=words)
+            Q(object_repr__icontains=search) | Q(change_message__icontains=search)
         )
     return entries
 
 
-def shown_job_act(event: Event, jobs: Mapping[uuid.UUID, Job]) -> dict[str, Any]:
+def job_event_row(event: Event, jobs: Mapping[uuid.UUID, Job]) -> dict[str, Any]:
     job = jobs.get(event.subject_id)
     return {
         "at": event.at,
         "who": event.actor_name,
-        "what": event_words(event),
+        "what": describe_event(event),
         "name": job.name if job else "",
         "job": job.pk if job and job.deleted_at is None else None,
     }
 
 
-def shown_settings_act(entry: LogEntry) -> dict[str, Any]:
+def settings_log_row(entry: LogEntry) -> dict[str, Any]:
     kind = str(entry.content_type) if entry.content_type else ""
     at: datetime = entry.action_time
     return {
@@ -94,27 +94,33 @@ def shown_settings_act(entry: LogEntry) -> dict[str, Any]:
 @require_GET
 @login_required
 def audit(request: HttpRequest) -> HttpResponse:
-    if not looks_after_something(request.user):
+    if not administers_any_namespace(request.user):
         raise PermissionDenied
-    about_settings = request.GET.get("about") == "settings" and request.user.is_superuser
+    show_settings = request.GET.get("about") == "settings" and request.user.is_superuser
     before = request.GET.get("before", "")
-    number = int(before) if _ID.match(before) else None
-    if about_settings:
-        entries = settings_acts(request).order_by("-id")
-        chosen = list((entries.filter(id__lt=number) if number else entries)[: PAGE + 1])
-        rows = [shown_settings_act(entry) for entry in chosen[:PAGE]]
-        last = chosen[PAGE - 1].pk if len(chosen) > PAGE else None
+    before_id = int(before) if _ID_PATTERN.match(before) else None
+    if show_settings:
+        entries = filter_settings_log(request).order_by("-id")
+        page_entries = list(
+            (entries.filter(id__lt=before_id) if before_id else entries)[: PAGE_SIZE + 1]
+        )
+        rows = [settings_log_row(entry) for entry in page_entries[:PAGE_SIZE]]
+        next_before = page_entries[PAGE_SIZE - 1].pk if len(page_entries) > PAGE_SIZE else None
     else:
-        events = job_acts(request).order_by("-id")
-        found = list((events.filter(id__lt=number) if number else events)[: PAGE + 1])
-        jobs = Job.objects.only("name", "deleted_at").in_bulk([event.subject_id for event in found])
-        rows = [shown_job_act(event, jobs) for event in found[:PAGE]]
-        last = found[PAGE - 1].pk if len(found) > PAGE else None
+        events = filter_job_events(request).order_by("-id")
+        page_events = list(
+            (events.filter(id__lt=before_id) if before_id else events)[: PAGE_SIZE + 1]
+        )
+        jobs = Job.objects.only("name", "deleted_at").in_bulk(
+            [event.subject_id for event in page_events]
+        )
+        rows = [job_event_row(event, jobs) for event in page_events[:PAGE_SIZE]]
+        next_before = page_events[PAGE_SIZE - 1].pk if len(page_events) > PAGE_SIZE else None
     context = {
         "rows": rows,
-        "before": last,
-        "first_page": number is None,
-        "about": "settings" if about_settings else "jobs",
+        "before": next_before,
+        "first_page": before_id is None,
+        "about": "settings" if show_settings else "jobs",
         "sources": SOURCES if request.user.is_superuser else (),
         "kinds": KINDS,
         "filtered": any(request.GET.get(name) for name in ("person", "kind", "q")),

@@ -22,30 +22,30 @@ from django.utils.translation import gettext as _
 from django.views.decorators.http import require_GET, require_POST
 
 from clusters.capacity import Capacity, Node
-from clusters.doctor import TITLES
-from clusters.models import Cluster, ClusterStatus, EngineLease, capacity_of, store_status
-from core.translation import from_text, told
+from clusters.doctor import CHECK_TITLES
+from clusters.models import Cluster, ClusterStatus, EngineLease, load_capacity, store_status
+from core.translation import translate, translate_dumped
 from jobs.models import LIVE_VALUES, Job
-from jobs.web.home import clusters_now
+from jobs.web.home import list_cluster_usage
 from jobs.web.job_list import STALE_AFTER
 from jobs.web.layout import is_staff
 
 # A node with more GPUs or CPUs than this gets a bar instead of one cell each.
 MAX_CELLS = 16
 # The engine serves a wish within seconds; after this long nobody will.
-CHECK_PATIENCE = timedelta(minutes=5)
+CHECK_TIMEOUT = timedelta(minutes=5)
 
 View = Callable[..., HttpResponse]
 
 
 def staff_only(view: View) -> View:
     @wraps(view)
-    def guarded(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
+    def wrapper(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
         if not is_staff(request.user):
             raise PermissionDenied
         return view(request, *args, **kwargs)
 
-    return login_required(guarded)
+    return login_required(wrapper)
 
 
 # --- capacity -----------------------------------------------------------------------------------------
@@ -56,7 +56,7 @@ def cells(used: int, total: int) -> list[bool]:
     return [number < used for number in range(total)] if 0 < total <= MAX_CELLS else []
 
 
-def node_picture(node: Node) -> dict[str, Any]:
+def node_usage(node: Node) -> dict[str, Any]:
     return {
         "node": node,
         "cpus_free": max(0, node.cpus - node.cpus_used),
@@ -74,32 +74,32 @@ def node_picture(node: Node) -> dict[str, Any]:
     }
 
 
-def chosen_nodes(capacity: Capacity, request: HttpRequest) -> list[Node]:
+def filter_nodes(capacity: Capacity, request: HttpRequest) -> list[Node]:
     partition = request.GET.get("partition", "")
-    words = request.GET.get("q", "").lower().split()
+    terms = request.GET.get("q", "").lower().split()
     return [
         node
         for node in capacity.nodes
         if (not partition or partition in node.partitions)
         and all(
             any(
-                word in text.lower()
+                term in text.lower()
                 for text in (node.name, node.state, *node.features, *(g.type for g in node.gpus))
             )
-            for word in words
+            for term in terms
         )
     ]
 
 
 @require_GET
 @login_required
-def capacity(request: HttpRequest) -> HttpResponse:
-    now = clusters_now(request.user)
-    partitions = sorted({part.name for each in now for part in each.capacity.partitions})
+def capacity_page(request: HttpRequest) -> HttpResponse:
+    usages = list_cluster_usage(request.user)
+    partitions = sorted({part.name for each in usages for part in each.capacity.partitions})
     context = {
         "clusters": [
-            {"now": each, "nodes": [node_picture(n) for n in chosen_nodes(each.capacity, request)]}
-            for each in now
+            {"usage": each, "nodes": [node_usage(n) for n in filter_nodes(each.capacity, request)]}
+            for each in usages
         ],
         "partitions": partitions,
         "partition": request.GET.get("partition", ""),
@@ -112,7 +112,7 @@ def capacity(request: HttpRequest) -> HttpResponse:
 # --- clusters -------------------------------------------------------------------------------------------
 
 
-def health(cluster: Cluster, status: ClusterStatus | None) -> dict[str, Any]:
+def cluster_health(cluster: Cluster, status: ClusterStatus | None) -> dict[str, Any]:
     """How a cluster fares, as a word for the eye and a sentence for the mind."""
     now = timezone.now()
     if not cluster.enabled:
@@ -122,22 +122,25 @@ def health(cluster: Cluster, status: ClusterStatus | None) -> dict[str, Any]:
     if now - status.last_pass_at > STALE_AFTER:
         return {"level": "bad", "words": _("No engine works on it. Start one: manage.py engine")}
     if status.last_ok_at is None or now - status.last_ok_at > STALE_AFTER:
-        return {"level": "bad", "words": from_text(status.last_error) or _("It does not answer.")}
+        return {
+            "level": "bad",
+            "words": translate_dumped(status.last_error) or _("It does not answer."),
+        }
     return {"level": "good", "words": _("It answers.")}
 
 
 @require_GET
 @staff_only
-def clusters(request: HttpRequest) -> HttpResponse:
-    counted = Job.objects.filter(state__in=LIVE_VALUES).values("cluster_id").order_by()
-    live = dict(counted.annotate(number=Count("pk")).values_list("cluster_id", "number"))
+def cluster_list(request: HttpRequest) -> HttpResponse:
+    live_job_rows = Job.objects.filter(state__in=LIVE_VALUES).values("cluster_id").order_by()
+    live = dict(live_job_rows.annotate(number=Count("pk")).values_list("cluster_id", "number"))
     rows = Cluster.objects.select_related("status").prefetch_related("namespaces").order_by("name")
     context = {
         "clusters": [
             {
                 "cluster": each,
                 "status": (status := getattr(each, "status", None)),
-                "health": health(each, status),
+                "health": cluster_health(each, status),
                 "live_jobs": live.get(each.pk, 0),
             }
             for each in rows
@@ -146,15 +149,15 @@ def clusters(request: HttpRequest) -> HttpResponse:
     return render(request, "machines/clusters.html", context)
 
 
-def doctor_lines(status: ClusterStatus | None) -> list[dict[str, Any]]:
+def translate_check_results(status: ClusterStatus | None) -> list[dict[str, Any]]:
     lines = status.doctor.get("lines", []) if status else []
     return [
         {
             **line,
             # Rows of earlier releases hold plain text; the key finds the reader's title.
-            "title": told(TITLES.get(line.get("key", ""), line.get("title", ""))),
-            "found": told(line.get("found", "")),
-            "remedy": told(line.get("remedy", "")),
+            "title": translate(CHECK_TITLES.get(line.get("key", ""), line.get("title", ""))),
+            "found": translate(line.get("found", "")),
+            "remedy": translate(line.get("remedy", "")),
         }
         for line in lines
     ]
@@ -162,23 +165,23 @@ def doctor_lines(status: ClusterStatus | None) -> list[dict[str, Any]]:
 
 @require_GET
 @staff_only
-def cluster(request: HttpRequest, name: str) -> HttpResponse:
-    found = get_object_or_404(Cluster.objects.select_related("status"), name=name)
-    status = getattr(found, "status", None)
-    waiting = bool(status and (status.doctor_wanted_at or status.doctor_running_since))
-    asked = status and (status.doctor_wanted_at or status.doctor_running_since)
-    lease = EngineLease.objects.filter(cluster=found).first()
+def cluster_detail(request: HttpRequest, name: str) -> HttpResponse:
+    cluster = get_object_or_404(Cluster.objects.select_related("status"), name=name)
+    status = getattr(cluster, "status", None)
+    waiting = bool(status and (status.doctor_requested_at or status.doctor_running_since))
+    requested_at = status and (status.doctor_requested_at or status.doctor_running_since)
+    lease = EngineLease.objects.filter(cluster=cluster).first()
     context = {
-        "cluster": found,
+        "cluster": cluster,
         "status": status,
-        "last_error": from_text(status.last_error) if status else "",
-        "health": health(found, status),
-        "lines": doctor_lines(status),
+        "last_error": translate_dumped(status.last_error) if status else "",
+        "health": cluster_health(cluster, status),
+        "lines": translate_check_results(status),
         "waiting": waiting,
-        "overdue": bool(asked and timezone.now() - asked > CHECK_PATIENCE),
+        "overdue": bool(requested_at and timezone.now() - requested_at > CHECK_TIMEOUT),
         "lease": lease if lease and lease.holder else None,
-        "capacity": capacity_of(found),
-        "namespaces": found.namespaces.order_by("name"),
+        "capacity": load_capacity(cluster),
+        "namespaces": cluster.namespaces.order_by("name"),
     }
     live = request.headers.get("HX-Request")
     return render(
@@ -188,8 +191,8 @@ def cluster(request: HttpRequest, name: str) -> HttpResponse:
 
 @require_POST
 @staff_only
-def ask_for_check(request: HttpRequest, name: str) -> HttpResponse:
-    found = get_object_or_404(Cluster, name=name)
-    store_status(found, doctor_wanted_at=timezone.now(), doctor_running_since=None)
+def request_check(request: HttpRequest, name: str) -> HttpResponse:
+    cluster = get_object_or_404(Cluster, name=name)
+    store_status(cluster, doctor_requested_at=timezone.now(), doctor_running_since=None)
     messages.success(request, _("The check is asked for. Its result appears here by itself."))
-    return HttpResponseRedirect(reverse("cluster", args=[found.name]))
+    return HttpResponseRedirect(reverse("cluster", args=[cluster.name]))

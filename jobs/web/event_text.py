@@ -6,17 +6,17 @@ from django.utils.translation import gettext as _
 
 from core.formatting import duration
 from core.models import Event
-from core.translation import told
-from jobs.lifecycle.reasons import sentence_for
+from core.translation import translate
+from jobs.lifecycle.reasons import render_reason_code
 from jobs.models import JOB_STATE_CHOICES
 
 STATE_LABELS = dict(JOB_STATE_CHOICES)
 
 
-def event_words(event: Event) -> str:
+def describe_event(event: Event) -> str:
     data = event.data
     state = str(STATE_LABELS.get(data.get("state", ""), data.get("state", "")))
-    reason = sentence_for(
+    reason = render_reason_code(
         data.get("reasonCode", ""), data.get("reasonParams"), data.get("reasonText", "")
     )
     if event.kind == "created":
@@ -30,7 +30,9 @@ def event_words(event: Event) -> str:
     if event.kind == "edited":
         return _("Description or labels changed.")
     if event.kind == "time-limit" and data.get("refused"):
-        return _("Slurm refused the new time limit: %(words)s") % {"words": told(data["refused"])}
+        return _("Slurm refused the new time limit: %(words)s") % {
+            "words": translate(data["refused"])
+        }
     if event.kind == "time-limit":
         limit = duration(data.get("wantedTimeLimitS") or data.get("timeLimitS"))
         return _("Time limit set to %(limit)s.") % {"limit": limit}

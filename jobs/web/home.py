@@ -20,7 +20,7 @@ from jobs.job_templates import templates_visible_to
 from jobs.lifecycle.states import JobState
 from jobs.models import END_VALUES, LIVE_VALUES, Job
 from jobs.store.listing import JobFilter
-from jobs.web.job_list import STALE_AFTER, job_shapes, stale_clusters
+from jobs.web.job_list import STALE_AFTER, serialize_job_page, stale_clusters
 from jobs.web.layout import current_namespace
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class Meter:
 
 
 @dataclass(slots=True)
-class ClusterNow:
+class ClusterUsage:
     """A cluster as its last snapshot shows it: what is free, and how old that is."""
 
     cluster: Cluster
@@ -58,7 +58,7 @@ class ClusterNow:
     memory: Meter = field(default_factory=lambda: Meter(""))
 
 
-def clusters_seen_by(user: Any) -> QuerySet[Cluster]:
+def clusters_visible_to(user: Any) -> QuerySet[Cluster]:
     """The clusters of one's namespaces; administrators see all."""
     rows = Cluster.objects.order_by("name")
     if user.is_superuser or user.is_staff:
@@ -66,23 +66,23 @@ def clusters_seen_by(user: Any) -> QuerySet[Cluster]:
     return rows.filter(pk__in=namespaces_visible_to(user).values("cluster_id"))
 
 
-def clusters_now(user: Any) -> list[ClusterNow]:
+def list_cluster_usage(user: Any) -> list[ClusterUsage]:
     snapshots = CapacitySnapshot.objects.filter(
-        cluster__in=clusters_seen_by(user), cluster__enabled=True
+        cluster__in=clusters_visible_to(user), cluster__enabled=True
     ).select_related("cluster")
-    return [cluster_now(row) for row in snapshots.order_by("cluster__name")]
+    return [build_cluster_usage(row) for row in snapshots.order_by("cluster__name")]
 
 
-def cluster_now(row: CapacitySnapshot) -> ClusterNow:
+def build_cluster_usage(row: CapacitySnapshot) -> ClusterUsage:
     capacity = Capacity.from_json(row.data)
     usable = [node for node in capacity.nodes if node.usable]
-    now = ClusterNow(
+    usage = ClusterUsage(
         row.cluster, row.taken_at, timezone.now() - row.taken_at > STALE_AFTER, capacity
     )
-    now.cpus = Meter("", sum(n.cpus_used for n in usable), sum(n.cpus for n in usable))
-    now.memory = Meter("", sum(n.mem_mib_used for n in usable), sum(n.mem_mib for n in usable))
-    now.gpus = [_gpu_meter(kind, usable) for kind in capacity.gpu_types()]
-    return now
+    usage.cpus = Meter("", sum(n.cpus_used for n in usable), sum(n.cpus for n in usable))
+    usage.memory = Meter("", sum(n.mem_mib_used for n in usable), sum(n.mem_mib for n in usable))
+    usage.gpus = [_gpu_meter(kind, usable) for kind in capacity.gpu_types()]
+    return usage
 
 
 def _gpu_meter(kind: str, nodes: list[Node]) -> Meter:
@@ -90,7 +90,7 @@ def _gpu_meter(kind: str, nodes: list[Node]) -> Meter:
     return Meter(kind or "GPU", sum(g.used for g in of_kind), sum(g.total for g in of_kind))
 
 
-def namespace_use(user: User, namespaces: list[Namespace]) -> list[dict[str, Any]]:
+def namespace_usage(user: User, namespaces: list[Namespace]) -> list[dict[str, Any]]:
     """What runs in each namespace, of all people and of oneself, in one query."""
     running = Q(state=JobState.RUNNING)
     mine = Q(owner=user)
@@ -106,23 +106,23 @@ def namespace_use(user: User, namespaces: list[Namespace]) -> list[dict[str, Any
             mine=Count("pk", filter=mine),
         )
     )
-    use = {row["namespace_id"]: row for row in rows}
+    usage_by_namespace = {row["namespace_id"]: row for row in rows}
     empty = {"running": 0, "waiting": 0, "gpus": 0, "cpus": 0, "mine": 0}
-    return [{"namespace": each, **use.get(each.pk, empty)} for each in namespaces]
+    return [{"namespace": each, **usage_by_namespace.get(each.pk, empty)} for each in namespaces]
 
 
 def home_context(request: HttpRequest) -> dict[str, Any]:
     user = cast("User", request.user)
     namespace = current_namespace(request)
-    chosen = (namespace.name,) if namespace else ()
-    live, more_live = job_shapes(
+    namespace_names = (namespace.name,) if namespace else ()
+    live, next_live_key = serialize_job_page(
         request,
-        JobFilter(mine=True, states=tuple(LIVE_VALUES), namespaces=chosen),
+        JobFilter(mine=True, states=tuple(LIVE_VALUES), namespaces=namespace_names),
         limit=MAX_LIVE,
     )
-    ended, _more = job_shapes(
+    ended, _more = serialize_job_page(
         request,
-        JobFilter(mine=True, states=tuple(END_VALUES), namespaces=chosen, sort="-ended"),
+        JobFilter(mine=True, states=tuple(END_VALUES), namespaces=namespace_names, sort="-ended"),
         limit=MAX_ENDED,
     )
     ids = list(roles_of(user)) if namespace is None else [namespace.pk]
@@ -131,10 +131,10 @@ def home_context(request: HttpRequest) -> dict[str, Any]:
     )
     return {
         "live": live,
-        "more_live": more_live is not None,
+        "more_live": next_live_key is not None,
         "ended": ended,
-        "clusters": clusters_now(user),
-        "use": namespace_use(user, namespaces),
+        "clusters": list_cluster_usage(user),
+        "use": namespace_usage(user, namespaces),
         "templates": list(
             templates_visible_to(user)
             .select_related("owner")

@@ -24,11 +24,11 @@ from clusters.models import Membership
 from core.api.pagination import decode_cursor, encode_cursor, fingerprint
 from jobs import actions
 from jobs.api import shapes
-from jobs.api.filters import read_job_list
+from jobs.api.filters import parse_job_list_query
 from jobs.models import JOB_STATE_CHOICES
-from jobs.store.access import visible_to
-from jobs.store.listing import JobFilter, page_of_jobs
-from jobs.web.layout import back_to, current_namespace
+from jobs.store.access import jobs_visible_to
+from jobs.store.listing import JobFilter, list_jobs_page
+from jobs.web.layout import current_namespace, redirect_back
 
 if TYPE_CHECKING:
     from accounts.models import User
@@ -43,10 +43,10 @@ KINDS = (
     ("single", gettext_lazy("Single")),
     ("distributed", gettext_lazy("Distributed")),
 )
-MAX_ROWS_AT_ONCE = 200
+MAX_BATCH_ROWS = 200
 # Address parameters of the page itself; the rest are the API's filters, by the same names.
-OWN_PARAMETERS = ("scope", "kind", "cursor")
-ADVANCED = (
+VIEW_PARAMETERS = ("scope", "kind", "cursor")
+ADVANCED_FILTERS = (
     "owner",
     "namespace",
     "gpu_type",
@@ -61,18 +61,22 @@ STALE_AFTER = timedelta(seconds=60)
 NO_NAMESPACE = ("",)
 
 
-def job_shapes(request: HttpRequest, wanted: JobFilter, **page: Any) -> tuple[list[Any], Any]:
+def serialize_job_page(
+    request: HttpRequest, job_filter: JobFilter, **page: Any
+) -> tuple[list[Any], Any]:
     """Rows as the API shows them, and the key of the next page."""
-    found = page_of_jobs(request.user, wanted, **page)
+    result = list_jobs_page(request.user, job_filter, **page)
     now = timezone.now()
     user = cast("User", request.user)
     jobs = [
-        shapes.job(row, user, Role.ADMIN if user.is_superuser else found.roles.get(row[4]), now)
-        for row in found.rows
+        shapes.serialize_job(
+            row, user, Role.ADMIN if user.is_superuser else result.roles.get(row[4]), now
+        )
+        for row in result.rows
     ]
     for job in jobs:
         job["ends_at"] = ends_at(job, now)
-    return jobs, found.next_key
+    return jobs, result.next_key
 
 
 def ends_at(job: dict[str, Any], now: datetime) -> str:
@@ -81,41 +85,41 @@ def ends_at(job: dict[str, Any], now: datetime) -> str:
     return "" if left_s is None else (now + timedelta(seconds=left_s)).isoformat()
 
 
-def asked_filter(request: HttpRequest) -> tuple[JobFilter, str, list[str]]:
+def parse_job_filter(request: HttpRequest) -> tuple[JobFilter, str, list[str]]:
     """The filter of the address, the scope, and sentences about what was wrong with it."""
-    given = request.GET.copy()
-    for name in OWN_PARAMETERS:
-        given.pop(name, None)
-    for name in [name for name in given if not any(given.getlist(name))]:
-        del given[name]
+    params = request.GET.copy()
+    for name in VIEW_PARAMETERS:
+        params.pop(name, None)
+    for name in [name for name in params if not any(params.getlist(name))]:
+        del params[name]
     problems: list[str] = []
     try:
-        wanted = read_job_list(given).wanted
+        job_filter = parse_job_list_query(params).job_filter
     except ValidationError as error:
         details = cast(dict[str, list[str]], error.detail)
-        problems = [f"{name}: {words[0]}" for name, words in details.items()]
-        wanted = JobFilter()
+        problems = [f"{name}: {errors[0]}" for name, errors in details.items()]
+        job_filter = JobFilter()
     scope = request.GET.get("scope", "mine")
     scope = scope if scope in dict(SCOPES) else "mine"
     namespace = current_namespace(request)
     if scope == "mine":
-        wanted = replace(wanted, mine=True)
-    if not wanted.namespaces:
+        job_filter = replace(job_filter, mine=True)
+    if not job_filter.namespaces:
         if namespace is not None:
-            wanted = replace(wanted, namespaces=(namespace.name,))
+            job_filter = replace(job_filter, namespaces=(namespace.name,))
         elif scope == "namespaces":
-            mine = Membership.objects.filter(user=cast("User", request.user))
-            names = tuple(mine.values_list("namespace__name", flat=True))
-            wanted = replace(wanted, namespaces=names or NO_NAMESPACE)
+            memberships = Membership.objects.filter(user=cast("User", request.user))
+            names = tuple(memberships.values_list("namespace__name", flat=True))
+            job_filter = replace(job_filter, namespaces=names or NO_NAMESPACE)
     kind = request.GET.get("kind", "")
     if kind in ("single", "distributed"):
-        wanted = replace(wanted, distributed=kind == "distributed")
-    return wanted, scope, problems
+        job_filter = replace(job_filter, distributed=kind == "distributed")
+    return job_filter, scope, problems
 
 
 def stale_clusters(jobs: list[Any]) -> list[dict[str, Any]]:
     """Clusters of these jobs that have not answered for a while, by what the rows themselves say."""
-    limit = shapes.iso(timezone.now() - STALE_AFTER) or ""
+    limit = shapes.format_iso(timezone.now() - STALE_AFTER) or ""
     stale = {
         job["cluster"]: job["seen_at"]
         for job in jobs
@@ -127,26 +131,26 @@ def stale_clusters(jobs: list[Any]) -> list[dict[str, Any]]:
 @require_GET
 @login_required
 def job_list(request: HttpRequest) -> HttpResponse:
-    wanted, scope, problems = asked_filter(request)
-    query = fingerprint(request.user.pk, repr(wanted))
+    job_filter, scope, problems = parse_job_filter(request)
+    query = fingerprint(request.user.pk, repr(job_filter))
     after = None
     if cursor := request.GET.get("cursor"):
         try:
             after = decode_cursor(cursor, query)
         except ValidationError:
             problems.append(_("That page is no longer there. This is the first one."))
-    jobs, next_key = job_shapes(request, wanted, after=after)
-    advanced = any(request.GET.get(name) for name in ADVANCED)
+    jobs, next_key = serialize_job_page(request, job_filter, after=after)
+    advanced = any(request.GET.get(name) for name in ADVANCED_FILTERS)
     context = {
         "jobs": jobs,
         "scope": scope,
         "scopes": SCOPES,
         "kind": request.GET.get("kind", ""),
         "kinds": KINDS,
-        "sort": wanted.sort,
+        "sort": job_filter.sort,
         "problems": problems,
         "state_choices": JOB_STATE_CHOICES,
-        "chosen_state": wanted.states[0] if wanted.states else "",
+        "chosen_state": job_filter.states[0] if job_filter.states else "",
         "next_cursor": encode_cursor(next_key, query) if next_key else "",
         "first_page": after is None,
         "filtered": advanced or any(request.GET.get(name) for name in ("q", "state", "kind")),
@@ -164,48 +168,48 @@ def job_list(request: HttpRequest) -> HttpResponse:
 def job_rows(request: HttpRequest) -> HttpResponse:
     """Some rows anew, by id: what the page asks for when events told it so."""
     ids = []
-    for text in request.GET.get("ids", "").split(",")[:MAX_ROWS_AT_ONCE]:
+    for text in request.GET.get("ids", "").split(",")[:MAX_BATCH_ROWS]:
         try:
             ids.append(uuid.UUID(text))
         except ValueError:
             continue
-    wanted = JobFilter(ids=tuple(ids))
-    jobs = job_shapes(request, wanted, limit=MAX_ROWS_AT_ONCE)[0] if ids else []
+    job_filter = JobFilter(ids=tuple(ids))
+    jobs = serialize_job_page(request, job_filter, limit=MAX_BATCH_ROWS)[0] if ids else []
     return render(request, "jobs/rows.html", {"jobs": jobs})
 
 
 @require_POST
 @login_required
-def batch(request: HttpRequest) -> HttpResponse:
+def batch_action(request: HttpRequest) -> HttpResponse:
     """Stop or delete the chosen jobs; those that cannot be are named, the others are done."""
     ids = []
-    for text in request.POST.getlist("id")[:MAX_ROWS_AT_ONCE]:
+    for text in request.POST.getlist("id")[:MAX_BATCH_ROWS]:
         try:
             ids.append(uuid.UUID(text))
         except ValueError:
             continue
     user = cast("User", request.user)
-    jobs = list(visible_to(user).select_related("namespace", "owner").filter(pk__in=ids))
+    jobs = list(jobs_visible_to(user).select_related("namespace", "owner").filter(pk__in=ids))
     deleting = request.POST.get("action") == "delete"
     if deleting:
-        outcomes = actions.batch_delete(
+        outcomes = actions.delete_jobs(
             jobs=jobs,
             by=user,
             remove_files=bool(request.POST.get("remove_files")),
             stop_first=bool(request.POST.get("stop_first")),
         )
     else:
-        outcomes = actions.batch_stop(jobs=jobs, by=user)
-    done = sum(outcome.ok for outcome in outcomes)
-    if done:
+        outcomes = actions.stop_jobs(jobs=jobs, by=user)
+    succeeded = sum(outcome.ok for outcome in outcomes)
+    if succeeded:
         text = (
-            ngettext("%(count)s job deleted.", "%(count)s jobs deleted.", done)
+            ngettext("%(count)s job deleted.", "%(count)s jobs deleted.", succeeded)
             if deleting
             else ngettext(
-                "%(count)s job is being stopped.", "%(count)s jobs are being stopped.", done
+                "%(count)s job is being stopped.", "%(count)s jobs are being stopped.", succeeded
             )
         )
-        messages.success(request, text % {"count": done})
+        messages.success(request, text % {"count": succeeded})
     for outcome in [o for o in outcomes if not o.ok][:5]:
         messages.error(request, outcome.message)
-    return back_to(request, reverse("jobs"))
+    return redirect_back(request, reverse("jobs"))

@@ -26,11 +26,11 @@ SESSION_KEY = "namespace"
 class NavItem:
     """One entry at the side. `sections` are the address names below which it is lit."""
 
-    address: str
+    url_name: str
     label: str | Promise
     icon: str
     sections: tuple[str, ...]
-    group: str = ""  # "look-after": only for those who administer something
+    group: str = ""  # "administration": only for those who administer something
     staff_only: bool = False
 
 
@@ -45,15 +45,15 @@ NAVIGATION = (
         ("templates", "template", "template_new", "template_use"),
     ),
     NavItem("capacity", _("Capacity"), "chart-bar", ("capacity",)),
-    NavItem("clusters", _("Clusters"), "server-2", ("clusters", "cluster"), "look-after", True),
+    NavItem("clusters", _("Clusters"), "server-2", ("clusters", "cluster"), "administration", True),
     NavItem(
         "namespaces",
         _("Namespaces"),
         "stack-2",
         ("namespaces", "namespace", "namespace_new"),
-        "look-after",
+        "administration",
     ),
-    NavItem("audit", _("Audit"), "history", ("audit",), "look-after"),
+    NavItem("audit", _("Audit"), "history", ("audit",), "administration"),
 )
 
 
@@ -62,11 +62,11 @@ def is_staff(user: Any) -> bool:
     return bool(user.is_active and (user.is_staff or user.is_superuser))
 
 
-def looks_after_something(user: Any) -> bool:
+def administers_any_namespace(user: Any) -> bool:
     return is_staff(user) or namespaces_administered_by(user).exists()
 
 
-def address_of(name: str) -> str:
+def reverse_or_empty(name: str) -> str:
     try:
         return reverse(name)
     except NoReverseMatch:
@@ -75,37 +75,37 @@ def address_of(name: str) -> str:
 
 def navigation(request: HttpRequest) -> list[dict[str, Any]]:
     match = request.resolver_match
-    here = match.url_name if match and match.url_name else ""
+    current_url_name = match.url_name if match and match.url_name else ""
     staff = is_staff(request.user)
-    looks_after = staff or looks_after_something(request.user)
-    shown = [
+    is_administrator = staff or administers_any_namespace(request.user)
+    visible_items = [
         item
         for item in NAVIGATION
-        if (staff or not item.staff_only) and (looks_after or not item.group)
+        if (staff or not item.staff_only) and (is_administrator or not item.group)
     ]
     return [
         {
-            "name": item.address,
+            "name": item.url_name,
             "url": url,
             "label": item.label,
             "icon": item.icon,
-            "current": here in item.sections,
+            "current": current_url_name in item.sections,
             "group": item.group,
         }
-        for item in shown
-        if (url := address_of(item.address))
+        for item in visible_items
+        if (url := reverse_or_empty(item.url_name))
     ]
 
 
 def current_namespace(request: HttpRequest) -> Namespace | None:
     """The namespace chosen at the top; None: all that the person may see."""
-    chosen = request.session.get(SESSION_KEY)
-    if not chosen:
+    namespace_id = request.session.get(SESSION_KEY)
+    if not namespace_id:
         return None
-    return namespaces_visible_to(request.user).filter(pk=chosen).first()
+    return namespaces_visible_to(request.user).filter(pk=namespace_id).first()
 
 
-def shell(request: HttpRequest) -> dict[str, Any]:
+def layout_context(request: HttpRequest) -> dict[str, Any]:
     """Context processor: evaluated only by pages that show the shell."""
     user: User | Any = getattr(request, "user", None)
     if user is None or not user.is_authenticated:
@@ -119,23 +119,23 @@ def shell(request: HttpRequest) -> dict[str, Any]:
     }
 
 
-def back_to(request: HttpRequest, otherwise: str) -> HttpResponseRedirect:
+def redirect_back(request: HttpRequest, default: str) -> HttpResponseRedirect:
     """Where the form says that it came from, if that is a page of ours."""
-    back = request.POST.get("next", "")
-    safe = url_has_allowed_host_and_scheme(
-        back, allowed_hosts={request.get_host()}, require_https=request.is_secure()
+    next_url = request.POST.get("next", "")
+    is_safe = url_has_allowed_host_and_scheme(
+        next_url, allowed_hosts={request.get_host()}, require_https=request.is_secure()
     )
-    return HttpResponseRedirect(back if safe else otherwise)
+    return HttpResponseRedirect(next_url if is_safe else default)
 
 
 @require_POST
 @login_required
 def choose_namespace(request: HttpRequest) -> HttpResponse:
-    chosen = request.POST.get("namespace", "")
+    namespace_id = request.POST.get("namespace", "")
     # SQLite and PostgreSQL count to 2**63; a longer number is nobody's.
-    known = chosen.isascii() and chosen.isdecimal() and len(chosen) < 19
-    if known and namespaces_visible_to(request.user).filter(pk=chosen).exists():
-        request.session[SESSION_KEY] = int(chosen)
+    is_valid_id = namespace_id.isascii() and namespace_id.isdecimal() and len(namespace_id) < 19
+    if is_valid_id and namespaces_visible_to(request.user).filter(pk=namespace_id).exists():
+        request.session[SESSION_KEY] = int(namespace_id)
     else:
         request.session.pop(SESSION_KEY, None)
-    return back_to(request, reverse("home"))
+    return redirect_back(request, reverse("home"))

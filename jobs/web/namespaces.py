@@ -24,13 +24,13 @@ from django.views.decorators.http import require_GET, require_http_methods, requ
 
 from clusters.access import namespaces_administered_by, namespaces_visible_to
 from clusters.forms import NamespaceForm
-from clusters.models import Cluster, ClusterStatus, Membership, Namespace, capacity_of
+from clusters.models import Cluster, ClusterStatus, Membership, Namespace, load_capacity
 from jobs.models import LIVE_VALUES
 
 if TYPE_CHECKING:
     from accounts.models import User
 
-GROUPS = (
+FIELD_GROUPS = (
     ("what", ("name", "description", "active")),
     (
         "where",
@@ -51,7 +51,7 @@ GROUPS = (
 )
 
 
-class MappingForm(NamespaceForm):
+class NamespacePageForm(NamespaceForm):
     """The admin site's form in the pages' dress."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -75,12 +75,12 @@ class MappingForm(NamespaceForm):
                 widget.attrs["aria-describedby"] = f"id_{name}_help"
 
     def groups(self) -> dict[str, list[forms.BoundField]]:
-        return {title: [self[name] for name in names] for title, names in GROUPS}
+        return {title: [self[name] for name in names] for title, names in FIELD_GROUPS}
 
 
-def known_to(cluster: Cluster | None) -> dict[str, Any]:
+def cluster_choices(cluster: Cluster | None) -> dict[str, Any]:
     """What the cluster really has, to choose from."""
-    capacity = capacity_of(cluster) if cluster else None
+    capacity = load_capacity(cluster) if cluster else None
     status = ClusterStatus.objects.filter(cluster=cluster).first() if cluster else None
     return {
         "partitions": capacity.partitions if capacity else (),
@@ -89,15 +89,17 @@ def known_to(cluster: Cluster | None) -> dict[str, Any]:
     }
 
 
-def note(by: User, namespace: Namespace, flag: int, words: str) -> None:
-    LogEntry.objects.log_actions(by.pk, [namespace], flag, change_message=words, single_object=True)
+def log_change(by: User, namespace: Namespace, action_flag: int, message: str) -> None:
+    LogEntry.objects.log_actions(
+        by.pk, [namespace], action_flag, change_message=message, single_object=True
+    )
 
 
 @require_GET
 @login_required
 def namespace_list(request: HttpRequest) -> HttpResponse:
     """Whoever is in a namespace may know of it; whoever looks after it can change it."""
-    mine = set(namespaces_administered_by(request.user).values_list("pk", flat=True))
+    administered_ids = set(namespaces_administered_by(request.user).values_list("pk", flat=True))
     rows = (
         namespaces_visible_to(request.user)
         .select_related("cluster")
@@ -107,17 +109,17 @@ def namespace_list(request: HttpRequest) -> HttpResponse:
         )
         .order_by("name")
     )
-    context = {"namespaces": [{"row": row, "mine": row.pk in mine} for row in rows]}
+    context = {"namespaces": [{"row": row, "mine": row.pk in administered_ids} for row in rows]}
     return render(request, "machines/namespaces.html", context)
 
 
-def looked_after(request: HttpRequest, pk: int) -> Namespace:
-    found = namespaces_visible_to(request.user).select_related("cluster").filter(pk=pk).first()
-    if found is None:
+def get_administered_namespace(request: HttpRequest, pk: int) -> Namespace:
+    namespace = namespaces_visible_to(request.user).select_related("cluster").filter(pk=pk).first()
+    if namespace is None:
         raise Http404
     if not namespaces_administered_by(request.user).filter(pk=pk).exists():
         raise PermissionDenied
-    return found
+    return namespace
 
 
 @require_http_methods(["GET", "POST"])
@@ -126,31 +128,31 @@ def new_namespace(request: HttpRequest) -> HttpResponse:
     if not request.user.is_superuser:
         raise PermissionDenied
     cluster = Cluster.objects.order_by("-enabled", "name").first()
-    form = MappingForm(request.POST or None, initial={"cluster": cluster, "active": True})
+    form = NamespacePageForm(request.POST or None, initial={"cluster": cluster, "active": True})
     if request.method == "POST" and form.is_valid():
         with transaction.atomic():
-            made = form.save()
-            note(request.user, made, ADDITION, _("Made."))
+            created = form.save()
+            log_change(request.user, created, ADDITION, _("Made."))
         messages.success(request, _("The namespace is made. Now add the people who may use it."))
-        return HttpResponseRedirect(reverse("namespace", args=[made.pk]) + "#members")
-    context = {"form": form, "known": known_to(cluster), "namespace": None}
+        return HttpResponseRedirect(reverse("namespace", args=[created.pk]) + "#members")
+    context = {"form": form, "known": cluster_choices(cluster), "namespace": None}
     return render(request, "machines/namespace.html", context)
 
 
 @require_http_methods(["GET", "POST"])
 @login_required
-def namespace(request: HttpRequest, pk: int) -> HttpResponse:
-    found = looked_after(request, pk)
+def namespace_detail(request: HttpRequest, pk: int) -> HttpResponse:
+    namespace = get_administered_namespace(request, pk)
     form = None
     if request.user.is_superuser:
-        form = MappingForm(request.POST or None, instance=found)
+        form = NamespacePageForm(request.POST or None, instance=namespace)
         if request.method == "POST" and form.is_valid():
             with transaction.atomic():
                 form.save()
                 if form.changed_data:
                     labels = [str(form.fields[name].label) for name in form.changed_data]
-                    words = _("Changed: %(fields)s.") % {"fields": ", ".join(labels)}
-                    note(request.user, found, CHANGE, words)
+                    message = _("Changed: %(fields)s.") % {"fields": ", ".join(labels)}
+                    log_change(request.user, namespace, CHANGE, message)
             messages.success(request, _("The namespace is saved."))
             return HttpResponseRedirect(reverse("namespace", args=[pk]))
     elif request.method == "POST":
@@ -159,7 +161,7 @@ def namespace(request: HttpRequest, pk: int) -> HttpResponse:
     context = {
         "namespace": saved,
         "form": form,
-        "known": known_to(saved.cluster),
+        "known": cluster_choices(saved.cluster),
         "memberships": Membership.objects.filter(namespace=saved)
         .select_related("user")
         .order_by("user__username"),
@@ -170,23 +172,23 @@ def namespace(request: HttpRequest, pk: int) -> HttpResponse:
 
 @require_POST
 @login_required
-def members(request: HttpRequest, pk: int) -> HttpResponse:
+def update_members(request: HttpRequest, pk: int) -> HttpResponse:
     """Add a person, change a role, or take a person out; the answer is the page again."""
-    found = looked_after(request, pk)
+    namespace = get_administered_namespace(request, pk)
     by = cast("User", request.user)
     name = request.POST.get("username", "").strip()[:150]
     role = request.POST.get("role", "")
-    back = HttpResponseRedirect(reverse("namespace", args=[pk]) + "#members")
-    person = get_user_model().objects.filter(username=name, is_active=True).first()
+    redirect = HttpResponseRedirect(reverse("namespace", args=[pk]) + "#members")
+    member = get_user_model().objects.filter(username=name, is_active=True).first()
     if request.POST.get("action") == "remove":
         with transaction.atomic():
-            gone, _by_model = Membership.objects.filter(
-                namespace=found, user__username=name
+            removed_count, _by_model = Membership.objects.filter(
+                namespace=namespace, user__username=name
             ).delete()
-            if gone:
-                note(by, found, DELETION, _("%(person)s taken out.") % {"person": name})
+            if removed_count:
+                log_change(by, namespace, DELETION, _("%(person)s taken out.") % {"person": name})
         messages.success(request, _("%(person)s is no longer in here.") % {"person": name})
-    elif person is None:
+    elif member is None:
         messages.error(
             request,
             _("There is nobody of the name “%(name)s” in Sluice. Check the spelling.")
@@ -195,8 +197,10 @@ def members(request: HttpRequest, pk: int) -> HttpResponse:
     elif role in Membership.Role.values:
         with transaction.atomic():
             Membership.objects.update_or_create(
-                user=person, namespace=found, defaults={"role": role}
+                user=member, namespace=namespace, defaults={"role": role}
             )
-            note(by, found, CHANGE, _("%(person)s: %(role)s") % {"person": name, "role": role})
+            log_change(
+                by, namespace, CHANGE, _("%(person)s: %(role)s") % {"person": name, "role": role}
+            )
         messages.success(request, _("%(person)s is in.") % {"person": name})
-    return back
+    return redirect

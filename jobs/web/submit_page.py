@@ -27,23 +27,23 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, pgettext
 from django.views.decorators.http import require_GET, require_POST
 
-from clusters.access import can_submit, namespaces_open_to, namespaces_visible_to
+from clusters.access import can_submit, namespaces_submittable_by, namespaces_visible_to
 from clusters.capacity import Capacity
 from clusters.models import CapacitySnapshot, Namespace, ResourceSpec
 from core.errors import JobError
-from core.translation import told
-from jobs.actions import free_name, spec_of
+from core.translation import translate
+from jobs.actions import find_unused_name, load_spec
 from jobs.job_templates import find_template
 from jobs.jobfile import Problem, SpecError, dump_document, to_document
-from jobs.jobfile.errors import path_text
+from jobs.jobfile.errors import format_path
 from jobs.jobfile.importers import load_text
 from jobs.jobfile.parse import parse_text
 from jobs.models import Job, JobTemplate
-from jobs.presentation import plan_words, problem_row, problem_words, warning_row
-from jobs.script.frameworks import STRATEGIES, make_roles
-from jobs.store.access import visible_to
+from jobs.presentation import format_plan, format_problem, serialize_problem, serialize_warning
+from jobs.script.frameworks import STRATEGIES, build_roles
+from jobs.store.access import jobs_visible_to
 from jobs.store.uploads import find_upload
-from jobs.submission import Preview, preview, read_submission, site_for
+from jobs.submission import Preview, build_site, parse_submission, preview
 from jobs.web.layout import current_namespace
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ done
 echo "done"
 """
 FALLBACK_IMAGE = "busybox"
-STAND_IN = "-"
+PLACEHOLDER_VALUE = "-"
 DEFAULT_COUNTS = {"worker": 2}
 STRATEGY_TITLES = {
     "tensorflow/ps": gettext_lazy("TensorFlow, parameter servers"),
@@ -97,7 +97,7 @@ ACE_FILES = (
 def submit_page(request: HttpRequest) -> HttpResponse:
     user = cast("User", request.user)
     if template_id := request.GET.get("template"):
-        return _from_template(request, template_id)
+        return _submit_from_template(request, template_id)
     if job_id := request.GET.get("clone"):
         job = _job_to_clone(user, job_id)
         document = clone_document(user, job)
@@ -107,16 +107,16 @@ def submit_page(request: HttpRequest) -> HttpResponse:
     return render_submit(request, default_document(request, user))
 
 
-def _from_template(request: HttpRequest, template_id: str) -> HttpResponse:
+def _submit_from_template(request: HttpRequest, template_id: str) -> HttpResponse:
     """Parameters are asked on the template's own page, which then opens this one filled in."""
-    template = find_or_404(request, template_id)
+    template = get_template_or_404(request, template_id)
     if template.parameters:
         return HttpResponseRedirect(reverse("template_use", args=[template.pk]))
     document = {**template.spec}
     return render_submit(request, document, origin=template.name)
 
 
-def find_or_404(request: HttpRequest, template_id: Any) -> JobTemplate:
+def get_template_or_404(request: HttpRequest, template_id: Any) -> JobTemplate:
     try:
         return find_template(id=uuid.UUID(str(template_id)), by=cast("User", request.user))
     except (ValueError, JobError) as problem:
@@ -125,7 +125,7 @@ def find_or_404(request: HttpRequest, template_id: Any) -> JobTemplate:
 
 def _job_to_clone(user: User, job_id: str) -> Job:
     try:
-        job = visible_to(user).filter(pk=uuid.UUID(job_id)).first()
+        job = jobs_visible_to(user).filter(pk=uuid.UUID(job_id)).first()
     except ValueError:
         job = None
     if job is None:
@@ -134,8 +134,8 @@ def _job_to_clone(user: User, job_id: str) -> Job:
 
 
 def clone_document(user: User, job: Job) -> dict[str, Any]:
-    document = to_document(spec_of(job))
-    document["jobName"] = free_name(user, job.name)
+    document = to_document(load_spec(job))
+    document["jobName"] = find_unused_name(user, job.name)
     return document
 
 
@@ -143,22 +143,22 @@ def render_submit(
     request: HttpRequest, document: Mapping[str, Any], *, origin: str = "", cloned_from: str = ""
 ) -> HttpResponse:
     user = cast("User", request.user)
-    places = offered_namespaces(user)
+    offered = submittable_namespaces(user)
     context = {
-        "places": places,
+        "offered": offered,
         "closed": [
             name
             for name in namespaces_visible_to(user).values_list("name", flat=True)
-            if name not in {place["name"] for place in places}
+            if name not in {namespace["name"] for namespace in offered}
         ],
-        "presets": presets(),
+        "presets": framework_presets(),
         "page": {
             "document": document,
             "origin": origin,
             "clonedFrom": cloned_from,
             "user": user.pk,
-            "namespaces": places,
-            "presets": presets(),
+            "namespaces": offered,
+            "presets": framework_presets(),
             "ace": [static(f"vendor/ace/{name}") for name in ACE_FILES],
             "check": reverse("submit_check"),
             "jobs": "/api/v1/jobs",
@@ -176,21 +176,23 @@ def render_submit(
 # --- what the form offers -----------------------------------------------------------------------------
 
 
-def offered_namespaces(user: User) -> list[dict[str, Any]]:
+def submittable_namespaces(user: User) -> list[dict[str, Any]]:
     """Where the person may submit, with sizes, GPU types and images to choose from."""
-    rows = list(namespaces_open_to(user).select_related("cluster").order_by("name"))
+    rows = list(namespaces_submittable_by(user).select_related("cluster").order_by("name"))
     snapshots = {
         row.cluster_id: Capacity.from_json(row.data)
         for row in CapacitySnapshot.objects.filter(cluster__in={row.cluster_id for row in rows})
     }
-    return [_offer(row, snapshots.get(row.cluster_id)) for row in rows]
+    return [_namespace_options(row, snapshots.get(row.cluster_id)) for row in rows]
 
 
-def _offer(namespace: Namespace, capacity: Capacity | None) -> dict[str, Any]:
+def _namespace_options(namespace: Namespace, capacity: Capacity | None) -> dict[str, Any]:
     types: set[str] = set()
     if capacity is not None:
         for partition in namespace.partitions:
-            types |= {gpu.type for node in capacity.nodes_of(partition) for gpu in node.gpus}
+            types |= {
+                gpu.type for node in capacity.nodes_in_partition(partition) for gpu in node.gpus
+            }
     return {
         "name": namespace.name,
         "description": namespace.description,
@@ -215,12 +217,12 @@ def _offer(namespace: Namespace, capacity: Capacity | None) -> dict[str, Any]:
     }
 
 
-def presets() -> list[dict[str, Any]]:
+def framework_presets() -> list[dict[str, Any]]:
     """Frameworks and strategies, each with the roles that it needs."""
     rows = []
     for strategy in STRATEGIES:
         counts = {part: DEFAULT_COUNTS.get(part, 1) for part in strategy.required}
-        roles = make_roles(strategy.framework, strategy.name, command="true", counts=counts)
+        roles = build_roles(strategy.framework, strategy.name, command="true", counts=counts)
         rows.append(
             {
                 "framework": strategy.framework,
@@ -245,10 +247,10 @@ def presets() -> list[dict[str, Any]]:
 
 def default_document(request: HttpRequest, user: User) -> dict[str, Any]:
     """A small job that runs as it is."""
-    place = _default_namespace(request, user)
+    namespace = _default_namespace(request, user)
     size = (
-        ResourceSpec.offered_in(place).filter(gpus=0).order_by("cpus", "mem_mib").first()
-        if place
+        ResourceSpec.offered_in(namespace).filter(gpus=0).order_by("cpus", "mem_mib").first()
+        if namespace
         else None
     )
     role: dict[str, Any] = {
@@ -264,9 +266,11 @@ def default_document(request: HttpRequest, user: User) -> dict[str, Any]:
         "minSucceededTaskCount": None,
     }
     return {
-        "jobName": free_name(user, pgettext("name of the first job; letters, digits, -", "hello")),
-        "namespace": place.name if place else "default",
-        "image": "" if place and place.default_image else FALLBACK_IMAGE,
+        "jobName": find_unused_name(
+            user, pgettext("name of the first job; letters, digits, -", "hello")
+        ),
+        "namespace": namespace.name if namespace else "default",
+        "image": "" if namespace and namespace.default_image else FALLBACK_IMAGE,
         "timeLimit": "10m",
         "retryCount": 0,
         "taskRoles": [role],
@@ -277,7 +281,7 @@ def _default_namespace(request: HttpRequest, user: User) -> Namespace | None:
     chosen = current_namespace(request)
     if chosen is not None and can_submit(user, chosen):
         return chosen
-    rows = namespaces_open_to(user).order_by("name")
+    rows = namespaces_submittable_by(user).order_by("name")
     return rows.filter(name="default").first() or rows.first()
 
 
@@ -285,70 +289,74 @@ def _default_namespace(request: HttpRequest, user: User) -> Namespace | None:
 
 
 @require_POST
-def check(request: HttpRequest) -> HttpResponse:
+def submit_check(request: HttpRequest) -> HttpResponse:
     """A job file, as typed or as a document: what it says, what is wrong, what would become of it."""
     if not request.user.is_authenticated:
         return JsonResponse({"detail": _("Your session has ended.")}, status=401)
     if len(request.body) > MAX_BODY_BYTES:
         return JsonResponse({"detail": _("The job file is too large.")}, status=413)
     try:
-        given = json.loads(request.body)
-        if not isinstance(given, dict):
+        body = json.loads(request.body)
+        if not isinstance(body, dict):
             raise ValueError("not an object")
     except (ValueError, RecursionError):
         return JsonResponse({"detail": _("The request could not be understood.")}, status=400)
-    return JsonResponse(checked(request.user, given), json_dumps_params={"ensure_ascii": False})
+    return JsonResponse(
+        check_job_file(request.user, body), json_dumps_params={"ensure_ascii": False}
+    )
 
 
-def checked(user: User, given: Mapping[str, Any]) -> dict[str, Any]:
-    format_: Format = "yaml" if given.get("format") == "yaml" else "json"
-    text = given.get("text")
-    filename = str(given.get("filename", ""))[:255]
+def check_job_file(user: User, body: Mapping[str, Any]) -> dict[str, Any]:
+    format_: Format = "yaml" if body.get("format") == "yaml" else "json"
+    text = body.get("text")
+    filename = str(body.get("filename", ""))[:255]
     if not isinstance(text, str):
         # Read back from its own text: so every problem has both a path and a line.
-        text = dump_document(given.get("document"), format_)
+        text = dump_document(body.get("document"), format_)
         filename = f"job.{format_}"
-    answer: dict[str, Any] = {"text": text, "document": None, "problems": [], "warnings": []}
+    result: dict[str, Any] = {"text": text, "document": None, "problems": [], "warnings": []}
     try:
-        loaded = load_text(text, filename=filename, site=site_for(user))
+        loaded = load_text(text, filename=filename, site=build_site(user))
     except SpecError as error:
-        return answer | _unreadable(error, text, filename)
+        return result | _describe_parse_error(error, text, filename)
     document = to_document(loaded.spec)
-    answer |= {
+    result |= {
         "dialect": loaded.dialect,
         "dialectTitle": str(DIALECT_TITLES.get(loaded.dialect, loaded.dialect)),
         "document": document,
         # They stood in the text: back to the person's own page with them, and nowhere else.
         "secrets": dict(loaded.secrets),
-        "imageLogins": _whole_logins(loaded.image_auth),
-        "warnings": [warning_row(warning) for warning in loaded.warnings],
+        "imageLogins": _complete_logins(loaded.image_auth),
+        "warnings": [serialize_warning(warning) for warning in loaded.warnings],
     }
-    if given.get("import"):
-        answer["text"] = dump_document(document, format_)
-    lines = _lines(text, filename) if loaded.dialect == "sluice" else {}
+    if body.get("import"):
+        result["text"] = dump_document(document, format_)
+    lines = _line_numbers(text, filename) if loaded.dialect == "sluice" else {}
     try:
-        submission = read_submission(
+        submission = parse_submission(
             by=user,
             document=document,
-            secrets={**loaded.secrets, **_stand_ins(given.get("secrets"))},
+            secrets={**loaded.secrets, **_secret_placeholders(body.get("secrets"))},
             image_logins=loaded.image_auth,
-            code=_upload(user, given.get("code")),
+            code=_find_upload(user, body.get("code")),
         )
     except SpecError as error:
-        return answer | {"problems": _rows(error.problems, lines)}
+        return result | {"problems": _problem_rows(error.problems, lines)}
     except JobError as error:
-        return answer | {
-            "problems": [{"path": "code", "message": told(error.user_message), "code": error.code}]
+        return result | {
+            "problems": [
+                {"path": "code", "message": translate(error.user_message), "code": error.code}
+            ]
         }
-    answer["warnings"] += [
-        warning_row(warning)
+    result["warnings"] += [
+        serialize_warning(warning)
         for warning in submission.warnings
         if warning.path in ("namespace", "prerequisites")
     ]
-    made = preview(by=user, submission=submission)
-    answer["problems"] = _rows(made.problems, lines)
+    job_preview = preview(by=user, submission=submission)
+    result["problems"] = _problem_rows(job_preview.problems, lines)
     if not can_submit(user, submission.namespace):
-        answer["problems"].append(
+        result["problems"].append(
             {
                 "path": "namespace",
                 "line": lines.get("namespace"),
@@ -357,27 +365,27 @@ def checked(user: User, given: Mapping[str, Any]) -> dict[str, Any]:
                 % {"name": submission.namespace.name},
             }
         )
-    answer["preview"] = _preview_words(made)
-    return answer
+    result["preview"] = _render_preview(job_preview)
+    return result
 
 
-def _rows(problems: Iterable[Problem], lines: Mapping[str, int]) -> list[dict[str, Any]]:
+def _problem_rows(problems: Iterable[Problem], lines: Mapping[str, int]) -> list[dict[str, Any]]:
     return [
         {
             "line": lines.get(problem.path),
-            **_without_none(problem_row(problem)),
-            "message": problem_words(problem),
+            **_without_none(serialize_problem(problem)),
+            "message": format_problem(problem),
         }
         for problem in problems
     ]
 
 
-def _stand_ins(names: Any) -> dict[str, str]:
+def _secret_placeholders(names: Any) -> dict[str, str]:
     """The values themselves stay in the browser until the job is submitted."""
-    return {str(name): STAND_IN for name in names} if isinstance(names, list) else {}
+    return {str(name): PLACEHOLDER_VALUE for name in names} if isinstance(names, list) else {}
 
 
-def _whole_logins(logins: Mapping[str, Mapping[str, str]]) -> dict[str, dict[str, str]]:
+def _complete_logins(logins: Mapping[str, Mapping[str, str]]) -> dict[str, dict[str, str]]:
     """As the API takes them."""
     return {
         image: {"username": login["username"], "password": login["password"]}
@@ -386,7 +394,7 @@ def _whole_logins(logins: Mapping[str, Mapping[str, str]]) -> dict[str, dict[str
     }
 
 
-def _upload(user: User, sha256: Any) -> Any:
+def _find_upload(user: User, sha256: Any) -> Any:
     return find_upload(sha256=sha256, by=user) if isinstance(sha256, str) and sha256 else None
 
 
@@ -394,40 +402,40 @@ def _without_none(row: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in row.items() if value is not None}
 
 
-def _unreadable(error: SpecError, text: str, filename: str) -> dict[str, Any]:
+def _describe_parse_error(error: SpecError, text: str, filename: str) -> dict[str, Any]:
     """The problems; and the document as it stands, so that the form can show it with them."""
     document = None
     lines: dict[str, int] = {}
     try:
-        found = parse_text(text, filename=filename).document
-        if isinstance(found, dict) and isinstance(found.get("taskRoles"), list):
-            document = found
-        lines = _lines(text, filename)
+        parsed = parse_text(text, filename=filename).document
+        if isinstance(parsed, dict) and isinstance(parsed.get("taskRoles"), list):
+            document = parsed
+        lines = _line_numbers(text, filename)
     except SpecError:
         pass  # no document at all: the problems say where the text breaks off
     return {
-        "problems": _rows(error.problems, lines),
+        "problems": _problem_rows(error.problems, lines),
         "document": document,
         "dialect": error.dialect,
     }
 
 
-def _lines(text: str, filename: str) -> dict[str, int]:
+def _line_numbers(text: str, filename: str) -> dict[str, int]:
     """path → line, for problems that were found after the text was read."""
     positions = parse_text(text, filename=filename).positions
-    return {path_text(loc): position.line for loc, position in positions.items()}
+    return {format_path(loc): position.line for loc, position in positions.items()}
 
 
-def _preview_words(made: Preview) -> dict[str, Any] | None:
-    plan = made.plan
+def _render_preview(job_preview: Preview) -> dict[str, Any] | None:
+    plan = job_preview.plan
     if plan is None:
         return None
-    start = made.expected_start
+    start = job_preview.expected_start
     return {
-        "words": plan_words(plan),
-        "notes": [told(note.message) for note in plan.notes],
-        "startsNow": made.starts_now,
-        "obstacles": [told(note.message) for note in made.obstacles],
+        "words": format_plan(plan),
+        "notes": [translate(note.message) for note in plan.notes],
+        "startsNow": job_preview.starts_now,
+        "obstacles": [translate(note.message) for note in job_preview.obstacles],
         "expectedStart": start.isoformat() if start else None,
         "machineHours": plan.totals.machine_hours,
         "timeLimit": plan.time_limit_s,
@@ -439,5 +447,5 @@ def _preview_words(made: Preview) -> dict[str, Any] | None:
             "gpus": sum(plan.totals.gpus.values()),
         },
         "asOf": timezone.now().isoformat(),
-        "script": made.script,
+        "script": job_preview.script,
     }

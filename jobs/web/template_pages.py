@@ -24,33 +24,39 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext, pgettext_lazy
 from django.views.decorators.http import require_GET, require_http_methods, require_POST
 
-from clusters.access import namespaces_open_to, namespaces_visible_to
+from clusters.access import namespaces_submittable_by, namespaces_visible_to
 from clusters.errors import ClusterError
 from core import messages as sentences
-from core.api.idempotency import fingerprint_of
+from core.api.idempotency import compute_fingerprint
 from core.errors import JobError, VersionConflict
-from core.translation import told
+from core.translation import translate
 from jobs import job_templates
 from jobs.actions import create_job_once
 from jobs.jobfile import Problem, SpecError, dump_document, to_document
-from jobs.jobfile.errors import path_text
+from jobs.jobfile.errors import format_path
 from jobs.jobfile.importers import load_document
-from jobs.jobfile.parameters import KINDS, Parameter, check_parameters, fill, used_names
+from jobs.jobfile.parameters import (
+    PARAMETER_KINDS,
+    TemplateParameter,
+    check_parameters,
+    fill_template,
+    find_parameter_names,
+)
 from jobs.jobfile.parse import parse_text
 from jobs.models import Job, JobTemplate
 from jobs.plan import PlanError
-from jobs.presentation import problem_row, problem_words
-from jobs.store.access import visible_to
+from jobs.presentation import format_problem, serialize_problem
+from jobs.store.access import jobs_visible_to
 from jobs.submission import submit
-from jobs.web.submit_page import ACE_FILES, default_document, find_or_404, render_submit
+from jobs.web.submit_page import ACE_FILES, default_document, get_template_or_404, render_submit
 
 if TYPE_CHECKING:
     from accounts.models import User
 
 PER_PAGE = 50
-MAX_CHOSEN = 500
+MAX_SELECTED = 500
 SCOPES = ("mine", "namespace", "public", "all")
-KIND_WORDS = {
+KIND_LABELS = {
     "text": pgettext_lazy("kind of value", "text"),
     "whole": pgettext_lazy("kind of value", "whole number"),
     "number": pgettext_lazy("kind of value", "number"),
@@ -59,7 +65,7 @@ KIND_WORDS = {
 }
 
 
-def person(request: HttpRequest) -> User:
+def current_user(request: HttpRequest) -> User:
     return cast("User", request.user)
 
 
@@ -69,16 +75,16 @@ def person(request: HttpRequest) -> User:
 @require_GET
 @login_required
 def template_list(request: HttpRequest) -> HttpResponse:
-    user = person(request)
+    user = current_user(request)
     scope = request.GET.get("scope", "all")
     scope = scope if scope in SCOPES else "all"
-    words = request.GET.get("q", "")[:200]
+    search = request.GET.get("q", "")[:200]
     rows = job_templates.templates_visible_to(user).select_related("owner", "namespace")
     if scope == "mine":
         rows = rows.filter(owner=user)
     elif scope in ("namespace", "public"):
         rows = rows.filter(visibility=scope)
-    for word in words.split():
+    for word in search.split():
         rows = rows.filter(
             Q(name__icontains=word)
             | Q(description__icontains=word)
@@ -88,11 +94,11 @@ def template_list(request: HttpRequest) -> HttpResponse:
         request.GET.get("page")
     )
     for row in page.object_list:
-        row.may_change = job_templates.can_change(user, row)  # type: ignore[attr-defined]
+        row.may_change = job_templates.can_edit_template(user, row)  # type: ignore[attr-defined]
     context = {
         "page": page,
         "scope": scope,
-        "words": words,
+        "words": search,
         "scopes": [
             ("all", _("All")),
             ("mine", _("Mine")),
@@ -106,35 +112,37 @@ def template_list(request: HttpRequest) -> HttpResponse:
 @require_POST
 @login_required
 def template_copy(request: HttpRequest, template_id: uuid.UUID) -> HttpResponse:
-    template = find_or_404(request, template_id)
-    copy = job_templates.copy_template(template=template, by=person(request))
+    template = get_template_or_404(request, template_id)
+    copy = job_templates.copy_template(template=template, by=current_user(request))
     messages.success(request, _("This is your copy. Only you see it."))
     return HttpResponseRedirect(reverse("template", args=[copy.pk]))
 
 
 @require_POST
 @login_required
-def delete_several(request: HttpRequest) -> HttpResponse:
+def delete_templates(request: HttpRequest) -> HttpResponse:
     """One or many; those that may not be deleted are named, the others go."""
-    user = person(request)
+    user = current_user(request)
     ids = []
-    for text in request.POST.getlist("id")[:MAX_CHOSEN]:
+    for text in request.POST.getlist("id")[:MAX_SELECTED]:
         try:
             ids.append(uuid.UUID(text))
         except ValueError:
             continue
-    done = 0
+    deleted_count = 0
     for template in (
         job_templates.templates_visible_to(user).select_related("namespace").filter(pk__in=ids)
     ):
         try:
             job_templates.delete_template(template=template, by=user)
-            done += 1
+            deleted_count += 1
         except JobError as problem:
-            messages.error(request, f"{template.name}: {told(problem.user_message)}")
-    if done:
-        text = ngettext("%(count)s template deleted.", "%(count)s templates deleted.", done)
-        messages.success(request, text % {"count": done})
+            messages.error(request, f"{template.name}: {translate(problem.user_message)}")
+    if deleted_count:
+        text = ngettext(
+            "%(count)s template deleted.", "%(count)s templates deleted.", deleted_count
+        )
+        messages.success(request, text % {"count": deleted_count})
     return HttpResponseRedirect(reverse("templates"))
 
 
@@ -142,7 +150,7 @@ def delete_several(request: HttpRequest) -> HttpResponse:
 
 
 @dataclass
-class Typed:
+class TemplateFormData:
     """A template as it stands in the form, right or wrong."""
 
     name: str = ""
@@ -154,64 +162,70 @@ class Typed:
     version: int = 0
 
     @classmethod
-    def of_template(cls, template: JobTemplate) -> Typed:
+    def from_template(cls, template: JobTemplate) -> TemplateFormData:
         return cls(
             name=template.name,
             description=template.description,
             visibility=template.visibility,
             namespace=template.namespace.name if template.namespace else "",
             text=dump_document(template.spec, "yaml"),
-            rows=[_row(parameter) for parameter in template.parameters],
+            rows=[_parameter_row(parameter) for parameter in template.parameters],
             version=template.version,
         )
 
     @classmethod
-    def of_request(cls, request: HttpRequest) -> Typed:
-        given = request.POST
+    def from_request(cls, request: HttpRequest) -> TemplateFormData:
+        data = request.POST
         names = ("name", "title", "description", "kind", "required", "default", "choices")
-        columns = [given.getlist(f"parameter_{name}") for name in names]
+        columns = [data.getlist(f"parameter_{name}") for name in names]
         rows = [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=False)]
-        version = given.get("version", "")
+        version = data.get("version", "")
         return cls(
-            name=given.get("name", "").strip(),
-            description=given.get("description", "").strip(),
-            visibility=given.get("visibility", ""),
-            namespace=given.get("namespace", ""),
-            text=given.get("job_file", "").replace("\r\n", "\n"),
+            name=data.get("name", "").strip(),
+            description=data.get("description", "").strip(),
+            visibility=data.get("visibility", ""),
+            namespace=data.get("namespace", ""),
+            text=data.get("job_file", "").replace("\r\n", "\n"),
             rows=[row for row in rows if any(str(row[name]).strip() for name in names[:3])],
             version=int(version) if version.isdecimal() else 0,
         )
 
-    def parameters(self) -> list[Parameter]:
-        return [_parameter(row) for row in self.rows]
+    def parameters(self) -> list[TemplateParameter]:
+        return [_parse_parameter(row) for row in self.rows]
 
     def check(self) -> list[Problem]:
         """What the services leave to the form."""
-        found = []
+        problems = []
         if not self.name:
-            found.append(Problem("name", sentences.gettext("A template needs a name."), "required"))
+            problems.append(
+                Problem("name", sentences.gettext("A template needs a name."), "required")
+            )
         if len(self.name) > 120:
-            found.append(Problem("name", sentences.gettext("At most 120 characters."), "too_long"))
+            problems.append(
+                Problem("name", sentences.gettext("At most 120 characters."), "too_long")
+            )
         if self.visibility not in JobTemplate.Visibility.values:
-            found.append(
+            problems.append(
                 Problem("visibility", sentences.gettext("Choose who may see it."), "choice")
             )
-        return found
+        return problems
 
 
-def _row(parameter: Mapping[str, Any]) -> dict[str, Any]:
+def _parameter_row(parameter: Mapping[str, Any]) -> dict[str, Any]:
     default = parameter.get("default")
-    shown = "" if default is None else json.dumps(default) if default in (True, False) else default
+    default_text = (
+        "" if default is None else json.dumps(default) if default in (True, False) else default
+    )
     return {
         **parameter,
-        "default": str(shown),
+        "default": str(default_text),
         "required": "1" if parameter.get("required") else "",
         "choices": ", ".join(parameter.get("choices", ())),
     }
 
 
-def _parameter(row: Mapping[str, Any]) -> Parameter:
-    kind = row["kind"] if row["kind"] in KINDS else "text"
+def _parse_parameter(row: Mapping[str, Any]) -> TemplateParameter:
+    kind = row["kind"] if row["kind"] in PARAMETER_KINDS else "text"
     default: Any = row["default"] if str(row["default"]) != "" else None
     if kind in ("whole", "number") and isinstance(default, str):
         # What is no number stays text: the check says so, with its row.
@@ -221,7 +235,7 @@ def _parameter(row: Mapping[str, Any]) -> Parameter:
     elif kind == "flag" and isinstance(default, str):
         default = {"true": True, "false": False}.get(default.strip().lower(), default)
     choices = [part.strip() for part in str(row["choices"]).split(",")]
-    return Parameter(
+    return TemplateParameter(
         name=str(row["name"]).strip(),
         title=str(row["title"]).strip()[:120],
         description=str(row["description"]).strip()[:1000],
@@ -235,49 +249,49 @@ def _parameter(row: Mapping[str, Any]) -> Parameter:
 @require_http_methods(["GET", "POST"])
 @login_required
 def template_new(request: HttpRequest) -> HttpResponse:
-    user = person(request)
+    user = current_user(request)
     if request.method == "POST":
-        typed = Typed.of_request(request)
-        problems = typed.check()
+        form_data = TemplateFormData.from_request(request)
+        problems = form_data.check()
         try:
             if not problems:
-                made = job_templates.create_template(
+                created = job_templates.create_template(
                     by=user,
-                    name=typed.name,
-                    document=job_templates.document_of_text(typed.text),
-                    parameters=typed.parameters(),
-                    description=typed.description,
-                    visibility=typed.visibility,
-                    namespace=typed.namespace or None,
+                    name=form_data.name,
+                    document=job_templates.parse_template_text(form_data.text),
+                    parameters=form_data.parameters(),
+                    description=form_data.description,
+                    visibility=form_data.visibility,
+                    namespace=form_data.namespace or None,
                 )
                 messages.success(request, _("The template is saved."))
-                return HttpResponseRedirect(reverse("template", args=[made.pk]))
+                return HttpResponseRedirect(reverse("template", args=[created.pk]))
         except SpecError as error:
             problems = list(error.problems)
         except JobError as error:
-            problems = [_refusal(error)]
-        return _editor(request, typed, problems=problems)
-    return _editor(request, _new_from(request, user))
+            problems = [_problem_from_error(error)]
+        return _render_editor(request, form_data, problems=problems)
+    return _render_editor(request, _initial_form_data(request, user))
 
 
-def _refusal(error: JobError) -> Problem:
+def _problem_from_error(error: JobError) -> Problem:
     path = "namespace" if "namespace" in (*error.params, error.params.get("field")) else ""
     return Problem(path, error.user_message, error.code)
 
 
-def _new_from(request: HttpRequest, user: User) -> Typed:
+def _initial_form_data(request: HttpRequest, user: User) -> TemplateFormData:
     """A job's file, when one is named; otherwise the default job's."""
     document: Mapping[str, Any] = default_document(request, user)
     name = ""
     if job_id := request.GET.get("job"):
         job = _visible_job(user, job_id)
-        document, name = job_templates.document_of_job(job), job.name[:120]
-    return Typed(name=name, text=dump_document(document, "yaml"))
+        document, name = job_templates.build_document_from_job(job), job.name[:120]
+    return TemplateFormData(name=name, text=dump_document(document, "yaml"))
 
 
 def _visible_job(user: User, job_id: str) -> Job:
     try:
-        job = visible_to(user).filter(pk=uuid.UUID(job_id)).first()
+        job = jobs_visible_to(user).filter(pk=uuid.UUID(job_id)).first()
     except ValueError as problem:
         raise Http404 from problem
     if job is None:
@@ -288,69 +302,73 @@ def _visible_job(user: User, job_id: str) -> Job:
 @require_http_methods(["GET", "POST"])
 @login_required
 def template_edit(request: HttpRequest, template_id: uuid.UUID) -> HttpResponse:
-    user = person(request)
-    template = find_or_404(request, template_id)
+    user = current_user(request)
+    template = get_template_or_404(request, template_id)
     if request.method == "GET":
-        return _editor(request, Typed.of_template(template), template=template)
-    typed = Typed.of_request(request)
-    problems = typed.check()
+        return _render_editor(request, TemplateFormData.from_template(template), template=template)
+    form_data = TemplateFormData.from_request(request)
+    problems = form_data.check()
     try:
         if not problems:
             job_templates.change_template(
                 template=template,
                 by=user,
-                version=typed.version,
+                version=form_data.version,
                 changes={
-                    "name": typed.name,
-                    "description": typed.description,
-                    "visibility": typed.visibility,
-                    "namespace": typed.namespace or None,
-                    "document": job_templates.document_of_text(typed.text),
-                    "parameters": typed.parameters(),
+                    "name": form_data.name,
+                    "description": form_data.description,
+                    "visibility": form_data.visibility,
+                    "namespace": form_data.namespace or None,
+                    "document": job_templates.parse_template_text(form_data.text),
+                    "parameters": form_data.parameters(),
                 },
             )
             messages.success(request, _("The template is saved."))
             return HttpResponseRedirect(reverse("template", args=[template.pk]))
     except VersionConflict:
-        return _conflict(request, typed, find_or_404(request, template_id))
+        return _render_conflict(request, form_data, get_template_or_404(request, template_id))
     except SpecError as error:
         problems = list(error.problems)
     except JobError as error:
-        problems = [_refusal(error)]
-    return _editor(request, typed, template=template, problems=problems)
+        problems = [_problem_from_error(error)]
+    return _render_editor(request, form_data, template=template, problems=problems)
 
 
-def _conflict(request: HttpRequest, typed: Typed, current: JobTemplate) -> HttpResponse:
+def _render_conflict(
+    request: HttpRequest, form_data: TemplateFormData, current: JobTemplate
+) -> HttpResponse:
     """Both versions are shown; what was typed stays in the form and can be saved over the other."""
-    theirs = Typed.of_template(current)
-    typed.version = current.version
-    return _editor(request, typed, template=current, theirs=theirs, status=409)
+    saved_version = TemplateFormData.from_template(current)
+    form_data.version = current.version
+    return _render_editor(
+        request, form_data, template=current, saved_version=saved_version, status=409
+    )
 
 
-def _editor(
+def _render_editor(
     request: HttpRequest,
-    typed: Typed,
+    form_data: TemplateFormData,
     *,
     template: JobTemplate | None = None,
     problems: Sequence[Problem] = (),
-    theirs: Typed | None = None,
+    saved_version: TemplateFormData | None = None,
     status: int = 200,
 ) -> HttpResponse:
-    user = person(request)
-    rows = [problem_row(problem) for problem in problems]
-    lines = _lines(typed.text)
+    user = current_user(request)
+    rows = [serialize_problem(problem) for problem in problems]
+    lines = _line_numbers(form_data.text)
     for row in rows:
         row["line"] = row["line"] or lines.get(row["path"])
     context = {
-        "typed": typed,
+        "form_data": form_data,
         "template": template,
-        "theirs": theirs,
+        "saved_version": saved_version,
         "problems": rows,
         "problem_at": {row["path"]: row["message"] for row in rows},
-        "may_change": template is None or job_templates.can_change(user, template),
+        "may_change": template is None or job_templates.can_edit_template(user, template),
         "visibilities": JobTemplate.Visibility.choices,
-        "own_namespaces": namespaces_visible_to(user).order_by("name"),
-        "kinds": KIND_WORDS.items(),
+        "visible_namespaces": namespaces_visible_to(user).order_by("name"),
+        "kinds": KIND_LABELS.items(),
         "page": {
             "ace": [static(f"vendor/ace/{name}") for name in ACE_FILES],
             "check": reverse("template_check"),
@@ -358,16 +376,16 @@ def _editor(
             "problems": rows,
         },
     }
-    bad = 422 if rows and status == 200 else status
-    return render(request, "templates/edit.html", context, status=bad)
+    response_status = 422 if rows and status == 200 else status
+    return render(request, "templates/edit.html", context, status=response_status)
 
 
-def _lines(text: str) -> dict[str, int]:
+def _line_numbers(text: str) -> dict[str, int]:
     try:
         positions = parse_text(text).positions
     except SpecError:
         return {}
-    return {path_text(loc): position.line for loc, position in positions.items()}
+    return {format_path(loc): position.line for loc, position in positions.items()}
 
 
 @require_POST
@@ -375,17 +393,17 @@ def template_check(request: HttpRequest) -> HttpResponse:
     """What is wrong with a template's job file, with stand-ins for its parameters, while it is typed."""
     if not request.user.is_authenticated:
         return JsonResponse({"detail": _("Your session has ended.")}, status=401)
-    typed = Typed.of_request(request)
+    form_data = TemplateFormData.from_request(request)
     try:
-        document = job_templates.document_of_text(typed.text)
-        used = sorted(used_names(document))
-        parameters = typed.parameters()
+        document = job_templates.parse_template_text(form_data.text)
+        used = sorted(find_parameter_names(document))
+        parameters = form_data.parameters()
         check_parameters(parameters, document)
-        stand_ins = {parameter.name: parameter.stand_in() for parameter in parameters}
-        load_document(fill(document, parameters, stand_ins))
+        placeholders = {parameter.name: parameter.placeholder_value() for parameter in parameters}
+        load_document(fill_template(document, parameters, placeholders))
     except SpecError as error:
-        lines = _lines(typed.text)
-        rows = [problem_row(problem) for problem in error.problems]
+        lines = _line_numbers(form_data.text)
+        rows = [serialize_problem(problem) for problem in error.problems]
         for row in rows:
             row["line"] = row["line"] or lines.get(row["path"])
         return JsonResponse({"problems": rows})
@@ -399,9 +417,9 @@ def template_check(request: HttpRequest) -> HttpResponse:
 @login_required
 def template_use(request: HttpRequest, template_id: uuid.UUID) -> HttpResponse:
     """Asks for the parameters; then the submit page opens filled in, or the job goes at once."""
-    template = find_or_404(request, template_id)
+    template = get_template_or_404(request, template_id)
     parameters = job_templates.parameters_from_json(template.parameters)
-    given = {
+    data = {
         parameter.name: request.POST[f"p-{parameter.name}"]
         for parameter in parameters
         if f"p-{parameter.name}" in request.POST
@@ -409,7 +427,7 @@ def template_use(request: HttpRequest, template_id: uuid.UUID) -> HttpResponse:
     problems: list[Problem] = []
     if request.method == "POST":
         try:
-            return _used(request, template, _answers(parameters, given))
+            return _submit_or_open_form(request, template, _filled_values(parameters, data))
         except (SpecError, PlanError) as error:
             problems = list(error.problems)
         except JobError as error:
@@ -418,33 +436,39 @@ def template_use(request: HttpRequest, template_id: uuid.UUID) -> HttpResponse:
             problems = [Problem("", error.user_message, "cluster")]
     context = {
         "template": template,
-        "fields": _fields(parameters, given, problems),
-        "problems": [problem_row(p) for p in problems if not p.path.startswith("parameters.")],
-        "namespaces": namespaces_open_to(person(request)).order_by("name"),
+        "fields": _parameter_fields(parameters, data, problems),
+        "problems": [
+            serialize_problem(p) for p in problems if not p.path.startswith("parameters.")
+        ],
+        "namespaces": namespaces_submittable_by(current_user(request)).order_by("name"),
         "namespace": request.POST.get("namespace", ""),
         "name": request.POST.get("name", ""),
         "key": request.POST.get("key") or uuid.uuid4().hex,
         "job_file": dump_document(template.spec, "yaml"),
-        "may_change": job_templates.can_change(person(request), template),
+        "may_change": job_templates.can_edit_template(current_user(request), template),
     }
     return render(request, "templates/use.html", context, status=422 if problems else 200)
 
 
-def _answers(parameters: Sequence[Parameter], given: Mapping[str, str]) -> dict[str, Any]:
+def _filled_values(
+    parameters: Sequence[TemplateParameter], data: Mapping[str, str]
+) -> dict[str, Any]:
     """An empty field of a number or choice means: not given."""
     return {
-        parameter.name: given[parameter.name]
+        parameter.name: data[parameter.name]
         for parameter in parameters
-        if parameter.name in given and (given[parameter.name] != "" or parameter.kind == "text")
+        if parameter.name in data and (data[parameter.name] != "" or parameter.kind == "text")
     }
 
 
-def _used(request: HttpRequest, template: JobTemplate, values: dict[str, Any]) -> HttpResponse:
-    user = person(request)
+def _submit_or_open_form(
+    request: HttpRequest, template: JobTemplate, values: dict[str, Any]
+) -> HttpResponse:
+    user = current_user(request)
     name, namespace = request.POST.get("name", "").strip(), request.POST.get("namespace", "")
     if request.POST.get("action") == "form":
         parameters = job_templates.parameters_from_json(template.parameters)
-        document = to_document(load_document(fill(template.spec, parameters, values)).spec)
+        document = to_document(load_document(fill_template(template.spec, parameters, values)).spec)
         document |= {"jobName": name} if name else {}
         document |= {"namespace": namespace} if namespace else {}
         return render_submit(request, document, origin=template.name)
@@ -452,16 +476,16 @@ def _used(request: HttpRequest, template: JobTemplate, values: dict[str, Any]) -
     def create() -> Job:
         return submit(
             by=user,
-            submission=job_templates.submission_from(
+            submission=job_templates.build_submission(
                 template=template, by=user, values=values, name=name, namespace=namespace
             ),
         )
 
     key = f"page-{request.POST.get('key', '')[:64]}"
-    job, _again = create_job_once(
+    job, _replayed = create_job_once(
         by=user,
         key=key,
-        fingerprint=fingerprint_of(
+        fingerprint=compute_fingerprint(
             "template", template.pk, template.version, values, name, namespace
         ),
         create=create,
@@ -470,13 +494,13 @@ def _used(request: HttpRequest, template: JobTemplate, values: dict[str, Any]) -
     return HttpResponseRedirect(reverse("job", args=[job.pk]))
 
 
-def _fields(
-    parameters: Sequence[Parameter], given: Mapping[str, str], problems: Sequence[Problem]
+def _parameter_fields(
+    parameters: Sequence[TemplateParameter], data: Mapping[str, str], problems: Sequence[Problem]
 ) -> list[dict[str, Any]]:
-    wrong = {problem.path: problem_words(problem) for problem in problems}
+    message_by_path = {problem.path: format_problem(problem) for problem in problems}
     rows = []
     for parameter in parameters:
-        default = _row(parameter.to_json())["default"]
+        default = _parameter_row(parameter.to_json())["default"]
         rows.append(
             {
                 "name": parameter.name,
@@ -485,8 +509,8 @@ def _fields(
                 "kind": parameter.kind,
                 "required": parameter.required,
                 "choices": parameter.choices,
-                "value": given.get(parameter.name, default),
-                "problem": wrong.get(f"parameters.{parameter.name}", ""),
+                "value": data.get(parameter.name, default),
+                "problem": message_by_path.get(f"parameters.{parameter.name}", ""),
             }
         )
     return rows

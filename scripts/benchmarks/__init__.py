@@ -14,22 +14,24 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Row:
-    """One line of the table. `ours` and `yardstick` are in `unit`; smaller is better unless `more`."""
+class BenchmarkResult:
+    """One line of the table. `measured` and `baseline` are in `unit`; lower is better unless `higher_is_better`."""
 
     name: str
-    ours: float
+    measured: float
     unit: str
-    yardstick: float | None = None
-    yardstick_name: str = ""
-    target_ratio: float | None = None  # ours / yardstick at the most (at the least, with `more`)
-    limit: float | None = None  # ours at the most (at the least, with `more`)
-    more: bool = False
+    baseline: float | None = None
+    baseline_name: str = ""
+    target_ratio: float | None = (
+        None  # ours / yardstick at the most (at the least, with `higher_is_better`)
+    )
+    limit: float | None = None  # ours at the most (at the least, with `higher_is_better`)
+    higher_is_better: bool = False
     note: str = ""
 
     @property
     def ratio(self) -> float | None:
-        return self.ours / self.yardstick if self.yardstick else None
+        return self.measured / self.baseline if self.baseline else None
 
     @property
     def passed(self) -> bool | None:
@@ -38,11 +40,11 @@ class Row:
         if self.target_ratio is not None and self.ratio is not None:
             verdicts.append(self._within(self.ratio, self.target_ratio))
         if self.limit is not None:
-            verdicts.append(self._within(self.ours, self.limit))
+            verdicts.append(self._within(self.measured, self.limit))
         return all(verdicts) if verdicts else None
 
     def _within(self, value: float, bound: float) -> bool:
-        return value >= bound if self.more else value <= bound
+        return value >= bound if self.higher_is_better else value <= bound
 
     def as_json(self) -> dict[str, Any]:
         return {**asdict(self), "ratio": self.ratio, "passed": self.passed}
@@ -52,9 +54,9 @@ def timed(action: Callable[[], object], *, repeat: int) -> list[float]:
     """Seconds of each of `repeat` calls."""
     durations = []
     for _ in range(repeat):
-        began = time.perf_counter()
+        started = time.perf_counter()
         action()
-        durations.append(time.perf_counter() - began)
+        durations.append(time.perf_counter() - started)
     return durations
 
 

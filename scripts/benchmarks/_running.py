@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.transport import cluster_environment
-from tests.running import RunningSluice, make_sluice
+from tests.sluice_server import RunningSluice, make_sluice
 
 PROJECT_DIR = Path(__file__).resolve().parents[2]
 END_STATES = ("COMPLETED", "FAILED", "STOPPED")
-UNLIMITED = {
+NO_RATE_LIMITS = {
     "SLUICE_API_READS_PER_MINUTE": "10000000",
     "SLUICE_API_WRITES_PER_MINUTE": "10000000",
     "SLUICE_SOCKETS_PER_PERSON": "1000",
@@ -26,25 +26,25 @@ UNLIMITED = {
 
 
 @contextlib.contextmanager
-def running(*options: str) -> Iterator[RunningSluice]:
+def sluice_server(*options: str) -> Iterator[RunningSluice]:
     """`manage.py serve OPTIONS` with a fresh database, started and having seen the cluster."""
     home = Path(tempfile.mkdtemp(prefix="sluice-bench-"))
     environment = {**os.environ, **cluster_environment()}
     # The benchmarks' own settings are not the server's.
     environment = {k: v for k, v in environment.items() if not k.startswith("DJANGO")}
     environment["PATH"] = os.environ["PATH"]
-    sluice = make_sluice(environment, home, **UNLIMITED)
+    sluice = make_sluice(environment, home, **NO_RATE_LIMITS)
     try:
         sluice.start(*options)
         if "--no-engine" not in options:
-            await_capacity(sluice)
+            wait_for_capacity(sluice)
         yield sluice
     finally:
         sluice.stop()
         shutil.rmtree(home, ignore_errors=True)
 
 
-def await_capacity(sluice: RunningSluice) -> None:
+def wait_for_capacity(sluice: RunningSluice) -> None:
     deadline = time.monotonic() + 120
     while not sluice.api("GET", "capacity").json()["clusters"]:
         if time.monotonic() > deadline:
@@ -52,29 +52,29 @@ def await_capacity(sluice: RunningSluice) -> None:
         time.sleep(0.2)
 
 
-def await_none(listed: Callable[[], Sequence[Any]], *, every_s: float) -> None:
+def wait_until_empty(list_items: Callable[[], Sequence[Any]], *, interval_s: float) -> None:
     """Until a list is empty; a Sluice that does not get on is an error, not a wait for ever."""
     deadline = time.monotonic() + 300
-    while left := listed():
+    while remaining := list_items():
         if time.monotonic() > deadline:
-            raise RuntimeError(f"still there after five minutes: {left}")
-        time.sleep(every_s)
+            raise RuntimeError(f"still there after five minutes: {remaining}")
+        time.sleep(interval_s)
 
 
-def slurm(sluice: RunningSluice, *argv: str) -> str:
+def run_slurm(sluice: RunningSluice, *argv: str) -> str:
     """A Slurm command of the embedded cluster, as root."""
     done = subprocess.run(argv, env=sluice.env, capture_output=True, text=True, check=True)
     return done.stdout
 
 
 @contextlib.contextmanager
-def nothing_starts(sluice: RunningSluice) -> Iterator[None]:
+def partition_down(sluice: RunningSluice) -> Iterator[None]:
     """Jobs wait: otherwise the jobs themselves, on the same cores, are what is measured."""
-    slurm(sluice, "scontrol", "update", "partitionname=cpu", "state=down")
+    run_slurm(sluice, "scontrol", "update", "partitionname=cpu", "state=down")
     try:
         yield
     finally:
-        slurm(sluice, "scontrol", "update", "partitionname=cpu", "state=up")
+        run_slurm(sluice, "scontrol", "update", "partitionname=cpu", "state=up")
 
 
 def job_file(name: str, command: str, *, image: str = "busybox") -> dict[str, Any]:
@@ -82,18 +82,20 @@ def job_file(name: str, command: str, *, image: str = "busybox") -> dict[str, An
     return {"jobName": name, "image": image, "namespace": "cpu", "taskRoles": [role]}
 
 
-def submit(sluice: RunningSluice, name: str, command: str, **more: Any) -> str:
-    answer = sluice.api("POST", "jobs", json=job_file(name, command, **more))
-    if answer.status_code != 201:
-        raise RuntimeError(f"{answer.status_code} {answer.text}")
-    return str(answer.json()["id"])
+def submit(sluice: RunningSluice, name: str, command: str, **higher_is_better: Any) -> str:
+    response = sluice.api("POST", "jobs", json=job_file(name, command, **higher_is_better))
+    if response.status_code != 201:
+        raise RuntimeError(f"{response.status_code} {response.text}")
+    return str(response.json()["id"])
 
 
-def await_state(sluice: RunningSluice, job: str, *states: str, timeout_s: float = 120) -> None:
+def wait_for_state(sluice: RunningSluice, job: str, *states: str, timeout_s: float = 120) -> None:
     deadline = time.monotonic() + timeout_s
-    while (said := sluice.api("GET", f"jobs/{job}").json())["state"] not in states:
+    while (job_json := sluice.api("GET", f"jobs/{job}").json())["state"] not in states:
         if time.monotonic() > deadline:
-            raise RuntimeError(f"{said['name']} is {said['state']}: {said['reason']['text']}")
+            raise RuntimeError(
+                f"{job_json['name']} is {job_json['state']}: {job_json['reason']['text']}"
+            )
         time.sleep(0.2)
 
 
@@ -103,13 +105,13 @@ def log_path(sluice: RunningSluice, job: str) -> str:
 
 
 def memory_mb(pid: int) -> float:
-    found = re.search(r"VmRSS:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
-    if found is None:
+    match = re.search(r"VmRSS:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
+    if match is None:
         raise RuntimeError(f"no process {pid}")
-    return int(found[1]) / 1024
+    return int(match[1]) / 1024
 
 
-def pid_of(sluice: RunningSluice) -> int:
+def server_pid(sluice: RunningSluice) -> int:
     if sluice.process is None:
         raise RuntimeError("not started")
     return sluice.process.pid

@@ -21,12 +21,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks import Row, p95
+from benchmarks import BenchmarkResult, p95
 
 PROJECT = Path(__file__).resolve().parents[2]
-SMALL, LARGE = 1_000, 100_000
+SMALL_COUNT, LARGE_COUNT = 1_000, 100_000
 CLIENTS = 20
-LIST = "/api/v1/jobs"
+JOBS_PATH = "/api/v1/jobs"
 
 
 # In a process of its own: fills a database.
@@ -52,8 +52,8 @@ def seed(count: int) -> None:
         Namespace.objects.create(name=f"ns{n}", cluster=cluster, partitions=["gpu"])
         for n in range(8)
     ]
-    people = [User.objects.create_user(f"user{n}") for n in range(50)]
-    for n, user in enumerate(people):
+    users = [User.objects.create_user(f"user{n}") for n in range(50)]
+    for n, user in enumerate(users):
         for step in range(3):
             Membership.objects.create(user=user, namespace=namespaces[(n + step) % 8])
     now = timezone.now()
@@ -62,7 +62,7 @@ def seed(count: int) -> None:
     for first in range(0, count, 5_000):
         jobs = [
             Job(
-                owner=people[n % 50],
+                owner=users[n % 50],
                 namespace=namespaces[(n % 50 + n // 50 % 3) % 8],
                 cluster=cluster,
                 name=f"train-resnet-{n}",
@@ -93,12 +93,12 @@ def seed(count: int) -> None:
             for n, job in enumerate(jobs)
         )
     expires = now + timedelta(days=1)
-    tokens = [create_token(user=u, name="b", scope="read", expires_at=expires)[1] for u in people]
-    mine = Job.objects.filter(owner=people[0]).values_list("pk", flat=True)[:200]
-    print(json.dumps({"tokens": tokens, "ids": [str(pk) for pk in mine]}))
+    tokens = [create_token(user=u, name="b", scope="read", expires_at=expires)[1] for u in users]
+    own_job_ids = Job.objects.filter(owner=users[0]).values_list("pk", flat=True)[:200]
+    print(json.dumps({"tokens": tokens, "ids": [str(pk) for pk in own_job_ids]}))
 
 
-def queries(token: str) -> int:
+def count_queries(token: str) -> int:
     import django
 
     django.setup()
@@ -108,9 +108,9 @@ def queries(token: str) -> int:
 
     setup_test_environment()
     client = Client(headers={"authorization": f"Bearer {token}"})
-    client.get(LIST)
+    client.get(JOBS_PATH)
     with CaptureQueriesContext(connection) as context:
-        client.get(LIST)
+        client.get(JOBS_PATH)
     return len(context)
 
 
@@ -118,7 +118,7 @@ def queries(token: str) -> int:
 
 
 @dataclass
-class Bench:
+class BenchServer:
     home: Path
     port: int
     server: subprocess.Popen[bytes]
@@ -130,10 +130,10 @@ class Bench:
 
     def get(self, connection: http.client.HTTPConnection, path: str, token: str) -> bytes:
         connection.request("GET", path, headers={"Authorization": f"Bearer {token}"})
-        answer = connection.getresponse()
-        body = answer.read()
-        if answer.status != 200:
-            raise RuntimeError(f"{path}: {answer.status} {body[:300]!r}")
+        result = connection.getresponse()
+        body = result.read()
+        if result.status != 200:
+            raise RuntimeError(f"{path}: {result.status} {body[:300]!r}")
         return body
 
     def stop(self) -> None:
@@ -155,20 +155,20 @@ def _environment(home: Path) -> dict[str, str]:
     }
 
 
-def _child(home: Path, *argv: str) -> Any:
-    answer = subprocess.run(
+def _run_in_subprocess(home: Path, *argv: str) -> Any:
+    result = subprocess.run(
         [sys.executable, "-m", "benchmarks.api", *argv],
         env=_environment(home),
         cwd=PROJECT,
         stdout=subprocess.PIPE,
         check=True,
     )
-    return json.loads(answer.stdout)
+    return json.loads(result.stdout)
 
 
-def start(count: int) -> Bench:
+def start_server(count: int) -> BenchServer:
     home = Path(tempfile.mkdtemp(prefix="sluice-bench-"))
-    facts = _child(home, "seed", str(count))
+    seeded = _run_in_subprocess(home, "seed", str(count))
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -178,7 +178,7 @@ def start(count: int) -> Bench:
         cwd=PROJECT,
         stdout=subprocess.DEVNULL,
     )
-    bench = Bench(home, port, server, **facts)
+    bench = BenchServer(home, port, server, **seeded)
     for _ in range(300):
         try:
             socket.create_connection(("127.0.0.1", port), timeout=1).close()
@@ -188,18 +188,18 @@ def start(count: int) -> Bench:
     return bench
 
 
-def one_client(bench: Bench, path: str, repeat: int, people: int) -> list[float]:
+def measure_latency_ms(bench: BenchServer, path: str, repeat: int, users: int) -> list[float]:
     """Milliseconds of each request of a client that waits for its answers."""
     connection = bench.connect()
     durations = []
     for n in range(repeat + 10):
-        began = time.perf_counter()
-        bench.get(connection, path, bench.tokens[n % people])
-        durations.append((time.perf_counter() - began) * 1000)
+        started = time.perf_counter()
+        bench.get(connection, path, bench.tokens[n % users])
+        durations.append((time.perf_counter() - started) * 1000)
     return durations[10:]
 
 
-def rate(bench: Bench, paths: list[tuple[str, str]], seconds: float) -> float:
+def measure_request_rate(bench: BenchServer, paths: list[tuple[str, str]], seconds: float) -> float:
     """Requests a second of CLIENTS clients, each on a connection of its own."""
     counts = [0] * CLIENTS
     end = time.monotonic() + seconds
@@ -220,10 +220,10 @@ def rate(bench: Bench, paths: list[tuple[str, str]], seconds: float) -> float:
     return sum(counts) / seconds
 
 
-def measure(*, quick: bool = False) -> Iterator[Row]:
+def measure(*, quick: bool = False) -> Iterator[BenchmarkResult]:
     repeat, seconds = (60, 3.0) if quick else (300, 10.0)
-    large_count = 20_000 if quick else LARGE
-    small, large = start(SMALL), start(large_count)
+    large_count = 20_000 if quick else LARGE_COUNT
+    small, large = start_server(SMALL_COUNT), start_server(large_count)
     try:
         for title, query in {
             "list of jobs": "",
@@ -233,52 +233,52 @@ def measure(*, quick: bool = False) -> Iterator[Row]:
         }.items():
             paths = []
             for bench in (small, large):
-                path = LIST + query
+                path = JOBS_PATH + query
                 if title == "list, second page":
                     # Each person has cursors of their own: one person only.
-                    body = json.loads(bench.get(bench.connect(), LIST, bench.tokens[0]))
-                    path = f"{LIST}?cursor={body['next']}"
+                    body = json.loads(bench.get(bench.connect(), JOBS_PATH, bench.tokens[0]))
+                    path = f"{JOBS_PATH}?cursor={body['next']}"
                 paths.append(path)
             times = [
-                p95(one_client(bench, path, repeat, people=1 if "page" in title else 50))
+                p95(measure_latency_ms(bench, path, repeat, users=1 if "page" in title else 50))
                 for bench, path in zip((small, large), paths, strict=True)
             ]
-            yield Row(
+            yield BenchmarkResult(
                 f"{title}, {large_count:,} jobs, p95",
                 times[1],
                 "ms",
-                yardstick=times[0],
-                yardstick_name=f"{SMALL:,} jobs",
+                baseline=times[0],
+                baseline_name=f"{SMALL_COUNT:,} jobs",
                 target_ratio=1.5 if "search" not in title else None,
                 limit=150,
             )
-        yield Row(
+        yield BenchmarkResult(
             "queries of a list",
-            _child(large.home, "queries", large.tokens[0]),
+            _run_in_subprocess(large.home, "queries", large.tokens[0]),
             "",
-            yardstick=_child(small.home, "queries", small.tokens[0]),
+            baseline=_run_in_subprocess(small.home, "queries", small.tokens[0]),
             target_ratio=1.0,
         )
-        nothing = rate(large, [("/healthz", "-")], seconds)
-        lists = [(LIST, token) for token in large.tokens]
-        yield Row(
+        healthz_rate = measure_request_rate(large, [("/healthz", "-")], seconds)
+        lists = [(JOBS_PATH, token) for token in large.tokens]
+        yield BenchmarkResult(
             f"lists a second, {CLIENTS} clients",
-            rate(large, lists, seconds),
+            measure_request_rate(large, lists, seconds),
             "/s",
-            yardstick=nothing,
-            yardstick_name="/healthz",
+            baseline=healthz_rate,
+            baseline_name="/healthz",
             limit=200,
-            more=True,
+            higher_is_better=True,
         )
-        details = [(f"{LIST}/{id}", large.tokens[0]) for id in large.ids]
-        yield Row(
+        details = [(f"{JOBS_PATH}/{id}", large.tokens[0]) for id in large.ids]
+        yield BenchmarkResult(
             f"single jobs a second, {CLIENTS} clients",
-            rate(large, details, seconds),
+            measure_request_rate(large, details, seconds),
             "/s",
-            yardstick=nothing,
-            yardstick_name="/healthz",
+            baseline=healthz_rate,
+            baseline_name="/healthz",
             limit=300,
-            more=True,
+            higher_is_better=True,
         )
     finally:
         small.stop()
@@ -289,4 +289,4 @@ if __name__ == "__main__":
     if sys.argv[1] == "seed":
         seed(int(sys.argv[2]))
     else:
-        print(queries(sys.argv[2]))
+        print(count_queries(sys.argv[2]))

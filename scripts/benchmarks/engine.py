@@ -17,25 +17,25 @@ from typing import TYPE_CHECKING
 
 import django
 
-from benchmarks import Row
+from benchmarks import BenchmarkResult
 
 if TYPE_CHECKING:
     from accounts.models import User
     from clusters.models import Cluster
 
 PROJECT = Path(__file__).resolve().parents[2]
-PEOPLE = ("alice", "bob", "carol")
+USERS = ("alice", "bob", "carol")
 
 
 def embedded_environment() -> dict[str, str]:
     subprocess.run(
         [str(PROJECT / "scripts" / "cluster"), "up"], check=True, stdout=subprocess.DEVNULL
     )
-    printed = subprocess.run(
+    env_output = subprocess.run(
         [str(PROJECT / "scripts" / "cluster"), "env"], check=True, capture_output=True, text=True
     ).stdout
     exported = {}
-    for word in shlex.split(printed, comments=True):
+    for word in shlex.split(env_output, comments=True):
         name, sign, value = word.partition("=")
         if sign and name != "PATH":
             exported[name] = value.rstrip(";")
@@ -46,47 +46,47 @@ def set_up() -> Cluster:
     """A fresh database, the demo's people, the embedded cluster registered."""
     os.environ.update(embedded_environment())
     home = Path(os.environ["SLUICE_HOME"])
-    for old in home.glob("engine-bench.sqlite3*"):
-        old.unlink()
+    for stale_file in home.glob("engine-bench.sqlite3*"):
+        stale_file.unlink()
     os.environ["DATABASE_URL"] = f"sqlite:///{home / 'engine-bench.sqlite3'}"
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "gateway.settings")
     django.setup()
     from django.core.management import call_command
 
     from accounts.models import User
-    from clusters.connections import scheduler_for
+    from clusters.connections import slurm_client_for
     from clusters.models import Cluster, store_capacity
 
     call_command("migrate", verbosity=0)
-    for name in PEOPLE:
+    for name in USERS:
         User.objects.create_user(name)
     call_command("embedded", verbosity=0)
     cluster = Cluster.objects.get()
-    store_capacity(cluster, scheduler_for(cluster).capacity())
+    store_capacity(cluster, slurm_client_for(cluster).capacity())
     return cluster
 
 
-def measure(*, quick: bool) -> Iterator[Row]:
+def measure(*, quick: bool) -> Iterator[BenchmarkResult]:
     cluster = set_up()
     # Nothing may start: both sides would then measure the jobs themselves on this machine's cores.
-    partition("down")
+    set_partition_state("down")
     try:
-        yield from submitting(cluster, 100 if quick else 500)
-        yield from looking(cluster, [500] if quick else [5000, 10000])
+        yield from measure_submission(cluster, 100 if quick else 500)
+        yield from measure_polling(cluster, [500] if quick else [5000, 10000])
     finally:
-        partition("up")
+        set_partition_state("up")
 
 
-def partition(state: str) -> None:
+def set_partition_state(state: str) -> None:
     subprocess.run(["scontrol", "update", "partitionname=cpu", f"state={state}"], check=True)
 
 
 # -- submitting ---------------------------------------------------------------------------------------
 
 
-def submitting(cluster: Cluster, count: int) -> Iterator[Row]:
+def measure_submission(cluster: Cluster, count: int) -> Iterator[BenchmarkResult]:
     from accounts.models import User
-    from clusters.connections import commands_of, transport_for
+    from clusters.connections import slurm_commands_for, transport_for
     from clusters.models import EngineLease, Namespace
     from clusters.passes import EngineStats
     from clusters.transport.base import FileToWrite
@@ -114,39 +114,41 @@ def submitting(cluster: Cluster, count: int) -> Iterator[Row]:
     root = transport.run(["mktemp", "-d"]).text.strip()
     # The same scripts as ours, already in their directories: the loop has only sbatch to do.
     options = render_options(cluster, "sluice-alice")
-    ready = []
+    files = []
     for n, job in enumerate(Job.objects.select_related("namespace")):
         paths = AttemptPaths(root, f"j{n}", 1)
         rendered = render_attempt(job, paths, unix_user="sluice-alice", options=options)
-        ready += [
+        files += [
             FileToWrite(f"jobs/j{n}/1/batch.sh", rendered.batch_script.encode()),
             FileToWrite(f"jobs/j{n}/1/logs/.keep", b""),
         ]
-    transport.write_files(root, ready)
+    transport.write_files(root, files)
     loop = (
         "for i in $(seq 0 $(($1 - 1))); do d=$2/jobs/j$i/1; "
         'sbatch --parsable --chdir="$d" "$d/batch.sh"; done'
     )
-    conf = f"SLURM_CONF={commands_of(cluster).slurm_conf}"
+    conf = f"SLURM_CONF={slurm_commands_for(cluster).slurm_conf}"
 
-    began = time.perf_counter()
-    bare = transport.run(["env", conf, "sh", "-c", loop, "sh", str(count), root], timeout_s=600)
-    theirs = time.perf_counter() - began
-    cancel(cluster, bare.text.split())
+    started = time.perf_counter()
+    sbatch_output = transport.run(
+        ["env", conf, "sh", "-c", loop, "sh", str(count), root], timeout_s=600
+    )
+    baseline = time.perf_counter() - started
+    cancel(cluster, sbatch_output.text.split())
 
     lease = Lease.acquire(cluster, "bench")
     if lease is None:
         raise RuntimeError("the lease of a fresh database is taken")
     EngineLease.objects.update(expires_at="2100-01-01T00:00:00Z")
     submitter = Submitter(cluster, lease, EngineStats())
-    began = time.perf_counter()
+    started = time.perf_counter()
     submitter.dispatch(cluster)
     submitter.wait(600)
-    ours = time.perf_counter() - began
+    measured = time.perf_counter() - started
     submitter.close()
     done = Attempt.objects.filter(phase="live").count()
-    yield Row(
-        f"{count} jobs of one person to Slurm", ours, "s", theirs, "sbatch in a loop over one SSH session",
+    yield BenchmarkResult(
+        f"{count} jobs of one person to Slurm", measured, "s", baseline, "sbatch in a loop over one SSH session",
         target_ratio=1.5, note=f"{done} have their id; files, rows and events included",
     )  # fmt: skip
     cancel(cluster, list(Attempt.objects.values_list("slurm_job_id", flat=True)))
@@ -156,17 +158,17 @@ def submitting(cluster: Cluster, count: int) -> Iterator[Row]:
 
 
 def cancel(cluster: Cluster, ids: list[str]) -> None:
-    from clusters.connections import scheduler_for
+    from clusters.connections import slurm_client_for
 
     for start in range(0, len(ids), 500):
-        scheduler_for(cluster).cancel(ids[start : start + 500])
+        slurm_client_for(cluster).cancel(ids[start : start + 500])
 
 
 # -- looking ------------------------------------------------------------------------------------------
 
 
-def looking(cluster: Cluster, sizes: list[int]) -> Iterator[Row]:
-    from clusters.connections import commands_of, scheduler_for, transport_for
+def measure_polling(cluster: Cluster, sizes: list[int]) -> Iterator[BenchmarkResult]:
+    from clusters.connections import slurm_client_for, slurm_commands_for, transport_for
     from clusters.models import EngineLease
     from clusters.passes import EngineStats
     from clusters.slurm import jobs as dialect
@@ -186,9 +188,9 @@ def looking(cluster: Cluster, sizes: list[int]) -> Iterator[Row]:
     if lease is None:
         raise RuntimeError("the lease of a fresh database is taken")
     EngineLease.objects.update(expires_at="2100-01-01T00:00:00Z")
-    slurm = scheduler_for(cluster)
+    slurm = slurm_client_for(cluster)
     total = 0
-    lost = [str(900_000_000 + n) for n in range(20)]  # what squeue lacks is asked of sacct
+    missing_ids = [str(900_000_000 + n) for n in range(20)]  # what squeue lacks is asked of sacct
     all_ids: list[str] = []
     try:
         for size in sizes:
@@ -196,36 +198,36 @@ def looking(cluster: Cluster, sizes: list[int]) -> Iterator[Row]:
                 'for i in $(seq "$1" "$2"); do mkdir -p "$3/$i" && '
                 'sbatch --parsable --chdir="$3/$i" "$3/batch.sh"; done'
             )
-            conf = f"SLURM_CONF={commands_of(cluster).slurm_conf}"
+            conf = f"SLURM_CONF={slurm_commands_for(cluster).slurm_conf}"
             argv = ["env", conf, "sh", "-c", loop, "sh", str(total + 1), str(size), root]
             ids = alice.run(argv, timeout_s=1800).text.split()
             rows = [(slurm_id, f"{root}/{total + 1 + n}") for n, slurm_id in enumerate(ids)]
             if total == 0:
-                rows += [(slurm_id, f"/nowhere/{slurm_id}") for slurm_id in lost]
+                rows += [(slurm_id, f"/nowhere/{slurm_id}") for slurm_id in missing_ids]
             add_rows(cluster, rows)
             all_ids += ids
             total = size
             stats = EngineStats()
             poller = Poller(lease, stats, TaskReader(cluster, lease, stats))
             poller.look(cluster, slurm)  # the first one writes every row
-            ours, theirs = [], []
+            measured, baseline = [], []
             for _ in range(5):
                 before = dict(stats.commands)
-                began = time.perf_counter()
+                started = time.perf_counter()
                 poller.look(cluster, slurm)
-                ours.append(time.perf_counter() - began)
+                measured.append(time.perf_counter() - started)
                 ran = {k: v - before.get(k, 0) for k, v in stats.commands.items()}
-                began = time.perf_counter()
+                started = time.perf_counter()
                 mark = new_separator()
                 slurm.transport.run(dialect.build_squeue_argv(slurm.commands, separator=mark))
                 slurm.transport.run(
-                    dialect.build_sacct_argv(slurm.commands, separator=mark, job_ids=lost)
+                    dialect.build_sacct_argv(slurm.commands, separator=mark, job_ids=missing_ids)
                 )
-                theirs.append(time.perf_counter() - began)
+                baseline.append(time.perf_counter() - started)
             live = Attempt.objects.filter(phase="live").count()
-            yield Row(
-                f"a look at {live:,} live jobs", statistics.median(ours) * 1000, "ms",
-                statistics.median(theirs) * 1000, "bare squeue and sacct", target_ratio=2.0,
+            yield BenchmarkResult(
+                f"a look at {live:,} live jobs", statistics.median(measured) * 1000, "ms",
+                statistics.median(baseline) * 1000, "bare squeue and sacct", target_ratio=2.0,
                 note=", ".join(f"{v} {k}" for k, v in sorted(ran.items())),
             )  # fmt: skip
     finally:

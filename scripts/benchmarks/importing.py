@@ -5,22 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks import Row, timed
+from benchmarks import BenchmarkResult, timed
 from jobs.jobfile.importers import load_text
 
 FILES = Path(__file__).resolve().parents[2] / "tests" / "unit" / "jobfiles"
 
 
-def measure(*, quick: bool) -> Iterator[Row]:
+def measure(*, quick: bool) -> Iterator[BenchmarkResult]:
     for name in ("segmentation.json", "finetune-v2.yaml", "prophecis-storage.yaml", "octopus.json"):
         text = (FILES / name).read_bytes()
 
-        def reading(text: bytes = text, name: str = name) -> None:
+        def load(text: bytes = text, name: str = name) -> None:
             load_text(text, filename=name)
 
-        reading()
-        best_us = min(timed(reading, repeat=20 if quick else 200)) * 1e6
-        yield Row(
+        load()
+        best_us = min(timed(load, repeat=20 if quick else 200)) * 1e6
+        yield BenchmarkResult(
             f"import, {load_text(text, filename=name).dialect}", best_us, "µs", limit=20_000,
             note=f"{len(text)} bytes",
         )  # fmt: skip

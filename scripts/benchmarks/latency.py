@@ -15,16 +15,16 @@ from datetime import UTC, datetime
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
-from benchmarks import Row, p95
-from benchmarks._running import END_STATES, await_state, running, slurm, submit
-from tests.running import RunningSluice
+from benchmarks import BenchmarkResult, p95
+from benchmarks._running import END_STATES, run_slurm, sluice_server, submit, wait_for_state
+from tests.sluice_server import RunningSluice
 
 
-class Listener:
+class StateListener:
     """Notes when each job's state arrived."""
 
     def __init__(self, sluice: RunningSluice) -> None:
-        self.arrived: dict[tuple[str, str], float] = {}
+        self.arrival_times: dict[tuple[str, str], float] = {}
         url = sluice.url.replace("http", "ws", 1) + "/ws/events"
         token = {"Authorization": f"Bearer {sluice.token()}"}
         self._socket = connect(url, additional_headers=token)
@@ -37,72 +37,76 @@ class Listener:
                 now = time.time()
                 for event in json.loads(frame).get("events", ()):
                     if event["kind"] == "state":
-                        self.arrived.setdefault((event["job"], event["data"]["state"]), now)
+                        self.arrival_times.setdefault((event["job"], event["data"]["state"]), now)
         except ConnectionClosed:
             return
 
     def wait_for(self, job: str, state: str, timeout_s: float = 60) -> float:
         deadline = time.monotonic() + timeout_s
-        while (job, state) not in self.arrived:
+        while (job, state) not in self.arrival_times:
             if time.monotonic() > deadline:
                 raise RuntimeError(f"no {state} of {job} in {timeout_s} s")
             time.sleep(0.01)
-        return self.arrived[job, state]
+        return self.arrival_times[job, state]
 
     def close(self) -> None:
         self._socket.close()
         self._thread.join()
 
 
-def measure(*, quick: bool) -> Iterator[Row]:
+def measure(*, quick: bool) -> Iterator[BenchmarkResult]:
     count = 12 if quick else 60
-    with running() as sluice:
-        listener = Listener(sluice)
+    with sluice_server() as sluice:
+        listener = StateListener(sluice)
         try:
-            yield from ends(sluice, listener, count)
-            yield from stops(sluice, listener, max(6, count // 5))
+            yield from measure_job_ends(sluice, listener, count)
+            yield from measure_stops(sluice, listener, max(6, count // 5))
         finally:
             listener.close()
 
 
-def ends(sluice: RunningSluice, listener: Listener, count: int) -> Iterator[Row]:
+def measure_job_ends(
+    sluice: RunningSluice, listener: StateListener, count: int
+) -> Iterator[BenchmarkResult]:
     jobs = []
     for n in range(count):
         jobs.append(submit(sluice, f"end-{n}", f"sleep {1 + n % 3}"))
         time.sleep(0.7)  # a few run at a time: it is not the machine's cores that are measured
     for job in jobs:
-        await_state(sluice, job, *END_STATES)
+        wait_for_state(sluice, job, *END_STATES)
         listener.wait_for(job, "COMPLETED")
     time.sleep(3)
-    shown = {job: sluice.api("GET", f"jobs/{job}").json()["slurm_job_id"] for job in jobs}
-    rows = slurm(
-        sluice, "sacct", "-X", "-n", "-P", "-j", ",".join(shown.values()), "--format=JobIDRaw,Start,End"
+    slurm_ids = {job: sluice.api("GET", f"jobs/{job}").json()["slurm_job_id"] for job in jobs}
+    rows = run_slurm(
+        sluice, "sacct", "-X", "-n", "-P", "-j", ",".join(slurm_ids.values()), "--format=JobIDRaw,Start,End"
     )  # fmt: skip
     times = {row.split("|")[0]: row.split("|")[1:] for row in rows.splitlines()}
     zone = datetime.now().astimezone().tzinfo or UTC
-    for place, state, words in ((1, "COMPLETED", "end"), (0, "RUNNING", "start")):
+    for column, state, label in ((1, "COMPLETED", "end"), (0, "RUNNING", "start")):
         delays = [
-            listener.arrived[job, state]
-            - datetime.fromisoformat(times[shown[job]][place]).replace(tzinfo=zone).timestamp()
+            listener.arrival_times[job, state]
+            - datetime.fromisoformat(times[slurm_ids[job]][column]).replace(tzinfo=zone).timestamp()
             for job in jobs
-            if (job, state) in listener.arrived
+            if (job, state) in listener.arrival_times
         ]
-        yield Row(
-            f"a job's {words} in Slurm → websocket, p95", p95(delays), "s", limit=3.0,
+        yield BenchmarkResult(
+            f"a job's {label} in Slurm → websocket, p95", p95(delays), "s", limit=3.0,
             note=f"median {statistics.median(delays):.2f} s of {len(delays)} jobs",
         )  # fmt: skip
 
 
-def stops(sluice: RunningSluice, listener: Listener, count: int) -> Iterator[Row]:
+def measure_stops(
+    sluice: RunningSluice, listener: StateListener, count: int
+) -> Iterator[BenchmarkResult]:
     delays = []
     for n in range(count):
         job = submit(sluice, f"stop-{n}", "sleep 300")
         listener.wait_for(job, "RUNNING")
         time.sleep(1)
-        began = time.time()
+        started = time.time()
         sluice.api("POST", f"jobs/{job}/stop")
-        delays.append(listener.wait_for(job, "STOPPED") - began)
-    yield Row(
+        delays.append(listener.wait_for(job, "STOPPED") - started)
+    yield BenchmarkResult(
         "stop asked → STOPPED by websocket, p95", p95(delays), "s",
         note=f"median {statistics.median(delays):.2f} s of {count}; the tasks' own end included",
     )  # fmt: skip

@@ -8,55 +8,57 @@ import threading
 import time
 from collections.abc import Iterator
 
-from benchmarks import Row
+from benchmarks import BenchmarkResult
 from benchmarks._running import (
     PROJECT_DIR,
-    await_capacity,
     memory_mb,
-    nothing_starts,
-    pid_of,
-    running,
-    slurm,
+    partition_down,
+    run_slurm,
+    server_pid,
+    sluice_server,
+    wait_for_capacity,
 )
-from benchmarks.submit import through_rest
+from benchmarks.submit import submit_by_rest
 
 LIMIT_MB = 300
 
 
-def measure(*, quick: bool) -> Iterator[Row]:
+def measure(*, quick: bool) -> Iterator[BenchmarkResult]:
     jobs, seconds = (60, 5) if quick else (500, 20)
-    with running("--no-engine") as sluice, (sluice.home / "engine.log").open("ab") as log:
+    with sluice_server("--no-engine") as sluice, (sluice.home / "engine.log").open("ab") as log:
         argv = [sys.executable, "manage.py", "engine"]
         engine = subprocess.Popen(argv, cwd=PROJECT_DIR, env=sluice.env, stdout=log, stderr=log)
         try:
-            await_capacity(sluice)
+            wait_for_capacity(sluice)
             sluice.api("GET", "jobs")
             time.sleep(seconds)
-            yield from both(pid_of(sluice), engine.pid, "idle", limit=LIMIT_MB)
-            with nothing_starts(sluice):
-                through_rest(sluice, {"alice": (sluice.token("alice"), jobs)})
+            yield from measure_memory(server_pid(sluice), engine.pid, "idle", limit=LIMIT_MB)
+            with partition_down(sluice):
+                submit_by_rest(sluice, {"alice": (sluice.token("alice"), jobs)})
 
-                def look() -> None:
+                def list_jobs() -> None:
                     end = time.monotonic() + seconds
                     while time.monotonic() < end:
                         sluice.api("GET", "jobs?limit=200")
 
-                people = [threading.Thread(target=look) for _ in range(20)]
-                for person in people:
-                    person.start()
-                for person in people:
-                    person.join()
-                slurm(sluice, "scancel", "-u", "sluice-alice")
-            words = f"after {jobs} jobs and 20 readers"
-            yield from both(pid_of(sluice), engine.pid, words, limit=None)
+                readers = [threading.Thread(target=list_jobs) for _ in range(20)]
+                for reader in readers:
+                    reader.start()
+                for reader in readers:
+                    reader.join()
+                run_slurm(sluice, "scancel", "-u", "sluice-alice")
+            label = f"after {jobs} jobs and 20 readers"
+            yield from measure_memory(server_pid(sluice), engine.pid, label, limit=None)
         finally:
             engine.terminate()
             engine.wait()
 
 
-def both(web: int, engine: int, when: str, *, limit: float | None) -> Iterator[Row]:
+def measure_memory(
+    web: int, engine: int, label_text: str, *, limit: float | None
+) -> Iterator[BenchmarkResult]:
     web_mb, engine_mb = memory_mb(web), memory_mb(engine)
-    yield Row(
-        f"memory of web and engine, {when}", web_mb + engine_mb, "MB", limit=limit,
+    yield BenchmarkResult(
+        f"memory of web and engine, {label_text}", web_mb + engine_mb, "MB", limit=limit,
         note=f"web {web_mb:.0f}, engine {engine_mb:.0f}",
     )  # fmt: skip

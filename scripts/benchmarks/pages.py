@@ -17,14 +17,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks import Row, p95
+from benchmarks import BenchmarkResult, p95
 
 PROJECT = Path(__file__).resolve().parents[2]
 JOBS, QUICK_JOBS = 100_000, 5_000
 TASKS = 500
 
 
-def measure(*, quick: bool) -> Iterator[Row]:
+def measure(*, quick: bool) -> Iterator[BenchmarkResult]:
     count = QUICK_JOBS if quick else JOBS
     with tempfile.TemporaryDirectory(prefix="sluice-bench-") as home:
         environment = {
@@ -35,7 +35,7 @@ def measure(*, quick: bool) -> Iterator[Row]:
             "PYTHONPATH": f"{PROJECT}:{PROJECT / 'scripts'}",
         }
         environment.pop("DATABASE_URL", None)
-        done = subprocess.run(
+        result = subprocess.run(
             [sys.executable, __file__, str(count), "10" if quick else "40"],
             env=environment,
             cwd=PROJECT,
@@ -43,9 +43,9 @@ def measure(*, quick: bool) -> Iterator[Row]:
             text=True,
             check=False,
         )
-        if done.returncode != 0:
-            raise RuntimeError(done.stderr)
-    found = json.loads(done.stdout.splitlines()[-1])
+        if result.returncode != 0:
+            raise RuntimeError(result.stderr)
+    results = json.loads(result.stdout.splitlines()[-1])
     for name, limit in (
         ("job list", 200),
         ("job list, search", None),
@@ -54,19 +54,19 @@ def measure(*, quick: bool) -> Iterator[Row]:
         (f"job of {TASKS} tasks", 300),
         (f"live parts of {TASKS} tasks", 300),
     ):
-        yield Row(
+        yield BenchmarkResult(
             f"{name}: p95 of the server's time ({count:,} jobs)",
-            found[name]["p95_ms"],
+            results[name]["p95_ms"],
             "ms",
             limit=limit,
-            note=f"{found[name]['queries']} queries, {found[name]['clock_p95_ms']:.0f} ms by the clock",
+            note=f"{results[name]['queries']} queries, {results[name]['clock_p95_ms']:.0f} ms by the clock",
         )
 
 
 # In a process of its own.
 
 
-def fill(count: int) -> tuple[Any, Any]:
+def seed_database(count: int) -> tuple[Any, Any]:
     """Jobs of fifty people, and one with many tasks; that one and its owner."""
     from benchmarks.api import seed
 
@@ -77,7 +77,7 @@ def fill(count: int) -> tuple[Any, Any]:
     assert job is not None  # noqa: S101 - the seed made it
     spec = {**job.spec, "taskRoles": [{**job.spec["taskRoles"][0], "taskNumber": TASKS}]}
     Job.objects.filter(pk=job.pk).update(spec=spec, task_count=TASKS, is_distributed=True)
-    attempt, _made = Attempt.objects.get_or_create(
+    attempt, _created = Attempt.objects.get_or_create(
         job=job,
         number=job.attempt_number,
         defaults={
@@ -104,7 +104,7 @@ def fill(count: int) -> tuple[Any, Any]:
 
 
 def run(count: int, repeat: int) -> dict[str, dict[str, float]]:
-    job, owner = fill(count)
+    job, owner = seed_database(count)
     from django.db import connection
     from django.test import Client
     from django.test.utils import CaptureQueriesContext
@@ -120,27 +120,27 @@ def run(count: int, repeat: int) -> dict[str, dict[str, float]]:
         f"job of {TASKS} tasks": reverse("job", args=[job.pk]),
         f"live parts of {TASKS} tasks": reverse("job_live", args=[job.pk]),
     }
-    found = {}
-    for name, address in pages.items():
+    results = {}
+    for name, url in pages.items():
         for _warm_up in range(2):
-            answer = client.get(address)
-            if answer.status_code != 200:
-                raise RuntimeError(f"{address}: {answer.status_code}")
+            response = client.get(url)
+            if response.status_code != 200:
+                raise RuntimeError(f"{url}: {response.status_code}")
         with CaptureQueriesContext(connection) as queries:
-            client.get(address)
-            count_of_queries = len(queries)
-        busy, by_the_clock = [], []
+            client.get(url)
+            query_count = len(queries)
+        cpu_ms, wall_ms = [], []
         for _once in range(repeat):
-            began, began_busy = time.perf_counter(), time.thread_time()
-            client.get(address)
-            by_the_clock.append(1000 * (time.perf_counter() - began))
-            busy.append(1000 * (time.thread_time() - began_busy))
-        found[name] = {
-            "p95_ms": p95(busy),
-            "clock_p95_ms": p95(by_the_clock),
-            "queries": count_of_queries,
+            started, cpu_started = time.perf_counter(), time.thread_time()
+            client.get(url)
+            wall_ms.append(1000 * (time.perf_counter() - started))
+            cpu_ms.append(1000 * (time.thread_time() - cpu_started))
+        results[name] = {
+            "p95_ms": p95(cpu_ms),
+            "clock_p95_ms": p95(wall_ms),
+            "queries": query_count,
         }
-    return found
+    return results
 
 
 if __name__ == "__main__":

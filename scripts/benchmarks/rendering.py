@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
-from benchmarks import Row, timed
+from benchmarks import BenchmarkResult, timed
 from clusters.capacity import Capacity, NamespaceRules, Node, Partition
 from jobs.jobfile import JobSpec
 from jobs.plan import Plan, plan
 from jobs.script.paths import AttemptPaths
-from jobs.script.render import render
+from jobs.script.render import render_files
 
 NODES = tuple(f"n{number}" for number in range(64))
 CAPACITY = Capacity(
@@ -33,19 +33,19 @@ def _spec(*tasks: int) -> JobSpec:
     return JobSpec.model_validate(job)
 
 
-def measure(quick: bool) -> Iterator[Row]:
+def measure(quick: bool) -> Iterator[BenchmarkResult]:
     repeat = 20 if quick else 200
     for name, tasks, limit_ms in (("3 roles", (1, 2, 1), 2.0), ("500 tasks", (20, 480), 20.0)):
         spec = _spec(*tasks)
-        made = plan(spec, RULES, CAPACITY)
+        job_plan = plan(spec, RULES, CAPACITY)
 
-        def rendering(spec: JobSpec = spec, made: Plan = made) -> None:
-            render(made, spec, PATHS, user="alice")
+        def run_render(spec: JobSpec = spec, job_plan: Plan = job_plan) -> None:
+            render_files(job_plan, spec, PATHS, user="alice")
 
-        def planning(spec: JobSpec = spec) -> None:
+        def run_plan(spec: JobSpec = spec) -> None:
             plan(spec, RULES, CAPACITY)
 
-        for what, action, limit in (("render", rendering, limit_ms), ("plan", planning, None)):
+        for label, action, limit in (("render", run_render, limit_ms), ("plan", run_plan, None)):
             # The best of many: other work on the machine only ever adds to it.
             best_ms = min(timed(action, repeat=repeat)) * 1000
-            yield Row(f"{what}, {name}", best_ms, "ms", limit=limit)
+            yield BenchmarkResult(f"{label}, {name}", best_ms, "ms", limit=limit)

@@ -12,11 +12,11 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from benchmarks import Row
-from benchmarks.api import LARGE, LIST, SMALL, Bench, start
+from benchmarks import BenchmarkResult
+from benchmarks.api import JOBS_PATH, LARGE_COUNT, SMALL_COUNT, BenchServer, start_server
 
 CLIENTS = (20, 100, 500)
-FLOORS = {"list": 200, "job": 300}
+MIN_RATES = {"list": 200, "job": 300}
 # Each request of a thread is the next of the list; the figures come out as one line of JSON.
 LUA = """
 local requests = {{{requests}}}
@@ -34,13 +34,15 @@ end
 
 
 @dataclass(frozen=True)
-class Figures:
+class WrkResult:
     per_s: float
     p95_ms: float
     errors: int
 
 
-def load(bench: Bench, paths: list[tuple[str, str]], clients: int, seconds: int) -> Figures:
+def run_wrk(
+    bench: BenchServer, paths: list[tuple[str, str]], clients: int, seconds: int
+) -> WrkResult:
     requests = ", ".join(f'{{"{path}", "{token}"}}' for path, token in paths)
     with tempfile.NamedTemporaryFile("w", suffix=".lua") as script:
         script.write(LUA.format(requests=requests))
@@ -50,34 +52,36 @@ def load(bench: Bench, paths: list[tuple[str, str]], clients: int, seconds: int)
             [*argv, "-s", script.name, f"http://127.0.0.1:{bench.port}/"],
             capture_output=True, text=True, check=True,
         )  # fmt: skip
-    said = json.loads(done.stdout.splitlines()[-1])
-    return Figures(said["requests"] / said["us"] * 1e6, said["p95_us"] / 1000, said["errors"])
+    summary = json.loads(done.stdout.splitlines()[-1])
+    return WrkResult(
+        summary["requests"] / summary["us"] * 1e6, summary["p95_us"] / 1000, summary["errors"]
+    )
 
 
-def measure(*, quick: bool) -> Iterator[Row]:
+def measure(*, quick: bool) -> Iterator[BenchmarkResult]:
     seconds = 4 if quick else 10
-    for count in (SMALL, 10_000 if quick else LARGE):
-        bench = start(count)
+    for count in (SMALL_COUNT, 10_000 if quick else LARGE_COUNT):
+        bench = start_server(count)
         try:
-            yield from one_size(bench, count, seconds)
+            yield from measure_size(bench, count, seconds)
         finally:
             bench.stop()
 
 
-def one_size(bench: Bench, count: int, seconds: int) -> Iterator[Row]:
+def measure_size(bench: BenchServer, count: int, seconds: int) -> Iterator[BenchmarkResult]:
     paths = {
-        "list": [(LIST, token) for token in bench.tokens],
-        "job": [(f"{LIST}/{id}", bench.tokens[0]) for id in bench.ids],
+        "list": [(JOBS_PATH, token) for token in bench.tokens],
+        "job": [(f"{JOBS_PATH}/{id}", bench.tokens[0]) for id in bench.ids],
     }
-    load(bench, paths["list"], 20, 2)
+    run_wrk(bench, paths["list"], 20, 2)
     for clients in CLIENTS:
-        nothing = load(bench, [("/healthz", "-")], clients, seconds)
-        for what, asked in paths.items():
-            ours = load(bench, asked, clients, seconds)
+        healthz = run_wrk(bench, [("/healthz", "-")], clients, seconds)
+        for what, targets in paths.items():
+            measured = run_wrk(bench, targets, clients, seconds)
             title = f"{what}, {count:,} jobs, {clients} clients"
-            floor = FLOORS[what] if clients == 20 else None
-            yield Row(
-                title, ours.per_s, "/s", nothing.per_s, "/healthz", limit=floor, more=True,
-                note=f"p95 {ours.p95_ms:.0f} ms (/healthz {nothing.p95_ms:.0f} ms)",
+            min_rate = MIN_RATES[what] if clients == 20 else None
+            yield BenchmarkResult(
+                title, measured.per_s, "/s", healthz.per_s, "/healthz", limit=min_rate, higher_is_better=True,
+                note=f"p95 {measured.p95_ms:.0f} ms (/healthz {healthz.p95_ms:.0f} ms)",
             )  # fmt: skip
-            yield Row(f"{title}: errors", ours.errors, "", limit=0)
+            yield BenchmarkResult(f"{title}: errors", measured.errors, "", limit=0)

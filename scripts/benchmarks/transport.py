@@ -13,14 +13,14 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from benchmarks import Row, p95
+from benchmarks import BenchmarkResult, p95
 from clusters.transport.base import FileToWrite
 from clusters.transport.certificates import CertificateAuthority
-from clusters.transport.connection import CertificateLogin, SshTarget
+from clusters.transport.connection import CertificateCredentials, SshTarget
 from clusters.transport.ssh import SshCluster
 
 PROJECT = Path(__file__).resolve().parents[2]
-PEOPLE = ("sluice-alice", "sluice-bob", "sluice-carol")
+USERS = ("sluice-alice", "sluice-bob", "sluice-carol")
 THREADS = 20
 
 
@@ -79,80 +79,87 @@ def cluster_environment() -> dict[str, str]:
     return dict(word.split("=", 1) for word in words if "=" in word)
 
 
-class Bench:
+class SshComparison:
     """Ours and theirs, connected to the same sshd, and a directory of the first person's own."""
 
-    def __init__(self, directory: Path, users: Sequence[str] = PEOPLE) -> None:
+    def __init__(self, directory: Path, users: Sequence[str] = USERS) -> None:
         self.directory = directory
-        facts = cluster_environment()
-        port, host_key = int(facts["SLUICE_EMBEDDED_SSH_PORT"]), facts["SLUICE_EMBEDDED_HOST_KEY"]
-        authority = CertificateAuthority(Path(facts["SLUICE_SSH_CA_KEY"]))
+        cluster_env = cluster_environment()
+        port, host_key = (
+            int(cluster_env["SLUICE_EMBEDDED_SSH_PORT"]),
+            cluster_env["SLUICE_EMBEDDED_HOST_KEY"],
+        )
+        authority = CertificateAuthority(Path(cluster_env["SLUICE_SSH_CA_KEY"]))
 
         def sign(user: str) -> tuple[str, str]:
             signed = authority.sign(user)
             return signed.private_key, signed.certificate
 
-        self.theirs = OpenSsh(directory, port, host_key, sign, users)
-        self.ours = SshCluster(
-            SshTarget("127.0.0.1", port, (host_key,)), CertificateLogin(authority)
+        self.openssh = OpenSsh(directory, port, host_key, sign, users)
+        self.sluice_ssh = SshCluster(
+            SshTarget("127.0.0.1", port, (host_key,)), CertificateCredentials(authority)
         )
-        self.door = self.ours.transport(PEOPLE[0])
-        work_root = facts["SLUICE_EMBEDDED_WORK_ROOT"].format(user=PEOPLE[0])
+        self.transport = self.sluice_ssh.transport(USERS[0])
+        work_root = cluster_env["SLUICE_EMBEDDED_WORK_ROOT"].format(user=USERS[0])
         self.root = f"{work_root}/bench-{os.getpid()}"
-        self.door.run(["mkdir", "-p", self.root])
+        self.transport.run(["mkdir", "-p", self.root])
         for user in users:  # connections are open on both sides before anything is measured
-            self.ours.transport(user).run(["true"])
-            self.theirs.run(user, "true")
+            self.sluice_ssh.transport(user).run(["true"])
+            self.openssh.run(user, "true")
 
     def close(self) -> None:
-        self.door.run(["rm", "-rf", self.root])
-        self.ours.close_all()
-        self.theirs.close()
+        self.transport.run(["rm", "-rf", self.root])
+        self.sluice_ssh.close_all()
+        self.openssh.close()
 
 
-def seconds(action: Callable[[], object]) -> float:
-    began = time.perf_counter()
+def time_call_s(action: Callable[[], object]) -> float:
+    started = time.perf_counter()
     action()
-    return time.perf_counter() - began
+    return time.perf_counter() - started
 
 
-def in_turns(
-    ours: Callable[[], object], theirs: Callable[[], object], rounds: int
+def measure_alternating(
+    sluice_ssh: Callable[[], object], openssh: Callable[[], object], rounds: int
 ) -> tuple[float, float]:
     """Medians, taken in turns so that a noisy moment hits both."""
-    pairs = [(seconds(ours), seconds(theirs)) for _ in range(rounds)]
+    pairs = [(time_call_s(sluice_ssh), time_call_s(openssh)) for _ in range(rounds)]
     return statistics.median(a for a, _ in pairs), statistics.median(b for _, b in pairs)
 
 
-def commands(bench: Bench, quick: bool) -> Iterator[Row]:
+def measure_commands(bench: SshComparison, quick: bool) -> Iterator[BenchmarkResult]:
     count = 60 if quick else 200
 
-    def many(run_one: Callable[[str], object]) -> Callable[[], object]:
+    def run_in_threads(run_one: Callable[[str], object]) -> Callable[[], object]:
         def run_all() -> None:
             with ThreadPoolExecutor(THREADS) as threads:
-                list(threads.map(lambda n: run_one(PEOPLE[n % len(PEOPLE)]), range(count)))
+                list(threads.map(lambda n: run_one(USERS[n % len(USERS)]), range(count)))
 
         return run_all
 
-    def ours(user: str) -> object:
-        return bench.ours.transport(user).run(["true"])
+    def sluice_ssh(user: str) -> object:
+        return bench.sluice_ssh.transport(user).run(["true"])
 
-    def theirs(user: str) -> object:
-        return bench.theirs.run(user, "true")
+    def openssh(user: str) -> object:
+        return bench.openssh.run(user, "true")
 
-    a, b = in_turns(many(ours), many(theirs), 3 if quick else 5)
-    yield Row(
+    a, b = measure_alternating(
+        run_in_threads(sluice_ssh), run_in_threads(openssh), 3 if quick else 5
+    )
+    yield BenchmarkResult(
         f"a command, {THREADS} threads, 3 users", a / count * 1000, "ms", b / count * 1000,
         "ssh with ControlMaster", target_ratio=1.3,
-        note=f"{bench.ours.stats().opened} connections",
+        note=f"{bench.sluice_ssh.stats().opened} connections",
     )  # fmt: skip
-    a, b = in_turns(lambda: ours(PEOPLE[0]), lambda: theirs(PEOPLE[0]), 20 if quick else 60)
-    yield Row(
+    a, b = measure_alternating(
+        lambda: sluice_ssh(USERS[0]), lambda: openssh(USERS[0]), 20 if quick else 60
+    )
+    yield BenchmarkResult(
         "a command, one at a time", a * 1000, "ms", b * 1000, "ssh with ControlMaster", target_ratio=1.3
     )  # fmt: skip
 
 
-def files(bench: Bench, quick: bool) -> Iterator[Row]:
+def measure_files(bench: SshComparison, quick: bool) -> Iterator[BenchmarkResult]:
     names = ("job.json", "batch.sh", "wrapper", "env")
     jobs = 20 if quick else 100
     content = [
@@ -164,77 +171,77 @@ def files(bench: Bench, quick: bool) -> Iterator[Row]:
         path = bench.directory / "files" / file.path
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(file.data)
-    turn = iter(range(1000))
+    counter = iter(range(1000))
 
-    def ours() -> None:
-        bench.door.write_files(f"{bench.root}/ours{next(turn)}", content)
+    def sluice_ssh() -> None:
+        bench.transport.write_files(f"{bench.root}/ours{next(counter)}", content)
 
-    def theirs() -> None:
-        where = f"{bench.root}/theirs{next(turn)}"
+    def openssh() -> None:
+        where = f"{bench.root}/theirs{next(counter)}"
         script = 'mkdir -p "$1" && tar -x -f - -C "$1"'
         pack = ["tar", "-c", "-C", str(bench.directory / "files"), "."]
         with subprocess.Popen(pack, stdout=subprocess.PIPE) as packing:
-            unpack = bench.theirs.argv(PEOPLE[0], "sh", "-c", script, "sh", where)
+            unpack = bench.openssh.argv(USERS[0], "sh", "-c", script, "sh", where)
             subprocess.run(unpack, stdin=packing.stdout, check=True)
 
-    a, b = in_turns(ours, theirs, 3 if quick else 9)
-    yield Row(
+    a, b = measure_alternating(sluice_ssh, openssh, 3 if quick else 9)
+    yield BenchmarkResult(
         f"{jobs} attempts × {len(names)} files written", a * 1000, "ms", b * 1000, "tar | ssh tar",
         target_ratio=1.5, note="ours is atomic per file",
     )  # fmt: skip
     size_mb = 50 if quick else 200
     big = f"{bench.root}/big"
-    bench.door.run(
+    bench.transport.run(
         ["sh", "-c", 'head -c "$1" /dev/urandom > "$2"', "sh", str(size_mb * 10**6), big]
     )
 
-    def read_ours() -> None:
-        for _ in bench.door.read_stream(big):
+    def read_sluice() -> None:
+        for _ in bench.transport.read_stream(big):
             pass
 
-    def read_theirs() -> None:
-        argv = bench.theirs.argv(PEOPLE[0], "cat", big)
+    def read_openssh() -> None:
+        argv = bench.openssh.argv(USERS[0], "cat", big)
         with subprocess.Popen(argv, stdout=subprocess.PIPE) as process:
             while process.stdout and process.stdout.read(256 * 1024):
                 pass
 
-    a, b = in_turns(read_ours, read_theirs, 3)
-    yield Row(
-        f"a file of {size_mb} MB read", size_mb / a, "MB/s", size_mb / b, "ssh cat", target_ratio=0.7, more=True
+    a, b = measure_alternating(read_sluice, read_openssh, 3)
+    yield BenchmarkResult(
+        f"a file of {size_mb} MB read", size_mb / a, "MB/s", size_mb / b, "ssh cat", target_ratio=0.7, higher_is_better=True
     )  # fmt: skip
-    a, b = in_turns(
-        lambda: bench.door.stat(big), lambda: bench.theirs.run(PEOPLE[0], "stat", big), 20 if quick else 60
+    a, b = measure_alternating(
+        lambda: bench.transport.stat(big), lambda: bench.openssh.run(USERS[0], "stat", big), 20 if quick else 60
     )  # fmt: skip
-    yield Row("one stat", a * 1000, "ms", b * 1000, "ssh stat", target_ratio=1.0)
+    yield BenchmarkResult("one stat", a * 1000, "ms", b * 1000, "ssh stat", target_ratio=1.0)
 
 
-def logs(bench: Bench, quick: bool) -> Iterator[Row]:
+def measure_logs(bench: SshComparison, quick: bool) -> Iterator[BenchmarkResult]:
     """Both follow the same file; a line holds the moment at which it was written."""
     path = f"{bench.root}/log"
-    bench.door.run(["touch", path])
+    bench.transport.run(["touch", path])
     count = 40 if quick else 200
-    delays: dict[str, list[float]] = {"ours": [], "theirs": []}
+    delays: dict[str, list[float]] = {"sluice": [], "openssh": []}
 
     def note(who: str, line: bytes) -> None:
         delays[who].append(time.time() - float(line))
 
     process = subprocess.Popen(
-        bench.theirs.argv(PEOPLE[0], "tail", "-c", "+1", "-F", path), stdout=subprocess.PIPE
+        bench.openssh.argv(USERS[0], "tail", "-c", "+1", "-F", path), stdout=subprocess.PIPE
     )
 
-    def listen_theirs() -> None:
+    def listen_openssh() -> None:
         for line in process.stdout or ():
-            note("theirs", line)
+            note("openssh", line)
 
-    following = bench.door.follow(path)
+    follower = bench.transport.follow(path)
 
-    def listen_ours() -> None:
-        with following as events:
+    def listen_sluice() -> None:
+        with follower as events:
             for event in events:
                 for line in event.data.splitlines():
-                    note("ours", line)
+                    note("sluice", line)
 
-    listeners = [threading.Thread(target=listen) for listen in (listen_ours, listen_theirs)]
+    listeners = [threading.Thread(target=listen) for listen in (listen_sluice, listen_openssh)]
     for listener in listeners:
         listener.start()
     time.sleep(1)
@@ -243,42 +250,44 @@ def logs(bench: Bench, quick: bool) -> Iterator[Row]:
             log.write(f"{time.time()}\n".encode())
             time.sleep(0.02)
     time.sleep(0.5)
-    following.__exit__(None, None, None)
+    follower.__exit__(None, None, None)
     process.terminate()
     for listener in listeners:
         listener.join()
     process.wait()
-    if not len(delays["ours"]) == len(delays["theirs"]) == count:
-        raise RuntimeError(f"lines were lost: {[len(seen) for seen in delays.values()]} of {count}")
-    yield Row(
-        "a log line written → received, p95", p95(delays["ours"]) * 1000, "ms", p95(delays["theirs"]) * 1000,
+    if not len(delays["sluice"]) == len(delays["openssh"]) == count:
+        raise RuntimeError(
+            f"lines were lost: {[len(received) for received in delays.values()]} of {count}"
+        )
+    yield BenchmarkResult(
+        "a log line written → received, p95", p95(delays["sluice"]) * 1000, "ms", p95(delays["openssh"]) * 1000,
         "ssh tail -F", target_ratio=1.5,
-        note=f"medians {statistics.median(delays['ours']) * 1000:.2f}, {statistics.median(delays['theirs']) * 1000:.2f}",
+        note=f"medians {statistics.median(delays['sluice']) * 1000:.2f}, {statistics.median(delays['openssh']) * 1000:.2f}",
     )  # fmt: skip
 
 
-def last_screen(bench: Bench, quick: bool) -> Iterator[Row]:
+def measure_last_screen(bench: SshComparison, quick: bool) -> Iterator[BenchmarkResult]:
     huge = f"{bench.root}/huge"
-    bench.door.run(["truncate", "-s", "1G", huge])
+    bench.transport.run(["truncate", "-s", "1G", huge])
 
-    def look() -> None:
-        size = bench.door.stat(huge).size
-        with bench.door.follow(huge, size - 20_000) as events:
-            seen = 0
-            while seen < 20_000:
-                seen += len(next(events).data)
+    def read_tail() -> None:
+        size = bench.transport.stat(huge).size
+        with bench.transport.follow(huge, size - 20_000) as events:
+            received = 0
+            while received < 20_000:
+                received += len(next(events).data)
 
-    yield Row(
-        "the last screen of a 1 GB log", statistics.median(seconds(look) for _ in range(5)), "s", limit=1.0
+    yield BenchmarkResult(
+        "the last screen of a 1 GB log", statistics.median(time_call_s(read_tail) for _ in range(5)), "s", limit=1.0
     )  # fmt: skip
 
 
-def measure(quick: bool = False) -> Iterator[Row]:
+def measure(quick: bool = False) -> Iterator[BenchmarkResult]:
     with tempfile.TemporaryDirectory() as directory:
-        bench = Bench(Path(directory))
+        bench = SshComparison(Path(directory))
         try:
-            for part in (commands, files, logs, last_screen):
-                yield from part(bench, quick)
+            for benchmark in (measure_commands, measure_files, measure_logs, measure_last_screen):
+                yield from benchmark(bench, quick)
         finally:
             bench.close()
 

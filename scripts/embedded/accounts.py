@@ -9,7 +9,7 @@ from __future__ import annotations
 import pwd
 
 from embedded import apptainer
-from embedded.console import Refusal, run
+from embedded.console import ClusterSetupError, run
 from embedded.daemons import slurm_environment
 from embedded.layout import (
     CLUSTER_NAME,
@@ -17,19 +17,19 @@ from embedded.layout import (
     SHARED_DIR,
     USERS,
     Layout,
+    ensure_directory,
     lock_file,
-    own,
     read_state,
     write_atomically,
     write_state,
 )
 
 GECOS = "Sluice embedded cluster"
-UID_FLOOR = 1000
+MIN_UID = 1000
 SLURM_ACCOUNT = "lab"
 QOS_NAMES = "low,normal,tiny"
 # Raised when what is made below changes, so that clusters made before get it too.
-RECIPE = 2
+RECIPE_VERSION = 2
 
 # A QOS is (name, what it must be); "normal" is Slurm's own and may push jobs of "low" back into the queue.
 QOS_SETTINGS = (
@@ -52,14 +52,14 @@ QOS_SETTINGS = (
 
 def ensure_unix_accounts() -> list[str]:
     """Make the accounts that are missing; gives their names."""
-    own(SHARED_DIR, "root", 0o755)
-    own(SHARED_DIR / "home", "root", 0o755)
-    made = []
+    ensure_directory(SHARED_DIR, "root", 0o755)
+    ensure_directory(SHARED_DIR / "home", "root", 0o755)
+    created = []
     with lock_file(SHARED_DIR / "accounts.lock", "another cluster making the accounts"):
         for name in USERS:
             if ensure_unix_account(name):
-                made.append(name)
-    return made
+                created.append(name)
+    return created
 
 
 def ensure_unix_account(name: str) -> bool:
@@ -71,25 +71,25 @@ def ensure_unix_account(name: str) -> bool:
         run(
             [
                 "useradd", "--comment", GECOS, "--home-dir", str(home), "--create-home", "--user-group",
-                "--shell", "/bin/bash", "--password", "*", "--key", f"UID_MIN={UID_FLOOR}",
+                "--shell", "/bin/bash", "--password", "*", "--key", f"UID_MIN={MIN_UID}",
                 "--key", "HOME_MODE=0700", name,
             ]
         )  # fmt: skip
-        account, made = pwd.getpwnam(name), True
+        account, created = pwd.getpwnam(name), True
     else:
-        made = False
+        created = False
         if account.pw_gecos.split(",")[0] != GECOS:
-            raise Refusal(
+            raise ClusterSetupError(
                 f"This machine has an account {name} that is not Sluice's (its comment is not “{GECOS}”): "
                 "rename or remove that account, since it is not touched."
             )
-    if account.pw_uid < UID_FLOOR:
-        raise Refusal(
-            f"The account {name} has UID {account.pw_uid}, below {UID_FLOOR}: remove it with userdel."
+    if account.pw_uid < MIN_UID:
+        raise ClusterSetupError(
+            f"The account {name} has UID {account.pw_uid}, below {MIN_UID}: remove it with userdel."
         )
-    own(home, name, 0o700)
+    ensure_directory(home, name, 0o700)
     write_profile(name)
-    return made
+    return created
 
 
 def write_profile(name: str) -> None:
@@ -102,9 +102,9 @@ def write_profile(name: str) -> None:
             write_atomically(profile, text + line, user=name)
 
 
-def sacctmgr(layout: Layout, *words: str, check: bool = True) -> str:
+def sacctmgr(layout: Layout, *arguments: str, check: bool = True) -> str:
     return run(
-        ["sacctmgr", *words], env=slurm_environment(layout), check=check, timeout_s=60
+        ["sacctmgr", *arguments], env=slurm_environment(layout), check=check, timeout_s=60
     ).stdout
 
 
@@ -119,11 +119,11 @@ def ensure_slurm_accounts(layout: Layout) -> bool:
 
     After slurmctld's registration, which makes the TRES gres/gpu that a limit of a QOS names.
     """
-    if read_state(layout).get("accounting") == RECIPE and accounts_are_right(layout):
+    if read_state(layout).get("accounting") == RECIPE_VERSION and accounts_match(layout):
         return False
-    known = sacctmgr(layout, "-nP", "show", "qos", "format=name").split()
+    existing_qos = sacctmgr(layout, "-nP", "show", "qos", "format=name").split()
     for name, settings in QOS_SETTINGS:
-        if name not in known:
+        if name not in existing_qos:
             sacctmgr(layout, "-i", "add", "qos", name)
         sacctmgr(layout, "-i", "modify", "qos", name, "set", *settings)
     if SLURM_ACCOUNT not in sacctmgr(layout, "-nP", "show", "account", "format=account").split():
@@ -151,15 +151,15 @@ def ensure_slurm_accounts(layout: Layout) -> bool:
         "AdminLevel=Operator",
         check=False,
     )
-    write_state(layout, {**read_state(layout), "accounting": RECIPE})
-    if not accounts_are_right(layout):
-        raise Refusal(
+    write_state(layout, {**read_state(layout), "accounting": RECIPE_VERSION})
+    if not accounts_match(layout):
+        raise ClusterSetupError(
             f"Slurm's accounting did not take the demo accounts: see {layout.log}/slurmdbd.log."
         )
     return True
 
 
-def accounts_are_right(layout: Layout) -> bool:
+def accounts_match(layout: Layout) -> bool:
     rows = sacctmgr(
         layout,
         "-nP",
@@ -169,12 +169,12 @@ def accounts_are_right(layout: Layout) -> bool:
         "format=user,adminlevel,cluster,account,defaultqos,qos",
         check=False,
     ).splitlines()
-    found = {}
+    actual = {}
     for row in rows:
         user, level, cluster, account, default_qos, qos = row.split("|")
         if cluster == CLUSTER_NAME and account == SLURM_ACCOUNT:
-            found[user] = (level, default_qos, ",".join(sorted(qos.split(","))))
+            actual[user] = (level, default_qos, ",".join(sorted(qos.split(","))))
     return all(
-        found.get(user) == ("Operator" if user == SERVICE_USER else "None", "normal", QOS_NAMES)
+        actual.get(user) == ("Operator" if user == SERVICE_USER else "None", "normal", QOS_NAMES)
         for user in USERS
     )

@@ -13,20 +13,20 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from embedded.console import SYSTEM_PATH, Refusal, run, run_logged
+from embedded.console import SYSTEM_PATH, ClusterSetupError, run, run_logged
 from embedded.layout import SHARED_DIR, lock_file
-from embedded.packages import Need, apt_offers, debian_architecture, install
-from embedded.sources import Source, machine_sources, os_release
+from embedded.packages import Requirement, debian_architecture, install, is_available_in_apt
+from embedded.sources import PackageSource, machine_sources, os_release
 
 PREFIX = SHARED_DIR / "apptainer"
-COMPLETE = PREFIX / ".complete"
-NEEDS = (
-    Need("squashfs-tools", "mksquashfs"),
-    Need("squashfuse", "squashfuse"),
-    Need("fuse3", "fusermount3"),
-    Need("uidmap", "newuidmap"),
+COMPLETE_MARKER = PREFIX / ".complete"
+REQUIREMENTS = (
+    Requirement("squashfs-tools", "mksquashfs"),
+    Requirement("squashfuse", "squashfuse"),
+    Requirement("fuse3", "fusermount3"),
+    Requirement("uidmap", "newuidmap"),
 )
-FUSE = Path("/dev/fuse")
+FUSE_DEVICE = Path("/dev/fuse")
 
 
 def system_program(*names: str) -> str | None:
@@ -34,49 +34,49 @@ def system_program(*names: str) -> str | None:
     return next((path for path in found if path), None)
 
 
-def path_for_logins(system_path: str) -> str:
+def login_path(system_path: str) -> str:
     """The same whether or not Apptainer is there yet, so that sshd needs no restart when it comes."""
     return f"{PREFIX}/bin:{system_path}"
 
 
-def path_addition() -> str:
+def path_entry() -> str:
     return f"{PREFIX}/bin" if (PREFIX / "bin").is_dir() else ""
 
 
-def program() -> str:
+def apptainer_path() -> str:
     private = PREFIX / "bin" / "apptainer"
     return str(private) if private.exists() else system_program("apptainer") or "apptainer"
 
 
-def provide(*, log: Path) -> list[str]:
+def ensure_installed(*, log: Path) -> list[str]:
     """Make `apptainer` usable by the demo accounts; says whose it is."""
     with lock_file(SHARED_DIR / "apptainer.lock", "another cluster providing Apptainer"):
-        open_fuse()
-        if COMPLETE.exists() and Path(program()).exists():
-            return [f"{COMPLETE.read_text().strip()}, in {PREFIX}"]
-        own_one = system_program("apptainer", "singularity")
-        if own_one is None:
-            own_one = from_machine_sources(log)
-        if own_one is None:
-            install((*NEEDS, Need("patchelf", "patchelf")), log=log)
-            from_unstable(log)
-            open_fuse()
-            return [f"{COMPLETE.read_text().strip()}, in {PREFIX}"]
-        if os.path.basename(own_one) == "singularity":
-            link_as_apptainer(own_one)
-        return [f"the machine's own {own_one}"]
+        allow_fuse_access()
+        if COMPLETE_MARKER.exists() and Path(apptainer_path()).exists():
+            return [f"{COMPLETE_MARKER.read_text().strip()}, in {PREFIX}"]
+        system_binary = system_program("apptainer", "singularity")
+        if system_binary is None:
+            system_binary = install_from_system_sources(log)
+        if system_binary is None:
+            install((*REQUIREMENTS, Requirement("patchelf", "patchelf")), log=log)
+            install_from_debian_unstable(log)
+            allow_fuse_access()
+            return [f"{COMPLETE_MARKER.read_text().strip()}, in {PREFIX}"]
+        if os.path.basename(system_binary) == "singularity":
+            link_as_apptainer(system_binary)
+        return [f"the machine's own {system_binary}"]
 
 
-def open_fuse() -> None:
+def allow_fuse_access() -> None:
     """Unprivileged mounts of images go through it; udev gives it this mode, machines without udev do not."""
-    if FUSE.exists() and FUSE.stat().st_mode & 0o666 != 0o666:
-        FUSE.chmod(0o666)
+    if FUSE_DEVICE.exists() and FUSE_DEVICE.stat().st_mode & 0o666 != 0o666:
+        FUSE_DEVICE.chmod(0o666)
 
 
-def from_machine_sources(log: Path) -> str | None:
+def install_from_system_sources(log: Path) -> str | None:
     for package in ("apptainer", "singularity-container"):
-        if apt_offers(package):
-            install([Need(package, package.split("-")[0]), *NEEDS], log=log)
+        if is_available_in_apt(package):
+            install([Requirement(package, package.split("-")[0]), *REQUIREMENTS], log=log)
             return system_program("apptainer", "singularity")
     return None
 
@@ -89,10 +89,10 @@ def link_as_apptainer(target: str) -> None:
         link.symlink_to(target)
 
 
-def debian_source() -> Source:
+def debian_source() -> PackageSource:
     release = os_release()
     if release.get("ID") != "debian":
-        raise Refusal(
+        raise ClusterSetupError(
             "This machine has no apptainer or singularity and its package sources offer none: "
             "install Apptainer, then run this again."
         )
@@ -100,13 +100,13 @@ def debian_source() -> Source:
     for source in machine_sources():
         if codename in source.suites and "main" in source.components:
             return source
-    raise Refusal(
+    raise ClusterSetupError(
         f"No package source for Debian {codename} main was found in /etc/apt, from which Apptainer could be had: "
         "install Apptainer, then run this again."
     )
 
 
-def write_private_apt(folder: Path, source: Source) -> dict[str, str]:
+def write_private_apt(folder: Path, source: PackageSource) -> dict[str, str]:
     """An apt of its own below `folder`: knows Debian unstable alone, and of no installed package."""
     for name in ("lists/partial", "cache/archives/partial", "empty", "debs"):
         (folder / name).mkdir(parents=True)
@@ -131,77 +131,80 @@ def write_private_apt(folder: Path, source: Source) -> dict[str, str]:
     return {"APT_CONFIG": str(folder / "apt.conf")}
 
 
-def with_libraries(package: str, env: dict[str, str]) -> list[str]:
+def resolve_libraries(package: str, env: dict[str, str]) -> list[str]:
     """The package and the libraries below it; its helper programs come from the machine's own packages."""
-    found, waiting = [package], [package]
-    while waiting:
-        said = run(["apt-cache", "depends", "--important", *waiting], env=env).stdout
-        names = re.findall(r"^\s*Depends: (lib[\w.+-]+)", said, flags=re.MULTILINE)
-        waiting = [name for name in dict.fromkeys(names) if name not in found]
-        found += waiting
+    found, pending = [package], [package]
+    while pending:
+        output = run(["apt-cache", "depends", "--important", *pending], env=env).stdout
+        names = re.findall(r"^\s*Depends: (lib[\w.+-]+)", output, flags=re.MULTILINE)
+        pending = [name for name in dict.fromkeys(names) if name not in found]
+        found += pending
     return found
 
 
-def from_unstable(log: Path) -> None:
-    building = PREFIX.with_name(".apptainer.new")
-    shutil.rmtree(building, ignore_errors=True)
+def install_from_debian_unstable(log: Path) -> None:
+    build_dir = PREFIX.with_name(".apptainer.new")
+    shutil.rmtree(build_dir, ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix="sluice-apt-", dir=SHARED_DIR) as name:
         folder = Path(name)
         env = write_private_apt(folder, debian_source())
         failed = run_logged(["apt-get", "update"], log=log, env=env)
-        packages = with_libraries("apptainer", env) if not failed else []
+        packages = resolve_libraries("apptainer", env) if not failed else []
         download = ["sh", "-c", 'cd "$0" && exec apt-get download "$@"', str(folder / "debs")]
         if failed or run_logged([*download, *packages], log=log, env=env):
-            raise Refusal(
+            raise ClusterSetupError(
                 f"Apptainer could not be downloaded: see {log}, repair the network or install Apptainer yourself, "
                 "and run this again (the cluster itself is up)."
             )
         for deb in sorted((folder / "debs").glob("*.deb")):
-            run(["dpkg-deb", "-x", str(deb), str(building)])
-    patch(building)
+            run(["dpkg-deb", "-x", str(deb), str(build_dir)])
+    patch_binaries(build_dir)
     shutil.rmtree(PREFIX, ignore_errors=True)
-    building.rename(PREFIX)
+    build_dir.rename(PREFIX)
     try:
-        version = run([program(), "--version"]).stdout.strip()
-    except Refusal:
+        version = run([apptainer_path(), "--version"]).stdout.strip()
+    except ClusterSetupError:
         shutil.rmtree(PREFIX, ignore_errors=True)
         raise
-    COMPLETE.write_text(version + "\n")
+    COMPLETE_MARKER.write_text(version + "\n")
 
 
-def patch(building: Path) -> None:
+def patch_binaries(build_dir: Path) -> None:
     """Give the programs the C library that came with them, and let Apptainer find its own files below the prefix."""
-    programs = [building / "usr/bin/apptainer", *building.glob("usr/lib*/**/apptainer/bin/starter")]
+    programs = [
+        build_dir / "usr/bin/apptainer",
+        *build_dir.glob("usr/lib*/**/apptainer/bin/starter"),
+    ]
     machine_loader = run(["patchelf", "--print-interpreter", str(programs[0])]).stdout.strip()
-    loaders = [*building.glob(f"usr/lib*/**/{os.path.basename(machine_loader)}")]
-    libraries = sorted({path.parent for path in building.glob("usr/lib*/**/libc.so.6")})
+    loaders = [*build_dir.glob(f"usr/lib*/**/{os.path.basename(machine_loader)}")]
+    libraries = sorted({path.parent for path in build_dir.glob("usr/lib*/**/libc.so.6")})
     if not loaders or not libraries or len(programs) < 2:
-        raise Refusal(
+        raise ClusterSetupError(
             "Debian's apptainer package has changed its layout: install Apptainer yourself."
         )
     # The unpacked tree gets its final name only when it is complete, so the paths in it are those to come.
-    final = [PREFIX / path.relative_to(building) for path in (loaders[0], *libraries)]
+    final_paths = [PREFIX / path.relative_to(build_dir) for path in (loaders[0], *libraries)]
     for path in programs:
         run(
             [
-                "patchelf", "--set-interpreter", str(final[0]), "--force-rpath",
-                "--set-rpath", ":".join(map(str, final[1:])), str(path),
+                "patchelf", "--set-interpreter", str(final_paths[0]), "--force-rpath",
+                "--set-rpath", ":".join(map(str, final_paths[1:])), str(path),
             ]
         )  # fmt: skip
-    for place in ("usr", "usr/lib"):
+    for subdir in ("usr", "usr/lib"):
         for name in ("etc", "var"):
-            (building / name).mkdir(exist_ok=True)
-            link = building / place / name
+            (build_dir / name).mkdir(exist_ok=True)
+            link = build_dir / subdir / name
             if not link.exists():
-                link.symlink_to(os.path.relpath(building / name, link.parent))
-    bind_only_what_exists(building / "etc/apptainer/apptainer.conf")
-    (building / "bin").mkdir(exist_ok=True)
-    (building / "bin" / "apptainer").symlink_to("../usr/bin/apptainer")
-    for junk in ("usr/share/doc", "usr/share/man", "usr/share/locale", "usr/share/lintian"):
-        shutil.rmtree(building / junk, ignore_errors=True)
+                link.symlink_to(os.path.relpath(build_dir / name, link.parent))
+    disable_missing_binds(build_dir / "etc/apptainer/apptainer.conf")
+    (build_dir / "bin").mkdir(exist_ok=True)
+    (build_dir / "bin" / "apptainer").symlink_to("../usr/bin/apptainer")
+    for unused in ("usr/share/doc", "usr/share/man", "usr/share/locale", "usr/share/lintian"):
+        shutil.rmtree(build_dir / unused, ignore_errors=True)
 
 
-def bind_only_what_exists(configuration: Path) -> None:
+def disable_missing_binds(configuration: Path) -> None:
     """Apptainer refuses to start when a file that it binds by default (/etc/localtime) is not on the machine."""
     lines = configuration.read_text().splitlines() if configuration.exists() else []
     for number, line in enumerate(lines):

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from embedded import apptainer, operations
-from embedded.console import Refusal, complain
+from embedded.console import ClusterSetupError, print_error
 from embedded.layout import SERVICE_USER, Layout, cluster_dir, read_ports
 
 DESCRIPTION = """A private, complete, real Slurm cluster on this machine: slurmctld, slurmdbd with MariaDB, four nodes,
@@ -75,26 +75,28 @@ def build_parser() -> argparse.ArgumentParser:
 
 def print_status(layout: Layout, *, as_json: bool) -> int:
     rows = operations.status(layout)
-    all_work = bool(rows) and all(row.ok for row in rows)
+    all_running = bool(rows) and all(row.ok for row in rows)
     if as_json:
         daemons = [
             {"name": r.name, "pid": r.pid, "port": r.port, "state": r.state, "ok": r.ok}
             for r in rows
         ]
-        print(json.dumps({"dir": str(layout.dir), "ok": all_work, "daemons": daemons}, indent=1))
+        print(json.dumps({"dir": str(layout.dir), "ok": all_running, "daemons": daemons}, indent=1))
     elif not rows:
         print(f"There is no cluster in {layout.dir}.")
     else:
         print(f"{'DAEMON':<11}{'PID':>8}{'PORT':>7}  STATE")
         for row in rows:
             print(f"{row.name:<11}{row.pid or '-':>8}{row.port or '-':>7}  {row.state}")
-    return 0 if all_work else 1
+    return 0 if all_running else 1
 
 
-def environment(layout: Layout) -> dict[str, str]:
+def build_environment(layout: Layout) -> dict[str, str]:
     ports = read_ports(layout)
     if not ports or not layout.host_key.exists():
-        raise Refusal(f"There is no cluster in {layout.dir} yet: run scripts/cluster up first.")
+        raise ClusterSetupError(
+            f"There is no cluster in {layout.dir} yet: run scripts/cluster up first."
+        )
     public = layout.host_key.with_name("host_key.pub").read_text().split()
     return {
         "SLURM_CONF": str(layout.slurm_conf),
@@ -109,39 +111,39 @@ def environment(layout: Layout) -> dict[str, str]:
 
 
 def print_environment(layout: Layout) -> int:
-    for name, value in environment(layout).items():
+    for name, value in build_environment(layout).items():
         print(f"export {name}={shlex.quote(value)}")
-    addition = apptainer.path_addition()
-    if addition:
-        print(f'export PATH={shlex.quote(addition)}:"$PATH"')
+    extra_path = apptainer.path_entry()
+    if extra_path:
+        print(f'export PATH={shlex.quote(extra_path)}:"$PATH"')
     return 0
 
 
 def show_logs(layout: Layout, name: str | None, *, follow: bool, lines: int) -> int:
     if name is not None:
-        files = [daemon.own_log for daemon in [operations.one_daemon(layout, name)]]
+        files = [daemon.log_file for daemon in [operations.find_daemon(layout, name)]]
     else:
         files = sorted(layout.log.glob("*.log"))
     files = [file for file in files if file.exists()]
     if not files:
-        raise Refusal(f"There are no logs in {layout.log} yet.")
+        raise ClusterSetupError(f"There are no logs in {layout.log} yet.")
     sys.stdout.flush()
     os.execvp(  # noqa: S606 the terminal belongs to tail from here on
         "tail", ["tail", f"--lines={lines}", *(["-F"] if follow else []), "--", *map(str, files)]
     )
 
 
-def confirm_and_reset(layout: Layout, *, sure: bool) -> int:
+def confirm_and_reset(layout: Layout, *, confirmed: bool) -> int:
     if not layout.dir.exists():
         print(f"There is no cluster in {layout.dir}.")
         return 0
-    if not sure:
+    if not confirmed:
         if not sys.stdin.isatty():
-            raise Refusal(
+            raise ClusterSetupError(
                 "reset deletes the cluster with all its jobs and files: give --yes where nobody can be asked."
             )
-        answer = input(f"Delete the cluster in {layout.dir} with all its jobs and files? [y/N] ")
-        if answer.strip().lower() not in ("y", "yes"):
+        reply = input(f"Delete the cluster in {layout.dir} with all its jobs and files? [y/N] ")
+        if reply.strip().lower() not in ("y", "yes"):
             print("Nothing was deleted.")
             return 1
     operations.reset(layout)
@@ -151,14 +153,14 @@ def confirm_and_reset(layout: Layout, *, sure: bool) -> int:
     return 0
 
 
-def act_on_one(layout: Layout, command: str, name: str) -> int:
-    daemon = operations.one_daemon(layout, name)
+def run_daemon_command(layout: Layout, command: str, name: str) -> int:
+    daemon = operations.find_daemon(layout, name)
     with layout.locked():
         if command == "start":
             print(f"{name}: {daemon.ensure() or 'was running'}")
         else:
-            ran = daemon.stop() if command == "stop" else daemon.kill()
-            print(f"{name}: {'ended' if ran else 'was not running'}")
+            was_running = daemon.stop() if command == "stop" else daemon.kill()
+            print(f"{name}: {'ended' if was_running else 'was not running'}")
     return 0
 
 
@@ -183,26 +185,26 @@ def dispatch(arguments: argparse.Namespace) -> int:
     if command == "logs":
         return show_logs(layout, arguments.name, follow=arguments.follow, lines=arguments.lines)
     if command == "reset":
-        return confirm_and_reset(layout, sure=arguments.yes)
-    return act_on_one(layout, command, arguments.name)
+        return confirm_and_reset(layout, confirmed=arguments.yes)
+    return run_daemon_command(layout, command, arguments.name)
 
 
 def main(argv: list[str]) -> int:
     arguments = build_parser().parse_args(argv)
     if os.geteuid() != 0:
-        complain(
+        print_error(
             "the embedded cluster makes accounts and daemons, so this must run as root: try it with sudo."
         )
         return 1
     try:
         return dispatch(arguments)
-    except Refusal as refusal:
-        complain(str(refusal))
+    except ClusterSetupError as error:
+        print_error(str(error))
         return 1
     except OSError as error:
         # Disk full, read-only file system and the like: the system's own words and the file say it best.
-        complain(f"{error.strerror or error} ({error.filename or Path.cwd()}).")
+        print_error(f"{error.strerror or error} ({error.filename or Path.cwd()}).")
         return 1
     except KeyboardInterrupt:
-        complain("interrupted; run the same command again to go on.")
+        print_error("interrupted; run the same command again to go on.")
         return 130

@@ -37,7 +37,7 @@ def host_name() -> str:
     return socket.gethostname().split(".")[0]
 
 
-def loopback_of_host() -> str:
+def host_loopback_address() -> str:
     """The loopback address that the machine's name resolves to, or ''.
 
     With NoInAddrAny Slurm's daemons bind to what the host name resolves to. That keeps them on loopback where the name
@@ -51,7 +51,7 @@ def loopback_of_host() -> str:
 
 
 def render_slurm_conf(layout: Layout, ports: dict[str, int]) -> str:
-    host, loopback = host_name(), loopback_of_host()
+    host, loopback = host_name(), host_loopback_address()
     address = loopback or "127.0.0.1"
     first_id = memory.first_job_id(layout, ports, is_default=layout.dir == DEFAULT_DIR)
     lines = [
@@ -203,7 +203,7 @@ tmpdir={layout.dir}/mariadb
 
 
 def render_sshd_config(layout: Layout, ports: dict[str, int]) -> str:
-    path = apptainer.path_for_logins(SYSTEM_PATH)
+    path = apptainer.login_path(SYSTEM_PATH)
     return f"""# Written by scripts/cluster; changes here are overwritten by the next `up`.
 ListenAddress 127.0.0.1
 Port {ports["sshd"]}

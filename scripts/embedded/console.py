@@ -17,7 +17,7 @@ from pathlib import Path
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
-class Refusal(Exception):
+class ClusterSetupError(Exception):
     """Something a person must know or do; its text is one sentence, shown without a traceback."""
 
 
@@ -53,12 +53,16 @@ def run(
             check=False,
         )
     except FileNotFoundError as error:
-        raise Refusal(f"The program {argv[0]} is missing on this machine.") from error
+        raise ClusterSetupError(f"The program {argv[0]} is missing on this machine.") from error
     except subprocess.TimeoutExpired as error:
-        raise Refusal(f"{' '.join(argv)} did not answer within {timeout_s:.0f} s.") from error
+        raise ClusterSetupError(
+            f"{' '.join(argv)} did not answer within {timeout_s:.0f} s."
+        ) from error
     if check and done.returncode != 0:
-        said = " ".join((done.stderr.strip() or done.stdout.strip()).split())[-400:]
-        raise Refusal(f"{' '.join(argv)} failed with exit code {done.returncode}: {said}")
+        output = " ".join((done.stderr.strip() or done.stdout.strip()).split())[-400:]
+        raise ClusterSetupError(
+            f"{' '.join(argv)} failed with exit code {done.returncode}: {output}"
+        )
     return done
 
 
@@ -85,14 +89,14 @@ def run_logged(
                 check=False,
             ).returncode
         except FileNotFoundError as error:
-            raise Refusal(f"The program {argv[0]} is missing on this machine.") from error
+            raise ClusterSetupError(f"The program {argv[0]} is missing on this machine.") from error
         except subprocess.TimeoutExpired as error:
-            raise Refusal(
+            raise ClusterSetupError(
                 f"{argv[0]} took longer than {timeout_s:.0f} s; its log is {log}."
             ) from error
 
 
-class Steps:
+class ProgressSteps:
     """Prints `[ 3/12] starting slurmctld … ok (1.2 s)` for each step, and what was found on the way."""
 
     def __init__(self, total: int) -> None:
@@ -114,17 +118,17 @@ class Steps:
             print("failed" if self._open_line else "         failed", flush=True)
             self._open_line = False
             raise
-        words = "; ".join(remarks) or "ok"
+        summary = "; ".join(remarks) or "ok"
         prefix = "" if self._open_line else "         … "
-        print(f"{prefix}{words} ({time.monotonic() - started:.1f} s)", flush=True)
+        print(f"{prefix}{summary} ({time.monotonic() - started:.1f} s)", flush=True)
         self._open_line = False
 
-    def note(self, sentence: str) -> None:
+    def note(self, message: str) -> None:
         if self._open_line:
             print(flush=True)
             self._open_line = False
-        print(f"         {sentence}", flush=True)
+        print(f"         {message}", flush=True)
 
 
-def complain(sentence: str) -> None:
-    print(f"scripts/cluster: {sentence}", file=sys.stderr, flush=True)
+def print_error(message: str) -> None:
+    print(f"scripts/cluster: {message}", file=sys.stderr, flush=True)

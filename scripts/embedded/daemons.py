@@ -21,9 +21,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from embedded.console import SYSTEM_PATH, Refusal, clean_environment, run
+from embedded.console import SYSTEM_PATH, ClusterSetupError, clean_environment, run
 from embedded.layout import NODES, Layout, account_or_root, read_ports
-from embedded.processes import Process, find_by_token, holds_socket, process_of, socket_inodes
+from embedded.processes import Process, find_by_token, holds_socket, process_by_pid, socket_inodes
 
 LOG_LIMIT_BYTES = 20 * 2**20
 
@@ -34,14 +34,14 @@ class Daemon:
     layout: Layout
     argv: list[str]
     token: str
-    answers: Callable[[], bool]
+    is_responding: Callable[[], bool]
     user: str = "root"
     env: Mapping[str, str] = field(default_factory=dict)
-    reads: tuple[Path, ...] = ()
+    config_files: tuple[Path, ...] = ()
     port: int | None = None
-    patience_s: float = 10.0
-    starting_s: float = 30.0
-    logs_itself: bool = False
+    stop_timeout_s: float = 10.0
+    start_timeout_s: float = 30.0
+    writes_own_log: bool = False
 
     @property
     def record(self) -> Path:
@@ -50,16 +50,16 @@ class Daemon:
     @property
     def output(self) -> Path:
         """Where its standard output goes: its log, or what it says beside a log file that it writes itself."""
-        return self.layout.log / f"{self.name}.{'out' if self.logs_itself else 'log'}"
+        return self.layout.log / f"{self.name}.{'out' if self.writes_own_log else 'log'}"
 
     @property
-    def own_log(self) -> Path:
+    def log_file(self) -> Path:
         return self.layout.log / f"{self.name}.log"
 
     def fingerprint(self) -> str:
         """Changes when a running daemon must be restarted to be what it should be."""
         digest = hashlib.sha256(json.dumps([self.argv, dict(self.env), self.user]).encode())
-        for path in self.reads:
+        for path in self.config_files:
             digest.update(path.read_bytes() if path.exists() else b"-")
         return digest.hexdigest()[:16]
 
@@ -90,10 +90,10 @@ class Daemon:
         """Start it and wait until it answers."""
         program = shutil.which(self.argv[0], path=SYSTEM_PATH)
         if program is None:
-            raise Refusal(f"The program {self.argv[0]} is missing on this machine.")
-        if self.own_log.exists() and self.own_log.stat().st_size > LOG_LIMIT_BYTES:
-            self.own_log.replace(self.own_log.with_suffix(".log.1"))
-        with self.output.open("wb" if self.logs_itself else "ab") as output:
+            raise ClusterSetupError(f"The program {self.argv[0]} is missing on this machine.")
+        if self.log_file.exists() and self.log_file.stat().st_size > LOG_LIMIT_BYTES:
+            self.log_file.replace(self.log_file.with_suffix(".log.1"))
+        with self.output.open("wb" if self.writes_own_log else "ab") as output:
             child = subprocess.Popen(
                 [program, *self.argv[1:]],
                 env=clean_environment(self.env),
@@ -107,56 +107,56 @@ class Daemon:
                 group=self._group(),
                 extra_groups=[] if self.user != "root" else None,
             )
-        process = process_of(child.pid)
+        process = process_by_pid(child.pid)
         if process is not None:
-            self.remember(process)
-        self.await_answer(child)
+            self.write_record(process)
+        self.wait_until_responding(child)
 
     def _group(self) -> int | None:
         if self.user == "root":
             return None
         return pwd.getpwnam(self.user).pw_gid
 
-    def remember(self, process: Process) -> None:
+    def write_record(self, process: Process) -> None:
         record = {
             "pid": process.pid,
             "start_ticks": process.start_ticks,
             "fingerprint": self.fingerprint(),
         }
-        beside = self.record.with_suffix(".new")
-        beside.write_text(json.dumps(record))
-        beside.replace(self.record)
+        temporary = self.record.with_suffix(".new")
+        temporary.write_text(json.dumps(record))
+        temporary.replace(self.record)
 
-    def await_answer(self, child: subprocess.Popen[bytes]) -> None:
-        deadline = time.monotonic() + self.starting_s
+    def wait_until_responding(self, child: subprocess.Popen[bytes]) -> None:
+        deadline = time.monotonic() + self.start_timeout_s
         pause_s = 0.02
-        while not self.answers():
+        while not self.is_responding():
             if child.poll() is not None and self.process() is None:
-                raise Refusal(
-                    f"{self.name} ended with code {child.returncode} right after its start: {self.last_words()}"
+                raise ClusterSetupError(
+                    f"{self.name} ended with code {child.returncode} right after its start: {self.last_log_line()}"
                 )
             if time.monotonic() > deadline:
-                raise Refusal(
-                    f"{self.name} runs but did not answer within {self.starting_s:.0f} s: {self.last_words()}"
+                raise ClusterSetupError(
+                    f"{self.name} runs but did not answer within {self.start_timeout_s:.0f} s: {self.last_log_line()}"
                 )
             time.sleep(pause_s)
             pause_s = min(pause_s * 1.5, 0.3)
 
-    def last_words(self) -> str:
-        for log in (self.output, self.own_log):
+    def last_log_line(self) -> str:
+        for log in (self.output, self.log_file):
             if log.exists():
                 lines = [
                     line.strip()
                     for line in log.read_text(errors="replace").splitlines()
                     if line.strip()
                 ]
-                telling = [
+                error_lines = [
                     line
                     for line in lines[-50:]
                     if "error" in line.lower() or "fatal" in line.lower()
                 ]
                 if lines:
-                    return f"“{(telling or lines)[-1][-300:]}” (log: {log})"
+                    return f"“{(error_lines or lines)[-1][-300:]}” (log: {log})"
         return f"it said nothing (log: {self.output})"
 
     def stop(self) -> bool:
@@ -165,7 +165,7 @@ class Daemon:
         if process is None:
             self.record.unlink(missing_ok=True)
             return False
-        process.stop(patience_s=self.patience_s)
+        process.stop(stop_timeout_s=self.stop_timeout_s)
         self.record.unlink(missing_ok=True)
         return True
 
@@ -173,7 +173,7 @@ class Daemon:
         process = self.process()
         if process is None:
             return False
-        process.send(signal.SIGKILL)
+        process.send_signal(signal.SIGKILL)
         process.wait(5)
         return True
 
@@ -188,7 +188,7 @@ class Daemon:
             self.start()
             return "restarted with its new configuration"
         deadline = time.monotonic() + 3
-        while not self.answers():
+        while not self.is_responding():
             if time.monotonic() > deadline:
                 self.stop()
                 self.start()
@@ -201,7 +201,7 @@ def slurm_environment(layout: Layout) -> dict[str, str]:
     return {"SLURM_CONF": str(layout.slurm_conf)}
 
 
-def tcp_answers(port: int, *, banner: bytes = b"") -> bool:
+def tcp_responds(port: int, *, banner: bytes = b"") -> bool:
     try:
         with socket.create_connection(("127.0.0.1", port), timeout=2) as connection:
             return not banner or connection.recv(len(banner)) == banner
@@ -209,20 +209,20 @@ def tcp_answers(port: int, *, banner: bytes = b"") -> bool:
         return False
 
 
-def listens(process_name: Callable[[], Process | None], port: int) -> bool:
+def is_listening(find_process: Callable[[], Process | None], port: int) -> bool:
     """Whether the daemon itself listens there (a stranger on the port must not count as an answer).
 
     Seen in the kernel's tables instead of by connecting: slurmd logs an error for each connection without a message.
     """
-    process = process_name()
+    process = find_process()
     return process is not None and holds_socket(process, socket_inodes(port, state="0A"))
 
 
-def node_listens(daemons: Mapping[str, Daemon], name: str) -> bool:
-    return listens(daemons[name].process, daemons[name].port or 0)
+def node_is_listening(daemons: Mapping[str, Daemon], name: str) -> bool:
+    return is_listening(daemons[name].process, daemons[name].port or 0)
 
 
-def unix_answers(path: Path) -> bool:
+def unix_socket_responds(path: Path) -> bool:
     try:
         with socket.socket(socket.AF_UNIX) as connection:
             connection.settimeout(2)
@@ -232,17 +232,17 @@ def unix_answers(path: Path) -> bool:
         return False
 
 
-def munge_answers(layout: Layout) -> bool:
-    made = run(
+def munge_responds(layout: Layout) -> bool:
+    result = run(
         ["munge", "--no-input", "--socket", str(layout.munge_socket)], check=False, timeout_s=10
     )
-    return made.returncode == 0
+    return result.returncode == 0
 
 
-def controller_answers(layout: Layout) -> bool:
-    with contextlib.suppress(Refusal):
-        said = run(["scontrol", "ping"], env=slurm_environment(layout), check=False, timeout_s=8)
-        return said.returncode == 0 and " is UP" in said.stdout
+def controller_responds(layout: Layout) -> bool:
+    with contextlib.suppress(ClusterSetupError):
+        result = run(["scontrol", "ping"], env=slurm_environment(layout), check=False, timeout_s=8)
+        return result.returncode == 0 and " is UP" in result.stdout
     return False
 
 
@@ -267,8 +267,8 @@ def build_daemons(layout: Layout) -> dict[str, Daemon]:
             ],
             token=f"--socket={layout.munge_socket}",
             user=account_or_root("munge"),
-            answers=lambda: munge_answers(layout),
-            reads=(layout.munge_key,),
+            is_responding=lambda: munge_responds(layout),
+            config_files=(layout.munge_key,),
         )
     )  # fmt: skip
     add(
@@ -277,10 +277,10 @@ def build_daemons(layout: Layout) -> dict[str, Daemon]:
             layout=layout,
             argv=["mariadbd", f"--defaults-file={layout.etc}/my.cnf"],
             token=f"--defaults-file={layout.etc}/my.cnf",
-            answers=lambda: unix_answers(layout.mariadb_socket),
-            reads=(layout.etc / "my.cnf",),
-            patience_s=30,
-            starting_s=60,
+            is_responding=lambda: unix_socket_responds(layout.mariadb_socket),
+            config_files=(layout.etc / "my.cnf",),
+            stop_timeout_s=30,
+            start_timeout_s=60,
         )
     )
     add(
@@ -291,11 +291,11 @@ def build_daemons(layout: Layout) -> dict[str, Daemon]:
             # slurmdbd takes no option for its configuration: only its environment tells whose it is.
             token=f"MYSQL_UNIX_PORT={layout.mariadb_socket}",
             env={**slurm_env, "MYSQL_UNIX_PORT": str(layout.mariadb_socket)},
-            answers=lambda: listens(daemons["slurmdbd"].process, ports["slurmdbd"]),
-            reads=(layout.etc / "slurmdbd.conf",),
+            is_responding=lambda: is_listening(daemons["slurmdbd"].process, ports["slurmdbd"]),
+            config_files=(layout.etc / "slurmdbd.conf",),
             port=ports.get("slurmdbd"),
-            logs_itself=True,
-            starting_s=60,
+            writes_own_log=True,
+            start_timeout_s=60,
         )
     )
     add(
@@ -305,11 +305,11 @@ def build_daemons(layout: Layout) -> dict[str, Daemon]:
             argv=["slurmctld", "-D", "-f", str(layout.slurm_conf)],
             token=str(layout.slurm_conf),
             env=slurm_env,
-            answers=lambda: controller_answers(layout),
-            reads=slurm_files,
+            is_responding=lambda: controller_responds(layout),
+            config_files=slurm_files,
             port=ports.get("slurmctld"),
-            logs_itself=True,
-            patience_s=20,
+            writes_own_log=True,
+            stop_timeout_s=20,
         )
     )
     for node in NODES:
@@ -320,10 +320,10 @@ def build_daemons(layout: Layout) -> dict[str, Daemon]:
                 argv=["slurmd", "-D", "-N", node.name, "-f", str(layout.slurm_conf)],
                 token=f"-N {node.name} -f {layout.slurm_conf}",
                 env=slurm_env,
-                answers=partial(node_listens, daemons, node.name),
-                reads=slurm_files,
+                is_responding=partial(node_is_listening, daemons, node.name),
+                config_files=slurm_files,
                 port=ports.get(node.name),
-                logs_itself=True,
+                writes_own_log=True,
             )
         )
     add(
@@ -332,10 +332,10 @@ def build_daemons(layout: Layout) -> dict[str, Daemon]:
             layout=layout,
             argv=["sshd", "-D", "-e", "-f", str(layout.etc / "sshd_config")],
             token=f"-f {layout.etc}/sshd_config",
-            answers=lambda: tcp_answers(ports["sshd"], banner=b"SSH-2.0"),
-            reads=(layout.etc / "sshd_config", layout.etc / "ssh_ca.pub", layout.host_key),
+            is_responding=lambda: tcp_responds(ports["sshd"], banner=b"SSH-2.0"),
+            config_files=(layout.etc / "sshd_config", layout.etc / "ssh_ca.pub", layout.host_key),
             port=ports.get("sshd"),
-            patience_s=5,
+            stop_timeout_s=5,
         )
     )
     return daemons

@@ -12,20 +12,20 @@ from collections.abc import Callable
 from pathlib import Path
 
 from embedded import apptainer
-from embedded.console import Refusal, run, run_logged
-from embedded.layout import SHARED_DIR, Layout, lock_file, own
-from embedded.packages import Need, install
+from embedded.console import ClusterSetupError, run, run_logged
+from embedded.layout import SHARED_DIR, Layout, ensure_directory, lock_file
+from embedded.packages import Requirement, install
 from embedded.sources import distribution_sources, os_release
 
 CACHE = SHARED_DIR / "images"
 # Raised when a recipe below changes, so that caches of older ones are not taken for it.
-RECIPE = 1
-WITHOUT = ("doc", "man", "info", "locale", "lintian", "zoneinfo", "bug", "doc-base")
+RECIPE_VERSION = 1
+EXCLUDED_SHARE_DIRS = ("doc", "man", "info", "locale", "lintian", "zoneinfo", "bug", "doc-base")
 
 
-def provide(layout: Layout, *, log: Path) -> list[str]:
+def ensure_installed(layout: Layout, *, log: Path) -> list[str]:
     """Put both images into the cluster's directory; says what had to be built."""
-    own(CACHE, "root", 0o755)
+    ensure_directory(CACHE, "root", 0o755)
     built = []
     with lock_file(CACHE / "lock", "another cluster building the images"):
         recipes = {"busybox": make_busybox_root, "python": make_python_root}
@@ -39,25 +39,25 @@ def provide(layout: Layout, *, log: Path) -> list[str]:
 
 
 def cached_image(name: str) -> Path:
-    return CACHE / f"{name}-{RECIPE}.sif"
+    return CACHE / f"{name}-{RECIPE_VERSION}.sif"
 
 
 def are_cached() -> bool:
     return all(cached_image(name).exists() for name in ("busybox", "python"))
 
 
-def link(cached: Path, wanted: Path) -> None:
-    if wanted.exists() and (
-        wanted.samefile(cached) or wanted.stat().st_size == cached.stat().st_size
+def link(cached: Path, target: Path) -> None:
+    if target.exists() and (
+        target.samefile(cached) or target.stat().st_size == cached.stat().st_size
     ):
         return
-    beside = wanted.with_name(f".{wanted.name}.new")
-    beside.unlink(missing_ok=True)
+    temporary = target.with_name(f".{target.name}.new")
+    temporary.unlink(missing_ok=True)
     try:
-        os.link(cached, beside)
+        os.link(cached, temporary)
     except OSError:  # another file system
-        shutil.copyfile(cached, beside)
-    beside.replace(wanted)
+        shutil.copyfile(cached, temporary)
+    temporary.replace(target)
 
 
 def build(cached: Path, make_root: Callable[[Path, Path], None], log: Path) -> None:
@@ -68,10 +68,10 @@ def build(cached: Path, make_root: Callable[[Path, Path], None], log: Path) -> N
         image = folder / "image.sif"
         environment = {"APPTAINER_TMPDIR": name, "APPTAINER_CACHEDIR": f"{name}/cache"}
         code = run_logged(
-            [apptainer.program(), "build", str(image), str(root)], log=log, env=environment
+            [apptainer.apptainer_path(), "build", str(image), str(root)], log=log, env=environment
         )
         if code != 0:
-            raise Refusal(f"Apptainer could not build {cached.name}: see {log}.")
+            raise ClusterSetupError(f"Apptainer could not build {cached.name}: see {log}.")
         image.chmod(0o644)
         image.replace(cached)
 
@@ -82,7 +82,7 @@ def make_busybox_root(root: Path, log: Path) -> None:
     unpacked = root.with_name("unpacked")
     download = ["sh", "-c", 'cd "$0" && exec apt-get -o APT::Sandbox::User=root download "$@"']
     if run_logged([*download, str(root.parent), "busybox-static"], log=log) != 0:
-        raise Refusal(
+        raise ClusterSetupError(
             f"apt-get could not download busybox-static: see {log}, repair the network and run this again "
             "(the cluster itself is up)."
         )
@@ -116,24 +116,24 @@ def make_busybox_root(root: Path, log: Path) -> None:
 
 
 def make_python_root(root: Path, log: Path) -> None:
-    install([Need("mmdebstrap", "mmdebstrap")], log=log)
+    install([Requirement("mmdebstrap", "mmdebstrap")], log=log)
     sources = []
     for source in distribution_sources():
         options = f"[signed-by={source.signed_by}] " if source.signed_by else ""
         for suite in source.suites:
             sources.append(f"deb {options}{source.uri} {suite} {' '.join(source.components)}")
     if not sources:
-        raise Refusal(
+        raise ClusterSetupError(
             "No package source of this distribution was found in /etc/apt for the image python.sif."
         )
-    excluded = [f"--dpkgopt=path-exclude=/usr/share/{name}/*" for name in WITHOUT]
+    excluded = [f"--dpkgopt=path-exclude=/usr/share/{name}/*" for name in EXCLUDED_SHARE_DIRS]
     command = [
         "mmdebstrap", "--mode=root", "--variant=essential", "--include=python3,bash,ca-certificates",
         *excluded, '--aptopt=Acquire::Languages "none"', '--aptopt=APT::Install-Recommends "false"',
         os_release()["VERSION_CODENAME"], str(root), *sources,
     ]  # fmt: skip
     if run_logged(command, log=log) != 0:
-        raise Refusal(
+        raise ClusterSetupError(
             f"mmdebstrap could not make the image python.sif: see {log}, repair the network or the package sources "
             "and run this again (the cluster itself is up)."
         )

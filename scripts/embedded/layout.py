@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from embedded.console import Refusal
+from embedded.console import ClusterSetupError
 
 DEFAULT_DIR = Path("/var/lib/sluice/cluster")
 # Shared by all the embedded clusters of a machine: accounts' homes, Apptainer, built images.
@@ -29,18 +29,18 @@ MARKER_TEXT = "This directory is an embedded Slurm cluster of Sluice; `scripts/c
 CLUSTER_NAME = "sluice"
 SERVICE_USER = "sluice-svc"
 # For measurements with more people than the demonstration has.
-MORE_PEOPLE = int(os.environ.get("SLUICE_CLUSTER_MORE_PEOPLE") or 0)
-PEOPLE = (
+EXTRA_USERS = int(os.environ.get("SLUICE_CLUSTER_MORE_PEOPLE") or 0)
+DEMO_USERS = (
     *("sluice-alice", "sluice-bob", "sluice-carol"),
-    *(f"sluice-more{n}" for n in range(1, MORE_PEOPLE + 1)),
+    *(f"sluice-more{n}" for n in range(1, EXTRA_USERS + 1)),
 )
-USERS = (*PEOPLE, SERVICE_USER)
+USERS = (*DEMO_USERS, SERVICE_USER)
 
 # Outside Linux' range for outgoing connections (32768 and up), so that no passing client takes a port of ours.
 PORT_RANGE = range(21000, 29000)
 PORT_NAMES = ("slurmctld", "slurmdbd", "sshd", "n1", "n2", "n3", "n4")
 # sockaddr_un holds 107 characters; the longest socket below the directory needs about 20.
-LONGEST_DIR = 80
+MAX_DIR_LENGTH = 80
 
 
 @dataclass(frozen=True)
@@ -121,12 +121,12 @@ class Layout:
 
     @property
     def ca_key(self) -> Path:
-        given = os.environ.get("SLUICE_SSH_CA_KEY", "")
-        return Path(given).absolute() if given else self.ssh / "ca_key"
+        configured = os.environ.get("SLUICE_SSH_CA_KEY", "")
+        return Path(configured).absolute() if configured else self.ssh / "ca_key"
 
-    def claim(self) -> None:
+    def create_marker(self) -> None:
         """Make the directory and mark it as ours, before anything else is put there."""
-        own(self.dir, "root", 0o755)
+        ensure_directory(self.dir, "root", 0o755)
         if not self.marker.exists():
             self.marker.write_text(MARKER_TEXT)
 
@@ -135,16 +135,16 @@ class Layout:
         slurm, munge = slurm_user(), account_or_root("munge")
         for path in (self.dir, self.etc, self.run, self.gpu_devices, self.scratch, self.images,
                      self.ssh, self.dir / "spool"):  # fmt: skip
-            own(path, "root", 0o755)
+            ensure_directory(path, "root", 0o755)
         # munged refuses a socket directory that others cannot enter or may write to.
-        own(self.dir / "munge", munge, 0o755)
-        own(self.dir / "mariadb", slurm, 0o700)
-        own(self.dir / "state", slurm, 0o700)
-        own(self.log, slurm, 0o755)
+        ensure_directory(self.dir / "munge", munge, 0o755)
+        ensure_directory(self.dir / "mariadb", slurm, 0o700)
+        ensure_directory(self.dir / "state", slurm, 0o700)
+        ensure_directory(self.log, slurm, 0o755)
         for node in NODES:
-            own(self.dir / "spool" / node.name, "root", 0o755)
+            ensure_directory(self.dir / "spool" / node.name, "root", 0o755)
         for user in USERS:
-            own(self.scratch / user, user, 0o700)
+            ensure_directory(self.scratch / user, user, 0o700)
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -154,8 +154,8 @@ class Layout:
 
 
 def cluster_dir() -> Path:
-    given = os.environ.get("SLUICE_CLUSTER_DIR", "")
-    return Path(os.path.abspath(given)) if given else DEFAULT_DIR
+    configured = os.environ.get("SLUICE_CLUSTER_DIR", "")
+    return Path(os.path.abspath(configured)) if configured else DEFAULT_DIR
 
 
 @contextlib.contextmanager
@@ -169,16 +169,18 @@ def lock_file(path: Path, holder: str) -> Iterator[None]:
         yield
 
 
-def own(path: Path, user: str, mode: int) -> None:
+def ensure_directory(path: Path, user: str, mode: int) -> None:
     """Make the directory if it is missing and give it this owner and mode; a link in its place is refused."""
     path.mkdir(parents=True, exist_ok=True)
     if path.is_symlink():
-        raise Refusal(f"{path} is a symbolic link, which could lead root anywhere: remove it.")
+        raise ClusterSetupError(
+            f"{path} is a symbolic link, which could lead root anywhere: remove it."
+        )
     account = pwd.getpwnam(user)
-    now = path.stat()
-    if (now.st_uid, now.st_gid) != (account.pw_uid, account.pw_gid):
+    current = path.stat()
+    if (current.st_uid, current.st_gid) != (account.pw_uid, account.pw_gid):
         os.chown(path, account.pw_uid, account.pw_gid)
-    if stat.S_IMODE(now.st_mode) != mode:
+    if stat.S_IMODE(current.st_mode) != mode:
         path.chmod(mode)
 
 
@@ -193,43 +195,43 @@ def slurm_user() -> str:
     return account_or_root("slurm")
 
 
-def check_place(layout: Layout) -> None:
+def check_directory(layout: Layout) -> None:
     """Refuse a directory that the demo accounts could not reach, that is somebody else's, or that is too long."""
     path = layout.dir
-    if len(str(path)) > LONGEST_DIR:
-        raise Refusal(
+    if len(str(path)) > MAX_DIR_LENGTH:
+        raise ClusterSetupError(
             f"{path} is too long a path for Unix sockets below it: "
-            f"choose a SLUICE_CLUSTER_DIR of at most {LONGEST_DIR} characters."
+            f"choose a SLUICE_CLUSTER_DIR of at most {MAX_DIR_LENGTH} characters."
         )
     # Slurm's configuration files know no quoting: these would end a value or start a comment.
     if any(not (c.isalnum() or c in "/._-+@") for c in str(path)):
-        raise Refusal(
+        raise ClusterSetupError(
             f"{path} has a character that Slurm's configuration cannot hold: "
             "choose a SLUICE_CLUSTER_DIR of letters, digits and / . _ - only."
         )
     for parent in reversed(path.parents):
         if parent.exists() and not parent.stat().st_mode & stat.S_IXOTH:
-            raise Refusal(
+            raise ClusterSetupError(
                 f"{parent} cannot be entered by the cluster's accounts (mode "
                 f"{stat.S_IMODE(parent.stat().st_mode):04o}): choose a SLUICE_CLUSTER_DIR elsewhere, "
                 "for example below /var/lib."
             )
     if path.exists() and not path.is_dir():
-        raise Refusal(f"{path} is not a directory: choose another SLUICE_CLUSTER_DIR.")
+        raise ClusterSetupError(f"{path} is not a directory: choose another SLUICE_CLUSTER_DIR.")
     if path.is_dir() and not layout.marker.exists() and any(path.iterdir()):
-        raise Refusal(
+        raise ClusterSetupError(
             f"{path} holds files but no embedded cluster: choose an empty SLUICE_CLUSTER_DIR, "
             "so that nothing of yours is overwritten."
         )
 
 
-def check_space(place: Path, *, needed_mib: int, why: str) -> None:
-    while not place.exists():
-        place = place.parent
-    free_mib = shutil.disk_usage(place).free // 2**20
+def check_space(directory: Path, *, needed_mib: int, purpose: str) -> None:
+    while not directory.exists():
+        directory = directory.parent
+    free_mib = shutil.disk_usage(directory).free // 2**20
     if free_mib < needed_mib:
-        raise Refusal(
-            f"{place} has {free_mib} MB free and {why} needs about {needed_mib} MB: "
+        raise ClusterSetupError(
+            f"{directory} has {free_mib} MB free and {purpose} needs about {needed_mib} MB: "
             "free some space or choose another SLUICE_CLUSTER_DIR."
         )
 
@@ -249,19 +251,19 @@ def write_state(layout: Layout, state: dict[str, object]) -> None:
 def write_atomically(path: Path, text: str, *, mode: int = 0o644, user: str = "root") -> bool:
     """Write the file if its content differs; gives whether it did."""
     account = pwd.getpwnam(user)
-    beside = path.with_name(f".{path.name}.new")
+    temporary = path.with_name(f".{path.name}.new")
     try:
         changed = path.read_text() != text
     except (FileNotFoundError, UnicodeDecodeError):
         changed = True
     if changed:
         with contextlib.suppress(FileNotFoundError):
-            beside.unlink()
-        with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as stream:
+            temporary.unlink()
+        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as stream:
             stream.write(text)
-        os.chown(beside, account.pw_uid, account.pw_gid)
-        beside.chmod(mode)
-        beside.replace(path)
+        os.chown(temporary, account.pw_uid, account.pw_gid)
+        temporary.chmod(mode)
+        temporary.replace(path)
     return changed
 
 
@@ -287,28 +289,28 @@ def port_is_free(port: int) -> bool:
     return True
 
 
-def settle_ports(layout: Layout, *, running: Iterable[str]) -> list[str]:
+def assign_ports(layout: Layout, *, running: Iterable[str]) -> list[str]:
     """Keep each port of this cluster, or choose a free one where it has none or a stranger took it.
 
     `running` are the daemons that hold their own port now. Gives a sentence for each port that had to move.
     """
     with lock_file(SHARED_DIR / "ports.lock", "another cluster choosing its ports"):
-        ports, moved = read_ports(layout), []
-        held = set(running)
-        chooser = random.Random(str(layout.dir))  # noqa: S311 spreads clusters over the range, no secret
-        candidates = iter(chooser.sample(PORT_RANGE, len(PORT_RANGE)))
-        settled: dict[str, int] = {}
+        ports, messages = read_ports(layout), []
+        running_names = set(running)
+        rng = random.Random(str(layout.dir))  # noqa: S311 spreads clusters over the range, no secret
+        candidates = iter(rng.sample(PORT_RANGE, len(PORT_RANGE)))
+        assigned: dict[str, int] = {}
         for name in PORT_NAMES:
             port = ports.get(name)
-            if port is not None and (name in held or port_is_free(port)):
-                settled[name] = port
+            if port is not None and (name in running_names or port_is_free(port)):
+                assigned[name] = port
                 continue
-            taken = {*settled.values(), *ports.values()}
-            settled[name] = next(p for p in candidates if p not in taken and port_is_free(p))
+            used_ports = {*assigned.values(), *ports.values()}
+            assigned[name] = next(p for p in candidates if p not in used_ports and port_is_free(p))
             if port is not None:
-                moved.append(
-                    f"Port {port} of {name} was taken by another program; it is {settled[name]} now."
+                messages.append(
+                    f"Port {port} of {name} was taken by another program; it is {assigned[name]} now."
                 )
-        if settled != ports:
-            write_state(layout, {**read_state(layout), "ports": settled})
-    return moved
+        if assigned != ports:
+            write_state(layout, {**read_state(layout), "ports": assigned})
+    return messages

@@ -16,15 +16,15 @@ from embedded.layout import NODES, Layout, read_state, write_state
 
 CGROUP, POLLING = "cgroup", "polling"
 # How many job ids lie between clusters side by side.
-JOB_IDS = 1000
+JOB_ID_RANGE = 1000
 
 
 def memory_controller() -> Path | None:
     """The mount point of the v1 memory controller, if it is where Slurm looks and root can use it."""
     for line in Path("/proc/mounts").read_text().splitlines():
-        _, place, kind, options, *_ = line.split()
-        if kind == "cgroup" and "memory" in options.split(",") and Path(place).name == "memory":
-            probe = Path(place) / f"sluice-probe-{os.getpid()}"
+        _, path, kind, options, *_ = line.split()
+        if kind == "cgroup" and "memory" in options.split(",") and Path(path).name == "memory":
+            probe = Path(path) / f"sluice-probe-{os.getpid()}"
             try:
                 probe.mkdir()
                 (probe / "memory.limit_in_bytes").write_text(str(64 * 2**20))
@@ -33,30 +33,30 @@ def memory_controller() -> Path | None:
             finally:
                 with contextlib.suppress(OSError):
                     probe.rmdir()
-            return Path(place)
+            return Path(path)
     return None
 
 
-def guard(layout: Layout) -> str:
+def memory_enforcement(layout: Layout) -> str:
     """Which way this cluster takes; once cgroups proved unusable here, polling for good."""
     if read_state(layout).get("memory") == POLLING:
         return POLLING
     return CGROUP if memory_controller() else POLLING
 
 
-def settle_for_polling(layout: Layout) -> None:
+def use_polling(layout: Layout) -> None:
     write_state(layout, {**read_state(layout), "memory": POLLING})
 
 
 def slurm_conf_lines(layout: Layout) -> list[str]:
-    if guard(layout) == CGROUP:
+    if memory_enforcement(layout) == CGROUP:
         return ["TaskPlugin=task/cgroup"]
     return ["TaskPlugin=task/none", "JobAcctGatherParams=OverMemoryKill"]
 
 
 def render_cgroup_conf(layout: Layout, slurm_version: tuple[int, int]) -> str:
     controller = memory_controller()
-    if guard(layout) == CGROUP and controller is not None:
+    if memory_enforcement(layout) == CGROUP and controller is not None:
         return (
             f"CgroupPlugin=cgroup/v1\nCgroupMountpoint={controller.parent}\n"
             "ConstrainRAMSpace=yes\nConstrainSwapSpace=yes\nAllowedSwapSpace=0\n"
@@ -73,13 +73,13 @@ def first_job_id(layout: Layout, ports: dict[str, int], *, is_default: bool) -> 
     """Clusters side by side use the same cgroup names (slurm_n1/uid_…/job_…), so their job ids must not meet."""
     state = read_state(layout)
     if "first_job_id" not in state:
-        chosen = 1 if is_default else (ports["slurmctld"] - 20000) * JOB_IDS + 1
-        write_state(layout, {**state, "first_job_id": chosen})
-        return chosen
+        first_id = 1 if is_default else (ports["slurmctld"] - 20000) * JOB_ID_RANGE + 1
+        write_state(layout, {**state, "first_job_id": first_id})
+        return first_id
     return int(str(state["first_job_id"]))
 
 
-def forget_cgroups(layout: Layout) -> None:
+def remove_cgroups(layout: Layout) -> None:
     """Remove what Slurm leaves behind of this cluster's jobs that were killed.
 
     A new cluster in this place begins with the same job ids, and Slurm does not start a job whose group is already
@@ -88,16 +88,16 @@ def forget_cgroups(layout: Layout) -> None:
     controller, first = memory_controller(), read_state(layout).get("first_job_id")
     if controller is None or first is None:
         return
-    mine = range(int(str(first)), int(str(first)) + JOB_IDS)
+    own_job_ids = range(int(str(first)), int(str(first)) + JOB_ID_RANGE)
     for node in NODES:
         top = controller / f"slurm_{node.name}"
-        jobs = [group for group in top.glob("uid_*/job_*") if int(group.name[4:]) in mine]
-        for group in (*(step for job in jobs for step in _below(job)), *jobs, top):
+        jobs = [group for group in top.glob("uid_*/job_*") if int(group.name[4:]) in own_job_ids]
+        for group in (*(step for job in jobs for step in _descendants(job)), *jobs, top):
             # One that is in use, by another cluster, cannot be removed.
             with contextlib.suppress(OSError):
                 group.rmdir()
 
 
-def _below(group: Path) -> list[Path]:
+def _descendants(group: Path) -> list[Path]:
     """Deepest first, as they can be removed."""
-    return sorted((place for place in group.rglob("*") if place.is_dir()), reverse=True)
+    return sorted((path for path in group.rglob("*") if path.is_dir()), reverse=True)

@@ -14,30 +14,30 @@ from pathlib import Path
 
 from embedded import accounts, apptainer, images, memory, packages
 from embedded.configuration import write_configuration
-from embedded.console import Refusal, Steps, run
+from embedded.console import ClusterSetupError, ProgressSteps, run
 from embedded.daemons import Daemon, build_daemons, slurm_environment
 from embedded.layout import (
     NODES,
     SHARED_DIR,
     USERS,
     Layout,
-    check_place,
+    assign_ports,
+    check_directory,
     check_space,
-    own,
+    ensure_directory,
     read_ports,
-    settle_ports,
     slurm_user,
 )
 from embedded.processes import (
     Process,
     all_processes,
     descendants,
-    end_all,
     find_by_token,
     holds_socket,
     is_connected,
     open_files,
     socket_inodes,
+    terminate_all,
 )
 
 NODE_NAMES = tuple(node.name for node in NODES)
@@ -45,43 +45,45 @@ FIRST_SPACE_MIB, LATER_SPACE_MIB = 2000, 200
 
 
 def up(layout: Layout, *, with_images: bool = True) -> None:
-    check_place(layout)
-    own(SHARED_DIR, "root", 0o755)
+    check_directory(layout)
+    ensure_directory(SHARED_DIR, "root", 0o755)
     first_time = not (layout.mariadb_data / "mysql").exists()
     check_space(
         layout.dir,
         needed_mib=FIRST_SPACE_MIB if first_time else LATER_SPACE_MIB,
-        why="a new embedded cluster" if first_time else "the embedded cluster",
+        purpose="a new embedded cluster" if first_time else "the embedded cluster",
     )
     if with_images and not images.are_cached():
-        check_space(SHARED_DIR, needed_mib=FIRST_SPACE_MIB, why="building Apptainer and the images")
-    layout.claim()
+        check_space(
+            SHARED_DIR, needed_mib=FIRST_SPACE_MIB, purpose="building Apptainer and the images"
+        )
+    layout.create_marker()
     with layout.locked():
-        steps = Steps(12 if with_images else 10)
+        steps = ProgressSteps(12 if with_images else 10)
         log = prepare(layout, steps)
         start_daemons(layout, steps)
         if with_images:
             with steps.step("providing Apptainer") as remarks:
-                remarks += apptainer.provide(log=log)
+                remarks += apptainer.ensure_installed(log=log)
             with steps.step("providing the images busybox.sif and python.sif") as remarks:
-                remarks += images.provide(layout, log=log)
+                remarks += images.ensure_installed(layout, log=log)
     print(f"The cluster in {layout.dir} is up; its logs are in {layout.log}.")
 
 
-def prepare(layout: Layout, steps: Steps) -> Path:
+def prepare(layout: Layout, steps: ProgressSteps) -> Path:
     """Packages, accounts, directories, configuration; gives the log of long commands."""
     bootstrap_log = SHARED_DIR / "install.log"
     with steps.step(f"packages (log: {bootstrap_log})") as remarks:
-        installed = packages.install(packages.CLUSTER_NEEDS, log=bootstrap_log)
+        installed = packages.install(packages.CLUSTER_REQUIREMENTS, log=bootstrap_log)
         remarks += [f"installed {', '.join(installed)}"] if installed else ["all there"]
     with steps.step("Unix accounts") as remarks:
-        made = accounts.ensure_unix_accounts()
-        remarks += [f"made {', '.join(made)}"] if made else ["all there"]
+        created = accounts.ensure_unix_accounts()
+        remarks += [f"made {', '.join(created)}"] if created else ["all there"]
     with steps.step(f"configuration in {layout.etc}"):
         layout.prepare()
         running = [name for name, daemon in known_daemons(layout).items() if daemon.process()]
-        for sentence in settle_ports(layout, running=running):
-            steps.note(sentence)
+        for message in assign_ports(layout, running=running):
+            steps.note(message)
         write_configuration(layout, read_ports(layout))
     return bootstrap_log
 
@@ -91,7 +93,7 @@ def known_daemons(layout: Layout) -> dict[str, Daemon]:
     return build_daemons(layout) if read_ports(layout) else {}
 
 
-def start_daemons(layout: Layout, steps: Steps) -> None:
+def start_daemons(layout: Layout, steps: ProgressSteps) -> None:
     daemons = build_daemons(layout)
     with steps.step("starting munge") as remarks:
         remarks.append(daemons["munge"].ensure() or "was running")
@@ -102,7 +104,7 @@ def start_daemons(layout: Layout, steps: Steps) -> None:
         accounts.ensure_cluster_entry(layout)
     with steps.step("starting slurmctld") as remarks:
         remarks.append(daemons["slurmctld"].ensure() or "was running")
-        if await_accounting(daemons):
+        if wait_for_accounting(daemons):
             remarks.append("connected to slurmdbd")
     with steps.step("Slurm accounts") as remarks:
         remarks.append("made" if accounts.ensure_slurm_accounts(layout) else "all there")
@@ -117,20 +119,20 @@ def start_nodes(layout: Layout, remarks: list[str]) -> None:
     daemons = build_daemons(layout)
     try:
         if not any(daemons[name].process() for name in NODE_NAMES):
-            memory.forget_cgroups(layout)
+            memory.remove_cgroups(layout)
         done = {name: daemons[name].ensure() for name in NODE_NAMES}
-    except Refusal:
-        if memory.guard(layout) == memory.POLLING:
+    except ClusterSetupError:
+        if memory.memory_enforcement(layout) == memory.POLLING:
             raise
         # The one thing here that differs from machine to machine; without it everything but the word
         # OUT_OF_MEMORY works.
-        memory.settle_for_polling(layout)
+        memory.use_polling(layout)
         write_configuration(layout, read_ports(layout))
         daemons["slurmctld"].ensure()
         done = {name: daemons[name].ensure() for name in NODE_NAMES}
         remarks.append("cgroups proved unusable, so memory is watched by polling")
     remarks += [f"{name} {what}" for name, what in done.items() if what] or ["were running"]
-    await_nodes(layout, remarks)
+    wait_for_nodes(layout, remarks)
 
 
 def ensure_database(layout: Layout, daemon: Daemon) -> str:
@@ -141,7 +143,7 @@ def ensure_database(layout: Layout, daemon: Daemon) -> str:
         daemon.stop()
         shutil.rmtree(data, ignore_errors=True)
         user = slurm_user()
-        own(data, user, 0o700)
+        ensure_directory(data, user, 0o700)
         run(
             [
                 "mariadb-install-db", "--no-defaults", f"--user={user}", f"--datadir={data}",
@@ -157,7 +159,7 @@ def ensure_database(layout: Layout, daemon: Daemon) -> str:
     return daemon.ensure()
 
 
-def await_accounting(daemons: dict[str, Daemon], timeout_s: float = 45) -> bool:
+def wait_for_accounting(daemons: dict[str, Daemon], timeout_s: float = 45) -> bool:
     """Wait until slurmctld has its connection to slurmdbd; gives whether that took a while."""
     port, waited = daemons["slurmdbd"].port or 0, False
     deadline = time.monotonic() + timeout_s
@@ -166,22 +168,22 @@ def await_accounting(daemons: dict[str, Daemon], timeout_s: float = 45) -> bool:
         if controller is not None and is_connected(controller, port):
             return waited
         if time.monotonic() > deadline:
-            raise Refusal(
+            raise ClusterSetupError(
                 f"slurmctld did not connect to slurmdbd within {timeout_s:.0f} s: "
-                f"see {daemons['slurmctld'].own_log} and {daemons['slurmdbd'].own_log}."
+                f"see {daemons['slurmctld'].log_file} and {daemons['slurmdbd'].log_file}."
             )
         waited = True
         time.sleep(0.2)
 
 
 def node_states(layout: Layout) -> dict[str, str]:
-    said = run(
+    output = run(
         ["sinfo", "-h", "-N", "-o", "%N %T"],
         env=slurm_environment(layout),
         check=False,
         timeout_s=30,
     ).stdout
-    return dict(line.split() for line in said.splitlines() if len(line.split()) == 2)
+    return dict(line.split() for line in output.splitlines() if len(line.split()) == 2)
 
 
 def is_usable(state: str) -> bool:
@@ -191,27 +193,27 @@ def is_usable(state: str) -> bool:
     )
 
 
-def await_nodes(layout: Layout, remarks: list[str], timeout_s: float = 40) -> None:
+def wait_for_nodes(layout: Layout, remarks: list[str], timeout_s: float = 40) -> None:
     deadline = time.monotonic() + timeout_s
     resumed: set[str] = set()
     while True:
         states = node_states(layout)
-        bad = {
+        unusable = {
             name: states.get(name, "missing")
             for name in NODE_NAMES
             if not is_usable(states.get(name, "fail"))
         }
-        if not bad:
+        if not unusable:
             break
-        for name, state in bad.items():
+        for name, state in unusable.items():
             if state == "down" and name not in resumed:
                 resumed.add(name)
                 update = ["scontrol", "update", f"nodename={name}", "state=resume"]
                 run(update, env=slurm_environment(layout), check=False)
         if time.monotonic() > deadline:
-            told = ", ".join(f"{name} is {state}" for name, state in bad.items())
-            raise Refusal(
-                f"Not all nodes came up within {timeout_s:.0f} s ({told}): see {layout.log}/slurmctld.log."
+            summary = ", ".join(f"{name} is {state}" for name, state in unusable.items())
+            raise ClusterSetupError(
+                f"Not all nodes came up within {timeout_s:.0f} s ({summary}): see {layout.log}/slurmctld.log."
             )
         time.sleep(0.2)
     if resumed:
@@ -226,7 +228,7 @@ def down(layout: Layout) -> int:
     with layout.locked():
         controller = daemons["slurmctld"].process()
         if controller is not None and any(daemons[name].process() for name in NODE_NAMES):
-            end_running_jobs(layout)
+            cancel_running_jobs(layout)
         # The door first: who was on the way in meanwhile is inside by one of the next looks.
         count = int(daemons["sshd"].stop())
         while ended := end_ssh_sessions(layout):
@@ -235,24 +237,24 @@ def down(layout: Layout) -> int:
         count += daemons["slurmctld"].stop()
         for name in NODE_NAMES:
             count += daemons[name].stop()
-        count += end_all(job_processes(layout), patience_s=5)
+        count += terminate_all(job_processes(layout), stop_timeout_s=5)
         for name in ("slurmdbd", "mariadb", "munge"):
             count += daemons[name].stop()
-        memory.forget_cgroups(layout)
+        memory.remove_cgroups(layout)
     return count
 
 
-def end_running_jobs(layout: Layout) -> None:
+def cancel_running_jobs(layout: Layout) -> None:
     """Cancel what runs, so that accounting tells the truth about it; what waits goes on waiting for the next `up`."""
     env = slurm_environment(layout)
     running = "RUNNING,SUSPENDED,STOPPED,CONFIGURING"
     try:
-        listed = run(
+        job_ids = run(
             ["squeue", "-h", "-t", running, "-o", "%A"], env=env, check=False, timeout_s=10
         ).stdout.split()
-        if listed:
-            run(["scancel", *sorted(set(listed))], env=env, check=False, timeout_s=20)
-    except Refusal:
+        if job_ids:
+            run(["scancel", *sorted(set(job_ids))], env=env, check=False, timeout_s=20)
+    except ClusterSetupError:
         return  # A controller that does not answer is stopped all the same.
 
 
@@ -266,15 +268,15 @@ def user_ids() -> set[int]:
     return found
 
 
-def has(environment: list[bytes], prefix: bytes) -> bool:
+def has_variable(environment: list[bytes], prefix: bytes) -> bool:
     return any(variable.startswith(prefix) for variable in environment)
 
 
 def job_processes(layout: Layout) -> list[Process]:
     """Step daemons of this cluster, their offspring, and what demo accounts' jobs left behind outside of them."""
-    mark = f"SLURM_CONF={layout.slurm_conf}".encode()
+    marker = f"SLURM_CONF={layout.slurm_conf}".encode()
     logs = f"{os.path.realpath(layout.log)}/"
-    uids, stepds, strays = user_ids(), [], []
+    uids, stepds, detached = user_ids(), [], []
     for process in all_processes():
         environment = process.raw_environment()
         # Debian's is slurmstepd-wlm. It writes its title over its arguments and its environment: what tells
@@ -282,9 +284,13 @@ def job_processes(layout: Layout) -> list[Process]:
         if os.path.basename(process.executable()).startswith("slurmstepd"):
             if any(path.startswith(logs) for path in open_files(process)):
                 stepds.append(process)
-        elif process.uid() in uids and mark in environment and has(environment, b"SLURM_JOB_ID="):
-            strays.append(process)
-    return [*descendants(stepds), *strays, *stepds]
+        elif (
+            process.uid() in uids
+            and marker in environment
+            and has_variable(environment, b"SLURM_JOB_ID=")
+        ):
+            detached.append(process)
+    return [*descendants(stepds), *detached, *stepds]
 
 
 def end_ssh_sessions(layout: Layout) -> int:
@@ -299,16 +305,16 @@ def end_ssh_sessions(layout: Layout) -> int:
         and os.path.basename(process.executable()).startswith("sshd")
         and holds_socket(process, inodes)
     ]
-    uids, mark = user_ids(), f"SLURM_CONF={layout.slurm_conf}".encode()
+    uids, marker = user_ids(), f"SLURM_CONF={layout.slurm_conf}".encode()
     orphans = [
         process
         for process in all_processes()
         if process.uid() in uids
-        and mark in (environment := process.raw_environment())
-        and has(environment, b"SSH_CONNECTION=")
-        and not has(environment, b"SLURM_JOB_ID=")
+        and marker in (environment := process.raw_environment())
+        and has_variable(environment, b"SSH_CONNECTION=")
+        and not has_variable(environment, b"SLURM_JOB_ID=")
     ]
-    return end_all([*descendants(servers), *orphans, *servers], patience_s=3)
+    return terminate_all([*descendants(servers), *orphans, *servers], stop_timeout_s=3)
 
 
 @dataclass(frozen=True)
@@ -333,7 +339,7 @@ def status(layout: Layout) -> list[DaemonStatus]:
         elif name == "slurmctld" and not rows[0].ok:
             # Its clients would go on trying to reach munge for half a minute.
             state = "not answering, since munge is not"
-        elif not daemon.answers():
+        elif not daemon.is_responding():
             state = "not answering"
         else:
             state = "running"
@@ -350,7 +356,7 @@ def reset(layout: Layout) -> None:
     if not layout.dir.exists():
         return
     if not layout.marker.is_file() or layout.dir.is_symlink():
-        raise Refusal(
+        raise ClusterSetupError(
             f"{layout.dir} does not carry the marker of an embedded cluster: it is not deleted."
         )
     down(layout)
@@ -359,10 +365,12 @@ def reset(layout: Layout) -> None:
         shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
 
 
-def one_daemon(layout: Layout, name: str) -> Daemon:
+def find_daemon(layout: Layout, name: str) -> Daemon:
     daemons = known_daemons(layout)
     if not daemons:
-        raise Refusal(f"There is no cluster in {layout.dir} yet: run scripts/cluster up first.")
+        raise ClusterSetupError(
+            f"There is no cluster in {layout.dir} yet: run scripts/cluster up first."
+        )
     if name not in daemons:
-        raise Refusal(f"There is no daemon {name}: choose one of {', '.join(daemons)}.")
+        raise ClusterSetupError(f"There is no daemon {name}: choose one of {', '.join(daemons)}.")
     return daemons[name]

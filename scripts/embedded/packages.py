@@ -14,50 +14,50 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from embedded.console import SYSTEM_PATH, Refusal, run, run_logged
+from embedded.console import SYSTEM_PATH, ClusterSetupError, run, run_logged
 
 POLICY = Path("/usr/sbin/policy-rc.d")
 POLICY_TEXT = "#!/bin/sh\n# Temporary, by Sluice's scripts/cluster: packages must not start services.\nexit 101\n"
 
 
 @dataclass(frozen=True)
-class Need:
+class Requirement:
     """A package, and the program or file pattern that shows it (or an equal of it) to be there."""
 
     package: str
-    shown_by: str
+    provides: str
     unit: str = ""
 
 
 # The -core packages of MariaDB bring the programs without a service, a user or a data directory.
-CLUSTER_NEEDS = (
-    Need("munge", "munged", "munge.service"),
-    Need("slurmctld", "slurmctld", "slurmctld.service"),
-    Need("slurmd", "slurmd", "slurmd.service"),
-    Need("slurmdbd", "slurmdbd", "slurmdbd.service"),
-    Need("slurm-client", "sbatch"),
-    Need("slurm-wlm-basic-plugins", "/usr/lib/*/slurm*/select_cons_tres.so"),
-    Need("slurm-wlm-mysql-plugin", "/usr/lib/*/slurm*/accounting_storage_mysql.so"),
-    Need("mariadb-server-core", "mariadbd"),
-    Need("mariadb-client-core", "mariadb"),
-    Need("openssh-server", "sshd", "ssh.service"),
-    Need("openssh-client", "ssh-keygen"),
-    Need("passwd", "useradd"),
+CLUSTER_REQUIREMENTS = (
+    Requirement("munge", "munged", "munge.service"),
+    Requirement("slurmctld", "slurmctld", "slurmctld.service"),
+    Requirement("slurmd", "slurmd", "slurmd.service"),
+    Requirement("slurmdbd", "slurmdbd", "slurmdbd.service"),
+    Requirement("slurm-client", "sbatch"),
+    Requirement("slurm-wlm-basic-plugins", "/usr/lib/*/slurm*/select_cons_tres.so"),
+    Requirement("slurm-wlm-mysql-plugin", "/usr/lib/*/slurm*/accounting_storage_mysql.so"),
+    Requirement("mariadb-server-core", "mariadbd"),
+    Requirement("mariadb-client-core", "mariadb"),
+    Requirement("openssh-server", "sshd", "ssh.service"),
+    Requirement("openssh-client", "ssh-keygen"),
+    Requirement("passwd", "useradd"),
 )
 
 
-def is_there(need: Need) -> bool:
-    if "/" in need.shown_by:
-        return bool(glob.glob(need.shown_by))
-    return shutil.which(need.shown_by, path=SYSTEM_PATH) is not None
+def is_installed(requirement: Requirement) -> bool:
+    if "/" in requirement.provides:
+        return bool(glob.glob(requirement.provides))
+    return shutil.which(requirement.provides, path=SYSTEM_PATH) is not None
 
 
-def missing(needs: Sequence[Need]) -> list[Need]:
-    return [need for need in needs if not is_there(need)]
+def find_missing(requirements: Sequence[Requirement]) -> list[Requirement]:
+    return [requirement for requirement in requirements if not is_installed(requirement)]
 
 
 @contextlib.contextmanager
-def no_service_starts() -> Iterator[None]:
+def services_disabled() -> Iterator[None]:
     """Debian's own switch against services being started by a package's installation."""
     if POLICY.exists() and POLICY.read_text(errors="replace") != POLICY_TEXT:
         # The machine has a policy of its own: it decides, and it stays.
@@ -71,31 +71,31 @@ def no_service_starts() -> Iterator[None]:
         POLICY.unlink(missing_ok=True)
 
 
-def keep_units_off(needs: Sequence[Need]) -> None:
+def disable_units(requirements: Sequence[Requirement]) -> None:
     """A package that only we wanted must not open port 22 at the machine's next boot."""
-    units = [need.unit for need in needs if need.unit]
+    units = [requirement.unit for requirement in requirements if requirement.unit]
     if units and shutil.which("systemctl", path=SYSTEM_PATH):
         run(["systemctl", "disable", *units], check=False)
         if "ssh.service" in units:
             run(["systemctl", "disable", "ssh.socket"], check=False)
 
 
-def apt_offers(package: str) -> bool:
+def is_available_in_apt(package: str) -> bool:
     if not shutil.which("apt-cache", path=SYSTEM_PATH):
         return False
-    said = run(["apt-cache", "policy", package], check=False).stdout
-    candidates = [line for line in said.splitlines() if "Candidate:" in line]
+    output = run(["apt-cache", "policy", package], check=False).stdout
+    candidates = [line for line in output.splitlines() if "Candidate:" in line]
     return bool(candidates) and "(none)" not in candidates[0]
 
 
-def install(needs: Sequence[Need], *, log: Path) -> list[str]:
+def install(requirements: Sequence[Requirement], *, log: Path) -> list[str]:
     """Install what is missing of `needs`; gives the names of the packages that it installed."""
-    absent = missing(needs)
-    if not absent:
+    missing = find_missing(requirements)
+    if not missing:
         return []
-    names = [need.package for need in absent]
+    names = [requirement.package for requirement in missing]
     if not shutil.which("apt-get", path=SYSTEM_PATH):
-        raise Refusal(
+        raise ClusterSetupError(
             f"This machine lacks {', '.join(names)} and has no apt-get to install them: "
             "install them by your package manager and run this again."
         )
@@ -105,18 +105,18 @@ def install(needs: Sequence[Need], *, log: Path) -> list[str]:
         "apt-get", "install", "-y", "--no-install-recommends", "--no-upgrade",
         "-o", "Dpkg::Options::=--force-confold", *options, *names,
     ]  # fmt: skip
-    with no_service_starts():
+    with services_disabled():
         if run_logged(["apt-get", "update", *options], log=log, env=environment) != 0:
             with log.open("a") as stream:
                 stream.write("apt-get update failed; trying with the lists that the machine has\n")
         code = run_logged(command, log=log, env=environment)
-    still = [need.package for need in missing(absent)]
-    if code != 0 or still:
-        raise Refusal(
-            f"apt-get could not install {', '.join(still or names)}: see {log}, "
+    still_missing = [requirement.package for requirement in find_missing(missing)]
+    if code != 0 or still_missing:
+        raise ClusterSetupError(
+            f"apt-get could not install {', '.join(still_missing or names)}: see {log}, "
             "repair the machine's package sources or network, and run this again."
         )
-    keep_units_off(absent)
+    disable_units(missing)
     return names
 
 

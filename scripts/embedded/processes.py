@@ -22,14 +22,14 @@ class Process:
     start_ticks: int
 
     @property
-    def proc(self) -> Path:
+    def proc_dir(self) -> Path:
         return Path("/proc") / str(self.pid)
 
     def alive(self) -> bool:
         stat = read_stat(self.pid)
         return stat is not None and stat.start_ticks == self.start_ticks and stat.state not in "ZX"
 
-    def send(self, number: signal.Signals) -> None:
+    def send_signal(self, number: signal.Signals) -> None:
         with contextlib.suppress(ProcessLookupError):
             descriptor = os.pidfd_open(self.pid)
             try:
@@ -43,43 +43,44 @@ class Process:
         """Whether it ended within the time (a zombie, which waits for its own parent only, counts as ended)."""
         deadline = time.monotonic() + timeout_s
         while self.alive():
-            left = deadline - time.monotonic()
-            if left <= 0:
+            remaining = deadline - time.monotonic()
+            if remaining <= 0:
                 return False
             try:
                 descriptor = os.pidfd_open(self.pid)
             except ProcessLookupError:
                 return True
             try:
-                select.select([descriptor], [], [], min(left, 1.0))
+                select.select([descriptor], [], [], min(remaining, 1.0))
             finally:
                 os.close(descriptor)
         return True
 
-    def stop(self, *, patience_s: float) -> bool:
+    def stop(self, *, stop_timeout_s: float) -> bool:
         """Ask it to end, then insist; gives whether asking was enough."""
-        self.send(signal.SIGTERM)
+        self.send_signal(signal.SIGTERM)
         # A stopped (SIGSTOP) process would never see the request.
-        self.send(signal.SIGCONT)
-        if self.wait(patience_s):
+        self.send_signal(signal.SIGCONT)
+        if self.wait(stop_timeout_s):
             return True
-        self.send(signal.SIGKILL)
+        self.send_signal(signal.SIGKILL)
         self.wait(5)
         return False
 
     def executable(self) -> str:
         try:
-            return os.readlink(self.proc / "exe").removesuffix(" (deleted)")
+            return os.readlink(self.proc_dir / "exe").removesuffix(" (deleted)")
         except OSError:
             return ""
 
     def arguments(self) -> list[str]:
         return [
-            part.decode(errors="replace") for part in read_bytes(self.proc / "cmdline").split(b"\0")
+            part.decode(errors="replace")
+            for part in read_bytes(self.proc_dir / "cmdline").split(b"\0")
         ]
 
     def raw_environment(self) -> list[bytes]:
-        return read_bytes(self.proc / "environ").split(b"\0")
+        return read_bytes(self.proc_dir / "environ").split(b"\0")
 
     def environment(self) -> dict[str, str]:
         pairs = (part.decode(errors="replace").partition("=") for part in self.raw_environment())
@@ -87,7 +88,7 @@ class Process:
 
     def uid(self) -> int:
         try:
-            return self.proc.stat().st_uid
+            return self.proc_dir.stat().st_uid
         except OSError:
             return -1
 
@@ -115,7 +116,7 @@ def read_stat(pid: int) -> Stat | None:
     return Stat(state=fields[0].decode(), parent=int(fields[1]), start_ticks=int(fields[19]))
 
 
-def process_of(pid: int) -> Process | None:
+def process_by_pid(pid: int) -> Process | None:
     stat = read_stat(pid)
     return Process(pid, stat.start_ticks) if stat else None
 
@@ -123,7 +124,7 @@ def process_of(pid: int) -> Process | None:
 def all_processes() -> Iterator[Process]:
     for entry in os.listdir("/proc"):
         if entry.isdigit():
-            process = process_of(int(entry))
+            process = process_by_pid(int(entry))
             if process is not None:
                 yield process
 
@@ -150,24 +151,24 @@ def descendants(roots: Iterable[Process]) -> list[Process]:
         if stat:
             children.setdefault(stat.parent, []).append(process.pid)
     found: list[Process] = []
-    waiting = [root.pid for root in roots if root.alive()]
-    while waiting:
-        for pid in children.get(waiting.pop(), ()):
-            child = process_of(pid)
+    pending = [root.pid for root in roots if root.alive()]
+    while pending:
+        for pid in children.get(pending.pop(), ()):
+            child = process_by_pid(pid)
             if child is not None:
                 found.append(child)
-                waiting.append(pid)
+                pending.append(pid)
     return found
 
 
 def socket_inodes(port: int, *, column: int = 1, state: str | None = None) -> set[str]:
     """Inodes of TCP sockets whose local (column 1) or remote (column 2) port is this one."""
-    wanted = f"{port:04X}"
+    port_hex = f"{port:04X}"
     found = set()
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         for line in read_bytes(Path(table)).decode().splitlines()[1:]:
             fields = line.split()
-            if fields[column].endswith(":" + wanted) and state in (None, fields[3]):
+            if fields[column].endswith(":" + port_hex) and state in (None, fields[3]):
                 found.add(fields[9])
     return found
 
@@ -175,7 +176,7 @@ def socket_inodes(port: int, *, column: int = 1, state: str | None = None) -> se
 def open_files(process: Process) -> Iterator[str]:
     """What its descriptors are of: paths, `socket:[…]` and the like."""
     try:
-        descriptors = list((process.proc / "fd").iterdir())
+        descriptors = list((process.proc_dir / "fd").iterdir())
     except OSError:
         return
     for descriptor in descriptors:
@@ -194,18 +195,18 @@ def is_connected(process: Process, port: int) -> bool:
     return holds_socket(process, socket_inodes(port, column=2, state="01"))
 
 
-def end_all(processes: Iterable[Process], *, patience_s: float) -> int:
+def terminate_all(processes: Iterable[Process], *, stop_timeout_s: float) -> int:
     """End many at once: ask all, wait, kill who is left; gives how many there were."""
-    victims = [process for process in processes if process.alive()]
-    for process in victims:
-        process.send(signal.SIGTERM)
-        process.send(signal.SIGCONT)
-    deadline = time.monotonic() + patience_s
-    for process in victims:
+    targets = [process for process in processes if process.alive()]
+    for process in targets:
+        process.send_signal(signal.SIGTERM)
+        process.send_signal(signal.SIGCONT)
+    deadline = time.monotonic() + stop_timeout_s
+    for process in targets:
         process.wait(max(0.0, deadline - time.monotonic()))
-    left = [process for process in victims if process.alive()]
-    for process in left:
-        process.send(signal.SIGKILL)
-    for process in left:
+    remaining = [process for process in targets if process.alive()]
+    for process in remaining:
+        process.send_signal(signal.SIGKILL)
+    for process in remaining:
         process.wait(5)
-    return len(victims)
+    return len(targets)

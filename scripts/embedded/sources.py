@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 @dataclass(frozen=True)
-class Source:
+class PackageSource:
     """Where the machine gets Debian's packages from, and the key that signs them."""
 
     uri: str
@@ -20,7 +20,7 @@ class Source:
     signed_by: str
 
 
-def parse_one_line(text: str) -> list[Source]:
+def parse_one_line(text: str) -> list[PackageSource]:
     found = []
     for line in text.splitlines():
         match = re.match(r"\s*deb\s+(?:\[([^\]]*)\]\s+)?(\S+)\s+(\S+)\s+([^#]+)", line)
@@ -28,12 +28,12 @@ def parse_one_line(text: str) -> list[Source]:
             options, uri, suite, components = match.groups()
             signed = re.search(r"signed-by=(\S+)", options or "")
             found.append(
-                Source(uri, (suite,), tuple(components.split()), signed[1] if signed else "")
+                PackageSource(uri, (suite,), tuple(components.split()), signed[1] if signed else "")
             )
     return found
 
 
-def parse_deb822(text: str) -> list[Source]:
+def parse_deb822(text: str) -> list[PackageSource]:
     found = []
     for paragraph in re.split(r"\n\s*\n", text):
         lines = [line for line in paragraph.splitlines() if not line.startswith("#")]
@@ -48,7 +48,7 @@ def parse_deb822(text: str) -> list[Source]:
         key = fields.get("signed-by", "")
         for uri in fields.get("uris", "").split():
             found.append(
-                Source(
+                PackageSource(
                     uri,
                     tuple(fields.get("suites", "").split()),
                     tuple(fields.get("components", "").split()),
@@ -58,7 +58,7 @@ def parse_deb822(text: str) -> list[Source]:
     return found
 
 
-def machine_sources(apt: Path = Path("/etc/apt")) -> list[Source]:
+def machine_sources(apt: Path = Path("/etc/apt")) -> list[PackageSource]:
     found = []
     if (apt / "sources.list").is_file():
         found += parse_one_line((apt / "sources.list").read_text(errors="replace"))
@@ -75,7 +75,7 @@ def os_release() -> dict[str, str]:
     return {name: value.strip('"') for name, _, value in pairs}
 
 
-def distribution_sources() -> list[Source]:
+def distribution_sources() -> list[PackageSource]:
     """Those of the distribution's own release, its updates and security fixes; no third party's."""
     codename = os_release().get("VERSION_CODENAME", "")
     found = []
@@ -84,5 +84,5 @@ def distribution_sources() -> list[Source]:
             suite for suite in source.suites if codename and suite.split("-")[0] == codename
         )
         if suites and "main" in source.components:
-            found.append(Source(source.uri, suites, source.components, source.signed_by))
+            found.append(PackageSource(source.uri, suites, source.components, source.signed_by))
     return found

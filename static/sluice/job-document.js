@@ -11,25 +11,25 @@ export function read(document, path) {
 /** Set a value, making what is missing on the way; `undefined` removes it and what is then empty around it. */
 export function write(document, path, value) {
   const parts = parsePath(path);
-  const way = [document];
+  const ancestors = [document];
   parts.slice(0, -1).forEach((part, index) => {
-    const here = way[index];
+    const here = ancestors[index];
     if (typeof here[part] !== "object" || here[part] === null) {
       if (value === undefined) return;
       here[part] = typeof parts[index + 1] === "number" ? [] : {};
     }
-    way.push(here[part]);
+    ancestors.push(here[part]);
   });
-  if (way.length < parts.length) return;
+  if (ancestors.length < parts.length) return;
   const last = parts.at(-1);
-  if (value !== undefined) { way.at(-1)[last] = value; return; }
-  if (Array.isArray(way.at(-1))) way.at(-1).splice(last, 1);
-  else delete way.at(-1)[last];
+  if (value !== undefined) { ancestors.at(-1)[last] = value; return; }
+  if (Array.isArray(ancestors.at(-1))) ancestors.at(-1).splice(last, 1);
+  else delete ancestors.at(-1)[last];
   // An emptied mapping such as jobEnvs goes too; lists of roles and the like stay.
   for (let depth = parts.length - 1; depth > 0; depth -= 1) {
-    const here = way[depth];
+    const here = ancestors[depth];
     if (Array.isArray(here) || Object.keys(here).length) break;
-    if (!Array.isArray(way[depth - 1])) delete way[depth - 1][parts[depth - 1]];
+    if (!Array.isArray(ancestors[depth - 1])) delete ancestors[depth - 1][parts[depth - 1]];
   }
 }
 

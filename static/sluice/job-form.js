@@ -24,7 +24,7 @@ export class JobForm {
     this.touched = new WeakSet();
     this.problems = [];
     this.showAll = false;
-    this.setAside = null; // roles that "single" took away, for when one changes one's mind
+    this.removedRoles = null; // roles that "single" took away, for when one changes one's mind
     this.distributed = false;
     root.addEventListener("input", (event) => this.onInput(event));
     root.addEventListener("change", (event) => this.onChange(event));
@@ -34,7 +34,7 @@ export class JobForm {
   }
 
   get document() { return this.holder.document; }
-  get place() { return this.page.namespaces.find((place) => place.name === this.document.namespace); }
+  get namespace() { return this.page.namespaces.find((namespace) => namespace.name === this.document.namespace); }
 
   // --- from the document to the form --------------------------------------------------------------------
 
@@ -50,17 +50,17 @@ export class JobForm {
     this.showKind();
     this.showPreset();
     this.showCode();
-    this.showHidden();
+    this.showHiddenHint();
     this.showProblems();
   }
 
   /** Says when the basic mode hides something that the job says. */
-  showHidden() {
+  showHiddenHint() {
     const usual = { retryCount: "0", shmMB: "64" };
     const says = (control) => (control.type === "checkbox" ? control.checked : control.value !== "" && control.value !== usual[control.dataset.path]);
     const rows = this.root.querySelectorAll("[data-pro] [data-index], [data-pro] [data-pair]");
     const hidden = rows.length > 0 || [...this.root.querySelectorAll("[data-pro] [data-path]")].some(says);
-    this.root.querySelector("[data-hidden-words]").hidden = !hidden;
+    this.root.querySelector("[data-hidden-hint]").hidden = !hidden;
   }
 
   roleSection(index) {
@@ -69,7 +69,7 @@ export class JobForm {
     for (const rows of section.querySelectorAll("[data-rows]")) this.showRows(rows);
     for (const map of section.querySelectorAll("[data-map]")) this.showMap(map);
     this.showSizes(section);
-    this.showRoleWords(section);
+    this.showRoleTitle(section);
     return section;
   }
 
@@ -134,24 +134,24 @@ export class JobForm {
   }
 
   showNamespace() {
-    const place = this.place;
-    this.root.querySelector("[data-namespace-words]").textContent = place?.description ?? "";
-    const images = place?.images ?? [];
+    const namespace = this.namespace;
+    this.root.querySelector("[data-namespace-hint]").textContent = namespace?.description ?? "";
+    const images = namespace?.images ?? [];
     this.root.querySelector("#images").replaceChildren(...images.map((image) => new Option(image, image)));
-    this.root.querySelector("[data-image-words]").textContent = place?.defaultImage
-      ? interpolate(gettext("Empty: %(image)s, the namespace's own."), { image: place.defaultImage }, true)
+    this.root.querySelector("[data-image-hint]").textContent = namespace?.defaultImage
+      ? interpolate(gettext("Empty: %(image)s, the namespace's own."), { image: namespace.defaultImage }, true)
       : gettext("A name in a registry, a path on the cluster, or one of the site's names.");
-    const most = place?.maxTime, usual = place?.defaultTime;
+    const most = namespace?.maxTime, usual = namespace?.defaultTime;
     const words = [];
     if (usual) words.push(interpolate(gettext("Empty: %(time)s."), { time: durationText(usual) }, true));
     if (most) words.push(interpolate(gettext("At most %(time)s."), { time: durationText(most) }, true));
-    this.root.querySelector("[data-time-words]").textContent = words.join(" ") || gettext("For example 90m, 2h30m or 1-12:00:00.");
+    this.root.querySelector("[data-time-hint]").textContent = words.join(" ") || gettext("For example 90m, 2h30m or 1-12:00:00.");
   }
 
   showSizes(section) {
-    const place = this.place;
+    const namespace = this.namespace;
     const choice = section.querySelector("[data-size]");
-    const sizes = place?.sizes ?? [];
+    const sizes = namespace?.sizes ?? [];
     choice.replaceChildren(new Option(gettext("free: as below"), ""), ...sizes.map((size) => new Option(size.title, size.name)));
     const role = read(this.document, section.dataset.prefix) ?? {};
     const kind = role.gpuType || this.document.gpuType || "";
@@ -159,11 +159,11 @@ export class JobForm {
     choice.value = found?.name ?? "";
     const types = section.querySelector("[data-gpu-types]");
     const general = this.document.gpuType;
-    types.replaceChildren(new Option(general || gettext("any"), ""), ...(place?.gpuTypes ?? []).map((type) => new Option(type, type)));
+    types.replaceChildren(new Option(general || gettext("any"), ""), ...(namespace?.gpuTypes ?? []).map((type) => new Option(type, type)));
     this.fill(types);
   }
 
-  showRoleWords(section) {
+  showRoleTitle(section) {
     const role = read(this.document, section.dataset.prefix) ?? {};
     section.querySelector("[data-role-title]").textContent = interpolate(window.ngettext("%(name)s, %(count)s task", "%(name)s, %(count)s tasks", role.taskNumber || 1), { name: role.name || "–", count: role.taskNumber || 1 }, true);
     section.querySelector("[data-remove-role]").disabled = roles(this.document).length < 2;
@@ -179,8 +179,8 @@ export class JobForm {
   }
 
   showKind() {
-    for (const button of this.root.querySelectorAll("[data-kind-of-job]")) {
-      const on = (button.dataset.kindOfJob === "distributed") === this.distributed;
+    for (const button of this.root.querySelectorAll("[data-job-kind]")) {
+      const on = (button.dataset.jobKind === "distributed") === this.distributed;
       button.classList.toggle("active", on);
       button.setAttribute("aria-pressed", String(on));
     }
@@ -198,7 +198,7 @@ export class JobForm {
     const preset = this.preset;
     this.root.querySelector("[data-preset]").value = preset ? `${preset.framework}/${preset.strategy}` : "";
     this.root.querySelector("[data-fill-roles]").disabled = !preset;
-    this.root.querySelector("[data-preset-words]").textContent = preset
+    this.root.querySelector("[data-preset-hint]").textContent = preset
       ? interpolate(gettext("Every task gets %(variables)s. Roles: %(roles)s."), { variables: preset.variables.join(", "), roles: preset.roles.map((role) => role.name).join(", ") }, true)
       : "";
   }
@@ -224,10 +224,10 @@ export class JobForm {
       for (const role of this.root.querySelectorAll("[data-role]")) this.showSizes(role);
     }
     if (section) {
-      this.showRoleWords(section);
+      this.showRoleTitle(section);
       if (["cpuNumber", "memoryMB", "gpuNumber", "gpuType"].includes(control.dataset.path)) this.showSizes(section);
     }
-    this.showHidden();
+    this.showHiddenHint();
     this.changed();
   }
 
@@ -257,14 +257,14 @@ export class JobForm {
 
   onChange(event) {
     const control = event.target;
-    if (control.matches("[data-size]")) this.takeSize(control);
-    else if (control.matches("[data-preset]")) this.takePreset(control.value);
-    else if (control.matches("[data-code-source]")) this.takeCodeSource(control.value);
+    if (control.matches("[data-size]")) this.applySize(control);
+    else if (control.matches("[data-preset]")) this.applyPreset(control.value);
+    else if (control.matches("[data-code-source]")) this.applyCodeSource(control.value);
   }
 
-  takeSize(control) {
+  applySize(control) {
     const section = control.closest("[data-role]");
-    const size = this.place?.sizes.find((one) => one.name === control.value);
+    const size = this.namespace?.sizes.find((one) => one.name === control.value);
     if (!size) { section.querySelector("[data-path=cpuNumber]").focus(); return; }
     const role = read(this.document, section.dataset.prefix);
     Object.assign(role, { cpuNumber: size.cpuNumber, memoryMB: size.memoryMB, gpuNumber: size.gpuNumber });
@@ -275,13 +275,13 @@ export class JobForm {
     this.changed();
   }
 
-  takePreset(value) {
+  applyPreset(value) {
     const [name, strategy] = value.split("/");
     if (name) this.document.framework = { name, strategy };
     else delete this.document.framework;
     this.showPreset();
     this.changed();
-    if (name && this.lacksRoles()) this.makeRoles();
+    if (name && this.lacksRoles()) this.applyPresetRoles();
   }
 
   lacksRoles() {
@@ -290,7 +290,7 @@ export class JobForm {
   }
 
   /** The preset's roles, each with the command and size of the role of that name, or of the first. */
-  makeRoles() {
+  applyPresetRoles() {
     const old = roles(this.document);
     const first = old[0] ?? {};
     this.document.taskRoles = this.preset.roles.map((wanted) => {
@@ -301,12 +301,12 @@ export class JobForm {
       if (wanted.serves) { role.gpuNumber = 0; delete role.gpuType; }
       return role;
     });
-    this.setAside = null;
+    this.removedRoles = null;
     this.show();
     this.changed();
   }
 
-  takeCodeSource(source) {
+  applyCodeSource(source) {
     this.codeSource = source;
     if (source !== "upload") { delete this.document.code; this.holder.upload = null; }
     if (source !== "directory") this.document.codeDir = "";
@@ -319,28 +319,28 @@ export class JobForm {
     const button = event.target.closest("button");
     if (!button) return;
     const { dataset } = button;
-    if ("kindOfJob" in dataset) this.takeKind(dataset.kindOfJob === "distributed");
+    if ("jobKind" in dataset) this.setDistributed(dataset.jobKind === "distributed");
     else if ("addRole" in dataset) this.addRole();
     else if ("copyRole" in dataset) this.copyRole(button.closest("[data-role]"));
     else if ("removeRole" in dataset) this.removeRole(button.closest("[data-role]"));
-    else if ("fillRoles" in dataset) this.makeRoles();
+    else if ("fillRoles" in dataset) this.applyPresetRoles();
     else if ("addRow" in dataset) this.addRow(button);
     else if ("removeRow" in dataset) this.removeRow(button);
     else if ("addPair" in dataset) this.addPair(button);
     else if ("removePair" in dataset) this.removePair(button);
   }
 
-  takeKind(distributed) {
+  setDistributed(distributed) {
     if (distributed === this.distributed) return;
     this.distributed = distributed;
-    if (distributed && this.setAside) {
-      this.document.taskRoles = [this.document.taskRoles[0], ...this.setAside.roles];
-      this.document.taskRoles[0].taskNumber = this.setAside.taskNumber;
-      if (this.setAside.framework) this.document.framework = this.setAside.framework;
-      this.setAside = null;
+    if (distributed && this.removedRoles) {
+      this.document.taskRoles = [this.document.taskRoles[0], ...this.removedRoles.roles];
+      this.document.taskRoles[0].taskNumber = this.removedRoles.taskNumber;
+      if (this.removedRoles.framework) this.document.framework = this.removedRoles.framework;
+      this.removedRoles = null;
     } else if (!distributed) {
       const [first, ...others] = roles(this.document);
-      this.setAside = { roles: others, taskNumber: first?.taskNumber ?? 1, framework: this.document.framework };
+      this.removedRoles = { roles: others, taskNumber: first?.taskNumber ?? 1, framework: this.document.framework };
       if (first) { first.taskNumber = 1; this.document.taskRoles = [first]; }
       delete this.document.framework;
     }
@@ -348,7 +348,7 @@ export class JobForm {
     this.changed();
   }
 
-  freeName(base) {
+  uniqueName(base) {
     const names = roles(this.document).map((role) => role.name);
     if (!names.includes(base)) return base;
     let number = 2;
@@ -358,7 +358,7 @@ export class JobForm {
 
   addRole() {
     const list = roles(this.document);
-    const role = copy({ ...list.at(-1), name: this.freeName("worker"), taskNumber: 1, portList: [] });
+    const role = copy({ ...list.at(-1), name: this.uniqueName("worker"), taskNumber: 1, portList: [] });
     for (const name of ["isMain", "env", "parameters"]) delete role[name];
     this.document.taskRoles = [...list, role];
     this.showAndFocusRole(list.length);
@@ -367,7 +367,7 @@ export class JobForm {
   copyRole(section) {
     const index = this.indexOf(section);
     const role = copy(this.document.taskRoles[index]);
-    role.name = this.freeName(role.name);
+    role.name = this.uniqueName(role.name);
     delete role.isMain;
     this.document.taskRoles.splice(index + 1, 0, role);
     this.showAndFocusRole(index + 1);
@@ -390,7 +390,7 @@ export class JobForm {
   }
 
   addRow(button) {
-    const place = this.placeOf(button, "rows", button.dataset.addRow);
+    const place = this.containerFor(button, "rows", button.dataset.addRow);
     const path = this.pathOf(place, place.dataset.rows);
     const fresh = { parameters: { key: "", value: "" }, portList: { label: "", beginAt: 0, portNumber: 1 }, mounts: { source: "", target: "" }, "alerts.event": { event_checker: "FAILED", alert_level: "warning" }, "alerts.overtime": { overtime_checker: 24, alert_level: "warning" } }[place.dataset.rows];
     const list = read(this.document, path);
@@ -400,7 +400,7 @@ export class JobForm {
     this.changed();
   }
 
-  placeOf(button, kind, name) {
+  containerFor(button, kind, name) {
     return (button.closest("[data-role]") ?? this.root).querySelector(`[data-${kind}="${name}"]`);
   }
 
@@ -417,7 +417,7 @@ export class JobForm {
   }
 
   addPair(button) {
-    const place = this.placeOf(button, "map", button.dataset.addPair);
+    const place = this.containerFor(button, "map", button.dataset.addPair);
     place.append(this.pair("", ""));
     place.lastElementChild.querySelector("[data-key]").focus();
   }
@@ -457,7 +457,7 @@ export class JobForm {
   }
 
   showProblems() {
-    for (const words of this.root.querySelectorAll("[data-problem-words]")) words.remove();
+    for (const words of this.root.querySelectorAll("[data-problem-text]")) words.remove();
     for (const control of this.root.querySelectorAll("[aria-invalid]")) {
       control.removeAttribute("aria-invalid");
       control.classList.remove("is-invalid");
@@ -471,7 +471,7 @@ export class JobForm {
       const words = document.createElement("div");
       words.className = "invalid-feedback d-block";
       words.id = `problem-${index}`;
-      words.dataset.problemWords = "";
+      words.dataset.problemText = "";
       words.textContent = problem.message;
       control.classList.add("is-invalid");
       control.setAttribute("aria-invalid", "true");
@@ -481,7 +481,7 @@ export class JobForm {
   }
 
   /** What the form calls the place of a problem: the field's label, and whose it is. */
-  wordsFor(path) {
+  labelFor(path) {
     const control = this.controlAt(path);
     const label = control?.getAttribute("aria-label") ?? control?.labels?.[0]?.textContent.trim();
     const role = control?.closest("[data-role]");

@@ -1,4 +1,4 @@
-// The list of jobs: rows renew themselves when events say so, new jobs appear, choosing several, saved views.
+// The list of jobs: rows refresh themselves when events say so, new jobs appear, choosing several, saved views.
 
 import { fetchText, followEvents } from "./live.js";
 import { toast } from "./shell.js";
@@ -7,16 +7,16 @@ const { gettext, ngettext, interpolate } = window;
 const list = document.getElementById("list");
 const bar = document.getElementById("batch-bar");
 const dialog = document.getElementById("batch-dialog");
-const GATHER_MS = 250; // events come in bursts; one request renews many rows
-const LIST_EVERY_MS = 2000; // the whole list anew at most so often
+const BATCH_DELAY_MS = 250; // events come in bursts; one request renews many rows
+const LIST_REFRESH_MS = 2000; // the whole list anew at most so often
 const NAMES_SHOWN = 8;
 
-const counted = (one, many, count) => interpolate(ngettext(one, many, count), { count }, true);
+const formatCount = (one, many, count) => interpolate(ngettext(one, many, count), { count }, true);
 
 // --- live rows ---------------------------------------------------------------------------------------
 
 const changed = new Set();
-const unseen = new Set();
+const newJobs = new Set();
 let timer = null;
 let listTimer = null;
 const firstPage = !new URLSearchParams(window.location.search).has("cursor");
@@ -25,21 +25,21 @@ followEvents({
   onEvents(events) {
     for (const event of events) {
       if (document.getElementById(`job-${event.job}`)) changed.add(event.job);
-      else if (event.kind === "created") unseen.add(event.job);
+      else if (event.kind === "created") newJobs.add(event.job);
     }
-    if (changed.size) timer ??= setTimeout(renewRows, GATHER_MS);
-    if (unseen.size) showUnseen();
+    if (changed.size) timer ??= setTimeout(refreshRows, BATCH_DELAY_MS);
+    if (newJobs.size) showNewJobs();
   },
-  onReset: renewList,
+  onReset: refreshList,
 });
 
-async function renewRows() {
+async function refreshRows() {
   timer = null;
   const ids = [...changed].slice(0, 200);
   ids.forEach((id) => changed.delete(id));
   try {
     const fresh = document.createElement("tbody");
-    fresh.innerHTML = await fetchText(`${list.dataset.rowsAddress}?ids=${ids.join(",")}`);
+    fresh.innerHTML = await fetchText(`${list.dataset.rowsUrl}?ids=${ids.join(",")}`);
     for (const id of ids) {
       const old = document.getElementById(`job-${id}`);
       const row = fresh.querySelector(`#job-${CSS.escape(id)}`);
@@ -47,10 +47,10 @@ async function renewRows() {
       if (row) replaceRow(old, row); else old.remove();
     }
     document.dispatchEvent(new Event("sluice:times"));
-    showChoice();
+    showSelection();
   } catch {
     ids.forEach((id) => changed.add(id));
-    timer ??= setTimeout(renewRows, 5000);
+    timer ??= setTimeout(refreshRows, 5000);
   }
 }
 
@@ -63,70 +63,70 @@ function replaceRow(old, row) {
 }
 
 /** On the first page of the newest, new jobs simply come in; elsewhere a button offers them. */
-function showUnseen() {
-  if (firstPage) { listTimer ??= setTimeout(renewList, LIST_EVERY_MS); return; }
+function showNewJobs() {
+  if (firstPage) { listTimer ??= setTimeout(refreshList, LIST_REFRESH_MS); return; }
   const button = document.querySelector("[data-new-jobs]");
-  button.textContent = counted("%(count)s new job: show it", "%(count)s new jobs: show them", unseen.size);
+  button.textContent = formatCount("%(count)s new job: show it", "%(count)s new jobs: show them", newJobs.size);
   button.hidden = false;
   button.onclick = () => { const here = new URL(window.location); here.searchParams.delete("cursor"); window.location = here; };
 }
 
-async function renewList() {
+async function refreshList() {
   listTimer = null;
   // Not while someone walks through the rows with the keyboard.
-  if (list.contains(document.activeElement)) { listTimer = setTimeout(renewList, LIST_EVERY_MS); return; }
-  unseen.clear();
+  if (list.contains(document.activeElement)) { listTimer = setTimeout(refreshList, LIST_REFRESH_MS); return; }
+  newJobs.clear();
   try {
     const html = await fetchText(window.location.href);
-    const ticked = new Set([...chosen()].map((box) => box.value));
+    const ticked = new Set([...selectedBoxes()].map((box) => box.value));
     list.innerHTML = html;
     for (const box of list.querySelectorAll("tbody input[name=id]")) box.checked = ticked.has(box.value);
     document.dispatchEvent(new Event("sluice:times"));
-    showChoice();
-  } catch { listTimer ??= setTimeout(renewList, 5000); }
+    showSelection();
+  } catch { listTimer ??= setTimeout(refreshList, 5000); }
 }
 
 // --- choosing several ------------------------------------------------------------------------------------
 
-function chosen() { return list.querySelectorAll("tbody input[name=id]:checked"); }
+function selectedBoxes() { return list.querySelectorAll("tbody input[name=id]:checked"); }
 
-function showChoice() {
-  const count = chosen().length;
-  const all = list.querySelector("[data-choose-all]");
+function showSelection() {
+  const count = selectedBoxes().length;
+  const all = list.querySelector("[data-select-all]");
   if (all) {
     const boxes = list.querySelectorAll("tbody input[name=id]").length;
     all.checked = count > 0 && count === boxes;
     all.indeterminate = count > 0 && count < boxes;
   }
   bar.hidden = count === 0;
-  bar.querySelector("[data-count]").textContent = counted("%(count)s job chosen", "%(count)s jobs chosen", count);
+  bar.querySelector("[data-count]").textContent = formatCount("%(count)s job chosen", "%(count)s jobs chosen", count);
 }
 list.addEventListener("change", (event) => {
-  if (event.target.matches("[data-choose-all]")) {
+  if (event.target.matches("[data-select-all]")) {
     list.querySelectorAll("tbody input[name=id]").forEach((box) => { box.checked = event.target.checked; });
   }
-  showChoice();
+  showSelection();
 });
 bar.addEventListener("click", (event) => {
   const action = event.target.closest("[data-batch]")?.dataset.batch;
-  if (action) ask(action);
-  if (event.target.closest("[data-choose-none]")) {
-    chosen().forEach((box) => { box.checked = false; });
-    showChoice();
+  if (action) confirmBatch(action);
+  if (event.target.closest("[data-select-none]")) {
+    selectedBoxes().forEach((box) => { box.checked = false; });
+    showSelection();
   }
 });
 
 /** Say what will happen, to which jobs, before it does. */
-function ask(action) {
-  const rows = [...chosen()].map((box) => box.closest("tr"));
+function confirmBatch(action) {
+  const rows = [...selectedBoxes()].map((box) => box.closest("tr"));
   const live = rows.filter((row) => !("ended" in row.dataset));
   const ended = rows.length - live.length;
   const deleting = action === "delete";
   dialog.querySelector("[data-action]").value = action;
   dialog.querySelector("[data-title]").textContent = deleting
-    ? counted("Delete %(count)s job?", "Delete %(count)s jobs?", rows.length)
-    : counted("Stop %(count)s job?", "Stop %(count)s jobs?", rows.length);
-  dialog.querySelector("[data-text]").textContent = (deleting ? deleteWords(live.length, ended) : stopWords(live.length, ended)).join(" ");
+    ? formatCount("Delete %(count)s job?", "Delete %(count)s jobs?", rows.length)
+    : formatCount("Stop %(count)s job?", "Stop %(count)s jobs?", rows.length);
+  dialog.querySelector("[data-text]").textContent = (deleting ? deleteMessages(live.length, ended) : stopMessages(live.length, ended)).join(" ");
   showNames(deleting ? rows : live);
   for (const option of dialog.querySelectorAll("[data-for]")) {
     option.hidden = option.dataset.for !== action || ("ifLive" in option.dataset && !live.length);
@@ -138,30 +138,30 @@ function ask(action) {
   dialog.showModal();
 }
 
-function stopWords(live, ended) {
+function stopMessages(live, ended) {
   const words = [];
-  if (live) words.push(counted("%(count)s job that waits or runs is stopped; its tasks get a moment to end by themselves, and its files stay.", "%(count)s jobs that wait or run are stopped; their tasks get a moment to end by themselves, and their files stay.", live));
-  if (ended) words.push(counted("%(count)s has already ended: nothing happens to it.", "%(count)s have already ended: nothing happens to them.", ended));
+  if (live) words.push(formatCount("%(count)s job that waits or runs is stopped; its tasks get a moment to end by themselves, and its files stay.", "%(count)s jobs that wait or run are stopped; their tasks get a moment to end by themselves, and their files stay.", live));
+  if (ended) words.push(formatCount("%(count)s has already ended: nothing happens to it.", "%(count)s have already ended: nothing happens to them.", ended));
   return words;
 }
 
-function deleteWords(live, ended) {
+function deleteMessages(live, ended) {
   const words = [];
-  if (ended) words.push(counted("%(count)s ended job disappears from all lists, with its history.", "%(count)s ended jobs disappear from all lists, with their history.", ended));
-  if (live) words.push(counted("%(count)s has not ended and is left alone, unless you choose otherwise here:", "%(count)s have not ended and are left alone, unless you choose otherwise here:", live));
+  if (ended) words.push(formatCount("%(count)s ended job disappears from all lists, with its history.", "%(count)s ended jobs disappear from all lists, with their history.", ended));
+  if (live) words.push(formatCount("%(count)s has not ended and is left alone, unless you choose otherwise here:", "%(count)s have not ended and are left alone, unless you choose otherwise here:", live));
   return words;
 }
 
 function showNames(rows) {
   const names = rows.slice(0, NAMES_SHOWN).map((row) => row.querySelector(".cell-name a").textContent);
-  if (rows.length > NAMES_SHOWN) names.push(counted("and %(count)s more", "and %(count)s more", rows.length - NAMES_SHOWN));
+  if (rows.length > NAMES_SHOWN) names.push(formatCount("and %(count)s more", "and %(count)s more", rows.length - NAMES_SHOWN));
   dialog.querySelector("[data-names]").replaceChildren(...names.map((name) => {
     const item = document.createElement("li");
     item.textContent = name;
     return item;
   }));
 }
-showChoice();
+showSelection();
 
 // --- saved views: kept in this browser -------------------------------------------------------------------
 

@@ -1,22 +1,22 @@
-// The job page: parts that change renew themselves, logs stand side by side, files are walked through.
+// The job page: parts that change refresh themselves, logs stand side by side, files are walked through.
 
-import { followEvents, partsRenewer } from "./live.js";
+import { followEvents, createFragmentRefresher } from "./live.js";
 
 const { gettext, interpolate } = window;
 const page = document.querySelector("[data-job-page]");
 const job = page.dataset.jobPage;
-const LOOK_MS = 5000; // while it runs: also keeps the engine reading the tasks' state
-const MOST_LOGS = 6;
-const MOST_NAMES = 2000;
+const REFRESH_INTERVAL_MS = 5000; // while it runs: also keeps the engine reading the tasks' state
+const MAX_OPEN_LOGS = 6;
+const MAX_LOG_NAMES = 2000;
 
 // --- the live parts ----------------------------------------------------------------------------------
 
 const live = () => !("ended" in document.getElementById("job-state").dataset);
 let hadScript = Boolean(document.getElementById("script-text"));
 
-const renew = partsRenewer(page.dataset.liveAddress, { everyMs: 400, onChange() { filterTasks(); fetchScript(); } });
-followEvents({ onEvents(events) { if (events.some((event) => event.job === job)) renew(); }, onReset: renew });
-setInterval(() => { if (live() && !document.hidden) renew(); }, LOOK_MS);
+const refresh = createFragmentRefresher(page.dataset.liveUrl, { everyMs: 400, onChange() { filterTasks(); fetchScript(); } });
+followEvents({ onEvents(events) { if (events.some((event) => event.job === job)) refresh(); }, onReset: refresh });
+setInterval(() => { if (live() && !document.hidden) refresh(); }, REFRESH_INTERVAL_MS);
 
 /** The script comes with the first attempt: fetched once, when there is one. */
 async function fetchScript() {
@@ -44,11 +44,11 @@ window.addEventListener("load", () => { if (window.location.hash) showTab(window
 // --- filter of the tasks ---------------------------------------------------------------------------------
 
 const words = document.getElementById("task-filter");
-const wantedState = document.getElementById("task-state");
+const stateFilter = document.getElementById("task-state");
 
 function filterTasks() {
   const text = words.value.trim().toLowerCase();
-  const state = wantedState.value;
+  const state = stateFilter.value;
   if (!text && !state && !filterTasks.active) return;
   filterTasks.active = Boolean(text || state);
   for (const row of document.querySelectorAll("#task-rows tr")) {
@@ -56,7 +56,7 @@ function filterTasks() {
   }
 }
 words.addEventListener("input", filterTasks);
-wantedState.addEventListener("change", filterTasks);
+stateFilter.addEventListener("change", filterTasks);
 
 // --- logs ------------------------------------------------------------------------------------------------
 
@@ -66,7 +66,7 @@ const picker = document.querySelector("[data-log-picker]");
 
 function fillPicker() {
   const names = [];
-  for (const role of roles) for (let index = 0; index < role.count && names.length < MOST_NAMES; index += 1) names.push(`${role.name}-${index}`);
+  for (const role of roles) for (let index = 0; index < role.count && names.length < MAX_LOG_NAMES; index += 1) names.push(`${role.name}-${index}`);
   names.push("batch");
   document.getElementById("log-names").replaceChildren(...names.map((name) => {
     const option = document.createElement("option");
@@ -78,7 +78,7 @@ function fillPicker() {
 function openLog(role, index) {
   const there = [...board.children].find((view) => view.dataset.role === role && view.dataset.index === String(index));
   if (there) { there.scrollIntoView({ block: "nearest" }); return; }
-  if (board.children.length >= MOST_LOGS) board.firstElementChild.remove();
+  if (board.children.length >= MAX_OPEN_LOGS) board.firstElementChild.remove();
   const view = document.createElement("log-view");
   Object.assign(view.dataset, { job, role, index: String(index), attempt: board.dataset.attempt, closable: "" });
   board.append(view);
@@ -122,7 +122,7 @@ const files = { root: "work", path: "" };
 const place = document.getElementById("results");
 const status = place.querySelector("[data-files-status]");
 
-function filesAddress(kind, path) {
+function filesUrl(kind, path) {
   const query = new URLSearchParams({ root: files.root });
   if (path) query.set("path", path);
   if (board.dataset.attempt) query.set("attempt", board.dataset.attempt);
@@ -135,14 +135,14 @@ async function listFiles() {
   let body = {};
   let answer = null;
   try {
-    answer = await fetch(filesAddress("", files.path), { headers: { Accept: "application/json" } });
+    answer = await fetch(filesUrl("", files.path), { headers: { Accept: "application/json" } });
     body = await answer.json();
   } catch { /* said below */ }
   showPath();
   place.querySelector("[data-files-card]").hidden = !body.items?.length;
   const tar = place.querySelector("[data-files-tar]");
   tar.hidden = !body.items?.length;
-  tar.href = filesAddress("/tar", files.path);
+  tar.href = filesUrl("/tar", files.path);
   if (!answer?.ok) { status.textContent = body.detail ?? gettext("The files could not be listed. Try again in a moment."); return; }
   status.textContent = body.items.length ? "" : gettext("There are no files here.");
   status.hidden = body.items.length > 0;
@@ -164,7 +164,7 @@ function fileRow(file) {
     name.append(open);
   } else {
     const link = document.createElement("a");
-    link.href = filesAddress("/download", file.path);
+    link.href = filesUrl("/download", file.path);
     link.download = file.name;
     link.textContent = file.name;
     name.append(link);
@@ -208,7 +208,7 @@ function showPath() {
 }
 
 document.getElementById("tab-results").addEventListener("shown.bs.tab", listFiles, { once: true });
-place.querySelector("[data-files-again]").addEventListener("click", listFiles);
+place.querySelector("[data-files-refresh]").addEventListener("click", listFiles);
 for (const button of place.querySelectorAll("[data-files-root]")) {
   button.addEventListener("click", () => {
     files.root = button.dataset.filesRoot;

@@ -2,9 +2,9 @@
 // fetched again. Comes back by itself after a loss and asks from the last number it saw, so that nothing
 // is missed and nothing comes twice.
 
-const CLOSED_FOR_GOOD = { 4401: "signed-out", 4403: "forbidden", 4404: "not-found", 4429: "too-many" };
-const FIRST_WAIT_MS = 500;
-const LONGEST_WAIT_MS = 15000;
+const FINAL_CLOSE_CODES = { 4401: "signed-out", 4403: "forbidden", 4404: "not-found", 4429: "too-many" };
+const BACKOFF_MIN_MS = 500;
+const BACKOFF_MAX_MS = 15000;
 // A loss shorter than this is nobody's concern: no banner flashes by.
 const BANNER_AFTER_MS = 1500;
 const RETRY_MS = 5000;
@@ -25,7 +25,7 @@ function showConnected(yes) {
  */
 export function followEvents({ onEvents, onReset = () => window.location.reload() }) {
   let number = null;
-  let wait = FIRST_WAIT_MS;
+  let wait = BACKOFF_MIN_MS;
   let ended = false;
   let socket = null;
   let timer = null;
@@ -37,7 +37,7 @@ export function followEvents({ onEvents, onReset = () => window.location.reload(
     socket = new WebSocket(`${scheme}://${window.location.host}/ws/events${since}`);
     socket.addEventListener("message", (message) => {
       const frame = JSON.parse(message.data);
-      wait = FIRST_WAIT_MS;
+      wait = BACKOFF_MIN_MS;
       showConnected(true);
       if (frame.type === "events") {
         number = frame.events.at(-1).number;
@@ -49,24 +49,24 @@ export function followEvents({ onEvents, onReset = () => window.location.reload(
     });
     socket.addEventListener("close", (event) => {
       if (ended) return;
-      const reason = CLOSED_FOR_GOOD[event.code];
+      const reason = FINAL_CLOSE_CODES[event.code];
       if (reason === "signed-out") { window.location.reload(); return; }
       if (reason) return;
       showConnected(false);
       timer = setTimeout(open, wait * (0.75 + Math.random() / 2));
-      wait = Math.min(wait * 2, LONGEST_WAIT_MS);
+      wait = Math.min(wait * 2, BACKOFF_MAX_MS);
     });
   }
 
   // Who comes back to the page wants it now, not after the longest wait.
-  const hurry = () => {
+  const reconnectNow = () => {
     if (ended || timer === null || document.hidden) return;
     clearTimeout(timer);
-    wait = FIRST_WAIT_MS;
+    wait = BACKOFF_MIN_MS;
     open();
   };
-  window.addEventListener("online", hurry);
-  document.addEventListener("visibilitychange", hurry);
+  window.addEventListener("online", reconnectNow);
+  document.addEventListener("visibilitychange", reconnectNow);
   // A page that is left closes quietly.
   window.addEventListener("pagehide", () => { ended = true; socket?.close(); });
   window.addEventListener("pageshow", (event) => { if (event.persisted) window.location.reload(); });
@@ -90,10 +90,10 @@ export async function fetchText(address) {
 const last = new Map();
 
 /** Put fresh HTML in place of the elements of the same id that it holds; those that did not change stay. */
-export function replaceParts(html) {
+export function replaceFragments(html) {
   const fresh = new DOMParser().parseFromString(html, "text/html");
   let changed = false;
-  for (const part of fresh.querySelectorAll("[data-part]")) {
+  for (const part of fresh.querySelectorAll("[data-fragment]")) {
     const old = document.getElementById(part.id);
     const text = part.outerHTML;
     if (!old || last.get(part.id) === text) continue;
@@ -113,21 +113,21 @@ export function replaceParts(html) {
  * A function that fetches the page's parts again: at most one request at a time, at most one every
  * `everyMs`, and the last call is always served.
  */
-export function partsRenewer(address, { everyMs = 1000, onChange = () => {} } = {}) {
+export function createFragmentRefresher(address, { everyMs = 1000, onChange = () => {} } = {}) {
   let running = false;
-  let wanted = false;
-  async function renew() {
-    if (running) { wanted = true; return; }
+  let pending = false;
+  async function refresh() {
+    if (running) { pending = true; return; }
     running = true;
-    wanted = false;
+    pending = false;
     let pause = everyMs;
     try {
-      if (replaceParts(await fetchText(address))) onChange();
+      if (replaceFragments(await fetchText(address))) onChange();
     } catch {
-      wanted = true;
+      pending = true;
       pause = Math.max(everyMs, RETRY_MS);
     }
-    setTimeout(() => { running = false; if (wanted) renew(); }, pause);
+    setTimeout(() => { running = false; if (pending) refresh(); }, pause);
   }
-  return renew;
+  return refresh;
 }

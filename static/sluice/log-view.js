@@ -12,10 +12,10 @@ const interpolate = window.interpolate ?? ((text, values) => text.replace(/%\((\
 
 const FIRST_BYTES = 256 * 1024; // from the end, when a log is opened
 const EARLIER_BYTES = 1024 * 1024; // further back at each "earlier"
-const MAX_UNDRAWN_BYTES = 8 * 1024 * 1024; // more than this waiting to be drawn: skip to the end
+const MAX_UNRENDERED_BYTES = 8 * 1024 * 1024; // more than this waiting to be drawn: skip to the end
 const SCROLLBACK_LINES = 20000;
-const FIRST_WAIT_MS = 500;
-const LONGEST_WAIT_MS = 15000;
+const BACKOFF_MIN_MS = 500;
+const BACKOFF_MAX_MS = 15000;
 const WIDE_COLUMNS = 500; // for lines that are not wrapped
 
 const THEMES = {
@@ -28,15 +28,15 @@ class LogView extends HTMLElement {
     this.offset = -FIRST_BYTES; // where the next byte stands; below zero: from the end
     this.start = 0; // the first byte of the window
     this.size = 0;
-    this.undrawn = 0;
-    this.wait = FIRST_WAIT_MS;
-    this.over = false;
+    this.unrenderedBytes = 0;
+    this.wait = BACKOFF_MIN_MS;
+    this.finished = false;
     this.build();
     this.open();
   }
 
   disconnectedCallback() {
-    this.over = true;
+    this.finished = true;
     clearTimeout(this.timer);
     this.socket?.close();
     this.resizing?.disconnect();
@@ -45,7 +45,7 @@ class LogView extends HTMLElement {
   }
 
   get name() { return `${this.dataset.role}-${this.dataset.index}`; }
-  get restAddress() { return `/api/v1/jobs/${this.dataset.job}/logs/${encodeURIComponent(this.dataset.role)}/${this.dataset.index}`; }
+  get restUrl() { return `/api/v1/jobs/${this.dataset.job}/logs/${encodeURIComponent(this.dataset.role)}/${this.dataset.index}`; }
 
   // --- what one sees -------------------------------------------------------------------------------
 
@@ -62,7 +62,7 @@ class LogView extends HTMLElement {
     this.earlier.hidden = true;
     this.wrap = button(gettext("Wrap"), () => this.toggleWrap());
     this.wrap.setAttribute("aria-pressed", "true");
-    const download = element("a", "btn btn-sm", { href: `${this.restAddress}/download${this.attemptQuery("?")}`, download: "" });
+    const download = element("a", "btn btn-sm", { href: `${this.restUrl}/download${this.attemptQuery("?")}`, download: "" });
     download.textContent = gettext("Download");
     const full = button(gettext("Full screen"), () => (document.fullscreenElement ? document.exitFullscreen() : this.requestFullscreen()));
     const title = element("strong", "log-title");
@@ -88,8 +88,8 @@ class LogView extends HTMLElement {
     this.terminal.loadAddon(new Unicode11Addon());
     this.terminal.unicode.activeVersion = "11";
     this.terminal.open(this.screen);
-    this.terminal.onScroll(() => this.showPlace());
-    this.screen.addEventListener("wheel", () => setTimeout(() => this.showPlace(), 50), { passive: true });
+    this.terminal.onScroll(() => this.showScrollPosition());
+    this.screen.addEventListener("wheel", () => setTimeout(() => this.showScrollPosition(), 50), { passive: true });
     this.screen.addEventListener("keydown", (event) => this.scrollByKey(event));
     this.resizing = new ResizeObserver(() => this.fit());
     this.resizing.observe(this.screen);
@@ -118,7 +118,7 @@ class LogView extends HTMLElement {
     if (!moves[event.key]) return;
     event.preventDefault();
     moves[event.key]();
-    this.showPlace();
+    this.showScrollPosition();
   }
 
   get atEnd() {
@@ -126,14 +126,14 @@ class LogView extends HTMLElement {
     return buffer.viewportY >= buffer.baseY;
   }
 
-  showPlace() {
+  showScrollPosition() {
     this.toEnd.hidden = this.atEnd;
     this.earlier.hidden = this.start <= 0 || this.terminal.buffer.active.viewportY > 0;
   }
 
-  jumpToEnd() { this.terminal.scrollToBottom(); this.showPlace(); }
+  jumpToEnd() { this.terminal.scrollToBottom(); this.showScrollPosition(); }
 
-  say(text) { this.status.textContent = text; }
+  setStatus(text) { this.status.textContent = text; }
 
   note(text) {
     // Between the log's own lines, and told apart from them.
@@ -147,18 +147,18 @@ class LogView extends HTMLElement {
     this.hits.hidden = true;
     if (!text) return;
     const found = backwards ? this.searcher.findPrevious(text) : this.searcher.findNext(text);
-    if (found) { this.showPlace(); return; }
+    if (found) { this.showScrollPosition(); return; }
     // Not in the window: ask the cluster, which searches all of the log.
-    this.say(gettext("Searching the whole log …"));
+    this.setStatus(gettext("Searching the whole log …"));
     const query = new URLSearchParams({ grep: text, ignore_case: "true", matches: "100" });
     if (this.dataset.attempt) query.set("attempt", this.dataset.attempt);
-    const answer = await fetch(`${this.restAddress}?${query}`, { headers: { Accept: "application/json" } });
-    if (!answer.ok) { this.say(gettext("The search did not work.")); return; }
+    const answer = await fetch(`${this.restUrl}?${query}`, { headers: { Accept: "application/json" } });
+    if (!answer.ok) { this.setStatus(gettext("The search did not work.")); return; }
     this.showHits((await answer.json()).matches);
   }
 
   showHits(matches) {
-    this.say(matches.length ? "" : gettext("Not found."));
+    this.setStatus(matches.length ? "" : gettext("Not found."));
     this.hits.replaceChildren(...matches.map((match) => {
       const go = button(interpolate(gettext("line %(line)s"), { line: match.line }, true), () => this.restart(Math.max(0, match.offset - 4096)));
       return go;
@@ -176,9 +176,9 @@ class LogView extends HTMLElement {
   restart(offset) {
     this.socket?.close();
     clearTimeout(this.timer);
-    this.over = false;
+    this.finished = false;
     this.offset = offset;
-    this.undrawn = 0;
+    this.unrenderedBytes = 0;
     this.terminal.reset();
     this.hits.hidden = true;
     this.open();
@@ -193,49 +193,49 @@ class LogView extends HTMLElement {
     this.opened = false;
     socket.addEventListener("message", (message) => {
       if (socket !== this.socket) return;
-      this.wait = FIRST_WAIT_MS;
-      if (typeof message.data === "string") this.told(JSON.parse(message.data));
+      this.wait = BACKOFF_MIN_MS;
+      if (typeof message.data === "string") this.handleFrame(JSON.parse(message.data));
       else this.draw(new Uint8Array(message.data));
     });
-    socket.addEventListener("close", (event) => { if (socket === this.socket) this.lost(event.code); });
+    socket.addEventListener("close", (event) => { if (socket === this.socket) this.handleClose(event.code); });
   }
 
-  told(frame) {
+  handleFrame(frame) {
     if (frame.type === "log") {
       if (this.offset < 0 || this.terminal.buffer.active.length <= 1) this.start = frame.offset;
       this.offset = frame.offset;
       this.size = frame.size;
       this.dataset.attempt ||= frame.attempt ?? "";
-      this.say(gettext("live"));
-      this.showPlace();
-    } else if (frame.type === "waiting") this.say(frame.reason);
+      this.setStatus(gettext("live"));
+      this.showScrollPosition();
+    } else if (frame.type === "waiting") this.setStatus(frame.reason);
     else if (frame.type === "truncated") {
       this.offset = 0;
       this.note(gettext("The log was begun anew."));
     } else if (frame.type === "gap") {
       this.offset = frame.to;
       this.note(interpolate(gettext("%(bytes)s bytes are left out here: the log grows faster than this page can show it. Download it to have all."), { bytes: frame.to - frame.from }, true));
-    } else if (frame.type === "end") this.ended(frame);
-    else if (frame.type === "error") { this.over = true; this.say(frame.message); }
+    } else if (frame.type === "end") this.handleEnd(frame);
+    else if (frame.type === "error") { this.finished = true; this.setStatus(frame.message); }
   }
 
-  ended(frame) {
-    this.over = true;
+  handleEnd(frame) {
+    this.finished = true;
     const code = frame.exit_code === null || frame.exit_code === undefined ? "" : ` · ${interpolate(gettext("exit code %(code)s"), { code: frame.exit_code }, true)}`;
-    this.say(`${gettext("ended")}${code}`);
+    this.setStatus(`${gettext("ended")}${code}`);
     this.dispatchEvent(new CustomEvent("log-end", { bubbles: true, detail: frame }));
   }
 
   draw(bytes) {
     this.offset += bytes.length;
     this.size = Math.max(this.size, this.offset);
-    this.undrawn += bytes.length;
-    if (this.status.textContent !== gettext("live")) this.say(gettext("live"));
+    this.unrenderedBytes += bytes.length;
+    if (this.status.textContent !== gettext("live")) this.setStatus(gettext("live"));
     this.terminal.write(bytes, () => {
-      this.undrawn -= bytes.length;
-      this.showPlace();
+      this.unrenderedBytes -= bytes.length;
+      this.showScrollPosition();
     });
-    if (this.undrawn > MAX_UNDRAWN_BYTES) this.skipToEnd();
+    if (this.unrenderedBytes > MAX_UNRENDERED_BYTES) this.skipToEnd();
   }
 
   /** The log comes faster than it can be drawn: leave the middle out rather than fill the memory. */
@@ -244,35 +244,35 @@ class LogView extends HTMLElement {
     this.terminal.write("", () => {
       this.note(gettext("A part is left out here: the log grows faster than this page can show it. Download it to have all."));
       this.offset = -FIRST_BYTES;
-      this.undrawn = 0;
+      this.unrenderedBytes = 0;
       this.open();
     });
     this.socket = null;
   }
 
-  lost(code) {
-    if (this.over || !this.isConnected) return;
+  handleClose(code) {
+    if (this.finished || !this.isConnected) return;
     if (code === 4401) { window.location.reload(); return; }
-    if (code === 4404) { this.say(gettext("There is no such log.")); return; }
-    if (code === 4429) { this.say(gettext("Too many logs are open. Close some and reload the page.")); return; }
-    this.say(gettext("connection lost, trying again …"));
+    if (code === 4404) { this.setStatus(gettext("There is no such log.")); return; }
+    if (code === 4429) { this.setStatus(gettext("Too many logs are open. Close some and reload the page.")); return; }
+    this.setStatus(gettext("connection lost, trying again …"));
     this.timer = setTimeout(() => this.open(), this.wait * (0.75 + Math.random() / 2));
-    this.wait = Math.min(this.wait * 2, LONGEST_WAIT_MS);
+    this.wait = Math.min(this.wait * 2, BACKOFF_MAX_MS);
   }
 }
 
 function element(tag, className, attributes = {}) {
-  const made = document.createElement(tag);
-  made.className = className;
-  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
-  return made;
+  const created = document.createElement(tag);
+  created.className = className;
+  for (const [name, value] of Object.entries(attributes)) created.setAttribute(name, value);
+  return created;
 }
 
 function button(text, action) {
-  const made = element("button", "btn btn-sm", { type: "button" });
-  made.textContent = text;
-  made.addEventListener("click", action);
-  return made;
+  const created = element("button", "btn btn-sm", { type: "button" });
+  created.textContent = text;
+  created.addEventListener("click", action);
+  return created;
 }
 
 customElements.define("log-view", LogView);

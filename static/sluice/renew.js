@@ -1,7 +1,7 @@
-// Pages whose parts are fetched again from their own address: <div data-renew-every="milliseconds">.
+// Pages whose parts are fetched again from their own address: <div data-refresh-every-ms="milliseconds">.
 
-import { partsRenewer } from "./live.js";
+import { createFragmentRefresher } from "./live.js";
 
-const place = document.querySelector("[data-renew-every]");
-const renew = partsRenewer(window.location.href);
-setInterval(() => { if (!document.hidden) renew(); }, Number(place.dataset.renewEvery));
+const place = document.querySelector("[data-refresh-every-ms]");
+const refresh = createFragmentRefresher(window.location.href);
+setInterval(() => { if (!document.hidden) refresh(); }, Number(place.dataset.refreshEveryMs));

@@ -8,17 +8,17 @@ export function toast(text, level = "info") {
   box.dataset.level = level;
   box.querySelector(".toast-body").textContent = text;
   document.getElementById("toasts").append(box);
-  fade(box);
+  autoDismiss(box);
 }
 
-function fade(box) {
+function autoDismiss(box) {
   const close = () => box.remove();
   box.querySelector("[data-close-toast]").addEventListener("click", close);
   // Errors stay until they are closed: someone may have looked elsewhere.
   if (box.dataset.level !== "error") setTimeout(close, 6000);
 }
 
-document.querySelectorAll("[data-toast]").forEach(fade);
+document.querySelectorAll("[data-toast]").forEach(autoDismiss);
 // A server's answer may carry toasts: HX-Trigger: {"toast": {"text": …, "level": …}}
 document.addEventListener("toast", (event) => toast(event.detail.text, event.detail.level));
 document.addEventListener("htmx:sendError", () => toast(gettext("Sluice does not answer. Try again in a moment."), "error"));
@@ -30,7 +30,7 @@ document.addEventListener("htmx:responseError", (event) => {
 // --- dialogs ---------------------------------------------------------------------------------------
 
 /** Ask; resolves to true only for a clear yes. */
-export function confirmed(text, action) {
+export function askConfirmation(text, action) {
   const dialog = document.getElementById("confirm-dialog");
   dialog.querySelector("[data-text]").textContent = text;
   if (action) dialog.querySelector("[data-action]").textContent = action;
@@ -63,7 +63,7 @@ document.addEventListener("submit", async (event) => {
   if (text && form.dataset.confirmed !== "yes") {
     event.preventDefault();
     event.stopPropagation();
-    if (await confirmed(text, button?.dataset.confirmAction ?? form.dataset.confirmAction)) {
+    if (await askConfirmation(text, button?.dataset.confirmAction ?? form.dataset.confirmAction)) {
       form.dataset.confirmed = "yes";
       form.requestSubmit(button);
       delete form.dataset.confirmed;
@@ -102,7 +102,7 @@ document.addEventListener("click", async (event) => {
 // --- shortcuts -----------------------------------------------------------------------------------
 
 const GOTO = { h: "home", j: "jobs", t: "templates", c: "capacity" };
-let waitingForPlace = false;
+let waitingForGoKey = false;
 
 function link(name) {
   document.querySelector(`[data-goto="${name}"]`)?.click();
@@ -111,14 +111,14 @@ function link(name) {
 document.addEventListener("keydown", (event) => {
   const typing = event.target.closest?.("input, textarea, select, [contenteditable], .ace_editor, .log-screen, dialog");
   if (typing || event.ctrlKey || event.metaKey || event.altKey) return;
-  if (waitingForPlace) {
-    waitingForPlace = false;
+  if (waitingForGoKey) {
+    waitingForGoKey = false;
     if (GOTO[event.key]) link(GOTO[event.key]);
     return;
   }
   if (event.key === "g") {
-    waitingForPlace = true;
-    setTimeout(() => { waitingForPlace = false; }, 1500);
+    waitingForGoKey = true;
+    setTimeout(() => { waitingForGoKey = false; }, 1500);
   } else if (event.key === "n") link("submit");
   else if (event.key === "/") {
     const search = document.querySelector("[data-search]");

@@ -26,8 +26,8 @@ function start() {
   let editor = null;
   let fromEditor = false; // the text is the truth until the document follows it
   let timer = null;
-  let asked = 0;
-  let answered = 0;
+  let checksRequested = 0;
+  let lastAnswered = 0;
   let key = randomKey();
 
   const form = new JobForm(find("#job-form"), state, page, () => { fromEditor = false; changed(); });
@@ -35,28 +35,28 @@ function start() {
   // --- change → draft, check --------------------------------------------------------------------------
 
   function changed() {
-    asked += 1;
+    checksRequested += 1;
     key = randomKey();
     setStatus("busy", gettext("Looking …"));
     clearTimeout(timer);
     timer = setTimeout(check, CHECK_AFTER_MS);
-    keepDraft();
+    saveDraft();
   }
 
-  function keepDraft() {
+  function saveDraft() {
     const typed = fromEditor ? state.text : null;
     if (same(state.document, initial) && !typed && !state.upload) draft.forget();
     else draft.save({ document: state.document, text: typed, view: state.view, upload: state.upload, clonedFrom: state.clonedFrom });
   }
 
   /** The upload that the job wants: of this page, or of the job that it is a copy of. */
-  function codeOf() {
+  function codeDigest() {
     return state.document.code?.selector === "codeFile" ? (state.upload?.sha256 ?? state.document.code.uploadId ?? "") : "";
   }
 
   async function check(extra = {}) {
-    const number = asked;
-    const body = { format: state.format, secrets: Object.keys(state.secrets).filter((name) => state.secrets[name] !== ""), code: codeOf(), ...extra };
+    const number = checksRequested;
+    const body = { format: state.format, secrets: Object.keys(state.secrets).filter((name) => state.secrets[name] !== ""), code: codeDigest(), ...extra };
     if (!extra.text) Object.assign(body, fromEditor ? { text: state.text, filename: state.text.trimStart().startsWith("{") ? "" : "job.yaml" } : { document: state.document });
     let answer;
     try {
@@ -70,9 +70,9 @@ function start() {
       return null;
     }
     if (extra.import) return answer;
-    if (number !== asked) return null; // something was changed meanwhile; a newer check follows
-    answered = number;
-    take(answer);
+    if (number !== checksRequested) return null; // something was changed meanwhile; a newer check follows
+    lastAnswered = number;
+    applyCheck(answer);
     return answer;
   }
 
@@ -80,12 +80,12 @@ function start() {
     if (response.status !== 401 && response.status !== 403) return false;
     find("[data-session-bar]").hidden = false;
     find("[data-sign-in]").href = `${page.login}?next=${encodeURIComponent("/submit")}`;
-    keepDraft();
+    saveDraft();
     setStatus("bad", gettext("Your session has ended."));
     return true;
   }
 
-  function take(answer) {
+  function applyCheck(answer) {
     state.checked = answer;
     if (fromEditor) {
       // The form follows the text; the text itself stays as it was typed.
@@ -94,7 +94,7 @@ function start() {
       Object.assign(state.imageLogins, answer.imageLogins ?? {});
       form.show();
       showDialect(answer);
-      keepDraft();
+      saveDraft();
     } else {
       state.text = answer.text;
       editor?.setText(answer.text);
@@ -103,7 +103,7 @@ function start() {
     form.problems = answer.problems;
     form.showProblems();
     showSecrets();
-    showSide(answer);
+    showSidebar(answer);
   }
 
   // --- the side ---------------------------------------------------------------------------------------
@@ -119,18 +119,18 @@ function start() {
     place.hidden = !lines.length;
   }
 
-  function startWords(preview) {
+  function startText(preview) {
     if (preview.startsNow) return gettext("now");
     if (preview.expectedStart) return interpolate(gettext("by %(time)s"), { time: new Intl.DateTimeFormat(document.documentElement.lang, { dateStyle: "short", timeStyle: "short" }).format(new Date(preview.expectedStart)) }, true);
     return gettext("when there is room");
   }
 
-  function costWords(preview) {
+  function costText(preview) {
     if (preview.machineHours === null) return "–";
     return interpolate(gettext("%(hours)s machine hours"), { hours: Number(preview.machineHours.toFixed(2)) }, true);
   }
 
-  function showSide(answer) {
+  function showSidebar(answer) {
     const { preview, problems } = answer;
     const places = find("[data-problems]");
     places.hidden = !problems.length;
@@ -148,9 +148,9 @@ function start() {
     list(find("[data-words]"), preview.words);
     list(find("[data-notes]"), preview.notes);
     const { totals } = preview;
-    find("[data-plan] [data-start]").textContent = startWords(preview);
+    find("[data-plan] [data-start]").textContent = startText(preview);
     find("[data-plan] [data-limit]").textContent = preview.timeLimit === null ? "–" : duration(preview.timeLimit);
-    find("[data-plan] [data-cost]").textContent = costWords(preview);
+    find("[data-plan] [data-cost]").textContent = costText(preview);
     find("[data-totals]").textContent = [
       interpolate(window.ngettext("%(count)s task", "%(count)s tasks", totals.tasks), { count: totals.tasks }, true),
       `${totals.cpus} CPU`, `${Number((totals.memory / 1024).toPrecision(3))} GB`, ...(totals.gpus ? [`${totals.gpus} GPU`] : []),
@@ -164,7 +164,7 @@ function start() {
     button.type = "button";
     button.className = "submit-problem";
     const place = document.createElement("strong");
-    place.textContent = (state.view === "form" && form.wordsFor(problem.path ?? "")) || problem.path || gettext("job file");
+    place.textContent = (state.view === "form" && form.labelFor(problem.path ?? "")) || problem.path || gettext("job file");
     button.append(place, " ", problem.message);
     button.addEventListener("click", () => goTo(problem));
     item.append(button);
@@ -185,8 +185,8 @@ function start() {
   async function show(view) {
     const leaving = state.view;
     if (leaving !== "form" && view !== leaving && fromEditor) {
-      if (asked !== answered) { clearTimeout(timer); await check(); }
-      if (asked !== answered || !state.checked?.document) {
+      if (checksRequested !== lastAnswered) { clearTimeout(timer); await check(); }
+      if (checksRequested !== lastAnswered || !state.checked?.document) {
         toast(gettext("Mend the text first: it cannot be read as a job yet, and would be lost."), "error");
         return;
       }
@@ -199,7 +199,7 @@ function start() {
     }
     find("[data-pane=form]").hidden = view !== "form";
     find("[data-pane=editor]").hidden = view === "form";
-    if (state.checked) showSide(state.checked); // problems are named by field here, by path there
+    if (state.checked) showSidebar(state.checked); // problems are named by field here, by path there
     if (view === "form") { if (leaving !== "form") form.show(); return; }
     if (state.format !== view) {
       fromEditor = false;
@@ -209,7 +209,7 @@ function start() {
     if (state.text === "") {
       // An answer that is still on its way has the text in the other format: it is not for us any more.
       clearTimeout(timer);
-      asked += 1;
+      checksRequested += 1;
       setStatus("busy", gettext("Looking …"));
     }
     await ensureEditor();
@@ -266,7 +266,7 @@ function start() {
     state.text = "";
     form.codeSource = null;
     form.distributed = false;
-    form.setAside = null;
+    form.removedRoles = null;
     form.show();
     showImport(filename, answer);
     changed();
@@ -296,12 +296,12 @@ function start() {
 
   let depth = 0;
   const drop = find("[data-drop]");
-  const bringsFile = (event) => [...(event.dataTransfer?.types ?? [])].includes("Files");
-  document.addEventListener("dragenter", (event) => { if (bringsFile(event)) { depth += 1; drop.hidden = false; } });
+  const hasFiles = (event) => [...(event.dataTransfer?.types ?? [])].includes("Files");
+  document.addEventListener("dragenter", (event) => { if (hasFiles(event)) { depth += 1; drop.hidden = false; } });
   document.addEventListener("dragleave", () => { depth = Math.max(0, depth - 1); drop.hidden = depth === 0; });
-  document.addEventListener("dragover", (event) => { if (bringsFile(event)) event.preventDefault(); });
+  document.addEventListener("dragover", (event) => { if (hasFiles(event)) event.preventDefault(); });
   document.addEventListener("drop", async (event) => {
-    if (!bringsFile(event)) return;
+    if (!hasFiles(event)) return;
     event.preventDefault();
     depth = 0;
     drop.hidden = true;
@@ -332,7 +332,7 @@ function start() {
     form.codeSource = "upload";
     form.showCode();
     const bar = find("[data-upload-bar]");
-    const words = find("[data-upload-words]");
+    const words = find("[data-upload-status]");
     bar.hidden = false;
     words.textContent = gettext("Uploading …");
     const request = new XMLHttpRequest();
@@ -360,7 +360,7 @@ function start() {
   }
 
   function showUpload() {
-    const words = find("[data-upload-words]");
+    const words = find("[data-upload-status]");
     words.textContent = state.upload ? interpolate(gettext("%(name)s is uploaded (%(files)s files). MODEL_DIR and the working directory are where it is unpacked."), { name: state.upload.name, files: state.upload.files }, true) : "";
   }
 
@@ -389,22 +389,22 @@ function start() {
   const dialog = find("[data-confirm-submit]");
   const yes = dialog.querySelector("[data-yes]");
 
-  async function settled() {
-    if (answered !== asked) { clearTimeout(timer); await check(); }
+  async function latestCheck() {
+    if (lastAnswered !== checksRequested) { clearTimeout(timer); await check(); }
     return state.checked;
   }
 
   find("[data-submit]").addEventListener("click", async () => {
     form.showAll = true;
-    const answer = await settled();
+    const answer = await latestCheck();
     form.showProblems();
     if (!answer) return;
     if (answer.problems.length) { goTo(answer.problems[0]); return; }
     const fill = (name, words) => { dialog.querySelector(`[data-${name}]`).textContent = words; };
     fill("name", state.document.jobName);
     fill("namespace", state.document.namespace);
-    fill("start", startWords(answer.preview));
-    fill("cost", costWords(answer.preview));
+    fill("start", startText(answer.preview));
+    fill("cost", costText(answer.preview));
     list(dialog.querySelector("[data-words]"), answer.preview.words);
     dialog.querySelector("[data-refused]").hidden = true;
     dialog.showModal();
@@ -418,7 +418,7 @@ function start() {
       const names = Array.isArray(state.document.secrets) ? state.document.secrets : [];
       const body = { job: state.document };
       if (names.length) body.secrets = Object.fromEntries(names.map((name) => [name, state.secrets[name] ?? ""]));
-      if (codeOf()) body.code = codeOf();
+      if (codeDigest()) body.code = codeDigest();
       if (Object.keys(state.imageLogins).length) body.image_logins = state.imageLogins;
       if (state.clonedFrom) body.cloned_from = state.clonedFrom;
       const response = await fetch(page.jobs, { method: "POST", headers: { "Content-Type": "application/json", "X-CSRFToken": csrf, "Idempotency-Key": key }, body: JSON.stringify(body) });
@@ -428,26 +428,26 @@ function start() {
         window.location.assign(`${page.jobPage}/${answer.id}`);
         return;
       }
-      refuse(response, answer);
+      handleRefusal(response, answer);
     } catch {
-      refused(dialog, gettext("Sluice does not answer. Try again: it will not become two jobs."));
+      showRefusal(dialog, gettext("Sluice does not answer. Try again: it will not become two jobs."));
     }
     yes.disabled = false;
   });
 
-  function refused(box, words) {
+  function showRefusal(box, words) {
     const place = box.querySelector("[data-refused]");
     place.textContent = words;
     place.hidden = false;
   }
 
-  function refuse(response, answer) {
+  function handleRefusal(response, answer) {
     if (response.status === 401) { dialog.close(); sessionEnded(response); return; }
     const problems = answer.errors?.length ? answer.errors : answer.code === "name_taken" ? [{ path: "jobName", message: answer.detail }] : [];
-    if (!problems.length) { refused(dialog, answer.detail); return; }
+    if (!problems.length) { showRefusal(dialog, answer.detail); return; }
     dialog.close();
     form.problems = problems;
-    showSide({ problems, preview: state.checked?.preview, warnings: [] });
+    showSidebar({ problems, preview: state.checked?.preview, warnings: [] });
     goTo(problems[0]);
   }
 
@@ -455,7 +455,7 @@ function start() {
 
   const templates = find("[data-template-dialog]");
   find("[data-save-template]").addEventListener("click", async () => {
-    await settled();
+    await latestCheck();
     const fields = templates.querySelector("form").elements;
     fields.name.value ||= state.document.jobName ?? "";
     fields.namespace.value = state.document.namespace;
@@ -475,9 +475,9 @@ function start() {
       const response = await fetch(page.templates, { method: "POST", headers: { "Content-Type": "application/json", "X-CSRFToken": csrf }, body: JSON.stringify(body) });
       const answer = await response.json();
       if (response.ok) { window.location.assign(`${page.templatePage}/${answer.id}`); return; }
-      refused(templates, answer.detail);
+      showRefusal(templates, answer.detail);
     } catch {
-      refused(templates, gettext("Sluice does not answer. Try again in a moment."));
+      showRefusal(templates, gettext("Sluice does not answer. Try again in a moment."));
     }
     event.target.disabled = false;
   });
@@ -532,5 +532,5 @@ function start() {
   const kept = draft.load();
   if (kept && !same(kept.document, initial)) offerDraft(kept);
   else if (page.origin && !window.location.search) { changed(); draft.save({ document: state.document }); }
-  if (!asked) { asked = 1; check(); }
+  if (!checksRequested) { checksRequested = 1; check(); }
 }

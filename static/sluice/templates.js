@@ -3,7 +3,7 @@
 const list = document.getElementById("template-list");
 const batch = document.getElementById("template-batch");
 
-function showChoice() {
+function showSelection() {
   const count = list.querySelectorAll("tbody input[name=id]:checked").length;
   batch.hidden = count === 0;
   batch.querySelector("[data-count]").textContent = window.interpolate(window.ngettext("%(count)s chosen", "%(count)s chosen", count), { count }, true);
@@ -11,8 +11,8 @@ function showChoice() {
 
 if (list) {
   list.addEventListener("change", (event) => {
-    if (event.target.matches("[data-choose-all]")) list.querySelectorAll("tbody input[name=id]").forEach((box) => { box.checked = event.target.checked; });
-    showChoice();
+    if (event.target.matches("[data-select-all]")) list.querySelectorAll("tbody input[name=id]").forEach((box) => { box.checked = event.target.checked; });
+    showSelection();
   });
-  showChoice();
+  showSelection();
 }

@@ -11,7 +11,7 @@ from pytest_django.plugin import DjangoDbBlocker
 
 
 @pytest.fixture(scope="session", autouse=True)
-def connections_of_threads_end(
+def close_thread_connections(
     django_db_setup: None, django_db_blocker: DjangoDbBlocker
 ) -> Iterator[None]:
     """Requests and sockets work in threads with lasting connections; those threads outlive a test, and
@@ -27,7 +27,7 @@ def connections_of_threads_end(
 
 
 @pytest.fixture(autouse=True)
-def everyone_begins_in_english() -> Iterator[None]:
+def reset_language() -> Iterator[None]:
     """A request leaves its language behind in the thread; the next test is not its reader."""
     with translation.override("en"):
         yield

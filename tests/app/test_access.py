@@ -14,7 +14,7 @@ from clusters.access import (
     can_see,
     can_submit,
     namespaces_administered_by,
-    namespaces_open_to,
+    namespaces_submittable_by,
     namespaces_visible_to,
     role_of,
     roles_of,
@@ -25,18 +25,18 @@ pytestmark = pytest.mark.django_db
 
 
 @dataclass
-class Cast:
+class AccessScenario:
     namespace: Namespace
     other: Namespace
-    people: dict[str, User | AnonymousUser]
+    users: dict[str, User | AnonymousUser]
 
 
 @pytest.fixture
-def cast() -> Cast:
+def scenario() -> AccessScenario:
     cluster = Cluster.objects.create(name="here", kind=Cluster.Kind.LOCAL)
     namespace = Namespace.objects.create(name="vision", cluster=cluster, partitions=["gpu"])
     other = Namespace.objects.create(name="speech", cluster=cluster, partitions=["gpu"])
-    people: dict[str, User | AnonymousUser] = {"nobody": AnonymousUser()}
+    users: dict[str, User | AnonymousUser] = {"nobody": AnonymousUser()}
     for name, role in {
         "alice": Role.ADMIN,
         "bob": Role.MEMBER,
@@ -45,12 +45,12 @@ def cast() -> Cast:
     }.items():
         user = User.objects.create_user(name, is_active=name != "gone")
         Membership.objects.create(user=user, namespace=namespace, role=role)
-        people[name] = user
-    people["carol"] = carol = User.objects.create_user("carol")
+        users[name] = user
+    users["carol"] = carol = User.objects.create_user("carol")
     Membership.objects.create(user=carol, namespace=other, role=Role.ADMIN)
-    people["root"] = User.objects.create_superuser("root")
-    people["staff"] = User.objects.create_user("staff", is_staff=True)
-    return Cast(namespace, other, people)
+    users["root"] = User.objects.create_superuser("root")
+    users["staff"] = User.objects.create_user("staff", is_staff=True)
+    return AccessScenario(namespace, other, users)
 
 
 @pytest.mark.parametrize(
@@ -67,9 +67,14 @@ def cast() -> Cast:
     ],
 )
 def test_each_person_gets_exactly_their_rights(
-    cast: Cast, who: str, role: Role | None, sees: bool, submits: bool, administers: bool
+    scenario: AccessScenario,
+    who: str,
+    role: Role | None,
+    sees: bool,
+    submits: bool,
+    administers: bool,
 ) -> None:
-    user, namespace = cast.people[who], cast.namespace
+    user, namespace = scenario.users[who], scenario.namespace
     assert role_of(user, namespace) == role
     assert roles_of(user).get(namespace.pk) == role
     assert can_see(user, namespace) is sees
@@ -77,21 +82,21 @@ def test_each_person_gets_exactly_their_rights(
     assert can_administer(user, namespace) is administers
     # The lists say the same as the single answers.
     assert namespaces_visible_to(user).contains(namespace) is sees
-    assert namespaces_open_to(user).contains(namespace) is submits
+    assert namespaces_submittable_by(user).contains(namespace) is submits
     assert namespaces_administered_by(user).contains(namespace) is administers
 
 
-def test_an_inactive_namespace_is_seen_and_takes_no_jobs(cast: Cast) -> None:
-    cast.namespace.active = False
-    cast.namespace.save()
+def test_an_inactive_namespace_is_seen_and_takes_no_jobs(scenario: AccessScenario) -> None:
+    scenario.namespace.active = False
+    scenario.namespace.save()
     for who in ("alice", "bob", "root"):
-        assert can_see(cast.people[who], cast.namespace)
-        assert not can_submit(cast.people[who], cast.namespace)
-        assert not namespaces_open_to(cast.people[who]).contains(cast.namespace)
+        assert can_see(scenario.users[who], scenario.namespace)
+        assert not can_submit(scenario.users[who], scenario.namespace)
+        assert not namespaces_submittable_by(scenario.users[who]).contains(scenario.namespace)
 
 
-def test_a_disabled_cluster_takes_no_jobs(cast: Cast) -> None:
+def test_a_disabled_cluster_takes_no_jobs(scenario: AccessScenario) -> None:
     Cluster.objects.update(enabled=False)
-    cast.namespace.cluster.refresh_from_db()
-    assert not can_submit(cast.people["alice"], cast.namespace)
-    assert not namespaces_open_to(cast.people["alice"]).exists()
+    scenario.namespace.cluster.refresh_from_db()
+    assert not can_submit(scenario.users["alice"], scenario.namespace)
+    assert not namespaces_submittable_by(scenario.users["alice"]).exists()

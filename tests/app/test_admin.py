@@ -16,8 +16,8 @@ from django.utils import timezone
 from accounts.models import User
 from accounts.tokens import create_token, find_token
 from clusters.capacity import Capacity, GpuCount, Node, Partition
-from clusters.doctor import LINKS
-from clusters.forms import format_time, parse_time
+from clusters.doctor import CHECKS
+from clusters.forms import format_time_limit, parse_time_limit
 from clusters.models import (
     Cluster,
     ClusterStatus,
@@ -42,7 +42,7 @@ def sysadmin(client: Client) -> Client:
 
 
 @pytest.fixture
-def world() -> Namespace:
+def populated_namespace() -> Namespace:
     """One row of everything."""
     cluster = Cluster.objects.create(
         name="lab",
@@ -99,7 +99,7 @@ def test_everything_is_registered() -> None:
     }
 
 
-@pytest.mark.usefixtures("world")
+@pytest.mark.usefixtures("populated_namespace")
 @pytest.mark.parametrize("model", OUR_MODELS, ids=lambda model: model.__name__)
 def test_every_page_renders(sysadmin: Client, model: type) -> None:
     base = f"admin:{model._meta.app_label}_{model._meta.model_name}"
@@ -115,39 +115,39 @@ def test_every_page_renders(sysadmin: Client, model: type) -> None:
     assert added.status_code == (403 if model.__name__ == "CapacitySnapshot" else 200)
 
 
-def test_list_says_how_the_cluster_is(sysadmin: Client, world: Namespace) -> None:
+def test_cluster_list_shows_status(sysadmin: Client, populated_namespace: Namespace) -> None:
     page = sysadmin.get(reverse("admin:clusters_cluster_changelist")).content.decode()
     assert "slurmctld does not answer" in page
     assert "login:22" in page
 
 
-def test_checking_the_connection_tells_the_first_fault_and_keeps_all_lines(
-    sysadmin: Client, world: Namespace
+def test_check_connection_shows_first_failure_and_stores_all_results(
+    sysadmin: Client, populated_namespace: Namespace
 ) -> None:
     Cluster.objects.update(host="no-such-host.invalid")
-    answer = sysadmin.post(
+    response = sysadmin.post(
         reverse("admin:clusters_cluster_changelist"),
-        {"action": "check_connection", "_selected_action": [world.cluster_id]},
+        {"action": "check_connection", "_selected_action": [populated_namespace.cluster_id]},
         follow=True,
     )
-    assert "no-such-host.invalid does not resolve" in answer.content.decode()
-    expected = [link.key for link in LINKS if link.applies(world.cluster)]
+    assert "no-such-host.invalid does not resolve" in response.content.decode()
+    expected = [link.key for link in CHECKS if link.applies_to(populated_namespace.cluster)]
     assert [line["key"] for line in ClusterStatus.objects.get().doctor["lines"]] == expected
 
 
-def test_the_last_check_is_shown_escaped(sysadmin: Client, world: Namespace) -> None:
+def test_the_last_check_is_shown_escaped(sysadmin: Client, populated_namespace: Namespace) -> None:
     page = sysadmin.get(
-        reverse("admin:clusters_cluster_change", args=[world.cluster_id])
+        reverse("admin:clusters_cluster_change", args=[populated_namespace.cluster_id])
     ).content.decode()
     assert "&lt;b&gt;gone&lt;/b&gt;" in page
     assert "→ fix it" in page
     assert "tf:2 = tf2.sif" in page
 
 
-def test_people_who_are_not_staff_stay_out(client: Client, world: Namespace) -> None:
+def test_non_staff_users_are_redirected(client: Client, populated_namespace: Namespace) -> None:
     client.force_login(User.objects.get(username="bob"))
-    answer = client.get(reverse("admin:clusters_cluster_changelist"))
-    assert answer.status_code == 302
+    response = client.get(reverse("admin:clusters_cluster_changelist"))
+    assert response.status_code == 302
 
 
 def namespace_form(**changed: object) -> dict[str, object]:
@@ -160,25 +160,25 @@ def namespace_form(**changed: object) -> dict[str, object]:
 
 
 def test_a_namespace_is_made_with_lists_and_times_for_people(
-    sysadmin: Client, world: Namespace
+    sysadmin: Client, populated_namespace: Namespace
 ) -> None:
-    answer = sysadmin.post(
+    response = sysadmin.post(
         reverse("admin:clusters_namespace_add"),
         namespace_form(
-            cluster=world.cluster_id,
+            cluster=populated_namespace.cluster_id,
             partitions="gpu\ncpu",
             max_time_s="2-00:00:00",
             default_time_s="8h",
         ),
     )
-    assert answer.status_code == 302, answer.context["errors"]
-    made = Namespace.objects.get(name="speech")
-    assert made.partitions == ["gpu", "cpu"]
-    assert (made.max_time_s, made.default_time_s) == (172800, 28800)
+    assert response.status_code == 302, response.context["errors"]
+    created = Namespace.objects.get(name="speech")
+    assert created.partitions == ["gpu", "cpu"]
+    assert (created.max_time_s, created.default_time_s) == (172800, 28800)
 
 
 @pytest.mark.parametrize(
-    ("changed", "words"),
+    ("changed", "expected_text"),
     [
         ({"partitions": "gup"}, "The cluster has no partition gup. It has: gpu, cpu."),
         ({"partitions": ""}, "This field is required"),
@@ -190,39 +190,43 @@ def test_a_namespace_is_made_with_lists_and_times_for_people(
     ],
 )
 def test_a_wrong_namespace_is_explained(
-    sysadmin: Client, world: Namespace, changed: dict[str, str], words: str
+    sysadmin: Client, populated_namespace: Namespace, changed: dict[str, str], expected_text: str
 ) -> None:
-    answer = sysadmin.post(
+    response = sysadmin.post(
         reverse("admin:clusters_namespace_add"),
-        namespace_form(cluster=world.cluster_id, **changed),
+        namespace_form(cluster=populated_namespace.cluster_id, **changed),
     )
-    assert answer.status_code == 200
-    assert words in answer.content.decode()
+    assert response.status_code == 200
+    assert expected_text in response.content.decode()
     assert not Namespace.objects.filter(name="speech").exists()
 
 
 def test_a_namespace_whose_partition_is_gone_can_be_switched_off(
-    sysadmin: Client, world: Namespace
+    sysadmin: Client, populated_namespace: Namespace
 ) -> None:
-    Namespace.objects.filter(pk=world.pk).update(partitions=["retired"])
-    data = namespace_form(name="vision", cluster=world.cluster_id, partitions="retired")
+    Namespace.objects.filter(pk=populated_namespace.pk).update(partitions=["retired"])
+    data = namespace_form(
+        name="vision", cluster=populated_namespace.cluster_id, partitions="retired"
+    )
     del data["active"]
-    answer = sysadmin.post(
-        reverse("admin:clusters_namespace_change", args=[world.pk]),
+    response = sysadmin.post(
+        reverse("admin:clusters_namespace_change", args=[populated_namespace.pk]),
         {**data, "memberships-INITIAL_FORMS": 0},
     )
-    assert answer.status_code == 302
-    world.refresh_from_db()
-    assert not world.active
+    assert response.status_code == 302
+    populated_namespace.refresh_from_db()
+    assert not populated_namespace.active
 
 
-def test_mapping_a_person_to_root_is_refused(sysadmin: Client, world: Namespace) -> None:
+def test_mapping_a_person_to_root_is_refused(
+    sysadmin: Client, populated_namespace: Namespace
+) -> None:
     alice = User.objects.create_user("alice")
-    answer = sysadmin.post(
+    response = sysadmin.post(
         reverse("admin:clusters_unixaccount_add"),
-        {"user": alice.pk, "cluster": world.cluster_id, "unix_user": "root"},
+        {"user": alice.pk, "cluster": populated_namespace.cluster_id, "unix_user": "root"},
     )
-    assert "Sluice never acts as root" in answer.content.decode()
+    assert "Sluice never acts as root" in response.content.decode()
     assert not UnixAccount.objects.filter(user=alice).exists()
 
 
@@ -231,14 +235,14 @@ def test_mapping_a_person_to_root_is_refused(sysadmin: Client, world: Namespace)
     [("90m", 5400), ("8h", 28800), ("2d", 172800), ("1:30", 5400), ("1-00:00:01", 86401)],
 )
 def test_times_are_read_as_people_write_them(text: str, seconds: int) -> None:
-    assert parse_time(text) == seconds
-    assert parse_time(format_time(seconds)) == seconds
+    assert parse_time_limit(text) == seconds
+    assert parse_time_limit(format_time_limit(seconds)) == seconds
 
 
 @pytest.mark.parametrize("text", ["", "-1h", "1:99", "1h30", "∞", "1:00:61"])
-def test_nonsense_is_no_time(text: str) -> None:
+def test_invalid_times_are_rejected(text: str) -> None:
     with pytest.raises(ValueError, match=r".*"):
-        parse_time(text)
+        parse_time_limit(text)
 
 
 EMPTY_INLINES = {
@@ -249,7 +253,7 @@ EMPTY_INLINES = {
 
 
 @pytest.fixture
-def helper(client: Client) -> Client:
+def staff_client(client: Client) -> Client:
     """Staff who may add, change and delete people and groups, and is no superuser."""
     person = User.objects.create_user("helper", is_staff=True)
     person.user_permissions.set(
@@ -261,42 +265,44 @@ def helper(client: Client) -> Client:
 
 def account_form(user: User, **changed: str) -> dict[str, str]:
     joined = {"date_joined_0": "2026-01-01", "date_joined_1": "00:00:00"}
-    given = {"username": user.username, "theme": "auto", "is_active": "on", **joined}
-    return {**given, **changed}
+    form = {"username": user.username, "theme": "auto", "is_active": "on", **joined}
+    return {**form, **changed}
 
 
-def test_staff_give_nobody_more_rights(helper: Client, world: Namespace) -> None:
+def test_staff_cannot_grant_privileges(
+    staff_client: Client, populated_namespace: Namespace
+) -> None:
     me, bob = User.objects.get(username="helper"), User.objects.get(username="bob")
     Group.objects.create(name="all")
     wanted = {"is_superuser": "on", "is_staff": "on", "groups": "1", "user_permissions": "1"}
     for person in (me, bob):
-        address = reverse("admin:accounts_user_change", args=[person.pk])
-        answer = helper.post(address, account_form(person, first_name="B", **wanted))
-        assert answer.status_code == 302, answer.content.decode()
+        url = reverse("admin:accounts_user_change", args=[person.pk])
+        response = staff_client.post(url, account_form(person, first_name="B", **wanted))
+        assert response.status_code == 302, response.content.decode()
         before, person = person, User.objects.get(pk=person.pk)
         assert person.first_name == "B"
         assert not person.is_superuser
         assert person.is_staff == before.is_staff
         assert not person.groups.exists()
     assert not bob.user_permissions.exists()
-    assert helper.get(reverse("admin:auth_group_add")).status_code == 403
+    assert staff_client.get(reverse("admin:auth_group_add")).status_code == 403
 
 
-@pytest.mark.parametrize("rights", ["is_superuser", "is_staff"])
-def test_staff_do_not_touch_those_with_rights(helper: Client, rights: str) -> None:
-    other = User.objects.create_user("other", **{rights: True})
+@pytest.mark.parametrize("privilege", ["is_superuser", "is_staff"])
+def test_staff_cannot_edit_privileged_users(staff_client: Client, privilege: str) -> None:
+    other = User.objects.create_user("other", **{privilege: True})
     changed = account_form(other, email="helper@example.org")
-    for name, given in (
+    for name, form in (
         ("change", changed),
         ("delete", {"post": "yes"}),
     ):
-        address = reverse(f"admin:accounts_user_{name}", args=[other.pk])
-        assert helper.post(address, given).status_code == 403
+        url = reverse(f"admin:accounts_user_{name}", args=[other.pk])
+        assert staff_client.post(url, form).status_code == 403
     password = {"password1": "correct horse battery", "password2": "correct horse battery"}
-    address = reverse("admin:auth_user_password_change", args=[other.pk])
-    assert helper.post(address, password).status_code == 403
+    url = reverse("admin:auth_user_password_change", args=[other.pk])
+    assert staff_client.post(url, password).status_code == 403
     chosen = {"action": "delete_selected", "_selected_action": [other.pk], "post": "yes"}
-    helper.post(reverse("admin:accounts_user_changelist"), chosen)
+    staff_client.post(reverse("admin:accounts_user_changelist"), chosen)
     other.refresh_from_db()
     assert other.email == ""
     assert not other.has_usable_password()
@@ -307,20 +313,20 @@ def test_an_administrators_reset_revokes_tokens(
     sysadmin: Client, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bob = User.objects.create_user("bob")
-    until = timezone.now() + timedelta(days=1)
-    _token, secret = create_token(user=bob, name="t", scope="read", expires_at=until)
+    expires_at = timezone.now() + timedelta(days=1)
+    _token, secret = create_token(user=bob, name="t", scope="read", expires_at=expires_at)
     assert find_token(secret)
     password = {"password1": "correct horse battery", "password2": "correct horse battery"}
     if how == "reset":
-        address = reverse("admin:auth_user_password_change", args=[bob.pk])
-        assert sysadmin.post(address, {**password, "usable_password": "true"}).status_code == 302
+        url = reverse("admin:auth_user_password_change", args=[bob.pk])
+        assert sysadmin.post(url, {**password, "usable_password": "true"}).status_code == 302
     elif how == "console":
         monkeypatch.setattr("getpass.getpass", lambda **_prompt: password["password1"])
         call_command("changepassword", "bob", stdout=StringIO())
     else:
         forms = account_form(bob, **EMPTY_INLINES)
         del forms["is_active"]
-        address = reverse("admin:accounts_user_change", args=[bob.pk])
-        assert sysadmin.post(address, forms).status_code == 302
+        url = reverse("admin:accounts_user_change", args=[bob.pk])
+        assert sysadmin.post(url, forms).status_code == 302
         User.objects.update(is_active=True)  # and it does not come back with the person
     assert find_token(secret) is None

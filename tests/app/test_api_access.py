@@ -20,40 +20,40 @@ from accounts.tokens import create_token
 from clusters.models import ResourceSpec
 from clusters.transport.base import DirEntry, FileStat, Transport
 from core.errors import NotAllowed
-from jobs.files import Place
+from jobs.files import ResolvedPath
 from jobs.job_templates import create_template
 from jobs.models import Attempt, Job, JobTemplate
-from jobs.store.uploads import receive
-from tests.app.job_cast import Cast, make_cast, make_spec
+from jobs.store.uploads import receive_upload
+from tests.app.scenario import Scenario, make_scenario, make_spec
 
 pytestmark = pytest.mark.django_db
 
-PEOPLE = ("anonymous", "outsider", "viewer", "member", "owner", "ns_admin", "admin")
+USERS = ("anonymous", "outsider", "viewer", "member", "owner", "ns_admin", "admin")
 # What the table's short forms say for: nobody, outsider, viewer, member, owner, namespace admin, admin.
 EVERYONE = (401, 200, 200, 200, 200, 200, 200)
-SEES = (401, 404, 200, 200, 200, 200, 200)
+NAMESPACE_READERS = (401, 404, 200, 200, 200, 200, 200)
 OWNER_AND_ADMIN = (401, 404, 403, 403, 200, 403, 200)
 NAMESPACE_ADMINS = (401, 404, 403, 403, 200, 200, 200)
 
 
 @dataclass
-class World:
-    cast: Cast
+class ApiData:
+    scenario: Scenario
     live: Job
     ended: Job
     template: JobTemplate  # alice's, for the namespace
     tokens: dict[str, ApiToken] = field(default_factory=dict)
     uploads: dict[str, str] = field(default_factory=dict)
 
-    def person(self, who: str) -> User | None:
+    def user_for(self, who: str) -> User | None:
         return {
             "anonymous": None,
-            "outsider": self.cast.carol,
-            "viewer": self.cast.viewer,
-            "member": self.cast.bob,
-            "owner": self.cast.alice,
-            "ns_admin": self.cast.chief,
-            "admin": self.cast.admin,
+            "outsider": self.scenario.carol,
+            "viewer": self.scenario.viewer,
+            "member": self.scenario.bob,
+            "owner": self.scenario.alice,
+            "ns_admin": self.scenario.chief,
+            "admin": self.scenario.admin,
         }[who]
 
 
@@ -65,12 +65,12 @@ def code_zip() -> bytes:
 
 
 @pytest.fixture
-def world(settings: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> World:
+def api_data(settings: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> ApiData:
     settings.UPLOAD_DIR = tmp_path / "uploads"
-    cast = make_cast()
-    live = cast.job("live")
-    cast.in_slurm(live)
-    ended = cast.job("ended")
+    scenario = make_scenario()
+    live = scenario.job("live")
+    scenario.create_live_attempt(live)
+    ended = scenario.job("ended")
     Job.objects.filter(pk=ended.pk).update(state="FAILED")
     Attempt.objects.create(
         job=ended,
@@ -83,22 +83,22 @@ def world(settings: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Worl
     )
     ResourceSpec.objects.create(name="small", title="1 core", cpus=1, mem_mib=1024)
     template = create_template(
-        by=cast.alice,
+        by=scenario.alice,
         name="shared",
         document=make_spec("from-template").model_dump(mode="json", by_alias=True),
         visibility="namespace",
         namespace="lab",
     )
-    made = World(cast, live, ended, template)
-    for who in PEOPLE[1:]:
-        user = made.person(who)
+    data = ApiData(scenario, live, ended, template)
+    for who in USERS[1:]:
+        user = data.user_for(who)
         assert user is not None
-        made.tokens[who], _secret = create_token(
+        data.tokens[who], _secret = create_token(
             user=user, name="t", scope="read", expires_at=ended.created_at.replace(year=2099)
         )
-    made.uploads["owner"] = receive(io.BytesIO(code_zip()), by=cast.alice).sha256
+    data.uploads["owner"] = receive_upload(io.BytesIO(code_zip()), by=scenario.alice).sha256
 
-    class Files(Transport):
+    class FakeFiles(Transport):
         def list_dir(self, path: str) -> list[DirEntry]:
             return []
 
@@ -107,133 +107,142 @@ def world(settings: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Worl
         ) -> Iterator[bytes]:
             return iter([b"hello"])
 
-    Files.__abstractmethods__ = frozenset()
+    FakeFiles.__abstractmethods__ = frozenset()
 
-    def locate(*, job: Job, attempt: Attempt, root: str, path: str, for_owner: bool) -> Place:
+    def resolve_path(
+        *, job: Job, attempt: Attempt, root: str, path: str, for_owner: bool
+    ) -> ResolvedPath:
         kind = "file" if path else "dir"
         if root == "output" and not for_owner:
             raise NotAllowed("Only its owner may look into a job's output directory.")
-        return Place(Files(), "/w/x", path, FileStat(5, 0.0, 0o600, kind))
+        return ResolvedPath(FakeFiles(), "/w/x", path, FileStat(5, 0.0, 0o600, kind))
 
-    monkeypatch.setattr("jobs.api.files.locate", locate)
-    return made
+    monkeypatch.setattr("jobs.api.files.resolve_path", resolve_path)
+    return data
 
 
-Body = Callable[[World], Any]
+Body = Callable[[ApiData], Any]
 JOB_FILE = make_spec("fresh").model_dump(mode="json", by_alias=True)
 
 
 @dataclass(frozen=True)
-class Row:
+class EndpointCase:
     method: str
     name: str  # of the URL pattern
-    address: Callable[[World, str], str]
+    address: Callable[[ApiData, str], str]
     expected: tuple[int, ...]
     body: Body | None = None
     content_type: str = "application/json"
 
 
-def live(path: str = "") -> Callable[[World, str], str]:
-    return lambda world, who: f"/jobs/{world.live.pk}{path}"
+def live(path: str = "") -> Callable[[ApiData, str], str]:
+    return lambda api_data, who: f"/jobs/{api_data.live.pk}{path}"
 
 
-def ended(path: str = "") -> Callable[[World, str], str]:
-    return lambda world, who: f"/jobs/{world.ended.pk}{path}"
+def ended(path: str = "") -> Callable[[ApiData, str], str]:
+    return lambda api_data, who: f"/jobs/{api_data.ended.pk}{path}"
 
 
-def template(path: str = "") -> Callable[[World, str], str]:
-    return lambda world, who: f"/templates/{world.template.pk}{path}"
+def template(path: str = "") -> Callable[[ApiData, str], str]:
+    return lambda api_data, who: f"/templates/{api_data.template.pk}{path}"
 
 
-def at(path: str) -> Callable[[World, str], str]:
-    return lambda world, who: path
+def fixed_path(path: str) -> Callable[[ApiData, str], str]:
+    return lambda api_data, who: path
 
 
-ROWS = [
-    Row("GET", "jobs", at("/jobs"), EVERYONE),
-    Row("POST", "jobs", at("/jobs"), (401, 400, 403, 201, 201, 201, 201), lambda w: JOB_FILE),
-    Row("POST", "jobs-plan", at("/jobs/plan"), (401, 400, 200, 200, 200, 200, 200), lambda w: JOB_FILE),
-    Row("POST", "jobs-batch-stop", at("/jobs/batch/stop"), EVERYONE, lambda w: {"ids": [str(w.live.pk)]}),
-    Row("POST", "jobs-batch-delete", at("/jobs/batch/delete"), EVERYONE, lambda w: {"ids": [str(w.ended.pk)]}),
-    Row("GET", "job", live(), SEES),
-    Row("PATCH", "job", live(), OWNER_AND_ADMIN, lambda w: {"description": "new"}),
-    Row("PATCH", "job", live(), NAMESPACE_ADMINS, lambda w: {"time_limit_s": 7200}),
-    Row("DELETE", "job", ended(), (401, 404, 403, 403, 204, 204, 204)),
-    Row("DELETE", "job", live("?stop_first=1"), (401, 404, 403, 403, 202, 202, 202)),
-    Row("DELETE", "job", live(), (401, 404, 403, 403, 409, 409, 409)),
-    Row("POST", "job-stop", live("/stop"), NAMESPACE_ADMINS),
-    Row("POST", "job-retry", ended("/retry"), OWNER_AND_ADMIN),
-    Row("POST", "job-clone", ended("/clone"), (401, 404, 403, 201, 201, 201, 201), lambda w: {}),
-    Row("GET", "job-spec", live("/spec"), SEES),
-    Row("GET", "job-script", live("/script"), SEES),
-    Row("GET", "job-events", live("/events"), SEES),
-    Row("GET", "job-tasks", live("/tasks"), SEES),
-    Row("GET", "job-attempts", live("/attempts"), SEES),
-    Row("GET", "job-files", live("/files"), SEES),
-    Row("GET", "job-files", live("/files?root=output"), OWNER_AND_ADMIN),
-    Row("GET", "job-file", live("/files/download?path=x"), SEES),
-    Row("GET", "job-file", live("/files/download?path=x&root=output"), OWNER_AND_ADMIN),
-    Row("GET", "job-files-tar", live("/files/tar"), SEES),
-    Row("GET", "job-files-tar", live("/files/tar?root=output"), OWNER_AND_ADMIN),
-    Row("GET", "templates", at("/templates"), EVERYONE),
-    Row("POST", "templates", at("/templates"), (401, 201, 201, 201, 201, 201, 201), lambda w: {"name": "mine", "spec": JOB_FILE}),
-    Row("POST", "templates", at("/templates"), (401, 404, 201, 201, 201, 201, 201), lambda w: {"name": "mine", "from_job": str(w.live.pk)}),
-    Row("POST", "templates", at("/templates"), (401, 400, 403, 201, 201, 201, 201), lambda w: {"name": "ours", "spec": JOB_FILE, "visibility": "namespace", "namespace": "lab"}),
-    Row("POST", "templates-batch-delete", at("/templates/batch/delete"), EVERYONE, lambda w: {"ids": [str(w.template.pk)]}),
-    Row("GET", "template", template(), SEES),
-    Row("PATCH", "template", template(), NAMESPACE_ADMINS, lambda w: {"version": 1, "name": "renamed"}),
-    Row("DELETE", "template", template(), (401, 404, 403, 403, 204, 204, 204)),
-    Row("POST", "template-copy", template("/copy"), (401, 404, 201, 201, 201, 201, 201), lambda w: {}),
-    Row("POST", "template-submit", template("/submit"), (401, 404, 403, 201, 201, 201, 201), lambda w: {}),
-    Row("GET", "uploads", at("/uploads"), EVERYONE),
-    Row("POST", "uploads", at("/uploads"), (401, 201, 201, 201, 201, 201, 201), lambda w: code_zip(), "application/zip"),
-    Row("GET", "upload", lambda w, who: f"/uploads/{w.uploads['owner']}", (401, 404, 404, 404, 200, 404, 404)),
-    Row("DELETE", "upload", lambda w, who: f"/uploads/{w.uploads['owner']}", (401, 404, 404, 404, 204, 404, 404)),
-    Row("GET", "namespaces", at("/namespaces"), EVERYONE),
-    Row("GET", "clusters", at("/clusters"), EVERYONE),
-    Row("GET", "capacity", at("/capacity"), EVERYONE),
-    Row("GET", "specs", at("/specs"), EVERYONE),
-    Row("GET", "specs", at("/specs?namespace=lab"), SEES),
-    Row("GET", "me", at("/me"), EVERYONE),
-    Row("GET", "job-file-schema", at("/job-file-schema"), EVERYONE),
-    Row("GET", "api-tokens", at("/tokens"), EVERYONE),
-    Row("POST", "api-tokens", at("/tokens"), (401, 201, 201, 201, 201, 201, 201), lambda w: {"name": "new"}),
-    Row("DELETE", "api-token", lambda w, who: f"/tokens/{w.tokens['owner'].pk}", (401, 404, 404, 404, 204, 404, 404)),
-    Row("GET", "api-schema", at("/schema"), (200,) * 7),
-    Row("GET", "api-docs", at("/docs"), (200,) * 7),
+CASES = [
+    EndpointCase("GET", "jobs", fixed_path("/jobs"), EVERYONE),
+    EndpointCase("POST", "jobs", fixed_path("/jobs"), (401, 400, 403, 201, 201, 201, 201), lambda w: JOB_FILE),
+    EndpointCase("POST", "jobs-plan", fixed_path("/jobs/plan"), (401, 400, 200, 200, 200, 200, 200), lambda w: JOB_FILE),
+    EndpointCase("POST", "jobs-batch-stop", fixed_path("/jobs/batch/stop"), EVERYONE, lambda w: {"ids": [str(w.live.pk)]}),
+    EndpointCase("POST", "jobs-batch-delete", fixed_path("/jobs/batch/delete"), EVERYONE, lambda w: {"ids": [str(w.ended.pk)]}),
+    EndpointCase("GET", "job", live(), NAMESPACE_READERS),
+    EndpointCase("PATCH", "job", live(), OWNER_AND_ADMIN, lambda w: {"description": "new"}),
+    EndpointCase("PATCH", "job", live(), NAMESPACE_ADMINS, lambda w: {"time_limit_s": 7200}),
+    EndpointCase("DELETE", "job", ended(), (401, 404, 403, 403, 204, 204, 204)),
+    EndpointCase("DELETE", "job", live("?stop_first=1"), (401, 404, 403, 403, 202, 202, 202)),
+    EndpointCase("DELETE", "job", live(), (401, 404, 403, 403, 409, 409, 409)),
+    EndpointCase("POST", "job-stop", live("/stop"), NAMESPACE_ADMINS),
+    EndpointCase("POST", "job-retry", ended("/retry"), OWNER_AND_ADMIN),
+    EndpointCase("POST", "job-clone", ended("/clone"), (401, 404, 403, 201, 201, 201, 201), lambda w: {}),
+    EndpointCase("GET", "job-spec", live("/spec"), NAMESPACE_READERS),
+    EndpointCase("GET", "job-script", live("/script"), NAMESPACE_READERS),
+    EndpointCase("GET", "job-events", live("/events"), NAMESPACE_READERS),
+    EndpointCase("GET", "job-tasks", live("/tasks"), NAMESPACE_READERS),
+    EndpointCase("GET", "job-attempts", live("/attempts"), NAMESPACE_READERS),
+    EndpointCase("GET", "job-files", live("/files"), NAMESPACE_READERS),
+    EndpointCase("GET", "job-files", live("/files?root=output"), OWNER_AND_ADMIN),
+    EndpointCase("GET", "job-file", live("/files/download?path=x"), NAMESPACE_READERS),
+    EndpointCase("GET", "job-file", live("/files/download?path=x&root=output"), OWNER_AND_ADMIN),
+    EndpointCase("GET", "job-files-tar", live("/files/tar"), NAMESPACE_READERS),
+    EndpointCase("GET", "job-files-tar", live("/files/tar?root=output"), OWNER_AND_ADMIN),
+    EndpointCase("GET", "templates", fixed_path("/templates"), EVERYONE),
+    EndpointCase("POST", "templates", fixed_path("/templates"), (401, 201, 201, 201, 201, 201, 201), lambda w: {"name": "mine", "spec": JOB_FILE}),
+    EndpointCase("POST", "templates", fixed_path("/templates"), (401, 404, 201, 201, 201, 201, 201), lambda w: {"name": "mine", "from_job": str(w.live.pk)}),
+    EndpointCase("POST", "templates", fixed_path("/templates"), (401, 400, 403, 201, 201, 201, 201), lambda w: {"name": "ours", "spec": JOB_FILE, "visibility": "namespace", "namespace": "lab"}),
+    EndpointCase("POST", "templates-batch-delete", fixed_path("/templates/batch/delete"), EVERYONE, lambda w: {"ids": [str(w.template.pk)]}),
+    EndpointCase("GET", "template", template(), NAMESPACE_READERS),
+    EndpointCase("PATCH", "template", template(), NAMESPACE_ADMINS, lambda w: {"version": 1, "name": "renamed"}),
+    EndpointCase("DELETE", "template", template(), (401, 404, 403, 403, 204, 204, 204)),
+    EndpointCase("POST", "template-copy", template("/copy"), (401, 404, 201, 201, 201, 201, 201), lambda w: {}),
+    EndpointCase("POST", "template-submit", template("/submit"), (401, 404, 403, 201, 201, 201, 201), lambda w: {}),
+    EndpointCase("GET", "uploads", fixed_path("/uploads"), EVERYONE),
+    EndpointCase("POST", "uploads", fixed_path("/uploads"), (401, 201, 201, 201, 201, 201, 201), lambda w: code_zip(), "application/zip"),
+    EndpointCase("GET", "upload", lambda w, who: f"/uploads/{w.uploads['owner']}", (401, 404, 404, 404, 200, 404, 404)),
+    EndpointCase("DELETE", "upload", lambda w, who: f"/uploads/{w.uploads['owner']}", (401, 404, 404, 404, 204, 404, 404)),
+    EndpointCase("GET", "namespaces", fixed_path("/namespaces"), EVERYONE),
+    EndpointCase("GET", "clusters", fixed_path("/clusters"), EVERYONE),
+    EndpointCase("GET", "capacity", fixed_path("/capacity"), EVERYONE),
+    EndpointCase("GET", "specs", fixed_path("/specs"), EVERYONE),
+    EndpointCase("GET", "specs", fixed_path("/specs?namespace=lab"), NAMESPACE_READERS),
+    EndpointCase("GET", "me", fixed_path("/me"), EVERYONE),
+    EndpointCase("GET", "job-file-schema", fixed_path("/job-file-schema"), EVERYONE),
+    EndpointCase("GET", "api-tokens", fixed_path("/tokens"), EVERYONE),
+    EndpointCase("POST", "api-tokens", fixed_path("/tokens"), (401, 201, 201, 201, 201, 201, 201), lambda w: {"name": "new"}),
+    EndpointCase("DELETE", "api-token", lambda w, who: f"/tokens/{w.tokens['owner'].pk}", (401, 404, 404, 404, 204, 404, 404)),
+    EndpointCase("GET", "api-schema", fixed_path("/schema"), (200,) * 7),
+    EndpointCase("GET", "api-docs", fixed_path("/docs"), (200,) * 7),
 ]  # fmt: skip
 
 
-def row_id(row: Row) -> str:
+def case_id(case: EndpointCase) -> str:
     number = [
-        other for other in ROWS if (other.method, other.name) == (row.method, row.name)
-    ].index(row)
-    return f"{row.method} {row.name} {number}"
+        other for other in CASES if (other.method, other.name) == (case.method, case.name)
+    ].index(case)
+    return f"{case.method} {case.name} {number}"
 
 
-@pytest.mark.parametrize("row", ROWS, ids=row_id)
-def test_each_person_gets_exactly_this(world: World, row: Row) -> None:
-    got = []
-    for who in PEOPLE:
+@pytest.mark.parametrize("case", CASES, ids=case_id)
+def test_endpoint_status_per_role(api_data: ApiData, case: EndpointCase) -> None:
+    statuses = []
+    for who in USERS:
         client = Client()
-        user = world.person(who)
+        user = api_data.user_for(who)
         if user is not None:
             client.force_login(user)
-        body = row.body(world) if row.body else {}
+        body = case.body(api_data) if case.body else {}
         with transaction.atomic():
             # Each person finds the world as it was.
-            answer = client.generic(
-                row.method,
-                "/api/v1" + row.address(world, who),
+            response = client.generic(
+                case.method,
+                "/api/v1" + case.address(api_data, who),
                 body if isinstance(body, bytes) else json.dumps(body),
-                content_type=row.content_type,
+                content_type=case.content_type,
             )
-            if answer.status_code >= 400:
-                assert answer["Content-Type"] == "application/problem+json"
-                assert set(answer.json()) == {"type", "title", "status", "code", "detail", "errors"}
-            got.append(answer.status_code)
+            if response.status_code >= 400:
+                assert response["Content-Type"] == "application/problem+json"
+                assert set(response.json()) == {
+                    "type",
+                    "title",
+                    "status",
+                    "code",
+                    "detail",
+                    "errors",
+                }
+            statuses.append(response.status_code)
             transaction.set_rollback(True)
-    assert dict(zip(PEOPLE, got, strict=True)) == dict(zip(PEOPLE, row.expected, strict=True))
+    assert dict(zip(USERS, statuses, strict=True)) == dict(zip(USERS, case.expected, strict=True))
 
 
 def api_endpoints() -> Iterator[tuple[str, str]]:
@@ -253,26 +262,26 @@ def api_endpoints() -> Iterator[tuple[str, str]]:
     yield from walk(get_resolver().url_patterns, False)
 
 
-def test_the_table_knows_every_endpoint() -> None:
-    known = {(row.method, row.name) for row in ROWS}
+def test_every_endpoint_has_a_case() -> None:
+    known = {(case.method, case.name) for case in CASES}
     found = set(api_endpoints())
     # Live logs have a table of their own, beside their endpoints.
     found = {(method, name) for method, name in found if not name.startswith("job-log")}
     assert found == known
 
 
-def test_lists_hold_only_what_the_person_may_see(world: World) -> None:
-    world.cast.job("hidden", by=world.cast.admin)
-    Job.objects.filter(name="hidden").update(namespace=world.cast.private)
-    seen = {}
-    for who in PEOPLE[1:]:
+def test_lists_hold_only_what_the_person_may_see(api_data: ApiData) -> None:
+    api_data.scenario.job("hidden", by=api_data.scenario.admin)
+    Job.objects.filter(name="hidden").update(namespace=api_data.scenario.private)
+    visible_names = {}
+    for who in USERS[1:]:
         client = Client()
-        user = world.person(who)
+        user = api_data.user_for(who)
         assert user is not None
         client.force_login(user)
-        seen[who] = {job["name"] for job in client.get("/api/v1/jobs").json()["items"]}
+        visible_names[who] = {job["name"] for job in client.get("/api/v1/jobs").json()["items"]}
     lab = {"live", "ended"}
-    assert seen == {
+    assert visible_names == {
         "outsider": {"hidden"},
         "viewer": lab,
         "member": lab,
@@ -282,16 +291,16 @@ def test_lists_hold_only_what_the_person_may_see(world: World) -> None:
     }
 
 
-def test_a_batch_touches_only_what_its_person_may_touch(world: World) -> None:
+def test_batch_respects_permissions(api_data: ApiData) -> None:
     client = Client()
-    client.force_login(world.cast.bob)
+    client.force_login(api_data.scenario.bob)
     missing = uuid.uuid4()
-    answer = client.post(
+    response = client.post(
         "/api/v1/jobs/batch/stop",
-        {"ids": [str(world.live.pk), str(missing)]},
+        {"ids": [str(api_data.live.pk), str(missing)]},
         content_type="application/json",
     )
-    codes = {item["id"]: item["code"] for item in answer.json()["items"]}
-    assert codes == {str(world.live.pk): "not_allowed", str(missing): "not_found"}
-    world.live.refresh_from_db()
-    assert world.live.wanted == "run"
+    codes = {item["id"]: item["code"] for item in response.json()["items"]}
+    assert codes == {str(api_data.live.pk): "not_allowed", str(missing): "not_found"}
+    api_data.live.refresh_from_db()
+    assert api_data.live.wanted == "run"

@@ -15,12 +15,12 @@ from django.utils import timezone
 from accounts.tokens import create_token
 from core.api.throttle import buckets
 from jobs.models import Job
-from tests.app.job_cast import make_cast
+from tests.app.scenario import make_scenario
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "api.md"
 
 
-def examples() -> str:
+def shell_examples() -> str:
     return "\n".join(
         re.findall(r"^```sh\n(.*?)^```$", DOCUMENT.read_text(), re.DOTALL | re.MULTILINE)
     )
@@ -30,18 +30,18 @@ def examples() -> str:
 def test_the_examples_run(live_server: Any, settings: Any, tmp_path: Path) -> None:
     settings.UPLOAD_DIR = tmp_path / "uploads"
     buckets.clear()
-    cast = make_cast()
-    cast.alice.set_password("correct horse")
-    cast.alice.save()
+    scenario = make_scenario()
+    scenario.alice.set_password("correct horse")
+    scenario.alice.save()
     _token, secret = create_token(
-        user=cast.alice,
+        user=scenario.alice,
         name="docs",
         scope="write",
         expires_at=timezone.now() + timedelta(days=1),
     )
-    script = examples()
+    script = shell_examples()
     assert script.count("curl ") > 15
-    answer = subprocess.run(
+    result = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", script],
         cwd=tmp_path,
         env={
@@ -56,6 +56,6 @@ def test_the_examples_run(live_server: Any, settings: Any, tmp_path: Path) -> No
         text=True,
         timeout=120,
     )
-    assert answer.returncode == 0, f"{answer.stdout[-2000:]}\n{answer.stderr[-2000:]}"
+    assert result.returncode == 0, f"{result.stdout[-2000:]}\n{result.stderr[-2000:]}"
     names = set(Job.objects.filter(deleted_at=None).values_list("name", flat=True))
     assert names == {"with-secret", "with-code", "hello-again", "echo"}

@@ -19,15 +19,15 @@ from django.test import Client
 from django.utils import timezone
 
 from accounts.models import ApiToken
-from accounts.tokens import create_token, digest_of
+from accounts.tokens import create_token, hash_secret
 from clusters.models import Cluster, Membership
-from core.api.throttle import Buckets, buckets
+from core.api.throttle import RateLimitBuckets, buckets
 from jobs.models import CodeUpload, Job, JobTemplate
 from jobs.script.paths import AttemptPaths
 from jobs.script.render import RenderOptions
-from jobs.store.uploads import path_of, tar_of_upload, tidy_uploads
+from jobs.store.uploads import clean_up_uploads, stream_upload_tar, upload_path
 from jobs.sync.attempt_files import render_attempt
-from tests.app.job_cast import Cast, make_cast
+from tests.app.scenario import Scenario, make_scenario
 
 pytestmark = pytest.mark.django_db
 
@@ -53,23 +53,23 @@ defaults: {virtualCluster: lab}
 
 
 @pytest.fixture
-def cast(settings: Any, tmp_path: Path) -> Cast:
+def scenario(settings: Any, tmp_path: Path) -> Scenario:
     settings.UPLOAD_DIR = tmp_path / "uploads"
     buckets.clear()
-    return make_cast()
+    return make_scenario()
 
 
 @pytest.fixture
-def alice(cast: Cast) -> Client:
+def alice(scenario: Scenario) -> Client:
     client = Client()
-    client.force_login(cast.alice)
+    client.force_login(scenario.alice)
     return client
 
 
-def send(client: Client, path: str, body: Any, method: str = "POST", **more: Any) -> Any:
-    kind = more.pop("content_type", "application/json")
+def send(client: Client, path: str, body: Any, method: str = "POST", **extra: Any) -> Any:
+    content_type = extra.pop("content_type", "application/json")
     data = body if isinstance(body, str | bytes) else json.dumps(body)
-    return client.generic(method, f"/api/v1/{path}", data, content_type=kind, **more)
+    return client.generic(method, f"/api/v1/{path}", data, content_type=content_type, **extra)
 
 
 def code_zip(text: str = "print('hello')\n") -> bytes:
@@ -84,7 +84,7 @@ def code_zip(text: str = "print('hello')\n") -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("body", "kind"),
+    ("body", "content_type"),
     [
         (JOB, "application/json"),
         ("// ours\n" + json.dumps(JOB), "application/json"),
@@ -96,12 +96,12 @@ def code_zip(text: str = "print('hello')\n") -> bytes:
     ],
     ids=["json", "comments", "yaml", "text-yaml", "v2", "envelope", "envelope-text"],
 )
-def test_a_job_file_in_any_form_becomes_a_job(alice: Client, body: Any, kind: str) -> None:
-    answer = send(alice, "jobs", body, content_type=kind)
-    assert answer.status_code == 201, answer.content
-    job = answer.json()
+def test_a_job_file_in_any_form_becomes_a_job(alice: Client, body: Any, content_type: str) -> None:
+    response = send(alice, "jobs", body, content_type=content_type)
+    assert response.status_code == 201, response.content
+    job = response.json()
     assert job["state"] == "QUEUED"
-    assert answer["Location"] == job["links"]["self"]
+    assert response["Location"] == job["links"]["self"]
     assert alice.get(job["links"]["self"]).json()["name"] == job["name"]
     spec = alice.get(job["links"]["self"] + "/spec").json()
     as_yaml = alice.get(job["links"]["self"] + "/spec?format=yaml")
@@ -111,25 +111,25 @@ def test_a_job_file_in_any_form_becomes_a_job(alice: Client, body: Any, kind: st
     assert accepted.content == as_yaml.content
 
 
-def test_multipart_brings_manifest_and_code(alice: Client, cast: Cast) -> None:
-    answer = alice.post(
+def test_multipart_brings_manifest_and_code(alice: Client, scenario: Scenario) -> None:
+    response = alice.post(
         "/api/v1/jobs",
         {
             "manifest": SimpleUploadedFile("manifest.yml", yaml.safe_dump(JOB).encode()),
             "code": SimpleUploadedFile("code.zip", code_zip()),
         },
     )
-    assert answer.status_code == 201, answer.content
-    job = Job.objects.get(pk=answer.json()["id"])
+    assert response.status_code == 201, response.content
+    job = Job.objects.get(pk=response.json()["id"])
     assert job.code_upload is not None
     assert job.spec["code"] == {"selector": "codeFile", "uploadId": job.code_upload.sha256}
-    with tarfile.open(fileobj=io.BytesIO(b"".join(tar_of_upload(job.code_upload)))) as tar:
+    with tarfile.open(fileobj=io.BytesIO(b"".join(stream_upload_tar(job.code_upload)))) as tar:
         assert tar.getnames() == ["train.py"]
-    assert path_of(job.code_upload).stat().st_mode & 0o777 == 0o600
+    assert upload_path(job.code_upload).stat().st_mode & 0o777 == 0o600
 
 
 @pytest.mark.parametrize(
-    ("body", "kind", "status", "code"),
+    ("body", "content_type", "status", "code"),
     [
         (b"", "application/json", 400, "malformed"),
         (b"{", "application/json", 400, "job_file_invalid"),
@@ -156,13 +156,13 @@ def test_multipart_brings_manifest_and_code(alice: Client, cast: Cast) -> None:
         (b"--x--", "multipart/form-data", 400, "malformed"),
     ],
 )
-def test_what_cannot_be_read_is_refused_in_words(
-    alice: Client, body: bytes, kind: str, status: int, code: str
+def test_unreadable_job_files_are_rejected_with_detail(
+    alice: Client, body: bytes, content_type: str, status: int, code: str
 ) -> None:
     for path in ("jobs", "jobs/plan"):
-        answer = send(alice, path, body, content_type=kind)
-        assert (answer.status_code, answer.json()["code"]) == (status, code), answer.content
-        assert answer.json()["detail"]
+        response = send(alice, path, body, content_type=content_type)
+        assert (response.status_code, response.json()["code"]) == (status, code), response.content
+        assert response.json()["detail"]
     assert not Job.objects.exists()
 
 
@@ -171,19 +171,19 @@ def test_problems_name_the_path_and_the_nearest_field(alice: Client) -> None:
     errors = {error["path"]: error for error in send(alice, "jobs", body).json()["errors"]}
     assert errors["taskRoles[0].cpuNumbr"]["suggestion"] == "cpuNumber"
     assert "taskRoles[0].gpuNumber" in errors
-    answer = send(alice, "jobs", {**JOB, "namespace": "lob"}).json()
-    assert answer["errors"][0]["path"] == "namespace"
-    assert answer["errors"][0]["suggestion"] == "lab"
+    response = send(alice, "jobs", {**JOB, "namespace": "lob"}).json()
+    assert response["errors"][0]["path"] == "namespace"
+    assert response["errors"][0]["suggestion"] == "lab"
 
 
-def test_a_plan_makes_nothing_and_says_all(alice: Client, cast: Cast) -> None:
+def test_plan_endpoint_creates_nothing(alice: Client, scenario: Scenario) -> None:
     _token, secret = create_token(
-        user=cast.alice, name="r", scope="read", expires_at=timezone.now() + timedelta(days=1)
+        user=scenario.alice, name="r", scope="read", expires_at=timezone.now() + timedelta(days=1)
     )
     reader = Client(headers={"authorization": f"Bearer {secret}"})
-    answer = send(reader, "jobs/plan", JOB)
-    assert answer.status_code == 200, answer.content
-    plan = answer.json()
+    response = send(reader, "jobs/plan", JOB)
+    assert response.status_code == 200, response.content
+    plan = response.json()
     assert plan["ok"] is True
     assert plan["starts_now"] is True
     assert plan["plan_words"].startswith("1 node of cpu")
@@ -202,35 +202,35 @@ def test_a_plan_makes_nothing_and_says_all(alice: Client, cast: Cast) -> None:
 # Sent twice
 
 
-def test_the_same_key_and_body_make_one_job(alice: Client, cast: Cast) -> None:
+def test_the_same_key_and_body_make_one_job(alice: Client, scenario: Scenario) -> None:
     key = {"headers": {"idempotency-key": "k1"}}
     first = send(alice, "jobs", JOB, **key)
-    again = send(alice, "jobs", JOB, **key)
-    assert (first.status_code, again.status_code) == (201, 200)
-    assert first.json()["id"] == again.json()["id"]
-    assert again["Idempotent-Replayed"] == "true"
+    repeated = send(alice, "jobs", JOB, **key)
+    assert (first.status_code, repeated.status_code) == (201, 200)
+    assert first.json()["id"] == repeated.json()["id"]
+    assert repeated["Idempotent-Replayed"] == "true"
     other = send(alice, "jobs", {**JOB, "jobName": "other"}, **key)
     assert (other.status_code, other.json()["code"]) == (409, "idempotency_key_reused")
     bob = Client()
-    bob.force_login(cast.bob)
+    bob.force_login(scenario.bob)
     assert send(bob, "jobs", JOB, **key).status_code == 201
     assert Job.objects.count() == 2
 
 
-def test_clone_retry_and_templates_take_a_key_too(alice: Client, cast: Cast) -> None:
-    job = cast.job("first")
-    made = send(alice, "templates", {"name": "t", "spec": JOB}).json()
+def test_clone_retry_and_templates_take_a_key_too(alice: Client, scenario: Scenario) -> None:
+    job = scenario.job("first")
+    created = send(alice, "templates", {"name": "t", "spec": JOB}).json()
     Job.objects.filter(pk=job.pk).update(state="FAILED", ended_at=timezone.now())
     for path, body, other in (
         (f"jobs/{job.pk}/clone", {"name": "copy"}, {"name": "another"}),
-        (f"templates/{made['id']}/submit", {"name": "mine"}, {"name": "yours"}),
+        (f"templates/{created['id']}/submit", {"name": "mine"}, {"name": "yours"}),
     ):
         key = {"headers": {"idempotency-key": path}}
-        first, again = (send(alice, path, body, **key) for _twice in range(2))
-        assert (first.status_code, again.status_code) == (201, 200), first.content
-        assert first.json()["id"] == again.json()["id"]
-        assert again["Idempotent-Replayed"] == "true"
-        assert first["Location"] == again["Location"] == f"/api/v1/jobs/{first.json()['id']}"
+        first, repeated = (send(alice, path, body, **key) for _twice in range(2))
+        assert (first.status_code, repeated.status_code) == (201, 200), first.content
+        assert first.json()["id"] == repeated.json()["id"]
+        assert repeated["Idempotent-Replayed"] == "true"
+        assert first["Location"] == repeated["Location"] == f"/api/v1/jobs/{first.json()['id']}"
         assert send(alice, path, other, **key).json()["code"] == "idempotency_key_reused"
         # Nor for another kind of request.
         assert send(alice, "jobs", JOB, **key).status_code == 409
@@ -242,13 +242,13 @@ def test_clone_retry_and_templates_take_a_key_too(alice: Client, cast: Cast) -> 
     assert send(alice, retry, "", headers={"idempotency-key": "x" * 201}).status_code == 400
 
 
-def test_a_copy_that_was_changed_names_its_origin(alice: Client, cast: Cast) -> None:
+def test_a_copy_that_was_changed_names_its_origin(alice: Client, scenario: Scenario) -> None:
     job, hidden = (
-        cast.job("first"),
+        scenario.job("first"),
         Job.objects.create(
-            owner=cast.carol,
-            namespace=cast.private,
-            cluster=cast.cluster,
+            owner=scenario.carol,
+            namespace=scenario.private,
+            cluster=scenario.cluster,
             name="hidden",
             state="FAILED",
         ),
@@ -278,14 +278,14 @@ def files_below(folder: Path) -> list[Path]:
     return [path for path in folder.rglob("*") if path.is_file()]
 
 
-def test_the_same_code_is_kept_once_and_is_its_owners_alone(
-    alice: Client, cast: Cast, settings: Any
+def test_uploads_are_deduplicated_and_private(
+    alice: Client, scenario: Scenario, settings: Any
 ) -> None:
     first = send(alice, "uploads", code_zip(), content_type="application/zip")
     assert first.status_code == 201
     sha256 = first.json()["sha256"]
     bob = Client()
-    bob.force_login(cast.bob)
+    bob.force_login(scenario.bob)
     assert bob.get(f"/api/v1/uploads/{sha256}").status_code == 404
     stolen = send(bob, "jobs", {"job": JOB, "code": sha256})
     assert stolen.status_code == 404
@@ -298,10 +298,10 @@ def test_the_same_code_is_kept_once_and_is_its_owners_alone(
     # A job still uses it: given back by both, the bytes stay.
     for client in (alice, bob):
         assert client.delete(f"/api/v1/uploads/{sha256}").status_code == 204
-    assert path_of(CodeUpload.objects.get()).exists()
+    assert upload_path(CodeUpload.objects.get()).exists()
 
 
-def test_code_that_nobody_needs_goes(alice: Client, cast: Cast, settings: Any) -> None:
+def test_unused_uploads_are_deleted(alice: Client, scenario: Scenario, settings: Any) -> None:
     top = settings.UPLOAD_DIR
     for name in ("live", "ended", "unused", "fresh"):
         code = code_zip(name)
@@ -315,14 +315,14 @@ def test_code_that_nobody_needs_goes(alice: Client, cast: Cast, settings: Any) -
     long_ago = timezone.now() - timedelta(days=settings.KEEP_UPLOADS_DAYS + 1)
     CodeUpload.objects.exclude(pk=fresh.pk).update(last_used_at=long_ago)
     (top / "ab").mkdir(exist_ok=True)
-    for left in (top / "incoming" / "cut.part", top / "ab" / ("ab" * 32)):
-        left.write_bytes(b"left over")
-        os.utime(left, (0, 0))
+    for leftover in (top / "incoming" / "cut.part", top / "ab" / ("ab" * 32)):
+        leftover.write_bytes(b"left over")
+        os.utime(leftover, (0, 0))
     assert top.stat().st_mode & 0o777 == 0o700
-    assert tidy_uploads() == 2
-    kept = {fresh.sha256, Job.objects.get(name="live").code_upload.sha256}
-    assert {path.name for path in files_below(top)} == kept
-    assert set(CodeUpload.objects.values_list("sha256", flat=True)) == kept
+    assert clean_up_uploads() == 2
+    expected_hashes = {fresh.sha256, Job.objects.get(name="live").code_upload.sha256}
+    assert {path.name for path in files_below(top)} == expected_hashes
+    assert set(CodeUpload.objects.values_list("sha256", flat=True)) == expected_hashes
     for verb in ("retry", "clone"):
         refused = send(alice, f"jobs/{ended.pk}/{verb}", {} if verb == "clone" else "")
         assert refused.status_code == 409
@@ -347,19 +347,19 @@ def test_a_refused_or_cut_upload_leaves_nothing(
 
 def test_too_much_code_is_refused(alice: Client, settings: Any) -> None:
     settings.UPLOAD_MAX_BYTES = 1000
-    answer = send(alice, "uploads", code_zip("x" * 5000), content_type="application/zip")
-    assert answer.status_code == 413
+    response = send(alice, "uploads", code_zip("x" * 5000), content_type="application/zip")
+    assert response.status_code == 413
     settings.UPLOAD_MAX_BYTES = 10**9
     settings.UPLOAD_MAX_BYTES_PER_PERSON = 100
-    answer = send(alice, "uploads", code_zip(), content_type="application/zip")
-    assert (answer.status_code, answer.json()["code"]) == (413, "too_large")
+    response = send(alice, "uploads", code_zip(), content_type="application/zip")
+    assert (response.status_code, response.json()["code"]) == (413, "too_large")
     assert files_below(settings.UPLOAD_DIR) == []
 
 
 def test_a_file_that_needs_code_says_so(alice: Client) -> None:
     body = {**JOB, "code": {"selector": "codeFile"}}
-    answer = send(alice, "jobs", body)
-    assert (answer.status_code, answer.json()["errors"][0]["code"]) == (400, "code_missing")
+    response = send(alice, "jobs", body)
+    assert (response.status_code, response.json()["errors"][0]["code"]) == (400, "code_missing")
 
 
 # Templates
@@ -380,9 +380,9 @@ def test_a_template_asks_for_its_parameters(alice: Client) -> None:
         {"name": "cpus", "kind": "whole", "required": True},
         {"name": "lr", "kind": "number", "default": 0.1},
     ]
-    made = send(alice, "templates", {"name": "t", "spec": spec, "parameters": parameters})
-    assert made.status_code == 201, made.content
-    path = f"templates/{made.json()['id']}"
+    created = send(alice, "templates", {"name": "t", "spec": spec, "parameters": parameters})
+    assert created.status_code == 201, created.content
+    path = f"templates/{created.json()['id']}"
     missing = send(alice, f"{path}/submit", {})
     assert (missing.status_code, missing.json()["errors"][0]["path"]) == (400, "parameters.cpus")
     for n in (1, 2):
@@ -397,7 +397,7 @@ def test_a_template_asks_for_its_parameters(alice: Client) -> None:
 
 
 def test_the_login_of_a_private_image_reaches_the_node_and_nothing_else(
-    alice: Client, cast: Cast
+    alice: Client, scenario: Scenario
 ) -> None:
     login = "uri: registry.lab/x:1, auth: {username: reader, password: it's secret}"
     text = V2.replace("uri: busybox", login)
@@ -421,23 +421,23 @@ def test_the_login_of_a_private_image_reaches_the_node_and_nothing_else(
     assert "s secret" not in sent.content.decode() + json.dumps(plan)
     assert "login-0.sh" in plan["script"]
     Cluster.objects.update(runtime="enroot")
-    told = send(alice, "jobs/plan", text, content_type="application/yaml").json()
-    assert any("registry.lab/x:1" in warning["message"] for warning in told["warnings"])
+    planned = send(alice, "jobs/plan", text, content_type="application/yaml").json()
+    assert any("registry.lab/x:1" in warning["message"] for warning in planned["warnings"])
 
 
-def test_a_v2_file_finds_the_storages_of_the_cluster(alice: Client, cast: Cast) -> None:
-    wanted = V2 + "extras: {storages: [{name: team}, {name: other, mountPath: /o}]}\n"
+def test_a_v2_file_finds_the_storages_of_the_cluster(alice: Client, scenario: Scenario) -> None:
+    job_file = V2 + "extras: {storages: [{name: team}, {name: other, mountPath: /o}]}\n"
     Cluster.objects.update(storages={"team": "/data/team", "home": "~/x"})
-    told = send(alice, "jobs/plan", wanted, content_type="application/yaml").json()
-    mounts = [(mount["source"], mount["target"]) for mount in told["spec"]["mounts"]]
+    planned = send(alice, "jobs/plan", job_file, content_type="application/yaml").json()
+    mounts = [(mount["source"], mount["target"]) for mount in planned["spec"]["mounts"]]
     assert mounts == [("/data/team", "/mnt/team")]
-    assert any('no storage "other"' in warning["message"] for warning in told["warnings"])
+    assert any('no storage "other"' in warning["message"] for warning in planned["warnings"])
 
 
 def test_a_v2_file_brings_its_parameters_and_no_secrets(alice: Client) -> None:
-    made = send(alice, "templates", {"name": "v2", "job_file": V2}).json()
-    assert [(p["name"], p["default"]) for p in made["parameters"]] == [("lr", 0.1)]
-    job = send(alice, f"templates/{made['id']}/submit", {"parameters": {"lr": 3}}).json()
+    created = send(alice, "templates", {"name": "v2", "job_file": V2}).json()
+    assert [(p["name"], p["default"]) for p in created["parameters"]] == [("lr", 0.1)]
+    job = send(alice, f"templates/{created['id']}/submit", {"parameters": {"lr": 3}}).json()
     file = alice.get(job["links"]["self"] + "/spec").json()
     assert "--lr 3" in file["taskRoles"][0]["command"]
     secret = V2 + "secrets: {password: hunter2}\n"
@@ -451,9 +451,9 @@ def test_a_v2_file_brings_its_parameters_and_no_secrets(alice: Client) -> None:
     assert JobTemplate.objects.count() == 1
 
 
-def test_of_two_editors_the_second_is_told(alice: Client) -> None:
-    made = send(alice, "templates", {"name": "t", "spec": JOB}).json()
-    path = f"templates/{made['id']}"
+def test_template_edit_conflict(alice: Client) -> None:
+    created = send(alice, "templates", {"name": "t", "spec": JOB}).json()
+    path = f"templates/{created['id']}"
     first = send(alice, path, {"version": 1, "name": "one"}, "PATCH")
     assert (first.status_code, first.json()["version"]) == (200, 2)
     second = send(alice, path, {"version": 1, "name": "two"}, "PATCH")
@@ -462,32 +462,34 @@ def test_of_two_editors_the_second_is_told(alice: Client) -> None:
     copy = send(alice, f"{path}/copy", {}).json()
     found = alice.get("/api/v1/templates", {"q": "one", "limit": 1}).json()
     rest = alice.get("/api/v1/templates", {"q": "one", "limit": 1, "cursor": found["next"]}).json()
-    assert {item["id"] for item in found["items"] + rest["items"]} == {made["id"], copy["id"]}
+    assert {item["id"] for item in found["items"] + rest["items"]} == {created["id"], copy["id"]}
     assert rest["next"] is None
-    gone = send(alice, "templates/batch/delete", {"ids": [made["id"], copy["id"], made["id"]]})
-    assert [item["ok"] for item in gone.json()["items"]] == [True, True]
+    deleted = send(
+        alice, "templates/batch/delete", {"ids": [created["id"], copy["id"], created["id"]]}
+    )
+    assert [item["ok"] for item in deleted.json()["items"]] == [True, True]
 
 
 # Tokens, sessions, limits
 
 
 @pytest.fixture
-def token(cast: Cast) -> Callable[..., tuple[ApiToken, Client]]:
-    def make(scope: str = "write", **more: Any) -> tuple[ApiToken, Client]:
-        expires = more.pop("expires_at", timezone.now() + timedelta(days=1))
-        row, secret = create_token(user=cast.alice, name="t", scope=scope, expires_at=expires)
+def make_token_client(scenario: Scenario) -> Callable[..., tuple[ApiToken, Client]]:
+    def make(scope: str = "write", **extra: Any) -> tuple[ApiToken, Client]:
+        expires = extra.pop("expires_at", timezone.now() + timedelta(days=1))
+        row, secret = create_token(user=scenario.alice, name="t", scope=scope, expires_at=expires)
         return row, Client(headers={"authorization": f"Bearer {secret}"})
 
     return make
 
 
 def test_a_token_is_shown_once_and_kept_as_a_hash(alice: Client) -> None:
-    answer = send(alice, "tokens", {"name": "laptop", "scope": "write"})
-    secret = answer.json()["token"]
+    response = send(alice, "tokens", {"name": "laptop", "scope": "write"})
+    secret = response.json()["token"]
     row = ApiToken.objects.get()
     assert secret.startswith("slc_")
     assert len(secret) > 40
-    assert row.digest == digest_of(secret)
+    assert row.digest == hash_secret(secret)
     assert secret not in json.dumps(list(ApiToken.objects.values()), default=str)
     client = Client(headers={"authorization": f"Bearer {secret}"})
     assert client.get("/api/v1/me").json()["scope"] == "write"
@@ -500,34 +502,34 @@ def test_a_token_is_shown_once_and_kept_as_a_hash(alice: Client) -> None:
 
 
 @pytest.mark.parametrize("how", ["expired", "revoked", "inactive", "wrong", "empty"])
-def test_a_token_that_is_no_longer_good(cast: Cast, token: Any, how: str) -> None:
-    _row, client = token()
+def test_invalid_tokens_are_rejected(scenario: Scenario, make_token_client: Any, how: str) -> None:
+    _row, client = make_token_client()
     assert client.get("/api/v1/me").status_code == 200
     if how == "expired":
         ApiToken.objects.update(expires_at=timezone.now())
     elif how == "revoked":
         ApiToken.objects.update(revoked_at=timezone.now())
     elif how == "inactive":
-        cast.alice.is_active = False
-        cast.alice.save()
+        scenario.alice.is_active = False
+        scenario.alice.save()
     elif how == "wrong":
         client = Client(headers={"authorization": "Bearer slc_wrong"})
     else:
         client = Client(headers={"authorization": "Bearer"})
-    answer = client.get("/api/v1/me")
-    assert answer.status_code == 401
-    assert answer["WWW-Authenticate"].startswith("Bearer")
+    response = client.get("/api/v1/me")
+    assert response.status_code == 401
+    assert response["WWW-Authenticate"].startswith("Bearer")
 
 
-def test_a_read_only_token_only_reads(token: Any) -> None:
-    _row, client = token("read")
+def test_a_read_only_token_only_reads(make_token_client: Any) -> None:
+    _row, client = make_token_client("read")
     assert client.get("/api/v1/jobs").status_code == 200
-    answer = send(client, "jobs", JOB)
-    assert (answer.status_code, answer.json()["code"]) == (403, "token_read_only")
+    response = send(client, "jobs", JOB)
+    assert (response.status_code, response.json()["code"]) == (403, "token_read_only")
 
 
-def test_last_use_is_noted_at_most_once_a_minute(token: Any) -> None:
-    _row, client = token()
+def test_last_use_is_noted_at_most_once_a_minute(make_token_client: Any) -> None:
+    _row, client = make_token_client()
     client.get("/api/v1/me")
     first = ApiToken.objects.get().last_used_at
     client.get("/api/v1/me")
@@ -539,44 +541,44 @@ def test_last_use_is_noted_at_most_once_a_minute(token: Any) -> None:
 
 
 def test_name_and_password_make_a_token_and_nothing_else(
-    cast: Cast, monkeypatch: pytest.MonkeyPatch
+    scenario: Scenario, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("accounts.api.SIGN_INS_PER_MINUTE", 3)
-    cast.alice.set_password("correct horse battery")
-    cast.alice.save()
+    scenario.alice.set_password("correct horse battery")
+    scenario.alice.save()
     basic = {"authorization": "Basic YWxpY2U6Y29ycmVjdCBob3JzZSBiYXR0ZXJ5"}
     client = Client(headers=basic)
     assert send(client, "tokens", {"name": "cli"}).status_code == 201
     assert client.get("/api/v1/jobs").status_code == 401
     wrong = Client(headers={"authorization": "Basic YWxpY2U6d3Jvbmc="})
-    seen = [send(wrong, "tokens", {"name": "cli"}).status_code for _ in range(4)]
-    assert seen[0] == 401
-    assert seen[-1] == 429
+    results = [send(wrong, "tokens", {"name": "cli"}).status_code for _ in range(4)]
+    assert results[0] == 401
+    assert results[-1] == 429
 
 
-def test_a_page_needs_its_csrf_header(cast: Cast) -> None:
+def test_a_page_needs_its_csrf_header(scenario: Scenario) -> None:
     client = Client(enforce_csrf_checks=True)
-    client.force_login(cast.alice)
+    client.force_login(scenario.alice)
     assert send(client, "jobs", JOB).status_code == 403
     client.get("/")
     csrf = client.cookies["csrftoken"].value if "csrftoken" in client.cookies else None
     if csrf is None:
         client.get("/login")
         client.cookies["csrftoken"] = csrf = "a" * 32
-    answer = send(client, "jobs", JOB, headers={"x-csrftoken": csrf})
-    assert answer.status_code == 201, answer.content
+    response = send(client, "jobs", JOB, headers={"x-csrftoken": csrf})
+    assert response.status_code == 201, response.content
 
 
-def test_too_many_requests_are_told_when_to_come_back(alice: Client, settings: Any) -> None:
+def test_throttled_requests_get_retry_after(alice: Client, settings: Any) -> None:
     settings.API_READS_PER_MINUTE = 3
-    seen = [alice.get("/api/v1/me") for _ in range(5)]
-    assert [answer.status_code for answer in seen] == [200, 200, 200, 429, 429]
-    assert 1 <= int(seen[-1]["Retry-After"]) <= 20
-    assert seen[-1].json()["code"] == "throttled"
+    results = [alice.get("/api/v1/me") for _ in range(5)]
+    assert [response.status_code for response in results] == [200, 200, 200, 429, 429]
+    assert 1 <= int(results[-1]["Retry-After"]) <= 20
+    assert results[-1].json()["code"] == "throttled"
 
 
 def test_a_bucket_refills_steadily() -> None:
-    found = Buckets()
+    found = RateLimitBuckets()
     assert [found.take("a", 60, now=0.0) for _ in range(60)] == [0.0] * 60
     assert found.take("a", 60, now=0.0) == pytest.approx(1.0)
     assert found.take("a", 60, now=0.5) == pytest.approx(0.5)
@@ -587,12 +589,12 @@ def test_a_bucket_refills_steadily() -> None:
 # The rest
 
 
-def test_changing_a_job(alice: Client, cast: Cast) -> None:
-    job = cast.job("x")
+def test_changing_a_job(alice: Client, scenario: Scenario) -> None:
+    job = scenario.job("x")
     path = f"jobs/{job.pk}"
     body = {"description": "new", "labels": {"a": "b"}, "time_limit_s": 600}
-    answer = send(alice, path, body, "PATCH").json()
-    assert (answer["description"], answer["labels"], answer["time_limit_s"]) == (
+    response = send(alice, path, body, "PATCH").json()
+    assert (response["description"], response["labels"], response["time_limit_s"]) == (
         "new",
         {"a": "b"},
         600,
@@ -605,15 +607,15 @@ def test_changing_a_job(alice: Client, cast: Cast) -> None:
         {"nmae": 1},
     ):
         assert send(alice, path, wrong, "PATCH").status_code == 400, wrong
-    Membership.objects.filter(user=cast.alice).delete()
+    Membership.objects.filter(user=scenario.alice).delete()
     # Left the namespace: still theirs to look at and to stop, no longer to lengthen.
     assert send(alice, path, {"time_limit_s": 900}, "PATCH").status_code == 403
     assert send(alice, f"{path}/stop", "").json()["state"] == "STOPPED"
     assert [e["kind"] for e in alice.get(f"/api/v1/{path}/events").json()["items"]][-1] == "stop"
 
 
-def test_reasons_come_in_the_request_s_language(alice: Client, cast: Cast) -> None:
-    job = cast.job("x")
+def test_reasons_come_in_the_request_s_language(alice: Client, scenario: Scenario) -> None:
+    job = scenario.job("x")
     texts = {
         language: alice.get(f"/api/v1/jobs/{job.pk}", headers={"accept-language": language}).json()[
             "reason"

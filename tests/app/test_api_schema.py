@@ -24,12 +24,12 @@ from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi import checks as openapi_checks
 
 from accounts.tokens import create_token
-from core.api.schema import schema_text
+from core.api.schema import render_schema
 from core.api.throttle import buckets
 from jobs.job_templates import create_template
-from jobs.jobfile.parameters import Parameter
+from jobs.jobfile.parameters import TemplateParameter
 from jobs.models import Job
-from tests.app.job_cast import make_cast, make_spec
+from tests.app.scenario import make_scenario, make_spec
 
 EXAMPLES = int(os.environ.get("SLUICE_FUZZ_EXAMPLES", "4"))
 CHECKS = [
@@ -63,23 +63,23 @@ def signed_in(db: None, one_connection: None, settings: Any, tmp_path: Any) -> d
     settings.UPLOAD_DIR = tmp_path / "uploads"
     settings.API_READS_PER_MINUTE = settings.API_WRITES_PER_MINUTE = 10**9
     buckets.clear()
-    cast = make_cast()
+    scenario = make_scenario()
     _token, secret = create_token(
-        user=cast.alice,
+        user=scenario.alice,
         name="fuzz",
         scope="write",
         expires_at=timezone.now() + timedelta(days=1),
     )
-    jobs = [cast.job(f"job{n}") for n in range(6)]
+    jobs = [scenario.job(f"job{n}") for n in range(6)]
     for job in jobs[:2]:
-        cast.in_slurm(job, str(100 + jobs.index(job)))
+        scenario.create_live_attempt(job, str(100 + jobs.index(job)))
     Job.objects.filter(pk__in=[job.pk for job in jobs[2:4]]).update(state="FAILED")
     document = make_spec("t").model_dump(mode="json", by_alias=True)
     template = create_template(
-        by=cast.alice,
+        by=scenario.alice,
         name="t",
         document=document,
-        parameters=[Parameter("lr", kind="number", default=0.1)],
+        parameters=[TemplateParameter("lr", kind="number", default=0.1)],
     )
     return {
         "headers": {"Authorization": f"Bearer {secret}"},
@@ -108,7 +108,7 @@ def test_no_request_breaks_the_api(case: Any, signed_in: dict[str, Any]) -> None
 
 
 def test_the_schema_is_openapi_3_1_and_names_every_operation_once() -> None:
-    document = json.loads(schema_text())
+    document = json.loads(render_schema())
     assert document["openapi"].startswith("3.1")
     operations = [op for path in document["paths"].values() for op in path.values()]
     names = [operation["operationId"] for operation in operations]

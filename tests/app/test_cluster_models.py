@@ -21,7 +21,7 @@ from clusters.models import (
     Namespace,
     ResourceSpec,
     UnixAccount,
-    capacity_of,
+    load_capacity,
     store_capacity,
     store_status,
     unix_user_for,
@@ -54,20 +54,20 @@ def alice() -> User:
     return User.objects.create_user("alice")
 
 
-def refused(**fields: Any) -> None:
+def assert_refused(**fields: Any) -> None:
     with pytest.raises(IntegrityError), transaction.atomic():
         make_cluster(**fields)
 
 
 def test_database_refuses_impossible_clusters() -> None:
-    refused(host="")
-    refused(service_user="")
-    refused(service_user="root")
-    refused(kind="telnet")
-    refused(port=0)
-    refused(port=70000)
-    refused(uid_floor=0)
-    refused(job_port_min=30000, job_port_max=20000)
+    assert_refused(host="")
+    assert_refused(service_user="")
+    assert_refused(service_user="root")
+    assert_refused(kind="telnet")
+    assert_refused(port=0)
+    assert_refused(port=70000)
+    assert_refused(uid_floor=0)
+    assert_refused(job_port_min=30000, job_port_max=20000)
     assert not Cluster.objects.exists()
 
 
@@ -79,7 +79,7 @@ def test_a_local_cluster_needs_no_host() -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "words"),
+    ("field", "value", "expected_text"),
     [
         ("host_keys", "", "Pin the login node's host key"),
         ("host_keys", "ssh-ed25519 AAAAnonsense", "cut or damaged"),
@@ -100,11 +100,11 @@ def test_a_local_cluster_needs_no_host() -> None:
         ("storages", {"team": "team"}, "begins with / or ~/"),
     ],
 )
-def test_clean_says_what_is_wrong(lab: Cluster, field: str, value: Any, words: str) -> None:
+def test_clean_says_what_is_wrong(lab: Cluster, field: str, value: Any, expected_text: str) -> None:
     setattr(lab, field, value)
     with pytest.raises(ValidationError) as caught:
         lab.full_clean()
-    assert words in " ".join(caught.value.message_dict[field])
+    assert expected_text in " ".join(caught.value.message_dict[field])
 
 
 def test_host_keys_are_taken_as_ssh_keyscan_and_known_hosts_print_them(lab: Cluster) -> None:
@@ -198,7 +198,7 @@ def test_a_mapped_person_acts_as_mapped(lab: Cluster, alice: User) -> None:
 
 
 @pytest.mark.parametrize(
-    ("username", "words"),
+    ("username", "expected_text"),
     [
         ("root", "never acts as root"),
         ("Root", "never acts as Root"),
@@ -210,15 +210,13 @@ def test_a_mapped_person_acts_as_mapped(lab: Cluster, alice: User) -> None:
         ("sluice-svc", "service account"),
     ],
 )
-def test_names_that_nobody_may_act_as(lab: Cluster, username: str, words: str) -> None:
+def test_forbidden_unix_user_names(lab: Cluster, username: str, expected_text: str) -> None:
     user = User.objects.create_user(username)
-    with pytest.raises(IdentityRefused, match=words):
+    with pytest.raises(IdentityRefused, match=expected_text):
         unix_user_for(user, lab)
 
 
-def test_nobody_becomes_another_by_signing_up_under_their_unix_name(
-    lab: Cluster, alice: User
-) -> None:
+def test_mapped_unix_name_cannot_be_claimed_by_username(lab: Cluster, alice: User) -> None:
     UnixAccount.objects.create(user=alice, cluster=lab, unix_user="asmith")
     imposter = User.objects.create_user("asmith")
     with pytest.raises(IdentityRefused, match="belongs to another person"):
@@ -239,7 +237,7 @@ def test_inactive_and_anonymous_people_act_as_nobody(lab: Cluster, alice: User) 
 
 
 @pytest.mark.parametrize(
-    ("unix_user", "uid", "words"),
+    ("unix_user", "uid", "expected_text"),
     [
         ("root", None, "never acts as root"),
         ("daemon", 500, "below UID 1000"),
@@ -247,11 +245,11 @@ def test_inactive_and_anonymous_people_act_as_nobody(lab: Cluster, alice: User) 
         ("sluice-svc", None, "service account"),
     ],
 )
-def test_accounts_that_nobody_may_be_mapped_to(
-    lab: Cluster, alice: User, unix_user: str, uid: int | None, words: str
+def test_forbidden_unix_accounts(
+    lab: Cluster, alice: User, unix_user: str, uid: int | None, expected_text: str
 ) -> None:
     account = UnixAccount(user=alice, cluster=lab, unix_user=unix_user, uid=uid)
-    with pytest.raises(ValidationError, match=words):
+    with pytest.raises(ValidationError, match=expected_text):
         account.full_clean()
 
 
@@ -286,10 +284,10 @@ def test_capacity_survives_the_database(lab: Cluster) -> None:
         ),
         partitions=(Partition("gpu", True, True, ("n1",), None, 3600),),
     )
-    assert capacity_of(lab) is None
+    assert load_capacity(lab) is None
     store_capacity(lab, capacity)
     store_capacity(lab, capacity)
-    assert capacity_of(lab) == capacity
+    assert load_capacity(lab) == capacity
     assert CapacitySnapshot.objects.count() == 1
 
 

@@ -15,7 +15,7 @@ from clusters import connections
 from clusters.capacity import Capacity
 from clusters.errors import IdentityRefused, SlurmUnavailable
 from clusters.models import Cluster, UnixAccount
-from clusters.slurm_client import Slurm
+from clusters.slurm_client import SlurmClient
 from clusters.transport.base import CommandResult, Transport
 from clusters.transport.local import LocalTransport
 from clusters.transport.ssh import SshCluster
@@ -35,21 +35,21 @@ PASSWD = {
 
 
 @dataclass
-class FakeDoor:
+class FakeTransportFactory:
     """Knows only getent, and notes as whom anything was run."""
 
-    used_as: list[str] = field(default_factory=list)
+    run_as_users: list[str] = field(default_factory=list)
     closed: bool = False
 
     def transport(self, user: str) -> Transport:
-        door = self
+        factory = self
 
         class Fake(LocalTransport):
             def __init__(self) -> None:
                 self.user = user
 
             def run(self, argv: Sequence[str], **_options: object) -> CommandResult:  # type: ignore[override]
-                door.used_as.append(user)
+                factory.run_as_users.append(user)
                 row = PASSWD.get(argv[2], "")
                 return CommandResult(tuple(argv), 0 if row else 2, row.encode(), b"")
 
@@ -60,10 +60,10 @@ class FakeDoor:
 
 
 @pytest.fixture(autouse=True)
-def _fresh() -> Iterator[None]:
-    connections.reset()
+def _reset_connections() -> Iterator[None]:
+    connections.close_all_connections()
     yield
-    connections.reset()
+    connections.close_all_connections()
 
 
 @pytest.fixture
@@ -75,21 +75,23 @@ def lab(settings: Settings, tmp_path: Path) -> Cluster:
 
 
 @pytest.fixture
-def door(lab: Cluster, monkeypatch: pytest.MonkeyPatch) -> FakeDoor:
-    door = FakeDoor()
-    monkeypatch.setattr(connections, "open_door", lambda cluster: door)
-    return door
+def factory(lab: Cluster, monkeypatch: pytest.MonkeyPatch) -> FakeTransportFactory:
+    factory = FakeTransportFactory()
+    monkeypatch.setattr(connections, "create_transport_factory", lambda cluster: factory)
+    return factory
 
 
-def test_a_person_is_looked_up_by_the_service_account_first(lab: Cluster, door: FakeDoor) -> None:
+def test_a_person_is_looked_up_by_the_service_account_first(
+    lab: Cluster, factory: FakeTransportFactory
+) -> None:
     assert connections.transport_for(lab, "alice").user == "alice"
-    assert door.used_as == ["svc"]
-    assert connections.work_root_of(lab, "alice") == "/home/alice/sluice"
-    assert door.used_as == ["svc"], "the account is kept for a while"
+    assert factory.run_as_users == ["svc"]
+    assert connections.resolve_work_root(lab, "alice") == "/home/alice/sluice"
+    assert factory.run_as_users == ["svc"], "the account is kept for a while"
 
 
 @pytest.mark.parametrize(
-    ("unix_user", "words", "asked"),
+    ("unix_user", "expected_text", "expected_users"),
     [
         ("root", "never acts as root", []),
         ("-oProxyCommand=x", "is not a user name", []),
@@ -101,15 +103,19 @@ def test_a_person_is_looked_up_by_the_service_account_first(lab: Cluster, door: 
         ("ALICE", "calls this user alice", ["svc"]),
     ],
 )
-def test_nothing_is_ever_run_as_those_who_are_refused(
-    lab: Cluster, door: FakeDoor, unix_user: str, words: str, asked: list[str]
+def test_refused_identities_run_no_command(
+    lab: Cluster,
+    factory: FakeTransportFactory,
+    unix_user: str,
+    expected_text: str,
+    expected_users: list[str],
 ) -> None:
-    with pytest.raises(IdentityRefused, match=words):
+    with pytest.raises(IdentityRefused, match=expected_text):
         connections.transport_for(lab, unix_user)
-    assert door.used_as == asked
+    assert factory.run_as_users == expected_users
 
 
-def test_a_uid_on_record_must_be_the_clusters(lab: Cluster, door: FakeDoor) -> None:
+def test_a_uid_on_record_must_be_the_clusters(lab: Cluster, factory: FakeTransportFactory) -> None:
     alice = User.objects.create_user("alice")
     account = UnixAccount.objects.create(user=alice, cluster=lab, unix_user="alice", uid=2001)
     connections.transport_for(lab, "alice")
@@ -119,44 +125,47 @@ def test_a_uid_on_record_must_be_the_clusters(lab: Cluster, door: FakeDoor) -> N
         connections.transport_for(lab, "alice")
 
 
-def test_the_door_is_kept_until_an_administrator_changes_the_way(lab: Cluster) -> None:
-    door = connections.door_to(lab)
-    assert isinstance(door, SshCluster)
-    assert connections.door_to(Cluster.objects.get(pk=lab.pk)) is door
+def test_transport_factory_is_cached_until_settings_change(lab: Cluster) -> None:
+    factory = connections.transport_factory_for(lab)
+    assert isinstance(factory, SshCluster)
+    assert connections.transport_factory_for(Cluster.objects.get(pk=lab.pk)) is factory
     lab.title = "another title"
-    assert connections.door_to(lab) is door
+    assert connections.transport_factory_for(lab) is factory
     lab.port = 2222
-    changed = connections.door_to(lab)
-    assert changed is not door
+    changed = connections.transport_factory_for(lab)
+    assert changed is not factory
     assert isinstance(changed, SshCluster)
     assert changed.target.port == 2222
-    connections.reset()
-    assert connections.door_to(lab) is not changed
+    connections.close_all_connections()
+    assert connections.transport_factory_for(lab) is not changed
 
 
 def test_pyslurm_reads_a_local_cluster_when_switched_on_and_usable(
-    lab: Cluster, door: FakeDoor, monkeypatch: pytest.MonkeyPatch
+    lab: Cluster, factory: FakeTransportFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     capacity = Capacity(taken_at=datetime.now(UTC))
-    made = []
+    configs = []
 
-    class Reader:
+    class FakeReader:
         def __init__(self, slurm_conf: str) -> None:
-            made.append(slurm_conf)
+            configs.append(slurm_conf)
 
         def capacity(self) -> Capacity:
             return capacity
 
-    monkeypatch.setattr(connections, "PyslurmReader", Reader)
-    assert type(connections.scheduler_for(lab)) is Slurm
+    monkeypatch.setattr(connections, "PyslurmReader", FakeReader)
+    assert type(connections.slurm_client_for(lab)) is SlurmClient
     lab.kind, lab.use_pyslurm, lab.slurm_conf = Cluster.Kind.LOCAL, True, "/etc/slurm.conf"
-    assert connections.scheduler_for(lab).capacity() is capacity
-    assert connections.scheduler_for(lab).capacity() is capacity
-    assert made == ["/etc/slurm.conf"]
+    assert connections.slurm_client_for(lab).capacity() is capacity
+    assert connections.slurm_client_for(lab).capacity() is capacity
+    assert configs == ["/etc/slurm.conf"]
 
 
-def test_pyslurm_that_cannot_be_used_costs_one_try(
-    lab: Cluster, door: FakeDoor, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_unusable_pyslurm_is_tried_once(
+    lab: Cluster,
+    factory: FakeTransportFactory,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     tries = []
 
@@ -166,14 +175,14 @@ def test_pyslurm_that_cannot_be_used_costs_one_try(
 
     monkeypatch.setattr(connections, "PyslurmReader", refuse)
     lab.kind, lab.use_pyslurm = Cluster.Kind.LOCAL, True
-    assert type(connections.scheduler_for(lab)) is Slurm
-    assert type(connections.scheduler_for(lab)) is Slurm
+    assert type(connections.slurm_client_for(lab)) is SlurmClient
+    assert type(connections.slurm_client_for(lab)) is SlurmClient
     assert len(tries) == 1
     assert "read by commands" in caplog.text
 
 
-def test_a_local_cluster_is_entered_without_ssh(lab: Cluster) -> None:
+def test_local_cluster_uses_no_ssh(lab: Cluster) -> None:
     lab.kind = Cluster.Kind.LOCAL
-    assert not isinstance(connections.door_to(lab), SshCluster)
+    assert not isinstance(connections.transport_factory_for(lab), SshCluster)
     with pytest.raises(IdentityRefused):
-        connections.door_to(lab).transport("root")
+        connections.transport_factory_for(lab).transport("root")

@@ -50,9 +50,9 @@ def run(command: str) -> str:
 
 def test_demo_makes_people_once_and_keeps_their_passwords_private(home: Path) -> None:
     first = run("demo")
-    kept = home / "demo-passwords"
-    assert stat.S_IMODE(kept.stat().st_mode) == 0o600
-    passwords = dict(line.split() for line in kept.read_text().splitlines())
+    passwords_file = home / "demo-passwords"
+    assert stat.S_IMODE(passwords_file.stat().st_mode) == 0o600
+    passwords = dict(line.split() for line in passwords_file.read_text().splitlines())
     assert list(passwords) == ["admin", "alice", "bob", "carol"]
     assert len(set(passwords.values())) == 4
     for name, password in passwords.items():

@@ -11,7 +11,15 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from clusters.doctor import LINKS, Line, Outcome, Patient, all_ok, examine, to_json
+from clusters.doctor import (
+    CHECKS,
+    CheckContext,
+    CheckOutcome,
+    CheckResult,
+    all_ok,
+    run_checks,
+    to_json,
+)
 from clusters.errors import AuthFailed, CommandTimeout, HostKeyMismatch, RemotePermissionDenied
 from clusters.models import Cluster, Namespace
 from clusters.slurm import SlurmCommands
@@ -46,57 +54,57 @@ ANSWERS = {
 
 
 @dataclass
-class PaperCluster:
+class FakeCluster:
     """A door behind which every command has one written answer, or an error to raise."""
 
     answers: dict[str, str | Exception] = field(default_factory=lambda: dict(ANSWERS))
     clock: Callable[[], float] = time.time
     files: dict[str, bytes] = field(default_factory=dict)
-    ran: list[str] = field(default_factory=list)
+    commands_run: list[str] = field(default_factory=list)
     write_error: Exception | None = None
     login_errors: dict[str, Exception] = field(default_factory=dict)
 
     def transport(self, user: str) -> Transport:
-        return PaperTransport(self, user)
+        return FakeTransport(self, user)
 
     def close_all(self) -> None:
         return None
 
 
-class PaperTransport(LocalTransport):
-    def __init__(self, paper: PaperCluster, user: str) -> None:
+class FakeTransport(LocalTransport):
+    def __init__(self, fake_cluster: FakeCluster, user: str) -> None:
         self.user = user
-        self.paper = paper
+        self.fake_cluster = fake_cluster
 
     def run(self, argv: Sequence[str], **_options: object) -> CommandResult:  # type: ignore[override]
-        if error := self.paper.login_errors.get(self.user):
+        if error := self.fake_cluster.login_errors.get(self.user):
             raise error
         line = " ".join(argv)
-        self.paper.ran.append(f"{self.user}: {line}")
+        self.fake_cluster.commands_run.append(f"{self.user}: {line}")
         if argv[0] == "date":
-            return self._answer(argv, f"{self.paper.clock():.9f}")
-        for words, answer in self.paper.answers.items():
-            if words in line:
+            return self._build_result(argv, f"{self.fake_cluster.clock():.9f}")
+        for fragment, answer in self.fake_cluster.answers.items():
+            if fragment in line:
                 if isinstance(answer, Exception):
                     raise answer
-                if words == "srun" and "wrote yes" in answer:
-                    self.paper.files[f"{argv[-4]}.back"] = argv[-3].encode()
-                return self._answer(argv, answer)
-        return self._answer(argv, "")
+                if fragment == "srun" and "wrote yes" in answer:
+                    self.fake_cluster.files[f"{argv[-4]}.back"] = argv[-3].encode()
+                return self._build_result(argv, answer)
+        return self._build_result(argv, "")
 
     @staticmethod
-    def _answer(argv: Sequence[str], text: str) -> CommandResult:
+    def _build_result(argv: Sequence[str], text: str) -> CommandResult:
         out, _, err = text.partition("STDERR ")
         return CommandResult(tuple(argv), 1 if err else 0, out.encode(), err.encode())
 
     def write_files(self, root: str, files: Sequence[FileToWrite]) -> None:
-        if self.paper.write_error:
-            raise self.paper.write_error
+        if self.fake_cluster.write_error:
+            raise self.fake_cluster.write_error
         for file in files:
-            self.paper.files[f"{root}/{file.path}"] = file.data
+            self.fake_cluster.files[f"{root}/{file.path}"] = file.data
 
     def read_at(self, path: str, offset: int, limit: int) -> bytes:
-        return self.paper.files[path][offset : offset + limit]
+        return self.fake_cluster.files[path][offset : offset + limit]
 
 
 @pytest.fixture
@@ -124,54 +132,56 @@ def port() -> Iterator[int]:
 
 
 @pytest.fixture
-def patient(port: int) -> Patient:
+def context(port: int) -> CheckContext:
     cluster = Cluster.objects.create(
         name="lab", host="127.0.0.1", port=port, service_user="svc", host_keys=HOST_KEY
     )
     namespace = Namespace.objects.create(name="vision", cluster=cluster, partitions=["gpu"])
-    return Patient(cluster, PaperCluster(), SlurmCommands(), [namespace], "alice")
+    return CheckContext(cluster, FakeCluster(), SlurmCommands(), [namespace], "alice")
 
 
-def paper(patient: Patient) -> PaperCluster:
-    assert isinstance(patient.door, PaperCluster)
-    return patient.door
+def fake_cluster(context: CheckContext) -> FakeCluster:
+    assert isinstance(context.transport_factory, FakeCluster)
+    return context.transport_factory
 
 
-def faults(lines: Sequence[Line]) -> dict[str, Line]:
-    return {line.key: line for line in lines if line.outcome in (Outcome.FAIL, Outcome.WARN)}
+def failures(lines: Sequence[CheckResult]) -> dict[str, CheckResult]:
+    return {
+        line.key: line for line in lines if line.outcome in (CheckOutcome.FAIL, CheckOutcome.WARN)
+    }
 
 
-def test_a_sound_cluster_is_all_ok(patient: Patient) -> None:
-    lines = list(examine(patient))
-    assert [line.key for line in lines] == [link.key for link in LINKS if link.key != "pyslurm"]
-    assert all_ok(lines), faults(lines)
+def test_healthy_cluster_passes_all_checks(context: CheckContext) -> None:
+    lines = list(run_checks(context))
+    assert [line.key for line in lines] == [link.key for link in CHECKS if link.key != "pyslurm"]
+    assert all_ok(lines), failures(lines)
     assert to_json(lines)["ok"] is True
-    assert patient.slurm_version == "23.11.4"
+    assert context.slurm_version == "23.11.4"
     assert any(
         line.startswith("alice: rm -f /home/alice/sluice/.sluice-check-")
-        for line in paper(patient).ran
+        for line in fake_cluster(context).commands_run
     )
 
 
-def test_a_name_that_does_not_resolve_stops_everything(patient: Patient) -> None:
-    patient.cluster.host = "no-such-host.invalid"
-    lines = list(examine(patient))
-    assert lines[0].outcome is Outcome.FAIL
+def test_unresolvable_name_stops_all_checks(context: CheckContext) -> None:
+    context.cluster.host = "no-such-host.invalid"
+    lines = list(run_checks(context))
+    assert lines[0].outcome is CheckOutcome.FAIL
     assert "no-such-host.invalid does not resolve" in lines[0].found
-    assert {line.outcome for line in lines[1:]} == {Outcome.NOT_TRIED}
-    assert paper(patient).ran == []
+    assert {line.outcome for line in lines[1:]} == {CheckOutcome.NOT_TRIED}
+    assert fake_cluster(context).commands_run == []
 
 
-def test_a_closed_port(patient: Patient) -> None:
+def test_a_closed_port(context: CheckContext) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
-        patient.cluster.port = free.getsockname()[1]
-    found = faults(list(examine(patient)))
+        context.cluster.port = free.getsockname()[1]
+    found = failures(list(run_checks(context)))
     assert list(found) == ["port"]
     assert "Connection refused" in found["port"].found
 
 
 @pytest.mark.parametrize(
-    ("answer", "text", "key", "words"),
+    ("answer", "text", "key", "fragment"),
     [
         ("passwd svc", "svc:x:900:900::/:/bin/sh", "accounts", "UID 900"),
         ("passwd alice", "", "accounts", "There is no Unix user alice"),
@@ -218,18 +228,18 @@ def test_a_closed_port(patient: Patient) -> None:
         ),
     ],
 )
-def test_each_wrong_answer_is_exactly_one_fault_with_a_remedy(
-    patient: Patient, answer: str, text: str, key: str, words: str
+def test_each_wrong_output_fails_exactly_one_check(
+    context: CheckContext, answer: str, text: str, key: str, fragment: str
 ) -> None:
-    paper(patient).answers[answer] = text
-    found = faults(list(examine(patient)))
+    fake_cluster(context).answers[answer] = text
+    found = failures(list(run_checks(context)))
     assert list(found) == [key]
-    assert words in found[key].found
+    assert fragment in found[key].found
     assert found[key].remedy
 
 
 @pytest.mark.parametrize(
-    ("user", "error", "key", "words"),
+    ("user", "error", "key", "fragment"),
     [
         ("svc", HostKeyMismatch("another key"), "host_key", "another key"),
         ("svc", AuthFailed("no"), "service_login", "does not let svc in"),
@@ -237,78 +247,81 @@ def test_each_wrong_answer_is_exactly_one_fault_with_a_remedy(
     ],
 )
 def test_logins_that_fail(
-    patient: Patient, user: str, error: Exception, key: str, words: str
+    context: CheckContext, user: str, error: Exception, key: str, fragment: str
 ) -> None:
-    paper(patient).login_errors[user] = error
-    found = faults(list(examine(patient)))
+    fake_cluster(context).login_errors[user] = error
+    found = failures(list(run_checks(context)))
     assert list(found) == [key]
-    assert words in found[key].found
+    assert fragment in found[key].found
     assert found[key].remedy
 
 
-def test_a_key_file_has_another_remedy_than_a_certificate(patient: Patient) -> None:
-    paper(patient).login_errors["svc"] = AuthFailed("no")
-    assert "manage.py ssh_ca" in faults(list(examine(patient)))["service_login"].remedy
-    patient.cluster.key_file = "/etc/sluice/keys/{user}"
-    patient.first_contact = None
-    assert "/etc/sluice/keys/svc" in faults(list(examine(patient)))["service_login"].remedy
+def test_a_key_file_has_another_remedy_than_a_certificate(context: CheckContext) -> None:
+    fake_cluster(context).login_errors["svc"] = AuthFailed("no")
+    assert "manage.py ssh_ca" in failures(list(run_checks(context)))["service_login"].remedy
+    context.cluster.key_file = "/etc/sluice/keys/{user}"
+    context.service_auth_error = None
+    assert "/etc/sluice/keys/svc" in failures(list(run_checks(context)))["service_login"].remedy
 
 
 @pytest.mark.parametrize(
-    ("ahead_s", "outcome"), [(0.2, Outcome.OK), (5, Outcome.WARN), (-300, Outcome.FAIL)]
+    ("clock_offset_s", "outcome"),
+    [(0.2, CheckOutcome.OK), (5, CheckOutcome.WARN), (-300, CheckOutcome.FAIL)],
 )
-def test_clocks(patient: Patient, ahead_s: float, outcome: Outcome) -> None:
-    paper(patient).clock = lambda: time.time() + ahead_s
-    line = next(line for line in examine(patient) if line.key == "clock")
+def test_clocks(context: CheckContext, clock_offset_s: float, outcome: CheckOutcome) -> None:
+    fake_cluster(context).clock = lambda: time.time() + clock_offset_s
+    line = next(line for line in run_checks(context) if line.key == "clock")
     assert line.outcome is outcome
-    assert ("behind" if ahead_s < 0 else "ahead of") in line.found
-    assert patient.clock_skew_s == pytest.approx(ahead_s, abs=0.2)
+    assert ("behind" if clock_offset_s < 0 else "ahead of") in line.found
+    assert context.clock_skew_s == pytest.approx(clock_offset_s, abs=0.2)
 
 
-def test_a_work_root_that_cannot_be_written(patient: Patient) -> None:
-    paper(patient).write_error = RemotePermissionDenied("Permission denied.")
-    lines = list(examine(patient))
-    assert list(faults(lines)) == ["work_root"]
-    assert not any("srun" in command for command in paper(patient).ran)
+def test_a_work_root_that_cannot_be_written(context: CheckContext) -> None:
+    fake_cluster(context).write_error = RemotePermissionDenied("Permission denied.")
+    lines = list(run_checks(context))
+    assert list(failures(lines)) == ["work_root"]
+    assert not any("srun" in command for command in fake_cluster(context).commands_run)
 
 
-def test_a_step_that_hangs_is_cancelled(patient: Patient) -> None:
-    paper(patient).answers["srun"] = CommandTimeout("no answer")
-    found = faults(list(examine(patient)))
+def test_a_step_that_hangs_is_cancelled(context: CheckContext) -> None:
+    fake_cluster(context).answers["srun"] = CommandTimeout("no answer")
+    found = failures(list(run_checks(context)))
     assert list(found) == ["compute_node"]
-    assert any("scancel --name=sluice-check-" in command for command in paper(patient).ran)
+    assert any(
+        "scancel --name=sluice-check-" in command for command in fake_cluster(context).commands_run
+    )
 
 
-def test_a_busy_partition_is_no_fault_and_not_ok(patient: Patient) -> None:
-    paper(patient).answers["srun"] = (
+def test_busy_partition_is_neither_failure_nor_ok(context: CheckContext) -> None:
+    fake_cluster(context).answers["srun"] = (
         "STDERR srun: error: Unable to allocate resources: Requested nodes are busy"
     )
-    lines = list(examine(patient))
-    assert not faults(lines)
+    lines = list(run_checks(context))
+    assert not failures(lines)
     assert not all_ok(lines)
     last_two = lines[-2:]
-    assert [line.outcome for line in last_two] == [Outcome.NOT_TRIED, Outcome.NOT_TRIED]
+    assert [line.outcome for line in last_two] == [CheckOutcome.NOT_TRIED, CheckOutcome.NOT_TRIED]
     assert "No core of partition gpu was free" in last_two[0].found
 
 
-def test_nobody_to_try_it_with_is_not_all_ok(patient: Patient) -> None:
-    patient.unix_user = ""
-    lines = list(examine(patient))
-    assert not faults(lines)
+def test_missing_test_account_is_not_all_ok(context: CheckContext) -> None:
+    context.unix_user = ""
+    lines = list(run_checks(context))
+    assert not failures(lines)
     assert not all_ok(lines)
     assert "--user" in next(line for line in lines if line.key == "person_login").remedy
 
 
-def test_a_local_cluster_has_no_way_to_test(patient: Patient) -> None:
-    patient.cluster.kind = Cluster.Kind.LOCAL
-    lines = list(examine(patient))
-    assert all_ok(lines), faults(lines)
+def test_local_cluster_skips_ssh_checks(context: CheckContext) -> None:
+    context.cluster.kind = Cluster.Kind.LOCAL
+    lines = list(run_checks(context))
+    assert all_ok(lines), failures(lines)
     assert lines[0].key == "service_login"
 
 
-def test_pyslurm_is_a_link_where_it_is_switched_on(patient: Patient) -> None:
-    patient.cluster.kind, patient.cluster.use_pyslurm = Cluster.Kind.LOCAL, True
-    patient.cluster.slurm_conf = "/nonexistent/slurm.conf"
-    found = faults(list(examine(patient)))
+def test_pyslurm_is_checked_when_enabled(context: CheckContext) -> None:
+    context.cluster.kind, context.cluster.use_pyslurm = Cluster.Kind.LOCAL, True
+    context.cluster.slurm_conf = "/nonexistent/slurm.conf"
+    found = failures(list(run_checks(context)))
     assert list(found) == ["pyslurm"]
     assert "switch “read with pyslurm” off" in found["pyslurm"].remedy

@@ -10,7 +10,13 @@ import pytest
 
 from clusters.capacity import Capacity, NamespaceRules, Partition
 from clusters.slurm import Association, Qos, Tres
-from clusters.slurm_comparison import Member, NamespaceView, SlurmView, compare, propose
+from clusters.slurm_comparison import (
+    Member,
+    NamespaceView,
+    SlurmView,
+    find_drifts,
+    propose_namespaces,
+)
 
 GPU = Partition("gpu", True, True, ("n1",), 86400, 3600, max_nodes_per_job=4)
 CPU = Partition("cpu", True, False, ("n2",), None, None)
@@ -61,18 +67,18 @@ FITTING = NamespaceView(
 )
 
 
-def changed(**rules: Any) -> NamespaceView:
+def with_rules(**rules: Any) -> NamespaceView:
     return replace(FITTING, rules=replace(FITTING.rules, **rules))
 
 
 def test_a_fitting_namespace_has_no_findings() -> None:
-    assert compare([FITTING], SLURM) == []
+    assert find_drifts([FITTING], SLURM) == []
 
 
 @pytest.mark.parametrize(
-    ("namespace", "slurm", "code", "words"),
+    ("namespace", "slurm", "code", "expected_text"),
     [
-        (changed(partitions=("gpu", "old")), SLURM, "partition_gone", "partition old is gone"),
+        (with_rules(partitions=("gpu", "old")), SLURM, "partition_gone", "partition old is gone"),
         (
             replace(FITTING, rules=replace(FITTING.rules, account="bio"), members=()),
             SLURM,
@@ -131,10 +137,15 @@ def test_a_fitting_namespace_has_no_findings() -> None:
             "member_without_account",
             "eve has no Unix account",
         ),
-        (changed(max_time_s=86401), SLURM, "limit_above_slurm", "longest time 1-00:00:01 is above"),
-        (changed(max_nodes_per_job=5), SLURM, "limit_above_slurm", "of partition gpu"),
-        (changed(max_gpus_per_job=9), SLURM, "limit_above_slurm", "of QOS normal"),
-        (changed(max_cpus_per_job=65), SLURM, "limit_above_slurm", "of account ml"),
+        (
+            with_rules(max_time_s=86401),
+            SLURM,
+            "limit_above_slurm",
+            "longest time 1-00:00:01 is above",
+        ),
+        (with_rules(max_nodes_per_job=5), SLURM, "limit_above_slurm", "of partition gpu"),
+        (with_rules(max_gpus_per_job=9), SLURM, "limit_above_slurm", "of QOS normal"),
+        (with_rules(max_cpus_per_job=65), SLURM, "limit_above_slurm", "of account ml"),
         (
             replace(FITTING, max_running_jobs_per_user=6),
             SLURM,
@@ -144,21 +155,26 @@ def test_a_fitting_namespace_has_no_findings() -> None:
     ],
 )
 def test_each_drift_is_found_alone(
-    namespace: NamespaceView, slurm: SlurmView, code: str, words: str
+    namespace: NamespaceView, slurm: SlurmView, code: str, expected_text: str
 ) -> None:
-    found = compare([namespace], slurm)
-    assert [drift.code for drift in found] == [code]
-    assert words in found[0].problem
-    assert found[0].remedy
+    findings = find_drifts([namespace], slurm)
+    assert [drift.code for drift in findings] == [code]
+    assert expected_text in findings[0].problem
+    assert findings[0].remedy
 
 
 def test_members_need_no_association_where_slurm_does_not_ask_for_one() -> None:
-    stranger = replace(FITTING, members=(Member("bob", "bob"),))
-    assert compare([stranger], replace(SLURM, enforces_associations=False)) == []
+    nonmember = replace(FITTING, members=(Member("bob", "bob"),))
+    assert find_drifts([nonmember], replace(SLURM, enforces_associations=False)) == []
 
 
 def test_one_proposal_per_partition_without_a_namespace() -> None:
-    assert [p.name for p in propose(SLURM, used=["gpu"], taken=["vision"])] == ["cpu"]
-    proposal = propose(SLURM, used=["cpu"], taken=["gpu"])[0]
+    assert [
+        p.name
+        for p in propose_namespaces(SLURM, used_partitions=["gpu"], existing_names=["vision"])
+    ] == ["cpu"]
+    proposal = propose_namespaces(SLURM, used_partitions=["cpu"], existing_names=["gpu"])[0]
     assert (proposal.name, proposal.partition, proposal.max_time_s) == ("lab-gpu", "gpu", 86400)
-    assert propose(SLURM, used=["cpu"], taken=["gpu", "lab-gpu"]) == []
+    assert (
+        propose_namespaces(SLURM, used_partitions=["cpu"], existing_names=["gpu", "lab-gpu"]) == []
+    )

@@ -10,46 +10,48 @@ from django.utils import timezone
 
 from clusters.passes import EngineStats
 from clusters.slurm import JobRecord, parse_job_state
-from clusters.slurm_client import Slurm
+from clusters.slurm_client import SlurmClient
 from clusters.transport.base import CommandResult, Transport
 from engine.lease import Lease
 from jobs import actions
 from jobs.models import Attempt
-from jobs.sync.control import give_orders, orders_waiting
-from tests.app.job_cast import Cast, make_cast
+from jobs.sync.control import has_pending_control_requests, send_control_requests
+from tests.app.scenario import Scenario, make_scenario
 
 pytestmark = pytest.mark.django_db
 
 
-class Operator(Transport):
+class RecordingTransport(Transport):
     """Does whatever it is told and remembers it."""
 
     def __init__(self) -> None:
-        self.ran: list[list[str]] = []
-        self.complaints: dict[str, bytes] = {}  # by a word of the command
+        self.commands_run: list[list[str]] = []
+        self.errors: dict[str, bytes] = {}  # by a word of the command
 
     def run(self, argv: Sequence[str], **_more: object) -> CommandResult:
-        self.ran.append(list(argv))
-        for word, complaint in self.complaints.items():
+        self.commands_run.append(list(argv))
+        for word, stderr in self.errors.items():
             if word in argv:
-                return CommandResult(tuple(argv), 1, b"", complaint)
+                return CommandResult(tuple(argv), 1, b"", stderr)
         return CommandResult(tuple(argv), 0, b"", b"")
 
 
-Operator.__abstractmethods__ = frozenset()
+RecordingTransport.__abstractmethods__ = frozenset()
 
 
-class PaperSlurm(Slurm):
+class FakeSlurmClient(SlurmClient):
     def __init__(self, *queue: JobRecord) -> None:
-        self.operator = Operator()
-        super().__init__(self.operator)
+        self.recorder = RecordingTransport()
+        super().__init__(self.recorder)
         self.queue = list(queue)
 
-    def live_jobs(self) -> list[JobRecord]:
+    def list_queue(self) -> list[JobRecord]:
         return self.queue
 
-    def words_of(self, program: str) -> list[list[str]]:
-        return [argv for argv in self.operator.ran if any(w.endswith(program) for w in argv)]
+    def argv_of(self, program: str) -> list[list[str]]:
+        return [
+            argv for argv in self.recorder.commands_run if any(w.endswith(program) for w in argv)
+        ]
 
 
 def record(slurm_job_id: str, *, user: str, work_dir: str) -> JobRecord:
@@ -64,94 +66,98 @@ def record(slurm_job_id: str, *, user: str, work_dir: str) -> JobRecord:
 
 
 @pytest.fixture
-def cast() -> Cast:
-    return make_cast()
+def scenario() -> Scenario:
+    return make_scenario()
 
 
-def order(cast: Cast, slurm: PaperSlurm) -> None:
-    lease = Lease.acquire(cast.cluster, "test")
+def run_control_pass(scenario: Scenario, slurm: FakeSlurmClient) -> None:
+    lease = Lease.acquire(scenario.cluster, "test")
     assert lease is not None
-    give_orders(cast.cluster, slurm, lease, EngineStats())
+    send_control_requests(scenario.cluster, slurm, lease, EngineStats())
 
 
-def bobs_attempt_that_claims(cast: Cast, slurm_job_id: str) -> Attempt:
+def bob_attempt_with_slurm_id(scenario: Scenario, slurm_job_id: str) -> Attempt:
     """What sbatch answers passes through bob's login and his files: he can make it say any number."""
-    attempt = cast.in_slurm(cast.job("mine", by=cast.bob), slurm_job_id)
+    attempt = scenario.create_live_attempt(scenario.job("mine", by=scenario.bob), slurm_job_id)
     Attempt.objects.filter(pk=attempt.pk).update(unix_user="bob")
     attempt.refresh_from_db()
     return attempt
 
 
-def test_stopping_names_the_unix_user_to_slurm(cast: Cast) -> None:
-    hers = cast.in_slurm(cast.job("hers"), "70")
-    claimed = bobs_attempt_that_claims(cast, "71")
-    actions.stop_job(job=hers.job, by=cast.alice)
-    actions.stop_job(job=claimed.job, by=cast.bob)
-    slurm = PaperSlurm()
-    order(cast, slurm)
-    given = sorted(argv[-2:] for argv in slurm.words_of("scancel"))
-    assert given == [["--user=alice", "70"], ["--user=bob", "71"]]
+def test_scancel_is_restricted_to_unix_user(scenario: Scenario) -> None:
+    alice_attempt = scenario.create_live_attempt(scenario.job("hers"), "70")
+    bob_attempt = bob_attempt_with_slurm_id(scenario, "71")
+    actions.stop_job(job=alice_attempt.job, by=scenario.alice)
+    actions.stop_job(job=bob_attempt.job, by=scenario.bob)
+    slurm = FakeSlurmClient()
+    run_control_pass(scenario, slurm)
+    sent = sorted(argv[-2:] for argv in slurm.argv_of("scancel"))
+    assert sent == [["--user=alice", "70"], ["--user=bob", "71"]]
 
 
-ASKED = ["--user=alice", "--signal=USR2", "--batch", "70"]
+SIGNALLED = ["--user=alice", "--signal=USR2", "--batch", "70"]
 CANCELLED = ["--user=alice", "70"]
 
 
-def stops_given(cast: Cast, slurm: PaperSlurm) -> list[list[str]]:
-    before = len(slurm.operator.ran)
-    assert orders_waiting(cast.cluster)
-    order(cast, slurm)
-    return [[w for w in argv if "scancel" not in w] for argv in slurm.operator.ran[before:]]
+def sent_stops(scenario: Scenario, slurm: FakeSlurmClient) -> list[list[str]]:
+    before = len(slurm.recorder.commands_run)
+    assert has_pending_control_requests(scenario.cluster)
+    run_control_pass(scenario, slurm)
+    return [
+        [w for w in argv if "scancel" not in w] for argv in slurm.recorder.commands_run[before:]
+    ]
 
 
-def stopping(cast: Cast, *, slurm_state: str, running_for_s: int) -> Attempt:
-    attempt = cast.in_slurm(cast.job("hers"), "70")
+def create_stopping_attempt(scenario: Scenario, *, slurm_state: str, running_for_s: int) -> Attempt:
+    attempt = scenario.create_live_attempt(scenario.job("hers"), "70")
     Attempt.objects.filter(pk=attempt.pk).update(
         slurm_state=slurm_state, started_at=timezone.now() - timedelta(seconds=running_for_s)
     )
-    actions.stop_job(job=attempt.job, by=cast.alice)
+    actions.stop_job(job=attempt.job, by=scenario.alice)
     return attempt
 
 
-def test_a_running_script_is_asked_first_and_cancelled_when_its_time_is_over(cast: Cast) -> None:
-    attempt = stopping(cast, slurm_state="RUNNING", running_for_s=60)
-    slurm = PaperSlurm()
-    assert stops_given(cast, slurm) == [ASKED]
-    assert not orders_waiting(cast.cluster)
-    late = timezone.now() - timedelta(seconds=cast.cluster.grace_s + 31)
+def test_running_script_is_signalled_then_cancelled_after_grace(scenario: Scenario) -> None:
+    attempt = create_stopping_attempt(scenario, slurm_state="RUNNING", running_for_s=60)
+    slurm = FakeSlurmClient()
+    assert sent_stops(scenario, slurm) == [SIGNALLED]
+    assert not has_pending_control_requests(scenario.cluster)
+    late = timezone.now() - timedelta(seconds=scenario.cluster.grace_s + 31)
     Attempt.objects.filter(pk=attempt.pk).update(stop_sent_at=late)
-    assert stops_given(cast, slurm) == [CANCELLED]
-    assert not orders_waiting(cast.cluster)
+    assert sent_stops(scenario, slurm) == [CANCELLED]
+    assert not has_pending_control_requests(scenario.cluster)
 
 
 @pytest.mark.parametrize(
     ("slurm_state", "running_for_s"), [("RUNNING", 1), ("SUSPENDED", 60), ("COMPLETING", 60)]
 )
-def test_who_may_not_hear_is_cancelled(cast: Cast, slurm_state: str, running_for_s: int) -> None:
-    stopping(cast, slurm_state=slurm_state, running_for_s=running_for_s)
-    assert stops_given(cast, PaperSlurm()) == [CANCELLED]
+def test_job_that_cannot_receive_signal_is_cancelled(
+    scenario: Scenario, slurm_state: str, running_for_s: int
+) -> None:
+    create_stopping_attempt(scenario, slurm_state=slurm_state, running_for_s=running_for_s)
+    assert sent_stops(scenario, FakeSlurmClient()) == [CANCELLED]
 
 
-def test_what_was_requeued_a_moment_ago_is_cancelled_at_once(cast: Cast) -> None:
-    stopping(cast, slurm_state="RUNNING", running_for_s=60)
-    slurm = PaperSlurm()
-    slurm.operator.complaints["--batch"] = (
+def test_requeued_job_is_cancelled_at_once(scenario: Scenario) -> None:
+    create_stopping_attempt(scenario, slurm_state="RUNNING", running_for_s=60)
+    slurm = FakeSlurmClient()
+    slurm.recorder.errors["--batch"] = (
         b"scancel: error: Kill job error on job id 70: Job is pending execution"
     )
-    assert stops_given(cast, slurm) == [ASKED, CANCELLED]
+    assert sent_stops(scenario, slurm) == [SIGNALLED, CANCELLED]
 
 
-def test_a_time_limit_is_set_on_the_persons_own_job_only(cast: Cast) -> None:
-    attempt = bobs_attempt_that_claims(cast, "71")
-    actions.change_time_limit(job=attempt.job, by=cast.bob, time_limit_s=7200)
-    alices = PaperSlurm(record("71", user="alice", work_dir="/w/other/1"))
-    order(cast, alices)
-    assert alices.words_of("scontrol") == []
+def test_a_time_limit_is_set_on_the_persons_own_job_only(scenario: Scenario) -> None:
+    attempt = bob_attempt_with_slurm_id(scenario, "71")
+    actions.change_time_limit(job=attempt.job, by=scenario.bob, time_limit_s=7200)
+    alice_slurm = FakeSlurmClient(record("71", user="alice", work_dir="/w/other/1"))
+    run_control_pass(scenario, alice_slurm)
+    assert alice_slurm.argv_of("scontrol") == []
     attempt.job.refresh_from_db()
     assert attempt.job.wanted_time_limit_s is None
     assert attempt.job.time_limit_s != 7200
 
-    actions.change_time_limit(job=attempt.job, by=cast.bob, time_limit_s=7200)
-    his = PaperSlurm(record("71", user="bob", work_dir=attempt.work_dir))
-    order(cast, his)
-    assert [argv[-2:] for argv in his.words_of("scontrol")] == [["JobId=71", "TimeLimit=120"]]
+    actions.change_time_limit(job=attempt.job, by=scenario.bob, time_limit_s=7200)
+    bob_slurm = FakeSlurmClient(record("71", user="bob", work_dir=attempt.work_dir))
+    run_control_pass(scenario, bob_slurm)
+    assert [argv[-2:] for argv in bob_slurm.argv_of("scontrol")] == [["JobId=71", "TimeLimit=120"]]

@@ -15,74 +15,87 @@ from clusters.errors import CommandTimeout, SlurmUnavailable, SubmitRejected
 from clusters.models import Cluster, EngineLease, store_status
 from clusters.passes import EngineStats
 from clusters.slurm import JobRecord, SubmitOutcome, parse_job_state
-from clusters.slurm.sbatch import SubmissionGivenUp
+from clusters.slurm.sbatch import SubmissionAbandoned
 from clusters.transport.base import CommandResult
 from core.models import Event
 from engine.lease import Lease, LeaseLost
 from engine.worker import ClusterWorker
 from jobs import actions
 from jobs.events import events_of
-from jobs.lifecycle.reasons import SENTENCES, sentence
-from jobs.lifecycle.states import Decision, FailureKind, JobState, Observation, Reason, Sight
+from jobs.lifecycle.reasons import REASON_MESSAGES, render_reason
+from jobs.lifecycle.states import (
+    Decision,
+    FailureKind,
+    JobState,
+    Observation,
+    ObservationStatus,
+    Reason,
+)
 from jobs.models import Attempt, Job, JobSecret, Task
 from jobs.script.task_state import TaskState, Verdict
 from jobs.sync.changes import Changes, apply_decision
-from jobs.sync.poller import Poller, leading_record, observe
-from jobs.sync.submitter import apply_outcome, fell_silent
-from jobs.sync.task_reader import Reported, TaskReader, merge_states, parse_reports, script_verdict
-from tests.app.job_cast import Cast, make_cast
+from jobs.sync.poller import Poller, build_observation, leading_record
+from jobs.sync.submitter import apply_outcome, should_pause
+from jobs.sync.task_reader import (
+    AttemptReport,
+    TaskReader,
+    interpret_verdict,
+    merge_task_states,
+    parse_reports,
+)
+from tests.app.scenario import Scenario, make_scenario
 
 pytestmark = pytest.mark.django_db
 
 
 @pytest.fixture
-def cast() -> Cast:
-    return make_cast()
+def scenario() -> Scenario:
+    return make_scenario()
 
 
 class TestLease:
-    def test_one_works_and_others_stand_by(self, cast: Cast) -> None:
-        first = Lease.acquire(cast.cluster, "one")
+    def test_lease_has_one_holder(self, scenario: Scenario) -> None:
+        first = Lease.acquire(scenario.cluster, "one")
         assert first is not None
-        assert Lease.acquire(cast.cluster, "two") is None
+        assert Lease.acquire(scenario.cluster, "two") is None
         assert first.renew()
         first.release()
-        second = Lease.acquire(cast.cluster, "two")
+        second = Lease.acquire(scenario.cluster, "two")
         assert second is not None
         assert second.fence == first.fence + 1
         assert not first.renew()
 
-    def test_it_runs_out_by_itself_and_the_old_holder_can_write_nothing(self, cast: Cast) -> None:
-        old = Lease.acquire(cast.cluster, "one")
+    def test_expired_lease_fences_old_holder(self, scenario: Scenario) -> None:
+        old = Lease.acquire(scenario.cluster, "one")
         assert old is not None
-        with old.writing():
+        with old.fenced_transaction():
             pass
         EngineLease.objects.update(expires_at=timezone.now() - timedelta(seconds=1))
-        new = Lease.acquire(cast.cluster, "two")
+        new = Lease.acquire(scenario.cluster, "two")
         assert new is not None
 
         def write() -> None:
-            with old.writing():
+            with old.fenced_transaction():
                 Job.objects.update(description="written by a ghost")
 
         with pytest.raises(LeaseLost):
             write()
-        with new.writing():
+        with new.fenced_transaction():
             pass
 
-    def test_a_lease_that_ran_out_is_no_lease_even_if_nobody_took_it(self, cast: Cast) -> None:
-        lease = Lease.acquire(cast.cluster, "one")
+    def test_expired_lease_cannot_be_used(self, scenario: Scenario) -> None:
+        lease = Lease.acquire(scenario.cluster, "one")
         assert lease is not None
         EngineLease.objects.update(expires_at=timezone.now() - timedelta(seconds=1))
         assert not lease.renew()
-        with pytest.raises(LeaseLost), lease.writing():
+        with pytest.raises(LeaseLost), lease.fenced_transaction():
             pass
 
 
 class TestWrites:
-    def test_equal_changes_of_many_jobs_are_one_statement(self, cast: Cast) -> None:
-        jobs = [cast.job(f"j{n}") for n in range(30)]
-        attempts = [cast.in_slurm(job, str(n)) for n, job in enumerate(jobs)]
+    def test_equal_changes_of_many_jobs_are_one_statement(self, scenario: Scenario) -> None:
+        jobs = [scenario.job(f"j{n}") for n in range(30)]
+        attempts = [scenario.create_live_attempt(job, str(n)) for n, job in enumerate(jobs)]
         decision = Decision(JobState.PENDING, Reason("pending", {"slurm": "Priority"}))
         with transaction.atomic(), CaptureQueriesContext(connection) as queries:
             changes = Changes()
@@ -93,9 +106,9 @@ class TestWrites:
         assert set(Job.objects.values_list("state", "reason_code")) == {("PENDING", "pending")}
         assert Event.objects.filter(kind="state").count() == 30
 
-    def test_what_did_not_change_is_not_written_and_not_told(self, cast: Cast) -> None:
-        job = cast.job()
-        attempt = cast.in_slurm(job, state="PENDING")
+    def test_unchanged_state_writes_nothing(self, scenario: Scenario) -> None:
+        job = scenario.job()
+        attempt = scenario.create_live_attempt(job, state="PENDING")
         decision = Decision(JobState.PENDING, Reason("pending", {"slurm": "Priority"}))
         for expected in (True, False):
             with transaction.atomic(), CaptureQueriesContext(connection) as queries:
@@ -104,10 +117,10 @@ class TestWrites:
                 changes.write()
             assert bool(len(queries)) is expected
 
-    def test_a_wanted_delete_happens_at_the_end(self, cast: Cast) -> None:
-        job = cast.job(secrets={"k": "v"})
-        attempt = cast.in_slurm(job)
-        job = actions.delete_job(job=job, by=cast.alice, stop_first=True)
+    def test_a_wanted_delete_happens_at_the_end(self, scenario: Scenario) -> None:
+        job = scenario.job(secrets={"k": "v"})
+        attempt = scenario.create_live_attempt(job)
+        job = actions.delete_job(job=job, by=scenario.alice, stop_first=True)
         with transaction.atomic():
             changes = Changes()
             end = Decision(JobState.STOPPED, Reason("end.stopped", {"by": "alice"}), ended=True)
@@ -119,14 +132,14 @@ class TestWrites:
         assert events_of(job).last().kind == "deleted"  # type: ignore[union-attr]
 
 
-def submitting(cast: Cast) -> Attempt:
-    job = cast.job()
+def create_submitting_attempt(scenario: Scenario) -> Attempt:
+    job = scenario.job()
     return Attempt.objects.create(
         job=job, cluster=job.cluster, number=1, unix_user="alice", work_dir=f"/w/{job.pk}/1"
     )
 
 
-def settle(attempt: Attempt, outcome: SubmitOutcome) -> tuple[Attempt, Job]:
+def apply_submit_outcome(attempt: Attempt, outcome: SubmitOutcome) -> tuple[Attempt, Job]:
     with transaction.atomic():
         changes = Changes()
         apply_outcome(changes, attempt, outcome)
@@ -137,53 +150,63 @@ def settle(attempt: Attempt, outcome: SubmitOutcome) -> tuple[Attempt, Job]:
 
 
 class TestOutcomes:
-    def test_an_id(self, cast: Cast) -> None:
-        attempt, job = settle(submitting(cast), SubmitOutcome("t", slurm_job_id="12"))
+    def test_accepted_submission(self, scenario: Scenario) -> None:
+        attempt, job = apply_submit_outcome(
+            create_submitting_attempt(scenario), SubmitOutcome("t", slurm_job_id="12")
+        )
         assert (attempt.phase, attempt.slurm_job_id, job.state) == ("live", "12", "PENDING")
 
-    def test_a_refusal_for_good(self, cast: Cast) -> None:
+    def test_permanent_rejection(self, scenario: Scenario) -> None:
         error = SubmitRejected("The QOS does not exist.", detail="Invalid qos")
-        attempt, job = settle(submitting(cast), SubmitOutcome("t", error=error))
+        attempt, job = apply_submit_outcome(
+            create_submitting_attempt(scenario), SubmitOutcome("t", error=error)
+        )
         assert (attempt.phase, job.state) == ("refused", "FAILED")
-        assert sentence(job.reason) == "Slurm refused the job: The QOS does not exist."
+        assert render_reason(job.reason) == "Slurm refused the job: The QOS does not exist."
 
     @pytest.mark.parametrize(
         "error", [SubmitRejected("Later.", retryable=True), SlurmUnavailable("No controller.")]
     )
-    def test_a_certain_failure_that_passes_gets_a_new_marker(self, cast: Cast, error: Any) -> None:
-        attempt, job = settle(submitting(cast), SubmitOutcome("t", error=error))
+    def test_retryable_failure_gets_new_marker(self, scenario: Scenario, error: Any) -> None:
+        attempt, job = apply_submit_outcome(
+            create_submitting_attempt(scenario), SubmitOutcome("t", error=error)
+        )
         assert (attempt.phase, attempt.submit_try, job.state) == ("submitting", 2, "QUEUED")
         assert job.not_before is not None
 
-    def test_an_unknown_outcome_keeps_its_marker(self, cast: Cast) -> None:
+    def test_an_unknown_outcome_keeps_its_marker(self, scenario: Scenario) -> None:
         error = CommandTimeout("no answer")
-        attempt, job = settle(submitting(cast), SubmitOutcome("t", error=error))
+        attempt, job = apply_submit_outcome(
+            create_submitting_attempt(scenario), SubmitOutcome("t", error=error)
+        )
         assert (attempt.submit_try, attempt.phase, job.state) == (1, "submitting", "QUEUED")
         first = attempt.unanswered_since
         assert first is not None
-        attempt, _ = settle(attempt, SubmitOutcome("t", error=error))
+        attempt, _ = apply_submit_outcome(attempt, SubmitOutcome("t", error=error))
         assert attempt.unanswered_since == first
 
-    def test_never_begun_changes_nothing(self, cast: Cast) -> None:
-        attempt, job = settle(submitting(cast), SubmitOutcome("t"))
+    def test_unattempted_submission_changes_nothing(self, scenario: Scenario) -> None:
+        attempt, job = apply_submit_outcome(create_submitting_attempt(scenario), SubmitOutcome("t"))
         assert (attempt.submit_try, attempt.phase, job.state) == (1, "submitting", "QUEUED")
 
-    def test_given_up_for_a_stop(self, cast: Cast) -> None:
-        attempt = submitting(cast)
-        attempt.job = actions.stop_job(job=attempt.job, by=cast.alice)
+    def test_submission_abandoned_for_stop(self, scenario: Scenario) -> None:
+        attempt = create_submitting_attempt(scenario)
+        attempt.job = actions.stop_job(job=attempt.job, by=scenario.alice)
         assert attempt.job.state == "QUEUED", "sbatch may be running: only the engine can tell"
-        attempt, job = settle(attempt, SubmitOutcome("t", error=SubmissionGivenUp("given up")))
+        attempt, job = apply_submit_outcome(
+            attempt, SubmitOutcome("t", error=SubmissionAbandoned("given up"))
+        )
         assert (attempt.phase, job.state) == ("refused", "STOPPED")
 
-    def test_stopped_while_being_submitted_is_still_adopted(self, cast: Cast) -> None:
-        attempt = submitting(cast)
-        attempt.job = actions.stop_job(job=attempt.job, by=cast.alice)
-        attempt, job = settle(attempt, SubmitOutcome("t", slurm_job_id="5"))
+    def test_stopped_while_being_submitted_is_still_adopted(self, scenario: Scenario) -> None:
+        attempt = create_submitting_attempt(scenario)
+        attempt.job = actions.stop_job(job=attempt.job, by=scenario.alice)
+        attempt, job = apply_submit_outcome(attempt, SubmitOutcome("t", slurm_job_id="5"))
         assert (attempt.phase, job.state, job.wanted) == ("live", "PENDING", "stop")
 
 
 @pytest.mark.parametrize(
-    ("answers", "silent"),
+    ("answers", "paused"),
     [
         (["7", "8"], False),
         (["7", None], False),  # a slow Slurm: the rest was not begun in time
@@ -194,12 +217,12 @@ class TestOutcomes:
         ([CommandTimeout("no word"), "7"], True),
     ],
 )
-def test_when_slurm_fell_silent(answers: list[Any], silent: bool) -> None:
+def test_submission_pause_conditions(answers: list[Any], paused: bool) -> None:
     outcomes = [
         SubmitOutcome("t", slurm_job_id=a) if isinstance(a, str) else SubmitOutcome("t", error=a)
         for a in answers
     ]
-    assert fell_silent(outcomes) is silent
+    assert should_pause(outcomes) is paused
 
 
 def record(state: str, slurm_job_id: str = "1", **more: Any) -> JobRecord:
@@ -209,22 +232,22 @@ def record(state: str, slurm_job_id: str = "1", **more: Any) -> JobRecord:
 
 
 class TestRecords:
-    def test_the_leader_of_a_het_job_speaks(self) -> None:
+    def test_het_leader_record_is_authoritative(self) -> None:
         group = [record("RUNNING", "1+1"), record("PENDING", "1+0")]
         assert leading_record(group).slurm_job_id == "1+0"
         done = [record("COMPLETED", "1+0"), record("CANCELLED", "1+1")]
-        assert leading_record(done).seen.name == "COMPLETED"
+        assert leading_record(done).reported.name == "COMPLETED"
 
-    def test_of_a_failed_het_job_the_component_that_tells_why(self) -> None:
+    def test_failed_het_job_uses_failing_component(self) -> None:
         group = [record("CANCELLED", "1+0"), record("NODE_FAIL", "1+1")]
-        assert leading_record(group).seen.name == "NODE_FAIL"
-        assert observe(leading_record(group)).slurm_state == "NODE_FAIL"
+        assert leading_record(group).reported.name == "NODE_FAIL"
+        assert build_observation(leading_record(group)).slurm_state == "NODE_FAIL"
 
 
-def new_poller(cast: Cast) -> Poller:
-    lease = Lease.acquire(cast.cluster, "me")
+def new_poller(scenario: Scenario) -> Poller:
+    lease = Lease.acquire(scenario.cluster, "me")
     assert lease is not None
-    return Poller(lease, EngineStats(), TaskReader(cast.cluster, lease, EngineStats()))
+    return Poller(lease, EngineStats(), TaskReader(scenario.cluster, lease, EngineStats()))
 
 
 def record_of(attempt: Attempt, state: str, **more: Any) -> JobRecord:
@@ -232,88 +255,106 @@ def record_of(attempt: Attempt, state: str, **more: Any) -> JobRecord:
     return record(state, attempt.slurm_job_id, **place, **more)
 
 
-class TestLooks:
+class TestPolling:
     """What stays as it is needs no thought; whatever changes, in Slurm or in the rows, is thought about."""
 
-    def look(self, poller: Poller, seen: list[JobRecord]) -> set[int]:
-        rows, _ = poller._rows(Cluster.objects.get())
-        look = poller._read(SlurmThatSaw(seen), rows)
-        return set(poller._changed(look))
+    def look(self, poller: Poller, reported: list[JobRecord]) -> set[int]:
+        rows, _ = poller._load_rows(Cluster.objects.get())
+        look = poller._read_slurm(FakeSlurmClient(reported), rows)
+        return set(poller._changed_observations(look))
 
-    def test_only_changes_are_thought_about(self, cast: Cast) -> None:
-        attempt = cast.in_slurm(cast.job())
-        poller = new_poller(cast)
-        waits = [record_of(attempt, "PENDING", reason="Priority")]
-        news, nothing = {attempt.pk}, set[int]()
-        assert [self.look(poller, waits) for _ in range(3)] == [news, nothing, nothing]
+    def test_only_changed_jobs_are_processed(self, scenario: Scenario) -> None:
+        attempt = scenario.create_live_attempt(scenario.job())
+        poller = new_poller(scenario)
+        pending_records = [record_of(attempt, "PENDING", reason="Priority")]
+        changed_ids, no_ids = {attempt.pk}, set[int]()
+        assert [self.look(poller, pending_records) for _ in range(3)] == [
+            changed_ids,
+            no_ids,
+            no_ids,
+        ]
         assert poller._settled
-        held = [record_of(attempt, "PENDING", reason="JobHeldUser")]
-        assert [self.look(poller, held) for _ in range(3)] == [news, nothing, nothing]
+        held_records = [record_of(attempt, "PENDING", reason="JobHeldUser")]
+        assert [self.look(poller, held_records) for _ in range(3)] == [changed_ids, no_ids, no_ids]
         # There and back: the old state is news again.
-        assert [self.look(poller, seen) for seen in (waits, held, waits)] == [news] * 3
-        assert [self.look(poller, held) for _ in range(3)] == [news, nothing, nothing]
+        assert [
+            self.look(poller, reported)
+            for reported in (pending_records, held_records, pending_records)
+        ] == [changed_ids] * 3
+        assert [self.look(poller, held_records) for _ in range(3)] == [changed_ids, no_ids, no_ids]
         Job.objects.update(wanted="stop")
-        assert [self.look(poller, held) for _ in range(3)] == [news, nothing, nothing]
+        assert [self.look(poller, held_records) for _ in range(3)] == [changed_ids, no_ids, no_ids]
         Job.objects.update(lost_since=timezone.now())
-        assert [self.look(poller, held) for _ in range(2)] == [news, news]
+        assert [self.look(poller, held_records) for _ in range(2)] == [changed_ids, changed_ids]
         Job.objects.update(lost_since=None)
-        assert self.look(poller, held) == nothing
+        assert self.look(poller, held_records) == no_ids
         # Somebody else's job has the id now; and then nobody's.
-        stranger = [record("PENDING", attempt.slurm_job_id, work_dir="/elsewhere", user="eve")]
-        assert [self.look(poller, stranger), self.look(poller, [])] == [news, news]
-        poller._forget(set())
+        foreign_records = [
+            record("PENDING", attempt.slurm_job_id, work_dir="/elsewhere", user="eve")
+        ]
+        assert [self.look(poller, foreign_records), self.look(poller, [])] == [
+            changed_ids,
+            changed_ids,
+        ]
+        poller._prune_caches(set())
         assert not poller._settled
 
-    def test_what_could_not_be_written_is_thought_about_again(
-        self, cast: Cast, monkeypatch: pytest.MonkeyPatch
+    def test_failed_write_is_processed_again(
+        self, scenario: Scenario, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        attempt = cast.in_slurm(cast.job(), state="PENDING")
-        poller = new_poller(cast)
-        slurm = SlurmThatSaw([record_of(attempt, "RUNNING")])
+        attempt = scenario.create_live_attempt(scenario.job(), state="PENDING")
+        poller = new_poller(scenario)
+        slurm = FakeSlurmClient([record_of(attempt, "RUNNING")])
         with monkeypatch.context() as broken:
             broken.setattr(Changes, "write", lambda self: 1 / 0)
             for _ in range(2):
                 with pytest.raises(ZeroDivisionError):
-                    poller.look(cast.cluster, slurm)
-        poller.look(cast.cluster, slurm)
+                    poller.poll(scenario.cluster, slurm)
+        poller.poll(scenario.cluster, slurm)
         assert Job.objects.get().state == "RUNNING"
 
-    def test_who_cancelled_is_told_by_name_and_asked_for_once(self, cast: Cast) -> None:
-        jobs = [cast.in_slurm(cast.job(f"j{n}"), slurm_job_id=str(50 + n)) for n in range(3)]
-        poller = new_poller(cast)
-        slurm = SlurmThatSaw([])
-        seen = [Observation(Sight.SEEN, "CANCELLED", cancelled_by_uid=uid) for uid in (7, 8, 7)]
-        changed: dict[int, Any] = {a.pk: (s, None) for a, s in zip(jobs, seen, strict=True)}
-        poller._name_who_cancelled(slurm, changed)
+    def test_cancelling_user_is_resolved_once(self, scenario: Scenario) -> None:
+        jobs = [
+            scenario.create_live_attempt(scenario.job(f"j{n}"), slurm_job_id=str(50 + n))
+            for n in range(3)
+        ]
+        poller = new_poller(scenario)
+        slurm = FakeSlurmClient([])
+        reported = [
+            Observation(ObservationStatus.FOUND, "CANCELLED", cancelled_by_uid=uid)
+            for uid in (7, 8, 7)
+        ]
+        changed: dict[int, Any] = {a.pk: (s, None) for a, s in zip(jobs, reported, strict=True)}
+        poller._resolve_canceller_names(slurm, changed)
         assert [s.cancelled_by for s, _ in changed.values()] == ["user7", "", "user7"]
-        poller._name_who_cancelled(slurm, changed)
+        poller._resolve_canceller_names(slurm, changed)
         assert [s.cancelled_by for s, _ in changed.values()] == ["user7", "user8", "user7"]
-        assert slurm.asked == [7, 8]
+        assert slurm.queried == [7, 8]
 
-    def test_who_cancelled_is_asked_until_accounting_tells(self, cast: Cast) -> None:
-        attempt = cast.in_slurm(cast.job())
-        poller = new_poller(cast)
-        gone = [record_of(attempt, "CANCELLED")]
-        assert [self.look(poller, gone) for _ in range(2)] == [set(), set()]
-        poller._end_seen[attempt.pk] -= 60
-        assert self.look(poller, gone) == {attempt.pk}
+    def test_cancelling_user_is_polled_until_accounting_has_it(self, scenario: Scenario) -> None:
+        attempt = scenario.create_live_attempt(scenario.job())
+        poller = new_poller(scenario)
+        cancelled_records = [record_of(attempt, "CANCELLED")]
+        assert [self.look(poller, cancelled_records) for _ in range(2)] == [set(), set()]
+        poller._end_seen_at[attempt.pk] -= 60
+        assert self.look(poller, cancelled_records) == {attempt.pk}
         assert not poller._settled
 
 
-class SlurmThatSaw:
+class FakeSlurmClient:
     """Answers as `Slurm` does, from a list. Accounting knows nothing; users are named after their UIDs."""
 
-    def __init__(self, seen: list[JobRecord]) -> None:
-        self.live_jobs = lambda: seen
+    def __init__(self, reported: list[JobRecord]) -> None:
+        self.list_queue = lambda: reported
         self.transport = self
-        self.asked: list[int] = []
+        self.queried: list[int] = []
 
     def run(self, argv: list[str], **_more: Any) -> CommandResult:
         uid = int(argv[-1])
-        self.asked.append(uid)
+        self.queried.append(uid)
         return CommandResult(tuple(argv), 0, f"user{uid}:x:{uid}:0::/:/bin/sh\n".encode(), b"")
 
-    def recorded_jobs_by_id(self, ids: list[str]) -> list[JobRecord]:
+    def list_accounted_jobs_by_id(self, ids: list[str]) -> list[JobRecord]:
         return []
 
 
@@ -332,8 +373,8 @@ class TestReports:
         assert reports["/w/a/1"].verdict.exit_code == 3
         (task,) = reports["/w/a/1"].tasks
         assert (task.role, task.state, task.ports) == ("worker", "running", {"http": (20001,)})
-        assert (reports["/w/b/1"].there, reports["/w/b/1"].verdict) == (False, None)
-        assert [reports[f"/w/{name}/1"].began for name in "abc"] == [True, False, True]
+        assert (reports["/w/b/1"].directory_exists, reports["/w/b/1"].verdict) == (False, None)
+        assert [reports[f"/w/{name}/1"].started for name in "abc"] == [True, False, True]
 
     @pytest.mark.parametrize(
         ("reason", "exit_code", "code", "failure"),
@@ -349,10 +390,13 @@ class TestReports:
     )
     def test_verdicts(self, reason: str, exit_code: int, code: str, failure: FailureKind) -> None:
         verdict = Verdict("failed", "min_failed", "w", 0, exit_code, reason)
-        told, kind = script_verdict(verdict)
-        assert told is not None
-        assert (told.code, kind) == (code, failure)
-        assert "w-0" in sentence(told) or code in ("end.mount-missing", "end.launch-failed")
+        verdict_reason, kind = interpret_verdict(verdict)
+        assert verdict_reason is not None
+        assert (verdict_reason.code, kind) == (code, failure)
+        assert "w-0" in render_reason(verdict_reason) or code in (
+            "end.mount-missing",
+            "end.launch-failed",
+        )
 
     def test_tasks_that_never_ended_are_stopped_with_the_job(self) -> None:
         tasks = [Task(role="w", index=n) for n in range(3)]
@@ -360,55 +404,57 @@ class TestReports:
             TaskState("w", 0, "ended", exit_code=0, started=1.0, ended=2.0),
             TaskState("w", 1, "running"),
         ]
-        assert len(merge_states(tasks, states, ended=False)) == 2
+        assert len(merge_task_states(tasks, states, ended=False)) == 2
         assert [t.state for t in tasks] == ["succeeded", "running", "waiting"]
-        assert len(merge_states(tasks, states, ended=True)) == 2
+        assert len(merge_task_states(tasks, states, ended=True)) == 2
         assert [t.state for t in tasks] == ["succeeded", "stopped", "stopped"]
-        assert merge_states(tasks, [], ended=True) == []
+        assert merge_task_states(tasks, [], ended=True) == []
 
-    def test_a_run_of_which_nothing_is_seen_is_looked_for_longer_than_nfs_hides_it(
-        self, cast: Cast, monkeypatch: pytest.MonkeyPatch
+    def test_missing_report_is_reread_past_nfs_delay(
+        self, scenario: Scenario, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        lease = Lease.acquire(cast.cluster, "me")
+        lease = Lease.acquire(scenario.cluster, "me")
         assert lease is not None
-        reader = TaskReader(cast.cluster, lease, EngineStats())
+        reader = TaskReader(scenario.cluster, lease, EngineStats())
         answers = {
-            1: Reported(None, (), began=False),
-            2: Reported(None, ()),
-            3: Reported(None, (), False, False),
-            5: Reported(None, (), began=False),
+            1: AttemptReport(None, (), started=False),
+            2: AttemptReport(None, ()),
+            3: AttemptReport(None, (), False, False),
+            5: AttemptReport(None, (), started=False),
         }
-        asked: list[list[int]] = []
+        queried: list[list[int]] = []
 
-        def read_ended(_cluster: Any, ids: list[int]) -> None:
-            asked.append(ids)
-            reader._keep({key: answers[key] for key in ids if key in answers})
+        def fetch_reports(_cluster: Any, ids: list[int]) -> None:
+            queried.append(ids)
+            reader._store_reports({key: answers[key] for key in ids if key in answers})
 
-        monkeypatch.setattr(reader, "read_ended", read_ended)
+        monkeypatch.setattr(reader, "fetch_reports", fetch_reports)
         poller = Poller(lease, EngineStats(), reader)
         ended = {**dict.fromkeys(range(1, 5), "COMPLETED"), 5: "FAILED"}
-        assert poller._read_reports(cast.cluster, ended) == {1, 4}
+        assert poller._read_reports(scenario.cluster, ended) == {1, 4}
         # Only they are asked again; who does not answer at all is not waited for as long.
-        poller._end_seen = {key: value - 20 for key, value in poller._end_seen.items()}
-        assert poller._read_reports(cast.cluster, ended) == {1}
-        assert asked == [[1, 2, 3, 4, 5], [1, 4]]
-        poller._end_seen[1] -= 60
-        assert poller._read_reports(cast.cluster, {1: "COMPLETED"}) == set()
-        assert reader.take_report(1) == answers[1]
+        poller._end_seen_at = {key: value - 20 for key, value in poller._end_seen_at.items()}
+        assert poller._read_reports(scenario.cluster, ended) == {1}
+        assert queried == [[1, 2, 3, 4, 5], [1, 4]]
+        poller._end_seen_at[1] -= 60
+        assert poller._read_reports(scenario.cluster, {1: "COMPLETED"}) == set()
+        assert reader.pop_report(1) == answers[1]
 
-    def test_what_was_read_before_the_end_does_not_tell_the_end(
-        self, cast: Cast, monkeypatch: pytest.MonkeyPatch
+    def test_stale_task_report_is_not_final(
+        self, scenario: Scenario, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """A watched attempt's files are read, then Slurm tells its end, then the reading is written."""
-        job = cast.job()
-        attempt = cast.in_slurm(job)
+        job = scenario.job()
+        attempt = scenario.create_live_attempt(job)
         task = Task.objects.create(attempt=attempt, role="worker", index=0)
         actions.watch_job(job=job)
         lease = Lease.acquire(job.cluster, "me")
         assert lease is not None
         reader = TaskReader(job.cluster, lease, EngineStats())
         began: list[tuple[list[Any], Any]] = []
-        monkeypatch.setattr(reader, "_start", lambda _c, rows, then: began.append((rows, then)))
+        monkeypatch.setattr(
+            reader, "_start_reads", lambda _c, rows, then: began.append((rows, then))
+        )
         for phase, state, then_state, final in (
             ("live", TaskState("worker", 0, "running"), "running", False),
             ("ended", TaskState("worker", 0, "ended", exit_code=0, ended=2.0), "succeeded", True),
@@ -418,58 +464,58 @@ class TestReports:
             rows, write = began[-1]
             assert [row[0] for row in rows] == [attempt.pk]
             Attempt.objects.update(phase=Attempt.Phase.ENDED)
-            write({attempt.pk: Reported(None, (state,))})
+            write({attempt.pk: AttemptReport(None, (state,))})
             task.refresh_from_db()
             attempt.refresh_from_db()
             assert (task.state, attempt.tasks_final) == (then_state, final)
 
 
-def test_every_sentence_can_be_said() -> None:
+def test_every_reason_message_renders() -> None:
     params = {
         **dict.fromkeys(("limit", "words", "state", "uid", "name", "by", "task", "why"), "x"),
         "exit_code": 3,
     }
-    for code in SENTENCES:
+    for code in REASON_MESSAGES:
         more = {"signal": 9} if code.endswith("signal") else {"code": "end.exit"}
-        said = sentence(Reason(code, {**params, **more}))
-        assert said
-        assert "%(" not in said
-    assert "SIGKILL" in sentence(Reason("end.signal", {"signal": 9}))
-    assert sentence(Reason("pending", {"slurm": "Priority"})).startswith("Other jobs")
-    assert sentence(Reason("never.heard", {}, "Slurm's words")) == "Slurm's words"
+        text = render_reason(Reason(code, {**params, **more}))
+        assert text
+        assert "%(" not in text
+    assert "SIGKILL" in render_reason(Reason("end.signal", {"signal": 9}))
+    assert render_reason(Reason("pending", {"slurm": "Priority"})).startswith("Other jobs")
+    assert render_reason(Reason("never.heard", {}, "Slurm's words")) == "Slurm's words"
 
 
-def test_uploads_are_tidied_once_a_day(cast: Cast, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_uploads_are_tidied_once_a_day(scenario: Scenario, monkeypatch: pytest.MonkeyPatch) -> None:
     tidied: list[int] = []
-    monkeypatch.setattr("engine.worker.tidy_uploads", lambda: tidied.append(1) or 0)
-    lease = Lease.acquire(cast.cluster, "one")
+    monkeypatch.setattr("engine.worker.clean_up_uploads", lambda: tidied.append(1) or 0)
+    lease = Lease.acquire(scenario.cluster, "one")
     assert lease is not None
-    worker = ClusterWorker(cast.cluster, lease)
-    for what in ("_look", "_refresh_capacity", "_read_accounting"):
+    worker = ClusterWorker(scenario.cluster, lease)
+    for what in ("_poll", "_refresh_capacity", "_read_accounting"):
         monkeypatch.setattr(worker, what, lambda: None)
     for _twice in range(2):
-        worker.step()
+        worker.run_due_passes()
     assert tidied == []  # not in the first minute, when there is more to do
-    worker._uploads.at = 0
+    worker._uploads_timer.due_at = 0
     for _twice in range(2):
-        worker.step()
+        worker.run_due_passes()
     worker.close()
     assert tidied == [1]
 
 
 class TestMetrics:
-    def test_counts(self, cast: Cast, client: Client) -> None:
-        cast.job()
-        Lease.acquire(cast.cluster, "one")
+    def test_counts(self, scenario: Scenario, client: Client) -> None:
+        scenario.job()
+        Lease.acquire(scenario.cluster, "one")
         EngineLease.objects.update(stats={"passes": 7, "commands": {"squeue": 7}})
-        store_status(cast.cluster, last_ok_at=timezone.now(), last_pass_at=timezone.now())
+        store_status(scenario.cluster, last_ok_at=timezone.now(), last_pass_at=timezone.now())
         text = client.get("/metrics").content.decode()
         assert 'sluice_jobs{cluster="c1",state="QUEUED"} 1.0' in text
         assert 'sluice_engine_passes_total{cluster="c1"} 7.0' in text
         assert 'sluice_engine_commands_total{cluster="c1",command="squeue"} 7.0' in text
         assert "sluice_data_age_seconds" in text
 
-    def test_who_may_read(self, cast: Cast, client: Client, settings: Any) -> None:
+    def test_who_may_read(self, scenario: Scenario, client: Client, settings: Any) -> None:
         away = {"REMOTE_ADDR": "192.0.2.7"}
         assert client.get("/metrics").status_code == 200
         assert client.get("/metrics", **away).status_code == 403
@@ -478,7 +524,7 @@ class TestMetrics:
         for token, status in (("right-token", 200), ("wrong", 403)):
             headers = {"authorization": f"Bearer {token}"}
             assert client.get("/metrics", headers=headers, **away).status_code == status
-        client.force_login(cast.alice)
+        client.force_login(scenario.alice)
         assert client.get("/metrics", **away).status_code == 403
-        client.force_login(cast.admin)
+        client.force_login(scenario.admin)
         assert client.get("/metrics", **away).status_code == 200

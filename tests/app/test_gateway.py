@@ -17,13 +17,13 @@ from accounts.models import User
 from accounts.web import sign_in
 from clusters.models import Cluster, store_status
 from core.api.throttle import buckets
-from gateway.settings import make_private
+from gateway.settings import restrict_database_permissions
 
 PROJECT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(autouse=True)
-def fresh_throttle() -> None:
+def reset_throttle() -> None:
     buckets.clear()
 
 
@@ -32,21 +32,22 @@ def alice(db: None) -> User:
     return User.objects.create_user("alice", password="correct horse battery")
 
 
-def test_a_stranger_is_sent_to_the_sign_in_and_back(client: Client, alice: User) -> None:
-    answer = client.get("/")
-    assert answer.status_code == 302
-    assert answer["Location"] == f"{reverse('login')}?next=/"
-    answer = client.post(
-        answer["Location"], {"username": "alice", "password": "correct horse battery", "next": "/"}
+def test_login_redirect_and_return(client: Client, alice: User) -> None:
+    response = client.get("/")
+    assert response.status_code == 302
+    assert response["Location"] == f"{reverse('login')}?next=/"
+    response = client.post(
+        response["Location"],
+        {"username": "alice", "password": "correct horse battery", "next": "/"},
     )
-    assert answer.status_code == 302
-    assert answer["Location"] == "/"
+    assert response.status_code == 302
+    assert response["Location"] == "/"
     assert client.get("/").status_code == 200
 
 
 def test_a_wrong_password_says_so_and_keeps_the_name(client: Client, alice: User) -> None:
-    answer = client.post(reverse("login"), {"username": "alice", "password": "wrong"})
-    page = answer.content.decode()
+    response = client.post(reverse("login"), {"username": "alice", "password": "wrong"})
+    page = response.content.decode()
     assert "do not match" in page
     assert 'value="alice"' in page
 
@@ -54,7 +55,7 @@ def test_a_wrong_password_says_so_and_keeps_the_name(client: Client, alice: User
 def test_guessing_passwords_is_slowed_down(
     client: Client, alice: User, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sign_in, "TRIES_PER_NAME", 1)
+    monkeypatch.setattr(sign_in, "SIGN_INS_PER_NAME_PER_MINUTE", 1)
     statuses = [
         client.post(reverse("login"), {"username": "alice", "password": f"guess {n}"}).status_code
         for n in range(2)
@@ -71,22 +72,22 @@ def test_the_database_file_is_for_its_owner_only(tmp_path: Path) -> None:
     old.write_bytes(b"kept")
     old.chmod(0o644)
     for database in (old, new):
-        make_private(database)
+        restrict_database_permissions(database)
         assert stat.S_IMODE(database.stat().st_mode) == 0o600
     assert old.read_bytes() == b"kept"
     assert stat.S_IMODE(new.parent.stat().st_mode) == 0o700
     (tmp_path / "file").write_bytes(b"")
-    make_private(
+    restrict_database_permissions(
         tmp_path / "file" / "below" / "x.sqlite3"
     )  # cannot be: left to the database to say
 
 
 def test_sign_in_does_not_lead_away_to_another_site(client: Client, alice: User) -> None:
-    answer = client.post(
+    response = client.post(
         reverse("login") + "?next=https://evil.example/",
         {"username": "alice", "password": "correct horse battery", "next": "https://evil.example/"},
     )
-    assert answer["Location"] == "/"
+    assert response["Location"] == "/"
 
 
 def test_language_follows_the_browser_and_then_the_choice(client: Client, alice: User) -> None:
@@ -102,11 +103,11 @@ def test_language_follows_the_browser_and_then_the_choice(client: Client, alice:
 
 
 @pytest.mark.parametrize(
-    "back", ["https://evil.example/", "//evil.example/", "javascript:alert(1)"]
+    "next_url", ["https://evil.example/", "//evil.example/", "javascript:alert(1)"]
 )
-def test_preferences_lead_back_only_to_this_site(client: Client, db: None, back: str) -> None:
-    answer = client.post(reverse("preferences"), {"language": "en", "next": back})
-    assert answer["Location"] == "/"
+def test_preferences_redirect_stays_on_site(client: Client, db: None, next_url: str) -> None:
+    response = client.post(reverse("preferences"), {"language": "en", "next": next_url})
+    assert response["Location"] == "/"
 
 
 def test_unknown_preferences_change_nothing(client: Client, alice: User) -> None:
@@ -117,25 +118,25 @@ def test_unknown_preferences_change_nothing(client: Client, alice: User) -> None
 
 
 def test_security_headers(client: Client, db: None) -> None:
-    answer = client.get(reverse("login"))
-    policy = answer["Content-Security-Policy"]
+    response = client.get(reverse("login"))
+    policy = response["Content-Security-Policy"]
     assert "script-src 'self'" in policy
     assert "frame-ancestors 'none'" in policy
     assert "unsafe-eval" not in policy
-    assert answer["X-Content-Type-Options"] == "nosniff"
-    assert answer["X-Frame-Options"] == "DENY"
-    assert answer["Referrer-Policy"] == "same-origin"
+    assert response["X-Content-Type-Options"] == "nosniff"
+    assert response["X-Frame-Options"] == "DENY"
+    assert response["Referrer-Policy"] == "same-origin"
 
 
 def test_healthz_needs_nothing(client: Client) -> None:
-    answer = client.get("/healthz")
-    assert (answer.status_code, answer.content) == (200, b"ok\n")
+    response = client.get("/healthz")
+    assert (response.status_code, response.content) == (200, b"ok\n")
 
 
 def test_readyz_tells_what_is_not_ready(client: Client, db: None) -> None:
-    answer = client.get("/readyz")
-    assert answer.status_code == 200
-    assert answer.json() == {"ready": True, "checks": {"database": {"ok": True}}}
+    response = client.get("/readyz")
+    assert response.status_code == 200
+    assert response.json() == {"ready": True, "checks": {"database": {"ok": True}}}
     Cluster.objects.create(name="secret-lab", kind=Cluster.Kind.LOCAL)
     store_status(Cluster.objects.get(), last_error="")
     stranger = client.get("/readyz", REMOTE_ADDR="203.0.113.9")
@@ -143,10 +144,10 @@ def test_readyz_tells_what_is_not_ready(client: Client, db: None) -> None:
     assert "cluster:secret-lab" in client.get("/readyz").json()["checks"]
 
 
-def test_an_unknown_address_is_a_page_of_ours(client: Client, db: None) -> None:
-    answer = client.get("/no/such/page")
-    assert answer.status_code == 404
-    assert "There is nothing here" in answer.content.decode()
+def test_404_page(client: Client, db: None) -> None:
+    response = client.get("/no/such/page")
+    assert response.status_code == 404
+    assert "There is nothing here" in response.content.decode()
 
 
 def run_check(**environment: str) -> subprocess.CompletedProcess[str]:
@@ -162,13 +163,13 @@ def run_check(**environment: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize(
-    ("secret", "told"),
+    ("secret", "expected_error"),
     [("", "SLUICE_SECRET_KEY is not set"), ("changeme", "too short or well known")],
 )
-def test_production_refuses_a_missing_or_known_secret(secret: str, told: str) -> None:
+def test_production_refuses_a_missing_or_known_secret(secret: str, expected_error: str) -> None:
     outcome = run_check(SLUICE_SECRET_KEY=secret)
     assert outcome.returncode != 0
-    assert told in outcome.stderr
+    assert expected_error in outcome.stderr
 
 
 @pytest.mark.slow

@@ -24,21 +24,28 @@ from accounts.tokens import create_token
 from clusters.models import Membership
 from core.events import hub as hub_module
 from core.events.hub import EventHub, Subscription
-from core.events.records import EventRow, NewEvent, last_number, purge_before, read_since, record
+from core.events.records import (
+    EventRow,
+    NewEvent,
+    last_event_number,
+    purge_events_before,
+    read_events_since,
+    record_events,
+)
 from core.events.types import EventData, declare_event
 from core.events.visibility import EventVisibility
 from core.models import Event
 from gateway.asgi import application
 from jobs import actions
 from jobs.models import Job
-from tests.app.job_cast import Cast, make_cast
+from tests.app.scenario import Scenario, make_scenario
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
 @pytest.fixture
-def cast() -> Cast:
-    return make_cast()
+def scenario() -> Scenario:
+    return make_scenario()
 
 
 @pytest.fixture(autouse=True)
@@ -62,7 +69,7 @@ def numbered_event(job: Job, kind: str, data: dict[str, Any] | None = None) -> N
     return NewEvent("job", job.pk, job.owner_id, job.namespace_id, kind, data or {})
 
 
-def in_thread(function: Callable[[], None]) -> threading.Thread:
+def start_thread(function: Callable[[], None]) -> threading.Thread:
     def run() -> None:
         try:
             function()
@@ -75,69 +82,69 @@ def in_thread(function: Callable[[], None]) -> threading.Thread:
 
 
 class TestOrder:
-    def test_a_number_never_appears_below_one_already_seen(self, cast: Cast) -> None:
+    def test_a_number_never_appears_below_one_already_seen(self, scenario: Scenario) -> None:
         """A slow transaction that took its number first must also become visible first."""
-        job = cast.job()
-        start = last_number()
-        numbered, finish, seen = threading.Event(), threading.Event(), []
+        job = scenario.job()
+        start = last_event_number()
+        numbered, finish, visible_kinds = threading.Event(), threading.Event(), []
 
         def slow() -> None:
             with transaction.atomic():
-                record([numbered_event(job, "slow")])
+                record_events([numbered_event(job, "slow")])
                 numbered.set()
                 finish.wait(5)
 
         def quick() -> None:
             with transaction.atomic():
-                record([numbered_event(job, "quick")])
+                record_events([numbered_event(job, "quick")])
 
-        first = in_thread(slow)
+        first = start_thread(slow)
         assert numbered.wait(5)
-        second = in_thread(quick)
+        second = start_thread(quick)
         second.join(0.5)
-        seen += [row.kind for row in read_since(start)]
-        assert seen == [], "the later one was visible before the earlier one"
+        visible_kinds += [row.kind for row in read_events_since(start)]
+        assert visible_kinds == [], "the later one was visible before the earlier one"
         finish.set()
         first.join()
         second.join()
-        assert [row.kind for row in read_since(start)] == ["slow", "quick"]
+        assert [row.kind for row in read_events_since(start)] == ["slow", "quick"]
 
     @pytest.mark.slow
-    def test_many_writers_and_a_reader_that_resumes_by_number(self, cast: Cast) -> None:
-        job = cast.job()
-        start = last_number()
+    def test_many_writers_and_a_reader_that_resumes_by_number(self, scenario: Scenario) -> None:
+        job = scenario.job()
+        start = last_event_number()
         writers, each = 6, 25
 
         def write(writer: int) -> None:
             for n in range(each):
                 with transaction.atomic():
-                    record([numbered_event(job, "tick", {"writer": writer, "n": n})])
+                    record_events([numbered_event(job, "tick", {"writer": writer, "n": n})])
 
-        threads = [in_thread(lambda w=w: write(w)) for w in range(writers)]  # type: ignore[misc]
-        cursor, got = start, []
-        while len(got) < writers * each:
+        threads = [start_thread(lambda w=w: write(w)) for w in range(writers)]  # type: ignore[misc]
+        cursor, received = start, []
+        while len(received) < writers * each:
             alive = any(thread.is_alive() for thread in threads)
-            rows = read_since(cursor, 7)
-            got += [(row.data["writer"], row.data["n"]) for row in rows]
+            rows = read_events_since(cursor, 7)
+            received += [(row.data["writer"], row.data["n"]) for row in rows]
             cursor = rows[-1].number if rows else cursor
             if not rows and not alive:
                 break
         for thread in threads:
             thread.join()
-        assert len(got) == len(set(got)) == writers * each
+        assert len(received) == len(set(received)) == writers * each
 
-    def test_events_outside_a_transaction_are_refused(self, cast: Cast) -> None:
-        job = cast.job()
+    def test_events_outside_a_transaction_are_refused(self, scenario: Scenario) -> None:
+        job = scenario.job()
         with pytest.raises(RuntimeError):
-            record([numbered_event(job, "x")])
+            record_events([numbered_event(job, "x")])
 
-    def test_what_is_rolled_back_is_not_told(self, cast: Cast) -> None:
-        job = cast.job()
+    def test_rolled_back_events_are_not_stored(self, scenario: Scenario) -> None:
+        job = scenario.job()
         before = Event.objects.count()
 
         def fail_after_recording() -> None:
             with transaction.atomic():
-                record([numbered_event(job, "x")])
+                record_events([numbered_event(job, "x")])
                 raise ZeroDivisionError
 
         with pytest.raises(ZeroDivisionError):
@@ -145,23 +152,23 @@ class TestOrder:
         assert Event.objects.count() == before
 
 
-def tick(cast: Cast, job: Any, kind: str = "tick", n: int = 1) -> None:
+def record_ticks(scenario: Scenario, job: Any, kind: str = "tick", n: int = 1) -> None:
     with transaction.atomic():
-        record([numbered_event(job, kind, {"n": i}) for i in range(n)])
+        record_events([numbered_event(job, kind, {"n": i}) for i in range(n)])
 
 
-EVERYTHING = EventVisibility(True, None, frozenset())
+ALL_EVENTS = EventVisibility(True, None, frozenset())
 
 
 class TestHub:
-    async def test_one_reader_for_many_listeners(self, cast: Cast) -> None:
-        job = await sync_to_async(cast.job)()
-        hub = EventHub(poll_s=0.05)
-        listeners = [await hub.subscribe(EVERYTHING) for _ in range(20)]
-        await sync_to_async(tick)(cast, job, n=3)
+    async def test_one_reader_for_many_listeners(self, scenario: Scenario) -> None:
+        job = await sync_to_async(scenario.job)()
+        hub = EventHub(poll_interval_s=0.05)
+        listeners = [await hub.subscribe(ALL_EVENTS) for _ in range(20)]
+        await sync_to_async(record_ticks)(scenario, job, n=3)
         for listener in listeners:
-            got = [await asyncio.wait_for(listener.queue.get(), 5) for _ in range(3)]
-            assert [row.data["n"] for row in got if row] == [0, 1, 2]
+            received = [await asyncio.wait_for(listener.queue.get(), 5) for _ in range(3)]
+            assert [row.data["n"] for row in received if row] == [0, 1, 2]
         for listener in listeners:
             hub.unsubscribe(listener)
         polls = hub.polls
@@ -170,57 +177,61 @@ class TestHub:
 
     async def test_a_listener_that_cannot_keep_up_is_dropped(self) -> None:
         hub = EventHub()
-        slow = Subscription(EVERYTHING, 0, asyncio.Queue(maxsize=2))
-        hub._listeners.add(slow)
+        slow = Subscription(ALL_EVENTS, 0, asyncio.Queue(maxsize=2))
+        hub._subscriptions.add(slow)
         rows = [
             EventRow(n, "job", job_id, 1, 1, at, "tick", "sluice", "", {})
             for n, (job_id, at) in enumerate([(None, None)] * 4, start=1)  # type: ignore[arg-type]
         ]
-        hub._hand_out(rows)
+        hub._distribute(rows)
         assert slow.too_slow
-        assert hub.listener_count == 0
+        assert hub.subscription_count == 0
         assert [slow.queue.get_nowait() for _ in range(2)][-1] is None
 
-    async def test_nothing_falls_between_backfill_and_live(self, cast: Cast) -> None:
-        job = await sync_to_async(cast.job)()
-        since = await sync_to_async(last_number)()
-        hub = EventHub(poll_s=0.02)
+    async def test_nothing_falls_between_backfill_and_live(self, scenario: Scenario) -> None:
+        job = await sync_to_async(scenario.job)()
+        since = await sync_to_async(last_event_number)()
+        hub = EventHub(poll_interval_s=0.02)
         stop = asyncio.Event()
 
         async def write() -> None:
             while not stop.is_set():
-                await sync_to_async(tick)(cast, job)
+                await sync_to_async(record_ticks)(scenario, job)
 
         writer = asyncio.create_task(write())
-        got: list[int] = []
+        received: list[int] = []
         for _ in range(8):  # disconnects at any moment, comes back with its last number
-            subscription = await hub.subscribe(EVERYTHING)
+            subscription = await hub.subscribe(ALL_EVENTS)
             missed = await hub.backfill(subscription, since)
             assert missed is not None
-            got += [row.number for row in missed]
+            received += [row.number for row in missed]
             for _ in range(3):
                 row = await asyncio.wait_for(subscription.queue.get(), 5)
                 assert row is not None
-                got.append(row.number)
+                received.append(row.number)
             hub.unsubscribe(subscription)
-            since = got[-1]
+            since = received[-1]
             await asyncio.sleep(0.03)
         stop.set()
         await writer
         written = await sync_to_async(
-            lambda: [r.number for r in read_since(got[0] - 1, 10_000) if r.number <= got[-1]]
+            lambda: [
+                r.number
+                for r in read_events_since(received[0] - 1, 10_000)
+                if r.number <= received[-1]
+            ]
         )()
-        assert got == written
+        assert received == written
 
-    async def test_a_number_too_old_or_unknown_means_begin_afresh(self, cast: Cast) -> None:
-        job = await sync_to_async(cast.job)()
-        await sync_to_async(tick)(cast, job, n=5)
-        hub = EventHub(poll_s=5)
-        subscription = await hub.subscribe(EVERYTHING)
+    async def test_unknown_event_number_requires_reset(self, scenario: Scenario) -> None:
+        job = await sync_to_async(scenario.job)()
+        await sync_to_async(record_ticks)(scenario, job, n=5)
+        hub = EventHub(poll_interval_s=5)
+        subscription = await hub.subscribe(ALL_EVENTS)
         assert await hub.backfill(subscription, subscription.start_after + 10) is None
-        await sync_to_async(tick)(cast, job)
+        await sync_to_async(record_ticks)(scenario, job)
         newest = await sync_to_async(lambda: Event.objects.last().at)()  # type: ignore[union-attr]
-        await sync_to_async(purge_before)(newest)
+        await sync_to_async(purge_events_before)(newest)
         assert await hub.backfill(subscription, 2) is None
         hub.unsubscribe(subscription)
 
@@ -229,8 +240,8 @@ class TestHub:
 
 
 @pytest.fixture(autouse=True)
-def quick_hub(monkeypatch: pytest.MonkeyPatch, settings: Any) -> None:
-    monkeypatch.setattr(hub_module, "POLL_S", 0.05)
+def fast_hub(monkeypatch: pytest.MonkeyPatch, settings: Any) -> None:
+    monkeypatch.setattr(hub_module, "POLL_INTERVAL_S", 0.05)
     settings.SOCKET_RECHECK_S = 0.2
     hub_module._hubs.clear()
 
@@ -245,7 +256,7 @@ def session_of(user: User) -> str:
     return session.session_key
 
 
-def socket(
+def make_communicator(
     session_key: str = "",
     *,
     origin: str = "http://localhost",
@@ -263,33 +274,33 @@ def socket(
     return WebsocketCommunicator(application, path, headers=headers)
 
 
-async def opened(user: User, path: str = "/ws/events") -> WebsocketCommunicator:
-    communicator = socket(await sync_to_async(session_of)(user), path=path)
+async def open_socket(user: User, path: str = "/ws/events") -> WebsocketCommunicator:
+    communicator = make_communicator(await sync_to_async(session_of)(user), path=path)
     accepted, _ = await communicator.connect(timeout=5)
     assert accepted
     return communicator
 
 
-async def frame(communicator: WebsocketCommunicator) -> dict[str, Any]:
+async def read_frame(communicator: WebsocketCommunicator) -> dict[str, Any]:
     value: dict[str, Any] = json.loads(await communicator.receive_from(timeout=5))
     return value
 
 
-async def closed_with(communicator: WebsocketCommunicator) -> int:
+async def read_close_code(communicator: WebsocketCommunicator) -> int:
     output = await communicator.receive_output(timeout=5)
     assert output["type"] == "websocket.close"
     return int(output["code"])
 
 
 class TestSocket:
-    async def test_changes_arrive_with_their_sentence(self, cast: Cast) -> None:
-        ws = await opened(cast.alice)
-        assert (await frame(ws))["type"] == "hello"
-        job = await sync_to_async(cast.job)()
-        await sync_to_async(actions.stop_job)(job=job, by=cast.alice)
+    async def test_changes_arrive_with_their_sentence(self, scenario: Scenario) -> None:
+        ws = await open_socket(scenario.alice)
+        assert (await read_frame(ws))["type"] == "hello"
+        job = await sync_to_async(scenario.job)()
+        await sync_to_async(actions.stop_job)(job=job, by=scenario.alice)
         events: list[dict[str, Any]] = []
         while len(events) < 2:
-            events += (await frame(ws))["events"]
+            events += (await read_frame(ws))["events"]
         assert [e["kind"] for e in events] == ["created", "stop"]
         assert events[1]["job"] == str(job.pk)
         assert events[1]["data"]["state"] == "STOPPED"
@@ -297,29 +308,31 @@ class TestSocket:
         assert events[0]["number"] < events[1]["number"]
         await ws.disconnect()
 
-    async def test_resume_by_number_misses_nothing_and_repeats_nothing(self, cast: Cast) -> None:
-        first = await sync_to_async(cast.job)("one")
-        since = await sync_to_async(last_number)()
-        await sync_to_async(cast.job)("two")
-        ws = await opened(cast.alice, f"/ws/events?since={since}")
-        assert await frame(ws) == {"type": "hello", "number": since}
-        (event,) = (await frame(ws))["events"]
+    async def test_resume_by_number_misses_nothing_and_repeats_nothing(
+        self, scenario: Scenario
+    ) -> None:
+        first = await sync_to_async(scenario.job)("one")
+        since = await sync_to_async(last_event_number)()
+        await sync_to_async(scenario.job)("two")
+        ws = await open_socket(scenario.alice, f"/ws/events?since={since}")
+        assert await read_frame(ws) == {"type": "hello", "number": since}
+        (event,) = (await read_frame(ws))["events"]
         assert event["data"]["name"] == "two"
-        await sync_to_async(actions.stop_job)(job=first, by=cast.alice)
-        (event,) = (await frame(ws))["events"]
+        await sync_to_async(actions.stop_job)(job=first, by=scenario.alice)
+        (event,) = (await read_frame(ws))["events"]
         assert event["kind"] == "stop"
         await ws.disconnect()
 
-    async def test_carol_hears_nothing_of_alices_namespace(self, cast: Cast) -> None:
-        await sync_to_async(cast.job)("earlier")
-        carol, viewer = await opened(cast.carol), await opened(cast.viewer)
-        assert (await frame(carol))["type"] == (await frame(viewer))["type"] == "hello"
-        before = await sync_to_async(last_number)()
-        await sync_to_async(cast.job)()
-        assert (await frame(viewer))["events"][0]["kind"] == "created"
+    async def test_outsider_receives_no_events(self, scenario: Scenario) -> None:
+        await sync_to_async(scenario.job)("earlier")
+        carol, viewer = await open_socket(scenario.carol), await open_socket(scenario.viewer)
+        assert (await read_frame(carol))["type"] == (await read_frame(viewer))["type"] == "hello"
+        before = await sync_to_async(last_event_number)()
+        await sync_to_async(scenario.job)()
+        assert (await read_frame(viewer))["events"][0]["kind"] == "created"
         assert await carol.receive_nothing(timeout=0.4)
-        backfilled = await opened(cast.carol, f"/ws/events?since={before}")
-        assert (await frame(backfilled))["type"] == "hello"
+        backfilled = await open_socket(scenario.carol, f"/ws/events?since={before}")
+        assert (await read_frame(backfilled))["type"] == "hello"
         assert await backfilled.receive_nothing(timeout=0.3)
         for ws in (carol, viewer, backfilled):
             await ws.disconnect()
@@ -327,88 +340,92 @@ class TestSocket:
     @pytest.mark.parametrize(
         "origin", ["http://evil.example", "http://localhost:81", "https://localhost.evil", "null"]
     )
-    async def test_another_origin_is_refused(self, cast: Cast, origin: str) -> None:
-        ws = socket(await sync_to_async(session_of)(cast.alice), origin=origin)
+    async def test_another_origin_is_refused(self, scenario: Scenario, origin: str) -> None:
+        ws = make_communicator(await sync_to_async(session_of)(scenario.alice), origin=origin)
         accepted, code = await ws.connect(timeout=5)
         assert (accepted, code) == (False, websockets.CLOSE_FORBIDDEN)
 
-    async def test_cookies_without_an_origin_are_not_believed(self, cast: Cast) -> None:
-        ws = socket(await sync_to_async(session_of)(cast.alice), origin="")
+    async def test_cookies_without_origin_are_rejected(self, scenario: Scenario) -> None:
+        ws = make_communicator(await sync_to_async(session_of)(scenario.alice), origin="")
         assert await ws.connect(timeout=5) == (False, websockets.CLOSE_SIGNED_OUT)
 
-    async def test_anonymous_is_refused(self, cast: Cast) -> None:
-        assert (await socket().connect(timeout=5))[0] is False
-        assert (await socket("no-such-session").connect(timeout=5))[0] is False
+    async def test_anonymous_is_refused(self, scenario: Scenario) -> None:
+        assert (await make_communicator().connect(timeout=5))[0] is False
+        assert (await make_communicator("no-such-session").connect(timeout=5))[0] is False
 
-    async def test_a_program_shows_a_token(self, cast: Cast) -> None:
+    async def test_token_authentication(self, scenario: Scenario) -> None:
         _token, secret = await sync_to_async(create_token)(
-            user=cast.alice,
+            user=scenario.alice,
             name="program",
             scope="read",
             expires_at=timezone.now() + timedelta(hours=1),
         )
-        assert (await socket(origin="", token="slc_wrong").connect(timeout=5))[0] is False
-        ws = socket(origin="", token=secret)
+        assert (await make_communicator(origin="", token="slc_wrong").connect(timeout=5))[
+            0
+        ] is False
+        ws = make_communicator(origin="", token=secret)
         assert (await ws.connect(timeout=5))[0]
-        assert (await frame(ws))["type"] == "hello"
+        assert (await read_frame(ws))["type"] == "hello"
         await ws.disconnect()
 
-    async def test_signing_out_closes_the_socket(self, cast: Cast) -> None:
-        key = await sync_to_async(session_of)(cast.alice)
-        ws = socket(key)
+    async def test_signing_out_closes_the_socket(self, scenario: Scenario) -> None:
+        key = await sync_to_async(session_of)(scenario.alice)
+        ws = make_communicator(key)
         assert (await ws.connect(timeout=5))[0]
-        await frame(ws)
+        await read_frame(ws)
         await sync_to_async(SessionStore(key).delete)()
-        assert await closed_with(ws) == websockets.CLOSE_SIGNED_OUT
+        assert await read_close_code(ws) == websockets.CLOSE_SIGNED_OUT
 
-    async def test_a_changed_password_and_a_switched_off_person_close_it(self, cast: Cast) -> None:
-        ws = await opened(cast.alice)
-        await frame(ws)
-        await User.objects.filter(pk=cast.alice.pk).aupdate(is_active=False)
-        assert await closed_with(ws) == websockets.CLOSE_SIGNED_OUT
+    async def test_deactivated_user_is_disconnected(self, scenario: Scenario) -> None:
+        ws = await open_socket(scenario.alice)
+        await read_frame(ws)
+        await User.objects.filter(pk=scenario.alice.pk).aupdate(is_active=False)
+        assert await read_close_code(ws) == websockets.CLOSE_SIGNED_OUT
 
     @pytest.mark.slow
-    async def test_a_lost_membership_ends_the_view_without_reconnecting(self, cast: Cast) -> None:
-        ws = await opened(cast.viewer)
-        await frame(ws)
-        await Membership.objects.filter(user=cast.viewer).adelete()
+    async def test_a_lost_membership_ends_the_view_without_reconnecting(
+        self, scenario: Scenario
+    ) -> None:
+        ws = await open_socket(scenario.viewer)
+        await read_frame(ws)
+        await Membership.objects.filter(user=scenario.viewer).adelete()
         await asyncio.sleep(0.6)
-        await sync_to_async(cast.job)()
+        await sync_to_async(scenario.job)()
         assert await ws.receive_nothing(timeout=0.4)
         await ws.disconnect()
 
-    async def test_one_person_has_so_many_sockets(self, cast: Cast, settings: Any) -> None:
+    async def test_socket_limit_per_user(self, scenario: Scenario, settings: Any) -> None:
         settings.SOCKETS_PER_PERSON = 3
-        open_sockets = [await opened(cast.alice) for _ in range(3)]
-        fourth = await opened(cast.alice)
-        assert await closed_with(fourth) == websockets.CLOSE_TOO_MANY
+        open_sockets = [await open_socket(scenario.alice) for _ in range(3)]
+        fourth = await open_socket(scenario.alice)
+        assert await read_close_code(fourth) == websockets.CLOSE_TOO_MANY
         await fourth.disconnect()
-        other = await opened(cast.bob)
-        assert (await frame(other))["type"] == "hello"
+        other = await open_socket(scenario.bob)
+        assert (await read_frame(other))["type"] == "hello"
         for ws in (*open_sockets, other):
             await ws.disconnect()
-        assert cast.alice.pk not in websockets._open_sockets
+        assert scenario.alice.pk not in websockets._open_sockets
 
     @pytest.mark.parametrize("since", ["-1", "x", "9" * 40, "99999999"])
-    async def test_a_senseless_number(self, cast: Cast, since: str) -> None:
-        ws = await opened(cast.alice, f"/ws/events?since={since}")
+    async def test_invalid_since_parameter(self, scenario: Scenario, since: str) -> None:
+        ws = await open_socket(scenario.alice, f"/ws/events?since={since}")
         expected = "reset" if since == "99999999" else "hello"
-        assert (await frame(ws))["type"] == expected
+        assert (await read_frame(ws))["type"] == expected
         await ws.disconnect()
 
-    async def test_no_such_socket(self, cast: Cast) -> None:
-        ws = socket(await sync_to_async(session_of)(cast.alice), path="/ws/nothing")
+    async def test_no_such_socket(self, scenario: Scenario) -> None:
+        ws = make_communicator(await sync_to_async(session_of)(scenario.alice), path="/ws/nothing")
         assert (await ws.connect(timeout=5))[0] is False
 
     @pytest.mark.slow
     async def test_the_database_may_be_away_for_a_moment(
-        self, cast: Cast, monkeypatch: pytest.MonkeyPatch
+        self, scenario: Scenario, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         from django.db import OperationalError
 
-        ws = await opened(cast.alice)
-        await frame(ws)
-        real, fails = hub_module.read_since, 2
+        ws = await open_socket(scenario.alice)
+        await read_frame(ws)
+        real, fails = hub_module.read_events_since, 2
 
         def flaky(number: int, limit: int = 500) -> list[EventRow]:
             nonlocal fails
@@ -417,7 +434,7 @@ class TestSocket:
                 raise OperationalError("the server closed the connection")
             return real(number, limit)
 
-        monkeypatch.setattr(hub_module, "read_since", flaky)
-        await sync_to_async(cast.job)()
-        assert (await frame(ws))["events"][0]["kind"] == "created"
+        monkeypatch.setattr(hub_module, "read_events_since", flaky)
+        await sync_to_async(scenario.job)()
+        assert (await read_frame(ws))["events"][0]["kind"] == "created"
         await ws.disconnect()

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 from django.test import Client
 
-from clusters.connections import Account
+from clusters.connections import PasswdEntry
 from clusters.transport.local import LocalTransport
 from jobs.models import Attempt, Job
-from tests.app.job_cast import Cast, make_cast
+from tests.app.scenario import Scenario, make_scenario
 
 pytestmark = pytest.mark.django_db
 
@@ -28,16 +28,18 @@ def unix_user() -> str:
 
 
 @pytest.fixture
-def cast() -> Cast:
-    return make_cast()
+def scenario() -> Scenario:
+    return make_scenario()
 
 
 @pytest.fixture
-def job(cast: Cast, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: Any) -> Iterator[Job]:
+def job(
+    scenario: Scenario, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: Any
+) -> Iterator[Job]:
     # Not below pytest's own directory, which is closed to other users.
     root = Path("/tmp") / f"sluice-files-{os.getpid()}-{tmp_path_factory.mktemp('x').name}"
-    made = cast.job("files")
-    attempt = cast.in_slurm(made)
+    created_job = scenario.job("files")
+    attempt = scenario.create_live_attempt(created_job)
     work = root / "w"
     (work / "logs").mkdir(parents=True)
     (work / "logs" / "worker-0.log").write_bytes(bytes(range(256)) * 10)
@@ -49,19 +51,19 @@ def job(cast: Cast, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: Any) -> I
     Attempt.objects.filter(pk=attempt.pk).update(work_dir=str(work), unix_user=unix_user())
     monkeypatch.setattr("jobs.files.transport_for", lambda cluster, name: LocalTransport(name))
     root.chmod(0o755)
-    yield made
+    yield created_job
     shutil.rmtree(root)
 
 
 @pytest.fixture
-def alice(cast: Cast) -> Client:
+def alice(scenario: Scenario) -> Client:
     client = Client()
-    client.force_login(cast.alice)
+    client.force_login(scenario.alice)
     return client
 
 
-def body(answer: Any) -> bytes:
-    return b"".join(answer.streaming_content)
+def read_body(response: Any) -> bytes:
+    return b"".join(response.streaming_content)
 
 
 def test_a_directory_is_listed(alice: Client, job: Job) -> None:
@@ -97,14 +99,14 @@ def test_a_file_comes_whole_or_in_part(
     alice: Client, job: Job, header: str, status: int, part: slice | None
 ) -> None:
     headers = {"range": header} if header else {}
-    answer = alice.get(
+    response = alice.get(
         f"/api/v1/jobs/{job.pk}/files/download", {"path": "logs/worker-0.log"}, headers=headers
     )
-    assert answer.status_code == status
+    assert response.status_code == status
     if part is not None:
-        assert body(answer) == (bytes(range(256)) * 10)[part]
-        assert answer["Content-Disposition"].startswith("attachment")
-        assert answer["X-Content-Type-Options"] == "nosniff"
+        assert read_body(response) == (bytes(range(256)) * 10)[part]
+        assert response["Content-Disposition"].startswith("attachment")
+        assert response["X-Content-Type-Options"] == "nosniff"
 
 
 @pytest.mark.parametrize(
@@ -123,15 +125,15 @@ def test_a_file_comes_whole_or_in_part(
     ],
 )
 def test_no_path_leads_out(alice: Client, job: Job, path: str, status: int) -> None:
-    answer = alice.get(f"/api/v1/jobs/{job.pk}/files/download", {"path": path})
-    assert answer.status_code == status
-    if answer.streaming:
-        assert b"secret" not in body(answer)
+    response = alice.get(f"/api/v1/jobs/{job.pk}/files/download", {"path": path})
+    assert response.status_code == status
+    if response.streaming:
+        assert b"secret" not in read_body(response)
 
 
 def test_a_tar_holds_files_and_directories_and_no_link(alice: Client, job: Job) -> None:
-    answer = alice.get(f"/api/v1/jobs/{job.pk}/files/tar")
-    with tarfile.open(fileobj=io.BytesIO(body(answer))) as tar:
+    response = alice.get(f"/api/v1/jobs/{job.pk}/files/tar")
+    with tarfile.open(fileobj=io.BytesIO(read_body(response))) as tar:
         assert set(tar.getnames()) == {"logs", "logs/worker-0.log", "空 <b>.txt", "empty"}
         file = tar.extractfile("logs/worker-0.log")
         assert file is not None
@@ -140,7 +142,7 @@ def test_a_tar_holds_files_and_directories_and_no_link(alice: Client, job: Job) 
 
 @pytest.mark.parametrize("named", [True, False], ids=["outputDir", "by default"])
 def test_results_are_where_the_tasks_write_them(
-    cast: Cast, alice: Client, job: Job, named: bool, monkeypatch: pytest.MonkeyPatch
+    scenario: Scenario, alice: Client, job: Job, named: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without an outputDir that is the directory they worked in, for whoever may see the job's own."""
     attempt = Attempt.objects.get(job=job)
@@ -154,21 +156,21 @@ def test_results_are_where_the_tasks_write_them(
     job.spec["outputDir"] = f"{top}/results" if named else ""
     job.save()
     monkeypatch.setattr(
-        "jobs.files.account_of", lambda cluster, name: Account(name, 1000, "/home/nobody")
+        "jobs.files.get_passwd_entry", lambda cluster, name: PasswdEntry(name, 1000, "/home/nobody")
     )
-    address = f"/api/v1/jobs/{job.pk}/files?root=output"
-    listed = alice.get(address)
+    url = f"/api/v1/jobs/{job.pk}/files?root=output"
+    listed = alice.get(url)
     assert listed.status_code == 200, listed.content
     expected = ["best.bin"] if named else ["model.bin"]
     assert [item["name"] for item in listed.json()["items"]] == expected
     bob = Client()
-    bob.force_login(cast.bob)
-    assert bob.get(address).status_code == (403 if named else 200)
+    bob.force_login(scenario.bob)
+    assert bob.get(url).status_code == (403 if named else 200)
 
 
 @pytest.mark.parametrize("output", ["link", "dots", "own"])
 def test_an_output_directory_opens_nothing_else_to_others(
-    cast: Cast, alice: Client, job: Job, output: str, monkeypatch: pytest.MonkeyPatch
+    scenario: Scenario, alice: Client, job: Job, output: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Inside by its name is not inside: links and dots lead out, and the attempt's own holds secrets."""
     attempt = Attempt.objects.get(job=job)
@@ -182,19 +184,19 @@ def test_an_output_directory_opens_nothing_else_to_others(
     job.spec["outputDir"] = named[output]
     job.save()
     monkeypatch.setattr(
-        "jobs.files.account_of", lambda cluster, name: Account(name, 1000, "/home/nobody")
+        "jobs.files.get_passwd_entry", lambda cluster, name: PasswdEntry(name, 1000, "/home/nobody")
     )
     bob = Client()
-    bob.force_login(cast.bob)
-    address = f"/api/v1/jobs/{job.pk}/files"
+    bob.force_login(scenario.bob)
+    url = f"/api/v1/jobs/{job.pk}/files"
     if output == "own":
-        listed = bob.get(address, {"root": "output"})
+        listed = bob.get(url, {"root": "output"})
         assert [item["name"] for item in listed.json()["items"]] == ["link"]
-        assert bob.get(address, {"root": "output", "path": "env"}).status_code == 403
-        assert alice.get(address, {"root": "output", "path": "env"}).status_code == 200
+        assert bob.get(url, {"root": "output", "path": "env"}).status_code == 403
+        assert alice.get(url, {"root": "output", "path": "env"}).status_code == 200
         return
     for path in ("", "private", "is-not-there"):
-        assert bob.get(address, {"root": "output", "path": path}).status_code in (403, 404), path
-    assert bob.get(address, {"root": "output"}).status_code == 403
-    inside = alice.get(f"{address}/download", {"root": "output", "path": "private"})
-    assert body(inside) == b"secret"
+        assert bob.get(url, {"root": "output", "path": path}).status_code in (403, 404), path
+    assert bob.get(url, {"root": "output"}).status_code == 403
+    inside = alice.get(f"{url}/download", {"root": "output", "path": "private"})
+    assert read_body(inside) == b"secret"

@@ -18,62 +18,69 @@ from django.utils import timezone
 
 from accounts.models import User
 from jobs.api import shapes
-from jobs.api.filters import SORT_WORDS
+from jobs.api.filters import SORT_KEYS
 from jobs.models import Attempt, Job
-from jobs.store.access import visible_to
-from jobs.store.listing import JobFilter, _branches, _keys_by_orm, _roles, count_jobs, page_of_jobs
-from jobs.store.rows import id_param, read_id
-from tests.app.job_cast import Cast, make_cast
+from jobs.store.access import jobs_visible_to
+from jobs.store.listing import (
+    JobFilter,
+    _branches,
+    _page_keys_by_orm,
+    _roles,
+    count_jobs,
+    list_jobs_page,
+)
+from jobs.store.rows import id_param, parse_id
+from tests.app.scenario import Scenario, make_scenario
 
 pytestmark = pytest.mark.django_db
 
 
 @pytest.fixture
-def cast() -> Cast:
+def scenario() -> Scenario:
     """Sixty jobs of four people in two namespaces, with equal times and missing ones."""
-    made = make_cast()
-    draw = random.Random(7)
+    scenario = make_scenario()
+    rng = random.Random(7)
     now = timezone.now()
-    first = made.job("first")
-    people = [made.alice, made.bob, made.carol, made.chief]
+    first = scenario.job("first")
+    users = [scenario.alice, scenario.bob, scenario.carol, scenario.chief]
     rows = []
     for n in range(60):
-        state = draw.choice(["QUEUED", "RUNNING", "COMPLETED", "FAILED"])
-        started = None if state == "QUEUED" else now - timedelta(hours=draw.randint(0, 4))
-        owner = draw.choice(people)
+        state = rng.choice(["QUEUED", "RUNNING", "COMPLETED", "FAILED"])
+        started = None if state == "QUEUED" else now - timedelta(hours=rng.randint(0, 4))
+        owner = rng.choice(users)
         rows.append(
             Job(
                 owner=owner,
-                namespace=made.private if owner == made.carol else made.lab,
-                cluster=made.cluster,
+                namespace=scenario.private if owner == scenario.carol else scenario.lab,
+                cluster=scenario.cluster,
                 name=f"job-{n}",
-                description=draw.choice(["", "ResNet 50", "a_b%c"]),
-                labels=draw.choice([{}, {"project": "x"}, {"project": "y", "5": "z"}]),
+                description=rng.choice(["", "ResNet 50", "a_b%c"]),
+                labels=rng.choice([{}, {"project": "x"}, {"project": "y", "5": "z"}]),
                 spec=first.spec,
                 plan=first.plan,
                 state=state,
-                gpus=draw.randint(0, 3),
-                gpu_type=draw.choice(["", "a100"]),
-                is_distributed=draw.random() < 0.5,
-                created_at=now - timedelta(minutes=draw.randint(0, 20)),
+                gpus=rng.randint(0, 3),
+                gpu_type=rng.choice(["", "a100"]),
+                is_distributed=rng.random() < 0.5,
+                created_at=now - timedelta(minutes=rng.randint(0, 20)),
                 started_at=started,
                 ended_at=started if state in ("COMPLETED", "FAILED") else None,
-                deleted_at=now if state == "FAILED" and draw.random() < 0.3 else None,
+                deleted_at=now if state == "FAILED" and rng.random() < 0.3 else None,
             )
         )
     Job.objects.bulk_create(rows)
-    return made
+    return scenario
 
 
-def all_pages(user: User, wanted: JobFilter, limit: int) -> list[str]:
-    found: list[str] = []
+def all_pages(user: User, job_filter: JobFilter, limit: int) -> list[str]:
+    ids: list[str] = []
     after = None
     for _ in range(200):
-        page = page_of_jobs(user, wanted, after=after, limit=limit)
-        found += [read_id(row[0]) for row in page.rows]
+        page = list_jobs_page(user, job_filter, after=after, limit=limit)
+        ids += [parse_id(row[0]) for row in page.rows]
         after = page.next_key
         if after is None:
-            return found
+            return ids
     raise AssertionError("pages without end")
 
 
@@ -94,40 +101,44 @@ FILTERS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("who", ["alice", "viewer", "carol", "admin"])
-def test_pages_hold_what_may_be_seen_once_each_and_in_order(cast: Cast, who: str) -> None:
-    user: User = getattr(cast, who)
-    seen = {str(pk) for pk in visible_to(user).values_list("pk", flat=True)}
+def test_pagination_is_complete_and_ordered(scenario: Scenario, who: str) -> None:
+    user: User = getattr(scenario, who)
+    visible_ids = {str(pk) for pk in jobs_visible_to(user).values_list("pk", flat=True)}
     for number, fields in enumerate(FILTERS):
-        wanted = JobFilter(**fields)
-        found = all_pages(user, wanted, limit=7)
-        assert len(found) == len(set(found)) == count_jobs(user, wanted), fields
-        assert set(found) <= seen
+        job_filter = JobFilter(**fields)
+        ids = all_pages(user, job_filter, limit=7)
+        assert len(ids) == len(set(ids)) == count_jobs(user, job_filter), fields
+        assert set(ids) <= visible_ids
         if not fields:
-            assert set(found) == seen
+            assert set(ids) == visible_ids
         # A larger page gives the same order.
-        assert found == all_pages(user, wanted, limit=200)
+        assert ids == all_pages(user, job_filter, limit=200)
         # The two ways to the keys agree, whatever the sort.
-        sort = SORT_WORDS[number % len(SORT_WORDS)]
-        turned = replace(wanted, sort=sort)
-        branches = _branches(user, _roles(user), turned)
-        by_orm = [read_id(key) for key, _value in _keys_by_orm(branches, turned, None, 500)]
-        assert all_pages(user, turned, limit=9) == by_orm
+        sort = SORT_KEYS[number % len(SORT_KEYS)]
+        sorted_filter = replace(job_filter, sort=sort)
+        branches = _branches(user, _roles(user), sorted_filter)
+        by_orm = [
+            parse_id(key) for key, _value in _page_keys_by_orm(branches, sorted_filter, None, 500)
+        ]
+        assert all_pages(user, sorted_filter, limit=9) == by_orm
 
 
-@pytest.mark.parametrize("sort", SORT_WORDS)
-def test_every_sort_pages_through_equal_and_missing_values(cast: Cast, sort: str) -> None:
-    wanted = JobFilter(sort=sort)
-    found = all_pages(cast.admin, wanted, limit=4)
-    assert len(found) == visible_to(cast.admin).count()
-    rows = {str(job.pk): getattr(job, wanted.column) for job in Job.objects.all()}
-    values = [rows[pk] for pk in found]
-    given = [value for value in values if value is not None]
-    assert values[: len(given)] == given, "those without a value come last"
-    assert given == sorted(given, reverse=sort.startswith("-"))
+@pytest.mark.parametrize("sort", SORT_KEYS)
+def test_every_sort_pages_through_equal_and_missing_values(scenario: Scenario, sort: str) -> None:
+    job_filter = JobFilter(sort=sort)
+    ids = all_pages(scenario.admin, job_filter, limit=4)
+    assert len(ids) == jobs_visible_to(scenario.admin).count()
+    rows = {str(job.pk): getattr(job, job_filter.column) for job in Job.objects.all()}
+    values = [rows[pk] for pk in ids]
+    present = [value for value in values if value is not None]
+    assert values[: len(present)] == present, "those without a value come last"
+    assert present == sorted(present, reverse=sort.startswith("-"))
 
 
-def test_a_list_costs_the_same_queries_however_long_it_is(cast: Cast, client: Client) -> None:
-    client.force_login(cast.alice)
+def test_a_list_costs_the_same_queries_however_long_it_is(
+    scenario: Scenario, client: Client
+) -> None:
+    client.force_login(scenario.alice)
     counts = []
     for limit in (1, 50):
         with CaptureQueriesContext(connection) as queries:
@@ -135,15 +146,15 @@ def test_a_list_costs_the_same_queries_however_long_it_is(cast: Cast, client: Cl
         counts.append(len(queries))
     # Session, person, roles, keys, rows.
     assert counts == [5, 5]
-    pk = Job.objects.filter(owner=cast.alice, deleted_at=None).values_list("pk", flat=True)[0]
+    pk = Job.objects.filter(owner=scenario.alice, deleted_at=None).values_list("pk", flat=True)[0]
     with CaptureQueriesContext(connection) as queries:
         assert client.get(f"/api/v1/jobs/{pk}").status_code == 200
     assert len(queries) == 4
 
 
-def test_jobs_are_found_by_words_ids_and_slurm_ids(cast: Cast, client: Client) -> None:
-    client.force_login(cast.alice)
-    job = cast.job("needle-in-hay")
+def test_jobs_are_found_by_words_ids_and_slurm_ids(scenario: Scenario, client: Client) -> None:
+    client.force_login(scenario.alice)
+    job = scenario.job("needle-in-hay")
     Attempt.objects.create(
         job=job,
         cluster=job.cluster,
@@ -168,8 +179,8 @@ def test_jobs_are_found_by_words_ids_and_slurm_ids(cast: Cast, client: Client) -
     assert client.get("/api/v1/jobs", {"q": "needle 4712"}).json()["items"] == []
 
 
-def test_cursors_are_bound_to_their_query_and_person(cast: Cast, client: Client) -> None:
-    client.force_login(cast.alice)
+def test_cursors_are_bound_to_their_query_and_person(scenario: Scenario, client: Client) -> None:
+    client.force_login(scenario.alice)
     cursor = client.get("/api/v1/jobs", {"limit": 2}).json()["next"]
     assert client.get("/api/v1/jobs", {"limit": 5, "cursor": cursor}).status_code == 200
 
@@ -182,16 +193,18 @@ def test_cursors_are_bound_to_their_query_and_person(cast: Cast, client: Client)
     assert code({"cursor": cursor, "state": "RUNNING"}) == "cursor_of_another_query"
     for broken in ("x", cursor[:-1] + ("A" if cursor[-1] != "A" else "B"), "a" * 3000):
         assert code({"cursor": broken}) in ("cursor_invalid", "invalid")
-    client.force_login(cast.bob)
+    client.force_login(scenario.bob)
     assert code({"cursor": cursor}) == "cursor_of_another_query"
 
 
-def test_times_and_ids_read_alike_from_rows_and_from_the_orm(cast: Cast, client: Client) -> None:
-    client.force_login(cast.admin)
+def test_times_and_ids_read_alike_from_rows_and_from_the_orm(
+    scenario: Scenario, client: Client
+) -> None:
+    client.force_login(scenario.admin)
     items = {
         item["id"]: item for item in client.get("/api/v1/jobs", {"limit": 200}).json()["items"]
     }
-    for job in visible_to(cast.admin).select_related("owner", "namespace"):
+    for job in jobs_visible_to(scenario.admin).select_related("owner", "namespace"):
         item = items.pop(str(job.pk))
         assert item["owner"] == job.owner.username
         assert item["labels"] == job.labels
@@ -202,8 +215,8 @@ def test_times_and_ids_read_alike_from_rows_and_from_the_orm(cast: Cast, client:
     assert items == {}
 
 
-def test_wrong_parameters_are_named(cast: Cast, client: Client) -> None:
-    client.force_login(cast.alice)
+def test_wrong_parameters_are_named(scenario: Scenario, client: Client) -> None:
+    client.force_login(scenario.alice)
     wrong = {
         "state": "RUNING",
         "limit": "0",
@@ -225,25 +238,25 @@ def test_wrong_parameters_are_named(cast: Cast, client: Client) -> None:
         assert client.get("/api/v1/jobs", query).status_code == 400
 
 
-def test_id_param_is_what_the_column_holds(cast: Cast) -> None:
+def test_id_param_is_what_the_column_holds(scenario: Scenario) -> None:
     job = Job.objects.all()[0]
     with connection.cursor() as cursor:
         cursor.execute("SELECT count(*) FROM jobs_job WHERE id = %s", [id_param(job.pk)])
         assert cursor.fetchone() == (1,)
 
 
-def test_the_answers_kept_for_lists_take_no_more_than_their_bytes(cast: Cast) -> None:
+def test_cached_list_json_memory(scenario: Scenario) -> None:
     """Thousands are kept; a JSON writer's own buffer would be ten times as large."""
-    rows = page_of_jobs(cast.admin, JobFilter(), limit=50).rows
+    rows = list_jobs_page(scenario.admin, JobFilter(), limit=50).rows
     tracemalloc.start(1)
     try:
-        answers = [shapes._job_json(row, frozenset(), None, "tlh") for row in rows]
+        answers = [shapes._serialize_job_json(row, frozenset(), None, "tlh") for row in rows]
         traces = tracemalloc.take_snapshot().filter_traces(
             [tracemalloc.Filter(True, shapes.__file__)]
         )
     finally:
         tracemalloc.stop()
-        shapes._job_json.cache_clear()
+        shapes._serialize_job_json.cache_clear()
     assert len(answers) == 50
-    held = sum(trace.size for trace in traces.traces)
-    assert sum(map(len, answers)) <= held < 2 * sum(map(sys.getsizeof, answers))
+    held_bytes = sum(trace.size for trace in traces.traces)
+    assert sum(map(len, answers)) <= held_bytes < 2 * sum(map(sys.getsizeof, answers))

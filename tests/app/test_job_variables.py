@@ -17,15 +17,15 @@ from django.utils import timezone
 from accounts.models import User
 from accounts.tokens import create_token
 from clusters.transport.base import CommandResult, DirEntry, FileStat, Transport
-from clusters.transport.file_commands import file_stat
+from clusters.transport.file_commands import build_file_stat
 from jobs.models import Attempt
-from tests.app.job_cast import Cast, make_cast
+from tests.app.scenario import Scenario, make_scenario
 
 pytestmark = pytest.mark.django_db
 SECRET = b"export TOKEN=hunter2"
 
 
-class Disk(Transport):
+class LocalDiskTransport(Transport):
     """A cluster whose files are this machine's."""
 
     def run(self, argv: Sequence[str], **_more: Any) -> CommandResult:
@@ -34,34 +34,34 @@ class Disk(Transport):
 
     def stat(self, path: str) -> FileStat:
         found = Path(path).stat()
-        return file_stat(size=found.st_size, mtime=found.st_mtime, mode=found.st_mode)
+        return build_file_stat(size=found.st_size, mtime=found.st_mtime, mode=found.st_mode)
 
     def list_dir(self, path: str) -> list[DirEntry]:
         return [
             DirEntry(
-                place.name,
-                file_stat(size=seen.st_size, mtime=seen.st_mtime, mode=seen.st_mode),
+                entry.name,
+                build_file_stat(size=info.st_size, mtime=info.st_mtime, mode=info.st_mode),
             )
-            for place in sorted(Path(path).iterdir())
-            for seen in [place.lstat()]
+            for entry in sorted(Path(path).iterdir())
+            for info in [entry.lstat()]
         ]
 
     def read_stream(self, path: str, offset: int = 0, limit: int | None = None) -> Iterator[bytes]:
         return iter([Path(path).read_bytes()])
 
 
-Disk.__abstractmethods__ = frozenset()
+LocalDiskTransport.__abstractmethods__ = frozenset()
 
 
-class Reader:
+class FileApiClient:
     def __init__(self, attempt: Attempt) -> None:
-        self.address = f"/api/v1/jobs/{attempt.job_id}/files"
+        self.url = f"/api/v1/jobs/{attempt.job_id}/files"
 
     def get(self, user: User, path: str) -> Any:
         _row, secret = create_token(
             user=user, name="t", scope="read", expires_at=timezone.now() + timedelta(days=1)
         )
-        return Client().get(self.address + path, headers={"Authorization": f"Bearer {secret}"})
+        return Client().get(self.url + path, headers={"Authorization": f"Bearer {secret}"})
 
     def names(self, user: User) -> set[str]:
         return {item["name"] for item in self.get(user, "").json()["items"]}
@@ -73,38 +73,42 @@ class Reader:
 
 
 @pytest.fixture
-def cast() -> Cast:
-    return make_cast()
+def scenario() -> Scenario:
+    return make_scenario()
 
 
 @pytest.fixture
-def reader(cast: Cast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Reader:
-    attempt = cast.in_slurm(cast.job())
+def file_client(
+    scenario: Scenario, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> FileApiClient:
+    attempt = scenario.create_live_attempt(scenario.job())
     attempt.work_dir = str(tmp_path / "1")
     attempt.save()
     for name, data in {"env/0.sh": SECRET, "logs/env": b"a log", "work/env": b"mine"}.items():
-        place = tmp_path / "1" / name
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_bytes(data)
+        entry = tmp_path / "1" / name
+        entry.parent.mkdir(parents=True, exist_ok=True)
+        entry.write_bytes(data)
     (tmp_path / "1" / "work" / "link").symlink_to("../env/0.sh")
     (tmp_path / "1" / "elsewhere").symlink_to("env")
-    monkeypatch.setattr("jobs.files.transport_for", lambda *_: Disk())
-    return Reader(attempt)
+    monkeypatch.setattr("jobs.files.transport_for", lambda *_: LocalDiskTransport())
+    return FileApiClient(attempt)
 
 
-def test_the_owner_reads_everything(cast: Cast, reader: Reader) -> None:
-    assert "env" in reader.names(cast.alice)
-    assert "env/0.sh" in reader.tar_names(cast.alice)
-    answer = reader.get(cast.alice, "/download?path=env/0.sh")
-    assert b"".join(answer.streaming_content) == SECRET
+def test_the_owner_reads_everything(scenario: Scenario, file_client: FileApiClient) -> None:
+    assert "env" in file_client.names(scenario.alice)
+    assert "env/0.sh" in file_client.tar_names(scenario.alice)
+    response = file_client.get(scenario.alice, "/download?path=env/0.sh")
+    assert b"".join(response.streaming_content) == SECRET
 
 
 @pytest.mark.parametrize("who", ["viewer", "bob", "chief"])
-def test_others_see_the_job_but_not_its_secrets(cast: Cast, reader: Reader, who: str) -> None:
-    user = getattr(cast, who)
-    assert reader.names(user) == {"logs", "work", "elsewhere"}
-    assert reader.tar_names(user) == {"logs", "logs/env", "work", "work/env"}
+def test_others_see_the_job_but_not_its_secrets(
+    scenario: Scenario, file_client: FileApiClient, who: str
+) -> None:
+    user = getattr(scenario, who)
+    assert file_client.names(user) == {"logs", "work", "elsewhere"}
+    assert file_client.tar_names(user) == {"logs", "logs/env", "work", "work/env"}
     for path in ("env/0.sh", "./env//0.sh", "work/link", "elsewhere/0.sh"):
-        assert reader.get(user, f"/download?path={path}").status_code == 403, path
+        assert file_client.get(user, f"/download?path={path}").status_code == 403, path
     for query in ("?path=env", "?path=elsewhere", "/tar?path=env", "/tar?path=elsewhere"):
-        assert reader.get(user, query).status_code == 403, query
+        assert file_client.get(user, query).status_code == 403, query

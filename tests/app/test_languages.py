@@ -15,41 +15,50 @@ from django.test import Client
 from django.utils import translation
 
 from accounts.models import User
-from accounts.websockets import language_of
+from accounts.websockets import socket_language
 from clusters import errors as cluster_errors
-from clusters.doctor import Line, Outcome, to_json
+from clusters.doctor import CheckOutcome, CheckResult, to_json
 from clusters.errors import ConnectFailed
 from clusters.models import store_status
 from core import errors as job_errors
 from core.api.throttle import buckets
-from core.messages import _, joined, listed, ngettext, read, together
-from core.translation import as_text, from_text, told
+from core.messages import _, deserialize, join_messages, join_with_and, join_with_commas, ngettext
+from core.translation import dump_message, translate, translate_dumped
 from jobs.lifecycle.states import Reason
 from jobs.models import Job
-from jobs.web.clusters import doctor_lines
-from tests.app.job_cast import Cast, make_cast
+from jobs.web.clusters import translate_check_results
+from tests.app.scenario import Scenario, make_scenario
 
 PROJECT = Path(__file__).resolve().parents[2]
 SOURCES = [
     path
-    for package in ("clusters", "gateway", "jobs")
+    for package in ("core", "accounts", "clusters", "jobs", "engine", "gateway")
     for path in sorted((PROJECT / package).rglob("*.py"))
     if "migrations" not in path.parts and "commands" not in path.parts
 ]
 CHINESE = re.compile(r"[\u4e00-\u9fff]")
 # Three words in a row that no name, path or value of the files below holds.
 ENGLISH = re.compile(r"\b[a-z]{2,} [a-z]{2,} [a-z]{2,}\b")
-MARKS = {"_", "gettext", "gettext_lazy", "gettext_noop", "ngettext", "pgettext", "pgettext_lazy"}
+GETTEXT_FUNCTIONS = {
+    "_",
+    "gettext",
+    "gettext_lazy",
+    "gettext_noop",
+    "ngettext",
+    "pgettext",
+    "pgettext_lazy",
+}
 # Names that are the same in every language.
-SAME = {"Slurm", "slurm", "conf", "pyslurm", "QOS", "CPU", "GPU", "CPUs", "GPUs", "SHA", "hello", "all", "reduce", "JSON", "YAML", "SSH", "Unix", "UID", "JavaScript", "Jupyter", "VNC",
+UNTRANSLATED_NAMES = {"Slurm", "slurm", "conf", "pyslurm", "QOS", "CPU", "GPU", "CPUs", "GPUs", "SHA", "hello", "all", "reduce", "JSON", "YAML", "SSH", "Unix", "UID", "JavaScript", "Jupyter", "VNC",
         "TensorBoard", "Octopus", "OpenPAI", "API", "Sluice", "PyTorch", "TensorFlow", "Horovod", "MXNet", "XGBoost",
         "PaddlePaddle", "MPI", "Apptainer", "Singularity", "enroot", "Pyxis", "MB", "GB", "MiB"}  # fmt: skip
 
 # Which argument of whose call is shown to people.
-SHOWN = {
+SHOWN_ARGUMENT = {
     **{name: 0 for name, kind in vars(cluster_errors).items() if isinstance(kind, type)},
     **{name: 0 for name, kind in vars(job_errors).items() if isinstance(kind, type)},
-    **{"Problem": 1, "Warning": 1, "single": 1, "Broken": 2, "broken": 1, "Note": 1, "Fault": 0},
+    **{"Problem": 1, "SpecWarning": 1, "single": 1, "RuleViolation": 2, "validation_error": 1},
+    **{"Note": 1, "CheckFailed": 0},
     **{"ArchiveRefused": 1, "FrameworkError": 0, "RenderError": 0, "warn": 1, "refuse": 2},
     **dict.fromkeys(
         ("ValidationError", "ParseError", "PermissionDenied", "AuthenticationFailed"), 0
@@ -58,7 +67,7 @@ SHOWN = {
 }
 
 
-def calls() -> Iterator[tuple[Path, ast.Call, str]]:
+def iter_calls() -> Iterator[tuple[Path, ast.Call, str]]:
     for path in SOURCES:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Call):
@@ -81,16 +90,18 @@ def is_text(node: ast.expr) -> bool:
 def test_no_error_or_warning_is_made_of_bare_text() -> None:
     bare = [
         f"{path.relative_to(PROJECT)}:{node.lineno} {name}"
-        for path, node, name in calls()
-        if name in SHOWN and len(node.args) > SHOWN[name] and is_text(node.args[SHOWN[name]])
+        for path, node, name in iter_calls()
+        if name in SHOWN_ARGUMENT
+        and len(node.args) > SHOWN_ARGUMENT[name]
+        and is_text(node.args[SHOWN_ARGUMENT[name]])
     ]
     assert not bare, "wrap these in _() of core.messages, with %(name)s instead of an f-string"
 
 
 def test_every_marked_template_is_a_literal_with_chinese() -> None:
     templates: set[tuple[str, ...]] = set()  # with its context, if it has one
-    for path, node, name in calls():
-        if name in MARKS and node.args:
+    for path, node, name in iter_calls():
+        if name in GETTEXT_FUNCTIONS and node.args:
             given = node.args[: 2 if name.startswith("pgettext") else 1]
             if all(isinstance(one, ast.Constant) for one in given):
                 templates.add(tuple(str(ast.literal_eval(one)) for one in given))
@@ -98,45 +109,51 @@ def test_every_marked_template_is_a_literal_with_chinese() -> None:
                 assert not is_text(given[-1]), f"{path}:{node.lineno}"
     assert len(templates) > 900
     with translation.override("zh-hans"):
-        english = [one for one in templates if words_of(one[-1]) and not CHINESE.search(said(*one))]
+        english = [
+            one
+            for one in templates
+            if english_words(one[-1]) and not CHINESE.search(translated(*one))
+        ]
     assert not english
 
 
-def said(first: str, second: str = "") -> str:
+def translated(first: str, second: str = "") -> str:
     return translation.pgettext(first, second) if second else translation.gettext(first)
 
 
-def words_of(template: str) -> set[str]:
+def english_words(template: str) -> set[str]:
     """The English words of a template; names of things are the same in all languages."""
-    return set(re.findall(r"[A-Za-z]{2,}", re.sub(r"%\(\w+\)\w", "", template))) - SAME
+    return (
+        set(re.findall(r"[A-Za-z]{2,}", re.sub(r"%\(\w+\)\w", "", template))) - UNTRANSLATED_NAMES
+    )
 
 
 # Sentences themselves
 
 
-def test_a_sentence_is_english_and_can_be_told_again_from_a_row() -> None:
+def test_message_roundtrip_and_translation() -> None:
     nodes = ngettext("%(count)s node", "%(count)s nodes", 2)
-    made = together(
-        _("No node of %(where)s has %(gpus)s.", where=listed(["a", "b", "c"]), gpus=nodes),
+    created = join_messages(
+        _("No node of %(where)s has %(gpus)s.", where=join_with_and(["a", "b", "c"]), gpus=nodes),
         "",
         _("Set gpuNumber to 0 or choose another namespace."),
     )
-    assert made == (
+    assert created == (
         "No node of a, b and c has 2 nodes. Set gpuNumber to 0 or choose another namespace."
     )
-    kept = json.loads(json.dumps(made.stored()))
+    serialized = json.loads(json.dumps(created.serialize()))
     with translation.override("zh-hans"):
-        assert told(kept) == told(made)
-        assert "2 个节点" in told(kept)
-        assert from_text(as_text(made)) == told(made)
-        assert told(joined([_("CPUs"), "x"])) == "CPU、x"
-    assert read(kept) == made
+        assert translate(serialized) == translate(created)
+        assert "2 个节点" in translate(serialized)
+        assert translate_dumped(dump_message(created)) == translate(created)
+        assert translate(join_with_commas([_("CPUs"), "x"])) == "CPU、x"
+    assert deserialize(serialized) == created
 
 
-@pytest.mark.parametrize("kept", ["An old sentence.", "{", '{"template": 1}', ""])
-def test_rows_of_earlier_releases_and_broken_ones_still_show(kept: str) -> None:
-    assert from_text(kept) == kept
-    assert read({"template": "%(gone)s", "params": {"other": 1}}) == "%(gone)s"
+@pytest.mark.parametrize("serialized", ["An old sentence.", "{", '{"template": 1}', ""])
+def test_rows_of_earlier_releases_and_broken_ones_still_show(serialized: str) -> None:
+    assert translate_dumped(serialized) == serialized
+    assert deserialize({"template": "%(gone)s", "params": {"other": 1}}) == "%(gone)s"
 
 
 # What really comes back
@@ -189,15 +206,15 @@ WARNED_FILES: list[Any] = [
 
 
 @pytest.fixture
-def cast() -> Cast:
+def scenario() -> Scenario:
     buckets.clear()
-    return make_cast()
+    return make_scenario()
 
 
 @pytest.fixture
-def alice(cast: Cast) -> Client:
+def alice(scenario: Scenario) -> Client:
     client = Client(headers={"accept-language": "zh-hans"})
-    client.force_login(cast.alice)
+    client.force_login(scenario.alice)
     return client
 
 
@@ -208,9 +225,9 @@ def post(client: Client, path: str, body: Any) -> Any:
     return client.post(f"/api/v1/{path}", data, content_type=kind)
 
 
-def sentences_of(answer: Any) -> list[str]:
+def user_messages(response: Any) -> list[str]:
     """Everything in an answer that is a sentence for a person."""
-    body = answer.json()
+    body = response.json()
     found = [body[name] for name in ("title", "detail", "plan_words") if body.get(name)]
     for name in ("errors", "problems", "warnings", "notes", "obstacles"):
         for row in body.get(name, []):
@@ -219,68 +236,72 @@ def sentences_of(answer: Any) -> list[str]:
     return found
 
 
-def assert_chinese(answer: Any, of: Any = "") -> None:
-    said = sentences_of(answer)
-    assert said, (of, answer.content)
-    assert not [one for one in said if not CHINESE.search(one) or ENGLISH.search(one)], of
+def assert_chinese(response: Any, context: Any = "") -> None:
+    translated = user_messages(response)
+    assert translated, (context, response.content)
+    assert not [one for one in translated if not CHINESE.search(one) or ENGLISH.search(one)], (
+        context
+    )
 
 
 def test_what_is_wrong_with_a_job_file_is_said_in_chinese(alice: Client) -> None:
     for file in BAD_FILES:
-        answer = post(alice, "jobs/plan", file)
-        assert answer.status_code in (400, 422) or not answer.json()["ok"], file
-        assert_chinese(answer, file)
+        response = post(alice, "jobs/plan", file)
+        assert response.status_code in (400, 422) or not response.json()["ok"], file
+        assert_chinese(response, file)
 
 
 def test_warnings_and_plans_are_said_in_chinese(alice: Client) -> None:
     for file in WARNED_FILES:
-        answer = post(alice, "jobs/plan", file)
-        assert answer.status_code in (400, 422) or answer.json()["warnings"], file
-        assert_chinese(answer, file)
+        response = post(alice, "jobs/plan", file)
+        assert response.status_code in (400, 422) or response.json()["warnings"], file
+        assert_chinese(response, file)
 
 
-def test_a_warning_is_kept_for_readers_of_any_language(alice: Client, cast: Cast) -> None:
-    made = post(alice, "jobs", job(gpuTypeList=["a"]))
-    assert [one["message"] for one in made.json()["warnings"]] == ["已忽略：请设置 gpuType。"]
-    row = Job.objects.get(pk=made.json()["id"])
-    at = made.json()["links"]["self"]
-    english = alice.get(at, headers={"accept-language": "en"}).json()["warnings"]
+def test_a_warning_is_kept_for_readers_of_any_language(alice: Client, scenario: Scenario) -> None:
+    created = post(alice, "jobs", job(gpuTypeList=["a"]))
+    assert [one["message"] for one in created.json()["warnings"]] == ["已忽略：请设置 gpuType。"]
+    row = Job.objects.get(pk=created.json()["id"])
+    url = created.json()["links"]["self"]
+    english = alice.get(url, headers={"accept-language": "en"}).json()["warnings"]
     assert [one["message"] for one in english] == ["is ignored: set gpuType."]
     assert "请设置 gpuType" in alice.get(f"/jobs/{row.pk}").content.decode()
     row.warnings = [{"path": "x", "message": "is ignored: an old one.", "line": None}]
     row.save()
-    assert alice.get(at).json()["warnings"] == row.warnings
+    assert alice.get(url).json()["warnings"] == row.warnings
     assert "is ignored: an old one." in alice.get(f"/jobs/{row.pk}").content.decode()
 
 
 def test_a_refusal_of_the_cluster_is_kept_for_readers_of_any_language(
-    alice: Client, cast: Cast
+    alice: Client, scenario: Scenario
 ) -> None:
     refused = ConnectFailed(_("The connection to %(name)s broke twice.", name="login"))
-    made = cast.job()
-    made.reason = Reason("end.no-space", {"words": refused.user_message})
-    made.save()
-    for language, words in (
+    created = scenario.job()
+    created.reason = Reason("end.no-space", {"words": refused.user_message})
+    created.save()
+    for language, expected_text in (
         ("zh-hans", "与 login 的连接断开了两次。"),
         ("en", "The connection to login broke twice."),
     ):
-        reason = alice.get(f"/api/v1/jobs/{made.pk}", headers={"accept-language": language}).json()[
-            "reason"
-        ]
-        assert reason["text"].endswith(words)
-        assert reason["params"] == {"words": words}
-    store_status(cast.cluster, last_error=as_text(refused.user_message))
-    alice.force_login(cast.admin)
+        reason = alice.get(
+            f"/api/v1/jobs/{created.pk}", headers={"accept-language": language}
+        ).json()["reason"]
+        assert reason["text"].endswith(expected_text)
+        assert reason["params"] == {"words": expected_text}
+    store_status(scenario.cluster, last_error=dump_message(refused.user_message))
+    alice.force_login(scenario.admin)
     shown = alice.get("/api/v1/clusters").json()["items"][0]["last_error"]
     assert shown == "与 login 的连接断开了两次。"
 
 
-def test_the_doctor_s_findings_are_kept_for_readers_of_any_language(cast: Cast) -> None:
-    line = Line("port", _("Port"), Outcome.FAIL, _("No command was given."), "chmod 0700 /x")
-    store_status(cast.cluster, doctor=to_json([line]))
-    cast.cluster.refresh_from_db()
+def test_the_doctor_s_findings_are_kept_for_readers_of_any_language(scenario: Scenario) -> None:
+    line = CheckResult(
+        "port", _("Port"), CheckOutcome.FAIL, _("No command was given."), "chmod 0700 /x"
+    )
+    store_status(scenario.cluster, doctor=to_json([line]))
+    scenario.cluster.refresh_from_db()
     with translation.override("zh-hans"):
-        (shown,) = doctor_lines(cast.cluster.status)
+        (shown,) = translate_check_results(scenario.cluster.status)
     assert (shown["title"], shown["found"]) == ("端口", "没有给出命令。")
     assert shown["remedy"] == "chmod 0700 /x"
     assert shown["outcome"] == "fail"
@@ -303,27 +324,28 @@ BAD_REQUESTS: list[tuple[str, str, Any]] = [
 ]  # fmt: skip
 
 
-def test_what_is_wrong_with_a_request_is_said_in_chinese(alice: Client, cast: Cast) -> None:
-    job_id = str(cast.job().pk)
+def test_what_is_wrong_with_a_request_is_said_in_chinese(alice: Client, scenario: Scenario) -> None:
+    job_id = str(scenario.job().pk)
     for method, path, body in BAD_REQUESTS:
         buckets.clear()
-        address = "/api/v1/" + path.replace("{job}", job_id)
+        url = "/api/v1/" + path.replace("{job}", job_id)
         data = body if isinstance(body, bytes) else json.dumps(body) if body is not None else ""
-        answer = alice.generic(method, address, data, content_type="application/json")
-        assert answer.status_code >= 400, (method, path)
-        assert_chinese(answer, (method, path))
+        response = alice.generic(method, url, data, content_type="application/json")
+        assert response.status_code >= 400, (method, path)
+        assert_chinese(response, (method, path))
 
 
-def test_checks_on_the_console_speak_the_console_s_language(
-    cast: Cast, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_console_checks_use_locale(scenario: Scenario, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("LC_ALL", raising=False)
     monkeypatch.delenv("LC_MESSAGES", raising=False)
-    for language, words in (("zh_CN.UTF-8", "没有集群"), ("C.UTF-8", "There is no cluster")):
+    for language, expected_text in (
+        ("zh_CN.UTF-8", "没有集群"),
+        ("C.UTF-8", "There is no cluster"),
+    ):
         monkeypatch.setenv("LANG", language)
-        with pytest.raises(CommandError, match=words):
+        with pytest.raises(CommandError, match=expected_text):
             call_command("cluster", "check", "nowhere")
-        with pytest.raises(CommandError, match=words):
+        with pytest.raises(CommandError, match=expected_text):
             call_command("namespace", "sync", "nowhere")
 
 
@@ -337,16 +359,14 @@ def test_checks_on_the_console_speak_the_console_s_language(
         ("", "", "", "en"),
     ],
 )
-def test_a_socket_speaks_as_the_page_or_the_program_wishes(
-    cookie: str, saved: str, accept: str, language: str
-) -> None:
+def test_socket_language_negotiation(cookie: str, saved: str, accept: str, language: str) -> None:
     headers = [(b"cookie", f"django_language={cookie}".encode())]
     headers += [(b"accept-language", accept.encode())]
-    assert language_of({"headers": headers}, User(language=saved)) == language
+    assert socket_language({"headers": headers}, User(language=saved)) == language
 
 
-def test_who_is_not_signed_in_is_told_so_in_chinese(client: Client) -> None:
+def test_unauthenticated_error_is_translated(client: Client) -> None:
     for headers in ({}, {"authorization": "Bearer nonsense"}):
-        answer = client.get("/api/v1/jobs", headers={"accept-language": "zh-hans", **headers})
-        assert answer.status_code == 401
-        assert_chinese(answer)
+        response = client.get("/api/v1/jobs", headers={"accept-language": "zh-hans", **headers})
+        assert response.status_code == 401
+        assert_chinese(response)

@@ -27,7 +27,7 @@ from clusters.errors import RemoteFileMissing
 from clusters.transport.local import LocalTransport
 from jobs.logs import follower as followers_module
 from jobs.logs import reading as logs_module
-from jobs.logs.follower import RING_BYTES, Follower, Followers, View
+from jobs.logs.follower import RING_BYTES, Follower, FollowerRegistry, Viewer
 from jobs.logs.reading import (
     Log,
     LogNotFound,
@@ -38,15 +38,15 @@ from jobs.logs.reading import (
     search_log,
 )
 from jobs.models import Attempt, Job, Task
-from tests.app.job_cast import Cast, make_cast
-from tests.app.test_job_events import closed_with, opened
+from tests.app.scenario import Scenario, make_scenario
+from tests.app.test_job_events import open_socket, read_close_code
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
 @dataclass
-class World:
-    cast: Cast
+class LogData:
+    scenario: Scenario
     job: Job
     attempt: Attempt
     directory: Path
@@ -82,14 +82,14 @@ class World:
 
 
 @pytest.fixture
-def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+def log_data(monkeypatch: pytest.MonkeyPatch) -> Iterator[LogData]:
     root = Path(tempfile.mkdtemp(prefix="sluice-logs-"))
     root.chmod(0o755)
     user = "nobody" if os.geteuid() == 0 else pwd.getpwuid(os.geteuid()).pw_name
     monkeypatch.setattr(logs_module, "transport_for", lambda cluster, name: LocalTransport(user))
-    monkeypatch.setattr(followers_module, "VERDICT_EVERY_S", 0.1)
-    cast = make_cast()
-    job = cast.job()
+    monkeypatch.setattr(followers_module, "VERDICT_INTERVAL_S", 0.1)
+    scenario = make_scenario()
+    job = scenario.job()
     directory = root / "jobs" / str(job.pk) / "1"
     (directory / "logs").mkdir(parents=True)
     attempt = Attempt.objects.create(
@@ -101,7 +101,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
         work_dir=str(directory),
         slurm_job_id="7",
     )
-    yield World(cast, job, attempt, directory)
+    yield LogData(scenario, job, attempt, directory)
     shutil.rmtree(root)
 
 
@@ -113,96 +113,105 @@ async def close_worker_connections() -> AsyncIterator[None]:
 
 
 class TestReading:
-    def test_bytes_by_offset_size_and_completeness(self, world: World) -> None:
-        world.write(b"0123456789")
-        part = read_log(world.log, offset=3, limit=4)
+    def test_bytes_by_offset_size_and_completeness(self, log_data: LogData) -> None:
+        log_data.write(b"0123456789")
+        part = read_log(log_data.log, offset=3, limit=4)
         assert (part.offset, part.size, part.data, part.complete) == (3, 10, b"3456", False)
-        part = read_log(world.log, offset=-2, limit=100)
+        part = read_log(log_data.log, offset=-2, limit=100)
         assert (part.offset, part.data, part.complete) == (8, b"89", False)
-        world.end_task()
-        assert read_log(world.log, offset=8, limit=100).complete
-        assert not read_log(world.log, offset=0, limit=5).complete
-        past = read_log(world.log, offset=99, limit=5)
+        log_data.end_task()
+        assert read_log(log_data.log, offset=8, limit=100).complete
+        assert not read_log(log_data.log, offset=0, limit=5).complete
+        past = read_log(log_data.log, offset=99, limit=5)
         assert (past.data, past.size) == (b"", 10)
 
-    @pytest.mark.parametrize(("offset", "place"), [(5, 5), (-3, 7), (-99, 0), (99, 99), (0, 0)])
-    def test_offsets_below_zero_count_from_the_end(self, offset: int, place: int) -> None:
-        assert resolve_offset(offset, 10) == place
+    @pytest.mark.parametrize(("offset", "expected"), [(5, 5), (-3, 7), (-99, 0), (99, 99), (0, 0)])
+    def test_offsets_below_zero_count_from_the_end(self, offset: int, expected: int) -> None:
+        assert resolve_offset(offset, 10) == expected
 
-    def test_only_logs_that_the_job_has(self, world: World) -> None:
+    def test_only_logs_that_the_job_has(self, log_data: LogData) -> None:
         for role, index in [("worker", 1), ("worker", -1), ("ps", 0), ("../x", 0), ("batch", 1)]:
             with pytest.raises(LogNotFound):
-                find_log(user=world.cast.alice, job_id=world.job.pk, role=role, index=index)
-        assert find_log(user=world.cast.alice, job_id=world.job.pk, role="batch", index=0)
+                find_log(
+                    user=log_data.scenario.alice, job_id=log_data.job.pk, role=role, index=index
+                )
+        assert find_log(user=log_data.scenario.alice, job_id=log_data.job.pk, role="batch", index=0)
 
-    def test_a_role_may_be_called_batch(self, world: World) -> None:
-        world.job.spec["taskRoles"][0]["name"] = "batch"
-        world.job.save()
-        (world.directory / "logs" / "batch.log").write_bytes(b"the script's")
-        (world.directory / "logs" / "batch-0.log").write_bytes(b"the task's")
-        _, log = find_log(user=world.cast.alice, job_id=world.job.pk, role="batch", index=0)
+    def test_a_role_may_be_called_batch(self, log_data: LogData) -> None:
+        log_data.job.spec["taskRoles"][0]["name"] = "batch"
+        log_data.job.save()
+        (log_data.directory / "logs" / "batch.log").write_bytes(b"the script's")
+        (log_data.directory / "logs" / "batch-0.log").write_bytes(b"the task's")
+        _, log = find_log(
+            user=log_data.scenario.alice, job_id=log_data.job.pk, role="batch", index=0
+        )
         assert log is not None
         assert read_log(log, offset=0, limit=99).data == b"the task's"
-        assert [(e.role, e.size) for e in list_logs(world.job, world.attempt)] == [("batch", 10)]
+        assert [(e.role, e.size) for e in list_logs(log_data.job, log_data.attempt)] == [
+            ("batch", 10)
+        ]
 
-    def test_carol_finds_nothing(self, world: World) -> None:
-        for person in (world.cast.bob, world.cast.viewer, world.cast.admin):
-            assert find_log(user=person, job_id=world.job.pk, role="worker", index=0)[1]
+    def test_outsider_cannot_find_logs(self, log_data: LogData) -> None:
+        for person in (log_data.scenario.bob, log_data.scenario.viewer, log_data.scenario.admin):
+            assert find_log(user=person, job_id=log_data.job.pk, role="worker", index=0)[1]
         with pytest.raises(LogNotFound):
-            find_log(user=world.cast.carol, job_id=world.job.pk, role="worker", index=0)
+            find_log(user=log_data.scenario.carol, job_id=log_data.job.pk, role="worker", index=0)
 
-    def test_the_list_tells_sizes_and_what_is_not_there_yet(self, world: World) -> None:
-        world.write(b"abc")
-        listed = {(e.role, e.index): e.size for e in list_logs(world.job, world.attempt)}
+    def test_the_list_tells_sizes_and_what_is_not_there_yet(self, log_data: LogData) -> None:
+        log_data.write(b"abc")
+        listed = {(e.role, e.index): e.size for e in list_logs(log_data.job, log_data.attempt)}
         assert listed == {("batch", 0): None, ("worker", 0): 3}
 
-    def test_search_answers_offsets(self, world: World) -> None:
-        world.write(b"one two\nthree \xff\x00 two\nTWO $(id) -e\n")
-        assert [(m.offset, m.line) for m in search_log(world.log, text="two")] == [(4, 1), (17, 2)]
-        assert len(search_log(world.log, text="two", ignore_case=True)) == 3
-        assert search_log(world.log, text="$(id) -e")[0].offset == 25
-        assert search_log(world.log, text="-e")[0].line == 3
-        assert search_log(world.log, text="four") == []
-        world.write(b"x\n" * 5000)
-        assert len(search_log(world.log, text="x", limit=10)) == 10
+    def test_search_answers_offsets(self, log_data: LogData) -> None:
+        log_data.write(b"one two\nthree \xff\x00 two\nTWO $(id) -e\n")
+        assert [(m.offset, m.line) for m in search_log(log_data.log, text="two")] == [
+            (4, 1),
+            (17, 2),
+        ]
+        assert len(search_log(log_data.log, text="two", ignore_case=True)) == 3
+        assert search_log(log_data.log, text="$(id) -e")[0].offset == 25
+        assert search_log(log_data.log, text="-e")[0].line == 3
+        assert search_log(log_data.log, text="four") == []
+        log_data.write(b"x\n" * 5000)
+        assert len(search_log(log_data.log, text="x", limit=10)) == 10
 
-    def test_a_pipe_in_the_place_of_a_log_holds_no_search_up(self, world: World) -> None:
-        os.mkfifo(world.file)
-        world.file.chmod(0o644)
+    def test_search_of_fifo_does_not_block(self, log_data: LogData) -> None:
+        os.mkfifo(log_data.file)
+        log_data.file.chmod(0o644)
         began = time.monotonic()
         with pytest.raises(RemoteFileMissing):
-            search_log(world.log, text="x")
+            search_log(log_data.log, text="x")
         assert time.monotonic() - began < logs_module.GREP_TIMEOUT_S / 2
 
 
-async def read_until(view: View, count: int) -> bytes:
-    got = bytearray()
-    while len(got) < count:
+async def read_until(view: Viewer, count: int) -> bytes:
+    received = bytearray()
+    while len(received) < count:
         frame = await view.next(5)
-        assert frame is not None, f"stuck at {len(got)} of {count}"
+        assert frame is not None, f"stuck at {len(received)} of {count}"
         if frame.kind == "data":
             assert frame.offset == view.offset - len(frame.data)
-            got += frame.data
-    return bytes(got)
+            received += frame.data
+    return bytes(received)
 
 
 class TestFollowers:
     @pytest.mark.slow
-    async def test_one_follower_serves_many_viewers_every_byte(self, world: World) -> None:
+    async def test_one_follower_serves_many_viewers_every_byte(self, log_data: LogData) -> None:
         content = random.Random(1).randbytes(3 * RING_BYTES)
-        world.write(content[:100_000])
-        registry = Followers()
-        followers = [await registry.join(world.log) for _ in range(40)]
+        log_data.write(content[:100_000])
+        registry = FollowerRegistry()
+        followers = [await registry.join(log_data.log) for _ in range(40)]
         assert registry.count == 1
         assert len({id(f) for f in followers}) == 1
-        views = [View(followers[0], 0) for _ in followers]
+        views = [Viewer(followers[0], 0) for _ in followers]
         readers = [asyncio.create_task(read_until(view, len(content))) for view in views]
         for start in range(100_000, len(content), 300_000):
-            await asyncio.to_thread(world.write, content[start : start + 300_000])
+            await asyncio.to_thread(log_data.write, content[start : start + 300_000])
         for reader in readers:
             assert await asyncio.wait_for(reader, 60) == content
         for follower in followers:
-            await registry.leave(world.log, follower)
+            await registry.leave(log_data.log, follower)
         assert registry.count == 0
         thread = followers[0]._thread
         assert thread is not None
@@ -211,49 +220,49 @@ class TestFollowers:
 
     @pytest.mark.slow
     async def test_a_viewer_far_behind_reads_the_file_and_not_our_memory(
-        self, world: World
+        self, log_data: LogData
     ) -> None:
         content = random.Random(2).randbytes(4 * RING_BYTES)
-        world.write(content)
-        registry = Followers()
-        follower = await registry.join(world.log)
-        assert await read_until(View(follower, 10), len(content) - 10) == content[10:]
+        log_data.write(content)
+        registry = FollowerRegistry()
+        follower = await registry.join(log_data.log)
+        assert await read_until(Viewer(follower, 10), len(content) - 10) == content[10:]
         assert follower._ring_bytes <= RING_BYTES
-        await registry.leave(world.log, follower)
+        await registry.leave(log_data.log, follower)
 
-    async def test_a_cut_file_begins_anew(self, world: World) -> None:
-        world.write(b"old old old")
-        registry = Followers()
-        follower = await registry.join(world.log)
-        view = View(follower, 0)
+    async def test_a_cut_file_begins_anew(self, log_data: LogData) -> None:
+        log_data.write(b"old old old")
+        registry = FollowerRegistry()
+        follower = await registry.join(log_data.log)
+        view = Viewer(follower, 0)
         assert await read_until(view, 11) == b"old old old"
-        world.file.write_bytes(b"new")
-        kinds, got = [], b""
-        while got != b"new":
+        log_data.file.write_bytes(b"new")
+        kinds, received = [], b""
+        while received != b"new":
             frame = await view.next(5)
             assert frame is not None
             kinds.append(frame.kind)
-            got += frame.data
+            received += frame.data
         assert kinds[0] == "truncated"
-        await registry.leave(world.log, follower)
+        await registry.leave(log_data.log, follower)
 
-    async def test_who_leaves_at_once_leaves_no_reader_behind(
-        self, world: World, monkeypatch: pytest.MonkeyPatch
+    async def test_immediate_leave_stops_follower(
+        self, log_data: LogData, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Also before the reader's thread had its first turn, and when the leaving itself is cancelled."""
         begun = threading.Event()
-        read = Follower._read
+        read = Follower._read_stream
 
         def read_late(follower: Follower, *arguments: Any) -> None:
             begun.wait(10)
             read(follower, *arguments)
 
-        monkeypatch.setattr(Follower, "_read", read_late)
-        world.write(b"some")
-        registry = Followers()
+        monkeypatch.setattr(Follower, "_read_stream", read_late)
+        log_data.write(b"some")
+        registry = FollowerRegistry()
         for cancelled in (False, True):
-            follower = await registry.join(world.log)
-            leaving = asyncio.create_task(registry.leave(world.log, follower))
+            follower = await registry.join(log_data.log)
+            leaving = asyncio.create_task(registry.leave(log_data.log, follower))
             await asyncio.sleep(0)
             if cancelled:
                 leaving.cancel()
@@ -265,20 +274,20 @@ class TestFollowers:
             begun.clear()
 
 
-async def frames(
+async def read_frames(
     socket: WebsocketCommunicator, until: Callable[[dict[str, Any]], bool]
 ) -> tuple[bytes, list[dict[str, Any]]]:
-    data, told = b"", []
+    data, messages = b"", []
     while True:
         output = await socket.receive_output(timeout=10)
         if output["type"] == "websocket.close":
-            return data, told
+            return data, messages
         if output.get("bytes") is not None:
             data += output["bytes"]
         else:
-            told.append(json.loads(output["text"]))
-            if until(told[-1]):
-                return data, told
+            messages.append(json.loads(output["text"]))
+            if until(messages[-1]):
+                return data, messages
 
 
 def is_end(frame: dict[str, Any]) -> bool:
@@ -289,134 +298,144 @@ Open = Callable[..., Awaitable[WebsocketCommunicator]]
 
 
 class TestSocket:
-    async def test_from_the_first_byte_to_the_verdict(self, world: World) -> None:
-        world.write(b"first \xff\x00 \xe4\xb8")
-        socket = await opened(world.cast.alice, world.address)
-        _, begun = await frames(socket, lambda frame: frame["type"] == "log")
-        world.write(b"\xad line\n")
+    async def test_from_the_first_byte_to_the_verdict(self, log_data: LogData) -> None:
+        log_data.write(b"first \xff\x00 \xe4\xb8")
+        socket = await open_socket(log_data.scenario.alice, log_data.address)
+        _, begun = await read_frames(socket, lambda frame: frame["type"] == "log")
+        log_data.write(b"\xad line\n")
         await asyncio.sleep(0.3)
-        await sync_to_async(world.end_task)(3)
-        data, told = await frames(socket, is_end)
+        await sync_to_async(log_data.end_task)(3)
+        data, messages = await read_frames(socket, is_end)
         assert data == b"first \xff\x00 \xe4\xb8\xad line\n"
         assert begun[-1] == {"type": "log", "offset": 0, "size": 11, "attempt": 1}
-        assert told[-1] == {"type": "end", "state": "failed", "exit_code": 3}
-        assert await closed_with(socket) == 1000
+        assert messages[-1] == {"type": "end", "state": "failed", "exit_code": 3}
+        assert await read_close_code(socket) == 1000
 
-    async def test_resumes_at_an_offset_and_from_the_end(self, world: World) -> None:
-        world.write(b"0123456789")
-        await sync_to_async(world.end_task)()
-        socket = await opened(world.cast.alice, world.address + "?offset=4")
-        assert (await frames(socket, is_end))[0] == b"456789"
-        socket = await opened(world.cast.alice, world.address + "?offset=-3&attempt=1")
-        assert (await frames(socket, is_end))[0] == b"789"
+    async def test_resumes_at_an_offset_and_from_the_end(self, log_data: LogData) -> None:
+        log_data.write(b"0123456789")
+        await sync_to_async(log_data.end_task)()
+        socket = await open_socket(log_data.scenario.alice, log_data.address + "?offset=4")
+        assert (await read_frames(socket, is_end))[0] == b"456789"
+        socket = await open_socket(
+            log_data.scenario.alice, log_data.address + "?offset=-3&attempt=1"
+        )
+        assert (await read_frames(socket, is_end))[0] == b"789"
 
-    async def test_waits_for_a_file_that_is_not_there_yet(self, world: World) -> None:
-        socket = await opened(world.cast.alice, world.address)
+    async def test_waits_for_a_file_that_is_not_there_yet(self, log_data: LogData) -> None:
+        socket = await open_socket(log_data.scenario.alice, log_data.address)
         first = await socket.receive_output(timeout=10)
         assert json.loads(first["text"])["size"] == 0
         await asyncio.sleep(0.3)
-        world.write(b"hello")
+        log_data.write(b"hello")
         await asyncio.sleep(0.3)
-        await sync_to_async(world.end_task)()
-        data, told = await frames(socket, is_end)
+        await sync_to_async(log_data.end_task)()
+        data, messages = await read_frames(socket, is_end)
         assert data == b"hello"
-        assert told[-1]["type"] == "end"
+        assert messages[-1]["type"] == "end"
 
-    async def test_waits_for_a_job_that_was_not_submitted_yet(self, world: World) -> None:
-        job = await sync_to_async(world.cast.job)("later")
-        socket = await opened(world.cast.alice, f"/ws/jobs/{job.pk}/logs/worker/0")
-        told = json.loads((await socket.receive_output(timeout=5))["text"])
-        assert told["type"] == "waiting"
+    async def test_waits_for_a_job_that_was_not_submitted_yet(self, log_data: LogData) -> None:
+        job = await sync_to_async(log_data.scenario.job)("later")
+        socket = await open_socket(log_data.scenario.alice, f"/ws/jobs/{job.pk}/logs/worker/0")
+        messages = json.loads((await socket.receive_output(timeout=5))["text"])
+        assert messages["type"] == "waiting"
         await socket.disconnect()
 
     @pytest.mark.slow
     async def test_a_database_that_restarts_is_waited_for(
-        self, world: World, monkeypatch: pytest.MonkeyPatch
+        self, log_data: LogData, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        real, failures = followers_module._look_for_ending, iter([True, True])
+        real, failures = followers_module._find_ending, iter([True, True])
 
-        def look(*arguments: Any) -> Any:
+        def failing_check(*arguments: Any) -> Any:
             if next(failures, False):
                 raise OperationalError("server closed the connection unexpectedly")
             return real(*arguments)
 
-        monkeypatch.setattr(followers_module, "_look_for_ending", look)
-        world.write(b"before ")
-        socket = await opened(world.cast.alice, world.address)
+        monkeypatch.setattr(followers_module, "_find_ending", failing_check)
+        log_data.write(b"before ")
+        socket = await open_socket(log_data.scenario.alice, log_data.address)
         await asyncio.sleep(0.5)
-        world.write(b"and after")
-        await sync_to_async(world.end_task)()
-        data, told = await frames(socket, is_end)
+        log_data.write(b"and after")
+        await sync_to_async(log_data.end_task)()
+        data, messages = await read_frames(socket, is_end)
         assert data == b"before and after"
-        assert [frame["type"] for frame in told] == ["log", "end"]
+        assert [frame["type"] for frame in messages] == ["log", "end"]
 
-    async def test_a_failure_that_nobody_foresaw_closes_the_socket(
-        self, world: World, monkeypatch: pytest.MonkeyPatch
+    async def test_unexpected_error_closes_socket(
+        self, log_data: LogData, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        def look(*arguments: Any) -> Any:
+        def failing_check(*arguments: Any) -> Any:
             raise KeyError("a mistake of ours")
 
-        monkeypatch.setattr(followers_module, "_look_for_ending", look)
-        socket = await opened(world.cast.alice, world.address)
-        assert await closed_with(socket) == 1011
+        monkeypatch.setattr(followers_module, "_find_ending", failing_check)
+        socket = await open_socket(log_data.scenario.alice, log_data.address)
+        assert await read_close_code(socket) == 1011
 
-    async def test_a_log_that_is_gone_says_so_in_the_reader_s_language(self, world: World) -> None:
-        await sync_to_async(world.end_task)()
-        world.cast.alice.language = "zh-hans"
-        await world.cast.alice.asave()
-        socket = await opened(world.cast.alice, world.address)
-        _, told = await frames(socket, is_end)
-        assert told[-1]["type"] == "error"
-        assert told[-1]["code"] == "gone"
-        assert told[-1]["message"].startswith("此日志已不在集群上")
+    async def test_a_log_that_is_gone_says_so_in_the_reader_s_language(
+        self, log_data: LogData
+    ) -> None:
+        await sync_to_async(log_data.end_task)()
+        log_data.scenario.alice.language = "zh-hans"
+        await log_data.scenario.alice.asave()
+        socket = await open_socket(log_data.scenario.alice, log_data.address)
+        _, messages = await read_frames(socket, is_end)
+        assert messages[-1]["type"] == "error"
+        assert messages[-1]["code"] == "gone"
+        assert messages[-1]["message"].startswith("此日志已不在集群上")
 
     @pytest.mark.parametrize("state", ["stopped", "failed"])
     async def test_a_task_that_ended_before_it_began_has_an_empty_log(
-        self, world: World, state: str
+        self, log_data: LogData, state: str
     ) -> None:
         if state == "failed":
-            await sync_to_async(world.end_task)(1)
+            await sync_to_async(log_data.end_task)(1)
             await Task.objects.aupdate(started_at=None)
-        await Attempt.objects.filter(pk=world.attempt.pk).aupdate(
+        await Attempt.objects.filter(pk=log_data.attempt.pk).aupdate(
             phase=Attempt.Phase.ENDED, tasks_final=True
         )
-        socket = await opened(world.cast.alice, world.address)
-        data, told = await frames(socket, is_end)
+        socket = await open_socket(log_data.scenario.alice, log_data.address)
+        data, messages = await read_frames(socket, is_end)
         assert data == b""
-        assert [frame["type"] for frame in told] == ["log", "end"]
-        part = await sync_to_async(read_log)(world.log, offset=0, limit=10)
+        assert [frame["type"] for frame in messages] == ["log", "end"]
+        part = await sync_to_async(read_log)(log_data.log, offset=0, limit=10)
         assert (part.data, part.complete) == (b"", True)
 
-    async def test_strangers_and_unknown_logs_find_nothing(self, world: World) -> None:
-        socket = await opened(world.cast.carol, world.address)
-        assert await closed_with(socket) == CLOSE_NOT_FOUND
-        socket = await opened(world.cast.alice, world.address.replace("worker", "nobody"))
-        assert await closed_with(socket) == CLOSE_NOT_FOUND
-        socket = await opened(world.cast.alice, world.address + "?attempt=9")
-        assert await closed_with(socket) == CLOSE_NOT_FOUND
+    async def test_strangers_and_unknown_logs_find_nothing(self, log_data: LogData) -> None:
+        socket = await open_socket(log_data.scenario.carol, log_data.address)
+        assert await read_close_code(socket) == CLOSE_NOT_FOUND
+        socket = await open_socket(
+            log_data.scenario.alice, log_data.address.replace("worker", "nobody")
+        )
+        assert await read_close_code(socket) == CLOSE_NOT_FOUND
+        socket = await open_socket(log_data.scenario.alice, log_data.address + "?attempt=9")
+        assert await read_close_code(socket) == CLOSE_NOT_FOUND
 
     @pytest.mark.slow
-    async def test_lost_and_resumed_many_times_while_it_is_written(self, world: World) -> None:
-        dice = random.Random(3)
-        content = dice.randbytes(1_000_000)
-        got = b""
+    async def test_lost_and_resumed_many_times_while_it_is_written(self, log_data: LogData) -> None:
+        rng = random.Random(3)
+        content = rng.randbytes(1_000_000)
+        received = b""
 
         async def write() -> None:
             for start in range(0, len(content), 20_000):
-                await asyncio.to_thread(world.write, content[start : start + 20_000])
+                await asyncio.to_thread(log_data.write, content[start : start + 20_000])
                 await asyncio.sleep(0.005)
-            await sync_to_async(world.end_task)()
+            await sync_to_async(log_data.end_task)()
 
         writer = asyncio.create_task(write())
         for _ in range(12):
-            socket = await opened(world.cast.alice, f"{world.address}?offset={len(got)}")
-            for _ in range(dice.randrange(1, 6)):
+            socket = await open_socket(
+                log_data.scenario.alice, f"{log_data.address}?offset={len(received)}"
+            )
+            for _ in range(rng.randrange(1, 6)):
                 output = await socket.receive_output(timeout=10)
-                got += output.get("bytes") or b""
+                received += output.get("bytes") or b""
                 if output["type"] == "websocket.close":
                     break
             await socket.disconnect()
-        socket = await opened(world.cast.alice, f"{world.address}?offset={len(got)}")
-        data, _ = await frames(socket, is_end)
+        socket = await open_socket(
+            log_data.scenario.alice, f"{log_data.address}?offset={len(received)}"
+        )
+        data, _ = await read_frames(socket, is_end)
         await writer
-        assert got + data == content
+        assert received + data == content

@@ -20,10 +20,16 @@ from clusters.models import ClusterStatus, Membership, Namespace, store_status
 from core.models import Event
 from jobs import actions
 from jobs.events import events_of
-from jobs.lifecycle.states import JobFacts, JobState, Observation, Sight, decide
+from jobs.lifecycle.states import (
+    JobSnapshot,
+    JobState,
+    Observation,
+    ObservationStatus,
+    decide_transition,
+)
 from jobs.models import Job, Task
 from jobs.sync.changes import Changes, apply_decision
-from tests.app.job_cast import Cast, make_cast
+from tests.app.scenario import Scenario, make_scenario
 
 pytestmark = pytest.mark.django_db
 
@@ -32,14 +38,14 @@ NOW = datetime(2026, 11, 16, tzinfo=UTC)
 
 
 @pytest.fixture
-def cast() -> Cast:
-    made = make_cast()
+def scenario() -> Scenario:
+    created = make_scenario()
     now = timezone.now()
-    store_status(made.cluster, last_pass_at=now, last_ok_at=now)
-    return made
+    store_status(created.cluster, last_pass_at=now, last_ok_at=now)
+    return created
 
 
-def signed_in(user: User, **more: str) -> Client:
+def signed_in_client(user: User, **more: str) -> Client:
     client = Client(headers=more)
     client.force_login(user)
     return client
@@ -48,7 +54,7 @@ def signed_in(user: User, **more: str) -> Client:
 # --- who gets in -----------------------------------------------------------------------------------------
 
 # Everyone who is signed in; the rest of the cast gets the same.
-FOR_ALL = [
+PAGES_FOR_EVERYONE = [
     "home",
     "home_live",
     "jobs",
@@ -60,20 +66,22 @@ FOR_ALL = [
 ]
 
 
-@pytest.mark.parametrize("name", FOR_ALL)
+@pytest.mark.parametrize("name", PAGES_FOR_EVERYONE)
 @pytest.mark.parametrize("person", ["alice", "viewer", "chief", "carol", "admin"])
-def test_pages_for_everyone(cast: Cast, name: str, person: str) -> None:
-    cast.job()
-    assert signed_in(getattr(cast, person)).get(reverse(name)).status_code == 200
+def test_pages_for_everyone(scenario: Scenario, name: str, person: str) -> None:
+    scenario.job()
+    assert signed_in_client(getattr(scenario, person)).get(reverse(name)).status_code == 200
 
 
-@pytest.mark.parametrize("address", [*FOR_ALL, "clusters", "audit", "namespace_new", "job_rows"])
-def test_strangers_are_sent_to_sign_in_and_back(cast: Cast, address: str) -> None:
+@pytest.mark.parametrize(
+    "address", [*PAGES_FOR_EVERYONE, "clusters", "audit", "namespace_new", "job_rows"]
+)
+def test_anonymous_users_are_redirected_to_login(scenario: Scenario, address: str) -> None:
     where = reverse(address) + "?scope=all"
-    answer = Client().get(where)
-    assert answer.status_code == 302
-    assert answer["Location"].startswith("/login?next=")
-    assert reverse(address).strip("/") in answer["Location"]
+    response = Client().get(where)
+    assert response.status_code == 302
+    assert response["Location"].startswith("/login?next=")
+    assert reverse(address).strip("/") in response["Location"]
 
 
 @pytest.mark.parametrize(
@@ -90,33 +98,34 @@ def test_strangers_are_sent_to_sign_in_and_back(cast: Cast, address: str) -> Non
         ("namespace_new", "admin", 200),
     ],
 )
-def test_pages_for_those_who_look_after_things(
-    cast: Cast, name: str, person: str, status: int
-) -> None:
-    assert signed_in(getattr(cast, person)).get(reverse(name)).status_code == status
+def test_admin_page_access(scenario: Scenario, name: str, person: str, status: int) -> None:
+    assert signed_in_client(getattr(scenario, person)).get(reverse(name)).status_code == status
 
 
 @pytest.mark.parametrize(
     ("person", "status"), [("alice", 403), ("chief", 200), ("carol", 404), ("admin", 200)]
 )
-def test_a_namespace_is_for_its_administrators(cast: Cast, person: str, status: int) -> None:
-    client = signed_in(getattr(cast, person))
-    assert client.get(reverse("namespace", args=[cast.lab.pk])).status_code == status
-    answer = client.post(
-        reverse("namespace_members", args=[cast.lab.pk]), {"username": "carol", "role": "member"}
+def test_a_namespace_is_for_its_administrators(
+    scenario: Scenario, person: str, status: int
+) -> None:
+    client = signed_in_client(getattr(scenario, person))
+    assert client.get(reverse("namespace", args=[scenario.lab.pk])).status_code == status
+    response = client.post(
+        reverse("namespace_members", args=[scenario.lab.pk]),
+        {"username": "carol", "role": "member"},
     )
-    joined = Membership.objects.filter(user=cast.carol, namespace=cast.lab).exists()
+    joined = Membership.objects.filter(user=scenario.carol, namespace=scenario.lab).exists()
     assert joined == (status == 200)
-    assert answer.status_code == (302 if status == 200 else status)
+    assert response.status_code == (302 if status == 200 else status)
 
 
-def test_an_administrator_of_a_namespace_cannot_change_its_mapping(cast: Cast) -> None:
-    answer = signed_in(cast.chief).post(
-        reverse("namespace", args=[cast.lab.pk]), {"name": "lab", "partitions": "gpu"}
+def test_an_administrator_of_a_namespace_cannot_change_its_mapping(scenario: Scenario) -> None:
+    response = signed_in_client(scenario.chief).post(
+        reverse("namespace", args=[scenario.lab.pk]), {"name": "lab", "partitions": "gpu"}
     )
-    assert answer.status_code == 403
-    cast.lab.refresh_from_db()
-    assert cast.lab.partitions == ["cpu"]
+    assert response.status_code == 403
+    scenario.lab.refresh_from_db()
+    assert scenario.lab.partitions == ["cpu"]
 
 
 @pytest.mark.parametrize(
@@ -124,96 +133,100 @@ def test_an_administrator_of_a_namespace_cannot_change_its_mapping(cast: Cast) -
     [("alice", 200), ("bob", 200), ("viewer", 200), ("chief", 200), ("carol", 404), ("admin", 200)],
 )
 @pytest.mark.parametrize("name", ["job", "job_live"])
-def test_a_job_is_for_its_namespace(cast: Cast, person: str, status: int, name: str) -> None:
-    job = cast.job()
-    client = signed_in(getattr(cast, person))
+def test_a_job_is_for_its_namespace(
+    scenario: Scenario, person: str, status: int, name: str
+) -> None:
+    job = scenario.job()
+    client = signed_in_client(getattr(scenario, person))
     assert client.get(reverse(name, args=[job.pk])).status_code == status
 
 
 @pytest.mark.parametrize("verb", ["stop", "retry", "clone", "delete", "time-limit", "describe"])
-def test_outsiders_act_on_nothing(cast: Cast, verb: str) -> None:
-    job = cast.job()
+def test_outsiders_act_on_nothing(scenario: Scenario, verb: str) -> None:
+    job = scenario.job()
     before = Job.objects.filter(pk=job.pk).values().get()
-    answer = signed_in(cast.carol).post(
+    response = signed_in_client(scenario.carol).post(
         reverse("job_action", args=[job.pk, verb]), {"time_limit": "2h", "description": "x"}
     )
-    assert answer.status_code == 404
+    assert response.status_code == 404
     assert Job.objects.filter(pk=job.pk).values().get() == before
     assert Job.objects.count() == 1
 
 
-def test_rows_of_others_are_not_given_by_id(cast: Cast) -> None:
-    job = cast.job("secret-name")
+def test_rows_of_others_are_not_given_by_id(scenario: Scenario) -> None:
+    job = scenario.job("secret-name")
     rows = reverse("job_rows") + f"?ids={job.pk},nonsense"
-    assert "secret-name" not in signed_in(cast.carol).get(rows).content.decode()
-    assert "secret-name" in signed_in(cast.bob).get(rows).content.decode()
+    assert "secret-name" not in signed_in_client(scenario.carol).get(rows).content.decode()
+    assert "secret-name" in signed_in_client(scenario.bob).get(rows).content.decode()
 
 
-def test_audit_shows_administrators_their_own_namespaces_only(cast: Cast) -> None:
-    cast.job("in-the-lab")
+def test_audit_shows_administrators_their_own_namespaces_only(scenario: Scenario) -> None:
+    scenario.job("in-the-lab")
     other = actions.create_job(
-        by=cast.carol,
-        spec=actions.spec_of(Job.objects.get()).model_copy(
+        by=scenario.carol,
+        spec=actions.load_spec(Job.objects.get()).model_copy(
             update={"job_name": "in-private", "namespace": "private"}
         ),
-        namespace=cast.private,
+        namespace=scenario.private,
     )
-    shown = signed_in(cast.chief).get(reverse("audit")).content.decode()
+    shown = signed_in_client(scenario.chief).get(reverse("audit")).content.decode()
     assert "in-the-lab" in shown
     assert other.name not in shown
-    everything = signed_in(cast.admin).get(reverse("audit")).content.decode()
+    everything = signed_in_client(scenario.admin).get(reverse("audit")).content.decode()
     assert "in-the-lab" in everything
     assert other.name in everything
     # What administrators change is for superusers alone.
     assert "about=settings" not in shown
-    settings_page = signed_in(cast.chief).get(reverse("audit") + "?about=settings")
+    settings_page = signed_in_client(scenario.chief).get(reverse("audit") + "?about=settings")
     assert "in-the-lab" in settings_page.content.decode()
 
 
 # --- what the pages do ---------------------------------------------------------------------------------------
 
 
-def test_members_are_added_changed_removed_and_audited(cast: Cast) -> None:
-    client = signed_in(cast.chief)
-    address = reverse("namespace_members", args=[cast.lab.pk])
+def test_members_are_added_changed_removed_and_audited(scenario: Scenario) -> None:
+    client = signed_in_client(scenario.chief)
+    address = reverse("namespace_members", args=[scenario.lab.pk])
     client.post(address, {"username": "carol", "role": "viewer"})
     client.post(address, {"username": "carol", "role": "member"})
-    assert Membership.objects.get(user=cast.carol, namespace=cast.lab).role == "member"
+    assert Membership.objects.get(user=scenario.carol, namespace=scenario.lab).role == "member"
     client.post(address, {"username": "carol", "action": "remove"})
-    assert not Membership.objects.filter(user=cast.carol, namespace=cast.lab).exists()
-    assert LogEntry.objects.filter(user=cast.chief).count() == 3
-    answer = client.post(address, {"username": "nobody-here", "role": "member"}, follow=True)
-    assert "nobody-here" in answer.content.decode()
-    log = signed_in(cast.admin).get(reverse("audit") + "?about=settings").content.decode()
+    assert not Membership.objects.filter(user=scenario.carol, namespace=scenario.lab).exists()
+    assert LogEntry.objects.filter(user=scenario.chief).count() == 3
+    response = client.post(address, {"username": "nobody-here", "role": "member"}, follow=True)
+    assert "nobody-here" in response.content.decode()
+    log = (
+        signed_in_client(scenario.admin).get(reverse("audit") + "?about=settings").content.decode()
+    )
     assert "carol" in log
 
 
-def test_a_namespace_is_made_and_mapped(cast: Cast) -> None:
-    client = signed_in(cast.admin)
-    fields = {"name": "new", "cluster": cast.cluster.pk, "active": "on", "max_time_s": "8h"}
+def test_a_namespace_is_made_and_mapped(scenario: Scenario) -> None:
+    client = signed_in_client(scenario.admin)
+    fields = {"name": "new", "cluster": scenario.cluster.pk, "active": "on", "max_time_s": "8h"}
     wrong = client.post(reverse("namespace_new"), {**fields, "partitions": "nowhere"})
     assert wrong.status_code == 200
     assert "nowhere" in wrong.content.decode()
     assert not Namespace.objects.filter(name="new").exists()
     right = client.post(reverse("namespace_new"), {**fields, "partitions": "gpu"})
-    made = Namespace.objects.get(name="new")
-    assert right["Location"] == reverse("namespace", args=[made.pk]) + "#members"
-    assert (made.partitions, made.max_time_s) == (["gpu"], 8 * 3600)
+    created = Namespace.objects.get(name="new")
+    assert right["Location"] == reverse("namespace", args=[created.pk]) + "#members"
+    assert (created.partitions, created.max_time_s) == (["gpu"], 8 * 3600)
 
 
-def test_a_check_is_a_wish_that_the_engine_serves(cast: Cast) -> None:
+def test_cluster_check_is_requested_from_engine(scenario: Scenario) -> None:
     address = reverse("cluster_check", args=["c1"])
-    assert signed_in(cast.chief).post(address).status_code == 403
-    assert ClusterStatus.objects.get().doctor_wanted_at is None
-    client = signed_in(cast.admin)
+    assert signed_in_client(scenario.chief).post(address).status_code == 403
+    assert ClusterStatus.objects.get().doctor_requested_at is None
+    client = signed_in_client(scenario.admin)
     assert client.post(address).status_code == 302
-    assert ClusterStatus.objects.get().doctor_wanted_at is not None
+    assert ClusterStatus.objects.get().doctor_requested_at is not None
     page = client.get(reverse("cluster", args=["c1"])).content.decode()
     assert "disabled" in page
 
 
-def test_a_form_that_is_sent_twice_makes_one_copy(cast: Cast) -> None:
-    job, client = cast.job(), signed_in(cast.alice)
+def test_a_form_that_is_sent_twice_makes_one_copy(scenario: Scenario) -> None:
+    job, client = scenario.job(), signed_in_client(scenario.alice)
     page = client.get(reverse("job", args=[job.pk])).content.decode()
     key = re.search(r'name="key" value="(\w+-clone)"', page)
     assert key
@@ -223,50 +236,55 @@ def test_a_form_that_is_sent_twice_makes_one_copy(cast: Cast) -> None:
     assert Job.objects.count() == 2
 
 
-def test_a_token_is_shown_once(cast: Cast) -> None:
-    client = signed_in(cast.alice)
-    made = client.post(reverse("tokens"), {"name": HOSTILE, "scope": "write", "days": "30"})
-    text = made.content.decode()
+def test_a_token_is_shown_once(scenario: Scenario) -> None:
+    client = signed_in_client(scenario.alice)
+    created = client.post(reverse("tokens"), {"name": HOSTILE, "scope": "write", "days": "30"})
+    text = created.content.decode()
     secret = re.search(r'id="new-token"[^>]*>(slc_[^<]+)<', text)
     assert secret
-    assert made["Cache-Control"]
+    assert created["Cache-Control"]
     assert secret[1] not in client.get(reverse("tokens")).content.decode()
     assert "<script>alert" not in text
     token = ApiToken.objects.get()
-    assert signed_in(cast.bob).post(reverse("token_revoke", args=[token.pk])).status_code == 404
+    assert (
+        signed_in_client(scenario.bob).post(reverse("token_revoke", args=[token.pk])).status_code
+        == 404
+    )
     assert client.post(reverse("token_revoke", args=[token.pk])).status_code == 302
     token.refresh_from_db()
     assert token.revoked_at is not None
 
 
 @pytest.mark.parametrize("revoke", [True, False])
-def test_a_new_password_revokes_tokens_if_wanted(cast: Cast, revoke: bool) -> None:
-    cast.alice.set_password("correct horse battery")
-    cast.alice.save()
-    client, address = signed_in(cast.alice), reverse("password_change")
-    until = timezone.now() + timedelta(days=1)
-    _token, secret = create_token(user=cast.alice, name="t", scope="read", expires_at=until)
+def test_a_new_password_revokes_tokens_if_wanted(scenario: Scenario, revoke: bool) -> None:
+    scenario.alice.set_password("correct horse battery")
+    scenario.alice.save()
+    client, address = signed_in_client(scenario.alice), reverse("password_change")
+    expires_at = timezone.now() + timedelta(days=1)
+    _token, secret = create_token(
+        user=scenario.alice, name="t", scope="read", expires_at=expires_at
+    )
     checkbox = client.get(address).context["form"]["revoke_tokens"]
     assert "checked" in str(checkbox)
     new = {name: "staple horse battery" for name in ("new_password1", "new_password2")}
     given = {"old_password": "correct horse battery", **new}
-    answer = client.post(address, {**given, **({"revoke_tokens": "on"} if revoke else {})})
-    assert answer.status_code == 302
+    response = client.post(address, {**given, **({"revoke_tokens": "on"} if revoke else {})})
+    assert response.status_code == 302
     assert (find_token(secret) is None) is revoke
 
 
-def test_batch_stop_and_delete(cast: Cast) -> None:
-    waiting, running = cast.job("waiting"), cast.job("running")
-    cast.in_slurm(running)
-    client = signed_in(cast.alice)
+def test_batch_stop_and_delete(scenario: Scenario) -> None:
+    waiting, running = scenario.job("waiting"), scenario.job("running")
+    scenario.create_live_attempt(running)
+    client = signed_in_client(scenario.alice)
     address = reverse("jobs_batch")
     ids = [str(waiting.pk), str(running.pk)]
     client.post(address, {"action": "stop", "id": ids})
     waiting.refresh_from_db()
     running.refresh_from_db()
     assert (waiting.state, running.wanted) == ("STOPPED", "stop")
-    answer = client.post(address, {"action": "delete", "id": ids, "next": "//evil.example/"})
-    assert answer["Location"] == reverse("jobs")
+    response = client.post(address, {"action": "delete", "id": ids, "next": "//evil.example/"})
+    assert response["Location"] == reverse("jobs")
     waiting.refresh_from_db()
     running.refresh_from_db()
     assert waiting.deleted_at is not None
@@ -276,10 +294,10 @@ def test_batch_stop_and_delete(cast: Cast) -> None:
     assert running.wanted == "delete"
 
 
-def test_scopes_and_tabs_of_the_list(cast: Cast) -> None:
-    cast.job("of-alice")
-    cast.job("of-bob", by=cast.bob)
-    client = signed_in(cast.alice)
+def test_scopes_and_tabs_of_the_list(scenario: Scenario) -> None:
+    scenario.job("of-alice")
+    scenario.job("of-bob", by=scenario.bob)
+    client = signed_in_client(scenario.alice)
 
     def shown(query: str) -> set[str]:
         text = client.get(reverse("jobs") + query).content.decode()
@@ -294,40 +312,51 @@ def test_scopes_and_tabs_of_the_list(cast: Cast) -> None:
     assert client.get(reverse("jobs") + "?sort=%00&created_after=x").status_code == 200
 
 
-def test_the_story_of_a_job_says_nothing_twice(cast: Cast) -> None:
-    job = cast.job()
-    attempt = cast.in_slurm(job, state="PENDING")
-    waiting = Observation(Sight.SEEN, slurm_state="PENDING", pending_reason="Resources")
-    for look in (waiting, replace(waiting, time_limit_s=60), replace(waiting, time_limit_s=90)):
+def test_job_history_has_no_duplicates(scenario: Scenario) -> None:
+    job = scenario.job()
+    attempt = scenario.create_live_attempt(job, state="PENDING")
+    waiting = Observation(
+        ObservationStatus.FOUND, slurm_state="PENDING", pending_reason="Resources"
+    )
+    for observation in (
+        waiting,
+        replace(waiting, time_limit_s=60),
+        replace(waiting, time_limit_s=90),
+    ):
         with transaction.atomic():
             changes = Changes()
-            apply_decision(changes, job, attempt, decide(JobFacts(JobState.PENDING), look, NOW))
+            apply_decision(
+                changes,
+                job,
+                attempt,
+                decide_transition(JobSnapshot(JobState.PENDING), observation, NOW),
+            )
             changes.write()
     # All three are told to those who watch.
     assert events_of(job).filter(kind="reason").count() == 3
-    page = signed_in(cast.alice).get(reverse("job", args=[job.pk])).content.decode()
-    story = page[page.index('id="job-events"') :]
-    assert story[: story.index("</ol>")].count("<li") == 2
+    page = signed_in_client(scenario.alice).get(reverse("job", args=[job.pk])).content.decode()
+    history = page[page.index('id="job-events"') :]
+    assert history[: history.index("</ol>")].count("<li") == 2
 
 
 # --- bad names -------------------------------------------------------------------------------------------------
 
 
-def test_hostile_names_are_text_everywhere(cast: Cast) -> None:
-    job = cast.job()
-    attempt = cast.in_slurm(job)
+def test_hostile_names_are_text_everywhere(scenario: Scenario) -> None:
+    job = scenario.job()
+    attempt = scenario.create_live_attempt(job)
     Task.objects.create(attempt=attempt, role=HOSTILE, index=0, node=HOSTILE, ports={HOSTILE: [1]})
     Job.objects.filter(pk=job.pk).update(
         name=HOSTILE, description=HOSTILE, labels={HOSTILE: HOSTILE}, reason_code="x-unknown"
     )
     Job.objects.filter(pk=job.pk).update(reason_text=HOSTILE)
     Event.objects.update(actor_name=HOSTILE)
-    Namespace.objects.filter(pk=cast.lab.pk).update(description=HOSTILE)
-    User.objects.filter(pk=cast.alice.pk).update(first_name=HOSTILE)
+    Namespace.objects.filter(pk=scenario.lab.pk).update(description=HOSTILE)
+    User.objects.filter(pk=scenario.alice.pk).update(first_name=HOSTILE)
     store_status(
-        cast.cluster, last_error=HOSTILE, doctor={"lines": [{"key": "?", "found": HOSTILE}]}
+        scenario.cluster, last_error=HOSTILE, doctor={"lines": [{"key": "?", "found": HOSTILE}]}
     )
-    client = signed_in(cast.admin)
+    client = signed_in_client(scenario.admin)
     pages = [
         reverse("jobs") + "?scope=all",
         reverse("job", args=[job.pk]),
@@ -337,24 +366,24 @@ def test_hostile_names_are_text_everywhere(cast: Cast) -> None:
         reverse("audit") + f"?q={HOSTILE}&person={HOSTILE}",
         reverse("jobs") + f"?q={HOSTILE}&owner={HOSTILE}&state={HOSTILE}",
         reverse("namespaces"),
-        reverse("namespace", args=[cast.lab.pk]),
+        reverse("namespace", args=[scenario.lab.pk]),
         reverse("cluster", args=["c1"]),
         reverse("capacity") + f"?q={HOSTILE}&partition={HOSTILE}",
     ]
     for page in pages:
-        answer = client.get(page)
-        assert answer.status_code == 200, page
-        assert "<script>alert" not in answer.content.decode(), page
-    home = signed_in(cast.alice).get(reverse("home")).content.decode()
+        response = client.get(page)
+        assert response.status_code == 200, page
+        assert "<script>alert" not in response.content.decode(), page
+    home = signed_in_client(scenario.alice).get(reverse("home")).content.decode()
     assert "&lt;script&gt;" in home
     assert "<script>alert" not in home
 
 
 @pytest.mark.parametrize("name", ["x" * 255, "长" * 255, "\u202e" + "a" * 200])
-def test_long_names(cast: Cast, name: str) -> None:
-    job = cast.job()
+def test_long_names(scenario: Scenario, name: str) -> None:
+    job = scenario.job()
     Job.objects.filter(pk=job.pk).update(name=name)
-    client = signed_in(cast.alice)
+    client = signed_in_client(scenario.alice)
     for page in (reverse("jobs"), reverse("job", args=[job.pk]), reverse("home")):
         assert client.get(page).status_code == 200
 
@@ -362,14 +391,14 @@ def test_long_names(cast: Cast, name: str) -> None:
 # --- an old cluster's data --------------------------------------------------------------------------------------
 
 
-def test_a_cluster_that_is_down_is_said_with_the_age_of_its_data(cast: Cast) -> None:
-    job = cast.job()
-    cast.in_slurm(job)
-    client = signed_in(cast.alice)
+def test_stale_cluster_data_is_announced(scenario: Scenario) -> None:
+    job = scenario.job()
+    scenario.create_live_attempt(job)
+    client = signed_in_client(scenario.alice)
     where = [reverse("home"), reverse("jobs"), reverse("job", args=[job.pk])]
     for page in where:
         assert "does not answer" not in client.get(page).content.decode(), page
-    store_status(cast.cluster, last_ok_at=timezone.now() - timedelta(hours=1))
+    store_status(scenario.cluster, last_ok_at=timezone.now() - timedelta(hours=1))
     for page in where:
         assert "Cluster c1 does not answer" in client.get(page).content.decode(), page
 
@@ -378,18 +407,18 @@ def test_a_cluster_that_is_down_is_said_with_the_age_of_its_data(cast: Cast) -> 
 
 
 def test_queries_do_not_grow_with_rows(
-    cast: Cast, django_assert_max_num_queries: DjangoAssertNumQueries
+    scenario: Scenario, django_assert_max_num_queries: DjangoAssertNumQueries
 ) -> None:
     for number in range(30):
-        cast.job(f"job-{number}")
-    job = cast.job("big")
-    attempt = cast.in_slurm(job)
+        scenario.job(f"job-{number}")
+    job = scenario.job("big")
+    attempt = scenario.create_live_attempt(job)
     Task.objects.bulk_create(
         Task(attempt=attempt, role="worker", index=index, ports={"ssh": [10000]})
         for index in range(500)
     )
-    client = signed_in(cast.alice)
-    for page, most in (
+    client = signed_in_client(scenario.alice)
+    for page, max_queries in (
         (reverse("jobs"), 10),
         (reverse("home"), 16),
         (reverse("job", args=[job.pk]), 16),
@@ -398,26 +427,26 @@ def test_queries_do_not_grow_with_rows(
         (reverse("namespaces"), 9),
         (reverse("capacity"), 9),
     ):
-        with django_assert_max_num_queries(most):
+        with django_assert_max_num_queries(max_queries):
             assert client.get(page).status_code == 200, page
-    admin = signed_in(cast.admin)
-    for page, most in ((reverse("audit"), 9), (reverse("clusters"), 10)):
-        with django_assert_max_num_queries(most):
+    admin = signed_in_client(scenario.admin)
+    for page, max_queries in ((reverse("audit"), 9), (reverse("clusters"), 10)):
+        with django_assert_max_num_queries(max_queries):
             assert admin.get(page).status_code == 200, page
 
 
-def test_every_page_in_chinese(cast: Cast) -> None:
-    job = cast.job()
-    client = signed_in(cast.admin, **{"accept-language": "zh-hans"})
-    for name in (*FOR_ALL, "clusters", "audit", "namespace_new"):
-        answer = client.get(reverse(name))
-        assert answer.status_code == 200
-        assert answer["Content-Language"] == "zh-hans"
+def test_every_page_in_chinese(scenario: Scenario) -> None:
+    job = scenario.job()
+    client = signed_in_client(scenario.admin, **{"accept-language": "zh-hans"})
+    for name in (*PAGES_FOR_EVERYONE, "clusters", "audit", "namespace_new"):
+        response = client.get(reverse(name))
+        assert response.status_code == 200
+        assert response["Content-Language"] == "zh-hans"
     assert client.get(reverse("job", args=[job.pk])).status_code == 200
 
 
-def test_error_pages_speak_both_languages(cast: Cast) -> None:
-    client = signed_in(cast.alice)
+def test_error_pages_speak_both_languages(scenario: Scenario) -> None:
+    client = signed_in_client(scenario.alice)
     assert "There is nothing here" in client.get("/nothing").content.decode()
     chinese = client.get("/nothing", headers={"accept-language": "zh-hans"}).content.decode()
     assert "There is nothing here" not in chinese

@@ -11,8 +11,8 @@ from django.utils import timezone
 from accounts.models import ApiToken
 from accounts.tokens import create_token
 from clusters.models import Namespace
-from core.lookup import Prepared
-from tests.app.job_cast import make_cast
+from core.lookup import CompiledLookup
+from tests.app.scenario import make_scenario
 
 pytestmark = pytest.mark.django_db
 
@@ -21,11 +21,13 @@ def values(row: Model) -> dict[str, object]:
     return {field.attname: getattr(row, field.attname) for field in row._meta.concrete_fields}
 
 
-def test_every_column_is_as_the_orm_reads_it_also_of_the_related_row() -> None:
-    cast = make_cast()
-    Namespace.objects.filter(pk=cast.lab.pk).update(partitions=["cpu", "gpu"], description="实验室")
+def test_columns_match_orm_including_related_row() -> None:
+    scenario = make_scenario()
+    Namespace.objects.filter(pk=scenario.lab.pk).update(
+        partitions=["cpu", "gpu"], description="实验室"
+    )
     expected = Namespace.objects.select_related("cluster").get(name="lab")
-    found = Prepared(Namespace, ("name",), related="cluster").first("lab")
+    found = CompiledLookup(Namespace, ("name",), related="cluster").first("lab")
     assert found is not None
     assert values(found) == values(expected)
     assert "cluster" in found._state.fields_cache
@@ -33,25 +35,27 @@ def test_every_column_is_as_the_orm_reads_it_also_of_the_related_row() -> None:
 
 
 def test_times_and_several_columns() -> None:
-    cast = make_cast()
+    scenario = make_scenario()
     token, _secret = create_token(
-        user=cast.alice, name="t", scope="read", expires_at=timezone.now() + timedelta(days=1)
+        user=scenario.alice, name="t", scope="read", expires_at=timezone.now() + timedelta(days=1)
     )
-    found = Prepared(ApiToken, ("user_id", "name"), related="user").first(cast.alice.pk, "t")
+    found = CompiledLookup(ApiToken, ("user_id", "name"), related="user").first(
+        scenario.alice.pk, "t"
+    )
     assert found is not None
     assert values(found) == values(ApiToken.objects.get(pk=token.pk))
-    assert found.user == cast.alice
+    assert found.user == scenario.alice
 
 
 def test_nothing_found_is_none() -> None:
-    assert Prepared(Namespace, ("name",)).first("nowhere") is None
+    assert CompiledLookup(Namespace, ("name",)).first("nowhere") is None
 
 
 def test_a_found_row_can_be_saved_again() -> None:
-    cast = make_cast()
-    found = Prepared(Namespace, ("name",)).first("lab")
+    scenario = make_scenario()
+    found = CompiledLookup(Namespace, ("name",)).first("lab")
     assert found is not None
     found.description = "changed"
     found.save()
-    cast.lab.refresh_from_db()
-    assert cast.lab.description == "changed"
+    scenario.lab.refresh_from_db()
+    assert scenario.lab.description == "changed"

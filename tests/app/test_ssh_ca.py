@@ -10,7 +10,7 @@ import pytest
 from django.core.management import CommandError, call_command
 from pytest_django.fixtures import Settings
 
-from clusters.validators import split_host_key
+from clusters.validators import parse_host_key
 
 
 @pytest.fixture
@@ -19,24 +19,24 @@ def key_file(settings: Settings, tmp_path: Path) -> Path:
     return tmp_path / "ssh" / "ca_key"
 
 
-def printed(**options: object) -> str:
+def run_ssh_ca(**options: object) -> str:
     out = io.StringIO()
     call_command("ssh_ca", stdout=out, **options)
     return out.getvalue()
 
 
 def test_the_key_is_made_once_and_only_its_public_half_is_shown(key_file: Path) -> None:
-    public = printed(public_key=True)
-    assert split_host_key(public) in public
+    public = run_ssh_ca(public_key=True)
+    assert parse_host_key(public) in public
     assert stat.S_IMODE(key_file.stat().st_mode) == 0o600
-    assert printed(public_key=True) == public
-    text = printed()
+    assert run_ssh_ca(public_key=True) == public
+    text = run_ssh_ca()
     assert public.strip() in text
     assert "PRIVATE" not in text
 
 
 def test_a_key_that_others_can_read_is_refused_with_the_remedy(key_file: Path) -> None:
-    printed()
+    run_ssh_ca()
     key_file.chmod(0o644)
     with pytest.raises(CommandError, match="chmod"):
-        printed()
+        run_ssh_ca()

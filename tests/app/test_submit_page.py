@@ -18,41 +18,41 @@ from jobs.jobfile.importers import DIALECTS
 from jobs.models import Job
 from jobs.plan import plan
 from jobs.script.frameworks import STRATEGIES
-from jobs.start_estimate import expected_start
+from jobs.start_estimate import estimate_start
 from jobs.web.submit_page import DIALECT_TITLES, STRATEGY_TITLES
-from tests.app.job_cast import CAPACITY, Cast, make_cast, make_spec
+from tests.app.scenario import CAPACITY, Scenario, make_scenario, make_spec
 
 pytestmark = pytest.mark.django_db
 HOSTILE = "</script><script>alert(1)</script>"
 
 
 @pytest.fixture
-def cast() -> Cast:
-    made = make_cast()
-    for person in (made.alice, made.bob, made.viewer, made.admin):
+def scenario() -> Scenario:
+    created = make_scenario()
+    for person in (created.alice, created.bob, created.viewer, created.admin):
         UnixAccount.objects.create(
-            user=person, cluster=made.cluster, unix_user=f"u-{person.username}"
+            user=person, cluster=created.cluster, unix_user=f"u-{person.username}"
         )
-    return made
+    return created
 
 
-def client_of(user: User) -> Client:
+def client_for(user: User) -> Client:
     client = Client()
     client.force_login(user)
     return client
 
 
-def page_data(client: Client, address: str = "/submit") -> dict[str, Any]:
-    answer = client.get(address)
-    assert answer.status_code == 200
-    found: dict[str, Any] = answer.context["page"]
+def page_data(client: Client, url: str = "/submit") -> dict[str, Any]:
+    response = client.get(url)
+    assert response.status_code == 200
+    found: dict[str, Any] = response.context["page"]
     return found
 
 
 def check(client: Client, **body: Any) -> dict[str, Any]:
-    answer = client.post("/submit/check", json.dumps(body), content_type="application/json")
-    assert answer.status_code == 200, answer.content
-    found: dict[str, Any] = answer.json()
+    response = client.post("/submit/check", json.dumps(body), content_type="application/json")
+    assert response.status_code == 200, response.content
+    found: dict[str, Any] = response.json()
     return found
 
 
@@ -68,96 +68,103 @@ def document(**more: Any) -> dict[str, Any]:
     }
 
 
-def test_nobody_gets_in_without_signing_in(cast: Cast) -> None:
+def test_nobody_gets_in_without_signing_in(scenario: Scenario) -> None:
     assert Client().get("/submit").status_code == 302
     assert Client().post("/submit/check", "{}", content_type="application/json").status_code == 401
 
 
-def test_only_namespaces_where_one_may_submit_are_offered(cast: Cast) -> None:
-    Namespace.objects.create(name="closed", cluster=cast.cluster, partitions=["cpu"], active=False)
-    assert [p["name"] for p in page_data(client_of(cast.alice))["namespaces"]] == ["lab"]
-    assert {p["name"] for p in page_data(client_of(cast.admin))["namespaces"]} == {"lab", "private"}
+def test_only_namespaces_where_one_may_submit_are_offered(scenario: Scenario) -> None:
+    Namespace.objects.create(
+        name="closed", cluster=scenario.cluster, partitions=["cpu"], active=False
+    )
+    assert [p["name"] for p in page_data(client_for(scenario.alice))["namespaces"]] == ["lab"]
+    assert {p["name"] for p in page_data(client_for(scenario.admin))["namespaces"]} == {
+        "lab",
+        "private",
+    }
 
 
-def test_a_viewer_is_told_that_there_is_nowhere_to_submit(cast: Cast) -> None:
-    answer = client_of(cast.viewer).get("/submit")
-    text = answer.content.decode()
+def test_a_viewer_is_told_that_there_is_nowhere_to_submit(scenario: Scenario) -> None:
+    response = client_for(scenario.viewer).get("/submit")
+    text = response.content.decode()
     assert "no namespace that you may submit to" in text
     assert "You may look into lab" in text
     assert "job-form" not in text
 
 
-def test_the_default_job_is_right_as_it_is(cast: Cast) -> None:
-    client = client_of(cast.alice)
-    given = page_data(client)["document"]
-    answer = check(client, document=given, format="json")
-    assert answer["problems"] == []
-    assert answer["preview"]["startsNow"] is True
-    assert answer["preview"]["words"] == ["1 node of cpu: 1 main (1 CPU, 500 MB)"]
-    assert answer["preview"]["machineHours"] == pytest.approx(0.167)
-    assert "#SBATCH" in answer["preview"]["script"]
+def test_the_default_job_is_right_as_it_is(scenario: Scenario) -> None:
+    client = client_for(scenario.alice)
+    default_document = page_data(client)["document"]
+    response = check(client, document=default_document, format="json")
+    assert response["problems"] == []
+    assert response["preview"]["startsNow"] is True
+    assert response["preview"]["words"] == ["1 node of cpu: 1 main (1 CPU, 500 MB)"]
+    assert response["preview"]["machineHours"] == pytest.approx(0.167)
+    assert "#SBATCH" in response["preview"]["script"]
 
 
-def test_the_default_job_takes_the_smallest_size_and_a_free_name(cast: Cast) -> None:
+def test_the_default_job_takes_the_smallest_size_and_a_free_name(scenario: Scenario) -> None:
     for name, cpus in (("big", 8), ("small", 2)):
         ResourceSpec.objects.create(name=name, title=name, cpus=cpus, mem_mib=cpus * 1000)
-    cast.job("hello")
-    given = page_data(client_of(cast.alice))["document"]
-    assert given["jobName"] == "hello-2"
-    assert given["taskRoles"][0]["cpuNumber"] == 2
+    scenario.job("hello")
+    default_document = page_data(client_for(scenario.alice))["document"]
+    assert default_document["jobName"] == "hello-2"
+    assert default_document["taskRoles"][0]["cpuNumber"] == 2
 
 
-def test_every_problem_has_its_path_and_its_line(cast: Cast) -> None:
+def test_every_problem_has_its_path_and_its_line(scenario: Scenario) -> None:
     role = {"name": "main", "command": "", "cpuNumber": "many"}
-    answer = check(client_of(cast.alice), document=document(taskRoles=[role]), format="yaml")
-    found = {problem["path"]: problem["line"] for problem in answer["problems"]}
-    lines = answer["text"].splitlines()
+    response = check(client_for(scenario.alice), document=document(taskRoles=[role]), format="yaml")
+    found = {problem["path"]: problem["line"] for problem in response["problems"]}
+    lines = response["text"].splitlines()
     assert set(found) == {"taskRoles[0].command", "taskRoles[0].cpuNumber"}
     for path, line in found.items():
         assert path.rsplit(".", 1)[1] in lines[line - 1]
-    assert answer["document"]["taskRoles"][0]["cpuNumber"] == "many"
+    assert response["document"]["taskRoles"][0]["cpuNumber"] == "many"
 
 
-def test_text_that_cannot_be_read_says_where(cast: Cast) -> None:
-    answer = check(client_of(cast.alice), text='{"jobName": "a",\n "image" "b"}', format="json")
-    assert answer["document"] is None
-    assert answer["problems"][0]["line"] == 2
+def test_text_that_cannot_be_read_says_where(scenario: Scenario) -> None:
+    response = check(
+        client_for(scenario.alice), text='{"jobName": "a",\n "image" "b"}', format="json"
+    )
+    assert response["document"] is None
+    assert response["problems"][0]["line"] == 2
 
 
-def test_what_can_never_run_is_said_at_its_field_and_line(cast: Cast) -> None:
+def test_unschedulable_job_is_reported_at_its_field(scenario: Scenario) -> None:
     big = document()
     big["taskRoles"][0]["cpuNumber"] = 64
-    answer = check(client_of(cast.alice), document=big, format="json")
-    problem = answer["problems"][0]
+    response = check(client_for(scenario.alice), document=big, format="json")
+    problem = response["problems"][0]
     assert problem["path"] == "taskRoles[0].cpuNumber"
-    assert "cpuNumber" in answer["text"].splitlines()[problem["line"] - 1]
+    assert "cpuNumber" in response["text"].splitlines()[problem["line"] - 1]
     assert "Set cpuNumber to 8 or less." in problem["message"]
 
 
-def test_a_foreign_file_becomes_a_job_file_with_its_warnings(cast: Cast) -> None:
+def test_a_foreign_file_becomes_a_job_file_with_its_warnings(scenario: Scenario) -> None:
     text = "name: old\nversion: '1.0'\ngpus: 0\ncpus: 1\nmemory: 1Gb\nnamespace: lab\nframework:\n  name: busybox\n  version: latest\n  command: date\n"
-    answer = check(
-        client_of(cast.alice),
+    response = check(
+        client_for(scenario.alice),
         text=text,
         filename="manifest.yml",
         format="yaml",
         **{"import": True},
     )
-    assert answer["dialect"] == "ffdl"
-    assert answer["document"]["jobName"] == "old"
-    assert "jobName: old" in answer["text"]
+    assert response["dialect"] == "ffdl"
+    assert response["document"]["jobName"] == "old"
+    assert "jobName: old" in response["text"]
     # A manifest's code is uploaded with it; the form asks for it at its place.
-    assert [problem["path"] for problem in answer["problems"]] == ["code"]
+    assert [problem["path"] for problem in response["problems"]] == ["code"]
 
 
-def test_a_foreign_file_with_an_unknown_namespace_still_fills_the_form(cast: Cast) -> None:
+def test_a_foreign_file_with_an_unknown_namespace_still_fills_the_form(scenario: Scenario) -> None:
     text = json.dumps(document(virtualCluster="elsewhere", namespace=None))
-    answer = check(client_of(cast.alice), text=text, filename="v1.json", **{"import": True})
-    assert answer["document"]["jobName"] == "one"
-    assert answer["problems"][0]["path"] == "namespace"
+    response = check(client_for(scenario.alice), text=text, filename="v1.json", **{"import": True})
+    assert response["document"]["jobName"] == "one"
+    assert response["problems"][0]["path"] == "namespace"
 
 
-def test_secrets_of_a_file_go_back_to_the_page_that_sent_them(cast: Cast) -> None:
+def test_secrets_of_a_file_go_back_to_the_page_that_sent_them(scenario: Scenario) -> None:
     text = """
 protocolVersion: 2
 name: v2
@@ -172,67 +179,71 @@ taskRoles:
     resourcePerInstance: {cpu: 1, memoryMB: 500, gpu: 0}
     commands: ["echo <% $secrets.key %>"]
 """
-    answer = check(client_of(cast.alice), text=text, filename="v2.yaml", **{"import": True})
-    assert answer["problems"] == []
-    assert list(answer["secrets"].values()) == ["topsecret"]
-    assert "topsecret" not in answer["text"]
-    assert "topsecret" not in answer["preview"]["script"]
+    response = check(client_for(scenario.alice), text=text, filename="v2.yaml", **{"import": True})
+    assert response["problems"] == []
+    assert list(response["secrets"].values()) == ["topsecret"]
+    assert "topsecret" not in response["text"]
+    assert "topsecret" not in response["preview"]["script"]
 
 
-def test_a_namespace_without_the_right_to_submit_says_so(cast: Cast) -> None:
-    answer = check(client_of(cast.viewer), document=document(), format="json")
-    assert [problem["path"] for problem in answer["problems"]] == ["namespace"]
-    assert "not submit jobs" in answer["problems"][0]["message"]
+def test_a_namespace_without_the_right_to_submit_says_so(scenario: Scenario) -> None:
+    response = check(client_for(scenario.viewer), document=document(), format="json")
+    assert [problem["path"] for problem in response["problems"]] == ["namespace"]
+    assert "not submit jobs" in response["problems"][0]["message"]
 
 
-def test_a_foreign_namespace_is_unknown(cast: Cast) -> None:
-    answer = check(client_of(cast.alice), document=document(namespace="private"), format="json")
-    assert answer["problems"][0]["code"] == "namespace_unknown"
-    assert "preview" not in answer
+def test_a_foreign_namespace_is_unknown(scenario: Scenario) -> None:
+    response = check(
+        client_for(scenario.alice), document=document(namespace="private"), format="json"
+    )
+    assert response["problems"][0]["code"] == "namespace_unknown"
+    assert "preview" not in response
 
 
-def test_secret_values_of_the_browser_stay_there(cast: Cast) -> None:
-    wanting = document(secrets=["TOKEN"])
-    client = client_of(cast.alice)
-    assert check(client, document=wanting)["problems"][0]["path"] == "secrets.TOKEN"
-    answer = check(client, document=wanting, secrets=["TOKEN"])
-    assert answer["problems"] == []
-    assert answer["secrets"] == {}
+def test_secret_values_of_the_browser_stay_there(scenario: Scenario) -> None:
+    job_document = document(secrets=["TOKEN"])
+    client = client_for(scenario.alice)
+    assert check(client, document=job_document)["problems"][0]["path"] == "secrets.TOKEN"
+    response = check(client, document=job_document, secrets=["TOKEN"])
+    assert response["problems"] == []
+    assert response["secrets"] == {}
 
 
 @pytest.mark.parametrize("body", ["", "[]", "null", "{", '{"document": 3}', '{"text": 5}'])
-def test_nonsense_is_answered(cast: Cast, body: str) -> None:
-    answer = client_of(cast.alice).post("/submit/check", body, content_type="application/json")
-    assert answer.status_code in (200, 400)
-    assert answer.json().get("problems") or answer.json().get("detail")
+def test_malformed_check_requests_get_an_error(scenario: Scenario, body: str) -> None:
+    response = client_for(scenario.alice).post(
+        "/submit/check", body, content_type="application/json"
+    )
+    assert response.status_code in (200, 400)
+    assert response.json().get("problems") or response.json().get("detail")
 
 
-def test_hostile_names_stay_data(cast: Cast) -> None:
-    cast.lab.description = HOSTILE
-    cast.lab.save()
-    text = client_of(cast.alice).get("/submit").content.decode()
+def test_hostile_names_stay_data(scenario: Scenario) -> None:
+    scenario.lab.description = HOSTILE
+    scenario.lab.save()
+    text = client_for(scenario.alice).get("/submit").content.decode()
     assert HOSTILE not in text
-    answer = check(client_of(cast.alice), document=document(jobName=HOSTILE))
-    assert answer["problems"][0]["path"] == "jobName"
+    response = check(client_for(scenario.alice), document=document(jobName=HOSTILE))
+    assert response["problems"][0]["path"] == "jobName"
 
 
-def test_a_clone_fills_the_form_and_takes_a_free_name(cast: Cast) -> None:
-    job = cast.job("train")
-    data = page_data(client_of(cast.bob), f"/submit?clone={job.pk}")
+def test_a_clone_fills_the_form_and_takes_a_free_name(scenario: Scenario) -> None:
+    job = scenario.job("train")
+    data = page_data(client_for(scenario.bob), f"/submit?clone={job.pk}")
     assert data["document"]["jobName"] == "train"
     assert data["origin"]
-    assert page_data(client_of(cast.alice), f"/submit?clone={job.pk}")["document"]["jobName"] == (
-        "train-2"
-    )
-    assert client_of(cast.carol).get(f"/submit?clone={job.pk}").status_code == 404
-    assert client_of(cast.alice).get("/submit?clone=nonsense").status_code == 404
+    assert page_data(client_for(scenario.alice), f"/submit?clone={job.pk}")["document"][
+        "jobName"
+    ] == ("train-2")
+    assert client_for(scenario.carol).get(f"/submit?clone={job.pk}").status_code == 404
+    assert client_for(scenario.alice).get("/submit?clone=nonsense").status_code == 404
 
 
-def test_the_page_speaks_chinese(cast: Cast) -> None:
-    client = client_of(cast.alice)
+def test_the_page_speaks_chinese(scenario: Scenario) -> None:
+    client = client_for(scenario.alice)
     client.cookies["django_language"] = "zh-hans"
-    answer = check(client, document=document())
-    assert "1 个节点" in answer["preview"]["words"][0]
+    response = check(client, document=document())
+    assert "1 个节点" in response["preview"]["words"][0]
     assert client.get("/submit").status_code == 200
 
 
@@ -247,46 +258,52 @@ def test_every_strategy_and_dialect_has_a_title_to_translate() -> None:
     }
 
 
-def test_expected_start_follows_the_limits_of_what_runs(cast: Cast) -> None:
+def test_expected_start_follows_the_limits_of_what_runs(scenario: Scenario) -> None:
     node = Node("n4", "allocated", True, 8, 8, 16000, 16000, (), (), ("cpu",))
     gpu = Node("n1", "idle", True, 8, 0, 16000, 0, (GpuCount("a100", 4, 0),), (), ("gpu",))
     busy = Capacity(CAPACITY.taken_at, (node, gpu), CAPACITY.partitions)
-    job = cast.job("long")
-    attempt = cast.in_slurm(job)
+    job = scenario.job("long")
+    attempt = scenario.create_live_attempt(job)
     attempt.nodes = "n4"
     attempt.save()
-    began = timezone.now()
-    Job.objects.filter(pk=job.pk).update(started_at=began, time_limit_s=3600, cpus=8, mem_mib=16000)
-    store_capacity(cast.cluster, busy)
-    made = plan(make_spec("next"), cast.lab.rules(), busy)
-    assert expected_start(cast.cluster, made) == began + timedelta(hours=1)
-    answer = check(client_of(cast.alice), document=document())
-    assert answer["preview"]["startsNow"] is False
-    assert answer["preview"]["obstacles"]
-    assert answer["preview"]["expectedStart"] == (began + timedelta(hours=1)).isoformat()
-    told = client_of(cast.alice).post("/api/v1/jobs/plan", document(), "application/json").json()
-    assert datetime.fromisoformat(told["expected_start"]) == began + timedelta(hours=1)
-    assert told["expected_start_is_estimate"] is True
+    started_at = timezone.now()
+    Job.objects.filter(pk=job.pk).update(
+        started_at=started_at, time_limit_s=3600, cpus=8, mem_mib=16000
+    )
+    store_capacity(scenario.cluster, busy)
+    created = plan(make_spec("next"), scenario.lab.rules(), busy)
+    assert estimate_start(scenario.cluster, created) == started_at + timedelta(hours=1)
+    response = check(client_for(scenario.alice), document=document())
+    assert response["preview"]["startsNow"] is False
+    assert response["preview"]["obstacles"]
+    assert response["preview"]["expectedStart"] == (started_at + timedelta(hours=1)).isoformat()
+    plan_json = (
+        client_for(scenario.alice).post("/api/v1/jobs/plan", document(), "application/json").json()
+    )
+    assert datetime.fromisoformat(plan_json["expected_start"]) == started_at + timedelta(hours=1)
+    assert plan_json["expected_start_is_estimate"] is True
 
 
-def test_expected_start_is_unknown_when_nothing_that_runs_would_make_room(cast: Cast) -> None:
+def test_expected_start_is_unknown_when_nothing_that_runs_would_make_room(
+    scenario: Scenario,
+) -> None:
     partition = Partition("cpu", False, False, ("n4",), 86400, None)
     down = Capacity(CAPACITY.taken_at, CAPACITY.nodes, (CAPACITY.partitions[0], partition))
-    store_capacity(cast.cluster, down)
-    answer = check(client_of(cast.alice), document=document())
-    assert answer["preview"]["startsNow"] is False
-    assert answer["preview"]["expectedStart"] is None
+    store_capacity(scenario.cluster, down)
+    response = check(client_for(scenario.alice), document=document())
+    assert response["preview"]["startsNow"] is False
+    assert response["preview"]["expectedStart"] is None
 
 
-def test_a_job_submitted_through_the_api_of_the_page_is_one_job(cast: Cast) -> None:
-    client = client_of(cast.alice)
+def test_a_job_submitted_through_the_api_of_the_page_is_one_job(scenario: Scenario) -> None:
+    client = client_for(scenario.alice)
     for _twice in range(2):
-        answer = client.post(
+        response = client.post(
             "/api/v1/jobs",
             json.dumps({"job": document()}),
             content_type="application/json",
             headers={"Idempotency-Key": "k1"},
         )
-        assert answer.status_code in (200, 201), answer.content
+        assert response.status_code in (200, 201), response.content
     assert Job.objects.count() == 1
-    stop_job(job=Job.objects.get(), by=cast.alice)
+    stop_job(job=Job.objects.get(), by=scenario.alice)

@@ -20,11 +20,11 @@ from django.test import override_settings
 
 from clusters.errors import CommandTimeout
 from clusters.transport.local import LocalTransport
-from core.api.streams import stream
-from gateway.threads import WAITS_FOR_A_CLUSTER, ThreadedHandler
+from core.api.streams import stream_attachment
+from gateway.threads import REMOTE_IO_PATHS, ThreadedHandler
 from jobs.api.urls import urlpatterns
 from jobs.models import Job
-from tests.app.job_cast import make_cast
+from tests.app.scenario import make_scenario
 
 SCOPE = {
     "type": "http",
@@ -51,66 +51,66 @@ class Client:
     async def send(self, message: Mapping[str, Any]) -> None:
         self.sent.append(message)
 
-    def leave(self) -> None:
+    def disconnect(self) -> None:
         self._messages.put_nowait({"type": "http.disconnect"})
 
 
 @pytest.fixture
-def one_thread(
+def single_thread_handler(
     monkeypatch: pytest.MonkeyPatch,
 ) -> tuple[ThreadedHandler, threading.Event, list[str]]:
     """A handler with a single thread, whose answers wait for the event."""
-    go, served = threading.Event(), []
+    release, served = threading.Event(), []
     with override_settings(WEB_THREADS=1):
         handler = ThreadedHandler()
 
     def get_response(request: HttpRequest) -> HttpResponse:
         served.append(request.path)
-        go.wait(20)
+        release.wait(20)
         return HttpResponse("ok")
 
     monkeypatch.setattr(handler, "get_response", get_response)
-    return handler, go, served
+    return handler, release, served
 
 
-async def test_who_left_before_its_turn_is_left_out(
-    one_thread: tuple[ThreadedHandler, threading.Event, list[str]],
+async def test_disconnected_client_is_skipped(
+    single_thread_handler: tuple[ThreadedHandler, threading.Event, list[str]],
 ) -> None:
-    handler, go, served = one_thread
+    handler, release, served = single_thread_handler
     first, second, third = Client(), Client(), Client()
     requests = []
     for client in (first, second, third):
         requests.append(asyncio.create_task(handler(SCOPE, client.receive, client.send)))
         await asyncio.sleep(0.05)
-    second.leave()
+    second.disconnect()
     await asyncio.wait_for(requests[1], 10)
-    go.set()
+    release.set()
     await asyncio.wait_for(asyncio.gather(*requests), 10)
     assert len(served) == 2
     assert second.sent == []
     assert [client.sent[0]["status"] for client in (first, third)] == [200, 200]
 
 
-async def test_a_request_that_was_begun_is_seen_through(
-    one_thread: tuple[ThreadedHandler, threading.Event, list[str]],
+async def test_started_request_completes(
+    single_thread_handler: tuple[ThreadedHandler, threading.Event, list[str]],
 ) -> None:
-    handler, go, served = one_thread
+    handler, release, served = single_thread_handler
     client = Client()
     request = asyncio.create_task(handler(SCOPE, client.receive, client.send))
     await asyncio.sleep(0.3)
     assert served == ["/healthz"]
-    client.leave()
+    client.disconnect()
     await asyncio.sleep(0.1)
     assert not request.done()
-    go.set()
+    release.set()
     await asyncio.wait_for(request, 10)
 
 
-class Hanging(LocalTransport):
+class HangingTransport(LocalTransport):
     """Its file system does not answer before `go`."""
 
-    def __init__(self, go: threading.Event) -> None:
-        self._go = go
+    def __init__(self, release: threading.Event) -> None:
+        self._go = release
 
     def run(self, argv: Any, **more: Any) -> Any:
         self._go.wait(30)
@@ -121,21 +121,21 @@ class Hanging(LocalTransport):
 async def test_a_cluster_that_hangs_leaves_threads_for_the_rest(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    go = threading.Event()
-    monkeypatch.setattr("jobs.files.transport_for", lambda cluster, user: Hanging(go))
+    release = threading.Event()
+    monkeypatch.setattr("jobs.files.transport_for", lambda cluster, user: HangingTransport(release))
     job, session = await sync_to_async(job_and_session)()
-    with override_settings(WEB_THREADS=2, WEB_WAITING_THREADS=4):
+    with override_settings(WEB_THREADS=2, WEB_REMOTE_IO_THREADS=4):
         handler = ThreadedHandler()
         handler.load_middleware()
 
-        def ask(path: str) -> tuple[Client, asyncio.Task[None]]:
+        def start_request(path: str) -> tuple[Client, asyncio.Task[None]]:
             client = Client()
             headers = [(b"host", b"localhost"), (b"cookie", f"sessionid={session}".encode())]
             scope = {**SCOPE, "path": path, "headers": headers}
             return client, asyncio.create_task(handler(scope, client.receive, client.send))
 
         try:
-            files = [ask(f"/api/v1/jobs/{job.pk}/files") for _ in range(6)]
+            files = [start_request(f"/api/v1/jobs/{job.pk}/files") for _ in range(6)]
             tasks = [task for _client, task in files]
             # Four of six find two waiting already, and are sent away.
             while sum(task.done() for task in tasks) < 4:
@@ -145,43 +145,43 @@ async def test_a_cluster_that_hangs_leaves_threads_for_the_rest(
                     return_when=asyncio.FIRST_COMPLETED,
                 )
             refused = [client.sent[0] for client, task in files if task.done()]
-            assert [answer["status"] for answer in refused] == [503] * 4
-            assert all(b"Retry-After" in dict(answer["headers"]) for answer in refused)
-            listing, task = ask("/api/v1/jobs")
+            assert [response["status"] for response in refused] == [503] * 4
+            assert all(b"Retry-After" in dict(response["headers"]) for response in refused)
+            listing, task = start_request("/api/v1/jobs")
             await asyncio.wait_for(task, 20)
             assert listing.sent[0]["status"] == 200
             assert sum(not task.done() for task in tasks) == 2
         finally:
-            go.set()
+            release.set()
         await asyncio.wait_for(asyncio.gather(*tasks), 20)
     assert sorted(client.sent[0]["status"] for client, _task in files) == [503] * 4 + [504] * 2
 
 
 def job_and_session() -> tuple[Job, str]:
-    cast = make_cast()
-    job = cast.job()
-    cast.in_slurm(job)
+    scenario = make_scenario()
+    job = scenario.job()
+    scenario.create_live_attempt(job)
     browser = Browser()
-    browser.force_login(cast.alice)
+    browser.force_login(scenario.alice)
     return job, browser.cookies["sessionid"].value
 
 
-async def test_a_download_left_in_the_middle_of_a_read_is_closed_after_it() -> None:
-    reading, go, closed = threading.Event(), threading.Event(), threading.Event()
+async def test_cancelled_download_is_closed_after_read() -> None:
+    reading, release, closed = threading.Event(), threading.Event(), threading.Event()
 
     def chunks() -> Iterator[bytes]:
         try:
             reading.set()
-            go.wait(20)
+            release.wait(20)
             yield b"late"
         finally:
             closed.set()
 
     request = ASGIRequest({**SCOPE, "headers": []}, io.BytesIO())
-    answer = stream(request, chunks(), content_type="text/plain", filename="x")
+    response = stream_attachment(request, chunks(), content_type="text/plain", filename="x")
 
     async def read() -> list[bytes]:
-        return [chunk async for chunk in answer]
+        return [chunk async for chunk in response]
 
     reader = asyncio.create_task(read())
     assert await asyncio.to_thread(reading.wait, 20)
@@ -189,14 +189,16 @@ async def test_a_download_left_in_the_middle_of_a_read_is_closed_after_it() -> N
     with pytest.raises(asyncio.CancelledError):
         await asyncio.wait_for(reader, 20)
     assert not closed.is_set()
-    go.set()
+    release.set()
     assert await asyncio.to_thread(closed.wait, 20)
 
 
-def test_whatever_waits_for_a_cluster_has_threads_of_its_own() -> None:
+def test_cluster_views_use_remote_io_threads() -> None:
     """The views that ask one, and no others, are known to the handler by their addresses."""
     for pattern in urlpatterns:
         view: Any = pattern.callback
-        asks = "asking(" in inspect.getsource(import_module(view.view_class.__module__))
+        calls_cluster = "cluster_request_slot(" in inspect.getsource(
+            import_module(view.view_class.__module__)
+        )
         address = "/api/v1/" + re.sub(r"<[^>]+>", "x", str(pattern.pattern))
-        assert bool(WAITS_FOR_A_CLUSTER.match(address)) == asks, address
+        assert bool(REMOTE_IO_PATHS.match(address)) == calls_cluster, address

@@ -8,25 +8,25 @@ from playwright.sync_api import Page
 
 AXE = Path(__file__).resolve().parents[2] / "node_modules" / "axe-core" / "axe.min.js"
 # All that a theme can change. The rest is the same in every theme, and axe takes long for it.
-RULES_OF_COLOUR = ["color-contrast", "link-in-text-block"]
+COLOUR_RULES = ["color-contrast", "link-in-text-block"]
 
 
-def serious_faults(page: Page, theme: str) -> list[str]:
+def find_serious_violations(page: Page, theme: str) -> list[str]:
     """Serious and critical ones: of every kind in the light theme, of its colours in another."""
     options: dict[str, object] = {"resultTypes": ["violations"]}
     if theme != "light":
-        options["runOnly"] = RULES_OF_COLOUR
+        options["runOnly"] = COLOUR_RULES
     page.evaluate(AXE.read_text())
-    found = page.evaluate("options => axe.run(document, options)", options)["violations"]
+    violations = page.evaluate("options => axe.run(document, options)", options)["violations"]
     return [
-        f"{fault['id']}: {node['target']} {node['failureSummary'][:300]}"
-        for fault in found
-        if fault["impact"] in ("serious", "critical")
-        for node in fault["nodes"]
+        f"{violation['id']}: {node['target']} {node['failureSummary'][:300]}"
+        for violation in violations
+        if violation["impact"] in ("serious", "critical")
+        for node in violation["nodes"]
     ]
 
 
-def is_too_wide(page: Page) -> bool:
+def has_horizontal_scroll(page: Page) -> bool:
     """Whether it scrolls sideways."""
     wide: bool = page.evaluate("document.documentElement.scrollWidth > window.innerWidth")
     return wide

@@ -23,10 +23,10 @@ from playwright.sync_api import (
     sync_playwright,
 )
 
-from tests.running import RunningSluice
+from tests.sluice_server import RunningSluice
 
 TIMEOUT_MS = 30_000  # generous: the machine may be busy
-ARGUMENTS = [
+CHROMIUM_ARGUMENTS = [
     "--no-sandbox",
     "--disable-gpu",
     "--disable-dev-shm-usage",
@@ -44,39 +44,39 @@ def browser() -> Iterator[Browser]:
     program = shutil.which("chromium") or shutil.which("chromium-browser")
     assert program, "Chromium is not installed; scripts/test installs it."
     with sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=program, args=ARGUMENTS)
-        yield started
-        started.close()
+        launched = playwright.chromium.launch(executable_path=program, args=CHROMIUM_ARGUMENTS)
+        yield launched
+        launched.close()
 
 
-class Complaints:
+class ConsoleErrors:
     """What the browser complained about; a test may expect some of it (`expected`)."""
 
     def __init__(self) -> None:
-        self.found: list[str] = []
+        self.messages: list[str] = []
         self.expected: list[str] = []
 
     def console(self, message: ConsoleMessage) -> None:
         if message.type == "error":
-            self.found.append(f"{message.text} ({message.location.get('url', '')})")
+            self.messages.append(f"{message.text} ({message.location.get('url', '')})")
 
     def check(self) -> None:
         unexpected = [
-            text for text in self.found if not any(part in text for part in self.expected)
+            text for text in self.messages if not any(part in text for part in self.expected)
         ]
         assert not unexpected, "errors in the browser: " + "\n".join(unexpected)
 
 
 @pytest.fixture
-def complaints() -> Iterator[Complaints]:
-    made = Complaints()
-    yield made
-    made.check()
+def console_errors() -> Iterator[ConsoleErrors]:
+    errors = ConsoleErrors()
+    yield errors
+    errors.check()
 
 
 @pytest.fixture
 def open_page(
-    browser: Browser, running: RunningSluice, complaints: Complaints, request: Any
+    browser: Browser, sluice_server: RunningSluice, console_errors: ConsoleErrors, request: Any
 ) -> Iterator[OpenPage]:
     contexts: list[BrowserContext] = []
 
@@ -89,26 +89,26 @@ def open_page(
         language: str = "en",
     ) -> Page:
         context = browser.new_context(
-            base_url=running.url, viewport={"width": width, "height": height}
+            base_url=sluice_server.url, viewport={"width": width, "height": height}
         )
         contexts.append(context)
         context.set_default_timeout(TIMEOUT_MS)
         page = context.new_page()
-        page.on("console", complaints.console)
-        page.on("pageerror", lambda error: complaints.found.append(str(error)))
+        page.on("console", console_errors.console)
+        page.on("pageerror", lambda error: console_errors.messages.append(str(error)))
         if user is not None:
-            sign_in(page, user, running.passwords[user])
+            sign_in(page, user, sluice_server.passwords[user])
         context.add_cookies(
             [
-                {"name": "sluice_theme", "value": theme, "url": running.url},
-                {"name": "django_language", "value": language, "url": running.url},
+                {"name": "sluice_theme", "value": theme, "url": sluice_server.url},
+                {"name": "django_language", "value": language, "url": sluice_server.url},
             ]
         )
         return page
 
     yield open_page
     for number, context in enumerate(contexts):
-        keep_screenshot(context, f"{request.node.name}-{number}")
+        save_screenshot(context, f"{request.node.name}-{number}")
         context.close()
 
 
@@ -122,7 +122,7 @@ def sign_in(page: Page, user: str, password: str) -> None:
     page.wait_for_url(lambda url: "/login" not in url)
 
 
-def keep_screenshot(context: BrowserContext, name: str) -> None:
+def save_screenshot(context: BrowserContext, name: str) -> None:
     if folder := os.environ.get("SLUICE_SCREENSHOTS"):
         Path(folder).mkdir(parents=True, exist_ok=True)
         for page in context.pages:

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.browser.accessibility import is_too_wide, serious_faults
+from tests.browser.accessibility import find_serious_violations, has_horizontal_scroll
 from tests.browser.conftest import OpenPage, sign_in
-from tests.running import RunningSluice
+from tests.sluice_server import RunningSluice
 
 pytestmark = [pytest.mark.cluster, pytest.mark.browser]
 
-LONG_MS = 90_000  # of a job's way through Slurm on a busy machine
+JOB_TIMEOUT_MS = 90_000  # of a job's way through Slurm on a busy machine
 
 # A role that shows all that a terminal can: colours, a bar drawn with \r, Chinese, then many lines.
 PRINTER = r"""printf '\033[31mred words\033[0m 训练开始\n'
@@ -28,7 +28,7 @@ echo the very last line"""
 
 
 def submit(
-    running: RunningSluice, name: str, command: str, user: str = "alice", **more: Any
+    sluice_server: RunningSluice, name: str, command: str, user: str = "alice", **more: Any
 ) -> str:
     role = {"name": "worker", "taskNumber": 1, "command": command, "cpuNumber": 1, "memoryMB": 200}
     document = {
@@ -38,28 +38,28 @@ def submit(
         "taskRoles": [role],
         **more,
     }
-    answer = running.api("POST", "jobs", user, json=document)
-    assert answer.status_code == 201, answer.text
-    found: str = answer.json()["id"]
+    response = sluice_server.api("POST", "jobs", user, json=document)
+    assert response.status_code == 201, response.text
+    found: str = response.json()["id"]
     return found
 
 
-def wait_for(what: Callable[[], bool], seconds: float = 90) -> None:
+def wait_for(condition: Callable[[], bool], seconds: float = 90) -> None:
     deadline = time.monotonic() + seconds
-    while not what():
+    while not condition():
         assert time.monotonic() < deadline, "it did not happen in time"
         time.sleep(0.3)
 
 
-def state_of(running: RunningSluice, job: str) -> str:
-    state: str = running.api("GET", f"jobs/{job}").json()["state"]
+def state_of(sluice_server: RunningSluice, job: str) -> str:
+    state: str = sluice_server.api("GET", f"jobs/{job}").json()["state"]
     return state
 
 
 @pytest.fixture(scope="module")
-def ended_job(running: RunningSluice) -> str:
-    job = submit(running, "looked-at", "echo hello; exit 3")
-    wait_for(lambda: state_of(running, job) == "FAILED")
+def ended_job(sluice_server: RunningSluice) -> str:
+    job = submit(sluice_server, "looked-at", "echo hello; exit 3")
+    wait_for(lambda: state_of(sluice_server, job) == "FAILED")
     return job
 
 
@@ -89,7 +89,7 @@ def all_pages(job: str) -> list[str]:
     ]
 
 
-def show(page: Page, address: str) -> None:
+def open_url(page: Page, address: str) -> None:
     page.goto("about:blank")
     page.goto(address)
     page.wait_for_load_state("load")
@@ -99,33 +99,33 @@ def show(page: Page, address: str) -> None:
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_axe_finds_nothing_serious(open_page: OpenPage, ended_job: str, theme: str) -> None:
     page = open_page("admin", theme=theme, width=1280)
-    faults, wide = {}, []
+    violations, wide_pages = {}, []
     for address in all_pages(ended_job):
-        show(page, address)
-        if found := serious_faults(page, theme):
-            faults[address] = found
-        if is_too_wide(page):
-            wide.append(address)
-    stranger = open_page(None, theme=theme)
-    stranger.goto("/login")
-    if found := serious_faults(stranger, theme):
-        faults["/login"] = found
-    assert not faults
-    assert not wide
+        open_url(page, address)
+        if found := find_serious_violations(page, theme):
+            violations[address] = found
+        if has_horizontal_scroll(page):
+            wide_pages.append(address)
+    anonymous = open_page(None, theme=theme)
+    anonymous.goto("/login")
+    if found := find_serious_violations(anonymous, theme):
+        violations["/login"] = found
+    assert not violations
+    assert not wide_pages
 
 
 def test_no_page_of_a_phone_scrolls_sideways(open_page: OpenPage, ended_job: str) -> None:
     page = open_page("admin", width=390, height=844)
-    wide = []
+    wide_pages = []
     for address in all_pages(ended_job):
-        show(page, address)
-        if is_too_wide(page):
-            wide.append(address)
-    assert not wide
+        open_url(page, address)
+        if has_horizontal_scroll(page):
+            wide_pages.append(address)
+    assert not wide_pages
 
 
 # Names that are the same in every language, units, and what people or the cluster wrote.
-SAME_EVERYWHERE = re.compile(
+UNTRANSLATED_NAMES = re.compile(
     r"""(?ix)\A(?:
     sluice | slurm | english | yaml | json | tar | api | cpus? | gpus? | qos | mpi | ssh | uid | id | url | ip
     | [kmg]i?b | b | s | d | h | min | a100 | v100 | python | busybox | apptainer | ddp | pytorch | tensorflow
@@ -133,8 +133,8 @@ SAME_EVERYWHERE = re.compile(
     )\Z"""
 )
 # Elements whose text is data, not words of ours.
-DATA = "code, .quick-start, pre, kbd, time, option, .log-screen, [lang=en], .cell-name, .ace_editor, .doctor, .xterm, textarea"
-WORDS = """(skip) => {
+DATA_SELECTOR = "code, .quick-start, pre, kbd, time, option, .log-screen, [lang=en], .cell-name, .ace_editor, .doctor, .xterm, textarea"
+COLLECT_TEXT_JS = """(skip) => {
   const found = [];
   const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
   while (walker.nextNode()) {
@@ -153,9 +153,9 @@ WORDS = """(skip) => {
 def untranslated(page: Page, known: set[str]) -> set[str]:
     """Sentences with English words in them that are neither names nor data."""
     found = set()
-    for text in page.evaluate(WORDS, DATA):
+    for text in page.evaluate(COLLECT_TEXT_JS, DATA_SELECTOR):
         words = [word for word in re.findall(r"[A-Za-z]{2,}", text) if word.lower() not in known]
-        unknown = [word for word in words if not SAME_EVERYWHERE.match(word)]
+        unknown = [word for word in words if not UNTRANSLATED_NAMES.match(word)]
         # Two in a row are a phrase; a single one may be a node's or a person's name.
         if len(unknown) >= 2 and not re.search(r"[/@_=:.]\S|\d", text):
             found.add(" ".join(text.split())[:100])
@@ -163,7 +163,7 @@ def untranslated(page: Page, known: set[str]) -> set[str]:
 
 
 def test_no_untranslated_string(
-    open_page: OpenPage, running: RunningSluice, ended_job: str
+    open_page: OpenPage, sluice_server: RunningSluice, ended_job: str
 ) -> None:
     page = open_page("admin", language="zh-hans")
     names = {
@@ -183,29 +183,31 @@ def test_no_untranslated_string(
         "ctrl",
         "space",
     }
-    left = {}
+    remaining = {}
     for address in all_pages(ended_job):
-        show(page, address)
+        open_url(page, address)
         if found := untranslated(page, names):
-            left[address] = sorted(found)
-    assert not left
+            remaining[address] = sorted(found)
+    assert not remaining
 
 
-def test_the_list_lives(open_page: OpenPage, running: RunningSluice) -> None:
+def test_job_list_updates_live(open_page: OpenPage, sluice_server: RunningSluice) -> None:
     page = open_page("alice")
     page.goto("/jobs")
     page.wait_for_timeout(500)  # the socket is open
-    job = submit(running, "comes-in", "sleep 2")
+    job = submit(sluice_server, "comes-in", "sleep 2")
     row = page.locator(f"#job-{job}")
-    expect(row).to_be_visible(timeout=LONG_MS)
-    expect(row.locator(".state")).to_have_text(re.compile("Running|Completed"), timeout=LONG_MS)
-    expect(row.locator(".state")).to_have_text("Completed", timeout=LONG_MS)
+    expect(row).to_be_visible(timeout=JOB_TIMEOUT_MS)
+    expect(row.locator(".state")).to_have_text(
+        re.compile("Running|Completed"), timeout=JOB_TIMEOUT_MS
+    )
+    expect(row.locator(".state")).to_have_text("Completed", timeout=JOB_TIMEOUT_MS)
 
 
-def test_batch_says_what_will_happen(open_page: OpenPage, running: RunningSluice) -> None:
-    job = submit(running, "to-be-stopped", "sleep 600")
-    ended = submit(running, "has-ended", "true")
-    wait_for(lambda: state_of(running, ended) == "COMPLETED")
+def test_batch_says_what_will_happen(open_page: OpenPage, sluice_server: RunningSluice) -> None:
+    job = submit(sluice_server, "to-be-stopped", "sleep 600")
+    ended = submit(sluice_server, "has-ended", "true")
+    wait_for(lambda: state_of(sluice_server, ended) == "COMPLETED")
     page = open_page("alice")
     page.goto("/jobs")
     for each in (job, ended):
@@ -215,7 +217,7 @@ def test_batch_says_what_will_happen(open_page: OpenPage, running: RunningSluice
     expect(dialog).to_contain_text("1 job that waits or runs is stopped")
     expect(dialog).to_contain_text("1 has already ended")
     dialog.locator("[data-go]").click()
-    expect(page.locator(f"#job-{job} .state")).to_have_text("Stopped", timeout=LONG_MS)
+    expect(page.locator(f"#job-{job} .state")).to_have_text("Stopped", timeout=JOB_TIMEOUT_MS)
     for each in (job, ended):
         page.check(f"#job-{each} input")
     page.click("[data-batch=delete]")
@@ -224,9 +226,9 @@ def test_batch_says_what_will_happen(open_page: OpenPage, running: RunningSluice
     expect(page.locator(f"#job-{job}")).to_have_count(0)
 
 
-def test_a_job_watched_from_queue_to_end(open_page: OpenPage, running: RunningSluice) -> None:
+def test_a_job_watched_from_queue_to_end(open_page: OpenPage, sluice_server: RunningSluice) -> None:
     """The page is never reloaded: state, tasks, actions and the log come by themselves."""
-    job = submit(running, "watched", PRINTER)
+    job = submit(sluice_server, "watched", PRINTER)
     page = open_page("alice")
     page.goto(f"/jobs/{job}#logs")
     page.evaluate("window.stillTheSamePage = true")
@@ -253,9 +255,9 @@ def test_a_job_watched_from_queue_to_end(open_page: OpenPage, running: RunningSl
     jump = log.get_by_role("button", name="Jump to end")
     expect(jump).to_be_visible()
     assert not page.evaluate("document.querySelector('log-view').atEnd")
-    running_dir = running.api("GET", f"jobs/{job}/attempts").json()["items"][0]["work_dir"]
-    release(running, job, running_dir)
-    expect(log.locator(".log-status")).to_contain_text("exit code 0", timeout=LONG_MS)
+    running_dir = sluice_server.api("GET", f"jobs/{job}/attempts").json()["items"][0]["work_dir"]
+    release_job(sluice_server, job, running_dir)
+    expect(log.locator(".log-status")).to_contain_text("exit code 0", timeout=JOB_TIMEOUT_MS)
     # New lines did not pull the reader away.
     assert not page.evaluate("document.querySelector('log-view').atEnd")
     jump.click()
@@ -271,42 +273,50 @@ def test_a_job_watched_from_queue_to_end(open_page: OpenPage, running: RunningSl
     with page.expect_download() as download:
         log.get_by_role("link", name="Download").click()
     assert "the very last line" in Path(download.value.path()).read_text()
-    expect(page.locator("#job-state .state").first).to_have_text("Completed", timeout=LONG_MS)
+    expect(page.locator("#job-state .state").first).to_have_text(
+        "Completed", timeout=JOB_TIMEOUT_MS
+    )
     expect(page.locator("#stop-button")).to_have_count(0)
     expect(page.locator("#retry-button")).to_be_visible()
     page.click("#tab-overview")
-    expect(page.locator("#task-rows .state")).to_have_text("succeeded", timeout=LONG_MS)
+    expect(page.locator("#task-rows .state")).to_have_text("succeeded", timeout=JOB_TIMEOUT_MS)
     expect(page.locator("#job-events")).to_contain_text("Submitted.")
     page.click("#tab-results")
-    expect(page.locator("[data-files]")).to_contain_text("logs/", timeout=LONG_MS)
+    expect(page.locator("[data-files]")).to_contain_text("logs/", timeout=JOB_TIMEOUT_MS)
     assert page.evaluate("window.stillTheSamePage")
 
 
-def release(running: RunningSluice, job: str, work_dir: str) -> None:
+def release_job(sluice_server: RunningSluice, job: str, work_dir: str) -> None:
     """Let the printing job go on, wherever its task's working directory is."""
     for place in (Path(work_dir), *(p for p in Path(work_dir).iterdir() if p.is_dir())):
         (place / "go-on").touch()
 
 
-def test_the_server_goes_and_comes_back(
-    open_page: OpenPage, running: RunningSluice, complaints: Any
+def test_page_recovers_after_server_restart(
+    open_page: OpenPage, sluice_server: RunningSluice, console_errors: Any
 ) -> None:
-    complaints.expected += ["WebSocket", "ERR_CONNECTION", "Failed to load resource"]
+    console_errors.expected += ["WebSocket", "ERR_CONNECTION", "Failed to load resource"]
     job = submit(
-        running, "outlives-the-server", "for i in 1 2 3 4 5 6 7 8 9; do echo tick $i; sleep 2; done"
+        sluice_server,
+        "outlives-the-server",
+        "for i in 1 2 3 4 5 6 7 8 9; do echo tick $i; sleep 2; done",
     )
     page = open_page("alice")
     page.goto(f"/jobs/{job}#logs")
     page.evaluate("window.stillTheSamePage = true")
-    wait_for(lambda: state_of(running, job) == "RUNNING")
-    running.stop()
+    wait_for(lambda: state_of(sluice_server, job) == "RUNNING")
+    sluice_server.stop()
     try:
-        expect(page.locator("#connection")).to_be_visible(timeout=LONG_MS)
+        expect(page.locator("#connection")).to_be_visible(timeout=JOB_TIMEOUT_MS)
     finally:
-        running.start()
-    expect(page.locator("#connection")).to_be_hidden(timeout=LONG_MS)
-    expect(page.locator("#job-state .state").first).to_have_text("Completed", timeout=LONG_MS)
-    expect(page.locator("log-view .log-status")).to_contain_text("exit code 0", timeout=LONG_MS)
+        sluice_server.start()
+    expect(page.locator("#connection")).to_be_hidden(timeout=JOB_TIMEOUT_MS)
+    expect(page.locator("#job-state .state").first).to_have_text(
+        "Completed", timeout=JOB_TIMEOUT_MS
+    )
+    expect(page.locator("log-view .log-status")).to_contain_text(
+        "exit code 0", timeout=JOB_TIMEOUT_MS
+    )
     lines = page.evaluate(
         "(() => { const b = document.querySelector('log-view').terminal.buffer.active;"
         " return [...Array(b.length).keys()].map(i => b.getLine(i).translateToString(true)).filter(l => l.startsWith('tick')); })()"
@@ -317,15 +327,15 @@ def test_the_server_goes_and_comes_back(
 
 
 def test_a_session_that_ended_leads_back_to_the_page(
-    open_page: OpenPage, running: RunningSluice, ended_job: str, complaints: Any
+    open_page: OpenPage, sluice_server: RunningSluice, ended_job: str, console_errors: Any
 ) -> None:
-    complaints.expected += ["WebSocket"]
+    console_errors.expected += ["WebSocket"]
     page = open_page("bob")
     page.goto("/jobs?scope=all&q=looked")
     page.context.clear_cookies(name="sessionid")
     page.reload()
     page.wait_for_url(re.compile("/login"))
-    sign_in(page, "bob", running.passwords["bob"])
+    sign_in(page, "bob", sluice_server.passwords["bob"])
     expect(page).to_have_url(re.compile(r"/jobs\?scope=all&q=looked"))
 
 
@@ -349,7 +359,7 @@ def test_by_keyboard_alone(open_page: OpenPage, ended_job: str) -> None:
 
 
 def test_a_sysadmin_maps_a_namespace_and_lets_bob_in(
-    open_page: OpenPage, running: RunningSluice
+    open_page: OpenPage, sluice_server: RunningSluice
 ) -> None:
     name = f"vision-{time.monotonic_ns() % 10**6}"
     page = open_page("admin")
@@ -361,9 +371,9 @@ def test_a_sysadmin_maps_a_namespace_and_lets_bob_in(
     page.fill("#member-name", "bob")
     page.get_by_role("button", name="Add").click()
     expect(page.locator(".members")).to_contain_text("bob")
-    job = submit(running, "on-the-v100", "hostname", "bob", namespace=name)
-    wait_for(lambda: running.api("GET", f"jobs/{job}", "bob").json()["state"] == "COMPLETED")
-    assert running.api("GET", f"jobs/{job}", "carol").status_code == 404
+    job = submit(sluice_server, "on-the-v100", "hostname", "bob", namespace=name)
+    wait_for(lambda: sluice_server.api("GET", f"jobs/{job}", "bob").json()["state"] == "COMPLETED")
+    assert sluice_server.api("GET", f"jobs/{job}", "carol").status_code == 404
     outsider = open_page("carol")
     outsider.goto("/jobs?scope=all")
     expect(outsider.locator("main")).not_to_contain_text("on-the-v100")
@@ -371,7 +381,7 @@ def test_a_sysadmin_maps_a_namespace_and_lets_bob_in(
     expect(page.locator("main")).to_contain_text(name)
 
 
-def test_the_doctor_is_asked_on_the_page(open_page: OpenPage) -> None:
+def test_cluster_check_on_page(open_page: OpenPage) -> None:
     page = open_page("admin")
     page.goto("/clusters/embedded")
     page.click("#check-button")

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from playwright.sync_api import Locator, Page, expect
 
-from tests.browser.accessibility import is_too_wide, serious_faults
-from tests.browser.conftest import Complaints, OpenPage, sign_in
-from tests.running import RunningSluice
+from tests.browser.accessibility import find_serious_violations, has_horizontal_scroll
+from tests.browser.conftest import ConsoleErrors, OpenPage, sign_in
+from tests.sluice_server import RunningSluice
 
 pytestmark = [pytest.mark.browser, pytest.mark.cluster]
 END_TIMEOUT_MS = 180_000
@@ -79,7 +79,7 @@ def status(page: Page) -> Locator:
     return page.locator("[data-status]")
 
 
-def ready(page: Page) -> None:
+def wait_until_checked(page: Page) -> None:
     """The newest change has been checked and nothing is wrong."""
     expect(status(page)).to_have_attribute("data-state", re.compile("good|wait"))
     expect(page.locator("[data-problems]")).to_be_hidden()
@@ -92,7 +92,7 @@ def submit(page: Page) -> str:
     return page.url.rsplit("/", 1)[1]
 
 
-def type_text(page: Page, text: str) -> None:
+def replace_editor_text(page: Page, text: str) -> None:
     """As a person would: everything chosen and written over."""
     page.locator(".ace_editor").click(position={"x": 200, "y": 60})
     page.keyboard.press("Control+a")
@@ -133,7 +133,7 @@ def test_a_distributed_job_in_form_and_editor(open_page: OpenPage) -> None:
     open_submit(page)
     page.fill("#f-name", "ps-and-workers")
     role(page, 0).locator("[data-path=command]").fill('echo "$TF_CONFIG"')
-    page.click("[data-kind-of-job=distributed]")
+    page.click("[data-job-kind=distributed]")
     page.select_option("[data-preset]", "tensorflow/ps")
     expect(page.locator("[data-role]")).to_have_count(2)
     expect(role(page, 1).locator("[data-path=taskNumber]")).to_have_value("2")
@@ -144,7 +144,7 @@ def test_a_distributed_job_in_form_and_editor(open_page: OpenPage) -> None:
     page.keyboard.type("3")
     expect(role(page, 1).locator("[data-arguments]")).to_have_text("--epochs=3")
     page.click("[data-view=json]")
-    ready(page)
+    wait_until_checked(page)
     document: dict[str, Any] = json.loads(editor_text(page))
     assert [one["name"] for one in document["taskRoles"]] == ["ps", "worker"]
     assert document["taskRoles"][1]["parameters"] == [{"key": "epochs", "value": "3"}]
@@ -154,8 +154,8 @@ def test_a_distributed_job_in_form_and_editor(open_page: OpenPage) -> None:
     document["taskRoles"][1]["minSucceededTaskCount"] = 3
     del document["taskRoles"][1]["parameters"]
     document["description"] = "changed as JSON"
-    type_text(page, json.dumps(document, indent=2))
-    ready(page)
+    replace_editor_text(page, json.dumps(document, indent=2))
+    wait_until_checked(page)
     page.click("[data-view=form]")
     expect(role(page, 1).locator("[data-path=taskNumber]")).to_have_value("3")
     expect(page.locator("#f-description")).to_have_value("changed as JSON")
@@ -170,19 +170,19 @@ def test_a_distributed_job_in_form_and_editor(open_page: OpenPage) -> None:
 def test_roles_are_added_copied_removed_and_come_back(open_page: OpenPage) -> None:
     page = open_page("alice")
     open_submit(page)
-    page.click("[data-kind-of-job=distributed]")
+    page.click("[data-job-kind=distributed]")
     page.click("[data-add-role]")
     role(page, 1).locator("[data-copy-role]").click()
     expect(page.locator("[data-role]")).to_have_count(3)
     names = [role(page, number).locator("[data-path=name]").input_value() for number in range(3)]
     assert len(set(names)) == 3
-    page.click("[data-kind-of-job=single]")
+    page.click("[data-job-kind=single]")
     expect(page.locator("[data-role]")).to_have_count(1)
-    page.click("[data-kind-of-job=distributed]")
+    page.click("[data-job-kind=distributed]")
     expect(page.locator("[data-role]")).to_have_count(3)
     role(page, 2).locator("[data-remove-role]").click()
     expect(page.locator("[data-role]")).to_have_count(2)
-    ready(page)
+    wait_until_checked(page)
 
 
 @pytest.mark.parametrize(
@@ -202,7 +202,7 @@ def test_files_of_every_kind_are_imported(
     expect(page.locator("[data-import-bar] [data-title]")).to_contain_text(format_)
     expect(page.locator("#f-name")).to_have_value(job)
     page.click("[data-view=yaml]")
-    ready(page)
+    wait_until_checked(page)
     assert f"jobName: {job}" in editor_text(page)
 
 
@@ -210,7 +210,7 @@ def test_an_imported_job_runs(open_page: OpenPage) -> None:
     page = open_page("alice")
     open_submit(page)
     import_file(page, "v2.yaml", V2)
-    ready(page)
+    wait_until_checked(page)
     submit(page)
     expect(page.locator("#job-state")).to_have_attribute(
         "data-state", "COMPLETED", timeout=END_TIMEOUT_MS
@@ -263,7 +263,7 @@ def test_problems_are_at_their_field_and_nothing_is_lost(open_page: OpenPage) ->
     page.locator("[data-problems] button").first.click()
     expect(role(page, 0).locator("[data-path=cpuNumber]")).to_be_focused()
     role(page, 0).locator("[data-path=cpuNumber]").fill("1")
-    ready(page)
+    wait_until_checked(page)
     expect(page.locator("[aria-invalid]")).to_have_count(0)
 
 
@@ -272,7 +272,9 @@ def test_the_editor_completes_and_marks_lines(open_page: OpenPage) -> None:
     open_submit(page)
     page.click("[data-view=yaml]")
     expect(page.locator(".ace_editor")).to_be_visible()
-    type_text(page, "jobName: a\nimage: busybox\ntaskRoles:\n- name: main\n  comand: date\n")
+    replace_editor_text(
+        page, "jobName: a\nimage: busybox\ntaskRoles:\n- name: main\n  comand: date\n"
+    )
     expect(page.locator(".ace_gutter-cell.ace_error").first).to_be_visible()
     expect(page.locator("[data-problems]")).to_contain_text("command")
     page.keyboard.type("  cpuN")
@@ -282,14 +284,14 @@ def test_the_editor_completes_and_marks_lines(open_page: OpenPage) -> None:
 
 
 def test_a_draft_survives_a_reload_and_a_lost_session(
-    open_page: OpenPage, running: RunningSluice, complaints: Complaints
+    open_page: OpenPage, sluice_server: RunningSluice, console_errors: ConsoleErrors
 ) -> None:
-    complaints.expected = ["401", "403"]  # the lost session is part of the scene
+    console_errors.expected = ["401", "403"]  # the lost session is part of the scene
     page = open_page("bob")
     open_submit(page)
     page.fill("#f-name", "kept-through-it-all")
     role(page, 0).locator("[data-path=command]").fill("echo kept")
-    ready(page)
+    wait_until_checked(page)
     page.reload()
     expect(page.locator("#f-name")).to_have_value("kept-through-it-all")
     expect(page.locator("[data-draft-bar]")).to_contain_text("is back")
@@ -297,7 +299,7 @@ def test_a_draft_survives_a_reload_and_a_lost_session(
     page.fill("#f-description", "typed after the session ended")
     expect(page.locator("[data-session-bar]")).to_be_visible()
     page.click("[data-sign-in]")
-    sign_in(page, "bob", running.passwords["bob"])
+    sign_in(page, "bob", sluice_server.passwords["bob"])
     expect(page.locator("#f-name")).to_have_value("kept-through-it-all")
     expect(page.locator("#f-description")).to_have_value("typed after the session ended")
     page.click("[data-draft-other]")
@@ -305,24 +307,24 @@ def test_a_draft_survives_a_reload_and_a_lost_session(
     expect(page.locator("[data-draft-bar]")).to_be_hidden()
 
 
-def test_two_clicks_make_one_job(open_page: OpenPage, running: RunningSluice) -> None:
+def test_two_clicks_make_one_job(open_page: OpenPage, sluice_server: RunningSluice) -> None:
     page = open_page("alice")
     open_submit(page)
     name = f"once-{int(time.time())}"
     page.fill("#f-name", name)
     role(page, 0).locator("[data-path=command]").fill("true")
-    ready(page)
+    wait_until_checked(page)
     page.click("[data-submit]")
     page.locator("[data-confirm-submit] [data-yes]").dblclick()
     page.wait_for_url(JOB_ADDRESS)
-    found = running.api("GET", f"jobs?q={name}").json()["items"]
+    found = sluice_server.api("GET", f"jobs?q={name}").json()["items"]
     assert len(found) == 1
     # Changed and submitted again, the copy knows where it comes from.
     page.goto(f"/submit?clone={found[0]['id']}")
     page.fill("#f-name", f"{name}-copy")
-    ready(page)
+    wait_until_checked(page)
     submit(page)
-    copy = running.api("GET", f"jobs?name={name}-copy").json()["items"][0]
+    copy = sluice_server.api("GET", f"jobs?name={name}-copy").json()["items"][0]
     assert copy["cloned_from"] == found[0]["id"]
 
 
@@ -331,34 +333,34 @@ def test_template_from_a_job_with_parameters_to_a_job(open_page: OpenPage) -> No
     open_submit(page)
     page.fill("#f-name", "to-keep")
     role(page, 0).locator("[data-path=command]").fill("echo first")
-    ready(page)
+    wait_until_checked(page)
     submit(page)
     page.get_by_role("link", name="Save as template").click()
     expect(page.locator("#t-name")).to_have_value("to-keep")
     expect(page.locator(".ace_editor")).to_be_visible()
     page.click("[data-add-parameter]")
     page.keyboard.type("word")
-    type_text(
+    replace_editor_text(
         page,
         editor_text(page)
         .replace("echo first", "echo <% $parameters.word %>")
         .replace("jobName: to-keep", "jobName: from-template"),
     )
-    expect(page.locator("[data-check-words]")).to_have_text("The job file is right.")
+    expect(page.locator("[data-check-status]")).to_have_text("The job file is right.")
     page.get_by_role("button", name="Save").click()
     expect(page.locator("#toasts")).to_contain_text("saved")
     page.get_by_role("link", name="Use").click()
     page.fill("#p-word", "second")
     page.get_by_role("button", name="Look at it in the form first").click()
     expect(role(page, 0).locator("[data-path=command]")).to_have_value("echo second")
-    ready(page)
+    wait_until_checked(page)
     submit(page)
     expect(page.locator("h1")).to_have_text("from-template")
     expect(page.locator("#job-state")).to_have_attribute(
         "data-state", "COMPLETED", timeout=END_TIMEOUT_MS
     )
     page.goto("/templates?q=to-keep")
-    page.check("[data-choose-all]")
+    page.check("[data-select-all]")
     page.click("#template-batch button")
     page.locator("#confirm-dialog").get_by_role("button", name="Delete").click()
     expect(page.locator("#toasts")).to_contain_text("deleted")
@@ -384,8 +386,8 @@ def test_code_is_uploaded_and_runs(open_page: OpenPage, tmp_path: Path) -> None:
     role(page, 0).locator("[data-path=command]").fill('sh "$MODEL_DIR/run.sh"')
     page.select_option("[data-code-source]", "upload")
     page.set_input_files("[data-upload]", archive)
-    expect(page.locator("[data-upload-words]")).to_contain_text("is uploaded")
-    ready(page)
+    expect(page.locator("[data-upload-status]")).to_contain_text("is uploaded")
+    wait_until_checked(page)
     submit(page)
     expect(page.locator("#job-state")).to_have_attribute(
         "data-state", "COMPLETED", timeout=END_TIMEOUT_MS
@@ -397,7 +399,7 @@ def test_by_keyboard_alone(open_page: OpenPage) -> None:
     page.goto("/jobs")
     page.keyboard.press("n")
     page.wait_for_url("**/submit")
-    ready(page)
+    wait_until_checked(page)
     page.click("[data-view=yaml]")
     expect(page.locator(".ace_editor")).to_be_visible()
     page.focus(".ace_scroller")
@@ -416,9 +418,9 @@ def test_by_keyboard_alone(open_page: OpenPage) -> None:
 @pytest.mark.parametrize("width", [390, 1280])
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_pages_fit_and_are_accessible(
-    open_page: OpenPage, running: RunningSluice, width: int, theme: str
+    open_page: OpenPage, sluice_server: RunningSluice, width: int, theme: str
 ) -> None:
-    made = running.api(
+    made = sluice_server.api(
         "POST",
         "templates",
         json={
@@ -436,15 +438,15 @@ def test_pages_fit_and_are_accessible(
     language = "zh-hans" if width == 390 else "en"
     page = open_page("alice", width=width, theme=theme, language=language)
 
-    def judge(where: str) -> None:
+    def check_layout(where: str) -> None:
         page.wait_for_timeout(300)
-        assert not is_too_wide(page), where
-        assert not serious_faults(page, theme), where
+        assert not has_horizontal_scroll(page), where
+        assert not find_serious_violations(page, theme), where
 
     open_submit(page)
-    judge("submit, basic")
+    check_layout("submit, basic")
     page.check("[data-professional]")
-    page.click("[data-kind-of-job=distributed]")
+    page.click("[data-job-kind=distributed]")
     page.select_option("[data-preset]", "mxnet/ps")
     for name in ("parameters", "portList"):
         role(page, 0).locator(f"[data-add-row={name}]").click()
@@ -453,10 +455,10 @@ def test_pages_fit_and_are_accessible(
     page.fill("#f-name", "not good!")
     page.locator("#f-name").blur()
     expect(page.locator("#f-name")).to_have_attribute("aria-invalid", "true")
-    judge("submit, professional, with problems")
+    check_layout("submit, professional, with problems")
     page.click("[data-view=yaml]")
     expect(page.locator(".ace_editor")).to_be_visible()
-    judge("submit, editor")
+    check_layout("submit, editor")
     for address in (
         "/templates",
         "/templates/new",
@@ -464,5 +466,5 @@ def test_pages_fit_and_are_accessible(
         f"/templates/{template}/use",
     ):
         page.goto(address)
-        judge(address)
-    running.api("DELETE", f"templates/{template}")
+        check_layout(address)
+    sluice_server.api("DELETE", f"templates/{template}")

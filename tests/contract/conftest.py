@@ -18,7 +18,7 @@ import pytest
 
 from clusters.transport.base import Transport
 from clusters.transport.certificates import CertificateAuthority
-from clusters.transport.connection import CertificateLogin, SshTarget
+from clusters.transport.connection import CertificateCredentials, SshTarget
 from clusters.transport.local import LocalTransport
 from clusters.transport.pool import PoolOptions
 from clusters.transport.ssh import SshCluster
@@ -29,18 +29,18 @@ if TYPE_CHECKING:
 TRANSPORTS = ("local-own", "local-other", "ssh")
 ALICE = "sluice-alice"
 
-_ran: Counter[str] = Counter()
+_passed_cases: Counter[str] = Counter()
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     found = re.search(rf"test_transport\.py::.*\[({'|'.join(TRANSPORTS)})\b", report.nodeid)
     if found and report.when == "call" and report.passed:
-        _ran[found.group(1)] += 1
+        _passed_cases[found.group(1)] += 1
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    if _ran:
-        counts = ", ".join(f"{name} {_ran[name]}" for name in TRANSPORTS)
+    if _passed_cases:
+        counts = ", ".join(f"{name} {_passed_cases[name]}" for name in TRANSPORTS)
         terminalreporter.write_line(f"transport contract, cases passed: {counts}")
 
 
@@ -50,13 +50,13 @@ def ssh_target(cluster: EmbeddedCluster) -> SshTarget:
 
 
 @pytest.fixture(scope="session")
-def login(cluster: EmbeddedCluster) -> CertificateLogin:
-    return CertificateLogin(CertificateAuthority(cluster.ca_key))
+def login(cluster: EmbeddedCluster) -> CertificateCredentials:
+    return CertificateCredentials(CertificateAuthority(cluster.ca_key))
 
 
 @pytest.fixture(scope="session")
-def shared_ssh(ssh_target: SshTarget, login: CertificateLogin) -> Iterator[SshCluster]:
-    made = SshCluster(ssh_target, login, options=PoolOptions(first_backoff_s=0.1))
+def shared_ssh(ssh_target: SshTarget, login: CertificateCredentials) -> Iterator[SshCluster]:
+    made = SshCluster(ssh_target, login, options=PoolOptions(initial_backoff_s=0.1))
     yield made
     made.close_all()
 
@@ -76,7 +76,7 @@ def become_alice() -> Iterator[None]:
 
 
 @pytest.fixture(params=TRANSPORTS)
-def door(request: pytest.FixtureRequest, cluster: EmbeddedCluster) -> Iterator[Transport]:
+def transport(request: pytest.FixtureRequest, cluster: EmbeddedCluster) -> Iterator[Transport]:
     """A transport as Alice."""
     slurm_conf = {"SLURM_CONF": cluster.env["SLURM_CONF"]}
     if request.param == "ssh":
@@ -89,12 +89,12 @@ def door(request: pytest.FixtureRequest, cluster: EmbeddedCluster) -> Iterator[T
 
 
 @pytest.fixture
-def root(door: Transport, cluster: EmbeddedCluster) -> Iterator[str]:
+def root(transport: Transport, cluster: EmbeddedCluster) -> Iterator[str]:
     """A directory of Alice's own, with blanks, quotes and Chinese in its name."""
     path = f"{cluster.work_root.format(user=ALICE)}/it's a «测试» {uuid.uuid4().hex[:8]}"
-    assert door.run(["mkdir", "-m", "0700", "--", path]).exit_code == 0
+    assert transport.run(["mkdir", "-m", "0700", "--", path]).exit_code == 0
     yield path
-    door.run(["rm", "-rf", "--", path])
+    transport.run(["rm", "-rf", "--", path])
 
 
 @pytest.fixture(scope="session")
@@ -117,7 +117,7 @@ class PrivateSshd:
             self.port = free.getsockname()[1]
         config = directory / f"sshd-{self.port}.conf"
         (directory / f"ca-{self.port}.pub").write_text(
-            CertificateAuthority(cluster.ca_key).public_line()
+            CertificateAuthority(cluster.ca_key).public_key_line()
         )
         config.write_text(
             f"{lines}\nListenAddress 127.0.0.1\nPort {self.port}\nPidFile none\nUsePAM no\n"
@@ -164,13 +164,13 @@ def private_sshd(
         sshd.stop()
 
 
-def processes_with(word: str) -> list[int]:
+def find_processes_by_text(text: str) -> list[int]:
     """Process ids on this machine whose command line holds `word`, by whomever."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
-                if word.encode() in (entry / "cmdline").read_bytes():
+                if text.encode() in (entry / "cmdline").read_bytes():
                     found.append(int(entry.name))
             except OSError:
                 continue  # it ended while we looked
@@ -179,4 +179,4 @@ def processes_with(word: str) -> list[int]:
 
 @pytest.fixture
 def find_processes() -> Callable[[str], list[int]]:
-    return processes_with
+    return find_processes_by_text

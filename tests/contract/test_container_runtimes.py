@@ -19,11 +19,11 @@ from jobs.script.paths import AttemptPaths
 from jobs.script.task_state import parse_task_state, parse_verdict
 from tests.unit.rendering import render_job
 
-RECORD = """#!/bin/bash
+RECORD_ARGUMENTS = """#!/bin/bash
 { printf '%s\\x1f' "${0##*/}" "$@"; printf '\\n'; } >>"$RECORD"
 """
 # The first word that is a shell begins the command.
-FAKES = {
+FAKE_PROGRAMS = {
     "enroot": """case $1 in
   import) : >"$3" ;;
   start) while [[ $1 != /bin/sh ]]; do shift; done; exec "$@" ;;
@@ -48,7 +48,7 @@ exit "${PIPESTATUS[0]}"
 }
 
 
-class Bench:
+class FakeSlurmNode:
     """A directory with the played programs, where an attempt's batch script runs."""
 
     def __init__(self, root: Path) -> None:
@@ -57,8 +57,8 @@ class Bench:
         programs = root / "bin"
         for directory in (self.home, programs):
             directory.mkdir()
-        for name, body in FAKES.items():
-            (programs / name).write_text(RECORD + body)
+        for name, body in FAKE_PROGRAMS.items():
+            (programs / name).write_text(RECORD_ARGUMENTS + body)
             (programs / name).chmod(0o755)
         self.env = {
             "PATH": f"{programs}:{os.environ['PATH']}",
@@ -70,11 +70,11 @@ class Bench:
         }
 
     def run(
-        self, job: dict[str, Any], runtime: str, complaint: str = ""
+        self, job: dict[str, Any], runtime: str, expected_stderr: str = ""
     ) -> tuple[int, list[list[str]]]:
         rendered = render_job(job, self.paths, runtime=runtime, grace_s=1)
         for path, text in rendered.files.items():
-            file = Path(self.paths.inside(path))
+            file = Path(self.paths.path_to(path))
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(text)
         done = subprocess.run(
@@ -86,17 +86,17 @@ class Bench:
             timeout=60,
             check=False,
         )
-        assert done.stderr == complaint
+        assert done.stderr == expected_stderr
         lines = self.record.read_text().splitlines() if self.record.exists() else []
         return done.returncode, [line.split("\x1f")[:-1] for line in lines]
 
 
 @pytest.fixture
-def bench(tmp_path: Path) -> Bench:
-    return Bench(tmp_path)
+def node(tmp_path: Path) -> FakeSlurmNode:
+    return FakeSlurmNode(tmp_path)
 
 
-def a_job(data: Path, **more: Any) -> dict[str, Any]:
+def job_document(data: Path, **more: Any) -> dict[str, Any]:
     data.mkdir()
     role = {"name": "w", "shmMB": 64, "command": 'echo "$GREETING $PAI_TASK_INDEX"; exit 3', **more}
     return {
@@ -108,16 +108,16 @@ def a_job(data: Path, **more: Any) -> dict[str, Any]:
     }
 
 
-def after(argv: list[str], option: str) -> list[str]:
+def option_values(argv: list[str], option: str) -> list[str]:
     return [argv[i + 1] for i, word in enumerate(argv) if word == option]
 
 
-def check_outcome(bench: Bench, code: int) -> None:
+def check_outcome(node: FakeSlurmNode, code: int) -> None:
     assert code == 3
-    assert Path(bench.paths.task_log("w", 0)).read_text() == "it's `me` 0\n"
-    state = parse_task_state(Path(bench.paths.task_state("w", 0)).read_text())
+    assert Path(node.paths.task_log("w", 0)).read_text() == "it's `me` 0\n"
+    state = parse_task_state(Path(node.paths.task_state("w", 0)).read_text())
     assert (state.state, state.exit_code, state.host) == ("ended", 3, "n1")
-    verdict = parse_verdict(Path(bench.paths.verdict).read_text())
+    verdict = parse_verdict(Path(node.paths.verdict).read_text())
     assert (verdict.verdict, verdict.rule, verdict.role, verdict.index) == (
         "failed",
         "min_failed",
@@ -126,72 +126,79 @@ def check_outcome(bench: Bench, code: int) -> None:
     )
 
 
-AWAY = "srun: error: Unable to confirm allocation for job 77: "
+ALLOCATION_ERROR = "srun: error: Unable to confirm allocation for job 77: "
 
 
-def test_a_controller_that_is_away_for_a_moment(bench: Bench, tmp_path: Path) -> None:
+def test_step_launch_is_retried_while_controller_restarts(
+    node: FakeSlurmNode, tmp_path: Path
+) -> None:
     """slurmctld restarts while the script starts its step: the step is tried again, nothing else."""
-    words = AWAY + "Unable to contact slurm controller (connect failure)"
-    bench.env |= {"AWAY": str(tmp_path / "once"), "AWAY_WORDS": words}
-    code, calls = bench.run(a_job(tmp_path / "data"), "none", complaint=f"{words}\n")
-    check_outcome(bench, code)
+    stderr_text = ALLOCATION_ERROR + "Unable to contact slurm controller (connect failure)"
+    node.env |= {"AWAY": str(tmp_path / "once"), "AWAY_WORDS": stderr_text}
+    code, calls = node.run(
+        job_document(tmp_path / "data"), "none", expected_stderr=f"{stderr_text}\n"
+    )
+    check_outcome(node, code)
     assert [call[0] for call in calls] == ["srun", "srun"]
 
 
-def test_another_failure_of_srun_is_final(bench: Bench, tmp_path: Path) -> None:
-    words = AWAY + "Invalid job id specified"
-    bench.env |= {"AWAY": str(tmp_path / "once"), "AWAY_WORDS": words}
-    code, calls = bench.run(a_job(tmp_path / "data"), "none", complaint=f"{words}\n")
+def test_another_failure_of_srun_is_final(node: FakeSlurmNode, tmp_path: Path) -> None:
+    stderr_text = ALLOCATION_ERROR + "Invalid job id specified"
+    node.env |= {"AWAY": str(tmp_path / "once"), "AWAY_WORDS": stderr_text}
+    code, calls = node.run(
+        job_document(tmp_path / "data"), "none", expected_stderr=f"{stderr_text}\n"
+    )
     assert code == 1
     assert [call[0] for call in calls] == ["srun"]
 
 
-def test_without_a_container(bench: Bench, tmp_path: Path) -> None:
-    code, calls = bench.run(a_job(tmp_path / "data"), "none")
-    check_outcome(bench, code)
+def test_without_a_container(node: FakeSlurmNode, tmp_path: Path) -> None:
+    code, calls = node.run(job_document(tmp_path / "data"), "none")
+    check_outcome(node, code)
     assert [call[0] for call in calls] == ["srun"]
     assert not any(word.startswith("--container") for word in calls[0])
 
 
-def test_reports_that_arrive_in_pieces_are_read_whole(bench: Bench, tmp_path: Path) -> None:
+def test_reports_that_arrive_in_pieces_are_read_whole(node: FakeSlurmNode, tmp_path: Path) -> None:
     """bash's `read -t` gives up in the middle of a line; seen on a busy node with 28 tasks."""
-    bench.env["SPLIT_LINES"] = "1"
-    code, _ = bench.run(a_job(tmp_path / "data"), "none")
-    check_outcome(bench, code)
+    node.env["SPLIT_LINES"] = "1"
+    code, _ = node.run(job_document(tmp_path / "data"), "none")
+    check_outcome(node, code)
 
 
-def test_enroot(bench: Bench, tmp_path: Path) -> None:
-    code, calls = bench.run(a_job(tmp_path / "data"), "enroot")
-    check_outcome(bench, code)
-    image = f"{bench.home}/.cache/sluice/images/nvcr.io_nv_torch_1.sqsh"
+def test_enroot(node: FakeSlurmNode, tmp_path: Path) -> None:
+    code, calls = node.run(job_document(tmp_path / "data"), "enroot")
+    check_outcome(node, code)
+    image = f"{node.home}/.cache/sluice/images/nvcr.io_nv_torch_1.sqsh"
     fetch, create, start, remove = (call for call in calls if call[0] == "enroot")
     assert fetch[1:] == ["import", "--output", f"{image}.77", "docker://nvcr.io#nv/torch:1"]
     name = "sluice-77-0-0-0"
     assert create[1:] == ["create", "--name", name, image]
     assert start[1:3] == ["start", "--rw"]
-    mounts = after(start, "--mount")
+    mounts = option_values(start, "--mount")
     data = tmp_path / "data"
-    assert f"{bench.paths.dir}:{bench.paths.dir}:none:x-create=auto,rbind,rw" in mounts
+    assert f"{node.paths.dir}:{node.paths.dir}:none:x-create=auto,rbind,rw" in mounts
     assert f"{data}:/dataset:none:x-create=auto,rbind,ro" in mounts
     assert "tmpfs:/dev/shm:tmpfs:x-create=dir,size=64m" in mounts
     assert start[start.index("/bin/sh") - 1] == name
     assert remove[1:] == ["remove", "--force", name]
 
 
-def test_pyxis(bench: Bench, tmp_path: Path) -> None:
-    code, calls = bench.run(a_job(tmp_path / "data"), "pyxis")
-    check_outcome(bench, code)
+def test_pyxis(node: FakeSlurmNode, tmp_path: Path) -> None:
+    code, calls = node.run(job_document(tmp_path / "data"), "pyxis")
+    check_outcome(node, code)
     (srun,) = (call for call in calls if call[0] == "srun")
-    given = dict(
+    container_options = dict(
         word.split("=", 1) for word in srun if word.startswith("--container") and "=" in word
     )
     assert (
-        given["--container-image"] == f"{bench.home}/.cache/sluice/images/nvcr.io_nv_torch_1.sqsh"
+        container_options["--container-image"]
+        == f"{node.home}/.cache/sluice/images/nvcr.io_nv_torch_1.sqsh"
     )
     data = tmp_path / "data"
-    mounts = given["--container-mounts"].split(",")
+    mounts = container_options["--container-mounts"].split(",")
     assert f"{data}:/dataset:ro" in mounts
-    assert f"{bench.paths.dir}:{bench.paths.dir}" in mounts
+    assert f"{node.paths.dir}:{node.paths.dir}" in mounts
     assert {"--container-mount-home", "--container-writable"} <= set(srun)
     assert srun.index("/bin/bash") > max(
         i for i, w in enumerate(srun) if w.startswith("--container")

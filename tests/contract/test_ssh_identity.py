@@ -31,7 +31,7 @@ from clusters.transport import connection as ssh_connection
 from clusters.transport import identity
 from clusters.transport.base import Transport
 from clusters.transport.certificates import CertificateAuthority
-from clusters.transport.connection import CertificateLogin, KeyFileLogin, SshTarget
+from clusters.transport.connection import CertificateCredentials, KeyFileCredentials, SshTarget
 from clusters.transport.identity import IdentityPolicy
 from clusters.transport.pool import PoolOptions
 from clusters.transport.ssh import SshCluster
@@ -42,18 +42,18 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.cluster
 
 ALICE, BOB, CAROL = "sluice-alice", "sluice-bob", "sluice-carol"
-FAST = PoolOptions(first_backoff_s=0.05)
+FAST_BACKOFF = PoolOptions(initial_backoff_s=0.05)
 
 Connect = Callable[..., SshCluster]
 
 
 @pytest.fixture
-def connect(ssh_target: SshTarget, login: CertificateLogin) -> Iterator[Connect]:
+def connect(ssh_target: SshTarget, login: CertificateCredentials) -> Iterator[Connect]:
     """Makes SshClusters that differ in what is said, and closes them."""
     made: list[SshCluster] = []
 
     def make(target: SshTarget | None = None, **changes: Any) -> SshCluster:
-        changes.setdefault("options", FAST)
+        changes.setdefault("options", FAST_BACKOFF)
         made.append(SshCluster(target or ssh_target, changes.pop("login", login), **changes))
         return made[-1]
 
@@ -62,17 +62,21 @@ def connect(ssh_target: SshTarget, login: CertificateLogin) -> Iterator[Connect]
         cluster.close_all()
 
 
-def server_process(door: Transport) -> int:
+def server_pid(transport: Transport) -> int:
     """The sshd process at the other end of the connection that the next command will use."""
-    return int(door.run(["sh", "-c", "echo $PPID"]).text)
+    return int(transport.run(["sh", "-c", "echo $PPID"]).text)
 
 
 # -- host keys -------------------------------------------------------------------------------------
 
 
-def keygen_fingerprint(public_line: str) -> str:
+def keygen_fingerprint(public_key_line: str) -> str:
     shown = subprocess.run(
-        ["ssh-keygen", "-lf", "-"], input=public_line, capture_output=True, text=True, check=True
+        ["ssh-keygen", "-lf", "-"],
+        input=public_key_line,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     return shown.stdout.split()[1]
 
@@ -80,7 +84,7 @@ def keygen_fingerprint(public_line: str) -> str:
 def test_a_changed_host_key_is_refused_and_named(
     connect: Connect, ssh_target: SshTarget, cluster: EmbeddedCluster, tmp_path: Path
 ) -> None:
-    other = CertificateAuthority(tmp_path / "other").public_line()
+    other = CertificateAuthority(tmp_path / "other").public_key_line()
     target = dataclasses.replace(ssh_target, host_keys=(other,))
     with pytest.raises(HostKeyMismatch) as caught:
         connect(target).transport(ALICE).run(["true"])
@@ -103,7 +107,7 @@ def test_an_unknown_host_key_is_refused(
 def test_one_of_several_pinned_keys_is_enough(
     connect: Connect, ssh_target: SshTarget, tmp_path: Path
 ) -> None:
-    other = CertificateAuthority(tmp_path / "other").public_line("comment")
+    other = CertificateAuthority(tmp_path / "other").public_key_line("comment")
     target = dataclasses.replace(ssh_target, host_keys=(other, *ssh_target.host_keys))
     assert connect(target).transport(ALICE).run(["true"]).exit_code == 0
 
@@ -112,26 +116,28 @@ def test_one_of_several_pinned_keys_is_enough(
 
 
 def test_a_ca_that_sshd_does_not_trust(connect: Connect, tmp_path: Path) -> None:
-    stranger = CertificateLogin(CertificateAuthority(tmp_path / "stranger" / "key"))
+    stranger = CertificateCredentials(CertificateAuthority(tmp_path / "stranger" / "key"))
     with pytest.raises(AuthFailed, match="TrustedUserCAKeys"):
         connect(login=stranger).transport(ALICE).run(["true"])
 
 
-class AlwaysAlice:
+class AliceCertificateLogin:
     """Presents Alice's certificate whoever is asked for."""
 
-    def __init__(self, real: CertificateLogin) -> None:
+    def __init__(self, real: CertificateCredentials) -> None:
         self._real = real
 
-    def key_for(self, user: str, *, may_tunnel: bool = False) -> paramiko.PKey:
+    def key_for(self, user: str, *, allow_tunnel: bool = False) -> paramiko.PKey:
         return self._real.key_for(ALICE)
 
     def remedy(self, user: str) -> str:
         return self._real.remedy(user)
 
 
-def test_alices_certificate_does_not_let_in_bob(connect: Connect, login: CertificateLogin) -> None:
-    with_alices = connect(login=AlwaysAlice(login))
+def test_alices_certificate_does_not_let_in_bob(
+    connect: Connect, login: CertificateCredentials
+) -> None:
+    with_alices = connect(login=AliceCertificateLogin(login))
     assert with_alices.transport(ALICE).run(["id", "-un"]).text == f"{ALICE}\n"
     with pytest.raises(AuthFailed, match=BOB):
         with_alices.transport(BOB).run(["true"])
@@ -154,7 +160,7 @@ def test_a_user_the_cluster_does_not_know(connect: Connect) -> None:
     ],
 )
 def test_root_and_low_uids_are_refused_before_any_connection(
-    user: str, uid: int | None, login: CertificateLogin
+    user: str, uid: int | None, login: CertificateCredentials
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(0.2)
@@ -175,22 +181,24 @@ def test_a_low_uid_known_only_to_the_cluster_is_refused_before_any_command(
     assert strict.stats().connections == 0
 
 
-def test_an_expired_certificate_does_not_get_in(connect: Connect, login: CertificateLogin) -> None:
+def test_an_expired_certificate_does_not_get_in(
+    connect: Connect, login: CertificateCredentials
+) -> None:
     expired = dataclasses.replace(login, valid_s=-5)
     with pytest.raises(AuthFailed):
         connect(login=expired).transport(ALICE).run(["true"])
 
 
 def test_a_connection_outlives_its_certificate_and_the_next_has_a_new_one(
-    connect: Connect, login: CertificateLogin
+    connect: Connect, login: CertificateCredentials
 ) -> None:
     short = connect(login=dataclasses.replace(login, valid_s=2))
-    door = short.transport(ALICE)
-    process = server_process(door)
+    transport = short.transport(ALICE)
+    process = server_pid(transport)
     time.sleep(2.5)
-    assert server_process(door) == process
+    assert server_pid(transport) == process
     os.kill(process, signal.SIGKILL)
-    assert server_process(door) != process
+    assert server_pid(transport) != process
     assert short.stats().opened == 2
 
 
@@ -207,7 +215,7 @@ def test_a_key_file_per_user(
     accepted.write_text((directory / f"{ALICE}.pub").read_text())
     try:
         sshd = private_sshd(f"AuthorizedKeysFile {accepted}")
-        by_file = connect(sshd.target, login=KeyFileLogin(f"{directory}/{{user}}"))
+        by_file = connect(sshd.target, login=KeyFileCredentials(f"{directory}/{{user}}"))
         assert by_file.transport(ALICE).run(["id", "-un"]).text == f"{ALICE}\n"
         with pytest.raises(AuthFailed, match=f"no readable key file for {BOB}"):
             by_file.transport(BOB).run(["true"])
@@ -228,9 +236,11 @@ def test_start_up_files_that_print_do_not_get_into_answers(
     noise = Path(f"/run/sluice-test-{uuid.uuid4().hex}")
     noise.write_text("echo 'Welcome to the cluster!'; echo quota >&2\n")
     try:
-        door = connect(private_sshd(f"SetEnv BASH_ENV={noise}").target).transport(ALICE)
-        assert door.run(["echo", "answer"]).stdout == b"answer\n"
-        assert b"".join(door.read_stream("/etc/hostname")) == Path("/etc/hostname").read_bytes()
+        transport = connect(private_sshd(f"SetEnv BASH_ENV={noise}").target).transport(ALICE)
+        assert transport.run(["echo", "answer"]).stdout == b"answer\n"
+        assert (
+            b"".join(transport.read_stream("/etc/hostname")) == Path("/etc/hostname").read_bytes()
+        )
     finally:
         noise.unlink()
 
@@ -238,22 +248,22 @@ def test_start_up_files_that_print_do_not_get_into_answers(
 def test_without_sftp_files_are_read_by_commands(
     connect: Connect, private_sshd: Callable[[str], Any]
 ) -> None:
-    door = connect(private_sshd("Subsystem sftp /bin/false").target).transport(ALICE)
+    transport = connect(private_sshd("Subsystem sftp /bin/false").target).transport(ALICE)
     content = Path("/etc/passwd").read_bytes()
     for _ in range(2):
-        assert door.stat("/etc/passwd").size == len(content)
-        assert door.read_at("/etc/passwd", 3, 20) == content[3:23]
+        assert transport.stat("/etc/passwd").size == len(content)
+        assert transport.read_at("/etc/passwd", 3, 20) == content[3:23]
 
 
-def test_an_account_without_a_shell_is_told_plainly(
+def test_account_without_shell_is_reported(
     connect: Connect, private_sshd: Callable[[str], Any]
 ) -> None:
-    door = connect(private_sshd("ForceCommand /usr/sbin/nologin").target).transport(ALICE)
+    transport = connect(private_sshd("ForceCommand /usr/sbin/nologin").target).transport(ALICE)
     with pytest.raises(AuthFailed, match="login shell runs no commands"):
-        door.run(["true"])
+        transport.run(["true"])
 
 
-def test_a_server_that_never_speaks(connect: Connect, ssh_target: SshTarget) -> None:
+def test_silent_server_times_out(connect: Connect, ssh_target: SshTarget) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         target = dataclasses.replace(
             ssh_target, port=silent.getsockname()[1], banner_timeout_s=0.5, connect_timeout_s=0.5
@@ -272,12 +282,12 @@ def test_a_login_node_that_is_down_is_not_hammered(
     tries = []
     real = socket.create_connection
 
-    def counted(*arguments: Any, **named: Any) -> socket.socket:
+    def counting_connect(*arguments: Any, **named: Any) -> socket.socket:
         tries.append(arguments)
         return real(*arguments, **named)
 
-    monkeypatch.setattr(ssh_connection.socket, "create_connection", counted)
-    down = connect(target, options=PoolOptions(first_backoff_s=5))
+    monkeypatch.setattr(ssh_connection.socket, "create_connection", counting_connect)
+    down = connect(target, options=PoolOptions(initial_backoff_s=5))
     messages = set()
     for user in (ALICE, BOB, ALICE):
         with pytest.raises(ConnectFailed, match="cannot be reached") as caught:
@@ -291,27 +301,27 @@ def test_a_login_node_that_is_down_is_not_hammered(
 # -- connections -----------------------------------------------------------------------------------
 
 
-def test_a_connection_that_died_is_replaced_unseen(connect: Connect) -> None:
+def test_dead_connection_is_replaced(connect: Connect) -> None:
     pool = connect()
-    door = pool.transport(ALICE)
+    transport = pool.transport(ALICE)
     for _ in range(3):
-        os.kill(server_process(door), signal.SIGKILL)
-        assert door.run(["echo", "still here"]).text == "still here\n"
-    os.kill(server_process(door), signal.SIGKILL)
-    assert door.stat("/etc/passwd").size > 0
-    os.kill(server_process(door), signal.SIGKILL)
-    assert door.read_at("/etc/passwd", 0, 5)
+        os.kill(server_pid(transport), signal.SIGKILL)
+        assert transport.run(["echo", "still here"]).text == "still here\n"
+    os.kill(server_pid(transport), signal.SIGKILL)
+    assert transport.stat("/etc/passwd").size > 0
+    os.kill(server_pid(transport), signal.SIGKILL)
+    assert transport.read_at("/etc/passwd", 0, 5)
     assert pool.stats().connections == 1
 
 
 def test_a_connection_that_answers_no_more_is_replaced(
     connect: Connect, ssh_target: SshTarget
 ) -> None:
-    door = connect(dataclasses.replace(ssh_target, channel_timeout_s=0.5)).transport(ALICE)
-    process = server_process(door)
+    transport = connect(dataclasses.replace(ssh_target, channel_timeout_s=0.5)).transport(ALICE)
+    process = server_pid(transport)
     os.kill(process, signal.SIGSTOP)
     try:
-        assert server_process(door) != process
+        assert server_pid(transport) != process
     finally:
         os.kill(process, signal.SIGKILL)
 
@@ -320,46 +330,48 @@ def test_a_connection_lost_while_a_command_runs_is_an_unknown_outcome(
     connect: Connect, cluster: EmbeddedCluster
 ) -> None:
     path = f"{cluster.work_root.format(user=ALICE)}/once-{uuid.uuid4().hex}"
-    door = connect().transport(ALICE)
+    transport = connect().transport(ALICE)
     script = 'echo ran >> "$1"; kill -9 $PPID; sleep 2'
     with pytest.raises(ConnectionLost, match="may have done its work"):
-        door.run(["sh", "-c", script, "sh", path])
-    assert door.run(["cat", path]).text == "ran\n"
-    door.run(["rm", path])
+        transport.run(["sh", "-c", script, "sh", path])
+    assert transport.run(["cat", path]).text == "ran\n"
+    transport.run(["rm", path])
 
 
 def test_a_timeout_leaves_the_connection_usable(connect: Connect) -> None:
     pool = connect()
-    door = pool.transport(ALICE)
-    process = server_process(door)
+    transport = pool.transport(ALICE)
+    process = server_pid(transport)
     with pytest.raises(CommandTimeout):
-        door.run(["sleep", "60"], timeout_s=0.2)
-    assert server_process(door) == process
+        transport.run(["sleep", "60"], timeout_s=0.2)
+    assert server_pid(transport) == process
     assert pool.stats().sessions == 0
 
 
-@pytest.mark.parametrize("believed", [10, 50])
+@pytest.mark.parametrize("assumed_sessions", [10, 50])
 def test_more_sessions_than_sshd_allows_open_further_connections(
-    connect: Connect, believed: int
+    connect: Connect, assumed_sessions: int
 ) -> None:
-    pool = connect(options=PoolOptions(sessions_per_connection=believed, first_backoff_s=0.05))
-    door = pool.transport(ALICE)
-    together = threading.Barrier(25)
+    pool = connect(
+        options=PoolOptions(max_sessions_per_connection=assumed_sessions, initial_backoff_s=0.05)
+    )
+    transport = pool.transport(ALICE)
+    barrier = threading.Barrier(25)
 
-    def ask(number: int) -> str:
-        together.wait()
-        return door.run(["sh", "-c", f"sleep 0.7; echo {number}"]).text
+    def run_numbered(number: int) -> str:
+        barrier.wait()
+        return transport.run(["sh", "-c", f"sleep 0.7; echo {number}"]).text
 
     with ThreadPoolExecutor(25) as threads:
-        answers = list(threads.map(ask, range(25)))
+        answers = list(threads.map(run_numbered, range(25)))
     assert answers == [f"{number}\n" for number in range(25)]
     assert pool.stats().connections == 3
     assert pool.stats().sessions == 0
 
 
 def test_idle_connections_are_closed_on_both_sides(connect: Connect) -> None:
-    pool = connect(options=PoolOptions(idle_s=0.3))
-    process = server_process(pool.transport(ALICE))
+    pool = connect(options=PoolOptions(idle_timeout_s=0.3))
+    process = server_pid(pool.transport(ALICE))
     deadline = time.monotonic() + 5
     while Path(f"/proc/{process}").exists() and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -370,7 +382,7 @@ def test_idle_connections_are_closed_on_both_sides(connect: Connect) -> None:
 def test_closing_ends_every_thread_and_connection(connect: Connect) -> None:
     before = threading.active_count()
     pool = connect()
-    processes = [server_process(pool.transport(user)) for user in (ALICE, BOB)]
+    processes = [server_pid(pool.transport(user)) for user in (ALICE, BOB)]
     with pool.transport(ALICE).follow("/etc/passwd") as events:
         assert next(events).data
     pool.close_all()
@@ -385,7 +397,7 @@ def test_two_hundred_commands_by_twenty_threads_as_three_users(connect: Connect)
     pool = connect()
     people = (ALICE, BOB, CAROL)
 
-    def ask(number: int) -> bool:
+    def run_numbered(number: int) -> bool:
         user = people[number % 3]
         answer = pool.transport(user).run(
             ["sh", "-c", 'read line; echo "$(id -un) $1 $line"', "sh", f"<{number}>"],
@@ -394,7 +406,7 @@ def test_two_hundred_commands_by_twenty_threads_as_three_users(connect: Connect)
         return answer.stdout == f"{user} <{number}> in {number}\n".encode()
 
     with ThreadPoolExecutor(20) as threads:
-        assert all(threads.map(ask, range(200)))
+        assert all(threads.map(run_numbered, range(200)))
     assert pool.stats().sessions == 0
     # 20 threads, three users, ten sessions a connection.
     assert pool.stats().opened <= 6
@@ -403,11 +415,11 @@ def test_two_hundred_commands_by_twenty_threads_as_three_users(connect: Connect)
 # -- a line that can be cut ------------------------------------------------------------------------
 
 
-class Line:
+class TcpRelay:
     """A TCP relay between Sluice and sshd that can be cut and restored."""
 
     def __init__(self, port: int) -> None:
-        self._to = port
+        self._target_port = port
         self._sockets: list[socket.socket] = []
         self.port = 0
         self.restore()
@@ -423,7 +435,7 @@ class Line:
                 near, _ = server.accept()
             except OSError:
                 return
-            far = socket.create_connection(("127.0.0.1", self._to))
+            far = socket.create_connection(("127.0.0.1", self._target_port))
             self._sockets += [near, far]
             for source, sink in ((near, far), (far, near)):
                 threading.Thread(target=self._relay, args=(source, sink), daemon=True).start()
@@ -447,7 +459,7 @@ class Line:
         self._sockets.clear()
 
 
-def test_following_goes_on_after_the_line_was_down(
+def test_follow_resumes_after_connection_loss(
     connect: Connect,
     ssh_target: SshTarget,
     shared_ssh: SshCluster,
@@ -456,8 +468,8 @@ def test_following_goes_on_after_the_line_was_down(
 ) -> None:
     path = f"{cluster.work_root.format(user=ALICE)}/line-{uuid.uuid4().hex}"
     near = shared_ssh.transport(ALICE)
-    line = Line(ssh_target.port)
-    far = connect(dataclasses.replace(ssh_target, port=line.port)).transport(ALICE)
+    relay = TcpRelay(ssh_target.port)
+    far = connect(dataclasses.replace(ssh_target, port=relay.port)).transport(ALICE)
 
     def write(text: str) -> None:
         assert near.run(["sh", "-c", 'cat >> "$1"', "sh", path], stdin=text.encode()).exit_code == 0
@@ -466,36 +478,36 @@ def test_following_goes_on_after_the_line_was_down(
     try:
         with far.follow(path) as events:
             assert next(events).data == b"before\n"
-            line.cut()
+            relay.cut()
             assert next(events).kind == "waiting"
             write("while down\n")
-            threading.Timer(1.5, line.restore).start()
+            threading.Timer(1.5, relay.restore).start()
             event = next(events)
             assert (event.kind, event.offset, event.data) == ("data", 7, b"while down\n")
             write("after\n")
             assert next(events).data == b"after\n"
-            line.cut()
+            relay.cut()
             near.run(["sh", "-c", 'echo cut > "$1"', "sh", path])
-            line.restore()
-            kinds = [next(events) for _ in range(3)]
-            assert [event.kind for event in kinds] == ["waiting", "truncated", "data"]
-            assert kinds[2].data == b"cut\n"
+            relay.restore()
+            events_after_cut = [next(events) for _ in range(3)]
+            assert [event.kind for event in events_after_cut] == ["waiting", "truncated", "data"]
+            assert events_after_cut[2].data == b"cut\n"
         deadline = time.monotonic() + 5
         while find_processes(path) and time.monotonic() < deadline:
             time.sleep(0.05)
         assert not find_processes(path)
     finally:
-        line.cut()
+        relay.cut()
         near.run(["rm", "-f", path])
 
 
-def test_every_byte_arrives_once_however_often_the_line_is_cut(
+def test_follow_is_exact_across_connection_losses(
     connect: Connect, ssh_target: SshTarget, shared_ssh: SshCluster, cluster: EmbeddedCluster
 ) -> None:
     path = f"{cluster.work_root.format(user=ALICE)}/cuts-{uuid.uuid4().hex}"
     near = shared_ssh.transport(ALICE)
-    line = Line(ssh_target.port)
-    far = connect(dataclasses.replace(ssh_target, port=line.port)).transport(ALICE)
+    relay = TcpRelay(ssh_target.port)
+    far = connect(dataclasses.replace(ssh_target, port=relay.port)).transport(ALICE)
     script = 'for i in $(seq 60); do head -c 100000 /dev/urandom; sleep 0.05; done > "$1"; sha256sum < "$1"'
     cuts = 8
     received = hashlib.sha256()
@@ -512,10 +524,10 @@ def test_every_byte_arrives_once_however_often_the_line_is_cut(
                     size += len(event.data)
                 if event.data and cuts and size > (9 - cuts) * 500_000:
                     cuts -= 1
-                    line.cut()
-                    line.restore()
-            wanted = writing.result().text.split()[0]
+                    relay.cut()
+                    relay.restore()
+            expected_digest = writing.result().text.split()[0]
     finally:
-        line.cut()
+        relay.cut()
         near.run(["rm", "-f", path])
-    assert (cuts, size, received.hexdigest()) == (0, 6_000_000, wanted)
+    assert (cuts, size, received.hexdigest()) == (0, 6_000_000, expected_digest)

@@ -9,14 +9,14 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.faults.campaign import FAULTS, Campaign, Report
+from tests.faults.campaign import FAULTS, Campaign, CampaignReport
 from tests.faults.soak import soak
-from tests.faults.system import System
+from tests.faults.system import SystemUnderTest
 
 DEFAULT_CLUSTER_DIR = "/var/lib/sluice/faults-cluster"
 
 
-def say(line: str) -> None:
+def print_line(line: str) -> None:
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
 
@@ -38,55 +38,55 @@ def main() -> int:
     parser.add_argument("--cluster-dir", default=DEFAULT_CLUSTER_DIR)
     options = parser.parse_args()
     # Whoever ends it, nothing is left running.
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: sys.exit(1))
+    for signal_number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(signal_number, lambda *_: sys.exit(1))
     with tempfile.TemporaryDirectory(prefix="sluice-faults-") as home:
-        say("Starting a Sluice and an embedded cluster of their own …")
-        system = System(Path(options.cluster_dir), Path(home))
+        print_line("Starting a Sluice and an embedded cluster of their own …")
+        system = SystemUnderTest(Path(options.cluster_dir), Path(home))
         try:
             system.start()
             report = run_soak(system, options) if options.soak else run_faults(system, options)
             if report.findings:
-                kept = Path(f"{tempfile.gettempdir()}/sluice-faults-{int(time.time())}.log")
-                kept.write_text(system.logs(200_000))
-                say(f"The logs of web and engines are in {kept}.")
+                log_copy = Path(f"{tempfile.gettempdir()}/sluice-faults-{int(time.time())}.log")
+                log_copy.write_text(system.logs(200_000))
+                print_line(f"The logs of web and engines are in {log_copy}.")
         finally:
             system.close()
             system.daemons.down()
     return 1 if report.findings else 0
 
 
-def run_faults(system: System, options: argparse.Namespace) -> Report:
+def run_faults(system: SystemUnderTest, options: argparse.Namespace) -> CampaignReport:
     chosen = tuple(fault for fault in FAULTS if options.only in fault.name)
     campaign = Campaign(
         system,
         seed=options.seed,
-        longest_s=options.longest,
+        max_duration_s=options.longest,
         jobs_per_round=options.jobs,
         faults=chosen,
-        say=say,
+        print_line=print_line,
     )
     report = campaign.run(faults=options.faults, minutes=options.minutes)
-    say(
-        f"\nseed {options.seed}: {len(report.tried)} faults of {len(set(report.tried))} kinds, "
+    print_line(
+        f"\nseed {options.seed}: {len(report.injected)} faults of {len(set(report.injected))} kinds, "
         f"{report.jobs} jobs, {len(report.findings)} findings"
     )
     for finding in report.findings:
-        say(f"  {finding}")
+        print_line(f"  {finding}")
     return report
 
 
-def run_soak(system: System, options: argparse.Namespace) -> Report:
-    report = Report()
+def run_soak(system: SystemUnderTest, options: argparse.Namespace) -> CampaignReport:
+    report = CampaignReport()
     report.findings = soak(
         system,
         jobs=options.soak_jobs,
         minutes=options.minutes,
-        say=say,
+        print_line=print_line,
     )
-    say(f"\nsoak: {len(report.findings)} findings")
+    print_line(f"\nsoak: {len(report.findings)} findings")
     for finding in report.findings:
-        say(f"  {finding}")
+        print_line(f"  {finding}")
     return report
 
 

@@ -13,46 +13,46 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
-from tests.faults.load import LINE_EVERY_S, EventWatcher, Load, Wanted
-from tests.faults.system import System
+from tests.faults.load import LINE_EVERY_S, EventWatcher, ExpectedJob, Load
+from tests.faults.system import SystemUnderTest
 
-Breaking = Callable[[System, random.Random], AbstractContextManager[None]]
+FaultInjector = Callable[[SystemUnderTest, random.Random], AbstractContextManager[None]]
 
 
 @dataclass(frozen=True)
-class Fault:
+class InjectedFault:
     """`break_it` breaks something while its block runs and heals it at the end."""
 
     name: str
-    break_it: Breaking
-    first: bool = False  # it is broken before the round's work begins
-    longest_s: float = 60.0
-    patience_s: float = 150.0
+    inject: FaultInjector
+    before_load: bool = False  # it is broken before the round's work begins
+    max_duration_s: float = 60.0
+    timeout_s: float = 150.0
 
 
-def _instantly(act: Callable[[System, random.Random], object]) -> Breaking:
+def _one_shot(action: Callable[[SystemUnderTest, random.Random], object]) -> FaultInjector:
     @contextlib.contextmanager
-    def block(system: System, chance: random.Random) -> Iterator[None]:
-        act(system, chance)
+    def context(system: SystemUnderTest, rng: random.Random) -> Iterator[None]:
+        action(system, rng)
         yield
 
-    return block
+    return context
 
 
-def _away(daemon: str, how: str) -> Breaking:
+def _daemon_down(daemon: str, method: str) -> FaultInjector:
     @contextlib.contextmanager
-    def block(system: System, chance: random.Random) -> Iterator[None]:
-        getattr(system.daemons, how)(daemon)
+    def context(system: SystemUnderTest, rng: random.Random) -> Iterator[None]:
+        getattr(system.daemons, method)(daemon)
         try:
             yield
         finally:
             system.daemons.start(daemon)
 
-    return block
+    return context
 
 
 @contextlib.contextmanager
-def _login_node_away(system: System, chance: random.Random) -> Iterator[None]:
+def _login_node_down(system: SystemUnderTest, rng: random.Random) -> Iterator[None]:
     system.daemons.stop("sshd")
     system.daemons.end_ssh_sessions()
     try:
@@ -62,158 +62,162 @@ def _login_node_away(system: System, chance: random.Random) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _postgres_away(system: System, chance: random.Random) -> Iterator[None]:
-    system.database.stop(chance.choice(["immediate", "fast"]))
+def _postgres_down(system: SystemUnderTest, rng: random.Random) -> Iterator[None]:
+    system.database.stop(rng.choice(["immediate", "fast"]))
     try:
         yield
     finally:
         system.database.start()
 
 
-def _node_away(system: System, chance: random.Random) -> AbstractContextManager[None]:
-    return _away(chance.choice(["n3", "n4"]), chance.choice(["stop", "kill"]))(system, chance)
+def _node_down(system: SystemUnderTest, rng: random.Random) -> AbstractContextManager[None]:
+    return _daemon_down(rng.choice(["n3", "n4"]), rng.choice(["stop", "kill"]))(system, rng)
 
 
-def _kill_engines(system: System, chance: random.Random) -> None:
+def _kill_engines(system: SystemUnderTest, rng: random.Random) -> None:
     for engine in system.engines:
         engine.kill()
 
 
-def _kill_one_engine(system: System, chance: random.Random) -> None:
-    chance.choice(system.engines).kill()
+def _kill_one_engine(system: SystemUnderTest, rng: random.Random) -> None:
+    rng.choice(system.engines).kill()
 
 
-def _kill_web(system: System, chance: random.Random) -> None:
+def _kill_web(system: SystemUnderTest, rng: random.Random) -> None:
     system.web.kill()
 
 
-def _flag(name: str) -> Breaking:
-    return lambda system, chance: system.flag(name)
+def _command_flag(name: str) -> FaultInjector:
+    return lambda system, rng: system.command_flag(name)
 
 
 FAULTS = (
-    Fault("web killed", _instantly(_kill_web)),
-    Fault("an engine killed", _instantly(_kill_one_engine)),
-    Fault("both engines killed", _instantly(_kill_engines)),
-    Fault("slurmctld stopped", _away("slurmctld", "stop")),
-    Fault("slurmctld hangs", lambda system, chance: system.hanging("slurmctld")),
-    Fault("slurmdbd stopped", _away("slurmdbd", "stop")),
-    Fault("slurmdbd killed", _away("slurmdbd", "kill")),
-    Fault("MariaDB stopped", _away("mariadb", "stop")),
-    Fault("sshd stopped and connections cut", _login_node_away),
-    Fault("sshd hangs", lambda system, chance: system.hanging("sshd")),
-    Fault("PostgreSQL stopped", _postgres_away),
-    Fault("a slurmd gone", _node_away, patience_s=240.0),
-    Fault("a user's space full", lambda system, chance: system.space_filled(), first=True),
-    Fault("sbatch slower than its timeout", _flag("slow"), longest_s=8.0, patience_s=300.0),
-    Fault("sbatch's answer lost", _flag("mute"), longest_s=8.0, patience_s=240.0),
-    Fault("sbatch slow", _flag("late"), longest_s=10.0),
-    Fault("squeue answers with nothing", _flag("empty")),
-    Fault("sacct's answer cut", _flag("cut")),
+    InjectedFault("web killed", _one_shot(_kill_web)),
+    InjectedFault("an engine killed", _one_shot(_kill_one_engine)),
+    InjectedFault("both engines killed", _one_shot(_kill_engines)),
+    InjectedFault("slurmctld stopped", _daemon_down("slurmctld", "stop")),
+    InjectedFault("slurmctld hangs", lambda system, rng: system.daemon_suspended("slurmctld")),
+    InjectedFault("slurmdbd stopped", _daemon_down("slurmdbd", "stop")),
+    InjectedFault("slurmdbd killed", _daemon_down("slurmdbd", "kill")),
+    InjectedFault("MariaDB stopped", _daemon_down("mariadb", "stop")),
+    InjectedFault("sshd stopped and connections cut", _login_node_down),
+    InjectedFault("sshd hangs", lambda system, rng: system.daemon_suspended("sshd")),
+    InjectedFault("PostgreSQL stopped", _postgres_down),
+    InjectedFault("a slurmd gone", _node_down, timeout_s=240.0),
+    InjectedFault("a user's space full", lambda system, rng: system.disk_full(), before_load=True),
+    InjectedFault(
+        "sbatch slower than its timeout", _command_flag("slow"), max_duration_s=8.0, timeout_s=300.0
+    ),
+    InjectedFault(
+        "sbatch's answer lost", _command_flag("mute"), max_duration_s=8.0, timeout_s=240.0
+    ),
+    InjectedFault("sbatch slow", _command_flag("late"), max_duration_s=10.0),
+    InjectedFault("squeue answers with nothing", _command_flag("empty")),
+    InjectedFault("sacct's answer cut", _command_flag("cut")),
 )
 
 
 @dataclass
-class Report:
+class CampaignReport:
     rounds: int = 0
     jobs: int = 0
-    tried: list[str] = field(default_factory=list)
+    injected: list[str] = field(default_factory=list)
     findings: list[str] = field(default_factory=list)
 
 
 class Campaign:
     def __init__(
         self,
-        system: System,
+        system: SystemUnderTest,
         *,
         seed: int,
-        longest_s: float,
+        max_duration_s: float,
         jobs_per_round: int,
-        faults: tuple[Fault, ...] = FAULTS,
-        say: Callable[[str], None] = print,
+        faults: tuple[InjectedFault, ...] = FAULTS,
+        print_line: Callable[[str], None] = print,
     ) -> None:
         self.system = system
-        self.report = Report()
-        self._chance = random.Random(seed)
+        self.report = CampaignReport()
+        self._rng = random.Random(seed)
         self._seed = seed
-        self._longest_s = longest_s
+        self._max_duration_s = max_duration_s
         self._jobs_per_round = jobs_per_round
         self._faults = faults
-        self._say = say
+        self._print_line = print_line
 
-    def run(self, *, faults: int, minutes: float) -> Report:
+    def run(self, *, faults: int, minutes: float) -> CampaignReport:
         """`faults` faults, each kind in turn in a random order; no new round after `minutes`."""
-        began = time.monotonic()
+        started = time.monotonic()
         watcher = EventWatcher(self.system)
         watcher.start()
         try:
-            while len(self.report.tried) < faults:
-                for fault in self._chance.sample(self._faults, len(self._faults)):
-                    if len(self.report.tried) >= faults:
+            while len(self.report.injected) < faults:
+                for fault in self._rng.sample(self._faults, len(self._faults)):
+                    if len(self.report.injected) >= faults:
                         break
-                    if time.monotonic() - began > minutes * 60:
-                        self._say(f"time is over after {len(self.report.tried)} faults")
+                    if time.monotonic() - started > minutes * 60:
+                        self._print_line(f"time is over after {len(self.report.injected)} faults")
                         return self.report
-                    self._round(fault, watcher)
+                    self._run_round(fault, watcher)
         finally:
             watcher.close()
-        self._afterwards()
+        self._reconcile()
         return self.report
 
-    def _jobs(self) -> list[Wanted]:
+    def _build_jobs(self) -> list[ExpectedJob]:
         number = self.report.rounds
         # A job to be stopped outlives the longest time that a stop cannot reach it.
-        stopped_lines = int((self._longest_s + 120) / LINE_EVERY_S)
+        stopped_lines = int((self._max_duration_s + 120) / LINE_EVERY_S)
         jobs = []
         for n in range(self._jobs_per_round):
             kind = n % 6
             jobs.append(
-                Wanted(
+                ExpectedJob(
                     f"s{self._seed}r{number}j{n}",
                     owner="bob" if n % 3 == 2 else "alice",
-                    lines=stopped_lines if kind == 4 else self._chance.randint(4, 30),
+                    lines=stopped_lines if kind == 4 else self._rng.randint(4, 30),
                     exit_code=3 if kind == 3 else 0,
-                    stop_it=kind == 4,
-                    watch=kind in (0, 2, 4),
+                    should_stop=kind == 4,
+                    watch_log=kind in (0, 2, 4),
                 )
             )
         return jobs
 
-    def _round(self, fault: Fault, watcher: EventWatcher) -> None:
-        began = time.monotonic()
-        away_s = self._chance.uniform(
-            min(2.0, self._longest_s), min(self._longest_s, fault.longest_s)
+    def _run_round(self, fault: InjectedFault, watcher: EventWatcher) -> None:
+        started = time.monotonic()
+        down_s = self._rng.uniform(
+            min(2.0, self._max_duration_s), min(self._max_duration_s, fault.max_duration_s)
         )
-        load = Load(self.system, self._jobs(), pace_s=0.4)
-        pause_s = self._chance.uniform(0.3, 3.0)
+        load = Load(self.system, self._build_jobs(), submit_interval_s=0.4)
+        pause_s = self._rng.uniform(0.3, 3.0)
         with contextlib.ExitStack() as stack:
-            if fault.first:
-                stack.enter_context(fault.break_it(self.system, self._chance))
-            load.start(fault.patience_s + away_s)
+            if fault.before_load:
+                stack.enter_context(fault.inject(self.system, self._rng))
+            load.start(fault.timeout_s + down_s)
             time.sleep(pause_s)
-            if not fault.first:
-                stack.enter_context(fault.break_it(self.system, self._chance))
-            time.sleep(away_s)
+            if not fault.before_load:
+                stack.enter_context(fault.inject(self.system, self._rng))
+            time.sleep(down_s)
         findings = load.check() + watcher.check(load)
         for process in self.system.processes:
-            findings += process.died_by_itself
-            process.died_by_itself.clear()
+            findings += process.unexpected_exits
+            process.unexpected_exits.clear()
         self.report.rounds += 1
         self.report.jobs += len(load.jobs)
-        self.report.tried.append(fault.name)
+        self.report.injected.append(fault.name)
         self.report.findings += [f"{fault.name}: {finding}" for finding in findings]
-        answers = "".join(f", {n} × {code}" for code, n in sorted(load.refused.items()))
-        self._say(
-            f"{len(self.report.tried):>3}  {fault.name:<34} for {away_s:>4.1f} s, {len(load.jobs)} jobs, "
-            f"all over after {time.monotonic() - began:>5.1f} s{answers}: "
+        refusals = "".join(f", {n} × {code}" for code, n in sorted(load.retried_statuses.items()))
+        self._print_line(
+            f"{len(self.report.injected):>3}  {fault.name:<34} for {down_s:>4.1f} s, {len(load.jobs)} jobs, "
+            f"all over after {time.monotonic() - started:>5.1f} s{refusals}: "
             f"{'ok' if not findings else f'{len(findings)} FINDINGS'}"
         )
         for finding in findings:
-            self._say(f"       {finding}")
+            self._print_line(f"       {finding}")
 
-    def _afterwards(self) -> None:
+    def _reconcile(self) -> None:
         """Rows and Slurm agree, and nothing of the watching is left on the cluster."""
         try:
             self.system.sluice.manage("jobs", "reconcile")
-        except AssertionError as differs:
-            self.report.findings.append(f"rows and Slurm differ at the end: {differs}")
+        except AssertionError as error:
+            self.report.findings.append(f"rows and Slurm differ at the end: {error}")

@@ -18,7 +18,7 @@ import httpx
 from websockets.exceptions import WebSocketException
 from websockets.sync.client import connect
 
-from tests.faults.system import System
+from tests.faults.system import SystemUnderTest
 
 END_STATES = ("COMPLETED", "FAILED", "STOPPED")
 LINE_EVERY_S = 0.25
@@ -27,19 +27,19 @@ LINE_END = b"\xff\x00\r\n"
 
 
 @dataclass
-class Wanted:
+class ExpectedJob:
     """One job of the load and what must become of it."""
 
     name: str
     owner: str
     lines: int
     exit_code: int = 0
-    stop_it: bool = False
-    watch: bool = False
+    should_stop: bool = False
+    watch_log: bool = False
     id: str = ""
-    watched: bytearray = field(default_factory=bytearray)
-    watched_to_the_end: bool = False
-    rewound: int = 0  # the log was cut or begun anew while it was watched
+    received_log: bytearray = field(default_factory=bytearray)
+    log_completed: bool = False
+    truncations: int = 0  # the log was cut or begun anew while it was watched
 
     @property
     def output(self) -> bytes:
@@ -47,7 +47,7 @@ class Wanted:
 
     @property
     def states(self) -> tuple[str, ...]:
-        if self.stop_it:
+        if self.should_stop:
             return ("STOPPED",)
         return ("FAILED",) if self.exit_code else ("COMPLETED",)
 
@@ -68,22 +68,24 @@ class Wanted:
 class Load:
     """The people of one round. `start`, then `join`, then `check`."""
 
-    def __init__(self, system: System, jobs: list[Wanted], *, pace_s: float) -> None:
+    def __init__(
+        self, system: SystemUnderTest, jobs: list[ExpectedJob], *, submit_interval_s: float
+    ) -> None:
         self.system = system
         self.jobs = jobs
         self.findings: list[str] = []
-        self.refused: dict[int, int] = {}
-        self._pace_s = pace_s
+        self.retried_statuses: dict[int, int] = {}
+        self._submit_interval_s = submit_interval_s
         self._threads: list[threading.Thread] = []
-        self._submitting: list[threading.Thread] = []
+        self._submit_threads: list[threading.Thread] = []
         self.deadline = 0.0
 
-    def start(self, patience_s: float) -> None:
-        self.deadline = time.monotonic() + patience_s
+    def start(self, timeout_s: float) -> None:
+        self.deadline = time.monotonic() + timeout_s
         for owner in sorted({job.owner for job in self.jobs}):
-            mine = [job for job in self.jobs if job.owner == owner]
-            self._spawn(self._submit_all, mine)
-        self._submitting = list(self._threads)
+            selected = [job for job in self.jobs if job.owner == owner]
+            self._spawn(self._submit_all, selected)
+        self._submit_threads = list(self._threads)
 
     def _spawn(self, target: Callable[..., None], *arguments: Any) -> None:
         thread = threading.Thread(target=target, args=arguments)
@@ -98,55 +100,61 @@ class Load:
 
     # -- what people do -------------------------------------------------------------------------------
 
-    def call(self, method: str, path: str, owner: str, **more: Any) -> httpx.Response | None:
+    def call_with_retries(
+        self, method: str, path: str, owner: str, **options: Any
+    ) -> httpx.Response | None:
         """Asks until there is an answer that is not "try again later". None: patience is over."""
         while time.monotonic() < self.deadline:
             try:
-                answer = self.system.sluice.api(method, path, owner, **{"timeout": 30, **more})
+                response = self.system.sluice.api(method, path, owner, **{"timeout": 30, **options})
             except httpx.HTTPError:
                 time.sleep(0.3)
                 continue
-            if answer.status_code < 500 and answer.status_code != 429:
-                return answer
-            self.refused[answer.status_code] = self.refused.get(answer.status_code, 0) + 1
-            if answer.status_code == 500:
-                self.findings.append(f"{method} {path}: 500 {answer.text[:200]}")
+            if response.status_code < 500 and response.status_code != 429:
+                return response
+            self.retried_statuses[response.status_code] = (
+                self.retried_statuses.get(response.status_code, 0) + 1
+            )
+            if response.status_code == 500:
+                self.findings.append(f"{method} {path}: 500 {response.text[:200]}")
                 return None
             time.sleep(0.3)
         self.findings.append(f"{method} {path}: no answer in time")
         return None
 
-    def _submit_all(self, jobs: list[Wanted]) -> None:
+    def _submit_all(self, jobs: list[ExpectedJob]) -> None:
         for job in jobs:
             key = {"Idempotency-Key": f"{job.name}-{uuid.uuid4()}"}
-            answer = self.call("POST", "jobs", job.owner, json=job.job_file(), headers=key)
-            if answer is None:
+            response = self.call_with_retries(
+                "POST", "jobs", job.owner, json=job.job_file(), headers=key
+            )
+            if response is None:
                 return
-            if answer.status_code not in (200, 201):
+            if response.status_code not in (200, 201):
                 self.findings.append(
-                    f"{job.name}: refused: {answer.status_code} {answer.text[:300]}"
+                    f"{job.name}: refused: {response.status_code} {response.text[:300]}"
                 )
                 continue
-            job.id = answer.json()["id"]
-            if job.watch:
+            job.id = response.json()["id"]
+            if job.watch_log:
                 self._spawn(self._watch, job)
-            if job.stop_it:
+            if job.should_stop:
                 self._spawn(self._stop, job)
-            time.sleep(self._pace_s)
+            time.sleep(self._submit_interval_s)
 
-    def _stop(self, job: Wanted) -> None:
-        if self.wait_state(job, "RUNNING", *END_STATES) == "RUNNING":
+    def _stop(self, job: ExpectedJob) -> None:
+        if self.wait_for_state(job, "RUNNING", *END_STATES) == "RUNNING":
             time.sleep(1)
-        answer = self.call("POST", f"jobs/{job.id}/stop", job.owner)
-        if answer is not None and answer.status_code != 200:
-            self.findings.append(f"{job.name}: stop: {answer.status_code} {answer.text[:200]}")
+        response = self.call_with_retries("POST", f"jobs/{job.id}/stop", job.owner)
+        if response is not None and response.status_code != 200:
+            self.findings.append(f"{job.name}: stop: {response.status_code} {response.text[:200]}")
 
-    def _watch(self, job: Wanted) -> None:
+    def _watch(self, job: ExpectedJob) -> None:
         """Bytes of the log as a browser gets them, going on from its offset after every break."""
         base = self.system.sluice.url.replace("http", "ws", 1)
         token = {"Authorization": f"Bearer {self.system.sluice.token(job.owner)}"}
-        while time.monotonic() < self.deadline and not job.watched_to_the_end:
-            offset = len(job.watched)
+        while time.monotonic() < self.deadline and not job.log_completed:
+            offset = len(job.received_log)
             url = f"{base}/ws/jobs/{job.id}/logs/main/0?offset={offset}&lossless=1"
             try:
                 with connect(url, additional_headers=token, open_timeout=10) as socket:
@@ -154,41 +162,41 @@ class Load:
             except (OSError, WebSocketException, TimeoutError):
                 time.sleep(0.3)
 
-    def _read_frames(self, job: Wanted, socket: Any) -> None:
+    def _read_frames(self, job: ExpectedJob, socket: Any) -> None:
         while time.monotonic() < self.deadline:
             try:
                 frame = socket.recv(timeout=5)
             except TimeoutError:
                 continue
             if isinstance(frame, bytes):
-                job.watched += frame
+                job.received_log += frame
                 continue
-            told = json.loads(frame)
-            if told["type"] == "log" and told["offset"] != len(job.watched):
+            message = json.loads(frame)
+            if message["type"] == "log" and message["offset"] != len(job.received_log):
                 self.findings.append(
-                    f"{job.name}: log resumed at {told['offset']}, asked for {len(job.watched)}"
+                    f"{job.name}: log resumed at {message['offset']}, asked for {len(job.received_log)}"
                 )
-            elif told["type"] == "truncated":
-                job.rewound += 1
-                job.watched.clear()
-            elif told["type"] in ("gap", "error"):
-                self.findings.append(f"{job.name}: log said {told}")
-                job.watched_to_the_end = True
+            elif message["type"] == "truncated":
+                job.truncations += 1
+                job.received_log.clear()
+            elif message["type"] in ("gap", "error"):
+                self.findings.append(f"{job.name}: log said {message}")
+                job.log_completed = True
                 return
-            elif told["type"] == "end":
-                job.watched_to_the_end = True
+            elif message["type"] == "end":
+                job.log_completed = True
                 return
 
-    def wait_state(self, job: Wanted, *states: str) -> str:
+    def wait_for_state(self, job: ExpectedJob, *states: str) -> str:
         state = ""
         while time.monotonic() < self.deadline:
-            answer = self.call("GET", f"jobs/{job.id}", job.owner)
-            if answer is None:
+            response = self.call_with_retries("GET", f"jobs/{job.id}", job.owner)
+            if response is None:
                 return state
-            if answer.status_code != 200:
-                self.findings.append(f"{job.name}: {answer.status_code}: the job is lost")
+            if response.status_code != 200:
+                self.findings.append(f"{job.name}: {response.status_code}: the job is lost")
                 return ""
-            state = answer.json()["state"]
+            state = response.json()["state"]
             if state in states:
                 return state
             time.sleep(0.5)
@@ -198,15 +206,17 @@ class Load:
 
     def check(self) -> list[str]:
         """Waits for every job's end. Afterwards the findings: empty if all is as it must be."""
-        for thread in self._submitting:
+        for thread in self._submit_threads:
             thread.join()
         for job in self.jobs:
             if not job.id:
                 self.findings.append(f"{job.name}: was never taken")
                 continue
-            state = self.wait_state(job, *END_STATES)
+            state = self.wait_for_state(job, *END_STATES)
             if state not in job.states:
-                self.findings.append(f"{job.name}: {state}, not {job.states}: {self._story(job)}")
+                self.findings.append(
+                    f"{job.name}: {state}, not {job.states}: {self._describe(job)}"
+                )
         self.join()
         # The people's patience is over; that of whoever looks into it begins.
         self.deadline = time.monotonic() + 60
@@ -216,12 +226,12 @@ class Load:
                 self._check_log(job)
         return self.findings
 
-    def _story(self, job: Wanted) -> str:
-        answer = self.call("GET", f"jobs/{job.id}", job.owner)
-        said = answer.json() if answer is not None else {}
-        return f"{said.get('reason', {}).get('text')} (Slurm {said.get('slurm_job_id')})"
+    def _describe(self, job: ExpectedJob) -> str:
+        response = self.call_with_retries("GET", f"jobs/{job.id}", job.owner)
+        job_json = response.json() if response is not None else {}
+        return f"{job_json.get('reason', {}).get('text')} (Slurm {job_json.get('slurm_job_id')})"
 
-    def runs_in_slurm(self) -> dict[str, list[str]]:
+    def list_slurm_runs(self) -> dict[str, list[str]]:
         """Job id → "attempt slurm-id" of everything that accounting has, requeues counted once."""
         rows = self.system.daemons.slurm(
             *("sacct", "-a", "-X", "-n", "-P", "-S", "now-6hours", "--format=JobIDRaw,WorkDir")
@@ -237,66 +247,79 @@ class Load:
     def _check_exactly_once(self) -> None:
         ids = {job.id: job for job in self.jobs if job.id}
         deadline = time.monotonic() + 30  # slurmdbd lags behind slurmctld
-        while not set(ids) <= set(found := self.runs_in_slurm()) and time.monotonic() < deadline:
+        while not set(ids) <= set(found := self.list_slurm_runs()) and time.monotonic() < deadline:
             time.sleep(1)
         for id, job in ids.items():
             runs = found.get(id, [])
-            answer = self.call("GET", f"jobs/{id}", job.owner)
-            if answer is None or answer.status_code != 200:
+            response = self.call_with_retries("GET", f"jobs/{id}", job.owner)
+            if response is None or response.status_code != 200:
                 continue
-            said = answer.json()
+            job_json = response.json()
             attempts = {run.split()[0] for run in runs}
-            if not runs and not (job.stop_it and not said["slurm_job_id"]):
+            if not runs and not (job.should_stop and not job_json["slurm_job_id"]):
                 self.findings.append(f"{job.name}: not in Slurm at all")
             elif len(runs) != len(attempts):
                 self.findings.append(f"{job.name}: submitted more than once: {runs}")
-            elif runs and f"{said['attempt']} {said['slurm_job_id']}" not in runs:
-                self.findings.append(f"{job.name}: says {said['slurm_job_id']}, Slurm has {runs}")
-            same = self.call("GET", f"jobs?name={job.name}", job.owner)
-            if same is not None and len(same.json()["items"]) != 1:
-                self.findings.append(f"{job.name}: {len(same.json()['items'])} jobs of this name")
+            elif runs and f"{job_json['attempt']} {job_json['slurm_job_id']}" not in runs:
+                self.findings.append(
+                    f"{job.name}: says {job_json['slurm_job_id']}, Slurm has {runs}"
+                )
+            same_name = self.call_with_retries("GET", f"jobs?name={job.name}", job.owner)
+            if same_name is not None and len(same_name.json()["items"]) != 1:
+                self.findings.append(
+                    f"{job.name}: {len(same_name.json()['items'])} jobs of this name"
+                )
 
-    def ran_again(self, job: Wanted) -> bool:
+    def was_rerun(self, job: ExpectedJob) -> bool:
         """Slurm itself ran it again (a lost node), or Sluice did: its log then has another story."""
-        answer = self.call("GET", f"jobs/{job.id}", job.owner)
-        said = answer.json() if answer is not None else {}
+        response = self.call_with_retries("GET", f"jobs/{job.id}", job.owner)
+        job_json = response.json() if response is not None else {}
         rows = self.system.daemons.slurm(
-            *("sacct", "-D", "-X", "-n", "-P", "-j", said.get("slurm_job_id") or "0"),
+            *("sacct", "-D", "-X", "-n", "-P", "-j", job_json.get("slurm_job_id") or "0"),
             "--format=JobIDRaw,State",
         )
-        return len(rows.splitlines()) > 1 or said.get("attempt", 1) > 1
+        return len(rows.splitlines()) > 1 or job_json.get("attempt", 1) > 1
 
-    def _check_log(self, job: Wanted) -> None:
-        if self.ran_again(job):
+    def _check_log(self, job: ExpectedJob) -> None:
+        if self.was_rerun(job):
             return
-        answer = self.call("GET", f"jobs/{job.id}/logs/main/0", job.owner)
-        stored = answer.content if answer is not None and answer.status_code == 200 else b""
-        written = _without_the_shells_words(stored) if job.stop_it else stored
-        right = job.output.startswith(written) if job.stop_it else stored == job.output
-        if not right:
+        response = self.call_with_retries("GET", f"jobs/{job.id}/logs/main/0", job.owner)
+        log_content = (
+            response.content if response is not None and response.status_code == 200 else b""
+        )
+        job_output = _strip_shell_messages(log_content) if job.should_stop else log_content
+        matches = (
+            job.output.startswith(job_output) if job.should_stop else log_content == job.output
+        )
+        if not matches:
             self.findings.append(
-                f"{job.name}: {len(stored)} bytes of log, not the {len(job.output)} written"
+                f"{job.name}: {len(log_content)} bytes of log, not the {len(job.output)} written"
             )
-        if job.watch and not job.watched_to_the_end:
+        if job.watch_log and not job.log_completed:
             self.findings.append(f"{job.name}: its log's websocket never said that it ended")
-        elif job.watch and bytes(job.watched) != stored:
+        elif job.watch_log and bytes(job.received_log) != log_content:
             self.findings.append(
-                f"{job.name}: watched {len(job.watched)} bytes that differ from the log's {len(stored)}"
+                f"{job.name}: watched {len(job.received_log)} bytes that differ from the log's {len(log_content)}"
             )
 
 
-def _without_the_shells_words(log: bytes) -> bytes:
+def _strip_shell_messages(log: bytes) -> bytes:
     """A shell whose child was stopped says so and goes on until it is stopped itself, or until the image
     below it is gone: these lines are rightly in the log, and not the job's own."""
-    for words in (b"Terminated\n", b"Killed\n", b"Bus error (core dumped)\n", b"Bus error\n"):
-        log = log.replace(words, b"")
+    for shell_message in (
+        b"Terminated\n",
+        b"Killed\n",
+        b"Bus error (core dumped)\n",
+        b"Bus error\n",
+    ):
+        log = log.replace(shell_message, b"")
     return log
 
 
 class EventWatcher(threading.Thread):
     """An administrator's list page: every event, in order, none missed, whatever breaks in between."""
 
-    def __init__(self, system: System) -> None:
+    def __init__(self, system: SystemUnderTest) -> None:
         super().__init__(name="events")
         self.system = system
         self.events: list[dict[str, Any]] = []
@@ -313,12 +336,12 @@ class EventWatcher(threading.Thread):
                 with connect(url, additional_headers=token, open_timeout=10) as socket:
                     while not self._closed.is_set():
                         try:
-                            told = json.loads(socket.recv(timeout=1))
+                            message = json.loads(socket.recv(timeout=1))
                         except TimeoutError:
                             continue
-                        if told["type"] == "reset":
+                        if message["type"] == "reset":
                             self.findings.append(f"events: reset after {last}")
-                        for event in told.get("events", ()):
+                        for event in message.get("events", ()):
                             if event["number"] <= last:
                                 self.findings.append(f"events: {event['number']} came after {last}")
                             last = event["number"]
@@ -335,20 +358,24 @@ class EventWatcher(threading.Thread):
         for job in load.jobs:
             if not job.id:
                 continue
-            answer = load.call("GET", f"jobs/{job.id}/events?limit=500", job.owner)
-            known = [event["number"] for event in answer.json()["items"]] if answer else []
+            response = load.call_with_retries("GET", f"jobs/{job.id}/events?limit=500", job.owner)
+            expected_numbers = (
+                [event["number"] for event in response.json()["items"]] if response else []
+            )
             deadline = time.monotonic() + 15
             while time.monotonic() < deadline:
-                mine = [event for event in self.events if event["job"] == job.id]
-                if set(known) <= {event["number"] for event in mine}:
+                selected = [event for event in self.events if event["job"] == job.id]
+                if set(expected_numbers) <= {event["number"] for event in selected}:
                     break
                 time.sleep(0.3)
             else:
-                lost = set(known) - {event["number"] for event in mine}
-                self.findings.append(f"{job.name}: events {sorted(lost)} never came by websocket")
-            states = [e["data"]["state"] for e in mine if e["kind"] == "state"]
-            false = [state for state in states[:-1] if state in END_STATES]
-            if false:
+                missing = set(expected_numbers) - {event["number"] for event in selected}
+                self.findings.append(
+                    f"{job.name}: events {sorted(missing)} never came by websocket"
+                )
+            states = [e["data"]["state"] for e in selected if e["kind"] == "state"]
+            premature_ends = [state for state in states[:-1] if state in END_STATES]
+            if premature_ends:
                 self.findings.append(f"{job.name}: false end state: {states}")
         found, self.findings = self.findings, []
         return found

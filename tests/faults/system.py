@@ -20,24 +20,24 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.running import PROJECT, RunningSluice, make_sluice
+from tests.sluice_server import PROJECT, RunningSluice, make_sluice
 
 RESTART_AFTER_S = 1.0
 CLUSTER = str(PROJECT / "scripts" / "cluster")
-WRAPPED = ("sbatch", "squeue", "sacct")
-SMALL_SPACE = "24m"
+WRAPPED_COMMANDS = ("sbatch", "squeue", "sacct")
+SMALL_DISK_SIZE = "24m"
 
 
 @dataclass
-class Process:
+class SupervisedProcess:
     """One process of Sluice, started again whenever it ends. Deaths that nobody asked for are counted."""
 
     name: str
     argv: list[str]
     env: dict[str, str]
     log: Path
-    restarts: bool = True
-    died_by_itself: list[str] = field(default_factory=list)
+    auto_restart: bool = True
+    unexpected_exits: list[str] = field(default_factory=list)
     popen: subprocess.Popen[bytes] | None = None
     _killed: bool = False
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -61,12 +61,12 @@ class Process:
                 self.popen.kill()
                 self.popen.wait()
 
-    def look_after(self) -> None:
+    def restart_if_exited(self) -> None:
         if self.popen is None or self.popen.poll() is None:
             return
         if not self._killed:
-            self.died_by_itself.append(f"{self.name} ended by itself ({self.popen.returncode})")
-        if self.restarts:
+            self.unexpected_exits.append(f"{self.name} ended by itself ({self.popen.returncode})")
+        if self.auto_restart:
             time.sleep(RESTART_AFTER_S)
             self.start()
 
@@ -133,9 +133,9 @@ class EmbeddedDaemons:
         self._base = {**os.environ, "SLUICE_CLUSTER_DIR": str(directory)}
         self._base.pop("SLUICE_SSH_CA_KEY", None)
         self.up()
-        printed = self._cluster("env")
+        env_output = self._cluster("env")
         self.env = {**self._base}
-        for word in shlex.split(printed, comments=True):
+        for word in shlex.split(env_output, comments=True):
             name, sign, value = word.partition("=")
             if sign:
                 self.env[name] = value.rstrip(";").replace("$PATH", os.environ["PATH"])
@@ -184,7 +184,7 @@ class EmbeddedDaemons:
         return done.stdout
 
 
-class System:
+class SystemUnderTest:
     """Everything together; `close` leaves nothing behind but the embedded cluster's directory."""
 
     def __init__(self, cluster_dir: Path, home: Path) -> None:
@@ -193,8 +193,8 @@ class System:
         home.chmod(0o755)
         self.daemons = EmbeddedDaemons(cluster_dir)
         self.flags = home / "flags"
-        self._space = cluster_dir / "scratch" / "sluice-bob"
-        self._make_space_small()
+        self._user_disk = cluster_dir / "scratch" / "sluice-bob"
+        self._mount_small_disk()
         self.database = Postgres(home / "postgres")
         self.sluice: RunningSluice = make_sluice(
             self.daemons.env,
@@ -207,15 +207,18 @@ class System:
         self._wrap_commands()
         port = self.sluice.url.rsplit(":", 1)[1]
         env = self.sluice.env
-        self.web = Process("web", ["serve", "--no-engine", "--port", port], env, home / "web.log")
+        self.web = SupervisedProcess(
+            "web", ["serve", "--no-engine", "--port", port], env, home / "web.log"
+        )
         self.engines = [
-            Process(f"engine {n}", ["engine"], env, home / f"engine{n}.log") for n in (1, 2)
+            SupervisedProcess(f"engine {n}", ["engine"], env, home / f"engine{n}.log")
+            for n in (1, 2)
         ]
         self._stop = threading.Event()
         self._supervisor = threading.Thread(target=self._supervise, name="supervisor")
 
     @property
-    def processes(self) -> list[Process]:
+    def processes(self) -> list[SupervisedProcess]:
         return [self.web, *self.engines]
 
     def start(self) -> None:
@@ -237,7 +240,7 @@ class System:
     def _supervise(self) -> None:
         while not self._stop.wait(0.2):
             for process in self.processes:
-                process.look_after()
+                process.restart_if_exited()
 
     def close(self) -> None:
         self._stop.set()
@@ -248,7 +251,7 @@ class System:
         with contextlib.suppress(subprocess.CalledProcessError):
             self.database.stop()
         shutil.rmtree(self.flags, ignore_errors=True)
-        subprocess.run(["umount", "-l", str(self._space)], check=False, capture_output=True)
+        subprocess.run(["umount", "-l", str(self._user_disk)], check=False, capture_output=True)
 
     def logs(self, tail: int = 4000) -> str:
         files = [process.log for process in self.processes]
@@ -266,7 +269,7 @@ class System:
         self.flags.chmod(0o755)
         bin_dir = self.flags / "bin"
         bin_dir.mkdir()
-        bodies = {
+        wrapper_scripts = {
             # Slurm takes the job, but nobody hears the answer before the caller's patience ends.
             "sbatch": f"""
 if [ -e {self.flags}/slow ]; then "$REAL" "$@" >/dev/null 2>&1; sleep 300; fi
@@ -278,12 +281,12 @@ exec "$REAL" "$@\"""",
 if [ -e {self.flags}/cut ]; then "$REAL" "$@" | head -c 150; exit 0; fi
 exec "$REAL" "$@\"""",
         }
-        for name in (*WRAPPED, "scancel", "scontrol"):
+        for name in (*WRAPPED_COMMANDS, "scancel", "scontrol"):
             real = shutil.which(name, path=self.daemons.env["PATH"])
             if real is None:
                 raise RuntimeError(f"{name} is missing")
-            if name in bodies:
-                (bin_dir / name).write_text(f"#!/bin/sh\nREAL={real}\n{bodies[name]}\n")
+            if name in wrapper_scripts:
+                (bin_dir / name).write_text(f"#!/bin/sh\nREAL={real}\n{wrapper_scripts[name]}\n")
                 (bin_dir / name).chmod(0o755)
             else:
                 (bin_dir / name).symlink_to(real)
@@ -294,7 +297,7 @@ exec "$REAL" "$@\"""",
         )
 
     @contextlib.contextmanager
-    def flag(self, name: str) -> Iterator[None]:
+    def command_flag(self, name: str) -> Iterator[None]:
         (self.flags / name).touch()
         try:
             yield
@@ -303,18 +306,19 @@ exec "$REAL" "$@\"""",
 
     # -- a user's space -------------------------------------------------------------------------------
 
-    def _make_space_small(self) -> None:
+    def _mount_small_disk(self) -> None:
         """Bob's space is a small file system, so that it can be full."""
-        owner = self._space.stat()
-        subprocess.run(["umount", "-l", str(self._space)], check=False, capture_output=True)
-        options = f"size={SMALL_SPACE},mode=700,uid={owner.st_uid},gid={owner.st_gid}"
+        owner = self._user_disk.stat()
+        subprocess.run(["umount", "-l", str(self._user_disk)], check=False, capture_output=True)
+        options = f"size={SMALL_DISK_SIZE},mode=700,uid={owner.st_uid},gid={owner.st_gid}"
         subprocess.run(
-            ["mount", "-t", "tmpfs", "-o", options, "sluice-faults", str(self._space)], check=True
+            ["mount", "-t", "tmpfs", "-o", options, "sluice-faults", str(self._user_disk)],
+            check=True,
         )
 
     @contextlib.contextmanager
-    def space_filled(self) -> Iterator[None]:
-        filler = self._space / "filler"
+    def disk_full(self) -> Iterator[None]:
+        filler = self._user_disk / "filler"
         with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
             while True:
                 file.write(bytes(64 * 1024))
@@ -326,7 +330,7 @@ exec "$REAL" "$@\"""",
     # -- a daemon that hangs --------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def hanging(self, name: str) -> Iterator[None]:
+    def daemon_suspended(self, name: str) -> Iterator[None]:
         pid = self.daemons.pid(name)
         os.kill(pid, signal.SIGSTOP)
         try:

@@ -19,7 +19,7 @@ from tests.conftest import PROJECT, EmbeddedCluster
 
 pytestmark = pytest.mark.cluster
 
-AWAY_S = 30 if os.environ.get("SLUICE_TEST_LONG") == "1" else 8
+DOWNTIME_S = 30 if os.environ.get("SLUICE_TEST_LONG") == "1" else 8
 
 AS_POSTGRES = ("setpriv", "--reuid=postgres", "--regid=postgres", "--init-groups", "--")
 SUBMIT = """
@@ -37,7 +37,7 @@ for n in range(12):
     spec = JobSpec.model_validate({"jobName": f"j{n}", "image": "busybox", "taskRoles": [role]})
     create_job(by=alice, spec=spec, namespace=Namespace.objects.get(name="cpu"))
 """
-TELL = """
+PRINT_ROWS = """
 import json
 from jobs.models import Attempt
 rows = Attempt.objects.values_list("job__state", "work_dir", "slurm_job_id")
@@ -45,7 +45,7 @@ print("ROWS" + json.dumps([list(row) for row in rows]))
 """
 
 
-class Postgres:
+class PrivatePostgres:
     """A server of its own: a socket in a private directory, no TCP port."""
 
     def __init__(self) -> None:
@@ -75,8 +75,8 @@ class Postgres:
 
 
 @pytest.fixture
-def postgres() -> Iterator[Postgres]:
-    server = Postgres()
+def postgres() -> Iterator[PrivatePostgres]:
+    server = PrivatePostgres()
     server.start()
     try:
         yield server
@@ -86,7 +86,7 @@ def postgres() -> Iterator[Postgres]:
 
 
 def test_the_database_goes_away_under_load(
-    cluster: EmbeddedCluster, postgres: Postgres, tmp_path: Path
+    cluster: EmbeddedCluster, postgres: PrivatePostgres, tmp_path: Path
 ) -> None:
     env = {
         **cluster.env,
@@ -110,7 +110,7 @@ def test_the_database_goes_away_under_load(
         return done.stdout
 
     def rows() -> list[list[str]]:
-        answer = manage("shell", "-v", "0", "-c", TELL)
+        answer = manage("shell", "-v", "0", "-c", PRINT_ROWS)
         found: list[list[str]] = json.loads(answer.partition("ROWS")[2])
         return found
 
@@ -133,20 +133,20 @@ def test_the_database_goes_away_under_load(
     try:
         manage("shell", "-v", "0", "-c", SUBMIT)
         postgres.stop()
-        time.sleep(AWAY_S)
+        time.sleep(DOWNTIME_S)
         postgres.start()
         deadline = time.monotonic() + 120
         while True:
-            seen = rows()
-            if len(seen) == 12 and {state for state, _, _ in seen} == {"COMPLETED"}:
+            attempts = rows()
+            if len(attempts) == 12 and {state for state, _, _ in attempts} == {"COMPLETED"}:
                 break
-            assert time.monotonic() < deadline, seen
+            assert time.monotonic() < deadline, attempts
             time.sleep(1)
         assert engine.poll() is None, "the engine died"
     finally:
         engine.terminate()
         engine.wait(40)
-    told = subprocess.run(
+    sacct_output = subprocess.run(
         ["sacct", "-a", "-X", "-n", "-P", "-S", "now-1hours", "--format=JobIDRaw,WorkDir"],
         env=cluster.env,
         capture_output=True,
@@ -154,8 +154,8 @@ def test_the_database_goes_away_under_load(
         check=True,
     ).stdout
     in_slurm: dict[str, list[str]] = {}
-    for line in told.splitlines():
+    for line in sacct_output.splitlines():
         slurm_job_id, _, work_dir = line.partition("|")
         in_slurm.setdefault(work_dir, []).append(slurm_job_id)
-    for _, work_dir, slurm_job_id in seen:
+    for _, work_dir, slurm_job_id in attempts:
         assert in_slurm[work_dir] == [slurm_job_id]

@@ -15,7 +15,7 @@ import pytest
 
 from tests.conftest import DEFAULT_CLUSTER_DIR
 from tests.faults.campaign import FAULTS, Campaign
-from tests.faults.system import System
+from tests.faults.system import SystemUnderTest
 
 pytestmark = pytest.mark.cluster
 
@@ -42,14 +42,14 @@ def home() -> Iterator[Path]:
 
 
 def test_faults_under_load_leave_nothing_wrong(home: Path) -> None:
-    system = System(CLUSTER_DIR, home / "system")
+    system = SystemUnderTest(CLUSTER_DIR, home / "system")
     try:
         system.start()
         chosen = tuple(fault for fault in FAULTS if fault.name in CHOSEN)
-        campaign = Campaign(system, seed=1, longest_s=4.0, jobs_per_round=6, faults=chosen)
+        campaign = Campaign(system, seed=1, max_duration_s=4.0, jobs_per_round=6, faults=chosen)
         report = campaign.run(faults=len(chosen), minutes=3)
     finally:
         system.close()
         system.daemons.down()
-    assert len(report.tried) >= 3, report.tried
+    assert len(report.injected) >= 3, report.injected
     assert not report.findings, "\n".join(report.findings)

@@ -12,57 +12,57 @@ import pytest
 
 from jobs.script.task_state import ScriptExit
 from tests.conftest import EmbeddedCluster
-from tests.faults.deaf_controller import DeafController
-from tests.slurm.lab import Lab
-from tests.slurm.lab import lab as lab
+from tests.faults.lossy_controller import LossyControllerProxy
+from tests.slurm.batch_harness import BatchHarness
+from tests.slurm.batch_harness import batch_harness as batch_harness
 
 pytestmark = pytest.mark.cluster
 
 
 @pytest.fixture
-def deafen(cluster: EmbeddedCluster) -> Iterator[Callable[..., DeafController]]:
+def lossy_controller(cluster: EmbeddedCluster) -> Iterator[Callable[..., LossyControllerProxy]]:
     """Makes ways to the controller on which answers get lost, readable for the job's owner."""
-    made: list[DeafController] = []
+    proxies: list[LossyControllerProxy] = []
     folder = Path(tempfile.mkdtemp(prefix="sluice-deaf-"))
     folder.chmod(0o755)
 
-    def deafen(**how: Any) -> DeafController:
-        real = Path(cluster.env["SLURM_CONF"])
-        made.append(DeafController(real, folder / str(len(made)), **how))
-        return made[-1]
+    def lossy_controller(**options: Any) -> LossyControllerProxy:
+        slurm_conf_path = Path(cluster.env["SLURM_CONF"])
+        proxies.append(LossyControllerProxy(slurm_conf_path, folder / str(len(proxies)), **options))
+        return proxies[-1]
 
-    yield deafen
-    for deaf in made:
-        deaf.close()
+    yield lossy_controller
+    for proxy in proxies:
+        proxy.close()
     shutil.rmtree(folder)
 
 
 @pytest.mark.parametrize("hang", [False, True])
-def test_a_step_whose_making_nobody_heard_of_is_made_again(
-    lab: Lab, deafen: Callable[..., DeafController], hang: bool
+def test_step_with_lost_reply_is_relaunched(
+    batch_harness: BatchHarness, lossy_controller: Callable[..., LossyControllerProxy], hang: bool
 ) -> None:
     """srun itself would wait until the time limit, for what Slurm holds for it already."""
-    deaf = deafen(losses=1, hang=hang)
+    proxy = lossy_controller(drop_count=1, hang=hang)
     # Both fail before the job does: one that is first must not end the other.
     role = {"name": "w", "taskNumber": 2, "gpuNumber": 1, "memoryMB": 200, "minFailedTaskCount": 2}
-    job = lab.submit(
+    job = batch_harness.submit(
         {"taskRoles": [{**role, "command": "echo gpu $CUDA_VISIBLE_DEVICES; sleep 2; exit 3"}]},
-        slurm_conf=deaf.conf,
+        slurm_conf=proxy.conf,
     )
-    assert job.end(120) == ("FAILED", "3:0"), job.log_text("batch")
-    assert deaf.left() == 0
+    assert job.wait_for_end(120) == ("FAILED", "3:0"), job.log_text("batch")
+    assert proxy.remaining_drops() == 0
     assert "started again" in job.log_text("batch")
     # Once, and with resources of its own.
     assert sorted(job.log_text("w", n) for n in range(2)) == ["gpu 0\n", "gpu 1\n"]
 
 
-def test_roles_that_share_an_allocation_do_not_share_what_is_each_ones(
-    lab: Lab, deafen: Callable[..., DeafController]
+def test_lost_replies_fail_packed_job(
+    batch_harness: BatchHarness, lossy_controller: Callable[..., LossyControllerProxy]
 ) -> None:
-    deaf = deafen(losses=4)
+    proxy = lossy_controller(drop_count=4)
     roles = [{"name": name, "command": "echo ran", "memoryMB": 200} for name in ("a", "b")]
-    job = lab.submit({"taskRoles": roles}, slurm_conf=deaf.conf)
+    job = batch_harness.submit({"taskRoles": roles}, slurm_conf=proxy.conf)
     assert job.plan.layout == "packed"
-    assert job.end() == ("FAILED", f"{ScriptExit.LAUNCH_FAILED.value}:0")
+    assert job.wait_for_end() == ("FAILED", f"{ScriptExit.LAUNCH_FAILED.value}:0")
     assert job.verdict().reason == "launch_failed"
     assert job.log_text("a") + job.log_text("b") == ""

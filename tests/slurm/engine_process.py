@@ -22,16 +22,16 @@ from accounts.models import User
 from clusters.models import Cluster, Namespace
 from jobs.actions import create_job
 from jobs.jobfile import JobSpec
-from jobs.lifecycle.reasons import sentence
+from jobs.lifecycle.reasons import render_reason
 from jobs.models import Attempt, CodeUpload, Job
 from tests.conftest import PROJECT, EmbeddedCluster
 
 
 def database_url() -> str:
-    given = connection.settings_dict
+    database = connection.settings_dict
     if connection.vendor == "sqlite":
-        return f"sqlite:///{given['NAME']}"
-    return f"postgres://{given['USER']}@{quote(given['HOST'], safe='')}/{given['NAME']}"
+        return f"sqlite:///{database['NAME']}"
+    return f"postgres://{database['USER']}@{quote(database['HOST'], safe='')}/{database['NAME']}"
 
 
 @dataclass
@@ -66,13 +66,13 @@ class EngineProcess:
             except subprocess.TimeoutExpired:
                 self.kill()
 
-    def wait_dead(self, timeout_s: float = 40) -> int:
+    def wait_for_exit(self, timeout_s: float = 40) -> int:
         assert self.process is not None
         return self.process.wait(timeout_s)
 
 
 @dataclass
-class World:
+class EngineHarness:
     """A registered embedded cluster with its people."""
 
     embedded: EmbeddedCluster
@@ -126,7 +126,7 @@ class World:
             code_upload=code_upload,
         )
 
-    def without_containers(self) -> None:
+    def disable_containers(self) -> None:
         """For tests about submitting, not about running: hundreds of containers only heat two cores."""
         type(self.cluster).objects.update(runtime="none")
 
@@ -138,7 +138,7 @@ class World:
         assert done.returncode == 0, f"{argv}: {done.stderr}"
         return done.stdout
 
-    def tokens_in_slurm(self, jobs: Sequence[Job]) -> dict[str, list[str]]:
+    def slurm_jobs_by_token(self, jobs: Sequence[Job]) -> dict[str, list[str]]:
         """Work directory → Slurm job ids, of everything accounting has for these jobs."""
         wanted = {str(job.pk) for job in jobs}
         found: dict[str, list[str]] = {}
@@ -157,26 +157,26 @@ class World:
 
     def wait(
         self,
-        what: Callable[[], bool],
+        condition: Callable[[], bool],
         timeout_s: float = 60,
-        say: str | Callable[[], str] = "not",
+        message: str | Callable[[], str] = "not",
     ) -> None:
         deadline = time.monotonic() + timeout_s
-        while not what():
+        while not condition():
             if time.monotonic() > deadline:
-                said = say if isinstance(say, str) else say()
-                raise AssertionError(f"{said} in {timeout_s} s\n{self.logs()}")
+                text = message if isinstance(message, str) else message()
+                raise AssertionError(f"{text} in {timeout_s} s\n{self.logs()}")
             time.sleep(0.15)
 
-    def wait_state(self, job: Job, *states: str, timeout_s: float = 60) -> Job:
-        def there() -> bool:
+    def wait_for_state(self, job: Job, *states: str, timeout_s: float = 60) -> Job:
+        def in_expected_state() -> bool:
             job.refresh_from_db()
             return job.state in states
 
         self.wait(
-            there,
+            in_expected_state,
             timeout_s,
-            lambda: f"job {job.name} is {job.state} ({sentence(job.reason)}), not {states}",
+            lambda: f"job {job.name} is {job.state} ({render_reason(job.reason)}), not {states}",
         )
         return job
 
@@ -185,10 +185,10 @@ class World:
 
 
 @contextmanager
-def make_world(embedded: EmbeddedCluster, tmp: Path) -> Iterator[World]:
+def make_engine_harness(embedded: EmbeddedCluster, tmp: Path) -> Iterator[EngineHarness]:
     from clusters import connections
 
-    people = {name: User.objects.create_user(name) for name in ("alice", "bob", "carol")}
+    users = {name: User.objects.create_user(name) for name in ("alice", "bob", "carol")}
     saved = dict(os.environ)
     os.environ.update(
         {k: v for k, v in embedded.env.items() if k.startswith(("SLUICE_EMB", "SLURM"))}
@@ -197,11 +197,11 @@ def make_world(embedded: EmbeddedCluster, tmp: Path) -> Iterator[World]:
     os.environ.clear()
     os.environ.update(saved)
     old_key, settings.SSH_CA_KEY_FILE = settings.SSH_CA_KEY_FILE, embedded.ca_key
-    world = World(embedded, Cluster.objects.get(), people["alice"], people["bob"], tmp)
+    harness = EngineHarness(embedded, Cluster.objects.get(), users["alice"], users["bob"], tmp)
     try:
-        yield world
+        yield harness
     finally:
-        for engine in world.engines:
+        for engine in harness.engines:
             engine.stop()
-        connections.reset()
+        connections.close_all_connections()
         settings.SSH_CA_KEY_FILE = old_key

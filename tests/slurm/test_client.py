@@ -18,12 +18,12 @@ from typing import Any
 import pytest
 
 import sluice
-from tests.running import RunningSluice
+from tests.sluice_server import RunningSluice
 
 pytestmark = pytest.mark.cluster
 CLIENT = Path(__file__).resolve().parents[2] / "client" / "src"
 TIMEOUT_S = 240
-Done = subprocess.CompletedProcess[str]
+CliResult = subprocess.CompletedProcess[str]
 
 # A manifest as people have them (FfDL, Prophecis), with this cluster's image and directory.
 MANIFEST = """\
@@ -54,7 +54,7 @@ framework:
       --learningRate 0.001
       --trainingIters 3
 """
-NETWORK = """\
+TRAINING_SCRIPT = """\
 import argparse, os, pathlib
 parser = argparse.ArgumentParser()
 parser.add_argument("--trainImagesFile")
@@ -69,11 +69,11 @@ print("done: Größe 世界", flush=True)
 """
 
 
-class Person:
+class CliUser:
     """Somebody at a laptop: a home of their own, and the command."""
 
-    def __init__(self, running: RunningSluice, home: Path, name: str = "alice") -> None:
-        self.running, self.home, self.name = running, home, name
+    def __init__(self, sluice_server: RunningSluice, home: Path, name: str = "alice") -> None:
+        self.sluice_server, self.home, self.name = sluice_server, home, name
         self.env = {
             "PATH": os.environ["PATH"],
             "PYTHONPATH": str(CLIENT),
@@ -82,7 +82,7 @@ class Person:
             "NO_COLOR": "1",
         }
 
-    def run(self, *arguments: str, stdin: str = "", **env: str) -> Done:
+    def run(self, *arguments: str, stdin: str = "", **env: str) -> CliResult:
         return subprocess.run(
             [sys.executable, "-m", "sluice", *arguments],
             env={**self.env, **env},
@@ -99,10 +99,10 @@ class Person:
         assert done.returncode == 0, done.stderr + done.stdout
         return json.loads(done.stdout)
 
-    def sign_in(self) -> Done:
-        password = self.running.passwords[self.name] + "\n"
+    def credentials(self) -> CliResult:
+        password = self.sluice_server.passwords[self.name] + "\n"
         return self.run(
-            "login", self.running.url, "--user", self.name, "--password-stdin", stdin=password
+            "login", self.sluice_server.url, "--user", self.name, "--password-stdin", stdin=password
         )
 
     def write(self, name: str, text: str) -> str:
@@ -113,16 +113,16 @@ class Person:
 
 
 @pytest.fixture(scope="module")
-def alice(running: RunningSluice, tmp_path_factory: pytest.TempPathFactory) -> Person:
-    person = Person(running, tmp_path_factory.mktemp("alice"))
-    done = person.sign_in()
+def alice(sluice_server: RunningSluice, tmp_path_factory: pytest.TempPathFactory) -> CliUser:
+    user = CliUser(sluice_server, tmp_path_factory.mktemp("alice"))
+    done = user.credentials()
     assert done.returncode == 0, done.stderr
-    return person
+    return user
 
 
 @pytest.fixture(scope="module")
-def client(running: RunningSluice) -> Iterator[sluice.Client]:
-    with sluice.Client(running.url, running.token("alice")) as made:
+def client(sluice_server: RunningSluice) -> Iterator[sluice.Client]:
+    with sluice.Client(sluice_server.url, sluice_server.token("alice")) as made:
         yield made
 
 
@@ -138,50 +138,52 @@ def shared_directory(cluster: Any) -> Path:
     """A directory that the tasks of alice may write to, as a site's data directory would be."""
     import shutil
 
-    place = Path(cluster.dir) / "shared" / "prophecis-data"
+    directory = Path(cluster.dir) / "shared" / "prophecis-data"
     for name in ("data", "result"):
-        (place / name).mkdir(parents=True, exist_ok=True)
-    (place / "data" / "train-images.txt").write_text("60000 pictures\n")
-    shutil.chown(place / "result", "sluice-alice")
-    return place
+        (directory / name).mkdir(parents=True, exist_ok=True)
+    (directory / "data" / "train-images.txt").write_text("60000 pictures\n")
+    shutil.chown(directory / "result", "sluice-alice")
+    return directory
 
 
 # --- a new user -----------------------------------------------------------------------------------
 
 
-def test_signing_in_and_out(running: RunningSluice, tmp_path: Path) -> None:
-    bob = Person(running, tmp_path, "bob")
-    wrong = bob.run("login", running.url, "--user", "bob", "--password-stdin", stdin="wrong\n")
+def test_signing_in_and_out(sluice_server: RunningSluice, tmp_path: Path) -> None:
+    bob = CliUser(sluice_server, tmp_path, "bob")
+    wrong = bob.run(
+        "login", sluice_server.url, "--user", "bob", "--password-stdin", stdin="wrong\n"
+    )
     assert (wrong.returncode, wrong.stdout) == (3, "")
-    assert bob.sign_in().returncode == 0
-    kept = tmp_path / ".config" / "sluice" / "config.toml"
-    assert kept.stat().st_mode & 0o777 == 0o600
+    assert bob.credentials().returncode == 0
+    config_file = tmp_path / ".config" / "sluice" / "config.toml"
+    assert config_file.stat().st_mode & 0o777 == 0o600
     assert bob.json("me")["username"] == "bob"
     tokens = bob.json("tokens")
     assert [token["is_current"] for token in tokens].count(True) == 1
-    token = kept.read_text().split('token = "')[1].split('"')[0]
+    token = config_file.read_text().split('token = "')[1].split('"')[0]
     assert bob.run("logout").returncode == 0
-    assert not kept.exists()
-    revoked = bob.run("me", SLUICE_URL=running.url, SLUICE_TOKEN=token)
+    assert not config_file.exists()
+    revoked = bob.run("me", SLUICE_URL=sluice_server.url, SLUICE_TOKEN=token)
     assert revoked.returncode == 3
     assert "sluice login" in revoked.stderr
 
 
-def test_the_older_variables_work(running: RunningSluice, tmp_path: Path) -> None:
-    person = Person(running, tmp_path)
+def test_the_older_variables_work(sluice_server: RunningSluice, tmp_path: Path) -> None:
+    user = CliUser(sluice_server, tmp_path)
     env = {
-        "DLAAS_URL": running.url,
+        "DLAAS_URL": sluice_server.url,
         "MLSS_AUTH_USER": "alice",
-        "MLSS_AUTH_PASSWD": base64.b64encode(running.passwords["alice"].encode()).decode(),
+        "MLSS_AUTH_PASSWD": base64.b64encode(sluice_server.passwords["alice"].encode()).decode(),
         "MLSS_AUTH_TYPE": "UM",
     }
     for _time in range(2):
-        done = person.run("list", "--json", **env)
+        done = user.run("list", "--json", **env)
         assert done.returncode == 0, done.stderr
         assert isinstance(json.loads(done.stdout), list)
 
 
-def test_init_and_train(alice: Person) -> None:
+def test_init_and_train(alice: CliUser) -> None:
     assert alice.run("init", "digits").returncode == 0
     done = alice.run("train", "digits/manifest.yml", "digits/code")
     assert done.returncode == 0, done.stderr + done.stdout
@@ -195,10 +197,10 @@ def test_init_and_train(alice: Person) -> None:
     assert (alice.home / "model" / "model.json").exists(), fetched
 
 
-def test_train_a_manifest_of_before(alice: Person, cluster: Any) -> None:
-    place = shared_directory(cluster)
-    alice.write("manifest.yml", MANIFEST.format(path=place))
-    alice.write("project/tf-model/convolutional_network.py", NETWORK)
+def test_train_legacy_manifest(alice: CliUser, cluster: Any) -> None:
+    directory = shared_directory(cluster)
+    alice.write("manifest.yml", MANIFEST.format(path=directory))
+    alice.write("project/tf-model/convolutional_network.py", TRAINING_SCRIPT)
     done = alice.run("train", "manifest.yml", "project")
     assert done.returncode == 0, done.stderr + done.stdout
     assert done.stdout == (
@@ -222,7 +224,7 @@ def test_train_a_manifest_of_before(alice: Person, cluster: Any) -> None:
 # --- how jobs end -----------------------------------------------------------------------------------
 
 
-def test_a_failed_job_is_a_failed_command(alice: Person) -> None:
+def test_a_failed_job_is_a_failed_command(alice: CliUser) -> None:
     alice.write("fails.json", json.dumps(job_file("echo before; exit 7", "fails")))
     done = alice.run("submit", "fails.json", "--follow")
     assert done.returncode == 1
@@ -231,7 +233,7 @@ def test_a_failed_job_is_a_failed_command(alice: Person) -> None:
     assert "7" in done.stderr.splitlines()[-1]
 
 
-def test_machines_read_json_alone(alice: Person) -> None:
+def test_json_output_only(alice: CliUser) -> None:
     alice.write("speaks.json", json.dumps(job_file("echo one; echo two", "speaks")))
     done = alice.run("train", "speaks.json", "--json")
     assert done.returncode == 0, done.stderr
@@ -241,7 +243,7 @@ def test_machines_read_json_alone(alice: Person) -> None:
     assert events[-1]["job"]["state"] == "COMPLETED"
 
 
-def test_a_job_file_that_is_wrong_is_told_by_its_places(alice: Person) -> None:
+def test_invalid_job_file_lists_paths(alice: CliUser) -> None:
     wrong = {"jobName": "x", "image": "python", "taskRoles": [{"name": "a", "cpuNumber": "many"}]}
     alice.write("wrong.json", json.dumps(wrong))
     done = alice.run("submit", "wrong.json")
@@ -258,7 +260,7 @@ def test_a_job_file_that_is_wrong_is_told_by_its_places(alice: Person) -> None:
     assert good["script"].startswith("#!/bin/bash")
 
 
-def test_ctrl_c_detaches_and_the_job_goes_on(alice: Person) -> None:
+def test_ctrl_c_detaches_and_the_job_goes_on(alice: CliUser) -> None:
     command = "for i in 1 2 3 4 5 6 7 8; do echo tick $i; sleep 1; done"
     alice.write("ticks.json", json.dumps(job_file(command, "ticks")))
     process = subprocess.Popen(
@@ -274,18 +276,18 @@ def test_ctrl_c_detaches_and_the_job_goes_on(alice: Person) -> None:
     assert process.stdout is not None
     assert process.stdout.readline() == "tick 1\n"
     process.send_signal(signal.SIGINT)
-    _rest, said = process.communicate(timeout=TIMEOUT_S)
+    _rest, stderr = process.communicate(timeout=TIMEOUT_S)
     assert process.returncode == 130
-    assert "the job goes on" in said
-    assert "Traceback" not in said
+    assert "the job goes on" in stderr
+    assert "Traceback" not in stderr
     job = alice.json("show", "ticks")
-    assert f"sluice attach {job['id']}" in said
+    assert f"sluice attach {job['id']}" in stderr
     back = alice.run("attach", job["id"])
     assert back.returncode == 0
     assert back.stdout == "".join(f"tick {n}\n" for n in range(1, 9))
 
 
-def test_every_task_with_its_name(alice: Person) -> None:
+def test_every_task_with_its_name(alice: CliUser) -> None:
     spec = job_file("echo hello from $PAI_TASK_INDEX", "many", taskNumber=3)
     alice.write("many.json", json.dumps(spec))
     done = alice.run("submit", "many.json", "--follow", "--all")
@@ -295,7 +297,7 @@ def test_every_task_with_its_name(alice: Person) -> None:
     assert sorted(alice.run("logs", "many", "--all").stdout.splitlines()) == expected
 
 
-def test_stop_retry_clone_delete(alice: Person) -> None:
+def test_stop_retry_clone_delete(alice: CliUser) -> None:
     alice.write("long.json", json.dumps(job_file("sleep 600", "long")))
     id = alice.run("submit", "long.json").stdout.strip()
     assert alice.run("halt", id).returncode == 0
@@ -309,7 +311,7 @@ def test_stop_retry_clone_delete(alice: Person) -> None:
     assert alice.run("show", id).returncode == 1
 
 
-def test_templates(alice: Person) -> None:
+def test_templates(alice: CliUser) -> None:
     spec = job_file("echo rate <% $parameters.rate %>", "from-template")
     alice.write("template.json", json.dumps(spec))
     made = alice.run("template", "create", "rates", "--file", "template.json", "-p", "rate=0.1")
@@ -320,7 +322,7 @@ def test_templates(alice: Person) -> None:
     assert alice.run("template", "delete", "rates").returncode == 0
 
 
-def test_what_is_free(alice: Person) -> None:
+def test_capacity_command(alice: CliUser) -> None:
     free = alice.json("capacity")
     assert {gpu["type"] for gpu in free["clusters"][0]["gpus"]} == {"a100", "v100"}
     shown = alice.run("capacity").stdout
@@ -331,7 +333,7 @@ def test_what_is_free(alice: Person) -> None:
 
 
 def test_following_survives_a_restart_of_the_server(
-    running: RunningSluice, client: sluice.Client
+    sluice_server: RunningSluice, client: sluice.Client
 ) -> None:
     count = 60
     command = f"for i in $(seq {count}); do echo line $i; sleep 0.3; done"
@@ -348,9 +350,9 @@ def test_following_survives_a_restart_of_the_server(
     while b"line 3\n" not in b"".join(got):
         assert time.monotonic() < deadline
         time.sleep(0.1)
-    running.stop()
+    sluice_server.stop()
     time.sleep(1)
-    running.start()
+    sluice_server.start()
     reader.join(TIMEOUT_S)
     watcher.join(TIMEOUT_S)
     assert b"".join(got) == b"".join(b"line %d\n" % n for n in range(1, count + 1))
@@ -384,16 +386,16 @@ def test_bytes_are_exact(client: sluice.Client, tmp_path: Path) -> None:
         assert any(name.endswith("main-0.log") for name in archive.getnames())
 
 
-def test_others_see_nothing(running: RunningSluice, client: sluice.Client) -> None:
+def test_others_see_nothing(sluice_server: RunningSluice, client: sluice.Client) -> None:
     job = client.submit(job_file("true", "mine"))
-    with sluice.Client(running.url, running.token("carol")) as carol:
+    with sluice.Client(sluice_server.url, sluice_server.token("carol")) as carol:
         with pytest.raises(sluice.NotFound):
             carol.show(job)
         with pytest.raises(sluice.NotFound):
             carol.logs(job, "main", follow=True).read()
         with pytest.raises(sluice.SluiceError):
             carol.submit(job_file("true"))
-    with sluice.Client(running.url, running.token("alice", "read")) as reader:
+    with sluice.Client(sluice_server.url, sluice_server.token("alice", "read")) as reader:
         assert reader.show(job).id == job.id
         with pytest.raises(sluice.Forbidden) as caught:
             reader.stop(job)

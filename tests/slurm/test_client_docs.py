@@ -10,40 +10,40 @@ from pathlib import Path
 
 import pytest
 
-from tests.running import RunningSluice
+from tests.sluice_server import RunningSluice
 
 pytestmark = pytest.mark.cluster
 CLIENT = Path(__file__).resolve().parents[2] / "client" / "src"
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 
-def environment(running: RunningSluice, home: Path) -> dict[str, str]:
+def environment(sluice_server: RunningSluice, home: Path) -> dict[str, str]:
     return {
         "PATH": os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"])),
         "HOME": str(home),
         "LANG": "C.UTF-8",
         "PYTHONPATH": str(CLIENT),
-        "SLUICE_URL": running.url,
-        "SLUICE_TOKEN": running.token("alice"),
+        "SLUICE_URL": sluice_server.url,
+        "SLUICE_TOKEN": sluice_server.token("alice"),
     }
 
 
-def test_client_md(running: RunningSluice, tmp_path: Path) -> None:
+def test_client_md(sluice_server: RunningSluice, tmp_path: Path) -> None:
     examples = re.findall(r"^```python\n(.*?)^```$", (DOCS / "client.md").read_text(), re.M | re.S)
     assert len(examples) >= 7
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", "\n".join(examples)],
         cwd=tmp_path,
-        env=environment(running, tmp_path),
+        env=environment(sluice_server, tmp_path),
         capture_output=True,
         text=True,
         check=False,
         timeout=900,
     )
-    assert done.returncode == 0, done.stderr + running.log[-3000:]
+    assert done.returncode == 0, done.stderr + sluice_server.log[-3000:]
 
 
-def test_cli_md(running: RunningSluice, tmp_path: Path) -> None:
+def test_cli_md(sluice_server: RunningSluice, tmp_path: Path) -> None:
     text = (DOCS / "cli.md").read_text()
     text = text[text.index("<!-- run: begin -->") : text.index("<!-- run: end -->")]
     blocks = re.findall(r"^```\n(.*?)^```$", text, re.M | re.S)
@@ -53,7 +53,7 @@ def test_cli_md(running: RunningSluice, tmp_path: Path) -> None:
         done = subprocess.run(
             ["bash", "-c", command],
             cwd=tmp_path,
-            env=environment(running, tmp_path),
+            env=environment(sluice_server, tmp_path),
             capture_output=True,
             text=True,
             check=False,

@@ -33,12 +33,12 @@ def registered(
         if name.startswith("SLUICE_EMBEDDED_") or name == "SLURM_CONF":
             monkeypatch.setenv(name, value)
     call_command("embedded", stdout=io.StringIO())
-    connections.reset()
+    connections.close_all_connections()
     yield Cluster.objects.get(name="embedded")
-    connections.reset()
+    connections.close_all_connections()
 
 
-def logins(cluster: EmbeddedCluster, user: str) -> int:
+def count_logins(cluster: EmbeddedCluster, user: str) -> int:
     log = (cluster.dir / "log" / "sshd.log").read_text(errors="replace")
     return log.count(f"Accepted publickey for {user} ") + log.count(f"for {user} from")
 
@@ -46,28 +46,30 @@ def logins(cluster: EmbeddedCluster, user: str) -> int:
 def test_each_person_is_themselves_and_slurm_answers_them(registered: Cluster) -> None:
     for name in ("alice", "bob"):
         unix_user = unix_user_for(User.objects.get(username=name), registered)
-        said = connections.transport_for(registered, unix_user).run(["id", "-un"]).text.strip()
-        assert said == unix_user == f"sluice-{name}"
-        assert connections.scheduler_for(registered, unix_user).ping()[0].up
+        output = connections.transport_for(registered, unix_user).run(["id", "-un"]).text.strip()
+        assert output == unix_user == f"sluice-{name}"
+        assert connections.slurm_client_for(registered, unix_user).ping()[0].up
     assert connections.service_transport(registered).user == "sluice-svc"
-    assert len(connections.scheduler_for(registered).capacity().nodes) == 4
+    assert len(connections.slurm_client_for(registered).capacity().nodes) == 4
 
 
-def test_threads_share_one_door(registered: Cluster) -> None:
+def test_threads_share_one_transport_factory(registered: Cluster) -> None:
     with ThreadPoolExecutor(8) as threads:
-        doors = set(threads.map(lambda _: id(connections.door_to(registered)), range(40)))
-    assert len(doors) == 1
+        factories = set(
+            threads.map(lambda _: id(connections.transport_factory_for(registered)), range(40))
+        )
+    assert len(factories) == 1
 
 
 @pytest.mark.parametrize("unix_user", ["daemon", "root", "sluice-svc", "nobody-of-that-name"])
-def test_who_is_refused_never_reaches_sshd(
+def test_refused_users_never_reach_sshd(
     registered: Cluster, cluster: EmbeddedCluster, unix_user: str
 ) -> None:
     connections.service_transport(registered).run(["true"])
-    before = logins(cluster, unix_user)
+    before = count_logins(cluster, unix_user)
     with pytest.raises(IdentityRefused):
         connections.transport_for(registered, unix_user)
-    assert logins(cluster, unix_user) == before
+    assert count_logins(cluster, unix_user) == before
 
 
 def test_a_person_mapped_to_a_uid_below_the_floor_by_hand_is_refused(registered: Cluster) -> None:
@@ -76,7 +78,7 @@ def test_a_person_mapped_to_a_uid_below_the_floor_by_hand_is_refused(registered:
         unix_user_for(User.objects.get(username="alice"), registered)
 
 
-def test_a_changed_pin_counts_at_once(registered: Cluster) -> None:
+def test_changed_host_key_applies_at_once(registered: Cluster) -> None:
     assert connections.service_transport(registered).run(["true"]).exit_code == 0
     registered.host_keys = (
         "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIEKxLCDZBoJBGqKcQmYFYGQaJ1Vf8mqUX1oJsT9Rf5CC"

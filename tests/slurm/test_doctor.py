@@ -18,7 +18,14 @@ from pytest_django.fixtures import Settings
 
 from accounts.models import User
 from clusters import connections
-from clusters.models import Cluster, ClusterStatus, Membership, Namespace, UnixAccount, capacity_of
+from clusters.models import (
+    Cluster,
+    ClusterStatus,
+    Membership,
+    Namespace,
+    UnixAccount,
+    load_capacity,
+)
 
 if TYPE_CHECKING:
     from conftest import EmbeddedCluster
@@ -39,9 +46,9 @@ def registered(
         if name.startswith("SLUICE_EMBEDDED_") or name == "SLURM_CONF":
             monkeypatch.setenv(name, value)
     call_command("embedded", stdout=io.StringIO())
-    connections.reset()
+    connections.close_all_connections()
     yield Cluster.objects.get(name="embedded")
-    connections.reset()
+    connections.close_all_connections()
 
 
 def check(**options: Any) -> tuple[int, dict[str, dict[str, str]]]:
@@ -55,7 +62,7 @@ def check(**options: Any) -> tuple[int, dict[str, dict[str, str]]]:
     return code, {line["key"]: line for line in lines}
 
 
-def outcomes(lines: dict[str, dict[str, str]], outcome: str) -> list[str]:
+def keys_with_outcome(lines: dict[str, dict[str, str]], outcome: str) -> list[str]:
     return [key for key, line in lines.items() if line["outcome"] == outcome]
 
 
@@ -65,8 +72,8 @@ def new_public_key() -> str:
 
 
 @contextmanager
-def stopped(cluster: EmbeddedCluster, daemon: str) -> Iterator[None]:
-    def program(verb: str) -> None:
+def daemon_stopped(cluster: EmbeddedCluster, daemon: str) -> Iterator[None]:
+    def run_cluster_script(verb: str) -> None:
         subprocess.run(
             [PROJECT / "scripts" / "cluster", verb, daemon],
             env=cluster.env,
@@ -74,14 +81,14 @@ def stopped(cluster: EmbeddedCluster, daemon: str) -> Iterator[None]:
             capture_output=True,
         )
 
-    program("stop")
+    run_cluster_script("stop")
     try:
         yield
     finally:
-        program("start")
+        run_cluster_script("start")
 
 
-def test_a_sound_cluster_prints_only_ok(registered: Cluster) -> None:
+def test_healthy_cluster_prints_only_ok(registered: Cluster) -> None:
     out = io.StringIO()
     call_command("cluster", "check", "embedded", user="alice", stdout=out, no_color=True)
     lines = out.getvalue().splitlines()
@@ -104,11 +111,11 @@ def test_nothing_is_left_behind_in_the_work_root(
 
 
 def test_slurmdbd_stopped(registered: Cluster, cluster: EmbeddedCluster) -> None:
-    with stopped(cluster, "slurmdbd"):
+    with daemon_stopped(cluster, "slurmdbd"):
         code, lines = check(user="alice")
     assert code == 1
-    assert outcomes(lines, "fail") == ["accounting"]
-    assert outcomes(lines, "not tried") == ["operator"]
+    assert keys_with_outcome(lines, "fail") == ["accounting"]
+    assert keys_with_outcome(lines, "not tried") == ["operator"]
     assert "slurmdbd does not answer" in lines["accounting"]["found"]
     assert "Start slurmdbd" in lines["accounting"]["remedy"]
 
@@ -117,24 +124,24 @@ def test_a_wrong_pinned_key(registered: Cluster) -> None:
     Cluster.objects.update(host_keys=new_public_key())
     code, lines = check(user="alice")
     assert code == 1
-    assert outcomes(lines, "fail") == ["host_key"]
-    assert outcomes(lines, "ok") == ["name", "port"]
+    assert keys_with_outcome(lines, "fail") == ["host_key"]
+    assert keys_with_outcome(lines, "ok") == ["name", "port"]
     assert "not the pinned one" in lines["host_key"]["found"]
     assert "pinned host keys" in lines["host_key"]["remedy"]
 
 
 def test_the_ca_removed_from_sshd(registered: Cluster, cluster: EmbeddedCluster) -> None:
     trusted = cluster.dir / "etc" / "ssh_ca.pub"
-    kept = trusted.read_text()
+    original = trusted.read_text()
     # sshd reads this file at each login, so it need not be restarted.
     trusted.write_text(new_public_key() + "\n")
     try:
         code, lines = check(user="alice")
     finally:
-        trusted.write_text(kept)
+        trusted.write_text(original)
     assert code == 1
-    assert outcomes(lines, "fail") == ["service_login"]
-    assert outcomes(lines, "ok") == ["name", "port", "host_key"]
+    assert keys_with_outcome(lines, "fail") == ["service_login"]
+    assert keys_with_outcome(lines, "ok") == ["name", "port", "host_key"]
     assert "does not let sluice-svc in" in lines["service_login"]["found"]
     assert "manage.py ssh_ca" in lines["service_login"]["remedy"]
 
@@ -147,26 +154,27 @@ def test_an_open_connection_of_the_pool_hides_nothing(
 
 
 @pytest.mark.parametrize(
-    ("user", "words"), [("root", "UID 0"), ("daemon", "below UID 1000"), ("ghost", "no Unix user")]
+    ("user", "expected_text"),
+    [("root", "UID 0"), ("daemon", "below UID 1000"), ("ghost", "no Unix user")],
 )
-def test_identities_that_are_refused(registered: Cluster, user: str, words: str) -> None:
+def test_identities_that_are_refused(registered: Cluster, user: str, expected_text: str) -> None:
     code, lines = check(user=user)
     assert code == 1
-    assert outcomes(lines, "fail") == ["accounts"]
-    assert words in lines["accounts"]["found"]
+    assert keys_with_outcome(lines, "fail") == ["accounts"]
+    assert expected_text in lines["accounts"]["found"]
 
 
 def test_a_runtime_that_is_not_there_and_a_partition_that_is_gone(registered: Cluster) -> None:
     Cluster.objects.update(runtime=Cluster.Runtime.ENROOT)
     _, lines = check(user="alice")
-    assert outcomes(lines, "fail") == ["runtime"]
+    assert keys_with_outcome(lines, "fail") == ["runtime"]
     Namespace.objects.filter(name="cpu").update(partitions=["cpu", "retired"])
     _, lines = check(user="alice")
-    assert outcomes(lines, "fail") == ["partitions"]
+    assert keys_with_outcome(lines, "fail") == ["partitions"]
     assert "cpu: retired is not there" in lines["partitions"]["found"]
 
 
-def sync(**options: Any) -> tuple[int, str]:
+def run_sync(**options: Any) -> tuple[int, str]:
     out = io.StringIO()
     try:
         call_command("namespace", "sync", "embedded", stdout=out, no_color=True, **options)
@@ -175,17 +183,17 @@ def sync(**options: Any) -> tuple[int, str]:
     return 0, out.getvalue()
 
 
-def test_sync_proposes_then_makes_and_then_has_nothing_to_say(registered: Cluster) -> None:
-    code, text = sync()
+def test_sync_proposes_and_applies_namespaces(registered: Cluster) -> None:
+    code, text = run_sync()
     assert code == 0
     assert "Proposed: namespace all on partition all, longest time 7-00:00:00" in text
     assert not Namespace.objects.filter(name="all").exists()
-    assert "Made: namespace all" in sync(apply=True)[1]
+    assert "Made: namespace all" in run_sync(create_namespaces=True)[1]
     made = Namespace.objects.get(name="all")
     assert made.partitions == ["all"]
     assert not made.memberships.exists()
-    assert sync()[1] == "Every namespace fits what Slurm has.\n"
-    capacity = capacity_of(registered)
+    assert run_sync()[1] == "Every namespace fits what Slurm has.\n"
+    capacity = load_capacity(registered)
     assert capacity is not None
     assert capacity.gpu_types() == ("a100", "v100")
     assert "normal" in ClusterStatus.objects.get(cluster=registered).qos
@@ -197,12 +205,12 @@ def test_sync_reports_drift(registered: Cluster) -> None:
     dora = User.objects.create_user("dora")
     UnixAccount.objects.create(user=dora, cluster=registered, unix_user="nosuchperson")
     Membership.objects.create(user=dora, namespace=Namespace.objects.get(name="v100"))
-    code, text = sync()
+    code, text = run_sync()
     assert code == 1
-    for words in (
+    for expected_text in (
         "namespace debug: partition gone is gone",
         "namespace debug: longest time 02:00:00 is above 00:10:00 of partition debug",
         "namespace cpu: account nosuch is gone",
         "namespace v100: member dora (Unix user nosuchperson) has no association",
     ):
-        assert words in text
+        assert expected_text in text

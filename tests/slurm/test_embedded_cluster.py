@@ -39,18 +39,18 @@ def run(
     )
 
 
-def eventually(look: Callable[[], T], wanted: Callable[[T], bool], timeout_s: float = 60) -> T:
+def wait_for(read: Callable[[], T], condition: Callable[[T], bool], timeout_s: float = 60) -> T:
     deadline = time.monotonic() + timeout_s
     while True:
-        seen = look()
-        if wanted(seen):
-            return seen
-        assert time.monotonic() < deadline, f"after {timeout_s} s still {seen!r}"
+        value = read()
+        if condition(value):
+            return value
+        assert time.monotonic() < deadline, f"after {timeout_s} s still {value!r}"
         time.sleep(0.3)
 
 
 @dataclass(frozen=True)
-class Logins:
+class SshLogins:
     """Logs in to an embedded sshd with short-lived certificates, as OpenSSH's own client does."""
 
     folder: Path
@@ -74,18 +74,20 @@ class Logins:
                     ],
                     check=True,
                 )  # fmt: skip
-        known = self.folder / "known_hosts"
-        known.write_text(f"[127.0.0.1]:{self.port} {self.host_key}\n")
+        known_hosts = self.folder / "known_hosts"
+        known_hosts.write_text(f"[127.0.0.1]:{self.port} {self.host_key}\n")
         options = {
-            "UserKnownHostsFile": known,
+            "UserKnownHostsFile": known_hosts,
             "StrictHostKeyChecking": "yes",
             "IdentitiesOnly": "yes",
             "IdentityAgent": "none",
             "BatchMode": "yes",
         }
-        given = [word for name, value in options.items() for word in ("-o", f"{name}={value}")]
+        ssh_options = [
+            word for name, value in options.items() for word in ("-o", f"{name}={value}")
+        ]
         return [
-            "ssh", "-F", "none", *given, "-i", str(key), "-p", str(self.port),
+            "ssh", "-F", "none", *ssh_options, "-i", str(key), "-p", str(self.port),
             f"{user}@127.0.0.1", command,
         ]  # fmt: skip
 
@@ -94,12 +96,14 @@ class Logins:
 
 
 @pytest.fixture(scope="module")
-def logins(cluster: EmbeddedCluster, tmp_path_factory: pytest.TempPathFactory) -> Logins:
+def logins(cluster: EmbeddedCluster, tmp_path_factory: pytest.TempPathFactory) -> SshLogins:
     folder = tmp_path_factory.mktemp("logins")
-    return Logins(folder, cluster.ssh_port, cluster.host_key, cluster.ca_key)
+    return SshLogins(folder, cluster.ssh_port, cluster.host_key, cluster.ca_key)
 
 
-def ended(cluster: EmbeddedCluster, slurm_job_id: str, *, allocations: int = 1) -> list[list[str]]:
+def wait_for_accounting_rows(
+    cluster: EmbeddedCluster, slurm_job_id: str, *, allocations: int = 1
+) -> list[list[str]]:
     """The job's rows in accounting, once none of them is still on its way.
 
     For a moment slurmdbd shows an ended job without its working directory and a het job as a plain one.
@@ -108,14 +112,16 @@ def ended(cluster: EmbeddedCluster, slurm_job_id: str, *, allocations: int = 1) 
     unfinished = ("PENDING", "RUNNING", "COMPLETING", "REQUEUED")
 
     def rows() -> list[list[str]]:
-        said = run(["sacct", "-nP", "-j", slurm_job_id, "-o", fields], env=cluster.env).stdout
-        return [line.split("|") for line in said.splitlines()]
+        output = run(["sacct", "-nP", "-j", slurm_job_id, "-o", fields], env=cluster.env).stdout
+        return [line.split("|") for line in output.splitlines()]
 
     def complete(found: list[list[str]]) -> bool:
-        whole = [row for row in found if "." not in row[0] and row[3]]
-        return len(whole) == allocations and not any(row[1].startswith(unfinished) for row in found)
+        complete_rows = [row for row in found if "." not in row[0] and row[3]]
+        return len(complete_rows) == allocations and not any(
+            row[1].startswith(unfinished) for row in found
+        )
 
-    return eventually(rows, complete)
+    return wait_for(rows, complete)
 
 
 def test_four_nodes_with_their_gpus_and_partitions(cluster: EmbeddedCluster) -> None:
@@ -139,7 +145,7 @@ def test_four_nodes_with_their_gpus_and_partitions(cluster: EmbeddedCluster) -> 
 
 
 def test_het_job_over_ssh_with_a_certificate_is_completed(
-    cluster: EmbeddedCluster, logins: Logins
+    cluster: EmbeddedCluster, logins: SshLogins
 ) -> None:
     work = cluster.work_root.format(user="sluice-alice")
     script = f"{work}/het-test.sh"
@@ -150,7 +156,7 @@ def test_het_job_over_ssh_with_a_certificate_is_completed(
     )
     assert submit.returncode == 0, submit.stderr
     slurm_job_id = submit.stdout.strip()
-    rows = ended(cluster, slurm_job_id, allocations=2)
+    rows = wait_for_accounting_rows(cluster, slurm_job_id, allocations=2)
     components = {row[0]: row[1:] for row in rows if "." not in row[0]}
     assert components == {
         f"{slurm_job_id}+0": ["COMPLETED", "0:0", work],
@@ -170,7 +176,7 @@ def test_het_job_over_ssh_with_a_certificate_is_completed(
     ],
 )
 def test_apptainer_runs_each_image_under_srun(
-    cluster: EmbeddedCluster, logins: Logins, image: str, command: str, printed: str
+    cluster: EmbeddedCluster, logins: SshLogins, image: str, command: str, printed: str
 ) -> None:
     done = logins.run(
         "sluice-alice",
@@ -180,7 +186,7 @@ def test_apptainer_runs_each_image_under_srun(
     assert printed in done.stdout
 
 
-def test_a_task_over_its_memory_is_caught(cluster: EmbeddedCluster, logins: Logins) -> None:
+def test_a_task_over_its_memory_is_caught(cluster: EmbeddedCluster, logins: SshLogins) -> None:
     greedy = "import time\nhoard = [bytearray(400 * 2**20)]\ntime.sleep(30)"
     work = cluster.work_root.format(user="sluice-bob")
     submit = logins.run(
@@ -188,7 +194,7 @@ def test_a_task_over_its_memory_is_caught(cluster: EmbeddedCluster, logins: Logi
         f"cd {work} && printf '#!/usr/bin/python3\\n%s\\n' '{greedy}' | sbatch --parsable --mem=100M -o oom.out",
     )
     assert submit.returncode == 0, submit.stderr
-    rows = ended(cluster, submit.stdout.strip())
+    rows = wait_for_accounting_rows(cluster, submit.stdout.strip())
     uses_cgroups = "ConstrainRAMSpace=yes" in (cluster.dir / "etc/cgroup.conf").read_text()
     assert rows[0][1] == ("OUT_OF_MEMORY" if uses_cgroups else "FAILED")
 
@@ -204,7 +210,7 @@ def test_a_task_over_its_memory_is_caught(cluster: EmbeddedCluster, logins: Logi
     ids=["for-another-user", "root", "not-of-the-cluster", "unsigned-key"],
 )
 def test_sshd_lets_nobody_else_in(
-    logins: Logins, user: str, principal: str | None, sign: bool
+    logins: SshLogins, user: str, principal: str | None, sign: bool
 ) -> None:
     refused = logins.run(user, "id", principal=principal, sign=sign)
     assert refused.returncode == 255
@@ -212,26 +218,26 @@ def test_sshd_lets_nobody_else_in(
     assert refused.stdout == ""
 
 
-def test_homes_and_work_roots_are_private(cluster: EmbeddedCluster, logins: Logins) -> None:
+def test_homes_and_work_roots_are_private(cluster: EmbeddedCluster, logins: SshLogins) -> None:
     alices = cluster.work_root.format(user="sluice-alice")
-    looked = logins.run("sluice-bob", f"ls {alices} ~sluice-alice")
-    assert looked.returncode != 0
-    assert looked.stderr.count("Permission denied") == 2
+    listing = logins.run("sluice-bob", f"ls {alices} ~sluice-alice")
+    assert listing.returncode != 0
+    assert listing.stderr.count("Permission denied") == 2
 
 
-def test_limits_of_a_qos_are_enforced(cluster: EmbeddedCluster, logins: Logins) -> None:
+def test_limits_of_a_qos_are_enforced(cluster: EmbeddedCluster, logins: SshLogins) -> None:
     refused = logins.run("sluice-bob", "sbatch --qos=tiny -c4 --wrap hostname")
     assert refused.returncode == 1
     assert "QOSMaxCpuPerJobLimit" in refused.stderr
 
 
 def test_the_service_account_is_operator_and_the_others_are_not(
-    cluster: EmbeddedCluster, logins: Logins
+    cluster: EmbeddedCluster, logins: SshLogins
 ) -> None:
-    said = run(
+    output = run(
         ["sacctmgr", "-nP", "show", "user", "format=user,admin,defaultaccount"], env=cluster.env
     ).stdout
-    assert {row for row in said.splitlines() if row.startswith("sluice-")} == {
+    assert {row for row in output.splitlines() if row.startswith("sluice-")} == {
         "sluice-alice|None|lab",
         "sluice-bob|None|lab",
         "sluice-carol|None|lab",
@@ -242,36 +248,37 @@ def test_the_service_account_is_operator_and_the_others_are_not(
     ).stdout.strip()
     assert logins.run("sluice-bob", f"scancel {held}").returncode != 0
     assert logins.run("sluice-svc", f"scancel {held}").returncode == 0
-    assert ended(cluster, held)[0][1].startswith("CANCELLED")
+    assert wait_for_accounting_rows(cluster, held)[0][1].startswith("CANCELLED")
 
 
 # --- a second cluster, to break ---
 
 
 @dataclass(frozen=True)
-class Spare:
+class ThrowawayCluster:
     dir: Path
     env: dict[str, str]
     folder: Path
-    strangers_table: Path
+    foreign_temp_table: Path
 
-    def call(self, *words: str) -> subprocess.CompletedProcess[str]:
+    def run_unchecked(self, *words: str) -> subprocess.CompletedProcess[str]:
         return run([PROGRAM, *words], env=self.env, timeout_s=300)
 
-    def ok(self, *words: str) -> str:
-        done = self.call(*words)
+    def run_checked(self, *words: str) -> str:
+        done = self.run_unchecked(*words)
         assert done.returncode == 0, f"{words}: {done.stdout}\n{done.stderr}"
         return done.stdout
 
     def daemons(self) -> dict[str, dict[str, object]]:
         return {
-            row["name"]: row for row in json.loads(self.call("status", "--json").stdout)["daemons"]
+            row["name"]: row
+            for row in json.loads(self.run_unchecked("status", "--json").stdout)["daemons"]
         }
 
-    def logins(self) -> Logins:
+    def logins(self) -> SshLogins:
         printed = run(["bash", "-c", f'eval "$({PROGRAM} env)" && env -0'], env=self.env).stdout
         exported = dict(pair.split("=", 1) for pair in printed.split("\0") if "=" in pair)
-        return Logins(
+        return SshLogins(
             self.folder,
             int(exported["SLUICE_EMBEDDED_SSH_PORT"]),
             exported["SLUICE_EMBEDDED_HOST_KEY"],
@@ -299,7 +306,7 @@ class Spare:
         return found
 
 
-def strangers_table() -> Path:
+def foreign_temp_table() -> Path:
     """A temporary table as another MariaDB of the same Unix user has it open in the machine's /tmp."""
     table = Path(tempfile.gettempdir()) / f"#sql-temptable-{os.getpid():x}-1-1.MAI"
     table.touch()
@@ -308,66 +315,70 @@ def strangers_table() -> Path:
 
 
 @pytest.fixture(scope="module")
-def spare(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Spare]:
-    place = Path(f"/var/lib/sluice/test-spare-{os.getpid()}")
+def throwaway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ThrowawayCluster]:
+    directory = Path(f"/var/lib/sluice/test-spare-{os.getpid()}")
     # Not the suite's own environment: SLUICE_SSH_CA_KEY of the other cluster would be taken for this one's.
-    env = {"PATH": os.environ["PATH"], "SLUICE_CLUSTER_DIR": str(place)}
-    spare = Spare(place, env, tmp_path_factory.mktemp("spare"), strangers_table())
+    env = {"PATH": os.environ["PATH"], "SLUICE_CLUSTER_DIR": str(directory)}
+    throwaway = ThrowawayCluster(
+        directory, env, tmp_path_factory.mktemp("spare"), foreign_temp_table()
+    )
     try:
-        spare.ok("up")
-        yield spare
+        throwaway.run_checked("up")
+        yield throwaway
     finally:
-        spare.strangers_table.unlink(missing_ok=True)
-        spare.call("reset", "--yes")
-        shutil.rmtree(place, ignore_errors=True)
+        throwaway.foreign_temp_table.unlink(missing_ok=True)
+        throwaway.run_unchecked("reset", "--yes")
+        shutil.rmtree(directory, ignore_errors=True)
 
 
-def test_the_first_up_leaves_temporary_tables_of_other_databases_alone(spare: Spare) -> None:
-    assert spare.strangers_table.exists()
+def test_the_first_up_leaves_temporary_tables_of_other_databases_alone(
+    throwaway: ThrowawayCluster,
+) -> None:
+    assert throwaway.foreign_temp_table.exists()
 
 
-def test_a_second_up_changes_nothing(spare: Spare) -> None:
-    before = spare.daemons()
+def test_a_second_up_changes_nothing(throwaway: ThrowawayCluster) -> None:
+    before = throwaway.daemons()
     assert list(before) == list(DAEMONS)
     assert all(row["ok"] for row in before.values())
-    spare.ok("up")
-    assert spare.daemons() == before
+    throwaway.run_checked("up")
+    assert throwaway.daemons() == before
 
 
 @pytest.mark.parametrize("name", ["munge", "mariadb", "slurmdbd", "slurmctld", "n1", "sshd"])
-def test_up_heals_a_killed_daemon(spare: Spare, name: str) -> None:
-    before = spare.daemons()[name]
+def test_up_heals_a_killed_daemon(throwaway: ThrowawayCluster, name: str) -> None:
+    before = throwaway.daemons()[name]
     os.kill(int(str(before["pid"])), signal.SIGKILL)
-    assert spare.call("status").returncode == 1
-    spare.ok("up")
-    after = spare.daemons()
+    assert throwaway.run_unchecked("status").returncode == 1
+    throwaway.run_checked("up")
+    after = throwaway.daemons()
     assert after[name]["pid"] != before["pid"]
     assert all(row["ok"] for row in after.values())
-    ran = spare.logins().run("sluice-alice", "cd && srun -n1 --mem=50M echo healed")
-    assert ran.stdout == "healed\n", ran.stderr
+    result = throwaway.logins().run("sluice-alice", "cd && srun -n1 --mem=50M echo healed")
+    assert result.stdout == "healed\n", result.stderr
 
 
-def test_up_restarts_a_daemon_that_hangs(spare: Spare) -> None:
-    before = spare.daemons()["slurmctld"]
+def test_up_restarts_a_daemon_that_hangs(throwaway: ThrowawayCluster) -> None:
+    before = throwaway.daemons()["slurmctld"]
     os.kill(int(str(before["pid"])), signal.SIGSTOP)
-    spare.ok("up")
-    after = spare.daemons()
+    throwaway.run_checked("up")
+    after = throwaway.daemons()
     assert after["slurmctld"]["pid"] != before["pid"]
     assert all(row["ok"] for row in after.values())
 
 
-def test_a_port_taken_by_a_stranger_is_left_to_him(spare: Spare) -> None:
-    port = int(str(spare.daemons()["sshd"]["port"]))
-    spare.ok("stop", "sshd")
+def test_occupied_port_is_reassigned(throwaway: ThrowawayCluster) -> None:
+    port = int(str(throwaway.daemons()["sshd"]["port"]))
+    throwaway.run_checked("stop", "sshd")
     with socket.create_server(("127.0.0.1", port)):
-        said = spare.ok("up")
-        assert f"Port {port} of sshd was taken" in said
-        assert spare.daemons()["sshd"]["port"] != port
-        assert spare.logins().run("sluice-alice", "echo in").stdout == "in\n"
+        output = throwaway.run_checked("up")
+        assert f"Port {port} of sshd was taken" in output
+        assert throwaway.daemons()["sshd"]["port"] != port
+        assert throwaway.logins().run("sluice-alice", "echo in").stdout == "in\n"
 
 
-def test_down_leaves_no_process_and_keeps_what_waits(spare: Spare) -> None:
-    logins = spare.logins()
+def test_down_leaves_no_process_and_keeps_what_waits(throwaway: ThrowawayCluster) -> None:
+    logins = throwaway.logins()
     # One job with a child that left its session, one that waits, and an open login.
     logins.run(
         "sluice-alice", "cd && sbatch -J runs --mem=50M --wrap 'setsid sleep 700 & srun sleep 701'"
@@ -376,53 +387,56 @@ def test_down_leaves_no_process_and_keeps_what_waits(spare: Spare) -> None:
     session = subprocess.Popen(
         logins.argv("sluice-bob", "sleep 702"), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
-    eventually(lambda: spare.slurm("squeue", "-h", "-s"), lambda steps: ".0" in steps)
-    spare.ok("down")
+    wait_for(lambda: throwaway.slurm("squeue", "-h", "-s"), lambda steps: ".0" in steps)
+    throwaway.run_checked("down")
     assert session.wait(timeout=20) == 255
-    assert spare.processes() == []
-    status = spare.call("status")
+    assert throwaway.processes() == []
+    status = throwaway.run_unchecked("status")
     assert status.returncode == 1
     assert status.stdout.count("stopped") == len(DAEMONS)
 
-    spare.ok("up")
-    assert spare.slurm("squeue", "-h", "-o", "%j %T").split() == ["waits", "PENDING"]
+    throwaway.run_checked("up")
+    assert throwaway.slurm("squeue", "-h", "-o", "%j %T").split() == ["waits", "PENDING"]
     # slurmdbd hears of it from slurmctld, in its own time.
-    eventually(
-        lambda: spare.slurm(
+    wait_for(
+        lambda: throwaway.slurm(
             "sacct", "-a", "-X", "-n", "-P", "-S", "now-1hour", "-o", "JobName,State"
         ),
         lambda rows: "runs|CANCELLED" in rows,
     )
 
 
-def test_down_ends_jobs_whose_daemons_are_gone(spare: Spare) -> None:
+def test_down_ends_jobs_whose_daemons_are_gone(throwaway: ThrowawayCluster) -> None:
     """Nobody is left who could cancel them: the step daemons are found by what they have open."""
-    spare.ok("up")
-    spare.logins().run("sluice-alice", "cd && sbatch -J left --mem=50M --wrap 'srun sleep 703'")
-    eventually(lambda: spare.slurm("squeue", "-h", "-s"), lambda steps: ".0" in steps)
-    for name, daemon in spare.daemons().items():
+    throwaway.run_checked("up")
+    throwaway.logins().run("sluice-alice", "cd && sbatch -J left --mem=50M --wrap 'srun sleep 703'")
+    wait_for(lambda: throwaway.slurm("squeue", "-h", "-s"), lambda steps: ".0" in steps)
+    for name, daemon in throwaway.daemons().items():
         if name not in ("mariadb", "munge"):
             os.kill(int(str(daemon["pid"])), signal.SIGKILL)
-    assert any("slurmstepd" in words for words in spare.processes())
-    spare.ok("down")
-    assert spare.processes() == []
-    spare.ok("up")
+    assert any("slurmstepd" in words for words in throwaway.processes())
+    throwaway.run_checked("down")
+    assert throwaway.processes() == []
+    throwaway.run_checked("up")
 
 
 @pytest.mark.parametrize(
-    ("prepare", "sentence"),
+    ("prepare", "message"),
     [
-        (lambda place: place.parent.chmod(0o700), "cannot be entered by the cluster's accounts"),
         (
-            lambda place: (place.mkdir(), (place / "thesis.tex").touch()),
+            lambda directory: directory.parent.chmod(0o700),
+            "cannot be entered by the cluster's accounts",
+        ),
+        (
+            lambda directory: (directory.mkdir(), (directory / "thesis.tex").touch()),
             "holds files but no embedded cluster",
         ),
-        (lambda place: place.touch(), "is not a directory"),
+        (lambda directory: directory.touch(), "is not a directory"),
     ],
     ids=["closed-parent", "not-ours", "file"],
 )
 def test_up_refuses_a_place_in_one_sentence(
-    prepare: Callable[[Path], object], sentence: str
+    prepare: Callable[[Path], object], message: str
 ) -> None:
     parent = Path(f"/var/lib/sluice/test-place-{os.getpid()}")
     parent.mkdir(mode=0o755)
@@ -430,7 +444,7 @@ def test_up_refuses_a_place_in_one_sentence(
         prepare(parent / "c")
         refused = run([PROGRAM, "up"], env={**os.environ, "SLUICE_CLUSTER_DIR": str(parent / "c")})
         assert refused.returncode == 1
-        assert sentence in refused.stderr
+        assert message in refused.stderr
         assert refused.stderr.count("\n") == 1
     finally:
         shutil.rmtree(parent)
@@ -446,7 +460,7 @@ def test_reset_deletes_only_what_carries_the_marker(tmp_path: Path) -> None:
     assert (tmp_path / "thesis.tex").exists()
 
 
-def test_only_root_may(cluster: EmbeddedCluster) -> None:
+def test_requires_root(cluster: EmbeddedCluster) -> None:
     # The project may lie where nobody can read it: the interpreter gets the program on its standard input.
     program = (
         f"import os, sys; sys.path.insert(0, {str(Path(PROGRAM).parent)!r}); from embedded import cli;"

@@ -18,11 +18,11 @@ from django.utils import timezone
 from clusters.models import EngineLease, Namespace
 from jobs import actions
 from jobs.events import events_of
-from jobs.lifecycle.reasons import sentence
+from jobs.lifecycle.reasons import render_reason
 from jobs.lifecycle.states import END_STATES
 from jobs.models import Attempt, Job, Task
 from tests.conftest import EmbeddedCluster
-from tests.slurm.engine_process import World, make_world
+from tests.slurm.engine_process import EngineHarness, make_engine_harness
 
 pytestmark = [pytest.mark.cluster, pytest.mark.django_db(transaction=True)]
 
@@ -31,54 +31,56 @@ LONG = os.environ.get("SLUICE_TEST_LONG") == "1"
 
 
 @pytest.fixture
-def world(cluster: EmbeddedCluster, tmp_path: Path) -> Iterator[World]:
-    with make_world(cluster, tmp_path) as made:
-        yield made
+def harness(cluster: EmbeddedCluster, tmp_path: Path) -> Iterator[EngineHarness]:
+    with make_engine_harness(cluster, tmp_path) as new_harness:
+        yield new_harness
 
 
 @pytest.fixture
-def running(world: World) -> World:
+def harness_with_engine(harness: EngineHarness) -> EngineHarness:
     """With an engine that has seen the cluster."""
-    world.engine().start()
-    world.wait(lambda: hasattr(type(world.cluster).objects.get(), "capacity"), 30, "no capacity")
-    return world
+    harness.engine().start()
+    harness.wait(
+        lambda: hasattr(type(harness.cluster).objects.get(), "capacity"), 30, "no capacity"
+    )
+    return harness
 
 
-def prepare(world: World) -> None:
+def prepare_cluster(harness: EngineHarness) -> None:
     """Capacity is known before any engine process runs, and jobs run without containers."""
-    from clusters.connections import scheduler_for
+    from clusters.connections import slurm_client_for
     from clusters.models import store_capacity
 
-    store_capacity(world.cluster, scheduler_for(world.cluster).capacity())
-    world.without_containers()
+    store_capacity(harness.cluster, slurm_client_for(harness.cluster).capacity())
+    harness.disable_containers()
 
 
-def test_every_end_has_its_state_and_a_sentence(running: World) -> None:
+def test_each_end_has_state_and_reason(harness_with_engine: EngineHarness) -> None:
     """Real jobs that end in each way; what a lab member reads is checked word by word."""
-    world = running
-    timeout = world.job("timeout", "sleep 600", timeLimit=60)
-    done = world.job("done", "echo hello")
-    exit3 = world.job("exit3", "exit 3")
-    nothere = world.job("nothere", "no-such-program")
-    image = world.job("image", image="no-such-image.sif")
-    retried = world.job("retried", "exit 5", retryCount=1)
-    killed = world.job("killed", "sleep 300")
-    stopped = world.job("stopped", "sleep 300")
-    memory = world.job("memory", "tail -c 400000000 /dev/zero | sleep 20; tail /dev/zero")
-    two = world.job(
+    harness = harness_with_engine
+    timeout = harness.job("timeout", "sleep 600", timeLimit=60)
+    done = harness.job("done", "echo hello")
+    exit3 = harness.job("exit3", "exit 3")
+    missing_command = harness.job("nothere", "no-such-program")
+    image = harness.job("image", image="no-such-image.sif")
+    retried = harness.job("retried", "exit 5", retryCount=1)
+    killed = harness.job("killed", "sleep 300")
+    stopped = harness.job("stopped", "sleep 300")
+    memory = harness.job("memory", "tail -c 400000000 /dev/zero | sleep 20; tail /dev/zero")
+    two = harness.job(
         "two", "exit $((PAI_TASK_INDEX * 7))", role={"taskNumber": 2, "minFailedTaskCount": None}
     )
 
-    world.wait_state(killed, "RUNNING")
-    world.wait_state(stopped, "RUNNING")
-    world.slurm("scancel", world.attempt(killed).slurm_job_id)
-    actions.stop_job(job=stopped, by=world.alice)
-    actions.stop_job(job=stopped, by=world.alice)
+    harness.wait_for_state(killed, "RUNNING")
+    harness.wait_for_state(stopped, "RUNNING")
+    harness.slurm("scancel", harness.attempt(killed).slurm_job_id)
+    actions.stop_job(job=stopped, by=harness.alice)
+    actions.stop_job(job=stopped, by=harness.alice)
 
-    for job, state, words in [
+    for job, state, expected_text in [
         (done, "COMPLETED", "The job completed."),
         (exit3, "FAILED", "Task main-0 ended with exit code 3."),
-        (nothere, "FAILED", "Task main-0 ended with exit code 127. The command was not found"),
+        (missing_command, "FAILED", "Task main-0 ended with exit code 127. The command was not found"),
         (image, "FAILED", "The container image of task main-0 does not exist."),
         (retried, "FAILED", "Task main-0 ended with exit code 5."),
         (killed, "STOPPED", "The cluster's administrator cancelled the job."),
@@ -87,10 +89,10 @@ def test_every_end_has_its_state_and_a_sentence(running: World) -> None:
         (memory, "FAILED", "more memory than it asked for"),
         (timeout, "FAILED", "The job reached its time limit and was stopped."),
     ]:  # fmt: skip
-        world.wait_state(job, *END_STATES, timeout_s=150)
-        said = sentence(job.reason)
-        assert job.state == state, f"{job.name}: {job.state} {said}"
-        assert words in said, f"{job.name}: {said}"
+        harness.wait_for_state(job, *END_STATES, timeout_s=150)
+        text = render_reason(job.reason)
+        assert job.state == state, f"{job.name}: {job.state} {text}"
+        assert expected_text in text, f"{job.name}: {text}"
         assert job.ended_at is not None
 
     assert (exit3.exit_code, exit3.attempt_number) == (3, 1)
@@ -100,10 +102,10 @@ def test_every_end_has_its_state_and_a_sentence(running: World) -> None:
     assert image.attempt_number == 1, "what cannot help is not tried again"
     assert events_of(stopped).filter(kind="stop").count() == 1
 
-    def tasks_told() -> bool:
+    def all_tasks_final() -> bool:
         return set(Attempt.objects.values_list("tasks_final", flat=True)) == {True}
 
-    world.wait(tasks_told, 20, "tasks were not read")
+    harness.wait(all_tasks_final, 20, "tasks were not read")
     tasks = {t.index: t for t in Task.objects.filter(attempt__job=two)}
     assert [(tasks[i].state, tasks[i].exit_code) for i in (0, 1)] == [
         ("succeeded", 0),
@@ -116,71 +118,73 @@ def test_every_end_has_its_state_and_a_sentence(running: World) -> None:
     assert one.state == "stopped"
 
 
-def test_what_slurm_refuses_says_why(running: World) -> None:
-    world = running
+def test_rejected_submission_has_reason(harness_with_engine: EngineHarness) -> None:
+    harness = harness_with_engine
     Namespace.objects.filter(name="cpu").update(account="nobody")
-    refused = world.job("refused", "true")
-    world.wait_state(refused, "FAILED")
-    assert "You have no account on the cluster" in sentence(refused.reason)
+    refused = harness.job("refused", "true")
+    harness.wait_for_state(refused, "FAILED")
+    assert "You have no account on the cluster" in render_reason(refused.reason)
     Namespace.objects.filter(name="cpu").update(account="")
-    world.slurm("scontrol", "update", "partitionname=v100", "state=inactive")
+    harness.slurm("scontrol", "update", "partitionname=v100", "state=inactive")
     try:
-        later = world.job("later", "true", namespace="v100")
+        later = harness.job("later", "true", namespace="v100")
 
-        def told() -> bool:
+        def reason_shown() -> bool:
             later.refresh_from_db()
-            return "partition" in sentence(later.reason).lower()
+            return "partition" in render_reason(later.reason).lower()
 
-        world.wait(told, 20, "no reason")
+        harness.wait(reason_shown, 20, "no reason")
         assert later.state in ("QUEUED", "PENDING")
     finally:
-        world.slurm("scontrol", "update", "partitionname=v100", "state=up")
-    world.wait_state(later, "COMPLETED", timeout_s=60)
+        harness.slurm("scontrol", "update", "partitionname=v100", "state=up")
+    harness.wait_for_state(later, "COMPLETED", timeout_s=60)
 
 
-def test_limits_stops_deletes_and_files(running: World) -> None:
-    world = running
-    longer = world.job("longer", "sleep 600", timeLimit=120)  # outlives the next housekeeping
-    gone = world.job("gone", "sleep 60")
-    world.wait_state(longer, "RUNNING")
-    world.wait_state(gone, "RUNNING")
-    actions.change_time_limit(job=longer, by=world.alice, time_limit_s=1800)
+def test_limits_stops_deletes_and_files(harness_with_engine: EngineHarness) -> None:
+    harness = harness_with_engine
+    longer = harness.job("longer", "sleep 600", timeLimit=120)  # outlives the next housekeeping
+    gone = harness.job("gone", "sleep 60")
+    harness.wait_for_state(longer, "RUNNING")
+    harness.wait_for_state(gone, "RUNNING")
+    actions.change_time_limit(job=longer, by=harness.alice, time_limit_s=1800)
 
     def limit_set() -> bool:
         longer.refresh_from_db()
         return longer.time_limit_s == 1800 and longer.wanted_time_limit_s is None
 
-    world.wait(limit_set, 15, "limit")
-    shown = world.slurm("squeue", "-h", "-o", "%l", "-j", world.attempt(longer).slurm_job_id)
+    harness.wait(limit_set, 15, "limit")
+    shown = harness.slurm("squeue", "-h", "-o", "%l", "-j", harness.attempt(longer).slurm_job_id)
     assert shown.strip() == "30:00"
-    directory = Path(world.attempt(gone).work_dir)
+    directory = Path(harness.attempt(gone).work_dir)
     assert directory.is_dir()
-    actions.delete_job(job=gone, by=world.alice, stop_first=True, remove_files=True)
+    actions.delete_job(job=gone, by=harness.alice, stop_first=True, remove_files=True)
 
     def deleted() -> bool:
         gone.refresh_from_db()
         return gone.deleted_at is not None
 
-    world.wait(deleted, 60, "not deleted")
+    harness.wait(deleted, 60, "not deleted")
     assert gone.state == "STOPPED"
-    world.wait(lambda: not directory.exists(), 90, "files are still there")
+    harness.wait(lambda: not directory.exists(), 90, "files are still there")
     assert not directory.parent.exists()
-    actions.stop_job(job=longer, by=world.alice)
-    world.wait_state(longer, "STOPPED")
+    actions.stop_job(job=longer, by=harness.alice)
+    harness.wait_for_state(longer, "STOPPED")
 
 
-def test_a_namespace_limit_lets_jobs_in_one_after_the_other(running: World) -> None:
-    world = running
+def test_a_namespace_limit_lets_jobs_in_one_after_the_other(
+    harness_with_engine: EngineHarness,
+) -> None:
+    harness = harness_with_engine
     Namespace.objects.filter(name="cpu").update(max_running_jobs_per_user=1)
-    first, second = world.job("first", "sleep 3"), world.job("second", "true")
-    world.wait_state(first, "PENDING", "RUNNING")
+    first, second = harness.job("first", "sleep 3"), harness.job("second", "true")
+    harness.wait_for_state(first, "PENDING", "RUNNING")
 
-    def kept_back() -> bool:
+    def is_limited() -> bool:
         second.refresh_from_db()
         return second.reason_code == "queued.limit-running"
 
-    world.wait(kept_back, 15, "not kept back")
-    world.wait_state(second, "COMPLETED", timeout_s=60)
+    harness.wait(is_limited, 15, "not kept back")
+    harness.wait_for_state(second, "COMPLETED", timeout_s=60)
     first.refresh_from_db()
     assert first.state == "COMPLETED"
 
@@ -188,14 +192,16 @@ def test_a_namespace_limit_lets_jobs_in_one_after_the_other(running: World) -> N
 # -- exactly once -------------------------------------------------------------------------------------
 
 
-def check_exactly_once(world: World, jobs: list[Job]) -> None:
+def check_exactly_once(harness: EngineHarness, jobs: list[Job]) -> None:
     """Every job is in Slurm once, under the id that its row says."""
-    world.wait(
-        lambda: len(world.tokens_in_slurm(jobs)) >= len(jobs), 60, "not all are in accounting yet"
+    harness.wait(
+        lambda: len(harness.slurm_jobs_by_token(jobs)) >= len(jobs),
+        60,
+        "not all are in accounting yet",
     )
-    tokens = world.tokens_in_slurm(jobs)
-    twice = {token: ids for token, ids in tokens.items() if len(ids) > 1}
-    assert not twice, f"submitted more than once: {twice}"
+    tokens = harness.slurm_jobs_by_token(jobs)
+    duplicates = {token: ids for token, ids in tokens.items() if len(ids) > 1}
+    assert not duplicates, f"submitted more than once: {duplicates}"
     attempts = {a.work_dir: a for a in Attempt.objects.filter(job__in=jobs)}
     assert set(attempts) == set(tokens)
     for token, (slurm_job_id,) in tokens.items():
@@ -206,110 +212,110 @@ CRASH_POINTS = ["after_token", "before_sbatch", "after_sbatch", "before_save", "
 
 
 @pytest.mark.parametrize("point", [*CRASH_POINTS, "before_transition"])
-def test_a_crash_at_each_point_submits_once(world: World, point: str) -> None:
-    prepare(world)
-    jobs = [world.job(f"j{n}", "true") for n in range(4)]
-    engine = world.engine()
+def test_a_crash_at_each_point_submits_once(harness: EngineHarness, point: str) -> None:
+    prepare_cluster(harness)
+    jobs = [harness.job(f"j{n}", "true") for n in range(4)]
+    engine = harness.engine()
     engine.start(SLUICE_CRASH_AT=point)
-    assert engine.wait_dead() == -9
+    assert engine.wait_for_exit() == -9
     engine.start()
     for job in jobs:
-        world.wait_state(job, "COMPLETED", timeout_s=60)
-    check_exactly_once(world, jobs)
+        harness.wait_for_state(job, "COMPLETED", timeout_s=60)
+    check_exactly_once(harness, jobs)
 
 
-def test_killed_at_random_moments_no_job_is_lost_or_doubled(world: World) -> None:
+def test_killed_at_random_moments_no_job_is_lost_or_doubled(harness: EngineHarness) -> None:
     count, kills = (200, 20) if LONG else (40, 5)
-    prepare(world)
-    dice = random.Random(5)
-    engine = world.engine()
+    prepare_cluster(harness)
+    rng = random.Random(5)
+    engine = harness.engine()
     engine.start()
     jobs: list[Job] = []
-    made_kills = 0
-    while len(jobs) < count or made_kills < kills:
-        for _ in range(min(count - len(jobs), dice.randint(1, max(1, 2 * count // kills)))):
-            by = dice.choice([world.alice, world.bob])
-            jobs.append(world.job(f"j{len(jobs)}", "true", by=by))
-        time.sleep(dice.uniform(0.0, 4.0))
-        if made_kills < kills:
+    kill_count = 0
+    while len(jobs) < count or kill_count < kills:
+        for _ in range(min(count - len(jobs), rng.randint(1, max(1, 2 * count // kills)))):
+            by = rng.choice([harness.alice, harness.bob])
+            jobs.append(harness.job(f"j{len(jobs)}", "true", by=by))
+        time.sleep(rng.uniform(0.0, 4.0))
+        if kill_count < kills:
             engine.kill()
-            made_kills += 1
+            kill_count += 1
             engine.start()
     for job in jobs:
-        world.wait_state(job, *END_STATES, timeout_s=240)
+        harness.wait_for_state(job, *END_STATES, timeout_s=240)
     assert {job.state for job in jobs} == {"COMPLETED"}
-    check_exactly_once(world, jobs)
-    report("%s jobs, %s × kill -9: none lost, none twice", len(jobs), made_kills)
+    check_exactly_once(harness, jobs)
+    report("%s jobs, %s × kill -9: none lost, none twice", len(jobs), kill_count)
 
 
 @contextmanager
-def wrapped_commands(world: World, **wrappers: str) -> Iterator[None]:
+def wrapped_commands(harness: EngineHarness, **wrappers: str) -> Iterator[None]:
     """Slurm's programs for the engine, some of them behind a script of ours; $REAL is the real one."""
     directory = Path(tempfile.mkdtemp(prefix="sluice-wrapped-"))
     directory.chmod(0o755)
     for name in ("sbatch", "squeue", "sacct", "scancel", "scontrol"):
-        real = shutil.which(name, path=world.embedded.env["PATH"])
+        real = shutil.which(name, path=harness.embedded.env["PATH"])
         assert real
         if name in wrappers:
             (directory / name).write_text(f"#!/bin/sh\nREAL={real}\n{wrappers[name]}\n")
             (directory / name).chmod(0o755)
         else:
             (directory / name).symlink_to(real)
-    type(world.cluster).objects.update(slurm_bin_dir=str(directory))
+    type(harness.cluster).objects.update(slurm_bin_dir=str(directory))
     try:
         yield
     finally:
-        type(world.cluster).objects.update(slurm_bin_dir="")
+        type(harness.cluster).objects.update(slurm_bin_dir="")
         shutil.rmtree(directory)
 
 
-def test_a_slow_sbatch_of_a_dead_engine_is_not_repeated(world: World) -> None:
+def test_a_slow_sbatch_of_a_dead_engine_is_not_repeated(harness: EngineHarness) -> None:
     """The engine dies while its sbatch still runs on the login node; that sbatch succeeds later."""
-    prepare(world)
-    with wrapped_commands(world, sbatch='sleep 6; exec "$REAL" "$@"'):
-        _let_it_die_while_sbatch_runs(world)
+    prepare_cluster(harness)
+    with wrapped_commands(harness, sbatch='sleep 6; exec "$REAL" "$@"'):
+        _kill_engine_during_sbatch(harness)
 
 
-def _let_it_die_while_sbatch_runs(world: World) -> None:
-    job = world.job("slow", "true")
-    engine = world.engine()
+def _kill_engine_during_sbatch(harness: EngineHarness) -> None:
+    job = harness.job("slow", "true")
+    engine = harness.engine()
     engine.start()
-    world.wait(lambda: Attempt.objects.filter(phase="submitting").exists(), 20, "no attempt")
+    harness.wait(lambda: Attempt.objects.filter(phase="submitting").exists(), 20, "no attempt")
     marker = Path(Attempt.objects.get().work_dir) / "submit.1"
-    world.wait(marker.exists, 20, "sbatch was not begun")
+    harness.wait(marker.exists, 20, "sbatch was not begun")
     engine.kill()
     engine.start()
-    world.wait_state(job, "COMPLETED", timeout_s=60)
-    check_exactly_once(world, [job])
+    harness.wait_for_state(job, "COMPLETED", timeout_s=60)
+    check_exactly_once(harness, [job])
 
 
-def test_a_standby_takes_over_within_15_seconds(world: World) -> None:
-    prepare(world)
-    first, second = world.engine(), world.engine()
+def test_a_standby_takes_over_within_15_seconds(harness: EngineHarness) -> None:
+    prepare_cluster(harness)
+    first, second = harness.engine(), harness.engine()
     first.start()
-    world.wait(lambda: EngineLease.objects.filter(fence=1).exists(), 20, "no leader")
+    harness.wait(lambda: EngineLease.objects.filter(fence=1).exists(), 20, "no leader")
     second.start()
-    job = world.job("one", "true")
-    world.wait_state(job, "COMPLETED")
+    job = harness.job("one", "true")
+    harness.wait_for_state(job, "COMPLETED")
     leader = EngineLease.objects.get().holder
     first.kill()
     killed_at = time.monotonic()
-    world.wait(lambda: EngineLease.objects.get().holder != leader, 20, "no takeover")
+    harness.wait(lambda: EngineLease.objects.get().holder != leader, 20, "no takeover")
     took_s = time.monotonic() - killed_at
     assert took_s < 15
-    job = world.job("two", "true")
-    world.wait_state(job, "COMPLETED")
+    job = harness.job("two", "true")
+    harness.wait_for_state(job, "COMPLETED")
     assert EngineLease.objects.get().fence == 2
     report("takeover after %.1f s", took_s)
 
 
-def test_an_end_is_told_within_three_seconds(running: World) -> None:
+def test_end_event_latency(harness_with_engine: EngineHarness) -> None:
     """From Slurm's end time (whole seconds) to the event row that the hub hands out."""
-    world = running
-    world.without_containers()
-    jobs = [world.job(f"j{n}", f"sleep {n % 5}") for n in range(15)]
+    harness = harness_with_engine
+    harness.disable_containers()
+    jobs = [harness.job(f"j{n}", f"sleep {n % 5}") for n in range(15)]
     for job in jobs:
-        world.wait_state(job, "COMPLETED", timeout_s=90)
+        harness.wait_for_state(job, "COMPLETED", timeout_s=90)
     delays = []
     for job in jobs:
         event = events_of(job).filter(kind="state", data__state="COMPLETED").get()

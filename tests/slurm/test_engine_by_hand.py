@@ -29,30 +29,30 @@ from clusters.models import (
     Membership,
     Namespace,
     UnixAccount,
-    capacity_of,
+    load_capacity,
     store_capacity,
 )
 from jobs import actions
 from jobs.jobfile import Code
-from jobs.lifecycle.reasons import sentence
+from jobs.lifecycle.reasons import render_reason
 from jobs.lifecycle.states import END_STATES
 from jobs.models import Attempt, Job
-from jobs.store.uploads import Incoming
-from jobs.sync.control import SETTLED_AFTER
+from jobs.store.uploads import IncomingUpload
+from jobs.sync.control import SIGNAL_READY_AFTER
 from tests.conftest import PROJECT, EmbeddedCluster
-from tests.slurm.engine_process import World, make_world
-from tests.slurm.test_engine import prepare
+from tests.slurm.engine_process import EngineHarness, make_engine_harness
+from tests.slurm.test_engine import prepare_cluster
 
 pytestmark = [pytest.mark.cluster, pytest.mark.django_db(transaction=True)]
 
 
 @pytest.fixture
-def world(cluster: EmbeddedCluster, tmp_path: Path) -> Iterator[World]:
-    with make_world(cluster, tmp_path) as made:
-        prepare(made)
-        made.engine().start()
+def harness(cluster: EmbeddedCluster, tmp_path: Path) -> Iterator[EngineHarness]:
+    with make_engine_harness(cluster, tmp_path) as new_harness:
+        prepare_cluster(new_harness)
+        new_harness.engine().start()
         try:
-            yield made
+            yield new_harness
         finally:
             # The next test wants the nodes. Nothing there to cancel is no fault.
             for user in ("sluice-alice", "sluice-bob"):
@@ -60,46 +60,57 @@ def world(cluster: EmbeddedCluster, tmp_path: Path) -> Iterator[World]:
                 subprocess.run(argv, env=cluster.env, check=False)
 
 
-def told(world: World, job: Job, words: str, state: str = "PENDING", timeout_s: float = 60) -> None:
+def wait_for_reason(
+    harness: EngineHarness,
+    job: Job,
+    expected_text: str,
+    state: str = "PENDING",
+    timeout_s: float = 60,
+) -> None:
     """The job says so, in this state, and can say it in Chinese, too."""
 
-    def says() -> bool:
+    def reason_matches() -> bool:
         job.refresh_from_db()
-        return words in sentence(job.reason) and job.state == state
+        return expected_text in render_reason(job.reason) and job.state == state
 
-    world.wait(says, timeout_s, lambda: f"{job.name}: {job.state}, {sentence(job.reason)}")
+    harness.wait(
+        reason_matches, timeout_s, lambda: f"{job.name}: {job.state}, {render_reason(job.reason)}"
+    )
     with translation.override("zh-hans"):
-        assert words not in sentence(job.reason)
+        assert expected_text not in render_reason(job.reason)
 
 
-def slurm_id(world: World, job: Job) -> str:
-    return world.attempt(job).slurm_job_id
+def slurm_id(harness: EngineHarness, job: Job) -> str:
+    return harness.attempt(job).slurm_job_id
 
 
-def update(world: World, job: Job, *what: str) -> None:
-    world.slurm("scontrol", "update", f"jobid={slurm_id(world, job)}", *what)
+def scontrol_update(harness: EngineHarness, job: Job, *what: str) -> None:
+    harness.slurm("scontrol", "update", f"jobid={slurm_id(harness, job)}", *what)
 
 
-def stop_all(world: World, *jobs: Job) -> None:
+def stop_all(harness: EngineHarness, *jobs: Job) -> None:
     for job in jobs:
         actions.stop_job(job=job, by=job.owner)
     for job in jobs:
         # A node that was down a moment ago takes its time to let go of a job.
-        world.wait_state(job, *END_STATES, timeout_s=150)
-        assert (job.state, sentence(job.reason)) == ("STOPPED", "Stopped by alice."), job.name
+        harness.wait_for_state(job, *END_STATES, timeout_s=150)
+        assert (job.state, render_reason(job.reason)) == ("STOPPED", "Stopped by alice."), job.name
 
 
 # -- stopping -----------------------------------------------------------------------------------------
 
-SAVES = "trap 'echo asked; sleep 6; echo saved; exit 0' TERM; echo up; while :; do sleep 0.2; done"
-DEAF = "trap '' TERM; echo up; while :; do sleep 0.2; done"
+SAVE_ON_SIGTERM = (
+    "trap 'echo asked; sleep 6; echo saved; exit 0' TERM; echo up; while :; do sleep 0.2; done"
+)
+IGNORE_SIGTERM = "trap '' TERM; echo up; while :; do sleep 0.2; done"
 TWO_ROLES = [
-    {"name": name, "command": SAVES, "cpuNumber": 1, "memoryMB": 100} for name in ("ps", "worker")
+    {"name": name, "command": SAVE_ON_SIGTERM, "cpuNumber": 1, "memoryMB": 100}
+    for name in ("ps", "worker")
 ]
 
 
-def log_of(world: World, job: Job, task: str = "main-0") -> str:
-    path = Path(world.attempt(job).work_dir) / "logs" / f"{task}.log"
+def log_of(harness: EngineHarness, job: Job, task: str = "main-0") -> str:
+    path = Path(harness.attempt(job).work_dir) / "logs" / f"{task}.log"
     return path.read_text() if path.exists() else ""
 
 
@@ -111,41 +122,43 @@ def batch_script_pid(slurm_job_id: str) -> int:
     raise AssertionError(f"no batch script of {slurm_job_id}")
 
 
-def test_a_stop_gives_every_task_sigterm_and_the_clusters_grace(world: World) -> None:
+def test_a_stop_gives_every_task_sigterm_and_the_clusters_grace(harness: EngineHarness) -> None:
     """The cluster's grace (20 s) is longer than Slurm's KillWait here (5 s): a plain scancel would not do."""
     Cluster.objects.update(grace_s=20)
-    simple = world.job("simple", SAVES)
-    packed = world.job("packed", taskRoles=TWO_ROLES)
-    het = world.job("het", taskRoles=TWO_ROLES, placement="separate")
-    deaf = world.job("deaf", DEAF)
-    stuck = world.job("stuck", "echo up; sleep 300")
-    waiting = world.job("waiting", "true", role={"cpuNumber": 8})
+    simple = harness.job("simple", SAVE_ON_SIGTERM)
+    packed = harness.job("packed", taskRoles=TWO_ROLES)
+    het = harness.job("het", taskRoles=TWO_ROLES, placement="separate")
+    ignoring = harness.job("deaf", IGNORE_SIGTERM)
+    stuck = harness.job("stuck", "echo up; sleep 300")
+    waiting = harness.job("waiting", "true", role={"cpuNumber": 8})
     assert (packed.plan["layout"], het.plan["layout"]) == ("packed", "het")
-    for job in (simple, packed, het, deaf, stuck):
-        world.wait_state(job, "RUNNING")
-    world.slurm(
-        "scontrol", "hold", slurm_id(world, world.wait_state(waiting, "PENDING", "RUNNING"))
+    for job in (simple, packed, het, ignoring, stuck):
+        harness.wait_for_state(job, "RUNNING")
+    harness.slurm(
+        "scontrol", "hold", slurm_id(harness, harness.wait_for_state(waiting, "PENDING", "RUNNING"))
     )
-    for job, task in [(simple, "main-0"), (packed, "worker-0"), (het, "worker-0"), (deaf, "main-0"), (stuck, "main-0")]:  # fmt: skip
-        world.wait(lambda job=job, task=task: "up" in log_of(world, job, task), 30, job.name)  # type: ignore[misc]
+    for job, task in [(simple, "main-0"), (packed, "worker-0"), (het, "worker-0"), (ignoring, "main-0"), (stuck, "main-0")]:  # fmt: skip
+        harness.wait(lambda job=job, task=task: "up" in log_of(harness, job, task), 30, job.name)  # type: ignore[misc]
     # Its script hears nothing: only Slurm's own signals can end it.
-    frozen = batch_script_pid(slurm_id(world, stuck))
-    os.kill(frozen, signal.SIGSTOP)
-    settled_at = timezone.now() + SETTLED_AFTER
-    world.wait(lambda: timezone.now() > settled_at, 20)
-    actions.stop_job(job=stuck, by=world.alice)
-    world.wait(lambda: world.attempt(stuck).stop_sent_at is not None, 20, "not asked")
+    script_pid = batch_script_pid(slurm_id(harness, stuck))
+    os.kill(script_pid, signal.SIGSTOP)
+    settled_at = timezone.now() + SIGNAL_READY_AFTER
+    harness.wait(lambda: timezone.now() > settled_at, 20)
+    actions.stop_job(job=stuck, by=harness.alice)
+    harness.wait(lambda: harness.attempt(stuck).stop_sent_at is not None, 20, "not asked")
     long_ago = timezone.now() - timedelta(seconds=60)
     Attempt.objects.filter(job=stuck).update(stop_sent_at=long_ago)  # its time is over
-    stop_all(world, simple, packed, het, deaf, stuck, waiting)
+    stop_all(harness, simple, packed, het, ignoring, stuck, waiting)
     saving = [(simple, "main-0")]
     saving += [(job, role) for job in (packed, het) for role in ("ps-0", "worker-0")]
     for job, task in saving:
-        text = log_of(world, job, task)
+        text = log_of(harness, job, task)
         assert (text.count("asked"), text.count("saved")) == (1, 1), (job.name, task, text)
-    assert "saved" not in log_of(world, deaf)
-    ids = ",".join(slurm_id(world, job) for job in (simple, packed, het, deaf, stuck, waiting))
-    states = world.slurm("sacct", "-X", "-n", "-P", "-j", ids, "--format=State").split("\n")
+    assert "saved" not in log_of(harness, ignoring)
+    ids = ",".join(
+        slurm_id(harness, job) for job in (simple, packed, het, ignoring, stuck, waiting)
+    )
+    states = harness.slurm("sacct", "-X", "-n", "-P", "-j", ids, "--format=State").split("\n")
     assert {state.split(" ")[0] for state in states if state} == {"CANCELLED"}
 
 
@@ -153,121 +166,132 @@ def test_a_stop_gives_every_task_sigterm_and_the_clusters_grace(world: World) ->
 
 
 @contextmanager
-def undone(world: World, do: tuple[str, ...], undo: tuple[str, ...]) -> Iterator[None]:
-    world.slurm(*do)
+def temporary_slurm_change(
+    harness: EngineHarness, do: tuple[str, ...], undo: tuple[str, ...]
+) -> Iterator[None]:
+    harness.slurm(*do)
     try:
         yield
     finally:
-        world.slurm(*undo)
+        harness.slurm(*undo)
 
 
-def as_owner(world: World, *argv: str) -> None:
-    world.slurm("setpriv", "--reuid=sluice-alice", "--regid=sluice-alice", "--clear-groups", *argv)
+def run_as_alice(harness: EngineHarness, *argv: str) -> None:
+    harness.slurm(
+        "setpriv", "--reuid=sluice-alice", "--regid=sluice-alice", "--clear-groups", *argv
+    )
 
 
 LICENSE = ("name=matlab", "server=flex", "type=license")
 
 
-def test_what_waits_says_why_and_when(world: World, client: Client) -> None:
+def test_pending_reasons_and_expected_start(harness: EngineHarness, client: Client) -> None:
     """Everything that an administrator or a limit can hold a job back with, on one node that is taken."""
-    blocker = world.job("blocker", "sleep 600", namespace="v100", role={"cpuNumber": 8}, timeLimit=1200)  # fmt: skip
-    failing = world.job("failing", "exit 1")
-    world.wait_state(blocker, "RUNNING")
-    world.wait_state(failing, "FAILED")
+    blocker = harness.job("blocker", "sleep 600", namespace="v100", role={"cpuNumber": 8}, timeLimit=1200)  # fmt: skip
+    failing = harness.job("failing", "exit 1")
+    harness.wait_for_state(blocker, "RUNNING")
+    harness.wait_for_state(failing, "FAILED")
     names = ["next", "held", "admin-held", "after", "never", "begin", "late"]
-    jobs = {name: world.job(name, "true", namespace="v100", timeLimit=600) for name in names}
+    jobs = {name: harness.job(name, "true", namespace="v100", timeLimit=600) for name in names}
     for job in jobs.values():
-        world.wait(lambda job=job: bool(Attempt.objects.filter(job=job, phase="live")), 30)  # type: ignore[misc]
+        harness.wait(lambda job=job: bool(Attempt.objects.filter(job=job, phase="live")), 30)  # type: ignore[misc]
 
-    as_owner(world, "scontrol", "hold", slurm_id(world, jobs["held"]))
-    world.slurm("scontrol", "hold", slurm_id(world, jobs["admin-held"]))
-    update(world, jobs["after"], f"dependency=afterok:{slurm_id(world, blocker)}")
-    update(world, jobs["never"], f"dependency=afterok:{slurm_id(world, failing)}")
-    update(world, jobs["begin"], "starttime=now+2hours")
+    run_as_alice(harness, "scontrol", "hold", slurm_id(harness, jobs["held"]))
+    harness.slurm("scontrol", "hold", slurm_id(harness, jobs["admin-held"]))
+    scontrol_update(harness, jobs["after"], f"dependency=afterok:{slurm_id(harness, blocker)}")
+    scontrol_update(harness, jobs["never"], f"dependency=afterok:{slurm_id(harness, failing)}")
+    scontrol_update(harness, jobs["begin"], "starttime=now+2hours")
     late = jobs.pop("late")
-    update(world, late, "deadline=now+5seconds")
-    actions.change_time_limit(job=jobs["begin"], by=world.alice, time_limit_s=1200)
-    told(world, jobs["next"], "waits for nodes to become free")
-    told(world, jobs["held"], "The job is held; release it to let it start.")
-    told(world, jobs["admin-held"], "An administrator holds the job.")
-    as_owner(world, "scontrol", "release", slurm_id(world, jobs["held"]))
-    told(world, jobs["after"], "waits for another job that it depends on")
-    told(world, jobs["never"], "can no longer come true")
-    told(world, jobs["begin"], "waits for its start time")
+    scontrol_update(harness, late, "deadline=now+5seconds")
+    actions.change_time_limit(job=jobs["begin"], by=harness.alice, time_limit_s=1200)
+    wait_for_reason(harness, jobs["next"], "waits for nodes to become free")
+    wait_for_reason(harness, jobs["held"], "The job is held; release it to let it start.")
+    wait_for_reason(harness, jobs["admin-held"], "An administrator holds the job.")
+    run_as_alice(harness, "scontrol", "release", slurm_id(harness, jobs["held"]))
+    wait_for_reason(harness, jobs["after"], "waits for another job that it depends on")
+    wait_for_reason(harness, jobs["never"], "can no longer come true")
+    wait_for_reason(harness, jobs["begin"], "waits for its start time")
 
-    def starts_in_time() -> bool:
-        client.force_login(world.alice)
-        said = client.get(f"/api/v1/jobs/{jobs['next'].pk}").json()["expected_start"]
-        return said is not None and said > timezone.now().isoformat()
+    def has_expected_start() -> bool:
+        client.force_login(harness.alice)
+        shown = client.get(f"/api/v1/jobs/{jobs['next'].pk}").json()["expected_start"]
+        return shown is not None and shown > timezone.now().isoformat()
 
-    world.wait(starts_in_time, 30, "no expected start")
-    told(world, jobs["held"], "Other jobs with a higher priority come first.")
-    world.wait(lambda: Job.objects.get(pk=jobs["begin"].pk).time_limit_s == 1200, 30, "time limit")
-    assert (
-        world.slurm("squeue", "-h", "-o", "%l", "-j", slurm_id(world, jobs["begin"])) == "20:00\n"
+    harness.wait(has_expected_start, 30, "no expected start")
+    wait_for_reason(harness, jobs["held"], "Other jobs with a higher priority come first.")
+    harness.wait(
+        lambda: Job.objects.get(pk=jobs["begin"].pk).time_limit_s == 1200, 30, "time limit"
     )
-    world.wait_state(late, "FAILED", timeout_s=60)
-    assert sentence(late.reason) == "The job could not finish before its deadline."
-    stop_all(world, *jobs.values(), blocker)
+    assert (
+        harness.slurm("squeue", "-h", "-o", "%l", "-j", slurm_id(harness, jobs["begin"]))
+        == "20:00\n"
+    )
+    harness.wait_for_state(late, "FAILED", timeout_s=60)
+    assert render_reason(late.reason) == "The job could not finish before its deadline."
+    stop_all(harness, *jobs.values(), blocker)
 
 
 @contextmanager
-def a_license(world: World) -> Iterator[None]:
+def license_available(harness: EngineHarness) -> Iterator[None]:
     """One license for the whole cluster, as a site's license server offers it."""
-    name = world.slurm("sacctmgr", "-n", "-P", "show", "cluster", "format=Cluster").strip()
+    name = harness.slurm("sacctmgr", "-n", "-P", "show", "cluster", "format=Cluster").strip()
     added = ("count=1", "servertype=flexlm", f"cluster={name}", "percentallowed=100")
-    with undone(
-        world,
+    with temporary_slurm_change(
+        harness,
         ("sacctmgr", "-i", "add", "resource", *LICENSE, *added),
         ("sacctmgr", "-i", "delete", "resource", "where", *LICENSE[:2]),
     ):
         yield
 
 
-def test_limits_licenses_and_closed_doors_are_waited_for(world: World) -> None:
+def test_jobs_wait_for_limits_licenses_and_partitions(harness: EngineHarness) -> None:
     """They pass: each job says what it waits for, and goes on by itself when the door opens."""
     drained = ("scontrol", "update", "nodename=n4")
     with (
-        undone(world, (*drained, "state=drain", "reason=test"), (*drained, "state=resume")),
-        undone(
-            world,
+        temporary_slurm_change(
+            harness, (*drained, "state=drain", "reason=test"), (*drained, "state=resume")
+        ),
+        temporary_slurm_change(
+            harness,
             ("sacctmgr", "-i", "modify", "user", "sluice-bob", "set", "GrpTRES=cpu=1"),
             ("sacctmgr", "-i", "modify", "user", "sluice-bob", "set", "GrpTRES=cpu=-1"),
         ),
-        a_license(world),
+        license_available(harness),
     ):
-        drained_job = world.job("drained", "true", namespace="debug")
-        limited = world.job("limited", "true", by=world.bob, role={"cpuNumber": 2})
+        drained_job = harness.job("drained", "true", namespace="debug")
+        limited = harness.job("limited", "true", by=harness.bob, role={"cpuNumber": 2})
         partition = ("scontrol", "update", "partitionname=v100")
-        with undone(world, (*partition, "state=down"), (*partition, "state=up")):
-            licensed = [world.job(f"licensed{n}", "sleep 8", namespace="v100") for n in range(2)]
+        with temporary_slurm_change(harness, (*partition, "state=down"), (*partition, "state=up")):
+            licensed = [harness.job(f"licensed{n}", "sleep 8", namespace="v100") for n in range(2)]
             for job in licensed:
-                told(world, job, "The partition is closed for the moment")
-                update(world, job, "licenses=matlab@flex:1")
-        told(world, licensed[1], "The job waits for software licenses.")
-        told(world, drained_job, "are down, drained or reserved")
-        told(world, limited, "The account's CPU limit for all its jobs together is reached")
-        world.wait_state(licensed[1], "COMPLETED")
+                wait_for_reason(harness, job, "The partition is closed for the moment")
+                scontrol_update(harness, job, "licenses=matlab@flex:1")
+        wait_for_reason(harness, licensed[1], "The job waits for software licenses.")
+        wait_for_reason(harness, drained_job, "are down, drained or reserved")
+        wait_for_reason(
+            harness, limited, "The account's CPU limit for all its jobs together is reached"
+        )
+        harness.wait_for_state(licensed[1], "COMPLETED")
     for job in (drained_job, limited, licensed[0]):
-        world.wait_state(job, "COMPLETED", timeout_s=90)
+        harness.wait_for_state(job, "COMPLETED", timeout_s=90)
 
 
 # -- a person's space and account -----------------------------------------------------------------------
 
 
 @contextmanager
-def small_space(world: World, unix_user: str) -> Iterator[Path]:
+def small_work_root(harness: EngineHarness, unix_user: str) -> Iterator[Path]:
     """The person's work root is a small file system, so that it can be full."""
     home = pwd.getpwnam(unix_user).pw_dir
-    place = Path(world.cluster.work_root_for(unix_user, home))
-    place.mkdir(exist_ok=True)
+    work_root = Path(harness.cluster.work_root_for(unix_user, home))
+    work_root.mkdir(exist_ok=True)
     uid = pwd.getpwnam(unix_user).pw_uid
     options = f"size=2m,mode=700,uid={uid}"
-    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "sluice", str(place)], check=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "sluice", str(work_root)], check=True)
     try:
-        yield place
+        yield work_root
     finally:
-        subprocess.run(["umount", "-l", str(place)], check=True)
+        subprocess.run(["umount", "-l", str(work_root)], check=True)
 
 
 CODE = {
@@ -277,190 +301,198 @@ CODE = {
 }
 
 
-def job_with_code(world: World) -> Job:
+def job_with_code(harness: EngineHarness) -> Job:
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w") as archive:
         for name, (data, mode) in CODE.items():
             info = zipfile.ZipInfo(name)
             info.external_attr = (0o100000 | mode) << 16
             archive.writestr(info, data)
-    incoming = Incoming()
+    incoming = IncomingUpload()
     incoming.write(packed.getvalue())
-    upload = incoming.keep(by=world.alice, filename="code.zip")
+    upload = incoming.store(by=harness.alice, filename="code.zip")
     command = "./run.sh && cat */*.txt && ls -l plain.sh run.sh | cut -c 1-10"
     code = Code(selector="codeFile", upload_id=upload.sha256).model_dump(by_alias=True)
-    return world.job("coded", command, code=code, code_upload=upload)
+    return harness.job("coded", command, code=code, code_upload=upload)
 
 
-def check_code_arrived(world: World, job: Job) -> None:
-    world.wait_state(job, *END_STATES)
-    assert job.state == "COMPLETED", sentence(job.reason)
-    attempt_dir = world.attempt(job).work_dir
+def check_code_arrived(harness: EngineHarness, job: Job) -> None:
+    harness.wait_for_state(job, *END_STATES)
+    assert job.state == "COMPLETED", render_reason(job.reason)
+    attempt_dir = harness.attempt(job).work_dir
     expected = f"{attempt_dir}/code\n" * 3 + "zwei\r\nZeilen\r\n-rw-------\n-rwx------\n"
     path = Path(attempt_dir) / "logs" / "main-0.log"
     assert path.read_bytes().decode() == expected
 
 
-def test_a_full_space_a_closed_one_and_uploaded_code(world: World, settings: Any) -> None:
-    settings.UPLOAD_DIR = world.tmp / "uploads"
-    coded = job_with_code(world)
-    with small_space(world, "sluice-bob") as space:
+def test_full_disk_denied_directory_and_uploaded_code(
+    harness: EngineHarness, settings: Any
+) -> None:
+    settings.UPLOAD_DIR = harness.tmp / "uploads"
+    code_job = job_with_code(harness)
+    with small_work_root(harness, "sluice-bob") as space:
         filler = space / "filler"
         with suppress(OSError), filler.open("wb", buffering=0) as file:
             while True:
                 file.write(bytes(16 * 1024))
-        full = world.job("full", "true", by=world.bob)
-        told(world, full, "Your space on the cluster is full.", state="QUEUED")
+        full = harness.job("full", "true", by=harness.bob)
+        wait_for_reason(harness, full, "Your space on the cluster is full.", state="QUEUED")
         assert Attempt.objects.filter(job=full, slurm_job_id="").count() == 1
         filler.unlink()
-        world.wait_state(full, "COMPLETED", timeout_s=60)
+        harness.wait_for_state(full, "COMPLETED", timeout_s=60)
         assert full.attempt_number == 1
 
         os.chown(space, 0, 0)
-        closed = world.job("closed", "true", by=world.bob)
-        world.wait_state(closed, "FAILED")
-        assert "Files could not be written in your space" in sentence(closed.reason)
-        assert "The Unix user may not access" in sentence(closed.reason)
-    check_code_arrived(world, coded)
+        closed = harness.job("closed", "true", by=harness.bob)
+        harness.wait_for_state(closed, "FAILED")
+        assert "Files could not be written in your space" in render_reason(closed.reason)
+        assert "The Unix user may not access" in render_reason(closed.reason)
+    check_code_arrived(harness, code_job)
 
 
-def test_people_who_are_gone(world: World) -> None:
+def test_deactivated_users(harness: EngineHarness) -> None:
     """Their running jobs end as they would; what waits here says that it cannot be submitted as them."""
     Namespace.objects.filter(name="cpu").update(max_running_jobs_per_user=1)
-    going = world.job("going", "sleep 4", by=world.bob)
-    world.wait_state(going, "RUNNING")
-    queued = world.job("queued", "true", by=world.bob)
-    world.bob.is_active = False
-    world.bob.save()
-    world.wait_state(queued, "FAILED")
-    assert "This person has no active account in Sluice." in sentence(queued.reason)
-    world.wait_state(going, "COMPLETED")
+    running_job = harness.job("going", "sleep 4", by=harness.bob)
+    harness.wait_for_state(running_job, "RUNNING")
+    queued = harness.job("queued", "true", by=harness.bob)
+    harness.bob.is_active = False
+    harness.bob.save()
+    harness.wait_for_state(queued, "FAILED")
+    assert "This person has no active account in Sluice." in render_reason(queued.reason)
+    harness.wait_for_state(running_job, "COMPLETED")
 
     # Slurm takes nobody's association away who has a job (22.05: "Job(s) active, cancel job(s) before remove").
     removed = ("sacctmgr", "-i", "delete", "user", "where", "name=sluice-alice")
     back = ("account=lab", "qos=low,normal,tiny", "defaultqos=normal")
-    world.wait(lambda: not world.slurm("squeue", "-h", "-u", "sluice-alice"), 30, "still busy")
-    with undone(world, removed, ("sacctmgr", "-i", "add", "user", "sluice-alice", *back)):
-        unknown = world.job("unknown", "true")
-        world.wait_state(unknown, "FAILED")
-        assert "You have no account on the cluster" in sentence(unknown.reason)
+    harness.wait(lambda: not harness.slurm("squeue", "-h", "-u", "sluice-alice"), 30, "still busy")
+    with temporary_slurm_change(
+        harness, removed, ("sacctmgr", "-i", "add", "user", "sluice-alice", *back)
+    ):
+        unknown = harness.job("unknown", "true")
+        harness.wait_for_state(unknown, "FAILED")
+        assert "You have no account on the cluster" in render_reason(unknown.reason)
 
 
 # -- ends and returns that nobody here asked for ----------------------------------------------------------
 
 
-def test_what_slurm_and_administrators_do_to_running_jobs(world: World) -> None:
+def test_external_changes_to_running_jobs(harness: EngineHarness) -> None:
     Namespace.objects.filter(name="v100").update(qos="low")
-    low = world.job("low", "sleep 600", namespace="v100", role={"cpuNumber": 8})
-    world.wait_state(low, "RUNNING")
-    mine = world.job("mine", "sleep 600")
-    pushed = world.job("pushed", "sleep 600")
-    asleep = world.job("asleep", "sleep 600")
+    low = harness.job("low", "sleep 600", namespace="v100", role={"cpuNumber": 8})
+    harness.wait_for_state(low, "RUNNING")
+    mine = harness.job("mine", "sleep 600")
+    requeue_held = harness.job("pushed", "sleep 600")
+    suspended = harness.job("asleep", "sleep 600")
     on_gpus = [{**role, "gpuNumber": 1} for role in TWO_ROLES]
-    het = world.job(
+    het = harness.job(
         "het", namespace="default", taskRoles=on_gpus, placement="separate", timeLimit=600
     )
-    again = world.job("again", "sleep 600")
-    for job in (mine, again, pushed, asleep, het):
-        world.wait_state(job, "RUNNING")
-    as_owner(world, "scancel", slurm_id(world, mine))
-    world.slurm("scontrol", "requeue", slurm_id(world, again))
-    world.slurm("scontrol", "requeuehold", slurm_id(world, pushed))
-    world.slurm("scontrol", "suspend", slurm_id(world, asleep))
-    actions.change_time_limit(job=het, by=world.alice, time_limit_s=1800)
+    requeued = harness.job("again", "sleep 600")
+    for job in (mine, requeued, requeue_held, suspended, het):
+        harness.wait_for_state(job, "RUNNING")
+    run_as_alice(harness, "scancel", slurm_id(harness, mine))
+    harness.slurm("scontrol", "requeue", slurm_id(harness, requeued))
+    harness.slurm("scontrol", "requeuehold", slurm_id(harness, requeue_held))
+    harness.slurm("scontrol", "suspend", slurm_id(harness, suspended))
+    actions.change_time_limit(job=het, by=harness.alice, time_limit_s=1800)
     Namespace.objects.filter(name="v100").update(qos="normal")
-    update(world, low, "requeue=0")  # so that being pushed aside is the end of it
-    pusher = world.job("pusher", "sleep 600", namespace="v100", role={"cpuNumber": 7})
-    lost = world.job("lost", "sleep 600", namespace="v100")
+    scontrol_update(harness, low, "requeue=0")  # so that being pushed aside is the end of it
+    preemptor = harness.job("pusher", "sleep 600", namespace="v100", role={"cpuNumber": 7})
+    lost = harness.job("lost", "sleep 600", namespace="v100")
 
-    told(world, asleep, "An administrator has suspended the job.", state="RUNNING")
-    world.slurm("scontrol", "resume", slurm_id(world, asleep))
-    told(world, pushed, "is held until it is released")
-    world.wait_state(mine, "STOPPED")
-    assert sentence(mine.reason) == "The job was cancelled in Slurm by sluice-alice (scancel)."
-    world.wait(lambda: Job.objects.get(pk=het.pk).time_limit_s == 1800, 30, "time limit")
-    limits = world.slurm("squeue", "-h", "-o", "%l", "-j", slurm_id(world, het)).split()
+    wait_for_reason(harness, suspended, "An administrator has suspended the job.", state="RUNNING")
+    harness.slurm("scontrol", "resume", slurm_id(harness, suspended))
+    wait_for_reason(harness, requeue_held, "is held until it is released")
+    harness.wait_for_state(mine, "STOPPED")
+    assert render_reason(mine.reason) == "The job was cancelled in Slurm by sluice-alice (scancel)."
+    harness.wait(lambda: Job.objects.get(pk=het.pk).time_limit_s == 1800, 30, "time limit")
+    limits = harness.slurm("squeue", "-h", "-o", "%l", "-j", slurm_id(harness, het)).split()
     assert limits == ["30:00", "30:00"]
-    told(world, again, "a short while after being put back into the queue")
-    assert again.started_at is None
-    world.wait_state(pusher, "RUNNING")
-    world.wait_state(lost, "RUNNING")
+    wait_for_reason(harness, requeued, "a short while after being put back into the queue")
+    assert requeued.started_at is None
+    harness.wait_for_state(preemptor, "RUNNING")
+    harness.wait_for_state(lost, "RUNNING")
     # Not its own fault: a further attempt waits, however few retries the job file allows.
-    world.wait(lambda: Job.objects.get(pk=low.pk).attempt_number == 2, 40, "no further attempt")
-    told(world, low, "waits for nodes to become free", timeout_s=40)
+    harness.wait(lambda: Job.objects.get(pk=low.pk).attempt_number == 2, 40, "no further attempt")
+    wait_for_reason(harness, low, "waits for nodes to become free", timeout_s=40)
     first = Attempt.objects.get(job=low, number=1)
     assert (first.slurm_state, first.reason_code) == ("PREEMPTED", "end.preempted")
 
-    update(world, pusher, "requeue=0")
-    with undone(
-        world, ("scontrol", "update", "nodename=n3", "state=down", "reason=test"), ("true",)
+    scontrol_update(harness, preemptor, "requeue=0")
+    with temporary_slurm_change(
+        harness, ("scontrol", "update", "nodename=n3", "state=down", "reason=test"), ("true",)
     ):
-        world.wait(lambda: Job.objects.get(pk=pusher.pk).attempt_number == 2, 40, "no retry")
-        world.wait_state(lost, "PENDING")
+        harness.wait(lambda: Job.objects.get(pk=preemptor.pk).attempt_number == 2, 40, "no retry")
+        harness.wait_for_state(lost, "PENDING")
         assert lost.attempt_number == 1  # Slurm itself has put it back
-    first = Attempt.objects.get(job=pusher, number=1)
+    first = Attempt.objects.get(job=preemptor, number=1)
     assert (first.slurm_state, first.reason_code) == ("NODE_FAIL", "end.node-fail")
-    asleep.refresh_from_db()
-    assert (asleep.state, sentence(asleep.reason)) == ("RUNNING", "")
-    world.wait_state(pusher, "PENDING", "RUNNING")  # its further attempt is Slurm's, too
-    stop_all(world, low, pusher, lost, again, asleep, pushed, het)
+    suspended.refresh_from_db()
+    assert (suspended.state, render_reason(suspended.reason)) == ("RUNNING", "")
+    harness.wait_for_state(preemptor, "PENDING", "RUNNING")  # its further attempt is Slurm's, too
+    stop_all(harness, low, preemptor, lost, requeued, suspended, requeue_held, het)
 
 
 # -- fairness, and the commands ---------------------------------------------------------------------------
 
 
 @contextmanager
-def a_cluster_that_hangs(world: World) -> Iterator[socket.socket]:
+def hanging_cluster(harness: EngineHarness) -> Iterator[socket.socket]:
     """Its login node takes connections and says nothing; a job of bob's waits to be sent there."""
     with socket.create_server(("127.0.0.1", 0)) as server:
-        like = Cluster.objects.get()
-        hangs = Cluster.objects.create(
+        template = Cluster.objects.get()
+        hanging = Cluster.objects.create(
             name="hangs",
-            host=like.host,
+            host=template.host,
             port=server.getsockname()[1],
-            host_keys=like.host_keys,
-            service_user=like.service_user,
-            work_root=like.work_root,
+            host_keys=template.host_keys,
+            service_user=template.service_user,
+            work_root=template.work_root,
         )
-        store_capacity(hangs, capacity_of(like) or pytest.fail("no capacity"))
-        UnixAccount.objects.create(user=world.bob, cluster=hangs, unix_user="sluice-bob")
-        there = Namespace.objects.create(name="there", cluster=hangs, partitions=["cpu"])
-        Membership.objects.create(user=world.bob, namespace=there, role="member")
-        world.job("hanging", "true", by=world.bob, namespace="there")
+        store_capacity(hanging, load_capacity(template) or pytest.fail("no capacity"))
+        UnixAccount.objects.create(user=harness.bob, cluster=hanging, unix_user="sluice-bob")
+        hanging_namespace = Namespace.objects.create(
+            name="there", cluster=hanging, partitions=["cpu"]
+        )
+        Membership.objects.create(user=harness.bob, namespace=hanging_namespace, role="member")
+        harness.job("hanging", "true", by=harness.bob, namespace="there")
         yield server
 
 
-def test_one_persons_hundreds_and_a_cluster_that_hangs_delay_nobody(world: World) -> None:
-    world.engines[0].stop()
-    blocker = world.job("blocker", "sleep 600", namespace="v100", role={"cpuNumber": 8})
-    many = 200
-    for n in range(many):
-        world.job(f"many{n}", "true", namespace="v100", role={"cpuNumber": 8})
-    with a_cluster_that_hangs(world) as server:
-        single = world.job("single", "true", by=world.bob)
-        world.engines[0].start()
-        world.wait_state(single, "PENDING", "RUNNING", "COMPLETED")
-        behind = Job.objects.filter(owner=world.alice, state="QUEUED").count()
-        assert behind > many / 2, f"only {behind} of alice's {many} jobs were still to come"
-        world.wait_state(single, "COMPLETED")
+def test_fairness_across_users_and_clusters(harness: EngineHarness) -> None:
+    harness.engines[0].stop()
+    blocker = harness.job("blocker", "sleep 600", namespace="v100", role={"cpuNumber": 8})
+    job_count = 200
+    for n in range(job_count):
+        harness.job(f"many{n}", "true", namespace="v100", role={"cpuNumber": 8})
+    with hanging_cluster(harness) as server:
+        single = harness.job("single", "true", by=harness.bob)
+        harness.engines[0].start()
+        harness.wait_for_state(single, "PENDING", "RUNNING", "COMPLETED")
+        queued_count = Job.objects.filter(owner=harness.alice, state="QUEUED").count()
+        assert queued_count > job_count / 2, (
+            f"only {queued_count} of alice's {job_count} jobs were still to come"
+        )
+        harness.wait_for_state(single, "COMPLETED")
         server.settimeout(1)
         server.accept()[0].close()  # it has been tried, indeed
         assert Job.objects.get(name="hanging").state == "QUEUED"
-        hers = Job.objects.filter(owner=world.alice, name__startswith="many")
-        assert all(outcome.ok for outcome in actions.batch_stop(jobs=hers, by=world.alice))
+        alice_jobs = Job.objects.filter(owner=harness.alice, name__startswith="many")
+        assert all(outcome.ok for outcome in actions.stop_jobs(jobs=alice_jobs, by=harness.alice))
 
-        def still() -> list[str]:
-            return list(hers.exclude(state="STOPPED").values_list("state", flat=True))
+        def unstopped_states() -> list[str]:
+            return list(alice_jobs.exclude(state="STOPPED").values_list("state", flat=True))
 
-        world.wait(lambda: not still(), 90, lambda: str(still()))
-        stop_all(world, blocker)
-        world.engines[0].kill()  # it would wait for the connection
+        harness.wait(lambda: not unstopped_states(), 90, lambda: str(unstopped_states()))
+        stop_all(harness, blocker)
+        harness.engines[0].kill()  # it would wait for the connection
 
 
-def manage(world: World, *arguments: str) -> tuple[int, str]:
+def manage(harness: EngineHarness, *arguments: str) -> tuple[int, str]:
     done = subprocess.run(
         [sys.executable, str(PROJECT / "manage.py"), *arguments],
-        env={**world.engines[0].env, "SLUICE_LOG_LEVEL": "ERROR"},
+        env={**harness.engines[0].env, "SLUICE_LOG_LEVEL": "ERROR"},
         capture_output=True,
         text=True,
         check=False,
@@ -468,35 +500,37 @@ def manage(world: World, *arguments: str) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
-def test_once_and_reconcile(world: World) -> None:
-    world.engines[0].stop()
-    short, long = world.job("short", "true"), world.job("long", "sleep 300")
-    assert manage(world, "engine", "--once") == (0, "")
+def test_engine_once_and_reconcile(harness: EngineHarness) -> None:
+    harness.engines[0].stop()
+    short, long = harness.job("short", "true"), harness.job("long", "sleep 300")
+    assert manage(harness, "engine", "--once") == (0, "")
     assert set(Attempt.objects.values_list("phase", flat=True)) == {"live"}
-    ids = {job.name: slurm_id(world, job) for job in (short, long)}
+    ids = {job.name: slurm_id(harness, job) for job in (short, long)}
 
     def in_slurm(name: str) -> str:
-        return world.slurm("squeue", "-h", "-t", "all", "-o", "%T", "-j", ids[name]).strip()
+        return harness.slurm("squeue", "-h", "-t", "all", "-o", "%T", "-j", ids[name]).strip()
 
-    world.wait(lambda: (in_slurm("short"), in_slurm("long")) == ("COMPLETED", "RUNNING"), 30)
-    assert manage(world, "engine", "--once") == (0, "")
-    world.slurm("scancel", ids["long"])
-    world.wait(lambda: in_slurm("long") == "CANCELLED", 30)
-    nobody = f"{Path(world.attempt(long).work_dir).parents[1]}/{uuid.uuid4()}/1"
-    stranger = world.slurm(
+    harness.wait(lambda: (in_slurm("short"), in_slurm("long")) == ("COMPLETED", "RUNNING"), 30)
+    assert manage(harness, "engine", "--once") == (0, "")
+    harness.slurm("scancel", ids["long"])
+    harness.wait(lambda: in_slurm("long") == "CANCELLED", 30)
+    unknown_dir = f"{Path(harness.attempt(long).work_dir).parents[1]}/{uuid.uuid4()}/1"
+    foreign_job_id = harness.slurm(
         *("sbatch", "--parsable", "--uid=sluice-alice", "-pcpu", "--output=/dev/null"),
-        *(f"--chdir={nobody}", "--wrap=sleep 300"),
+        *(f"--chdir={unknown_dir}", "--wrap=sleep 300"),
     ).strip()
-    code, said = manage(world, "jobs", "reconcile")
+    code, shown = manage(harness, "jobs", "reconcile")
     assert code == 1
-    assert f"{ids['long']}  long ({long.pk}): the row says RUNNING; Slurm says CANCELLED" in said
-    assert f"{stranger}  -: no row for Slurm's job in {nobody}" in said
-    assert "embedded: 1 live jobs, 2 differences" in said
-    world.slurm("scancel", stranger)
-    world.wait(lambda: not world.slurm("squeue", "-h", "-j", stranger, "-t", "R,CG,PD"), 30)
-    assert manage(world, "engine", "--once") == (0, "")
-    assert manage(world, "jobs", "reconcile") == (0, "embedded: 0 live jobs, 0 differences\n")
+    assert f"{ids['long']}  long ({long.pk}): the row says RUNNING; Slurm says CANCELLED" in shown
+    assert f"{foreign_job_id}  -: no row for Slurm's job in {unknown_dir}" in shown
+    assert "embedded: 1 live jobs, 2 differences" in shown
+    harness.slurm("scancel", foreign_job_id)
+    harness.wait(
+        lambda: not harness.slurm("squeue", "-h", "-j", foreign_job_id, "-t", "R,CG,PD"), 30
+    )
+    assert manage(harness, "engine", "--once") == (0, "")
+    assert manage(harness, "jobs", "reconcile") == (0, "embedded: 0 live jobs, 0 differences\n")
     short.refresh_from_db()
     long.refresh_from_db()
     assert (short.state, long.state) == ("COMPLETED", "STOPPED")
-    assert sentence(long.reason) == "The cluster's administrator cancelled the job."
+    assert render_reason(long.reason) == "The cluster's administrator cancelled the job."

@@ -16,71 +16,73 @@ import pytest
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
-from tests.running import RunningSluice
+from tests.sluice_server import RunningSluice
 
 pytestmark = pytest.mark.cluster
 
 
-def submit(running: RunningSluice, name: str, command: str, **more: Any) -> str:
-    role = {"name": "worker", "command": command, "memoryMB": 200, **more}
+def submit(sluice_server: RunningSluice, name: str, command: str, **options: Any) -> str:
+    role = {"name": "worker", "command": command, "memoryMB": 200, **options}
     job = {
         "jobName": f"{name}-{time.time_ns()}",
         "image": "busybox",
         "namespace": "cpu",
         "taskRoles": [role],
     }
-    answer = running.api("POST", "jobs", json=job)
-    assert answer.status_code == 201, answer.text
-    return str(answer.json()["id"])
+    response = sluice_server.api("POST", "jobs", json=job)
+    assert response.status_code == 201, response.text
+    return str(response.json()["id"])
 
 
-def finish(running: RunningSluice, job: str, timeout_s: float = 120) -> dict[str, Any]:
+def wait_for_end(sluice_server: RunningSluice, job: str, timeout_s: float = 120) -> dict[str, Any]:
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
-        shape: dict[str, Any] = running.api("GET", f"jobs/{job}").json()
-        if shape["state"] in ("COMPLETED", "FAILED", "STOPPED"):
-            return shape
+        job_json: dict[str, Any] = sluice_server.api("GET", f"jobs/{job}").json()
+        if job_json["state"] in ("COMPLETED", "FAILED", "STOPPED"):
+            return job_json
         time.sleep(0.3)
-    raise AssertionError(f"{job} did not end: {shape}")
+    raise AssertionError(f"{job} did not end: {job_json}")
 
 
-def open_log(running: RunningSluice, job: str, query: str = "", user: str = "alice") -> connect:
-    address = running.url.replace("http", "ws", 1)
+def open_log(
+    sluice_server: RunningSluice, job: str, query: str = "", user: str = "alice"
+) -> connect:
+    address = sluice_server.url.replace("http", "ws", 1)
     return connect(
         f"{address}/ws/jobs/{job}/logs/worker/0?lossless=1{query}",
-        additional_headers={"Authorization": f"Bearer {running.token(user)}"},
+        additional_headers={"Authorization": f"Bearer {sluice_server.token(user)}"},
         max_size=2**22,
         open_timeout=60,
     )
 
 
 async def read_to_end(socket: ClientConnection) -> tuple[bytes, list[dict[str, Any]]]:
-    data, told = bytearray(), []
+    data, messages = bytearray(), []
     async for frame in socket:
         if isinstance(frame, bytes):
             data += frame
         else:
-            told.append(json.loads(frame))
-    return bytes(data), told
+            messages.append(json.loads(frame))
+    return bytes(data), messages
 
 
-def download(running: RunningSluice, job: str) -> bytes:
-    answer = running.api("GET", f"jobs/{job}/logs/worker/0/download")
-    assert answer.status_code == 200, answer.text
-    return answer.content
+def download(sluice_server: RunningSluice, job: str) -> bytes:
+    response = sluice_server.api("GET", f"jobs/{job}/logs/worker/0/download")
+    assert response.status_code == 200, response.text
+    return response.content
 
 
-async def test_every_byte_through_thirty_losses(running: RunningSluice) -> None:
+async def test_every_byte_through_thirty_losses(sluice_server: RunningSluice) -> None:
     """50 MB of random bytes, written as fast as they come, to a viewer who is cut off at random."""
     megabytes = 50
-    job = submit(running, "random", f"sleep 3; head -c {megabytes * 1000000} /dev/urandom")
-    dice = random.Random(7)
+    job = submit(sluice_server, "random", f"sleep 3; head -c {megabytes * 1000000} /dev/urandom")
+    rng = random.Random(7)
     received = bytearray()
     losses = 0
     while True:
         try:
-            async with open_log(running, job, f"&offset={len(received)}") as socket:
-                limit = dice.randrange(100_000, 2_000_000) if losses < 30 else None
+            async with open_log(sluice_server, job, f"&offset={len(received)}") as socket:
+                limit = rng.randrange(100_000, 2_000_000) if losses < 30 else None
                 got = 0
                 async for frame in socket:
                     if isinstance(frame, str):
@@ -98,9 +100,9 @@ async def test_every_byte_through_thirty_losses(running: RunningSluice) -> None:
                 break
         except (ConnectionResetError, ConnectionClosed):
             continue
-    shape = await asyncio.to_thread(finish, running, job)
-    assert shape["state"] == "COMPLETED"
-    on_disk = await asyncio.to_thread(download, running, job)
+    job_json = await asyncio.to_thread(wait_for_end, sluice_server, job)
+    assert job_json["state"] == "COMPLETED"
+    on_disk = await asyncio.to_thread(download, sluice_server, job)
     assert losses == 30
     assert len(received) == len(on_disk) == megabytes * 1_000_000
     assert hashlib.sha256(received).digest() == hashlib.sha256(on_disk).digest()
@@ -113,7 +115,7 @@ def resident_mib(pid: int) -> float:
     return int(found[1]) / 1024
 
 
-def readers_on_the_cluster(path_part: str) -> int:
+def count_log_readers(path_part: str) -> int:
     """Processes of the far side that read this job's log."""
     count = 0
     for entry in Path("/proc").glob("[0-9]*/cmdline"):
@@ -127,52 +129,52 @@ def readers_on_the_cluster(path_part: str) -> int:
     return count
 
 
-async def test_many_viewers_one_reader(running: RunningSluice) -> None:
+async def test_many_viewers_one_reader(sluice_server: RunningSluice) -> None:
     viewers = 100  # the cap per person is 50: two people
     lines = 400
     job = submit(
-        running,
+        sluice_server,
         "viewers",
         f"sleep 12; i=0; while [ $i -lt {lines} ]; do echo line $i "
         "................................................................; i=$((i+1)); "
         "usleep 10000; done; sleep 3",
     )
-    assert running.process is not None
-    before = resident_mib(running.process.pid)
+    assert sluice_server.process is not None
+    before = resident_mib(sluice_server.process.pid)
     connections = [
-        await open_log(running, job, user="alice" if n % 2 else "bob") for n in range(viewers)
+        await open_log(sluice_server, job, user="alice" if n % 2 else "bob") for n in range(viewers)
     ]
     readers = [asyncio.create_task(read_to_end(socket)) for socket in connections]
-    most = 0
+    max_readers = 0
     while not all(reader.done() for reader in readers):
-        most = max(most, await asyncio.to_thread(readers_on_the_cluster, job))
+        max_readers = max(max_readers, await asyncio.to_thread(count_log_readers, job))
         await asyncio.sleep(1)
-    during = resident_mib(running.process.pid)
+    during = resident_mib(sluice_server.process.pid)
     contents = {(await reader)[0] for reader in readers}
-    assert contents == {await asyncio.to_thread(download, running, job)}
+    assert contents == {await asyncio.to_thread(download, sluice_server, job)}
     assert contents.pop().count(b"\n") == lines
-    assert most == 1, f"{most} readers on the cluster for one log"
+    assert max_readers == 1, f"{max_readers} readers on the cluster for one log"
     assert during - before < 100, f"memory grew by {during - before:.0f} MiB"
     await asyncio.sleep(3)
-    assert readers_on_the_cluster(job) == 0
+    assert count_log_readers(job) == 0
 
 
-async def test_a_pending_job_begins_to_print_while_watched(running: RunningSluice) -> None:
-    job = submit(running, "pending", "sleep 2; echo 开始; printf '10%%\\r100%%\\n'; exit 3")
-    async with open_log(running, job) as socket:
-        data, told = await read_to_end(socket)
+async def test_a_pending_job_begins_to_print_while_watched(sluice_server: RunningSluice) -> None:
+    job = submit(sluice_server, "pending", "sleep 2; echo 开始; printf '10%%\\r100%%\\n'; exit 3")
+    async with open_log(sluice_server, job) as socket:
+        data, messages = await read_to_end(socket)
     assert data == "开始\n10%\r100%\n".encode()
-    assert told[-1] == {"type": "end", "state": "failed", "exit_code": 3}
+    assert messages[-1] == {"type": "end", "state": "failed", "exit_code": 3}
 
 
-async def test_strangers_are_refused(running: RunningSluice) -> None:
-    job = submit(running, "private", "echo secret")
-    async with open_log(running, job, user="carol") as socket:
+async def test_strangers_are_refused(sluice_server: RunningSluice) -> None:
+    job = submit(sluice_server, "private", "echo secret")
+    async with open_log(sluice_server, job, user="carol") as socket:
         with pytest.raises(ConnectionClosed) as closed:
             await socket.recv()
     assert closed.value.rcvd is not None
     assert closed.value.rcvd.code == 4404
-    address = running.url.replace("http", "ws", 1)
+    address = sluice_server.url.replace("http", "ws", 1)
     for headers in ({}, {"Origin": "https://evil.example"}, {"Authorization": "Bearer slc_wrong"}):
         with pytest.raises((InvalidStatus, ConnectionClosed)):
             async with connect(
@@ -181,19 +183,21 @@ async def test_strangers_are_refused(running: RunningSluice) -> None:
                 await socket.recv()
 
 
-def test_rest_serves_the_same_bytes(running: RunningSluice) -> None:
-    job = submit(running, "rest", "i=0; while [ $i -lt 2000 ]; do echo row $i; i=$((i+1)); done")
-    assert finish(running, job)["state"] == "COMPLETED"
-    whole = download(running, job)
+def test_rest_serves_the_same_bytes(sluice_server: RunningSluice) -> None:
+    job = submit(
+        sluice_server, "rest", "i=0; while [ $i -lt 2000 ]; do echo row $i; i=$((i+1)); done"
+    )
+    assert wait_for_end(sluice_server, job)["state"] == "COMPLETED"
+    full_log = download(sluice_server, job)
     address = f"jobs/{job}/logs/worker/0"
-    part = running.api("GET", f"{address}?offset=-9&limit=100")
-    assert part.content == whole[-9:]
-    assert part.headers["X-Log-Size"] == str(len(whole))
+    part = sluice_server.api("GET", f"{address}?offset=-9&limit=100")
+    assert part.content == full_log[-9:]
+    assert part.headers["X-Log-Size"] == str(len(full_log))
     assert part.headers["X-Log-Complete"] == "1"
-    ranged = running.api("GET", address, headers={"Range": "bytes=5-9"})
-    assert (ranged.status_code, ranged.content) == (206, whole[5:10])
-    assert running.api("GET", address, headers={"Range": "bytes=999999-"}).status_code == 416
-    found = running.api("GET", f"{address}?grep=row 1999").json()["matches"]
-    assert found == [{"offset": whole.index(b"row 1999"), "line": 2000}]
-    packed = running.api("GET", f"{address}/download?compress=true")
-    assert gzip.decompress(packed.content) == whole
+    ranged = sluice_server.api("GET", address, headers={"Range": "bytes=5-9"})
+    assert (ranged.status_code, ranged.content) == (206, full_log[5:10])
+    assert sluice_server.api("GET", address, headers={"Range": "bytes=999999-"}).status_code == 416
+    found = sluice_server.api("GET", f"{address}?grep=row 1999").json()["matches"]
+    assert found == [{"offset": full_log.index(b"row 1999"), "line": 2000}]
+    compressed = sluice_server.api("GET", f"{address}/download?compress=true")
+    assert gzip.decompress(compressed.content) == full_log

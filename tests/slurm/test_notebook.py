@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.running import RunningSluice
+from tests.sluice_server import RunningSluice
 
 pytestmark = pytest.mark.cluster
 CLIENT = Path(__file__).resolve().parents[2] / "client" / "src"
@@ -34,7 +34,7 @@ def text_of(cell: dict[str, Any]) -> str:
     return "".join(found)
 
 
-def test_the_notebook_runs(running: RunningSluice, tmp_path: Path) -> None:
+def test_the_notebook_runs(sluice_server: RunningSluice, tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", EXECUTE, str(NOTEBOOK), "done.ipynb"],
         cwd=tmp_path,
@@ -42,22 +42,24 @@ def test_the_notebook_runs(running: RunningSluice, tmp_path: Path) -> None:
             **os.environ,
             "HOME": str(tmp_path),
             "PYTHONPATH": str(CLIENT),
-            "SLUICE_URL": running.url,
-            "SLUICE_TOKEN": running.token("alice"),
+            "SLUICE_URL": sluice_server.url,
+            "SLUICE_TOKEN": sluice_server.token("alice"),
         },
         capture_output=True,
         text=True,
         check=False,
         timeout=900,
     )
-    assert done.returncode == 0, done.stderr[-5000:] + running.log[-3000:]
+    assert done.returncode == 0, done.stderr[-5000:] + sluice_server.log[-3000:]
     cells = json.loads((tmp_path / "done.ipynb").read_text())["cells"]
-    said = [text_of(cell) for cell in cells if cell["cell_type"] == "code"]
+    outputs = [text_of(cell) for cell in cells if cell["cell_type"] == "code"]
     counts = "of {'ps': 1, 'worker': 2}"
-    assert said[5].splitlines() == [f"ps 0 {counts}", f"worker 0 {counts}", f"worker 1 {counts}"]
-    assert said[7] == "rank 0 of 3: the sum of all ranks is 3\n"
-    assert said[9].splitlines() == [f"rank {n} of 3: the sum of all ranks is 3" for n in range(3)]
-    assert said[10] == "('COMPLETED', 'COMPLETED')"
+    assert outputs[5].splitlines() == [f"ps 0 {counts}", f"worker 0 {counts}", f"worker 1 {counts}"]
+    assert outputs[7] == "rank 0 of 3: the sum of all ranks is 3\n"
+    assert outputs[9].splitlines() == [
+        f"rank {n} of 3: the sum of all ranks is 3" for n in range(3)
+    ]
+    assert outputs[10] == "('COMPLETED', 'COMPLETED')"
     # A rich display: the job as a table, not as a line of Python.
     shown = [output.get("data", {}) for cell in cells for output in cell.get("outputs", ())]
     assert any("COMPLETED" in "".join(data.get("text/html", "")) for data in shown)

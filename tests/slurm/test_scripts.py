@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from jobs.script.task_state import STOP_SIGNAL
-from tests.slurm.lab import USER, Lab, Running
-from tests.slurm.lab import lab as lab
+from tests.slurm.batch_harness import USER, BatchHarness, SubmittedAttempt
+from tests.slurm.batch_harness import batch_harness as batch_harness
 
 pytestmark = pytest.mark.cluster
 
@@ -61,8 +61,10 @@ def meeting_roles() -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(("placement", "layout"), [("auto", "packed"), ("separate", "het")])
-def test_ps_and_workers_meet_and_see_right_variables(lab: Lab, placement: str, layout: str) -> None:
-    job = lab.submit(
+def test_ps_and_workers_meet_and_see_right_variables(
+    batch_harness: BatchHarness, placement: str, layout: str
+) -> None:
+    job = batch_harness.submit(
         {
             "image": "python",
             "framework": "tensorflow",
@@ -73,15 +75,15 @@ def test_ps_and_workers_meet_and_see_right_variables(lab: Lab, placement: str, l
         files={"meet.py": MEETING},
     )
     assert job.plan.layout == layout
-    assert job.end() == ("COMPLETED", "0:0")
+    assert job.wait_for_end() == ("COMPLETED", "0:0")
     tasks = [("ps", 0), ("worker", 0), ("worker", 1)]
-    said = {task: json.loads(job.log_text(*task)) for task in tasks}
+    outputs = {task: json.loads(job.log_text(*task)) for task in tasks}
     states = {task: job.state(*task) for task in tasks}
-    everyone = sorted(f"{role}-{index}" for role, index in tasks)
-    for (role, index), answer in said.items():
+    all_tasks = sorted(f"{role}-{index}" for role, index in tasks)
+    for (role, index), answer in outputs.items():
         env, state = answer["env"], states[role, index]
         assert state is not None
-        assert answer["heard"] == everyone
+        assert answer["heard"] == all_tasks
         assert env["PAI_CURRENT_TASK_ROLE_NAME"] == role
         assert (
             env["PAI_TASK_INDEX"] == env["PAI_CURRENT_TASK_ROLE_CURRENT_TASK_INDEX"] == str(index)
@@ -100,11 +102,12 @@ def test_ps_and_workers_meet_and_see_right_variables(lab: Lab, placement: str, l
                 assert env[name] == ",".join(map(str, numbers))
         config = json.loads(env["TF_CONFIG"])
         assert config["task"] == {"type": role, "index": index}
-        assert config["cluster"] == json.loads(said["ps", 0]["env"]["TF_CONFIG"])["cluster"]
+        assert config["cluster"] == json.loads(outputs["ps", 0]["env"]["TF_CONFIG"])["cluster"]
         assert answer["address"] == state.ip
-    assert said["ps", 0]["env"]["CUDA_VISIBLE_DEVICES"] == ""
+    assert outputs["ps", 0]["env"]["CUDA_VISIBLE_DEVICES"] == ""
     gpus = [
-        (states["worker", i].host, said["worker", i]["env"]["CUDA_VISIBLE_DEVICES"]) for i in (0, 1)
+        (states["worker", i].host, outputs["worker", i]["env"]["CUDA_VISIBLE_DEVICES"])
+        for i in (0, 1)
     ]  # type: ignore[union-attr]
     assert len(set(gpus)) == 2
     assert all(gpu for _, gpu in gpus)
@@ -141,9 +144,9 @@ RENDEZVOUS = textwrap.dedent(
 )
 
 
-def test_ranks_meet_at_master_addr(lab: Lab) -> None:
+def test_ranks_meet_at_master_addr(batch_harness: BatchHarness) -> None:
     role = {"name": "worker", "taskNumber": 4, "memoryMB": 100, "command": "python3 reduce.py"}
-    job = lab.submit(
+    job = batch_harness.submit(
         {
             "image": "python",
             "framework": {"name": "pytorch", "strategy": "ddp"},
@@ -151,7 +154,7 @@ def test_ranks_meet_at_master_addr(lab: Lab) -> None:
         },
         files={"reduce.py": RENDEZVOUS},
     )
-    assert job.end() == ("COMPLETED", "0:0")
+    assert job.wait_for_end() == ("COMPLETED", "0:0")
     assert [job.log_text("worker", i) for i in range(4)] == ["sum 10\n"] * 4
 
 
@@ -160,7 +163,7 @@ def role(name: str, command: str, **more: Any) -> dict[str, Any]:
 
 
 FOREVER = "echo up; sleep 600"
-NEVER = {"minFailedTaskCount": None}
+NO_FAILURE_LIMIT = {"minFailedTaskCount": None}
 
 
 @pytest.mark.parametrize(
@@ -187,12 +190,15 @@ NEVER = {"minFailedTaskCount": None}
             "min_succeeded",
         ),
         (
-            [role("a", "sleep 1; exit 9", isMain=True, **NEVER), role("b", FOREVER)],
+            [role("a", "sleep 1; exit 9", isMain=True, **NO_FAILURE_LIMIT), role("b", FOREVER)],
             ("FAILED", "9:0"),
             "min_failed",
         ),
         (
-            [role("a", "exit 5", **NEVER), role("b", "sleep 1; exit 6", **NEVER)],
+            [
+                role("a", "exit 5", **NO_FAILURE_LIMIT),
+                role("b", "sleep 1; exit 6", **NO_FAILURE_LIMIT),
+            ],
             ("COMPLETED", "0:0"),
             "all_ended",
         ),
@@ -201,16 +207,16 @@ NEVER = {"minFailedTaskCount": None}
     ids=["minFailed", "minSucceeded", "main completes", "main fails", "all null", "all succeed"],
 )
 def test_completion_rules(
-    lab: Lab, roles: list[dict[str, Any]], expected: tuple[str, str], rule: str
+    batch_harness: BatchHarness, roles: list[dict[str, Any]], expected: tuple[str, str], rule: str
 ) -> None:
-    job = lab.submit({"taskRoles": roles})
-    assert job.end() == expected
+    job = batch_harness.submit({"taskRoles": roles})
+    assert job.wait_for_end() == expected
     verdict = job.verdict()
     assert verdict.rule == rule
     ends = []
-    for given in roles:
-        for index in range(given.get("taskNumber", 1)):
-            state = job.state(given["name"], index)
+    for role_spec in roles:
+        for index in range(role_spec.get("taskNumber", 1)):
+            state = job.state(role_spec["name"], index)
             assert state is not None
             assert state.state == "ended"
             ends.append(state.ended or 0)
@@ -236,59 +242,59 @@ CATCH = textwrap.dedent(
 @pytest.mark.parametrize("how", ["asked", "cancelled"])
 @pytest.mark.parametrize("seconds", ["1", "600"], ids=["obeys", "does not end"])
 def test_stop_gives_sigterm_to_the_tasks_own_process_first(
-    lab: Lab, how: str, seconds: str
+    batch_harness: BatchHarness, how: str, seconds: str
 ) -> None:
-    job = lab.submit(
+    job = batch_harness.submit(
         {"image": "python", "taskRoles": [role("w", f"python3 catch.py {seconds}")]},
         files={"catch.py": CATCH},
     )
-    job.ready("w")
+    job.wait_for_output("w")
     begin = time.monotonic()
-    asked = ["--batch", f"--signal={STOP_SIGNAL}"] if how == "asked" else []
-    job.command("scancel", *asked, job.slurm_job_id)
-    assert job.end()[0] == "CANCELLED"
+    signal_options = ["--batch", f"--signal={STOP_SIGNAL}"] if how == "asked" else []
+    job.command("scancel", *signal_options, job.slurm_job_id)
+    assert job.wait_for_end()[0] == "CANCELLED"
     took_s = time.monotonic() - begin
     text = job.log_text("w")
     assert text.count("SIGTERM") == 1
     assert ("saved" in text) == (seconds == "1")
     assert took_s < 15
-    job.until("the verdict", lambda: Path(job.paths.verdict).exists(), 10)
+    job.wait_until("the verdict", lambda: Path(job.paths.verdict).exists(), 10)
     assert job.verdict().verdict == "stopped"
 
 
-def test_near_the_time_limit_tasks_are_asked_to_end(lab: Lab) -> None:
-    job = lab.submit(
+def test_near_the_time_limit_tasks_are_asked_to_end(batch_harness: BatchHarness) -> None:
+    job = batch_harness.submit(
         {"image": "python", "taskRoles": [role("w", "python3 catch.py 0; exit 4")]},
         files={"catch.py": CATCH},
     )
-    job.ready("w")
+    job.wait_for_output("w")
     job.command(
         "scancel", "--batch", "--signal=USR1", job.slurm_job_id
     )  # as Slurm does by --signal
-    job.until("the verdict", lambda: Path(job.paths.verdict).exists())
+    job.wait_until("the verdict", lambda: Path(job.paths.verdict).exists())
     assert (job.verdict().verdict, job.verdict().rule) == ("failed", "time_limit")
     assert job.log_text("w").count("SIGTERM") == 1
 
 
-def test_output_is_byte_exact(lab: Lab) -> None:
+def test_output_is_byte_exact(batch_harness: BatchHarness) -> None:
     octal = "".join(f"\\{n:03o}" for n in range(256))
     command = f"printf '{octal}'; printf '{octal}' >&2; printf 'half a line'"
-    job = lab.submit({"taskRoles": [role("w", command)]})
-    assert job.end() == ("COMPLETED", "0:0")
+    job = batch_harness.submit({"taskRoles": [role("w", command)]})
+    assert job.wait_for_end() == ("COMPLETED", "0:0")
     assert job.log_path("w").read_bytes() == bytes(range(256)) * 2 + b"half a line"
 
 
-def test_out_of_memory_is_told(lab: Lab) -> None:
+def test_out_of_memory_is_reported(batch_harness: BatchHarness) -> None:
     hog = "import time\nx = bytearray(400 * 1024 * 1024)\nprint('up', flush=True)\ntime.sleep(60)\n"
-    job = lab.submit(
+    job = batch_harness.submit(
         {"image": "python", "taskRoles": [role("w", "python3 hog.py")]}, files={"hog.py": hog}
     )
-    state, _ = job.end()
+    state, _ = job.wait_for_end()
     assert state in ("FAILED", "OUT_OF_MEMORY")
     assert job.verdict().reason == "out_of_memory"
-    told = job.state("w")
-    assert told is not None
-    assert told.reason == "out_of_memory"
+    task_state = job.state("w")
+    assert task_state is not None
+    assert task_state.reason == "out_of_memory"
 
 
 @pytest.mark.parametrize(
@@ -299,10 +305,10 @@ def test_out_of_memory_is_told(lab: Lab) -> None:
     ],
 )
 def test_what_is_missing_is_named_before_anything_runs(
-    lab: Lab, more: dict[str, str], code: str, reason: str
+    batch_harness: BatchHarness, more: dict[str, str], code: str, reason: str
 ) -> None:
-    job = lab.submit({**more, "taskRoles": [role("w", "echo ran")]})
-    assert job.end() == ("FAILED", code)
+    job = batch_harness.submit({**more, "taskRoles": [role("w", "echo ran")]})
+    assert job.wait_for_end() == ("FAILED", code)
     assert job.verdict().permanent
     assert job.verdict().reason == reason
     log = job.log_text("w")
@@ -310,84 +316,92 @@ def test_what_is_missing_is_named_before_anything_runs(
     assert log.startswith("sluice: there is no ")
 
 
-def test_a_fixed_port_that_is_taken_is_named(lab: Lab) -> None:
+def test_a_fixed_port_that_is_taken_is_named(batch_harness: BatchHarness) -> None:
     with socket.create_server(("0.0.0.0", 0)) as server:  # noqa: S104 - as a job on the node would
         port = server.getsockname()[1]
         ports = [{"label": "web", "beginAt": port}]
-        job = lab.submit({"taskRoles": [role("w", "echo ran", portList=ports)]})
-        assert job.end() == ("FAILED", "204:0")
+        job = batch_harness.submit({"taskRoles": [role("w", "echo ran", portList=ports)]})
+        assert job.wait_for_end() == ("FAILED", "204:0")
     assert f"port {port} is already in use" in job.log_text("w")
 
 
-def test_debug_keeps_a_failed_task_until_it_is_released(lab: Lab) -> None:
-    job = lab.submit({"jobEnvs": {"isDebug": True}, "taskRoles": [role("w", "exit 7")]})
+def test_debug_keeps_a_failed_task_until_it_is_released(batch_harness: BatchHarness) -> None:
+    job = batch_harness.submit({"jobEnvs": {"isDebug": True}, "taskRoles": [role("w", "exit 7")]})
 
-    def kept() -> bool:
+    def is_kept() -> bool:
         state = job.state("w")
         return state is not None and state.state == "debug" and state.exit_code == 7
 
-    job.until("the debug state", kept)
+    job.wait_until("the debug state", is_kept)
     assert job.slurm()[0] == "RUNNING"
     Path(job.paths.release).touch()
-    assert job.end() == ("FAILED", "7:0")
+    assert job.wait_for_end() == ("FAILED", "7:0")
 
 
-def test_a_requeued_job_says_which_incarnation_it_is(lab: Lab) -> None:
-    job = lab.submit({"taskRoles": [role("w", "echo up $SLURM_RESTART_COUNT; sleep 600")]})
-    job.ready("w")
+def test_a_requeued_job_says_which_incarnation_it_is(batch_harness: BatchHarness) -> None:
+    job = batch_harness.submit(
+        {"taskRoles": [role("w", "echo up $SLURM_RESTART_COUNT; sleep 600")]}
+    )
+    job.wait_for_output("w")
     subprocess.run(["scontrol", "requeue", job.slurm_job_id], env=job.cluster.env, check=True)
     first = job.log_path("w").stat().st_size
 
-    def told_to_start() -> bool:
+    def start_requested() -> bool:
         """Refused while the job is still ending."""
         update = ["scontrol", "update", f"JobId={job.slurm_job_id}", "StartTime=now"]
         return not subprocess.run(update, env=job.cluster.env, capture_output=True).returncode
 
-    def again() -> bool:
+    def is_restarted() -> bool:
         state = job.state("w")
         return state is not None and state.incarnation == 1 and state.state == "running"
 
     # Slurm holds a requeued job back for two minutes, because a node refuses a credential of the
     # second in which the last one was revoked ("Job credential revoked" ends the job). Some seconds do.
-    job.until("the wait for a further start", lambda: job.slurm()[0] == "PENDING")
+    job.wait_until("the wait for a further start", lambda: job.slurm()[0] == "PENDING")
     time.sleep(3)
-    job.until("the order to start", told_to_start)
-    job.until("the second incarnation", again)
+    job.wait_until("the order to start", start_requested)
+    job.wait_until("the second incarnation", is_restarted)
     state = job.state("w")
     assert state is not None
     assert state.log_offset >= first > 0
 
 
-def test_a_registry_image_is_fetched_once_with_a_visible_state(lab: Lab, tmp_path: Path) -> None:
+def test_a_registry_image_is_fetched_once_with_a_visible_state(
+    batch_harness: BatchHarness, tmp_path: Path
+) -> None:
     """`apptainer pull` is played by a script that takes its time: no registry is in reach."""
-    real = shutil.which("apptainer", path=lab.cluster.env["PATH"])
-    root = Path(lab.root) / f"fetch-{uuid.uuid4()}"
+    real = shutil.which("apptainer", path=batch_harness.cluster.env["PATH"])
+    root = Path(batch_harness.root) / f"fetch-{uuid.uuid4()}"
     program = root / "apptainer"
-    lab.write(str(root / "1"), {})
+    batch_harness.write(str(root / "1"), {})
     program.write_text(
         f'#!/bin/bash\nif [[ $1 == pull ]]; then echo "pull $3" >>{root}/pulls; [[ $3 != */slow* ]] || sleep 600\n'
-        f'sleep 2; exec cp {lab.cluster.images}/busybox.sif "$2"; fi\n'
+        f'sleep 2; exec cp {batch_harness.cluster.images}/busybox.sif "$2"; fi\n'
         f'exec {real} "$@"\n'
     )
     program.chmod(0o755)
     os.chown(root, pwd.getpwnam(USER).pw_uid, -1)
     options = {"runtime_program": str(program), "image_cache_dir": f"{root}/cache"}
     jobs = [
-        lab.submit({"image": "org/app:1.0", "taskRoles": [role("w", "echo ran")]}, **options)
+        batch_harness.submit(
+            {"image": "org/app:1.0", "taskRoles": [role("w", "echo ran")]}, **options
+        )
         for _ in range(2)
     ]
 
-    slow = lab.submit({"image": "org/slow:1.0", "taskRoles": [role("w", "echo ran")]}, **options)
+    slow = batch_harness.submit(
+        {"image": "org/slow:1.0", "taskRoles": [role("w", "echo ran")]}, **options
+    )
 
-    def pulling(job: Running, image: str) -> bool:
+    def pulling(job: SubmittedAttempt, image: str) -> bool:
         state = job.state("w")
         return state is not None and state.state == "pulling" and state.image == image
 
-    jobs[0].until("the pulling state", lambda: pulling(jobs[0], "docker://org/app:1.0"))
-    slow.until("the pulling state", lambda: pulling(slow, "docker://org/slow:1.0"))
+    jobs[0].wait_until("the pulling state", lambda: pulling(jobs[0], "docker://org/app:1.0"))
+    slow.wait_until("the pulling state", lambda: pulling(slow, "docker://org/slow:1.0"))
     slow.command("scancel", "--batch", f"--signal={STOP_SIGNAL}", slow.slurm_job_id)
-    assert [job.end() for job in jobs] == [("COMPLETED", "0:0")] * 2
-    assert slow.end()[0] == "CANCELLED"
+    assert [job.wait_for_end() for job in jobs] == [("COMPLETED", "0:0")] * 2
+    assert slow.wait_for_end()[0] == "CANCELLED"
     assert slow.verdict().verdict == "stopped"
     pulls = (root / "pulls").read_text().splitlines()
     assert sorted(pulls) == ["pull docker://org/app:1.0", "pull docker://org/slow:1.0"]

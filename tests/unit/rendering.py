@@ -10,7 +10,7 @@ from clusters.capacity import Capacity, GpuCount, NamespaceRules, Node, Partitio
 from jobs.jobfile import JobSpec
 from jobs.plan import plan
 from jobs.script.paths import AttemptPaths
-from jobs.script.render import RenderedJob, RenderOptions, render
+from jobs.script.render import RenderedJob, RenderOptions, render_files
 
 
 def _node(name: str, gpu_type: str = "", gpus: int = 0) -> Node:
@@ -22,7 +22,7 @@ def _partition(name: str, *nodes: str) -> Partition:
     return Partition(name, True, False, nodes, 7 * 86400, 86400)
 
 
-LAB = Capacity(
+CAPACITY = Capacity(
     datetime(2026, 1, 1, tzinfo=UTC),
     (_node("n1", "a100", 4), _node("n2", "a100", 4), _node("n3", "v100", 2), _node("n4")),
     (_partition("cpu", "n3", "n4"), _partition("gpu", "n1", "n2")),
@@ -38,9 +38,9 @@ def render_job(
     **options: Any,
 ) -> RenderedJob:
     spec = JobSpec.model_validate(job)
-    made = plan(spec, RULES, LAB)
-    return render(
-        made,
+    job_plan = plan(spec, RULES, CAPACITY)
+    return render_files(
+        job_plan,
         spec,
         paths,
         user="alice",

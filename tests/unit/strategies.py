@@ -18,7 +18,7 @@ from jobs.jobfile import (
 from jobs.jobfile.fields import identifier
 
 # Whatever a person might put where text is allowed: quotes, substitutions, line breaks, other scripts.
-NASTY = (
+HOSTILE_TEXTS = (
     "'",
     '"',
     "$(touch /tmp/owned)",
@@ -59,7 +59,7 @@ NASTY = (
 _any_text = st.text(
     st.characters(exclude_categories=("Cs",), exclude_characters="\x00"), max_size=40
 )
-texts = st.lists(st.sampled_from(NASTY) | _any_text, max_size=4).map("".join)
+texts = st.lists(st.sampled_from(HOSTILE_TEXTS) | _any_text, max_size=4).map("".join)
 commands = texts.filter(lambda text: text.strip())
 lines = st.text(
     st.characters(exclude_categories=("Cs", "Cc"), exclude_characters="\u2028\u2029"), max_size=30

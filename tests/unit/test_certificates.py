@@ -26,19 +26,21 @@ def authority(tmp_path: Path) -> CertificateAuthority:
 def test_first_use_makes_a_private_file_in_a_private_directory(
     authority: CertificateAuthority,
 ) -> None:
-    line = authority.public_line()
+    line = authority.public_key_line()
     assert line.startswith("ssh-ed25519 AAAA")
     assert stat.S_IMODE(authority.path.stat().st_mode) == 0o600
     assert stat.S_IMODE(authority.path.parent.stat().st_mode) == 0o700
     assert [entry.name for entry in authority.path.parent.iterdir()] == ["key"]
-    assert CertificateAuthority(authority.path).public_line() == line
+    assert CertificateAuthority(authority.path).public_key_line() == line
 
 
 def test_many_first_users_agree_on_one_key(tmp_path: Path) -> None:
     path = tmp_path / "ca" / "key"
     with ThreadPoolExecutor(16) as threads:
         lines = set(
-            threads.map(lambda _: CertificateAuthority(path).public_line(), range(64), timeout=30)
+            threads.map(
+                lambda _: CertificateAuthority(path).public_key_line(), range(64), timeout=30
+            )
         )
     assert len(lines) == 1
     assert [entry.name for entry in path.parent.iterdir()] == ["key"]
@@ -57,7 +59,9 @@ def test_certificate_is_for_one_user_and_minutes(authority: CertificateAuthority
     assert before + 595 < certificate.valid_before < before + 605
     assert certificate.critical_options == {}
     assert certificate.extensions == {}
-    tunnel = load_ssh_public_identity(authority.sign("alice", may_tunnel=True).certificate.encode())
+    tunnel = load_ssh_public_identity(
+        authority.sign("alice", allow_tunnel=True).certificate.encode()
+    )
     assert isinstance(tunnel, SSHCertificate)
     assert set(tunnel.extensions) == {b"permit-port-forwarding"}
 
@@ -82,14 +86,14 @@ def test_openssh_reads_key_and_certificate(authority: CertificateAuthority, tmp_
     public = subprocess.run(
         ["ssh-keygen", "-y", "-f", str(authority.path)], capture_output=True, text=True, check=True
     ).stdout
-    assert public.split()[:2] == authority.public_line().split()[:2]
+    assert public.split()[:2] == authority.public_key_line().split()[:2]
 
 
 @pytest.mark.parametrize(("mode", "place"), [(0o640, "key"), (0o604, "key"), (0o777, ".")])
 def test_a_key_open_to_others_is_refused_with_the_remedy(
     authority: CertificateAuthority, mode: int, place: str
 ) -> None:
-    authority.public_line()
+    authority.public_key_line()
     (authority.path.parent / place).chmod(mode)
     with pytest.raises(CaKeyUnusable, match=r"run chmod (0600|go-w)"):
         CertificateAuthority(authority.path).sign("alice")

@@ -18,16 +18,16 @@ import pytest
 
 import sluice
 from sluice import config, messages
-from sluice.client import leading_role
+from sluice.client import default_log_role
 from sluice.command import main, metrics, output
-from sluice.command.jobs import seconds_of
-from sluice.command.templates import parameter_of
+from sluice.command.jobs import parse_duration
+from sluice.command.templates import parse_parameter
 
-NOWHERE = "http://127.0.0.1:9"  # discard: nobody listens
+UNREACHABLE_URL = "http://127.0.0.1:9"  # discard: nobody listens
 
 
 @dataclass
-class Done:
+class CliResult:
     returncode: int
     stdout: str
     stderr: str
@@ -39,7 +39,7 @@ class Command:
     def __init__(self, home: Path, capsys: pytest.CaptureFixture[str]) -> None:
         self.home, self.capsys = home, capsys
 
-    def __call__(self, *arguments: str, **env: str) -> Done:
+    def __call__(self, *arguments: str, **env: str) -> CliResult:
         with pytest.MonkeyPatch.context() as patch:
             for name in list(os.environ):
                 if name.startswith(("SLUICE_", "MLSS_", "DLAAS_", "XDG_", "LC_")):
@@ -57,9 +57,9 @@ class Command:
                 code = int(ended.code or 0)
             finally:
                 messages.language.cache_clear()
-                output.use_json(False)
-        said = self.capsys.readouterr()
-        return Done(code, said.out, said.err)
+                output.set_json_mode(False)
+        captured = self.capsys.readouterr()
+        return CliResult(code, captured.out, captured.err)
 
 
 @pytest.fixture
@@ -90,20 +90,20 @@ def test_exit_codes_tell_usage_from_access(run: Command) -> None:
 
 @pytest.mark.slow
 def test_a_server_that_is_not_there(run: Command) -> None:
-    env = {"SLUICE_URL": NOWHERE, "SLUICE_TOKEN": "slc_x"}
+    env = {"SLUICE_URL": UNREACHABLE_URL, "SLUICE_TOKEN": "slc_x"}
     done = run("me", "--json", **env)
     assert done.returncode == 3
     assert json.loads(done.stdout)["error"]["code"] == "unreachable"
     assert "Traceback" not in done.stderr
 
 
-def test_chinese_where_the_environment_is(run: Command) -> None:
+def test_language_follows_locale(run: Command) -> None:
     done = run("list", LC_ALL="zh_CN.UTF-8")
     assert "请运行：sluice login" in done.stderr
 
 
 def test_a_missing_file_is_said_in_a_sentence(run: Command) -> None:
-    env = {"SLUICE_URL": NOWHERE, "SLUICE_TOKEN": "slc_x"}
+    env = {"SLUICE_URL": UNREACHABLE_URL, "SLUICE_TOKEN": "slc_x"}
     done = run("submit", "no.yml", **env)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == "no.yml cannot be read: No such file or directory.\n"
@@ -168,48 +168,46 @@ def test_the_kept_token_is_private_and_for_its_server_only(
 ) -> None:
     path = config.write_config({"url": "https://a", "token": 'slc_"x"', "user": "alice"})
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert config.connection() == config.Connection("https://a", 'slc_"x"', "login")
+    assert config.resolve_connection() == config.Connection("https://a", 'slc_"x"', "login")
     monkeypatch.setenv("SLUICE_URL", "https://other")
     with pytest.raises(sluice.NotConfigured, match="not signed in to https://other"):
-        config.connection()
+        config.resolve_connection()
     monkeypatch.setenv("SLUICE_TOKEN", "slc_env")
-    assert config.connection().token == "slc_env"
+    assert config.resolve_connection().token == "slc_env"
 
 
-def test_the_older_variables_sign_in_by_password_once(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[httpx.Request] = []
+def test_legacy_variables_sign_in_once(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    requests: list[httpx.Request] = []
 
-    def answer(request: httpx.Request) -> httpx.Response:
-        asked.append(request)
+    def respond(request: httpx.Request) -> httpx.Response:
+        requests.append(request)
         return httpx.Response(201, json={"id": 1, "token": "slc_day"})
 
-    real = config.Door
+    real = config.ApiSession
     monkeypatch.setattr(
-        config, "Door", lambda url: real(url, transport=httpx.MockTransport(answer))
+        config, "ApiSession", lambda url: real(url, transport=httpx.MockTransport(respond))
     )
     monkeypatch.setenv("DLAAS_URL", "http://127.0.0.1:30959")
     monkeypatch.setenv("MLSS_AUTH_USER", "alice")
     monkeypatch.setenv("MLSS_AUTH_PASSWD", base64.b64encode(b"geheim\xc3\xbc").decode())
     monkeypatch.setenv("MLSS_AUTH_TYPE", "UM")
     for _time in range(2):
-        found = config.connection()
+        found = config.resolve_connection()
         assert (found.url, found.token) == ("http://127.0.0.1:30959", "slc_day")
-    assert len(asked) == 1
-    sent = base64.b64decode(asked[0].headers["Authorization"].removeprefix("Basic ")).decode()
+    assert len(requests) == 1
+    sent = base64.b64decode(requests[0].headers["Authorization"].removeprefix("Basic ")).decode()
     assert sent == "alice:geheimü"
     assert stat.S_IMODE(config.cache_path().stat().st_mode) == 0o600
     assert "geheim" not in config.cache_path().read_text()
     monkeypatch.setenv("MLSS_AUTH_PASSWD", "not base64!")
     with pytest.raises(sluice.NotConfigured, match="base64"):
-        config.connection()
+        config.resolve_connection()
 
 
 # Small things
 
 
-def test_numbers_out_of_a_log() -> None:
+def test_metrics_parsed_from_log() -> None:
     spec = {
         "metrics": {
             "type": "regex",
@@ -223,7 +221,7 @@ def test_numbers_out_of_a_log() -> None:
         }
     }
     lines = ["epoch 1 loss 0.5", "nothing", "acc=0.75", "epoch 2 loss 1e-3 acc=n/a"]
-    found = list(metrics.rows(lines, metrics.groups_of(spec)))
+    found = list(metrics.extract_metrics(lines, metrics.parse_metric_groups(spec)))
     assert [(row["group"], row["line"], row["values"]) for row in found] == [
         ("train", 1, {"loss": 0.5}),
         ("test", 3, {"acc": 0.75}),
@@ -232,9 +230,9 @@ def test_numbers_out_of_a_log() -> None:
     ]
     assert found[0]["meta"] == {"epoch": 1}
     with pytest.raises(sluice.Invalid, match="no metrics"):
-        metrics.groups_of({})
+        metrics.parse_metric_groups({})
     with pytest.raises(sluice.Invalid, match="regular expression"):
-        metrics.groups_of({"metrics": {"groups": {"a": {"regex": "("}}}})
+        metrics.parse_metric_groups({"metrics": {"groups": {"a": {"regex": "("}}}})
 
 
 @pytest.mark.parametrize(
@@ -246,48 +244,48 @@ def test_numbers_out_of_a_log() -> None:
         (["a", "b"], "mpi", "a"),
     ],
 )
-def test_whose_output_people_want(roles: list[str], framework: str | None, leading: str) -> None:
+def test_leading_role(roles: list[str], framework: str | None, leading: str) -> None:
     spec = {"taskRoles": [{"name": name} for name in roles], "framework": framework}
-    assert leading_role(spec) == leading
+    assert default_log_role(spec) == leading
     spec["taskRoles"][-1]["isMain"] = True  # type: ignore[index]
-    assert leading_role(spec) == roles[-1]
+    assert default_log_role(spec) == roles[-1]
 
 
-def test_text_of_others_does_not_steer_the_terminal() -> None:
-    assert output.clean("a\x1b[31mb\x07\x9bc\nd") == "a�[31mb��c\nd"
+def test_control_characters_are_removed() -> None:
+    assert output.strip_control("a\x1b[31mb\x07\x9bc\nd") == "a�[31mb��c\nd"
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("90m", 5400), ("2h30m", 9000), ("1d", 86400)])
 def test_times(text: str, seconds: int) -> None:
-    assert seconds_of(text) == seconds
+    assert parse_duration(text) == seconds
     with pytest.raises(sluice.Invalid):
-        seconds_of("m" + text)
+        parse_duration("m" + text)
 
 
 def test_parameters_of_templates() -> None:
-    assert parameter_of("lr=0.1") == {"name": "lr", "default": "0.1"}
-    assert parameter_of("data") == {"name": "data", "required": True}
+    assert parse_parameter("lr=0.1") == {"name": "lr", "default": "0.1"}
+    assert parse_parameter("data") == {"name": "data", "required": True}
 
 
 def test_bars_on_a_terminal_only(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with output.transfer_bar("Fetching") as update:
+    with output.progress_bar("Fetching") as update:
         assert update is None
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     monkeypatch.setenv("TERM", "xterm")
-    with output.transfer_bar("Fetching") as update:
+    with output.progress_bar("Fetching") as update:
         assert update is not None
         update("model.bin", 500, 1000)
         update("unknown length", 500, 0)
         time.sleep(0.2)  # bars are drawn ten times a second
         update("model.bin", 1000, 1000)
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert "Fetching model.bin" in said.err
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "Fetching model.bin" in captured.err
 
 
-def test_the_client_stands_alone() -> None:
+def test_client_imports_no_server_code() -> None:
     source = Path(sluice.__file__).parent
     imported = set()
     for path in source.rglob("*.py"):

@@ -12,14 +12,14 @@ import pytest
 
 import sluice
 from sluice import transfer
-from sluice.archive import archive_of
+from sluice.archive import open_archive
 
 ID = "11111111-1111-4111-8111-111111111111"
 
 
 @pytest.fixture(autouse=True)
 def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transfer, "pause_s", lambda tries: 0.0)
+    monkeypatch.setattr(transfer, "backoff_s", lambda tries: 0.0)
 
 
 def names_in(archive: Path) -> list[str]:
@@ -36,10 +36,10 @@ def test_the_same_directory_is_the_same_archive(tmp_path: Path) -> None:
     (code / "run.sh").chmod(0o700)
     (code / "inside").symlink_to("train.py")
     os.link(code / "train.py", code / "zz-second-name.py")
-    for left_out in (".git", "__pycache__", ".venv"):
-        (code / left_out).mkdir()
-        (code / left_out / "x").write_text("x")
-    with archive_of(code) as first, archive_of(str(code)) as second:
+    for excluded in (".git", "__pycache__", ".venv"):
+        (code / excluded).mkdir()
+        (code / excluded / "x").write_text("x")
+    with open_archive(code) as first, open_archive(str(code)) as second:
         assert first.sha256 == second.sha256
         assert first.name == "code.tar.gz"
         assert sorted(names_in(first.path)) == [
@@ -61,26 +61,26 @@ def test_the_same_directory_is_the_same_archive(tmp_path: Path) -> None:
 def test_code_that_cannot_be_sent_is_refused_here(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(sluice.Invalid, match="no file or directory"), archive_of(tmp_path / "no"):
+    with pytest.raises(sluice.Invalid, match="no file or directory"), open_archive(tmp_path / "no"):
         pass
     empty = tmp_path / "empty"
     empty.mkdir()
-    with pytest.raises(sluice.Invalid, match="is empty"), archive_of(empty):
+    with pytest.raises(sluice.Invalid, match="is empty"), open_archive(empty):
         pass
     (empty / "out").symlink_to("/etc/passwd")
-    with pytest.raises(sluice.Invalid, match="leads out"), archive_of(empty):
+    with pytest.raises(sluice.Invalid, match="leads out"), open_archive(empty):
         pass
     big = tmp_path / "big"
     big.mkdir()
     (big / "data").write_bytes(os.urandom(300_000))
-    with pytest.raises(sluice.TooLarge, match="Leave data"), archive_of(big, max_bytes=100_000):
+    with pytest.raises(sluice.TooLarge, match="Leave data"), open_archive(big, max_bytes=100_000):
         pass
     monkeypatch.chdir(big)
-    with archive_of(".") as archive:
+    with open_archive(".") as archive:
         assert names_in(archive.path) == ["data"]
 
 
-class Body(httpx.SyncByteStream):
+class BreakingStream(httpx.SyncByteStream):
     def __init__(self, data: bytes, breaks: bool) -> None:
         self.data, self.breaks = data, breaks
 
@@ -99,18 +99,20 @@ class FileServer:
         self.ranges: list[str] = []
 
     def __call__(self, request: httpx.Request) -> httpx.Response:
-        asked = request.headers.get("Range", "")
-        self.ranges.append(asked)
-        start = int(asked.removeprefix("bytes=").rstrip("-")) if asked else 0
+        range_header = request.headers.get("Range", "")
+        self.ranges.append(range_header)
+        start = int(range_header.removeprefix("bytes=").rstrip("-")) if range_header else 0
         headers = {"ETag": f'"{self.version}-{len(self.data)}"'}
-        if asked and start >= len(self.data):
+        if range_header and start >= len(self.data):
             return httpx.Response(416, json={"code": "range_not_satisfiable", "detail": "x"})
         body = self.data[start:]
         headers["Content-Length"] = str(len(body))
-        cut = self.breaks > 0
-        self.breaks -= cut
-        stream = Body(body[: self.after], True) if cut else Body(body, False)
-        return httpx.Response(206 if asked else 200, headers=headers, stream=stream)
+        truncate = self.breaks > 0
+        self.breaks -= truncate
+        stream = (
+            BreakingStream(body[: self.after], True) if truncate else BreakingStream(body, False)
+        )
+        return httpx.Response(206 if range_header else 200, headers=headers, stream=stream)
 
     def client(self) -> sluice.Client:
         return sluice.Client("http://server", "slc_x", transport=httpx.MockTransport(self))
@@ -121,12 +123,14 @@ DATA = os.urandom(10_000)
 
 def test_a_download_that_breaks_goes_on(tmp_path: Path) -> None:
     server = FileServer(DATA, breaks=3, after=2000)
-    seen: list[tuple[int, int]] = []
-    path = server.client().download(ID, "a/model.bin", tmp_path, progress=lambda *s: seen.append(s))
+    progress_calls: list[tuple[int, int]] = []
+    path = server.client().download(
+        ID, "a/model.bin", tmp_path, progress=lambda *s: progress_calls.append(s)
+    )
     assert path == tmp_path / "model.bin"
     assert path.read_bytes() == DATA
     assert server.ranges == ["", "bytes=2000-", "bytes=4000-", "bytes=6000-"]
-    assert seen[-1] == (10_000, 10_000)
+    assert progress_calls[-1] == (10_000, 10_000)
     assert [entry.name for entry in tmp_path.iterdir()] == ["model.bin"]
 
 
@@ -151,7 +155,7 @@ def test_a_file_that_changed_meanwhile_begins_anew(tmp_path: Path) -> None:
     assert server.ranges == ["bytes=300-", ""]
 
 
-def test_all_there_but_not_renamed(tmp_path: Path) -> None:
+def test_complete_part_file_is_renamed(tmp_path: Path) -> None:
     (tmp_path / "m.part").write_bytes(DATA)
     (tmp_path / "m.part.json").write_text('{"etag": "\\"1-10000\\""}')
     FileServer(DATA).client().download(ID, "m", tmp_path / "m")
@@ -164,12 +168,12 @@ def test_an_empty_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["..", "a/../../b", "", "."])
-def test_a_name_of_the_server_leads_nowhere_else(name: str, tmp_path: Path) -> None:
-    def answer(request: httpx.Request) -> httpx.Response:
+def test_server_file_names_cannot_escape_target(name: str, tmp_path: Path) -> None:
+    def respond(request: httpx.Request) -> httpx.Response:
         row = {"name": name, "path": "x", "kind": "file", "size": 1, "modified_at": None}
         return httpx.Response(200, json={"items": [row]})
 
-    client = sluice.Client("http://server", "t", transport=httpx.MockTransport(answer))
+    client = sluice.Client("http://server", "t", transport=httpx.MockTransport(respond))
     with pytest.raises(sluice.Invalid, match="cannot be kept"):
         client.download_tree(ID, tmp_path / "here")
     assert list((tmp_path / "here").iterdir()) == []

@@ -8,65 +8,65 @@ import pytest
 
 import sluice
 from jobs.jobfile.model import JobSpec
-from jobs.script.frameworks import STRATEGIES, cast, find_strategy, make_roles
-from sluice.frameworks import ALL, LAYOUTS, FrameworkJob, memory_mib
+from jobs.script.frameworks import STRATEGIES, assign_roles, build_roles, find_strategy
+from sluice.frameworks import FRAMEWORK_JOBS, STRATEGY_ROLES, FrameworkJob, memory_mib
 
-CLASS_OF = {kind.framework: kind for kind in ALL}
+CLASS_OF = {kind.framework: kind for kind in FRAMEWORK_JOBS}
 
 
 def test_both_tables_are_the_same() -> None:
     server = {(row.framework, row.name): (row.required, row.optional) for row in STRATEGIES}
-    assert server == LAYOUTS
-    assert list(server) == list(LAYOUTS)
+    assert server == STRATEGY_ROLES
+    assert list(server) == list(STRATEGY_ROLES)
 
 
 def counts_for(required: tuple[str, ...]) -> dict[str, Any]:
     return {"workers": 3, "ps": 2 if "ps" in required else 0}
 
 
-@pytest.mark.parametrize(("framework", "strategy"), LAYOUTS)
+@pytest.mark.parametrize(("framework", "strategy"), STRATEGY_ROLES)
 def test_each_layout_is_the_servers(framework: str, strategy: str) -> None:
-    required, _optional = LAYOUTS[framework, strategy]
-    given = counts_for(required)
+    required, _optional = STRATEGY_ROLES[framework, strategy]
+    arguments = counts_for(required)
     job = CLASS_OF[framework](
-        "a", command="python train.py", strategy=strategy, cpus=2, memory="2GB", gpus=1, **given
+        "a", command="python train.py", strategy=strategy, cpus=2, memory="2GB", gpus=1, **arguments
     )
-    counts = {"worker": 3, "ps": given["ps"], "scheduler": int("scheduler" in required)}
-    made = make_roles(
+    counts = {"worker": 3, "ps": arguments["ps"], "scheduler": int("scheduler" in required)}
+    server_roles = build_roles(
         framework,
         strategy,
         command="python train.py",
         counts={part: count for part, count in counts.items() if count},
         resources={"*": {"cpu_number": 2, "memory_mb": 2048, "gpu_number": 1}},
     )
-    ours = JobSpec.model_validate(job.spec())
-    assert ours.task_roles == made
-    playing = cast(ours)
-    assert playing is not None
-    assert playing.strategy == find_strategy(framework, strategy)
+    client_spec = JobSpec.model_validate(job.spec())
+    assert client_spec.task_roles == server_roles
+    assignment = assign_roles(client_spec)
+    assert assignment is not None
+    assert assignment.strategy == find_strategy(framework, strategy)
 
 
-@pytest.mark.parametrize("kind", ALL)
+@pytest.mark.parametrize("kind", FRAMEWORK_JOBS)
 def test_a_chief_ends_the_job_where_the_server_says_so(kind: type[FrameworkJob]) -> None:
-    required, optional = LAYOUTS[kind.framework, kind.strategies()[0]]
+    required, optional = STRATEGY_ROLES[kind.framework, kind.strategies()[0]]
     more = counts_for(required)
     if "chief" not in optional:
         with pytest.raises(sluice.Invalid, match="has the roles"):
             kind("a", command="x", chief=True, **more)
         return
-    ours = JobSpec.model_validate(kind("a", command="x", chief=True, **more).spec())
+    client_spec = JobSpec.model_validate(kind("a", command="x", chief=True, **more).spec())
     counts = {"worker": 3, "chief": 1, "ps": more["ps"]}
-    made = make_roles(
+    server_roles = build_roles(
         kind.framework,
         command="x",
         counts={part: count for part, count in counts.items() if count},
         resources={"*": {"memory_mb": 1024}},
     )
-    assert ours.task_roles == made
+    assert client_spec.task_roles == server_roles
 
 
 @pytest.mark.parametrize(
-    ("kind", "word", "strategy"),
+    ("kind", "alias", "strategy"),
     [
         (sluice.TensorFlowJob, "multi-worker", "multiworker"),
         (sluice.TensorFlowJob, "Parameter Server", "ps"),
@@ -74,11 +74,9 @@ def test_a_chief_ends_the_job_where_the_server_says_so(kind: type[FrameworkJob])
         (sluice.HorovodJob, "ring_all_reduce", "ring"),
     ],
 )
-def test_strategies_by_the_words_of_people(
-    kind: type[FrameworkJob], word: str, strategy: str
-) -> None:
-    job = kind("a", command="x", strategy=word, ps=1 if strategy == "ps" else 0)
-    assert job.strategy == strategy == find_strategy(kind.framework, word).name
+def test_strategy_aliases(kind: type[FrameworkJob], alias: str, strategy: str) -> None:
+    job = kind("a", command="x", strategy=alias, ps=1 if strategy == "ps" else 0)
+    assert job.strategy == strategy == find_strategy(kind.framework, alias).name
 
 
 def test_a_whole_job() -> None:
@@ -131,13 +129,13 @@ def test_names_are_escaped_in_notebooks() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "mib"), [(512, 512), ("512", 512), ("4GB", 4096), ("1 GiB", 1024), ("1.5g", 1536)]
+    ("arguments", "mib"), [(512, 512), ("512", 512), ("4GB", 4096), ("1 GiB", 1024), ("1.5g", 1536)]
 )
-def test_memory(given: int | str, mib: int) -> None:
-    assert memory_mib(given) == mib
+def test_memory(arguments: int | str, mib: int) -> None:
+    assert memory_mib(arguments) == mib
 
 
-@pytest.mark.parametrize("given", ["", "much", "4XB", "-1GB"])
-def test_what_is_no_memory(given: str) -> None:
+@pytest.mark.parametrize("arguments", ["", "much", "4XB", "-1GB"])
+def test_invalid_memory(arguments: str) -> None:
     with pytest.raises(sluice.Invalid):
-        memory_mib(given)
+        memory_mib(arguments)

@@ -11,30 +11,30 @@ import httpx
 import pytest
 
 import sluice
-from sluice.http import Door, checked_url
+from sluice.http import ApiSession, normalize_url
 
 JOB = {"id": "11111111-1111-4111-8111-111111111111", "name": "a", "state": "QUEUED"}
 Handler = Callable[[httpx.Request], httpx.Response]
 
 
-class Server:
+class FakeServer:
     """Answers one after another; what was asked is kept."""
 
     def __init__(self, *answers: httpx.Response | Exception) -> None:
         self.answers = list(answers)
-        self.asked: list[httpx.Request] = []
+        self.requests: list[httpx.Request] = []
 
     def __call__(self, request: httpx.Request) -> httpx.Response:
         request.read()
-        self.asked.append(request)
-        answer = self.answers.pop(0)
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
+        self.requests.append(request)
+        response = self.answers.pop(0)
+        if isinstance(response, Exception):
+            raise response
+        return response
 
     def client(self, monkeypatch: pytest.MonkeyPatch | None = None) -> sluice.Client:
         client = sluice.Client("http://server", "slc_x", transport=httpx.MockTransport(self))
-        client.door._sleep = lambda seconds: None
+        client.session._sleep = lambda seconds: None
         return client
 
 
@@ -44,70 +44,70 @@ def problem(status: int, code: str, detail: str, **more: object) -> httpx.Respon
 
 
 def test_a_submit_that_got_no_answer_is_sent_again_with_the_same_key() -> None:
-    server = Server(
+    server = FakeServer(
         httpx.ReadTimeout("no answer"),
         httpx.Response(503, text="proxy"),
         httpx.Response(200, json=JOB, headers={"Idempotent-Replayed": "true"}),
     )
     job = server.client().submit({"jobName": "a"})
     assert job.id == JOB["id"]
-    keys = {request.headers["Idempotency-Key"] for request in server.asked}
-    assert len(server.asked) == 3
+    keys = {request.headers["Idempotency-Key"] for request in server.requests}
+    assert len(server.requests) == 3
     assert len(keys) == 1
-    assert json.loads(server.asked[0].content) == {"job": {"jobName": "a"}}
+    assert json.loads(server.requests[0].content) == {"job": {"jobName": "a"}}
 
 
 def test_two_submits_have_two_keys() -> None:
-    server = Server(httpx.Response(201, json=JOB), httpx.Response(201, json=JOB))
+    server = FakeServer(httpx.Response(201, json=JOB), httpx.Response(201, json=JOB))
     client = server.client()
     client.submit("jobName: a")
     client.submit("jobName: a")
-    assert len({request.headers["Idempotency-Key"] for request in server.asked}) == 2
+    assert len({request.headers["Idempotency-Key"] for request in server.requests}) == 2
 
 
 @pytest.mark.parametrize("verb", ["retry", "clone", "templates.submit"])
 def test_whatever_makes_a_job_is_sent_again_with_the_same_key(verb: str) -> None:
-    server = Server(httpx.ReadTimeout("no answer"), httpx.Response(200, json=JOB))
+    server = FakeServer(httpx.ReadTimeout("no answer"), httpx.Response(200, json=JOB))
     assert attrgetter(verb)(server.client())(JOB["id"]).id == JOB["id"]
-    assert len(server.asked) == 2
-    assert len({request.headers["Idempotency-Key"] for request in server.asked}) == 1
+    assert len(server.requests) == 2
+    assert len({request.headers["Idempotency-Key"] for request in server.requests}) == 1
 
 
-def test_what_may_not_come_twice_is_sent_once() -> None:
-    server = Server(httpx.ReadTimeout("no answer"))
+def test_non_idempotent_request_is_sent_once() -> None:
+    server = FakeServer(httpx.ReadTimeout("no answer"))
     with pytest.raises(sluice.Unreachable, match="did not answer in time"):
         server.client().templates.copy(JOB["id"])
-    assert len(server.asked) == 1
+    assert len(server.requests) == 1
 
 
 def test_reading_is_tried_four_times_and_then_said_to_be_unreachable() -> None:
-    server = Server(*[httpx.ConnectError("refused")] * 4)
+    server = FakeServer(*[httpx.ConnectError("refused")] * 4)
     with pytest.raises(sluice.Unreachable, match="cannot be reached"):
         server.client().show(JOB["id"])
-    assert len(server.asked) == 4
+    assert len(server.requests) == 4
 
 
 def test_throttled_waits_as_told_also_for_what_is_not_repeatable() -> None:
-    waits: list[float] = []
+    delays: list[float] = []
     throttled = problem(429, "throttled", "Too many.")
     throttled.headers["Retry-After"] = "3"
-    server = Server(throttled, httpx.Response(200, json=JOB))
+    server = FakeServer(throttled, httpx.Response(200, json=JOB))
     client = server.client()
-    client.door._sleep = waits.append
+    client.session._sleep = delays.append
     client.retry(JOB["id"])
-    assert waits[0] >= 3
+    assert delays[0] >= 3
 
 
 def test_throttled_for_long_is_an_error_that_says_how_long() -> None:
     throttled = problem(429, "throttled", "Too many.")
     throttled.headers["Retry-After"] = "600"
     with pytest.raises(sluice.Throttled) as caught:
-        Server(throttled).client().show(JOB["id"])
+        FakeServer(throttled).client().show(JOB["id"])
     assert caught.value.retry_after == 600
 
 
 @pytest.mark.parametrize(
-    ("status", "kind"),
+    ("status", "error_class"),
     [
         (400, sluice.Invalid),
         (401, sluice.Unauthorized),
@@ -120,27 +120,27 @@ def test_throttled_for_long_is_an_error_that_says_how_long() -> None:
         (418, sluice.SluiceError),
     ],
 )
-def test_each_refusal_has_its_error(status: int, kind: type[sluice.SluiceError]) -> None:
+def test_each_refusal_has_its_error(status: int, error_class: type[sluice.SluiceError]) -> None:
     row = {"path": "taskRoles[0].image", "message": "is required.", "code": "missing", "line": 3}
-    server = Server(problem(status, "some_code", "A sentence.", errors=[row]))
-    with pytest.raises(kind) as caught:
+    server = FakeServer(problem(status, "some_code", "A sentence.", errors=[row]))
+    with pytest.raises(error_class) as caught:
         server.client().stop(JOB["id"])
     error = caught.value
     assert (error.message, error.code, error.status) == ("A sentence.", "some_code", status)
     assert str(error.errors[0]) == "line 3: taskRoles[0].image: is required."
 
 
-def test_a_page_of_something_else_is_no_sluice() -> None:
+def test_non_sluice_response_is_rejected() -> None:
     with pytest.raises(sluice.ServerFailed, match="not as Sluice does"):
-        Server(httpx.Response(200, text="<html>router</html>")).client().me()
+        FakeServer(httpx.Response(200, text="<html>router</html>")).client().me()
     with pytest.raises(sluice.NotFound, match="not as Sluice does"):
-        Server(httpx.Response(404, text="<html>router</html>")).client().me()
+        FakeServer(httpx.Response(404, text="<html>router</html>")).client().me()
 
 
 def test_a_server_that_moved_is_named() -> None:
     moved = httpx.Response(301, headers={"Location": "https://server/"})
     with pytest.raises(sluice.SluiceError, match="https://server/"):
-        Server(moved).client().me()
+        FakeServer(moved).client().me()
 
 
 def test_lists_go_through_all_pages_and_no_further_than_asked() -> None:
@@ -148,43 +148,43 @@ def test_lists_go_through_all_pages_and_no_further_than_asked() -> None:
         return [JOB] * count
 
     pages = [{"items": rows(100), "next": "c1"}, {"items": rows(50), "next": None}]
-    server = Server(*(httpx.Response(200, json=page) for page in pages))
+    server = FakeServer(*(httpx.Response(200, json=page) for page in pages))
     found = list(server.client().list(state=["RUNNING", "PENDING"], mine=True))
     assert len(found) == 150
-    assert server.asked[0].url.params["state"] == "RUNNING,PENDING"
-    assert server.asked[0].url.params["mine"] == "1"
-    assert server.asked[1].url.params["cursor"] == "c1"
-    server = Server(httpx.Response(200, json={"items": rows(5), "next": "more"}))
+    assert server.requests[0].url.params["state"] == "RUNNING,PENDING"
+    assert server.requests[0].url.params["mine"] == "1"
+    assert server.requests[1].url.params["cursor"] == "c1"
+    server = FakeServer(httpx.Response(200, json={"items": rows(5), "next": "more"}))
     assert len(list(server.client().list(limit=5))) == 5
-    assert server.asked[0].url.params["limit"] == "5"
+    assert server.requests[0].url.params["limit"] == "5"
 
 
-def test_code_that_the_server_has_does_not_travel(tmp_path: Path) -> None:
+def test_known_upload_is_not_resent(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("print(1)")
-    server = Server(httpx.Response(200, json={"sha256": "x"}), httpx.Response(201, json=JOB))
+    server = FakeServer(httpx.Response(200, json={"sha256": "x"}), httpx.Response(201, json=JOB))
     server.client().submit({"jobName": "a"}, code=tmp_path)
-    assert [request.method for request in server.asked] == ["GET", "POST"]
-    code = json.loads(server.asked[1].content)["code"]
-    assert server.asked[0].url.path == f"/api/v1/uploads/{code}"
+    assert [request.method for request in server.requests] == ["GET", "POST"]
+    code = json.loads(server.requests[1].content)["code"]
+    assert server.requests[0].url.path == f"/api/v1/uploads/{code}"
 
 
 def test_an_upload_cut_off_is_sent_again_whole(tmp_path: Path) -> None:
     (tmp_path / "data.bin").write_bytes(bytes(range(256)) * 2000)
-    done: list[tuple[int, int]] = []
-    server = Server(
+    progress_calls: list[tuple[int, int]] = []
+    server = FakeServer(
         problem(404, "not_found", "No."),
         httpx.WriteError("reset"),
         httpx.Response(201, json={"sha256": "f" * 64}),
     )
-    sha = server.client().upload(tmp_path, progress=lambda *step: done.append(step))
+    sha = server.client().upload(tmp_path, progress=lambda *step: progress_calls.append(step))
     assert sha == "f" * 64
-    assert server.asked[1].content == server.asked[2].content
-    assert int(server.asked[2].headers["Content-Length"]) == len(server.asked[2].content)
-    assert done[-1][0] == done[-1][1] > 0
+    assert server.requests[1].content == server.requests[2].content
+    assert int(server.requests[2].headers["Content-Length"]) == len(server.requests[2].content)
+    assert progress_calls[-1][0] == progress_calls[-1][1] > 0
 
 
 @pytest.mark.parametrize(
-    ("given", "meant"),
+    ("url", "expected"),
     [
         ("https://a.b/", "https://a.b"),
         ("localhost:8000", "http://localhost:8000"),
@@ -192,54 +192,56 @@ def test_an_upload_cut_off_is_sent_again_whole(tmp_path: Path) -> None:
         ("http://a/sluice", "http://a/sluice"),
     ],
 )
-def test_addresses(given: str, meant: str) -> None:
-    assert checked_url(given) == meant
+def test_url_normalization(url: str, expected: str) -> None:
+    assert normalize_url(url) == expected
 
 
-@pytest.mark.parametrize("given", ["", "ftp://a", "http://", "http://a:port"])
-def test_what_is_no_address(given: str) -> None:
+@pytest.mark.parametrize("url", ["", "ftp://a", "http://", "http://a:port"])
+def test_invalid_urls(url: str) -> None:
     with pytest.raises(sluice.Invalid):
-        checked_url(given)
+        normalize_url(url)
 
 
 def test_the_token_is_not_shown() -> None:
     client = sluice.Client("http://server", "slc_secret")
     assert "secret" not in repr(client)
-    assert Door("http://server", "slc_secret").socket_url == "ws://server"
+    assert ApiSession("http://server", "slc_secret").socket_url == "ws://server"
     client.close()
 
 
 def test_ids_are_checked_before_anything_is_asked() -> None:
-    server = Server()
+    server = FakeServer()
     with pytest.raises(sluice.Invalid, match="no job's id"):
         server.client().show("../tokens")
-    assert server.asked == []
+    assert server.requests == []
 
 
 def test_a_job_of_a_newer_server_is_still_read() -> None:
-    job = sluice.Job.of({**JOB, "new_field": {"a": 1}, "reason": {"code": "x", "text": "Why."}})
+    job = sluice.Job.from_json(
+        {**JOB, "new_field": {"a": 1}, "reason": {"code": "x", "text": "Why."}}
+    )
     assert (job.state, str(job.reason), job.raw["new_field"]) == ("QUEUED", "Why.", {"a": 1})
 
 
 def test_notebooks_show_no_html_of_others() -> None:
-    job = sluice.Job.of({**JOB, "name": "<script>x</script>", "reason": {"text": "<b>"}})
+    job = sluice.Job.from_json({**JOB, "name": "<script>x</script>", "reason": {"text": "<b>"}})
     assert "<script>" not in job._repr_html_()
     assert "&lt;script&gt;" in job._repr_html_()
     assert "&lt;b&gt;" in job._repr_html_()
 
 
 def test_a_file_name_is_no_job_file(tmp_path: Path) -> None:
-    server = Server(httpx.Response(201, json=JOB))
+    server = FakeServer(httpx.Response(201, json=JOB))
     with pytest.raises(sluice.Invalid, match="Path"):
         server.client().submit("manifest.yml")
     (tmp_path / "manifest.yml").write_text("jobName: a\n")
     server.client().submit(tmp_path / "manifest.yml")
-    assert json.loads(server.asked[0].content) == {"job": "jobName: a\n"}
+    assert json.loads(server.requests[0].content) == {"job": "jobName: a\n"}
 
 
-def test_only_what_takes_long_may_take_long(tmp_path: Path) -> None:
+def test_timeouts_per_request_kind(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("print(1)")
-    server = Server(
+    server = FakeServer(
         problem(404, "not_found", "No."),
         httpx.Response(201, json={"sha256": "f" * 64}),
         httpx.Response(201, json=JOB),
@@ -247,5 +249,5 @@ def test_only_what_takes_long_may_take_long(tmp_path: Path) -> None:
     )
     client = server.client()
     client.show(client.submit({"jobName": "a"}, code=tmp_path))
-    timeouts = [request.extensions["timeout"]["read"] for request in server.asked]
+    timeouts = [request.extensions["timeout"]["read"] for request in server.requests]
     assert timeouts == [30, 300, 300, 30]

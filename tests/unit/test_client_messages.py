@@ -12,10 +12,10 @@ from sluice import messages
 from sluice.chinese import CHINESE
 
 SOURCE = Path(__file__).resolve().parents[2] / "client" / "src" / "sluice"
-PLACE = re.compile(r"\{(\w+)\}")
+PLACEHOLDER = re.compile(r"\{(\w+)\}")
 
 
-def sentences() -> dict[str, str]:
+def collect_messages() -> dict[str, str]:
     found = {}
     for path in SOURCE.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
@@ -26,15 +26,15 @@ def sentences() -> dict[str, str]:
 
 
 def test_the_catalogue_is_complete() -> None:
-    used = sentences()
+    used = collect_messages()
     assert len(used) > 150
-    assert {text: place for text, place in used.items() if text not in CHINESE} == {}
+    assert {text: location for text, location in used.items() if text not in CHINESE} == {}
     assert set(CHINESE) - set(used) == set()
 
 
 def test_values_have_the_same_places() -> None:
     for english, chinese in CHINESE.items():
-        assert set(PLACE.findall(english)) == set(PLACE.findall(chinese)), english
+        assert set(PLACEHOLDER.findall(english)) == set(PLACEHOLDER.findall(chinese)), english
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_the_language_is_the_environments(
     messages.language.cache_clear()
     try:
         assert messages.language() == language
-        said = messages.t("There is no template {word}.", word="x")
-        assert said == ("没有模板 x。" if language == "zh" else "There is no template x.")
+        text = messages.t("There is no template {word}.", word="x")
+        assert text == ("没有模板 x。" if language == "zh" else "There is no template x.")
     finally:
         messages.language.cache_clear()

@@ -15,7 +15,7 @@ from websockets.sync.server import ServerConnection, serve
 
 import sluice
 from sluice import events, logs, sockets
-from sluice.http import Door
+from sluice.http import ApiSession
 
 ID = "11111111-1111-4111-8111-111111111111"
 TEXT = ("Grüße, 世界 🚀\n" * 400).encode()
@@ -24,9 +24,9 @@ TEXT = ("Grüße, 世界 🚀\n" * 400).encode()
 @pytest.fixture(autouse=True)
 def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (logs, events):
-        monkeypatch.setattr(module, "pause_s", lambda tries: 0.01)
+        monkeypatch.setattr(module, "backoff_s", lambda tries: 0.01)
     monkeypatch.setattr(logs, "POLL_S", 0.01)
-    monkeypatch.setattr(events, "POLL_FIRST_S", 0.01)
+    monkeypatch.setattr(events, "POLL_MIN_S", 0.01)
 
 
 @contextmanager
@@ -41,15 +41,15 @@ def socket_server(handler: Callable[[ServerConnection], None]) -> Iterator[str]:
             thread.join()
 
 
-def rest(*states: str) -> httpx.MockTransport:
+def job_transport(*states: str) -> httpx.MockTransport:
     """The job as REST shows it; the last state stays."""
-    left = list(states)
+    remaining_states = list(states)
 
-    def answer(request: httpx.Request) -> httpx.Response:
-        state = left.pop(0) if len(left) > 1 else left[0]
+    def respond(request: httpx.Request) -> httpx.Response:
+        state = remaining_states.pop(0) if len(remaining_states) > 1 else remaining_states[0]
         return httpx.Response(200, json={"id": ID, "state": state, "attempt": 1})
 
-    return httpx.MockTransport(answer)
+    return httpx.MockTransport(respond)
 
 
 def test_a_log_goes_on_at_its_offset_after_every_break(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,18 +78,18 @@ def test_a_log_goes_on_at_its_offset_after_every_break(monkeypatch: pytest.Monke
             socket.send(json.dumps({"type": "end", "state": "succeeded", "exit_code": 0}))
 
     with socket_server(handler) as url:
-        door = Door(url, "slc_x", transport=rest("RUNNING"))
-        stream = logs.LogStream(door, ID, "a/b", 3, follow=True)
+        session = ApiSession(url, "slc_x", transport=job_transport("RUNNING"))
+        stream = logs.LogStream(session, ID, "a/b", 3, follow=True)
         assert "".join(stream.text).encode() == TEXT
         assert stream.offset == len(TEXT)
         assert stream.verdict == {"state": "succeeded", "exit_code": 0}
-        door.close()
+        session.close()
     assert offsets == list(range(0, len(TEXT), 1001))
     assert set(tokens) == {"Bearer slc_x"}
 
 
 def test_truncated_logs_begin_anew_and_waiting_is_told() -> None:
-    said: list[str] = []
+    waiting_reasons: list[str] = []
 
     def handler(socket: ServerConnection) -> None:
         for frame in (
@@ -103,58 +103,56 @@ def test_truncated_logs_begin_anew_and_waiting_is_told() -> None:
         socket.send(json.dumps({"type": "end", "state": "failed", "exit_code": 1}))
 
     with socket_server(handler) as url:
-        door = Door(url, "t", transport=rest("RUNNING"))
-        stream = logs.LogStream(door, ID, "a", 0, follow=True, on_wait=said.append)
+        session = ApiSession(url, "t", transport=job_transport("RUNNING"))
+        stream = logs.LogStream(session, ID, "a", 0, follow=True, on_wait=waiting_reasons.append)
         assert stream.read() == b"oldn"
         assert stream.offset == 1
-        door.close()
-    assert said == ["not yet"]
+        session.close()
+    assert waiting_reasons == ["not yet"]
 
 
 @pytest.mark.parametrize(
     ("code", "kind"),
     [(4401, sluice.Unauthorized), (4403, sluice.Forbidden), (4404, sluice.NotFound)],
 )
-def test_what_coming_back_will_not_change_is_an_error(
-    code: int, kind: type[sluice.SluiceError]
-) -> None:
+def test_permanent_close_codes_raise(code: int, kind: type[sluice.SluiceError]) -> None:
     with socket_server(lambda socket: socket.close(code)) as url:
-        door = Door(url, "t", transport=rest("RUNNING"))
+        session = ApiSession(url, "t", transport=job_transport("RUNNING"))
         with pytest.raises(kind):
-            logs.LogStream(door, ID, "a", 0, follow=True).read()
+            logs.LogStream(session, ID, "a", 0, follow=True).read()
         with pytest.raises(kind):
-            list(events.Watch(door, ID))
-        door.close()
+            list(events.JobWatcher(session, ID))
+        session.close()
 
 
-def test_a_server_that_stays_away_is_unreachable_at_last() -> None:
+def test_retries_end_with_unreachable() -> None:
     with socket_server(lambda socket: socket.close(1011)) as url:
-        door = Door(url, "t", transport=rest("RUNNING"))
+        session = ApiSession(url, "t", transport=job_transport("RUNNING"))
         with pytest.raises(sluice.Unreachable):
-            logs.LogStream(door, ID, "a", 0, follow=True).read()
-        door.close()
+            logs.LogStream(session, ID, "a", 0, follow=True).read()
+        session.close()
 
 
 def log_over_rest(data: bytes, job: dict[str, Any]) -> httpx.MockTransport:
     """REST only, as behind a proxy without websockets; the log grows with every look."""
-    grown = {"to": 0}
+    progress = {"to": 0}
 
-    def answer(request: httpx.Request) -> httpx.Response:
+    def respond(request: httpx.Request) -> httpx.Response:
         if "/logs/" not in request.url.path:
-            state = "COMPLETED" if grown["to"] >= len(data) else "RUNNING"
+            state = "COMPLETED" if progress["to"] >= len(data) else "RUNNING"
             return httpx.Response(200, json={**job, "state": state})
-        grown["to"] = min(len(data), grown["to"] + 999)
+        progress["to"] = min(len(data), progress["to"] + 999)
         offset = int(request.url.params["offset"])
-        size = grown["to"]
+        size = progress["to"]
         complete = "1" if size == len(data) else "0"
         headers = {"X-Log-Offset": str(offset), "X-Log-Size": str(size)}
         headers["X-Log-Complete"] = complete
         return httpx.Response(200, content=data[offset:size], headers=headers)
 
-    return httpx.MockTransport(answer)
+    return httpx.MockTransport(respond)
 
 
-def test_without_websockets_the_log_is_asked_for() -> None:
+def test_log_falls_back_to_rest_polling() -> None:
     def refuse(socket: ServerConnection, request: Any) -> Any:
         return socket.respond(403, "no websockets here\n")
 
@@ -162,29 +160,29 @@ def test_without_websockets_the_log_is_asked_for() -> None:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         url = f"http://127.0.0.1:{server.socket.getsockname()[1]}"
-        door = Door(url, "t", transport=log_over_rest(TEXT, {"id": ID}))
-        assert logs.LogStream(door, ID, "a", 0, follow=True).read() == TEXT
-        states = [job.state for job in events.Watch(door, ID)]
+        session = ApiSession(url, "t", transport=log_over_rest(TEXT, {"id": ID}))
+        assert logs.LogStream(session, ID, "a", 0, follow=True).read() == TEXT
+        states = [job.state for job in events.JobWatcher(session, ID)]
         assert states == ["COMPLETED"]
         server.shutdown()
         thread.join()
-        door.close()
+        session.close()
 
 
 def test_reading_once_ends_where_the_log_ends_now() -> None:
-    door = Door("http://server", "t", transport=log_over_rest(b"x" * 500, {"id": ID}))
-    stream = logs.LogStream(door, ID, "a", 0)
+    session = ApiSession("http://server", "t", transport=log_over_rest(b"x" * 500, {"id": ID}))
+    stream = logs.LogStream(session, ID, "a", 0)
     assert stream.read() == b"x" * 500
-    assert list(logs.LogStream(door, ID, "a", 0).lines()) == ["x" * 500]
+    assert list(logs.LogStream(session, ID, "a", 0).lines()) == ["x" * 500]
 
 
 def test_lines_are_whole_whatever_the_pieces() -> None:
-    class Pieces(logs.LogStream):
+    class ByteByByteStream(logs.LogStream):
         def __iter__(self) -> Iterator[bytes]:
             data = "eins\nzwéi\r\n\ndrei".encode()
-            return (data[place : place + 1] for place in range(len(data)))
+            return (data[index : index + 1] for index in range(len(data)))
 
-    stream = Pieces(Door("http://server", "t"), ID, "a", 0)
+    stream = ByteByByteStream(ApiSession("http://server", "t"), ID, "a", 0)
     assert list(stream.lines()) == ["eins", "zwéi", "", "drei"]
 
 
@@ -199,9 +197,15 @@ def test_waiting_sees_each_change_once_and_the_end() -> None:
         socket.close(1011)
 
     with socket_server(handler) as url:
-        door = Door(url, "t", transport=rest("QUEUED", "RUNNING", "RUNNING", "RUNNING", "FAILED"))
-        assert [job.state for job in events.Watch(door, ID)] == ["QUEUED", "RUNNING", "FAILED"]
-        door.close()
+        session = ApiSession(
+            url, "t", transport=job_transport("QUEUED", "RUNNING", "RUNNING", "RUNNING", "FAILED")
+        )
+        assert [job.state for job in events.JobWatcher(session, ID)] == [
+            "QUEUED",
+            "RUNNING",
+            "FAILED",
+        ]
+        session.close()
 
 
 def test_waiting_has_a_limit() -> None:
@@ -210,7 +214,7 @@ def test_waiting_has_a_limit() -> None:
         socket.recv()
 
     with socket_server(handler) as url:
-        client = sluice.Client(url, "t", transport=rest("RUNNING"))
+        client = sluice.Client(url, "t", transport=job_transport("RUNNING"))
         with pytest.raises(sluice.WaitTimeout, match="goes on"):
             client.wait(ID, timeout=0.2)
         client.close()

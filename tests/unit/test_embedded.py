@@ -23,7 +23,7 @@ def _embedded_importable(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def test_sources_of_both_forms_are_read(tmp_path: Path) -> None:
-    from embedded.sources import Source, machine_sources
+    from embedded.sources import PackageSource, machine_sources
 
     (tmp_path / "sources.list.d").mkdir()
     (tmp_path / "sources.list").write_text(
@@ -43,25 +43,25 @@ def test_sources_of_both_forms_are_read(tmp_path: Path) -> None:
     (tmp_path / "sources.list.d/y.list.disabled").write_text("deb http://f.example s main\n")
     suites = ("bookworm", "bookworm-updates")
     assert machine_sources(tmp_path) == [
-        Source("http://a.example/debian", ("bookworm",), ("main", "contrib"), "/k.gpg"),
-        Source("http://b.example/debian", suites, ("main",), "/b.gpg"),
-        Source("http://c.example/debian", suites, ("main",), "/b.gpg"),
-        Source("http://e.example", ("s",), ("main",), ""),
+        PackageSource("http://a.example/debian", ("bookworm",), ("main", "contrib"), "/k.gpg"),
+        PackageSource("http://b.example/debian", suites, ("main",), "/b.gpg"),
+        PackageSource("http://c.example/debian", suites, ("main",), "/b.gpg"),
+        PackageSource("http://e.example", ("s",), ("main",), ""),
     ]
 
 
 def test_a_reused_pid_is_never_signalled() -> None:
-    from embedded.processes import Process, process_of
+    from embedded.processes import Process, process_by_pid
 
     with subprocess.Popen(["sleep", "60"]) as child:
-        real = process_of(child.pid)
+        real = process_by_pid(child.pid)
         assert real is not None
-        earlier = Process(real.pid, real.start_ticks - 1)
-        assert not earlier.alive()
-        earlier.send(signal.SIGKILL)
-        assert earlier.stop(patience_s=0.1)
+        stale = Process(real.pid, real.start_ticks - 1)
+        assert not stale.alive()
+        stale.send_signal(signal.SIGKILL)
+        assert stale.stop(stop_timeout_s=0.1)
         assert child.poll() is None
-        real.send(signal.SIGKILL)
+        real.send_signal(signal.SIGKILL)
         assert real.wait(5)
         assert child.wait() == -signal.SIGKILL
 
@@ -70,14 +70,14 @@ def test_a_reused_pid_is_never_signalled() -> None:
     "path", ["/var/lib/" + "x" * 80, "/var/lib/a b", "/var/lib/a#b", "/var/lib/a,b"]
 )
 def test_a_path_that_sockets_or_slurm_cannot_hold_is_refused(path: str) -> None:
-    from embedded.console import Refusal
-    from embedded.layout import Layout, check_place
+    from embedded.console import ClusterSetupError
+    from embedded.layout import Layout, check_directory
 
-    with pytest.raises(Refusal):
-        check_place(Layout(Path(path)))
+    with pytest.raises(ClusterSetupError):
+        check_directory(Layout(Path(path)))
 
 
-def test_the_caller_s_variables_lead_no_daemon_astray(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_caller_environment_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     from embedded.console import clean_environment
 
     for name in ("SLURM_CONF", "MYSQL_UNIX_PORT", "LD_PRELOAD", "PYTHONPATH"):

@@ -21,7 +21,7 @@ from clusters.transport.base import FileToWrite, FollowEvent
 from clusters.transport.file_commands import FollowState, TailSplitter
 
 MARK = "\x1esluice-0123456789abcdef0123456789abcdef"
-SAID = MARK.encode() + b": "
+MESSAGE_PREFIX = MARK.encode() + b": "
 
 # Log content that tries to look like the mark, or like what tail says.
 hostile = st.lists(
@@ -32,8 +32,8 @@ hostile = st.lists(
                 b"\x1e",
                 b"\x1e\x1e",
                 MARK.encode()[:-1],
-                SAID[:-1],
-                SAID[:9] + b"\x1e",
+                MESSAGE_PREFIX[:-1],
+                MESSAGE_PREFIX[:9] + b"\x1e",
                 b"tail: /x: file truncated\n",
                 b": file truncated\n",
                 b"\n",
@@ -46,7 +46,7 @@ hostile = st.lists(
 ).map(b"".join)
 
 
-def cut(stream: bytes, sizes: list[int]) -> list[bytes]:
+def split_at(stream: bytes, sizes: list[int]) -> list[bytes]:
     pieces = []
     for size in sizes:
         pieces.append(stream[:size])
@@ -57,37 +57,35 @@ def cut(stream: bytes, sizes: list[int]) -> list[bytes]:
 @given(hostile, st.lists(st.integers(1, 40), max_size=30))
 def test_any_bytes_pass_unchanged_however_they_are_cut(content: bytes, sizes: list[int]) -> None:
     splitter = TailSplitter(MARK)
-    out, said = b"", []
-    for piece in cut(content + b"end\n", sizes):
-        for data, words in splitter.feed(piece):
+    out, messages = b"", []
+    for piece in split_at(content + b"end\n", sizes):
+        for data, message in splitter.feed(piece):
             out += data
-            said += [words] if words else []
+            messages += [message] if message else []
     # Adjacent pieces may spell the mark itself; only then is something taken for tail's words.
-    if SAID not in content:
+    if MESSAGE_PREFIX not in content:
         assert out == content + b"end\n"
-        assert said == []
+        assert messages == []
 
 
 @given(
     st.lists(st.tuples(hostile, st.sampled_from(["x: file truncated", "y"])), max_size=6),
     st.lists(st.integers(1, 60), max_size=40),
 )
-def test_words_stand_exactly_where_they_were_said(
-    parts: list[tuple[bytes, str]], sizes: list[int]
-) -> None:
-    if any(SAID in data + b"|" for data, _ in parts):
+def test_tail_messages_keep_position(parts: list[tuple[bytes, str]], sizes: list[int]) -> None:
+    if any(MESSAGE_PREFIX in data + b"|" for data, _ in parts):
         return
-    stream = b"".join(data + SAID + words.encode() + b"\n" for data, words in parts)
+    stream = b"".join(data + MESSAGE_PREFIX + message.encode() + b"\n" for data, message in parts)
     splitter = TailSplitter(MARK)
-    seen: list[tuple[bytes, str]] = []
+    received: list[tuple[bytes, str]] = []
     pending = b""
-    for piece in cut(stream, sizes):
-        for data, words in splitter.feed(piece):
+    for piece in split_at(stream, sizes):
+        for data, message in splitter.feed(piece):
             pending += data
-            if words:
-                seen.append((pending, words))
+            if message:
+                received.append((pending, message))
                 pending = b""
-    assert seen == parts
+    assert received == parts
     assert pending == b""
 
 
@@ -97,25 +95,25 @@ def test_nothing_is_held_back_that_does_not_begin_like_the_mark(content: bytes) 
 
 
 def events(state: FollowState, *chunks: bytes) -> list[tuple[str, int, bytes]]:
-    seen: list[FollowEvent] = []
+    received: list[FollowEvent] = []
     for chunk in chunks:
-        seen.extend(state.feed(chunk))
-    return [(event.kind, event.offset, event.data) for event in seen]
+        received.extend(state.feed(chunk))
+    return [(event.kind, event.offset, event.data) for event in received]
 
 
-def say(words: str) -> bytes:
-    return SAID + words.encode() + b"\n"
+def tail_message(message: str) -> bytes:
+    return MESSAGE_PREFIX + message.encode() + b"\n"
 
 
-def started(offset: int = 0) -> FollowState:
+def tail_started(offset: int = 0) -> FollowState:
     state = FollowState(offset)
-    state.started(MARK)
+    state.tail_started(MARK)
     return state
 
 
 def test_truncation_puts_the_next_bytes_at_zero() -> None:
-    state = started(5)
-    assert events(state, b"abc" + say("/l: file truncated") + b"new") == [
+    state = tail_started(5)
+    assert events(state, b"abc" + tail_message("/l: file truncated") + b"new") == [
         ("data", 5, b"abc"),
         ("truncated", 0, b""),
         ("data", 0, b"new"),
@@ -124,41 +122,47 @@ def test_truncation_puts_the_next_bytes_at_zero() -> None:
 
 
 def test_a_file_that_appears_is_read_by_a_fresh_tail_from_its_start() -> None:
-    state = started()
+    state = tail_started()
     missing = "cannot open '/l' for reading: No such file or directory"
-    heard = events(state, say(missing), say("'/l' has appeared;  following new file") + b"ignored")
-    assert heard == [("waiting", 0, b"")]
-    assert state.restart
-    assert state.resume_at == 0
+    observed = events(
+        state,
+        tail_message(missing),
+        tail_message("'/l' has appeared;  following new file") + b"ignored",
+    )
+    assert observed == [("waiting", 0, b"")]
+    assert state.needs_restart
+    assert state.resume_offset == 0
 
 
 def test_after_a_deletion_whatever_comes_is_another_file() -> None:
-    state = started(7)
+    state = tail_started(7)
     gone = "'/l' has become inaccessible: No such file or directory"
-    assert events(state, say(gone)) == [("waiting", 7, b"")]
-    assert state.resume_at == 0
-    state.started(MARK)
+    assert events(state, tail_message(gone)) == [("waiting", 7, b"")]
+    assert state.resume_offset == 0
+    state.tail_started(MARK)
     assert events(state, b"other") == [("truncated", 0, b""), ("data", 0, b"other")]
 
 
 def test_a_file_made_readable_again_goes_on_where_it_was() -> None:
-    state = started(7)
+    state = tail_started(7)
     denied = "'/l' has become inaccessible: Permission denied"
-    assert events(state, say(denied), say("'/l' has become accessible")) == [("waiting", 7, b"")]
-    assert state.restart
-    assert state.resume_at == 7
+    assert events(state, tail_message(denied), tail_message("'/l' has become accessible")) == [
+        ("waiting", 7, b"")
+    ]
+    assert state.needs_restart
+    assert state.resume_offset == 7
 
 
 def test_the_reason_for_waiting_is_the_systems_own() -> None:
-    state = started()
-    (event,) = state.feed(say("cannot open '/a: b' for reading: Permission denied"))
+    state = tail_started()
+    (event,) = state.feed(tail_message("cannot open '/a: b' for reading: Permission denied"))
     assert event.reason == "Permission denied"
 
 
 @pytest.mark.parametrize("path", ["/etc/x", "../x", "a/../../x", "", ".", "a/", "a\0b"])
 def test_paths_that_leave_the_root_are_refused(path: str) -> None:
     with pytest.raises(BadArgument):
-        file_commands.build_unpack("/root", [FileToWrite(path, b"")])
+        file_commands.build_unpack_command("/root", [FileToWrite(path, b"")])
 
 
 def members(archive: bytes) -> list[str]:
@@ -168,17 +172,19 @@ def members(archive: bytes) -> list[str]:
 
 def test_names_are_data_in_the_archive() -> None:
     names = ["a b", "-rf", "$(x)", "中/文", "new\nline", "\udcff", "x" * 150]
-    argv, archive = file_commands.build_unpack("/r", [FileToWrite(name, b"x") for name in names])
+    argv, archive = file_commands.build_unpack_command(
+        "/r", [FileToWrite(name, b"x") for name in names]
+    )
     assert argv[-1] == "/r"
     assert members(archive) == ["./" + name for name in names]
 
 
 def test_work_is_done_in_the_deepest_directory_that_all_share() -> None:
     files = [FileToWrite(f"jobs/{job}/1/{name}", b"") for job in "ab" for name in "xy"]
-    argv, archive = file_commands.build_unpack("/r", files)
+    argv, archive = file_commands.build_unpack_command("/r", files)
     assert argv[-1] == "/r/jobs"
     assert members(archive) == ["./a/1/x", "./a/1/y", "./b/1/x", "./b/1/y"]
-    argv, archive = file_commands.build_unpack("/r", files[:2])
+    argv, archive = file_commands.build_unpack_command("/r", files[:2])
     assert (argv[-1], members(archive)) == ("/r/jobs/a/1", ["./x", "./y"])
 
 
@@ -198,7 +204,7 @@ def test_work_is_done_in_the_deepest_directory_that_all_share() -> None:
 def test_what_programs_say_becomes_an_error_that_names_the_path(
     stderr: str, kind: type[RemoteFileError]
 ) -> None:
-    error = file_commands.file_error("/some/path", stderr)
+    error = file_commands.build_file_error("/some/path", stderr)
     assert type(error) is kind
     assert "/some/path" in error.user_message
     assert error.detail == stderr
@@ -209,7 +215,7 @@ def test_a_listing_that_was_cut_off_is_an_error() -> None:
         file_commands.parse_list(b"name\0f\x0012\0")
 
 
-def test_words_that_never_end_are_not_collected_for_ever():
+def test_unterminated_tail_message_is_bounded():
     """A job may learn the mark from the process list and write it into its own log."""
     mark = file_commands.new_follow_mark()
     splitter = file_commands.TailSplitter(mark)
@@ -217,4 +223,4 @@ def test_words_that_never_end_are_not_collected_for_ever():
     for chunk in (f"{mark}: ".encode(), *[b"x" * 4096] * 64):
         sent += len(chunk)
         got += sum(len(data) for data, _words in splitter.feed(chunk))
-    assert sent - got <= 2 * file_commands.MAX_WORDS_BYTES
+    assert sent - got <= 2 * file_commands.MAX_TAIL_MESSAGE_BYTES

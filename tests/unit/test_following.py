@@ -10,15 +10,15 @@ import pytest
 from clusters.errors import AuthFailed, ConnectFailed, ConnectionLost
 from clusters.transport import files as streamed
 from clusters.transport.base import FollowEvent
-from clusters.transport.files import Following, RunningProgram
+from clusters.transport.files import FileFollower, RunningProgram
 
 
-class Program(RunningProgram):
+class FakeProgram(RunningProgram):
     """Says its chunks, then ends as told. In a chunk, `@` stands for the follower's mark."""
 
-    def __init__(self, *chunks: bytes, ends: int | Exception = 143) -> None:
+    def __init__(self, *chunks: bytes, exit_status: int | Exception = 143) -> None:
         self.chunks = list(chunks)
-        self.ends = ends
+        self.exit_status = exit_status
         self.closed = False
         self.mark = b""
 
@@ -29,83 +29,90 @@ class Program(RunningProgram):
         raise AssertionError("nothing to send in so short a time")
 
     def result(self, timeout_s: float = 10.0) -> tuple[int, bytes]:
-        if isinstance(self.ends, Exception):
-            raise self.ends
-        return self.ends, b""
+        if isinstance(self.exit_status, Exception):
+            raise self.exit_status
+        return self.exit_status, b""
 
     def close(self) -> None:
         self.closed = True
 
 
-class Machine:
+class FakeTransport:
     """Stands for a transport: gives out programs, or fails to."""
 
-    def __init__(self, *turns: Program | Exception) -> None:
-        self.turns = list(turns)
+    def __init__(self, *outcomes: FakeProgram | Exception) -> None:
+        self.outcomes = list(outcomes)
         self.offsets: list[int] = []
 
-    def _start(self, argv: Sequence[str]) -> Program:
+    def _start(self, argv: Sequence[str]) -> FakeProgram:
         self.offsets.append(int(argv[5]) - 1)
-        turn = self.turns.pop(0)
-        if isinstance(turn, Exception):
-            raise turn
-        turn.mark = argv[4].encode()
-        return turn
+        outcome = self.outcomes.pop(0)
+        if isinstance(outcome, Exception):
+            raise outcome
+        outcome.mark = argv[4].encode()
+        return outcome
 
 
 @pytest.fixture(autouse=True)
-def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+def _no_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streamed, "MAX_BACKOFF_S", 0.001)
 
 
-def follow(machine: Machine, count: int, offset: int = 0) -> list[FollowEvent]:
-    transport: Any = machine
-    with Following(transport, "/log", offset) as events:
+def follow(fake_transport: FakeTransport, count: int, offset: int = 0) -> list[FollowEvent]:
+    transport: Any = fake_transport
+    with FileFollower(transport, "/log", offset) as events:
         return [next(events) for _ in range(count)]
 
 
-def told(events: list[FollowEvent]) -> list[tuple[str, int, bytes]]:
+def as_tuples(events: list[FollowEvent]) -> list[tuple[str, int, bytes]]:
     return [(event.kind, event.offset, event.data) for event in events]
 
 
-def test_a_reader_ended_by_its_watcher_is_replaced_without_a_word() -> None:
-    machine = Machine(Program(b"abc"), Program(b"def"))
-    assert told(follow(machine, 2)) == [("data", 0, b"abc"), ("data", 3, b"def")]
-    assert machine.offsets == [0, 3]
+def test_terminated_reader_is_restarted_silently() -> None:
+    fake_transport = FakeTransport(FakeProgram(b"abc"), FakeProgram(b"def"))
+    assert as_tuples(follow(fake_transport, 2)) == [("data", 0, b"abc"), ("data", 3, b"def")]
+    assert fake_transport.offsets == [0, 3]
 
 
-def test_a_reader_that_keeps_ending_is_spoken_of_once() -> None:
-    machine = Machine(Program(ends=127), Program(ends=127), Program(ends=127), Program(b"x"))
-    events = follow(machine, 2)
+def test_repeated_reader_exit_is_reported_once() -> None:
+    fake_transport = FakeTransport(
+        FakeProgram(exit_status=127),
+        FakeProgram(exit_status=127),
+        FakeProgram(exit_status=127),
+        FakeProgram(b"x"),
+    )
+    events = follow(fake_transport, 2)
     assert [event.kind for event in events] == ["waiting", "data"]
     assert "127" in events[0].reason
 
 
-def test_a_lost_line_is_told_once_and_reading_goes_on_at_the_offset() -> None:
+def test_lost_connection_is_reported_once_and_resumed() -> None:
     down = ConnectFailed("cannot be reached")
-    machine = Machine(Program(b"abc", ends=ConnectionLost("broke")), down, down, Program(b"def"))
-    events = follow(machine, 3, offset=10)
-    assert told(events) == [("data", 10, b"abc"), ("waiting", 13, b""), ("data", 13, b"def")]
+    fake_transport = FakeTransport(
+        FakeProgram(b"abc", exit_status=ConnectionLost("broke")), down, down, FakeProgram(b"def")
+    )
+    events = follow(fake_transport, 3, offset=10)
+    assert as_tuples(events) == [("data", 10, b"abc"), ("waiting", 13, b""), ("data", 13, b"def")]
     assert events[1].reason == "broke"
-    assert machine.offsets == [10, 13, 13, 13]
+    assert fake_transport.offsets == [10, 13, 13, 13]
 
 
-def test_a_refused_login_is_not_waited_out() -> None:
+def test_refused_login_is_raised() -> None:
     with pytest.raises(AuthFailed):
-        follow(Machine(AuthFailed("no")), 1)
+        follow(FakeTransport(AuthFailed("no")), 1)
 
 
 def test_a_file_that_appears_gets_a_fresh_reader_and_the_old_one_is_closed() -> None:
-    first = Program(
+    first = FakeProgram(
         b"@cannot open '/log' for reading: No such file or directory\n",
         b"@'/log' has appeared;  following new file\nab",
     )
-    machine = Machine(first, Program(b"abc"))
-    assert told(follow(machine, 2)) == [("waiting", 0, b""), ("data", 0, b"abc")]
+    fake_transport = FakeTransport(first, FakeProgram(b"abc"))
+    assert as_tuples(follow(fake_transport, 2)) == [("waiting", 0, b""), ("data", 0, b"abc")]
     assert first.closed
 
 
 def test_leaving_closes_the_reader() -> None:
-    program = Program(b"abc")
-    follow(Machine(program), 1)
+    program = FakeProgram(b"abc")
+    follow(FakeTransport(program), 1)
     assert program.closed

@@ -7,13 +7,13 @@ import json
 import pytest
 
 from jobs.jobfile import Framework, JobSpec, Port, TaskRole
-from jobs.script.expressions import Layout, evaluate
+from jobs.script.expressions import TaskAddresses, evaluate
 from jobs.script.frameworks import (
     STRATEGIES,
     FrameworkError,
+    build_roles,
     find_strategy,
     framework_variables,
-    make_roles,
     uses_srun_mpi,
 )
 
@@ -29,7 +29,7 @@ def job(framework: str, strategy: str = "", **counts: int) -> JobSpec:
     )
 
 
-def layout(spec: JobSpec) -> Layout:
+def build_addresses(spec: JobSpec) -> TaskAddresses:
     """Task i of role number r sits on 10.0.r.i with http port 2000+i and ssh 3000+i."""
     hosts, ports = {}, {}
     for position, role in enumerate(spec.task_roles):
@@ -38,19 +38,19 @@ def layout(spec: JobSpec) -> Layout:
         ports[role.name] = [
             {"http": [2000 + i], "ssh": [3000 + i], **extra} for i in range(role.task_number)
         ]
-    return Layout(hosts, ports)
+    return TaskAddresses(hosts, ports)
 
 
-def seen(spec: JobSpec, role: str, index: int) -> dict[str, str]:
+def evaluate_variables(spec: JobSpec, role: str, index: int) -> dict[str, str]:
     variables = framework_variables(spec)[role]
-    where = layout(spec)
-    return {v.name: evaluate(v.value, where, role=role, index=index) for v in variables}
+    addresses = build_addresses(spec)
+    return {v.name: evaluate(v.value, addresses, role=role, index=index) for v in variables}
 
 
 def test_tensorflow_ps_agrees_in_every_task():
     spec = job("tensorflow", "ps", ps=1, worker=2)
     texts = {
-        (role, i): seen(spec, role, i)["TF_CONFIG"]
+        (role, i): evaluate_variables(spec, role, i)["TF_CONFIG"]
         for role, i in (("ps", 0), ("worker", 0), ("worker", 1))
     }
     assert texts["worker", 1] == (
@@ -64,19 +64,25 @@ def test_tensorflow_ps_agrees_in_every_task():
 
 def test_tensorflow_multiworker_has_no_ps_and_knows_a_chief():
     spec = job("tensorflow", "multi-worker", chief=1, worker=2)
-    config = json.loads(seen(spec, "worker", 0)["TF_CONFIG"])
+    config = json.loads(evaluate_variables(spec, "worker", 0)["TF_CONFIG"])
     assert sorted(config["cluster"]) == ["chief", "worker"]
-    assert json.loads(seen(spec, "chief", 0)["TF_CONFIG"])["task"] == {"type": "chief", "index": 0}
+    assert json.loads(evaluate_variables(spec, "chief", 0)["TF_CONFIG"])["task"] == {
+        "type": "chief",
+        "index": 0,
+    }
 
 
 def test_a_role_outside_the_framework_gets_nothing():
-    assert seen(job("tensorflow", "ps", ps=1, worker=1, tensorboard=1), "tensorboard", 0) == {}
+    assert (
+        evaluate_variables(job("tensorflow", "ps", ps=1, worker=1, tensorboard=1), "tensorboard", 0)
+        == {}
+    )
 
 
 def test_pytorch_ddp_ranks_go_master_first():
     spec = job("pytorch", "ddp", worker=2, master=1)
-    assert seen(spec, "master", 0)["RANK"] == "0"
-    last = seen(spec, "worker", 1)
+    assert evaluate_variables(spec, "master", 0)["RANK"] == "0"
+    last = evaluate_variables(spec, "worker", 1)
     assert last == {
         "MASTER_ADDR": "10.0.1.0",
         "MASTER_PORT": "2000",
@@ -89,14 +95,14 @@ def test_pytorch_ddp_ranks_go_master_first():
 
 
 def test_pytorch_takes_a_single_role_of_any_name():
-    assert seen(job("torch", learners=3), "learners", 2)["RANK"] == "2"
-    assert seen(job("pytorch", gpu_box=2), "gpu_box", 1)["RANK"] == "1"
+    assert evaluate_variables(job("torch", learners=3), "learners", 2)["RANK"] == "2"
+    assert evaluate_variables(job("pytorch", gpu_box=2), "gpu_box", 1)["RANK"] == "1"
 
 
 def test_a_port_named_for_the_framework_is_the_one_it_uses():
     role = TaskRole(name="worker", command="true", port_list=(Port(label="grpc"),))
     spec = JobSpec(job_name="j", image="i", framework=Framework(name="pytorch"), task_roles=(role,))
-    assert seen(spec, "worker", 0)["MASTER_PORT"] == "9000"
+    assert evaluate_variables(spec, "worker", 0)["MASTER_PORT"] == "9000"
 
 
 def test_torchrun_counts_processes_by_gpus():
@@ -107,7 +113,7 @@ def test_torchrun_counts_processes_by_gpus():
         framework=Framework(name="pytorch", strategy="torchrun"),
         task_roles=(role,),
     )
-    values = seen(spec, "worker", 1)
+    values = evaluate_variables(spec, "worker", 1)
     assert (values["PET_NNODES"], values["PET_NODE_RANK"], values["PET_NPROC_PER_NODE"]) == (
         "2",
         "1",
@@ -118,11 +124,11 @@ def test_torchrun_counts_processes_by_gpus():
 
 def test_horovod():
     spec = job("horovod", worker=2)
-    values = seen(spec, "worker", 1)
+    values = evaluate_variables(spec, "worker", 1)
     assert values["HOROVOD_HOSTS"] == "10.0.0.0:1,10.0.0.1:1"
     assert (values["HOROVOD_RANK"], values["HOROVOD_SIZE"]) == ("1", "2")
     assert values["HOROVOD_GLOO_RENDEZVOUS_ADDR"] == "10.0.0.0"
-    assert sorted(seen(job("horovod", "horovodrun", worker=2), "worker", 0)) == [
+    assert sorted(evaluate_variables(job("horovod", "horovodrun", worker=2), "worker", 0)) == [
         "HOROVOD_HOSTS",
         "HOROVOD_NUM_PROC",
     ]
@@ -130,7 +136,7 @@ def test_horovod():
 
 def test_mxnet():
     spec = job("mxnet", scheduler=1, server=2, worker=3)
-    assert seen(spec, "server", 1) == {
+    assert evaluate_variables(spec, "server", 1) == {
         "DMLC_ROLE": "server",
         "DMLC_PS_ROOT_URI": "10.0.0.0",
         "DMLC_PS_ROOT_PORT": "2000",
@@ -140,11 +146,11 @@ def test_mxnet():
         "DMLC_NUM_SERVER": "2",
         "DMLC_TASK_ID": "1",
     }
-    assert seen(spec, "scheduler", 0)["DMLC_ROLE"] == "scheduler"
+    assert evaluate_variables(spec, "scheduler", 0)["DMLC_ROLE"] == "scheduler"
 
 
 def test_paddle():
-    assert seen(job("PaddlePaddle", "collective", worker=2), "worker", 1) == {
+    assert evaluate_variables(job("PaddlePaddle", "collective", worker=2), "worker", 1) == {
         "PADDLE_TRAINER_ID": "1",
         "PADDLE_TRAINERS_NUM": "2",
         "PADDLE_TRAINER_ENDPOINTS": "10.0.0.0:2000,10.0.0.1:2001",
@@ -155,11 +161,14 @@ def test_paddle():
 def test_mpi_is_started_by_srun_unless_asked_otherwise():
     assert uses_srun_mpi(job("mpi", worker=2))
     assert not uses_srun_mpi(job("mpi", "hostfile", worker=2))
-    assert seen(job("mpi", "hostfile", master=1, worker=2), "worker", 0)["MPI_RANK"] == "1"
+    assert (
+        evaluate_variables(job("mpi", "hostfile", master=1, worker=2), "worker", 0)["MPI_RANK"]
+        == "1"
+    )
 
 
 @pytest.mark.parametrize(
-    ("framework", "strategy", "roles", "words"),
+    ("framework", "strategy", "roles", "expected_text"),
     [
         ("tensorflow", "ps", {"worker": 1}, 'needs a role named "ps"'),
         ("mxnet", "", {"worker": 1}, 'needs a role named "scheduler" and one named "ps"'),
@@ -170,16 +179,16 @@ def test_mpi_is_started_by_srun_unless_asked_otherwise():
     ],
 )
 def test_what_does_not_go_together(
-    framework: str, strategy: str, roles: dict[str, int], words: str
+    framework: str, strategy: str, roles: dict[str, int], expected_text: str
 ):
-    with pytest.raises(FrameworkError, match=words.replace("?", r"\?")):
+    with pytest.raises(FrameworkError, match=expected_text.replace("?", r"\?")):
         framework_variables(job(framework, strategy, **roles))
 
 
 @pytest.mark.parametrize("row", STRATEGIES, ids=lambda row: f"{row.framework}-{row.name}")
 def test_every_strategy_makes_roles_that_it_accepts(row):
     counts = dict.fromkeys((*row.required, *row.optional), 1)
-    roles = make_roles(row.framework, row.name, command="python train.py", counts=counts)
+    roles = build_roles(row.framework, row.name, command="python train.py", counts=counts)
     spec = JobSpec(
         job_name="j",
         image="i",
@@ -187,12 +196,12 @@ def test_every_strategy_makes_roles_that_it_accepts(row):
         task_roles=roles,
     )
     for name in row.required:
-        assert set(row.variables) <= set(seen(spec, name, 0))
+        assert set(row.variables) <= set(evaluate_variables(spec, name, 0))
     assert find_strategy(row.framework, row.name) is row
 
 
 def test_make_roles_gives_servers_no_gpu_and_lets_workers_end_the_job():
-    ps, worker = make_roles(
+    ps, worker = build_roles(
         "tensorflow",
         "ps",
         command="python train.py",
@@ -206,6 +215,6 @@ def test_make_roles_gives_servers_no_gpu_and_lets_workers_end_the_job():
 
 def test_make_roles_refuses_what_the_strategy_does_not_know():
     with pytest.raises(FrameworkError, match='has no role "ps"'):
-        make_roles("pytorch", command="x", counts={"worker": 1, "ps": 1})
+        build_roles("pytorch", command="x", counts={"worker": 1, "ps": 1})
     with pytest.raises(FrameworkError, match='at least one "worker"'):
-        make_roles("pytorch", command="x", counts={})
+        build_roles("pytorch", command="x", counts={})

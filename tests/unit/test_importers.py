@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from jobs.jobfile import SpecError, dump
-from jobs.jobfile.importers import LoadResult, Site, detect, load_document, load_text
-from jobs.jobfile.importers.ffdl import memory_mb
-from jobs.jobfile.importers.placeholders import render, secret_variable, text_of
+from jobs.jobfile.importers import LoadResult, SiteCatalog, detect_dialect, load_document, load_text
+from jobs.jobfile.importers.ffdl import parse_memory_mib
+from jobs.jobfile.importers.placeholders import format_scalar, render_template, secret_variable_name
 from jobs.jobfile.importers.report import main, render_table
 from jobs.script.variables import substitute_paths
 
 FILES = Path(__file__).parent / "jobfiles"
-SITE = Site(
+SITE = SiteCatalog(
     storages={"team": "/cluster/team"},
     sizes={"small": {"cpuNumber": 2, "memoryMB": 4096, "gpuNumber": 1, "gpuType": "t4"}},
 )
@@ -26,11 +26,11 @@ def load(name: str) -> LoadResult:
     return load_text((FILES / name).read_bytes(), filename=name, site=SITE)
 
 
-def told(result: LoadResult) -> dict[str, str]:
+def warnings_by_path(result: LoadResult) -> dict[str, str]:
     return {warning.path: warning.message for warning in result.warnings}
 
 
-def refused(document: Any) -> dict[str, str]:
+def problems_by_path(document: Any) -> dict[str, str]:
     with pytest.raises(SpecError) as caught:
         load_document(document)
     return {problem.path: problem.message for problem in caught.value.problems}
@@ -40,7 +40,7 @@ class TestBaseFormat:
     def test_extensions_of_other_platforms_are_forgiven(self):
         result = load("segmentation.json")
         assert result.dialect == "sluice"
-        assert set(told(result)) == {
+        assert set(warnings_by_path(result)) == {
             "",
             "taskRoles[0].storageGB",
             "taskRoles[0].tmp",
@@ -70,7 +70,7 @@ class TestBaseFormat:
         assert filled.code_dir == "$PAI_USER_NAMES/alx/${PAI_OTHER}/$HOME/$USERS"
         assert (filled.output_dir, filled.model_dir) == ("~/al/$PAI_JOB_NAMES", "$HOMES/x")
 
-    def test_doubtful_values_are_told(self):
+    def test_doubtful_values_give_warnings(self):
         result = load_document(
             {
                 "jobName": "j",
@@ -91,7 +91,7 @@ class TestBaseFormat:
                 ],
             }
         )
-        assert set(told(result)) == {
+        assert set(warnings_by_path(result)) == {
             "jobEnvs.PAI_JOB_NAME",
             "retryCount",
             "taskRoles[0].env.SLURM_JOB_ID",
@@ -141,7 +141,7 @@ class TestOpenPaiV2:
                 "registryuri": "registry.lab",
             }
         }
-        everything = dump(self.result.spec) + repr(self.result) + str(told(self.result))
+        everything = dump(self.result.spec) + repr(self.result) + str(warnings_by_path(self.result))
         assert "s3cr3t" not in everything
         assert "hunter2" not in everything
 
@@ -165,9 +165,9 @@ class TestOpenPaiV2:
         assert [a.event_checker for a in spec.alerts.event] == ["COMPLETED", "FAILED"]
         assert spec.extras == {"submitFrom": "page"}
 
-    def test_everything_dropped_or_changed_is_told(self):
+    def test_every_dropped_or_changed_field_gives_a_warning(self):
         plugins = 'extras["com.microsoft.pai.runtimeplugin"]'
-        assert set(told(self.result)) == {
+        assert set(warnings_by_path(self.result)) == {
             "prerequisites[0].auth",
             "secrets.token",
             "taskRoles.master.extraContainerOptions.infiniband",
@@ -221,7 +221,7 @@ class TestOpenPaiV2:
             "defaults": {"deployment": "x"},
             "type": "jobs",
         }
-        assert refused(document) == {
+        assert problems_by_path(document) == {
             "parameter": 'is no field of this format. Did you mean "parameters"?',
             "type": 'must be "job".',
             "name": "may hold letters, digits, Chinese characters and - . _ ~ only, at least one.",
@@ -254,7 +254,7 @@ class TestOpenPaiV2:
         ],
     )  # fmt: skip
     def test_wrong_shapes_are_problems_and_never_crashes(self, change: dict[str, Any]):
-        assert refused({**v2(), **change})
+        assert problems_by_path({**v2(), **change})
 
 
 def v2(**role: Any) -> dict[str, Any]:
@@ -314,7 +314,7 @@ class TestManifest:
         assert spec.alerts.event[0].receiver == ("alice", "bob")
         assert spec.alerts.event[0].alert_level == "major"
         assert spec.alerts.overtime[0].overtime_checker == 5
-        assert set(told(result)) == {
+        assert set(warnings_by_path(result)) == {
             "name",
             "ps_cpu",
             "proxy_user",
@@ -355,8 +355,8 @@ class TestManifest:
             "connection": {"auth_url": "http://s3", "user_name": "u", "password": "pa55"},
         }
         result = load_document(manifest(data_stores=[store]))
-        assert "bucket" in told(result)["data_stores[0]"]
-        assert "pa55" not in dump(result.spec) + str(told(result))
+        assert "bucket" in warnings_by_path(result)["data_stores[0]"]
+        assert "pa55" not in dump(result.spec) + str(warnings_by_path(result))
 
     @pytest.mark.parametrize(
         ("name", "learners", "expected"),
@@ -392,7 +392,7 @@ class TestManifest:
         ],
     )
     def test_memory(self, written: Any, mb: int | None):
-        assert memory_mb(written) == mb
+        assert parse_memory_mib(written) == mb
 
     @pytest.mark.parametrize(
         ("change", "path"),
@@ -414,7 +414,7 @@ class TestManifest:
         ],
     )
     def test_problems_speak_of_the_manifest(self, change: dict[str, Any], path: str):
-        assert path in refused({**manifest(), **change})
+        assert path in problems_by_path({**manifest(), **change})
 
 
 STORE = {
@@ -443,7 +443,7 @@ class TestOctopus:
         ]
         assert main_role.min_succeeded_task_count is None
         assert (other.name, other.env, other.task_number) == ("task1", {"B": 2}, 2)
-        assert set(told(result)) == {
+        assert set(warnings_by_path(result)) == {
             "algorithmId",
             "config[1].name",
             "config[1].resourceSpecId",
@@ -451,7 +451,7 @@ class TestOctopus:
         }
 
     def test_problems_speak_of_config(self):
-        found = refused(
+        found = problems_by_path(
             {
                 "name": "j",
                 "config": [{"command": "", "taskNumber": 0, "parameters": [{"key": "-x"}]}],
@@ -462,7 +462,7 @@ class TestOctopus:
             "config[0].taskNumber",
             "config[0].parameters[0].key",
         }
-        assert "config[0]" in refused({"name": "j", "config": ["x"]})
+        assert "config[0]" in problems_by_path({"name": "j", "config": ["x"]})
 
 
 class TestDetection:
@@ -479,10 +479,10 @@ class TestDetection:
         ],
     )
     def test_by_its_keys(self, document: dict[str, Any], name: str):
-        assert detect(document).name == name
+        assert detect_dialect(document).name == name
 
     def test_an_unknown_format_names_the_known_ones(self):
-        message = refused({"a": 1})[""]
+        message = problems_by_path({"a": 1})[""]
         for word in ("protocolVersion", "jobName", "config", "data_stores"):
             assert word in message
 
@@ -490,18 +490,21 @@ class TestDetection:
 class TestTemplates:
     def test_numbers_as_javascript_writes_them(self):
         values = [1, 1.0, 0.1, 1e-5, 1e-7, 1.5e-10, 1e21, 1.5e300, -2.50, True, "x", None, [1]]
-        assert [text_of(value) for value in values] == [
+        assert [format_scalar(value) for value in values] == [
             "1", "1", "0.1", "0.00001", "1e-7", "1.5e-10", "1e+21", "1.5e+300", "-2.5", "true", "x",
             None, None,
         ]  # fmt: skip
 
     def test_values_are_not_templates_again(self):
         context = {"parameters": {"a": "<% $parameters.b %>", "b": "x"}}
-        assert render("<% $parameters.a %>", context, lambda path: None) == "<% $parameters.b %>"
+        assert (
+            render_template("<% $parameters.a %>", context, lambda path: None)
+            == "<% $parameters.b %>"
+        )
 
     def test_secret_variables_are_identifiers(self):
-        assert secret_variable(".a.b[0]") == "PAI_SECRETS_a_b_0"
-        assert secret_variable(".my-token") == "PAI_SECRETS_my_token"
+        assert secret_variable_name(".a.b[0]") == "PAI_SECRETS_a_b_0"
+        assert secret_variable_name(".my-token") == "PAI_SECRETS_my_token"
 
 
 class TestReport:
@@ -511,24 +514,27 @@ class TestReport:
         (tmp_path / "bad.json").write_text("{}")
         (tmp_path / "v2.yaml").write_text(json.dumps(v2()))
         verdicts = tmp_path / "verdicts.txt"
-        right = {
+        expected_verdicts = {
             "good.json": {"ok": True, "normalized": {"virtualCluster": "default", "retryCount": 0}},
             "bad.json": {"ok": False},
             "v2.yaml": {"ok": True, "entrypoints": {"main": "true"}, "env": {"PAI_TASKS_NUM": 1}},
         }
-        verdicts.write_text(json.dumps(right))
+        verdicts.write_text(json.dumps(expected_verdicts))
         assert main([str(tmp_path), "--verdicts", str(verdicts)]) == 0
         text = capsys.readouterr().out
         assert "3 files: 2 accepted (0 with warnings), 1 refused." in text
         assert "Compared with 3 verdicts: 0 files differ." in text
-        right["good.json"]["normalized"] = {"retryCount": 1}
-        right["bad.json"]["ok"] = True
-        right["v2.yaml"] |= {"entrypoints": {"main": "false"}, "env": {"PAI_TASKS_NUM": 2}}
-        verdicts.write_text(json.dumps(right))
+        expected_verdicts["good.json"]["normalized"] = {"retryCount": 1}
+        expected_verdicts["bad.json"]["ok"] = True
+        expected_verdicts["v2.yaml"] |= {
+            "entrypoints": {"main": "false"},
+            "env": {"PAI_TASKS_NUM": 2},
+        }
+        verdicts.write_text(json.dumps(expected_verdicts))
         assert main([str(tmp_path), "--verdicts", str(verdicts)]) == 1
         text = capsys.readouterr().out
         assert text.count("differs:") == 4
         assert "retryCount is 0, not 1" in text
 
     def test_an_empty_table(self):
-        assert "0 files" in render_table([], verbose=True, compared=0)
+        assert "0 files" in render_table([], verbose=True, verdict_count=0)

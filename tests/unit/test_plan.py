@@ -9,7 +9,7 @@ import pytest
 
 from clusters.capacity import Capacity, GpuCount, NamespaceRules, Node, Partition
 from jobs.jobfile import JobSpec
-from jobs.plan import Plan, PlanError, can_start_now, describe, plan
+from jobs.plan import Plan, PlanError, can_start_now, describe_plan, plan
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 HOUR = 3600
@@ -25,16 +25,16 @@ def node(name: str, cpus: int = 8, mem_mib: int = 16000, gpus: str = "", **more:
 
 
 def cluster(*nodes: Node, **partitions: str | Partition) -> Capacity:
-    made = [
+    job_plan = [
         value
         if isinstance(value, Partition)
         else Partition(name, True, False, tuple(value.split(",")), 24 * HOUR, None)
         for name, value in partitions.items()
     ]
-    return Capacity(NOW, nodes, tuple(made))
+    return Capacity(NOW, nodes, tuple(job_plan))
 
 
-LAB = cluster(
+CAPACITY = cluster(
     node("c1"),
     node("c2"),
     node("g1", cpus=16, mem_mib=64000, gpus="a100:4"),
@@ -59,7 +59,9 @@ PS = {"name": "ps", "memoryMB": 2048}
 WORKER = {"name": "worker", "taskNumber": 2, "cpuNumber": 4, "memoryMB": 16384, "gpuNumber": 1}
 
 
-def refusals(spec: JobSpec, rules: NamespaceRules = RULES, capacity: Capacity = LAB) -> list[str]:
+def refusal_codes(
+    spec: JobSpec, rules: NamespaceRules = RULES, capacity: Capacity = CAPACITY
+) -> list[str]:
     with pytest.raises(PlanError) as caught:
         plan(spec, rules, capacity)
     assert all(p.message.endswith(".") and p.suggestion for p in caught.value.problems)
@@ -67,7 +69,7 @@ def refusals(spec: JobSpec, rules: NamespaceRules = RULES, capacity: Capacity = 
 
 
 @pytest.mark.parametrize(
-    ("spec", "layout", "words"),
+    ("spec", "layout", "expected_text"),
     [
         (job({}), "simple", "1 node of cpu: 1 r0 (1 CPU, 1000 MB)"),
         (
@@ -120,23 +122,23 @@ def refusals(spec: JobSpec, rules: NamespaceRules = RULES, capacity: Capacity = 
         ),
     ],
 )
-def test_layouts(spec: JobSpec, layout: str, words: str) -> None:
-    made = plan(spec, RULES, LAB)
-    assert (made.layout, describe(made)) == (layout, words)
-    assert Plan.from_json(json.loads(json.dumps(made.to_json()))) == made
+def test_layouts(spec: JobSpec, layout: str, expected_text: str) -> None:
+    job_plan = plan(spec, RULES, CAPACITY)
+    assert (job_plan.layout, describe_plan(job_plan)) == (layout, expected_text)
+    assert Plan.from_json(json.loads(json.dumps(job_plan.to_json()))) == job_plan
 
 
 def test_packed_nodes_have_equal_room_and_totals_say_what_is_asked() -> None:
     spec = job(
         PS, {**WORKER, "taskNumber": 8, "gpuType": "A100", "cpuNumber": 3, "memoryMB": 10000}
     )
-    made = plan(replace_limit(spec, "2h"), replace(RULES, partitions=("gpu",)), LAB)
-    (group,) = made.groups
-    assert (made.layout, group.nodes, group.cpus, group.gpus) == ("packed", 2, 13, 8 // 2)
-    assert [role.per_node for role in made.roles] == [1, 4]
+    job_plan = plan(replace_limit(spec, "2h"), replace(RULES, partitions=("gpu",)), CAPACITY)
+    (group,) = job_plan.groups
+    assert (job_plan.layout, group.nodes, group.cpus, group.gpus) == ("packed", 2, 13, 8 // 2)
+    assert [role.per_node for role in job_plan.roles] == [1, 4]
     assert group.mem_mib == 2048 + 4 * 10002  # whole MiB for each of three CPUs
-    assert made.totals.gpus == {"a100": 8}
-    assert (made.totals.nodes, made.totals.machine_hours) == (2, 4.0)
+    assert job_plan.totals.gpus == {"a100": 8}
+    assert (job_plan.totals.nodes, job_plan.totals.machine_hours) == (2, 4.0)
 
 
 def replace_limit(spec: JobSpec, limit: str) -> JobSpec:
@@ -168,13 +170,13 @@ def replace_limit(spec: JobSpec, limit: str) -> JobSpec:
     ],
 )
 def test_what_can_never_start_is_refused(spec: JobSpec, codes: list[str]) -> None:
-    assert refusals(spec) == codes
+    assert refusal_codes(spec) == codes
 
 
 def test_port_conflict_on_a_single_node() -> None:
     one = cluster(node("n1"), only="n1")
     roles = [{"portList": [{"label": "p", "beginAt": 8080}]} for _ in range(2)]
-    assert refusals(job(*roles), NamespaceRules("x", ("only",)), one) == ["port_conflict"]
+    assert refusal_codes(job(*roles), NamespaceRules("x", ("only",)), one) == ["port_conflict"]
 
 
 def test_separate_roles_on_one_node_name_the_way_out() -> None:
@@ -196,24 +198,24 @@ def test_separate_roles_on_one_node_name_the_way_out() -> None:
     ],
 )
 def test_namespace_limits(limits: dict[str, int], code: str) -> None:
-    assert refusals(job(PS, WORKER, timeLimit="2h"), replace(RULES, **limits)) == [code]
+    assert refusal_codes(job(PS, WORKER, timeLimit="2h"), replace(RULES, **limits)) == [code]
 
 
 def test_namespace_node_limit_moves_roles_together() -> None:
     spec = job({"taskNumber": 8}, {"taskNumber": 8})
     limited = replace(RULES, max_nodes_per_job=1)
-    assert describe(plan(spec, limited, LAB)).startswith("1 node of gpu: ")
+    assert describe_plan(plan(spec, limited, CAPACITY)).startswith("1 node of gpu: ")
 
 
 def test_partitions_that_do_not_take_the_job_are_skipped() -> None:
     short = Partition("cpu", True, False, ("c1",), HOUR, None)
     closed = Partition("vip", True, False, ("c2",), None, None, allowed_accounts=("boss",))
     open_ = Partition("slow", True, False, ("c2",), None, None)
-    capacity = Capacity(NOW, LAB.nodes, (short, closed, open_))
+    capacity = Capacity(NOW, CAPACITY.nodes, (short, closed, open_))
     rules = NamespaceRules("x", ("gone", "vip", "cpu", "slow"), account="lab")
     assert plan(job({}, timeLimit="2h"), rules, capacity).groups[0].partition == "slow"
     assert plan(job({}), rules, capacity).groups[0].partition == "cpu"
-    assert refusals(job({}), replace(rules, partitions=("gone", "vip")), capacity) == [
+    assert refusal_codes(job({}), replace(rules, partitions=("gone", "vip")), capacity) == [
         "no_partition"
     ]
 
@@ -222,20 +224,20 @@ def test_constraint_names_features_that_nodes_must_have() -> None:
     capacity = cluster(node("a"), node("b", cpus=4, features=("ib",)), p="a,b")
     rules = NamespaceRules("x", ("p",), constraint="ib")
     assert plan(job({"cpuNumber": 4}), rules, capacity).constraint == "ib"
-    assert refusals(job({"cpuNumber": 5}), rules, capacity) == ["task_too_large"]
+    assert refusal_codes(job({"cpuNumber": 5}), rules, capacity) == ["task_too_large"]
 
 
 def test_default_time_limit_and_its_cut_to_the_partition() -> None:
     rules = replace(RULES, default_time_s=48 * HOUR)
-    assert plan(job({}), rules, LAB).time_limit_s == 24 * HOUR
-    assert plan(job({}), RULES, LAB).time_limit_s is None
+    assert plan(job({}), rules, CAPACITY).time_limit_s == 24 * HOUR
+    assert plan(job({}), RULES, CAPACITY).time_limit_s is None
 
 
 def test_nodes_that_are_down_give_a_note_and_do_not_refuse() -> None:
     down = cluster(node("c1", usable=False, state="down"), cpu="c1")
-    made = plan(job({}), replace(RULES, partitions=("cpu",)), down)
-    assert [note.code for note in made.notes] == ["nodes_down"]
-    assert not can_start_now(made, down).now
+    job_plan = plan(job({}), replace(RULES, partitions=("cpu",)), down)
+    assert [note.code for note in job_plan.notes] == ["nodes_down"]
+    assert not can_start_now(job_plan, down).can_start
 
 
 @pytest.mark.parametrize(
@@ -251,14 +253,14 @@ def test_nodes_that_are_down_give_a_note_and_do_not_refuse() -> None:
 )
 def test_can_start_now(spec: JobSpec, busy: dict[str, int], codes: list[str]) -> None:
     rules = NamespaceRules("x", ("cpu",))
-    made = plan(spec, rules, cluster(node("c1"), node("c2"), cpu="c1,c2"))
-    check = can_start_now(made, cluster(node("c1", **busy), node("c2", **busy), cpu="c1,c2"))
+    job_plan = plan(spec, rules, cluster(node("c1"), node("c2"), cpu="c1,c2"))
+    check = can_start_now(job_plan, cluster(node("c1", **busy), node("c2", **busy), cpu="c1,c2"))
     assert [note.code for note in check.obstacles] == codes
-    assert check.now == (not codes)
+    assert check.can_start == (not codes)
 
 
 def test_busy_gpus_are_named() -> None:
-    made = plan(job({"gpuNumber": 2, "gpuType": "a100"}), RULES, LAB)
+    job_plan = plan(job({"gpuNumber": 2, "gpuType": "a100"}), RULES, CAPACITY)
     busy = cluster(node("g1", gpus="a100:4:3"), gpu="g1")
-    (obstacle,) = can_start_now(made, busy).obstacles
+    (obstacle,) = can_start_now(job_plan, busy).obstacles
     assert obstacle.message == "gpu has 1 GPUs of type a100 free; the job wants 2."

@@ -11,7 +11,7 @@ import pytest
 from clusters import pyslurm_reader
 from clusters.capacity import GpuCount
 from clusters.errors import SlurmUnavailable
-from clusters.slurm.states import Phase
+from clusters.slurm.states import SlurmPhase
 
 FAKE = """
 import os, sys
@@ -85,7 +85,9 @@ class Partitions:
 
 def _write_fake(folder, monkeypatch, *, without=""):
     def attributes(kind):
-        names = [name for name in pyslurm_reader.CONTRACT[kind] if f"{kind}.{name}" != without]
+        names = [
+            name for name in pyslurm_reader.REQUIRED_ATTRIBUTES[kind] if f"{kind}.{name}" != without
+        ]
         return "; ".join(f"{name} = None" for name in names)
 
     source = FAKE.format(
@@ -99,19 +101,19 @@ def _write_fake(folder, monkeypatch, *, without=""):
 
 
 @pytest.fixture
-def fake(tmp_path, monkeypatch):
+def fake_pyslurm(tmp_path, monkeypatch):
     _write_fake(tmp_path, monkeypatch)
     yield tmp_path
     sys.modules.pop("pyslurm", None)
 
 
-def test_jobs_as_the_commands_give_them(fake):
-    jobs = pyslurm_reader.PyslurmReader("/etc/slurm.conf").live_jobs()
+def test_jobs_as_the_commands_give_them(fake_pyslurm):
+    jobs = pyslurm_reader.PyslurmReader("/etc/slurm.conf").list_queue()
     assert [job.slurm_job_id for job in jobs] == ["7", "8+0", "8+1", "10_[3-5]", "10_2"]
     running = jobs[0]
     assert (running.name, running.user, running.work_dir) == ("a|b\n", "alice", "/w/1")
     assert running.nodes == ("n1", "n2")
-    assert (running.time_limit_s, running.restarts, running.phase) == (3600, 1, Phase.RUNNING)
+    assert (running.time_limit_s, running.restarts, running.phase) == (3600, 1, SlurmPhase.RUNNING)
     assert running.started_at == datetime.fromtimestamp(1700000100, UTC)
     assert running.exit_status is None
     assert jobs[1].expected_start_at == datetime.fromtimestamp(1700009999, UTC)
@@ -119,7 +121,7 @@ def test_jobs_as_the_commands_give_them(fake):
     assert jobs[4].exit_status.status == 3
 
 
-def test_capacity(fake):
+def test_capacity(fake_pyslurm):
     capacity = pyslurm_reader.PyslurmReader("/etc/slurm.conf").capacity()
     assert capacity.nodes[0].gpus == (GpuCount("a100", 4, 2),)
     assert [(node.state, node.usable) for node in capacity.nodes] == [
@@ -131,15 +133,15 @@ def test_capacity(fake):
     assert (everything.up, everything.max_time_s) == (False, None)
 
 
-def test_a_silent_controller_is_not_an_empty_answer(fake):
+def test_a_silent_controller_is_not_an_empty_answer(fake_pyslurm):
     reader = pyslurm_reader.PyslurmReader("/etc/slurm.conf")
     sys.modules["pyslurm"].configuration = "/down"
     with pytest.raises(SlurmUnavailable) as caught:
-        reader.live_jobs()
+        reader.list_queue()
     assert "connect failure" in caught.value.detail
 
 
-def test_a_configuration_that_ends_the_process_ends_only_the_probe(fake):
+def test_a_configuration_that_ends_the_process_ends_only_the_probe(fake_pyslurm):
     with pytest.raises(SlurmUnavailable):
         pyslurm_reader.PyslurmReader("/bad")
     assert "pyslurm" not in sys.modules

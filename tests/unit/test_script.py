@@ -45,7 +45,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 }
 
 
-def as_text(job: RenderedJob, *, variables: bool) -> str:
+def join_files(job: RenderedJob, *, variables: bool) -> str:
     """All files one after the other; what never changes is named instead of shown."""
     parts = []
     for path, text in job.files.items():
@@ -63,7 +63,7 @@ def as_text(job: RenderedJob, *, variables: bool) -> str:
 def test_golden(layout: str, runtime: str) -> None:
     """SLUICE_UPDATE_GOLDEN=1 writes the files anew; look at the difference before committing."""
     shown = (layout, runtime) == ("packed", "apptainer")
-    text = as_text(render_job(LAYOUTS[layout], runtime=runtime), variables=shown)
+    text = join_files(render_job(LAYOUTS[layout], runtime=runtime), variables=shown)
     file = GOLDEN / f"{layout}-{runtime}.txt"
     if os.environ.get("SLUICE_UPDATE_GOLDEN"):
         file.parent.mkdir(exist_ok=True)
@@ -132,15 +132,15 @@ def test_rendering_is_quick_and_does_not_grow_with_tasks(
     job["taskRoles"][0]["taskNumber"] = min(job["taskRoles"][0]["taskNumber"], 128)
     from jobs.jobfile import JobSpec
     from jobs.plan import plan
-    from jobs.script.render import render
-    from tests.unit.rendering import LAB, PATHS, RULES
+    from jobs.script.render import render_files
+    from tests.unit.rendering import CAPACITY, PATHS, RULES
 
     spec = JobSpec.model_validate(job)
-    made = plan(spec, RULES, LAB)
+    job_plan = plan(spec, RULES, CAPACITY)
     best = 1.0
     for _ in range(20):
         begin = time.perf_counter()
-        rendered = render(made, spec, PATHS, user="alice")
+        rendered = render_files(job_plan, spec, PATHS, user="alice")
         best = min(best, time.perf_counter() - begin)
     assert len(rendered.batch_script) < 30_000
     assert best < limit_s * 3  # scripts/bench holds the limit itself; a busy machine gets some room

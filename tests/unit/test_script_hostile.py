@@ -20,14 +20,14 @@ from pydantic import ValidationError
 from jobs.plan import PlanError
 from jobs.script.paths import AttemptPaths
 from jobs.script.render import RUNTIMES, RenderedJob, RenderError
-from tests.effort import examples
+from tests.example_counts import scale_examples
 from tests.unit.rendering import render_job
 
-SPECS = examples(5000)
+SPECS = scale_examples(5000)
 BATCH = 250
 SHELL = Path(__file__).parents[2] / "jobs" / "script" / "shell"
 
-NASTY = (
+HOSTILE_TEXTS = (
     "'", '"', "`id`", "$(touch /tmp/pwned)", "${HOME}", "$HOME", "\\", "\n", "\r\n", "\t", ";", "&&", "|", "#",
     "\n#SBATCH --uid=0\n", "EOF\n", "!", "*", "?", "[a]", "{a,b}", "~", "~/", "-", "--", "=", "%s", "%n",
     "\x1b[31m", "\x7f", "é", "中文", "\u2028", "😀", "a b", " ", "", "$IFS", "<(x)", ">x", "\\'", "'\\''",
@@ -35,23 +35,23 @@ NASTY = (
 )  # fmt: skip
 
 
-REFUSED = ("\x00", "\ud800", "x" * 200_000)
+REFUSED_TEXTS = ("\x00", "\ud800", "x" * 200_000)
 
 
-def nasty(rng: random.Random, most: int = 6) -> str:
-    text = "".join(rng.choice(NASTY) for _ in range(rng.randint(0, most)))
+def hostile_text(rng: random.Random, max_parts: int = 6) -> str:
+    text = "".join(rng.choice(HOSTILE_TEXTS) for _ in range(rng.randint(0, max_parts)))
     if rng.random() < 0.01:
-        return text + rng.choice((*REFUSED, "x" * 100_000))
+        return text + rng.choice((*REFUSED_TEXTS, "x" * 100_000))
     return text * rng.choice((1, 1, 1, 1, 20))
 
 
-def name(rng: random.Random) -> str:
+def role_or_job_name(rng: random.Random) -> str:
     if rng.random() < 0.1:
-        return nasty(rng, 2)
+        return hostile_text(rng, 2)
     return "".join(rng.choice("abzAZ059._~-") for _ in range(rng.randint(1, 9)))
 
 
-def variable(rng: random.Random) -> str:
+def variable_name(rng: random.Random) -> str:
     # Not BASH_ENV and PS4: bash itself evaluates the one and, as root, does not take the other.
     special = ("PATH", "LD_PRELOAD", "IFS", "UID", "_", "dir", "p", "index", "ENV", "LANG", "HOME")
     return rng.choice(special) if rng.random() < 0.3 else "V" + "".join(rng.choices("AB_9z", k=3))
@@ -59,30 +59,37 @@ def variable(rng: random.Random) -> str:
 
 def job(rng: random.Random) -> dict[str, Any]:
     def environment() -> dict[str, Any]:
-        return {variable(rng): nasty(rng) for _ in range(rng.randint(0, 3))}
+        return {variable_name(rng): hostile_text(rng) for _ in range(rng.randint(0, 3))}
 
     def role(number: int) -> dict[str, Any]:
         return {
-            "name": name(rng) if rng.random() < 0.5 else f"r{number}",
+            "name": role_or_job_name(rng) if rng.random() < 0.5 else f"r{number}",
             "taskNumber": rng.choice((1, 2, 3)),
             "gpuNumber": rng.choice((0, 0, 1)),
             "command": "printf '%s\\0'",
             "parameters": [
-                {"key": rng.choice(("lr", "a.b", "x-y", "9")), "value": nasty(rng)}
+                {"key": rng.choice(("lr", "a.b", "x-y", "9")), "value": hostile_text(rng)}
                 for _ in range(rng.randint(0, 2))
             ],
-            "portList": [{"label": name(rng)}] if rng.random() < 0.3 else [],
+            "portList": [{"label": role_or_job_name(rng)}] if rng.random() < 0.3 else [],
             "env": environment(),
         }
 
     def path() -> str:
         return rng.choice(
-            ("", "", "/data/x", "/d/" + nasty(rng, 2), "~/" + nasty(rng, 2), nasty(rng, 2))
+            (
+                "",
+                "",
+                "/data/x",
+                "/d/" + hostile_text(rng, 2),
+                "~/" + hostile_text(rng, 2),
+                hostile_text(rng, 2),
+            )
         )
 
     return {
-        "jobName": name(rng) if rng.random() < 0.1 else "j",
-        "image": "x" if rng.random() < 0.8 else nasty(rng, 2),
+        "jobName": role_or_job_name(rng) if rng.random() < 0.1 else "j",
+        "image": "x" if rng.random() < 0.8 else hostile_text(rng, 2),
         "dataDir": path(),
         "outputDir": path(),
         "jobEnvs": environment(),
@@ -91,7 +98,7 @@ def job(rng: random.Random) -> dict[str, Any]:
     }
 
 
-def batches(seed: int, root: Path) -> list[tuple[dict[str, Any], RenderedJob, Path]]:
+def render_batch(seed: int, root: Path) -> list[tuple[dict[str, Any], RenderedJob, Path]]:
     """The accepted job files of one batch, rendered."""
     rng = random.Random(seed)
     accepted = []
@@ -106,17 +113,17 @@ def batches(seed: int, root: Path) -> list[tuple[dict[str, Any], RenderedJob, Pa
     return accepted
 
 
-def without_constant_part(path: str, text: str) -> str:
+def strip_constant_part(path: str, text: str) -> str:
     return text.removesuffix((SHELL / path).read_text())
 
 
 def check_syntax(rendered: list[RenderedJob], root: Path) -> None:
     """Every script in a function of its own, so that one bash reads hundreds of them."""
     parts = []
-    for number, made in enumerate(rendered):
-        for path, text in made.files.items():
+    for number, rendered_job in enumerate(rendered):
+        for path, text in rendered_job.files.items():
             if path in ("batch.sh", "task.sh"):
-                text = without_constant_part(path, text)
+                text = strip_constant_part(path, text)
             if path != "enter.sh":
                 parts.append(f"f{number}() {{\n:\n{text}\n}}\n")
     file = root / "all.sh"
@@ -131,39 +138,42 @@ PRINT_ENVIRONMENT = (
 )
 
 
-def check_arrival(accepted: list[tuple[dict[str, Any], RenderedJob, Path]], root: Path) -> None:
+def check_values_arrive(
+    accepted: list[tuple[dict[str, Any], RenderedJob, Path]], root: Path
+) -> None:
     """What enter.sh does, by one sh for the whole batch; every twentieth time enter.sh itself."""
     driver = ["unset HOME; HOME=/h; export HOME\n"]
-    for number, (raw, made, where) in enumerate(accepted):
+    for number, (raw, rendered_job, attempt_dir) in enumerate(accepted):
         for path in ("env/0.sh", "command/0.command.sh", "enter.sh"):
-            text = made.files[path]
+            text = rendered_job.files[path]
             if path == "command/0.command.sh":
                 text = PRINT_ENVIRONMENT + text.rstrip("\n") + " >arguments.out\n"
-            file = where / path
+            file = attempt_dir / path
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(text)
         labels = 2 + len(raw["taskRoles"][0]["portList"])
         ports = "".join(f"_sluice_port_{i}=2000{i}\n" for i in range(labels))
-        (where / "t.sh").write_text(
-            f"_sluice_index=0\n_sluice_ip=10.0.0.1\n{ports}_sluice_work={where}\n"
+        (attempt_dir / "t.sh").write_text(
+            f"_sluice_index=0\n_sluice_ip=10.0.0.1\n{ports}_sluice_work={attempt_dir}\n"
         )
-        (where / "peers.sh").write_text("")
+        (attempt_dir / "peers.sh").write_text("")
         run = (
-            f"/bin/sh {where}/enter.sh {where} {where} 0 t"
+            f"/bin/sh {attempt_dir}/enter.sh {attempt_dir} {attempt_dir} 0 t"
             if number % 20 == 0
-            else f"(. {where}/t.sh; . {where}/env/0.sh; cd {where}; exec /bin/bash command/0.command.sh)"
+            else f"(. {attempt_dir}/t.sh; . {attempt_dir}/env/0.sh; cd {attempt_dir}; exec /bin/bash command/0.command.sh)"
         )
         driver.append(f"{run} </dev/null >/dev/null 2>&1\n")
     (root / "driver.sh").write_text("".join(driver))
     subprocess.run(["/bin/sh", str(root / "driver.sh")], check=True, env={"PATH": "/usr/bin:/bin"})
-    for raw, _, where in accepted:
+    for raw, _, attempt_dir in accepted:
         role = raw["taskRoles"][0]
-        got = dict(
-            entry.partition(b"=")[::2] for entry in (where / "env.out").read_bytes().split(b"\0")
+        actual_env = dict(
+            entry.partition(b"=")[::2]
+            for entry in (attempt_dir / "env.out").read_bytes().split(b"\0")
         )
         for key, value in {**raw["jobEnvs"], **role["env"]}.items():
-            assert got[key.encode()] == value.encode(), (key, value)
-        arguments = (where / "arguments.out").read_bytes().split(b"\0")[:-1]
+            assert actual_env[key.encode()] == value.encode(), (key, value)
+        arguments = (attempt_dir / "arguments.out").read_bytes().split(b"\0")[:-1]
         expected = [f"--{p['key']}={p['value']}".encode() for p in role["parameters"]]
         assert arguments == (expected or [b""])
 
@@ -182,10 +192,10 @@ def check_arrival(accepted: list[tuple[dict[str, Any], RenderedJob, Path]], root
 def test_hostile_job_files(seed: int) -> None:
     root = Path(tempfile.mkdtemp(prefix="sluice-hostile-"))
     try:
-        accepted = batches(seed, root)
+        accepted = render_batch(seed, root)
         assert len(accepted) > BATCH // 5
-        check_syntax([made for _, made, _ in accepted], root)
-        check_arrival(accepted, root)
+        check_syntax([rendered_job for _, rendered_job, _ in accepted], root)
+        check_values_arrive(accepted, root)
         assert not Path("/tmp/pwned").exists()
     finally:
         shutil.rmtree(root)

@@ -15,19 +15,19 @@ from pathlib import Path
 import pytest
 
 from gateway.management.commands import serve
-from tests.running import PROJECT, free_port
+from tests.sluice_server import PROJECT, free_port
 
-PATIENCE_S = 60.0
+TIMEOUT_S = 60.0
 
 
-def await_true(what: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not what():
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + TIMEOUT_S
+    while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.1)
 
 
-def engines_of(pid: int) -> set[int]:
+def child_pids(pid: int) -> set[int]:
     children = Path(f"/proc/{pid}/task").glob("*/children")
     return {int(child) for path in children for child in path.read_text().split()}
 
@@ -39,9 +39,9 @@ def is_alive(pid: int) -> bool:
         return False
 
 
-def manage(home: Path, *words: str) -> tuple[list[str], dict[str, str]]:
+def manage(home: Path, *arguments: str) -> tuple[list[str], dict[str, str]]:
     env = {key: value for key, value in os.environ.items() if key != "DATABASE_URL"}
-    return [sys.executable, "manage.py", *words], env | {
+    return [sys.executable, "manage.py", *arguments], env | {
         "SLUICE_HOME": str(home),
         "SLUICE_DEMO": "1",
     }
@@ -56,13 +56,13 @@ def migrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def served(tmp_path: Path, migrated: Path) -> Iterator[subprocess.Popen[bytes]]:
+def server_process(tmp_path: Path, migrated: Path) -> Iterator[subprocess.Popen[bytes]]:
     shutil.copytree(migrated, tmp_path, dirs_exist_ok=True)
     argv, env = manage(tmp_path, "serve", "--port", str(free_port()))
     with (tmp_path / "log").open("wb") as log:
         process = subprocess.Popen(argv, cwd=PROJECT, env=env, stdout=log, stderr=log)
     try:
-        await_true(lambda: "begins" in log_of(tmp_path) and "answers at" in log_of(tmp_path))
+        wait_until(lambda: "begins" in log_of(tmp_path) and "answers at" in log_of(tmp_path))
         yield process
     finally:
         process.kill()
@@ -73,14 +73,14 @@ def log_of(home: Path) -> str:
     return (home / "log").read_text()
 
 
-def test_an_engine_that_does_not_stay_is_started_ever_later(
+def test_engine_restart_backoff(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """One that had stayed comes back at once."""
-    lives = iter([5.0, 5.0, 5.0, 5.0, 5.0, 3600.0, 5.0])
+    lifetimes = iter([5.0, 5.0, 5.0, 5.0, 5.0, 3600.0, 5.0])
     now, pauses = [0.0], []
 
-    class Ending:
+    class FakeEvent:
         def is_set(self) -> bool:
             return len(pauses) == 7
 
@@ -88,31 +88,31 @@ def test_an_engine_that_does_not_stay_is_started_ever_later(
             pauses.append(pause_s)
 
     def run_once() -> int:
-        now[0] += next(lives)
+        now[0] += next(lifetimes)
         return 1
 
-    beside = serve.EngineBeside()
+    supervisor = serve.EngineSupervisor()
     monkeypatch.setattr(serve.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(beside, "_ending", Ending())
-    monkeypatch.setattr(beside, "_run_once", run_once)
-    beside._keep_running()
+    monkeypatch.setattr(supervisor, "_stopping", FakeEvent())
+    monkeypatch.setattr(supervisor, "_run_once", run_once)
+    supervisor._supervise()
     assert pauses == [1.0, 2.0, 5.0, 15.0, 15.0, 1.0, 2.0]
 
 
 @pytest.mark.slow
 def test_an_engine_that_ends_by_itself_is_started_again(
-    served: subprocess.Popen[bytes], tmp_path: Path
+    server_process: subprocess.Popen[bytes], tmp_path: Path
 ) -> None:
-    (first,) = engines_of(served.pid)
+    (first,) = child_pids(server_process.pid)
     os.kill(first, signal.SIGKILL)
-    await_true(lambda: log_of(tmp_path).count("begins") == 2)
+    wait_until(lambda: log_of(tmp_path).count("begins") == 2)
     assert "the engine ended by itself (-9)" in log_of(tmp_path)
-    (second,) = engines_of(served.pid)
+    (second,) = child_pids(server_process.pid)
     # Asked to end, as a service manager asks all of a service: it goes in peace.
     os.kill(second, signal.SIGTERM)
-    await_true(lambda: "the engine ended by itself (0)" in log_of(tmp_path))
-    served.terminate()
-    assert served.wait(PATIENCE_S) == 0
+    wait_until(lambda: "the engine ended by itself (0)" in log_of(tmp_path))
+    server_process.terminate()
+    assert server_process.wait(TIMEOUT_S) == 0
     assert re.search(r"engine \S+ ends", log_of(tmp_path))
     assert "Fatal" not in log_of(tmp_path)
 
@@ -120,11 +120,11 @@ def test_an_engine_that_ends_by_itself_is_started_again(
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_the_engine_ends_with_the_server(
-    served: subprocess.Popen[bytes], tmp_path: Path, number: signal.Signals
+    server_process: subprocess.Popen[bytes], tmp_path: Path, number: signal.Signals
 ) -> None:
-    (engine,) = engines_of(served.pid)
-    served.send_signal(number)
-    served.wait(PATIENCE_S)
-    await_true(lambda: not is_alive(engine))
+    (engine,) = child_pids(server_process.pid)
+    server_process.send_signal(number)
+    server_process.wait(TIMEOUT_S)
+    wait_until(lambda: not is_alive(engine))
     assert "ended by itself" not in log_of(tmp_path)
     assert "Traceback" not in log_of(tmp_path)

@@ -88,7 +88,7 @@ def port() -> Iterator[int]:
         process.stdout.close()
 
 
-def upgrade() -> str:
+def upgrade_headers() -> str:
     key = base64.b64encode(os.urandom(16)).decode()
     return (
         "Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
@@ -116,7 +116,7 @@ def bytes_sent(port: int) -> int:
     return int(body.split(b"\r\n")[1] if b"\r\n" in body else body)
 
 
-def settled(port: int) -> int:
+def wait_until_stalled(port: int) -> int:
     """How much the server had sent when it stopped getting rid of more."""
     previous = -1
     for _ in range(50):
@@ -138,16 +138,16 @@ def read_at_least(connection: socket.socket, count: int) -> int:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["http", "websocket"])
 def test_a_client_that_does_not_read_stops_the_sender(port: int, kind: str) -> None:
-    headers = upgrade() if kind == "websocket" else "Connection: close\r\n"
+    headers = upgrade_headers() if kind == "websocket" else "Connection: close\r\n"
     with request(port, "/flood", headers) as connection:
-        assert 0 < settled(port) < KERNEL_SLACK
+        assert 0 < wait_until_stalled(port) < KERNEL_SLACK
         # Reading opens the valve again, and everything arrives.
         assert read_at_least(connection, TOTAL) >= TOTAL
 
 
 @pytest.mark.slow
-def test_who_reads_slowly_gets_everything_before_the_end(port: int) -> None:
-    with request(port, "/few", upgrade(), buffer=4096) as connection:
+def test_slow_reader_receives_all_data(port: int) -> None:
+    with request(port, "/few", upgrade_headers(), buffer=4096) as connection:
         time.sleep(2.5)  # Autobahn's own patience is one second; then it resets the connection
         received = b""
         while not received.endswith(b"\x88\x02\x03\xe8"):  # a close frame, code 1000
@@ -157,10 +157,10 @@ def test_who_reads_slowly_gets_everything_before_the_end(port: int) -> None:
     assert received.count(b"x" * FEW) == 1
 
 
-def test_sending_to_a_viewer_who_said_goodbye_is_no_error(port: int) -> None:
+def test_send_after_client_close(port: int) -> None:
     """The application goes on until it hears `websocket.disconnect`."""
     hello, goodbye = b"\x81\x82\0\0\0\0hi", b"\x88\x82\0\0\0\0\x03\xe8"
-    with request(port, "/after-goodbye", upgrade()) as connection:
+    with request(port, "/after-goodbye", upgrade_headers()) as connection:
         assert connection.recv(65536).startswith(b"HTTP/1.1 101")
         connection.sendall(hello + goodbye)
         for _ in range(100):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from clusters.errors import SlurmParseError
 from clusters.slurm.fields import (
-    FIELD_END,
+    FIELD_SEPARATOR,
     SlurmCommands,
     Tres,
     expand_nodes,
@@ -24,8 +24,8 @@ from clusters.slurm.fields import (
     parse_pairs,
     parse_time,
     parse_tres,
+    split_raw_rows,
     split_rows,
-    whole_rows,
 )
 from clusters.slurm.reasons import ExitStatus
 
@@ -140,7 +140,7 @@ def test_pairs_keep_blanks_and_the_first_of_a_name():
 
 
 def test_every_reading_command_is_complete():
-    argv = SlurmCommands(bin_dir="/opt/slurm/bin/", slurm_conf="/etc/s.conf").reading(
+    argv = SlurmCommands(bin_dir="/opt/slurm/bin/", slurm_conf="/etc/s.conf").query_argv(
         "squeue", "-h"
     )
     assert argv[0] == "env"
@@ -152,57 +152,59 @@ def test_every_reading_command_is_complete():
         "-h",
     ]
     assert "SQUEUE_FORMAT2" in argv
-    assert SlurmCommands().acting("sbatch", "x") == ["sbatch", "x"]
+    assert SlurmCommands().action_argv("sbatch", "x") == ["sbatch", "x"]
 
 
 # -- rows ------------------------------------------------------------------------------------------
 
 # Anything at all, and rather the characters that rows are made of.
-hostile = st.text(
+hostile_text = st.text(
     alphabet=st.one_of(st.characters(codec="utf-8"), st.sampled_from("\x1f\x1e\n|,'\"")),
     max_size=40,
 )
-rows = st.lists(st.lists(hostile, min_size=3, max_size=3), max_size=6)
+rows = st.lists(st.lists(hostile_text, min_size=3, max_size=3), max_size=6)
 
 
-def _print(table, separator):
+def _format_rows(table, separator):
     return "".join("".join(f"{value}{separator}" for value in row) + "\n" for row in table)
 
 
 @given(rows)
 def test_hostile_fields_come_back_as_they_were(table):
     separator = new_separator()
-    assert list(split_rows(_print(table, separator), separator, 3)) == table
+    assert list(split_rows(_format_rows(table, separator), separator, 3)) == table
 
 
 @given(rows)
 def test_whole_rows_are_the_same_rows_or_none(table):
     separator = new_separator()
-    whole = whole_rows(_print(table, separator), separator, 3)
+    whole = split_raw_rows(_format_rows(table, separator), separator, 3)
     if whole is not None:
-        assert [row.split(FIELD_END) for row in whole] == table
+        assert [row.split(FIELD_SEPARATOR) for row in whole] == table
     else:
-        assert any(FIELD_END in value or value.startswith("\n") for row in table for value in row)
+        assert any(
+            FIELD_SEPARATOR in value or value.startswith("\n") for row in table for value in row
+        )
 
 
 @given(rows.filter(bool), st.data())
 def test_whole_rows_of_a_cut_answer_are_none_or_end_before_a_row(table, data):
     separator = "\x1f1234abcd"
-    text = _print(table, separator)
+    text = _format_rows(table, separator)
     cut = data.draw(st.integers(0, len(text) - 1))
-    whole = whole_rows(text[:cut], separator, 3)
+    whole = split_raw_rows(text[:cut], separator, 3)
     if whole is not None:
-        assert _print((row.split(FIELD_END) for row in whole), separator) == text[:cut]
+        assert _format_rows((row.split(FIELD_SEPARATOR) for row in whole), separator) == text[:cut]
 
 
 @given(rows.filter(bool), st.data())
 def test_a_cut_answer_is_an_error_or_ends_before_a_row(table, data):
     separator = "\x1f1234abcd"
-    whole = _print(table, separator)
+    whole = _format_rows(table, separator)
     cut = data.draw(st.integers(0, len(whole) - 1))
-    if whole[:cut] in {_print(table[:count], separator) for count in range(len(table))}:
+    if whole[:cut] in {_format_rows(table[:count], separator) for count in range(len(table))}:
         # Only at the very end of a row may a cut go unseen: no half row, nothing made up.
-        assert _print(split_rows(whole[:cut], separator, 3), separator) == whole[:cut]
+        assert _format_rows(split_rows(whole[:cut], separator, 3), separator) == whole[:cut]
     else:
         with pytest.raises(SlurmParseError):
             list(split_rows(whole[:cut], separator, 3))
@@ -217,7 +219,7 @@ def test_a_truncated_row_names_itself():
 def test_a_name_cannot_forge_a_row():
     separator = new_separator()
     name = "x\x1f\n999\x1fCD\x1fmine\x1f\n"
-    assert list(split_rows(_print([["1", "R", name]], separator), separator, 3)) == [
+    assert list(split_rows(_format_rows([["1", "R", name]], separator), separator, 3)) == [
         ["1", "R", name]
     ]
 

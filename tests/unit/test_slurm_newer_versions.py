@@ -12,16 +12,16 @@ import pytest
 from clusters.capacity import GpuCount
 from clusters.errors import CommandFailed, SlurmParseError, SlurmUnavailable
 from clusters.slurm import accounting, control, jobs, nodes
-from clusters.slurm.errors import check_answered
+from clusters.slurm.errors import raise_for_failure
 from clusters.slurm.nodes import parse_gres, parse_node_state
 from clusters.slurm.reasons import ExitStatus
-from clusters.slurm.states import Phase
+from clusters.slurm.states import SlurmPhase
 from clusters.transport.base import CommandResult
 
 SEPARATOR = "\x1f0badcafe"
 
 
-def answer(text="", *, code=0, err="", argv=("scontrol",)):
+def make_result(text="", *, code=0, err="", argv=("scontrol",)):
     return CommandResult(argv, code, text.encode(), err.encode())
 
 
@@ -45,7 +45,7 @@ NODES_23_11 = (
 
 
 def test_nodes_23_11():
-    first, second = nodes.parse_show_nodes(answer(NODES_23_11))
+    first, second = nodes.parse_show_nodes(make_result(NODES_23_11))
     assert (first.state, first.usable, first.cpus, first.cpus_used) == ("mixed", True, 252, 40)
     assert first.gpus == (GpuCount("1g.10gb", 7, 1), GpuCount("a100", 6, 3))
     assert first.partitions == ("gpu", "long")
@@ -69,7 +69,7 @@ PARTITIONS_24_11 = (
 
 
 def test_partitions_24_11():
-    amd, h100 = nodes.parse_show_partitions(answer(PARTITIONS_24_11))
+    amd, h100 = nodes.parse_show_partitions(make_result(PARTITIONS_24_11))
     assert amd.name == "CPU nodes (amd)"
     assert amd.nodes == ("gh101", "gh102", "gh103", "login-0001", "login-0002")
     assert (amd.allowed_accounts, amd.allowed_qos) == (("lab", "physics"), ("normal",))
@@ -144,18 +144,22 @@ def test_what_is_no_gres_is_an_error(text):
 
 def test_a_node_without_a_state_is_an_error_with_the_row():
     with pytest.raises(SlurmParseError) as caught:
-        nodes.parse_show_nodes(answer("NodeName=n1 CPUTot=8 CPUAlloc=0 RealMemory=1 AllocMem=0\n"))
+        nodes.parse_show_nodes(
+            make_result("NodeName=n1 CPUTot=8 CPUAlloc=0 RealMemory=1 AllocMem=0\n")
+        )
     assert "NodeName=n1" in caught.value.detail
     with pytest.raises(SlurmParseError):
-        nodes.parse_show_nodes(answer("something else\n"))
+        nodes.parse_show_nodes(make_result("something else\n"))
 
 
 def test_a_cluster_without_nodes():
-    assert nodes.parse_show_nodes(answer("No nodes in the system\n")) == ()
+    assert nodes.parse_show_nodes(make_result("No nodes in the system\n")) == ()
 
 
-def squeue(*rows):
-    return answer("".join("".join(f"{value}{SEPARATOR}" for value in row) + "\n" for row in rows))
+def make_rows_result(*rows):
+    return make_result(
+        "".join("".join(f"{value}{SEPARATOR}" for value in row) + "\n" for row in rows)
+    )
 
 
 def squeue_row(**changes):
@@ -168,38 +172,44 @@ def squeue_row(**changes):
 
 
 def test_squeue_25_11_expedited_requeue():
-    (record,) = jobs.parse_squeue(squeue(squeue_row(state="EXPEDITING")), separator=SEPARATOR)
-    assert record.phase is Phase.ENDING
+    (record,) = jobs.parse_squeue(
+        make_rows_result(squeue_row(state="EXPEDITING")), separator=SEPARATOR
+    )
+    assert record.phase is SlurmPhase.ENDING
 
 
 def test_an_exit_code_in_the_other_form():
-    (record,) = jobs.parse_squeue(squeue(squeue_row(state="F", exit="3:0")), separator=SEPARATOR)
+    (record,) = jobs.parse_squeue(
+        make_rows_result(squeue_row(state="F", exit="3:0")), separator=SEPARATOR
+    )
     assert record.exit_status == ExitStatus(3)
 
 
-def test_a_state_of_the_future_is_kept():
-    (record,) = jobs.parse_squeue(squeue(squeue_row(state="ZZ")), separator=SEPARATOR)
-    assert (record.seen.name, record.phase) == ("ZZ", Phase.UNKNOWN)
+def test_unknown_state_is_kept():
+    (record,) = jobs.parse_squeue(make_rows_result(squeue_row(state="ZZ")), separator=SEPARATOR)
+    assert (record.reported.name, record.phase) == ("ZZ", SlurmPhase.UNKNOWN)
 
 
 @pytest.mark.parametrize(
     "change", [{"id": "twelve"}, {"submit": "soon"}, {"limit": "long"}, {"restarts": "x"}]
 )
 def test_a_field_that_cannot_be_read_is_an_error_with_the_row(change):
-    rows = squeue(squeue_row(), squeue_row(name="culprit", **change))
+    rows = make_rows_result(squeue_row(), squeue_row(name="culprit", **change))
     with pytest.raises(SlurmParseError) as caught:
         jobs.parse_squeue(rows, separator=SEPARATOR)
     assert "culprit" in caught.value.detail
 
 
 def test_words_of_a_login_script_before_the_rows_are_an_error():
-    noisy = CommandResult(("squeue",), 0, b"Welcome!\n" + squeue(squeue_row()).stdout, b"")
+    with_banner = CommandResult(
+        ("squeue",), 0, b"Welcome!\n" + make_rows_result(squeue_row()).stdout, b""
+    )
     with pytest.raises(SlurmParseError):
-        jobs.parse_squeue(noisy, separator=SEPARATOR)
+        jobs.parse_squeue(with_banner, separator=SEPARATOR)
 
 
 def test_output_that_is_not_utf8():
-    raw = squeue(squeue_row(name="NAME")).stdout.replace(b"NAME", b"\xff\xfe")
+    raw = make_rows_result(squeue_row(name="NAME")).stdout.replace(b"NAME", b"\xff\xfe")
     (record,) = jobs.parse_squeue(CommandResult(("squeue",), 0, raw, b""), separator=SEPARATOR)
     assert record.name == "\ufffd\ufffd"
 
@@ -214,33 +224,33 @@ def sacct_row(**changes):
     return list({**row, **changes}.values())
 
 
-def merged(live_row, *sacct_rows):
-    live = jobs.parse_squeue(squeue(live_row), separator=SEPARATOR)
-    recorded = jobs.parse_sacct(squeue(*sacct_rows), separator=SEPARATOR)
-    return jobs.merge(live, recorded)["12"]
+def merge_rows(live_row, *sacct_rows):
+    live = jobs.parse_squeue(make_rows_result(live_row), separator=SEPARATOR)
+    recorded = jobs.parse_sacct(make_rows_result(*sacct_rows), separator=SEPARATOR)
+    return jobs.merge_records(live, recorded)["12"]
 
 
 def test_a_row_that_slurmdbd_has_not_finished_does_not_hide_the_working_directory():
     partial = sacct_row(partition="", dir="")
-    assert jobs.parse_sacct(squeue(partial), separator=SEPARATOR)[0].is_partial
-    assert merged(squeue_row(state="CD"), partial).work_dir == "/w/1"
-    assert merged(squeue_row(state="CD"), sacct_row()).source == "sacct"
+    assert jobs.parse_sacct(make_rows_result(partial), separator=SEPARATOR)[0].is_partial
+    assert merge_rows(squeue_row(state="CD"), partial).work_dir == "/w/1"
+    assert merge_rows(squeue_row(state="CD"), sacct_row()).source == "sacct"
 
 
 def test_an_end_of_an_earlier_run_does_not_count():
-    again = squeue_row(state="PD", submit="1700000500")
-    assert merged(again, sacct_row(state="NODE_FAIL")).phase is Phase.WAITING
+    requeued = squeue_row(state="PD", submit="1700000500")
+    assert merge_rows(requeued, sacct_row(state="NODE_FAIL")).phase is SlurmPhase.WAITING
     ended_again = squeue_row(state="F", submit="1700000500", exit="256")
-    assert merged(ended_again, sacct_row(state="NODE_FAIL")).exit_status == ExitStatus(1)
+    assert merge_rows(ended_again, sacct_row(state="NODE_FAIL")).exit_status == ExitStatus(1)
 
 
 def test_a_job_that_squeue_has_forgotten_is_told_by_sacct():
-    recorded = jobs.parse_sacct(squeue(sacct_row()), separator=SEPARATOR)
-    assert jobs.merge([], recorded)["12"].seen.state.succeeded
+    recorded = jobs.parse_sacct(make_rows_result(sacct_row()), separator=SEPARATOR)
+    assert jobs.merge_records([], recorded)["12"].reported.state.succeeded
 
 
 @pytest.mark.parametrize(
-    "complaint",
+    "stderr",
     [
         "slurm_load_jobs error: Socket timed out on send/recv operation",
         "slurm_load_jobs error: Unable to contact slurm controller (connect failure)",
@@ -252,33 +262,35 @@ def test_a_job_that_squeue_has_forgotten_is_told_by_sacct():
     ],
 )
 @pytest.mark.parametrize("code", [0, 1])
-def test_a_complaint_is_never_an_empty_queue(complaint, code):
+def test_error_output_is_never_an_empty_queue(stderr, code):
     with pytest.raises(SlurmUnavailable):
-        jobs.parse_squeue(answer(code=code, err=complaint, argv=("squeue",)), separator=SEPARATOR)
+        jobs.parse_squeue(make_result(code=code, err=stderr, argv=("squeue",)), separator=SEPARATOR)
 
 
-def test_a_complaint_that_nobody_knows_is_an_error_too():
+def test_unknown_error_output_raises():
     with pytest.raises(CommandFailed):
-        check_answered(answer(err="squeue: error: something new"))
+        raise_for_failure(make_result(err="squeue: error: something new"))
 
 
-def test_a_login_banner_is_no_complaint():
-    check_answered(
-        answer(err="bash: warning: setlocale: LC_ALL: cannot change locale (xx)\nWelcome to login1")
+def test_login_banner_is_ignored():
+    raise_for_failure(
+        make_result(
+            err="bash: warning: setlocale: LC_ALL: cannot change locale (xx)\nWelcome to login1"
+        )
     )
 
 
 def test_accounting_switched_off():
     with pytest.raises(SlurmUnavailable) as caught:
         jobs.parse_sacct(
-            answer(code=1, err="Slurm accounting storage is disabled"), separator=SEPARATOR
+            make_result(code=1, err="Slurm accounting storage is disabled"), separator=SEPARATOR
         )
     assert "switched off" in caught.value.user_message
 
 
 def test_sacctmgr_with_a_field_too_many_is_an_error():
     with pytest.raises(SlurmParseError):
-        accounting.parse_users(answer("a|b|None|x\n"))
+        accounting.parse_users(make_result("a|b|None|x\n"))
 
 
 @pytest.mark.parametrize(
@@ -286,26 +298,28 @@ def test_sacctmgr_with_a_field_too_many_is_an_error():
     [("slurm 25.11.0-0rc1\n", (25, 11, 0)), ("slurm-wlm 22.05.8\n", (22, 5, 8))],
 )
 def test_versions(text, version):
-    assert control.parse_version(answer(text)) == version
+    assert control.parse_version(make_result(text)) == version
 
 
 def test_ping_with_a_backup():
     text = "Slurmctld(primary) at ctl1 is DOWN\nSlurmctld(backup) at ctl2 is UP\n"
-    assert [(c.host, c.role, c.up) for c in control.parse_ping(answer(text, code=1))] == [
+    assert [(c.host, c.role, c.up) for c in control.parse_ping(make_result(text, code=1))] == [
         ("ctl1", "primary", False),
         ("ctl2", "backup", True),
     ]
 
 
 @pytest.mark.parametrize("bad", ["1;reboot", "--me", "", "12 13", "12_[1-3]"])
-def test_only_ids_go_into_orders(bad):
+def test_control_commands_accept_ids_only(bad):
     with pytest.raises(ValueError, match="not a job id"):
         control.build_scancel_argv(jobs.SlurmCommands(), job_ids=[bad])
 
 
-def test_argv_of_orders_and_questions():
+def test_control_and_query_argv():
     commands = jobs.SlurmCommands(bin_dir="/opt/slurm/bin")
-    assert control.build_scancel_argv(commands, job_ids=["1", "2+1"], signal="USR1", to="all") == [
+    assert control.build_scancel_argv(
+        commands, job_ids=["1", "2+1"], signal="USR1", target="all"
+    ) == [
         "/opt/slurm/bin/scancel",
         "--signal=USR1",
         "--full",

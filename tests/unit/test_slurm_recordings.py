@@ -23,8 +23,8 @@ from clusters.slurm import (
     sbatch,
 )
 from clusters.slurm.reasons import ExitStatus
-from clusters.slurm.sbatch import Submission
-from clusters.slurm.states import Phase
+from clusters.slurm.sbatch import SubmitRequest
+from clusters.slurm.states import SlurmPhase
 from clusters.transport.base import CommandResult
 
 SEPARATOR = "\x1f0badcafe"
@@ -36,7 +36,7 @@ def test_there_are_recordings():
 
 
 @pytest.fixture(params=VERSIONS, ids=lambda folder: folder.name)
-def recorded(request):
+def load_recording(request):
     def load(name):
         value = json.loads((request.param / f"{name}.json").read_text())
         return CommandResult(
@@ -93,35 +93,41 @@ NAMES = {
 
 
 @pytest.fixture
-def live(recorded):
-    return by_key(jobs.parse_squeue(recorded("squeue_all"), separator=SEPARATOR), recorded)
+def squeue_records(load_recording):
+    return by_key(
+        jobs.parse_squeue(load_recording("squeue_all"), separator=SEPARATOR), load_recording
+    )
 
 
 @pytest.mark.parametrize("key", SQUEUE_STATES)
-def test_squeue_states_and_reasons(live, key):
-    record = live[key]
-    assert (record.seen.name, record.explanation.code) == SQUEUE_STATES[key]
+def test_squeue_states_and_reasons(squeue_records, key):
+    record = squeue_records[key]
+    assert (record.reported.name, record.explanation.code) == SQUEUE_STATES[key]
     assert record.work_dir.endswith(f"/recording/{key}")
     assert record.user == "sluice-alice"
 
 
 @pytest.mark.parametrize("key", NAMES)
-def test_squeue_hostile_names(live, key):
-    assert live[key].name == NAMES[key]
+def test_squeue_hostile_names(squeue_records, key):
+    assert squeue_records[key].name == NAMES[key]
 
 
-def test_squeue_quotes(live):
-    assert live["quotes"].name == 'it\'s "quoted" $(id) `id`'
+def test_squeue_quotes(squeue_records):
+    assert squeue_records["quotes"].name == 'it\'s "quoted" $(id) `id`'
 
 
-def test_no_row_is_forged(recorded):
-    records = jobs.parse_squeue(recorded("squeue_all"), separator=SEPARATOR)
+def test_no_row_is_forged(load_recording):
+    records = jobs.parse_squeue(load_recording("squeue_all"), separator=SEPARATOR)
     assert "999999" not in {record.raw_id for record in records}
     assert len({record.raw_id for record in records}) == len(records)
 
 
-def test_squeue_times_and_nodes(live):
-    running, waiting, ended = live["running"], live["big"], live["exit3"]
+def test_squeue_times_and_nodes(squeue_records):
+    running, waiting, ended = (
+        squeue_records["running"],
+        squeue_records["big"],
+        squeue_records["exit3"],
+    )
     assert running.nodes == ("n1",)
     assert running.time_limit_s == 26 * 3600 + 180
     assert (
@@ -130,58 +136,69 @@ def test_squeue_times_and_nodes(live):
     assert running.ended_at is None
     assert waiting.started_at is None
     assert waiting.expected_start_at > waiting.submitted_at
-    assert live["held"].expected_start_at is None
+    assert squeue_records["held"].expected_start_at is None
     assert ended.ended_at >= ended.started_at >= ended.submitted_at
     assert ended.exit_status == ExitStatus(3)
-    assert live["signal"].exit_status == ExitStatus(0, 9)
+    assert squeue_records["signal"].exit_status == ExitStatus(0, 9)
     assert running.submitted_at.tzinfo is UTC
     assert abs(running.submitted_at - datetime(2026, 11, 16, tzinfo=UTC)).days < 3650
 
 
-def test_squeue_counts_restarts(live):
-    assert (live["requeued"].restarts, live["preempted"].restarts, live["running"].restarts) == (
+def test_squeue_counts_restarts(squeue_records):
+    assert (
+        squeue_records["requeued"].restarts,
+        squeue_records["preempted"].restarts,
+        squeue_records["running"].restarts,
+    ) == (
         1,
         1,
         0,
     )
 
 
-def test_squeue_het_and_array(recorded):
-    records = jobs.parse_squeue(recorded("squeue_all"), separator=SEPARATOR)
-    het = {r.het_offset: r for r in records if r.leader_id == recorded.ids["het"]}
+def test_squeue_het_and_array(load_recording):
+    records = jobs.parse_squeue(load_recording("squeue_all"), separator=SEPARATOR)
+    het = {r.het_offset: r for r in records if r.leader_id == load_recording.ids["het"]}
     assert sorted(het) == [0, 1]
     assert het[1].raw_id == str(int(het[0].raw_id) + 1)
     assert (het[0].partition, het[1].partition) == ("gpu", "cpu")
-    array = {r.array_task: r.phase for r in records if r.leader_id == recorded.ids["array"]}
-    assert array == {"[3-5%2]": Phase.WAITING, "1": Phase.RUNNING, "2": Phase.RUNNING}
+    array = {r.array_task: r.phase for r in records if r.leader_id == load_recording.ids["array"]}
+    assert array == {
+        "[3-5%2]": SlurmPhase.WAITING,
+        "1": SlurmPhase.RUNNING,
+        "2": SlurmPhase.RUNNING,
+    }
 
 
-def test_a_refused_job_that_slurmctld_remembers(recorded):
-    records = jobs.parse_squeue(recorded("squeue_all"), separator=SEPARATOR)
+def test_a_refused_job_that_slurmctld_remembers(load_recording):
+    records = jobs.parse_squeue(load_recording("squeue_all"), separator=SEPARATOR)
     refused = [r for r in records if r.reason == "BadConstraints"]
     assert refused
     assert all(r.never_ran and r.explanation.code == "BadConstraints" for r in refused)
 
 
-def test_the_time_zone_of_the_login_does_not_matter(recorded):
-    here = by_key(jobs.parse_squeue(recorded("squeue_all"), separator=SEPARATOR), recorded)
+def test_the_time_zone_of_the_login_does_not_matter(load_recording):
+    here = by_key(
+        jobs.parse_squeue(load_recording("squeue_all"), separator=SEPARATOR), load_recording
+    )
     there = by_key(
-        jobs.parse_squeue(recorded("squeue_other_time_zone"), separator=SEPARATOR), recorded
+        jobs.parse_squeue(load_recording("squeue_other_time_zone"), separator=SEPARATOR),
+        load_recording,
     )
     assert here["exit3"] == there["exit3"]
 
 
 @pytest.mark.parametrize("name", ["squeue_no_rows", "squeue_unknown_id", "dbd_down_squeue_no_rows"])
-def test_no_rows_is_an_answer(recorded, name):
-    assert jobs.parse_squeue(recorded(name), separator=SEPARATOR) == []
+def test_no_rows_is_an_answer(load_recording, name):
+    assert jobs.parse_squeue(load_recording(name), separator=SEPARATOR) == []
 
 
 # -- sacct -------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
-def accounted(recorded):
-    return jobs.parse_sacct(recorded("sacct_since"), separator=SEPARATOR)
+def sacct_records(load_recording):
+    return jobs.parse_sacct(load_recording("sacct_since"), separator=SEPARATOR)
 
 
 SACCT_STATES = {
@@ -196,70 +213,74 @@ SACCT_STATES = {
 
 
 @pytest.mark.parametrize("key", SACCT_STATES)
-def test_sacct_states(accounted, recorded, key):
-    record = by_key(accounted, recorded)[key]
-    assert (record.seen.name, record.exit_status) == SACCT_STATES[key]
+def test_sacct_states(sacct_records, load_recording, key):
+    record = by_key(sacct_records, load_recording)[key]
+    assert (record.reported.name, record.exit_status) == SACCT_STATES[key]
     assert record.work_dir.endswith(f"/recording/{key}")
 
 
 @pytest.mark.parametrize("key", NAMES)
-def test_sacct_hostile_names(accounted, recorded, key):
-    assert by_key(accounted, recorded)[key].name == NAMES[key]
+def test_sacct_hostile_names(sacct_records, load_recording, key):
+    assert by_key(sacct_records, load_recording)[key].name == NAMES[key]
 
 
-def test_sacct_changes_double_quotes(accounted, recorded):
+def test_sacct_changes_double_quotes(sacct_records, load_recording):
     # So a name is never a way to find a job.
-    assert by_key(accounted, recorded)["quotes"].name == "it's `quoted` $(id) `id`"
+    assert by_key(sacct_records, load_recording)["quotes"].name == "it's `quoted` $(id) `id`"
 
 
-def test_sacct_says_who_cancelled(accounted, recorded):
-    jobs_by_key = by_key(accounted, recorded)
-    assert jobs_by_key["cancelledbyroot"].seen.cancelled_by_uid == 0
+def test_sacct_says_who_cancelled(sacct_records, load_recording):
+    jobs_by_key = by_key(sacct_records, load_recording)
+    assert jobs_by_key["cancelledbyroot"].reported.cancelled_by_uid == 0
     assert jobs_by_key["cancelledbyroot"].explanation.code == "cancelled_by_root"
-    assert jobs_by_key["cancelledbyowner"].seen.cancelled_by_uid > 0
+    assert jobs_by_key["cancelledbyowner"].reported.cancelled_by_uid > 0
 
 
-def test_sacct_tells_resources_and_the_worst_step(accounted, recorded):
-    jobs_by_key = by_key(accounted, recorded)
+def test_sacct_tells_resources_and_the_worst_step(sacct_records, load_recording):
+    jobs_by_key = by_key(sacct_records, load_recording)
     assert jobs_by_key["running"].tres.gpus_by_type == {"a100": 2}
     assert jobs_by_key["running"].tres.mem_mib == 2048
     assert jobs_by_key["done"].derived_exit_status == ExitStatus(4)
 
 
-def test_cancelled_before_eligible_is_seen_only_by_id(accounted, recorded):
-    held = recorded.ids["cancelledheld"]
-    assert held not in {record.raw_id for record in accounted}
-    by_id = jobs.newest_runs(jobs.parse_sacct(recorded("sacct_ids"), separator=SEPARATOR))
-    assert by_id[held].seen.name == "CANCELLED"
+def test_cancelled_before_eligible_is_seen_only_by_id(sacct_records, load_recording):
+    held = load_recording.ids["cancelledheld"]
+    assert held not in {record.raw_id for record in sacct_records}
+    by_id = jobs.newest_runs(jobs.parse_sacct(load_recording("sacct_ids"), separator=SEPARATOR))
+    assert by_id[held].reported.name == "CANCELLED"
     assert by_id[held].never_ran
 
 
-def test_a_requeued_job_has_a_row_per_run_and_the_newest_counts(recorded):
-    rows = jobs.parse_sacct(recorded("sacct_ids"), separator=SEPARATOR)
-    requeued = [row for row in rows if row.raw_id == recorded.ids["requeued"]]
-    assert [row.seen.name for row in requeued] == ["REQUEUED", "PENDING"]
-    assert jobs.newest_runs(reversed(rows))[recorded.ids["requeued"]].seen.name == "PENDING"
+def test_a_requeued_job_has_a_row_per_run_and_the_newest_counts(load_recording):
+    rows = jobs.parse_sacct(load_recording("sacct_ids"), separator=SEPARATOR)
+    requeued = [row for row in rows if row.raw_id == load_recording.ids["requeued"]]
+    assert [row.reported.name for row in requeued] == ["REQUEUED", "PENDING"]
+    assert (
+        jobs.newest_runs(reversed(rows))[load_recording.ids["requeued"]].reported.name == "PENDING"
+    )
 
 
-def test_a_preempted_job_that_waits_again_has_not_ended(accounted, recorded):
-    preempted = recorded.ids["preempted"]
-    assert jobs.newest_runs(accounted)[preempted].seen.name == "PREEMPTED"
-    believed = jobs.merge(jobs.parse_squeue(recorded("squeue_all"), separator=SEPARATOR), accounted)
-    assert believed[preempted].phase is Phase.WAITING
-    assert believed[recorded.ids["cancelledbyroot"]].seen.cancelled_by_uid == 0
-    assert believed[recorded.ids["running"]].source == "squeue"
+def test_a_preempted_job_that_waits_again_has_not_ended(sacct_records, load_recording):
+    preempted = load_recording.ids["preempted"]
+    assert jobs.newest_runs(sacct_records)[preempted].reported.name == "PREEMPTED"
+    merged = jobs.merge_records(
+        jobs.parse_squeue(load_recording("squeue_all"), separator=SEPARATOR), sacct_records
+    )
+    assert merged[preempted].phase is SlurmPhase.WAITING
+    assert merged[load_recording.ids["cancelledbyroot"]].reported.cancelled_by_uid == 0
+    assert merged[load_recording.ids["running"]].source == "squeue"
 
 
-def test_no_rows_of_sacct(recorded):
-    assert jobs.parse_sacct(recorded("sacct_no_rows"), separator=SEPARATOR) == []
+def test_no_rows_of_sacct(load_recording):
+    assert jobs.parse_sacct(load_recording("sacct_no_rows"), separator=SEPARATOR) == []
 
 
 # -- steps -------------------------------------------------------------------------------------------
 
 
-def test_steps(recorded):
-    steps = jobs.parse_steps(recorded("steps_done"), separator=SEPARATOR)
-    assert [(s.step, s.seen.name) for s in steps] == [
+def test_steps(load_recording):
+    steps = jobs.parse_steps(load_recording("steps_done"), separator=SEPARATOR)
+    assert [(s.step, s.reported.name) for s in steps] == [
         ("batch", "COMPLETED"),
         ("0", "COMPLETED"),
         ("1", "FAILED"),
@@ -269,36 +290,38 @@ def test_steps(recorded):
 
 
 @pytest.mark.parametrize("name", ["steps_oom", "steps_stepoom"])
-def test_memory_kills_are_found_in_the_steps(recorded, name):
-    assert jobs.ran_out_of_memory(jobs.parse_steps(recorded(name), separator=SEPARATOR))
+def test_memory_kills_are_found_in_the_steps(load_recording, name):
+    assert jobs.ran_out_of_memory(jobs.parse_steps(load_recording(name), separator=SEPARATOR))
 
 
-def test_steps_of_a_het_job(recorded):
-    steps = jobs.parse_steps(recorded("steps_hetdone"), separator=SEPARATOR)
-    leader = recorded.ids["hetdone"]
+def test_steps_of_a_het_job(load_recording):
+    steps = jobs.parse_steps(load_recording("steps_hetdone"), separator=SEPARATOR)
+    leader = load_recording.ids["hetdone"]
     assert {s.slurm_job_id for s in steps} == {f"{leader}+0", f"{leader}+1"}
 
 
-def test_live_usage(recorded):
-    usage = {u.step: u for u in jobs.parse_sstat(recorded("sstat"))}
+def test_live_usage(load_recording):
+    usage = {u.step: u for u in jobs.parse_sstat(load_recording("sstat"))}
     assert usage["0"].tasks == 2
     assert usage["0"].max_rss_bytes > 100_000
-    assert jobs.parse_sstat(recorded("sstat_no_steps")) == []
+    assert jobs.parse_sstat(load_recording("sstat_no_steps")) == []
 
 
-def test_show_job(recorded):
-    components = jobs.parse_show_job(recorded("show_job_het"))
+def test_show_job(load_recording):
+    components = jobs.parse_show_job(load_recording("show_job_het"))
     assert [c["HetJobOffset"] for c in components] == ["0", "1"]
     assert components[0]["JobState"] == "RUNNING"
-    assert jobs.parse_show_job(recorded("show_job_unknown")) == []
+    assert jobs.parse_show_job(load_recording("show_job_unknown")) == []
 
 
 # -- the cluster -------------------------------------------------------------------------------------
 
 
-def test_capacity(recorded):
+def test_capacity(load_recording):
     now = datetime.now(UTC)
-    capacity = nodes.parse_capacity(recorded("nodes"), recorded("partitions"), taken_at=now)
+    capacity = nodes.parse_capacity(
+        load_recording("nodes"), load_recording("partitions"), taken_at=now
+    )
     found = {n.name: n for n in capacity.nodes}
     assert sorted(found) == ["n1", "n2", "n3", "n4"]
     assert (found["n1"].gpu_total("a100"), found["n1"].gpu_free("a100")) == (4, 2)
@@ -318,40 +341,40 @@ def test_capacity(recorded):
     assert Capacity.from_json(capacity.to_json()) == capacity
 
 
-def test_accounting(recorded):
-    associations = accounting.parse_associations(recorded("associations"))
+def test_accounting(load_recording):
+    associations = accounting.parse_associations(load_recording("associations"))
     alice = next(a for a in associations if a.user == "sluice-alice")
     assert (alice.account, alice.qos, alice.default_qos) == (
         "lab",
         ("low", "normal", "tiny"),
         "normal",
     )
-    qos = {q.name: q for q in accounting.parse_qos(recorded("qos"))}
+    qos = {q.name: q for q in accounting.parse_qos(load_recording("qos"))}
     assert qos["normal"].preempts == ("low",)
     assert (qos["tiny"].max_submit_jobs_per_user, qos["tiny"].max_wall_s) == (2, 600)
     assert (qos["tiny"].max_tres_per_job.cpus, qos["tiny"].max_tres_per_job.gpus) == (2, 1)
     assert qos["tiny"].flags == ("DenyOnLimit",)
-    users = {u.name: u for u in accounting.parse_users(recorded("users"))}
+    users = {u.name: u for u in accounting.parse_users(load_recording("users"))}
     assert users["sluice-svc"].is_operator
     assert not users["sluice-alice"].is_operator
 
 
-def test_slurm_itself(recorded):
-    config = control.parse_show_config(recorded("config"))
+def test_slurm_itself(load_recording):
+    config = control.parse_show_config(load_recording("config"))
     assert (config.cluster_name, config.min_job_age_s, config.accounting) == ("sluice", 300, True)
-    assert config.version == "{}.{:02}.{}".format(*control.parse_version(recorded("version")))
-    assert [c.up for c in control.parse_ping(recorded("ping"))] == [True]
+    assert config.version == "{}.{:02}.{}".format(*control.parse_version(load_recording("version")))
+    assert [c.up for c in control.parse_ping(load_recording("ping"))] == [True]
 
 
 # -- sbatch ------------------------------------------------------------------------------------------
 
 
-def test_accepted(recorded):
-    assert sbatch.parse_submit(recorded("submit_accepted")).isdigit()
+def test_accepted(load_recording):
+    assert sbatch.parse_submit(load_recording("submit_accepted")).isdigit()
 
 
 @pytest.mark.parametrize(
-    ("name", "retryable", "words"),
+    ("name", "retryable", "expected_text"),
     [
         ("account", False, "account"),
         ("partition", False, "no such partition"),
@@ -365,26 +388,28 @@ def test_accepted(recorded):
         ("submit_limit", True, "waiting and running job"),
     ],
 )
-def test_refused(recorded, name, retryable, words):
+def test_refused(load_recording, name, retryable, expected_text):
     with pytest.raises(SubmitRejected) as caught:
-        sbatch.parse_submit(recorded(f"submit_refused_{name}"))
+        sbatch.parse_submit(load_recording(f"submit_refused_{name}"))
     assert caught.value.retryable is retryable
-    assert words in caught.value.user_message
+    assert expected_text in caught.value.user_message
 
 
-def test_submit_many(recorded):
-    batch = [Submission(token, "/w", "/w/batch.sh") for token in ("good-1", "bad", "good-2")]
-    outcomes = sbatch.parse_submit_many(recorded("submit_many").stdout, batch, separator=SEPARATOR)
+def test_submit_many(load_recording):
+    batch = [SubmitRequest(token, "/w", "/w/batch.sh") for token in ("good-1", "bad", "good-2")]
+    outcomes = sbatch.parse_submit_many(
+        load_recording("submit_many").stdout, batch, separator=SEPARATOR
+    )
     assert [bool(o.slurm_job_id) for o in outcomes] == [True, False, True]
     assert isinstance(outcomes[1].error, SubmitRejected)
 
 
-def test_expected_start(recorded):
-    start = sbatch.parse_test_only(recorded("test_only_busy"))
+def test_expected_start(load_recording):
+    start = sbatch.parse_test_only(load_recording("test_only_busy"))
     assert (start.nodes, start.partition) == (("n3",), "v100")
     assert start.start_at > datetime(2020, 1, 1, tzinfo=UTC)
     with pytest.raises(SubmitRejected):
-        sbatch.parse_test_only(recorded("test_only_refused"))
+        sbatch.parse_test_only(load_recording("test_only_refused"))
 
 
 # -- orders ------------------------------------------------------------------------------------------
@@ -393,80 +418,85 @@ def test_expected_start(recorded):
 @pytest.mark.parametrize(
     "name", ["scancel_unknown", "scancel_ended", "scancel_mixed", "time_limit_het", "release"]
 )
-def test_orders_that_are_done(recorded, name):
-    assert control.parse_order(recorded(name)).refused == ()
+def test_successful_control_commands(load_recording, name):
+    assert control.parse_control(load_recording(name)).refusals == ()
 
 
 @pytest.mark.parametrize("name", ["time_limit_unknown", "hold_unknown"])
-def test_orders_for_a_job_that_is_gone(recorded, name):
-    assert control.parse_order(recorded(name)).gone == ("67043000",)
+def test_control_of_missing_job(load_recording, name):
+    assert control.parse_control(load_recording(name)).missing_ids == ("67043000",)
 
 
-def test_a_time_limit_for_an_ended_job(recorded):
-    assert control.parse_order(recorded("time_limit_ended")).gone == (recorded.ids["done"],)
+def test_a_time_limit_for_an_ended_job(load_recording):
+    assert control.parse_control(load_recording("time_limit_ended")).missing_ids == (
+        load_recording.ids["done"],
+    )
 
 
 @pytest.mark.parametrize(
     "name", ["scancel_not_mine", "time_limit_raised_by_owner", "hold_not_mine", "requeue_pending"]
 )
-def test_orders_that_slurm_refuses(recorded, name):
+def test_refused_control_commands(load_recording, name):
     with pytest.raises(CommandFailed) as caught:
-        control.parse_order(recorded(name))
+        control.parse_control(load_recording(name))
     assert "error:" not in caught.value.user_message
 
 
-def test_a_het_leaders_time_limit_is_that_of_all_components(recorded):
-    rows = jobs.parse_squeue(recorded("squeue_het_after_limit"), separator=SEPARATOR)
+def test_a_het_leaders_time_limit_is_that_of_all_components(load_recording):
+    rows = jobs.parse_squeue(load_recording("squeue_het_after_limit"), separator=SEPARATOR)
     assert [row.time_limit_s for row in rows] == [7200, 7200]
 
 
 # -- daemons down ------------------------------------------------------------------------------------
 
-READERS = {
+PARSERS = {
     "ctld_down_squeue": lambda r: jobs.parse_squeue(r, separator=SEPARATOR),
     "ctld_down_nodes": nodes.parse_show_nodes,
-    "ctld_down_scancel": control.parse_order,
-    "ctld_down_time_limit": control.parse_order,
+    "ctld_down_scancel": control.parse_control,
+    "ctld_down_time_limit": control.parse_control,
     "ctld_down_submit": sbatch.parse_submit,
     "dbd_down_sacct": lambda r: jobs.parse_sacct(r, separator=SEPARATOR),
     "dbd_down_sacctmgr": accounting.parse_qos,
 }
 
 
-@pytest.mark.parametrize("name", READERS)
-def test_silence_is_no_answer(recorded, name):
+@pytest.mark.parametrize("name", PARSERS)
+def test_daemon_down_raises_unavailable(load_recording, name):
     with pytest.raises(SlurmUnavailable) as caught:
-        READERS[name](recorded(name))
+        PARSERS[name](load_recording(name))
     assert ("database" in caught.value.user_message) is name.startswith("dbd")
 
 
-def test_a_controller_that_is_down_says_so(recorded):
-    assert [c.up for c in control.parse_ping(recorded("ctld_down_ping"))] == [False]
+def test_a_controller_that_is_down_says_so(load_recording):
+    assert [c.up for c in control.parse_ping(load_recording("ctld_down_ping"))] == [False]
 
 
-def test_submit_many_without_a_controller(recorded):
-    batch = [Submission(token, "/w", "/w/batch.sh") for token in ("lost", "second")]
+def test_submit_many_without_a_controller(load_recording):
+    batch = [SubmitRequest(token, "/w", "/w/batch.sh") for token in ("lost", "second")]
     first, second = sbatch.parse_submit_many(
-        recorded("ctld_down_submit_many").stdout, batch, separator=SEPARATOR
+        load_recording("ctld_down_submit_many").stdout, batch, separator=SEPARATOR
     )
     assert isinstance(first.error, SlurmUnavailable)
     assert not second.attempted
 
 
-def test_a_missing_program(recorded):
+def test_a_missing_program(load_recording):
     with pytest.raises(CommandFailed) as caught:
-        jobs.parse_squeue(recorded("no_such_program"), separator=SEPARATOR)
+        jobs.parse_squeue(load_recording("no_such_program"), separator=SEPARATOR)
     assert "squeue is not on this machine" in caught.value.user_message
 
 
 @pytest.mark.parametrize("name", ["squeue_all", "sacct_since"])
-def test_a_real_answer_cut_inside_a_row_is_an_error(recorded, name):
-    whole = recorded(name)
+def test_a_real_answer_cut_inside_a_row_is_an_error(load_recording, name):
+    full_result = load_recording(name)
     parse = jobs.parse_squeue if name == "squeue_all" else jobs.parse_sacct
-    last_row = whole.stdout.rindex(SEPARATOR.encode() + b"\n", 0, -1) + len(SEPARATOR) + 1
-    rows = parse(whole, separator=SEPARATOR)
-    for cut in range(last_row + 1, len(whole.stdout)):
+    last_row = full_result.stdout.rindex(SEPARATOR.encode() + b"\n", 0, -1) + len(SEPARATOR) + 1
+    rows = parse(full_result, separator=SEPARATOR)
+    for cut in range(last_row + 1, len(full_result.stdout)):
         with pytest.raises(SlurmParseError):
-            parse(CommandResult(whole.argv, 0, whole.stdout[:cut], b""), separator=SEPARATOR)
-    without_last = CommandResult(whole.argv, 0, whole.stdout[:last_row], b"")
+            parse(
+                CommandResult(full_result.argv, 0, full_result.stdout[:cut], b""),
+                separator=SEPARATOR,
+            )
+    without_last = CommandResult(full_result.argv, 0, full_result.stdout[:last_row], b"")
     assert parse(without_last, separator=SEPARATOR) == rows[:-1]

@@ -19,17 +19,17 @@ from clusters.errors import (
     SlurmUnavailable,
     SubmitRejected,
 )
-from clusters.slurm.errors import submit_failure
+from clusters.slurm.errors import classify_submit_failure
 from clusters.slurm.fields import SlurmCommands
 from clusters.slurm.sbatch import (
-    Submission,
-    SubmissionGivenUp,
+    SubmissionAbandoned,
+    SubmitRequest,
     build_submit_argv,
     build_submit_many_argv,
+    build_submit_many_stdin,
     parse_submit,
     parse_submit_many,
     parse_test_only,
-    submit_many_stdin,
 )
 from clusters.transport.base import CommandResult
 
@@ -38,12 +38,12 @@ FAILED = "sbatch: error: Batch job submission failed: "
 POLICY = "Job violates accounting/QOS policy (job submit limit, user's size and/or time limits)"
 
 
-def answer(*, code=0, out="", err=""):
+def make_result(*, code=0, out="", err=""):
     return CommandResult(("sbatch",), code, out.encode(), err.encode())
 
 
 @pytest.mark.parametrize(
-    ("words", "kind", "retryable"),
+    ("stderr", "kind", "retryable"),
     [
         (
             FAILED + "Invalid account or account/partition combination specified",
@@ -86,38 +86,40 @@ def answer(*, code=0, out="", err=""):
         (FAILED + "Rate limit exceeded, please retry momentarily", SlurmUnavailable, True),
     ],
 )
-def test_what_a_refusal_means(words, kind, retryable):
+def test_what_a_refusal_means(stderr, kind, retryable):
     with pytest.raises(kind) as caught:
-        parse_submit(answer(code=1, err=words))
+        parse_submit(make_result(code=1, err=stderr))
     assert type(caught.value) is kind
     assert caught.value.retryable is retryable
-    assert caught.value.detail == words
+    assert caught.value.detail == stderr
     assert "sbatch: error" not in caught.value.user_message
 
 
-def test_an_unknown_refusal_is_told_in_slurms_words():
-    assert "A word from 2031" in submit_failure(1, FAILED + "A word from 2031").user_message
+def test_unknown_rejection_keeps_slurm_message():
+    assert (
+        "A word from 2031" in classify_submit_failure(1, FAILED + "A word from 2031").user_message
+    )
 
 
 def test_a_missing_sbatch_is_no_refusal_of_the_job():
-    assert isinstance(submit_failure(127, "sh: 1: sbatch: not found"), CommandFailed)
+    assert isinstance(classify_submit_failure(127, "sh: 1: sbatch: not found"), CommandFailed)
 
 
 @pytest.mark.parametrize(
-    ("printed", "job_id"),
+    ("output", "job_id"),
     [("123\n", "123"), ("123;cluster2\n", "123"), ("lua: hello\n123\n", "123")],
 )
-def test_the_job_id(printed, job_id):
-    assert parse_submit(answer(out=printed)) == job_id
+def test_the_job_id(output, job_id):
+    assert parse_submit(make_result(out=output)) == job_id
 
 
 def test_no_job_id_is_an_error():
     with pytest.raises(SlurmParseError):
-        parse_submit(answer(out="Submitted batch job\n"))
+        parse_submit(make_result(out="Submitted batch job\n"))
 
 
 def test_argv_of_one():
-    job = Submission("t", "/w/1", "/w/1/batch.sh", ("--hold",))
+    job = SubmitRequest("t", "/w/1", "/w/1/batch.sh", ("--hold",))
     argv = build_submit_argv(SlurmCommands(), job)
     assert argv == ["sbatch", "--parsable", "--chdir=/w/1", "--hold", "/w/1/batch.sh"]
 
@@ -134,9 +136,9 @@ def test_argv_of_one():
         ("/w", "/s\0", ()),
     ],
 )
-def test_what_could_be_taken_for_something_else_is_refused(work_dir, script, options):
+def test_ambiguous_submission_arguments_are_rejected(work_dir, script, options):
     with pytest.raises(ValueError, match=r"not a|holds"):
-        Submission("t", work_dir, script, options)
+        SubmitRequest("t", work_dir, script, options)
 
 
 # -- many: the real sh program, with a pretended sbatch ----------------------------------------------
@@ -165,12 +167,12 @@ def run_many(tmp_path):
     program.chmod(0o755)
     notes = tmp_path / "notes"
 
-    def run(submissions, begin_for_s=1):
+    def run(submissions, start_window_s=1):
         argv = build_submit_many_argv(
             SlurmCommands(bin_dir=str(program.parent)),
             separator=MARK,
-            begin_for_s=begin_for_s,
-            at_least_each_s=1,
+            start_window_s=start_window_s,
+            min_sbatch_timeout_s=1,
         )
         environment = {
             **os.environ,
@@ -180,7 +182,7 @@ def run_many(tmp_path):
         }
         done = subprocess.run(
             argv,
-            input=submit_many_stdin(submissions),
+            input=build_submit_many_stdin(submissions),
             capture_output=True,
             env=environment,
             check=False,
@@ -193,7 +195,7 @@ def run_many(tmp_path):
 
 
 def job(token, directory, *options):
-    return Submission(token, f"/w/{directory}", f"/w/{directory}/batch.sh", options)
+    return SubmitRequest(token, f"/w/{directory}", f"/w/{directory}/batch.sh", options)
 
 
 def test_many_with_one_refused(run_many):
@@ -207,8 +209,8 @@ def test_hostile_strings_are_data(run_many, tmp_path):
     directory = f"good $(touch {marker}) `touch {marker}` ' \" * ; é中"
     _, outcomes = run_many([job("a'; exit", directory, "--comment=$(id) \\n * '")])
     assert outcomes[0].slurm_job_id == "41"
-    given_to_sbatch = run_many.notes.read_text().splitlines()
-    assert given_to_sbatch[:4] == [
+    sbatch_arguments = run_many.notes.read_text().splitlines()
+    assert sbatch_arguments[:4] == [
         "--parsable",
         f"--chdir=/w/{directory}",
         "--comment=$(id) \\n * '",
@@ -224,59 +226,63 @@ def test_settings_of_the_login_do_not_reach_sbatch(run_many):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("fault", "kind"), [("down", SlurmUnavailable), ("hang", CommandTimeout)])
-def test_after_silence_the_rest_is_not_begun(run_many, fault, kind):
+def test_batch_stops_after_unavailable_slurm(run_many, fault, kind):
     _, outcomes = run_many([job("a", "good"), job("b", fault), job("c", "good")])
     assert outcomes[0].slurm_job_id == "41"
     assert isinstance(outcomes[1].error, kind)
-    assert outcomes[1].unknown is (kind is CommandTimeout)
+    assert outcomes[1].outcome_unknown is (kind is CommandTimeout)
     assert not outcomes[2].attempted
 
 
 @pytest.mark.slow
-def test_an_sbatch_that_does_not_heed_its_end_is_killed(run_many, tmp_path):
+def test_sbatch_ignoring_sigterm_is_killed(run_many, tmp_path):
     """Later askers rely on it that sbatch has ended."""
     _, (outcome, rest) = run_many(
-        [marked(tmp_path, "a", "stubborn"), marked(tmp_path, "b", "good")]
+        [job_with_marker(tmp_path, "a", "stubborn"), job_with_marker(tmp_path, "b", "good")]
     )
-    assert outcome.unknown
+    assert outcome.outcome_unknown
     assert not rest.attempted
     pid = int((tmp_path / "stubborn.pid").read_text())
     # Gone, or a zombie whose new parent has not looked yet.
-    told = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, check=False)
-    assert told.stdout.strip()[:1] in (b"", b"Z")
+    ps_result = subprocess.run(
+        ["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, check=False
+    )
+    assert ps_result.stdout.strip()[:1] in (b"", b"Z")
 
 
 @pytest.mark.slow
-def test_none_is_begun_late(run_many, tmp_path):
-    jobs = [marked(tmp_path, f"s{n}", "slow") for n in range(6)]
+def test_no_submission_starts_after_deadline(run_many, tmp_path):
+    jobs = [job_with_marker(tmp_path, f"s{n}", "slow") for n in range(6)]
     _, outcomes = run_many(jobs)
     begun = [o.slurm_job_id for o in outcomes if o.attempted]
     # Half a second each, begun for a second or two (by a clock of whole ones), and the last one had its time.
     assert 2 <= len(begun) <= 5
     assert set(begun) == {"43"}
     assert sbatch_calls(run_many) == len(begun)
-    _, outcomes = run_many(jobs, begin_for_s=60)
+    _, outcomes = run_many(jobs, start_window_s=60)
     assert {o.slurm_job_id for o in outcomes} == {"43"}
     assert sbatch_calls(run_many) == len(jobs)
 
 
 def test_a_cut_anywhere_loses_no_job_and_invents_none(run_many):
     submissions = [job("1", "good"), job("12", "refused"), job("123", "cluster")]
-    whole, _ = run_many(submissions)
-    for cut in range(len(whole) + 1):
-        outcomes = parse_submit_many(whole[:cut], submissions, separator=MARK)
+    full_output, _ = run_many(submissions)
+    for cut in range(len(full_output) + 1):
+        outcomes = parse_submit_many(full_output[:cut], submissions, separator=MARK)
         assert [o.token for o in outcomes] == ["1", "12", "123"]
-        begun = [MARK.encode() + o.token.encode() + MARK.encode() in whole[:cut] for o in outcomes]
+        begun = [
+            MARK.encode() + o.token.encode() + MARK.encode() in full_output[:cut] for o in outcomes
+        ]
         for outcome, was_begun in zip(outcomes, begun, strict=True):
             assert outcome.attempted or not was_begun
             assert outcome.slurm_job_id in ("", "41" if outcome.token == "1" else "42")
-        if b"41\n" in whole[:cut]:
+        if b"41\n" in full_output[:cut]:
             assert outcomes[0].slurm_job_id == "41"
 
 
 @given(st.text(max_size=60))
-def test_whatever_sbatch_says_stays_in_its_record(words):
-    text = words.replace(MARK, "")
+def test_whatever_sbatch_says_stays_in_its_record(stderr):
+    text = stderr.replace(MARK, "")
     out = f"{MARK}a{MARK}{MARK}1{MARK}{text}{MARK}\n{MARK}b{MARK}7\n{MARK}0{MARK}{MARK}\n"
     outcomes = parse_submit_many(
         out.encode("utf-8", "replace"), [job("a", "x"), job("b", "y")], separator=MARK
@@ -285,7 +291,7 @@ def test_whatever_sbatch_says_stays_in_its_record(words):
     assert outcomes[1].slurm_job_id == "7"
 
 
-def test_an_answer_for_a_stranger_is_an_error():
+def test_unknown_token_in_output_raises():
     out = f"{MARK}x{MARK}7\n{MARK}0{MARK}{MARK}\n".encode()
     with pytest.raises(SlurmParseError):
         parse_submit_many(out, [job("a", "good")], separator=MARK)
@@ -294,9 +300,11 @@ def test_an_answer_for_a_stranger_is_an_error():
 # -- the marker: sbatch at most once, whoever asks how often ------------------------------------------
 
 
-def marked(tmp_path, token, directory, **more):
+def job_with_marker(tmp_path, token, directory, **more):
     script = f"/w/{directory}/batch.sh"
-    return Submission(token, f"/w/{directory}", script, marker=str(tmp_path / f"{token}.1"), **more)
+    return SubmitRequest(
+        token, f"/w/{directory}", script, marker=str(tmp_path / f"{token}.1"), **more
+    )
 
 
 def sbatch_calls(run_many):
@@ -307,54 +315,56 @@ def sbatch_calls(run_many):
 @pytest.mark.slow
 @pytest.mark.parametrize("directory", ["good", "refused", "down", "hang"])
 def test_a_marked_submission_is_begun_once_and_its_answer_kept(run_many, tmp_path, directory):
-    _, (first,) = run_many([marked(tmp_path, "a", directory)])
-    _, (second,) = run_many([marked(tmp_path, "a", directory)])
+    _, (first,) = run_many([job_with_marker(tmp_path, "a", directory)])
+    _, (second,) = run_many([job_with_marker(tmp_path, "a", directory)])
     assert sbatch_calls(run_many) == 1
     assert second.slurm_job_id == first.slurm_job_id
     assert type(second.error) is type(first.error)
     assert str(second.error) == str(first.error)
 
 
-def test_two_gateways_at_once_run_sbatch_once(run_many, tmp_path):
-    jobs = [marked(tmp_path, str(n), "good") for n in range(30)]
+def test_concurrent_engines_run_sbatch_once(run_many, tmp_path):
+    jobs = [job_with_marker(tmp_path, str(n), "good") for n in range(30)]
     with ThreadPoolExecutor(4) as pool:
         answers = [outcomes for _, outcomes in pool.map(run_many, [jobs] * 4)]
     assert sbatch_calls(run_many) == 30
     for outcomes in answers:
         for outcome in outcomes:
-            assert outcome.slurm_job_id == "41" or outcome.unknown
+            assert outcome.slurm_job_id == "41" or outcome.outcome_unknown
 
 
 def test_a_marker_without_an_answer_is_unknown_and_does_not_stop_the_rest(run_many, tmp_path):
     (tmp_path / "a.1").write_text("1\n")
-    _, (begun, other) = run_many([marked(tmp_path, "a", "good"), marked(tmp_path, "b", "good")])
-    assert begun.unknown
+    _, (begun, other) = run_many(
+        [job_with_marker(tmp_path, "a", "good"), job_with_marker(tmp_path, "b", "good")]
+    )
+    assert begun.outcome_unknown
     assert other.slurm_job_id == "41"
 
 
 def test_an_id_that_was_cut_off_is_no_id(run_many, tmp_path):
     (tmp_path / "a.1").write_text("1\n")
     (tmp_path / "a.1.out").write_text("4")
-    _, (outcome,) = run_many([marked(tmp_path, "a", "good")])
-    assert outcome.unknown
+    _, (outcome,) = run_many([job_with_marker(tmp_path, "a", "good")])
+    assert outcome.outcome_unknown
 
 
-def test_what_is_given_up_can_never_be_begun(run_many, tmp_path):
-    _, (first,) = run_many([marked(tmp_path, "a", "good", give_up=True)])
-    _, (second,) = run_many([marked(tmp_path, "a", "good")])
+def test_abandoned_submission_never_starts(run_many, tmp_path):
+    _, (first,) = run_many([job_with_marker(tmp_path, "a", "good", abandon=True)])
+    _, (second,) = run_many([job_with_marker(tmp_path, "a", "good")])
     assert sbatch_calls(run_many) == 0
-    assert isinstance(first.error, SubmissionGivenUp)
-    assert isinstance(second.error, SubmissionGivenUp)
+    assert isinstance(first.error, SubmissionAbandoned)
+    assert isinstance(second.error, SubmissionAbandoned)
 
 
-def test_giving_up_what_was_begun_tells_its_answer(run_many, tmp_path):
-    run_many([marked(tmp_path, "a", "good")])
-    _, (outcome,) = run_many([marked(tmp_path, "a", "good", give_up=True)])
+def test_abandoning_started_submission_returns_result(run_many, tmp_path):
+    run_many([job_with_marker(tmp_path, "a", "good")])
+    _, (outcome,) = run_many([job_with_marker(tmp_path, "a", "good", abandon=True)])
     assert outcome.slurm_job_id == "41"
 
 
 def test_a_directory_that_cannot_be_written_begins_nothing(run_many, tmp_path):
-    _, (outcome,) = run_many([marked(tmp_path / "gone", "a", "good")])
+    _, (outcome,) = run_many([job_with_marker(tmp_path / "gone", "a", "good")])
     assert isinstance(outcome.error, RemoteFileError)
     assert sbatch_calls(run_many) == 0
 
@@ -364,14 +374,14 @@ def test_a_directory_that_cannot_be_written_begins_nothing(run_many, tmp_path):
 
 def test_test_only_of_newer_versions():
     text = "sbatch: Job 12 to start at 1700000000 a using 4 processors on nodes n[1-2] in partition gpu"
-    start = parse_test_only(answer(err=text))
+    start = parse_test_only(make_result(err=text))
     assert (start.processors, start.nodes, start.partition) == (4, ("n1", "n2"), "gpu")
     assert start.start_at.timestamp() == 1700000000
 
 
 def test_test_only_of_a_het_job():
     start = parse_test_only(
-        answer(err="sbatch: Job 9 to start at 1700000000 using 2 processors on n1")
+        make_result(err="sbatch: Job 9 to start at 1700000000 using 2 processors on n1")
     )
     assert (start.nodes, start.partition) == (("n1",), "")
 
@@ -379,5 +389,5 @@ def test_test_only_of_a_het_job():
 def test_a_silent_controller_is_no_unknown_outcome_here():
     with pytest.raises(SlurmUnavailable):
         parse_test_only(
-            answer(code=1, err="allocation failure: Socket timed out on send/recv operation")
+            make_result(code=1, err="allocation failure: Socket timed out on send/recv operation")
         )

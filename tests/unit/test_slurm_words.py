@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from clusters.slurm.reasons import ExitStatus, explain_end, explain_reason
-from clusters.slurm.states import JOB_STATES, Phase, job_state, parse_job_state
+from clusters.slurm.states import JOB_STATES, SlurmPhase, lookup_job_state, parse_job_state
 
 _comment, _names = (Path(__file__).parent / "slurm_reasons.txt").read_text().split("\n", 1)
 PLAIN_REASONS, LIMIT_REASONS = (part.split() for part in _names.split("\n\n"))
@@ -18,7 +18,7 @@ PLAIN_REASONS, LIMIT_REASONS = (part.split() for part in _names.split("\n\n"))
 def test_every_plain_reason_has_its_own_sentence(name):
     explanation = explain_reason(name)
     assert explanation.code == name
-    assert explanation.sentence.endswith(".")
+    assert explanation.message.endswith(".")
 
 
 @pytest.mark.parametrize("name", LIMIT_REASONS)
@@ -26,14 +26,14 @@ def test_every_limit_names_whose_and_what(name):
     explanation = explain_reason(name)
     assert explanation.code.startswith("limit_")
     owner = "account" if name.startswith("Assoc") else "QOS"
-    assert owner in explanation.sentence
-    assert explanation.sentence.endswith(".")
+    assert owner in explanation.message
+    assert explanation.message.endswith(".")
     if "GRES" in name:
-        assert "GPU" in explanation.sentence
+        assert "GPU" in explanation.message
 
 
 @pytest.mark.parametrize(
-    ("name", "code", "can_pass"),
+    ("name", "code", "temporary"),
     [
         ("QOSMaxGRESPerUser", "limit_own", True),
         ("QOSMaxGRESPerJob", "limit_per_one", False),
@@ -60,53 +60,53 @@ def test_every_limit_names_whose_and_what(name):
         ("SomethingOf2031", "other", True),
     ],
 )
-def test_reason(name, code, can_pass):
+def test_reason(name, code, temporary):
     explanation = explain_reason(name)
-    assert (explanation.code, explanation.can_pass) == (code, can_pass)
+    assert (explanation.code, explanation.temporary) == (code, temporary)
 
 
-def test_an_unknown_reason_is_shown_in_slurms_words():
-    assert "SomethingOf2031" in explain_reason("SomethingOf2031").sentence
-    assert "{0} {x}" in explain_reason("{0} {x}").sentence
+def test_unknown_reason_keeps_slurm_message():
+    assert "SomethingOf2031" in explain_reason("SomethingOf2031").message
+    assert "{0} {x}" in explain_reason("{0} {x}").message
 
 
 def test_states_short_and_long_agree():
     for state in JOB_STATES.values():
-        assert job_state(state.name) is state
-        if state.short:
-            assert job_state(state.short) is state
+        assert lookup_job_state(state.name) is state
+        if state.short_name:
+            assert lookup_job_state(state.short_name) is state
 
 
 @pytest.mark.parametrize(
     ("text", "name", "uid", "phase"),
     [
-        ("CANCELLED by 1000", "CANCELLED", 1000, Phase.ENDED),
-        ("CANCELLED", "CANCELLED", None, Phase.ENDED),
-        ("CA", "CANCELLED", None, Phase.ENDED),
-        ("CG", "COMPLETING", None, Phase.ENDING),
-        ("REQUEUED", "REQUEUED", None, Phase.WAITING),
-        ("SPECIAL_EXIT", "SPECIAL_EXIT", None, Phase.WAITING),
-        ("OUT_OF_MEMORY", "OUT_OF_MEMORY", None, Phase.ENDED),
-        ("OUT_OF_ME+", "OUT_OF_ME", None, Phase.UNKNOWN),
-        ("R", "RUNNING", None, Phase.RUNNING),
+        ("CANCELLED by 1000", "CANCELLED", 1000, SlurmPhase.ENDED),
+        ("CANCELLED", "CANCELLED", None, SlurmPhase.ENDED),
+        ("CA", "CANCELLED", None, SlurmPhase.ENDED),
+        ("CG", "COMPLETING", None, SlurmPhase.ENDING),
+        ("REQUEUED", "REQUEUED", None, SlurmPhase.WAITING),
+        ("SPECIAL_EXIT", "SPECIAL_EXIT", None, SlurmPhase.WAITING),
+        ("OUT_OF_MEMORY", "OUT_OF_MEMORY", None, SlurmPhase.ENDED),
+        ("OUT_OF_ME+", "OUT_OF_ME", None, SlurmPhase.UNKNOWN),
+        ("R", "RUNNING", None, SlurmPhase.RUNNING),
     ],
 )
 def test_parse_job_state(text, name, uid, phase):
-    seen = parse_job_state(text)
-    assert (seen.name, seen.cancelled_by_uid, seen.phase) == (name, uid, phase)
+    parsed = parse_job_state(text)
+    assert (parsed.name, parsed.cancelled_by_uid, parsed.phase) == (name, uid, phase)
 
 
 def test_an_unknown_state_is_kept_logged_once_and_is_no_end(caplog):
     with caplog.at_level(logging.WARNING):
-        seen = [parse_job_state("QUANTUM_LEAP") for _ in range(3)]
-    assert {s.name for s in seen} == {"QUANTUM_LEAP"}
-    assert seen[0].phase is Phase.UNKNOWN
-    assert not seen[0].state.ended
+        parsed = [parse_job_state("QUANTUM_LEAP") for _ in range(3)]
+    assert {s.name for s in parsed} == {"QUANTUM_LEAP"}
+    assert parsed[0].phase is SlurmPhase.UNKNOWN
+    assert not parsed[0].state.ended
     assert [r.action for r in caplog.records] == ["slurm_unknown_job_state"]
 
 
 @pytest.mark.parametrize(
-    ("state", "exit_status", "words"),
+    ("state", "exit_status", "expected_text"),
     [
         ("FAILED", ExitStatus(3), "exit code 3"),
         ("FAILED", ExitStatus(0, 9), "SIGKILL"),
@@ -119,5 +119,5 @@ def test_an_unknown_state_is_kept_logged_once_and_is_no_end(caplog):
         ("LAUNCH_FAILED", None, "launched"),
     ],
 )
-def test_ends_say_how(state, exit_status, words):
-    assert words in explain_end(parse_job_state(state), exit_status).sentence
+def test_end_explanations(state, exit_status, expected_text):
+    assert expected_text in explain_end(parse_job_state(state), exit_status).message

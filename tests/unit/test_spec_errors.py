@@ -45,7 +45,7 @@ def test_snake_case_is_for_python_only():
 
 
 @pytest.mark.parametrize(
-    ("document", "path", "words"),
+    ("document", "path", "expected_text"),
     [
         ({}, "", "no known format"),
         ([], "", "must be a mapping of fields, not a list"),
@@ -92,8 +92,8 @@ def test_snake_case_is_for_python_only():
         (job(alerts={"deadline": [{"deadline_checker": "soon"}]}), "alerts.deadline[0].deadline_checker", "2030-01-31"),
     ],
 )  # fmt: skip
-def test_one_rule(document: Any, path: str, words: str):
-    assert words in problems(document)[path]
+def test_one_rule(document: Any, path: str, expected_text: str):
+    assert expected_text in problems(document)[path]
 
 
 def test_total_tasks_are_capped():

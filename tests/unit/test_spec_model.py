@@ -47,7 +47,7 @@ def test_environment_values_keep_their_kind_and_become_text_for_tasks():
 
 
 @pytest.mark.parametrize(
-    ("written", "seconds"),
+    ("value", "seconds"),
     [
         (3600, 3600),
         ("3600", 3600),
@@ -60,17 +60,17 @@ def test_environment_values_keep_their_kind_and_become_text_for_tasks():
         ("2-12", 216000),
     ],
 )
-def test_durations(written: object, seconds: int):
-    assert parse_duration(written) == seconds
+def test_durations(value: object, seconds: int):
+    assert parse_duration(value) == seconds
     assert parse_duration(format_duration(seconds)) == seconds
 
 
 @pytest.mark.parametrize(
-    "written", ["", "soon", "2:30", "-5", 0, -1, True, 1.5, "h", None, [], "9" * 50]
+    "value", ["", "soon", "2:30", "-5", 0, -1, True, 1.5, "h", None, [], "9" * 50]
 )
-def test_durations_that_are_none(written: object):
+def test_invalid_durations(value: object):
     with pytest.raises(ValidationError, match="timeLimit"):
-        job(timeLimit={"x": 1} if written is None else written)
+        job(timeLimit={"x": 1} if value is None else value)
 
 
 def test_parameters_as_mapping():
@@ -85,7 +85,7 @@ def test_parameters_as_mapping():
 
 
 @pytest.mark.parametrize(
-    ("given", "namespace"),
+    ("fields", "namespace"),
     [
         ({}, "default"),
         ({"virtualCluster": ""}, "default"),
@@ -96,8 +96,8 @@ def test_parameters_as_mapping():
         ({"namespace": None, "virtualCluster": "b"}, "b"),
     ],
 )
-def test_namespace_and_virtual_cluster_are_one(given: dict[str, object], namespace: str):
-    assert job(**given).namespace == namespace
+def test_namespace_and_virtual_cluster_are_one(fields: dict[str, object], namespace: str):
+    assert job(**fields).namespace == namespace
 
 
 def test_gpu_types_of_other_systems_are_left_to_the_planner():

@@ -11,18 +11,20 @@ from hypothesis import HealthCheck, given, settings
 from jobs.jobfile import (
     JobSpec,
     TaskRole,
+    build_json_schema,
     dump,
-    field_markdown,
-    field_table,
-    json_schema,
+    list_fields,
+    render_field_table,
 )
 from jobs.jobfile.importers import load_text
 from jobs.script.frameworks import STRATEGIES
-from tests.effort import examples
+from tests.example_counts import scale_examples
 from tests.unit.strategies import job_specs
 
 
-@settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(
+    max_examples=scale_examples(60), deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 @given(job_specs())
 def test_round_trip(spec: JobSpec):
     for format in ("json", "yaml"):
@@ -66,7 +68,7 @@ def test_the_dump_shows_the_base_fields_and_only_what_was_said_of_the_rest():
 
 
 def test_the_schema_describes_every_field_and_knows_virtual_cluster():
-    schema = json_schema()
+    schema = build_json_schema()
     parts = [schema, *schema["$defs"].values()]
     bare = [
         f"{part['title']}.{name}"
@@ -80,7 +82,7 @@ def test_the_schema_describes_every_field_and_knows_virtual_cluster():
 
 
 def test_the_table_of_fields():
-    rows = {row.path: row for row in field_table()}
+    rows = {row.path: row for row in list_fields()}
     assert all(row.description.endswith(".") for row in rows.values())
     assert rows["taskRoles[].portList[].beginAt"].default == "0"
     assert rows["timeLimit"].kind == "duration"
@@ -91,7 +93,7 @@ def test_the_table_of_fields():
 def test_the_documentation_has_the_same_fields_and_its_example_loads():
     text = (Path(__file__).parents[2] / "docs" / "jobfile.md").read_text()
     shown = text.split("a test keeps them equal -->\n")[1].split("<!-- end of fields")[0]
-    assert shown == field_markdown()
+    assert shown == render_field_table()
     spec = load_text(text.split("```yaml\n")[1].split("```")[0]).spec
     assert [role.name for role in spec.task_roles] == ["ps", "worker"]
     for row in STRATEGIES:
@@ -100,4 +102,4 @@ def test_the_documentation_has_the_same_fields_and_its_example_loads():
 
 @pytest.mark.parametrize("hidden", ["secret_value", "password"])
 def test_no_field_could_hold_a_secret_value(hidden: str):
-    assert hidden not in json.dumps(json_schema())
+    assert hidden not in json.dumps(build_json_schema())

@@ -13,7 +13,7 @@ from jobs.jobfile.importers import load_text
 from jobs.jobfile.parse import MAX_FILE_BYTES, parse_text
 
 
-def refused(text: str | bytes, filename: str = "") -> tuple[str, int | None, str]:
+def parse_refusal(text: str | bytes, filename: str = "") -> tuple[str, int | None, str]:
     """Code, line and sentence of the refusal, which must be quick."""
     started = time.perf_counter()
     with pytest.raises(SpecError) as caught:
@@ -70,7 +70,7 @@ def test_byte_order_mark_and_bytes():
 
 
 @pytest.mark.parametrize(
-    ("text", "code", "line", "words"),
+    ("text", "code", "line", "expected_text"),
     [
         ("", "empty", None, "empty"),
         (" \n\t", "empty", None, "empty"),
@@ -111,27 +111,27 @@ def test_byte_order_mark_and_bytes():
         ("a: [1, 2", "yaml", 2, "not valid YAML"),
     ],
 )
-def test_refusals(text: str | bytes, code: str, line: int | None, words: str):
-    found = refused(text)
+def test_refusals(text: str | bytes, code: str, line: int | None, expected_text: str):
+    found = parse_refusal(text)
     assert found[:2] == (code, line)
-    assert words in found[2]
+    assert expected_text in found[2]
 
 
 def test_a_bomb_of_aliases_is_refused_by_counting():
     bomb = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
         f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 10)
     )
-    assert refused(bomb)[0] == "too_many_values"
+    assert parse_refusal(bomb)[0] == "too_many_values"
 
 
 def test_deep_aliases_count_as_depth():
     text = "a0: &a0 [x]\n" + "".join(f"a{i}: &a{i} [*a{i - 1}]\n" for i in range(1, 80))
-    assert refused(text)[0] == "too_deep"
+    assert parse_refusal(text)[0] == "too_deep"
 
 
 def test_wide_files_are_refused_quickly():
-    assert refused("[" + ",".join(["1"] * 100_000) + "]")[0] == "too_many_values"
-    assert refused("\n".join(f"k{i}: v" for i in range(50_000)))[0] == "too_many_values"
+    assert parse_refusal("[" + ",".join(["1"] * 100_000) + "]")[0] == "too_many_values"
+    assert parse_refusal("\n".join(f"k{i}: v" for i in range(50_000)))[0] == "too_many_values"
 
 
 def test_a_three_role_file_loads_quickly():

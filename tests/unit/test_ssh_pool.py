@@ -19,7 +19,7 @@ class FakeConnection:
     def __init__(self, user: str) -> None:
         self.user = user
         self.alive = True
-        self.standing_sessions = 0
+        self.persistent_sessions = 0
 
     def close(self) -> None:
         self.alive = False
@@ -29,18 +29,18 @@ class FakeHost:
     """Makes connections slowly, or fails as told."""
 
     def __init__(self) -> None:
-        self.made: list[FakeConnection] = []
-        self.tries = 0
+        self.created: list[FakeConnection] = []
+        self.attempts = 0
         self.failure: ClusterError | None = None
         self.delay_s = 0.0
 
     def connect(self, user: str) -> FakeConnection:
-        self.tries += 1
+        self.attempts += 1
         time.sleep(self.delay_s)
         if self.failure is not None:
             raise self.failure
-        self.made.append(FakeConnection(user))
-        return self.made[-1]
+        self.created.append(FakeConnection(user))
+        return self.created[-1]
 
 
 @pytest.fixture
@@ -53,169 +53,166 @@ Pool = ConnectionPool[FakeConnection]
 
 @pytest.fixture
 def pool(host: FakeHost) -> Iterator[Pool]:
-    made: Pool = ConnectionPool(
-        host.connect, PoolOptions(sessions_per_connection=3, connections_per_user=2, wait_s=0.3)
+    created: Pool = ConnectionPool(
+        host.connect,
+        PoolOptions(max_sessions_per_connection=3, max_connections_per_user=2, wait_timeout_s=0.3),
     )
-    yield made
-    made.close_all()
+    yield created
+    created.close_all()
 
 
 def test_sessions_share_a_connection_until_it_is_full(pool: Pool, host: FakeHost) -> None:
-    leases = [pool.lease("alice") for _ in range(4)]
-    assert [lease.connection for lease in leases] == [host.made[0]] * 3 + [host.made[1]]
+    leases = [pool.checkout("alice") for _ in range(4)]
+    assert [checkout.connection for checkout in leases] == [host.created[0]] * 3 + [host.created[1]]
     assert pool.stats().by_user == {"alice": 2}
     assert pool.stats().sessions == 4
 
 
 def test_users_never_share(pool: Pool, host: FakeHost) -> None:
-    first, second = pool.lease("alice"), pool.lease("bob")
+    first, second = pool.checkout("alice"), pool.checkout("bob")
     assert (first.connection.user, second.connection.user) == ("alice", "bob")
-    assert len(host.made) == 2
+    assert len(host.created) == 2
 
 
 def test_threads_that_want_the_same_new_connection_make_one(pool: Pool, host: FakeHost) -> None:
     host.delay_s = 0.1
     with ThreadPoolExecutor(3) as threads:
-        list(threads.map(lambda _: pool.lease("alice"), range(3)))
-    assert host.tries == 1
+        list(threads.map(lambda _: pool.checkout("alice"), range(3)))
+    assert host.attempts == 1
 
 
-def test_the_sftp_session_takes_a_place(pool: Pool, host: FakeHost) -> None:
-    pool.lease("alice", "other")
-    host.made[0].standing_sessions = 1
+def test_sftp_session_counts_toward_limit(pool: Pool, host: FakeHost) -> None:
+    pool.checkout("alice", "other")
+    host.created[0].persistent_sessions = 1
     for _ in range(3):
-        pool.lease("alice")
-    assert len(host.made) == 2
+        pool.checkout("alice")
+    assert len(host.created) == 2
 
 
 def test_a_refused_session_is_asked_of_another_connection(pool: Pool, host: FakeHost) -> None:
-    pool.lease("alice")
-    pool.lease("alice").refused()
-    assert pool.lease("alice").connection is host.made[1]
+    pool.checkout("alice")
+    pool.checkout("alice").session_refused()
+    assert pool.checkout("alice").connection is host.created[1]
 
 
 def test_after_a_refusal_a_session_that_ends_is_waited_for(pool: Pool, host: FakeHost) -> None:
-    leases = [pool.lease("alice") for _ in range(3)]
-    leases[0].give_back()
-    pool.lease("alice").refused()  # sshd has not cleared it away yet
-    threading.Timer(0.02, leases[1].give_back).start()
-    assert pool.lease("alice").connection is host.made[0]
-    assert len(host.made) == 1
+    leases = [pool.checkout("alice") for _ in range(3)]
+    leases[0].release()
+    pool.checkout("alice").session_refused()  # sshd has not cleared it away yet
+    threading.Timer(0.02, leases[1].release).start()
+    assert pool.checkout("alice").connection is host.created[0]
+    assert len(host.created) == 1
 
 
 def test_a_connection_that_refuses_its_first_session_is_closed(pool: Pool, host: FakeHost) -> None:
-    pool.lease("alice").refused()
-    assert not host.made[0].alive
+    pool.checkout("alice").session_refused()
+    assert not host.created[0].alive
     assert pool.stats().connections == 0
 
 
 def test_a_dead_connection_is_not_given_out(pool: Pool, host: FakeHost) -> None:
-    pool.lease("alice").give_back()
-    host.made[0].alive = False
-    assert pool.lease("alice").connection is host.made[1]
+    pool.checkout("alice").release()
+    host.created[0].alive = False
+    assert pool.checkout("alice").connection is host.created[1]
 
 
 def test_a_connection_that_does_not_answer_ends_after_what_runs_on_it(
     pool: Pool, host: FakeHost
 ) -> None:
-    running = pool.lease("alice")
-    pool.lease("alice").dead()
+    running = pool.checkout("alice")
+    pool.checkout("alice").connection_dead()
     assert running.connection.alive
-    assert pool.lease("alice").connection is host.made[1]
-    running.give_back()
-    assert not host.made[0].alive
+    assert pool.checkout("alice").connection is host.created[1]
+    running.release()
+    assert not host.created[0].alive
     assert pool.stats().connections == 1
 
 
 def test_open_logs_leave_room_for_commands(host: FakeHost) -> None:
-    pool: Pool = ConnectionPool(host.connect, PoolOptions(lasting_per_user=2))
-    first, _ = pool.lease("alice", "lasting"), pool.lease("alice", "lasting")
+    pool: Pool = ConnectionPool(host.connect, PoolOptions(max_long_sessions_per_user=2))
+    first, _ = pool.checkout("alice", "long"), pool.checkout("alice", "long")
     with pytest.raises(ConnectFailed, match="2 logs and downloads open"):
-        pool.lease("alice", "lasting")
-    assert pool.lease("alice").connection is host.made[0]
-    assert pool.lease("bob", "lasting").connection is host.made[1]
-    first.give_back()
-    assert pool.lease("alice", "lasting").connection is host.made[0]
+        pool.checkout("alice", "long")
+    assert pool.checkout("alice").connection is host.created[0]
+    assert pool.checkout("bob", "long").connection is host.created[1]
+    first.release()
+    assert pool.checkout("alice", "long").connection is host.created[0]
     pool.close_all()
 
 
-def test_who_finds_all_taken_waits_for_a_place(pool: Pool) -> None:
-    leases = [pool.lease("alice") for _ in range(6)]
-    threading.Timer(0.05, leases[0].give_back).start()
-    assert pool.lease("alice").connection is leases[0].connection
+def test_full_pool_waits_for_session(pool: Pool) -> None:
+    leases = [pool.checkout("alice") for _ in range(6)]
+    threading.Timer(0.05, leases[0].release).start()
+    assert pool.checkout("alice").connection is leases[0].connection
 
 
-def test_waiting_has_an_end(pool: Pool) -> None:
+def test_full_pool_wait_times_out(pool: Pool) -> None:
     for _ in range(6):
-        pool.lease("alice")
+        pool.checkout("alice")
     with pytest.raises(ConnectFailed, match="busy"):
-        pool.lease("alice")
+        pool.checkout("alice")
 
 
 def test_giving_back_twice_counts_once(pool: Pool) -> None:
-    lease = pool.lease("alice")
-    pool.lease("alice")
-    lease.give_back()
-    lease.give_back()
+    checkout = pool.checkout("alice")
+    pool.checkout("alice")
+    checkout.release()
+    checkout.release()
     assert pool.stats().sessions == 1
 
 
-def test_a_failing_host_is_tried_once_and_everybody_hears_the_same(
-    pool: Pool, host: FakeHost
-) -> None:
+def test_failed_connect_is_shared_during_backoff(pool: Pool, host: FakeHost) -> None:
     host.failure = ConnectFailed("down", detail="why")
     for user in ("alice", "alice", "bob"):
         with pytest.raises(ConnectFailed, match="down") as caught:
-            pool.lease(user)
+            pool.checkout(user)
         assert caught.value.detail == "why"
-    assert host.tries == 1
+    assert host.attempts == 1
 
 
 def test_a_refused_login_does_not_keep_others_out(pool: Pool, host: FakeHost) -> None:
     host.failure = AuthFailed("no")
     with pytest.raises(AuthFailed):
-        pool.lease("mallory")
+        pool.checkout("mallory")
     host.failure = None
-    pool.lease("alice")
+    pool.checkout("alice")
     with pytest.raises(AuthFailed):
-        pool.lease("mallory")
-    assert host.tries == 2
+        pool.checkout("mallory")
+    assert host.attempts == 2
 
 
 def test_back_off_ends_and_grows(host: FakeHost) -> None:
-    pool: Pool = ConnectionPool(
-        host.connect, PoolOptions(first_backoff_s=0.02, longest_backoff_s=1)
-    )
+    pool: Pool = ConnectionPool(host.connect, PoolOptions(initial_backoff_s=0.02, max_backoff_s=1))
     host.failure = ConnectFailed("down")
     pauses = []
     for _ in range(3):
-        began, tried = time.monotonic(), host.tries
-        while host.tries == tried:
+        began, tried = time.monotonic(), host.attempts
+        while host.attempts == tried:
             with pytest.raises(ConnectFailed):
-                pool.lease("alice")
+                pool.checkout("alice")
             time.sleep(0.002)
         pauses.append(time.monotonic() - began)
     assert pauses[2] > pauses[1] > 0.015
     host.failure = None
     time.sleep(0.2)
-    assert pool.lease("alice").connection.alive
+    assert pool.checkout("alice").connection.alive
     pool.close_all()
 
 
 def test_idle_connections_are_closed_and_busy_ones_are_not(host: FakeHost) -> None:
-    pool: Pool = ConnectionPool(host.connect, PoolOptions(idle_s=0.1))
-    pool.lease("alice").give_back()
-    kept = pool.lease("bob")
+    pool: Pool = ConnectionPool(host.connect, PoolOptions(idle_timeout_s=0.1))
+    pool.checkout("alice").release()
+    kept = pool.checkout("bob")
     deadline = time.monotonic() + 5
-    while host.made[0].alive and time.monotonic() < deadline:
+    while host.created[0].alive and time.monotonic() < deadline:
         time.sleep(0.02)
-    assert not host.made[0].alive
+    assert not host.created[0].alive
     assert kept.connection.alive
     pool.close_all()
     assert not kept.connection.alive
 
 
-class CutChannel:
+class BrokenChannel:
     """Its line is cut at the moment when it tells the far side of the room that was made."""
 
     def settimeout(self, seconds: float) -> None:
@@ -228,16 +225,16 @@ class CutChannel:
         raise EOFError
 
 
-def test_a_line_cut_while_bytes_are_taken_is_a_lost_connection_and_not_the_end() -> None:
+def test_channel_cut_during_read_is_connection_lost() -> None:
     program = object.__new__(RemoteProgram)
     target = SimpleNamespace(name="login")
-    given_back: list[bool] = []
+    close_calls: list[bool] = []
     vars(program).update(
-        _channel=CutChannel(), _noise=None, _what="tail", _connection=SimpleNamespace(target=target),
-        _closing=threading.Lock(), _closed=False, on_close=lambda: given_back.append(True),
+        _channel=BrokenChannel(), _login_output=None, _program_name="tail", _connection=SimpleNamespace(target=target),
+        _close_lock=threading.Lock(), _closed=False, on_close=lambda: close_calls.append(True),
     )  # fmt: skip
     with pytest.raises(ConnectionLost, match="login broke while tail ran"):
         program.read(100, 1.0)
     # Nor can it be told that we leave; its place is free again all the same.
     program.close()
-    assert given_back == [True]
+    assert close_calls == [True]

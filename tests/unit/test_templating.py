@@ -7,13 +7,19 @@ from typing import Any
 import pytest
 
 from jobs.jobfile import SpecError
-from jobs.jobfile.parameters import Parameter, check_parameters, fill, substitute, used_names
+from jobs.jobfile.parameters import (
+    TemplateParameter,
+    check_parameters,
+    fill_template,
+    find_parameter_names,
+    substitute,
+)
 
-LR = Parameter("lr", kind="number", default=0.1)
-GPUS = Parameter("gpus", kind="whole", required=True)
-DATA = Parameter("data", default="/data")
-OPTIMIZER = Parameter("optimizer", kind="choice", choices=("sgd", "adam"), default="sgd")
-DEBUG = Parameter("debug", kind="flag", default=False)
+LR = TemplateParameter("lr", kind="number", default=0.1)
+GPUS = TemplateParameter("gpus", kind="whole", required=True)
+DATA = TemplateParameter("data", default="/data")
+OPTIMIZER = TemplateParameter("optimizer", kind="choice", choices=("sgd", "adam"), default="sgd")
+DEBUG = TemplateParameter("debug", kind="flag", default=False)
 ALL = [LR, GPUS, DATA, OPTIMIZER, DEBUG]
 FILE = {
     "jobName": "train-<% $parameters.optimizer %>",
@@ -29,7 +35,7 @@ FILE = {
 
 
 def test_values_are_filled_with_their_own_types() -> None:
-    filled = fill(FILE, ALL, {"gpus": "2", "optimizer": "adam"})
+    filled = fill_template(FILE, ALL, {"gpus": "2", "optimizer": "adam"})
     assert filled["jobName"] == "train-adam"
     assert filled["jobEnvs"] == {"isDebug": False}
     assert filled["taskRoles"][0]["gpuNumber"] == 2
@@ -44,7 +50,7 @@ def test_a_value_is_never_read_as_a_placeholder_or_as_structure() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "path"),
+    ("values", "path"),
     [
         ({}, "parameters.gpus"),
         ({"gpus": ""}, "parameters.gpus"),
@@ -60,9 +66,9 @@ def test_a_value_is_never_read_as_a_placeholder_or_as_structure() -> None:
         ({"gpus": 1, "dta": "x"}, "parameters.dta"),
     ],
 )
-def test_a_wrong_value_is_named(given: dict[str, Any], path: str) -> None:
+def test_a_wrong_value_is_named(values: dict[str, Any], path: str) -> None:
     with pytest.raises(SpecError) as refused:
-        fill(FILE, ALL, given)
+        fill_template(FILE, ALL, values)
     assert [problem.path for problem in refused.value.problems] == [path]
     if path == "parameters.dta":
         assert refused.value.problems[0].suggestion == "data"
@@ -70,13 +76,13 @@ def test_a_wrong_value_is_named(given: dict[str, Any], path: str) -> None:
 
 def test_declarations_are_checked_against_the_job_file() -> None:
     check_parameters(ALL, FILE)
-    assert used_names(FILE) == {"optimizer", "debug", "gpus", "lr", "data"}
+    assert find_parameter_names(FILE) == {"optimizer", "debug", "gpus", "lr", "data"}
     bad = [
-        Parameter("1x"),
-        Parameter("lr"),
-        Parameter("lr"),
-        Parameter("pick", kind="choice"),
-        Parameter("n", kind="whole", default="many"),
+        TemplateParameter("1x"),
+        TemplateParameter("lr"),
+        TemplateParameter("lr"),
+        TemplateParameter("pick", kind="choice"),
+        TemplateParameter("n", kind="whole", default="many"),
     ]
     with pytest.raises(SpecError) as refused:
         check_parameters(bad, {"x": "<% $parameters.lrr %>"})
@@ -91,9 +97,12 @@ def test_declarations_are_checked_against_the_job_file() -> None:
 
 
 @pytest.mark.parametrize("parameter", ALL)
-def test_stand_ins_and_json_round_trip(parameter: Parameter) -> None:
-    assert Parameter.from_json(parameter.to_json()) == parameter
+def test_stand_ins_and_json_round_trip(parameter: TemplateParameter) -> None:
+    assert TemplateParameter.from_json(parameter.to_json()) == parameter
     required = [p for p in ALL if p.required]
-    fill(
-        FILE, ALL, {p.name: p.stand_in() for p in required} | {parameter.name: parameter.stand_in()}
+    fill_template(
+        FILE,
+        ALL,
+        {p.name: p.placeholder_value() for p in required}
+        | {parameter.name: parameter.placeholder_value()},
     )

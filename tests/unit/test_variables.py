@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from jobs.jobfile import JobSpec, Port, TaskRole
-from jobs.script.expressions import Layout, evaluate, evaluate_family
+from jobs.script.expressions import TaskAddresses, evaluate, evaluate_family
 from jobs.script.variables import (
     directory_variables,
-    forms_of,
-    ports_of,
+    list_task_ports,
     runtime_variables,
     static_variables,
+    variable_name_forms,
 )
 
 SPEC = JobSpec(
@@ -35,7 +35,7 @@ SPEC = JobSpec(
         ),
     ),
 )
-LAYOUT = Layout(
+ADDRESSES = TaskAddresses(
     hosts={"ps-server": ["10.1.0.1"], "Worker": ["10.1.0.2", "10.1.0.3"]},
     ports={
         "ps-server": [{"http": [5000], "ssh": [5001]}],
@@ -47,13 +47,13 @@ LAYOUT = Layout(
 )
 
 
-def everything(role: str, index: int) -> dict[str, str]:
+def all_variables(role: str, index: int) -> dict[str, str]:
     runtime = runtime_variables(SPEC)
     values = dict(static_variables(SPEC, user="alice")[role])
-    for variable in (*runtime.everywhere, *runtime.by_role[role]):
-        values[variable.name] = evaluate(variable.value, LAYOUT, role=role, index=index)
+    for variable in (*runtime.shared, *runtime.by_role[role]):
+        values[variable.name] = evaluate(variable.value, ADDRESSES, role=role, index=index)
     for family in runtime.families:
-        values.update(evaluate_family(family, LAYOUT))
+        values.update(evaluate_family(family, ADDRESSES))
     return values
 
 
@@ -111,12 +111,12 @@ EXPECTED = {
 
 
 def test_every_documented_variable():
-    values = everything("Worker", 1)
+    values = all_variables("Worker", 1)
     assert {name: values.get(name) for name in EXPECTED} == EXPECTED
 
 
 def test_all_names_are_shell_identifiers():
-    assert [name for name in everything("ps-server", 0) if not name.isidentifier()] == []
+    assert [name for name in all_variables("ps-server", 0) if not name.isidentifier()] == []
 
 
 def test_jobs_cannot_replace_the_gateways_variables():
@@ -126,9 +126,16 @@ def test_jobs_cannot_replace_the_gateways_variables():
 def test_common_words_keep_the_jobs_own_value():
     spec = SPEC.model_copy(update={"job_envs": {"GPU_COUNT": 9, "DATA_DIR": "/mine"}})
     assert static_variables(spec, user="alice")["Worker"]["GPU_COUNT"] == "9"
-    places = {"data": "/d", "output": "", "code": "", "work": "/w", "attempt": "/a", "fs_uri": "/f"}
-    assert "DATA_DIR" not in directory_variables(spec, **places)
-    assert directory_variables(SPEC, **places) == {
+    directories = {
+        "data": "/d",
+        "output": "",
+        "code": "",
+        "work": "/w",
+        "attempt": "/a",
+        "fs_uri": "/f",
+    }
+    assert "DATA_DIR" not in directory_variables(spec, **directories)
+    assert directory_variables(SPEC, **directories) == {
         "PAI_DATA_DIR": "/d",
         "PAI_OUTPUT_DIR": "",
         "PAI_CODE_DIR": "",
@@ -151,8 +158,8 @@ def test_a_job_from_openpai_v2_shows_an_absent_rule_as_minus_one():
 
 
 def test_forms_and_implicit_ports():
-    assert forms_of("ps-server") == ("psserver",)
-    assert forms_of("ps_server") == ("ps_server", "psserver")
-    assert forms_of("worker") == ("worker",)
+    assert variable_name_forms("ps-server") == ("psserver",)
+    assert variable_name_forms("ps_server") == ("ps_server", "psserver")
+    assert variable_name_forms("worker") == ("worker",)
     mine = TaskRole(name="a", command="x", port_list=(Port(label="http", begin_at=8080),))
-    assert [(p.label, p.begin_at) for p in ports_of(mine)] == [("ssh", 0), ("http", 8080)]
+    assert [(p.label, p.begin_at) for p in list_task_ports(mine)] == [("ssh", 0), ("http", 8080)]

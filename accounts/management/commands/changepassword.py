@@ -8,14 +8,14 @@ from typing import Any
 from django.contrib.auth.management.commands.changepassword import Command as DjangoCommand
 
 from accounts.models import User
-from accounts.tokens import revoke_tokens_of
+from accounts.tokens import revoke_user_tokens
 
 
 class Command(DjangoCommand):
     def handle(self, *args: Any, **options: Any) -> str | None:
-        said = super().handle(*args, **options)  # CommandError unless it was changed
+        output = super().handle(*args, **options)  # CommandError unless it was changed
         name = options["username"] or getpass.getuser()
-        count = revoke_tokens_of(user=User.objects.get_by_natural_key(name))
+        count = revoke_user_tokens(user=User.objects.get_by_natural_key(name))
         if count:
             self.stdout.write(f"{count} API tokens of {name} no longer work.")
-        return said
+        return output

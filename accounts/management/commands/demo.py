@@ -19,7 +19,7 @@ PEOPLE = {"admin": "Administrator", "alice": "Alice", "bob": "Bob", "carol": "Ca
 LETTERS = "bcdfghjkmnpqrstvwxz23456789"
 
 
-def new_password() -> str:
+def generate_password() -> str:
     return "-".join("".join(secrets.choice(LETTERS) for _ in range(4)) for _ in range(3))
 
 
@@ -32,12 +32,12 @@ def read_passwords(path: Path) -> dict[str, str]:
 
 def write_passwords(path: Path, passwords: dict[str, str]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    fresh = path.with_name(path.name + ".new")
-    fresh.unlink(missing_ok=True)
-    handle = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    temp_path = path.with_name(path.name + ".new")
+    temp_path.unlink(missing_ok=True)
+    handle = os.open(temp_path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(handle, "w") as file:
         file.writelines(f"{name} {password}\n" for name, password in passwords.items())
-    fresh.replace(path)
+    temp_path.replace(path)
 
 
 class Command(BaseCommand):
@@ -55,7 +55,7 @@ class Command(BaseCommand):
             if User.objects.filter(username=name).exists():
                 continue
             # On disk before the person exists: a crash in between must not lock anyone out.
-            passwords.setdefault(name, new_password())
+            passwords.setdefault(name, generate_password())
             write_passwords(path, passwords)
             with transaction.atomic():
                 User.objects.create_user(

@@ -19,9 +19,9 @@ from sluice.messages import t
 Progress = Callable[[int, int], None]  # bytes done, bytes in all (0: not known)
 
 MAX_BYTES = 1_000_000_000
-CHUNK = 256 * 1024
+CHUNK_BYTES = 256 * 1024
 # Never wanted on the cluster, and often larger than the code itself.
-LEFT_OUT = frozenset(
+EXCLUDED_NAMES = frozenset(
     (".git", ".hg", ".svn", "__pycache__", ".venv", "venv", "node_modules", ".ipynb_checkpoints")
 )
 
@@ -36,7 +36,7 @@ class Archive:
     def chunks(self, progress: Progress | None = None) -> Iterator[bytes]:
         done = 0
         with self.path.open("rb") as file:
-            while chunk := file.read(CHUNK):
+            while chunk := file.read(CHUNK_BYTES):
                 yield chunk
                 done += len(chunk)
                 if progress:
@@ -44,32 +44,32 @@ class Archive:
 
 
 @contextmanager
-def archive_of(code: str | os.PathLike[str], *, max_bytes: int = MAX_BYTES) -> Iterator[Archive]:
+def open_archive(code: str | os.PathLike[str], *, max_bytes: int = MAX_BYTES) -> Iterator[Archive]:
     """An archive as it is, or a directory packed. Raises Invalid and TooLarge."""
     path = Path(code).expanduser()
     if path.is_dir():
-        with tempfile.TemporaryDirectory(prefix="sluice-") as place:
-            packed = Path(place) / "code.tar.gz"
+        with tempfile.TemporaryDirectory(prefix="sluice-") as directory_path:
+            packed = Path(directory_path) / "code.tar.gz"
             pack(path, packed, max_bytes=max_bytes)
-            yield described(packed, f"{path.resolve().name or 'code'}.tar.gz", max_bytes)
+            yield describe_archive(packed, f"{path.resolve().name or 'code'}.tar.gz", max_bytes)
     elif path.is_file():
-        yield described(path, path.name, max_bytes)
+        yield describe_archive(path, path.name, max_bytes)
     else:
         raise Invalid(t("There is no file or directory {path}.", path=str(path)), code="no_code")
 
 
-def described(path: Path, name: str, max_bytes: int) -> Archive:
+def describe_archive(path: Path, name: str, max_bytes: int) -> Archive:
     size = path.stat().st_size
     if size > max_bytes:
-        raise too_large(path, max_bytes)
+        raise too_large_error(path, max_bytes)
     digest = hashlib.sha256()
     with path.open("rb") as file:
-        while chunk := file.read(CHUNK):
+        while chunk := file.read(CHUNK_BYTES):
             digest.update(chunk)
     return Archive(path, name, size, digest.hexdigest())
 
 
-def too_large(path: Path, max_bytes: int) -> TooLarge:
+def too_large_error(path: Path, max_bytes: int) -> TooLarge:
     return TooLarge(
         t(
             "The code in {path} is larger than {limit} MB. Leave data and results out of it; put "
@@ -106,7 +106,7 @@ def pack(directory: Path, target: Path, *, max_bytes: int = MAX_BYTES) -> None:
                 tar.addfile(info)
             count += 1
             if raw.tell() > max_bytes:
-                raise too_large(directory, max_bytes)
+                raise too_large_error(directory, max_bytes)
     if not count:
         raise Invalid(t("The directory {path} is empty.", path=str(directory)), code="no_code")
 
@@ -114,7 +114,7 @@ def pack(directory: Path, target: Path, *, max_bytes: int = MAX_BYTES) -> None:
 def walk(root: Path) -> Iterator[Path]:
     """Files and directories in a fixed order; links are followed where they stay inside."""
     for folder, folders, files in os.walk(root):
-        folders[:] = sorted(name for name in folders if name not in LEFT_OUT)
+        folders[:] = sorted(name for name in folders if name not in EXCLUDED_NAMES)
         for name in [*folders, *sorted(files)]:
             path = Path(folder, name)
             if name.endswith(".pyc"):

@@ -12,14 +12,14 @@ from typing import Any, Protocol, Self, runtime_checkable
 
 import httpx
 
-from sluice.archive import MAX_BYTES, Progress, archive_of
-from sluice.config import connection
+from sluice.archive import MAX_BYTES, Progress, open_archive
+from sluice.config import resolve_connection
 from sluice.errors import Invalid, NotFound, SluiceError
-from sluice.events import Watch
-from sluice.http import Door
-from sluice.logs import LogStream, Notice
+from sluice.events import JobWatcher
+from sluice.http import ApiSession
+from sluice.logs import LogStream, WaitCallback
 from sluice.messages import t
-from sluice.transfer import Download, safe_name, stream_to
+from sluice.transfer import Download, download_stream, safe_name
 from sluice.values import File, Job, Json, Plan, Task, Template, Token
 
 
@@ -41,7 +41,7 @@ JobLike = str | HasId
 Code = str | os.PathLike[str]
 
 
-def job_id_of(job: JobLike) -> str:
+def parse_job_id(job: JobLike) -> str:
     text = job if isinstance(job, str) else job.id
     try:
         return str(uuid.UUID(text))
@@ -51,7 +51,7 @@ def job_id_of(job: JobLike) -> str:
         ) from None
 
 
-def document_of(job: JobFile) -> Mapping[str, Any] | str:
+def load_job_file(job: JobFile) -> Mapping[str, Any] | str:
     """The job file as an object or as text. A path is read; a text is a job file already."""
     if isinstance(job, os.PathLike):
         try:
@@ -73,7 +73,7 @@ def document_of(job: JobFile) -> Mapping[str, Any] | str:
     return job
 
 
-def keyed(key: str = "") -> dict[str, str]:
+def idempotency_headers(key: str = "") -> dict[str, str]:
     """With it a request may be sent again after a lost answer: the server makes one job of it."""
     return {"Idempotency-Key": key or str(uuid.uuid4())}
 
@@ -90,18 +90,18 @@ class Client:
         transport: httpx.BaseTransport | None = None,
     ) -> None:
         if not url or not token:
-            found = connection(url)
+            found = resolve_connection(url)
             url, token = url or found.url, token or found.token
-        self.door = Door(url, token, verify=verify, transport=transport)
+        self.session = ApiSession(url, token, verify=verify, transport=transport)
         self.templates = Templates(self)
-        self.tokens = Tokens(self.door)
+        self.tokens = Tokens(self.session)
 
     @property
     def url(self) -> str:
-        return self.door.url
+        return self.session.url
 
     def close(self) -> None:
-        self.door.close()
+        self.session.close()
 
     def __enter__(self) -> Self:
         return self
@@ -131,7 +131,9 @@ class Client:
         give your own `key` to hold that over restarts of your program too.
         """
         body = self._envelope(job, code, name, namespace, secrets, progress)
-        return Job.of(self.door.json("POST", "jobs", json=body, headers=keyed(key)))
+        return Job.from_json(
+            self.session.json("POST", "jobs", json=body, headers=idempotency_headers(key))
+        )
 
     def plan(
         self,
@@ -145,7 +147,7 @@ class Client:
     ) -> Plan:
         """What would become of it: nothing is submitted."""
         body = self._envelope(job, code, name, namespace, secrets, progress)
-        return Plan.of(self.door.json("POST", "jobs/plan", json=body, repeatable=True))
+        return Plan.from_json(self.session.json("POST", "jobs/plan", json=body, repeatable=True))
 
     def _envelope(
         self,
@@ -156,7 +158,7 @@ class Client:
         secrets: Mapping[str, str] | None,
         progress: Progress | None,
     ) -> dict[str, Any]:
-        body: dict[str, Any] = {"job": document_of(job)}
+        body: dict[str, Any] = {"job": load_job_file(job)}
         if code is None:
             code = getattr(job, "code", None) if isinstance(job, HasSpec) else None
         if code is not None:
@@ -173,13 +175,13 @@ class Client:
         self, code: Code, *, progress: Progress | None = None, max_bytes: int = MAX_BYTES
     ) -> str:
         """Send code ahead; its SHA-256 is its name. What the server has already does not travel again."""
-        with archive_of(code, max_bytes=max_bytes) as archive:
+        with open_archive(code, max_bytes=max_bytes) as archive:
             try:
-                self.door.json("GET", f"uploads/{archive.sha256}")
+                self.session.json("GET", f"uploads/{archive.sha256}")
                 return archive.sha256
             except NotFound:
                 pass
-            answer = self.door.json(
+            answer = self.session.json(
                 "POST",
                 "uploads",
                 params={"filename": archive.name},
@@ -225,15 +227,15 @@ class Client:
             "gpu_type": gpu_type,
             "distributed": distributed,
             "label": label,
-            "created_after": moment_text(created_after),
-            "created_before": moment_text(created_before),
+            "created_after": isoformat_utc(created_after),
+            "created_before": isoformat_utc(created_before),
             "sort": sort,
         }
-        for raw in pages(self.door, "jobs", params, limit):
-            yield Job.of(raw)
+        for raw in iter_pages(self.session, "jobs", params, limit):
+            yield Job.from_json(raw)
 
     def show(self, job: JobLike) -> Job:
-        return Job.of(self.door.json("GET", f"jobs/{job_id_of(job)}"))
+        return Job.from_json(self.session.json("GET", f"jobs/{parse_job_id(job)}"))
 
     def find(self, word: str) -> Job:
         """A job by its id, the beginning of its id, a Slurm id, or its exact name (the newest so named)."""
@@ -241,12 +243,12 @@ class Client:
             return self.show(str(uuid.UUID(word)))
         except ValueError:
             pass
-        tries: list[dict[str, Any]] = [{"name": word}]
+        queries: list[dict[str, Any]] = [{"name": word}]
         if word.replace("+", "").replace("_", "").isdigit():
-            tries.insert(0, {"slurm_id": word})
+            queries.insert(0, {"slurm_id": word})
         if len(word) >= 4 and all(letter in "0123456789abcdef-" for letter in word.lower()):
-            tries.append({"q": word})
-        for params in tries:
+            queries.append({"q": word})
+        for params in queries:
             found = [
                 job
                 for job in self.list(**params, limit=3)
@@ -267,42 +269,42 @@ class Client:
 
     def spec(self, job: JobLike) -> dict[str, Any]:
         """The job file as an object."""
-        found: dict[str, Any] = self.door.json(
-            "GET", f"jobs/{job_id_of(job)}/spec", params={"format": "json"}
+        found: dict[str, Any] = self.session.json(
+            "GET", f"jobs/{parse_job_id(job)}/spec", params={"format": "json"}
         )
         return found
 
     def job_file(self, job: JobLike) -> str:
         """The job file as YAML, to change and submit again."""
-        path = f"jobs/{job_id_of(job)}/spec"
-        return self.door.request("GET", path, params={"format": "yaml"}).text
+        path = f"jobs/{parse_job_id(job)}/spec"
+        return self.session.request("GET", path, params={"format": "yaml"}).text
 
     def script(self, job: JobLike, *, attempt: int | None = None) -> str:
         """What sbatch was given."""
-        path = f"jobs/{job_id_of(job)}/script"
-        return str(self.door.json("GET", path, params={"attempt": attempt})["script"])
+        path = f"jobs/{parse_job_id(job)}/script"
+        return str(self.session.json("GET", path, params={"attempt": attempt})["script"])
 
     def tasks(self, job: JobLike, *, attempt: int | None = None) -> Sequence[Task]:
-        path = f"jobs/{job_id_of(job)}/tasks"
-        rows = self.door.json("GET", path, params={"attempt": attempt})["items"]
-        return [Task.of(row) for row in rows]
+        path = f"jobs/{parse_job_id(job)}/tasks"
+        rows = self.session.json("GET", path, params={"attempt": attempt})["items"]
+        return [Task.from_json(row) for row in rows]
 
     def events(self, job: JobLike, *, since: int = 0) -> Iterator[Json]:
         """What happened to it, oldest first."""
-        path = f"jobs/{job_id_of(job)}/events"
+        path = f"jobs/{parse_job_id(job)}/events"
         after: int | None = since
         while after is not None:
-            page = self.door.json("GET", path, params={"since": after, "limit": 500})
+            page = self.session.json("GET", path, params={"since": after, "limit": 500})
             yield from page["items"]
             after = page.get("next")
 
     def attempts(self, job: JobLike) -> Sequence[Json]:
-        found: list[Json] = self.door.json("GET", f"jobs/{job_id_of(job)}/attempts")["items"]
+        found: list[Json] = self.session.json("GET", f"jobs/{parse_job_id(job)}/attempts")["items"]
         return found
 
     def watch(self, job: JobLike, *, timeout: float | None = None) -> Iterator[Job]:
         """The job whenever something about it changed; the last one has ended."""
-        return iter(Watch(self.door, job_id_of(job), timeout_s=timeout))
+        return iter(JobWatcher(self.session, parse_job_id(job), timeout_s=timeout))
 
     def wait(
         self,
@@ -323,29 +325,37 @@ class Client:
     # --- acting ---------------------------------------------------------------------------------------
 
     def stop(self, job: JobLike) -> Job:
-        return Job.of(self.door.json("POST", f"jobs/{job_id_of(job)}/stop", repeatable=True))
+        return Job.from_json(
+            self.session.json("POST", f"jobs/{parse_job_id(job)}/stop", repeatable=True)
+        )
 
     def delete(
         self, job: JobLike, *, remove_files: bool = False, stop_first: bool = False
     ) -> Job | None:
         """None: it is deleted. A job: it is being stopped and goes then."""
-        raw = self.door.json(
+        raw = self.session.json(
             "DELETE",
-            f"jobs/{job_id_of(job)}",
+            f"jobs/{parse_job_id(job)}",
             params={"remove_files": remove_files, "stop_first": stop_first},
         )
-        return Job.of(raw) if raw else None
+        return Job.from_json(raw) if raw else None
 
     def retry(self, job: JobLike, *, key: str = "") -> Job:
         """The same job once more, as a further attempt."""
-        return Job.of(self.door.json("POST", f"jobs/{job_id_of(job)}/retry", headers=keyed(key)))
+        return Job.from_json(
+            self.session.json(
+                "POST", f"jobs/{parse_job_id(job)}/retry", headers=idempotency_headers(key)
+            )
+        )
 
     def clone(self, job: JobLike, *, name: str = "", namespace: str = "", key: str = "") -> Job:
         """The same job file as a new job."""
         given = (("name", name), ("namespace", namespace))
         body = {field: value for field, value in given if value}
-        path = f"jobs/{job_id_of(job)}/clone"
-        return Job.of(self.door.json("POST", path, json=body, headers=keyed(key)))
+        path = f"jobs/{parse_job_id(job)}/clone"
+        return Job.from_json(
+            self.session.json("POST", path, json=body, headers=idempotency_headers(key))
+        )
 
     def update(
         self,
@@ -357,7 +367,7 @@ class Client:
     ) -> Job:
         body = {"description": description, "labels": labels, "time_limit_s": time_limit_s}
         body = {key: value for key, value in body.items() if value is not None}
-        return Job.of(self.door.json("PATCH", f"jobs/{job_id_of(job)}", json=body))
+        return Job.from_json(self.session.json("PATCH", f"jobs/{parse_job_id(job)}", json=body))
 
     def set_time_limit(self, job: JobLike, seconds: int) -> Job:
         return self.update(job, time_limit_s=seconds)
@@ -373,14 +383,14 @@ class Client:
         follow: bool = False,
         offset: int = 0,
         attempt: int | None = None,
-        on_wait: Notice | None = None,
+        on_wait: WaitCallback | None = None,
     ) -> LogStream:
         """A task's output. Without a role: the main one's. An offset below 0 counts from the end."""
-        job_id = job_id_of(job)
+        job_id = parse_job_id(job)
         return LogStream(
-            self.door,
+            self.session,
             job_id,
-            role or leading_role(self.spec(job_id)),
+            role or default_log_role(self.spec(job_id)),
             index,
             follow=follow,
             offset=offset,
@@ -390,8 +400,8 @@ class Client:
 
     def log_list(self, job: JobLike, *, attempt: int | None = None) -> Sequence[Json]:
         """The logs of its tasks: role, index, size (None: no file yet) and the task's state."""
-        path = f"jobs/{job_id_of(job)}/logs"
-        rows: list[Json] = self.door.json("GET", path, params={"attempt": attempt})["items"]
+        path = f"jobs/{parse_job_id(job)}/logs"
+        rows: list[Json] = self.session.json("GET", path, params={"attempt": attempt})["items"]
         # The batch script's own log is listed too; `logs(job, "batch")` reads it.
         return [row for row in rows if row["role"] != "batch"]
 
@@ -400,8 +410,8 @@ class Client:
     ) -> Sequence[File]:
         """One directory of a job: of its own one ("work") or of its results ("output")."""
         params = {"path": path, "root": root, "attempt": attempt}
-        rows = self.door.json("GET", f"jobs/{job_id_of(job)}/files", params=params)["items"]
-        return [File.of(row) for row in rows]
+        rows = self.session.json("GET", f"jobs/{parse_job_id(job)}/files", params=params)["items"]
+        return [File.from_json(row) for row in rows]
 
     def download(
         self,
@@ -418,8 +428,8 @@ class Client:
         if target.is_dir():
             target = target / safe_name(path.rsplit("/", 1)[-1])
         params = {"path": path, "root": root, "attempt": attempt}
-        where = f"jobs/{job_id_of(job)}/files/download"
-        return Download(self.door, where, params, target, progress).run()
+        endpoint = f"jobs/{parse_job_id(job)}/files/download"
+        return Download(self.session, endpoint, params, target, progress).run()
 
     def download_tree(
         self,
@@ -432,20 +442,20 @@ class Client:
         progress: Callable[[str, int, int], None] | None = None,
     ) -> Sequence[Path]:
         """A directory with all below it, file by file: run again, it fetches only what is missing."""
-        place = Path(to)
-        place.mkdir(parents=True, exist_ok=True)
+        directory = Path(to)
+        directory.mkdir(parents=True, exist_ok=True)
         found: list[Path] = []
         for entry in self.files(job, path, root=root, attempt=attempt):
-            target = place / safe_name(entry.name)
+            target = directory / safe_name(entry.name)
             if entry.kind == "dir":
                 found += self.download_tree(
                     job, target, entry.path, root=root, attempt=attempt, progress=progress
                 )
-            elif entry.kind in ("file", "link") and not _same(target, entry):
-                shown = _named(progress, entry.path)
+            elif entry.kind in ("file", "link") and not _is_up_to_date(target, entry):
+                file_progress = _bind_name(progress, entry.path)
                 try:
                     self.download(
-                        job, entry.path, target, root=root, attempt=attempt, progress=shown
+                        job, entry.path, target, root=root, attempt=attempt, progress=file_progress
                     )
                 except SluiceError:
                     if entry.kind == "file":
@@ -471,31 +481,33 @@ class Client:
     ) -> Path:
         """A directory as one tar, made while it is sent."""
         params = {"path": path, "root": root, "attempt": attempt}
-        where = f"jobs/{job_id_of(job)}/files/tar"
-        return stream_to(self.door, where, params, Path(to), progress)
+        endpoint = f"jobs/{parse_job_id(job)}/files/tar"
+        return download_stream(self.session, endpoint, params, Path(to), progress)
 
     # --- what there is --------------------------------------------------------------------------------
 
     def me(self) -> Json:
-        found: Json = self.door.json("GET", "me")
+        found: Json = self.session.json("GET", "me")
         return found
 
     def capacity(self) -> Json:
         """GPUs by type, total and free, and per namespace what you could start now."""
-        found: Json = self.door.json("GET", "capacity")
+        found: Json = self.session.json("GET", "capacity")
         return found
 
     def namespaces(self) -> Sequence[Json]:
-        found: list[Json] = self.door.json("GET", "namespaces")["items"]
+        found: list[Json] = self.session.json("GET", "namespaces")["items"]
         return found
 
     def clusters(self) -> Sequence[Json]:
-        found: list[Json] = self.door.json("GET", "clusters")["items"]
+        found: list[Json] = self.session.json("GET", "clusters")["items"]
         return found
 
     def specs(self, namespace: str = "") -> Sequence[Json]:
         """Named sizes of a task."""
-        found: list[Json] = self.door.json("GET", "specs", params={"namespace": namespace})["items"]
+        found: list[Json] = self.session.json("GET", "specs", params={"namespace": namespace})[
+            "items"
+        ]
         return found
 
 
@@ -504,7 +516,7 @@ class Templates:
 
     def __init__(self, client: Client) -> None:
         self._client = client
-        self._door = client.door
+        self._session = client.session
 
     def list(
         self,
@@ -521,11 +533,13 @@ class Templates:
             "visibility": visibility,
             "namespace": namespace,
         }
-        for raw in pages(self._door, "templates", params, limit):
-            yield Template.of(raw)
+        for raw in iter_pages(self._session, "templates", params, limit):
+            yield Template.from_json(raw)
 
     def show(self, template: str) -> Template:
-        return Template.of(self._door.json("GET", f"templates/{template_id(template)}"))
+        return Template.from_json(
+            self._session.json("GET", f"templates/{parse_template_id(template)}")
+        )
 
     def find(self, word: str) -> Template:
         """By id, or by its exact name."""
@@ -563,24 +577,26 @@ class Templates:
         if namespace:
             body["namespace"] = namespace
         if job_file is not None:
-            document = document_of(job_file)
+            document = load_job_file(job_file)
             body["job_file" if isinstance(document, str) else "spec"] = document
         if from_job is not None:
-            body["from_job"] = job_id_of(from_job)
-        return Template.of(self._door.json("POST", "templates", json=body))
+            body["from_job"] = parse_job_id(from_job)
+        return Template.from_json(self._session.json("POST", "templates", json=body))
 
     def update(self, template: Template, **changes: Any) -> Template:
         """Change what was seen: refused with Conflict if somebody else changed it since."""
         body = {"version": template.version, **changes}
-        return Template.of(self._door.json("PATCH", f"templates/{template.id}", json=body))
+        return Template.from_json(
+            self._session.json("PATCH", f"templates/{template.id}", json=body)
+        )
 
     def copy(self, template: str, *, name: str = "") -> Template:
         body = {"name": name} if name else {}
-        path = f"templates/{template_id(template)}/copy"
-        return Template.of(self._door.json("POST", path, json=body))
+        path = f"templates/{parse_template_id(template)}/copy"
+        return Template.from_json(self._session.json("POST", path, json=body))
 
     def delete(self, template: str) -> None:
-        self._door.request("DELETE", f"templates/{template_id(template)}")
+        self._session.request("DELETE", f"templates/{parse_template_id(template)}")
 
     def submit(
         self,
@@ -599,21 +615,23 @@ class Templates:
             body["code"] = self._client.upload(code, progress=progress)
         extra = {"name": name, "namespace": namespace, "secrets": dict(secrets or {})}
         body.update({key: value for key, value in extra.items() if value})
-        path = f"templates/{template_id(template)}/submit"
-        return Job.of(self._door.json("POST", path, json=body, headers=keyed(key)))
+        path = f"templates/{parse_template_id(template)}/submit"
+        return Job.from_json(
+            self._session.json("POST", path, json=body, headers=idempotency_headers(key))
+        )
 
 
 class Tokens:
     """Your own tokens. A token cannot make another: that needs name and password."""
 
-    def __init__(self, door: Door) -> None:
-        self._door = door
+    def __init__(self, session: ApiSession) -> None:
+        self._session = session
 
     def list(self) -> Sequence[Token]:
-        return [Token.of(row) for row in self._door.json("GET", "tokens")["items"]]
+        return [Token.from_json(row) for row in self._session.json("GET", "tokens")["items"]]
 
     def revoke(self, token_id: int) -> None:
-        self._door.request("DELETE", f"tokens/{token_id}")
+        self._session.request("DELETE", f"tokens/{token_id}")
 
 
 def create_token(
@@ -628,30 +646,32 @@ def create_token(
     transport: httpx.BaseTransport | None = None,
 ) -> Token:
     """Sign in with name and password and get a token; its secret is in this answer only."""
-    door = Door(url, verify=verify, transport=transport)
+    session = ApiSession(url, verify=verify, transport=transport)
     try:
         body = {"name": name, "scope": scope}
         if expires_at is not None:
             body["expires_at"] = expires_at.astimezone(UTC).isoformat()
-        return Token.of(door.json("POST", "tokens", json=body, auth=(user, password)))
+        return Token.from_json(session.json("POST", "tokens", json=body, auth=(user, password)))
     finally:
-        door.close()
+        session.close()
 
 
-def pages(door: Door, path: str, params: Mapping[str, Any], limit: int | None) -> Iterator[Json]:
+def iter_pages(
+    session: ApiSession, path: str, params: Mapping[str, Any], limit: int | None
+) -> Iterator[Json]:
     """Rows of all pages, fetched as they are taken; `limit` rows at most."""
-    left = limit
+    remaining = limit
     cursor: str | None = ""
-    while cursor is not None and left != 0:
-        size = 100 if left is None else min(100, left)
-        page = door.json("GET", path, params={**params, "limit": size, "cursor": cursor})
+    while cursor is not None and remaining != 0:
+        size = 100 if remaining is None else min(100, remaining)
+        page = session.json("GET", path, params={**params, "limit": size, "cursor": cursor})
         yield from page["items"]
-        if left is not None:
-            left = max(0, left - len(page["items"]))
+        if remaining is not None:
+            remaining = max(0, remaining - len(page["items"]))
         cursor = page.get("next")
 
 
-def leading_role(spec: Mapping[str, Any]) -> str:
+def default_log_role(spec: Mapping[str, Any]) -> str:
     """Whose output people want to see: the main role's, else the one that trains, else the first's."""
     roles = [role for role in spec.get("taskRoles") or () if isinstance(role, Mapping)]
     if not roles:
@@ -667,21 +687,21 @@ def leading_role(spec: Mapping[str, Any]) -> str:
     return names[0]
 
 
-def template_id(template: str) -> str:
+def parse_template_id(template: str) -> str:
     try:
         return str(uuid.UUID(template))
     except ValueError:
         raise Invalid(t("{id} is no template's id.", id=repr(template)), code="bad_id") from None
 
 
-def moment_text(value: datetime | None) -> str | None:
+def isoformat_utc(value: datetime | None) -> str | None:
     if value is None:
         return None
     aware = value if value.tzinfo else value.astimezone()
     return aware.astimezone(UTC).isoformat()
 
 
-def _same(target: Path, entry: File) -> bool:
+def _is_up_to_date(target: Path, entry: File) -> bool:
     try:
         found = target.stat()
     except OSError:
@@ -690,7 +710,7 @@ def _same(target: Path, entry: File) -> bool:
     return found.st_size == entry.size and abs(found.st_mtime - at) < 2
 
 
-def _named(progress: Callable[[str, int, int], None] | None, name: str) -> Progress | None:
+def _bind_name(progress: Callable[[str, int, int], None] | None, name: str) -> Progress | None:
     if progress is None:
         return None
     return lambda done, total: progress(name, done, total)

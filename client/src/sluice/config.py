@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from sluice.errors import NotConfigured
-from sluice.http import Door
+from sluice.http import ApiSession
 from sluice.messages import t
 
 # Of a token made from a password in the environment. One about to end is not worth beginning with.
-LIFETIME = timedelta(days=1)
-SPARE = timedelta(minutes=10)
+TOKEN_LIFETIME = timedelta(days=1)
+TOKEN_EXPIRY_MARGIN = timedelta(minutes=10)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Connection:
 
 
 @dataclass(frozen=True, slots=True)
-class PasswordSignIn:
+class PasswordCredentials:
     """The older variables: DLAAS_URL with MLSS_AUTH_USER and MLSS_AUTH_PASSWD (base64)."""
 
     user: str
@@ -52,7 +52,7 @@ def cache_path() -> Path:
 def read_config() -> dict[str, str]:
     path = config_path()
     try:
-        found = tomllib.loads(path.read_text(encoding="utf-8"))
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
@@ -64,7 +64,7 @@ def read_config() -> dict[str, str]:
             ),
             code="config_broken",
         ) from error
-    return {key: value for key, value in found.items() if isinstance(value, str)}
+    return {key: value for key, value in data.items() if isinstance(value, str)}
 
 
 def write_config(values: Mapping[str, str]) -> Path:
@@ -79,86 +79,88 @@ def write_config(values: Mapping[str, str]) -> Path:
 def write_private(path: Path, text: str) -> None:
     """Readable by its owner alone from the first moment on, whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    fresh = path.with_name(f"{path.name}.{os.getpid()}")
-    handle = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    temporary = path.with_name(f"{path.name}.{os.getpid()}")
+    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(handle, "w", encoding="utf-8") as file:
         file.write(text)
-    os.replace(fresh, path)
+    os.replace(temporary, path)
 
 
-def connection(url: str | None = None) -> Connection:
+def resolve_connection(url: str | None = None) -> Connection:
     """Raises NotConfigured with what to do."""
     environment = os.environ
-    kept = read_config()
-    address = (
-        url or environment.get("SLUICE_URL") or environment.get("DLAAS_URL") or kept.get("url")
+    stored = read_config()
+    base_url = (
+        url or environment.get("SLUICE_URL") or environment.get("DLAAS_URL") or stored.get("url")
     )
-    if not address:
+    if not base_url:
         raise NotConfigured(
             t("Sluice's address is not known. Run: sluice login  (or set SLUICE_URL)"),
             code="no_url",
         )
     if token := environment.get("SLUICE_TOKEN"):
-        return Connection(address, token, "environment")
-    if sign_in := password_sign_in():
-        return Connection(address, token_by_password(address, sign_in), "password")
+        return Connection(base_url, token, "environment")
+    if credentials := read_password_credentials():
+        return Connection(base_url, get_token_by_password(base_url, credentials), "password")
     # A kept token is for the server that gave it, and for no other.
-    if kept.get("token") and kept.get("url", "").rstrip("/") == address.rstrip("/"):
-        return Connection(address, kept["token"], "login")
+    if stored.get("token") and stored.get("url", "").rstrip("/") == base_url.rstrip("/"):
+        return Connection(base_url, stored["token"], "login")
     raise NotConfigured(
-        t("You are not signed in to {url}. Run: sluice login  (or set SLUICE_TOKEN)", url=address),
+        t("You are not signed in to {url}. Run: sluice login  (or set SLUICE_TOKEN)", url=base_url),
         code="no_token",
     )
 
 
-def password_sign_in() -> PasswordSignIn | None:
+def read_password_credentials() -> PasswordCredentials | None:
     user = os.environ.get("MLSS_AUTH_USER", "")
-    coded = os.environ.get("MLSS_AUTH_PASSWD", "")
-    if not user or not coded:
+    encoded = os.environ.get("MLSS_AUTH_PASSWD", "")
+    if not user or not encoded:
         return None
     try:
-        password = base64.b64decode(coded, validate=True).decode()
+        password = base64.b64decode(encoded, validate=True).decode()
     except (binascii.Error, UnicodeDecodeError):
         raise NotConfigured(
             t("MLSS_AUTH_PASSWD must be the password in base64."), code="bad_password_variable"
         ) from None
-    return PasswordSignIn(user, password)
+    return PasswordCredentials(user, password)
 
 
-def token_by_password(url: str, sign_in: PasswordSignIn) -> str:
+def get_token_by_password(url: str, credentials: PasswordCredentials) -> str:
     """A token for a day, made once and kept: a password is not sent with every command."""
-    mark = hashlib.sha256(f"{url}\n{sign_in.user}\n{sign_in.password}".encode()).hexdigest()
+    cache_key = hashlib.sha256(
+        f"{url}\n{credentials.user}\n{credentials.password}".encode()
+    ).hexdigest()
     now = datetime.now(UTC)
-    kept = {
+    stored = {
         key: row
-        for key, row in _cached().items()
-        if datetime.fromisoformat(row["expires_at"]) > now + SPARE
+        for key, row in _read_token_cache().items()
+        if datetime.fromisoformat(row["expires_at"]) > now + TOKEN_EXPIRY_MARGIN
     }
-    if mark in kept:
-        return str(kept[mark]["token"])
-    expires_at = (now + LIFETIME).isoformat()
-    door = Door(url)
+    if cache_key in stored:
+        return str(stored[cache_key]["token"])
+    expires_at = (now + TOKEN_LIFETIME).isoformat()
+    session = ApiSession(url)
     try:
-        made = door.json(
+        created = session.json(
             "POST",
             "tokens",
             json={"name": device_name(), "scope": "write", "expires_at": expires_at},
-            auth=(sign_in.user, sign_in.password),
+            auth=(credentials.user, credentials.password),
         )
     finally:
-        door.close()
-    kept[mark] = {"token": made["token"], "expires_at": expires_at}
-    write_private(cache_path(), json.dumps(kept))
-    return str(made["token"])
+        session.close()
+    stored[cache_key] = {"token": created["token"], "expires_at": expires_at}
+    write_private(cache_path(), json.dumps(stored))
+    return str(created["token"])
 
 
 def device_name() -> str:
     return f"sluice on {platform.node() or 'a computer'}"[:100]
 
 
-def _cached() -> dict[str, dict[str, Any]]:
+def _read_token_cache() -> dict[str, dict[str, Any]]:
     try:
-        found = json.loads(cache_path().read_text())
-        return {key: row for key, row in found.items() if "token" in row and "expires_at" in row}
+        data = json.loads(cache_path().read_text())
+        return {key: row for key, row in data.items() if "token" in row and "expires_at" in row}
     except (OSError, ValueError, AttributeError, TypeError):
         return {}

@@ -36,13 +36,13 @@ def table(rows: Iterable[tuple[str, str]]) -> str:
 
 def job_html(raw: Mapping[str, Any]) -> str:
     reason = raw.get("reason") or {}
-    words = str(reason.get("text") or reason.get("slurm_text") or "")
+    message = str(reason.get("text") or reason.get("slurm_text") or "")
     resources = f"{raw.get('tasks')} × task, {raw.get('cpus')} CPU, {raw.get('mem_mib')} MiB"
     if raw.get("gpus"):
         resources += f", {raw.get('gpus')} GPU {raw.get('gpu_type') or ''}"
     rows = [
         ("job", f"<b>{escape(str(raw.get('name', '')))}</b>"),
-        ("state", badge(str(raw.get("state", ""))) + (f" {escape(words)}" if words else "")),
+        ("state", badge(str(raw.get("state", ""))) + (f" {escape(message)}" if message else "")),
         ("id", f"<code>{escape(str(raw.get('id', '')))}</code>"),
         ("namespace", escape(str(raw.get("namespace", "")))),
         ("resources", escape(resources)),

@@ -92,7 +92,7 @@ class NotConfigured(SluiceError):
     """Nobody said where Sluice is, or who asks."""
 
 
-BY_STATUS: dict[int, type[SluiceError]] = {
+ERROR_BY_STATUS: dict[int, type[SluiceError]] = {
     400: Invalid,
     401: Unauthorized,
     403: Forbidden,

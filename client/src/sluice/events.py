@@ -11,110 +11,110 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection
 
 from sluice.errors import ServerFailed, Unreachable, WaitTimeout
-from sluice.http import Door, pause_s
+from sluice.http import ApiSession, backoff_s
 from sluice.messages import t
-from sluice.sockets import NoSockets, SocketLost, open_socket, refusal
+from sluice.sockets import SocketLost, WebSocketUnavailable, error_for_close_code, open_socket
 from sluice.values import Job
 
 # Even with a socket: a look of our own, in case an event went astray.
-LOOK_EVERY_S = 30.0
-POLL_FIRST_S, POLL_LAST_S = 1.0, 10.0
+REFRESH_INTERVAL_S = 30.0
+POLL_MIN_S, POLL_MAX_S = 1.0, 10.0
 # Without a word from the server for so long we give up.
-SILENCE_S = 300.0
+UNREACHABLE_LIMIT_S = 300.0
 
 
-class Watch:
+class JobWatcher:
     """Looks at one job again whenever something happened to it, until it has ended."""
 
-    def __init__(self, door: Door, job_id: str, *, timeout_s: float | None = None) -> None:
-        self._door = door
+    def __init__(self, session: ApiSession, job_id: str, *, timeout_s: float | None = None) -> None:
+        self._session = session
         self._job_id = job_id
         self._deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        self._last: tuple[Any, ...] | None = None
-        self._heard = time.monotonic()
+        self._last_snapshot: tuple[Any, ...] | None = None
+        self._last_response_at = time.monotonic()
 
     def __iter__(self) -> Iterator[Job]:
         """Each new sight of the job; the last one has ended. Raises WaitTimeout."""
-        fruitless = 0
+        failed_tries = 0
         while True:
             try:
-                with open_socket(self._door, "/ws/events", {}) as socket:
-                    fruitless = 0
-                    for job in self._by_events(socket):
+                with open_socket(self._session, "/ws/events", {}) as socket:
+                    failed_tries = 0
+                    for job in self._watch_socket(socket):
                         yield job
                         if job.ended:
                             return
-            except NoSockets:
-                yield from self._by_asking()
+            except WebSocketUnavailable:
+                yield from self._poll()
                 return
             except SocketLost:
-                fruitless += 1
-                self._sleep(pause_s(min(fruitless, 5)))
-                job_now = self._changed()
-                if job_now is not None:
-                    yield job_now
-                    if job_now.ended:
+                failed_tries += 1
+                self._sleep(backoff_s(min(failed_tries, 5)))
+                changed_job = self._fetch_if_changed()
+                if changed_job is not None:
+                    yield changed_job
+                    if changed_job.ended:
                         return
 
-    def _by_events(self, socket: ClientConnection) -> Iterator[Job]:
+    def _watch_socket(self, socket: ClientConnection) -> Iterator[Job]:
         """The look comes after the hello: nothing can happen unseen in between."""
         while True:
             try:
-                frame = json.loads(socket.recv(timeout=self._patience(LOOK_EVERY_S)))
-                relevant = self._concerns(frame)
+                frame = json.loads(socket.recv(timeout=self._timeout_s(REFRESH_INTERVAL_S)))
+                is_relevant = self._is_relevant(frame)
             except TimeoutError:
-                relevant = True
+                is_relevant = True
             except ConnectionClosed as closed:
-                if found := refusal(closed.rcvd.code if closed.rcvd else 0):
-                    raise found from closed
+                if error := error_for_close_code(closed.rcvd.code if closed.rcvd else 0):
+                    raise error from closed
                 raise SocketLost from closed
-            if relevant:
-                job = self._changed()
+            if is_relevant:
+                job = self._fetch_if_changed()
                 if job is not None:
                     yield job
                     if job.ended:
                         return
-            self._check_time()
+            self._check_deadline()
 
-    def _concerns(self, frame: dict[str, Any]) -> bool:
+    def _is_relevant(self, frame: dict[str, Any]) -> bool:
         if frame.get("type") in ("hello", "reset"):
             return True
         return any(event.get("job") == self._job_id for event in frame.get("events", ()))
 
-    def _by_asking(self) -> Iterator[Job]:
-        pause = POLL_FIRST_S
+    def _poll(self) -> Iterator[Job]:
+        interval_s = POLL_MIN_S
         while True:
-            job = self._changed()
+            job = self._fetch_if_changed()
             if job is not None:
-                pause = POLL_FIRST_S
+                interval_s = POLL_MIN_S
                 yield job
                 if job.ended:
                     return
-            self._sleep(pause)
-            pause = min(POLL_LAST_S, pause * 1.5)
+            self._sleep(interval_s)
+            interval_s = min(POLL_MAX_S, interval_s * 1.5)
 
-    def _changed(self) -> Job | None:
+    def _fetch_if_changed(self) -> Job | None:
         """The job, if it looks different from the last time. A server that is away is no change."""
         try:
-            raw = self._door.json("GET", f"jobs/{self._job_id}")
+            raw = self._session.json("GET", f"jobs/{self._job_id}")
         except (Unreachable, ServerFailed):
-            if time.monotonic() - self._heard > SILENCE_S:
+            if time.monotonic() - self._last_response_at > UNREACHABLE_LIMIT_S:
                 raise
             return None
-        self._heard = time.monotonic()
-        job = Job.of(raw)
-        seen = (job.state, job.reason, job.attempt, job.stopping, job.expected_start)
-        if seen == self._last:
+        self._last_response_at = time.monotonic()
+        job = Job.from_json(raw)
+        snapshot = (job.state, job.reason, job.attempt, job.stopping, job.expected_start)
+        if snapshot == self._last_snapshot:
             return None
-        self._last = seen
+        self._last_snapshot = snapshot
         return job
 
-    def _patience(self, at_most: float) -> float:
+    def _timeout_s(self, limit_s: float) -> float:
         if self._deadline is None:
-            return at_most
-        return max(0.01, min(at_most, self._deadline - time.monotonic()))
+            return limit_s
+        return max(0.01, min(limit_s, self._deadline - time.monotonic()))
 
-    def _check_time(self) -> None:
+    def _check_deadline(self) -> None:
         if self._deadline is not None and time.monotonic() >= self._deadline:
             raise WaitTimeout(
                 t("The job {id} has not ended in the given time; it goes on.", id=self._job_id),
@@ -122,6 +122,6 @@ class Watch:
             )
 
     def _sleep(self, seconds: float) -> None:
-        self._check_time()
-        time.sleep(self._patience(seconds))
-        self._check_time()
+        self._check_deadline()
+        time.sleep(self._timeout_s(seconds))
+        self._check_deadline()

@@ -16,7 +16,7 @@ from html import escape
 from pathlib import Path
 from typing import Any, ClassVar
 
-from sluice.client import Client, Code, leading_role
+from sluice.client import Client, Code, default_log_role
 from sluice.display import badge, job_html, table
 from sluice.errors import Invalid
 from sluice.logs import LogStream
@@ -25,7 +25,7 @@ from sluice.values import Job, Plan, Task
 
 # (framework, strategy) → (roles that must exist, roles that may), in the order of the job file.
 # The first strategy of a framework is the one it takes when none is named.
-LAYOUTS: Mapping[tuple[str, str], tuple[tuple[str, ...], tuple[str, ...]]] = {
+STRATEGY_ROLES: Mapping[tuple[str, str], tuple[tuple[str, ...], tuple[str, ...]]] = {
     ("tensorflow", "ps"): (("ps", "worker"), ("chief", "evaluator")),
     ("tensorflow", "multiworker"): (("worker",), ("chief", "evaluator")),
     ("pytorch", "ddp"): (("worker",), ("chief",)),
@@ -39,7 +39,7 @@ LAYOUTS: Mapping[tuple[str, str], tuple[tuple[str, ...], tuple[str, ...]]] = {
     ("mpi", "hostfile"): (("worker",), ("chief",)),
 }
 # What people write → the strategy's name.
-_STRATEGY_WORDS: Mapping[str, str] = {
+_STRATEGY_ALIASES: Mapping[str, str] = {
     "parameterserver": "ps",
     "psworker": "ps",
     "multiworkermirrored": "multiworker",
@@ -52,7 +52,7 @@ _STRATEGY_WORDS: Mapping[str, str] = {
 _MEMORY = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?\s*", re.IGNORECASE)
 _MIB = {"": 1.0, "k": 1 / 1024, "m": 1.0, "g": 1024.0, "t": 1024.0 * 1024}
 # Roles that serve the others: they never end by themselves and compute nothing on a GPU.
-_SERVING = ("ps", "scheduler")
+_SERVER_ROLES = ("ps", "scheduler")
 
 
 def memory_mib(value: int | str) -> int:
@@ -107,7 +107,7 @@ class FrameworkJob:
         `code` is a directory or archive here that travels with the job; `code_dir`, `data` and `output`
         are directories on the cluster."""
         self.name = name
-        self.strategy = self._strategy(strategy)
+        self.strategy = self._resolve_strategy(strategy)
         self.code = code
         self._client = client
         self._job: Job | None = None
@@ -128,7 +128,7 @@ class FrameworkJob:
             task["shmMB"] = memory_mib(shm)
         if params:
             task["parameters"] = [{"key": k, "value": v} for k, v in params.items()]
-        whole = {
+        fields = {
             "jobName": name,
             "namespace": namespace,
             "description": description,
@@ -142,29 +142,31 @@ class FrameworkJob:
             "labels": dict(labels or {}),
         }
         self._spec: dict[str, Any] = {
-            key: value for key, value in whole.items() if value not in ("", None, {}, 0)
+            key: value for key, value in fields.items() if value not in ("", None, {}, 0)
         }
         # "" is a choice too: the namespace's default image.
         self._spec["image"] = image
         self._spec["framework"] = {"name": self.framework, "strategy": self.strategy}
-        self._spec["taskRoles"] = self._roles(counts, task, roles or {})
+        self._spec["taskRoles"] = self._build_roles(counts, task, roles or {})
 
     @property
-    def _layout(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        return LAYOUTS[self.framework, self.strategy]
+    def _strategy_roles(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        return STRATEGY_ROLES[self.framework, self.strategy]
 
     @property
     def _required(self) -> tuple[str, ...]:
-        return self._layout[0]
+        return self._strategy_roles[0]
 
     @classmethod
     def strategies(cls) -> tuple[str, ...]:
-        return tuple(strategy for framework, strategy in LAYOUTS if framework == cls.framework)
+        return tuple(
+            strategy for framework, strategy in STRATEGY_ROLES if framework == cls.framework
+        )
 
-    def _strategy(self, given: str) -> str:
+    def _resolve_strategy(self, given: str) -> str:
         known = self.strategies()
         word = re.sub(r"[^a-z0-9]", "", given.lower())
-        word = _STRATEGY_WORDS.get(word, word) if word not in known else word
+        word = _STRATEGY_ALIASES.get(word, word) if word not in known else word
         if not word:
             return known[0]
         if word not in known:
@@ -179,13 +181,13 @@ class FrameworkJob:
             )
         return word
 
-    def _roles(
+    def _build_roles(
         self,
         counts: Mapping[str, int],
         task: Mapping[str, Any],
         given: Mapping[str, Mapping[str, Any]],
     ) -> list[dict[str, Any]]:
-        required, optional = self._layout
+        required, optional = self._strategy_roles
         known = (*required, *optional)
         for role, count in counts.items():
             if count < 0 or (count and role not in known) or (not count and role in required):
@@ -208,15 +210,15 @@ class FrameworkJob:
                     t("roles names {role}, which this job does not have.", role=repr(role)),
                     code="roles",
                 )
-        leading = "chief" if counts["chief"] else "worker"
+        main_role = "chief" if counts["chief"] else "worker"
         rows = []
         for role in known:
             if not counts[role]:
                 continue
             row = {"name": role, "taskNumber": counts[role], **task}
-            if role in _SERVING:
+            if role in _SERVER_ROLES:
                 row["gpuNumber"] = 0
-            elif role == leading and "ps" in required:
+            elif role == main_role and "ps" in required:
                 # Servers never end by themselves: the job is done when its workers (or chief) are.
                 row["minSucceededTaskCount"] = counts[role]
             rows.append({**row, **given.get(role, {})})
@@ -283,7 +285,7 @@ class FrameworkJob:
         self, role: str = "", index: int = 0, *, follow: bool = False, offset: int = 0
     ) -> LogStream:
         """Iterate for bytes, or take `.text`, `.lines()` or `.read()`."""
-        role = role or leading_role(self._spec)
+        role = role or default_log_role(self._spec)
         return self.client.logs(self.job, role, index, follow=follow, offset=offset)
 
     def stop(self) -> Job:
@@ -356,7 +358,7 @@ class MPIJob(FrameworkJob):
     framework = "mpi"
 
 
-ALL: tuple[type[FrameworkJob], ...] = (
+FRAMEWORK_JOBS: tuple[type[FrameworkJob], ...] = (
     TensorFlowJob,
     PyTorchJob,
     HorovodJob,

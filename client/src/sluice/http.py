@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from sluice.errors import (
-    BY_STATUS,
+    ERROR_BY_STATUS,
     FieldError,
     Invalid,
     ServerFailed,
@@ -31,31 +31,31 @@ PREFIX = "/api/v1/"
 TIMEOUT = httpx.Timeout(30.0, connect=10.0)
 # A submit unpacks and checks an archive before it answers.
 LONG_TIMEOUT = httpx.Timeout(300.0, connect=10.0)
-TRIES = 4
-LONGEST_PAUSE_S = 20.0
+MAX_TRIES = 4
+MAX_BACKOFF_S = 20.0
 SAFE_METHODS = frozenset(("GET", "HEAD"))
 # Said by the way to the server or by the cluster behind it; the same request may work soon.
-PASSING_STATUSES = frozenset((502, 503, 504))
+TRANSIENT_STATUSES = frozenset((502, 503, 504))
 
 
-def checked_url(url: str) -> str:
+def normalize_url(url: str) -> str:
     """The server's address without a trailing slash. Raises Invalid."""
     text = url.strip()
     if text and "://" not in text:
         text = "http://" + text
     try:
         parts = urlsplit(text)
-        port_is_right = parts.port is None or parts.port > 0
+        port_is_valid = parts.port is None or parts.port > 0
     except ValueError:
-        port_is_right = False
-    if not port_is_right or parts.scheme not in ("http", "https") or not parts.hostname:
+        port_is_valid = False
+    if not port_is_valid or parts.scheme not in ("http", "https") or not parts.hostname:
         raise Invalid(
             t("{url} is no address; give one such as https://sluice.example.org.", url=url)
         )
     return f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/')}".removesuffix("/api/v1")
 
 
-class Door:
+class ApiSession:
     """HTTP to one server as one person."""
 
     def __init__(
@@ -67,7 +67,7 @@ class Door:
         sleep: Callable[[float], None] = time.sleep,
         verify: bool | str = True,
     ) -> None:
-        self.url = checked_url(url)
+        self.url = normalize_url(url)
         self.token = token
         self.verify = verify
         self._sleep = sleep
@@ -110,9 +110,9 @@ class Door:
         repeatable: bool = False,
     ) -> httpx.Response:
         """One answer, already read. `content` makes the body anew for every try."""
-        keyed = "Idempotency-Key" in (headers or {})
-        more: dict[str, Any] = {"timeout": LONG_TIMEOUT} if content or keyed else {}
-        repeatable = repeatable or keyed or method in SAFE_METHODS
+        has_idempotency_key = "Idempotency-Key" in (headers or {})
+        more: dict[str, Any] = {"timeout": LONG_TIMEOUT} if content or has_idempotency_key else {}
+        repeatable = repeatable or has_idempotency_key or method in SAFE_METHODS
         if auth is not None:
             more["auth"] = httpx.BasicAuth(*auth)
         attempt = 0
@@ -122,38 +122,38 @@ class Door:
                 response = self._http.request(
                     method,
                     path,
-                    params=given(params),
+                    params=encode_params(params),
                     json=json,
                     content=content() if content else None,
                     headers=dict(headers or {}),
                     **more,
                 )
             except httpx.TransportError as error:
-                if not repeatable or attempt >= TRIES:
-                    raise self.unreachable(error) from error
-                self._sleep(pause_s(attempt))
+                if not repeatable or attempt >= MAX_TRIES:
+                    raise self.unreachable_error(error) from error
+                self._sleep(backoff_s(attempt))
                 continue
             except httpx.InvalidURL as error:
                 raise Invalid(str(error)) from error
             if response.is_success:
                 return response
-            wait = self._wait_for(response, repeatable)
-            if wait is None or attempt >= TRIES:
-                raise problem_of(response)
-            self._sleep(max(wait, pause_s(attempt)))
+            delay_s = self._retry_delay_s(response, repeatable)
+            if delay_s is None or attempt >= MAX_TRIES:
+                raise parse_error_response(response)
+            self._sleep(max(delay_s, backoff_s(attempt)))
 
     @staticmethod
-    def _wait_for(response: httpx.Response, repeatable: bool) -> float | None:
+    def _retry_delay_s(response: httpx.Response, repeatable: bool) -> float | None:
         """Seconds until the same request may be sent again; None: it may not."""
         status = response.status_code
-        if status != 429 and not (repeatable and status in PASSING_STATUSES):
+        if status != 429 and not (repeatable and status in TRANSIENT_STATUSES):
             return None
-        wait = retry_after_s(response)
-        return wait if wait <= LONGEST_PAUSE_S else None
+        delay_s = retry_after_s(response)
+        return delay_s if delay_s <= MAX_BACKOFF_S else None
 
     def json(self, method: str, path: str, **more: Any) -> Any:
         response = self.request(method, path, **more)
-        return decoded(response)
+        return decode_json(response)
 
     @contextmanager
     def stream(
@@ -161,53 +161,55 @@ class Door:
     ) -> Iterator[httpx.Response]:
         """One answer whose body is read as it comes. Network failures come as httpx.TransportError."""
         # Offsets count the file's own bytes: nothing on the way may pack them.
-        exact = {"Accept-Encoding": "identity", **headers}
-        with self._http.stream("GET", path, params=given(params), headers=exact) as response:
+        stream_headers = {"Accept-Encoding": "identity", **headers}
+        with self._http.stream(
+            "GET", path, params=encode_params(params), headers=stream_headers
+        ) as response:
             if not response.is_success:
                 response.read()
-                raise problem_of(response)
+                raise parse_error_response(response)
             yield response
 
-    def unreachable(self, error: Exception) -> Unreachable:
+    def unreachable_error(self, error: Exception) -> Unreachable:
         if isinstance(error, httpx.TimeoutException):
-            words = t("{url} did not answer in time. Try again.", url=self.url)
+            message = t("{url} did not answer in time. Try again.", url=self.url)
         elif "CERTIFICATE" in str(error).upper():
-            words = t(
+            message = t(
                 "{url} shows a certificate that is not trusted here: {problem}",
                 url=self.url,
                 problem=str(error),
             )
         else:
-            words = t(
+            message = t(
                 "{url} cannot be reached ({problem}). Check the address and the network.",
                 url=self.url,
                 problem=str(error) or type(error).__name__,
             )
-        return Unreachable(words, code="unreachable")
+        return Unreachable(message, code="unreachable")
 
     @property
     def socket_url(self) -> str:
         return self.url.replace("http", "ws", 1)
 
 
-def given(params: Mapping[str, Any] | None) -> dict[str, str]:
+def encode_params(params: Mapping[str, Any] | None) -> dict[str, str]:
     """Query parameters that have a value; lists with commas between, truth as 1 and 0."""
-    found: dict[str, str] = {}
+    encoded: dict[str, str] = {}
     for name, value in (params or {}).items():
         if value is None or value == "" or value == ():
             continue
         if isinstance(value, bool):
-            found[name] = "1" if value else "0"
+            encoded[name] = "1" if value else "0"
         elif isinstance(value, list | tuple | set | frozenset):
-            found[name] = ",".join(str(item) for item in value)
+            encoded[name] = ",".join(str(item) for item in value)
         else:
-            found[name] = str(value)
-    return found
+            encoded[name] = str(value)
+    return encoded
 
 
-def pause_s(attempt: int) -> float:
+def backoff_s(attempt: int) -> float:
     """Longer each time, and never the same for two clients."""
-    return min(LONGEST_PAUSE_S, 0.4 * 2.0**attempt) * random.uniform(0.5, 1.0)  # noqa: S311
+    return min(MAX_BACKOFF_S, 0.4 * 2.0**attempt) * random.uniform(0.5, 1.0)  # noqa: S311
 
 
 def retry_after_s(response: httpx.Response) -> float:
@@ -217,7 +219,7 @@ def retry_after_s(response: httpx.Response) -> float:
         return 1.0
 
 
-def decoded(response: httpx.Response) -> Any:
+def decode_json(response: httpx.Response) -> Any:
     if response.status_code == 204 or not response.content:
         return None
     try:
@@ -230,7 +232,7 @@ def decoded(response: httpx.Response) -> Any:
         ) from None
 
 
-def problem_of(response: httpx.Response) -> SluiceError:
+def parse_error_response(response: httpx.Response) -> SluiceError:
     """The refusal as an error, from problem+json or from whatever stands in between."""
     status = response.status_code
     try:
@@ -238,12 +240,12 @@ def problem_of(response: httpx.Response) -> SluiceError:
     except ValueError:
         body = None
     if not isinstance(body, dict):
-        return _foreign(response)
+        return _parse_foreign_error(response)
     detail = str(body.get("detail") or body.get("title") or f"HTTP {status}")
     code = str(body.get("code") or "")
     if status == 429:
         return Throttled(detail, retry_after=retry_after_s(response), code=code)
-    kind = BY_STATUS.get(status, ServerFailed if status >= 500 else SluiceError)
+    kind = ERROR_BY_STATUS.get(status, ServerFailed if status >= 500 else SluiceError)
     rows = body.get("errors")
     errors = tuple(field_error(row) for row in rows if isinstance(row, dict)) if rows else ()
     return kind(detail, code=code, status=status, errors=errors)
@@ -259,19 +261,19 @@ def field_error(row: Mapping[str, Any]) -> FieldError:
     )
 
 
-def _foreign(response: httpx.Response) -> SluiceError:
+def _parse_foreign_error(response: httpx.Response) -> SluiceError:
     status = response.status_code
     if response.is_redirect:
-        words = t(
+        message = t(
             "The server sends us on to {place}. Use that address.",
             place=response.headers.get("Location", "?"),
         )
-        return SluiceError(words, code="moved", status=status)
+        return SluiceError(message, code="moved", status=status)
     if status == 429:
         return Throttled(t("Too many requests."), retry_after=retry_after_s(response))
-    if status in PASSING_STATUSES:
-        words = t("Sluice is not available at the moment (HTTP {status}).", status=status)
-        return ServerFailed(words, code="unavailable", status=status)
-    words = t("{url} answers, but not as Sluice does. Check the address.", url=response.url.host)
-    kind = BY_STATUS.get(status, ServerFailed)
-    return kind(words, code="not_sluice", status=status)
+    if status in TRANSIENT_STATUSES:
+        message = t("Sluice is not available at the moment (HTTP {status}).", status=status)
+        return ServerFailed(message, code="unavailable", status=status)
+    message = t("{url} answers, but not as Sluice does. Check the address.", url=response.url.host)
+    kind = ERROR_BY_STATUS.get(status, ServerFailed)
+    return kind(message, code="not_sluice", status=status)

@@ -14,22 +14,22 @@ from urllib.parse import quote
 from websockets.exceptions import ConnectionClosed
 
 from sluice.errors import NotFound, ServerFailed, SluiceError
-from sluice.http import Door, pause_s
-from sluice.sockets import NoSockets, SocketLost, open_socket, refusal
+from sluice.http import ApiSession, backoff_s
+from sluice.sockets import SocketLost, WebSocketUnavailable, error_for_close_code, open_socket
 
 READ_BYTES = 1024 * 1024
 POLL_S = 2.0
-FRUITLESS_TRIES = 8
-QUIET_S = 30.0
+MAX_FAILED_TRIES = 8
+RECV_TIMEOUT_S = 30.0
 
-Notice = Callable[[str], None]
+WaitCallback = Callable[[str], None]
 
 
 @dataclass(slots=True)
 class LogStream:
     """Iterate for bytes; `.text` and `.lines()` decode. `offset` is where the next byte stands."""
 
-    door: Door
+    session: ApiSession
     job_id: str
     role: str
     index: int
@@ -37,12 +37,12 @@ class LogStream:
     offset: int = 0
     attempt: int | None = None
     # Called with a sentence while there is nothing to read yet.
-    on_wait: Notice | None = None
+    on_wait: WaitCallback | None = None
     # How the task ended, once it has: {"state": …, "exit_code": …}.
     verdict: dict[str, Any] | None = field(default=None, init=False)
 
     def __iter__(self) -> Iterator[bytes]:
-        return self._followed() if self.follow else self._read_to_end()
+        return self._follow() if self.follow else self._read_to_end()
 
     @property
     def text(self) -> Iterator[str]:
@@ -69,14 +69,14 @@ class LogStream:
     # --- REST -------------------------------------------------------------------------------------
 
     @property
-    def _address(self) -> str:
+    def _path(self) -> str:
         return f"jobs/{self.job_id}/logs/{quote(self.role, safe='')}/{self.index}"
 
-    def _part(self) -> tuple[bytes, bool]:
+    def _read_chunk(self) -> tuple[bytes, bool]:
         """The next bytes, and whether the log is complete with them."""
-        response = self.door.request(
+        response = self.session.request(
             "GET",
-            self._address,
+            self._path,
             params={"offset": self.offset, "limit": READ_BYTES, "attempt": self.attempt},
         )
         if self.offset < 0:
@@ -91,15 +91,15 @@ class LogStream:
 
     def _read_to_end(self) -> Iterator[bytes]:
         while True:
-            data, _complete = self._part()
+            data, _complete = self._read_chunk()
             if not data:
                 return
             yield data
 
-    def _polled(self) -> Iterator[bytes]:
+    def _poll_to_end(self) -> Iterator[bytes]:
         while True:
             try:
-                data, complete = self._part()
+                data, complete = self._read_chunk()
             except NotFound:
                 # No log yet, or no job any more.
                 if self._job_ended():
@@ -109,72 +109,72 @@ class LogStream:
                 yield data
             elif complete or self._job_ended():
                 # Once more: what was written between the two looks.
-                last, _complete = self._part_or_nothing()
+                last, _complete = self._read_chunk_or_empty()
                 if not last:
                     return
                 yield last
             else:
                 time.sleep(POLL_S)
 
-    def _part_or_nothing(self) -> tuple[bytes, bool]:
+    def _read_chunk_or_empty(self) -> tuple[bytes, bool]:
         try:
-            return self._part()
+            return self._read_chunk()
         except NotFound:
             return b"", True
 
     def _job_ended(self) -> bool:
-        job = self.door.json("GET", f"jobs/{self.job_id}")
+        job = self.session.json("GET", f"jobs/{self.job_id}")
         return job["state"] in ("COMPLETED", "FAILED", "STOPPED")
 
     # --- websocket ----------------------------------------------------------------------------------
 
-    def _followed(self) -> Iterator[bytes]:
-        fruitless = 0
+    def _follow(self) -> Iterator[bytes]:
+        failed_tries = 0
         while True:
             before = self.offset
             try:
-                yield from self._one_connection()
+                yield from self._follow_socket()
                 return
-            except NoSockets:
-                yield from self._polled()
+            except WebSocketUnavailable:
+                yield from self._poll_to_end()
                 return
-            except SocketLost as lost:
-                fruitless = fruitless + 1 if self.offset == before else 0
-                if fruitless >= FRUITLESS_TRIES:
-                    raise self.door.unreachable(lost) from lost
+            except SocketLost as error:
+                failed_tries = failed_tries + 1 if self.offset == before else 0
+                if failed_tries >= MAX_FAILED_TRIES:
+                    raise self.session.unreachable_error(error) from error
                 # REST tells what is wrong for good: a token revoked, a job deleted.
-                self._still_there()
-                time.sleep(pause_s(fruitless))
+                self._raise_if_job_gone()
+                time.sleep(backoff_s(failed_tries))
 
-    def _still_there(self) -> None:
+    def _raise_if_job_gone(self) -> None:
         try:
-            self.door.json("GET", f"jobs/{self.job_id}")
+            self.session.json("GET", f"jobs/{self.job_id}")
         except (ServerFailed, OSError):
             return
         except SluiceError as error:
             if error.code != "unreachable":
                 raise
 
-    def _one_connection(self) -> Iterator[bytes]:
+    def _follow_socket(self) -> Iterator[bytes]:
         address = f"/ws/jobs/{self.job_id}/logs/{quote(self.role, safe='')}/{self.index}"
         params = {"offset": self.offset, "lossless": 1, "attempt": self.attempt}
-        with open_socket(self.door, address, params) as socket:
+        with open_socket(self.session, address, params) as socket:
             while True:
                 try:
-                    frame = socket.recv(timeout=QUIET_S)
+                    frame = socket.recv(timeout=RECV_TIMEOUT_S)
                 except TimeoutError:
                     continue  # quiet is no fault: the library's own pings find a dead connection
                 except ConnectionClosed as closed:
-                    if found := refusal(closed.rcvd.code if closed.rcvd else 0):
-                        raise found from closed
+                    if error := error_for_close_code(closed.rcvd.code if closed.rcvd else 0):
+                        raise error from closed
                     raise SocketLost from closed
                 if isinstance(frame, bytes):
                     self.offset += len(frame)
                     yield frame
-                elif self._told(json.loads(frame)):
+                elif self._handle_frame(json.loads(frame)):
                     return
 
-    def _told(self, frame: dict[str, Any]) -> bool:
+    def _handle_frame(self, frame: dict[str, Any]) -> bool:
         """What a text frame says. True: that was the end."""
         kind = frame.get("type")
         if kind == "log":

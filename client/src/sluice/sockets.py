@@ -10,7 +10,7 @@ from websockets.exceptions import InvalidHandshake, InvalidStatus, WebSocketExce
 from websockets.sync.client import connect
 
 from sluice.errors import Forbidden, NotFound, SluiceError, Unauthorized
-from sluice.http import Door
+from sluice.http import ApiSession
 from sluice.messages import language, t
 from sluice.version import VERSION
 
@@ -21,33 +21,39 @@ if TYPE_CHECKING:
 
 OPEN_TIMEOUT_S = 15.0
 # The server's own close codes (its pages know them too).
-SIGNED_OUT, NOT_ALLOWED, NO_SUCH, TOO_SLOW, TOO_MANY = 4401, 4403, 4404, 4408, 4429
+CLOSE_SIGNED_OUT, CLOSE_NOT_ALLOWED, CLOSE_NOT_FOUND, CLOSE_TOO_SLOW, CLOSE_TOO_MANY = (
+    4401,
+    4403,
+    4404,
+    4408,
+    4429,
+)
 
 
 class SocketLost(Exception):
     """The connection broke or could not be made; what was read stays good."""
 
 
-class NoSockets(Exception):
+class WebSocketUnavailable(Exception):
     """Something between us and the server lets no websockets through."""
 
 
-def open_socket(door: Door, path: str, params: Mapping[str, object]) -> ClientConnection:
+def open_socket(session: ApiSession, path: str, params: Mapping[str, object]) -> ClientConnection:
     """Raises SluiceError for good, SocketLost for a while, NoSockets when only HTTP gets through."""
     query = urlencode({key: value for key, value in params.items() if value is not None})
-    address = f"{door.socket_url}{path}{'?' + query if query else ''}"
+    address = f"{session.socket_url}{path}{'?' + query if query else ''}"
     context = None
     if address.startswith("wss:"):
         context = ssl.create_default_context(
-            cafile=door.verify if isinstance(door.verify, str) else None
+            cafile=session.verify if isinstance(session.verify, str) else None
         )
-        if door.verify is False:
+        if session.verify is False:
             context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     try:
         return connect(
             address,
             additional_headers={
-                "Authorization": f"Bearer {door.token}",
+                "Authorization": f"Bearer {session.token}",
                 "Accept-Language": "zh-hans" if language() == "zh" else "en",
             },
             user_agent_header=f"sluice-python/{VERSION}",
@@ -60,27 +66,27 @@ def open_socket(door: Door, path: str, params: Mapping[str, object]) -> ClientCo
         status = error.response.status_code
         if status in (401, 403):
             # Refused before the handshake: the token, or a proxy. HTTP can tell which.
-            raise NoSockets from error
+            raise WebSocketUnavailable from error
         if status in (429, 500, 502, 503, 504):
             raise SocketLost from error
-        raise NoSockets from error
+        raise WebSocketUnavailable from error
     except InvalidHandshake as error:
-        raise NoSockets from error
+        raise WebSocketUnavailable from error
     except (OSError, EOFError, WebSocketException) as error:
         raise SocketLost from error
 
 
-def refusal(code: int) -> SluiceError | None:
+def error_for_close_code(code: int) -> SluiceError | None:
     """A close code that will not change by coming back."""
-    if code == SIGNED_OUT:
+    if code == CLOSE_SIGNED_OUT:
         return Unauthorized(
             t("This token is not known, was revoked or has expired. Run: sluice login"),
             code="token_invalid",
             status=401,
         )
-    if code == NOT_ALLOWED:
+    if code == CLOSE_NOT_ALLOWED:
         return Forbidden(t("You may no longer see this."), code="forbidden", status=403)
-    if code == NO_SUCH:
+    if code == CLOSE_NOT_FOUND:
         return NotFound(
             t("There is no such job or log, or you may not see it."), code="not_found", status=404
         )

@@ -13,11 +13,11 @@ import httpx
 
 from sluice.archive import Progress
 from sluice.errors import Invalid, SluiceError
-from sluice.http import Door, pause_s
+from sluice.http import ApiSession, backoff_s
 from sluice.messages import t
 
 # Tries in a row that brought not one byte.
-FRUITLESS_TRIES = 5
+MAX_FAILED_TRIES = 5
 
 
 class Download:
@@ -25,101 +25,101 @@ class Download:
 
     def __init__(
         self,
-        door: Door,
+        session: ApiSession,
         path: str,
         params: Mapping[str, Any],
         target: Path,
         progress: Progress | None = None,
     ) -> None:
-        self._door = door
+        self._session = session
         self._path = path
         self._params = params
         self._target = target
-        self._part = target.with_name(target.name + ".part")
-        self._note = target.with_name(target.name + ".part.json")
+        self._part_path = target.with_name(target.name + ".part")
+        self._etag_path = target.with_name(target.name + ".part.json")
         self._progress = progress
         self._size: int | None = None
 
     def run(self) -> Path:
-        fruitless = 0
+        failed_tries = 0
         while True:
-            before = self._have()
+            before = self._received_bytes()
             try:
-                self._go_on(before)
+                self._resume(before)
                 break
-            except (httpx.TransportError, _CutOff) as error:
-                fruitless = fruitless + 1 if self._have() <= before else 0
-                if fruitless >= FRUITLESS_TRIES:
-                    raise self._door.unreachable(error) from error
-                time.sleep(pause_s(fruitless))
-        self._note.unlink(missing_ok=True)
-        os.replace(self._part, self._target)
+            except (httpx.TransportError, _IncompleteDownload) as error:
+                failed_tries = failed_tries + 1 if self._received_bytes() <= before else 0
+                if failed_tries >= MAX_FAILED_TRIES:
+                    raise self._session.unreachable_error(error) from error
+                time.sleep(backoff_s(failed_tries))
+        self._etag_path.unlink(missing_ok=True)
+        os.replace(self._part_path, self._target)
         return self._target
 
-    def _have(self) -> int:
-        return self._part.stat().st_size if self._part.exists() else 0
+    def _received_bytes(self) -> int:
+        return self._part_path.stat().st_size if self._part_path.exists() else 0
 
-    def _go_on(self, have: int) -> None:
-        known = self._remembered() if have else ""
-        if have and not known:
-            have = 0
-        headers = {"Range": f"bytes={have}-"} if have else {}
+    def _resume(self, offset: int) -> None:
+        known_etag = self._load_etag() if offset else ""
+        if offset and not known_etag:
+            offset = 0
+        headers = {"Range": f"bytes={offset}-"} if offset else {}
         try:
-            with self._door.stream(self._path, params=self._params, headers=headers) as response:
+            with self._session.stream(self._path, params=self._params, headers=headers) as response:
                 etag = response.headers.get("ETag", "")
-                if have and (response.status_code != 206 or etag != known):
+                if offset and (response.status_code != 206 or etag != known_etag):
                     if response.status_code == 206:
-                        self._forget()
-                        raise _CutOff
-                    have = 0  # the whole file comes, from its beginning
-                self._remember(etag)
-                self._write(response, have)
+                        self._discard_partial()
+                        raise _IncompleteDownload
+                    offset = 0  # the whole file comes, from its beginning
+                self._save_etag(etag)
+                self._write(response, offset)
         except Invalid as error:
             if error.status != 416:
                 raise
-            if self._complete(have, known):
+            if self._complete(offset, known_etag):
                 return
-            self._forget()
-            raise _CutOff from error
+            self._discard_partial()
+            raise _IncompleteDownload from error
 
-    def _write(self, response: httpx.Response, have: int) -> None:
+    def _write(self, response: httpx.Response, offset: int) -> None:
         length = response.headers.get("Content-Length")
-        self._size = have + int(length) if length else None
-        with self._part.open("r+b" if have else "wb") as file:
-            file.seek(have)
+        self._size = offset + int(length) if length else None
+        with self._part_path.open("r+b" if offset else "wb") as file:
+            file.seek(offset)
             file.truncate()
             for chunk in response.iter_raw():
                 file.write(chunk)
-                have += len(chunk)
+                offset += len(chunk)
                 if self._progress:
-                    self._progress(have, self._size or 0)
-        if self._size is not None and have < self._size:
-            raise _CutOff
+                    self._progress(offset, self._size or 0)
+        if self._size is not None and offset < self._size:
+            raise _IncompleteDownload
 
-    def _complete(self, have: int, known: str) -> bool:
+    def _complete(self, offset: int, known_etag: str) -> bool:
         """Past the end: all is here already, if the file is still the same one. Its ETag ends in its size."""
-        return known.strip('"').rpartition("-")[2] == str(have)
+        return known_etag.strip('"').rpartition("-")[2] == str(offset)
 
-    def _remember(self, etag: str) -> None:
-        self._note.write_text(json.dumps({"etag": etag}))
+    def _save_etag(self, etag: str) -> None:
+        self._etag_path.write_text(json.dumps({"etag": etag}))
 
-    def _remembered(self) -> str:
+    def _load_etag(self) -> str:
         try:
-            return str(json.loads(self._note.read_text())["etag"])
+            return str(json.loads(self._etag_path.read_text())["etag"])
         except (OSError, ValueError, KeyError, TypeError):
             return ""
 
-    def _forget(self) -> None:
-        self._note.unlink(missing_ok=True)
-        self._part.unlink(missing_ok=True)
+    def _discard_partial(self) -> None:
+        self._etag_path.unlink(missing_ok=True)
+        self._part_path.unlink(missing_ok=True)
 
 
-class _CutOff(Exception):
+class _IncompleteDownload(Exception):
     """The body ended before its announced length, or the file has changed: ask again."""
 
 
-def stream_to(
-    door: Door,
+def download_stream(
+    session: ApiSession,
     path: str,
     params: Mapping[str, Any],
     target: Path,
@@ -129,7 +129,7 @@ def stream_to(
     part = target.with_name(target.name + ".part")
     done = 0
     try:
-        with door.stream(path, params=params, headers={}) as response, part.open("wb") as file:
+        with session.stream(path, params=params, headers={}) as response, part.open("wb") as file:
             for chunk in response.iter_raw():
                 file.write(chunk)
                 done += len(chunk)
@@ -137,7 +137,7 @@ def stream_to(
                     progress(done, 0)
     except httpx.TransportError as error:
         part.unlink(missing_ok=True)
-        raise door.unreachable(error) from error
+        raise session.unreachable_error(error) from error
     except SluiceError:
         part.unlink(missing_ok=True)
         raise

@@ -19,7 +19,7 @@ END_STATES = frozenset(("COMPLETED", "FAILED", "STOPPED"))
 Json = Mapping[str, Any]
 
 
-def moment(value: Any) -> datetime | None:
+def parse_timestamp(value: Any) -> datetime | None:
     return datetime.fromisoformat(value) if isinstance(value, str) and value else None
 
 
@@ -32,7 +32,7 @@ class Reason:
     slurm_text: str = ""
 
     @classmethod
-    def of(cls, raw: Json) -> Reason:
+    def from_json(cls, raw: Json) -> Reason:
         return cls(
             str(raw.get("code", "")), str(raw.get("text", "")), str(raw.get("slurm_text", ""))
         )
@@ -71,22 +71,22 @@ class Job:
     raw: Json = field(repr=False, compare=False)
 
     @classmethod
-    def of(cls, raw: Json) -> Job:
+    def from_json(cls, raw: Json) -> Job:
         return cls(
             id=str(raw["id"]),
             name=str(raw.get("name", "")),
             owner=str(raw.get("owner", "")),
             namespace=str(raw.get("namespace", "")),
             state=str(raw.get("state", "")),
-            reason=Reason.of(raw.get("reason") or {}),
+            reason=Reason.from_json(raw.get("reason") or {}),
             stopping=bool(raw.get("stopping", False)),
             exit_code=raw.get("exit_code"),
             attempt=int(raw.get("attempt") or 0),
             slurm_job_id=str(raw.get("slurm_job_id") or ""),
-            created_at=moment(raw.get("created_at")),
-            started_at=moment(raw.get("started_at")),
-            ended_at=moment(raw.get("ended_at")),
-            expected_start=moment(raw.get("expected_start")),
+            created_at=parse_timestamp(raw.get("created_at")),
+            started_at=parse_timestamp(raw.get("started_at")),
+            ended_at=parse_timestamp(raw.get("ended_at")),
+            expected_start=parse_timestamp(raw.get("expected_start")),
             duration_s=raw.get("duration_s"),
             time_limit_s=raw.get("time_limit_s"),
             cpus=int(raw.get("cpus") or 0),
@@ -130,15 +130,15 @@ class Task:
     raw: Json = field(repr=False, compare=False)
 
     @classmethod
-    def of(cls, raw: Json) -> Task:
+    def from_json(cls, raw: Json) -> Task:
         return cls(
             role=str(raw["role"]),
             index=int(raw["index"]),
             state=str(raw.get("state", "")),
             node=str(raw.get("node") or ""),
             exit_code=raw.get("exit_code"),
-            started_at=moment(raw.get("started_at")),
-            ended_at=moment(raw.get("ended_at")),
+            started_at=parse_timestamp(raw.get("started_at")),
+            ended_at=parse_timestamp(raw.get("ended_at")),
             raw=raw,
         )
 
@@ -161,7 +161,7 @@ class Plan:
     raw: Json = field(repr=False, compare=False)
 
     @classmethod
-    def of(cls, raw: Json) -> Plan:
+    def from_json(cls, raw: Json) -> Plan:
         return cls(
             ok=bool(raw.get("ok")),
             may_submit=bool(raw.get("may_submit")),
@@ -173,7 +173,7 @@ class Plan:
             warnings=tuple(warning_text(row) for row in raw.get("warnings") or ()),
             problems=tuple(warning_text(row) for row in raw.get("problems") or ()),
             starts_now=raw.get("starts_now"),
-            expected_start=moment(raw.get("expected_start")),
+            expected_start=parse_timestamp(raw.get("expected_start")),
             raw=raw,
         )
 
@@ -190,13 +190,13 @@ class File:
     raw: Json = field(repr=False, compare=False)
 
     @classmethod
-    def of(cls, raw: Json) -> File:
+    def from_json(cls, raw: Json) -> File:
         return cls(
             name=str(raw["name"]),
             path=str(raw["path"]),
             kind=str(raw.get("kind", "file")),
             size=int(raw.get("size") or 0),
-            modified_at=moment(raw.get("modified_at")),
+            modified_at=parse_timestamp(raw.get("modified_at")),
             raw=raw,
         )
 
@@ -215,7 +215,7 @@ class Template:
     raw: Json = field(repr=False, compare=False)
 
     @classmethod
-    def of(cls, raw: Json) -> Template:
+    def from_json(cls, raw: Json) -> Template:
         return cls(
             id=str(raw["id"]),
             name=str(raw.get("name", "")),
@@ -243,14 +243,14 @@ class Token:
     raw: Json = field(repr=False, compare=False)
 
     @classmethod
-    def of(cls, raw: Json) -> Token:
+    def from_json(cls, raw: Json) -> Token:
         return cls(
             id=int(raw["id"]),
             name=str(raw.get("name", "")),
             prefix=str(raw.get("prefix", "")),
             scope=str(raw.get("scope", "")),
-            expires_at=moment(raw.get("expires_at")),
-            last_used_at=moment(raw.get("last_used_at")),
+            expires_at=parse_timestamp(raw.get("expires_at")),
+            last_used_at=parse_timestamp(raw.get("last_used_at")),
             is_current=bool(raw.get("is_current")),
             secret=str(raw.get("token", "")),
             raw=raw,

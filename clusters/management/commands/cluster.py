@@ -12,18 +12,18 @@ from django.utils import translation
 from django.utils.translation import gettext
 
 from clusters import doctor
-from clusters.doctor import Line, Outcome
+from clusters.doctor import CheckOutcome, CheckResult
 from clusters.errors import IdentityRefused
 from clusters.models import Cluster
-from core.translation import console_language, told
+from core.translation import console_language, translate
 
 
 class Command(BaseCommand):
     help = "Look after clusters. “check NAME” tests every link and says what to do."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        verbs = parser.add_subparsers(dest="verb", required=True)
-        check = verbs.add_parser("check", help="test every link between Sluice and a cluster")
+        subparsers = parser.add_subparsers(dest="verb", required=True)
+        check = subparsers.add_parser("check", help="test every link between Sluice and a cluster")
         check.add_argument("name", help="the cluster's short name")
         check.add_argument(
             "--user",
@@ -39,35 +39,35 @@ class Command(BaseCommand):
     def _check(self, options: dict[str, Any]) -> None:
         cluster = find_cluster(options["name"])
         try:
-            unix_user, namespaces = doctor.whom_to_try(cluster, options["user"])
+            unix_user, namespaces = doctor.select_test_account(cluster, options["user"])
         except IdentityRefused as refused:
-            raise CommandError(told(refused.user_message)) from refused
-        lines = []
-        for line in doctor.examine_cluster(cluster, unix_user=unix_user, namespaces=namespaces):
-            lines.append(line)
+            raise CommandError(translate(refused.user_message)) from refused
+        results = []
+        for result in doctor.check_cluster(cluster, unix_user=unix_user, namespaces=namespaces):
+            results.append(result)
             if not options["json"]:
-                self._print(line)
+                self._print(result)
         if options["json"]:
             self.stdout.write(
                 json.dumps(
-                    {"ok": doctor.all_ok(lines), "lines": [asdict(line) for line in lines]},
+                    {"ok": doctor.all_ok(results), "lines": [asdict(result) for result in results]},
                     indent=1,
                 )
             )
-        if not doctor.all_ok(lines):
+        if not doctor.all_ok(results):
             raise SystemExit(1)
 
-    def _print(self, line: Line) -> None:
-        paint = {
-            Outcome.OK: self.style.SUCCESS,
-            Outcome.WARN: self.style.WARNING,
-            Outcome.FAIL: self.style.ERROR,
-            Outcome.NOT_TRIED: self.style.NOTICE,
-        }[line.outcome]
-        label = f"{line.outcome.upper():9}"
-        self.stdout.write(f"{paint(label)}  {told(line.title)}: {told(line.found)}")
-        if line.remedy:
-            self.stdout.write(f"{'':9}  → {told(line.remedy)}")
+    def _print(self, result: CheckResult) -> None:
+        style = {
+            CheckOutcome.OK: self.style.SUCCESS,
+            CheckOutcome.WARN: self.style.WARNING,
+            CheckOutcome.FAIL: self.style.ERROR,
+            CheckOutcome.NOT_TRIED: self.style.NOTICE,
+        }[result.outcome]
+        label = f"{result.outcome.upper():9}"
+        self.stdout.write(f"{style(label)}  {translate(result.title)}: {translate(result.found)}")
+        if result.remedy:
+            self.stdout.write(f"{'':9}  → {translate(result.remedy)}")
 
 
 def find_cluster(name: str) -> Cluster:

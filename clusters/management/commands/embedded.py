@@ -88,7 +88,7 @@ SIZES: list[dict[str, Any]] = [
 ]
 
 
-def environment(name: str) -> str:
+def require_env(name: str) -> str:
     value = os.environ.get(name, "")
     if not value:
         raise CommandError(
@@ -98,22 +98,22 @@ def environment(name: str) -> str:
     return value
 
 
-def facts_of_the_machine() -> dict[str, Any]:
-    work_root = environment("SLUICE_EMBEDDED_WORK_ROOT").rstrip("/")
+def read_machine_settings() -> dict[str, Any]:
+    work_root = require_env("SLUICE_EMBEDDED_WORK_ROOT").rstrip("/")
     if "{user}" not in work_root and "{home}" not in work_root:
         work_root += "/{user}"
     return {
         "host": os.environ.get("SLUICE_EMBEDDED_SSH_HOST", "127.0.0.1"),
-        "port": int(environment("SLUICE_EMBEDDED_SSH_PORT")),
-        "host_keys": environment("SLUICE_EMBEDDED_HOST_KEY"),
-        "service_user": environment("SLUICE_EMBEDDED_SERVICE_USER"),
+        "port": int(require_env("SLUICE_EMBEDDED_SSH_PORT")),
+        "host_keys": require_env("SLUICE_EMBEDDED_HOST_KEY"),
+        "service_user": require_env("SLUICE_EMBEDDED_SERVICE_USER"),
         "work_root": work_root,
-        "images_dir": environment("SLUICE_EMBEDDED_IMAGES"),
-        "slurm_conf": environment("SLURM_CONF"),
+        "images_dir": require_env("SLUICE_EMBEDDED_IMAGES"),
+        "slurm_conf": require_env("SLURM_CONF"),
     }
 
 
-def is_gone(path: str) -> bool:
+def is_missing(path: str) -> bool:
     """The fixed part of a path on this machine, before {user}, is no longer there."""
     return not Path(path.split("{", 1)[0].rstrip("/") or "/").exists()
 
@@ -123,31 +123,33 @@ class Command(BaseCommand):
 
     @transaction.atomic
     def handle(self, *args: Any, **options: Any) -> None:
-        facts = facts_of_the_machine()
+        machine_settings = read_machine_settings()
         cluster = Cluster.objects.filter(name=NAME).first()
         if cluster is None:
-            self._register(facts)
+            self._register(machine_settings)
             return
         changed = [
-            name for name in ("host", "port", "host_keys") if self._differs(cluster, facts, name)
+            name
+            for name in ("host", "port", "host_keys")
+            if self._differs(cluster, machine_settings, name)
         ]
         changed += [
             name
             for name in ("work_root", "images_dir", "slurm_conf")
-            if self._differs(cluster, facts, name) and is_gone(getattr(cluster, name))
+            if self._differs(cluster, machine_settings, name) and is_missing(getattr(cluster, name))
         ]
         for name in changed:
-            setattr(cluster, name, facts[name])
+            setattr(cluster, name, machine_settings[name])
         if changed:
             cluster.full_clean()
             cluster.save(update_fields=[*changed, "updated_at"])
             self.stdout.write(f"Embedded cluster: {', '.join(changed)} brought up to date.")
 
     @staticmethod
-    def _differs(cluster: Cluster, facts: dict[str, Any], name: str) -> bool:
-        return bool(getattr(cluster, name) != facts[name])
+    def _differs(cluster: Cluster, machine_settings: dict[str, Any], name: str) -> bool:
+        return bool(getattr(cluster, name) != machine_settings[name])
 
-    def _register(self, facts: dict[str, Any]) -> None:
+    def _register(self, machine_settings: dict[str, Any]) -> None:
         cluster = Cluster(
             name=NAME,
             title="Embedded Slurm",
@@ -156,7 +158,7 @@ class Command(BaseCommand):
             gpu_vendor=Cluster.GpuVendor.NONE,
             poll_interval_s=1,
             image_aliases=IMAGE_ALIASES,
-            **facts,
+            **machine_settings,
         )
         cluster.full_clean()
         cluster.save()

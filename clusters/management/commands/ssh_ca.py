@@ -49,7 +49,7 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         try:
-            public = certificate_authority().public_line()
+            public = certificate_authority().public_key_line()
         except (ClusterError, OSError) as error:
             raise CommandError(str(error)) from error
         if options["public_key"]:

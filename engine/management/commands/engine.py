@@ -11,7 +11,7 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
 
-from core.process import spare_what_was_loaded
+from core.process import freeze_startup_objects
 from engine.loop import Engine
 
 
@@ -29,24 +29,24 @@ class Command(BaseCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         engine = Engine()
         if options["once"]:
-            left_out = engine.run_once()
-            if left_out:
-                raise CommandError(f"Another engine works for {', '.join(left_out)}.")
+            skipped = engine.run_once()
+            if skipped:
+                raise CommandError(f"Another engine works for {', '.join(skipped)}.")
             return
         stop = threading.Event()
 
-        def end(number: int, frame: FrameType | None) -> None:
+        def request_stop(number: int, frame: FrameType | None) -> None:
             stop.set()
 
-        signal.signal(signal.SIGTERM, end)
-        signal.signal(signal.SIGINT, end)
+        signal.signal(signal.SIGTERM, request_stop)
+        signal.signal(signal.SIGINT, request_stop)
         if options["until_eof"]:
-            threading.Thread(target=_end_with_the_input, args=(stop,), daemon=True).start()
-        spare_what_was_loaded()
+            threading.Thread(target=_stop_at_eof, args=(stop,), daemon=True).start()
+        freeze_startup_objects()
         engine.run(stop)
 
 
-def _end_with_the_input(stop: threading.Event) -> None:
+def _stop_at_eof(stop: threading.Event) -> None:
     # Not `sys.stdin`: Python aborts where it finds a thread reading that at its own end.
     while os.read(0, 4096):
         pass

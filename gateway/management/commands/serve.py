@@ -15,19 +15,19 @@ from django.conf import settings
 from django.core.management.base import BaseCommand
 from django.db import connections
 
-from core.process import spare_what_was_loaded
+from core.process import freeze_startup_objects
 
 logger = logging.getLogger(__name__)
 
 # How long a thread may compute while another one waits for its turn. Python's own 5 ms are spent at
 # every hop of a log line on its way through the threads.
-THREADS_TURN_S = 0.001
+THREAD_SWITCH_INTERVAL_S = 0.001
 # The engine is started again after the first of these, and ever later while it does not stay.
-START_AGAIN_S = (1.0, 2.0, 5.0, 15.0)
-STAYED_S = 60.0
+RESTART_DELAYS_S = (1.0, 2.0, 5.0, 15.0)
+STABLE_AFTER_S = 60.0
 
 
-class EngineBeside:
+class EngineSupervisor:
     """`manage.py engine` as a process of its own: threads of one process take turns at Python, processes do not.
 
     It ends when its input does, so soon after this process, however that ends; if it ends by itself, it is
@@ -35,46 +35,46 @@ class EngineBeside:
     """
 
     def __init__(self) -> None:
-        self._ending = threading.Event()
+        self._stopping = threading.Event()
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
-        self._keeper = threading.Thread(target=self._keep_running, name="engine keeper")
+        self._monitor = threading.Thread(target=self._supervise, name="engine supervisor")
 
     def start(self) -> None:
-        self._keeper.start()
+        self._monitor.start()
 
     def stop(self) -> None:
         with self._lock:
-            self._ending.set()
+            self._stopping.set()
             if self._process is not None and self._process.stdin is not None:
                 self._process.stdin.close()
-        if self._keeper.is_alive():
-            self._keeper.join()
+        if self._monitor.is_alive():
+            self._monitor.join()
 
-    def _keep_running(self) -> None:
-        short_lives = 0
-        while not self._ending.is_set():
-            began = time.monotonic()
-            how = self._run_once()
-            if self._ending.is_set():
+    def _supervise(self) -> None:
+        restarts = 0
+        while not self._stopping.is_set():
+            started = time.monotonic()
+            exit_status = self._run_once()
+            if self._stopping.is_set():
                 return
-            if time.monotonic() - began > STAYED_S:
-                short_lives = 0
-            pause_s = START_AGAIN_S[min(short_lives, len(START_AGAIN_S) - 1)]
-            short_lives += 1
+            if time.monotonic() - started > STABLE_AFTER_S:
+                restarts = 0
+            pause_s = RESTART_DELAYS_S[min(restarts, len(RESTART_DELAYS_S) - 1)]
+            restarts += 1
             logger.error(
                 "the engine ended by itself (%s) and is started again in %s s",
-                how,
+                exit_status,
                 pause_s,
                 extra={"action": "engine_restart"},
             )
-            self._ending.wait(pause_s)
+            self._stopping.wait(pause_s)
 
     def _run_once(self) -> int | str:
         """Its exit code, or why it could not be started."""
         try:
             with self._lock:
-                if self._ending.is_set():
+                if self._stopping.is_set():
                     return ""
                 # A session of its own: a terminal's Ctrl-C is for the server, which then ends both.
                 self._process = subprocess.Popen(
@@ -82,8 +82,8 @@ class EngineBeside:
                     stdin=subprocess.PIPE,
                     start_new_session=True,
                 )
-        except OSError as problem:
-            return str(problem)
+        except OSError as error:
+            return str(error)
         return self._process.wait()
 
 
@@ -98,10 +98,10 @@ class Command(BaseCommand):
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
-        with contextlib.ExitStack() as beside:
+        with contextlib.ExitStack() as stack:
             if not options["no_engine"]:
-                engine = EngineBeside()
-                beside.callback(engine.stop)
+                engine = EngineSupervisor()
+                stack.callback(engine.stop)
                 engine.start()
             self._serve(options["host"], options["port"])
 
@@ -113,16 +113,18 @@ class Command(BaseCommand):
         from gateway.asgi import application
         from gateway.server import BackpressureServer
 
-        shown = f"[{host}]" if ":" in host else host
+        display_host = f"[{host}]" if ":" in host else host
         server = BackpressureServer(
             application=application,
             endpoints=build_endpoint_description_strings(host=host, port=port),
             server_name="sluice",
             # Behind a proxy the address of a person is what the proxy says; nobody else is asked.
             proxy_forwarded_address_header="X-Forwarded-For" if settings.BEHIND_TLS else None,
-            ready_callable=lambda: self.stdout.write(f"Sluice answers at http://{shown}:{port}/"),
+            ready_callable=lambda: self.stdout.write(
+                f"Sluice answers at http://{display_host}:{port}/"
+            ),
         )
         connections.close_all()
-        spare_what_was_loaded()
-        sys.setswitchinterval(THREADS_TURN_S)
+        freeze_startup_objects()
+        sys.setswitchinterval(THREAD_SWITCH_INTERVAL_S)
         server.run()

@@ -9,20 +9,28 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from core.messages import Sentence, _, joined
-from jobs.jobfile.errors import Loc, Problem, SpecError, Warning, path_text
-from jobs.jobfile.fields import kind_of
-from jobs.jobfile.importers.draft import Draft, Site
+from core.messages import Message, _, join_with_commas
+from jobs.jobfile.errors import Loc, Problem, SpecError, SpecWarning, format_path
+from jobs.jobfile.fields import describe_type
+from jobs.jobfile.importers.draft import Draft, SiteCatalog
 from jobs.jobfile.importers.ffdl import import_ffdl
-from jobs.jobfile.importers.native import doubts, import_native
+from jobs.jobfile.importers.native import find_suspicious_values, import_native
 from jobs.jobfile.importers.octopus import import_octopus
 from jobs.jobfile.importers.openpai_v2 import import_v2
 from jobs.jobfile.model import JobSpec
-from jobs.jobfile.parse import Parsed, parse_text
+from jobs.jobfile.parse import ParsedFile, parse_text
 from jobs.jobfile.validation import Positions, nearest_position, validate_document
-from jobs.script.frameworks import FrameworkError, cast, find_strategy
+from jobs.script.frameworks import FrameworkError, assign_roles, find_strategy
 
-__all__ = ["DIALECTS", "Dialect", "LoadResult", "Site", "detect", "load_document", "load_text"]
+__all__ = [
+    "DIALECTS",
+    "Dialect",
+    "LoadResult",
+    "SiteCatalog",
+    "detect_dialect",
+    "load_document",
+    "load_text",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +38,7 @@ class LoadResult:
     """A job file that was accepted."""
 
     spec: JobSpec
-    warnings: tuple[Warning, ...]
+    warnings: tuple[SpecWarning, ...]
     dialect: str  # a Dialect's name
     format: str = "json"
     # Values that must not be stored or shown: variable → value, image → login.
@@ -42,9 +50,9 @@ class LoadResult:
 class Dialect:
     name: str
     title: str
-    recognized_by: str
-    recognizes: Callable[[Mapping[str, Any]], bool]
-    read: Callable[[Mapping[str, Any], Site], Draft]
+    identifying_fields: str
+    matches: Callable[[Mapping[str, Any]], bool]
+    import_document: Callable[[Mapping[str, Any], SiteCatalog], Draft]
 
 
 def _is_v2(document: Mapping[str, Any]) -> bool:
@@ -62,8 +70,8 @@ def _is_octopus(document: Mapping[str, Any]) -> bool:
 
 
 def _is_ffdl(document: Mapping[str, Any]) -> bool:
-    signs = {"data_stores", "learners", "memory", "cpus", "gpus", "code_selector", "job_type"}
-    return isinstance(document.get("framework"), Mapping) and not signs.isdisjoint(document)
+    ffdl_keys = {"data_stores", "learners", "memory", "cpus", "gpus", "code_selector", "job_type"}
+    return isinstance(document.get("framework"), Mapping) and not ffdl_keys.isdisjoint(document)
 
 
 # In this order: the first that recognizes a document reads it.
@@ -81,22 +89,22 @@ DIALECTS: tuple[Dialect, ...] = (
 )
 
 
-def detect(document: Any) -> Dialect:
+def detect_dialect(document: Any) -> Dialect:
     """The format of a document. Raises SpecError for one that nobody knows."""
     if not isinstance(document, Mapping):
         raise SpecError.single(
             "",
-            _("must be a mapping of fields, not %(kind)s.", kind=kind_of(document)),
+            _("must be a mapping of fields, not %(kind)s.", kind=describe_type(document)),
             code="not_a_mapping",
         )
-    found = next((dialect for dialect in DIALECTS if dialect.recognizes(document)), None)
-    if found is not None:
-        return found
+    match = next((dialect for dialect in DIALECTS if dialect.matches(document)), None)
+    if match is not None:
+        return match
     if any(key.lower().replace("_", "") in ("jobname", "taskroles") for key in document):
         return DIALECTS[1]  # ours, misspelt: its own errors say it best
-    known = joined(
+    known = join_with_commas(
         [
-            _("%(title)s (by %(sign)s)", title=dialect.title, sign=dialect.recognized_by)
+            _("%(title)s (by %(sign)s)", title=dialect.title, sign=dialect.identifying_fields)
             for dialect in DIALECTS
         ]
     )
@@ -105,25 +113,27 @@ def detect(document: Any) -> Dialect:
     )
 
 
-def load_text(text: str | bytes, *, filename: str = "", site: Site | None = None) -> LoadResult:
+def load_text(
+    text: str | bytes, *, filename: str = "", site: SiteCatalog | None = None
+) -> LoadResult:
     """A job from the text of a file, in any of the known formats. Raises SpecError."""
-    return _load(parse_text(text, filename=filename), site or Site())
+    return _load(parse_text(text, filename=filename), site or SiteCatalog())
 
 
-def load_document(document: Any, *, site: Site | None = None) -> LoadResult:
+def load_document(document: Any, *, site: SiteCatalog | None = None) -> LoadResult:
     """A job from values that were parsed already (an API request's body). Raises SpecError."""
-    return _load(Parsed(document, {}, "json"), site or Site())
+    return _load(ParsedFile(document, {}, "json"), site or SiteCatalog())
 
 
-def _load(parsed: Parsed, site: Site) -> LoadResult:
-    dialect = detect(parsed.document)
-    draft = dialect.read(parsed.document, site)
-    spec = _validated(draft, parsed.positions, dialect.name)
+def _load(parsed: ParsedFile, site: SiteCatalog) -> LoadResult:
+    dialect = detect_dialect(parsed.document)
+    draft = dialect.import_document(parsed.document, site)
+    spec = _validate_draft(draft, parsed.positions, dialect.name)
     warnings = [*parsed.warnings]
     for loc, message in draft.warnings:
-        warnings.append(_warning(loc, message, parsed.positions))
-    for loc, message in doubts(spec):
-        warnings.append(_warning(draft.source_of(loc), message, parsed.positions))
+        warnings.append(_locate_warning(loc, message, parsed.positions))
+    for loc, message in find_suspicious_values(spec):
+        warnings.append(_locate_warning(draft.source_of(loc), message, parsed.positions))
     return LoadResult(
         spec=spec,
         warnings=tuple(warnings),
@@ -134,34 +144,34 @@ def _load(parsed: Parsed, site: Site) -> LoadResult:
     )
 
 
-def _validated(draft: Draft, positions: Positions, dialect: str) -> JobSpec:
+def _validate_draft(draft: Draft, positions: Positions, dialect: str) -> JobSpec:
     problems: list[Problem] = [
-        problem.at(nearest_position(positions, loc)) for loc, problem in draft.problems
+        problem.with_position(nearest_position(positions, loc)) for loc, problem in draft.problems
     ]
-    told = {problem.path for problem in problems}
+    reported_paths = {problem.path for problem in problems}
     spec: JobSpec | None = None
     try:
         spec = validate_document(draft.document, positions=positions, source_of=draft.source_of)
     except SpecError as error:
         # What the importer told already, it told better.
-        problems += [problem for problem in error.problems if problem.path not in told]
-    if (message := _framework_message(spec, draft.document)) is not None:
+        problems += [problem for problem in error.problems if problem.path not in reported_paths]
+    if (message := _check_framework(spec, draft.document)) is not None:
         loc = draft.source_of(("framework",))
-        problem = Problem(path_text(loc), message, code="framework")
-        problems.append(problem.at(nearest_position(positions, loc)))
+        problem = Problem(format_path(loc), message, code="framework")
+        problems.append(problem.with_position(nearest_position(positions, loc)))
     if spec is not None and not problems:
         return spec
     problems.sort(key=lambda problem: (problem.line or 0, problem.column or 0))
     raise SpecError(problems, dialect=dialect)
 
 
-def _framework_message(spec: JobSpec | None, document: Mapping[str, Any]) -> Sentence | None:
+def _check_framework(spec: JobSpec | None, document: Mapping[str, Any]) -> Message | None:
     """The roles are judged when all else holds; name and strategy always."""
     try:
         if spec is not None:
-            cast(spec)
-        elif isinstance(given := document.get("framework"), Mapping):
-            name, strategy = given.get("name"), given.get("strategy")
+            assign_roles(spec)
+        elif isinstance(framework := document.get("framework"), Mapping):
+            name, strategy = framework.get("name"), framework.get("strategy")
             if isinstance(name, str) and isinstance(strategy, str | None):
                 find_strategy(name, strategy or "")
     except FrameworkError as error:
@@ -169,6 +179,6 @@ def _framework_message(spec: JobSpec | None, document: Mapping[str, Any]) -> Sen
     return None
 
 
-def _warning(loc: Loc, message: Sentence, positions: Positions) -> Warning:
-    where = nearest_position(positions, loc) if positions else None
-    return Warning(path_text(loc), message, where.line if where else None)
+def _locate_warning(loc: Loc, message: Message, positions: Positions) -> SpecWarning:
+    position = nearest_position(positions, loc) if positions else None
+    return SpecWarning(format_path(loc), message, position.line if position else None)

@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any
 
-from core.messages import Sentence, _, together
-from jobs.jobfile.errors import Loc, Problem, path_text, shorten
-from jobs.jobfile.fields import kind_of
+from core.messages import Message, _, join_messages
+from jobs.jobfile.errors import Loc, Problem, format_path, shorten
+from jobs.jobfile.fields import describe_type
 
 
 @dataclass(frozen=True, slots=True)
-class Site:
+class SiteCatalog:
     """What a site can tell about names in foreign files. Empty: names stay unresolved, with a warning."""
 
     storages: Mapping[str, str] = field(default_factory=dict)  # storage name → directory
@@ -32,24 +32,26 @@ class Draft:
     dialect: str
     document: dict[str, Any] = field(default_factory=dict)
     sources: dict[Loc, Loc] = field(default_factory=dict)
-    warnings: list[tuple[Loc, Sentence]] = field(default_factory=list)
+    warnings: list[tuple[Loc, Message]] = field(default_factory=list)
     problems: list[tuple[Loc, Problem]] = field(default_factory=list)
     # Not of the job file: variable → value, image → login.
     secrets: dict[str, str] = field(default_factory=dict)
     image_auth: dict[str, dict[str, str]] = field(default_factory=dict)
 
-    def put(self, loc: Loc, value: Any, source: Loc) -> None:
+    def set_value(self, loc: Loc, value: Any, source: Loc) -> None:
         """Sets a value of the job file; containers on the way must exist."""
-        here: Any = self.document
+        container: Any = self.document
         for part in loc[:-1]:
-            here = here[part]
-        here[loc[-1]] = value
+            container = container[part]
+        container[loc[-1]] = value
         self.sources[loc] = source
 
-    def take(self, source: Mapping[str, Any], key: str, loc: Loc, at: Loc = ()) -> None:
+    def copy_field(
+        self, source: Mapping[str, Any], key: str, loc: Loc, source_loc: Loc = ()
+    ) -> None:
         """Copies a field if the file has it."""
         if source.get(key) is not None:
-            self.put(loc, source[key], (*at, key))
+            self.set_value(loc, source[key], (*source_loc, key))
 
     def source_of(self, loc: Loc) -> Loc:
         """The place in the person's file that a place of the job file was made from."""
@@ -58,52 +60,58 @@ class Draft:
             loc, rest = loc[:-1], (loc[-1], *rest)
         return (*self.sources[loc], *rest) if loc else rest
 
-    def warn(self, loc: Loc, message: Sentence) -> None:
+    def add_warning(self, loc: Loc, message: Message) -> None:
         self.warnings.append((loc, message))
 
-    def problem(
-        self, loc: Loc, message: Sentence, *, code: str = "invalid", value: object = ""
+    def add_problem(
+        self, loc: Loc, message: Message, *, code: str = "invalid", value: object = ""
     ) -> None:
         self.problems.append(
-            (loc, Problem(path_text(loc), message, code=code, value=shorten(value)))
+            (loc, Problem(format_path(loc), message, code=code, value=shorten(value)))
         )
 
-    def unknown_keys(self, mapping: Mapping[str, Any], known: Iterable[str], at: Loc = ()) -> None:
+    def reject_unknown_keys(
+        self, mapping: Mapping[str, Any], known: Iterable[str], source_loc: Loc = ()
+    ) -> None:
         """Refuses what the format itself refuses."""
         names = list(known)
         for key in mapping:
             if key not in names:
                 near = get_close_matches(key, names, n=1, cutoff=0.7)
                 hint = _('Did you mean "%(near)s"?', near=near[0]) if near else ""
-                self.problem(
-                    (*at, key),
-                    together(_("is no field of this format."), hint),
+                self.add_problem(
+                    (*source_loc, key),
+                    join_messages(_("is no field of this format."), hint),
                     code="unknown_key",
                 )
 
-    def mapping(self, value: Any, at: Loc) -> Mapping[str, Any]:
+    def as_mapping(self, value: Any, source_loc: Loc) -> Mapping[str, Any]:
         """The mapping at a place; anything else is a problem and reads as empty."""
         if value is None:
             return {}
         if not isinstance(value, Mapping):
-            self.problem(
-                at,
-                _("must be a mapping of fields, not %(kind)s.", kind=kind_of(value)),
+            self.add_problem(
+                source_loc,
+                _("must be a mapping of fields, not %(kind)s.", kind=describe_type(value)),
                 value=value,
             )
             return {}
         return value
 
-    def items(self, value: Any, at: Loc) -> list[Any]:
+    def as_list(self, value: Any, source_loc: Loc) -> list[Any]:
         """The list at a place; anything else is a problem and reads as empty."""
         if value is None:
             return []
         if not isinstance(value, list):
-            self.problem(at, _("must be a list, not %(kind)s.", kind=kind_of(value)), value=value)
+            self.add_problem(
+                source_loc,
+                _("must be a list, not %(kind)s.", kind=describe_type(value)),
+                value=value,
+            )
             return []
         return value
 
-    def whole_up(self, value: Any, at: Loc, what: Sentence) -> Any:
+    def round_up(self, value: Any, source_loc: Loc, what: Message) -> Any:
         """A count that may be a fraction elsewhere: rounded up, with a warning."""
         number = value
         if isinstance(value, str):
@@ -113,8 +121,8 @@ class Draft:
                 return value
         if isinstance(number, float) and math.isfinite(number):
             if not number.is_integer():
-                self.warn(
-                    at,
+                self.add_warning(
+                    source_loc,
                     _(
                         "%(value)s is rounded up to %(whole)s: %(what)s are whole here.",
                         value=value,
@@ -125,10 +133,10 @@ class Draft:
             return math.ceil(number)
         return value
 
-    def at_least(self, value: Any, low: int, at: Loc) -> Any:
+    def raise_to_minimum(self, value: Any, low: int, source_loc: Loc) -> Any:
         if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < low:
-            self.warn(
-                at,
+            self.add_warning(
+                source_loc,
                 _(
                     "%(value)s is raised to %(low)s, the least that a task may have.",
                     value=value,

@@ -9,17 +9,17 @@ from typing import Any
 from core.messages import _
 from jobs.jobfile.errors import Loc
 from jobs.jobfile.fields import JOB_NAME_PATTERN
-from jobs.jobfile.importers.draft import Draft, Site
-from jobs.jobfile.importers.placeholders import text_of
+from jobs.jobfile.importers.draft import Draft, SiteCatalog
+from jobs.jobfile.importers.placeholders import format_scalar
 
 # Fields of the manifests that have no meaning here, with what a person should know.
-_DROPPED = {
+_IGNORED_FIELDS = {
     "code_path": _("the code is uploaded with the job here; ignored."),
     "exp_id": _("experiments are not kept here; ignored."),
     "exp_name": _("experiments are not kept here; ignored."),
     "proxy_user": _("jobs run as your own account here; ignored."),
 }
-_KNOWN = [
+_KNOWN_FIELDS = [
     "name",
     "description",
     "version",
@@ -42,7 +42,7 @@ _KNOWN = [
 ]
 
 # Mebibytes per unit. Upstream counts GB as GiB and so do the people who write 1Gb.
-_UNITS = {
+_MIB_PER_UNIT = {
     "": 1,
     "m": 1,
     "mb": 1,
@@ -54,25 +54,25 @@ _UNITS = {
     "tb": 1024**2,
     "tib": 1024**2,
 }
-_BROKEN_LINE = re.compile(r"(?<!\\)[ \t]*\n[ \t]+(?=--?[A-Za-z])")
+_LINE_CONTINUATION = re.compile(r"(?<!\\)[ \t]*\n[ \t]+(?=--?[A-Za-z])")
 _MEMORY = re.compile(r"\s*(?P<number>[0-9]+(?:\.[0-9]+)?)\s*(?P<unit>[A-Za-z]*)\s*")
 
 
-def memory_mb(value: Any) -> int | None:
+def parse_memory_mib(value: Any) -> int | None:
     """1Gb, 512 MiB, … in MiB; None for what is no amount of memory. A bare number counts MB."""
     found = _MEMORY.fullmatch(value if isinstance(value, str) else str(value))
-    unit = _UNITS.get(found["unit"].lower()) if found else None
+    unit = _MIB_PER_UNIT.get(found["unit"].lower()) if found else None
     if found is None or unit is None or isinstance(value, bool) or len(found["number"]) > 15:
         return None
     return max(1, round(float(found["number"]) * unit))
 
 
-def import_ffdl(source: Mapping[str, Any], site: Site) -> Draft:
-    return _Manifest(source, site).run()
+def import_ffdl(source: Mapping[str, Any], site: SiteCatalog) -> Draft:
+    return _ManifestImporter(source, site).run()
 
 
-class _Manifest:
-    def __init__(self, source: Mapping[str, Any], site: Site) -> None:
+class _ManifestImporter:
+    def __init__(self, source: Mapping[str, Any], site: SiteCatalog) -> None:
         self.source = source
         self.site = site
         self.draft = Draft("ffdl")
@@ -81,76 +81,76 @@ class _Manifest:
         draft, source = self.draft, self.source
         draft.document = {"taskRoles": [], "image": "", "importedFrom": "ffdl"}
         self._name()
-        draft.take(source, "description", ("description",))
-        draft.take(source, "namespace", ("namespace",))
-        draft.take(source, "gpu_type", ("gpuType",))
-        if (version := text_of(source.get("version"))) is not None:
+        draft.copy_field(source, "description", ("description",))
+        draft.copy_field(source, "namespace", ("namespace",))
+        draft.copy_field(source, "gpu_type", ("gpuType",))
+        if (version := format_scalar(source.get("version"))) is not None:
             draft.document["labels"] = {"version": version}
-        framework = draft.mapping(source.get("framework"), ("framework",))
+        framework = draft.as_mapping(source.get("framework"), ("framework",))
         self._image(framework)
         self._roles(framework)
         self._data_stores()
         self._code()
         self._metrics()
-        draft.take(source, "job_alert", ("alerts",))
-        self._what_is_dropped(framework)
+        draft.copy_field(source, "job_alert", ("alerts",))
+        self._warn_ignored_fields(framework)
         return draft
 
     def _name(self) -> None:
-        name = text_of(self.source.get("name"))
+        name = format_scalar(self.source.get("name"))
         if name is not None:
             fit = re.sub(JOB_NAME_PATTERN.replace("^[", "[^").removesuffix("+$"), "-", name.strip())
             if fit != name:
-                self.draft.warn(
+                self.draft.add_warning(
                     ("name",),
                     _('job names hold no such characters; it becomes "%(fit)s".', fit=fit),
                 )
-            self.draft.put(("jobName",), fit, ("name",))
+            self.draft.set_value(("jobName",), fit, ("name",))
         self.draft.sources[("jobName",)] = ("name",)
 
     def _image(self, framework: Mapping[str, Any]) -> None:
-        name, version = (text_of(framework.get(key)) for key in ("name", "version"))
+        name, version = (format_scalar(framework.get(key)) for key in ("name", "version"))
         if not name:
-            self.draft.problem(
+            self.draft.add_problem(
                 ("framework", "name"), _("is required: it names the image."), code="missing"
             )
             return
         image = f"{name}:{version}" if version else name
         if name == "custom" and version:  # FfDL's word for an image of one's own
             image = version
-        self.draft.put(("image",), image, ("framework", "version" if version else "name"))
+        self.draft.set_value(("image",), image, ("framework", "version" if version else "name"))
 
     # Roles
 
-    def _count(self, key: str, default: int) -> Any:
+    def _read_count(self, key: str, default: int) -> Any:
         value = self.source.get(key)
-        return default if value is None else self.draft.whole_up(value, (key,), _("CPUs and GPUs"))
+        return default if value is None else self.draft.round_up(value, (key,), _("CPUs and GPUs"))
 
-    def _memory(self, key: str) -> int | None:
+    def _read_memory_mib(self, key: str) -> int | None:
         value = self.source.get(key)
         if value is None:
             return None
-        amount = memory_mb(value)
+        amount = parse_memory_mib(value)
         if amount is None:
             message = _("must be an amount of memory such as 1Gb, 512MB or 2GiB.")
-            self.draft.problem((key,), message, code="memory", value=value)
+            self.draft.add_problem((key,), message, code="memory", value=value)
         else:
-            amount = self.draft.at_least(amount, 100, (key,))
+            amount = self.draft.raise_to_minimum(amount, 100, (key,))
         return amount
 
     def _roles(self, framework: Mapping[str, Any]) -> None:
         draft = self.draft
-        learners = self._count("learners", 1)
-        pss = self._count("pss", 0)
+        learners = self._read_count("learners", 1)
+        pss = self._read_count("pss", 0)
         distributed = self.source.get("job_type") == "dist-tf" or pss or learners not in (0, 1)
         command = framework.get("command")
         worker: dict[str, Any] = {
             "name": "worker",
             "taskNumber": 1 if learners == 0 else learners,
-            "cpuNumber": self._count("cpus", 1),
-            "gpuNumber": self._count("gpus", 0),
-            "memoryMB": self._memory("memory") or 512,
-            "command": self._command(command) if isinstance(command, str) else command,
+            "cpuNumber": self._read_count("cpus", 1),
+            "gpuNumber": self._read_count("gpus", 0),
+            "memoryMB": self._read_memory_mib("memory") or 512,
+            "command": self._join_option_lines(command) if isinstance(command, str) else command,
         }
         sources = {
             "taskNumber": ("learners",),
@@ -161,7 +161,7 @@ class _Manifest:
         }
         if pss:
             worker["minSucceededTaskCount"] = worker["taskNumber"]
-            self._ps(pss, worker)
+            self._add_parameter_servers(pss, worker)
         index = len(draft.document["taskRoles"])
         draft.document["taskRoles"].append(worker)
         for key, source in sources.items():
@@ -169,22 +169,22 @@ class _Manifest:
         if distributed:
             self._framework(framework, pss)
 
-    def _command(self, text: str) -> str:
+    def _join_option_lines(self, text: str) -> str:
         """Manifests break long commands before an option; YAML's `>` keeps such a break when indented."""
-        joined = _BROKEN_LINE.sub(" ", text.strip())
-        if joined != text.strip():
+        joined_lines = _LINE_CONTINUATION.sub(" ", text.strip())
+        if joined_lines != text.strip():
             message = _("lines that begin with an option are joined to the line before.")
-            self.draft.warn(("framework", "command"), message)
-        return joined
+            self.draft.add_warning(("framework", "command"), message)
+        return joined_lines
 
-    def _ps(self, pss: Any, worker: Mapping[str, Any]) -> None:
+    def _add_parameter_servers(self, pss: Any, worker: Mapping[str, Any]) -> None:
         draft = self.draft
         role: dict[str, Any] = {
             "name": "ps",
             "taskNumber": pss,
-            "cpuNumber": self._count("ps_cpu", 1),
+            "cpuNumber": self._read_count("ps_cpu", 1),
             "gpuNumber": 0,
-            "memoryMB": self._memory("ps_memory") or worker["memoryMB"],
+            "memoryMB": self._read_memory_mib("ps_memory") or worker["memoryMB"],
             "command": worker["command"],
         }
         if image := self.source.get("ps_image"):
@@ -200,18 +200,18 @@ class _Manifest:
         draft.sources["taskRoles", 0, "command"] = ("framework", "command")
 
     def _framework(self, framework: Mapping[str, Any], pss: Any) -> None:
-        words = f"{framework.get('name')}:{framework.get('version')}".lower()
+        image_name = f"{framework.get('name')}:{framework.get('version')}".lower()
         if self.source.get("job_type") == "dist-tf" or pss:
             found = {"name": "tensorflow", "strategy": "ps" if pss else "multiworker"}
-        elif "horovod" in words:
+        elif "horovod" in image_name:
             found = {"name": "horovod"}
-        elif "torch" in words:
+        elif "torch" in image_name:
             found = {"name": "pytorch"}
-        elif "tensorflow" in words:
+        elif "tensorflow" in image_name:
             found = {"name": "tensorflow", "strategy": "multiworker"}
         else:
             return
-        self.draft.put(("framework",), found, ("framework",))
+        self.draft.set_value(("framework",), found, ("framework",))
 
     # Directories
 
@@ -222,46 +222,47 @@ class _Manifest:
             "training_results": "outputDir",
             "training_workspace": "codeDir",
         }
-        taken = False
+        first_store_used = False
         for index, entry in enumerate(
-            draft.items(self.source.get("data_stores"), ("data_stores",))
+            draft.as_list(self.source.get("data_stores"), ("data_stores",))
         ):
-            at: Loc = ("data_stores", index)
-            store = draft.mapping(entry, at)
-            connection = draft.mapping(store.get("connection"), (*at, "connection"))
+            source_loc: Loc = ("data_stores", index)
+            store = draft.as_mapping(entry, source_loc)
+            connection = draft.as_mapping(store.get("connection"), (*source_loc, "connection"))
             root = connection.get("path")
             if connection.get("type") != "host_mount" or not isinstance(root, str):
-                self._bucket(store, at)
+                self._warn_object_store(store, source_loc)
                 continue
-            if taken:
-                draft.warn(
-                    at, _("only the first store gives dataDir and outputDir; this one is a mount.")
+            if first_store_used:
+                draft.add_warning(
+                    source_loc,
+                    _("only the first store gives dataDir and outputDir; this one is a mount."),
                 )
-            for part, field in fields.items() if not taken else ():
+            for part, field in fields.items() if not first_store_used else ():
                 if part == "training_workspace" and self.source.get("code_selector") == "codeFile":
                     continue
-                folder = draft.mapping(store.get(part), (*at, part)).get("container")
+                folder = draft.as_mapping(store.get(part), (*source_loc, part)).get("container")
                 if isinstance(folder, str):
-                    where = f"{root.rstrip('/')}/{folder.strip('/')}"
-                    draft.put((field,), where, (*at, part, "container"))
-            self._mount(connection, root, (*at, "connection", "path"))
-            taken = True
+                    directory = f"{root.rstrip('/')}/{folder.strip('/')}"
+                    draft.set_value((field,), directory, (*source_loc, part, "container"))
+            self._add_mount(connection, root, (*source_loc, "connection", "path"))
+            first_store_used = True
 
-    def _mount(self, connection: Mapping[str, Any], root: str, at: Loc) -> None:
+    def _add_mount(self, connection: Mapping[str, Any], root: str, source_loc: Loc) -> None:
         mounts = self.draft.document.setdefault("mounts", [])
         mounts.append({"name": connection.get("name") or "", "source": root, "target": root})
-        self.draft.sources["mounts", len(mounts) - 1] = at[:-1]
+        self.draft.sources["mounts", len(mounts) - 1] = source_loc[:-1]
         for key in ("source", "target"):
-            self.draft.sources["mounts", len(mounts) - 1, key] = at
+            self.draft.sources["mounts", len(mounts) - 1, key] = source_loc
 
-    def _bucket(self, store: Mapping[str, Any], at: Loc) -> None:
+    def _warn_object_store(self, store: Mapping[str, Any], source_loc: Loc) -> None:
         names = [
             str(part["container"])
             for key in ("training_data", "training_results")
             if isinstance(part := store.get(key), Mapping) and part.get("container")
         ]
-        self.draft.warn(
-            at,
+        self.draft.add_warning(
+            source_loc,
             _(
                 "object stores are not fetched here (%(names)s), and their keys are not kept: put the "
                 "data on the cluster and set dataDir and outputDir.",
@@ -272,40 +273,40 @@ class _Manifest:
     def _code(self) -> None:
         selector = self.source.get("code_selector")
         if selector is None or selector == "codeFile":
-            self.draft.put(("code",), {"selector": "codeFile"}, ("code_selector",))
+            self.draft.set_value(("code",), {"selector": "codeFile"}, ("code_selector",))
         elif selector == "storagePath":
-            self.draft.put(("code",), {"selector": "storagePath"}, ("code_selector",))
+            self.draft.set_value(("code",), {"selector": "storagePath"}, ("code_selector",))
             if not self.draft.document.get("codeDir"):
                 message = _("wants training_workspace.container in a data store with a host_mount.")
-                self.draft.problem(("code_selector",), message, value=selector)
+                self.draft.add_problem(("code_selector",), message, value=selector)
         else:
             message = _("must be codeFile or storagePath.")
-            self.draft.problem(("code_selector",), message, value=selector)
+            self.draft.add_problem(("code_selector",), message, value=selector)
 
     def _metrics(self) -> None:
-        at: Loc = ("evaluation_metrics",)
-        given = self.draft.mapping(self.source.get("evaluation_metrics"), at)
-        if not given:
+        source_loc: Loc = ("evaluation_metrics",)
+        section = self.draft.as_mapping(self.source.get("evaluation_metrics"), source_loc)
+        if not section:
             return
         metrics = {
-            key: given[key] for key in ("type", "in", "groups") if given.get(key) is not None
+            key: section[key] for key in ("type", "in", "groups") if section.get(key) is not None
         }
-        self.draft.put(("metrics",), metrics, at)
-        for key in given:
+        self.draft.set_value(("metrics",), metrics, source_loc)
+        for key in section:
             if key not in ("type", "in", "groups"):
-                self.draft.warn((*at, key), _("has no meaning here and is ignored."))
+                self.draft.add_warning((*source_loc, key), _("has no meaning here and is ignored."))
 
-    def _what_is_dropped(self, framework: Mapping[str, Any]) -> None:
+    def _warn_ignored_fields(self, framework: Mapping[str, Any]) -> None:
         for key in self.source:
-            if key not in _KNOWN:
-                reason = _DROPPED.get(key, _("has no meaning here and is ignored."))
-                self.draft.warn((key,), reason)
+            if key not in _KNOWN_FIELDS:
+                reason = _IGNORED_FIELDS.get(key, _("has no meaning here and is ignored."))
+                self.draft.add_warning((key,), reason)
         for key in framework:
             if key not in ("name", "version", "command"):
-                self.draft.warn(("framework", key), _("has no meaning here and is ignored."))
+                self.draft.add_warning(("framework", key), _("has no meaning here and is ignored."))
         job_type = self.source.get("job_type")
         if job_type not in (None, "", "single", "local", "dist-tf"):
-            self.draft.warn(
+            self.draft.add_warning(
                 ("job_type",),
                 _("this kind of job is unknown here; ignored."),
             )

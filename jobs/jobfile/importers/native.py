@@ -8,77 +8,81 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from core.messages import Sentence, _
+from core.messages import Message, _
 from jobs.jobfile.fields import RESERVED_PREFIXES
-from jobs.jobfile.importers.draft import Draft, Site
+from jobs.jobfile.importers.draft import Draft, SiteCatalog
 from jobs.jobfile.model import JobSpec
 
-_DROPPED = {
+_IGNORED_FIELDS = {
     "killAllOnCompletedTaskNumber": _(
         "is ignored: give the roles a minSucceededTaskCount instead."
     ),
     "gpuTypeList": _("is ignored: set gpuType."),
 }
-_DROPPED_IN_ROLE = {
+_IGNORED_ROLE_FIELDS = {
     "storageGB": _("is ignored: tasks use the node's own disk."),
     "tmp": _("is ignored: every task has a /tmp."),
 }
 
 
-def import_native(source: Mapping[str, Any], site: Site) -> Draft:
+def import_native(source: Mapping[str, Any], site: SiteCatalog) -> Draft:
     draft = Draft("sluice")
     draft.document = dict(source)
-    for key, reason in _DROPPED.items():
+    for key, reason in _IGNORED_FIELDS.items():
         if draft.document.pop(key, None) is not None:
-            draft.warn((key,), reason)
+            draft.add_warning((key,), reason)
     roles = source.get("taskRoles")
     if isinstance(roles, list):
         draft.document["taskRoles"] = [
-            _role(role, index, draft) for index, role in enumerate(roles)
+            _convert_role(role, index, draft) for index, role in enumerate(roles)
         ]
     return draft
 
 
-def _role(role: Any, index: int, draft: Draft) -> Any:
+def _convert_role(role: Any, index: int, draft: Draft) -> Any:
     if not isinstance(role, Mapping):
         return role
-    kept = dict(role)
-    for key, reason in _DROPPED_IN_ROLE.items():
-        if kept.pop(key, None) is not None:
-            draft.warn(("taskRoles", index, key), reason)
-    image = kept.get("dockerImage")
-    if "image" not in kept and isinstance(image, str | Mapping):
+    converted = dict(role)
+    for key, reason in _IGNORED_ROLE_FIELDS.items():
+        if converted.pop(key, None) is not None:
+            draft.add_warning(("taskRoles", index, key), reason)
+    image = converted.get("dockerImage")
+    if "image" not in converted and isinstance(image, str | Mapping):
         uri = image if isinstance(image, str) else image.get("uri")
-        del kept["dockerImage"]
-        draft.warn(("taskRoles", index, "dockerImage"), _("is read as the role's image."))
-        kept["image"] = uri
+        del converted["dockerImage"]
+        draft.add_warning(("taskRoles", index, "dockerImage"), _("is read as the role's image."))
+        converted["image"] = uri
         draft.sources["taskRoles", index, "image"] = ("taskRoles", index, "dockerImage")
-    return kept
+    return converted
 
 
-def doubts(spec: JobSpec) -> list[tuple[tuple[str | int, ...], Sentence]]:
+def find_suspicious_values(spec: JobSpec) -> list[tuple[tuple[str | int, ...], Message]]:
     """What is valid and yet probably not what the person meant."""
-    found: list[tuple[tuple[str | int, ...], Sentence]] = []
+    suspicious: list[tuple[tuple[str | int, ...], Message]] = []
     for name in spec.job_envs:
         if name.startswith(RESERVED_PREFIXES):
-            found.append((("jobEnvs", name), _("is set by Sluice itself; this value is not used.")))
+            suspicious.append(
+                (("jobEnvs", name), _("is set by Sluice itself; this value is not used."))
+            )
     for index, role in enumerate(spec.task_roles):
         for name in role.env:
             if name.startswith(RESERVED_PREFIXES):
-                found.append(
+                suspicious.append(
                     (
                         ("taskRoles", index, "env", name),
                         _("is set by Sluice itself; this value is not used."),
                     )
                 )
         for position, port in enumerate(role.port_list):
-            at = ("taskRoles", index, "portList", position, "beginAt")
+            loc = ("taskRoles", index, "portList", position, "beginAt")
             if 0 < port.begin_at < 1024:
-                found.append((at, _("ports below 1024 can only be opened by root.")))
+                suspicious.append((loc, _("ports below 1024 can only be opened by root.")))
             elif port.begin_at and role.task_number > 1:
-                found.append(
-                    (at, _("a fixed port keeps two tasks of this role from sharing a node."))
+                suspicious.append(
+                    (loc, _("a fixed port keeps two tasks of this role from sharing a node."))
                 )
     if spec.retry_count == -2:
-        found.append((("retryCount",), _("starts the job again and again, even after success.")))
-    return found
+        suspicious.append(
+            (("retryCount",), _("starts the job again and again, even after success."))
+        )
+    return suspicious

@@ -9,10 +9,10 @@ from typing import Any
 from core.messages import _
 from jobs.jobfile.errors import Loc
 from jobs.jobfile.fields import ROLE_NAME_PATTERN
-from jobs.jobfile.importers.draft import Draft, Site
-from jobs.jobfile.importers.placeholders import text_of
+from jobs.jobfile.importers.draft import Draft, SiteCatalog
+from jobs.jobfile.importers.placeholders import format_scalar
 
-_TOP = [
+_TOP_FIELDS = [
     "name",
     "desc",
     "description",
@@ -23,7 +23,7 @@ _TOP = [
     "namespace",
     "workspace",
 ]
-_DROPPED = {
+_IGNORED_FIELDS = {
     "algorithmId": _("algorithms are directories here: set codeDir, it appears at /code."),
     "algorithmVersion": _("algorithms are directories here: set codeDir, it appears at /code."),
     "datasetId": _("data sets are directories here: set dataDir, it appears at /dataset."),
@@ -31,7 +31,7 @@ _DROPPED = {
     "imageId": _("images are named here, not numbered: set image."),
     "workspaceId": _("workspaces are namespaces here: set namespace."),
 }
-_ROLE = [
+_ROLE_FIELDS = [
     "name",
     "command",
     "parameters",
@@ -46,12 +46,12 @@ _ROLE = [
 _DIRECTORIES = ("codeDir", "dataDir", "modelDir", "outputDir")
 
 
-def import_octopus(source: Mapping[str, Any], site: Site) -> Draft:
-    return _Octopus(source, site).run()
+def import_octopus(source: Mapping[str, Any], site: SiteCatalog) -> Draft:
+    return _OctopusImporter(source, site).run()
 
 
-class _Octopus:
-    def __init__(self, source: Mapping[str, Any], site: Site) -> None:
+class _OctopusImporter:
+    def __init__(self, source: Mapping[str, Any], site: SiteCatalog) -> None:
         self.source = source
         self.site = site
         self.draft = Draft("octopus")
@@ -71,52 +71,60 @@ class _Octopus:
             ("namespace", "namespace"),
             *((key, key) for key in _DIRECTORIES),
         ):
-            draft.take(source, key, (field,))
-        for index, entry in enumerate(draft.items(source.get("config"), ("config",))):
-            self._role(index, draft.mapping(entry, ("config", index)))
+            draft.copy_field(source, key, (field,))
+        for index, entry in enumerate(draft.as_list(source.get("config"), ("config",))):
+            self._role(index, draft.as_mapping(entry, ("config", index)))
         if draft.document.get("image") is None:
             draft.document["image"] = ""
-            draft.warn((), _("names no image; the namespace's default image is taken."))
+            draft.add_warning((), _("names no image; the namespace's default image is taken."))
         for key in source:
-            if key not in _TOP and key not in _DIRECTORIES:
-                draft.warn((key,), _DROPPED.get(key, _("has no meaning here and is ignored.")))
+            if key not in _TOP_FIELDS and key not in _DIRECTORIES:
+                draft.add_warning(
+                    (key,), _IGNORED_FIELDS.get(key, _("has no meaning here and is ignored."))
+                )
         return draft
 
     def _role(self, index: int, role: Mapping[str, Any]) -> None:
         draft = self.draft
-        here: Loc = ("taskRoles", index)
-        at: Loc = ("config", index)
-        draft.document["taskRoles"].append({"name": self._name(index, role.get("name"), at)})
-        draft.sources[here] = at
+        target_loc: Loc = ("taskRoles", index)
+        source_loc: Loc = ("config", index)
+        draft.document["taskRoles"].append(
+            {"name": self._name(index, role.get("name"), source_loc)}
+        )
+        draft.sources[target_loc] = source_loc
         for key, field in (
             ("command", "command"),
             ("taskNumber", "taskNumber"),
             ("isMainRole", "isMain"),
             ("image", "image"),
         ):
-            draft.take(role, key, (*here, field), at)
+            draft.copy_field(role, key, (*target_loc, field), source_loc)
         for key in ("minFailedTaskCount", "minSucceededTaskCount"):
             if role.get(key):  # 0 stands for "not set" there
-                draft.put((*here, key), role[key], (*at, key))
-        self._size(role.get("resourceSpecId"), here, (*at, "resourceSpecId"))
+                draft.set_value((*target_loc, key), role[key], (*source_loc, key))
+        self._size(role.get("resourceSpecId"), target_loc, (*source_loc, "resourceSpecId"))
         parameters = [
             entry
-            for entry in draft.items(role.get("parameters"), (*at, "parameters"))
+            for entry in draft.as_list(role.get("parameters"), (*source_loc, "parameters"))
             if not (isinstance(entry, Mapping) and not entry.get("key") and not entry.get("value"))
         ]
-        draft.put((*here, "parameters"), parameters, (*at, "parameters"))
-        draft.put((*here, "env"), self._env(role.get("envs"), (*at, "envs")), (*at, "envs"))
+        draft.set_value((*target_loc, "parameters"), parameters, (*source_loc, "parameters"))
+        draft.set_value(
+            (*target_loc, "env"),
+            self._env(role.get("envs"), (*source_loc, "envs")),
+            (*source_loc, "envs"),
+        )
         for key in role:
-            if key not in _ROLE:
-                draft.warn((*at, key), _("has no meaning here and is ignored."))
+            if key not in _ROLE_FIELDS:
+                draft.add_warning((*source_loc, key), _("has no meaning here and is ignored."))
 
-    def _name(self, index: int, name: Any, at: Loc) -> Any:
-        given = text_of(name)
+    def _name(self, index: int, name: Any, source_loc: Loc) -> Any:
+        given = format_scalar(name)
         if not given:
             return f"task{index}"
         if not re.match(ROLE_NAME_PATTERN, given):
-            self.draft.warn(
-                (*at, "name"),
+            self.draft.add_warning(
+                (*source_loc, "name"),
                 _(
                     'role names are letters, digits and - . _ ~; it becomes "%(name)s".',
                     name=f"task{index}",
@@ -125,14 +133,14 @@ class _Octopus:
             return f"task{index}"
         return given
 
-    def _size(self, wanted: Any, here: Loc, at: Loc) -> None:
-        size = text_of(wanted)
+    def _size(self, requested: Any, target_loc: Loc, source_loc: Loc) -> None:
+        size = format_scalar(requested)
         if not size:
             return
         fields = self.site.sizes.get(size)
         if fields is None:
-            self.draft.warn(
-                at,
+            self.draft.add_warning(
+                source_loc,
                 _(
                     'there is no size "%(size)s" here: the task gets 1 CPU and 100 MB unless you set them.',
                     size=size,
@@ -140,10 +148,12 @@ class _Octopus:
             )
             return
         for field, value in fields.items():
-            self.draft.put((*here, field), value, at)
+            self.draft.set_value((*target_loc, field), value, source_loc)
 
-    def _env(self, given: Any, at: Loc) -> Any:
+    def _env(self, given: Any, source_loc: Loc) -> Any:
         if not isinstance(given, list):
             return given or {}
-        pairs = (self.draft.mapping(entry, (*at, index)) for index, entry in enumerate(given))
+        pairs = (
+            self.draft.as_mapping(entry, (*source_loc, index)) for index, entry in enumerate(given)
+        )
         return {str(pair.get("key", pair.get("name"))): pair.get("value") for pair in pairs}

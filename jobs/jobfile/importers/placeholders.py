@@ -15,7 +15,7 @@ _STEP = re.compile(r"\.(?P<key>[\w-]+)|\[(?P<index>\d+)\]")
 VARIABLE_PREFIX = "PAI_SECRETS_"
 
 
-def find(root: Any, path: str) -> Any:
+def resolve_path(root: Any, path: str) -> Any:
     """The value that .a.b[0] names, or None."""
     value = root
     for step in _STEP.finditer(path):
@@ -26,7 +26,7 @@ def find(root: Any, path: str) -> Any:
     return value
 
 
-def text_of(value: Any) -> str | None:
+def format_scalar(value: Any) -> str | None:
     """A scalar as the original system writes it (JavaScript's numbers); None for anything else."""
     if isinstance(value, bool):
         return "true" if value else "false"
@@ -48,7 +48,9 @@ def _javascript_number(value: float) -> str:
     return f"{mantissa.removesuffix('.0')}e{sign}{exponent.lstrip('+-0')}"
 
 
-def render(text: str, context: Mapping[str, Any], secret: Callable[[str], str | None]) -> str:
+def render_template(
+    text: str, context: Mapping[str, Any], resolve_secret: Callable[[str], str | None]
+) -> str:
     """Fills in what the context knows; unknown references stay as they are.
 
     `secret` gets the path behind $secrets and gives what stands for it, or None.
@@ -56,16 +58,16 @@ def render(text: str, context: Mapping[str, Any], secret: Callable[[str], str | 
 
     def replace(match: re.Match[str]) -> str:
         if match["root"] == "secrets":
-            found = secret(match["path"])
+            value_text = resolve_secret(match["path"])
         elif match["root"] in context:
-            found = text_of(find(context[match["root"]], match["path"]))
+            value_text = format_scalar(resolve_path(context[match["root"]], match["path"]))
         else:
-            found = None
-        return match.group() if found is None else found
+            value_text = None
+        return match.group() if value_text is None else value_text
 
     return _TEMPLATE.sub(replace, text)
 
 
-def secret_variable(path: str) -> str:
+def secret_variable_name(path: str) -> str:
     """The environment variable that carries a secret: .token → PAI_SECRETS_token."""
     return VARIABLE_PREFIX + re.sub(r"\W+", "_", path.strip(".]").replace("[", "_"))

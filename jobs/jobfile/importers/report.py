@@ -22,11 +22,11 @@ from jobs.script.variables import job_variables
 
 SUFFIXES = (".json", ".yaml", ".yml")
 # Values in which the submitting user's name stands.
-PERSONAL = ("PAI_JOB_NAME", "PAI_FRAMEWORK_NAME", "PAI_USER_NAME", "PAI_USERNAME")
+USER_VARIABLES = ("PAI_JOB_NAME", "PAI_FRAMEWORK_NAME", "PAI_USER_NAME", "PAI_USERNAME")
 
 
 @dataclass(slots=True)
-class Row:
+class ReportRow:
     name: str
     dialect: str = "?"
     verdict: str = "refused"
@@ -35,7 +35,7 @@ class Row:
     differences: list[str] = field(default_factory=list)
 
 
-def files_under(paths: list[Path]) -> Iterator[tuple[str, Path]]:
+def find_job_files(paths: list[Path]) -> Iterator[tuple[str, Path]]:
     for path in paths:
         if path.is_file():
             yield path.name, path
@@ -44,8 +44,8 @@ def files_under(paths: list[Path]) -> Iterator[tuple[str, Path]]:
                 yield str(found.relative_to(path)), found
 
 
-def judge(name: str, data: bytes, verdict: Mapping[str, Any] | None) -> Row:
-    row = Row(name)
+def check_file(name: str, data: bytes, verdict: Mapping[str, Any] | None) -> ReportRow:
+    row = ReportRow(name)
     try:
         result = load_text(data, filename=name)
     except SpecError as error:
@@ -59,24 +59,26 @@ def judge(name: str, data: bytes, verdict: Mapping[str, Any] | None) -> Row:
     row.dialect, row.verdict = result.dialect, "accepted"
     row.warnings = [str(warning) for warning in result.warnings]
     if verdict and verdict.get("ok"):
-        row.differences += compare(result, verdict)
+        row.differences += compare_with_verdict(result, verdict)
     return row
 
 
-def compare(result: LoadResult, verdict: Mapping[str, Any]) -> list[str]:
+def compare_with_verdict(result: LoadResult, verdict: Mapping[str, Any]) -> list[str]:
     """What differs from the other system's reading of the same file."""
     found = []
-    if "normalized" in verdict and (wrong := _differing(_as_v1(result), verdict["normalized"])):
-        found.append(f"normalized: {wrong}")
+    if "normalized" in verdict and (
+        differences := _format_differences(_as_v1(result), verdict["normalized"])
+    ):
+        found.append(f"normalized: {differences}")
     if "entrypoints" in verdict:
         commands = {role.name: role.command for role in result.spec.task_roles}
-        if wrong := _differing(commands, verdict["entrypoints"]):
-            found.append(f"entrypoints: {wrong}")
+        if differences := _format_differences(commands, verdict["entrypoints"]):
+            found.append(f"entrypoints: {differences}")
     if "env" in verdict:
-        ours = job_variables(result.spec, user="user")
-        theirs = {k: str(v) for k, v in verdict["env"].items() if k not in PERSONAL}
-        if wrong := _differing({k: ours.get(k) for k in theirs}, theirs):
-            found.append(f"env: {wrong}")
+        actual = job_variables(result.spec, user="user")
+        expected = {k: str(v) for k, v in verdict["env"].items() if k not in USER_VARIABLES}
+        if differences := _format_differences({k: actual.get(k) for k in expected}, expected):
+            found.append(f"env: {differences}")
     return found
 
 
@@ -89,11 +91,11 @@ def _as_v1(result: LoadResult) -> dict[str, Any]:
     return document
 
 
-def _differing(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
+def _format_differences(actual: Mapping[str, Any], expected: Mapping[str, Any]) -> str:
     return "; ".join(
-        f"{key} is {json.dumps(ours.get(key))}, not {json.dumps(value)}"
-        for key, value in theirs.items()
-        if ours.get(key) != value
+        f"{key} is {json.dumps(actual.get(key))}, not {json.dumps(value)}"
+        for key, value in expected.items()
+        if actual.get(key) != value
     )
 
 
@@ -107,15 +109,15 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     verdicts = json.loads(options.verdicts.read_text()) if options.verdicts else {}
     rows = [
-        judge(name, path.read_bytes(), verdicts.get(name))
-        for name, path in files_under(options.paths)
+        check_file(name, path.read_bytes(), verdicts.get(name))
+        for name, path in find_job_files(options.paths)
         if path != options.verdicts
     ]
-    sys.stdout.write(render_table(rows, verbose=options.verbose, compared=len(verdicts)))
+    sys.stdout.write(render_table(rows, verbose=options.verbose, verdict_count=len(verdicts)))
     return 1 if any(row.differences for row in rows) else 0
 
 
-def render_table(rows: list[Row], *, verbose: bool, compared: int) -> str:
+def render_table(rows: list[ReportRow], *, verbose: bool, verdict_count: int) -> str:
     width = max([len(row.name) for row in rows] + [4])
     lines = [f"{'file':{width}}  {'format':10}  {'verdict':8}  warnings  first problem"]
     for row in rows:
@@ -130,8 +132,8 @@ def render_table(rows: list[Row], *, verbose: bool, compared: int) -> str:
     lines.append(
         f"{len(rows)} files: {accepted} accepted ({warned} with warnings), {len(rows) - accepted} refused."
     )
-    if compared:
-        lines.append(f"Compared with {compared} verdicts: {differing} files differ.")
+    if verdict_count:
+        lines.append(f"Compared with {verdict_count} verdicts: {differing} files differ.")
     return "\n".join(lines) + "\n"
 
 

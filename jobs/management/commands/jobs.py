@@ -10,7 +10,7 @@ from django.core.management.base import BaseCommand, CommandError
 from clusters.errors import ClusterError
 from clusters.models import Cluster
 from jobs.models import Attempt
-from jobs.sync.reconcile import differences
+from jobs.sync.reconcile import find_differences
 
 
 class Command(BaseCommand):
@@ -29,15 +29,15 @@ class Command(BaseCommand):
         total = 0
         for cluster in clusters:
             try:
-                found = differences(cluster)
+                differences = find_differences(cluster)
             except ClusterError as error:
                 raise CommandError(f"{cluster.name}: {error.user_message}") from error
             live = Attempt.objects.filter(cluster=cluster, phase=Attempt.Phase.LIVE).count()
-            for difference in found:
+            for difference in differences:
                 self.stdout.write(
-                    f"{difference.cluster}  {difference.slurm_job_id or '-'}  {difference.job}: {difference.what}"
+                    f"{difference.cluster}  {difference.slurm_job_id or '-'}  {difference.job}: {difference.description}"
                 )
-            self.stdout.write(f"{cluster.name}: {live} live jobs, {len(found)} differences")
-            total += len(found)
+            self.stdout.write(f"{cluster.name}: {live} live jobs, {len(differences)} differences")
+            total += len(differences)
         if total:
             raise CommandError(f"{total} differences.")

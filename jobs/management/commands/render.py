@@ -14,13 +14,13 @@ from django.core.management.base import BaseCommand, CommandError
 from django.db import DatabaseError
 
 from clusters.capacity import Capacity, GpuCount, NamespaceRules, Node, Partition
-from clusters.models import Namespace, capacity_of
+from clusters.models import Namespace, load_capacity
 from jobs.jobfile import JobSpec, SpecError
 from jobs.jobfile.importers import load_text
-from jobs.plan import Plan, PlanError, describe, plan
+from jobs.plan import Plan, PlanError, describe_plan, plan
 from jobs.script.paths import AttemptPaths
-from jobs.script.render import RUNTIMES, RenderError, RenderOptions, render
-from jobs.store.render_options import options_for
+from jobs.script.render import RUNTIMES, RenderError, RenderOptions, render_files
+from jobs.store.render_options import build_render_options
 
 EXAMPLE_NODES = 64
 
@@ -40,36 +40,36 @@ class Command(BaseCommand):
             loaded = load_text(_read(options["file"]), filename=options["file"])
             for warning in loaded.warnings:
                 self.stderr.write(f"warning: {warning}")
-            self._show(loaded.spec, options)
+            self._print(loaded.spec, options)
         except (SpecError, PlanError, RenderError) as error:
             raise CommandError(str(error)) from error
 
-    def _show(self, spec: JobSpec, options: dict[str, Any]) -> None:
+    def _print(self, spec: JobSpec, options: dict[str, Any]) -> None:
         user = options["user"] or getpass.getuser()
-        namespace = _namespace(options["namespace"] or spec.namespace)
+        namespace = _find_namespace(options["namespace"] or spec.namespace)
         if namespace is None and options["namespace"]:
             raise CommandError(f"There is no namespace {options['namespace']}.")
-        capacity = capacity_of(namespace.cluster) if namespace else None
+        capacity = load_capacity(namespace.cluster) if namespace else None
         if namespace is None or capacity is None:
             self.stderr.write(
                 "note: planned on an example cluster; no namespace or no cluster is known here."
             )
         rules = namespace.rules() if namespace and capacity else EXAMPLE_RULES
-        made = plan(spec, rules, capacity or example_cluster(spec))
-        chosen = options_for(namespace.cluster) if namespace else RenderOptions()
+        job_plan = plan(spec, rules, capacity or example_cluster(spec))
+        render_options = build_render_options(namespace.cluster) if namespace else RenderOptions()
         if options["runtime"]:
-            chosen = replace(chosen, runtime=options["runtime"])
+            render_options = replace(render_options, runtime=options["runtime"])
         home = f"/home/{user}"
         root = namespace.cluster.work_root_for(user, home) if namespace else f"{home}/sluice"
-        rendered = render(
-            made,
+        rendered = render_files(
+            job_plan,
             spec,
             AttemptPaths(root, "example", 1),
             user=user,
-            options=chosen,
+            options=render_options,
             default_image=rules.default_image,
         )
-        self.stdout.write(_plan_text(made))
+        self.stdout.write(_plan_text(job_plan))
         files = rendered.files if options["all"] else {"batch.sh": rendered.batch_script}
         for path, text in files.items():
             self.stdout.write(f"\n======== {path}\n{text}")
@@ -84,15 +84,15 @@ def _read(name: str) -> bytes:
         raise CommandError(f"{name} cannot be read: {error.strerror}.") from error
 
 
-def _namespace(name: str) -> Namespace | None:
+def _find_namespace(name: str) -> Namespace | None:
     try:
         return Namespace.objects.select_related("cluster").filter(name=name).first()
     except DatabaseError:  # no database yet: the command is useful all the same
         return None
 
 
-def _plan_text(made: Plan) -> str:
-    totals = made.totals
+def _plan_text(job_plan: Plan) -> str:
+    totals = job_plan.totals
     gpus = ", ".join(f"{count}×{kind or 'GPU'}" for kind, count in totals.gpus.items()) or "none"
     hours = (
         "as the partition says"
@@ -100,11 +100,11 @@ def _plan_text(made: Plan) -> str:
         else f"{totals.machine_hours:g} node hours"
     )
     lines = [
-        f"layout: {made.layout}",
-        f"in words: {describe(made)}",
+        f"layout: {job_plan.layout}",
+        f"in words: {describe_plan(job_plan)}",
         f"in all: {totals.tasks} tasks, {totals.nodes} nodes, {totals.cpus} CPUs, {totals.mem_mib} MB, GPUs {gpus}",
         f"at most: {hours}",
-        *(f"note: {note.message}" for note in made.notes),
+        *(f"note: {note.message}" for note in job_plan.notes),
     ]
     return "\n".join(lines)
 

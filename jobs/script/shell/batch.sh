@@ -1,5 +1,5 @@
 # ---- How it runs ----------------------------------------------------------------------------
-# One step per role. Every task says hello with its address and free ports; when all have, each gets
+# One step per role. Every task reports ready with its address and free ports; when all have, each gets
 # the whole table and starts. Tasks report their end through srun's own output, so that nothing polls
 # a shared file system. The first completion rule that holds decides, and this script exits with it.
 
@@ -8,25 +8,25 @@ umask 077
 incarnation=${SLURM_RESTART_COUNT:-0} # a requeued job runs again in the same directory
 run_dir=$attempt_dir/run/$incarnation
 task_count=0
-hellos=0 ended_tasks=0 live_steps=0 started=0 stopping=0 asked_to_stop=0 time_up=0
-half_line='' verdict='' job_exit=0 deciding_role='' deciding_index=''
-declare -A address ports host task_over
-declare -a failed succeeded over step_id step_live go_pipe
+ready_tasks=0 ended_tasks=0 live_steps=0 started=0 stopping=0 stop_requested=0 time_limit_near=0
+partial_line='' verdict='' job_exit=0 deciding_role='' deciding_index=''
+declare -A address ports host task_ended
+declare -a failed succeeded ended_in_role step_id step_live go_pipe
 
-say() { printf '%(%F %T)T  %s\n' -1 "$*"; }
+log_message() { printf '%(%F %T)T  %s\n' -1 "$*"; }
 now() { printf '%s' "${EPOCHREALTIME:-$(date +%s)}"; }
 
-# replace FILE: standard input becomes the file at once, or not at all.
-replace() { cat >"$1.new" && mv -f "$1.new" "$1"; }
+# write_atomically FILE: standard input becomes the file at once, or not at all.
+write_atomically() { cat >"$1.new" && mv -f "$1.new" "$1"; }
 
-# task_state ROLE INDEX KEY=VALUE…: the state file of a task that cannot write its own.
-task_state() {
+# write_task_state ROLE INDEX KEY=VALUE…: the state file of a task that cannot write its own.
+write_task_state() {
   local name=${role_names[$1]}-$2
   {
     printf 'role=%s\nindex=%s\nincarnation=%s\n' "${role_names[$1]}" "$2" "$incarnation"
     printf 'host=%s\nip=%s\n' "${host[$1.$2]-}" "${address[$1.$2]-}"
     printf '%s\n' "${@:3}"
-  } | replace "tasks/$name.state"
+  } | write_atomically "tasks/$name.state"
 }
 
 # decide VERDICT RULE ROLE INDEX EXIT_CODE REASON: the first call counts.
@@ -34,11 +34,11 @@ decide() {
   [[ -z $verdict ]] || return 0
   verdict=$1 job_exit=$5
   local rule=$2 role=''
-  ((time_up)) && [[ $1 == failed ]] && rule=time_limit
+  ((time_limit_near)) && [[ $1 == failed ]] && rule=time_limit
   [[ -n $3 ]] && role=${role_names[$3]}
   printf 'verdict=%s\nrule=%s\nrole=%s\nindex=%s\nexit_code=%s\nreason=%s\nincarnation=%s\nended=%s\n' \
-    "$verdict" "$rule" "$role" "$4" "$5" "$6" "$incarnation" "$(now)" | replace verdict
-  say "$verdict: $rule ${role:+$role-$4 }exit code $5 ${6:+($6)}"
+    "$verdict" "$rule" "$role" "$4" "$5" "$6" "$incarnation" "$(now)" | write_atomically verdict
+  log_message "$verdict: $rule ${role:+$role-$4 }exit code $5 ${6:+($6)}"
   deciding_role=$3 deciding_index=$4
 }
 
@@ -56,8 +56,8 @@ prepare() {
   disown "$canary"
   trap 'rm -rf "$pipes"; kill "$canary" 2>/dev/null' EXIT
   trap 'stopping=1' TERM                  # from Slurm: cancelled, preempted, requeued, out of time
-  trap 'stopping=1 asked_to_stop=1' USR2  # from the job's owner, by scancel --batch --signal=USR2
-  trap 'time_up=1' USR1                   # from Slurm, by --signal: the time limit is near
+  trap 'stopping=1 stop_requested=1' USR2  # from the job's owner, by scancel --batch --signal=USR2
+  trap 'time_limit_near=1' USR1                   # from Slurm, by --signal: the time limit is near
   local name r
   # Each srun says all it wants; what sbatch left in the environment would mix in.
   for name in "${!SLURM_@}"; do
@@ -67,19 +67,19 @@ prepare() {
     esac
   done
   for r in "${!role_names[@]}"; do
-    failed[r]=0 succeeded[r]=0 over[r]=0 step_id[r]='' step_live[r]=0
+    failed[r]=0 succeeded[r]=0 ended_in_role[r]=0 step_id[r]='' step_live[r]=0
     ((task_count += role_tasks[r]))
   done
 }
 
-# cannot_start EXIT_CODE REASON MESSAGE [ROLE]: says it where people look, and decides.
-cannot_start() {
+# fail_start EXIT_CODE REASON MESSAGE [ROLE]: says it where people look, and decides.
+fail_start() {
   local r i
   for r in "${!role_names[@]}"; do
     [[ -z ${4-} || $r == "$4" ]] || continue
     for ((i = 0; i < role_tasks[r]; i++)); do
       printf 'sluice: %s\n' "$3" >>"logs/${role_names[r]}-$i.log"
-      task_state "$r" "$i" state=ended "exit_code=$1" "reason=$2" "ended=$(now)"
+      write_task_state "$r" "$i" state=ended "exit_code=$1" "reason=$2" "ended=$(now)"
     done
   done
   decide failed start "${4-}" "${4:+0}" "$1" "$2"
@@ -88,11 +88,11 @@ cannot_start() {
 # Directories that tasks need: some are made, the others must be there.
 check_directories() {
   local dir
-  for dir in "${made_dirs[@]}"; do
-    mkdir -p -- "$dir" || cannot_start "$exit_mount_missing" mount_missing "cannot make the directory $dir"
+  for dir in "${created_dirs[@]}"; do
+    mkdir -p -- "$dir" || fail_start "$exit_mount_missing" mount_missing "cannot make the directory $dir"
   done
-  for dir in "${needed_dirs[@]}"; do
-    [[ -e $dir ]] || cannot_start "$exit_mount_missing" mount_missing "there is no $dir on the cluster"
+  for dir in "${required_dirs[@]}"; do
+    [[ -e $dir ]] || fail_start "$exit_mount_missing" mount_missing "there is no $dir on the cluster"
   done
 }
 
@@ -102,11 +102,11 @@ check_images() {
   for r in "${!role_names[@]}"; do
     [[ -z $verdict && -n ${image_files[r]} && ! -e ${image_files[r]} ]] || continue
     if [[ -z ${image_sources[r]} ]]; then
-      cannot_start "$exit_image_missing" image_missing "there is no container image ${image_files[r]}" "$r"
+      fail_start "$exit_image_missing" image_missing "there is no container image ${image_files[r]}" "$r"
       continue
     fi
-    for ((i = 0; i < role_tasks[r]; i++)); do task_state "$r" "$i" state=pulling "image=${image_sources[r]}"; done
-    say "fetching ${image_sources[r]}"
+    for ((i = 0; i < role_tasks[r]; i++)); do write_task_state "$r" "$i" state=pulling "image=${image_sources[r]}"; done
+    log_message "fetching ${image_sources[r]}"
     # In the background, since a trap waits for what runs in the foreground: a stop must be heard.
     { fetch_image "${image_sources[r]}" "${image_files[r]}" 2>&1 | tee "$pipes/fetch.log"; } &
     while ((!stopping)) && kill -0 "$!" 2>/dev/null; do wait "$!"; done
@@ -116,9 +116,9 @@ check_images() {
     fi
     [[ -e ${image_files[r]} ]] && continue
     if grep -qiE 'manifest unknown|not found|name unknown|denied|unauthorized|invalid reference' "$pipes/fetch.log"; then
-      cannot_start "$exit_image_missing" image_missing "there is no container image ${image_sources[r]}" "$r"
+      fail_start "$exit_image_missing" image_missing "there is no container image ${image_sources[r]}" "$r"
     else
-      cannot_start "$exit_image_failed" image_failed "the container image ${image_sources[r]} could not be fetched" "$r"
+      fail_start "$exit_image_failed" image_failed "the container image ${image_sources[r]} could not be fetched" "$r"
     fi
   done
 }
@@ -126,43 +126,43 @@ check_images() {
 # A controller that hangs may make a role's step and yet not be heard. srun (22.05) asks again after a
 # minute, is told that the resources are taken (by that very step, which nobody uses and scancel does not
 # remove), and would ask until the time limit. Nothing of it has run: it is ended here and started anew.
-unheard='step creation (temporarily|still) disabled, retrying \((Socket timed out|Zero Bytes|Requested nodes are busy)'
+no_reply='step creation (temporarily|still) disabled, retrying \((Socket timed out|Zero Bytes|Requested nodes are busy)'
 
-# heed_srun ROLE: passes srun's messages on, and ends one that got no step for want of an answer.
-heed_srun() {
-  local line status patience=()
+# watch_srun ROLE: passes srun's messages on, and ends one that got no step for want of an answer.
+watch_srun() {
+  local line status read_timeout=()
   while :; do
     line='' status=0
-    IFS= read -r "${patience[@]}" line || status=$?
+    IFS= read -r "${read_timeout[@]}" line || status=$?
     if [[ -n $line ]]; then
       printf '%s\n' "$line" >>"$pipes/srun.$1"
       printf '%s\n' "$line" >&2
     fi
-    patience=()
+    read_timeout=()
     if ((status > 128)); then # no "Step created" has followed
-      : >"$pipes/unheard.$1"
+      : >"$pipes/no_reply.$1"
       kill "$(<"$pipes/srun_pid.$1")"
     elif ((status)); then
       return
-    elif [[ $line =~ $unheard ]]; then
-      patience=(-t 5)
+    elif [[ $line =~ $no_reply ]]; then
+      read_timeout=(-t 5)
     fi
   done
 }
 
-# answer_was_lost ROLE: srun got no step, though Slurm may have made one.
-answer_was_lost() {
-  [[ -e $pipes/unheard.$1 ]] || grep -qE 'Unable to create step for job [0-9]+: (Socket timed out|Zero Bytes)' "$pipes/srun.$1"
+# reply_was_lost ROLE: srun got no step, though Slurm may have made one.
+reply_was_lost() {
+  [[ -e $pipes/no_reply.$1 ]] || grep -qE 'Unable to create step for job [0-9]+: (Socket timed out|Zero Bytes)' "$pipes/srun.$1"
 }
 
-# controller_was_away ROLE: srun could not even begin, since slurmctld did not answer (22.05).
-controller_was_away() {
+# controller_was_unreachable ROLE: srun could not even begin, since slurmctld did not answer (22.05).
+controller_was_unreachable() {
   grep -qE -e 'Unable to (confirm allocation|create step) for job [0-9]+: Unable to contact slurm controller' \
     -e 'Unable to confirm allocation for job [0-9]+: (Socket timed out|Zero Bytes)' "$pipes/srun.$1"
 }
 
-# has_allocation ROLE: of its own, not shared with another role.
-has_allocation() {
+# has_own_allocation ROLE: of its own, not shared with another role.
+has_own_allocation() {
   local r
   for r in "${!role_groups[@]}"; do
     [[ $r == "$1" || ${role_groups[r]} != "${role_groups[$1]}" ]] || return 1
@@ -171,33 +171,33 @@ has_allocation() {
 
 start_step() {
   trap : TERM USR1 USR2 # the parent decides
-  local options code reason='' lost=0 until=$((SECONDS + 600))
+  local options code reason='' lost=0 deadline=$((SECONDS + 600))
   step_options "$1"
   while :; do
     code=0
-    rm -f "$pipes/unheard.$1"
+    rm -f "$pipes/no_reply.$1"
     : >"$pipes/srun.$1"
     # shellcheck disable=SC2154  # options is set by step_options
     (
       printf '%s' "$BASHPID" >"$pipes/srun_pid.$1"
       exec srun "${options[@]}" --export=ALL --input=all --kill-on-bad-exit=0 --wait=0 --job-name="${role_names[$1]}" \
         /bin/bash "$attempt_dir/task.sh" "$1" "$run_dir"
-    ) <"$pipes/go.$1" >"$pipes/events" 2> >(heed_srun "$1") || code=$?
-    ((code && SECONDS < until)) || break
-    sleep 0.2 # heed_srun may be behind
-    [[ ! -e $pipes/over ]] || break
-    if answer_was_lost "$1"; then
-      if has_allocation "$1"; then
+    ) <"$pipes/go.$1" >"$pipes/events" 2> >(watch_srun "$1") || code=$?
+    ((code && SECONDS < deadline)) || break
+    sleep 0.2 # watch_srun may be behind
+    [[ ! -e $pipes/decided ]] || break
+    if reply_was_lost "$1"; then
+      if has_own_allocation "$1"; then
         # Beside the step that nobody uses. It holds the memory, too: --mem=0 is all that the job has.
         options=("${options[@]/#--mem*/--mem=0}" --overlap)
       elif ((lost++)); then
         code=$exit_launch_failed reason=launch_failed # to overlap would be to take another role's share
         break
       fi
-    elif ! controller_was_away "$1"; then
+    elif ! controller_was_unreachable "$1"; then
       break
     fi
-    say "Slurm's controller does not answer: role ${role_names[$1]} is started again in a moment"
+    log_message "Slurm's controller does not answer: role ${role_names[$1]} is started again in a moment"
     sleep 3
   done
   printf 'step %s %s %s\n' "$1" "$code" "$reason" >"$pipes/events"
@@ -219,37 +219,37 @@ start_steps() {
 end_steps() {
   local r
   for r in "${!role_names[@]}"; do
-    ((step_live[r] && over[r] < role_tasks[r])) && [[ -n ${step_id[r]} ]] || continue
-    scancel --quiet --signal=TERM "$(job_of "$r").${step_id[r]}"
+    ((step_live[r] && ended_in_role[r] < role_tasks[r])) && [[ -n ${step_id[r]} ]] || continue
+    scancel --quiet --signal=TERM "$(slurm_job_of "$r").${step_id[r]}"
   done
 }
 
-# job_of ROLE: the Slurm job that holds the role's step; each component of a het job has its own id.
-job_of() {
+# slurm_job_of ROLE: the Slurm job that holds the role's step; each component of a het job has its own id.
+slurm_job_of() {
   local name=SLURM_JOB_ID_HET_GROUP_${role_groups[$1]}
   printf '%s' "${!name:-$SLURM_JOB_ID}"
 }
 
-on_hello() { # ROLE INDEX STEP HOST ADDRESS PORTS
+on_ready() { # ROLE INDEX STEP HOST ADDRESS PORTS
   step_id[$1]=$3 host[$1.$2]=$4 address[$1.$2]=$5 ports[$1.$2]=$6
-  ((hellos += 1))
-  ((hellos == task_count)) || return 0
+  ((ready_tasks += 1))
+  ((ready_tasks == task_count)) || return 0
   if ! (write_peers) >"$run_dir/peers.sh"; then
-    cannot_start "$exit_start_failed" start_failed "the table of the tasks could not be written to $run_dir"
+    fail_start "$exit_start_failed" start_failed "the table of the tasks could not be written to $run_dir"
     return
   fi
   started=1
   local r
   for r in "${!role_names[@]}"; do printf 'go\n' >&"${go_pipe[r]}"; done
-  say "all $task_count tasks are there and start"
+  log_message "all $task_count tasks are there and start"
 }
 
 on_ended() { # ROLE INDEX EXIT_CODE REASON
-  [[ -z ${task_over[$1.$2]-} ]] || return 0
-  task_over[$1.$2]=1
-  ((ended_tasks += 1, over[$1] += 1))
+  [[ -z ${task_ended[$1.$2]-} ]] || return 0
+  task_ended[$1.$2]=1
+  ((ended_tasks += 1, ended_in_role[$1] += 1))
   if (($3 == 0)); then ((succeeded[$1] += 1)); else ((failed[$1] += 1)); fi
-  if [[ $4 == stopped ]] && ((!time_up)); then
+  if [[ $4 == stopped ]] && ((!time_limit_near)); then
     decide stopped stop '' '' "$exit_stopped" stopped # nobody here asked for it: scancel did
   elif ((!started)); then
     decide failed start "$@"
@@ -257,7 +257,7 @@ on_ended() { # ROLE INDEX EXIT_CODE REASON
     decide failed min_failed "$@"
   elif ((min_succeeded[$1] && succeeded[$1] >= min_succeeded[$1])); then
     decide completed min_succeeded "$1" "$2" 0 ''
-  elif ((main_role[$1] && over[$1] == role_tasks[$1])); then
+  elif ((main_role[$1] && ended_in_role[$1] == role_tasks[$1])); then
     decide completed main_role "$1" "$2" 0 ''
   elif ((ended_tasks == task_count)); then
     decide completed all_ended '' '' 0 ''
@@ -270,12 +270,12 @@ ran_out_of_memory() {
 }
 
 # A task that was killed with SIGKILL may have wanted too much memory.
-explain_kill() {
+mark_out_of_memory() {
   [[ $verdict == failed && -n $deciding_role ]] && ((job_exit == 137)) || return 0
   ran_out_of_memory "$deciding_role" || return 0
   local file
   for file in verdict "tasks/${role_names[deciding_role]}-$deciding_index.state"; do
-    sed 's/^reason=$/reason=out_of_memory/' "$file" | replace "$file"
+    sed 's/^reason=$/reason=out_of_memory/' "$file" | write_atomically "$file"
   done
 }
 
@@ -284,7 +284,7 @@ on_step() { # ROLE EXIT_CODE [REASON]: srun has ended; tasks that left no report
   step_live[$1]=0
   ((live_steps -= 1))
   for ((i = 0; i < role_tasks[$1]; i++)); do
-    [[ -z ${task_over[$1.$i]-} ]] || continue
+    [[ -z ${task_ended[$1.$i]-} ]] || continue
     file=tasks/${role_names[$1]}-$i.state code='' reason=''
     if grep -qs '^state=ended$' "$file"; then # it ended well; only its message went astray
       while IFS='=' read -r key value; do
@@ -295,7 +295,7 @@ on_step() { # ROLE EXIT_CODE [REASON]: srun has ended; tasks that left no report
       code=$2 reason=${3:-lost}
       ((code)) || code=$exit_task_lost
       ran_out_of_memory "$1" && reason=out_of_memory
-      task_state "$1" "$i" state=ended "exit_code=$code" "reason=$reason" "ended=$(now)"
+      write_task_state "$1" "$i" state=ended "exit_code=$code" "reason=$reason" "ended=$(now)"
     fi
     on_ended "$1" "$i" "$code" "$reason"
   done
@@ -305,31 +305,31 @@ on_step() { # ROLE EXIT_CODE [REASON]: srun has ended; tasks that left no report
 next_event() {
   local line kind a b c d e f
   if ! IFS= read -r -t 1 -u "$events" line; then
-    half_line+=$line # the second was over in the middle of a line
+    partial_line+=$line # the second was over in the middle of a line
     return 0
   fi
-  read -r kind a b c d e f <<<"$half_line$line"
-  half_line=''
+  read -r kind a b c d e f <<<"$partial_line$line"
+  partial_line=''
   case $kind in
-    hello) on_hello "$a" "$b" "$c" "$d" "$e" "$f" ;;
+    ready) on_ready "$a" "$b" "$c" "$d" "$e" "$f" ;;
     ended) on_ended "$a" "$b" "$c" "$d" ;;
     step) on_step "$a" "$b" "$c" ;;
   esac
 }
 
-# drain SECONDS: waits until all steps have ended, at most so long.
-drain() {
-  local until=$((SECONDS + $1))
-  while ((live_steps > 0 && SECONDS < until)); do next_event; done
+# wait_for_steps SECONDS: waits until all steps have ended, at most so long.
+wait_for_steps() {
+  local deadline=$((SECONDS + $1))
+  while ((live_steps > 0 && SECONDS < deadline)); do next_event; done
 }
 
 supervise() {
   local warned=0
   while [[ -z $verdict ]]; do
     next_event
-    if ((time_up && !warned)); then
+    if ((time_limit_near && !warned)); then
       warned=1
-      say "the time limit is near: asking the tasks to end"
+      log_message "the time limit is near: asking the tasks to end"
       end_steps
     fi
     ((stopping)) && decide stopped stop '' '' "$exit_stopped" stopped
@@ -337,22 +337,22 @@ supervise() {
 }
 
 finish() {
-  local by_slurm=0
-  : >"$pipes/over"
+  local signalled_by_slurm=0
+  : >"$pipes/decided"
   if ((stopping)); then
     sleep 0.3 # Slurm signals one process after the other
-    kill -0 "$canary" 2>/dev/null || by_slurm=1
+    kill -0 "$canary" 2>/dev/null || signalled_by_slurm=1
   fi
-  ((live_steps == 0 || by_slurm)) || end_steps
-  drain $((grace_s + 10))
-  explain_kill
+  ((live_steps == 0 || signalled_by_slurm)) || end_steps
+  wait_for_steps $((grace_s + 10))
+  mark_out_of_memory
   # Slurm's own state should tell the truth: CANCELLED and TIMEOUT are for Slurm to give. After a TERM it
   # has decided already, and scancel would undo a requeue.
-  if ((asked_to_stop)); then
+  if ((stop_requested)); then
     scancel --quiet "$SLURM_JOB_ID"
     sleep 30 &
     wait "$!"
-  elif [[ $verdict == failed ]] && ((time_up)); then
+  elif [[ $verdict == failed ]] && ((time_limit_near)); then
     sleep "$((grace_s + 90))" &
     wait "$!"
   fi

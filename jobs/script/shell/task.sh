@@ -1,5 +1,5 @@
 # ---- How a task runs ------------------------------------------------------------------------
-# srun starts this once per task. It finds the node's address and free ports, says hello on its
+# srun starts this once per task. It finds the node's address and free ports, reports ready on its
 # standard output (which srun carries to the batch script), waits for "go" on its standard input,
 # runs the task with its output going straight to the task's log, and reports its end.
 
@@ -14,32 +14,32 @@ name=$role_name-$index
 log=$attempt_dir/logs/$name.log
 state_file=$attempt_dir/tasks/$name.state
 node=${SLURMD_NODENAME:-$(hostname)}
-my_ports=() ip='' state=starting started='' ended='' exit_code='' signal='' reason=''
-task_pid='' timer='' stopping=0 interrupted=0
+task_ports=() ip='' state=starting started='' ended='' exit_code='' signal='' reason=''
+task_pid='' kill_timer='' stopping=0 interrupted=0
 log_offset=$(stat -c %s -- "$log" 2>/dev/null || printf 0)
 
 now() { printf '%s' "${EPOCHREALTIME:-$(date +%s)}"; }
-quoted() { printf "'%s'" "${1//\'/\'\\\'\'}"; }
+quote() { printf "'%s'" "${1//\'/\'\\\'\'}"; }
 
 write_state() {
   {
     printf 'role=%s\nindex=%s\nincarnation=%s\nstate=%s\n' "$role_name" "$index" "$incarnation" "$state"
-    printf 'host=%s\nip=%s\nports=%s\ngpus=%s\n' "$node" "$ip" "$(port_words)" "${CUDA_VISIBLE_DEVICES-}"
+    printf 'host=%s\nip=%s\nports=%s\ngpus=%s\n' "$node" "$ip" "$(format_ports)" "${CUDA_VISIBLE_DEVICES-}"
     printf 'step=%s\npid=%s\nlog_offset=%s\n' "${SLURM_STEP_ID-}" "$task_pid" "$log_offset"
     printf 'started=%s\nended=%s\nexit_code=%s\nsignal=%s\nreason=%s\n' "$started" "$ended" "$exit_code" "$signal" "$reason"
   } >"$state_file.new" && mv -f "$state_file.new" "$state_file"
 }
 
-port_words() {
+format_ports() {
   local i
-  for i in "${!my_ports[@]}"; do printf '%s:%s;' "${port_labels[i]}" "${my_ports[i]}"; done
+  for i in "${!task_ports[@]}"; do printf '%s:%s;' "${port_labels[i]}" "${task_ports[i]}"; done
 }
 
-# over EXIT_CODE REASON: the task's end, for the state file, the batch script and srun.
-over() {
+# finish_task EXIT_CODE REASON: the task's end, for the state file, the batch script and srun.
+finish_task() {
   exit_code=$1 reason=$2 state=ended ended=$(now)
   ((exit_code > 128 && exit_code < 193)) && signal=$((exit_code - 128))
-  [[ -z $timer ]] || kill -KILL "$timer" 2>/dev/null
+  [[ -z $kill_timer ]] || kill -KILL "$kill_timer" 2>/dev/null
   [[ -z ${canary-} ]] || kill -KILL "$canary" 2>/dev/null
   write_state
   printf 'ended %s %s %s %s\n' "$role" "$index" "$exit_code" "$reason"
@@ -48,22 +48,22 @@ over() {
 
 # The address under which other nodes know this one: the node's own name, or what Slurm itself uses.
 find_address() {
-  local words facts
-  read -ra words <<<"$(getent ahostsv4 "$node" 2>/dev/null)"
-  ip=${words[0]-}
+  local fields node_info
+  read -ra fields <<<"$(getent ahostsv4 "$node" 2>/dev/null)"
+  ip=${fields[0]-}
   if [[ -z $ip || $ip == 127.* ]]; then
-    facts=$(scontrol show node -o "$node" 2>/dev/null)
-    [[ $facts =~ NodeAddr=([^[:space:]]+) ]] && read -ra words <<<"$(getent ahostsv4 "${BASH_REMATCH[1]}" 2>/dev/null)"
-    ip=${words[0]-}
+    node_info=$(scontrol show node -o "$node" 2>/dev/null)
+    [[ $node_info =~ NodeAddr=([^[:space:]]+) ]] && read -ra fields <<<"$(getent ahostsv4 "${BASH_REMATCH[1]}" 2>/dev/null)"
+    ip=${fields[0]-}
   fi
   if [[ -z $ip ]]; then
-    read -ra words <<<"$(hostname -I 2>/dev/null)"
-    ip=${words[0]:-127.0.0.1}
+    read -ra fields <<<"$(hostname -I 2>/dev/null)"
+    ip=${fields[0]:-127.0.0.1}
   fi
 }
 
 declare -A port_taken
-read_taken_ports() {
+read_used_ports() {
   local local_address rest
   while read -r _ local_address rest; do
     [[ $local_address == *:* ]] && port_taken[$((16#${local_address##*:}))]=1
@@ -74,7 +74,7 @@ read_taken_ports() {
 pick_ports() {
   local i n port span=$((port_high - port_low + 1))
   local next=$(((SLURM_JOB_ID * 7919 + (first_task + index) * ports_per_task) % span)) tried=0 run
-  read_taken_ports
+  read_used_ports
   for i in "${!port_labels[@]}"; do
     run=''
     for ((n = 0; n < port_counts[i]; n++)); do
@@ -82,32 +82,32 @@ pick_ports() {
         port=$((port_begins[i] + n))
         if [[ -n ${port_taken[$port]-} ]]; then
           printf 'sluice: port %s is already in use on %s\n' "$port" "$node" >>"$log"
-          over "$exit_port_taken" port_taken
+          finish_task "$exit_port_taken" port_taken
         fi
       else
         while :; do
           port=$((port_low + next))
           ((next = (next + 1) % span, tried += 1))
           [[ -n ${port_taken[$port]-} ]] || break
-          ((tried < span)) || over "$exit_port_taken" port_taken
+          ((tried < span)) || finish_task "$exit_port_taken" port_taken
         done
       fi
       run+=${run:+,}$port
     done
-    my_ports[i]=$run
+    task_ports[i]=$run
   done
 }
 
 # What enter.sh needs to know of this task, for runtimes that start from an empty environment.
-write_task_variables() {
+write_task_environment() {
   local i variable
   {
-    printf '_sluice_index=%s\n_sluice_ip=%s\n_sluice_work=%s\n' "$index" "$(quoted "$ip")" "$(quoted "$work_dir")"
-    for i in "${!my_ports[@]}"; do printf '_sluice_port_%s=%s\n' "$i" "${my_ports[i]}"; done
+    printf '_sluice_index=%s\n_sluice_ip=%s\n_sluice_work=%s\n' "$index" "$(quote "$ip")" "$(quote "$work_dir")"
+    for i in "${!task_ports[@]}"; do printf '_sluice_port_%s=%s\n' "$i" "${task_ports[i]}"; done
     for variable in $(compgen -e); do
       case $variable in
         USER | LOGNAME | TZ | SLURM_* | SLURMD_* | CUDA_VISIBLE_DEVICES | ROCR_VISIBLE_DEVICES | ZE_AFFINITY_MASK | GPU_DEVICE_ORDINAL | \
-          NVIDIA_VISIBLE_DEVICES | PMI_* | PMI2_* | PMIX_*) printf 'export %s=%s\n' "$variable" "$(quoted "${!variable}")" ;;
+          NVIDIA_VISIBLE_DEVICES | PMI_* | PMI2_* | PMIX_*) printf 'export %s=%s\n' "$variable" "$(quote "${!variable}")" ;;
       esac
     done
   } >"$run_dir/$name.sh"
@@ -119,10 +119,10 @@ wait_for_go() {
     IFS= read -r -t 2 part
     status=$?
     answer+=$part # two seconds may be over in the middle of the word
-    ((stopping)) && over "$exit_stopped" stopped
+    ((stopping)) && finish_task "$exit_stopped" stopped
     ((status > 128)) && continue
     [[ $status == 0 && $answer == go ]] && return
-    over "$exit_stopped" lost
+    finish_task "$exit_stopped" lost
   done
 }
 
@@ -141,15 +141,15 @@ on_term() {
     sleep "$grace_s"
     kill -KILL -- "-$task_pid"
   ) >/dev/null 2>&1 &
-  timer=$!
-  disown "$timer"
+  kill_timer=$!
+  disown "$kill_timer"
 }
 
 run_task() {
   local argv=() enter=(/bin/sh "$attempt_dir/enter.sh" "$attempt_dir" "$run_dir" "$role" "$name")
   ((role_gpus)) || export CUDA_VISIBLE_DEVICES=
   container_argv # puts the container runtime before enter.sh
-  write_task_variables
+  write_task_environment
   set -m # a process group of its own for the task, so that signals reach all of it
   "${argv[@]}" "${enter[@]}" </dev/null >>"$log" 2>&1 &
   task_pid=$!
@@ -168,7 +168,7 @@ run_task() {
 }
 
 # isDebug: a failed task keeps its node until it is stopped or a file named "release" appears.
-keep_for_a_look() {
+hold_for_debugging() {
   state=debug
   write_state
   until ((stopping)) || [[ -e $attempt_dir/release ]]; do sleep 2; done
@@ -179,15 +179,15 @@ mkdir -p "$run_dir" # the batch script made it; this only refreshes what this no
 find_address
 pick_ports
 write_state
-printf 'hello %s %s %s %s %s %s\n' "$role" "$index" "${SLURM_STEP_ID-}" "$node" "$ip" "$(
+printf 'ready %s %s %s %s %s %s\n' "$role" "$index" "${SLURM_STEP_ID-}" "$node" "$ip" "$(
   IFS=';'
-  printf '%s' "${my_ports[*]}"
+  printf '%s' "${task_ports[*]}"
 )"
 wait_for_go
 run_task
 if ((stopping)); then
-  ((exit_code)) && over "$exit_code" stopped
+  ((exit_code)) && finish_task "$exit_code" stopped
 elif ((exit_code)); then
-  ((is_debug)) && keep_for_a_look
+  ((is_debug)) && hold_for_debugging
 fi
-over "$exit_code" ''
+finish_task "$exit_code" ''

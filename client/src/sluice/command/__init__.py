@@ -9,7 +9,7 @@ import sys
 import typer
 
 from sluice.command import jobs, output, results, start, templates
-from sluice.config import cache_path, password_sign_in
+from sluice.config import cache_path, read_password_credentials
 from sluice.errors import SluiceError, Unauthorized
 from sluice.messages import t
 
@@ -31,14 +31,14 @@ def make_app() -> typer.Typer:
 
 
 def main() -> None:
-    output.use_json("--json" in sys.argv[1:])
+    output.set_json_mode("--json" in sys.argv[1:])
     try:
         make_app()(prog_name="sluice")
     except SluiceError as error:
-        if isinstance(error, Unauthorized) and password_sign_in():
+        if isinstance(error, Unauthorized) and read_password_credentials():
             # A token made from the password in the environment: the next command makes a new one.
             cache_path().unlink(missing_ok=True)
-        sys.exit(output.report(error))
+        sys.exit(output.print_error(error))
     except KeyboardInterrupt:
         sys.exit(output.EXIT_DETACHED)
     except BrokenPipeError:
@@ -47,5 +47,5 @@ def main() -> None:
         sys.exit(output.EXIT_FAILED)
     except OSError as error:
         place = f"{error.filename}: " if error.filename else ""
-        output.say(f"{place}{error.strerror or error}", "red")
+        output.print_message(f"{place}{error.strerror or error}", "red")
         sys.exit(output.EXIT_FAILED)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import typer
 
-from sluice.client import Client, leading_role
+from sluice.client import Client, default_log_role
 from sluice.command import output
 from sluice.command.output import EXIT_DETACHED, EXIT_FAILED
 from sluice.errors import NotFound, SluiceError
@@ -30,32 +30,34 @@ LAST_OUTPUT_S = 60.0
 class Printer:
     """Writes output of tasks to stdout, one piece at a time."""
 
-    prefixed: bool = False
+    prefix_lines: bool = False
     _lock: threading.Lock = field(default_factory=threading.Lock)
-    _rest: dict[tuple[str, int], bytes] = field(default_factory=dict)
+    _partial_lines: dict[tuple[str, int], bytes] = field(default_factory=dict)
 
     def write(self, role: str, index: int, data: bytes) -> None:
-        if not self.prefixed and not output.mode.json:
-            self._put(data)
+        if not self.prefix_lines and not output.mode.json:
+            self._write_bytes(data)
             return
-        *lines, self._rest[role, index] = (self._rest.get((role, index), b"") + data).split(b"\n")
+        *lines, self._partial_lines[role, index] = (
+            self._partial_lines.get((role, index), b"") + data
+        ).split(b"\n")
         for line in lines:
-            self._line(role, index, line)
+            self._print_line(role, index, line)
 
     def finish(self, role: str, index: int) -> None:
         """A last line that has no end."""
-        if rest := self._rest.pop((role, index), b""):
-            self._line(role, index, rest)
+        if rest := self._partial_lines.pop((role, index), b""):
+            self._print_line(role, index, rest)
 
-    def _line(self, role: str, index: int, line: bytes) -> None:
+    def _print_line(self, role: str, index: int, line: bytes) -> None:
         if output.mode.json:
             text = line.decode(errors="replace").removesuffix("\r")
             with self._lock:
                 output.print_json({"event": "log", "role": role, "index": index, "text": text})
         else:
-            self._put(f"{role}-{index} | ".encode() + line + b"\n")
+            self._write_bytes(f"{role}-{index} | ".encode() + line + b"\n")
 
-    def _put(self, data: bytes) -> None:
+    def _write_bytes(self, data: bytes) -> None:
         with self._lock:
             try:
                 sys.stdout.buffer.write(data)
@@ -65,18 +67,18 @@ class Printer:
                 os._exit(EXIT_FAILED)
 
 
-class Attached:
+class JobAttachment:
     """One stay with one job."""
 
     def __init__(
-        self, client: Client, job: Job, *, role: str = "", index: int = 0, every: bool = False
+        self, client: Client, job: Job, *, role: str = "", index: int = 0, all_tasks: bool = False
     ) -> None:
         self._client = client
         self._job = job
-        self._every = every
-        self._role = role or leading_role(client.spec(job))
+        self._all_tasks = all_tasks
+        self._role = role or default_log_role(client.spec(job))
         self._index = index
-        self._printer = Printer(prefixed=every)
+        self._printer = Printer(prefix_lines=all_tasks)
         self._reader: threading.Thread | None = None
         self._read_attempt = 0
         self._ended = threading.Event()
@@ -86,9 +88,9 @@ class Attached:
         try:
             for job in self._client.watch(self._job):
                 self._job = job
-                self._tell(job)
+                self._print_state(job)
                 if job.state == "RUNNING" or job.ended:
-                    self._read(job)
+                    self._start_reader(job)
             self._ended.set()
             if self._reader is not None:
                 # In short waits: Ctrl-C is heard in between.
@@ -96,11 +98,11 @@ class Attached:
                 while self._reader.is_alive() and time.monotonic() < deadline:
                     self._reader.join(0.2)
         except KeyboardInterrupt:
-            self._say_how_to_come_back()
+            self._print_detach_hint()
             return EXIT_DETACHED
-        return self._verdict()
+        return self._print_result()
 
-    def _tell(self, job: Job) -> None:
+    def _print_state(self, job: Job) -> None:
         if job.ended:
             return  # the verdict, after the last of the output
         if output.mode.json:
@@ -110,20 +112,20 @@ class Attached:
         if str(job.reason):
             words.append(str(job.reason))
         if job.state == "PENDING" and job.expected_start:
-            words.append(t("expected start {at}", at=output.moment_text(job.expected_start)))
+            words.append(t("expected start {at}", at=output.timestamp_text(job.expected_start)))
         if job.attempt > 1:
             words.append(t("attempt {number}", number=job.attempt))
         style = output.STATE_STYLES.get(job.state, "")
-        output.say(f"{time.strftime('%H:%M:%S')}  " + "  ".join(words), style)
+        output.print_message(f"{time.strftime('%H:%M:%S')}  " + "  ".join(words), style)
 
-    def _read(self, job: Job) -> None:
+    def _start_reader(self, job: Job) -> None:
         """A reader for each attempt, in a thread of its own."""
         if job.attempt <= self._read_attempt:
             return
         if self._reader is not None:
             self._reader.join(LAST_OUTPUT_S)
         self._read_attempt = job.attempt
-        target = self._read_all if self._every else self._read_one
+        target = self._read_all if self._all_tasks else self._read_one
         self._reader = threading.Thread(target=target, args=(job.attempt,), daemon=True)
         self._reader.start()
 
@@ -135,20 +137,22 @@ class Attached:
         except NotFound:
             pass  # it never came to have a log; the verdict tells why
         except SluiceError as error:
-            output.say(t("The output cannot be read: {problem}", problem=error.message), "red")
+            output.print_message(
+                t("The output cannot be read: {problem}", problem=error.message), "red"
+            )
         self._printer.finish(self._role, self._index)
 
     def _read_all(self, attempt: int) -> None:
         """All tasks over REST: one question tells which logs grew, however many there are."""
         streams: dict[tuple[str, int], LogStream] = {}
-        door = self._client.door
+        session = self._client.session
         try:
             while True:
                 last_round = self._ended.is_set()
                 for row in self._client.log_list(self._job, attempt=attempt):
                     key = (str(row["role"]), int(row["index"]))
                     if key not in streams:
-                        streams[key] = LogStream(door, self._job.id, *key, attempt=attempt)
+                        streams[key] = LogStream(session, self._job.id, *key, attempt=attempt)
                     if (row.get("size") or 0) > streams[key].offset:
                         for chunk in streams[key]:
                             self._printer.write(*key, chunk)
@@ -156,11 +160,13 @@ class Attached:
                     break
                 self._ended.wait(POLL_S)
         except SluiceError as error:
-            output.say(t("The output cannot be read: {problem}", problem=error.message), "red")
+            output.print_message(
+                t("The output cannot be read: {problem}", problem=error.message), "red"
+            )
         for key in streams:
             self._printer.finish(*key)
 
-    def _verdict(self) -> int:
+    def _print_result(self) -> int:
         job = self._job
         if output.mode.json:
             output.print_json({"event": "end", "job": job.raw})
@@ -169,19 +175,21 @@ class Attached:
             if job.exit_code:
                 words += "  " + t("exit code {code}", code=job.exit_code)
             words += "  " + t("after {time}", time=output.duration_text(job.duration_s or 0))
-            output.say(words, output.STATE_STYLES.get(job.state, ""))
+            output.print_message(words, output.STATE_STYLES.get(job.state, ""))
         return 0 if job.completed else EXIT_FAILED
 
-    def _say_how_to_come_back(self) -> None:
+    def _print_detach_hint(self) -> None:
         if output.mode.json:
             output.print_json({"event": "detached", "job": self._job.raw})
             return
-        output.say("")
-        output.say(t("Detached; the job goes on."), "bold")
-        output.say(t("  come back:  sluice attach {id}", id=self._job.id))
-        output.say(t("  stop it:    sluice stop {id}", id=self._job.id))
+        output.print_message("")
+        output.print_message(t("Detached; the job goes on."), "bold")
+        output.print_message(t("  come back:  sluice attach {id}", id=self._job.id))
+        output.print_message(t("  stop it:    sluice stop {id}", id=self._job.id))
 
 
-def stay(client: Client, job: Job, *, role: str = "", index: int = 0, every: bool = False) -> None:
+def attach_and_exit(
+    client: Client, job: Job, *, role: str = "", index: int = 0, all_tasks: bool = False
+) -> None:
     """Attach, and end the command with the job's verdict."""
-    raise typer.Exit(Attached(client, job, role=role, index=index, every=every).run())
+    raise typer.Exit(JobAttachment(client, job, role=role, index=index, all_tasks=all_tasks).run())

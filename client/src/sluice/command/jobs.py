@@ -13,7 +13,7 @@ import typer
 from sluice.archive import Progress
 from sluice.client import Client, JobFile
 from sluice.command import output
-from sluice.command.attach import stay
+from sluice.command.attach import attach_and_exit
 from sluice.command.options import (
     AllOption,
     CodeArgument,
@@ -52,12 +52,12 @@ def register(app: typer.Typer) -> None:
     app.command("limit", help=t("Change the time limit of a job."))(limit)
 
 
-def job_file_of(path: Path) -> JobFile:
+def read_job_file(path: Path) -> JobFile:
     return sys.stdin.read() if str(path) == "-" else path
 
 
-def secrets_of(given: list[str] | None) -> dict[str, str]:
-    found = {}
+def parse_secrets(given: list[str] | None) -> dict[str, str]:
+    secrets = {}
     for item in given or ():
         name, sign, value = item.partition("=")
         if not sign and name not in os.environ:
@@ -65,23 +65,23 @@ def secrets_of(given: list[str] | None) -> dict[str, str]:
                 t("The secret {name} has no value: set it in the environment.", name=name),
                 code="secret",
             )
-        found[name] = value if sign else os.environ[name]
-    return found
+        secrets[name] = value if sign else os.environ[name]
+    return secrets
 
 
-def upload_bar(update: Callable[[str, int, int], None] | None) -> Progress | None:
+def upload_progress(update: Callable[[str, int, int], None] | None) -> Progress | None:
     if update is None:
         return None
     return lambda done, total: update("", done, total)
 
 
-def say_warnings(warnings: tuple[str, ...]) -> None:
+def print_warnings(warnings: tuple[str, ...]) -> None:
     if not output.mode.json:
         for warning in warnings:
-            output.say(t("Note: {words}", words=warning), "yellow")
+            output.print_message(t("Note: {words}", words=warning), "yellow")
 
 
-def send(
+def submit_job_file(
     client: Client,
     manifest: Path,
     code: Path | None,
@@ -89,16 +89,16 @@ def send(
     namespace: str,
     secret: list[str] | None,
 ) -> Job:
-    with output.transfer_bar(t("Sending the code")) as update:
+    with output.progress_bar(t("Sending the code")) as update:
         job = client.submit(
-            job_file_of(manifest),
+            read_job_file(manifest),
             code=code,
             name=name,
             namespace=namespace,
-            secrets=secrets_of(secret),
-            progress=upload_bar(update),
+            secrets=parse_secrets(secret),
+            progress=upload_progress(update),
         )
-    say_warnings(job.warnings)
+    print_warnings(job.warnings)
     return job
 
 
@@ -110,17 +110,17 @@ def train(
     secret: SecretOption = None,
     role: RoleOption = "",
     index: IndexOption = 0,
-    every: AllOption = False,
+    all_tasks: AllOption = False,
     detach: Annotated[
         bool, typer.Option("--detach", "-d", help=t("Submit and come back at once."))
     ] = False,
     json: JsonOption = False,
 ) -> None:
     with Client() as client:
-        job = send(client, manifest, code, name, namespace, secret)
-        announce(job, follow=not detach)
+        job = submit_job_file(client, manifest, code, name, namespace, secret)
+        print_submitted(job, follow=not detach)
         if not detach:
-            stay(client, job, role=role, index=index, every=every)
+            attach_and_exit(client, job, role=role, index=index, all_tasks=all_tasks)
 
 
 def submit(
@@ -134,22 +134,22 @@ def submit(
     ] = False,
     role: RoleOption = "",
     index: IndexOption = 0,
-    every: AllOption = False,
+    all_tasks: AllOption = False,
     json: JsonOption = False,
 ) -> None:
     with Client() as client:
-        job = send(client, manifest, code, name, namespace, secret)
-        announce(job, follow=follow)
+        job = submit_job_file(client, manifest, code, name, namespace, secret)
+        print_submitted(job, follow=follow)
         if follow:
-            stay(client, job, role=role, index=index, every=every)
+            attach_and_exit(client, job, role=role, index=index, all_tasks=all_tasks)
 
 
-def announce(job: Job, *, follow: bool) -> None:
+def print_submitted(job: Job, *, follow: bool) -> None:
     """The id alone is the result of a command that does not stay."""
     if output.mode.json:
         output.print_json({"event": "submitted", "job": job.raw} if follow else job.raw)
     elif follow:
-        output.say(t("Job {name} is submitted: {id}", name=job.name, id=job.id), "bold")
+        output.print_message(t("Job {name} is submitted: {id}", name=job.name, id=job.id), "bold")
     else:
         output.print_text(job.id)
 
@@ -162,37 +162,41 @@ def plan(
     script: Annotated[bool, typer.Option("--script", help=t("Only the batch script."))] = False,
     json: JsonOption = False,
 ) -> None:
-    with Client() as client, output.transfer_bar(t("Sending the code")) as update:
-        made = client.plan(
-            job_file_of(manifest),
+    with Client() as client, output.progress_bar(t("Sending the code")) as update:
+        job_plan = client.plan(
+            read_job_file(manifest),
             code=code,
             name=name,
             namespace=namespace,
-            progress=upload_bar(update),
+            progress=upload_progress(update),
         )
-    output.result(made.raw, lambda: show_plan(made, script))
-    if not made.ok:
+    output.print_result(job_plan.raw, lambda: show_plan(job_plan, script))
+    if not job_plan.ok:
         raise typer.Exit(output.EXIT_FAILED)
 
 
-def show_plan(made: Plan, script: bool) -> None:
+def show_plan(job_plan: Plan, script: bool) -> None:
     if script:
-        output.print_text(made.script)
+        output.print_text(job_plan.script)
         return
-    say_warnings(made.warnings)
-    for problem in made.problems:
-        output.say(problem, "red")
-    if made.words:
-        output.print_text(output.clean(made.words))
-    if made.ok and made.starts_now:
-        output.say(t("It could start now."), "green")
-    elif made.ok and made.starts_now is False:
-        output.say(t("It would have to wait: what it needs is not free now."), "yellow")
-        if made.expected_start:
-            at = output.moment_text(made.expected_start)
-            output.say(t("By the time limits of what runs, it could start by {at}.", at=at))
-    if made.ok and not made.may_submit:
-        output.say(t("You may not submit to {namespace}.", namespace=made.namespace), "red")
+    print_warnings(job_plan.warnings)
+    for problem in job_plan.problems:
+        output.print_message(problem, "red")
+    if job_plan.words:
+        output.print_text(output.strip_control(job_plan.words))
+    if job_plan.ok and job_plan.starts_now:
+        output.print_message(t("It could start now."), "green")
+    elif job_plan.ok and job_plan.starts_now is False:
+        output.print_message(t("It would have to wait: what it needs is not free now."), "yellow")
+        if job_plan.expected_start:
+            at = output.timestamp_text(job_plan.expected_start)
+            output.print_message(
+                t("By the time limits of what runs, it could start by {at}.", at=at)
+            )
+    if job_plan.ok and not job_plan.may_submit:
+        output.print_message(
+            t("You may not submit to {namespace}.", namespace=job_plan.namespace), "red"
+        )
 
 
 def list_jobs(
@@ -222,7 +226,7 @@ def list_jobs(
     json: JsonOption = False,
 ) -> None:
     with Client() as client:
-        found = list(
+        jobs = list(
             client.list(
                 q=query,
                 state=[word.upper() for word in state or ()],
@@ -235,12 +239,12 @@ def list_jobs(
                 limit=limit or None,
             )
         )
-    output.result([job.raw for job in found], lambda: show_list(found))
+    output.print_result([job.raw for job in jobs], lambda: show_list(jobs))
 
 
-def show_list(found: list[Job]) -> None:
-    if not found:
-        output.say(t("There are no such jobs."))
+def show_list(jobs: list[Job]) -> None:
+    if not jobs:
+        output.print_message(t("There are no such jobs."))
         return
     output.table(
         (
@@ -268,7 +272,7 @@ def show_list(found: list[Job]) -> None:
                 output.duration_text(job.duration_s),
                 job.reason,
             )
-            for job in found
+            for job in jobs
         ),
     )
 
@@ -285,13 +289,13 @@ def show(
     with Client() as client:
         job = client.find(id)
         if file:
-            output.result(client.spec(job), lambda: output.print_text(client.job_file(job)))
+            output.print_result(client.spec(job), lambda: output.print_text(client.job_file(job)))
         elif script:
             text = client.script(job)
-            output.result({"script": text}, lambda: output.print_text(text))
+            output.print_result({"script": text}, lambda: output.print_text(text))
         elif events:
             rows = list(client.events(job))
-            output.result(
+            output.print_result(
                 rows,
                 lambda: output.table(
                     ("", "", "", ""),
@@ -309,11 +313,11 @@ def show(
         else:
             tasks = client.tasks(job) if job.attempt else ()
             raw = {**job.raw, "task_list": [task.raw for task in tasks]}
-            output.result(raw, lambda: show_job(client, job))
+            output.print_result(raw, lambda: show_job(client, job))
 
 
 def show_job(client: Client, job: Job) -> None:
-    output.facts(
+    output.print_fields(
         (
             (t("Job"), job.name),
             ("ID", job.id),
@@ -325,13 +329,13 @@ def show_job(client: Client, job: Job) -> None:
             (t("Slurm id"), job.slurm_job_id),
             (t("Attempt"), job.attempt if job.attempt > 1 else ""),
             (t("Needs"), output.resources_text(job)),
-            (t("Submitted"), output.moment_text(job.created_at)),
+            (t("Submitted"), output.timestamp_text(job.created_at)),
             (
                 t("Expected start"),
-                output.moment_text(job.expected_start) if job.state == "PENDING" else "",
+                output.timestamp_text(job.expected_start) if job.state == "PENDING" else "",
             ),
-            (t("Started"), output.moment_text(job.started_at)),
-            (t("Ended"), output.moment_text(job.ended_at)),
+            (t("Started"), output.timestamp_text(job.started_at)),
+            (t("Ended"), output.timestamp_text(job.ended_at)),
             (t("Ran"), output.duration_text(job.duration_s)),
             (t("Time limit"), output.duration_text(job.time_limit_s)),
             (t("Page"), client.url + str((job.raw.get("links") or {}).get("page", ""))),
@@ -352,18 +356,18 @@ def show_job(client: Client, job: Job) -> None:
                 for task in tasks
             ),
         )
-    say_warnings(job.warnings)
+    print_warnings(job.warnings)
 
 
 def attach(
     id: JobArgument,
     role: RoleOption = "",
     index: IndexOption = 0,
-    every: AllOption = False,
+    all_tasks: AllOption = False,
     json: JsonOption = False,
 ) -> None:
     with Client() as client:
-        stay(client, client.find(id), role=role, index=index, every=every)
+        attach_and_exit(client, client.find(id), role=role, index=index, all_tasks=all_tasks)
 
 
 def wait(
@@ -375,23 +379,23 @@ def wait(
 ) -> None:
     with Client() as client:
         job = client.wait(client.find(id), timeout=timeout)
-    output.result(job.raw, lambda: output.print_text(job.state))
+    output.print_result(job.raw, lambda: output.print_text(job.state))
     raise typer.Exit(0 if job.completed else output.EXIT_FAILED)
 
 
-def each(ids: list[str], act: Callable[[Client, Job], object]) -> None:
+def for_each_job(ids: list[str], apply: Callable[[Client, Job], object]) -> None:
     """The same for many: all are tried, and the exit code tells whether all went well."""
     done, failed = [], 0
     with Client() as client:
         for word in ids:
             try:
                 job = client.find(word)
-                done.append(act(client, job))
+                done.append(apply(client, job))
             except SluiceError as error:
                 if len(ids) == 1:
                     raise
                 failed += 1
-                output.say(f"{word}: {error.message}", "red")
+                output.print_message(f"{word}: {error.message}", "red")
     if output.mode.json:
         output.print_json(done if len(ids) > 1 else done[0])
     if failed:
@@ -399,15 +403,17 @@ def each(ids: list[str], act: Callable[[Client, Job], object]) -> None:
 
 
 def stop(ids: JobArguments, json: JsonOption = False) -> None:
-    def act(client: Client, job: Job) -> object:
+    def apply(client: Client, job: Job) -> object:
         if job.ended:
-            output.say(t("{name} has ended already ({state}).", name=job.name, state=job.state))
+            output.print_message(
+                t("{name} has ended already ({state}).", name=job.name, state=job.state)
+            )
             return job.raw
         stopped = client.stop(job)
-        output.say(t("{name} is being stopped.", name=job.name))
+        output.print_message(t("{name} is being stopped.", name=job.name))
         return stopped.raw
 
-    each(ids, act)
+    for_each_job(ids, apply)
 
 
 def delete(
@@ -418,19 +424,19 @@ def delete(
     yes: YesOption = False,
     json: JsonOption = False,
 ) -> None:
-    def act(client: Client, job: Job) -> object:
+    def apply(client: Client, job: Job) -> object:
         ask = not yes and sys.stdin.isatty() and not output.mode.json
         if ask and not job.ended:
             words = t("{name} has not ended. Stop and delete it?", name=job.name)
             typer.confirm(words, abort=True, err=True)
-        rest = client.delete(job, remove_files=files, stop_first=True)
-        if rest is None:
-            output.say(t("{name} is deleted.", name=job.name))
+        stopping_job = client.delete(job, remove_files=files, stop_first=True)
+        if stopping_job is None:
+            output.print_message(t("{name} is deleted.", name=job.name))
         else:
-            output.say(t("{name} is being stopped and is deleted then.", name=job.name))
-        return {"id": job.id, "deleted": rest is None}
+            output.print_message(t("{name} is being stopped and is deleted then.", name=job.name))
+        return {"id": job.id, "deleted": stopping_job is None}
 
-    each(ids, act)
+    for_each_job(ids, apply)
 
 
 def retry(
@@ -442,9 +448,9 @@ def retry(
 ) -> None:
     with Client() as client:
         job = client.retry(client.find(id))
-        announce(job, follow=follow)
+        print_submitted(job, follow=follow)
         if follow:
-            stay(client, job)
+            attach_and_exit(client, job)
 
 
 def clone(
@@ -458,9 +464,9 @@ def clone(
 ) -> None:
     with Client() as client:
         job = client.clone(client.find(id), name=name, namespace=namespace)
-        announce(job, follow=follow)
+        print_submitted(job, follow=follow)
         if follow:
-            stay(client, job)
+            attach_and_exit(client, job)
 
 
 def limit(
@@ -468,16 +474,18 @@ def limit(
     time: Annotated[str, typer.Argument(metavar="TIME", help=t("Such as 90m, 2h30m or 1d."))],
     json: JsonOption = False,
 ) -> None:
-    seconds = seconds_of(time)
+    seconds = parse_duration(time)
     with Client() as client:
         job = client.set_time_limit(client.find(id), seconds)
-    output.result(
+    output.print_result(
         job.raw,
-        lambda: output.say(t("The time limit becomes {time}.", time=output.duration_text(seconds))),
+        lambda: output.print_message(
+            t("The time limit becomes {time}.", time=output.duration_text(seconds))
+        ),
     )
 
 
-def seconds_of(text: str) -> int:
+def parse_duration(text: str) -> int:
     units = {"s": 1, "m": 60, "h": 3600, "d": 86400}
     total, number = 0, ""
     for letter in text.lower().strip():

@@ -12,16 +12,16 @@ from sluice.messages import t
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class MetricGroup:
     name: str
     pattern: re.Pattern[str]
     scalars: Mapping[str, int | str]  # name → the pattern's group
 
 
-def groups_of(spec: Mapping[str, Any]) -> list[Group]:
+def parse_metric_groups(spec: Mapping[str, Any]) -> list[MetricGroup]:
     """Raises Invalid where the job file names no expressions."""
     metrics = spec.get("metrics") or {}
-    found = []
+    parsed = []
     for name, row in (metrics.get("groups") or {}).items():
         text = row if isinstance(row, str) else (row or {}).get("regex", "")
         try:
@@ -36,8 +36,8 @@ def groups_of(spec: Mapping[str, Any]) -> list[Group]:
                 code="metrics",
             ) from error
         scalars = row.get("scalars") if isinstance(row, Mapping) else None
-        found.append(Group(str(name), pattern, _scalars(scalars, pattern)))
-    if not found:
+        parsed.append(MetricGroup(str(name), pattern, _scalars(scalars, pattern)))
+    if not parsed:
         raise Invalid(
             t(
                 "This job's file has no metrics groups with a regex. Add evaluation_metrics (or "
@@ -45,26 +45,28 @@ def groups_of(spec: Mapping[str, Any]) -> list[Group]:
             ),
             code="no_metrics",
         )
-    return found
+    return parsed
 
 
-def _scalars(given: Any, pattern: re.Pattern[str]) -> dict[str, int | str]:
+def _scalars(declared: Any, pattern: re.Pattern[str]) -> dict[str, int | str]:
     """{loss: loss}, {loss: 2} or FfDL's {loss: {type: FLOAT, value: 2}}; absent: all named groups."""
-    if not isinstance(given, Mapping):
+    if not isinstance(declared, Mapping):
         return {name: name for name in pattern.groupindex}
-    found: dict[str, int | str] = {}
-    for name, place in given.items():
-        text = str(place.get("value") if isinstance(place, Mapping) else place).strip("\\")
+    parsed: dict[str, int | str] = {}
+    for name, group_ref in declared.items():
+        text = str(group_ref.get("value") if isinstance(group_ref, Mapping) else group_ref).strip(
+            "\\"
+        )
         if text.isdigit() and 0 < int(text) <= pattern.groups:
-            found[str(name)] = int(text)
+            parsed[str(name)] = int(text)
         elif text in pattern.groupindex:
-            found[str(name)] = text
+            parsed[str(name)] = text
         elif name in pattern.groupindex:
-            found[str(name)] = str(name)
-    return found
+            parsed[str(name)] = str(name)
+    return parsed
 
 
-def rows(lines: Iterable[str], groups: list[Group]) -> Iterator[dict[str, Any]]:
+def extract_metrics(lines: Iterable[str], groups: list[MetricGroup]) -> Iterator[dict[str, Any]]:
     for number, line in enumerate(lines, start=1):
         for group in groups:
             if match := group.pattern.search(line):

@@ -24,7 +24,7 @@ def complete_jobs(incomplete: str) -> list[tuple[str, str]]:
 
 
 JsonOption = Annotated[
-    bool, typer.Option("--json", help=t("Answer in JSON on stdout."), callback=output.use_json)
+    bool, typer.Option("--json", help=t("Answer in JSON on stdout."), callback=output.set_json_mode)
 ]
 JobArgument = Annotated[
     str,

@@ -49,18 +49,18 @@ class Mode:
 mode = Mode()
 
 
-def err() -> Console:
+def stderr_console() -> Console:
     return Console(stderr=True, highlight=False, soft_wrap=True)
 
 
-def clean(text: object) -> str:
+def strip_control(text: object) -> str:
     """Text of others must not steer the terminal."""
     return _CONTROL.sub("�", str(text))
 
 
-def say(text: str, style: str = "") -> None:
+def print_message(text: str, style: str = "") -> None:
     """To people, beside the result."""
-    err().print(Text(clean(text), style=style))
+    stderr_console().print(Text(strip_control(text), style=style))
 
 
 def print_json(value: Any) -> None:
@@ -74,29 +74,29 @@ def print_text(text: str) -> None:
     sys.stdout.flush()
 
 
-def use_json(wanted: bool) -> None:
-    mode.json = wanted
+def set_json_mode(enabled: bool) -> None:
+    mode.json = enabled
 
 
-def result(value: Any, show: Callable[[], None]) -> None:
+def print_result(value: Any, show: Callable[[], None]) -> None:
     if mode.json:
         print_json(value)
     else:
         show()
 
 
-def report(error: SluiceError) -> int:
+def print_error(error: SluiceError) -> int:
     """Say what is wrong in a sentence, and give the exit code."""
     if mode.json:
         errors = [{"path": e.path, "message": e.message, "code": e.code} for e in error.errors]
         print_json({"error": {"code": error.code, "message": error.message, "errors": errors}})
     else:
-        say(error.message, "red")
+        print_message(error.message, "red")
         # A single one is what the sentence tells already.
         for field in error.errors[:20] if len(error.errors) > 1 else ():
-            say(f"  {field}")
+            print_message(f"  {field}")
         if isinstance(error, Unauthorized) and "sluice login" not in error.message:
-            say(t("Run: sluice login"))
+            print_message(t("Run: sluice login"))
     if isinstance(error, Forbidden) and error.code in ("token_read_only", "sign_in_needed"):
         return EXIT_NO_ACCESS
     no_access = isinstance(error, Unauthorized | Unreachable | NotConfigured)
@@ -111,11 +111,13 @@ def table(columns: Iterable[str], rows: Iterable[Iterable[object]]) -> None:
     for column in columns:
         grid.add_column(column, overflow="fold")
     for row in rows:
-        grid.add_row(*(cell if isinstance(cell, Text) else Text(clean(cell)) for cell in row))
+        grid.add_row(
+            *(cell if isinstance(cell, Text) else Text(strip_control(cell)) for cell in row)
+        )
     Console(highlight=False, width=None if sys.stdout.isatty() else 200).print(grid)
 
 
-def facts(rows: Iterable[tuple[str, object]]) -> None:
+def print_fields(rows: Iterable[tuple[str, object]]) -> None:
     table(("", ""), ((Text(name, style="bold"), value) for name, value in rows if value != ""))
 
 
@@ -154,7 +156,7 @@ def age_text(at: datetime | None) -> str:
     return "" if at is None else duration_text(int((datetime.now(UTC) - at).total_seconds()))
 
 
-def moment_text(at: datetime | None) -> str:
+def timestamp_text(at: datetime | None) -> str:
     return "" if at is None else at.astimezone().strftime("%Y-%m-%d %H:%M:%S")
 
 
@@ -175,7 +177,7 @@ def resources_text(job: Job) -> str:
 
 
 @contextmanager
-def transfer_bar(title: str) -> Iterator[Callable[[str, int, int], None] | None]:
+def progress_bar(title: str) -> Iterator[Callable[[str, int, int], None] | None]:
     """A bar on a terminal; nothing where a program reads. Yields (name, done, total) → None."""
     if mode.json or not sys.stderr.isatty():
         yield None
@@ -186,14 +188,14 @@ def transfer_bar(title: str) -> Iterator[Callable[[str, int, int], None] | None]
         DownloadColumn(),
         TransferSpeedColumn(),
         TimeRemainingColumn(),
-        console=err(),
+        console=stderr_console(),
         transient=True,
     ) as progress:
         bars: dict[str, Any] = {}
 
         def update(name: str, done: int, total: int) -> None:
             if name not in bars:
-                words = clean(f"{title} {name}".strip())
+                words = strip_control(f"{title} {name}".strip())
                 bars[name] = progress.add_task(words, total=total or None)
             progress.update(bars[name], completed=done, total=total or None)
             if total and done >= total and name:

@@ -13,7 +13,7 @@ import typer
 
 from sluice.client import Client
 from sluice.command import metrics, output
-from sluice.command.attach import Attached, Printer
+from sluice.command.attach import JobAttachment, Printer
 from sluice.command.options import (
     AllOption,
     AttemptOption,
@@ -43,19 +43,19 @@ def register(app: typer.Typer) -> None:
     app.command("download", help=t("Fetch a job's code or results."))(download)
 
 
-def stream_of(
+def open_log_stream(
     client: Client, job: Job, role: str, index: int, follow: bool, attempt: int | None
 ) -> LogStream:
     def waiting(reason: str) -> None:
-        output.say(reason, "dim")
+        output.print_message(reason, "dim")
 
     return client.logs(job, role, index, follow=follow, attempt=attempt, on_wait=waiting)
 
 
-def detached(work: Callable[[], None]) -> None:
+def exit_on_interrupt(follow_log: Callable[[], None]) -> None:
     """Ctrl-C while following is no fault of anybody."""
     try:
-        work()
+        follow_log()
     except KeyboardInterrupt:
         raise typer.Exit(output.EXIT_DETACHED) from None
 
@@ -66,36 +66,36 @@ def logs(
     only_metrics: MetricsOption = False,
     role: RoleOption = "",
     index: IndexOption = 0,
-    every: AllOption = False,
+    all_tasks: AllOption = False,
     attempt: AttemptOption = None,
     json: JsonOption = False,
 ) -> None:
     with Client() as client:
         job = client.find(id)
         if only_metrics:
-            detached(lambda: show_metrics(client, job, role, index, follow, attempt))
-        elif every and follow:
-            raise typer.Exit(Attached(client, job, every=True).run())
-        elif every:
-            show_all(client, job, attempt)
+            exit_on_interrupt(lambda: show_metrics(client, job, role, index, follow, attempt))
+        elif all_tasks and follow:
+            raise typer.Exit(JobAttachment(client, job, all_tasks=True).run())
+        elif all_tasks:
+            print_all_logs(client, job, attempt)
         else:
-            stream = stream_of(client, job, role, index, follow, attempt)
+            stream = open_log_stream(client, job, role, index, follow, attempt)
             printer = Printer()
 
-            def work() -> None:
+            def follow_log() -> None:
                 for chunk in stream:
                     printer.write(stream.role, index, chunk)
                 printer.finish(stream.role, index)
 
-            detached(work)
+            exit_on_interrupt(follow_log)
 
 
-def show_all(client: Client, job: Job, attempt: int | None) -> None:
-    printer = Printer(prefixed=True)
+def print_all_logs(client: Client, job: Job, attempt: int | None) -> None:
+    printer = Printer(prefix_lines=True)
     for row in client.log_list(job, attempt=attempt):
         key = (str(row["role"]), int(row["index"]))
         if row.get("size"):
-            for chunk in LogStream(client.door, job.id, *key, attempt=attempt):
+            for chunk in LogStream(client.session, job.id, *key, attempt=attempt):
                 printer.write(*key, chunk)
             printer.finish(*key)
 
@@ -112,19 +112,19 @@ def loglines(
     with Client() as client:
         job = client.find(id)
         if only_metrics:
-            detached(lambda: show_metrics(client, job, role, index, follow, attempt))
+            exit_on_interrupt(lambda: show_metrics(client, job, role, index, follow, attempt))
             return
-        stream = stream_of(client, job, role, index, follow, attempt)
+        stream = open_log_stream(client, job, role, index, follow, attempt)
 
-        def work() -> None:
+        def follow_log() -> None:
             for number, line in enumerate(stream.lines(), start=1):
                 if output.mode.json:
-                    where = {"role": stream.role, "index": index, "line": number}
-                    output.print_json({**where, "text": line})
+                    position = {"role": stream.role, "index": index, "line": number}
+                    output.print_json({**position, "text": line})
                 else:
                     output.print_text(f"{stream.role}-{index} {number:>6}  {line}")
 
-        detached(work)
+        exit_on_interrupt(follow_log)
 
 
 def emetrics(
@@ -139,21 +139,21 @@ def emetrics(
 ) -> None:
     with Client() as client:
         job = client.find(id)
-        detached(lambda: show_metrics(client, job, role, index, follow, attempt))
+        exit_on_interrupt(lambda: show_metrics(client, job, role, index, follow, attempt))
 
 
 def show_metrics(
     client: Client, job: Job, role: str, index: int, follow: bool, attempt: int | None
 ) -> None:
-    groups = metrics.groups_of(client.spec(job))
-    stream = stream_of(client, job, role, index, follow, attempt)
-    for row in metrics.rows(stream.lines(), groups):
+    groups = metrics.parse_metric_groups(client.spec(job))
+    stream = open_log_stream(client, job, role, index, follow, attempt)
+    for row in metrics.extract_metrics(stream.lines(), groups):
         if output.mode.json:
             output.print_json({"role": stream.role, "index": index, **row})
         else:
             pairs = {**row["meta"], **row["values"]}
             words = "  ".join(f"{name}={value}" for name, value in pairs.items())
-            output.print_text(f"{row['group']}  {output.clean(words)}")
+            output.print_text(f"{row['group']}  {output.strip_control(words)}")
 
 
 RootOption = Annotated[
@@ -171,18 +171,18 @@ def files(
     json: JsonOption = False,
 ) -> None:
     with Client() as client:
-        found = client.files(client.find(id), path, root=root, attempt=attempt)
-    output.result(
-        [file.raw for file in found],
+        entries = client.files(client.find(id), path, root=root, attempt=attempt)
+    output.print_result(
+        [file.raw for file in entries],
         lambda: output.table(
             (t("NAME"), t("SIZE"), t("CHANGED")),
             (
                 (
                     file.name + ("/" if file.kind == "dir" else ""),
                     "" if file.kind == "dir" else output.size_text(file.size),
-                    output.moment_text(file.modified_at),
+                    output.timestamp_text(file.modified_at),
                 )
-                for file in found
+                for file in entries
             ),
         ),
     )
@@ -215,21 +215,23 @@ def download(
         job = client.find(id)
         kind = "definition" if definition else "results"
         root = root or ("work" if definition else "output")
-        target = Path(filename or f"{safe_part(job.name)}-{job.id[:8]}-{kind}")
-        with output.transfer_bar(t("Fetching")) as update:
+        target = Path(filename or f"{safe_filename(job.name)}-{job.id[:8]}-{kind}")
+        with output.progress_bar(t("Fetching")) as update:
             if definition and not path:
-                found = fetch_definition(client, job, target, attempt, update)
+                paths = fetch_definition(client, job, target, attempt, update)
             elif target.suffix == ".tar":
-                found = [client.download_tar(job, target, path, root=root, attempt=attempt)]
+                paths = [client.download_tar(job, target, path, root=root, attempt=attempt)]
             elif target.suffix == ".zip":
-                found = fetch_zip(client, job, target, path, root, attempt, update)
+                paths = fetch_zip(client, job, target, path, root, attempt, update)
             else:
-                found = fetch(client, job, target, path, root, attempt, update)
-    if not found:
-        output.say(t("There is nothing to fetch: the directory is empty."), "yellow")
-    output.result(
-        {"target": str(target), "files": [str(file) for file in found]},
-        lambda: output.say(t("Files in {target}: {count}.", count=len(found), target=str(target))),
+                paths = fetch(client, job, target, path, root, attempt, update)
+    if not paths:
+        output.print_message(t("There is nothing to fetch: the directory is empty."), "yellow")
+    output.print_result(
+        {"target": str(target), "files": [str(file) for file in paths]},
+        lambda: output.print_message(
+            t("Files in {target}: {count}.", count=len(paths), target=str(target))
+        ),
     )
 
 
@@ -270,18 +272,20 @@ def fetch_definition(
     if target.suffix == ".tar":
         return [client.download_tar(job, target, "code", root="work", attempt=attempt)]
     with tempfile.TemporaryDirectory(prefix="sluice-") as temporary:
-        place = Path(temporary) if target.suffix == ".zip" else target
-        place.mkdir(parents=True, exist_ok=True)
-        (place / "job.yaml").write_text(client.job_file(job), encoding="utf-8")
-        found = [place / "job.yaml"]
+        directory = Path(temporary) if target.suffix == ".zip" else target
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / "job.yaml").write_text(client.job_file(job), encoding="utf-8")
+        paths = [directory / "job.yaml"]
         try:
-            found += client.download_tree(
-                job, place / "code", "code", root="work", attempt=attempt, progress=update
+            paths += client.download_tree(
+                job, directory / "code", "code", root="work", attempt=attempt, progress=update
             )
         except NotFound:
-            (place / "code").rmdir()
-            output.say(t("No code was uploaded with this job; only the job file is there."))
-        return zipped(place, target, found) if target.suffix == ".zip" else found
+            (directory / "code").rmdir()
+            output.print_message(
+                t("No code was uploaded with this job; only the job file is there.")
+            )
+        return write_zip(directory, target, paths) if target.suffix == ".zip" else paths
 
 
 def fetch_zip(
@@ -294,17 +298,19 @@ def fetch_zip(
     update: Update,
 ) -> list[Path]:
     with tempfile.TemporaryDirectory(prefix="sluice-") as temporary:
-        place = Path(temporary)
-        found = client.download_tree(job, place, path, root=root, attempt=attempt, progress=update)
-        return zipped(place, target, list(found))
+        directory = Path(temporary)
+        paths = client.download_tree(
+            job, directory, path, root=root, attempt=attempt, progress=update
+        )
+        return write_zip(directory, target, list(paths))
 
 
-def zipped(place: Path, target: Path, found: list[Path]) -> list[Path]:
+def write_zip(directory: Path, target: Path, paths: list[Path]) -> list[Path]:
     with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
-        for file in found:
-            archive.write(file, file.relative_to(place).as_posix())
+        for file in paths:
+            archive.write(file, file.relative_to(directory).as_posix())
     return [target]
 
 
-def safe_part(name: str) -> str:
+def safe_filename(name: str) -> str:
     return re.sub(r"[^\w.-]", "_", name).lstrip(".") or "job"

@@ -12,9 +12,9 @@ import typer
 from sluice.client import Client, create_token
 from sluice.command import output
 from sluice.command.options import JsonOption
-from sluice.config import config_path, connection, device_name, read_config, write_config
+from sluice.config import config_path, device_name, read_config, resolve_connection, write_config
 from sluice.errors import Invalid, NotConfigured, SluiceError
-from sluice.http import checked_url
+from sluice.http import normalize_url
 from sluice.messages import t
 from sluice.version import VERSION
 
@@ -46,79 +46,81 @@ def login(
     ] = False,
     json: JsonOption = False,
 ) -> None:
-    address = checked_url(url or asked(t("Sluice's address"), read_config().get("url", "")))
-    if address.startswith("http://") and not loopback(address):
-        output.say(t("Careful: {url} is not encrypted.", url=address), "yellow")
+    address = normalize_url(url or prompt_text(t("Sluice's address"), read_config().get("url", "")))
+    if address.startswith("http://") and not is_loopback(address):
+        output.print_message(t("Careful: {url} is not encrypted.", url=address), "yellow")
     if not token and not user and not password_stdin:
-        user = asked(t("User name (empty: sign in with a token)"), "", empty=True)
-    given = sys.stdin.readline().strip() if password_stdin else ""
+        user = prompt_text(t("User name (empty: sign in with a token)"), "", allow_empty=True)
+    stdin_secret = sys.stdin.readline().strip() if password_stdin else ""
     if user:
-        password = given or hidden(t("Password"))
+        password = stdin_secret or prompt_hidden(t("Password"))
         token = create_token(address, user, password, name=device_name()).secret
     elif not token:
-        token = given or hidden(t("Token"))
+        token = stdin_secret or prompt_hidden(t("Token"))
     with Client(address, token) as client:
-        person = client.me()
-    path = write_config({"url": address, "token": token, "user": str(person["username"])})
-    output.result(
-        {"url": address, "user": person["username"], "config": str(path)},
-        lambda: output.say(
-            t("Signed in to {url} as {user}.", url=address, user=person["username"]), "green"
+        user_info = client.me()
+    path = write_config({"url": address, "token": token, "user": str(user_info["username"])})
+    output.print_result(
+        {"url": address, "user": user_info["username"], "config": str(path)},
+        lambda: output.print_message(
+            t("Signed in to {url} as {user}.", url=address, user=user_info["username"]), "green"
         ),
     )
 
 
-def loopback(url: str) -> bool:
+def is_loopback(url: str) -> bool:
     host = url.partition("://")[2].rpartition(":")[0] or url.partition("://")[2]
     return host in ("localhost", "[::1]") or host.startswith("127.")
 
 
-def asked(words: str, default: str, *, empty: bool = False) -> str:
+def prompt_text(label: str, default: str, *, allow_empty: bool = False) -> str:
     if not sys.stdin.isatty():
         raise Invalid(t("Nobody can be asked here. Give the address and --user."), code="usage")
-    answer = typer.prompt(words, default=default or ("" if empty else None), err=True)
+    answer = typer.prompt(label, default=default or ("" if allow_empty else None), err=True)
     return str(answer).strip()
 
 
-def hidden(words: str) -> str:
+def prompt_hidden(label: str) -> str:
     if not sys.stdin.isatty():
         raise Invalid(t("Nobody can be asked here. Use --password-stdin."), code="usage")
-    return str(typer.prompt(words, hide_input=True, err=True))
+    return str(typer.prompt(label, hide_input=True, err=True))
 
 
 def logout(json: JsonOption = False) -> None:
-    kept = read_config()
-    if kept.get("url") and kept.get("token"):
+    saved_config = read_config()
+    if saved_config.get("url") and saved_config.get("token"):
         try:
-            with Client(kept["url"], kept["token"]) as client:
+            with Client(saved_config["url"], saved_config["token"]) as client:
                 for token in client.tokens.list():
                     if token.is_current:
                         client.tokens.revoke(token.id)
         except SluiceError as error:
-            output.say(t("The token could not be revoked: {problem}", problem=error.message))
+            output.print_message(
+                t("The token could not be revoked: {problem}", problem=error.message)
+            )
     config_path().unlink(missing_ok=True)
-    output.result({"signed_in": False}, lambda: output.say(t("Signed out.")))
+    output.print_result({"signed_in": False}, lambda: output.print_message(t("Signed out.")))
 
 
 def me(json: JsonOption = False) -> None:
     with Client() as client:
-        person = client.me()
+        user_info = client.me()
         url = client.url
 
     def show() -> None:
         places = ", ".join(
-            f"{row['namespace']} ({row['role']})" for row in person.get("namespaces", ())
+            f"{row['namespace']} ({row['role']})" for row in user_info.get("namespaces", ())
         )
-        output.facts(
+        output.print_fields(
             (
                 (t("Server"), url),
-                (t("User"), person["username"]),
-                (t("Token may"), person["scope"]),
+                (t("User"), user_info["username"]),
+                (t("Token may"), user_info["scope"]),
                 (t("Namespaces"), places or t("none")),
             )
         )
 
-    output.result(person, show)
+    output.print_result(user_info, show)
 
 
 def tokens(
@@ -128,9 +130,9 @@ def tokens(
     with Client() as client:
         if revoke is not None:
             client.tokens.revoke(revoke)
-        found = client.tokens.list()
-    output.result(
-        [token.raw for token in found],
+        result = client.tokens.list()
+    output.print_result(
+        [token.raw for token in result],
         lambda: output.table(
             ("#", t("NAME"), t("BEGINS WITH"), t("MAY"), t("EXPIRES"), t("LAST USED"), ""),
             (
@@ -139,11 +141,11 @@ def tokens(
                     token.name,
                     token.prefix,
                     token.scope,
-                    output.moment_text(token.expires_at),
-                    output.moment_text(token.last_used_at),
+                    output.timestamp_text(token.expires_at),
+                    output.timestamp_text(token.last_used_at),
                     t("this one") if token.is_current else "",
                 )
-                for token in found
+                for token in result
             ),
         ),
     )
@@ -153,24 +155,24 @@ def init(
     name: Annotated[str, typer.Argument(metavar="NAME", help=t("Of the directory and the job."))],
     json: JsonOption = False,
 ) -> None:
-    place = Path(name)
-    if place.exists():
+    directory = Path(name)
+    if directory.exists():
         raise Invalid(t("{path} is there already; take another name.", path=name), code="exists")
     namespace, image = first_namespace()
     starter = resources("sluice") / "starter"
-    (place / "code").mkdir(parents=True)
+    (directory / "code").mkdir(parents=True)
     manifest = (starter / "manifest.yml").read_text(encoding="utf-8")
-    job_name = "".join(c if c.isalnum() or c in "-._" else "-" for c in place.name)
-    filled = manifest.format(name=job_name, namespace=namespace, image=image)
-    (place / "manifest.yml").write_text(filled, encoding="utf-8")
+    job_name = "".join(c if c.isalnum() or c in "-._" else "-" for c in directory.name)
+    manifest_text = manifest.format(name=job_name, namespace=namespace, image=image)
+    (directory / "manifest.yml").write_text(manifest_text, encoding="utf-8")
     code = (starter / "code" / "train.py").read_text(encoding="utf-8")
-    (place / "code" / "train.py").write_text(code, encoding="utf-8")
-    output.result(
-        {"directory": str(place), "manifest": str(place / "manifest.yml")},
-        lambda: output.say(
+    (directory / "code" / "train.py").write_text(code, encoding="utf-8")
+    output.print_result(
+        {"directory": str(directory), "manifest": str(directory / "manifest.yml")},
+        lambda: output.print_message(
             t(
                 "{path} is ready. Next:  cd {path} && sluice train manifest.yml code/",
-                path=str(place),
+                path=str(directory),
             ),
             "green",
         ),
@@ -184,7 +186,7 @@ def first_namespace() -> tuple[str, str]:
             rows = [row for row in client.namespaces() if row.get("can_submit")]
     except SluiceError as error:
         if not isinstance(error, NotConfigured):
-            output.say(error.message, "yellow")
+            output.print_message(error.message, "yellow")
         return "default", "python"
     rows.sort(key=lambda row: row["name"] != "default")
     if not rows:
@@ -194,7 +196,7 @@ def first_namespace() -> tuple[str, str]:
 
 def capacity(json: JsonOption = False) -> None:
     with Client() as client:
-        found = client.capacity()
+        result = client.capacity()
 
     def gpus(row: object) -> str:
         rows = row["gpus"]  # type: ignore[index]
@@ -211,7 +213,7 @@ def capacity(json: JsonOption = False) -> None:
                     f"{row['mem_mib_free']}/{row['mem_mib']} MiB",
                     gpus(row),
                 )
-                for row in found["clusters"]
+                for row in result["clusters"]
             ),
         )
         output.print_text("")
@@ -219,12 +221,12 @@ def capacity(json: JsonOption = False) -> None:
             (t("NAMESPACE"), t("CPUS FOR A JOB"), t("MEMORY FOR A JOB"), t("GPUS FOR A JOB")),
             (
                 (row["namespace"], row["cpus"], f"{row['mem_mib']} MiB", gpus(row))
-                for row in found["namespaces"]
+                for row in result["namespaces"]
                 if row["can_submit"]
             ),
         )
 
-    output.result(found, show)
+    output.print_result(result, show)
 
 
 def completion(
@@ -241,10 +243,10 @@ def completion(
 
 def version(json: JsonOption = False) -> None:
     try:
-        server = connection().url
+        server = resolve_connection().url
     except SluiceError:
         server = ""
-    output.result(
+    output.print_result(
         {"version": VERSION, "server": server}, lambda: output.print_text(f"sluice {VERSION}")
     )
 
@@ -261,8 +263,8 @@ def help_(
     if not command:
         output.print_text(parent.get_help())
         return
-    found = parent.command.get_command(parent, command)  # type: ignore[attr-defined]
-    if found is None:
+    result = parent.command.get_command(parent, command)  # type: ignore[attr-defined]
+    if result is None:
         raise Invalid(t("There is no command {name}.", name=repr(command)), code="usage")
-    with found.make_context(f"sluice {command}", [], parent=parent, resilient_parsing=True) as own:
-        output.print_text(found.get_help(own))
+    with result.make_context(f"sluice {command}", [], parent=parent, resilient_parsing=True) as own:
+        output.print_text(result.get_help(own))

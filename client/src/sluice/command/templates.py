@@ -10,8 +10,8 @@ import yaml
 
 from sluice.client import Client
 from sluice.command import output
-from sluice.command.attach import stay
-from sluice.command.jobs import announce, say_warnings, secrets_of, upload_bar
+from sluice.command.attach import attach_and_exit
+from sluice.command.jobs import parse_secrets, print_submitted, print_warnings, upload_progress
 from sluice.command.options import (
     JsonOption,
     NameOption,
@@ -45,9 +45,9 @@ def list_templates(
     json: JsonOption = False,
 ) -> None:
     with Client() as client:
-        found = list(client.templates.list(q=query, mine=mine))
-    output.result(
-        [template.raw for template in found],
+        result = list(client.templates.list(q=query, mine=mine))
+    output.print_result(
+        [template.raw for template in result],
         lambda: output.table(
             (t("ID"), t("NAME"), t("OWNER"), t("FOR"), t("PARAMETERS"), t("DESCRIPTION")),
             (
@@ -59,7 +59,7 @@ def list_templates(
                     ", ".join(str(parameter["name"]) for parameter in row.parameters),
                     row.description,
                 )
-                for row in found
+                for row in result
             ),
         ),
     )
@@ -67,23 +67,25 @@ def list_templates(
 
 def show(template: TemplateArgument, json: JsonOption = False) -> None:
     with Client() as client:
-        found = client.templates.find(template)
-    output.result(found.raw, lambda: show_template(found))
+        result = client.templates.find(template)
+    output.print_result(result.raw, lambda: show_template(result))
 
 
-def show_template(found: Template) -> None:
-    output.facts(
+def show_template(result: Template) -> None:
+    output.print_fields(
         (
-            (t("Template"), found.name),
-            ("ID", found.id),
-            (t("Owner"), found.owner),
-            (t("Description"), found.description),
+            (t("Template"), result.name),
+            ("ID", result.id),
+            (t("Owner"), result.owner),
+            (t("Description"), result.description),
         )
     )
-    for row in found.parameters:
-        words = row.get("title") or row.get("description") or ""
-        output.print_text(output.clean(f"  {row['name']} = {row.get('default', '')}  {words}"))
-    output.print_text(yaml.safe_dump(dict(found.spec), allow_unicode=True, sort_keys=False))
+    for row in result.parameters:
+        description_text = row.get("title") or row.get("description") or ""
+        output.print_text(
+            output.strip_control(f"  {row['name']} = {row.get('default', '')}  {description_text}")
+        )
+    output.print_text(yaml.safe_dump(dict(result.spec), allow_unicode=True, sort_keys=False))
 
 
 def create(
@@ -110,31 +112,31 @@ def create(
     if (file is None) == (not from_job):
         raise Invalid(t("Give --file or --from-job."), code="usage")
     with Client() as client:
-        made = client.templates.create(
+        created = client.templates.create(
             name,
             job_file=file,
             from_job=client.find(from_job) if from_job else None,
-            parameters=[parameter_of(text) for text in parameter or ()],
+            parameters=[parse_parameter(text) for text in parameter or ()],
             description=description,
             visibility=visibility,
             namespace=namespace or None,
         )
-    output.result(made.raw, lambda: output.print_text(made.id))
+    output.print_result(created.raw, lambda: output.print_text(created.id))
 
 
-def parameter_of(text: str) -> dict[str, Any]:
+def parse_parameter(text: str) -> dict[str, Any]:
     name, sign, default = text.partition("=")
     return {"name": name, "default": default} if sign else {"name": name, "required": True}
 
 
-def values_of(given: list[str] | None) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+def parse_values(given: list[str] | None) -> dict[str, Any]:
+    result: dict[str, Any] = {}
     for text in given or ():
         name, sign, value = text.partition("=")
         if not sign:
             raise Invalid(t("{text} must be NAME=VALUE.", text=repr(text)), code="usage")
-        found[name] = value
-    return found
+        result[name] = value
+    return result
 
 
 def submit(
@@ -156,27 +158,27 @@ def submit(
     json: JsonOption = False,
 ) -> None:
     with Client() as client:
-        with output.transfer_bar(t("Sending the code")) as update:
+        with output.progress_bar(t("Sending the code")) as update:
             job = client.templates.submit(
                 client.templates.find(template).id,
-                values_of(parameter),
+                parse_values(parameter),
                 name=name,
                 namespace=namespace,
                 code=code,
-                secrets=secrets_of(secret),
-                progress=upload_bar(update),
+                secrets=parse_secrets(secret),
+                progress=upload_progress(update),
             )
-        say_warnings(job.warnings)
-        announce(job, follow=follow)
+        print_warnings(job.warnings)
+        print_submitted(job, follow=follow)
         if follow:
-            stay(client, job)
+            attach_and_exit(client, job)
 
 
 def delete(template: TemplateArgument, json: JsonOption = False) -> None:
     with Client() as client:
-        found = client.templates.find(template)
-        client.templates.delete(found.id)
-    output.result(
-        {"id": found.id, "deleted": True},
-        lambda: output.say(t("{name} is deleted.", name=found.name)),
+        result = client.templates.find(template)
+        client.templates.delete(result.id)
+    output.print_result(
+        {"id": result.id, "deleted": True},
+        lambda: output.print_message(t("{name} is deleted.", name=result.name)),
     )

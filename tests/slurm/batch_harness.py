@@ -19,7 +19,7 @@ from clusters.capacity import Capacity, GpuCount, NamespaceRules, Node, Partitio
 from jobs.jobfile import JobSpec
 from jobs.plan import Plan, plan
 from jobs.script.paths import AttemptPaths
-from jobs.script.render import RenderOptions, image_files_of, render
+from jobs.script.render import RenderOptions, filter_image_files, render_files
 from jobs.script.task_state import (
     TaskState,
     Verdict,
@@ -48,7 +48,7 @@ CAPACITY = Capacity(
 
 
 @dataclass(frozen=True)
-class Running:
+class SubmittedAttempt:
     """One submitted attempt."""
 
     cluster: EmbeddedCluster
@@ -81,21 +81,21 @@ class Running:
         values = dict(word.split("=", 1) for word in line.split() if "=" in word)
         return values["JobState"], values["ExitCode"]
 
-    def until(self, what: str, holds: Any, timeout_s: float = 60) -> Any:
+    def wait_until(self, what: str, condition: Any, timeout_s: float = 60) -> Any:
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
-            if found := holds():
+            if found := condition():
                 return found
             time.sleep(0.2)
         raise AssertionError(f"{what} did not happen; batch log:\n{self.log_text('batch')}")
 
-    def end(self, timeout_s: float = 60) -> tuple[str, str]:
+    def wait_for_end(self, timeout_s: float = 60) -> tuple[str, str]:
         def ended() -> tuple[str, str] | None:
             state, code = self.slurm()
             live = ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "SUSPENDED")
             return None if state in live else (state, code)
 
-        found: tuple[str, str] = self.until("the job's end", ended, timeout_s)
+        found: tuple[str, str] = self.wait_until("the job's end", ended, timeout_s)
         return found
 
     def log_path(self, role: str, index: int = 0) -> Path:
@@ -113,16 +113,16 @@ class Running:
     def verdict(self) -> Verdict:
         return parse_verdict(Path(self.paths.verdict).read_text())
 
-    def ready(self, role: str, index: int = 0, word: str = "up") -> None:
-        self.until(f"{word} from {role}-{index}", lambda: word in self.log_text(role, index))
+    def wait_for_output(self, role: str, index: int = 0, word: str = "up") -> None:
+        self.wait_until(f"{word} from {role}-{index}", lambda: word in self.log_text(role, index))
 
 
-class Lab:
+class BatchHarness:
     """Submits jobs and cleans up after the test."""
 
     def __init__(self, cluster: EmbeddedCluster) -> None:
         self.cluster = cluster
-        self.jobs: list[Running] = []
+        self.jobs: list[SubmittedAttempt] = []
         self.root = cluster.work_root.replace("{user}", USER)
 
     def submit(
@@ -131,23 +131,23 @@ class Lab:
         files: dict[str, str] | None = None,
         slurm_conf: Path | None = None,
         **options: Any,
-    ) -> Running:
+    ) -> SubmittedAttempt:
         paths = AttemptPaths(self.root, str(uuid.uuid4()), 1)
         code = Path(paths.dir) / "code"
-        given = {"jobName": "t", "image": "busybox", "timeLimit": "10m", **job}
+        document = {"jobName": "t", "image": "busybox", "timeLimit": "10m", **job}
         if files:
-            given["codeDir"] = str(code)
-        spec = JobSpec.model_validate(given)
-        made = plan(spec, RULES, CAPACITY)
+            document["codeDir"] = str(code)
+        spec = JobSpec.model_validate(document)
+        created = plan(spec, RULES, CAPACITY)
         images = self.cluster.images
         chosen = {
             "images_dir": str(images),
-            "image_files": image_files_of(os.listdir(images)),
+            "image_files": filter_image_files(os.listdir(images)),
             "grace_s": 3,
             "port_low": 29000,
             **options,
         }
-        rendered = render(made, spec, paths, user=USER, options=RenderOptions(**chosen))
+        rendered = render_files(created, spec, paths, user=USER, options=RenderOptions(**chosen))
         self.write(
             paths.dir, {**rendered.files, **{f"code/{k}": v for k, v in (files or {}).items()}}
         )
@@ -158,35 +158,35 @@ class Lab:
                     "\nset -u\n", f"\nexport SLURM_CONF={slurm_conf}\nset -u\n", 1
                 )
             )
-        running = Running(self.cluster, made, paths, "")
+        running = SubmittedAttempt(self.cluster, created, paths, "")
         # What the gateway has in its own environment must not reach the task.
         answer = running.command(
             "env", "GATEWAY_SECRET=leak", "sbatch", "--parsable", paths.batch_script
         )
-        running = Running(self.cluster, made, paths, answer.split(";")[0])
+        running = SubmittedAttempt(self.cluster, created, paths, answer.split(";")[0])
         self.jobs.append(running)
         return running
 
     def write(self, root: str, files: dict[str, str]) -> None:
-        who = pwd.getpwnam(USER)
+        account = pwd.getpwnam(USER)
         for path, text in {**files, "logs/.keep": ""}.items():
             file = Path(root) / path
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(text)
         job_dir = Path(root).parent
         for entry in (job_dir.parent, job_dir, *job_dir.rglob("*")):
-            os.chown(entry, who.pw_uid, who.pw_gid)
+            os.chown(entry, account.pw_uid, account.pw_gid)
 
     def clean(self) -> None:
         for job in self.jobs:
             job.command("scancel", job.slurm_job_id)
         for job in self.jobs:
-            job.end()
+            job.wait_for_end()
             shutil.rmtree(job.paths.job_dir, ignore_errors=True)
 
 
 @pytest.fixture
-def lab(cluster: EmbeddedCluster) -> Any:
-    made = Lab(cluster)
-    yield made
-    made.clean()
+def batch_harness(cluster: EmbeddedCluster) -> Any:
+    created = BatchHarness(cluster)
+    yield created
+    created.clean()

@@ -1,6 +1,6 @@
 """A running Sluice with the embedded cluster, for tests of any kind: web and engine in a process of their own.
 
-Use the session-wide fixture `running` (known everywhere through tests/conftest.py). Everything that it
+Use the session-wide fixture `sluice_server` (known everywhere through tests/conftest.py). Everything that it
 writes is below a directory of its own; it listens on a free port of the loopback.
 """
 
@@ -42,20 +42,20 @@ class RunningSluice:
     def token(self, user: str = "alice", scope: str = "write") -> str:
         """An API token of this person, made once."""
         if (user, scope) not in self._tokens:
-            answer = httpx.post(
+            response = httpx.post(
                 f"{self.url}/api/v1/tokens",
                 json={"name": f"test {user} {scope}", "scope": scope},
                 auth=(user, self.passwords[user]),
                 timeout=60,
             )
-            assert answer.status_code == 201, answer.text
-            self._tokens[user, scope] = answer.json()["token"]
+            assert response.status_code == 201, response.text
+            self._tokens[user, scope] = response.json()["token"]
         return self._tokens[user, scope]
 
-    def api(self, method: str, path: str, user: str = "alice", **more: Any) -> httpx.Response:
-        headers = {"Authorization": f"Bearer {self.token(user)}", **more.pop("headers", {})}
-        more.setdefault("timeout", 60)
-        return httpx.request(method, f"{self.url}/api/v1/{path}", headers=headers, **more)
+    def api(self, method: str, path: str, user: str = "alice", **options: Any) -> httpx.Response:
+        headers = {"Authorization": f"Bearer {self.token(user)}", **options.pop("headers", {})}
+        options.setdefault("timeout", 60)
+        return httpx.request(method, f"{self.url}/api/v1/{path}", headers=headers, **options)
 
     def manage(self, *arguments: str) -> str:
         done = subprocess.run(
@@ -122,17 +122,19 @@ def make_sluice(
     env |= {"SLUICE_HOME": str(home), "SLUICE_DEMO": "1", "PYTHONUNBUFFERED": "1", **settings}
     if database_url:
         env["DATABASE_URL"] = database_url
-    made = RunningSluice(f"http://127.0.0.1:{free_port()}", home, env, {})
+    sluice = RunningSluice(f"http://127.0.0.1:{free_port()}", home, env, {})
     for arguments in (["migrate", "--no-input", "-v", "0"], ["demo"], ["embedded"]):
-        made.manage(*arguments)
+        sluice.manage(*arguments)
     for line in (home / "demo-passwords").read_text().splitlines():
         name, password = line.split()
-        made.passwords[name] = password
-    return made
+        sluice.passwords[name] = password
+    return sluice
 
 
 @pytest.fixture(scope="session")
-def running(cluster: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningSluice]:
+def sluice_server(
+    cluster: Any, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[RunningSluice]:
     """Sluice with its engine and the embedded cluster, started once for the whole run."""
     sluice = make_sluice(cluster.env, tmp_path_factory.mktemp("sluice"))
     sluice.start()
@@ -147,4 +149,4 @@ def running(cluster: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         sluice.stop()
 
 
-__all__ = ["RunningSluice", "free_port", "make_sluice", "running"]
+__all__ = ["RunningSluice", "free_port", "make_sluice", "sluice_server"]

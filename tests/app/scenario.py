@@ -27,7 +27,7 @@ CAPACITY = Capacity(
 
 
 @dataclass
-class Cast:
+class Scenario:
     cluster: Cluster
     lab: Namespace
     private: Namespace
@@ -38,10 +38,12 @@ class Cast:
     carol: User
     admin: User
 
-    def job(self, name: str = "train", *, by: User | None = None, **more: Any) -> Job:
-        return create_job(by=by or self.alice, spec=make_spec(name), namespace=self.lab, **more)
+    def job(self, name: str = "train", *, by: User | None = None, **fields: Any) -> Job:
+        return create_job(by=by or self.alice, spec=make_spec(name), namespace=self.lab, **fields)
 
-    def in_slurm(self, job: Job, slurm_job_id: str = "7", *, state: str = "RUNNING") -> Attempt:
+    def create_live_attempt(
+        self, job: Job, slurm_job_id: str = "7", *, state: str = "RUNNING"
+    ) -> Attempt:
         attempt = Attempt.objects.create(
             job=job,
             cluster=job.cluster,
@@ -56,27 +58,27 @@ class Cast:
         return attempt
 
 
-def make_spec(name: str = "train", **more: Any) -> JobSpec:
+def make_spec(name: str = "train", **fields: Any) -> JobSpec:
     role = {"name": "worker", "command": "true", "taskNumber": 1}
     return JobSpec.model_validate(
-        {"jobName": name, "image": "busybox", "namespace": "lab", "taskRoles": [role], **more}
+        {"jobName": name, "image": "busybox", "namespace": "lab", "taskRoles": [role], **fields}
     )
 
 
-def make_cast() -> Cast:
+def make_scenario() -> Scenario:
     cluster = Cluster.objects.create(
         name="c1", host="login", service_user="svc", host_keys="ssh-ed25519 AAAA"
     )
     store_capacity(cluster, CAPACITY)
     lab = Namespace.objects.create(name="lab", cluster=cluster, partitions=["cpu"])
     private = Namespace.objects.create(name="private", cluster=cluster, partitions=["gpu"])
-    people = {
+    users = {
         name: User.objects.create_user(name)
         for name in ("alice", "bob", "viewer", "chief", "carol")
     }
     roles = {"alice": "member", "bob": "member", "viewer": "viewer", "chief": "admin"}
     for name, role in roles.items():
-        Membership.objects.create(user=people[name], namespace=lab, role=role)
-    Membership.objects.create(user=people["carol"], namespace=private, role="member")
+        Membership.objects.create(user=users[name], namespace=lab, role=role)
+    Membership.objects.create(user=users["carol"], namespace=private, role="member")
     admin = User.objects.create_superuser("admin")
-    return Cast(cluster=cluster, lab=lab, private=private, admin=admin, **people)
+    return Scenario(cluster=cluster, lab=lab, private=private, admin=admin, **users)

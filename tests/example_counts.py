@@ -5,5 +5,5 @@ from __future__ import annotations
 import os
 
 
-def examples(full: int) -> int:
+def scale_examples(full: int) -> int:
     return max(5, full // 20) if os.environ.get("SLUICE_TEST_FAST") else full
