@@ -19,7 +19,7 @@ from core.messages import Message, _
 from jobs.jobfile import JobSpec, TaskRole
 from jobs.jobfile.fields import format_duration
 from jobs.plan import Group, Plan, RolePlan, describe_plan
-from jobs.script.frameworks import uses_srun_mpi
+from jobs.script.framework_variables import uses_srun_mpi
 from jobs.script.images import ResolvedImage, resolve_image
 from jobs.script.paths import AttemptPaths
 from jobs.script.task_state import ScriptExit

@@ -1,7 +1,7 @@
 """The environment variables that every task gets: those known before the run, and expressions for the rest.
 
 Names are those that existing jobs rely on (OpenPAI v1 and v2, FfDL, Octopus). Pure. Frameworks'
-variables are in `jobs.script.frameworks`; what only the cluster knows (GPU numbers) is the renderer's.
+variables are in `jobs.script.framework_variables`; what only the cluster knows (GPU numbers) is the renderer's.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from jobs.script.expressions import (
     Variable,
     VariableFamily,
 )
-from jobs.script.frameworks import framework_variables
+from jobs.script.framework_variables import framework_variables
 
 # Every task has these two, beside the ports of its role's portList.
 IMPLICIT_PORTS = (Port(label="http"), Port(label="ssh"))

@@ -36,11 +36,11 @@ from jobs.actions import find_unused_name, load_spec
 from jobs.job_templates import find_template
 from jobs.jobfile import Problem, SpecError, dump_document, to_document
 from jobs.jobfile.errors import format_path
+from jobs.jobfile.frameworks import STRATEGIES, build_roles
 from jobs.jobfile.importers import load_text
 from jobs.jobfile.parse import parse_text
 from jobs.models import Job, JobTemplate
 from jobs.presentation import format_plan, format_problem, serialize_problem, serialize_warning
-from jobs.script.frameworks import STRATEGIES, build_roles
 from jobs.store.access import jobs_visible_to
 from jobs.store.uploads import find_upload
 from jobs.submission import Preview, build_site, parse_submission, preview

@@ -14,10 +14,10 @@ from accounts.models import User
 from clusters.capacity import Capacity, GpuCount, Node, Partition
 from clusters.models import Namespace, ResourceSpec, UnixAccount, store_capacity
 from jobs.actions import stop_job
+from jobs.jobfile.frameworks import STRATEGIES
 from jobs.jobfile.importers import DIALECTS
 from jobs.models import Job
 from jobs.plan import plan
-from jobs.script.frameworks import STRATEGIES
 from jobs.start_estimate import estimate_start
 from jobs.web.submit_page import DIALECT_TITLES, STRATEGY_TITLES
 from tests.app.scenario import CAPACITY, Scenario, make_scenario, make_spec

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 import sluice
+from jobs.jobfile.frameworks import STRATEGIES, assign_roles, build_roles, find_strategy
 from jobs.jobfile.model import JobSpec
-from jobs.script.frameworks import STRATEGIES, assign_roles, build_roles, find_strategy
 from sluice.frameworks import FRAMEWORK_JOBS, STRATEGY_ROLES, FrameworkJob, memory_mib
 
 CLASS_OF = {kind.framework: kind for kind in FRAMEWORK_JOBS}

@@ -1,4 +1,4 @@
-"""What each framework's tasks see, said by the reference evaluator."""
+"""The variables that each framework's tasks get, evaluated by the reference evaluator."""
 
 from __future__ import annotations
 
@@ -7,15 +7,9 @@ import json
 import pytest
 
 from jobs.jobfile import Framework, JobSpec, Port, TaskRole
+from jobs.jobfile.frameworks import STRATEGIES, FrameworkError, build_roles, find_strategy
 from jobs.script.expressions import TaskAddresses, evaluate
-from jobs.script.frameworks import (
-    STRATEGIES,
-    FrameworkError,
-    build_roles,
-    find_strategy,
-    framework_variables,
-    uses_srun_mpi,
-)
+from jobs.script.framework_variables import framework_variables, uses_srun_mpi
 
 
 def job(framework: str, strategy: str = "", **counts: int) -> JobSpec:

@@ -12,7 +12,7 @@ from jobs.jobfile import SpecError, dump
 from jobs.jobfile.importers import LoadResult, SiteCatalog, detect_dialect, load_document, load_text
 from jobs.jobfile.importers.ffdl import parse_memory_mib
 from jobs.jobfile.importers.placeholders import format_scalar, render_template, secret_variable_name
-from jobs.jobfile.importers.report import main, render_table
+from jobs.management.import_report import main, render_table
 from jobs.script.variables import substitute_paths
 
 FILES = Path(__file__).parent / "jobfiles"

@@ -16,8 +16,8 @@ from jobs.jobfile import (
     list_fields,
     render_field_table,
 )
+from jobs.jobfile.frameworks import STRATEGIES
 from jobs.jobfile.importers import load_text
-from jobs.script.frameworks import STRATEGIES
 from tests.example_counts import scale_examples
 from tests.unit.strategies import job_specs
 

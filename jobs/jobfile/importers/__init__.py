@@ -12,6 +12,7 @@ from typing import Any
 from core.messages import Message, _, join_with_commas
 from jobs.jobfile.errors import Loc, Problem, SpecError, SpecWarning, format_path
 from jobs.jobfile.fields import describe_type
+from jobs.jobfile.frameworks import FrameworkError, assign_roles, find_strategy
 from jobs.jobfile.importers.draft import Draft, SiteCatalog
 from jobs.jobfile.importers.ffdl import import_ffdl
 from jobs.jobfile.importers.native import find_suspicious_values, import_native
@@ -20,7 +21,6 @@ from jobs.jobfile.importers.openpai_v2 import import_v2
 from jobs.jobfile.model import JobSpec
 from jobs.jobfile.parse import ParsedFile, parse_text
 from jobs.jobfile.validation import Positions, nearest_position, validate_document
-from jobs.script.frameworks import FrameworkError, assign_roles, find_strategy
 
 __all__ = [
     "DIALECTS",

@@ -1,13 +1,11 @@
-"""Training frameworks: which roles a strategy needs, and the variables that each task gets for it.
+"""Training frameworks: their strategies, the roles that each needs, and which role plays which part.
 
-Knows frameworks, not Slurm and not bash: what is only known at run time is left as expressions.
-Sluice starts one process per task, and a task sees only its own GPUs, numbered from 0; so the
-local rank is always 0 and a task counts as one "node" of the framework.
+Owns the table of strategies. The variables that tasks get are in `jobs.script.framework_variables`. Pure.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import reduce
@@ -16,18 +14,6 @@ from typing import Any
 from core.messages import Message, _, join_messages
 from jobs.jobfile.fields import identifier
 from jobs.jobfile.model import JobSpec, TaskRole
-from jobs.script.expressions import (
-    CurrentHost,
-    CurrentIndex,
-    CurrentPort,
-    Expression,
-    HostList,
-    LiteralText,
-    TaskHost,
-    TaskPort,
-    Variable,
-    constant,
-)
 
 # What people call the roles → what the framework calls them.
 _ROLE_ALIASES: Mapping[str, str] = {
@@ -51,19 +37,6 @@ _ROLE_ALIASES: Mapping[str, str] = {
     "evaluator": "evaluator",
     "eval": "evaluator",
 }
-
-# A port of the role with one of these labels is the framework's; otherwise `http`, which always is.
-_PORT_LABELS = (
-    "tensorflow",
-    "tf",
-    "grpc",
-    "master",
-    "torch",
-    "rendezvous",
-    "horovod",
-    "dmlc",
-    "paddle",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,179 +240,6 @@ def assign_roles(spec: JobSpec) -> RoleAssignment | None:
     return RoleAssignment(strategy, {part: tuple(roles) for part, roles in parts.items()})
 
 
-def port_label(role: TaskRole) -> str:
-    """The label of the port that the framework listens on in tasks of this role."""
-    labels = {port.label.lower(): port.label for port in role.port_list}
-    return next((labels[label] for label in _PORT_LABELS if label in labels), "http")
-
-
-def framework_variables(spec: JobSpec) -> dict[str, tuple[Variable, ...]]:
-    """Per role the variables of the job's framework; empty for roles outside of it."""
-    assignment = assign_roles(spec)
-    if assignment is None:
-        return {role.name: () for role in spec.task_roles}
-    build = _VARIABLE_BUILDERS[assignment.strategy.framework]
-    return {
-        role.name: tuple(build(assignment, role)) if assignment.part_of(role) else ()
-        for role in spec.task_roles
-    }
-
-
-def uses_srun_mpi(spec: JobSpec) -> bool:
-    """Whether the renderer should start the role's step with srun's own MPI support."""
-    assignment = assign_roles(spec)
-    return assignment is not None and (assignment.strategy.framework, assignment.strategy.name) == (
-        "mpi",
-        "srun",
-    )
-
-
-def _host_port_list(roles: tuple[TaskRole, ...], before: str = "", after: str = "") -> list[Any]:
-    """host:port of every task of several roles, separated by commas."""
-    parts: list[Any] = []
-    for role in roles:
-        if parts:
-            parts.append(LiteralText(","))
-        parts.append(HostList(role.name, port_label(role), before, after))
-    return parts
-
-
-def _build_tensorflow(assignment: RoleAssignment, role: TaskRole) -> list[Variable]:
-    parts: list[Any] = [LiteralText('{"cluster": {')]
-    kinds = [kind for kind in ("chief", "ps", "worker") if assignment.roles(kind)]
-    if assignment.strategy.name == "multiworker":
-        kinds = [kind for kind in kinds if kind != "ps"]
-    for position, kind in enumerate(kinds):
-        parts.append(LiteralText(f'{", " if position else ""}"{kind}": ['))
-        parts.extend(_host_port_list(assignment.roles(kind), '"', '"'))
-        parts.append(LiteralText("]"))
-    part = assignment.part_of(role)
-    first = assignment.rank_of_first_task(role, part)
-    parts += [
-        LiteralText(f'}}, "task": {{"type": "{part}", "index": '),
-        CurrentIndex(first),
-        LiteralText("}}"),
-    ]
-    return [Variable("TF_CONFIG", tuple(parts))]
-
-
-def _rendezvous_address(assignment: RoleAssignment, *parts: str) -> tuple[Expression, Expression]:
-    """Host and port of the task that the others meet at."""
-    leader = assignment.roles(*parts)[0]
-    return (TaskHost(leader.name, 0),), (TaskPort(leader.name, 0, port_label(leader)),)
-
-
-def _build_pytorch(assignment: RoleAssignment, role: TaskRole) -> list[Variable]:
-    host, port = _rendezvous_address(assignment, "chief", "worker")
-    size = constant(assignment.count("chief", "worker"))
-    rank: Expression = (CurrentIndex(assignment.rank_of_first_task(role, "chief", "worker")),)
-    master_address = [Variable("MASTER_ADDR", host), Variable("MASTER_PORT", port)]
-    if assignment.strategy.name == "torchrun":
-        return [
-            *master_address,
-            Variable("NODE_RANK", rank),
-            Variable("NNODES", size),
-            Variable("PET_NNODES", size),
-            Variable("PET_NODE_RANK", rank),
-            Variable("PET_MASTER_ADDR", host),
-            Variable("PET_MASTER_PORT", port),
-            Variable("PET_NPROC_PER_NODE", constant(max(1, role.gpu_number))),
-        ]
-    return [
-        *master_address,
-        Variable("RANK", rank),
-        Variable("WORLD_SIZE", size),
-        Variable("LOCAL_RANK", constant(0)),
-        Variable("LOCAL_WORLD_SIZE", constant(1)),
-        Variable("NODE_RANK", rank),
-    ]
-
-
-def _host_slots(roles: tuple[TaskRole, ...]) -> Expression:
-    """host:1 of every task, as horovodrun -H and mpirun -H want it."""
-    parts: list[Any] = []
-    for role in roles:
-        if parts:
-            parts.append(LiteralText(","))
-        parts.append(HostList(role.name, after=f":{max(1, role.gpu_number)}"))
-    return tuple(parts)
-
-
-def _build_horovod(assignment: RoleAssignment, role: TaskRole) -> list[Variable]:
-    roles = assignment.roles("chief", "worker")
-    hosts = Variable("HOROVOD_HOSTS", _host_slots(roles))
-    if assignment.strategy.name == "horovodrun":
-        processes = sum(r.task_number * max(1, r.gpu_number) for r in roles)
-        return [hosts, Variable("HOROVOD_NUM_PROC", constant(processes))]
-    host, port = _rendezvous_address(assignment, "chief", "worker")
-    rank: Expression = (CurrentIndex(assignment.rank_of_first_task(role, "chief", "worker")),)
-    size = constant(assignment.count("chief", "worker"))
-    return [
-        Variable("HOROVOD_RANK", rank),
-        Variable("HOROVOD_SIZE", size),
-        Variable("HOROVOD_LOCAL_RANK", constant(0)),
-        Variable("HOROVOD_LOCAL_SIZE", constant(1)),
-        Variable("HOROVOD_CROSS_RANK", rank),
-        Variable("HOROVOD_CROSS_SIZE", size),
-        Variable("HOROVOD_CONTROLLER", constant("gloo")),
-        Variable("HOROVOD_CPU_OPERATIONS", constant("gloo")),
-        Variable("HOROVOD_GLOO_RENDEZVOUS_ADDR", host),
-        Variable("HOROVOD_GLOO_RENDEZVOUS_PORT", port),
-        hosts,
-    ]
-
-
-def _build_dmlc(assignment: RoleAssignment, role: TaskRole) -> list[Variable]:
-    host, port = _rendezvous_address(assignment, "scheduler", "worker")
-    part = assignment.part_of(role)
-    dmlc_role = {"ps": "server"}.get(part, part)
-    return [
-        Variable("DMLC_ROLE", constant(dmlc_role)),
-        Variable("DMLC_PS_ROOT_URI", host),
-        Variable("DMLC_PS_ROOT_PORT", port),
-        Variable("DMLC_TRACKER_URI", host),
-        Variable("DMLC_TRACKER_PORT", port),
-        Variable("DMLC_NUM_WORKER", constant(assignment.count("worker"))),
-        Variable("DMLC_NUM_SERVER", constant(assignment.count("ps"))),
-        Variable("DMLC_TASK_ID", (CurrentIndex(assignment.rank_of_first_task(role, part)),)),
-    ]
-
-
-def _build_paddle(assignment: RoleAssignment, role: TaskRole) -> list[Variable]:
-    workers = assignment.roles("worker")
-    return [
-        Variable(
-            "PADDLE_TRAINER_ID", (CurrentIndex(assignment.rank_of_first_task(role, "worker")),)
-        ),
-        Variable("PADDLE_TRAINERS_NUM", constant(assignment.count("worker"))),
-        Variable("PADDLE_TRAINER_ENDPOINTS", tuple(_host_port_list(workers))),
-        Variable(
-            "PADDLE_CURRENT_ENDPOINT",
-            (CurrentHost(), LiteralText(":"), CurrentPort(port_label(role))),
-        ),
-    ]
-
-
-def _build_mpi(assignment: RoleAssignment, role: TaskRole) -> list[Variable]:
-    rank: Expression = (CurrentIndex(assignment.rank_of_first_task(role, "chief", "worker")),)
-    return [
-        Variable("MPI_HOST_LIST", _host_slots(assignment.roles("chief", "worker"))),
-        Variable("MPI_WORLD_SIZE", constant(assignment.count("chief", "worker"))),
-        Variable("MPI_RANK", rank),
-    ]
-
-
-_VARIABLE_BUILDERS: Mapping[str, Callable[[RoleAssignment, TaskRole], list[Variable]]] = {
-    "tensorflow": _build_tensorflow,
-    "pytorch": _build_pytorch,
-    "horovod": _build_horovod,
-    "mxnet": _build_dmlc,
-    "xgboost": _build_dmlc,
-    "paddle": _build_paddle,
-    "mpi": _build_mpi,
-}
-
-
 def build_roles(
     framework: str,
     strategy: str = "",
@@ -448,7 +248,7 @@ def build_roles(
     counts: Mapping[str, int],
     resources: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> tuple[TaskRole, ...]:
-    """Roles from counts: make_roles("tensorflow", "ps", command=…, counts={"worker": 2, "ps": 1}).
+    """Roles from counts: build_roles("tensorflow", "ps", command=…, counts={"worker": 2, "ps": 1}).
 
     `resources` gives a part other fields of TaskRole (cpu_number, image, command, …); "*" is for all.
     Parts that serve (ps, scheduler) get no GPU of "*" and do not keep the job from ending.

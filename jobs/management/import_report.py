@@ -1,8 +1,8 @@
-"""`python -m jobs.jobfile.importers.report PATH…`: what becomes of a directory of job files.
+"""`python -m jobs.management.import_report PATH…`: check a directory of job files.
 
-Prints a table of file, format, verdict, warnings and first problem. With --verdicts it compares
-with what another system's own validators said: a JSON mapping from the file's path to ok, and
-optionally normalized (v1 with defaults), entrypoints and env (v2). Reads files; for people only.
+Prints a table of file, format, verdict, warnings and first problem. With --verdicts it compares the
+results with those of another system's validators: a JSON mapping from the file's path to `ok`, and
+optionally `normalized` (v1 with defaults), `entrypoints` and `env` (v2). Only reads files.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from jobs.jobfile.serialize import to_document
 from jobs.script.variables import job_variables
 
 SUFFIXES = (".json", ".yaml", ".yml")
-# Values in which the submitting user's name stands.
+# Values that contain the submitting user's name; not compared.
 USER_VARIABLES = ("PAI_JOB_NAME", "PAI_FRAMEWORK_NAME", "PAI_USER_NAME", "PAI_USERNAME")
 
 
@@ -64,7 +64,7 @@ def check_file(name: str, data: bytes, verdict: Mapping[str, Any] | None) -> Rep
 
 
 def compare_with_verdict(result: LoadResult, verdict: Mapping[str, Any]) -> list[str]:
-    """What differs from the other system's reading of the same file."""
+    """Differences from the other system's result for the same file."""
     found = []
     if "normalized" in verdict and (
         differences := _format_differences(_as_v1(result), verdict["normalized"])
@@ -83,7 +83,7 @@ def compare_with_verdict(result: LoadResult, verdict: Mapping[str, Any]) -> list
 
 
 def _as_v1(result: LoadResult) -> dict[str, Any]:
-    """The job with the keys of OpenPAI v1 alone."""
+    """The job with only the keys of OpenPAI v1."""
     document = to_document(result.spec)
     document["virtualCluster"] = document.pop("namespace")
     if "jobEnvs" not in document:
@@ -101,7 +101,7 @@ def _format_differences(actual: Mapping[str, Any], expected: Mapping[str, Any]) 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m jobs.jobfile.importers.report", description=__doc__
+        prog="python -m jobs.management.import_report", description=__doc__
     )
     parser.add_argument("paths", nargs="+", type=Path, metavar="PATH")
     parser.add_argument("--verdicts", type=Path, help="JSON file of another system's verdicts")
