@@ -170,10 +170,10 @@ class EmbeddedDaemons:
         """Cut every open connection, as a login node that loses power does."""
         program = (
             "import sys; sys.path.insert(0, sys.argv[1]);"
-            "from pathlib import Path; from embedded.layout import Layout;"
-            "from embedded.operations import end_ssh_sessions; end_ssh_sessions(Layout(Path(sys.argv[2])))"
+            "from pathlib import Path; from devtools.embedded_cluster.layout import Layout;"
+            "from devtools.embedded_cluster.operations import end_ssh_sessions; end_ssh_sessions(Layout(Path(sys.argv[2])))"
         )
-        argv = [sys.executable, "-c", program, str(PROJECT / "scripts"), str(self.dir)]
+        argv = [sys.executable, "-c", program, str(PROJECT), str(self.dir)]
         subprocess.run(argv, env=self.env, check=True, capture_output=True)
 
     def slurm(self, *argv: str) -> str:

@@ -463,7 +463,7 @@ def test_reset_deletes_only_what_carries_the_marker(tmp_path: Path) -> None:
 def test_requires_root(cluster: EmbeddedCluster) -> None:
     # The project may lie where nobody can read it: the interpreter gets the program on its standard input.
     program = (
-        f"import os, sys; sys.path.insert(0, {str(Path(PROGRAM).parent)!r}); from embedded import cli;"
+        f"import os, sys; sys.path.insert(0, {str(Path(PROGRAM).parents[1])!r}); from devtools.embedded_cluster import cli;"
         "os.setuid(65534); sys.exit(cli.main(['status']))"
     )
     refused = run(["python3", "-c", program])

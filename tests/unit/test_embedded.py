@@ -5,26 +5,17 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-SCRIPTS = str(Path(__file__).resolve().parents[2] / "scripts")
-
-
-@pytest.fixture(autouse=True)
-def _embedded_importable(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.syspath_prepend(SCRIPTS)
-    yield
-    for name in [name for name in sys.modules if name.partition(".")[0] == "embedded"]:
-        del sys.modules[name]
+from devtools.embedded_cluster.console import ClusterSetupError, clean_environment
+from devtools.embedded_cluster.layout import Layout, check_directory
+from devtools.embedded_cluster.processes import Process, process_by_pid
+from devtools.embedded_cluster.sources import PackageSource, machine_sources
 
 
 def test_sources_of_both_forms_are_read(tmp_path: Path) -> None:
-    from embedded.sources import PackageSource, machine_sources
-
     (tmp_path / "sources.list.d").mkdir()
     (tmp_path / "sources.list").write_text(
         "# deb http://off.example/debian bookworm main\n"
@@ -51,8 +42,6 @@ def test_sources_of_both_forms_are_read(tmp_path: Path) -> None:
 
 
 def test_a_reused_pid_is_never_signalled() -> None:
-    from embedded.processes import Process, process_by_pid
-
     with subprocess.Popen(["sleep", "60"]) as child:
         real = process_by_pid(child.pid)
         assert real is not None
@@ -70,16 +59,11 @@ def test_a_reused_pid_is_never_signalled() -> None:
     "path", ["/var/lib/" + "x" * 80, "/var/lib/a b", "/var/lib/a#b", "/var/lib/a,b"]
 )
 def test_a_path_that_sockets_or_slurm_cannot_hold_is_refused(path: str) -> None:
-    from embedded.console import ClusterSetupError
-    from embedded.layout import Layout, check_directory
-
     with pytest.raises(ClusterSetupError):
         check_directory(Layout(Path(path)))
 
 
 def test_caller_environment_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    from embedded.console import clean_environment
-
     for name in ("SLURM_CONF", "MYSQL_UNIX_PORT", "LD_PRELOAD", "PYTHONPATH"):
         monkeypatch.setenv(name, "/elsewhere")
     assert "/elsewhere" not in clean_environment().values()

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from embedded.console import ClusterSetupError
+from devtools.embedded_cluster.console import ClusterSetupError
 
 DEFAULT_DIR = Path("/var/lib/sluice/cluster")
 # Shared by all the embedded clusters of a machine: accounts' homes, Apptainer, built images.

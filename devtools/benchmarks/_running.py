@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.transport import cluster_environment
+from devtools.benchmarks.transport import cluster_environment
 from tests.sluice_server import RunningSluice, make_sluice
 
 PROJECT_DIR = Path(__file__).resolve().parents[2]
@@ -82,8 +82,8 @@ def job_file(name: str, command: str, *, image: str = "busybox") -> dict[str, An
     return {"jobName": name, "image": image, "namespace": "cpu", "taskRoles": [role]}
 
 
-def submit(sluice: RunningSluice, name: str, command: str, **higher_is_better: Any) -> str:
-    response = sluice.api("POST", "jobs", json=job_file(name, command, **higher_is_better))
+def submit(sluice: RunningSluice, name: str, command: str, **job_options: Any) -> str:
+    response = sluice.api("POST", "jobs", json=job_file(name, command, **job_options))
     if response.status_code != 201:
         raise RuntimeError(f"{response.status_code} {response.text}")
     return str(response.json()["id"])

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import pwd
 
-from embedded import apptainer
-from embedded.console import ClusterSetupError, run
-from embedded.daemons import slurm_environment
-from embedded.layout import (
+from devtools.embedded_cluster import apptainer
+from devtools.embedded_cluster.console import ClusterSetupError, run
+from devtools.embedded_cluster.daemons import slurm_environment
+from devtools.embedded_cluster.layout import (
     CLUSTER_NAME,
     SERVICE_USER,
     SHARED_DIR,

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from embedded.console import SYSTEM_PATH, ClusterSetupError, run, run_logged
+from devtools.embedded_cluster.console import SYSTEM_PATH, ClusterSetupError, run, run_logged
 
 POLICY = Path("/usr/sbin/policy-rc.d")
 POLICY_TEXT = "#!/bin/sh\n# Temporary, by Sluice's scripts/cluster: packages must not start services.\nexit 101\n"

@@ -12,7 +12,7 @@ import contextlib
 import os
 from pathlib import Path
 
-from embedded.layout import NODES, Layout, read_state, write_state
+from devtools.embedded_cluster.layout import NODES, Layout, read_state, write_state
 
 CGROUP, POLLING = "cgroup", "polling"
 # How many job ids lie between clusters side by side.

@@ -13,9 +13,9 @@ import socket
 from functools import cache
 from pathlib import Path
 
-from embedded import apptainer, memory
-from embedded.console import SYSTEM_PATH, run
-from embedded.layout import (
+from devtools.embedded_cluster import apptainer, memory
+from devtools.embedded_cluster.console import SYSTEM_PATH, run
+from devtools.embedded_cluster.layout import (
     CLUSTER_NAME,
     DEFAULT_DIR,
     NODES,

@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
-import benchmarks
-from benchmarks import BenchmarkResult
+from devtools import benchmarks
+from devtools.benchmarks import BenchmarkResult
 
 # It leaves thousands of ended jobs to Slurm, which lists them for minutes whenever it is asked.
 RUN_LAST = "engine"
@@ -30,7 +30,7 @@ def list_benchmarks() -> list[str]:
 def measure(name: str, *, quick: bool) -> Iterator[BenchmarkResult]:
     """What one subject gives. Its failure is shown, and the others go on: a run takes long."""
     try:
-        yield from importlib.import_module(f"benchmarks.{name}").measure(quick=quick)
+        yield from importlib.import_module(f"devtools.benchmarks.{name}").measure(quick=quick)
     except Exception as error:  # noqa: BLE001 - whatever it was, it is shown
         traceback.print_exc()
         yield BenchmarkResult(

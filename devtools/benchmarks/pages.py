@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks import BenchmarkResult, p95
+from devtools.benchmarks import BenchmarkResult, p95
 
 PROJECT = Path(__file__).resolve().parents[2]
 JOBS, QUICK_JOBS = 100_000, 5_000
@@ -32,11 +32,17 @@ def measure(*, quick: bool) -> Iterator[BenchmarkResult]:
             "SLUICE_HOME": home,
             "SLUICE_DEMO": "1",
             "DJANGO_SETTINGS_MODULE": "gateway.settings",
-            "PYTHONPATH": f"{PROJECT}:{PROJECT / 'scripts'}",
+            "PYTHONPATH": str(PROJECT),
         }
         environment.pop("DATABASE_URL", None)
         result = subprocess.run(
-            [sys.executable, __file__, str(count), "10" if quick else "40"],
+            [
+                sys.executable,
+                "-m",
+                "devtools.benchmarks.pages",
+                str(count),
+                "10" if quick else "40",
+            ],
             env=environment,
             cwd=PROJECT,
             capture_output=True,
@@ -68,7 +74,7 @@ def measure(*, quick: bool) -> Iterator[BenchmarkResult]:
 
 def seed_database(count: int) -> tuple[Any, Any]:
     """Jobs of fifty people, and one with many tasks; that one and its owner."""
-    from benchmarks.api import seed
+    from devtools.benchmarks.api import seed
 
     seed(count)  # sets Django up
     from jobs.models import Attempt, Job, Task

@@ -11,11 +11,11 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from embedded import apptainer
-from embedded.console import ClusterSetupError, run, run_logged
-from embedded.layout import SHARED_DIR, Layout, ensure_directory, lock_file
-from embedded.packages import Requirement, install
-from embedded.sources import distribution_sources, os_release
+from devtools.embedded_cluster import apptainer
+from devtools.embedded_cluster.console import ClusterSetupError, run, run_logged
+from devtools.embedded_cluster.layout import SHARED_DIR, Layout, ensure_directory, lock_file
+from devtools.embedded_cluster.packages import Requirement, install
+from devtools.embedded_cluster.sources import distribution_sources, os_release
 
 CACHE = SHARED_DIR / "images"
 # Raised when a recipe below changes, so that caches of older ones are not taken for it.

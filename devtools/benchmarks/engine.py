@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import django
 
-from benchmarks import BenchmarkResult
+from devtools.benchmarks import BenchmarkResult
 
 if TYPE_CHECKING:
     from accounts.models import User
@@ -209,12 +209,12 @@ def measure_polling(cluster: Cluster, sizes: list[int]) -> Iterator[BenchmarkRes
             total = size
             stats = EngineStats()
             poller = Poller(lease, stats, TaskReader(cluster, lease, stats))
-            poller.look(cluster, slurm)  # the first one writes every row
+            poller.poll(cluster, slurm)  # the first one writes every row
             measured, baseline = [], []
             for _ in range(5):
                 before = dict(stats.commands)
                 started = time.perf_counter()
-                poller.look(cluster, slurm)
+                poller.poll(cluster, slurm)
                 measured.append(time.perf_counter() - started)
                 ran = {k: v - before.get(k, 0) for k, v in stats.commands.items()}
                 started = time.perf_counter()

@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from benchmarks import BenchmarkResult, p95
 from clusters.transport.base import FileToWrite
 from clusters.transport.certificates import CertificateAuthority
 from clusters.transport.connection import CertificateCredentials, SshTarget
 from clusters.transport.ssh import SshCluster
+from devtools.benchmarks import BenchmarkResult, p95
 
 PROJECT = Path(__file__).resolve().parents[2]
 USERS = ("sluice-alice", "sluice-bob", "sluice-carol")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks import BenchmarkResult, timed
+from devtools.benchmarks import BenchmarkResult, timed
 from jobs.jobfile.importers import load_text
 
 FILES = Path(__file__).resolve().parents[2] / "tests" / "unit" / "jobfiles"

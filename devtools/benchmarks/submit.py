@@ -16,7 +16,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -25,9 +25,15 @@ from typing import Any
 
 import httpx
 
-from benchmarks import BenchmarkResult
-from benchmarks._running import job_file, partition_down, run_slurm, sluice_server, wait_until_empty
-from benchmarks.transport import SshComparison
+from devtools.benchmarks import BenchmarkResult
+from devtools.benchmarks._running import (
+    job_file,
+    partition_down,
+    run_slurm,
+    sluice_server,
+    wait_until_empty,
+)
+from devtools.benchmarks.transport import SshComparison
 from tests.sluice_server import RunningSluice
 
 CLIENTS = 10
@@ -140,7 +146,7 @@ def wait_until_ended(sluice: RunningSluice, tokens: Sequence[str]) -> None:
 def create_user_tokens(sluice: RunningSluice) -> dict[str, str]:
     """One for each Unix account, with a token."""
     result = subprocess.run(
-        [sys.executable, "-m", "benchmarks.submit"],
+        [sys.executable, "-m", "devtools.benchmarks.submit"],
         env={**sluice.env, "DJANGO_SETTINGS_MODULE": "gateway.settings"},
         stdout=subprocess.PIPE, check=True,
     )  # fmt: skip
@@ -167,6 +173,9 @@ def submit_by_rest(
             raise RuntimeError(f"{response.status} {body!r}")
         return json.loads(body)
 
+    def list_queued(token: str) -> list[Any]:
+        return list(call("GET", "jobs?mine=1&state=QUEUED&limit=1", token)["items"])
+
     started = time.perf_counter()
     with ThreadPoolExecutor(CLIENTS) as clients:
         posts = [
@@ -178,8 +187,7 @@ def submit_by_rest(
             done.result()
     accepted_s = time.perf_counter() - started
     for token, _count in jobs_by_user.values():
-        queued = partial(call, "GET", "jobs?mine=1&state=QUEUED&limit=1", token)
-        wait_until_empty(lambda queued=queued: queued()["items"], interval_s=0.1)
+        wait_until_empty(partial(list_queued, token), interval_s=0.1)
     return accepted_s, time.perf_counter() - started
 
 
@@ -191,7 +199,7 @@ def take_work_directories(sluice: RunningSluice, unix_user: str) -> list[str]:
 
 
 def submit_by_sbatch(
-    sluice: RunningSluice, openssh: SshComparison, scripts: dict[str, Sequence[str]]
+    sluice: RunningSluice, openssh: SshComparison, scripts: Mapping[str, Sequence[str]]
 ) -> float:
     loop = 'while read -r dir; do sbatch --parsable --chdir="$dir" "$dir/batch.sh" || exit; done'
 

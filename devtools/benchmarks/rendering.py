@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
-from benchmarks import BenchmarkResult, timed
 from clusters.capacity import Capacity, NamespaceRules, Node, Partition
+from devtools.benchmarks import BenchmarkResult, timed
 from jobs.jobfile import JobSpec
 from jobs.plan import Plan, plan
 from jobs.script.paths import AttemptPaths

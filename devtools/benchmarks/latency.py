@@ -15,8 +15,14 @@ from datetime import UTC, datetime
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
-from benchmarks import BenchmarkResult, p95
-from benchmarks._running import END_STATES, run_slurm, sluice_server, submit, wait_for_state
+from devtools.benchmarks import BenchmarkResult, p95
+from devtools.benchmarks._running import (
+    END_STATES,
+    run_slurm,
+    sluice_server,
+    submit,
+    wait_for_state,
+)
 from tests.sluice_server import RunningSluice
 
 

@@ -12,11 +12,11 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from embedded import accounts, apptainer, images, memory, packages
-from embedded.configuration import write_configuration
-from embedded.console import ClusterSetupError, ProgressSteps, run
-from embedded.daemons import Daemon, build_daemons, slurm_environment
-from embedded.layout import (
+from devtools.embedded_cluster import accounts, apptainer, images, memory, packages
+from devtools.embedded_cluster.configuration import write_configuration
+from devtools.embedded_cluster.console import ClusterSetupError, ProgressSteps, run
+from devtools.embedded_cluster.daemons import Daemon, build_daemons, slurm_environment
+from devtools.embedded_cluster.layout import (
     NODES,
     SHARED_DIR,
     USERS,
@@ -28,7 +28,7 @@ from embedded.layout import (
     read_ports,
     slurm_user,
 )
-from embedded.processes import (
+from devtools.embedded_cluster.processes import (
     Process,
     all_processes,
     descendants,

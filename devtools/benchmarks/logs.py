@@ -14,7 +14,7 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
@@ -24,8 +24,9 @@ from websockets.frames import Frame, Opcode
 from websockets.sync.client import ClientConnection, connect
 from websockets.uri import parse_uri
 
-from benchmarks import BenchmarkResult, p95
-from benchmarks._running import (
+from clusters.transport.certificates import CertificateAuthority
+from devtools.benchmarks import BenchmarkResult, p95
+from devtools.benchmarks._running import (
     log_path,
     memory_mb,
     server_pid,
@@ -33,8 +34,7 @@ from benchmarks._running import (
     submit,
     wait_for_state,
 )
-from benchmarks.transport import USERS, OpenSsh, cluster_environment, time_call_s
-from clusters.transport.certificates import CertificateAuthority
+from devtools.benchmarks.transport import USERS, OpenSsh, cluster_environment, time_call_s
 from tests.sluice_server import RunningSluice
 
 SCREEN_BYTES = 20_000
@@ -165,7 +165,7 @@ def measure_large_log(
     with path.open("r+b") as log:
         for _ in range(size_mb):
             log.write(os.urandom(10**6))
-    methods = {
+    methods: dict[str, Callable[[], int]] = {
         "ssh cat": lambda: read_by_ssh(ssh, str(path)),
         "REST download": lambda: read_by_rest(sluice, job),
         "websocket": lambda: read_by_websocket(sluice, job),

@@ -21,9 +21,15 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from embedded.console import SYSTEM_PATH, ClusterSetupError, clean_environment, run
-from embedded.layout import NODES, Layout, account_or_root, read_ports
-from embedded.processes import Process, find_by_token, holds_socket, process_by_pid, socket_inodes
+from devtools.embedded_cluster.console import SYSTEM_PATH, ClusterSetupError, clean_environment, run
+from devtools.embedded_cluster.layout import NODES, Layout, account_or_root, read_ports
+from devtools.embedded_cluster.processes import (
+    Process,
+    find_by_token,
+    holds_socket,
+    process_by_pid,
+    socket_inodes,
+)
 
 LOG_LIMIT_BYTES = 20 * 2**20
 

@@ -13,10 +13,15 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from embedded.console import SYSTEM_PATH, ClusterSetupError, run, run_logged
-from embedded.layout import SHARED_DIR, lock_file
-from embedded.packages import Requirement, debian_architecture, install, is_available_in_apt
-from embedded.sources import PackageSource, machine_sources, os_release
+from devtools.embedded_cluster.console import SYSTEM_PATH, ClusterSetupError, run, run_logged
+from devtools.embedded_cluster.layout import SHARED_DIR, lock_file
+from devtools.embedded_cluster.packages import (
+    Requirement,
+    debian_architecture,
+    install,
+    is_available_in_apt,
+)
+from devtools.embedded_cluster.sources import PackageSource, machine_sources, os_release
 
 PREFIX = SHARED_DIR / "apptainer"
 COMPLETE_MARKER = PREFIX / ".complete"

@@ -8,8 +8,8 @@ import threading
 import time
 from collections.abc import Iterator
 
-from benchmarks import BenchmarkResult
-from benchmarks._running import (
+from devtools.benchmarks import BenchmarkResult
+from devtools.benchmarks._running import (
     PROJECT_DIR,
     memory_mb,
     partition_down,
@@ -18,7 +18,7 @@ from benchmarks._running import (
     sluice_server,
     wait_for_capacity,
 )
-from benchmarks.submit import submit_by_rest
+from devtools.benchmarks.submit import submit_by_rest
 
 LIMIT_MB = 300
 

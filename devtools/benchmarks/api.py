@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks import BenchmarkResult, p95
+from devtools.benchmarks import BenchmarkResult, p95
 
 PROJECT = Path(__file__).resolve().parents[2]
 SMALL_COUNT, LARGE_COUNT = 1_000, 100_000
@@ -150,14 +150,14 @@ def _environment(home: Path) -> dict[str, str]:
         "SLUICE_LOG_LEVEL": "ERROR",
         "DATABASE_URL": "",
         "DJANGO_SETTINGS_MODULE": "gateway.settings",
-        "PYTHONPATH": f"{PROJECT}:{PROJECT / 'scripts'}",
+        "PYTHONPATH": str(PROJECT),
         "SLUICE_API_READS_PER_MINUTE": "10000000",
     }
 
 
 def _run_in_subprocess(home: Path, *argv: str) -> Any:
     result = subprocess.run(
-        [sys.executable, "-m", "benchmarks.api", *argv],
+        [sys.executable, "-m", "devtools.benchmarks.api", *argv],
         env=_environment(home),
         cwd=PROJECT,
         stdout=subprocess.PIPE,

@@ -9,9 +9,9 @@ import shlex
 import sys
 from pathlib import Path
 
-from embedded import apptainer, operations
-from embedded.console import ClusterSetupError, print_error
-from embedded.layout import SERVICE_USER, Layout, cluster_dir, read_ports
+from devtools.embedded_cluster import apptainer, operations
+from devtools.embedded_cluster.console import ClusterSetupError, print_error
+from devtools.embedded_cluster.layout import SERVICE_USER, Layout, cluster_dir, read_ports
 
 DESCRIPTION = """A private, complete, real Slurm cluster on this machine: slurmctld, slurmdbd with MariaDB, four nodes,
 an sshd on loopback that trusts Sluice's certificate authority, Apptainer and two images. It has its own

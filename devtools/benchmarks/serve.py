@@ -12,8 +12,8 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from benchmarks import BenchmarkResult
-from benchmarks.api import JOBS_PATH, LARGE_COUNT, SMALL_COUNT, BenchServer, start_server
+from devtools.benchmarks import BenchmarkResult
+from devtools.benchmarks.api import JOBS_PATH, LARGE_COUNT, SMALL_COUNT, BenchServer, start_server
 
 CLIENTS = (20, 100, 500)
 MIN_RATES = {"list": 200, "job": 300}
