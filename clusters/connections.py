@@ -22,7 +22,7 @@ from clusters.errors import IdentityRefused, SlurmUnavailable
 from clusters.models import Cluster, UnixAccount
 from clusters.pyslurm_reader import PyslurmReader
 from clusters.slurm import JobRecord, SlurmCommands
-from clusters.slurm_client import SlurmClient
+from clusters.slurm.client import SlurmClient
 from clusters.transport.base import CommandResult, Transport
 from clusters.transport.certificates import CertificateAuthority
 from clusters.transport.connection import CertificateCredentials, KeyFileCredentials, SshTarget

@@ -1,7 +1,7 @@
 """Nodes, partitions and live jobs by pyslurm, for a local cluster of the matching Slurm release.
 
 Optional and off by default: an administrator switches it on per cluster. It reads, it never submits, and gives
-the same values as the commands do (`clusters.slurm_client`). Nothing is imported before it is asked for.
+the same values as the commands do (`clusters.slurm.client`). Nothing is imported before it is asked for.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from typing import Any
 from clusters.capacity import Capacity, GpuCount, Node, Partition
 from clusters.errors import SlurmUnavailable
 from clusters.slurm.fields import expand_nodes
-from clusters.slurm.jobs import JobRecord
 from clusters.slurm.nodes import parse_node_state
 from clusters.slurm.reasons import ExitStatus
+from clusters.slurm.records import JobRecord
 from clusters.slurm.states import SlurmPhase, parse_job_state
 from core.messages import _
 

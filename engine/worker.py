@@ -21,7 +21,7 @@ from clusters.connections import slurm_client_for, transport_for
 from clusters.errors import ClusterError
 from clusters.models import Cluster, EngineLease, store_capacity, store_status
 from clusters.passes import EngineStats
-from clusters.slurm_client import SlurmClient
+from clusters.slurm.client import SlurmClient
 from core.events.records import delete_events_of, purge_events_before
 from core.translation import dump_message
 from engine.diagnostics import DiagnosticsRunner

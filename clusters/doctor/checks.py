@@ -10,7 +10,7 @@ from clusters.connections import PasswdEntry, TransportFactory
 from clusters.errors import ClusterError
 from clusters.models import Cluster, Namespace
 from clusters.slurm import SlurmCommands, SlurmUser
-from clusters.slurm_client import SlurmClient
+from clusters.slurm.client import SlurmClient
 from clusters.transport.base import Transport
 from core.messages import Message
 

@@ -1,25 +1,22 @@
-"""Slurm's dialect: build the command, read the answer.
+"""Slurm commands: build the argv, parse the output. The rest of Sluice imports values from here.
 
-The rest of Sluice imports from here. Pure: argv lists out, values in; `clusters.slurm_client` runs them.
-Subjects: states and reasons (words), fields (how values are written), failures (saying no), jobs (squeue,
-sacct, steps), submit (sbatch), control (scancel, scontrol), nodes (capacity), accounting (sacctmgr).
+One module per command: squeue, sacct, sstat, sbatch, sacctmgr, scontrol (read-only commands), nodes (scontrol
+show node and partition), control (scancel and the scontrol commands that change a job). Shared: records (a job
+as reported), states, reasons (waiting reasons and exit codes), fields (value formats), errors (failed commands).
+Everything here is pure; `client` runs the commands through a Transport.
 """
 
 from __future__ import annotations
 
-from clusters.slurm.accounting import Association, Qos, SlurmUser
-from clusters.slurm.control import Controller, ControlResult, SlurmConfig
+from clusters.slurm.control import ControlResult
 from clusters.slurm.fields import SlurmCommands, Tres, expand_nodes, fold_nodes
-from clusters.slurm.jobs import (
-    JobRecord,
-    StepRecord,
-    StepUsage,
-    merge_records,
-    newest_runs,
-    ran_out_of_memory,
-)
 from clusters.slurm.reasons import ExitStatus, Explanation, explain_end, explain_reason
+from clusters.slurm.records import JobRecord, merge_records, newest_runs
+from clusters.slurm.sacct import StepRecord, ran_out_of_memory
+from clusters.slurm.sacctmgr import Association, Qos, SlurmUser
 from clusters.slurm.sbatch import ExpectedStart, SubmitOutcome, SubmitRequest
+from clusters.slurm.scontrol import Controller, SlurmConfig
+from clusters.slurm.sstat import StepUsage
 from clusters.slurm.states import (
     JOB_STATES,
     ReportedState,

@@ -171,7 +171,7 @@ def measure_polling(cluster: Cluster, sizes: list[int]) -> Iterator[BenchmarkRes
     from clusters.connections import slurm_client_for, slurm_commands_for, transport_for
     from clusters.models import EngineLease
     from clusters.passes import EngineStats
-    from clusters.slurm import jobs as dialect
+    from clusters.slurm import sacct, squeue
     from clusters.slurm.fields import new_separator
     from engine.lease import Lease
     from jobs.models import Attempt
@@ -219,9 +219,9 @@ def measure_polling(cluster: Cluster, sizes: list[int]) -> Iterator[BenchmarkRes
                 ran = {k: v - before.get(k, 0) for k, v in stats.commands.items()}
                 started = time.perf_counter()
                 mark = new_separator()
-                slurm.transport.run(dialect.build_squeue_argv(slurm.commands, separator=mark))
+                slurm.transport.run(squeue.build_squeue_argv(slurm.commands, separator=mark))
                 slurm.transport.run(
-                    dialect.build_sacct_argv(slurm.commands, separator=mark, job_ids=missing_ids)
+                    sacct.build_sacct_argv(slurm.commands, separator=mark, job_ids=missing_ids)
                 )
                 baseline.append(time.perf_counter() - started)
             live = Attempt.objects.filter(phase="live").count()

@@ -19,7 +19,7 @@ from clusters.errors import CommandFailed
 from clusters.models import Cluster
 from clusters.passes import EngineStats, Lease
 from clusters.slurm import JobRecord
-from clusters.slurm_client import SlurmClient
+from clusters.slurm.client import SlurmClient
 from core.events.records import Actor
 from core.messages import _, serialize
 from jobs.events import JobEventKind

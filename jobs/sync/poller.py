@@ -21,7 +21,7 @@ from clusters.errors import ClusterError
 from clusters.models import Cluster
 from clusters.passes import EngineStats, Lease
 from clusters.slurm import JobRecord, SlurmPhase, newest_runs, parse_job_state
-from clusters.slurm_client import SlurmClient
+from clusters.slurm.client import SlurmClient
 from jobs.lifecycle.states import (
     ABSENT,
     UNREACHABLE,

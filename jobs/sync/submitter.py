@@ -37,8 +37,8 @@ from clusters.errors import (
 from clusters.models import Cluster, unix_user_for
 from clusters.passes import EngineStats, Lease, LeaseLost
 from clusters.slurm import SubmitOutcome, SubmitRequest
+from clusters.slurm.client import SlurmClient
 from clusters.slurm.sbatch import SubmissionAbandoned
-from clusters.slurm_client import SlurmClient
 from clusters.transport.base import FileToWrite, Transport
 from core import messages
 from core.events.records import Actor

@@ -15,7 +15,7 @@ from clusters import connections
 from clusters.capacity import Capacity
 from clusters.errors import IdentityRefused, SlurmUnavailable
 from clusters.models import Cluster, UnixAccount
-from clusters.slurm_client import SlurmClient
+from clusters.slurm.client import SlurmClient
 from clusters.transport.base import CommandResult, Transport
 from clusters.transport.local import LocalTransport
 from clusters.transport.ssh import SshCluster

@@ -10,7 +10,7 @@ from django.utils import timezone
 
 from clusters.passes import EngineStats
 from clusters.slurm import JobRecord, parse_job_state
-from clusters.slurm_client import SlurmClient
+from clusters.slurm.client import SlurmClient
 from clusters.transport.base import CommandResult, Transport
 from engine.lease import Lease
 from jobs import actions

@@ -9,7 +9,7 @@ import pytest
 
 from clusters.errors import SubmitRejected
 from clusters.slurm import SlurmPhase, SubmitRequest, merge_records, newest_runs
-from clusters.slurm_client import SlurmClient
+from clusters.slurm.client import SlurmClient
 from clusters.transport.base import FileToWrite
 
 pytestmark = pytest.mark.cluster

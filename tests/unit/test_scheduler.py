@@ -8,7 +8,7 @@ import pytest
 
 from clusters.errors import CommandFailed, CommandTimeout, SlurmUnavailable
 from clusters.slurm import SlurmCommands, SubmitRequest
-from clusters.slurm_client import IDS_PER_COMMAND, SlurmClient
+from clusters.slurm.client import IDS_PER_COMMAND, SlurmClient
 from clusters.transport.base import CommandResult
 
 

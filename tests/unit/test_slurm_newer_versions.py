@@ -11,7 +11,7 @@ import pytest
 
 from clusters.capacity import GpuCount
 from clusters.errors import CommandFailed, SlurmParseError, SlurmUnavailable
-from clusters.slurm import accounting, control, jobs, nodes
+from clusters.slurm import control, fields, nodes, records, sacct, sacctmgr, scontrol, squeue
 from clusters.slurm.errors import raise_for_failure
 from clusters.slurm.nodes import parse_gres, parse_node_state
 from clusters.slurm.reasons import ExitStatus
@@ -172,21 +172,21 @@ def squeue_row(**changes):
 
 
 def test_squeue_25_11_expedited_requeue():
-    (record,) = jobs.parse_squeue(
+    (record,) = squeue.parse_squeue(
         make_rows_result(squeue_row(state="EXPEDITING")), separator=SEPARATOR
     )
     assert record.phase is SlurmPhase.ENDING
 
 
 def test_an_exit_code_in_the_other_form():
-    (record,) = jobs.parse_squeue(
+    (record,) = squeue.parse_squeue(
         make_rows_result(squeue_row(state="F", exit="3:0")), separator=SEPARATOR
     )
     assert record.exit_status == ExitStatus(3)
 
 
 def test_unknown_state_is_kept():
-    (record,) = jobs.parse_squeue(make_rows_result(squeue_row(state="ZZ")), separator=SEPARATOR)
+    (record,) = squeue.parse_squeue(make_rows_result(squeue_row(state="ZZ")), separator=SEPARATOR)
     assert (record.reported.name, record.phase) == ("ZZ", SlurmPhase.UNKNOWN)
 
 
@@ -196,7 +196,7 @@ def test_unknown_state_is_kept():
 def test_a_field_that_cannot_be_read_is_an_error_with_the_row(change):
     rows = make_rows_result(squeue_row(), squeue_row(name="culprit", **change))
     with pytest.raises(SlurmParseError) as caught:
-        jobs.parse_squeue(rows, separator=SEPARATOR)
+        squeue.parse_squeue(rows, separator=SEPARATOR)
     assert "culprit" in caught.value.detail
 
 
@@ -205,12 +205,12 @@ def test_words_of_a_login_script_before_the_rows_are_an_error():
         ("squeue",), 0, b"Welcome!\n" + make_rows_result(squeue_row()).stdout, b""
     )
     with pytest.raises(SlurmParseError):
-        jobs.parse_squeue(with_banner, separator=SEPARATOR)
+        squeue.parse_squeue(with_banner, separator=SEPARATOR)
 
 
 def test_output_that_is_not_utf8():
     raw = make_rows_result(squeue_row(name="NAME")).stdout.replace(b"NAME", b"\xff\xfe")
-    (record,) = jobs.parse_squeue(CommandResult(("squeue",), 0, raw, b""), separator=SEPARATOR)
+    (record,) = squeue.parse_squeue(CommandResult(("squeue",), 0, raw, b""), separator=SEPARATOR)
     assert record.name == "\ufffd\ufffd"
 
 
@@ -225,14 +225,14 @@ def sacct_row(**changes):
 
 
 def merge_rows(live_row, *sacct_rows):
-    live = jobs.parse_squeue(make_rows_result(live_row), separator=SEPARATOR)
-    recorded = jobs.parse_sacct(make_rows_result(*sacct_rows), separator=SEPARATOR)
-    return jobs.merge_records(live, recorded)["12"]
+    live = squeue.parse_squeue(make_rows_result(live_row), separator=SEPARATOR)
+    recorded = sacct.parse_sacct(make_rows_result(*sacct_rows), separator=SEPARATOR)
+    return records.merge_records(live, recorded)["12"]
 
 
 def test_a_row_that_slurmdbd_has_not_finished_does_not_hide_the_working_directory():
     partial = sacct_row(partition="", dir="")
-    assert jobs.parse_sacct(make_rows_result(partial), separator=SEPARATOR)[0].is_partial
+    assert sacct.parse_sacct(make_rows_result(partial), separator=SEPARATOR)[0].is_partial
     assert merge_rows(squeue_row(state="CD"), partial).work_dir == "/w/1"
     assert merge_rows(squeue_row(state="CD"), sacct_row()).source == "sacct"
 
@@ -245,8 +245,8 @@ def test_an_end_of_an_earlier_run_does_not_count():
 
 
 def test_a_job_that_squeue_has_forgotten_is_told_by_sacct():
-    recorded = jobs.parse_sacct(make_rows_result(sacct_row()), separator=SEPARATOR)
-    assert jobs.merge_records([], recorded)["12"].reported.state.succeeded
+    recorded = sacct.parse_sacct(make_rows_result(sacct_row()), separator=SEPARATOR)
+    assert records.merge_records([], recorded)["12"].reported.state.succeeded
 
 
 @pytest.mark.parametrize(
@@ -264,7 +264,9 @@ def test_a_job_that_squeue_has_forgotten_is_told_by_sacct():
 @pytest.mark.parametrize("code", [0, 1])
 def test_error_output_is_never_an_empty_queue(stderr, code):
     with pytest.raises(SlurmUnavailable):
-        jobs.parse_squeue(make_result(code=code, err=stderr, argv=("squeue",)), separator=SEPARATOR)
+        squeue.parse_squeue(
+            make_result(code=code, err=stderr, argv=("squeue",)), separator=SEPARATOR
+        )
 
 
 def test_unknown_error_output_raises():
@@ -282,7 +284,7 @@ def test_login_banner_is_ignored():
 
 def test_accounting_switched_off():
     with pytest.raises(SlurmUnavailable) as caught:
-        jobs.parse_sacct(
+        sacct.parse_sacct(
             make_result(code=1, err="Slurm accounting storage is disabled"), separator=SEPARATOR
         )
     assert "switched off" in caught.value.user_message
@@ -290,7 +292,7 @@ def test_accounting_switched_off():
 
 def test_sacctmgr_with_a_field_too_many_is_an_error():
     with pytest.raises(SlurmParseError):
-        accounting.parse_users(make_result("a|b|None|x\n"))
+        sacctmgr.parse_users(make_result("a|b|None|x\n"))
 
 
 @pytest.mark.parametrize(
@@ -298,12 +300,12 @@ def test_sacctmgr_with_a_field_too_many_is_an_error():
     [("slurm 25.11.0-0rc1\n", (25, 11, 0)), ("slurm-wlm 22.05.8\n", (22, 5, 8))],
 )
 def test_versions(text, version):
-    assert control.parse_version(make_result(text)) == version
+    assert scontrol.parse_version(make_result(text)) == version
 
 
 def test_ping_with_a_backup():
     text = "Slurmctld(primary) at ctl1 is DOWN\nSlurmctld(backup) at ctl2 is UP\n"
-    assert [(c.host, c.role, c.up) for c in control.parse_ping(make_result(text, code=1))] == [
+    assert [(c.host, c.role, c.up) for c in scontrol.parse_ping(make_result(text, code=1))] == [
         ("ctl1", "primary", False),
         ("ctl2", "backup", True),
     ]
@@ -312,11 +314,11 @@ def test_ping_with_a_backup():
 @pytest.mark.parametrize("bad", ["1;reboot", "--me", "", "12 13", "12_[1-3]"])
 def test_control_commands_accept_ids_only(bad):
     with pytest.raises(ValueError, match="not a job id"):
-        control.build_scancel_argv(jobs.SlurmCommands(), job_ids=[bad])
+        control.build_scancel_argv(fields.SlurmCommands(), job_ids=[bad])
 
 
 def test_control_and_query_argv():
-    commands = jobs.SlurmCommands(bin_dir="/opt/slurm/bin")
+    commands = fields.SlurmCommands(bin_dir="/opt/slurm/bin")
     assert control.build_scancel_argv(
         commands, job_ids=["1", "2+1"], signal="USR1", target="all"
     ) == [
@@ -330,7 +332,7 @@ def test_control_and_query_argv():
         "JobId=7",
         "TimeLimit=61",
     ]
-    argv = jobs.build_sacct_argv(
+    argv = sacct.build_sacct_argv(
         commands,
         separator=SEPARATOR,
         since=datetime(2024, 5, 6, 7, 8, 9, tzinfo=UTC),

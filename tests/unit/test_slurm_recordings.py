@@ -16,11 +16,15 @@ from clusters.errors import (
     SubmitRejected,
 )
 from clusters.slurm import (
-    accounting,
     control,
-    jobs,
     nodes,
+    records,
+    sacct,
+    sacctmgr,
     sbatch,
+    scontrol,
+    squeue,
+    sstat,
 )
 from clusters.slurm.reasons import ExitStatus
 from clusters.slurm.sbatch import SubmitRequest
@@ -95,7 +99,7 @@ NAMES = {
 @pytest.fixture
 def squeue_records(load_recording):
     return by_key(
-        jobs.parse_squeue(load_recording("squeue_all"), separator=SEPARATOR), load_recording
+        squeue.parse_squeue(load_recording("squeue_all"), separator=SEPARATOR), load_recording
     )
 
 
@@ -117,7 +121,7 @@ def test_squeue_quotes(squeue_records):
 
 
 def test_no_row_is_forged(load_recording):
-    records = jobs.parse_squeue(load_recording("squeue_all"), separator=SEPARATOR)
+    records = squeue.parse_squeue(load_recording("squeue_all"), separator=SEPARATOR)
     assert "999999" not in {record.raw_id for record in records}
     assert len({record.raw_id for record in records}) == len(records)
 
@@ -157,7 +161,7 @@ def test_squeue_counts_restarts(squeue_records):
 
 
 def test_squeue_het_and_array(load_recording):
-    records = jobs.parse_squeue(load_recording("squeue_all"), separator=SEPARATOR)
+    records = squeue.parse_squeue(load_recording("squeue_all"), separator=SEPARATOR)
     het = {r.het_offset: r for r in records if r.leader_id == load_recording.ids["het"]}
     assert sorted(het) == [0, 1]
     assert het[1].raw_id == str(int(het[0].raw_id) + 1)
@@ -171,7 +175,7 @@ def test_squeue_het_and_array(load_recording):
 
 
 def test_a_refused_job_that_slurmctld_remembers(load_recording):
-    records = jobs.parse_squeue(load_recording("squeue_all"), separator=SEPARATOR)
+    records = squeue.parse_squeue(load_recording("squeue_all"), separator=SEPARATOR)
     refused = [r for r in records if r.reason == "BadConstraints"]
     assert refused
     assert all(r.never_ran and r.explanation.code == "BadConstraints" for r in refused)
@@ -179,10 +183,10 @@ def test_a_refused_job_that_slurmctld_remembers(load_recording):
 
 def test_the_time_zone_of_the_login_does_not_matter(load_recording):
     here = by_key(
-        jobs.parse_squeue(load_recording("squeue_all"), separator=SEPARATOR), load_recording
+        squeue.parse_squeue(load_recording("squeue_all"), separator=SEPARATOR), load_recording
     )
     there = by_key(
-        jobs.parse_squeue(load_recording("squeue_other_time_zone"), separator=SEPARATOR),
+        squeue.parse_squeue(load_recording("squeue_other_time_zone"), separator=SEPARATOR),
         load_recording,
     )
     assert here["exit3"] == there["exit3"]
@@ -190,7 +194,7 @@ def test_the_time_zone_of_the_login_does_not_matter(load_recording):
 
 @pytest.mark.parametrize("name", ["squeue_no_rows", "squeue_unknown_id", "dbd_down_squeue_no_rows"])
 def test_no_rows_is_an_answer(load_recording, name):
-    assert jobs.parse_squeue(load_recording(name), separator=SEPARATOR) == []
+    assert squeue.parse_squeue(load_recording(name), separator=SEPARATOR) == []
 
 
 # -- sacct -------------------------------------------------------------------------------------------
@@ -198,7 +202,7 @@ def test_no_rows_is_an_answer(load_recording, name):
 
 @pytest.fixture
 def sacct_records(load_recording):
-    return jobs.parse_sacct(load_recording("sacct_since"), separator=SEPARATOR)
+    return sacct.parse_sacct(load_recording("sacct_since"), separator=SEPARATOR)
 
 
 SACCT_STATES = {
@@ -246,25 +250,26 @@ def test_sacct_tells_resources_and_the_worst_step(sacct_records, load_recording)
 def test_cancelled_before_eligible_is_seen_only_by_id(sacct_records, load_recording):
     held = load_recording.ids["cancelledheld"]
     assert held not in {record.raw_id for record in sacct_records}
-    by_id = jobs.newest_runs(jobs.parse_sacct(load_recording("sacct_ids"), separator=SEPARATOR))
+    by_id = records.newest_runs(sacct.parse_sacct(load_recording("sacct_ids"), separator=SEPARATOR))
     assert by_id[held].reported.name == "CANCELLED"
     assert by_id[held].never_ran
 
 
 def test_a_requeued_job_has_a_row_per_run_and_the_newest_counts(load_recording):
-    rows = jobs.parse_sacct(load_recording("sacct_ids"), separator=SEPARATOR)
+    rows = sacct.parse_sacct(load_recording("sacct_ids"), separator=SEPARATOR)
     requeued = [row for row in rows if row.raw_id == load_recording.ids["requeued"]]
     assert [row.reported.name for row in requeued] == ["REQUEUED", "PENDING"]
     assert (
-        jobs.newest_runs(reversed(rows))[load_recording.ids["requeued"]].reported.name == "PENDING"
+        records.newest_runs(reversed(rows))[load_recording.ids["requeued"]].reported.name
+        == "PENDING"
     )
 
 
 def test_a_preempted_job_that_waits_again_has_not_ended(sacct_records, load_recording):
     preempted = load_recording.ids["preempted"]
-    assert jobs.newest_runs(sacct_records)[preempted].reported.name == "PREEMPTED"
-    merged = jobs.merge_records(
-        jobs.parse_squeue(load_recording("squeue_all"), separator=SEPARATOR), sacct_records
+    assert records.newest_runs(sacct_records)[preempted].reported.name == "PREEMPTED"
+    merged = records.merge_records(
+        squeue.parse_squeue(load_recording("squeue_all"), separator=SEPARATOR), sacct_records
     )
     assert merged[preempted].phase is SlurmPhase.WAITING
     assert merged[load_recording.ids["cancelledbyroot"]].reported.cancelled_by_uid == 0
@@ -272,46 +277,46 @@ def test_a_preempted_job_that_waits_again_has_not_ended(sacct_records, load_reco
 
 
 def test_no_rows_of_sacct(load_recording):
-    assert jobs.parse_sacct(load_recording("sacct_no_rows"), separator=SEPARATOR) == []
+    assert sacct.parse_sacct(load_recording("sacct_no_rows"), separator=SEPARATOR) == []
 
 
 # -- steps -------------------------------------------------------------------------------------------
 
 
 def test_steps(load_recording):
-    steps = jobs.parse_steps(load_recording("steps_done"), separator=SEPARATOR)
+    steps = sacct.parse_steps(load_recording("steps_done"), separator=SEPARATOR)
     assert [(s.step, s.reported.name) for s in steps] == [
         ("batch", "COMPLETED"),
         ("0", "COMPLETED"),
         ("1", "FAILED"),
     ]
     assert steps[2].exit_status == ExitStatus(4)
-    assert not jobs.ran_out_of_memory(steps)
+    assert not sacct.ran_out_of_memory(steps)
 
 
 @pytest.mark.parametrize("name", ["steps_oom", "steps_stepoom"])
 def test_memory_kills_are_found_in_the_steps(load_recording, name):
-    assert jobs.ran_out_of_memory(jobs.parse_steps(load_recording(name), separator=SEPARATOR))
+    assert sacct.ran_out_of_memory(sacct.parse_steps(load_recording(name), separator=SEPARATOR))
 
 
 def test_steps_of_a_het_job(load_recording):
-    steps = jobs.parse_steps(load_recording("steps_hetdone"), separator=SEPARATOR)
+    steps = sacct.parse_steps(load_recording("steps_hetdone"), separator=SEPARATOR)
     leader = load_recording.ids["hetdone"]
     assert {s.slurm_job_id for s in steps} == {f"{leader}+0", f"{leader}+1"}
 
 
 def test_live_usage(load_recording):
-    usage = {u.step: u for u in jobs.parse_sstat(load_recording("sstat"))}
+    usage = {u.step: u for u in sstat.parse_sstat(load_recording("sstat"))}
     assert usage["0"].tasks == 2
     assert usage["0"].max_rss_bytes > 100_000
-    assert jobs.parse_sstat(load_recording("sstat_no_steps")) == []
+    assert sstat.parse_sstat(load_recording("sstat_no_steps")) == []
 
 
 def test_show_job(load_recording):
-    components = jobs.parse_show_job(load_recording("show_job_het"))
+    components = scontrol.parse_show_job(load_recording("show_job_het"))
     assert [c["HetJobOffset"] for c in components] == ["0", "1"]
     assert components[0]["JobState"] == "RUNNING"
-    assert jobs.parse_show_job(load_recording("show_job_unknown")) == []
+    assert scontrol.parse_show_job(load_recording("show_job_unknown")) == []
 
 
 # -- the cluster -------------------------------------------------------------------------------------
@@ -342,28 +347,30 @@ def test_capacity(load_recording):
 
 
 def test_accounting(load_recording):
-    associations = accounting.parse_associations(load_recording("associations"))
+    associations = sacctmgr.parse_associations(load_recording("associations"))
     alice = next(a for a in associations if a.user == "sluice-alice")
     assert (alice.account, alice.qos, alice.default_qos) == (
         "lab",
         ("low", "normal", "tiny"),
         "normal",
     )
-    qos = {q.name: q for q in accounting.parse_qos(load_recording("qos"))}
+    qos = {q.name: q for q in sacctmgr.parse_qos(load_recording("qos"))}
     assert qos["normal"].preempts == ("low",)
     assert (qos["tiny"].max_submit_jobs_per_user, qos["tiny"].max_wall_s) == (2, 600)
     assert (qos["tiny"].max_tres_per_job.cpus, qos["tiny"].max_tres_per_job.gpus) == (2, 1)
     assert qos["tiny"].flags == ("DenyOnLimit",)
-    users = {u.name: u for u in accounting.parse_users(load_recording("users"))}
+    users = {u.name: u for u in sacctmgr.parse_users(load_recording("users"))}
     assert users["sluice-svc"].is_operator
     assert not users["sluice-alice"].is_operator
 
 
 def test_slurm_itself(load_recording):
-    config = control.parse_show_config(load_recording("config"))
+    config = scontrol.parse_show_config(load_recording("config"))
     assert (config.cluster_name, config.min_job_age_s, config.accounting) == ("sluice", 300, True)
-    assert config.version == "{}.{:02}.{}".format(*control.parse_version(load_recording("version")))
-    assert [c.up for c in control.parse_ping(load_recording("ping"))] == [True]
+    assert config.version == "{}.{:02}.{}".format(
+        *scontrol.parse_version(load_recording("version"))
+    )
+    assert [c.up for c in scontrol.parse_ping(load_recording("ping"))] == [True]
 
 
 # -- sbatch ------------------------------------------------------------------------------------------
@@ -443,20 +450,20 @@ def test_refused_control_commands(load_recording, name):
 
 
 def test_a_het_leaders_time_limit_is_that_of_all_components(load_recording):
-    rows = jobs.parse_squeue(load_recording("squeue_het_after_limit"), separator=SEPARATOR)
+    rows = squeue.parse_squeue(load_recording("squeue_het_after_limit"), separator=SEPARATOR)
     assert [row.time_limit_s for row in rows] == [7200, 7200]
 
 
 # -- daemons down ------------------------------------------------------------------------------------
 
 PARSERS = {
-    "ctld_down_squeue": lambda r: jobs.parse_squeue(r, separator=SEPARATOR),
+    "ctld_down_squeue": lambda r: squeue.parse_squeue(r, separator=SEPARATOR),
     "ctld_down_nodes": nodes.parse_show_nodes,
     "ctld_down_scancel": control.parse_control,
     "ctld_down_time_limit": control.parse_control,
     "ctld_down_submit": sbatch.parse_submit,
-    "dbd_down_sacct": lambda r: jobs.parse_sacct(r, separator=SEPARATOR),
-    "dbd_down_sacctmgr": accounting.parse_qos,
+    "dbd_down_sacct": lambda r: sacct.parse_sacct(r, separator=SEPARATOR),
+    "dbd_down_sacctmgr": sacctmgr.parse_qos,
 }
 
 
@@ -468,7 +475,7 @@ def test_daemon_down_raises_unavailable(load_recording, name):
 
 
 def test_a_controller_that_is_down_says_so(load_recording):
-    assert [c.up for c in control.parse_ping(load_recording("ctld_down_ping"))] == [False]
+    assert [c.up for c in scontrol.parse_ping(load_recording("ctld_down_ping"))] == [False]
 
 
 def test_submit_many_without_a_controller(load_recording):
@@ -482,14 +489,14 @@ def test_submit_many_without_a_controller(load_recording):
 
 def test_a_missing_program(load_recording):
     with pytest.raises(CommandFailed) as caught:
-        jobs.parse_squeue(load_recording("no_such_program"), separator=SEPARATOR)
+        squeue.parse_squeue(load_recording("no_such_program"), separator=SEPARATOR)
     assert "squeue is not on this machine" in caught.value.user_message
 
 
 @pytest.mark.parametrize("name", ["squeue_all", "sacct_since"])
 def test_a_real_answer_cut_inside_a_row_is_an_error(load_recording, name):
     full_result = load_recording(name)
-    parse = jobs.parse_squeue if name == "squeue_all" else jobs.parse_sacct
+    parse = squeue.parse_squeue if name == "squeue_all" else sacct.parse_sacct
     last_row = full_result.stdout.rindex(SEPARATOR.encode() + b"\n", 0, -1) + len(SEPARATOR) + 1
     rows = parse(full_result, separator=SEPARATOR)
     for cut in range(last_row + 1, len(full_result.stdout)):

@@ -1,0 +1,163 @@
+"""One record type for a job, whichever source reported it: squeue, sacct or pyslurm.
+
+Also decides which of several records of one job is current. The modules of the commands fill it. Pure.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+from clusters.errors import SlurmParseError
+from clusters.slurm.fields import Tres, expand_nodes, parse_error
+from clusters.slurm.reasons import ExitStatus, Explanation, explain_end, explain_reason
+from clusters.slurm.states import ReportedState, SlurmPhase
+
+_JOB_ID = re.compile(r"(?P<number>\d+)(?:\+(?P<offset>\d+)|_(?P<task>\d+|\[[^\]]*\]))?\Z")
+
+# For these reasons of a FAILED job the exit status is more precise. A batch script ended by a signal has the
+# reason JobLaunchFailure (seen on 22.05).
+_GENERIC_FAILURE_REASONS = ("", "None", "NonZeroExitCode", "RaisedSignal", "JobLaunchFailure")
+
+
+@dataclass(frozen=True, slots=True)
+class JobRecord:
+    """One job, one component of a het job, or one task of an array, as one source reported it.
+
+    Match Sluice's own jobs by `work_dir` and `user` together: any user may pass any directory to
+    sbatch --chdir, so the directory alone does not identify a job.
+    """
+
+    slurm_job_id: str  # 123, 123+1 (het), 123_4 or 123_[5-9] (array)
+    raw_id: str  # the job number of this component or task
+    reported: ReportedState
+    source: str  # "squeue", "sacct" or "pyslurm"
+    reason: str = ""
+    work_dir: str = ""
+    user: str = ""
+    name: str = ""
+    partition: str = ""
+    account: str = ""
+    qos: str = ""
+    node_list: str = ""  # folded (n[1-3]); `nodes` expands it
+    submitted_at: datetime | None = None
+    started_at: datetime | None = None  # None while waiting
+    expected_start_at: datetime | None = None  # while it waits, if Slurm has an estimate
+    ended_at: datetime | None = None  # only of an ended job
+    expected_end_at: datetime | None = None  # start plus time limit, of a running job
+    time_limit_s: int | None = None
+    priority: int | None = None
+    restarts: int | None = None  # squeue only
+    exit_status: ExitStatus | None = None
+    derived_exit_status: ExitStatus | None = None  # the worst of its steps; sacct only
+    elapsed_s: int | None = None
+    tres: Tres = field(default_factory=Tres)
+    # The id that sbatch prints and scancel takes: of the het leader, of the array, or of the job itself.
+    leader_id: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "leader_id", parse_job_id(self.slurm_job_id)["number"])
+
+    @property
+    def phase(self) -> SlurmPhase:
+        return self.reported.phase
+
+    @property
+    def het_offset(self) -> int | None:
+        """Component number in a het job; None for other jobs."""
+        offset = parse_job_id(self.slurm_job_id)["offset"]
+        return None if offset is None else int(offset)
+
+    @property
+    def array_task(self) -> str | None:
+        """`4`, or `[5-9%2]` for the tasks that have not started."""
+        return parse_job_id(self.slurm_job_id)["task"]
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        return expand_nodes(self.node_list)
+
+    @property
+    def never_ran(self) -> bool:
+        """Ended without having been allocated a node.
+
+        Includes some submissions that sbatch refused: slurmctld keeps a record of them as FAILED, reason
+        BadConstraints, with the work directory (seen on 22.05).
+        """
+        return self.reported.state.ended and not self.node_list
+
+    @property
+    def is_partial(self) -> bool:
+        """sacct has the job, but not yet its partition and work directory.
+
+        slurmctld sends these to slurmdbd in a second message: a job that ends at once can be COMPLETED for up to
+        5 s before its row has a work directory (seen on 22.05). While such rows exist, a work directory missing
+        from sacct does not prove that the job does not exist.
+        """
+        return self.source == "sacct" and not self.partition
+
+    @property
+    def explanation(self) -> Explanation:
+        """Why the job waits, or how it ended."""
+        if not self.reported.state.ended:
+            return explain_reason(self.reason)
+        if self.reported.name == "FAILED" and self.reason not in _GENERIC_FAILURE_REASONS:
+            return explain_reason(self.reason)
+        return explain_end(self.reported, self.exit_status)
+
+
+def parse_job_id(text: str) -> re.Match[str]:
+    """Match `123`, `123+1` or `123_4`; the groups are number, offset (het) and task (array)."""
+    match = _JOB_ID.match(text)
+    if match is None:
+        raise parse_error(f"“{text[:80]}” is not a job id", text)
+    return match
+
+
+_EMPTY_TEXT = frozenset({"(null)", "N/A", "None assigned"})
+
+
+def parse_text(value: str) -> str:
+    return "" if value in _EMPTY_TEXT else value
+
+
+def attach_row(error: SlurmParseError, row: Sequence[str]) -> SlurmParseError:
+    """The same error with the whole row as its detail."""
+    return SlurmParseError(error.user_message, detail="|".join(row)[:2000])
+
+
+def newest_runs(records: Iterable[JobRecord]) -> dict[str, JobRecord]:
+    """The newest run per raw id, by submit time: sacct -D has one row per run of a requeued job.
+
+    The submit time also separates jobs when Slurm reuses ids after MaxJobId.
+    """
+    newest: dict[str, JobRecord] = {}
+    oldest_time = datetime.min.replace(tzinfo=UTC)
+    for record in records:
+        known = newest.get(record.raw_id)
+        moment = record.submitted_at or oldest_time
+        if known is None or moment >= (known.submitted_at or oldest_time):
+            newest[record.raw_id] = record
+    return newest
+
+
+def merge_records(live: Iterable[JobRecord], recorded: Iterable[JobRecord]) -> dict[str, JobRecord]:
+    """The current record per raw id from one squeue and one sacct.
+
+    squeue takes precedence: of a preempted or requeued job, `sacct -S` shows only the run that ended (PREEMPTED,
+    NODE_FAIL, …) and not the one that waits. If both report the end of the same run, sacct's row is used once it
+    is complete, because it has more fields (who cancelled, exit codes, resources).
+    """
+    merged = newest_runs(recorded)
+    for record in live:
+        other = merged.get(record.raw_id)
+        if other is None or not _is_more_complete(other, record):
+            merged[record.raw_id] = record
+    return merged
+
+
+def _is_more_complete(recorded: JobRecord, live: JobRecord) -> bool:
+    both_ended = recorded.reported.state.ended and live.reported.state.ended
+    return both_ended and not recorded.is_partial and recorded.submitted_at == live.submitted_at
