@@ -27,7 +27,6 @@ from core.errors import (
     JobError,
     NameTaken,
     NotAllowed,
-    NotFound,
 )
 from core.events.records import Actor, record_events
 from core.messages import _
@@ -37,7 +36,7 @@ from jobs.lifecycle.states import DesiredState, JobState, Reason
 from jobs.models import Attempt, CodeUpload, Job
 from jobs.plan import Plan, plan
 from jobs.store import secrets as job_secrets
-from jobs.store.access import JobAction, can, can_remove_files
+from jobs.store.access import JobAction, can, can_remove_files, job_not_found
 
 if TYPE_CHECKING:
     from accounts.models import User
@@ -275,7 +274,7 @@ def clone_job(
 ) -> Job:
     """The same job file as a new job of the person who asks; secret values are not copied."""
     if not can(by, JobAction.CLONE, job):
-        raise _job_not_found(job)
+        raise job_not_found(job.pk)
     if job.has_secrets:
         raise InvalidTransition(
             _(
@@ -431,19 +430,14 @@ def _lock_job(job: Job, by: User, verb: JobAction) -> Job:
         .first()
     )
     if found is None or (found.deleted_at is None and not can(by, JobAction.VIEW, found)):
-        raise _job_not_found(job)
+        raise job_not_found(job.pk)
     if found.deleted_at is not None:
         if verb is JobAction.DELETE and (found.owner_id == by.pk or by.is_superuser):
             return found
-        raise _job_not_found(job)
+        raise job_not_found(job.pk)
     if not can(by, verb, found):
         raise NotAllowed(_("You may not do this to job %(name)s.", name=found.name), verb=str(verb))
     return found
-
-
-def _job_not_found(job: Job) -> NotFound:
-    """The same answer for a job that is not there and for one that is not yours to know of."""
-    return NotFound(_("There is no such job, or you may not see it."), job=str(job.pk))
 
 
 def _has_open_attempt(job: Job) -> bool:

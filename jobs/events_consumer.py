@@ -18,9 +18,9 @@ from django.utils import translation
 from accounts.websockets import CLOSE_NOT_FOUND, CLOSE_TOO_SLOW, AuthenticatedConsumer
 from core.events.hub import Subscription, get_hub
 from core.events.records import EventRow
-from core.events.visibility import EventVisibility
+from core.events.visibility import Visibility
 from jobs.lifecycle.reasons import translate_event_data
-from jobs.store.access import event_visibility
+from jobs.store.access import visibility_of
 
 MAX_EVENTS_PER_FRAME = 200
 
@@ -34,12 +34,12 @@ def build_event_frame(event: EventRow, language: str) -> dict[str, Any]:
 
 
 class EventsConsumer(AuthenticatedConsumer):
-    _visibility: EventVisibility | None = None
+    _visibility: Visibility | None = None
     _subscription: Subscription | None = None
     _sender_task: asyncio.Task[None] | None = None
 
     def check_permission(self) -> bool:
-        self._visibility = event_visibility(self.user)
+        self._visibility = visibility_of(self.user)
         if self._visibility is not None and self._subscription is not None:
             self._subscription.visibility = self._visibility
         return self._visibility is not None

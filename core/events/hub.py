@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from django.db import DatabaseError
 
 from core.events.records import EventRow, last_event_number, oldest_event_number, read_events_since
-from core.events.visibility import EventVisibility
+from core.events.visibility import Visibility
 from core.threads import run_in_thread
 
 logger = logging.getLogger(__name__)
@@ -29,7 +29,7 @@ MAX_BACKFILL = 5000
 
 @dataclass(eq=False)
 class Subscription:
-    visibility: EventVisibility
+    visibility: Visibility
     start_after: int  # live delivery begins above this number
     queue: asyncio.Queue[EventRow | None] = field(
         default_factory=lambda: asyncio.Queue(maxsize=QUEUE_SIZE)
@@ -61,7 +61,7 @@ class EventHub:
     def subscription_count(self) -> int:
         return len(self._subscriptions)
 
-    async def subscribe(self, visibility: EventVisibility) -> Subscription:
+    async def subscribe(self, visibility: Visibility) -> Subscription:
         """Listen from now on. What came before `start_after` is the caller's to read (`backfill`)."""
         async with self._start_lock:
             if self._poller is None or self._poller.done():
@@ -117,7 +117,7 @@ def _mark_dropped(subscription: Subscription) -> None:
     subscription.queue.put_nowait(None)
 
 
-def _read_between(since: int, until: int, visibility: EventVisibility) -> list[EventRow] | None:
+def _read_between(since: int, until: int, visibility: Visibility) -> list[EventRow] | None:
     if since > until:
         return None  # a number we never gave: another database
     oldest = oldest_event_number()

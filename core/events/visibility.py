@@ -1,4 +1,7 @@
-"""Which events a person may see, as values: no query per event."""
+"""What a person may see, as plain values, so that no query is needed per event or row.
+
+The values are computed by `jobs.store.access.visibility_of`.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class EventVisibility:
+class Visibility:
     sees_all: bool
     user_id: int | None
     namespace_ids: frozenset[int]

@@ -23,11 +23,10 @@ from core.api.streams import parse_range, set_range_headers, stream_attachment
 from jobs import files
 from jobs.api import answers, shapes
 from jobs.api.filters import QueryParser
-from jobs.api.job_detail import find_job
 from jobs.api.jobs import ATTEMPT_PARAMETER
 from jobs.files import ROOTS, ResolvedPath, find_job_attempt, resolve_path
 from jobs.models import Attempt
-from jobs.store.access import can_read_output
+from jobs.store.access import can_read_output, find_job
 
 PARAMETERS = [
     ATTEMPT_PARAMETER,
@@ -51,7 +50,7 @@ def _locate_requested(
     root = query.choice("root", list(ROOTS), "work")
     path = query.text("path", limit=1024)
     query.raise_if_invalid()
-    job = find_job(request, id)
+    job = find_job(authenticated_user(request), id)
     attempt = find_job_attempt(job, number)
     for_owner = can_read_output(authenticated_user(request), job)
     with cluster_request_slot(job.cluster.pk, job.cluster.name):

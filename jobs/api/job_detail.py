@@ -12,7 +12,7 @@ from django.utils import timezone
 from django.utils.translation import get_language
 from django.utils.translation import gettext as _
 from drf_spectacular.utils import OpenApiParameter, OpenApiResponse
-from rest_framework.exceptions import NotFound, ValidationError
+from rest_framework.exceptions import ValidationError
 from rest_framework.request import Request
 
 from accounts.requests import authenticated_user
@@ -22,7 +22,7 @@ from jobs.api import answers, shapes
 from jobs.models import Job
 from jobs.plan import Plan
 from jobs.presentation import format_plan, serialize_plan, serialize_warning
-from jobs.store.access import jobs_visible_to
+from jobs.store.access import job_not_found
 from jobs.store.listing import find_job_row_with_details
 from jobs.store.rows import parse_json
 
@@ -40,24 +40,11 @@ REPLAYED_RESPONSE = {
 }
 
 
-def find_job(request: Request, id: uuid.UUID) -> Job:
-    """A job that the person may see; for all others there is none."""
-    job = (
-        jobs_visible_to(authenticated_user(request))
-        .select_related("namespace", "cluster", "owner")
-        .filter(pk=id)
-        .first()
-    )
-    if job is None:
-        raise NotFound(_("There is no such job, or you may not see it."))
-    return job
-
-
 def serialize_job_detail(request: Request, id: uuid.UUID) -> dict[str, Any]:
     user = authenticated_user(request)
     result = find_job_row_with_details(user, id)
     if result is None:
-        raise NotFound(_("There is no such job, or you may not see it."))
+        raise job_not_found(id)
     row, role, (warnings, plan) = result
     return {
         **shapes.serialize_job(row, user, role, timezone.now()),

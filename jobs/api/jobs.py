@@ -37,7 +37,6 @@ from jobs.api.filters import JOB_LIST_PARAMETERS, QueryParser, parse_job_list_qu
 from jobs.api.job_detail import (
     IDEMPOTENCY_KEY_HEADER,
     REPLAYED_RESPONSE,
-    find_job,
     read_idempotency_key,
     respond_idempotently,
     serialize_job_detail,
@@ -56,7 +55,7 @@ from jobs.presentation import (
     serialize_problem,
     serialize_warning,
 )
-from jobs.store.access import jobs_visible_to
+from jobs.store.access import find_job, jobs_visible_to
 from jobs.store.listing import count_jobs, list_jobs_page
 from jobs.submission import Preview, preview, submit
 
@@ -213,7 +212,8 @@ class JobDetailView(APIView):
         },
     )
     def patch(self, request: Request, id: uuid.UUID) -> HttpResponse:
-        job, user = find_job(request, id), authenticated_user(request)
+        user = authenticated_user(request)
+        job = find_job(user, id)
         serializer = JobUpdateSerializer(data=request.data)
         serializer.is_valid(raise_exception=True)
         values = serializer.validated_data
@@ -253,7 +253,7 @@ class JobDetailView(APIView):
         remove_files, stop_first = query.boolean("remove_files"), query.boolean("stop_first")
         query.raise_if_invalid()
         deleted = actions.delete_job(
-            job=find_job(request, id),
+            job=find_job(authenticated_user(request), id),
             by=authenticated_user(request),
             remove_files=bool(remove_files),
             stop_first=bool(stop_first),
@@ -272,7 +272,9 @@ class JobStopView(APIView):
         responses={200: answers.JobDetailSerializer, **problem_responses(403, 404)},
     )
     def post(self, request: Request, id: uuid.UUID) -> HttpResponse:
-        actions.stop_job(job=find_job(request, id), by=authenticated_user(request))
+        actions.stop_job(
+            job=find_job(authenticated_user(request), id), by=authenticated_user(request)
+        )
         return json_response(serialize_job_detail(request, id))
 
 
@@ -286,7 +288,7 @@ class JobRetryView(APIView):
         responses={200: answers.JobDetailSerializer, **problem_responses(400, 403, 404, 409, 422)},
     )
     def post(self, request: Request, id: uuid.UUID) -> HttpResponse:
-        job = find_job(request, id)
+        job = find_job(authenticated_user(request), id)
         return respond_idempotently(
             request,
             fingerprint=compute_fingerprint("retry", id),
@@ -316,7 +318,8 @@ class JobCloneView(APIView):
         },
     )
     def post(self, request: Request, id: uuid.UUID) -> HttpResponse:
-        job, user = find_job(request, id), authenticated_user(request)
+        user = authenticated_user(request)
+        job = find_job(user, id)
         serializer = JobCloneSerializer(data=request.data)
         serializer.is_valid(raise_exception=True)
         namespace = None
@@ -361,7 +364,7 @@ class JobSpecView(APIView):
         format_ = "yaml" if "yaml" in request.headers.get("Accept", "") else "json"
         format_ = query.choice("format", ["json", "yaml"], format_)
         query.raise_if_invalid()
-        spec = actions.load_spec(find_job(request, id))
+        spec = actions.load_spec(find_job(authenticated_user(request), id))
         if format_ == "yaml":
             return HttpResponse(dump(spec, "yaml"), content_type=YAML)
         return HttpResponse(dump(spec, "json"), content_type="application/json")
@@ -376,7 +379,9 @@ class JobScriptView(APIView):
         responses={200: answers.ScriptSerializer, **problem_responses(400, 404)},
     )
     def get(self, request: Request, id: uuid.UUID) -> HttpResponse:
-        attempt = find_job_attempt(find_job(request, id), parse_attempt_number(request))
+        attempt = find_job_attempt(
+            find_job(authenticated_user(request), id), parse_attempt_number(request)
+        )
         return json_response({"attempt": attempt.number, "script": attempt.script})
 
 
@@ -407,7 +412,7 @@ class JobEventListView(APIView):
         since = query.integer("since", 0, 0, 10**12 - 1)
         limit = query.integer("limit", 100, 1, MAX_EVENTS)
         query.raise_if_invalid()
-        job = find_job(request, id)
+        job = find_job(authenticated_user(request), id)
         rows = list(events_of(job).filter(id__gt=since).order_by("id")[: limit + 1])
         items = [
             {
@@ -435,7 +440,7 @@ class JobTaskListView(APIView):
     )
     def get(self, request: Request, id: uuid.UUID) -> HttpResponse:
         number = parse_attempt_number(request)
-        job = find_job(request, id)
+        job = find_job(authenticated_user(request), id)
         actions.watch_job(job=job)
         tasks: list[dict[str, Any]] = []
         if number is not None or Attempt.objects.filter(job=job).exists():
@@ -453,7 +458,9 @@ class JobAttemptListView(APIView):
         responses={200: answers.AttemptListSerializer, **problem_responses(404)},
     )
     def get(self, request: Request, id: uuid.UUID) -> HttpResponse:
-        rows = Attempt.objects.filter(job=find_job(request, id)).order_by("number")
+        rows = Attempt.objects.filter(job=find_job(authenticated_user(request), id)).order_by(
+            "number"
+        )
         return json_response({"items": [shapes.serialize_attempt(row) for row in rows]})
 
 

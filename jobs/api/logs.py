@@ -14,6 +14,7 @@ from rest_framework.request import Request
 from rest_framework.views import APIView
 
 from accounts.requests import authenticated_user
+from core import errors as job_errors
 from core.api.concurrency import cluster_request_slot, concurrency_limiter
 from core.api.responses import json_response
 from core.api.schema import problem_responses
@@ -27,7 +28,6 @@ from jobs.logs.reading import (
     Log,
     LogNotFound,
     find_attempt,
-    find_job,
     find_log,
     get_log_size,
     list_logs,
@@ -35,6 +35,7 @@ from jobs.logs.reading import (
     search_log,
     stream_log,
 )
+from jobs.store.access import find_job
 
 DEFAULT_READ_BYTES = 256 * 1024
 MAX_PATTERN_LENGTH = 1000
@@ -111,7 +112,7 @@ class LogListView(APIView):
         try:
             job = find_job(authenticated_user(request), id)
             attempt = find_attempt(job, number)
-        except LogNotFound:
+        except (job_errors.NotFound, LogNotFound):
             raise NotFound(_("There is no such job or attempt, or you may not see it.")) from None
         if attempt is None:
             return json_response({"attempt": None, "items": []})

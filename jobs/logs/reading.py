@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any
 from clusters.connections import transport_for
 from clusters.errors import CommandFailed, RemoteFileMissing
 from clusters.transport.base import Transport
+from core.errors import NotFound
 from core.messages import _
 from jobs.models import Attempt, Job, Task
 from jobs.script.paths import AttemptPaths
-from jobs.store.access import jobs_visible_to
+from jobs.store.access import find_job
 
 if TYPE_CHECKING:
     from jobs.store.access import Person
@@ -104,18 +105,6 @@ def task_counts(job: Job) -> dict[str, int]:
     return {role["name"]: int(role.get("taskNumber", 1)) for role in job.spec["taskRoles"]}
 
 
-def find_job(user: Person, job_id: uuid.UUID | str) -> Job:
-    try:
-        found = (
-            jobs_visible_to(user).select_related("cluster", "namespace").filter(pk=job_id).first()
-        )
-    except (ValueError, TypeError) as problem:
-        raise LogNotFound from problem
-    if found is None:
-        raise LogNotFound
-    return found
-
-
 def find_attempt(job: Job, number: int | None) -> Attempt | None:
     """The attempt with this number, or the newest; None: nothing was submitted yet."""
     attempts = Attempt.objects.select_related("cluster").filter(job=job)
@@ -143,7 +132,10 @@ def find_log(
     *, user: Person, job_id: uuid.UUID | str, role: str, index: int, attempt: int | None = None
 ) -> tuple[Job, Log | None]:
     """The job and its log; no log before the first submission. Raises LogNotFound."""
-    job = find_job(user, job_id)
+    try:
+        job = find_job(user, job_id)
+    except NotFound:
+        raise LogNotFound from None
     check_log_address(job, role, index)
     found = find_attempt(job, attempt)
     return job, Log(job, found, role, index) if found else None

@@ -1,18 +1,24 @@
-"""Who may see a job and what they may do with it: the one place that decides it.
+"""Permissions on jobs: who may see a job and which actions they may take.
 
-A person sees their own jobs and those of the namespaces they belong to (as viewer, member or
-administrator). Superusers see and may do everything. Built on `clusters.access`.
+A person sees their own jobs and those of their namespaces, in any role. A superuser sees everything and may
+do everything. `visibility_of` is the only visibility rule: lists, single reads, websockets and events use it.
+Roles come from `clusters.access`.
 """
 
 from __future__ import annotations
 
+import uuid
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from django.db.models import Q, QuerySet
 
 from clusters.access import Role, role_of, roles_of
-from core.events.visibility import EventVisibility
+from core.errors import NotFound
+from core.events.visibility import Visibility
+from core.messages import _
 from jobs.models import Job
 
 if TYPE_CHECKING:
@@ -33,27 +39,80 @@ class JobAction(StrEnum):
     CLONE = "clone"  # runs as the person who clones
 
 
-# What an administrator of the job's namespace may do with other people's jobs. Not EDIT, which would
-# put words into their mouth, and not RETRY, which would run something in their name.
+# Actions of a namespace administrator on other people's jobs. EDIT is excluded because description and labels
+# belong to the owner; RETRY is excluded because the job would run as the owner.
 _NAMESPACE_ADMIN_EXTRA_ACTIONS = frozenset({JobAction.STOP, JobAction.DELETE, JobAction.TIME_LIMIT})
-# An owner who has left the namespace may still look, stop, tidy up; not start anything there.
+# An owner who left the namespace may still view, stop, delete and clone, but not start a job there.
 _OWNER_ACTIONS = frozenset(
     {JobAction.VIEW, JobAction.EDIT, JobAction.STOP, JobAction.DELETE, JobAction.CLONE}
 )
-# Into which namespace one clones, and whether one may submit there, is checked on creation.
+# The permission to submit to the target namespace is checked when the clone is created.
 _VIEWER_ACTIONS = frozenset({JobAction.VIEW, JobAction.CLONE})
 _NAMESPACE_ADMIN_ACTIONS = _NAMESPACE_ADMIN_EXTRA_ACTIONS | _VIEWER_ACTIONS
 _ALL_ACTIONS = frozenset(JobAction)
 
 
-def jobs_visible_to(user: Person) -> QuerySet[Job]:
-    """Every job that the person may see, deleted ones left out."""
-    jobs = Job.objects.not_deleted()
+@dataclass(frozen=True, slots=True)
+class JobAccess:
+    """A person's visibility and roles, loaded once per request."""
+
+    user: Person
+    visibility: Visibility | None
+    roles: Mapping[int, Role]  # by namespace id; empty for a superuser
+
+    def role_in(self, namespace_id: int) -> Role | None:
+        return Role.ADMIN if self.user.is_superuser else self.roles.get(namespace_id)
+
+    def sees(self, *, owner_id: int, namespace_id: int) -> bool:
+        return self.visibility is not None and self.visibility.allows(
+            owner_id=owner_id, namespace_id=namespace_id
+        )
+
+
+def job_access(user: Person) -> JobAccess:
+    """One query, none for a superuser."""
     if not user.is_authenticated or not user.is_active:
-        return jobs.none()
+        return JobAccess(user, None, {})
     if user.is_superuser:
-        return jobs
-    return jobs.filter(Q(owner=user) | Q(namespace__in=list(roles_of(user))))
+        return JobAccess(user, Visibility(True, user.pk, frozenset()), {})
+    roles = roles_of(user)
+    return JobAccess(user, Visibility(False, user.pk, frozenset(roles)), roles)
+
+
+def visibility_of(user: Person) -> Visibility | None:
+    """None: the person sees nothing (not signed in, or deactivated)."""
+    return job_access(user).visibility
+
+
+def visible_jobs_condition(visibility: Visibility | None) -> Q:
+    """`Visibility.allows` as a database condition on jobs."""
+    if visibility is None:
+        return Q(pk__in=[])
+    if visibility.sees_all:
+        return Q()
+    namespace_ids: Collection[int] = sorted(visibility.namespace_ids)
+    return Q(owner_id=visibility.user_id) | Q(namespace_id__in=namespace_ids)
+
+
+def jobs_visible_to(user: Person) -> QuerySet[Job]:
+    """All jobs that the person may see, without deleted ones."""
+    return Job.objects.not_deleted().filter(visible_jobs_condition(visibility_of(user)))
+
+
+def find_job(user: Person, job_id: uuid.UUID | str) -> Job:
+    """A job that the person may see, with owner, namespace and cluster loaded. Raises NotFound."""
+    try:
+        id_ = job_id if isinstance(job_id, uuid.UUID) else uuid.UUID(job_id)
+    except ValueError:
+        raise job_not_found(job_id) from None
+    jobs = jobs_visible_to(user).select_related("owner", "namespace", "cluster")
+    if (job := jobs.filter(pk=id_).first()) is None:
+        raise job_not_found(id_)
+    return job
+
+
+def job_not_found(job_id: uuid.UUID | str) -> NotFound:
+    return NotFound(_("There is no such job, or you may not see it."), job=str(job_id)[:64])
 
 
 def can(user: Person, action: JobAction | str, job: Job) -> bool:
@@ -74,9 +133,9 @@ def can(user: Person, action: JobAction | str, job: Job) -> bool:
 def allowed_actions(
     user: Person, role: Role | None, *, owner_id: int, accepts_jobs: bool
 ) -> frozenset[JobAction]:
-    """What a person with this role in the job's namespace may do: the rule itself, without a query.
+    """Actions allowed to a person with this role in the job's namespace. Makes no query.
 
-    `takes_jobs`: the namespace is active and its cluster switched on.
+    `accepts_jobs`: the namespace is active and its cluster enabled.
     """
     if not user.is_authenticated or not user.is_active:
         return frozenset()
@@ -90,22 +149,13 @@ def allowed_actions(
     return _NAMESPACE_ADMIN_ACTIONS if role is Role.ADMIN else _VIEWER_ACTIONS
 
 
-def event_visibility(user: Person) -> EventVisibility | None:
-    """None: the person may see nothing at all (signed out, switched off)."""
-    if not user.is_authenticated or not user.is_active:
-        return None
-    if user.is_superuser:
-        return EventVisibility(True, user.pk, frozenset())
-    return EventVisibility(False, user.pk, frozenset(roles_of(user)))
-
-
 def can_remove_files(user: Person, job: Job) -> bool:
-    """Files on the cluster are removed as their owner: nobody else decides that, but a superuser."""
+    """Files on the cluster are removed as the owner's Unix user, so only the owner or a superuser may do it."""
     return bool(user.is_superuser or job.owner_id == user.pk)
 
 
 def can_read_output(user: Person, job: Job) -> bool:
-    """The output directory may be the owner's whole home, and the tasks' variables hold secrets: theirs alone."""
+    """Only the owner or a superuser: the output directory may be the owner's home, and task variables hold secrets."""
     return (
         user.is_authenticated and user.is_active and (user.is_superuser or job.owner_id == user.pk)
     )

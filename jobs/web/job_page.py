@@ -20,7 +20,7 @@ from django.views.decorators.http import require_GET, require_POST
 from clusters.forms import format_time_limit
 from core import messages as sentences
 from core.api.idempotency import compute_fingerprint
-from core.errors import JobError
+from core.errors import JobError, NotFound
 from core.models import Event
 from core.translation import translate
 from jobs import actions
@@ -36,7 +36,7 @@ from jobs.lifecycle.reasons import render_reason_code
 from jobs.models import Attempt, Job, Task
 from jobs.plan import Plan, PlanError
 from jobs.presentation import format_plan, format_problem, serialize_warning
-from jobs.store.access import can_read_output, jobs_visible_to
+from jobs.store.access import can_read_output, find_job
 from jobs.store.listing import one_job
 from jobs.web.event_text import describe_event
 from jobs.web.job_list import ends_at, stale_clusters
@@ -56,16 +56,11 @@ TABS = (
 )
 
 
-def find_job(request: HttpRequest, job_id: uuid.UUID) -> Job:
-    job = (
-        jobs_visible_to(request.user)
-        .select_related("owner", "namespace", "cluster")
-        .filter(pk=job_id)
-        .first()
-    )
-    if job is None:
-        raise Http404
-    return job
+def find_job_or_404(request: HttpRequest, job_id: uuid.UUID) -> Job:
+    try:
+        return find_job(request.user, job_id)
+    except NotFound:
+        raise Http404 from None
 
 
 def serialize_visible_job(request: HttpRequest, job_id: uuid.UUID) -> dict[str, Any]:
@@ -86,7 +81,7 @@ def select_attempt(attempts: list[Attempt], number: str) -> Attempt | None:
 
 def build_live_context(request: HttpRequest, job_id: uuid.UUID) -> dict[str, Any]:
     """What changes while a job runs: fetched again when events say so."""
-    row = find_job(request, job_id)
+    row = find_job_or_404(request, job_id)
     actions.watch_job(job=row)
     job = serialize_visible_job(request, job_id)
     attempts = list(row.attempts.order_by("-number"))
@@ -253,7 +248,7 @@ def job_action(request: HttpRequest, job_id: uuid.UUID, verb: str) -> HttpRespon
     action = ACTIONS.get(verb)
     if action is None:
         raise Http404
-    job = find_job(request, job_id)
+    job = find_job_or_404(request, job_id)
     job_url = reverse("job", args=[job_id])
     try:
         message, redirect_url = action(job, cast("User", request.user), request)

@@ -33,7 +33,7 @@ from core.events.records import (
     record_events,
 )
 from core.events.types import EventData, declare_event
-from core.events.visibility import EventVisibility
+from core.events.visibility import Visibility
 from core.models import Event
 from gateway.asgi import application
 from jobs import actions
@@ -157,7 +157,7 @@ def record_ticks(scenario: Scenario, job: Any, kind: str = "tick", n: int = 1) -
         record_events([numbered_event(job, kind, {"n": i}) for i in range(n)])
 
 
-ALL_EVENTS = EventVisibility(True, None, frozenset())
+ALL_EVENTS = Visibility(True, None, frozenset())
 
 
 class TestHub:
