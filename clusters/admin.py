@@ -119,7 +119,7 @@ class StatusInline(StatusTabularInline):
 class ClusterAdmin(ClusterModelAdmin):
     form = ClusterForm
     list_display = ("name", "title", "enabled", "where", "runtime", "health", "namespace_count")
-    list_filter = ("enabled", "kind", "runtime")
+    list_filter = ("enabled", "runtime")
     search_fields = ("name", "title", "host")
     inlines = (StatusInline,)
     actions = ("check_connection",)
@@ -129,7 +129,7 @@ class ClusterAdmin(ClusterModelAdmin):
         (
             _("The way in"),
             {
-                "fields": ("kind", "host", "port", "host_keys", "service_user"),
+                "fields": ("host", "port", "host_keys", "service_user"),
                 "description": _(
                     "Sluice logs in to the login node as the very person, with a certificate "
                     "that is valid for minutes. “manage.py ssh_ca” prints the lines that the "
@@ -207,8 +207,6 @@ class ClusterAdmin(ClusterModelAdmin):
 
     @admin.display(description=_("reached"))
     def where(self, cluster: Cluster) -> str:
-        if cluster.kind == Cluster.Kind.LOCAL:
-            return str(_("this machine"))
         return f"{cluster.host}:{cluster.port}"
 
     @admin.display(description=_("health"))

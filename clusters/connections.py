@@ -27,7 +27,6 @@ from clusters.transport.base import CommandResult, Transport
 from clusters.transport.certificates import CertificateAuthority
 from clusters.transport.connection import CertificateCredentials, KeyFileCredentials, SshTarget
 from clusters.transport.identity import IdentityPolicy, check_uid, check_unix_name
-from clusters.transport.local import LocalTransport
 from clusters.transport.ssh import SshCluster
 from core.messages import _
 
@@ -54,7 +53,6 @@ class PasswdEntry:
 class _ConnectionSettings:
     """All that decides how a cluster is reached; another way means another transport."""
 
-    kind: str
     host: str
     port: int
     host_keys: tuple[str, ...]
@@ -69,17 +67,6 @@ class TransportFactory(Protocol):
 
     def transport(self, user: str) -> Transport: ...
     def close_all(self) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class _LocalTransportFactory:
-    policy: IdentityPolicy
-
-    def transport(self, user: str) -> Transport:
-        return LocalTransport(user, policy=self.policy)
-
-    def close_all(self) -> None:
-        return None
 
 
 @dataclass(slots=True)
@@ -109,8 +96,6 @@ def certificate_authority() -> CertificateAuthority:
 def create_transport_factory(cluster: Cluster) -> TransportFactory:
     """A door of one's own, not the pool's. Connects when first used; close it afterwards."""
     policy = IdentityPolicy(cluster.uid_floor)
-    if cluster.kind == Cluster.Kind.LOCAL:
-        return _LocalTransportFactory(policy)
     credentials = (
         KeyFileCredentials(cluster.key_file)
         if cluster.key_file
@@ -163,8 +148,6 @@ class PyslurmClient(SlurmClient):
 
 def _pyslurm_reader_for(cluster: Cluster) -> PyslurmReader | None:
     """None where pyslurm cannot be used: then commands do as well. Tried again once in a while."""
-    if cluster.kind != Cluster.Kind.LOCAL:
-        return None
     with _cache.readers_lock:
         tried_at, reader = _cache.readers.get(cluster.slurm_conf, (float("-inf"), None))
         if reader is None and time.monotonic() - tried_at > PYSLURM_RETRY_S:
@@ -316,7 +299,6 @@ def uncached_transport_factory(cluster: Cluster) -> Iterator[TransportFactory]:
 
 def _connection_settings(cluster: Cluster) -> _ConnectionSettings:
     return _ConnectionSettings(
-        kind=cluster.kind,
         host=cluster.host,
         port=cluster.port,
         host_keys=tuple(cluster.host_keys.splitlines()),

@@ -42,10 +42,6 @@ def default_uid_floor() -> int:
 class Cluster(models.Model):
     """One Slurm cluster and the way to it."""
 
-    class Kind(models.TextChoices):
-        SSH = "ssh", _("by SSH to a login node")
-        LOCAL = "local", _("this machine is a login node")
-
     class Runtime(models.TextChoices):
         APPTAINER = "apptainer", "Apptainer"
         SINGULARITY = "singularity", "Singularity"
@@ -69,10 +65,7 @@ class Cluster(models.Model):
         default=True,
         help_text=_("Switched off, nothing is submitted or polled; running jobs are left alone."),
     )
-    kind = models.CharField(_("reached"), max_length=8, choices=Kind.choices, default=Kind.SSH)
-    host = models.CharField(
-        _("login node"), max_length=253, blank=True, help_text=_("Host name or address.")
-    )
+    host = models.CharField(_("login node"), max_length=253, help_text=_("Host name or address."))
     port = models.PositiveIntegerField(
         _("SSH port"),
         default=22,
@@ -91,7 +84,6 @@ class Cluster(models.Model):
     service_user = models.CharField(
         _("service account"),
         max_length=64,
-        blank=True,
         validators=[validators.validate_unix_name],
         help_text=_("Unix user with Slurm's operator rights. It polls, and changes time limits."),
     )
@@ -138,7 +130,7 @@ class Cluster(models.Model):
         _("read with pyslurm"),
         default=False,
         help_text=_(
-            "Only for a local cluster whose Slurm is of the same release as the installed pyslurm."
+            "Only where this machine has the cluster's slurm.conf and a pyslurm of the same Slurm release."
         ),
     )
     poll_interval_s = models.PositiveIntegerField(
@@ -248,17 +240,14 @@ class Cluster(models.Model):
         ordering = ["name"]
         constraints = [
             models.CheckConstraint(
-                condition=Q(kind__in=["ssh", "local"]), name="cluster_kind_known"
+                condition=~Q(host=""),
+                name="cluster_has_host",
+                violation_error_message=_("A cluster needs a login node."),
             ),
             models.CheckConstraint(
-                condition=~Q(kind="ssh") | ~Q(host=""),
-                name="cluster_ssh_has_host",
-                violation_error_message=_("A cluster reached by SSH needs a login node."),
-            ),
-            models.CheckConstraint(
-                condition=~Q(kind="ssh") | ~Q(service_user=""),
-                name="cluster_ssh_has_service_user",
-                violation_error_message=_("A cluster reached by SSH needs a service account."),
+                condition=~Q(service_user=""),
+                name="cluster_has_service_user",
+                violation_error_message=_("A cluster needs a service account."),
             ),
             models.CheckConstraint(
                 condition=~Q(service_user="root"),
@@ -287,13 +276,9 @@ class Cluster(models.Model):
 
     def clean(self) -> None:
         super().clean()
-        if self.kind == self.Kind.SSH and not self.host_keys.strip():
+        if not self.host_keys.strip():
             raise ValidationError(
                 {"host_keys": _("Pin the login node's host key: without it nothing is sent there.")}
-            )
-        if self.use_pyslurm and self.kind != self.Kind.LOCAL:
-            raise ValidationError(
-                {"use_pyslurm": _("pyslurm can only read a cluster of this very machine.")}
             )
 
     def pinned_host_keys(self) -> list[str]:

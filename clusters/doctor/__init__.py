@@ -41,24 +41,19 @@ __all__ = [
 ]
 
 
-def uses_ssh(cluster: Cluster) -> bool:
-    return cluster.kind == Cluster.Kind.SSH
-
-
 def uses_pyslurm(cluster: Cluster) -> bool:
     return cluster.use_pyslurm
 
 
 CHECKS: tuple[Check, ...] = (
-    Check("name", _("Name"), login_checks.check_name, applies_to=uses_ssh),
-    Check("port", _("Port"), login_checks.check_port, ("name",), applies_to=uses_ssh),
+    Check("name", _("Name"), login_checks.check_name),
+    Check("port", _("Port"), login_checks.check_port, ("name",)),
     Check(
         "host_key",
         _("Host key"),
         login_checks.check_host_key,
         ("port",),
         _("See the login node's sshd log for why it broke off."),
-        applies_to=uses_ssh,
     ),
     Check(
         "service_login",

@@ -47,7 +47,7 @@ def seed(count: int) -> None:
     from clusters.models import Cluster, Membership, Namespace
     from jobs.models import Attempt, Job
 
-    cluster = Cluster.objects.create(name="bench", kind=Cluster.Kind.LOCAL)
+    cluster = Cluster.objects.create(name="bench", host="login", service_user="svc")
     namespaces = [
         Namespace.objects.create(name=f"ns{n}", cluster=cluster, partitions=["gpu"])
         for n in range(8)

@@ -33,7 +33,7 @@ class AccessScenario:
 
 @pytest.fixture
 def scenario() -> AccessScenario:
-    cluster = Cluster.objects.create(name="here", kind=Cluster.Kind.LOCAL)
+    cluster = Cluster.objects.create(name="here", host="login", service_user="svc")
     namespace = Namespace.objects.create(name="vision", cluster=cluster, partitions=["gpu"])
     other = Namespace.objects.create(name="speech", cluster=cluster, partitions=["gpu"])
     users: dict[str, User | AnonymousUser] = {"nobody": AnonymousUser()}

@@ -63,19 +63,11 @@ def test_database_refuses_impossible_clusters() -> None:
     assert_refused(host="")
     assert_refused(service_user="")
     assert_refused(service_user="root")
-    assert_refused(kind="telnet")
     assert_refused(port=0)
     assert_refused(port=70000)
     assert_refused(uid_floor=0)
     assert_refused(job_port_min=30000, job_port_max=20000)
     assert not Cluster.objects.exists()
-
-
-def test_a_local_cluster_needs_no_host() -> None:
-    cluster = Cluster(name="here", kind=Cluster.Kind.LOCAL)
-    cluster.full_clean()
-    cluster.save()
-    assert str(cluster) == "here"
 
 
 @pytest.mark.parametrize(
@@ -94,7 +86,6 @@ def test_a_local_cluster_needs_no_host() -> None:
         ("key_file", "/etc/sluice/key", "key of their own"),
         ("service_user", "root", "never acts as root"),
         ("service_user", "0", "is not a user name"),
-        ("use_pyslurm", True, "this very machine"),
         ("container_binds", ["data"], "absolute paths"),
         ("image_aliases", {"tf": 1}, "pairs of text"),
         ("storages", {"team": "team"}, "begins with / or ~/"),

@@ -17,8 +17,8 @@ from clusters.errors import IdentityRefused, SlurmUnavailable
 from clusters.models import Cluster, UnixAccount
 from clusters.slurm.client import SlurmClient
 from clusters.transport.base import CommandResult, Transport
-from clusters.transport.local import LocalTransport
 from clusters.transport.ssh import SshCluster
+from tests.subprocess_transport import SubprocessTransport
 
 pytestmark = pytest.mark.django_db
 
@@ -44,7 +44,7 @@ class FakeTransportFactory:
     def transport(self, user: str) -> Transport:
         factory = self
 
-        class Fake(LocalTransport):
+        class Fake(SubprocessTransport):
             def __init__(self) -> None:
                 self.user = user
 
@@ -140,7 +140,7 @@ def test_transport_factory_is_cached_until_settings_change(lab: Cluster) -> None
     assert connections.transport_factory_for(lab) is not changed
 
 
-def test_pyslurm_reads_a_local_cluster_when_switched_on_and_usable(
+def test_pyslurm_is_used_when_switched_on_and_usable(
     lab: Cluster, factory: FakeTransportFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     capacity = Capacity(taken_at=datetime.now(UTC))
@@ -155,7 +155,7 @@ def test_pyslurm_reads_a_local_cluster_when_switched_on_and_usable(
 
     monkeypatch.setattr(connections, "PyslurmReader", FakeReader)
     assert type(connections.slurm_client_for(lab)) is SlurmClient
-    lab.kind, lab.use_pyslurm, lab.slurm_conf = Cluster.Kind.LOCAL, True, "/etc/slurm.conf"
+    lab.use_pyslurm, lab.slurm_conf = True, "/etc/slurm.conf"
     assert connections.slurm_client_for(lab).capacity() is capacity
     assert connections.slurm_client_for(lab).capacity() is capacity
     assert configs == ["/etc/slurm.conf"]
@@ -174,15 +174,13 @@ def test_unusable_pyslurm_is_tried_once(
         raise SlurmUnavailable("pyslurm cannot be used with this cluster.")
 
     monkeypatch.setattr(connections, "PyslurmReader", refuse)
-    lab.kind, lab.use_pyslurm = Cluster.Kind.LOCAL, True
+    lab.use_pyslurm = True
     assert type(connections.slurm_client_for(lab)) is SlurmClient
     assert type(connections.slurm_client_for(lab)) is SlurmClient
     assert len(tries) == 1
     assert "read by commands" in caplog.text
 
 
-def test_local_cluster_uses_no_ssh(lab: Cluster) -> None:
-    lab.kind = Cluster.Kind.LOCAL
-    assert not isinstance(connections.transport_factory_for(lab), SshCluster)
+def test_root_gets_no_transport(lab: Cluster) -> None:
     with pytest.raises(IdentityRefused):
         connections.transport_factory_for(lab).transport("root")

@@ -24,7 +24,7 @@ from clusters.errors import AuthFailed, CommandTimeout, HostKeyMismatch, RemoteP
 from clusters.models import Cluster, Namespace
 from clusters.slurm import SlurmCommands
 from clusters.transport.base import CommandResult, FileToWrite, Transport
-from clusters.transport.local import LocalTransport
+from tests.subprocess_transport import SubprocessTransport
 
 pytestmark = pytest.mark.django_db
 
@@ -71,7 +71,7 @@ class FakeCluster:
         return None
 
 
-class FakeTransport(LocalTransport):
+class FakeTransport(SubprocessTransport):
     def __init__(self, fake_cluster: FakeCluster, user: str) -> None:
         self.user = user
         self.fake_cluster = fake_cluster
@@ -312,15 +312,8 @@ def test_missing_test_account_is_not_all_ok(context: CheckContext) -> None:
     assert "--user" in next(line for line in lines if line.key == "person_login").remedy
 
 
-def test_local_cluster_skips_ssh_checks(context: CheckContext) -> None:
-    context.cluster.kind = Cluster.Kind.LOCAL
-    lines = list(run_checks(context))
-    assert all_ok(lines), failures(lines)
-    assert lines[0].key == "service_login"
-
-
 def test_pyslurm_is_checked_when_enabled(context: CheckContext) -> None:
-    context.cluster.kind, context.cluster.use_pyslurm = Cluster.Kind.LOCAL, True
+    context.cluster.use_pyslurm = True
     context.cluster.slurm_conf = "/nonexistent/slurm.conf"
     found = failures(list(run_checks(context)))
     assert list(found) == ["pyslurm"]

@@ -137,7 +137,7 @@ def test_readyz_tells_what_is_not_ready(client: Client, db: None) -> None:
     response = client.get("/readyz")
     assert response.status_code == 200
     assert response.json() == {"ready": True, "checks": {"database": {"ok": True}}}
-    Cluster.objects.create(name="secret-lab", kind=Cluster.Kind.LOCAL)
+    Cluster.objects.create(name="secret-lab", host="login", service_user="svc")
     store_status(Cluster.objects.get(), last_error="")
     stranger = client.get("/readyz", REMOTE_ADDR="203.0.113.9")
     assert (stranger.status_code, stranger.json()) == (503, {"ready": False})

@@ -15,9 +15,9 @@ import pytest
 from django.test import Client
 
 from clusters.connections import PasswdEntry
-from clusters.transport.local import LocalTransport
 from jobs.models import Attempt, Job
 from tests.app.scenario import Scenario, make_scenario
+from tests.subprocess_transport import SubprocessTransport
 
 pytestmark = pytest.mark.django_db
 
@@ -49,7 +49,7 @@ def job(
     (work / "out").symlink_to("../private")
     (work / "in").symlink_to("logs/worker-0.log")
     Attempt.objects.filter(pk=attempt.pk).update(work_dir=str(work), unix_user=unix_user())
-    monkeypatch.setattr("jobs.files.transport_for", lambda cluster, name: LocalTransport(name))
+    monkeypatch.setattr("jobs.files.transport_for", lambda cluster, name: SubprocessTransport(name))
     root.chmod(0o755)
     yield created_job
     shutil.rmtree(root)

@@ -24,7 +24,6 @@ from django.utils import timezone
 
 from accounts.websockets import CLOSE_NOT_FOUND
 from clusters.errors import RemoteFileMissing
-from clusters.transport.local import LocalTransport
 from jobs.logs import follower as followers_module
 from jobs.logs import reading as logs_module
 from jobs.logs.follower import RING_BYTES, Follower, FollowerRegistry, Viewer
@@ -40,6 +39,7 @@ from jobs.logs.reading import (
 from jobs.models import Attempt, Job, Task
 from tests.app.scenario import Scenario, make_scenario
 from tests.app.test_job_events import open_socket, read_close_code
+from tests.subprocess_transport import SubprocessTransport
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -86,7 +86,9 @@ def log_data(monkeypatch: pytest.MonkeyPatch) -> Iterator[LogData]:
     root = Path(tempfile.mkdtemp(prefix="sluice-logs-"))
     root.chmod(0o755)
     user = "nobody" if os.geteuid() == 0 else pwd.getpwuid(os.geteuid()).pw_name
-    monkeypatch.setattr(logs_module, "transport_for", lambda cluster, name: LocalTransport(user))
+    monkeypatch.setattr(
+        logs_module, "transport_for", lambda cluster, name: SubprocessTransport(user)
+    )
     monkeypatch.setattr(followers_module, "VERDICT_INTERVAL_S", 0.1)
     scenario = make_scenario()
     job = scenario.job()

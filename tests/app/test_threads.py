@@ -19,12 +19,12 @@ from django.test import Client as Browser
 from django.test import override_settings
 
 from clusters.errors import CommandTimeout
-from clusters.transport.local import LocalTransport
 from core.api.streams import stream_attachment
 from gateway.threads import REMOTE_IO_PATHS, ThreadedHandler
 from jobs.api.urls import urlpatterns
 from jobs.models import Job
 from tests.app.scenario import make_scenario
+from tests.subprocess_transport import SubprocessTransport
 
 SCOPE = {
     "type": "http",
@@ -106,7 +106,7 @@ async def test_started_request_completes(
     await asyncio.wait_for(request, 10)
 
 
-class HangingTransport(LocalTransport):
+class HangingTransport(SubprocessTransport):
     """Its file system does not answer before `go`."""
 
     def __init__(self, release: threading.Event) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import pwd
 import re
 import socket
 import subprocess
@@ -19,14 +17,14 @@ import pytest
 from clusters.transport.base import Transport
 from clusters.transport.certificates import CertificateAuthority
 from clusters.transport.connection import CertificateCredentials, SshTarget
-from clusters.transport.local import LocalTransport
 from clusters.transport.pool import PoolOptions
 from clusters.transport.ssh import SshCluster
+from tests.subprocess_transport import SubprocessTransport
 
 if TYPE_CHECKING:
     from tests.conftest import EmbeddedCluster
 
-TRANSPORTS = ("local-own", "local-other", "ssh")
+TRANSPORTS = ("subprocess", "ssh")
 ALICE = "sluice-alice"
 
 _passed_cases: Counter[str] = Counter()
@@ -61,31 +59,14 @@ def shared_ssh(ssh_target: SshTarget, login: CertificateCredentials) -> Iterator
     made.close_all()
 
 
-@pytest.fixture
-def become_alice() -> Iterator[None]:
-    """The whole test process is Alice for a while, with root kept aside to come back to."""
-    account = pwd.getpwnam(ALICE)
-    groups = os.getgroups()
-    os.setgroups(os.getgrouplist(ALICE, account.pw_gid))
-    os.setresgid(account.pw_gid, account.pw_gid, 0)
-    os.setresuid(account.pw_uid, account.pw_uid, 0)
-    yield
-    os.setresuid(0, 0, 0)
-    os.setresgid(0, 0, 0)
-    os.setgroups(groups)
-
-
 @pytest.fixture(params=TRANSPORTS)
 def transport(request: pytest.FixtureRequest, cluster: EmbeddedCluster) -> Iterator[Transport]:
     """A transport as Alice."""
     slurm_conf = {"SLURM_CONF": cluster.env["SLURM_CONF"]}
     if request.param == "ssh":
         yield request.getfixturevalue("shared_ssh").transport(ALICE)
-    elif request.param == "local-other":
-        yield LocalTransport(ALICE, environment=slurm_conf)
     else:
-        request.getfixturevalue("become_alice")
-        yield LocalTransport(environment=slurm_conf)
+        yield SubprocessTransport(ALICE, environment=slurm_conf)
 
 
 @pytest.fixture

@@ -1,8 +1,6 @@
-"""The local transport: commands and files on this very machine, as the own user or, from root, as another.
+"""A Transport for tests: runs commands as child processes of this machine, from root as another Unix user.
 
-Nothing of the gateway's environment, open files or umask reaches a command. As root, files of another
-user are never opened by this process: paths may be symbolic links laid out by that user, so a child that
-has become the user does all file work.
+Stands in for SSH in tests/app, where no sshd runs. tests/contract runs the transport contract on it.
 """
 
 from __future__ import annotations
@@ -15,62 +13,34 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import IO
 
 from clusters.errors import (
     BadArgument,
     CommandTimeout,
     ConnectFailed,
-    IdentityRefused,
     OutputTooLarge,
 )
-from clusters.transport import file_commands
 from clusters.transport.base import (
     DEFAULT_MAX_OUTPUT_BYTES,
     DEFAULT_TIMEOUT_S,
     CommandResult,
-    DirEntry,
-    FileStat,
     Tunnel,
 )
-from clusters.transport.files import CHUNK_BYTES, RunningProgram, StreamedTransport, check_argv
-from clusters.transport.identity import IdentityPolicy
-from core.messages import _
+from clusters.transport.files import RunningProgram, StreamedTransport, check_argv
 
 DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"
 TUNNEL_TIMEOUT_S = 10.0
 
 
-class LocalTransport(StreamedTransport):
-    """`user` empty: the user this process runs as."""
+class SubprocessTransport(StreamedTransport):
+    """Commands and files of this machine as `user`. All file access goes through commands, as over SSH."""
 
-    def __init__(
-        self,
-        user: str = "",
-        *,
-        policy: IdentityPolicy | None = None,
-        environment: Mapping[str, str] | None = None,
-    ) -> None:
-        own = pwd.getpwuid(os.geteuid())
-        self.user = user or own.pw_name
-        (policy or IdentityPolicy()).check_name(self.user)
-        try:
-            self._account = pwd.getpwnam(self.user)
-        except KeyError as problem:
-            raise IdentityRefused(
-                _("There is no Unix user %(user)s on this machine.", user=self.user)
-            ) from problem
+    def __init__(self, user: str, *, environment: Mapping[str, str] | None = None) -> None:
+        self.user = user
+        self._account = pwd.getpwnam(user)
         self._is_own_user = self._account.pw_uid == os.geteuid()
-        if not self._is_own_user and os.geteuid() != 0:
-            raise IdentityRefused(
-                _(
-                    "Sluice runs as %(own)s and cannot become %(user)s on this machine. Run it as "
-                    "root, or reach the cluster by SSH.",
-                    own=own.pw_name,
-                    user=self.user,
-                )
-            )
         self._environment = {
             "PATH": DEFAULT_PATH,
             "HOME": self._account.pw_dir,
@@ -104,25 +74,19 @@ class LocalTransport(StreamedTransport):
             raise _timeout_error(argv) from problem
         finally:
             _kill_process_group(process)
-        # As a shell reports it, and as the SSH transport does.
+        # A shell's exit code for a child that signal N ended: 128 + N.
         exit_code = 128 - exit_code if exit_code < 0 else exit_code
         return CommandResult(tuple(argv), exit_code, stdout, stderr)
 
     def _popen(self, argv: Sequence[str]) -> subprocess.Popen[bytes]:
-        """In the home directory, as sshd does; from / where that cannot be entered."""
+        """Start in the home directory, as sshd does; in / if that is not accessible."""
         try:
             return self._popen_in(self._account.pw_dir, argv)
         except OSError as problem:
             if problem.filename != self._account.pw_dir:
                 if isinstance(problem, FileNotFoundError | PermissionError):
                     raise
-                raise BadArgument(
-                    _(
-                        "The command %(command)s cannot be started: %(reason)s.",
-                        command=argv[0],
-                        reason=problem.strerror,
-                    )
-                ) from problem
+                raise BadArgument(f"{argv[0]} cannot be started: {problem.strerror}.") from problem
         return self._popen_in("/", argv)
 
     def _popen_in(self, directory: str, argv: Sequence[str]) -> subprocess.Popen[bytes]:
@@ -145,100 +109,20 @@ class LocalTransport(StreamedTransport):
 
     def _start(self, argv: Sequence[str]) -> RunningProgram:
         check_argv(argv)
-        return _LocalProgram(self._popen(argv))
-
-    # -- files: in this process where it already is the user, by a child where it is not --------
-
-    def stat(self, path: str) -> FileStat:
-        if not self._is_own_user:
-            return super().stat(path)
-        try:
-            found = os.stat(self._resolve_path(path))
-        except OSError as problem:
-            raise file_commands.build_file_error(path, str(problem)) from problem
-        return file_commands.build_file_stat(
-            size=found.st_size, mtime=found.st_mtime, mode=found.st_mode
-        )
-
-    def list_dir(self, path: str) -> list[DirEntry]:
-        if not self._is_own_user:
-            return super().list_dir(path)
-        entries = []
-        try:
-            with os.scandir(self._resolve_path(path)) as found:
-                for entry in found:
-                    try:
-                        info = entry.stat(follow_symlinks=False)
-                    except FileNotFoundError:
-                        continue  # gone since it was listed
-                    entry_stat = file_commands.build_file_stat(
-                        size=info.st_size, mtime=info.st_mtime, mode=info.st_mode
-                    )
-                    entries.append(DirEntry(entry.name, entry_stat))
-        except OSError as problem:
-            raise file_commands.build_file_error(path, str(problem)) from problem
-        return sorted(entries, key=lambda entry: entry.name)
-
-    def read_stream(
-        self, path: str, offset: int = 0, limit: int | None = None
-    ) -> Generator[bytes, None, None]:
-        if not self._is_own_user:
-            return super().read_stream(path, offset, limit)
-        try:
-            # O_NONBLOCK: a FIFO in the way must not hang the gateway; regular files do not care.
-            descriptor = os.open(
-                self._resolve_path(path), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
-            )
-        except OSError as problem:
-            raise file_commands.build_file_error(path, str(problem)) from problem
-        chunks = _iter_chunks(descriptor, path, offset, limit)
-        next(chunks)
-        return chunks
-
-    def _resolve_path(self, path: str) -> str:
-        if not path or "\0" in path:
-            raise BadArgument(_("%(path)r is not a path.", path=path))
-        return os.path.join(self._account.pw_dir, path)
+        return _ChildProcess(self._popen(argv))
 
     def open_tunnel(self, host: str, port: int) -> Tunnel:
         try:
             connection = socket.create_connection((host, port), timeout=TUNNEL_TIMEOUT_S)
         except OSError as problem:
-            raise ConnectFailed(
-                _("Nothing answers at %(host)s:%(port)s.", host=host, port=port),
-                detail=str(problem),
-            ) from problem
+            raise ConnectFailed(f"Nothing answers at {host}:{port}.") from problem
         connection.settimeout(None)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return connection
 
 
-def _iter_chunks(
-    descriptor: int, path: str, offset: int, limit: int | None
-) -> Generator[bytes, None, None]:
-    try:
-        os.pread(descriptor, 1, offset)  # a directory opens but does not read
-        yield b""  # taken by read_stream: only a generator that has begun closes its file
-        remaining = limit
-        while remaining is None or remaining > 0:
-            chunk = os.pread(
-                descriptor,
-                CHUNK_BYTES if remaining is None else min(CHUNK_BYTES, remaining),
-                offset,
-            )
-            if not chunk:
-                return
-            offset += len(chunk)
-            remaining = None if remaining is None else remaining - len(chunk)
-            yield chunk
-    except OSError as problem:
-        raise file_commands.build_file_error(path, str(problem)) from problem
-    finally:
-        os.close(descriptor)
-
-
 def _start_failure_result(argv: Sequence[str], problem: OSError) -> CommandResult:
-    """What a shell on the far side would have answered."""
+    """The exit code and message of a shell for a command that it cannot execute."""
     missing = isinstance(problem, FileNotFoundError)
     message = f"{argv[0]}: {'command not found' if missing else problem.strerror}\n"
     return CommandResult(
@@ -247,17 +131,11 @@ def _start_failure_result(argv: Sequence[str], problem: OSError) -> CommandResul
 
 
 def _timeout_error(argv: Sequence[str]) -> CommandTimeout:
-    return CommandTimeout(
-        _(
-            "%(command)s did not answer in time. It may have done its work all the same.",
-            command=argv[0],
-        ),
-        detail=repr(list(argv))[:2000],
-    )
+    return CommandTimeout(f"{argv[0]} did not end in time.")
 
 
 def _kill_process_group(process: subprocess.Popen[bytes]) -> None:
-    """Whatever is left of the command and its children ends now; nothing is left to reap."""
+    """Kill the command and its children, reap it and close its pipes."""
     if process.returncode is None:
         try:
             os.killpg(process.pid, signal.SIGKILL)
@@ -276,7 +154,7 @@ def _communicate(
     deadline: float,
     max_output_bytes: int,
 ) -> tuple[bytes, bytes]:
-    """Feed stdin and collect both outputs, never more than `max_output` in memory."""
+    """Send stdin and collect stdout and stderr, at most `max_output_bytes` in memory."""
     stdin_pipe, out, err = _pipes(process)
     pieces: dict[int, list[bytes]] = {out.fileno(): [], err.fileno(): []}
     remaining_bytes, unsent = max_output_bytes, memoryview(stdin)
@@ -306,20 +184,14 @@ def _communicate(
                     continue
                 remaining_bytes -= len(chunk)
                 if remaining_bytes < 0:
-                    raise OutputTooLarge(
-                        _(
-                            "%(command)s printed more than %(limit)s bytes; it was stopped.",
-                            command=argv[0],
-                            limit=max_output_bytes,
-                        )
-                    )
+                    raise OutputTooLarge(f"{argv[0]} printed more than {max_output_bytes} bytes.")
                 pieces[key.fd].append(chunk)
     return b"".join(pieces[out.fileno()]), b"".join(pieces[err.fileno()])
 
 
 def _pipes(process: subprocess.Popen[bytes]) -> tuple[IO[bytes], IO[bytes], IO[bytes]]:
     if process.stdin is None or process.stdout is None or process.stderr is None:
-        raise BadArgument(_("A command was started without its three pipes."))
+        raise BadArgument("A command was started without its three pipes.")
     return process.stdin, process.stdout, process.stderr
 
 
@@ -327,19 +199,17 @@ def _write_some(pipe: IO[bytes], unsent: memoryview) -> memoryview:
     try:
         return unsent[os.write(pipe.fileno(), unsent[:65536]) :]
     except BrokenPipeError:
-        return unsent[:0]  # the command does not want the rest
+        return unsent[:0]  # the command closed its stdin
 
 
-class _LocalProgram(RunningProgram):
-    """A child in its own process group, read with a second descriptor that `close` wakes."""
+class _ChildProcess(RunningProgram):
+    """A child in its own process group. `close` wakes the reader through a pipe."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._process = process
         self._stdin, self._stdout, self._stderr = _pipes(process)
         self._wake_read_fd, self._wake_write_fd = os.pipe()
-        self._lock = (
-            threading.Lock()
-        )  # held while the descriptors are in use, so none is closed under us
+        self._lock = threading.Lock()  # held while a descriptor is in use: none is closed meanwhile
         self._closed = False
         self._close_lock = threading.Lock()
         self._close_requested = False
@@ -364,18 +234,18 @@ class _LocalProgram(RunningProgram):
                 try:
                     os.write(self._stdin.fileno(), data)
                 except BrokenPipeError:
-                    return  # it has ended; the reader will see that
+                    return  # the child ended; `read` reports it
 
     def result(self, timeout_s: float = 10.0) -> tuple[int, bytes]:
         try:
             exit_code = self._process.wait(timeout_s)
         except subprocess.TimeoutExpired as problem:
-            raise CommandTimeout(_("A reader on this machine did not end.")) from problem
+            raise CommandTimeout("The child process did not end.") from problem
         with self._lock:
             return exit_code, b"" if self._closed else os.read(self._stderr.fileno(), 65536)
 
     def close(self) -> None:
-        with self._close_lock:  # once: afterwards the descriptor's number may be somebody else's
+        with self._close_lock:  # once: a closed descriptor's number may be in use again
             if self._close_requested:
                 return
             self._close_requested = True
