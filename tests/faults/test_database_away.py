@@ -24,14 +24,14 @@ DOWNTIME_S = 30 if os.environ.get("SLUICE_TEST_LONG") == "1" else 8
 AS_POSTGRES = ("setpriv", "--reuid=postgres", "--regid=postgres", "--init-groups", "--")
 SUBMIT = """
 import json
-from clusters.connections import scheduler_for
+from clusters.connections import slurm_client_for
 from clusters.models import Cluster, Namespace, store_capacity
 from accounts.models import User
 from jobs.actions import create_job
 from jobs.jobfile import JobSpec
 alice = User.objects.get(username="alice")
 cluster = Cluster.objects.get()
-store_capacity(cluster, scheduler_for(cluster).capacity())
+store_capacity(cluster, slurm_client_for(cluster).capacity())
 for n in range(12):
     role = {"name": "main", "command": f"sleep {n % 4}", "memoryMB": 100}
     spec = JobSpec.model_validate({"jobName": f"j{n}", "image": "busybox", "taskRoles": [role]})

@@ -188,7 +188,7 @@ def test_sync_proposes_and_applies_namespaces(registered: Cluster) -> None:
     assert code == 0
     assert "Proposed: namespace all on partition all, longest time 7-00:00:00" in text
     assert not Namespace.objects.filter(name="all").exists()
-    assert "Made: namespace all" in run_sync(create_namespaces=True)[1]
+    assert "Made: namespace all" in run_sync(apply=True)[1]
     made = Namespace.objects.get(name="all")
     assert made.partitions == ["all"]
     assert not made.memberships.exists()
