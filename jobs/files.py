@@ -18,7 +18,7 @@ from core.errors import InvalidValue, NotAllowed, NotFound, TooLarge
 from core.messages import _
 from jobs.actions import load_spec
 from jobs.models import Attempt, Job
-from jobs.script.paths import AttemptPaths
+from jobs.script.paths import ROLE_DATA_FILE, AttemptPaths
 from jobs.script.render import RenderOptions, resolve_directories
 from jobs.script.variables import substitute_paths
 from jobs.store.archives import ArchiveRefused, safe_path
@@ -26,8 +26,6 @@ from jobs.store.archives import ArchiveRefused, safe_path
 ROOTS = ("work", "output")
 MAX_TAR_FILES = 20_000
 MAX_TAR_DEPTH = 40
-# Of an attempt's directory: its tasks' variables, the values of secrets among them.
-VARIABLES_DIR = "env"
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,9 +89,9 @@ def resolve_path(
     # Again with the resolved paths: a link leads anywhere.
     if not for_owner and not _is_within(real_base, real_work_dir):
         raise NotAllowed(_("Only its owner may look into a job's output directory."))
-    if not for_owner and _is_within(real_path, posixpath.join(real_work_dir, VARIABLES_DIR)):
+    if not for_owner and _is_within(real_path, posixpath.join(real_work_dir, ROLE_DATA_FILE)):
         raise NotAllowed(_("Only its owner may read a job's variables: they may hold secrets."))
-    hidden_name = VARIABLES_DIR if real_path == real_work_dir and not for_owner else ""
+    hidden_name = ROLE_DATA_FILE if real_path == real_work_dir and not for_owner else ""
     return ResolvedPath(transport, real_path, relative_path, transport.stat(real_path), hidden_name)
 
 

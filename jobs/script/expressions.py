@@ -1,7 +1,7 @@
-"""Values that are only known when tasks run, as data: text with holes for hosts, ports and indices.
+"""Values that are only known when tasks run: text with references to hosts, ports and indices.
 
-`frameworks` and `variables` write them, the renderer turns them into bash, `evaluate` says what
-they mean. Pure; nothing here knows bash.
+`variables` and `framework_variables` build them, `role_data` writes them for the expander in
+shell/task.sh. `evaluate` defines what they mean; a test compares the expander with it. Pure.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class LiteralText:
-    """Text as it is."""
+    """Text, unchanged."""
 
     text: str
 
@@ -36,13 +36,12 @@ class TaskPort:
 
 @dataclass(frozen=True, slots=True)
 class HostList:
-    """All tasks of a role in index order, each as host, or host:port when a label is given."""
+    """All tasks of a role in index order, separated by commas: host, or host:port if a label is given."""
 
     role: str
     label: str = ""
-    before: str = ""  # put around each entry, such as a JSON quote; plain printable ASCII
+    before: str = ""  # put before each entry, such as a JSON quote; printable ASCII without a slash
     after: str = ""
-    separator: str = ","
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,25 +70,6 @@ class CurrentPorts:
     label: str
 
 
-@dataclass(frozen=True, slots=True)
-class FamilyHost:
-    """In a Family: address of that task's host."""
-
-
-@dataclass(frozen=True, slots=True)
-class FamilyPort:
-    """In a Family: that task's first port with this label."""
-
-    label: str
-
-
-@dataclass(frozen=True, slots=True)
-class FamilyPorts:
-    """In a Family: that task's ports with this label, separated by commas."""
-
-    label: str
-
-
 ExpressionPart = (
     LiteralText
     | TaskHost
@@ -99,9 +79,6 @@ ExpressionPart = (
     | CurrentHost
     | CurrentPort
     | CurrentPorts
-    | FamilyHost
-    | FamilyPort
-    | FamilyPorts
 )
 Expression = tuple[ExpressionPart, ...]
 
@@ -113,14 +90,13 @@ class Variable:
     name: str
     value: Expression
 
-    @property
-    def is_constant(self) -> bool:
-        return all(isinstance(part, LiteralText) for part in self.value)
-
 
 @dataclass(frozen=True, slots=True)
 class VariableFamily:
-    """One variable for every task i of `role`, named prefix + i + suffix, the same in all tasks."""
+    """One variable for every task i of `role`, named prefix + i + suffix; the same in all tasks of the job.
+
+    In its value the current task is task i of `role`.
+    """
 
     role: str
     prefix: str
@@ -130,7 +106,7 @@ class VariableFamily:
 
 @dataclass(frozen=True, slots=True)
 class TaskAddresses:
-    """What is known once the tasks have their nodes. Roles by name, tasks by index."""
+    """The table of peers: hosts and ports of all tasks. Roles by name, tasks by index."""
 
     hosts: Mapping[str, Sequence[str]]
     ports: Mapping[str, Sequence[Mapping[str, Sequence[int]]]]  # role → task → label → ports
@@ -140,58 +116,29 @@ def constant(text: object) -> Expression:
     return (LiteralText(str(text)),)
 
 
-def evaluate(
-    expression: Expression,
-    addresses: TaskAddresses,
-    *,
-    role: str,
-    index: int,
-    family_task: tuple[str, int] | None = None,
-) -> str:
-    """The text that task `index` of `role` must see; `each` names the task that a Family is at."""
-    return "".join(
-        _evaluate_part(part, addresses, (role, index), family_task) for part in expression
-    )
+def evaluate(expression: Expression, addresses: TaskAddresses, *, role: str, index: int) -> str:
+    """The text that task `index` of `role` gets."""
+    return "".join(_evaluate_part(part, addresses, role, index) for part in expression)
 
 
-def _evaluate_part(
-    part: ExpressionPart,
-    addresses: TaskAddresses,
-    current_task: tuple[str, int],
-    family_task: tuple[str, int] | None,
-) -> str:
+def _evaluate_part(part: ExpressionPart, addresses: TaskAddresses, role: str, index: int) -> str:
     match part:
         case LiteralText(text):
             return text
         case CurrentIndex(offset):
-            return str(current_task[1] + offset)
+            return str(index + offset)
         case HostList():
             return _host_list(part, addresses)
-    return _evaluate_for_task(part, addresses, *_referenced_task(part, current_task, family_task))
-
-
-def _referenced_task(
-    part: ExpressionPart, current_task: tuple[str, int], family_task: tuple[str, int] | None
-) -> tuple[str, int]:
-    if isinstance(part, TaskHost | TaskPort):
-        return part.role, part.index
-    if isinstance(part, FamilyHost | FamilyPort | FamilyPorts):
-        if family_task is None:
-            raise ValueError(f"{part} has a meaning in a Family only")
-        return family_task
-    return current_task
-
-
-def _evaluate_for_task(
-    part: ExpressionPart, addresses: TaskAddresses, role: str, index: int
-) -> str:
-    if isinstance(part, TaskHost | CurrentHost | FamilyHost):
-        return addresses.hosts[role][index]
-    if isinstance(part, TaskPort | CurrentPort | FamilyPort):
-        return str(addresses.ports[role][index][part.label][0])
-    if isinstance(part, CurrentPorts | FamilyPorts):
-        return ",".join(map(str, addresses.ports[role][index][part.label]))
-    raise TypeError(part)
+        case TaskHost(task_role, task_index):
+            return addresses.hosts[task_role][task_index]
+        case TaskPort(task_role, task_index, label):
+            return str(addresses.ports[task_role][task_index][label][0])
+        case CurrentHost():
+            return addresses.hosts[role][index]
+        case CurrentPort(label):
+            return str(addresses.ports[role][index][label][0])
+        case CurrentPorts(label):
+            return ",".join(map(str, addresses.ports[role][index][label]))
 
 
 def _host_list(part: HostList, addresses: TaskAddresses) -> str:
@@ -199,14 +146,14 @@ def _host_list(part: HostList, addresses: TaskAddresses) -> str:
     for index, host in enumerate(addresses.hosts[part.role]):
         port = f":{addresses.ports[part.role][index][part.label][0]}" if part.label else ""
         entries.append(f"{part.before}{host}{port}{part.after}")
-    return part.separator.join(entries)
+    return ",".join(entries)
 
 
 def evaluate_family(family: VariableFamily, addresses: TaskAddresses) -> dict[str, str]:
     """All variables of a family."""
     return {
         f"{family.prefix}{index}{family.suffix}": evaluate(
-            family.value, addresses, role=family.role, index=index, family_task=(family.role, index)
+            family.value, addresses, role=family.role, index=index
         )
         for index in range(len(addresses.hosts[family.role]))
     }

@@ -1,14 +1,17 @@
-"""Every path of one attempt of a job on the cluster. Pure: joins, never looks."""
+"""Every path of one attempt of a job on the cluster. Pure: joins paths, accesses no files."""
 
 from __future__ import annotations
 
 import posixpath
 from dataclasses import dataclass
 
+# Of an attempt's directory: data of its roles, which may hold the values of secrets.
+ROLE_DATA_FILE = "roles.sh"
+
 
 @dataclass(frozen=True, slots=True)
 class AttemptPaths:
-    """`<work root>/jobs/<job uuid>/<attempt>/` and what lies in it."""
+    """`<work root>/jobs/<job uuid>/<attempt>/` and its contents."""
 
     work_root: str
     job_uuid: str
@@ -22,7 +25,7 @@ class AttemptPaths:
 
     @classmethod
     def from_dir(cls, directory: str) -> AttemptPaths:
-        """From the attempt's directory, as it is kept with the attempt."""
+        """From the attempt's directory, as stored with the attempt."""
         job_dir, attempt = posixpath.split(directory)
         jobs_dir, job_uuid = posixpath.split(job_dir)
         paths = cls(posixpath.dirname(jobs_dir), job_uuid, int(attempt))
@@ -36,7 +39,7 @@ class AttemptPaths:
 
     @property
     def dir(self) -> str:
-        """The attempt's own directory: its token in squeue and sacct, and the job's --chdir."""
+        """The work directory: the submission token in squeue and sacct, and the job's --chdir."""
         return posixpath.join(self.job_dir, str(self.attempt))
 
     def path_to(self, *names: str) -> str:
@@ -52,7 +55,7 @@ class AttemptPaths:
 
     @property
     def code_dir(self) -> str:
-        """Where uploaded code is unpacked."""
+        """Uploaded code is unpacked here."""
         return self.path_to("code")
 
     @property
@@ -73,7 +76,7 @@ class AttemptPaths:
 
     @property
     def release(self) -> str:
-        """Its appearance ends the wait of failed tasks that isDebug keeps."""
+        """If this file exists, failed tasks that isDebug keeps running end."""
         return self.path_to("release")
 
     def task_log(self, role: str, index: int) -> str:

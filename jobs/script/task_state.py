@@ -1,6 +1,6 @@
-"""What a running attempt writes about itself, read back: task state files, the verdict, exit codes.
+"""Files and exit codes of a running attempt: task states and the verdict.
 
-The contract between the rendered scripts (`jobs.script.render`, `jobs/shell`) and the engine. Pure.
+The contract between the scripts (`jobs/script/shell`) that write them and the engine that reads them. Pure.
 """
 
 from __future__ import annotations
@@ -8,22 +8,28 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import IntEnum
 
-# To the batch script alone (scancel --batch): SIGTERM to every task, SIGKILL after the grace, then cancel the job.
+# Sent to the batch script only (scancel --batch). It sends SIGTERM to every task, SIGKILL after the grace
+# period, and then cancels the job.
 STOP_SIGNAL = "USR2"
 
 
 class ScriptExit(IntEnum):
-    """Exit codes that the scripts themselves give. A task may use the same numbers: `reason` decides."""
+    """Exit codes of the scripts themselves. A task may exit with the same number; `reason` tells them apart."""
 
-    START_FAILED = 200  # the attempt's own directory is not usable
+    START_FAILED = 200  # the attempt's directory is not usable
     IMAGE_MISSING = 201  # reason image_missing: permanent
-    IMAGE_FAILED = 202  # reason image_failed: the registry could not be reached, or the like
-    MOUNT_MISSING = 203  # reason mount_missing: a directory of the job is not there: permanent
+    IMAGE_FAILED = 202  # reason image_failed: the image could not be fetched or unpacked
+    MOUNT_MISSING = 203  # reason mount_missing: a directory of the job does not exist: permanent
     PORT_TAKEN = 204  # reason port_taken: a fixed port was in use on the node
     TASK_LOST = 205  # reason lost: a step ended without the task's own report
-    LAUNCH_FAILED = 206  # reason launch_failed: Slurm gave no step, so nothing has run: transient
+    LAUNCH_FAILED = 206  # reason launch_failed: Slurm created no step, nothing has run: transient
     WORK_DIR_MISSING = 207
     STOPPED = 143  # reason stopped
+
+
+def render_exit_codes(*codes: ScriptExit) -> str:
+    """Assignments for a script: exit_image_missing=201 …"""
+    return " ".join(f"exit_{code.name.lower()}={code.value}" for code in codes)
 
 
 PERMANENT_REASONS = frozenset({"image_missing", "mount_missing"})
@@ -31,7 +37,7 @@ PERMANENT_REASONS = frozenset({"image_missing", "mount_missing"})
 
 @dataclass(frozen=True, slots=True)
 class TaskState:
-    """One task as its wrapper last described it. Empty or None: not known (yet)."""
+    """One task as task.sh last described it. Empty or None: not known yet."""
 
     role: str
     index: int
@@ -43,7 +49,7 @@ class TaskState:
     gpus: tuple[str, ...] = ()
     step: str = ""
     pid: int | None = None
-    log_offset: int = 0  # where this incarnation's output begins in the task's log
+    log_offset: int = 0  # start of this incarnation's output in the task's log
     started: float | None = None
     ended: float | None = None
     exit_code: int | None = None
@@ -58,7 +64,7 @@ class TaskState:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """How the batch script judged the job, and which rule and task decided."""
+    """The batch script's result for the job, with the rule and task that decided it."""
 
     verdict: str  # completed, failed, stopped
     rule: str  # all_ended, min_failed, min_succeeded, main_role, start, stop, time_limit
@@ -71,7 +77,7 @@ class Verdict:
 
     @property
     def permanent(self) -> bool:
-        """Whether trying again cannot help."""
+        """True if a retry would fail the same way."""
         return self.reason in PERMANENT_REASONS
 
 
@@ -100,7 +106,7 @@ def _parse_ports(text: str) -> dict[str, tuple[int, ...]]:
 
 
 def parse_task_state(text: str) -> TaskState:
-    """A task's state file. Raises ValueError when it is none: never guesses."""
+    """A task's state file. Raises ValueError if it is not complete."""
     values = _parse_pairs(text)
     index = _parse_int(values.get("index", ""))
     if not values.get("role") or index is None or not values.get("state"):
@@ -127,7 +133,7 @@ def parse_task_state(text: str) -> TaskState:
 
 
 def parse_verdict(text: str) -> Verdict:
-    """The attempt's verdict file. Raises ValueError when it is none."""
+    """The attempt's verdict file. Raises ValueError if it is not complete."""
     values = _parse_pairs(text)
     code = _parse_int(values.get("exit_code", ""))
     if values.get("verdict") not in ("completed", "failed", "stopped") or code is None:

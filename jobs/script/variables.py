@@ -18,9 +18,6 @@ from jobs.script.expressions import (
     CurrentPort,
     CurrentPorts,
     Expression,
-    FamilyHost,
-    FamilyPort,
-    FamilyPorts,
     HostList,
     LiteralText,
     Variable,
@@ -264,14 +261,14 @@ def _shared_variables(spec: JobSpec) -> Iterator[Variable]:
 
 def _task_families(role: TaskRole) -> Iterator[VariableFamily]:
     for form in variable_name_forms(role.name):
-        yield VariableFamily(role.name, f"PAI_HOST_IP_{form}_", "", (FamilyHost(),))
+        yield VariableFamily(role.name, f"PAI_HOST_IP_{form}_", "", (CurrentHost(),))
         for port in list_task_ports(role):
             for label in variable_name_forms(port.label):
                 yield VariableFamily(
-                    role.name, f"PAI_PORT_LIST_{form}_", f"_{label}", (FamilyPorts(port.label),)
+                    role.name, f"PAI_PORT_LIST_{form}_", f"_{label}", (CurrentPorts(port.label),)
                 )
                 yield VariableFamily(
-                    role.name, f"PAI_{form}_", f"_{label}_PORT", (FamilyPort(port.label),)
+                    role.name, f"PAI_{form}_", f"_{label}_PORT", (CurrentPort(port.label),)
                 )
 
 

@@ -413,13 +413,14 @@ def test_the_login_of_a_private_image_reaches_the_node_and_nothing_else(
         options = RenderOptions(image_cache_dir="/cache")
         paths = AttemptPaths("/w", str(job.pk), 1)
         files = render_attempt(job, paths, unix_user="alice", options=options).files
-        assert "APPTAINER_DOCKER_PASSWORD='it'\"'\"'s secret'" in files["env/login-0.sh"]
-        assert "env/login-0.sh" in files["batch.sh"]
-        assert "secret" not in json.dumps([files["batch.sh"], files["env/0.sh"]])
+        assert "registry.lab/x:1 reader 'it'\"'\"'s secret'" in files["roles.sh"]
+        assert "has_image_logins=1" in files["batch.sh"]
+        assert files["roles.sh"].count("s secret") == 1  # a login, not a variable of the tasks
+        assert "s secret" not in json.dumps([files["batch.sh"], files["task.sh"]])
         assert "s secret" not in json.dumps([job.spec, job.plan, job.warnings])
     assert Job.objects.count() == 2
     assert "s secret" not in sent.content.decode() + json.dumps(plan)
-    assert "login-0.sh" in plan["script"]
+    assert "has_image_logins=1" in plan["script"]
     Cluster.objects.update(runtime="enroot")
     planned = send(alice, "jobs/plan", text, content_type="application/yaml").json()
     assert any("registry.lab/x:1" in warning["message"] for warning in planned["warnings"])

@@ -1,4 +1,4 @@
-"""What of a job's directory other people of its namespace may read: not the values of its secrets."""
+"""Other members of a namespace may read a job's directory, except the values of its secrets."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from jobs.models import Attempt
 from tests.app.scenario import Scenario, make_scenario
 
 pytestmark = pytest.mark.django_db
-SECRET = b"export TOKEN=hunter2"
+SECRET = b"variable TOKEN hunter2"
 
 
 class LocalDiskTransport(Transport):
@@ -84,20 +84,24 @@ def file_client(
     attempt = scenario.create_live_attempt(scenario.job())
     attempt.work_dir = str(tmp_path / "1")
     attempt.save()
-    for name, data in {"env/0.sh": SECRET, "logs/env": b"a log", "work/env": b"mine"}.items():
+    for name, data in {
+        "roles.sh": SECRET,
+        "logs/roles.sh": b"a log",
+        "work/roles.sh": b"mine",
+    }.items():
         entry = tmp_path / "1" / name
         entry.parent.mkdir(parents=True, exist_ok=True)
         entry.write_bytes(data)
-    (tmp_path / "1" / "work" / "link").symlink_to("../env/0.sh")
-    (tmp_path / "1" / "elsewhere").symlink_to("env")
+    (tmp_path / "1" / "work" / "link").symlink_to("../roles.sh")
+    (tmp_path / "1" / "elsewhere").symlink_to("roles.sh")
     monkeypatch.setattr("jobs.files.transport_for", lambda *_: LocalDiskTransport())
     return FileApiClient(attempt)
 
 
 def test_the_owner_reads_everything(scenario: Scenario, file_client: FileApiClient) -> None:
-    assert "env" in file_client.names(scenario.alice)
-    assert "env/0.sh" in file_client.tar_names(scenario.alice)
-    response = file_client.get(scenario.alice, "/download?path=env/0.sh")
+    assert "roles.sh" in file_client.names(scenario.alice)
+    assert "roles.sh" in file_client.tar_names(scenario.alice)
+    response = file_client.get(scenario.alice, "/download?path=roles.sh")
     assert b"".join(response.streaming_content) == SECRET
 
 
@@ -107,8 +111,8 @@ def test_others_see_the_job_but_not_its_secrets(
 ) -> None:
     user = getattr(scenario, who)
     assert file_client.names(user) == {"logs", "work", "elsewhere"}
-    assert file_client.tar_names(user) == {"logs", "logs/env", "work", "work/env"}
-    for path in ("env/0.sh", "./env//0.sh", "work/link", "elsewhere/0.sh"):
+    assert file_client.tar_names(user) == {"logs", "logs/roles.sh", "work", "work/roles.sh"}
+    for path in ("roles.sh", ".//roles.sh", "work/link", "elsewhere"):
         assert file_client.get(user, f"/download?path={path}").status_code == 403, path
-    for query in ("?path=env", "?path=elsewhere", "/tar?path=env", "/tar?path=elsewhere"):
+    for query in ("?path=roles.sh", "?path=elsewhere", "/tar?path=roles.sh", "/tar?path=elsewhere"):
         assert file_client.get(user, query).status_code == 403, query

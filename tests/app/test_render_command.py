@@ -43,7 +43,7 @@ def test_plan_and_script_are_printed_without_any_cluster(tmp_path: Path) -> None
 @pytest.mark.django_db
 def test_all_files_of_the_attempt(tmp_path: Path) -> None:
     out, _ = run(tmp_path, JOB, "--all")
-    for path in ("batch.sh", "task.sh", "enter.sh", "env/1.sh", "command/1.command.sh"):
+    for path in ("batch.sh", "task.sh", "enter.sh", "roles.sh"):
         assert f"======== {path}\n" in out
 
 

@@ -1,14 +1,16 @@
-"""What tests of plans and scripts share: a small cluster, namespace rules, and one call to render."""
+"""Shared by tests of plans and scripts: a small cluster, namespace rules, rendering, running the expander."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 from clusters.capacity import Capacity, GpuCount, NamespaceRules, Node, Partition
 from jobs.jobfile import JobSpec
 from jobs.plan import plan
+from jobs.script.expressions import TaskAddresses
 from jobs.script.paths import AttemptPaths
 from jobs.script.render import RenderedJob, RenderOptions, render_files
 
@@ -29,6 +31,24 @@ CAPACITY = Capacity(
 )
 RULES = NamespaceRules("lab", ("cpu", "gpu"), account="lab", default_time_s=3600)
 PATHS = AttemptPaths("/scratch/alice", "0c8f5f6a", 1)
+
+SHELL = Path(__file__).parents[2] / "jobs" / "script" / "shell"
+_MAIN = "\nmain\n"
+# task.sh without its last line: sourcing it defines its functions and reads roles.sh.
+TASK_FUNCTIONS = (SHELL / "task.sh").read_text().removesuffix(_MAIN)
+
+
+def format_peers(addresses: TaskAddresses) -> str:
+    """The file peers.INCARNATION as batch.sh writes it."""
+    lines = []
+    for role, hosts in addresses.hosts.items():
+        for index, host in enumerate(hosts):
+            ports = "".join(
+                f"{label}:{','.join(map(str, numbers))};"
+                for label, numbers in addresses.ports[role][index].items()
+            )
+            lines.append(f"{role} {index} node{index} {host} {ports}\n")
+    return "".join(lines)
 
 
 def render_job(

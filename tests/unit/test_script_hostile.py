@@ -1,4 +1,4 @@
-"""Hostile job files: refused, or everything they hold reaches a real shell exactly as written.
+"""Hostile job files: refused, or all their text reaches a real shell exactly as written.
 
 Hypothesis chooses seeds; each gives a batch of job files, whose scripts are checked by few bash processes.
 There are 5,000 job files; fewer with --fast.
@@ -21,11 +21,11 @@ from jobs.plan import PlanError
 from jobs.script.paths import AttemptPaths
 from jobs.script.render import RUNTIMES, RenderedJob, RenderError
 from tests.example_counts import scale_examples
-from tests.unit.rendering import render_job
+from tests.unit.rendering import SHELL, TASK_FUNCTIONS, render_job
 
 SPECS = scale_examples(5000)
 BATCH = 250
-SHELL = Path(__file__).parents[2] / "jobs" / "script" / "shell"
+BATCH_FUNCTIONS = (SHELL / "batch.sh").read_text()
 
 HOSTILE_TEXTS = (
     "'", '"', "`id`", "$(touch /tmp/pwned)", "${HOME}", "$HOME", "\\", "\n", "\r\n", "\t", ";", "&&", "|", "#",
@@ -43,6 +43,12 @@ def hostile_text(rng: random.Random, max_parts: int = 6) -> str:
     if rng.random() < 0.01:
         return text + rng.choice((*REFUSED_TEXTS, "x" * 100_000))
     return text * rng.choice((1, 1, 1, 1, 20))
+
+
+# Builtins only: a job file may set PATH and LD_PRELOAD to anything.
+PRINT_ENVIRONMENT = (
+    "while IFS= read -rd '' v; do printf '%s\\0' \"$v\"; done </proc/self/environ >env.out\n"
+)
 
 
 def role_or_job_name(rng: random.Random) -> str:
@@ -66,7 +72,7 @@ def job(rng: random.Random) -> dict[str, Any]:
             "name": role_or_job_name(rng) if rng.random() < 0.5 else f"r{number}",
             "taskNumber": rng.choice((1, 2, 3)),
             "gpuNumber": rng.choice((0, 0, 1)),
-            "command": "printf '%s\\0'",
+            "command": PRINT_ENVIRONMENT + "printf '%s\\0'",
             "parameters": [
                 {"key": rng.choice(("lr", "a.b", "x-y", "9")), "value": hostile_text(rng)}
                 for _ in range(rng.randint(0, 2))
@@ -113,18 +119,13 @@ def render_batch(seed: int, root: Path) -> list[tuple[dict[str, Any], RenderedJo
     return accepted
 
 
-def strip_constant_part(path: str, text: str) -> str:
-    return text.removesuffix((SHELL / path).read_text())
-
-
 def check_syntax(rendered: list[RenderedJob], root: Path) -> None:
     """Every script in a function of its own, so that one bash reads hundreds of them."""
     parts = []
     for number, rendered_job in enumerate(rendered):
         for path, text in rendered_job.files.items():
-            if path in ("batch.sh", "task.sh"):
-                text = strip_constant_part(path, text)
-            if path != "enter.sh":
+            if path in ("batch.sh", "roles.sh"):
+                text = text.removesuffix(BATCH_FUNCTIONS)
                 parts.append(f"f{number}() {{\n:\n{text}\n}}\n")
     file = root / "all.sh"
     file.write_text("".join(parts))
@@ -132,39 +133,36 @@ def check_syntax(rendered: list[RenderedJob], root: Path) -> None:
     assert (checked.returncode, checked.stderr) == (0, "")
 
 
-# Builtins only: a job file may set PATH and LD_PRELOAD to anything.
-PRINT_ENVIRONMENT = (
-    "while IFS= read -rd '' v; do printf '%s\\0' \"$v\"; done </proc/self/environ >env.out\n"
-)
+def _port_labels(role: dict[str, Any]) -> list[str]:
+    return [port["label"] for port in role["portList"]]
 
 
 def check_values_arrive(
     accepted: list[tuple[dict[str, Any], RenderedJob, Path]], root: Path
 ) -> None:
-    """What enter.sh does, by one sh for the whole batch; every twentieth time enter.sh itself."""
-    driver = ["unset HOME; HOME=/h; export HOME\n"]
-    for number, (raw, rendered_job, attempt_dir) in enumerate(accepted):
-        for path in ("env/0.sh", "command/0.command.sh", "enter.sh"):
-            text = rendered_job.files[path]
-            if path == "command/0.command.sh":
-                text = PRINT_ENVIRONMENT + text.rstrip("\n") + " >arguments.out\n"
-            file = attempt_dir / path
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(text)
-        labels = 2 + len(raw["taskRoles"][0]["portList"])
-        ports = "".join(f"_sluice_port_{i}=2000{i}\n" for i in range(labels))
-        (attempt_dir / "t.sh").write_text(
-            f"_sluice_index=0\n_sluice_ip=10.0.0.1\n{ports}_sluice_work={attempt_dir}\n"
+    """Runs the functions of task.sh and then enter.sh for the first task of each job, by one bash."""
+    functions = root / "task_functions.sh"
+    functions.write_text(TASK_FUNCTIONS)
+    driver = ["export HOME=/h SLURM_PROCID=0 SLURMD_NODENAME=n1\n"]
+    for raw, rendered_job, attempt_dir in accepted:
+        attempt_dir.mkdir(parents=True)
+        (attempt_dir / "roles.sh").write_text(rendered_job.files["roles.sh"])
+        peers = [
+            f"{role['name']} {index} n1 10.0.0.1 "
+            + "".join(f"{label}:20000;" for label in ("http", "ssh", *_port_labels(role)))
+            for role in raw["taskRoles"]
+            for index in range(role["taskNumber"])
+        ]
+        (attempt_dir / "peers.0").write_text("\n".join(peers) + "\n")
+        driver.append(
+            f"(set -- {attempt_dir} 0 0; . {functions}; read_peers && build_environment || exit\n"
+            f" printf '%s\\n' \"${{environment[@]}}\" >{attempt_dir}/environment)\n"
+            f"/bin/sh {SHELL}/enter.sh {attempt_dir} <{attempt_dir}/environment >{attempt_dir}/arguments.out 2>/dev/null\n"
         )
-        (attempt_dir / "peers.sh").write_text("")
-        run = (
-            f"/bin/sh {attempt_dir}/enter.sh {attempt_dir} {attempt_dir} 0 t"
-            if number % 20 == 0
-            else f"(. {attempt_dir}/t.sh; . {attempt_dir}/env/0.sh; cd {attempt_dir}; exec /bin/bash command/0.command.sh)"
-        )
-        driver.append(f"{run} </dev/null >/dev/null 2>&1\n")
     (root / "driver.sh").write_text("".join(driver))
-    subprocess.run(["/bin/sh", str(root / "driver.sh")], check=True, env={"PATH": "/usr/bin:/bin"})
+    subprocess.run(
+        ["/bin/bash", str(root / "driver.sh")], check=True, env={"PATH": "/usr/bin:/bin"}
+    )
     for raw, _, attempt_dir in accepted:
         role = raw["taskRoles"][0]
         actual_env = dict(

@@ -1,12 +1,12 @@
-# ---- How it runs ----------------------------------------------------------------------------
-# One step per role. Every task reports ready with its address and free ports; when all have, each gets
-# the whole table and starts. Tasks report their end through srun's own output, so that nothing polls
-# a shared file system. The first completion rule that holds decides, and this script exits with it.
+# ---- How the job runs -----------------------------------------------------------------------
+# Starts one step per role; srun runs task.sh once per task. Every task reports "ready" with its address
+# and ports. When all have, this script writes them to the file peers.INCARNATION and tells the tasks to
+# go. Reports travel through srun's standard output, so nothing polls a shared file system. The first
+# completion rule that holds decides the job's verdict and the exit code of this script.
 
 set -u
 umask 077
 incarnation=${SLURM_RESTART_COUNT:-0} # a requeued job runs again in the same directory
-run_dir=$attempt_dir/run/$incarnation
 task_count=0
 ready_tasks=0 ended_tasks=0 live_steps=0 started=0 stopping=0 stop_requested=0 time_limit_near=0
 partial_line='' verdict='' job_exit=0 deciding_role='' deciding_index=''
@@ -16,10 +16,10 @@ declare -a failed succeeded ended_in_role step_id step_live go_pipe
 log_message() { printf '%(%F %T)T  %s\n' -1 "$*"; }
 now() { printf '%s' "${EPOCHREALTIME:-$(date +%s)}"; }
 
-# write_atomically FILE: standard input becomes the file at once, or not at all.
+# write_atomically FILE: replaces the file by standard input; readers see the old file or the new one.
 write_atomically() { cat >"$1.new" && mv -f "$1.new" "$1"; }
 
-# write_task_state ROLE INDEX KEY=VALUE…: the state file of a task that cannot write its own.
+# write_task_state ROLE INDEX KEY=VALUE…: writes the state file of a task that cannot do so itself.
 write_task_state() {
   local name=${role_names[$1]}-$2
   {
@@ -29,7 +29,7 @@ write_task_state() {
   } | write_atomically "tasks/$name.state"
 }
 
-# decide VERDICT RULE ROLE INDEX EXIT_CODE REASON: the first call counts.
+# decide VERDICT RULE ROLE INDEX EXIT_CODE REASON: sets and writes the verdict. Only the first call has an effect.
 decide() {
   [[ -z $verdict ]] || return 0
   verdict=$1 job_exit=$5
@@ -44,22 +44,22 @@ decide() {
 
 prepare() {
   cd "$attempt_dir" || exit "$exit_start_failed"
-  mkdir -p logs tasks work "$run_dir"
-  rm -f tasks/*.state verdict release
+  mkdir -p logs tasks work
+  rm -f tasks/*.state peers.* verdict release
   pipes=$(mktemp -d "${TMPDIR:-/tmp}/sluice.XXXXXXXX") || exit "$exit_start_failed"
   mkfifo "$pipes/events"
   exec {events}<>"$pipes/events"
-  # Slurm signals a whole process tree (proctrack/linuxproc) or this shell alone (proctrack/cgroup,
-  # scancel --batch). If the canary is dead after a signal, the tasks got theirs from Slurm as well.
+  # Slurm signals a whole process tree (proctrack/linuxproc) or only this shell (proctrack/cgroup,
+  # scancel --batch). If the canary process is dead after a signal, Slurm has signalled the tasks, too.
   sleep infinity &
   canary=$!
   disown "$canary"
   trap 'rm -rf "$pipes"; kill "$canary" 2>/dev/null' EXIT
-  trap 'stopping=1' TERM                  # from Slurm: cancelled, preempted, requeued, out of time
-  trap 'stopping=1 stop_requested=1' USR2  # from the job's owner, by scancel --batch --signal=USR2
-  trap 'time_limit_near=1' USR1                   # from Slurm, by --signal: the time limit is near
+  trap 'stopping=1' TERM                  # from Slurm: cancelled, preempted, requeued, time limit
+  trap 'stopping=1 stop_requested=1' USR2 # a requested stop: scancel --batch --signal=USR2
+  trap 'time_limit_near=1' USR1           # from Slurm (--signal), before the time limit
   local name r
-  # Each srun says all it wants; what sbatch left in the environment would mix in.
+  # Each srun gets all its options as arguments; sbatch's variables would add to them.
   for name in "${!SLURM_@}"; do
     case $name in
       SLURM_GPU* | SLURM_TRES* | SLURM_MEM_PER* | SLURM_CPUS_PER_TASK* | SLURM_NTASKS* | SLURM_NPROCS* | \
@@ -72,7 +72,7 @@ prepare() {
   done
 }
 
-# fail_start EXIT_CODE REASON MESSAGE [ROLE]: says it where people look, and decides.
+# fail_start EXIT_CODE REASON MESSAGE [ROLE]: writes the message to the tasks' logs and fails the job.
 fail_start() {
   local r i
   for r in "${!role_names[@]}"; do
@@ -85,7 +85,7 @@ fail_start() {
   decide failed start "${4-}" "${4:+0}" "$1" "$2"
 }
 
-# Directories that tasks need: some are made, the others must be there.
+# Creates created_dirs; fails the job if one of required_dirs does not exist.
 check_directories() {
   local dir
   for dir in "${created_dirs[@]}"; do
@@ -96,7 +96,35 @@ check_directories() {
   done
 }
 
-# Images: a file that must be there, or one that is fetched once into the owner's cache.
+# load_image_login SOURCE: exports user name and password for a registry, from authFile or roles.sh.
+load_image_login() {
+  local user='' password='' i image_logins=()
+  if [[ -n $auth_file ]]; then # OpenPAI's format: registry, user name and password, one per line
+    { read -r _ && read -r user && read -r password; } <"$auth_file" || return
+  fi
+  if ((has_image_logins)); then
+    # shellcheck source=/dev/null
+    . "$attempt_dir/roles.sh" || return
+    for ((i = 0; i < ${#image_logins[@]}; i += 3)); do
+      [[ ${image_logins[i]} != "$1" ]] || user=${image_logins[i + 1]} password=${image_logins[i + 2]}
+    done
+  fi
+  [[ -n $user$password ]] || return 0
+  export APPTAINER_DOCKER_USERNAME=$user APPTAINER_DOCKER_PASSWORD=$password
+  export SINGULARITY_DOCKER_USERNAME=$user SINGULARITY_DOCKER_PASSWORD=$password
+}
+
+# fetch_image SOURCE FILE: fetches an image under a lock, since other jobs may need the same file.
+fetch_image() {
+  mkdir -p "${2%/*}"
+  (
+    load_image_login "$1" || exit
+    flock 9
+    [[ -e $2 ]] || { "${fetch_command[@]}" "$2.$SLURM_JOB_ID" "$1" && mv "$2.$SLURM_JOB_ID" "$2"; }
+  ) 9>"$2.lock"
+}
+
+# Images are files that must exist, or are fetched into the owner's cache.
 check_images() {
   local r i
   for r in "${!role_names[@]}"; do
@@ -107,7 +135,7 @@ check_images() {
     fi
     for ((i = 0; i < role_tasks[r]; i++)); do write_task_state "$r" "$i" state=pulling "image=${image_sources[r]}"; done
     log_message "fetching ${image_sources[r]}"
-    # In the background, since a trap waits for what runs in the foreground: a stop must be heard.
+    # In the background: bash runs traps only after a foreground command has ended.
     { fetch_image "${image_sources[r]}" "${image_files[r]}" 2>&1 | tee "$pipes/fetch.log"; } &
     while ((!stopping)) && kill -0 "$!" 2>/dev/null; do wait "$!"; done
     if ((stopping)); then
@@ -123,12 +151,12 @@ check_images() {
   done
 }
 
-# A controller that hangs may make a role's step and yet not be heard. srun (22.05) asks again after a
-# minute, is told that the resources are taken (by that very step, which nobody uses and scancel does not
-# remove), and would ask until the time limit. Nothing of it has run: it is ended here and started anew.
+# A controller that hangs may create a role's step although its reply is lost. srun (22.05) repeats the
+# request after a minute, gets "resources are busy" (because of that unused step, which scancel does not
+# remove), and repeats until the time limit. No task has run, so srun is killed here and started again.
 no_reply='step creation (temporarily|still) disabled, retrying \((Socket timed out|Zero Bytes|Requested nodes are busy)'
 
-# watch_srun ROLE: passes srun's messages on, and ends one that got no step for want of an answer.
+# watch_srun ROLE: copies srun's messages, and kills srun if it waits for a step because of a lost reply.
 watch_srun() {
   local line status read_timeout=()
   while :; do
@@ -150,18 +178,18 @@ watch_srun() {
   done
 }
 
-# reply_was_lost ROLE: srun got no step, though Slurm may have made one.
+# reply_was_lost ROLE: srun got no step, but Slurm may have created one.
 reply_was_lost() {
   [[ -e $pipes/no_reply.$1 ]] || grep -qE 'Unable to create step for job [0-9]+: (Socket timed out|Zero Bytes)' "$pipes/srun.$1"
 }
 
-# controller_was_unreachable ROLE: srun could not even begin, since slurmctld did not answer (22.05).
+# controller_was_unreachable ROLE: srun created no step because slurmctld did not reply (22.05).
 controller_was_unreachable() {
   grep -qE -e 'Unable to (confirm allocation|create step) for job [0-9]+: Unable to contact slurm controller' \
     -e 'Unable to confirm allocation for job [0-9]+: (Socket timed out|Zero Bytes)' "$pipes/srun.$1"
 }
 
-# has_own_allocation ROLE: of its own, not shared with another role.
+# has_own_allocation ROLE: true if no other role shares the role's allocation.
 has_own_allocation() {
   local r
   for r in "${!role_groups[@]}"; do
@@ -169,8 +197,9 @@ has_own_allocation() {
   done
 }
 
+# start_step ROLE: runs srun; again for up to ten minutes if the controller does not reply.
 start_step() {
-  trap : TERM USR1 USR2 # the parent decides
+  trap : TERM USR1 USR2 # only the parent handles them
   local options code reason='' lost=0 deadline=$((SECONDS + 600))
   step_options "$1"
   while :; do
@@ -181,23 +210,23 @@ start_step() {
     (
       printf '%s' "$BASHPID" >"$pipes/srun_pid.$1"
       exec srun "${options[@]}" --export=ALL --input=all --kill-on-bad-exit=0 --wait=0 --job-name="${role_names[$1]}" \
-        /bin/bash "$attempt_dir/task.sh" "$1" "$run_dir"
+        /bin/bash "$attempt_dir/task.sh" "$attempt_dir" "$1" "$incarnation"
     ) <"$pipes/go.$1" >"$pipes/events" 2> >(watch_srun "$1") || code=$?
     ((code && SECONDS < deadline)) || break
-    sleep 0.2 # watch_srun may be behind
+    sleep 0.2 # until watch_srun has written the last messages
     [[ ! -e $pipes/decided ]] || break
     if reply_was_lost "$1"; then
       if has_own_allocation "$1"; then
-        # Beside the step that nobody uses. It holds the memory, too: --mem=0 is all that the job has.
+        # Overlap with the unused step. It holds the memory, too; --mem=0 is all memory of the job.
         options=("${options[@]/#--mem*/--mem=0}" --overlap)
       elif ((lost++)); then
-        code=$exit_launch_failed reason=launch_failed # to overlap would be to take another role's share
+        code=$exit_launch_failed reason=launch_failed # an overlapping step would use another role's resources
         break
       fi
     elif ! controller_was_unreachable "$1"; then
       break
     fi
-    log_message "Slurm's controller does not answer: role ${role_names[$1]} is started again in a moment"
+    log_message "Slurm's controller does not reply: starting role ${role_names[$1]} again in 3 s"
     sleep 3
   done
   printf 'step %s %s %s\n' "$1" "$code" "$reason" >"$pipes/events"
@@ -215,7 +244,7 @@ start_steps() {
   done
 }
 
-# end_steps: SIGTERM to every task that runs; each task's wrapper follows with SIGKILL after the grace period.
+# end_steps: sends SIGTERM to every running task; task.sh sends SIGKILL after the grace period.
 end_steps() {
   local r
   for r in "${!role_names[@]}"; do
@@ -224,24 +253,34 @@ end_steps() {
   done
 }
 
-# slurm_job_of ROLE: the Slurm job that holds the role's step; each component of a het job has its own id.
+# slurm_job_of ROLE: prints the Slurm job of the role's step; each component of a het job has its own id.
 slurm_job_of() {
   local name=SLURM_JOB_ID_HET_GROUP_${role_groups[$1]}
   printf '%s' "${!name:-$SLURM_JOB_ID}"
+}
+
+# print_peers: one line per task: role, index, host, address, ports.
+print_peers() {
+  local r i
+  for r in "${!role_names[@]}"; do
+    for ((i = 0; i < role_tasks[r]; i++)); do
+      printf '%s %s %s %s %s\n' "${role_names[r]}" "$i" "${host[$r.$i]}" "${address[$r.$i]}" "${ports[$r.$i]}"
+    done
+  done
 }
 
 on_ready() { # ROLE INDEX STEP HOST ADDRESS PORTS
   step_id[$1]=$3 host[$1.$2]=$4 address[$1.$2]=$5 ports[$1.$2]=$6
   ((ready_tasks += 1))
   ((ready_tasks == task_count)) || return 0
-  if ! (write_peers) >"$run_dir/peers.sh"; then
-    fail_start "$exit_start_failed" start_failed "the table of the tasks could not be written to $run_dir"
+  if ! print_peers | write_atomically "peers.$incarnation"; then
+    fail_start "$exit_start_failed" start_failed "the addresses of the tasks could not be written to $attempt_dir"
     return
   fi
   started=1
   local r
   for r in "${!role_names[@]}"; do printf 'go\n' >&"${go_pipe[r]}"; done
-  log_message "all $task_count tasks are there and start"
+  log_message "all $task_count tasks are ready and start"
 }
 
 on_ended() { # ROLE INDEX EXIT_CODE REASON
@@ -250,7 +289,7 @@ on_ended() { # ROLE INDEX EXIT_CODE REASON
   ((ended_tasks += 1, ended_in_role[$1] += 1))
   if (($3 == 0)); then ((succeeded[$1] += 1)); else ((failed[$1] += 1)); fi
   if [[ $4 == stopped ]] && ((!time_limit_near)); then
-    decide stopped stop '' '' "$exit_stopped" stopped # nobody here asked for it: scancel did
+    decide stopped stop '' '' "$exit_stopped" stopped # not by this script: scancel
   elif ((!started)); then
     decide failed start "$@"
   elif ((min_failed[$1] && failed[$1] >= min_failed[$1])); then
@@ -264,12 +303,12 @@ on_ended() { # ROLE INDEX EXIT_CODE REASON
   fi
 }
 
-# ran_out_of_memory ROLE: Slurm says so only in srun's messages, at the end of the step.
+# ran_out_of_memory ROLE: Slurm reports this only in srun's messages at the end of the step.
 ran_out_of_memory() {
   grep -qiE 'exceeded .*memory limit|oom[-_ ]?kill|out[-_ ]of[-_ ]memory' "$pipes/srun.$1"
 }
 
-# A task that was killed with SIGKILL may have wanted too much memory.
+# If the deciding task was killed with SIGKILL, srun's messages tell whether memory was the reason.
 mark_out_of_memory() {
   [[ $verdict == failed && -n $deciding_role ]] && ((job_exit == 137)) || return 0
   ran_out_of_memory "$deciding_role" || return 0
@@ -279,14 +318,14 @@ mark_out_of_memory() {
   done
 }
 
-on_step() { # ROLE EXIT_CODE [REASON]: srun has ended; tasks that left no report at all are lost
+on_step() { # ROLE EXIT_CODE [REASON]: srun has ended; tasks without a report or final state are lost
   local i code reason file key value
   step_live[$1]=0
   ((live_steps -= 1))
   for ((i = 0; i < role_tasks[$1]; i++)); do
     [[ -z ${task_ended[$1.$i]-} ]] || continue
     file=tasks/${role_names[$1]}-$i.state code='' reason=''
-    if grep -qs '^state=ended$' "$file"; then # it ended well; only its message went astray
+    if grep -qs '^state=ended$' "$file"; then # it ended; only its report was lost
       while IFS='=' read -r key value; do
         case $key in exit_code) code=$value ;; reason) reason=$value ;; esac
       done <"$file"
@@ -301,11 +340,11 @@ on_step() { # ROLE EXIT_CODE [REASON]: srun has ended; tasks that left no report
   done
 }
 
-# next_event: handles one report, or returns after a second without any.
+# next_event: handles one report, or returns after one second without any.
 next_event() {
   local line kind a b c d e f
   if ! IFS= read -r -t 1 -u "$events" line; then
-    partial_line+=$line # the second was over in the middle of a line
+    partial_line+=$line # the timeout may split a line
     return 0
   fi
   read -r kind a b c d e f <<<"$partial_line$line"
@@ -317,7 +356,7 @@ next_event() {
   esac
 }
 
-# wait_for_steps SECONDS: waits until all steps have ended, at most so long.
+# wait_for_steps SECONDS: waits until all steps have ended, at most this long.
 wait_for_steps() {
   local deadline=$((SECONDS + $1))
   while ((live_steps > 0 && SECONDS < deadline)); do next_event; done
@@ -329,7 +368,7 @@ supervise() {
     next_event
     if ((time_limit_near && !warned)); then
       warned=1
-      log_message "the time limit is near: asking the tasks to end"
+      log_message "the time limit is near: sending SIGTERM to the tasks"
       end_steps
     fi
     ((stopping)) && decide stopped stop '' '' "$exit_stopped" stopped
@@ -340,14 +379,14 @@ finish() {
   local signalled_by_slurm=0
   : >"$pipes/decided"
   if ((stopping)); then
-    sleep 0.3 # Slurm signals one process after the other
+    sleep 0.3 # Slurm signals the processes one after another
     kill -0 "$canary" 2>/dev/null || signalled_by_slurm=1
   fi
   ((live_steps == 0 || signalled_by_slurm)) || end_steps
   wait_for_steps $((grace_s + 10))
   mark_out_of_memory
-  # Slurm's own state should tell the truth: CANCELLED and TIMEOUT are for Slurm to give. After a TERM it
-  # has decided already, and scancel would undo a requeue.
+  # Slurm should record CANCELLED or TIMEOUT, which only it can set: cancel the job, or wait for the limit.
+  # Not after SIGTERM: Slurm has decided then, and scancel would undo a requeue.
   if ((stop_requested)); then
     scancel --quiet "$SLURM_JOB_ID"
     sleep 30 &

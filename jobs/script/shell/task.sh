@@ -1,25 +1,32 @@
-# ---- How a task runs ------------------------------------------------------------------------
-# srun starts this once per task. It finds the node's address and free ports, reports ready on its
-# standard output (which srun carries to the batch script), waits for "go" on its standard input,
-# runs the task with its output going straight to the task's log, and reports its end.
+#!/bin/bash
+# Runs one task of a job. Usage, under srun: task.sh ATTEMPT_DIR ROLE INCARNATION
+# 1. Finds the node's address and free ports, and reports "ready" on standard output, which srun carries
+#    to the batch script.
+# 2. Waits for "go" on standard input: the batch script has written the addresses of all tasks to
+#    peers.INCARNATION.
+# 3. Starts enter.sh in the role's container with the task's variables. The task's output goes to its log.
+# 4. Reports "ended" with the exit code.
+# The job's data is in roles.sh: arrays, settings, and the functions role_settings, role_variables and
+# role_commands, which call `variable`, `template` and `family` of this file.
+# shellcheck disable=SC2154,SC2329  # roles.sh sets variables and calls functions
 
 set -u
 umask 077
-role=$1 run_dir=$2
+attempt_dir=${1:?} role=${2:?} incarnation=${3:?} # ROLE is a number; INCARNATION counts requeues
 index=${SLURM_PROCID:?}
-incarnation=${run_dir##*/}
+# shellcheck source=/dev/null
+. "$attempt_dir/roles.sh" || exit
 role_settings "$role"
-# shellcheck disable=SC2154  # role_name, image_file and the ports are set by role_settings
 name=$role_name-$index
 log=$attempt_dir/logs/$name.log
 state_file=$attempt_dir/tasks/$name.state
 node=${SLURMD_NODENAME:-$(hostname)}
 task_ports=() ip='' state=starting started='' ended='' exit_code='' signal='' reason=''
 task_pid='' kill_timer='' stopping=0 interrupted=0
-log_offset=$(stat -c %s -- "$log" 2>/dev/null || printf 0)
+
+# ---- Reports ----------------------------------------------------------------------------------
 
 now() { printf '%s' "${EPOCHREALTIME:-$(date +%s)}"; }
-quote() { printf "'%s'" "${1//\'/\'\\\'\'}"; }
 
 write_state() {
   {
@@ -30,12 +37,13 @@ write_state() {
   } >"$state_file.new" && mv -f "$state_file.new" "$state_file"
 }
 
+# format_ports: prints the task's ports as label:port,port;label:port;
 format_ports() {
   local i
   for i in "${!task_ports[@]}"; do printf '%s:%s;' "${port_labels[i]}" "${task_ports[i]}"; done
 }
 
-# finish_task EXIT_CODE REASON: the task's end, for the state file, the batch script and srun.
+# finish_task EXIT_CODE REASON: writes the state file, reports to the batch script and exits.
 finish_task() {
   exit_code=$1 reason=$2 state=ended ended=$(now)
   ((exit_code > 128 && exit_code < 193)) && signal=$((exit_code - 128))
@@ -46,7 +54,9 @@ finish_task() {
   exit "$exit_code"
 }
 
-# The address under which other nodes know this one: the node's own name, or what Slurm itself uses.
+# ---- Address and ports ------------------------------------------------------------------------
+
+# Sets ip, the address that other nodes reach this one by: of the node's name, else of Slurm's NodeAddr.
 find_address() {
   local fields node_info
   read -ra fields <<<"$(getent ahostsv4 "$node" 2>/dev/null)"
@@ -70,13 +80,14 @@ read_used_ports() {
   done < <(cat /proc/net/tcp /proc/net/tcp6 2>/dev/null)
 }
 
-# Each task of the job looks in its own slice of the range, so no two of them can choose the same port.
+# Sets task_ports. Each task of the job searches its own slice of the port range, so that no two tasks
+# choose the same port.
 pick_ports() {
   local i n port span=$((port_high - port_low + 1))
-  local next=$(((SLURM_JOB_ID * 7919 + (first_task + index) * ports_per_task) % span)) tried=0 run
+  local next=$(((SLURM_JOB_ID * 7919 + (first_task + index) * ports_per_task) % span)) tried=0 found
   read_used_ports
   for i in "${!port_labels[@]}"; do
-    run=''
+    found=''
     for ((n = 0; n < port_counts[i]; n++)); do
       if ((port_begins[i])); then
         port=$((port_begins[i] + n))
@@ -92,43 +103,173 @@ pick_ports() {
           ((tried < span)) || finish_task "$exit_port_taken" port_taken
         done
       fi
-      run+=${run:+,}$port
+      found+=${found:+,}$port
     done
-    task_ports[i]=$run
+    task_ports[i]=$found
   done
 }
 
-# What enter.sh needs to know of this task, for runtimes that start from an empty environment.
-write_task_environment() {
-  local i variable
-  {
-    printf '_sluice_index=%s\n_sluice_ip=%s\n_sluice_work=%s\n' "$index" "$(quote "$ip")" "$(quote "$work_dir")"
-    for i in "${!task_ports[@]}"; do printf '_sluice_port_%s=%s\n' "$i" "${task_ports[i]}"; done
-    for variable in $(compgen -e); do
-      case $variable in
-        USER | LOGNAME | TZ | SLURM_* | SLURMD_* | CUDA_VISIBLE_DEVICES | ROCR_VISIBLE_DEVICES | ZE_AFFINITY_MASK | GPU_DEVICE_ORDINAL | \
-          NVIDIA_VISIBLE_DEVICES | PMI_* | PMI2_* | PMIX_*) printf 'export %s=%s\n' "$variable" "$(quote "${!variable}")" ;;
-      esac
+# ---- Environment variables --------------------------------------------------------------------
+
+declare -A peer_ip peer_ports peer_count # by role/index, role/index/label, role
+environment=()                           # lines of sh, read by enter.sh
+
+# read_peers: reads the addresses of all tasks. Fails if the file is not complete.
+read_peers() {
+  local peer_role peer_index peer_address ports entry rows=0
+  while read -r peer_role peer_index _ peer_address ports; do
+    peer_ip[$peer_role/$peer_index]=$peer_address
+    peer_count[$peer_role]=$((${peer_count[$peer_role]-0} + 1))
+    while [[ -n $ports ]]; do
+      entry=${ports%%;*} ports=${ports#*;}
+      peer_ports[$peer_role/$peer_index/${entry%:*}]=${entry##*:}
     done
-  } >"$run_dir/$name.sh"
+    ((rows += 1))
+  done <"$attempt_dir/peers.$incarnation"
+  ((rows == task_count))
 }
 
+# assign NAME VALUE: adds the line NAME='VALUE' for enter.sh.
+assign() { environment+=("$1='${2//\'/\'\\\'\'}'"); }
+
+# variable NAME VALUE: one environment variable.
+variable() { assign "export $1" "$2"; }
+
+# template NAME PART…: one environment variable, see expand.
+template() {
+  local value
+  expand "$role_name/$index" "${@:2}"
+  variable "$1" "$value"
+}
+
+# family ROLE PREFIX SUFFIX PART…: a variable for each task of a role, named PREFIX, index, SUFFIX.
+family() {
+  local i value count=${peer_count[$1]}
+  for ((i = 0; i < count; i++)); do
+    expand "$1/$i" "${@:4}"
+    variable "$2$i$3" "$value"
+  done
+}
+
+# expand ROLE/INDEX PART…: sets value, the parts joined. Parts are:
+#   =TEXT                            the text
+#   host/ROLE/INDEX                  address of a task
+#   port/ROLE/INDEX/LABEL            first port of a task with this label
+#   hosts/ROLE/LABEL/BEFORE/AFTER    all tasks of a role with commas: address, or address:port with a LABEL
+#   index/N                          index of the task given as first argument, plus N
+#   own_host, own_port/LABEL         address and first port of that task
+#   own_ports/LABEL                  its ports with this label, with commas
+expand() {
+  local part own=$1
+  value=''
+  for part in "${@:2}"; do
+    case $part in
+      =*) value+=${part#=} ;;
+      host/*) value+=${peer_ip[${part#*/}]} ;;
+      port/*) value+=${peer_ports[${part#*/}]%%,*} ;;
+      hosts/*) expand_hosts "${part#*/}" ;;
+      index/*) value+=$((${own##*/} + ${part#*/})) ;;
+      own_host) value+=${peer_ip[$own]} ;;
+      own_port/*) value+=${peer_ports[$own/${part#*/}]%%,*} ;;
+      own_ports/*) value+=${peer_ports[$own/${part#*/}]} ;;
+    esac
+  done
+}
+
+# expand_hosts ROLE/LABEL/BEFORE/AFTER: appends the list to value.
+expand_hosts() {
+  local i list='' entry rest=$1 list_role label before after
+  list_role=${rest%%/*} rest=${rest#*/}
+  label=${rest%%/*} rest=${rest#*/}
+  before=${rest%%/*} after=${rest#*/}
+  for ((i = 0; i < ${peer_count[$list_role]}; i++)); do
+    entry=${peer_ip[$list_role/$i]}
+    [[ -z $label ]] || entry+=:${peer_ports[$list_role/$i/$label]%%,*}
+    list+=${list:+,}$before$entry$after
+  done
+  value+=$list
+}
+
+# build_environment: sets environment. Container runtimes start with an empty environment, so Slurm's
+# variables are passed on, too.
+build_environment() {
+  local exported pre_command command post_command
+  for exported in $(compgen -e); do
+    case $exported in
+      USER | LOGNAME | TZ | SLURM_* | SLURMD_* | CUDA_VISIBLE_DEVICES | ROCR_VISIBLE_DEVICES | ZE_AFFINITY_MASK | GPU_DEVICE_ORDINAL | \
+        NVIDIA_VISIBLE_DEVICES | PMI_* | PMI2_* | PMIX_*) variable "$exported" "${!exported}" ;;
+    esac
+  done
+  role_variables "$role"
+  role_commands "$role"
+  assign _sluice_pre "$pre_command"
+  assign _sluice_command "$command"
+  assign _sluice_post "$post_command"
+}
+
+# ---- The task ---------------------------------------------------------------------------------
+
 wait_for_go() {
-  local part status answer=''
+  local part status answer='' deadline
   while :; do
     IFS= read -r -t 2 part
     status=$?
-    answer+=$part # two seconds may be over in the middle of the word
+    answer+=$part # a timeout may split the line
     ((stopping)) && finish_task "$exit_stopped" stopped
     ((status > 128)) && continue
-    [[ $status == 0 && $answer == go ]] && return
+    [[ $status == 0 && $answer == go ]] && break
     finish_task "$exit_stopped" lost
+  done
+  deadline=$((SECONDS + 30)) # a network file system may show the file late
+  until read_peers 2>/dev/null; do
+    ((stopping)) && finish_task "$exit_stopped" stopped
+    if ((SECONDS >= deadline)); then
+      printf 'sluice: %s cannot be read on %s\n' "$attempt_dir/peers.$incarnation" "$node" >>"$log"
+      finish_task "$exit_start_failed" start_failed
+    fi
+    sleep 0.5
+    peer_count=()
   done
 }
 
-# Slurm may signal every process of the step (proctrack/linuxproc) or this one alone (proctrack/cgroup).
-# The canary tells: while it lives, the task has not got the signal and gets it from here.
-# shellcheck disable=SC2329  # the trap calls it
+# container_argv: sets argv, the command that runs enter.sh in the role's container.
+container_argv() {
+  local i mount mode
+  case $runtime in
+    apptainer | singularity)
+      # No --env: Apptainer evaluates such values in a shell. enter.sh sets the variables.
+      argv=("$runtime_program" -s exec --cleanenv)
+      [[ -z $gpu_option ]] || ((!role_gpus)) || argv+=("$gpu_option")
+      ;;
+    enroot)
+      # The name holds job, role and task, because nodes may share enroot's data directory.
+      container=sluice-$SLURM_JOB_ID-$role-$index-$incarnation
+      export ENROOT_RUNTIME_PATH=${TMPDIR:-/tmp}/enroot-$UID-$SLURM_JOB_ID
+      mkdir -p "$ENROOT_RUNTIME_PATH"
+      "$runtime_program" create --name "$container" "$image_file" >>"$log" 2>&1 || finish_task "$exit_image_failed" image_failed
+      trap '"$runtime_program" remove --force "$container" >/dev/null 2>&1' EXIT
+      argv=("$runtime_program" start --rw)
+      ;;
+    pyxis | none) return ;; # srun has started this script in the container, or there is none
+  esac
+  for ((i = 0; i < ${#mounts[@]}; i += 3)); do
+    mount=${mounts[i]}:${mounts[i + 1]} mode=${mounts[i + 2]}
+    case $runtime.$mode in
+      enroot.*) argv+=(--mount "$mount:none:x-create=auto,rbind,$mode") ;;
+      *.ro) argv+=(--bind "$mount:ro") ;;
+      *.rw) argv+=(--bind "$mount") ;;
+    esac
+  done
+  if [[ $runtime == enroot ]]; then
+    ((shm_mib)) && argv+=(--mount "tmpfs:/dev/shm:tmpfs:x-create=dir,size=${shm_mib}m")
+    argv+=("$container")
+  else
+    argv+=("$image_file")
+  fi
+}
+
+# Slurm signals every process of the step (proctrack/linuxproc) or only this one (proctrack/cgroup).
+# If the canary process is alive after a signal, the task did not get it and gets it from here.
 on_term() {
   interrupted=1
   ((stopping)) && return
@@ -146,17 +287,19 @@ on_term() {
 }
 
 run_task() {
-  local argv=() enter=(/bin/sh "$attempt_dir/enter.sh" "$attempt_dir" "$run_dir" "$role" "$name")
+  local argv=() input
   ((role_gpus)) || export CUDA_VISIBLE_DEVICES=
-  container_argv # puts the container runtime before enter.sh
-  write_task_environment
-  set -m # a process group of its own for the task, so that signals reach all of it
-  "${argv[@]}" "${enter[@]}" </dev/null >>"$log" 2>&1 &
+  build_environment
+  container_argv
+  exec {input}< <(printf '%s\n' "${environment[@]}") # a pipe: values of secrets stay off the disk
+  set -m # the task gets a process group, so that signals reach all its processes
+  "${argv[@]}" /bin/sh "$attempt_dir/enter.sh" "$work_dir" <&"$input" {input}<&- >>"$log" 2>&1 &
   task_pid=$!
   sleep infinity >/dev/null 2>&1 &
   canary=$!
   disown "$canary"
   set +m
+  exec {input}<&-
   state=running started=$(now)
   write_state
   while
@@ -164,30 +307,31 @@ run_task() {
     exit_code=$?
     ((interrupted))
   do interrupted=0; done
-  kill -KILL -- "-$task_pid" 2>/dev/null # whatever the task left behind
+  kill -KILL -- "-$task_pid" 2>/dev/null # processes that the task left behind
 }
 
-# isDebug: a failed task keeps its node until it is stopped or a file named "release" appears.
+# isDebug: a failed task keeps its node until the job is stopped or a file named "release" exists.
 hold_for_debugging() {
   state=debug
   write_state
   until ((stopping)) || [[ -e $attempt_dir/release ]]; do sleep 2; done
 }
 
-trap on_term TERM
-mkdir -p "$run_dir" # the batch script made it; this only refreshes what this node knows of it
-find_address
-pick_ports
-write_state
-printf 'ready %s %s %s %s %s %s\n' "$role" "$index" "${SLURM_STEP_ID-}" "$node" "$ip" "$(
-  IFS=';'
-  printf '%s' "${task_ports[*]}"
-)"
-wait_for_go
-run_task
-if ((stopping)); then
-  ((exit_code)) && finish_task "$exit_code" stopped
-elif ((exit_code)); then
-  ((is_debug)) && hold_for_debugging
-fi
-finish_task "$exit_code" ''
+main() {
+  trap on_term TERM
+  log_offset=$(stat -c %s -- "$log" 2>/dev/null || printf 0)
+  find_address
+  pick_ports
+  write_state
+  printf 'ready %s %s %s %s %s %s\n' "$role" "$index" "${SLURM_STEP_ID-}" "$node" "$ip" "$(format_ports)"
+  wait_for_go
+  run_task
+  if ((stopping)); then
+    ((exit_code)) && finish_task "$exit_code" stopped
+  elif ((exit_code && is_debug)); then
+    hold_for_debugging
+  fi
+  finish_task "$exit_code" ''
+}
+
+main

@@ -1,0 +1,209 @@
+"""batch.sh: the #SBATCH header and the job's data in front of the fixed shell/batch.sh. Pure."""
+
+from __future__ import annotations
+
+import re
+
+from core.messages import _
+from jobs.jobfile import JobSpec, TaskRole
+from jobs.jobfile.fields import format_duration
+from jobs.plan import Group, Plan, RolePlan, describe_plan
+from jobs.script.context import RenderContext
+from jobs.script.framework_variables import uses_srun_mpi
+from jobs.script.options import RenderError, RenderOptions
+from jobs.script.paths import AttemptPaths
+from jobs.script.quoting import quote, quote_path, render_array, render_case_function
+from jobs.script.task_state import ScriptExit, render_exit_codes
+
+# Slurm sends --signal up to a minute early: a shorter job would get it at its start.
+MIN_TIME_LIMIT_FOR_SIGNAL_S = 300
+_PLAIN_OPTION = re.compile(r"[\w./:=,+@~&|*!()\[\]-]+")
+
+
+def render_sbatch_line(option: str, value: object) -> str:
+    """One #SBATCH line. sbatch splits it into words like a shell, but expands nothing."""
+    text = str(value)
+    if any(ord(c) < 32 for c in text):
+        raise RenderError(_("--%(option)s cannot hold control characters.", option=option))
+    if not _PLAIN_OPTION.fullmatch(text):
+        text = '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+    return f"#SBATCH --{option}={text}"
+
+
+def _build_group_options(plan: Plan, group: Group) -> list[tuple[str, object]]:
+    """Options of one allocation: per task if a single role has it, else per node."""
+    roles = plan.roles_of(group)
+    gpu = f"{group.gpu_type}:{group.gpus}" if group.gpu_type else f"{group.gpus}"
+    options: list[tuple[str, object]] = [("partition", group.partition)]
+    if group.shared:
+        options += [
+            ("nodes", group.nodes),
+            ("ntasks-per-node", 1),
+            ("cpus-per-task", group.cpus),
+            ("mem", f"{group.mem_mib}M"),
+        ]
+        return [*options, ("gres", f"gpu:{gpu}")] if group.gpus else options
+    role = roles[0]
+    if group.fixed_nodes:
+        options.append(("nodes", group.nodes))
+    options.append(("ntasks", role.tasks))
+    if role.per_node is not None:
+        options.append(("ntasks-per-node", role.per_node))
+    options += [("cpus-per-task", role.cpus), ("mem-per-cpu", f"{role.mem_mib // role.cpus}M")]
+    return [*options, ("gpus-per-task", gpu)] if role.gpus else options
+
+
+def _render_header(
+    spec: JobSpec, plan: Plan, paths: AttemptPaths, options: RenderOptions
+) -> list[str]:
+    common: list[tuple[str, object]] = []
+    for name, value in (
+        ("account", plan.account),
+        ("qos", plan.qos),
+        ("constraint", plan.constraint),
+    ):
+        if value:
+            common.append((name, value))
+    if plan.time_limit_s is not None:
+        common.append(("time", format_duration(plan.time_limit_s)))
+    common.append(("chdir", paths.dir))
+    lines = [
+        "#!/bin/bash",
+        f"# Job {spec.job_name}, attempt {paths.attempt}: {plan.layout}.",
+        *(f"# {sentence}" for sentence in describe_plan(plan).split("; ")),
+        render_sbatch_line("job-name", spec.job_name),
+        render_sbatch_line("output", "logs/batch.log"),
+        render_sbatch_line("open-mode", "append"),
+        render_sbatch_line("export", "NONE"),
+        "#SBATCH --requeue" if options.requeue else "#SBATCH --no-requeue",
+    ]
+    if plan.time_limit_s is None or plan.time_limit_s >= MIN_TIME_LIMIT_FOR_SIGNAL_S:
+        lines.append(render_sbatch_line("signal", f"B:USR1@{options.grace_s}"))
+    for group in plan.groups:
+        if group.index:
+            lines.append("#SBATCH hetjob")
+        lines += [render_sbatch_line(name, value) for name, value in common]
+        lines += [
+            render_sbatch_line(name, value) for name, value in _build_group_options(plan, group)
+        ]
+    return lines
+
+
+def _build_step_options(plan: Plan, role: RolePlan, mpi: str) -> list[str]:
+    group = plan.groups[role.group]
+    arguments = [f"--het-group={group.index}"] if plan.layout == "het" else []
+    arguments += ["--exact", f"--ntasks={role.tasks}", f"--cpus-per-task={role.cpus}"]
+    if role.per_node is not None:
+        nodes = -(-role.tasks // role.per_node)
+        even = nodes * role.per_node == role.tasks
+        # srun accepts --ntasks-per-node only if it divides the tasks evenly; cyclic is the next best.
+        spread = f"--ntasks-per-node={role.per_node}" if even else "--distribution=cyclic"
+        arguments += [f"--nodes={nodes}", spread]
+    if group.shared:
+        arguments.append(f"--mem={(role.per_node or 1) * role.mem_mib}M")
+    else:
+        arguments.append(f"--mem-per-cpu={role.mem_mib // role.cpus}M")
+    # Slurm 22.05: with a GPU type in the step's options tasks see no GPU; without --gpu-bind, all of the step's.
+    arguments += (
+        [f"--gpus-per-task={role.gpus}", f"--gpu-bind=per_task:{role.gpus}"]
+        if role.gpus
+        else ["--gres=none"]
+    )
+    arguments.append(f"--mpi={mpi}")
+    return arguments
+
+
+def _completion_rules(role: TaskRole) -> tuple[int, int, int]:
+    """(minFailed, minSucceeded, main): 0 disables a rule. The end of a main role ends the job."""
+    failed = role.min_failed_task_count or 0
+    succeeded = role.min_succeeded_task_count or 0
+    if role.is_main:
+        return failed or 1, succeeded or role.task_number, 1
+    return failed, succeeded, 0
+
+
+_BATCH_EXITS = (
+    ScriptExit.START_FAILED,
+    ScriptExit.IMAGE_MISSING,
+    ScriptExit.IMAGE_FAILED,
+    ScriptExit.MOUNT_MISSING,
+    ScriptExit.TASK_LOST,
+    ScriptExit.LAUNCH_FAILED,
+    ScriptExit.STOPPED,
+)
+
+
+def render_batch_data(context: RenderContext) -> str:
+    """The part of batch.sh that differs between jobs; shell/batch.sh follows it."""
+    plan = context.plan
+    rules = [_completion_rules(role) for role in context.spec.task_roles]
+    lines = [
+        *_render_header(context.spec, plan, context.paths, context.options),
+        "# shellcheck disable=SC2016  # text in single quotes is data",
+        "",
+        "# ---- Data of the job: arrays by role, in the order of the job file " + "-" * 26,
+        f"attempt_dir={quote(context.paths.dir)}",
+        f"grace_s={context.options.grace_s} # between SIGTERM and SIGKILL",
+        render_array("role_names", (quote(role.name) for role in plan.roles)),
+        render_array("role_tasks", (str(role.tasks) for role in plan.roles)),
+        render_array("role_groups", (str(role.group) for role in plan.roles), "het job component"),
+        render_array(
+            "min_failed", (str(r[0]) for r in rules), "failed tasks that fail the job; 0: no limit"
+        ),
+        render_array(
+            "min_succeeded",
+            (str(r[1]) for r in rules),
+            "succeeded tasks that complete the job; 0: all tasks must end",
+        ),
+        render_array(
+            "main_role", (str(r[2]) for r in rules), "1: the end of this role ends the job"
+        ),
+        *_render_image_data(context),
+        render_array("created_dirs", (quote_path(d) for d in context.dirs.created)),
+        render_array("required_dirs", (quote_path(d) for d in context.dirs.required)),
+        render_exit_codes(*_BATCH_EXITS),
+        "",
+        "# step_options ROLE: sets options, the arguments of the role's srun.",
+        *render_case_function(
+            "step_options", ((role.index, _render_step(context, role)) for role in plan.roles)
+        ),
+        "",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _render_image_data(context: RenderContext) -> list[str]:
+    images, program = context.images, context.program
+    lines = [
+        render_array("image_files", (quote_path(i.path) if i.path else "''" for i in images)),
+        render_array("image_sources", (quote(i.source) for i in images)),
+    ]
+    if not any(image.source for image in images):
+        return [*lines, "fetch_command=() auth_file='' has_image_logins=0 # all images are files"]
+    runtime = context.options.runtime
+    if runtime in ("enroot", "pyxis"):
+        program = "enroot" if runtime == "pyxis" else program
+        lines.append(f"fetch_command=({quote_path(program)} import --output)")
+        return [*lines, "auth_file='' has_image_logins=0"]
+    lines.append(f"fetch_command=({quote_path(program)} pull)")
+    auth_file = quote_path(context.spec.auth_file)
+    return [*lines, f"auth_file={auth_file} has_image_logins={int(bool(context.logins))}"]
+
+
+def _render_step(context: RenderContext, role: RolePlan) -> list[str]:
+    mpi = context.options.mpi if uses_srun_mpi(context.spec) else "none"
+    lines = [f"options=({' '.join(_build_step_options(context.plan, role, mpi))})"]
+    if context.options.runtime != "pyxis":
+        return lines
+    mounts = (
+        f"{quote_path(b.source)}:{quote_path(b.target)}{':ro' if b.read_only else ''}"
+        for b in context.dirs.binds
+    )
+    return [
+        *lines,
+        f"options+=(--container-image={quote_path(context.images[role.index].path)})",
+        f"local mounts={','.join(mounts)}",
+        'options+=(--container-mounts="$mounts")',
+        f"options+=(--container-workdir={quote(context.paths.dir)} --container-mount-home --container-writable)",
+    ]

@@ -1,0 +1,76 @@
+"""What all parts of one rendering share: spec, plan, options, directories, images and registry logins. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from core.messages import _
+from jobs.jobfile import JobSpec, TaskRole
+from jobs.plan import Plan
+from jobs.script.directories import Directories, check_enroot_binds, resolve_directories
+from jobs.script.images import ResolvedImage, resolve_image
+from jobs.script.options import RenderError, RenderOptions
+from jobs.script.paths import AttemptPaths
+
+
+@dataclass(frozen=True, slots=True)
+class RenderContext:
+    spec: JobSpec
+    plan: Plan
+    paths: AttemptPaths
+    options: RenderOptions
+    dirs: Directories
+    images: tuple[ResolvedImage, ...]  # by role
+    logins: Mapping[str, Mapping[str, str]] = field(default_factory=dict, repr=False)  # by source
+
+    @property
+    def program(self) -> str:
+        return self.options.runtime_program or self.options.runtime
+
+
+def build_context(
+    spec: JobSpec,
+    plan: Plan,
+    paths: AttemptPaths,
+    options: RenderOptions,
+    *,
+    default_image: str,
+    image_logins: Mapping[str, Mapping[str, str]],
+) -> RenderContext:
+    """`spec` has its path variables substituted; `image_logins` go by the image's name in the job file."""
+    dirs = resolve_directories(spec, paths, options=options)
+    if options.runtime in ("enroot", "pyxis"):
+        check_enroot_binds(dirs.binds)
+    images = tuple(
+        _resolve_role_image(spec, role, default_image, options) for role in spec.task_roles
+    )
+    logins = {
+        image.source: image_logins[spec.image_of(role)]
+        for role, image in zip(spec.task_roles, images, strict=True)
+        if spec.image_of(role) in image_logins and image.source.startswith("docker://")
+    }
+    return RenderContext(spec, plan, paths, options, dirs, images, logins)
+
+
+def _resolve_role_image(
+    spec: JobSpec, role: TaskRole, default: str, options: RenderOptions
+) -> ResolvedImage:
+    if options.runtime == "none":
+        return ResolvedImage("")
+    name = spec.image_of(role) or default
+    if not name:
+        raise RenderError(
+            _(
+                "Role %(name)s names no container image, and there is no default one.",
+                name=role.name,
+            )
+        )
+    return resolve_image(
+        name,
+        runtime=options.runtime,
+        images_dir=options.images_dir,
+        files=options.image_files,
+        aliases=options.image_aliases,
+        cache_dir=options.image_cache_dir,
+    )

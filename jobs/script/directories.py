@@ -1,0 +1,100 @@
+"""A job's directories on the cluster: which are mounted where, required, created. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from core.messages import _
+from jobs.jobfile import JobSpec
+from jobs.script.options import RenderError, RenderOptions
+from jobs.script.paths import AttemptPaths
+from jobs.script.variables import directory_variables
+
+
+@dataclass(frozen=True, slots=True)
+class Bind:
+    """One directory of the node in the containers."""
+
+    source: str  # may begin with ~
+    target: str
+    read_only: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Directories:
+    """The job's directories on the cluster, and where containers have them."""
+
+    work: str
+    variables: dict[str, str]  # values may begin with ~
+    binds: tuple[Bind, ...]
+    required: tuple[str, ...]
+    created: tuple[str, ...]
+
+
+def _is_cluster_path(text: str) -> bool:
+    return text.startswith("/") or text == "~" or text.startswith("~/")
+
+
+def resolve_directories(
+    spec: JobSpec, paths: AttemptPaths, *, options: RenderOptions
+) -> Directories:
+    """Of a spec whose path variables are substituted (`substitute_paths`)."""
+    uploaded = spec.code is not None and spec.code.selector == "codeFile"
+    code = paths.code_dir if uploaded else spec.code_dir
+    binds = _list_binds(spec, paths, code, options)
+    work = code if _is_cluster_path(code) else f"{paths.dir}/work"
+    created = tuple(d for d in (spec.output_dir,) if _is_cluster_path(d))
+    required = [bind.source for bind in binds if bind.source not in (paths.dir, "~", *created)]
+    return Directories(
+        work=work,
+        variables=directory_variables(
+            spec,
+            data=spec.data_dir,
+            output=spec.output_dir,
+            code=code,
+            work=work,
+            attempt=paths.dir,
+            fs_uri=options.fs_uri,
+        ),
+        binds=binds,
+        required=tuple(dict.fromkeys(required)),
+        created=created,
+    )
+
+
+def _list_binds(
+    spec: JobSpec, paths: AttemptPaths, code: str, options: RenderOptions
+) -> tuple[Bind, ...]:
+    """Job directories keep their paths and get OpenPAI's aliases; a later bind replaces one with the same target."""
+    binds = [Bind(path, path) for path in options.site_binds]
+    binds += [Bind(paths.dir, paths.dir), Bind("~", "/userhome")]
+    for source, alias, read_only in (
+        (code, "/code", False),
+        (spec.data_dir, "/dataset", True),
+        (spec.model_dir, "/model", False),
+        (spec.output_dir, "", False),
+    ):
+        if _is_cluster_path(source):
+            binds.append(Bind(source, source, read_only))
+            if alias:
+                binds.append(Bind(source, alias, read_only))
+    binds += [Bind(mount.source, mount.target, mount.read_only) for mount in spec.mounts]
+    return tuple({bind.target: bind for bind in binds}.values())
+
+
+def check_enroot_binds(binds: Iterable[Bind]) -> None:
+    """Enroot and pyxis write mounts into an fstab: it cannot hold blanks, and ${…} is substituted.
+
+    Raises RenderError.
+    """
+    for bind in binds:
+        for path in (bind.source, bind.target):
+            if re.search(r"[\s\\#$,:]", path):
+                raise RenderError(
+                    _(
+                        "This cluster's container runtime cannot mount the path %(path)r.",
+                        path=path,
+                    )
+                )

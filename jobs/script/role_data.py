@@ -1,0 +1,222 @@
+"""roles.sh: everything that task.sh needs to know of a job and its roles, as data in bash syntax.
+
+Settings, ports, mounts, environment variables, commands and registry logins. Only quoted words and calls
+of the fixed functions of shell/task.sh; the file holds the values of secrets. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from jobs.jobfile import TaskRole
+from jobs.plan import RolePlan
+from jobs.script.context import RenderContext
+from jobs.script.expressions import (
+    CurrentHost,
+    CurrentIndex,
+    CurrentPort,
+    CurrentPorts,
+    Expression,
+    ExpressionPart,
+    HostList,
+    LiteralText,
+    TaskHost,
+    TaskPort,
+    Variable,
+    VariableFamily,
+)
+from jobs.script.quoting import quote, quote_path, render_array, render_case_function
+from jobs.script.task_state import ScriptExit, render_exit_codes
+from jobs.script.variables import list_task_ports, runtime_variables, static_variables
+
+_TASK_EXITS = (
+    ScriptExit.START_FAILED,
+    ScriptExit.IMAGE_FAILED,
+    ScriptExit.PORT_TAKEN,
+    ScriptExit.STOPPED,
+)
+_STRICT_MODE = "set -o errexit -o nounset\n(set -o pipefail) 2>/dev/null && set -o pipefail\n"
+
+
+def render_role_data(
+    context: RenderContext, *, user: str, job_name: str, secrets: Mapping[str, str]
+) -> str:
+    options, paths = context.options, context.paths
+    lines = [
+        f"# Data of job {context.spec.job_name}, attempt {paths.attempt}, for task.sh. It may hold the values of secrets.",
+        "# shellcheck shell=bash disable=SC2016,SC2034  # text in single quotes is data; task.sh uses the variables",
+        "",
+        f"work_dir={quote_path(context.dirs.work)}",
+        f"grace_s={options.grace_s} # between SIGTERM and SIGKILL",
+        f"is_debug={int(context.spec.is_debug)}",
+        f"task_count={context.spec.task_count} # of all roles",
+        f"port_low={options.port_low} port_high={options.port_high} ports_per_task={_ports_per_task(context)}",
+        f"runtime={options.runtime} runtime_program={quote_path(context.program)} gpu_option={quote(options.gpu_option)}",
+        render_exit_codes(*_TASK_EXITS),
+        "mounts=( # source, target, rw or ro",
+        *(
+            f"  {quote_path(b.source)} {quote_path(b.target)} {'ro' if b.read_only else 'rw'}"
+            for b in context.dirs.binds
+        ),
+        ")",
+        *_render_logins(context.logins),
+        "",
+        *render_case_function("role_settings", _list_role_settings(context)),
+        "",
+        "# Environment variables; the last one of a name counts. task.sh explains the parts of a template.",
+        *_render_variables(context, user=user, job_name=job_name, secrets=secrets),
+        "",
+        *render_case_function(
+            "role_commands",
+            ((index, _render_commands(role)) for index, role in enumerate(context.spec.task_roles)),
+        ),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _render_logins(logins: Mapping[str, Mapping[str, str]]) -> list[str]:
+    if not logins:
+        return []
+    words = (
+        f"  {quote(source)} {quote(login.get('username', ''))} {quote(login.get('password', ''))}"
+        for source, login in logins.items()
+    )
+    return [
+        "image_logins=( # image, user name, password; batch.sh fetches images with them",
+        *words,
+        ")",
+    ]
+
+
+# Settings
+
+
+def _ports_per_task(context: RenderContext) -> int:
+    """The part of the port range that each task has for itself: 4 times its ports where the range allows it."""
+    requested = max(
+        sum(p.port_number for p in list_task_ports(r) if not p.begin_at)
+        for r in context.spec.task_roles
+    )
+    range_size = context.options.port_high - context.options.port_low + 1
+    if requested * 4 * context.spec.task_count <= range_size:
+        return requested * 4
+    return max(1, requested)
+
+
+def _list_role_settings(context: RenderContext) -> Iterable[tuple[int, list[str]]]:
+    first_task = 0
+    for role in context.plan.roles:
+        yield role.index, _render_settings(context, first_task, role)
+        first_task += role.tasks
+
+
+def _render_settings(context: RenderContext, first_task: int, role: RolePlan) -> list[str]:
+    ports = list_task_ports(context.spec.task_roles[role.index])
+    return [
+        f"role_name={quote(role.name)} role_gpus={role.gpus} shm_mib={role.shm_mib} first_task={first_task}",
+        f"image_file={quote_path(context.images[role.index].path)}",
+        render_array("port_labels", (quote(port.label) for port in ports)),
+        render_array("port_begins", (str(port.begin_at) for port in ports), "0: any free port"),
+        render_array("port_counts", (str(port.port_number) for port in ports)),
+    ]
+
+
+# Environment variables
+
+
+def _render_variables(
+    context: RenderContext, *, user: str, job_name: str, secrets: Mapping[str, str]
+) -> list[str]:
+    spec = context.spec
+    runtime = runtime_variables(spec)
+    static = static_variables(
+        spec,
+        user=user,
+        job_name=job_name,
+        fs_uri=context.options.fs_uri,
+        training_id=context.paths.job_uuid,
+    )
+    directories = {name: quote_path(value) for name, value in context.dirs.variables.items()}
+    words = [
+        {name: quote(value) for name, value in {**secrets, **static[role.name]}.items()}
+        | directories
+        for role in spec.task_roles
+    ]
+    common = dict(set.intersection(*(set(by_name.items()) for by_name in words)))
+    cases = [
+        (
+            index,
+            [
+                *(
+                    f"variable {name} {word}"
+                    for name, word in by_name.items()
+                    if name not in common
+                ),
+                *(_render_template(variable) for variable in runtime.by_role[role.name]),
+            ],
+        )
+        for index, (role, by_name) in enumerate(zip(spec.task_roles, words, strict=True))
+    ]
+    before = [
+        *(_render_template(variable) for variable in runtime.shared),
+        *(_render_family(family) for family in runtime.families),
+        *(f"variable {name} {word}" for name, word in words[0].items() if name in common),
+    ]
+    return render_case_function("role_variables", cases, before=before)
+
+
+def _render_template(variable: Variable) -> str:
+    return f"template {variable.name} {render_parts(variable.value)}"
+
+
+def _render_family(family: VariableFamily) -> str:
+    words = (quote(family.role), quote(family.prefix), quote(family.suffix))
+    return f"family {' '.join(words)} {render_parts(family.value)}"
+
+
+def render_parts(expression: Expression) -> str:
+    """An expression as the words that `expand` in shell/task.sh reads; adjacent texts become one word."""
+    words: list[str] = []
+    for part in expression:
+        if isinstance(part, LiteralText) and words and words[-1].startswith("="):
+            words[-1] += part.text
+        else:
+            words.append(encode_part(part))
+    return " ".join(quote(word) for word in words)
+
+
+def encode_part(part: ExpressionPart) -> str:
+    match part:
+        case LiteralText(text):
+            return f"={text}"
+        case TaskHost(role, index):
+            return f"host/{role}/{index}"
+        case TaskPort(role, index, label):
+            return f"port/{role}/{index}/{label}"
+        case HostList(role, label, before, after):
+            return f"hosts/{role}/{label}/{before}/{after}"
+        case CurrentIndex(offset):
+            return f"index/{offset}"
+        case CurrentHost():
+            return "own_host"
+        case CurrentPort(label):
+            return f"own_port/{label}"
+        case CurrentPorts(label):
+            return f"own_ports/{label}"
+
+
+# Commands
+
+
+def _render_commands(role: TaskRole) -> list[str]:
+    command = (_STRICT_MODE if role.strict_shell else "") + role.command.rstrip()
+    for parameter in role.parameters:
+        command += " " + quote(f"--{parameter.key}={parameter.value}")
+    texts = {"pre_command": "", "command": command, "post_command": ""}
+    for name, commands in (
+        ("pre_command", role.pre_commands),
+        ("post_command", role.post_commands),
+    ):
+        if commands:
+            texts[name] = "set -o errexit\n" + "\n".join(commands)
+    return [f"{name}={quote(text)}" for name, text in texts.items()]
