@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NoReturn
 
 from core.messages import Message, _
 
@@ -131,3 +131,15 @@ def format_path(loc: Loc) -> str:
         else:
             text += f'["{shorten(part)}"]'
     return text
+
+
+def raise_problem(
+    loc: Loc, position: Position, code: str, message: Message, value: object = ""
+) -> NoReturn:
+    raise SpecError(
+        [
+            Problem(format_path(loc), message, code=code, value=shorten(value)).with_position(
+                position
+            )
+        ]
+    ) from None

@@ -1,26 +1,34 @@
-"""From the bytes of a job file to plain values, with the line of every one of them.
+"""From the bytes of a job file to plain values, with the line and column of each.
 
-JSON (comments and trailing commas forgiven, with a warning) and YAML, both within limits that make
-hostile input cheap to refuse. YAML scalars follow YAML 1.2: `yes` and `on` are text, 012 is twelve,
-1:30 is text. Knows nothing of what the values mean. Pure.
+JSON (comments and trailing commas are ignored with a warning) and YAML, both within limits that refuse
+hostile input early. YAML scalars follow YAML 1.2: `yes` and `on` are text, 012 is twelve, 1:30 is text.
+Does not know what the values mean. Pure.
 """
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import Any
 
 import yaml
 
 from core.messages import Message, _
-from jobs.jobfile.errors import Loc, Position, Problem, SpecError, SpecWarning, format_path, shorten
+from jobs.jobfile.errors import (
+    Loc,
+    Position,
+    Problem,
+    SpecError,
+    SpecWarning,
+    raise_problem,
+    shorten,
+)
+from jobs.jobfile.json_events import JsonEvents
 
 MAX_FILE_BYTES = 1024 * 1024
 MAX_DEPTH = 50
-MAX_NODES = 20_000  # after aliases are followed
+MAX_NODES = 20_000  # an alias counts as all values that it repeats
 MAX_DIGITS = 300
 
 _FORBIDDEN_CHARACTER = re.compile("[\x00\ud800-\udfff]")
@@ -28,7 +36,7 @@ _FORBIDDEN_CHARACTER = re.compile("[\x00\ud800-\udfff]")
 
 @dataclass(slots=True)
 class ParsedFile:
-    """A document, and where each of its values stands."""
+    """A document with the position of each value."""
 
     document: Any
     positions: dict[Loc, Position]
@@ -37,15 +45,31 @@ class ParsedFile:
 
 
 def parse_text(text: str | bytes, *, filename: str = "") -> ParsedFile:
-    """Reads a file as JSON or YAML, whichever it is. Raises SpecError."""
+    """Reads a file as JSON or YAML. The name only decides about text that begins like JSON. Raises SpecError."""
     decoded = _decode(text)
     if not decoded.strip():
         raise SpecError.single("", _("is empty."), code="empty")
     is_yaml = filename.lower().endswith((".yaml", ".yml"))
     looks_like_json = decoded.lstrip().startswith(("{", "[", "//", "/*"))
     if looks_like_json and not is_yaml:
-        return _JsonParser(decoded).parse()
-    return _YamlParser(decoded).parse()
+        return _parse_json(decoded)
+    return _parse_yaml(decoded)
+
+
+def _parse_json(text: str) -> ParsedFile:
+    events = JsonEvents(text)
+    builder = _DocumentBuilder(iter(events), is_json=True)
+    document = builder.build_document()
+    return ParsedFile(document, builder.positions, "json", events.list_warnings())
+
+
+def _parse_yaml(text: str) -> ParsedFile:
+    try:
+        builder = _DocumentBuilder(iter(yaml.parse(text, Loader=_YAML_LOADER)), is_json=False)
+        document = builder.build_document()
+    except yaml.YAMLError as error:
+        raise SpecError([_yaml_problem(error, text)]) from error
+    return ParsedFile(document, builder.positions, "yaml")
 
 
 def _decode(source: str | bytes) -> str:
@@ -69,224 +93,18 @@ def _decode(source: str | bytes) -> str:
         ) from error
 
 
-def _raise_problem(
-    loc: Loc, position: Position, code: str, message: Message, value: object = ""
-) -> NoReturn:
-    raise SpecError(
-        [
-            Problem(format_path(loc), message, code=code, value=shorten(value)).with_position(
-                position
-            )
-        ]
-    ) from None
-
-
 def _check_text(text: str, loc: Loc, position: Position) -> str:
     if match := _FORBIDDEN_CHARACTER.search(text):
         message = _("must not hold half a Unicode character.")
         if match.group() == "\x00":
             message = _("must not hold a NUL character.")
-        _raise_problem(loc, position, "nul", message, text)
+        raise_problem(loc, position, "nul", message, text)
     return text
 
 
-# JSON
-
-_SPACE = re.compile(r"[ \t\r\n]*")
-_COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
-_STRING = re.compile(r'"(?:[^"\\\x00-\x1f]|\\.)*"')
-_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
-_BARE_WORD = re.compile(r"[A-Za-z_$][\w$-]*")
-_JSON_LITERALS = {"true": True, "false": False, "null": None}
-
-
-class _JsonParser:
-    """A JSON reader that remembers positions, which the standard one cannot."""
-
-    def __init__(self, text: str) -> None:
-        self.text = text
-        self.position = 0
-        self.positions: dict[Loc, Position] = {}
-        self.comment: Position | None = None
-        self.trailing_comma: Position | None = None
-        self.line_starts = [0, *(m.end() for m in re.finditer("\n", text))]
-        self._line = 0
-        self.nodes = 0
-
-    def parse(self) -> ParsedFile:
-        self._skip_whitespace()
-        document = self._parse_value((), 0)
-        self._skip_whitespace()
-        if self.position < len(self.text):
-            self._raise_syntax_error(_("there is more text after the end of the job"), ())
-        parsed = ParsedFile(document, self.positions, "json")
-        if self.comment:
-            parsed.warnings.append(
-                SpecWarning(
-                    "",
-                    _("holds comments, which JSON does not know; they are ignored."),
-                    self.comment.line,
-                )
-            )
-        if self.trailing_comma:
-            parsed.warnings.append(
-                SpecWarning(
-                    "",
-                    _("holds a comma before a closing bracket; it is ignored."),
-                    self.trailing_comma.line,
-                )
-            )
-        return parsed
-
-    def _current_position(self) -> Position:
-        starts = (
-            self.line_starts
-        )  # reading only goes forward, so the line is found from the last one
-        while self._line + 1 < len(starts) and starts[self._line + 1] <= self.position:
-            self._line += 1
-        return Position(self._line + 1, self.position - starts[self._line] + 1)
-
-    def _raise_syntax_error(self, what: Message, loc: Loc) -> NoReturn:
-        position = self._current_position()
-        _raise_problem(
-            loc,
-            position,
-            "json",
-            _(
-                "is not valid JSON: %(what)s (line %(line)s, column %(column)s).",
-                what=what,
-                line=position.line,
-                column=position.column,
-            ),
-        )
-
-    def _skip_whitespace(self) -> None:
-        while True:
-            self.position = _SPACE.match(self.text, self.position).end()  # type: ignore[union-attr]
-            if not self.text.startswith("/", self.position):
-                return
-            match = _COMMENT.match(self.text, self.position)
-            if not match:
-                return
-            self.comment = self.comment or self._current_position()
-            self.position = match.end()
-
-    def _parse_value(self, loc: Loc, depth: int) -> Any:
-        self.nodes += 1
-        start_position = self._current_position()
-        self.positions.setdefault(loc, start_position)
-        if depth > MAX_DEPTH:
-            _raise_problem(
-                (),
-                start_position,
-                "too_deep",
-                _("is nested deeper than %(limit)s levels.", limit=MAX_DEPTH),
-            )
-        if self.nodes > MAX_NODES:
-            _raise_problem(
-                (),
-                start_position,
-                "too_many_values",
-                _("holds more than %(limit)s values.", limit=f"{MAX_NODES:,}"),
-            )
-        start = self.text[self.position : self.position + 1]
-        if start == "{":
-            return self._parse_object(loc, depth)
-        if start == "[":
-            return self._parse_array(loc, depth)
-        if start == '"':
-            return self._parse_string(loc)
-        return self._parse_scalar(loc)
-
-    def _parse_scalar(self, loc: Loc) -> Any:
-        if match := _NUMBER.match(self.text, self.position):
-            digits = match.group()
-            if len(digits) > MAX_DIGITS:
-                _raise_problem(
-                    loc, self._current_position(), "too_large", _("is too long a number."), digits
-                )
-            self.position = match.end()
-            return int(digits) if re.fullmatch("-?[0-9]+", digits) else float(digits)
-        word = _BARE_WORD.match(self.text, self.position)
-        if word and word.group() in _JSON_LITERALS:
-            self.position = word.end()
-            return _JSON_LITERALS[word.group()]
-        if word:
-            self._raise_syntax_error(
-                _('"%(word)s" must stand in double quotes', word=shorten(word.group())), loc
-            )
-        if self.text.startswith("'", self.position):
-            self._raise_syntax_error(_("text must stand in double quotes, not single ones"), loc)
-        self._raise_syntax_error(_("a value is missing here"), loc)
-
-    def _parse_string(self, loc: Loc) -> str:
-        match = _STRING.match(self.text, self.position)
-        if not match:
-            end = re.compile(r'[^"\n]*').match(self.text, self.position + 1)
-            self.position = end.end() if end else self.position
-            self._raise_syntax_error(
-                _("text has no closing quote on its line, or holds a control character"), loc
-            )
-        try:
-            value = json.loads(match.group())
-        except ValueError:
-            self._raise_syntax_error(_("text holds an unknown backslash escape"), loc)
-        _check_text(value, loc, self._current_position())
-        self.position = match.end()
-        return str(value)
-
-    def _parse_object(self, loc: Loc, depth: int) -> dict[str, Any]:
-        result: dict[str, Any] = {}
-        self.position += 1
-        self._skip_whitespace()
-        while not self.text.startswith("}", self.position):
-            start_position = self._current_position()
-            if not self.text.startswith('"', self.position):
-                self._raise_syntax_error(_("a field name in double quotes, or }, must follow"), loc)
-            key = self._parse_string(loc)
-            if key in result:
-                _raise_problem(
-                    (*loc, key),
-                    start_position,
-                    "duplicate_key",
-                    _("stands twice (again in line %(line)s).", line=start_position.line),
-                )
-            self.positions[(*loc, key)] = start_position
-            self._skip_whitespace()
-            if not self.text.startswith(":", self.position):
-                self._raise_syntax_error(_('a colon must follow "%(key)s"', key=shorten(key)), loc)
-            self.position += 1
-            self._skip_whitespace()
-            result[key] = self._parse_value((*loc, key), depth + 1)
-            self._skip_comma("}", loc)
-        self.position += 1
-        return result
-
-    def _parse_array(self, loc: Loc, depth: int) -> list[Any]:
-        result: list[Any] = []
-        self.position += 1
-        self._skip_whitespace()
-        while not self.text.startswith("]", self.position):
-            result.append(self._parse_value((*loc, len(result)), depth + 1))
-            self._skip_comma("]", loc)
-        self.position += 1
-        return result
-
-    def _skip_comma(self, closing: str, loc: Loc) -> None:
-        self._skip_whitespace()
-        if self.text.startswith(",", self.position):
-            comma = self._current_position()
-            self.position += 1
-            self._skip_whitespace()
-            if self.text.startswith(closing, self.position):
-                self.trailing_comma = self.trailing_comma or comma
-        elif not self.text.startswith(closing, self.position):
-            self._raise_syntax_error(_("a comma or %(closing)s must follow", closing=closing), loc)
-
-
-# YAML
-
-_YAML_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's is ten times faster
+_YAML_LOADER: Any = getattr(
+    yaml, "CSafeLoader", yaml.SafeLoader
+)  # libyaml's parser is ten times faster
 
 NULL_TEXTS = ("", "~", "null", "Null", "NULL")
 BOOL_TEXTS = {
@@ -314,42 +132,35 @@ class _Anchor:
     done: bool = False
 
 
-class _YamlParser:
-    """Builds values from libyaml's events, within limits, without PyYAML's constructors."""
+class _DocumentBuilder:
+    """Builds values from parser events, within limits, without PyYAML's constructors."""
 
-    def __init__(self, text: str) -> None:
-        self.text = text
+    def __init__(self, events: Iterator[Any], *, is_json: bool) -> None:
+        self.events = events
+        self.is_json = is_json
         self.positions: dict[Loc, Position] = {}
         self.anchors: dict[str, _Anchor] = {}
         self.nodes = 0
         self.deepest = 0
 
-    def parse(self) -> ParsedFile:
-        try:
-            events = iter(yaml.parse(self.text, Loader=_YAML_LOADER))
-            document = self._build_document(events)
-        except yaml.YAMLError as error:
-            raise SpecError([_yaml_problem(error, self.text)]) from error
-        return ParsedFile(document, self.positions, "yaml")
-
-    def _build_document(self, events: Iterator[Any]) -> Any:
+    def build_document(self) -> Any:
         document: Any = None
         document_found = False
-        for event in events:
+        for event in self.events:
             if not isinstance(event, yaml.DocumentStartEvent):
                 continue
             if document_found:
-                _raise_problem(
+                raise_problem(
                     (),
                     _event_position(event),
                     "many_documents",
                     _("holds several YAML documents; give one."),
                 )
             document_found = True
-            document = self._build_node(next(events), events, (), 0)
+            document = self._build_node(next(self.events), (), 0)
         return document
 
-    def _build_node(self, event: Any, events: Iterator[Any], loc: Loc, depth: int) -> Any:
+    def _build_node(self, event: Any, loc: Loc, depth: int) -> Any:
         position = _event_position(event)
         self.positions.setdefault(loc, position)
         self._count_nodes(1, depth, position)
@@ -362,12 +173,12 @@ class _YamlParser:
         self.deepest = depth
         if isinstance(event, yaml.MappingStartEvent):
             self._check_tag(event, loc, position, "map")
-            value: Any = self._build_mapping(events, loc, depth)
+            value: Any = self._build_mapping(loc, depth)
         elif isinstance(event, yaml.SequenceStartEvent):
             self._check_tag(event, loc, position, "seq")
             value = []
-            while not isinstance(event := next(events), yaml.SequenceEndEvent):
-                value.append(self._build_node(event, events, (*loc, len(value)), depth + 1))
+            while not isinstance(event := next(self.events), yaml.SequenceEndEvent):
+                value.append(self._build_node(event, (*loc, len(value)), depth + 1))
         else:
             value = self._parse_scalar(event, loc, position)
         anchor.value, anchor.nodes, anchor.done = value, self.nodes - nodes_before + 1, True
@@ -379,34 +190,35 @@ class _YamlParser:
         self.nodes += nodes
         self.deepest = max(self.deepest, depth)
         if depth > MAX_DEPTH:
-            _raise_problem(
+            raise_problem(
                 (),
                 position,
                 "too_deep",
                 _("is nested deeper than %(limit)s levels.", limit=MAX_DEPTH),
             )
         if self.nodes > MAX_NODES:
-            _raise_problem(
+            raise_problem(
                 (),
                 position,
                 "too_many_values",
-                _(
-                    "holds more than %(limit)s values, aliases followed.",
-                    limit=f"{MAX_NODES:,}",
+                _("holds more than %(limit)s values.", limit=f"{MAX_NODES:,}")
+                if self.is_json
+                else _(
+                    "holds more than %(limit)s values, aliases followed.", limit=f"{MAX_NODES:,}"
                 ),
             )
 
     def _resolve_alias(self, event: Any, loc: Loc, depth: int, position: Position) -> Any:
         anchor = self.anchors.get(event.anchor)
         if anchor is None:
-            _raise_problem(
+            raise_problem(
                 loc,
                 position,
                 "unknown_alias",
                 _("*%(anchor)s refers to no earlier &%(anchor)s.", anchor=event.anchor),
             )
         if not anchor.done:
-            _raise_problem(
+            raise_problem(
                 loc,
                 position,
                 "recursive_alias",
@@ -415,17 +227,17 @@ class _YamlParser:
         self._count_nodes(anchor.nodes, depth + anchor.depth, position)
         return anchor.value
 
-    def _build_mapping(self, events: Iterator[Any], loc: Loc, depth: int) -> dict[str, Any]:
+    def _build_mapping(self, loc: Loc, depth: int) -> dict[str, Any]:
         result: dict[str, Any] = {}
         merged: dict[str, Any] = {}
-        while not isinstance(event := next(events), yaml.MappingEndEvent):
+        while not isinstance(event := next(self.events), yaml.MappingEndEvent):
             position = _event_position(event)
             is_merge = (
                 isinstance(event, yaml.ScalarEvent) and event.value == "<<" and not event.style
             )
-            key = "<<" if is_merge else self._build_node(event, events, (*loc, ""), depth + 1)
+            key = "<<" if is_merge else self._build_key(event, loc, depth)
             if not isinstance(key, str):
-                _raise_problem(
+                raise_problem(
                     loc,
                     position,
                     "key_type",
@@ -435,25 +247,30 @@ class _YamlParser:
                     ),
                 )
             if key in result:
-                _raise_problem(
+                raise_problem(
                     (*loc, key),
                     position,
                     "duplicate_key",
                     _("stands twice (again in line %(line)s).", line=position.line),
                 )
             self.positions[(*loc, key)] = position
-            value = self._build_node(next(events), events, (*loc, key), depth + 1)
+            value = self._build_node(next(self.events), (*loc, key), depth + 1)
             if is_merge:
                 self._merge(merged, value, loc, position)
             else:
                 result[key] = value
         return {**merged, **result} if merged else result
 
+    def _build_key(self, event: Any, loc: Loc, depth: int) -> Any:
+        if self.is_json:  # always text; not counted as a value
+            return _check_text(event.value, loc, _event_position(event))
+        return self._build_node(event, (*loc, ""), depth + 1)
+
     @staticmethod
     def _merge(merged: dict[str, Any], value: Any, loc: Loc, position: Position) -> None:
         for part in value if isinstance(value, list) else [value]:
             if not isinstance(part, dict):
-                _raise_problem(
+                raise_problem(
                     loc,
                     position,
                     "merge",
@@ -465,7 +282,7 @@ class _YamlParser:
     @staticmethod
     def _check_tag(event: Any, loc: Loc, position: Position, expected: str) -> None:
         if event.tag not in (None, "!", f"tag:yaml.org,2002:{expected}"):
-            _raise_problem(
+            raise_problem(
                 loc,
                 position,
                 "tag",
@@ -480,7 +297,7 @@ class _YamlParser:
         if event.tag not in (None, "!"):
             kind = _TAGS.get(event.tag)
             if kind in (None, "map", "seq"):
-                _raise_problem(
+                raise_problem(
                     loc,
                     position,
                     "tag",
@@ -509,14 +326,14 @@ def _parse_plain_scalar(text: str, loc: Loc, position: Position) -> Any:
         return text
     if len(text) > MAX_DIGITS:
         if YAML_FLOAT.fullmatch(text):
-            _raise_problem(loc, position, "too_large", _("is too long a number."), text)
+            raise_problem(loc, position, "too_large", _("is too long a number."), text)
         return text
     if YAML_INT.fullmatch(text):
         return int(text, {"0o": 8, "0x": 16}.get(text[:2], 10))
     if YAML_FLOAT.fullmatch(text):
         return float(text)
     if YAML_SPECIAL.fullmatch(text):
-        _raise_problem(
+        raise_problem(
             loc,
             position,
             "not_finite",
@@ -530,7 +347,7 @@ def _event_position(event: Any) -> Position:
     return Position(event.start_mark.line + 1, event.start_mark.column + 1)
 
 
-# What libyaml 0.2 and PyYAML 6.0 say most often; the rest of their words are shown as they are.
+# Frequent messages of libyaml 0.2 and PyYAML 6.0, for translation; others are shown unchanged.
 _YAML_MESSAGES: Mapping[str, Message] = {
     str(words): words
     for words in (

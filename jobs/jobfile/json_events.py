@@ -1,0 +1,178 @@
+"""JSON text as the events that PyYAML's parser gives, so that one builder makes values of both formats.
+
+Comments and trailing commas are skipped and remembered. libyaml 0.2 cannot read all JSON: it refuses
+surrogate pairs in \\u escapes and keys of more than 1,024 characters. Knows no limits. Pure.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import NoReturn
+
+import yaml
+
+from core.messages import Message, _
+from jobs.jobfile.errors import Loc, Position, SpecWarning, raise_problem, shorten
+
+_SPACE = re.compile(r"[ \t\r\n]*")
+_COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
+_STRING = re.compile(r'"(?:[^"\\\x00-\x1f]|\\.)*"')
+_REST_OF_STRING = re.compile(r'[^"\n]*')
+_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
+_BARE_WORD = re.compile(r"[A-Za-z_$][\w$-]*")
+_LITERALS = ("true", "false", "null")
+
+
+class JsonEvents:
+    """Iterator of the events of one JSON document. Raises SpecError at a syntax error."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.position = 0
+        self.comment: Position | None = None  # the first one
+        self.trailing_comma: Position | None = None
+        self._line_starts = [0, *(match.end() for match in re.finditer("\n", text))]
+        self._line = 0
+
+    def __iter__(self) -> Iterator[yaml.Event]:
+        self._skip_whitespace()
+        yield yaml.DocumentStartEvent(self._mark())
+        yield from self._scan_value(())
+        self._skip_whitespace()
+        if self.position < len(self.text):
+            self._raise_syntax_error(_("there is more text after the end of the job"), ())
+
+    def list_warnings(self) -> list[SpecWarning]:
+        warnings = []
+        if self.comment:
+            message = _("holds comments, which JSON does not know; they are ignored.")
+            warnings.append(SpecWarning("", message, self.comment.line))
+        if self.trailing_comma:
+            message = _("holds a comma before a closing bracket; it is ignored.")
+            warnings.append(SpecWarning("", message, self.trailing_comma.line))
+        return warnings
+
+    def _mark(self) -> yaml.Mark:
+        starts = self._line_starts
+        while self._line + 1 < len(starts) and starts[self._line + 1] <= self.position:
+            self._line += 1  # scanning only moves forward
+        return yaml.Mark("", self.position, self._line, self.position - starts[self._line], None, 0)
+
+    def _current_position(self) -> Position:
+        mark = self._mark()
+        return Position(mark.line + 1, mark.column + 1)
+
+    def _raise_syntax_error(self, what: Message, loc: Loc) -> NoReturn:
+        position = self._current_position()
+        raise_problem(
+            loc,
+            position,
+            "json",
+            _(
+                "is not valid JSON: %(what)s (line %(line)s, column %(column)s).",
+                what=what,
+                line=position.line,
+                column=position.column,
+            ),
+        )
+
+    def _skip_whitespace(self) -> None:
+        while True:
+            self.position = _SPACE.match(self.text, self.position).end()  # type: ignore[union-attr]
+            if not self.text.startswith("/", self.position):
+                return
+            match = _COMMENT.match(self.text, self.position)
+            if not match:
+                return
+            self.comment = self.comment or self._current_position()
+            self.position = match.end()
+
+    def _scan_value(self, loc: Loc) -> Iterator[yaml.Event]:
+        mark = self._mark()
+        start = self.text[self.position : self.position + 1]
+        if start == "{":
+            yield yaml.MappingStartEvent(None, None, True, mark)
+            yield from self._scan_members(loc)
+            yield yaml.MappingEndEvent(mark)
+        elif start == "[":
+            yield yaml.SequenceStartEvent(None, None, True, mark)
+            yield from self._scan_elements(loc)
+            yield yaml.SequenceEndEvent(mark)
+        elif start == '"':
+            yield self._scan_string(loc)
+        else:
+            yield yaml.ScalarEvent(None, None, (True, False), self._scan_plain(loc), mark)
+
+    def _scan_plain(self, loc: Loc) -> str:
+        if match := _NUMBER.match(self.text, self.position):
+            self.position = match.end()
+            return match.group()
+        word = _BARE_WORD.match(self.text, self.position)
+        if word and word.group() in _LITERALS:
+            self.position = word.end()
+            return word.group()
+        if word:
+            self._raise_syntax_error(
+                _('"%(word)s" must stand in double quotes', word=shorten(word.group())), loc
+            )
+        if self.text.startswith("'", self.position):
+            self._raise_syntax_error(_("text must stand in double quotes, not single ones"), loc)
+        self._raise_syntax_error(_("a value is missing here"), loc)
+
+    def _scan_string(self, loc: Loc) -> yaml.ScalarEvent:
+        mark = self._mark()
+        match = _STRING.match(self.text, self.position)
+        if not match:
+            rest = _REST_OF_STRING.match(self.text, self.position + 1)
+            self.position = rest.end() if rest else self.position
+            self._raise_syntax_error(
+                _("text has no closing quote on its line, or holds a control character"), loc
+            )
+        try:
+            value = str(json.loads(match.group()))
+        except ValueError:
+            self._raise_syntax_error(_("text holds an unknown backslash escape"), loc)
+        self.position = match.end()
+        return yaml.ScalarEvent(None, None, (False, True), value, mark, style='"')
+
+    def _scan_members(self, loc: Loc) -> Iterator[yaml.Event]:
+        self.position += 1
+        self._skip_whitespace()
+        while not self.text.startswith("}", self.position):
+            if not self.text.startswith('"', self.position):
+                self._raise_syntax_error(_("a field name in double quotes, or }, must follow"), loc)
+            key = self._scan_string(loc)
+            yield key
+            self._skip_whitespace()
+            if not self.text.startswith(":", self.position):
+                self._raise_syntax_error(
+                    _('a colon must follow "%(key)s"', key=shorten(key.value)), loc
+                )
+            self.position += 1
+            self._skip_whitespace()
+            yield from self._scan_value((*loc, key.value))
+            self._skip_comma("}", loc)
+        self.position += 1
+
+    def _scan_elements(self, loc: Loc) -> Iterator[yaml.Event]:
+        self.position += 1
+        self._skip_whitespace()
+        index = 0
+        while not self.text.startswith("]", self.position):
+            yield from self._scan_value((*loc, index))
+            self._skip_comma("]", loc)
+            index += 1
+        self.position += 1
+
+    def _skip_comma(self, closing: str, loc: Loc) -> None:
+        self._skip_whitespace()
+        if self.text.startswith(",", self.position):
+            comma = self._current_position()
+            self.position += 1
+            self._skip_whitespace()
+            if self.text.startswith(closing, self.position):
+                self.trailing_comma = self.trailing_comma or comma
+        elif not self.text.startswith(closing, self.position):
+            self._raise_syntax_error(_("a comma or %(closing)s must follow", closing=closing), loc)
