@@ -1,4 +1,4 @@
-"""The job file: its model, how text becomes it and how it becomes text again."""
+"""The job file: its model, reading and writing its text."""
 
 from __future__ import annotations
 

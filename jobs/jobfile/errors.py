@@ -1,7 +1,7 @@
-"""What is wrong with a job file, as values: every problem at once, each with its place and its rule.
+"""Problems and warnings of a job file as values: all problems at once, each with its path and rule.
 
-Pure. Messages are sentences with their template (`core.messages`): pages, the API and the command
-line tell them in the reader's language; none of them words the problems again.
+Messages are templates with parameters (`core.messages`); pages, the API and the command line translate
+them but add no text of their own. Pure.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from core.messages import Message, _
 
 MAX_SHOWN_VALUE = 80
 
-Loc = tuple[str | int, ...]  # a place in a document: ("taskRoles", 1, "name")
+Loc = tuple[str | int, ...]  # path in a document: ("taskRoles", 1, "name")
 
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Where a value stands in the text, both counted from 1."""
+    """Line and column of a value in the text, counted from 1."""
 
     line: int
     column: int
@@ -28,13 +28,13 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One mistake. `code` and `params` are stable, for programs; `message` is for people."""
+    """One violation. `code` and `params` are stable, for programs; `message` is for people."""
 
     path: str  # as people write it: taskRoles[1].portList[0].beginAt; "" is the whole file
-    message: Message  # the rule that does not hold, and what to do
+    message: Message  # the violated rule, and how to fix it
     code: str = "invalid"
-    value: str = ""  # what was written, shortened
-    suggestion: str = ""  # the nearest known key or value, if one is near
+    value: str = ""  # the value in the file, shortened
+    suggestion: str = ""  # a known key or value with a similar spelling
     line: int | None = None
     column: int | None = None
     params: Mapping[str, Any] = field(default_factory=dict)
@@ -43,7 +43,7 @@ class Problem:
         return str(self.located_message())
 
     def located_message(self) -> Message:
-        """With its place."""
+        """The message with path and line."""
         place = self.path or _("job file")
         if self.line is None:
             return _("%(place)s: %(message)s", place=place, message=self.message)
@@ -60,7 +60,7 @@ class Problem:
         return replace(self, line=position.line, column=position.column)
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON answers."""
+        """For JSON responses."""
         return {
             "path": self.path,
             "message": self.message,
@@ -74,7 +74,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class SpecWarning:
-    """Something accepted, but dropped, changed or doubtful."""
+    """Something that was accepted but dropped or changed, or is probably wrong."""
 
     path: str
     message: Message
@@ -87,7 +87,7 @@ class SpecWarning:
         return _("%(place)s: %(message)s", place=self.path or _("job file"), message=self.message)
 
     def serialize(self) -> dict[str, Any]:
-        """As kept with a job, for readers of any language."""
+        """As stored with a job; translated when shown."""
         return {"path": self.path, "message": self.message.serialize(), "line": self.line}
 
 
@@ -107,7 +107,7 @@ class SpecError(Exception):
 
 
 def shorten(value: object) -> str:
-    """A value as people wrote it, fit for one line of a message."""
+    """A value as it would be written in a file, shortened to one line of a message."""
     text = value if isinstance(value, str) else _to_json_text(value)
     text = "".join(c if c.isprintable() else "·" for c in text[: MAX_SHOWN_VALUE * 2])
     return text if len(text) <= MAX_SHOWN_VALUE else text[: MAX_SHOWN_VALUE - 1] + "…"

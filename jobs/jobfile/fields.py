@@ -1,6 +1,6 @@
-"""The kinds of values a job file is made of: names, paths, numbers, durations, environment values.
+"""Types of values in a job file: names, paths, numbers, durations, environment values.
 
-Each is a pydantic annotation with one rule and one sentence for who breaks it. Pure.
+Each is a pydantic annotation with a rule and the message for a value that violates it. Pure.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ _NOT_ALNUM = re.compile(r"[^A-Za-z0-9]")
 
 
 def validation_error(code: str, message: Message, **params: Any) -> PydanticCustomError:
-    """A rule that does not hold; the sentence is used as it is."""
-    # pydantic formats the template with its context: braces of our own must not be read as fields.
+    """Error for a violated rule; the message is used unchanged."""
+    # pydantic formats the template with its context, so braces in the message are escaped.
     return PydanticCustomError(
         "sluice_" + code,
         "{message}",
@@ -65,7 +65,7 @@ def _require_text(value: Any, what: str = "") -> str:
 
 
 def describe_type(value: object) -> str:
-    """The type of a value in the words of job files: a sentence where there is one."""
+    """The type of a value, named as in job files."""
     if value is None:
         return _("null")
     if isinstance(value, bool):
@@ -133,12 +133,12 @@ def _validate_role_name(value: Any) -> str:
 
 
 def identifier(name: str) -> str:
-    """The form of a role's or port's name that is always usable inside a variable name."""
+    """A role's or port's name reduced to what a variable name may contain."""
     return _NOT_ALNUM.sub("", name).lower()
 
 
 def is_identifier(name: str) -> bool:
-    """Whether a name can stand inside a shell variable name as it is (after a prefix)."""
+    """True if the name can be part of a shell variable name unchanged, after a prefix."""
     return re.fullmatch(r"[A-Za-z0-9_]+", name) is not None
 
 
@@ -175,13 +175,13 @@ def _validate_path(value: Any) -> str:
 
 
 def _validate_gpu_type(value: Any) -> str:
-    # Whether there are such GPUs is the planner's to say, with the names of those that there are.
+    # The planner checks whether the cluster has such GPUs.
     return _require_line(value, limit=64).strip()
 
 
 def _validate_mount_path(value: Any) -> str:
     text = _validate_path(value)
-    # Apptainer, Singularity, enroot and pyxis all split their bind options at these two.
+    # Apptainer, Singularity, enroot and pyxis split their bind options at these characters.
     if ":" in text or "," in text:
         raise validation_error(
             "mount_path", _('must not hold ":" or ",": container runtimes split there.')
@@ -245,7 +245,7 @@ def _parse_integer(value: Any) -> int:
         return value
     if isinstance(value, float) and value.is_integer() and abs(value) < 1e15:
         return int(value)
-    # Other systems' validators turn "4" into 4, and files rely on it.
+    # Other systems' validators convert "4" to 4, and existing files rely on it.
     if isinstance(value, str) and re.fullmatch(r"\s*[+-]?[0-9]{1,15}\s*", value):
         return int(value)
     raise validation_error(
@@ -300,7 +300,7 @@ def _validate_env_value(value: Any) -> EnvScalar:
 
 
 def format_env_value(value: EnvScalar) -> str:
-    """A value as a task sees it in its environment."""
+    """A value as the text that tasks get in their environment."""
     if isinstance(value, bool):
         return "true" if value else "false"
     return value if isinstance(value, str) else repr(value)
@@ -311,7 +311,7 @@ def _parse_parameter_value(value: Any) -> str:
 
 
 def _validate_json_value(value: Any) -> Any:
-    """Free values: whatever JSON can hold, with text that every store takes."""
+    """Any JSON value; its text must be valid in every database."""
     if isinstance(value, str):
         return _require_text(value)
     if isinstance(value, float) and not math.isfinite(value):
@@ -373,7 +373,7 @@ def parse_duration(value: Any) -> int:
 
 
 def format_duration(seconds: int) -> str:
-    """The form that Slurm and people both read: 02:30:00, 1-02:00:00."""
+    """Slurm's format: 02:30:00, 1-02:00:00."""
     days, rest = divmod(seconds, 86400)
     clock = f"{rest // 3600:02}:{rest % 3600 // 60:02}:{rest % 60:02}"
     return f"{days}-{clock}" if days else clock

@@ -1,4 +1,4 @@
-"""Training frameworks: their strategies, the roles that each needs, and which role plays which part.
+"""Training frameworks: their strategies, the roles that each requires, and the part of each role.
 
 Owns the table of strategies. The variables that tasks get are in `jobs.script.framework_variables`. Pure.
 """
@@ -15,7 +15,7 @@ from core.messages import Message, _, join_messages
 from jobs.jobfile.fields import identifier
 from jobs.jobfile.model import JobSpec, TaskRole
 
-# What people call the roles → what the framework calls them.
+# Role names in job files → names of the framework's parts.
 _ROLE_ALIASES: Mapping[str, str] = {
     "ps": "ps",
     "psserver": "ps",
@@ -41,7 +41,7 @@ _ROLE_ALIASES: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Strategy:
-    """One way in which a framework shares the work."""
+    """One method of a framework to distribute the work."""
 
     framework: str
     name: str
@@ -71,7 +71,7 @@ _PADDLE = (
 )
 _HOROVOD = ("HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_HOSTS")
 
-# The first strategy of a framework is the one it takes when none is named.
+# The first strategy of a framework is its default.
 STRATEGIES: tuple[Strategy, ...] = (
     Strategy(
         "tensorflow",
@@ -139,7 +139,7 @@ _STRATEGY_ALIASES: Mapping[str, str] = {
 
 
 class FrameworkError(ValueError):
-    """A framework, strategy or set of roles that does not go together."""
+    """Unknown framework or strategy, or roles that do not match it."""
 
     def __init__(self, message: Message) -> None:
         super().__init__(message)
@@ -151,7 +151,7 @@ def list_frameworks() -> tuple[str, ...]:
 
 
 def find_strategy(framework: str, strategy: str = "") -> Strategy:
-    """The table's row for what a person wrote. Raises FrameworkError."""
+    """The strategy for the names in a job file. Raises FrameworkError."""
     name = identifier(framework)
     name = _FRAMEWORK_ALIASES.get(name, name)
     known = [row for row in STRATEGIES if row.framework == name]
@@ -179,7 +179,7 @@ def find_strategy(framework: str, strategy: str = "") -> Strategy:
 
 @dataclass(frozen=True, slots=True)
 class RoleAssignment:
-    """Which roles of a job play which part in its framework."""
+    """The part of each role of a job in its framework."""
 
     strategy: Strategy
     parts: Mapping[str, tuple[TaskRole, ...]]  # part → roles, in the job's order
@@ -195,7 +195,7 @@ class RoleAssignment:
         return sum(role.task_number for role in self.roles(*parts))
 
     def rank_of_first_task(self, role: TaskRole, *parts: str) -> int:
-        """Ranks go through the roles in the order of `parts`."""
+        """Ranks count through the roles in the order of `parts`."""
         rank = 0
         for other in self.roles(*parts):
             if other == role:
@@ -205,7 +205,7 @@ class RoleAssignment:
 
 
 def assign_roles(spec: JobSpec) -> RoleAssignment | None:
-    """Gives each role its part. Raises FrameworkError when a needed part has no role."""
+    """Assigns a part to each role. Raises FrameworkError if a required part has no role."""
     if spec.framework is None:
         return None
     strategy = find_strategy(spec.framework.name, spec.framework.strategy)
@@ -216,7 +216,7 @@ def assign_roles(spec: JobSpec) -> RoleAssignment | None:
         if part in known:
             parts.setdefault(part, []).append(role)
     if strategy.required == ("worker",) and "worker" not in parts:
-        # "main" alone, or a single role of any name: what there is works.
+        # A job with only "main", or with a single role of any name: that role is the worker.
         only_role = list(spec.task_roles) if len(spec.task_roles) == 1 else []
         if workers := parts.pop("chief", only_role):
             parts["worker"] = workers
@@ -250,8 +250,8 @@ def build_roles(
 ) -> tuple[TaskRole, ...]:
     """Roles from counts: build_roles("tensorflow", "ps", command=…, counts={"worker": 2, "ps": 1}).
 
-    `resources` gives a part other fields of TaskRole (cpu_number, image, command, …); "*" is for all.
-    Parts that serve (ps, scheduler) get no GPU of "*" and do not keep the job from ending.
+    `resources` sets other fields of TaskRole by part (cpu_number, image, command, …); "*" is for all parts.
+    Servers (ps, scheduler) get no GPU of "*", and the job completes without them.
     """
     row = find_strategy(framework, strategy)
     known = (*row.required, *row.optional)
@@ -279,7 +279,7 @@ def build_roles(
         if part in ("ps", "scheduler"):
             fields["gpu_number"] = 0
         elif part == completing_part and "ps" in row.required:
-            # Servers never end by themselves: the job is done when its workers (or chief) are.
+            # Servers never end by themselves: the job completes when its workers (or chief) have.
             fields["min_succeeded_task_count"] = counts[part]
         fields.update(overrides.get(part, {}))
         roles.append(TaskRole(name=part, task_number=counts[part], **fields))

@@ -1,7 +1,7 @@
-"""The job file as one frozen pydantic model: the single definition of what a job is.
+"""The job file as one frozen pydantic model: the only definition of a job.
 
-Files use camelCase keys, Python uses snake_case attributes. Validation here needs nothing but the
-file itself; what depends on a namespace or a cluster is the planner's. Pure.
+Files use camelCase keys, Python uses snake_case attributes. Validates what depends on the file alone;
+the planner checks what depends on a namespace or a cluster. Pure.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from jobs.jobfile.fields import (
 )
 from jobs.jobfile.rules import MAX_ROLES, MAX_TASKS, find_rule_violations
 
-RULES_CODE = "rules"  # code of the error that stands for all rules between fields
+RULES_CODE = "rules"  # code of the pydantic error for all rules between fields
 _NULLABLE_FIELDS = frozenset(
     (
         "minFailedTaskCount",
@@ -73,7 +73,7 @@ Count = Annotated[int | None, BeforeValidator(_parse_count)]
 
 
 def choice(*known: str) -> BeforeValidator:
-    """One of a few words, any case."""
+    """One of a few words in upper or lower case."""
 
     def check(value: Any) -> str:
         found = next(
@@ -104,7 +104,7 @@ class _Section(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _drop_nulls(cls, value: Any) -> Any:
-        """YAML's `description:` with nothing behind it is null; only counts give null a meaning."""
+        """YAML's `description:` without a value is null; null has a meaning for counts only."""
         if isinstance(value, Mapping) and any(v is None for v in value.values()):
             return {k: v for k, v in value.items() if v is not None or k in _NULLABLE_FIELDS}
         return value
@@ -314,7 +314,7 @@ class TaskRole(_Section):
     @model_validator(mode="before")
     @classmethod
     def _accept_parameter_mapping(cls, value: Any) -> Any:
-        """{lr: 0.1} is as good as [{key: lr, value: 0.1}]."""
+        """Accepts {lr: 0.1} for [{key: lr, value: 0.1}]."""
         if isinstance(value, Mapping) and isinstance(value.get("parameters"), Mapping):
             entries = [{"key": k, "value": v} for k, v in value["parameters"].items()]
             return {**value, "parameters": entries}
@@ -391,7 +391,7 @@ class JobSpec(_Section):
     @model_validator(mode="before")
     @classmethod
     def _accept_virtual_cluster(cls, value: Any) -> Any:
-        """Also, files may say "" for the default one. A conflict is left to be refused by its rule."""
+        """Also accepts "" for the default namespace. A rule refuses two different values."""
         if not isinstance(value, Mapping):
             return value
         rest = {k: v for k, v in value.items() if k not in _NAMESPACE_KEYS or v not in (None, "")}

@@ -1,7 +1,7 @@
 """Parameters of templates: `<% $parameters.name %>` in a job file's values, replaced as data.
 
-The same syntax as in OpenPAI v2 files. A value that is nothing but one placeholder takes the parameter's
-own type (a number stays a number); inside other text it becomes text. Keys are never replaced. Pure.
+The syntax is that of OpenPAI v2 files. A value that consists of one placeholder gets the parameter's type
+(a number stays a number); inside other text it becomes text. Keys are never replaced. Pure.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Scalar = str | int | float | bool
 
 @dataclass(frozen=True, slots=True)
 class TemplateParameter:
-    """One thing that the submit form asks for."""
+    """One field of the submit form."""
 
     name: str
     title: str = ""
@@ -54,7 +54,7 @@ class TemplateParameter:
         return cls(**{**value, "choices": tuple(value.get("choices", ()))})
 
     def placeholder_value(self) -> Scalar:
-        """A value with which the job file can be checked when nobody gave one."""
+        """A value to validate the job file with if there is no default."""
         if self.default is not None:
             return self.default
         if self.kind == "choice":
@@ -74,7 +74,7 @@ def find_closest(word: str, known: Sequence[str]) -> str:
 
 
 def parse_value(parameter: TemplateParameter, value: Any) -> Scalar:
-    """The value as the parameter's kind; a number written as text is read as one."""
+    """The value converted to the parameter's kind; text is parsed as a number for numeric kinds."""
     path = f"parameters.{parameter.name}"
 
     def refuse(message: Message) -> SpecError:
@@ -118,7 +118,7 @@ def _parse_number(value: Any) -> int | float | None:
 
 
 def find_parameter_names(value: Any) -> set[str]:
-    """Every parameter that a job file asks for."""
+    """Names of all parameters that a job file refers to."""
     return {name for text in _iter_strings(value) for name in PLACEHOLDER.findall(text)}
 
 
@@ -134,7 +134,7 @@ def _iter_strings(value: Any) -> Iterator[str]:
 
 
 def substitute(value: Any, values: Mapping[str, Scalar]) -> Any:
-    """The job file with every known placeholder replaced; unknown ones stay as they are."""
+    """The job file with known placeholders replaced; unknown ones stay."""
     if isinstance(value, str):
         sole_placeholder = PLACEHOLDER.fullmatch(value)
         if sole_placeholder and sole_placeholder.group(1) in values:
@@ -157,7 +157,7 @@ def scalar_to_text(value: Scalar) -> str:
 
 
 def check_parameters(parameters: Sequence[TemplateParameter], job_file: Any) -> None:
-    """Names and defaults are right, and the job file asks for no parameter that is not declared."""
+    """Checks names and defaults, and that the job file refers to declared parameters only."""
     problems: list[Problem] = []
     names = [parameter.name for parameter in parameters]
     for index, parameter in enumerate(parameters):
@@ -193,7 +193,7 @@ def check_parameters(parameters: Sequence[TemplateParameter], job_file: Any) -> 
 def fill_template(
     job_file: Any, parameters: Sequence[TemplateParameter], given: Mapping[str, Any]
 ) -> Any:
-    """The job file with the given values and the defaults of the others."""
+    """The job file with the given values, and the defaults for the others."""
     by_name = {parameter.name: parameter for parameter in parameters}
     problems: list[Problem] = []
     for name in given:

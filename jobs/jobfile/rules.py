@@ -1,7 +1,7 @@
 """Rules between fields of a job file.
 
-Each rule reads leniently, either a spec or the raw mapping of a file whose other values may be
-wrong, so that one reading of a file reports everything. Pure.
+Each rule accepts a spec or the raw mapping of a file whose other values may be wrong, so that one
+validation reports all problems. Pure.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _ALIASES = {"memory_mb": "memoryMB", "shm_mb": "shmMB"}
 
 @dataclass(frozen=True, slots=True)
 class RuleViolation:
-    """A rule between fields that does not hold, at a place of the file."""
+    """A violated rule between fields, with its path in the file."""
 
     loc: Loc
     code: str
@@ -39,7 +39,7 @@ def _get(section: Any, name: str) -> Any:
 
 
 def _number(section: Any, name: str, default: int) -> int | None:
-    """The number, or None where there is no valid one (which is reported by its own field)."""
+    """The number, or None if it is not valid (the field's own validation reports that)."""
     value = _get(section, name)
     if value is None:
         return default
@@ -54,7 +54,7 @@ def _items(section: Any, name: str) -> Sequence[Any]:
 
 
 def find_rule_violations(job: Any) -> Iterator[RuleViolation]:
-    """All rules between fields that `job`, a JobSpec or a file's mapping, breaks."""
+    """All rules between fields that `job`, a JobSpec or a file's mapping, violates."""
     roles = _items(job, "task_roles")
     for index, role in enumerate(roles):
         loc: Loc = ("taskRoles", index)
@@ -118,7 +118,7 @@ def _check_role(role: Any, loc: Loc) -> Iterator[RuleViolation]:
 def _check_unique(
     sections: Sequence[Any], field: str, loc: Loc, what: Message
 ) -> Iterator[RuleViolation]:
-    """Names must differ, also in the form in which they stand in variable names."""
+    """Names must differ, also in the form used in variable names."""
     seen: dict[str, str] = {}
     for index, section in enumerate(sections):
         name = _get(section, field)

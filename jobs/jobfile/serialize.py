@@ -1,6 +1,6 @@
-"""A spec as text again: one canonical JSON or YAML form that loads into the same spec.
+"""A spec as text: one canonical JSON or YAML form that loads into the same spec.
 
-Also what is derived from the model for other readers: the JSON schema and the table of fields. Pure.
+Also builds the JSON schema and the table of fields from the model. Pure.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from jobs.jobfile.fields import Duration
 from jobs.jobfile.model import JobSpec
 from jobs.jobfile.parse import YAML_FLOAT, YAML_INT
 
-# Fields of the base format are always written out, so that a file shows what was assumed.
+# Fields of the base format are always written, so that a file shows the defaults that were used.
 _ALWAYS_WRITTEN = frozenset(
     [
         "jobName",
@@ -50,7 +50,7 @@ _ALWAYS_WRITTEN_IN_ROLE = frozenset(
 
 
 def to_document(spec: JobSpec) -> dict[str, Any]:
-    """The job file's mapping; what Sluice added to the base format is left out where it is empty."""
+    """The job file's mapping; empty fields that Sluice added to the base format are left out."""
     full = spec.model_dump(mode="json", by_alias=True)
     document = {
         key: value for key, value in full.items() if key in _ALWAYS_WRITTEN or _is_set(key, value)
@@ -75,7 +75,7 @@ def dump(spec: JobSpec, format: Literal["json", "yaml"] = "json") -> str:
 
 
 def dump_document(document: Any, format: Literal["json", "yaml"] = "json") -> str:
-    """Any document as text in the same form, whether or not it is a valid job file."""
+    """Any document as text in the same form, even if it is not a valid job file."""
     if format == "json":
         return json.dumps(document, ensure_ascii=False, indent=2) + "\n"
     return yaml.dump(
@@ -89,7 +89,7 @@ def dump_document(document: Any, format: Literal["json", "yaml"] = "json") -> st
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes whatever YAML 1.1 or 1.2 would take for something else than text."""
+    """Quotes text that YAML 1.1 or 1.2 would read as another type."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
@@ -100,7 +100,7 @@ def _represent_str(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
     if _fits_block_style(text):
         style = "|"
     elif not text.isprintable():
-        style = '"'  # escapes what the other styles would fold, strip or refuse
+        style = '"'  # double quotes escape what other styles fold, strip or refuse
     elif YAML_INT.fullmatch(text) or YAML_FLOAT.fullmatch(text):
         style = "'"
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
@@ -119,11 +119,11 @@ def _fits_block_style(text: str) -> bool:
 _Dumper.add_representer(str, _represent_str)
 
 
-# For other readers
+# Schema and documentation
 
 
 def build_json_schema() -> dict[str, Any]:
-    """The JSON schema of job files, for editors and the API's description."""
+    """The JSON schema of job files, for editors and the OpenAPI document."""
     schema = JobSpec.model_json_schema(by_alias=True)
     schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
     schema["title"] = "Sluice job file"

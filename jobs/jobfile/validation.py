@@ -1,6 +1,6 @@
-"""From a file's mapping to a JobSpec, or to every problem in it with its place and its rule.
+"""From a file's mapping to a JobSpec, or to all its problems with path and rule.
 
-Turns pydantic's errors into our sentences; nobody else reads pydantic errors. Pure.
+Converts pydantic's errors into problems; no other module reads pydantic errors. Pure.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SourceLocator = Callable[[Loc], Loc]
 
 
 def nearest_position(positions: Positions, loc: Loc) -> Position | None:
-    """Where a value stands, or else the smallest thing around it."""
+    """Position of a value, or of the nearest enclosing value that has one."""
     while loc not in positions:
         if not loc:
             return None
@@ -39,8 +39,8 @@ def validate_document(
 ) -> JobSpec:
     """The spec that a mapping with the job file's keys describes. Raises SpecError.
 
-    `source_of` tells, for a document made by an importer, where in the original file a value came
-    from, so that problems are told in the words of the person's own file.
+    For a document made by an importer, `source_of` maps a path to the path in the original file, so that
+    problems name the paths of that file.
     """
     if not isinstance(document, Mapping):
         raise SpecError.single(
@@ -63,7 +63,7 @@ def validate_document(
         problems[rule.loc, rule.code] = _rule_problem(rule)
     if problems:
         raise SpecError(_locate_problems(problems, positions, source_of))
-    if spec is None:  # the rules of the model and of the raw reading disagree: a defect of ours
+    if spec is None:  # the model and the rules on the raw mapping disagree: a programming error
         raise SpecError.single("", _("is not a valid job file."))
     return spec
 
@@ -95,7 +95,7 @@ def _locate_problems(
 
 
 def _clean_loc(loc: tuple[int | str, ...], document: Any) -> Loc:
-    """pydantic's place in the words of the file, where parameters may be a mapping."""
+    """pydantic's path as a path of the file, in which parameters may be a mapping."""
     clean: list[str | int] = []
     value = document
     for part in loc:
@@ -173,7 +173,7 @@ def _unknown_key(loc: Loc, value: object) -> Problem:
 
 
 def _known_keys(loc: Loc) -> list[str]:
-    """The keys of the model that stands at a place."""
+    """The keys of the model at a path."""
     model: type[BaseModel] | None = JobSpec
     for part in loc:
         if model is None or isinstance(part, int):

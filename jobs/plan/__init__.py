@@ -1,4 +1,4 @@
-"""Where and in what shape a job runs: `plan` decides, `describe` says it in words."""
+"""Where and in which layout a job runs: `plan` decides, `describe_plan` describes it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a plan fits on what a cluster has, at all or free right now. Pure."""
+"""Whether a plan fits on the cluster's nodes, in total or on what is free now. Pure."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def fits_capacity(plan: Plan, capacity: Capacity, *, free: bool) -> bool:
 
 
 def can_start_now(plan: Plan, capacity: Capacity) -> StartCheck:
-    """Whether what is free now would do. Slurm may still prefer somebody else's job."""
+    """Whether free resources suffice now. Slurm may still start another job first."""
     obstacles = []
     for group in plan.groups:
         partition = capacity.partition(group.partition)
@@ -60,7 +60,7 @@ def can_start_now(plan: Plan, capacity: Capacity) -> StartCheck:
 
 
 def _find_shortages(plan: Plan, group: Group, capacity: Capacity) -> list[Note]:
-    """What the nodes of a partition have too little of, measure by measure."""
+    """The resources that a partition's nodes lack, one obstacle each."""
     nodes = placement.select_nodes(capacity, group.partition, plan.constraint, usable_only=True)
     role = plan.roles_of(group)[0]
     multiplier = group.nodes if group.shared else role.tasks

@@ -1,4 +1,4 @@
-"""What a job file may say but no shell, kernel or container runtime can carry to a task. Pure."""
+"""Variables that a job file may name but a shell, the kernel or a container runtime cannot pass on. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from core.messages import _
 from jobs.jobfile import JobSpec, Problem
 
-# bash and sh keep these for themselves: assigning is an error or does something else.
+# bash and sh reserve these: assigning one is an error or has another effect.
 _SHELL_RESERVED = re.compile(
     r"_|IFS|UID|EUID|PPID|GROUPS|PWD|OLDPWD|SHLVL|SHELLOPTS|BASHOPTS|BASHPID|RANDOM|SRANDOM|SECONDS|LINENO"
     r"|OPTIND|OPTARG|OPTERR|DIRSTACK|FUNCNAME|PIPESTATUS|HISTCMD|EPOCHSECONDS|EPOCHREALTIME|POSIXLY_CORRECT"

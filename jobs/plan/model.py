@@ -1,4 +1,4 @@
-"""A plan as plain values, stored with the job as JSON, and the same in words. Pure."""
+"""A plan as plain values, stored with the job as JSON, and its description. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Layout = Literal["simple", "packed", "het"]
 
 @dataclass(frozen=True, slots=True)
 class RolePlan:
-    """One role: what each task gets. `index` is the role's place in the job file."""
+    """Resources of each task of one role. `index` is the role's position in the job file."""
 
     index: int
     name: str
@@ -25,22 +25,21 @@ class RolePlan:
     gpus: int
     gpu_type: str  # "" = any
     group: int
-    per_node: int | None  # tasks of this role on one node at most; None: as Slurm likes
+    per_node: int | None  # maximum of tasks of this role on one node; None: Slurm decides
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
     """One allocation: the whole job, or one component of a heterogeneous job.
 
-    A group of one role asks per task (`cpus`, `mem_mib`, `gpus` are one task's); a shared one asks the
-    same of each of its nodes (they are one node's).
+    `cpus`, `mem_mib` and `gpus` are per task in a group of one role, and per node in a shared group.
     """
 
     index: int
     partition: str
     shared: bool
-    nodes: int  # at least so many are needed
-    fixed_nodes: bool  # exactly `nodes`, not more
+    nodes: int  # minimum
+    fixed_nodes: bool  # exactly `nodes`
     cpus: int
     mem_mib: int
     gpus: int
@@ -49,7 +48,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """What the job asks Slurm for."""
+    """The resources that the job requests from Slurm."""
 
     tasks: int
     nodes: int
@@ -62,7 +61,7 @@ class Totals:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """Something true of the plan that a person should know."""
+    """A remark about the plan for the job's owner."""
 
     code: str
     message: str  # a sentence; of a plan that an earlier release stored, plain English
@@ -112,12 +111,12 @@ class Plan:
 
 
 def _fields(value: Any) -> dict[str, Any]:
-    """Of one dataclass; `asdict` copies everything below it, too, and takes ten times as long."""
+    """Fields of one dataclass. `asdict` also copies nested values and takes ten times as long."""
     return {name: getattr(value, name) for name in value.__slots__}
 
 
 class PlanError(Exception):
-    """The job can never start as it is. `problems` is never empty; `suggestion` is the nearest thing."""
+    """The job can never start. `problems` is never empty; `suggestion` is the nearest change that would help."""
 
     def __init__(self, problems: Iterable[Problem]) -> None:
         self.problems = tuple(problems)
@@ -128,7 +127,7 @@ class PlanError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class StartCheck:
-    """Whether a plan could start on what is free now; `obstacles` is empty exactly when it could."""
+    """Whether a plan could start on free resources now; if so, `obstacles` is empty."""
 
     obstacles: tuple[Note, ...] = ()
 
@@ -137,7 +136,7 @@ class StartCheck:
         return not self.obstacles
 
 
-# Words
+# Description
 
 
 def format_memory(mem_mib: int) -> str:
@@ -164,7 +163,7 @@ def _format_role(role: RolePlan) -> str:
 
 
 def describe_plan(plan: Plan) -> str:
-    """The plan in words: "1 node of gpu: 1 ps (1 CPU, 2 GB) and 2 workers (4 CPU, 16 GB, 1×a100 each)"."""
+    """The plan as text: "1 node of gpu: 1 ps (1 CPU, 2 GB) and 2 workers (4 CPU, 16 GB, 1×a100 each)"."""
     sentences = []
     for group in plan.groups:
         exactly = (

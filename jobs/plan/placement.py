@@ -1,7 +1,7 @@
-"""Arithmetic of placing: how many tasks of a role a node holds, and on how many nodes roles fit.
+"""Placement arithmetic: how many tasks of a role fit on a node, and how many nodes roles need.
 
-Works on totals (`free=False`: what could ever run) or on what is free now. Knows nothing of job
-files, namespaces or Slurm options. Pure.
+Uses total resources (`free=False`) or those that are free now. Does not know job files, namespaces or
+Slurm options. Pure.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ _PLAIN_CONSTRAINT = re.compile(r"[\w.:-]+(?:&[\w.:-]+)*")
 
 @dataclass(frozen=True, slots=True)
 class RoleRequirement:
-    """What so many equal tasks want, each."""
+    """A number of equal tasks and the resources of each."""
 
     tasks: int
     cpus: int
     mem_mib: int
     gpus: int = 0
     gpu_type: str = ""  # "": any
-    max_per_node: int | None = None  # 1: each task on a node of its own
+    max_per_node: int | None = None  # 1: one task per node
 
 
 @dataclass(frozen=True, slots=True)
 class PerNodeAllocation:
-    """The same room on each of `nodes` nodes: for need i, `per_node[i]` tasks."""
+    """The same resources on each of `nodes` nodes: `per_node[i]` tasks of need i."""
 
     nodes: int
     per_node: tuple[int, ...]
@@ -37,11 +37,11 @@ class PerNodeAllocation:
     mem_mib: int
     gpus: int
     gpu_type: str
-    idle_gpus: int  # asked for only because every node is asked for the same
+    idle_gpus: int  # GPUs requested only because all nodes of a group are equal
 
 
 def matches_constraint(node: Node, constraint: str) -> bool:
-    """Whether a node can satisfy a constraint; expressions beyond `a&b` are left to Slurm."""
+    """Whether a node can satisfy a constraint; only Slurm evaluates expressions beyond `a&b`."""
     if not _PLAIN_CONSTRAINT.fullmatch(constraint):
         return True
     return set(constraint.split("&")) <= set(node.features)
@@ -58,7 +58,7 @@ def select_nodes(
 
 
 def count_tasks_on(node: Node, requirement: RoleRequirement, *, free: bool = False) -> int:
-    """How many of these tasks one node holds."""
+    """How many of these tasks fit on one node."""
     cpus = node.cpus - (node.cpus_used if free else 0)
     mem_mib = node.mem_mib - (node.mem_mib_used if free else 0)
     count = min(cpus // requirement.cpus, mem_mib // requirement.mem_mib)
@@ -73,7 +73,7 @@ def count_tasks_on(node: Node, requirement: RoleRequirement, *, free: bool = Fal
 def nodes_needed(
     nodes: Iterable[Node], requirement: RoleRequirement, *, free: bool = False
 ) -> int | None:
-    """The fewest nodes that hold all tasks of one need; None: not even all of them together do."""
+    """The fewest nodes for all tasks of one need; None if all nodes together are too few."""
     remaining = requirement.tasks
     used = 0
     for count in sorted(
@@ -91,8 +91,8 @@ def assign_separate_nodes(
 ) -> list[int] | None:
     """Node counts when no two needs share a node, or None when there are too few nodes.
 
-    Greedy: the needs with the fewest possible nodes choose first, and take the nodes that the fewest
-    other needs could use.
+    Greedy: needs with the fewest possible nodes come first and take the nodes that the fewest other needs
+    could use.
     """
     candidate_count: dict[str, int] = {}
     fitting: list[list[tuple[int, Node]]] = []
@@ -124,7 +124,7 @@ def assign_separate_nodes(
 def allocate_per_node(
     requirements: Sequence[RoleRequirement], nodes: int
 ) -> PerNodeAllocation | None:
-    """Equal room on each node for needs that share nodes; None when a need may not share so much."""
+    """Equal resources on each node for needs that share nodes; None if a need's tasks per node are limited."""
     per_node = tuple(-(-requirement.tasks // nodes) for requirement in requirements)
     for requirement, count in zip(requirements, per_node, strict=True):
         if requirement.max_per_node is not None and count > requirement.max_per_node:

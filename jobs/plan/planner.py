@@ -1,7 +1,7 @@
 """From a job file to its layout, or to the reasons why it can never start.
 
-Chooses simple, packed or het, a partition and a shape for every role, and checks limits. All refusals
-come at once, each with the nearest possible thing. Pure.
+Chooses simple, packed or het, a partition and nodes for every role, and checks limits. Reports all
+problems at once, each with the nearest possible value. Pure.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from jobs.plan.placement import PerNodeAllocation, RoleRequirement
 
 @dataclass(slots=True)
 class _Planner:
-    """One run of `plan`: what is asked, where it may go, and what was found wrong so far."""
+    """State of one run of `plan`: spec, possible partitions, problems found so far."""
 
     spec: JobSpec
     rules: NamespaceRules
@@ -60,7 +60,7 @@ class _Planner:
 
 
 def plan(spec: JobSpec, rules: NamespaceRules, capacity: Capacity) -> Plan:
-    """The layout of a job, or PlanError with every reason why it cannot be."""
+    """The plan of a job. Raises PlanError with all problems."""
     planner = _Planner(spec, rules, capacity)
     planner.problems.extend(check_task_inputs(spec))
     planner.requirements = [_role_requirement(spec, role) for role in spec.task_roles]
@@ -77,12 +77,12 @@ def plan(spec: JobSpec, rules: NamespaceRules, capacity: Capacity) -> Plan:
 
 
 def _role_requirement(spec: JobSpec, role: TaskRole) -> RoleRequirement:
-    # A fixed port exists once per node, so tasks that all want it cannot share a node.
+    # A fixed port exists once per node, so tasks with the same one cannot share a node.
     exclusive_node = role.placement == "separate" or any(port.begin_at for port in role.port_list)
     return RoleRequirement(
         tasks=role.task_number,
         cpus=role.cpu_number,
-        # Groups of one role ask for memory per CPU, which Slurm takes in whole MiB.
+        # Groups of one role request memory per CPU, which Slurm takes in whole MiB.
         mem_mib=math.ceil(role.memory_mb / role.cpu_number) * role.cpu_number,
         gpus=role.gpu_number,
         gpu_type=spec.gpu_type_of(role).lower() if role.gpu_number else "",
@@ -128,7 +128,7 @@ def _usable_partitions(planner: _Planner) -> list[Partition]:
 
 
 def _resolve_time_limit(planner: _Planner) -> int | None:
-    """The limit to ask for; partitions that allow less are dropped, and if none is left it is refused."""
+    """The time limit to request. Drops partitions that allow less; a problem if none is left."""
     asked = planner.spec.time_limit
     rules = planner.rules
     if asked is not None and rules.max_time_s is not None and asked > rules.max_time_s:
@@ -170,7 +170,7 @@ def _reject_time_limit(planner: _Planner, asked: int, longest: int, who: Message
 
 
 def _check_roles(planner: _Planner) -> bool:
-    """Each role by itself: is there a partition whose nodes can hold it at all?"""
+    """Checks for each role alone that some partition's nodes can hold it."""
     before = len(planner.problems)
     for index, (role, requirement) in enumerate(
         zip(planner.spec.task_roles, planner.requirements, strict=True)
@@ -275,7 +275,7 @@ def _reject_task_size(
     nodes: list[Node],
     where: str,
 ) -> None:
-    """One task is larger than any node: name the measures that are too large, or the combination."""
+    """One task is larger than any node: reports the resources that are too large, or their combination."""
     with_gpus = [
         node for node in nodes if node.gpu_total(requirement.gpu_type) >= requirement.gpus
     ] or nodes
@@ -329,7 +329,7 @@ def _reject_task_size(
 def _choose_layout(
     planner: _Planner,
 ) -> tuple[Layout, list[tuple[Partition, list[int], PerNodeAllocation | int]]] | None:
-    """The layout: per group its partition, its roles, and equal slots (shared) or the nodes needed."""
+    """The groups: partition, roles, and equal slots (shared) or number of nodes of each."""
     roles = range(len(planner.requirements))
     if len(planner.requirements) == 1:
         partition = next(
@@ -370,7 +370,7 @@ def _try_pack(planner: _Planner) -> tuple[Partition, PerNodeAllocation] | None:
 
 
 def _try_separate(planner: _Planner) -> list[tuple[Partition, int]] | None:
-    """Each role in the first partition that holds it; moved to a later one where nodes run out."""
+    """Each role in the first partition that can hold it, or in a later one if that has too few nodes."""
     candidates: list[list[Partition]] = [
         [p for p in planner.partitions if _can_hold(planner, p, requirement)]
         for requirement in planner.requirements
@@ -389,7 +389,7 @@ def _try_separate(planner: _Planner) -> list[tuple[Partition, int]] | None:
 
 
 def _alternatives(candidates: list[list[Partition]]) -> Iterable[list[Partition]]:
-    """Other partitions for one role at a time, then all roles in their last possible one."""
+    """Other partitions for one role at a time, then all roles in their last possible partition."""
     first = [options[0] for options in candidates]
     for i, options in enumerate(candidates):
         for other in options[1:]:
@@ -398,7 +398,7 @@ def _alternatives(candidates: list[list[Partition]]) -> Iterable[list[Partition]
 
 
 def _find_port_conflict(spec: JobSpec) -> tuple[int, str, str] | None:
-    """A fixed port that two roles want: (port, role, role)."""
+    """A fixed port that two roles use: (port, role, role)."""
     taken: list[tuple[int, int, str]] = []
     for role in spec.task_roles:
         for port in role.port_list:

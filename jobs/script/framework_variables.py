@@ -25,7 +25,7 @@ from jobs.script.expressions import (
     constant,
 )
 
-# A port of the role with one of these labels is the framework's; otherwise `http`, which always is.
+# The framework uses the role's port with one of these labels, else `http`, which every task has.
 _PORT_LABELS = (
     "tensorflow",
     "tf",
@@ -46,7 +46,7 @@ def port_label(role: TaskRole) -> str:
 
 
 def framework_variables(spec: JobSpec) -> dict[str, tuple[Variable, ...]]:
-    """Per role the variables of the job's framework; empty for roles outside of it."""
+    """Variables of the job's framework by role; none for roles without a part in it."""
     assignment = assign_roles(spec)
     if assignment is None:
         return {role.name: () for role in spec.task_roles}
@@ -58,7 +58,7 @@ def framework_variables(spec: JobSpec) -> dict[str, tuple[Variable, ...]]:
 
 
 def uses_srun_mpi(spec: JobSpec) -> bool:
-    """Whether the renderer should start the role's step with srun's own MPI support."""
+    """True if srun starts the MPI processes (srun --mpi)."""
     assignment = assign_roles(spec)
     return assignment is not None and (assignment.strategy.framework, assignment.strategy.name) == (
         "mpi",
@@ -96,7 +96,7 @@ def _build_tensorflow(assignment: RoleAssignment, role: TaskRole) -> list[Variab
 
 
 def _rendezvous_address(assignment: RoleAssignment, *parts: str) -> tuple[Expression, Expression]:
-    """Host and port of the task that the others meet at."""
+    """Host and port of the first task, which the others connect to."""
     leader = assignment.roles(*parts)[0]
     return (TaskHost(leader.name, 0),), (TaskPort(leader.name, 0, port_label(leader)),)
 
@@ -128,7 +128,7 @@ def _build_pytorch(assignment: RoleAssignment, role: TaskRole) -> list[Variable]
 
 
 def _host_slots(roles: tuple[TaskRole, ...]) -> Expression:
-    """host:1 of every task, as horovodrun -H and mpirun -H want it."""
+    """host:slots of every task, the format of horovodrun -H and mpirun -H."""
     parts: list[Any] = []
     for role in roles:
         if parts:

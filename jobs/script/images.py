@@ -1,7 +1,7 @@
-"""From the image's name in a job file to the file that a node starts. Pure: names only, no look.
+"""From an image's name in a job file to the image file on the cluster. Pure: accesses no files.
 
-A name is an alias of the site, a path, a file in the site's image directory, or else a registry's
-name, which is fetched once into a cache of the owner's.
+A name is an alias of the site, a path, a file in the site's image directory, or else the name in a
+registry; the batch script fetches the latter into a cache directory of the job's owner.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ _URI = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class ResolvedImage:
-    """`path` is what the runtime starts; `source`, if any, is where it comes from when it is not there.
+    """`path` is the image file; if it does not exist it is fetched from `source`, if that is not empty.
 
-    A path may begin with ~/: the owner's home, known on the node only.
+    A path may begin with ~/, the owner's home directory.
     """
 
     path: str
@@ -28,7 +28,7 @@ class ResolvedImage:
 
 
 def candidate_file_names(name: str, runtime: str) -> tuple[str, ...]:
-    """The files in an image directory that a name may stand for, best first."""
+    """File names in an image directory that an image's name may refer to, best match first."""
     suffix = _IMAGE_SUFFIX[runtime]
     safe_name = _UNSAFE_FILE_CHARACTER.sub("_", name)
     names = (
@@ -68,7 +68,7 @@ def resolve_image(
 
 
 def _enroot_uri(source: str) -> str:
-    """Enroot wants the registry apart: docker://nvcr.io#nvidia/pytorch:24.01."""
+    """Enroot separates the registry by #: docker://nvcr.io#nvidia/pytorch:24.01."""
     scheme, _, rest = source.partition("://")
     registry, slash, image = rest.partition("/")
     if slash and "#" not in rest and ("." in registry or ":" in registry):

@@ -1,7 +1,7 @@
-"""The environment variables that every task gets: those known before the run, and expressions for the rest.
+"""The environment variables that every task gets: constants, and expressions for values known at run time.
 
-Names are those that existing jobs rely on (OpenPAI v1 and v2, FfDL, Octopus). Pure. Frameworks'
-variables are in `jobs.script.framework_variables`; what only the cluster knows (GPU numbers) is the renderer's.
+Names are those that existing jobs rely on (OpenPAI v1 and v2, FfDL, Octopus). Frameworks' variables are in
+`framework_variables`; task.sh passes on Slurm's own (CUDA_VISIBLE_DEVICES and others). Pure.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ IMPLICIT_PORTS = (Port(label="http"), Port(label="ssh"))
 
 
 def list_task_ports(role: TaskRole) -> tuple[Port, ...]:
-    """All ports of a task of this role, http and ssh among them."""
+    """All ports of a task of this role, including http and ssh."""
     entries = {port.label for port in role.port_list}
     implicit = tuple(port for port in IMPLICIT_PORTS if port.label not in entries)
     return (*implicit, *role.port_list)
 
 
 def variable_name_forms(name: str) -> tuple[str, ...]:
-    """How a role's or port's name stands in variable names: as written if it can, and always bare."""
+    """Forms of a role's or port's name in variable names: unchanged if possible, and reduced to letters and digits."""
     bare = identifier(name)
     return (name, bare) if is_identifier(name) and name != bare else (bare,)
 
@@ -48,7 +48,7 @@ def to_octopus_name(name: str) -> str:
 
 
 def _format_count(spec: JobSpec, count: int | None) -> str:
-    # OpenPAI v1 shows an absent rule as nothing, v2 as -1.
+    # OpenPAI v1 gives empty text for an absent rule, v2 gives -1.
     off = "-1" if spec.imported_from == "openpai-v2" else ""
     return off if count is None else str(count)
 
@@ -102,7 +102,7 @@ def job_variables(
 
 
 def octopus_role_names(position: int, role: TaskRole) -> tuple[str, ...]:
-    """Octopus names roles by their place (task0); the user's name works as well."""
+    """Octopus names roles by their number (TASK0); the role's own name is set as well."""
     return tuple(dict.fromkeys((f"TASK{position}", to_octopus_name(role.name))))
 
 
@@ -136,16 +136,16 @@ def role_variables(spec: JobSpec, role: TaskRole) -> dict[str, str]:
 
 
 def user_variables(spec: JobSpec, role: TaskRole) -> dict[str, str]:
-    """The job's own environment, the role's over it."""
+    """The job's own variables, replaced by the role's."""
     return {**spec.job_env_texts, **role.env_texts}
 
 
 def directory_variables(
     spec: JobSpec, *, data: str, output: str, code: str, work: str, attempt: str, fs_uri: str
 ) -> dict[str, str]:
-    """Where a task finds the job's directories, under OpenPAI's names and under FfDL's.
+    """The job's directories, under OpenPAI's names and under FfDL's.
 
-    The latter are words that jobs use for themselves as well: a job's own value stays.
+    FfDL's names are common words that jobs set themselves: a job's own value takes precedence.
     """
     result = output or work
     ffdl_values = {
@@ -171,10 +171,10 @@ def directory_variables(
 def static_variables(
     spec: JobSpec, *, user: str, job_name: str = "", fs_uri: str = "", training_id: str = ""
 ) -> dict[str, dict[str, str]]:
-    """Per role everything known before the run.
+    """By role, all variables known before the run.
 
-    The job's own values give way to Sluice's where the name is Sluice's to set; TRAINING_ID,
-    GPU_COUNT and the like are common words, and there the job's own value stays.
+    Sluice's values replace the job's own for names with a reserved prefix. Names such as TRAINING_ID and
+    GPU_COUNT are common words: there the job's own value takes precedence.
     """
     shared = job_variables(
         spec, user=user, job_name=job_name, fs_uri=fs_uri, training_id=training_id
@@ -199,10 +199,10 @@ _HOME = re.compile(r"\A\$(?:HOME|\{HOME\})(?=/|\Z)")
 
 
 def substitute_paths(spec: JobSpec, *, user: str, fs_uri: str = "") -> JobSpec:
-    """The spec with $PAI_DEFAULT_FS_URI, $PAI_JOB_NAME, $PAI_USER_NAME, $PAI_USERNAME and $USER filled in.
+    """The spec with $PAI_DEFAULT_FS_URI, $PAI_JOB_NAME, $PAI_USER_NAME, $PAI_USERNAME and $USER substituted.
 
-    Only the four directories and files of the base format, and the mounts' sources, are paths. A $HOME at
-    their beginning becomes ~, which only the node can fill in.
+    Applies to the directories and files of the base format and to the mounts' sources. A leading $HOME
+    becomes ~, which is substituted on the node.
     """
     values = {
         "PAI_DEFAULT_FS_URI": fs_uri.rstrip("/"),
@@ -231,11 +231,13 @@ def substitute_paths(spec: JobSpec, *, user: str, fs_uri: str = "") -> JobSpec:
 
 @dataclass(frozen=True, slots=True)
 class RuntimeVariables:
-    """What the renderer fills in once hosts and ports are known."""
+    """Variables that depend on hosts and ports; task.sh expands them."""
 
     shared: tuple[Variable, ...]  # the same in every task
     families: tuple[VariableFamily, ...]  # one variable per task of a role, the same in every task
-    by_role: dict[str, tuple[Variable, ...]]  # by the current task's role; the framework's included
+    by_role: dict[
+        str, tuple[Variable, ...]
+    ]  # by the current task's role, including the framework's
 
 
 def runtime_variables(spec: JobSpec) -> RuntimeVariables:

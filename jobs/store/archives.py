@@ -1,8 +1,7 @@
-"""People's code archives: told apart, checked before anything is unpacked, and given on as one plain tar.
+"""Code archives: detects the format, checks all entries before unpacking, converts to a plain tar.
 
-Knows zip, tar and tar.gz. What comes out of `tar_chunks` holds only directories, files and links that
-stay inside; it can be piped to `tar -x` in an empty directory. Reads the file it is given and nothing
-else; no Django.
+Knows zip, tar and tar.gz. The output of `tar_chunks` contains only directories, files, and links that stay
+inside; it can be piped to `tar -x` in an empty directory. Reads only the given file; no Django.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ MAX_PATH_BYTES = 1024
 MAX_NAME_BYTES = 255
 MAX_DEPTH = 64
 MAX_LINK_HOPS = 40
-# No header of an honest archive is larger; a larger one would be read into memory by tarfile.
+# Valid archives have smaller headers; tarfile would read a larger one into memory.
 MAX_HEADER_BYTES = 1024 * 1024
 GZIP_MAGIC, ZIP_MAGICS = b"\x1f\x8b", (b"PK\x03\x04", b"PK\x05\x06")
 UNSUPPORTED_FORMATS = {
@@ -39,7 +38,7 @@ UNSUPPORTED_FORMATS = {
     b"Rar!": "RAR",
     b"\x28\xb5\x2f\xfd": "zstd",
 }
-_ZIP_CREATED_ON_UNIX = 3  # zip's "made by" for systems whose modes mean something
+_ZIP_CREATED_ON_UNIX = 3  # zip's "made by" values of systems with Unix modes
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +46,12 @@ class Limits:
     files: int = 50_000
     unpacked_bytes: int = 8 * 1024**3
     ratio: int = 200  # unpacked : packed
-    # Small archives of zeros compress well and harm nobody.
+    # Small archives may exceed the ratio: zeros compress well.
     ratio_exempt_bytes: int = 64 * 1024**2
 
 
 class ArchiveRefused(Exception):
-    """The archive is broken or hostile. `code` is stable; the message says which entry and why."""
+    """The archive is broken or hostile. `code` is stable; the message names the entry and the reason."""
 
     def __init__(self, code: str, message: Message, *, entry: str = "") -> None:
         super().__init__(message)
@@ -70,7 +69,7 @@ class ArchiveInfo:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One thing in an archive, its path checked and made relative."""
+    """One entry of an archive with its checked relative path."""
 
     path: str
     kind: Kind
@@ -83,7 +82,7 @@ class Entry:
 
 @dataclass(slots=True)
 class _EntryChecker:
-    """What the entries so far add up to, and what later ones must respect."""
+    """Totals of the entries so far, and the limits for further ones."""
 
     packed_bytes: int
     limits: Limits
@@ -136,7 +135,7 @@ class _EntryChecker:
             self.links[entry.path] = entry.target
 
     def check_links(self) -> None:
-        """Followed to the end, every link stays inside: also through other links."""
+        """Checks that every link resolves to a path inside, also through other links."""
         for path in self.links:
             if not _resolves_inside(path, self.links):
                 raise ArchiveRefused(
@@ -251,7 +250,7 @@ def _looks_like_old_tar(head: bytes) -> bool:
 
 
 def check_archive(path: Path, limits: Limits | None = None) -> ArchiveInfo:
-    """Everything about an archive that can be known without unpacking it to disk."""
+    """Summary of an archive, without unpacking it to disk."""
     limits = limits or Limits()
     kind = detect_format(path)
     checker = _EntryChecker(packed_bytes=path.stat().st_size, limits=limits)
@@ -265,7 +264,7 @@ def check_archive(path: Path, limits: Limits | None = None) -> ArchiveInfo:
 
 
 def tar_chunks(path: Path, limits: Limits | None = None) -> Iterator[bytes]:
-    """The archive as an uncompressed tar, chunk by chunk; checked again on the way."""
+    """The archive as an uncompressed tar in chunks; checks every entry again."""
     limits = limits or Limits()
     kind = detect_format(path)
     checker = _EntryChecker(packed_bytes=path.stat().st_size, limits=limits)
@@ -321,7 +320,7 @@ def _entries(path: Path, kind: Format, limits: Limits) -> Iterator[Iterator[Entr
         with path.open("rb") as raw:
             stream: IO[bytes] | gzip.GzipFile = raw
             if kind == "tar.gz":
-                # GzipFile reads and seeks like a file; going forward is all that happens here.
+                # GzipFile supports read and seek; only forward reads happen here.
                 stream = gzip.GzipFile(fileobj=raw, mode="rb")
             limited = _LimitedStream(stream, path.stat().st_size, limits)
             with tarfile.open(fileobj=limited, mode="r:", errorlevel=2) as tar:
@@ -346,7 +345,7 @@ def _entries(path: Path, kind: Format, limits: Limits) -> Iterator[Iterator[Entr
 
 
 class _LimitedStream(io.RawIOBase):
-    """A forward-read stream that never gives out more than the limits allow."""
+    """A stream for forward reads that ends with an error at the limits."""
 
     def __init__(
         self, stream: IO[bytes] | gzip.GzipFile, packed_bytes: int, limits: Limits
@@ -386,12 +385,12 @@ class _LimitedStream(io.RawIOBase):
 
     def _advance(self, position: int) -> None:
         self._position = position
-        # Headers and padding come on top of the files themselves.
+        # Headers and padding add to the size of the files.
         overhead_bytes = self._limits.files * 2 * tarfile.BLOCKSIZE
         check_sizes(max(0, position - overhead_bytes), self._packed_bytes, self._limits)
 
     def drain(self) -> None:
-        """To the very end: a cut gzip stream shows itself only there."""
+        """Reads to the end: only there a truncated gzip stream is detected."""
         while data := self._stream.read(CHUNK):
             self._advance(self._position + len(data))
 
@@ -454,11 +453,11 @@ def _zip_entries(archive: zipfile.ZipFile, packed_bytes: int, limits: Limits) ->
         raise ArchiveRefused(
             "too_many_files", _("The archive holds more than %(files)s files.", files=limits.files)
         )
-    # Entries that share their packed bytes make a small file unpack to anything.
+    # Entries that share compressed bytes let a small file unpack to any size.
     if sum(info.compress_size for info in infos) > packed_bytes:
         raise ArchiveRefused("bomb", _("Entries of the archive overlap each other."))
     for info in infos:
-        # `orig_filename` as written: zipfile cuts `filename` at a NUL.
+        # `orig_filename` is unchanged; zipfile cuts `filename` at a NUL.
         path = safe_path(info.orig_filename)
         if info.flag_bits & 0x1:
             raise ArchiveRefused(

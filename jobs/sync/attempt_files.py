@@ -1,4 +1,4 @@
-"""A job's row and its cluster's settings → the files of one attempt. Reads rows; writes nothing."""
+"""Builds the files of one attempt from a job's row and its cluster's settings. Writes nothing."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _image_cache_lock = threading.Lock()
 
 
 def image_files(cluster: Cluster) -> frozenset[str]:
-    """The image files that the cluster offers by name; looked up once a minute."""
+    """Names of the files in the cluster's image directory; cached for IMAGE_LIST_TTL_S."""
     if not cluster.images_dir:
         return frozenset()
     key = (cluster.pk, cluster.images_dir)
@@ -41,7 +41,7 @@ def image_files(cluster: Cluster) -> frozenset[str]:
         )
     except ClusterError as error:
         logger.warning(
-            "images of %s cannot be listed: %s",
+            "cannot list images of %s: %s",
             cluster.name,
             error.user_message,
             extra={"action": "image_list_failed", "cluster": cluster.name},
@@ -76,7 +76,7 @@ def render_attempt(
 
 
 def build_attempt_files(job: Job, paths: AttemptPaths, rendered: RenderedJob) -> list[FileToWrite]:
-    """Below the work root, every file for its owner only."""
+    """Paths are relative to the work root. logs/.keep creates logs/, which sbatch --output needs."""
     prefix = paths.dir.removeprefix(paths.work_root.rstrip("/") + "/")
     texts = {**rendered.files, "job.json": json.dumps(job.spec, ensure_ascii=False, indent=1)}
     return [

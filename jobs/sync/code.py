@@ -1,8 +1,8 @@
-"""Uploaded code → the attempt's `code/` directory on the cluster.
+"""Sends uploaded code to the attempt's `code/` directory on the cluster.
 
-`jobs.store.uploads` gives a plain tar of an archive that it has checked; it is sent in pieces and unpacked by
-the owner's own tar, which keeps no owners and no special modes. The directory appears whole or not at
-all, and may be sent again without harm.
+`jobs.store.uploads` gives a plain tar of a checked archive. It is sent in blocks and unpacked by tar as the
+job's owner, without the archive's owners. code/ appears complete or not at all, and sending may be
+repeated.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from jobs.store.uploads import stream_upload_tar
 
 SEND_BLOCK_BYTES = 8 * 1024 * 1024
 
-# $1 the attempt's directory, $2 what to do.
+# $1 is the attempt's directory, $2 the step.
 _RECEIVE_SCRIPT = r"""
 set -eu
 umask 077
@@ -57,7 +57,7 @@ def stage_code(transport: Transport, job: Job, paths: AttemptPaths) -> None:
 
 
 def rechunk(chunks: Iterable[bytes]) -> Iterator[bytes]:
-    """Chunks of any size, put together to pieces that are worth a round trip."""
+    """Joins chunks of any size to blocks of SEND_BLOCK_BYTES, to save round trips."""
     block = bytearray()
     for chunk in chunks:
         block += chunk
@@ -69,7 +69,7 @@ def rechunk(chunks: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def _run_receive_step(transport: Transport, directory: str, step: str, data: bytes = b"") -> str:
-    """What was complained of; empty: done."""
+    """Error text; empty: success."""
     argv = ["sh", "-c", _RECEIVE_SCRIPT, "receive", directory, step]
     result = transport.run(argv, stdin=data, timeout_s=300.0)
     if result.exit_code == 0:

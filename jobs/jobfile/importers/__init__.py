@@ -1,6 +1,6 @@
-"""The one door from text to a job: whatever the format, a spec with warnings, or every problem.
+"""From the text of a job file in any dialect to a spec with warnings, or to all its problems.
 
-Recognizes the format by itself. Pure: no Django, no network, no files.
+Detects the dialect. Pure: no Django, no network, no files.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def _is_ffdl(document: Mapping[str, Any]) -> bool:
     return isinstance(document.get("framework"), Mapping) and not ffdl_keys.isdisjoint(document)
 
 
-# In this order: the first that recognizes a document reads it.
+# The first dialect that matches a document imports it.
 DIALECTS: tuple[Dialect, ...] = (
     Dialect("openpai-v2", "OpenPAI v2", "protocolVersion", _is_v2, import_v2),
     Dialect("sluice", _("job file"), _("jobName and a list taskRoles"), _is_native, import_native),
@@ -90,7 +90,7 @@ DIALECTS: tuple[Dialect, ...] = (
 
 
 def detect_dialect(document: Any) -> Dialect:
-    """The format of a document. Raises SpecError for one that nobody knows."""
+    """The dialect of a document. Raises SpecError if none matches."""
     if not isinstance(document, Mapping):
         raise SpecError.single(
             "",
@@ -101,7 +101,9 @@ def detect_dialect(document: Any) -> Dialect:
     if match is not None:
         return match
     if any(key.lower().replace("_", "") in ("jobname", "taskroles") for key in document):
-        return DIALECTS[1]  # ours, misspelt: its own errors say it best
+        return DIALECTS[
+            1
+        ]  # Sluice's own format with a misspelt key: its validation gives the best message
     known = join_with_commas(
         [
             _("%(title)s (by %(sign)s)", title=dialect.title, sign=dialect.identifying_fields)
@@ -116,12 +118,12 @@ def detect_dialect(document: Any) -> Dialect:
 def load_text(
     text: str | bytes, *, filename: str = "", site: SiteCatalog | None = None
 ) -> LoadResult:
-    """A job from the text of a file, in any of the known formats. Raises SpecError."""
+    """A job from the text of a file in any dialect. Raises SpecError."""
     return _load(parse_text(text, filename=filename), site or SiteCatalog())
 
 
 def load_document(document: Any, *, site: SiteCatalog | None = None) -> LoadResult:
-    """A job from values that were parsed already (an API request's body). Raises SpecError."""
+    """A job from parsed values (an API request's body). Raises SpecError."""
     return _load(ParsedFile(document, {}, "json"), site or SiteCatalog())
 
 
@@ -153,7 +155,7 @@ def _validate_draft(draft: Draft, positions: Positions, dialect: str) -> JobSpec
     try:
         spec = validate_document(draft.document, positions=positions, source_of=draft.source_of)
     except SpecError as error:
-        # What the importer told already, it told better.
+        # The importer's own problem for the same path is more precise.
         problems += [problem for problem in error.problems if problem.path not in reported_paths]
     if (message := _check_framework(spec, draft.document)) is not None:
         loc = draft.source_of(("framework",))
@@ -166,7 +168,7 @@ def _validate_draft(draft: Draft, positions: Positions, dialect: str) -> JobSpec
 
 
 def _check_framework(spec: JobSpec | None, document: Mapping[str, Any]) -> Message | None:
-    """The roles are judged when all else holds; name and strategy always."""
+    """Roles are checked if the spec is valid; framework and strategy always."""
     try:
         if spec is not None:
             assign_roles(spec)

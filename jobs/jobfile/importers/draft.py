@@ -1,7 +1,7 @@
-"""What all importers share: the job file they write, where each value came from, what to tell.
+"""The draft that importers fill: a job file, the source path of each value, problems and warnings.
 
-An importer reads somebody else's format leniently and writes a document with our keys; validation
-then speaks in the paths of the person's own file. Pure.
+An importer reads another system's format leniently and writes a document with Sluice's keys; problems
+found later name the paths of the original file. Pure.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from jobs.jobfile.fields import describe_type
 
 @dataclass(frozen=True, slots=True)
 class SiteCatalog:
-    """What a site can tell about names in foreign files. Empty: names stay unresolved, with a warning."""
+    """The site's meaning of names in imported files. Names without an entry stay unresolved, with a warning."""
 
     storages: Mapping[str, str] = field(default_factory=dict)  # storage name → directory
     sizes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # size → TaskRole fields
@@ -27,19 +27,19 @@ class SiteCatalog:
 
 @dataclass(slots=True)
 class Draft:
-    """A job file being written by an importer."""
+    """A job file under construction by an importer."""
 
     dialect: str
     document: dict[str, Any] = field(default_factory=dict)
     sources: dict[Loc, Loc] = field(default_factory=dict)
     warnings: list[tuple[Loc, Message]] = field(default_factory=list)
     problems: list[tuple[Loc, Problem]] = field(default_factory=list)
-    # Not of the job file: variable → value, image → login.
+    # Not part of the job file: variable → value, image → login.
     secrets: dict[str, str] = field(default_factory=dict)
     image_auth: dict[str, dict[str, str]] = field(default_factory=dict)
 
     def set_value(self, loc: Loc, value: Any, source: Loc) -> None:
-        """Sets a value of the job file; containers on the way must exist."""
+        """Sets a value of the job file; its parent containers must exist."""
         container: Any = self.document
         for part in loc[:-1]:
             container = container[part]
@@ -49,12 +49,12 @@ class Draft:
     def copy_field(
         self, source: Mapping[str, Any], key: str, loc: Loc, source_loc: Loc = ()
     ) -> None:
-        """Copies a field if the file has it."""
+        """Copies a field if the source has it."""
         if source.get(key) is not None:
             self.set_value(loc, source[key], (*source_loc, key))
 
     def source_of(self, loc: Loc) -> Loc:
-        """The place in the person's file that a place of the job file was made from."""
+        """The path in the original file that a path of the job file was made from."""
         rest: Loc = ()
         while loc and loc not in self.sources:
             loc, rest = loc[:-1], (loc[-1], *rest)
@@ -73,7 +73,7 @@ class Draft:
     def reject_unknown_keys(
         self, mapping: Mapping[str, Any], known: Iterable[str], source_loc: Loc = ()
     ) -> None:
-        """Refuses what the format itself refuses."""
+        """Reports fields that the dialect itself does not allow."""
         names = list(known)
         for key in mapping:
             if key not in names:
@@ -86,7 +86,7 @@ class Draft:
                 )
 
     def as_mapping(self, value: Any, source_loc: Loc) -> Mapping[str, Any]:
-        """The mapping at a place; anything else is a problem and reads as empty."""
+        """The mapping at a path; any other type is a problem and gives an empty mapping."""
         if value is None:
             return {}
         if not isinstance(value, Mapping):
@@ -99,7 +99,7 @@ class Draft:
         return value
 
     def as_list(self, value: Any, source_loc: Loc) -> list[Any]:
-        """The list at a place; anything else is a problem and reads as empty."""
+        """The list at a path; any other type is a problem and gives an empty list."""
         if value is None:
             return []
         if not isinstance(value, list):
@@ -112,7 +112,7 @@ class Draft:
         return value
 
     def round_up(self, value: Any, source_loc: Loc, what: Message) -> Any:
-        """A count that may be a fraction elsewhere: rounded up, with a warning."""
+        """A count; a fraction, which other systems allow, is rounded up with a warning."""
         number = value
         if isinstance(value, str):
             try:

@@ -12,7 +12,7 @@ from jobs.jobfile.fields import JOB_NAME_PATTERN
 from jobs.jobfile.importers.draft import Draft, SiteCatalog
 from jobs.jobfile.importers.placeholders import format_scalar
 
-# Fields of the manifests that have no meaning here, with what a person should know.
+# Fields of the manifests that are ignored, with the warning for each.
 _IGNORED_FIELDS = {
     "code_path": _("the code is uploaded with the job here; ignored."),
     "exp_id": _("experiments are not kept here; ignored."),
@@ -41,7 +41,7 @@ _KNOWN_FIELDS = [
     "job_alert",
 ]
 
-# Mebibytes per unit. Upstream counts GB as GiB and so do the people who write 1Gb.
+# Mebibytes per unit. FfDL counts GB as GiB, and its users write 1Gb for it.
 _MIB_PER_UNIT = {
     "": 1,
     "m": 1,
@@ -59,7 +59,7 @@ _MEMORY = re.compile(r"\s*(?P<number>[0-9]+(?:\.[0-9]+)?)\s*(?P<unit>[A-Za-z]*)\
 
 
 def parse_memory_mib(value: Any) -> int | None:
-    """1Gb, 512 MiB, … in MiB; None for what is no amount of memory. A bare number counts MB."""
+    """1Gb, 512 MiB, … in MiB; None if it is no amount of memory. A number without a unit is in MB."""
     found = _MEMORY.fullmatch(value if isinstance(value, str) else str(value))
     unit = _MIB_PER_UNIT.get(found["unit"].lower()) if found else None
     if found is None or unit is None or isinstance(value, bool) or len(found["number"]) > 15:
@@ -116,7 +116,7 @@ class _ManifestImporter:
             )
             return
         image = f"{name}:{version}" if version else name
-        if name == "custom" and version:  # FfDL's word for an image of one's own
+        if name == "custom" and version:  # FfDL's name for a custom image
             image = version
         self.draft.set_value(("image",), image, ("framework", "version" if version else "name"))
 
@@ -170,7 +170,8 @@ class _ManifestImporter:
             self._framework(framework, pss)
 
     def _join_option_lines(self, text: str) -> str:
-        """Manifests break long commands before an option; YAML's `>` keeps such a break when indented."""
+        """Joins lines that begin with an option: manifests break long commands there, and YAML's `>` keeps the line
+        break before an indented line."""
         joined_lines = _LINE_CONTINUATION.sub(" ", text.strip())
         if joined_lines != text.strip():
             message = _("lines that begin with an option are joined to the line before.")

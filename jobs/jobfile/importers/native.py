@@ -1,6 +1,6 @@
-"""Our own job file: the OpenPAI v1 JSON and its relatives, with what such files are known to add.
+"""Sluice's own job file: OpenPAI v1 JSON and its variants, with fields that such files often contain.
 
-Nothing here changes what a valid file means; it only forgives fields that other systems wrote. Pure.
+Does not change the meaning of a valid file; only accepts fields that other systems wrote. Pure.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _convert_role(role: Any, index: int, draft: Draft) -> Any:
 
 
 def find_suspicious_values(spec: JobSpec) -> list[tuple[tuple[str | int, ...], Message]]:
-    """What is valid and yet probably not what the person meant."""
+    """Warnings for valid values that are probably not intended."""
     suspicious: list[tuple[tuple[str | int, ...], Message]] = []
     for name in spec.job_envs:
         if name.startswith(RESERVED_PREFIXES):

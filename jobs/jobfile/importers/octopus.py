@@ -1,4 +1,4 @@
-"""Octopus training jobs (a list `config` of sub-tasks) into our job file. Pure."""
+"""Imports Octopus training jobs (a list `config` of sub-tasks). Pure."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class _OctopusImporter:
         ):
             draft.copy_field(role, key, (*target_loc, field), source_loc)
         for key in ("minFailedTaskCount", "minSucceededTaskCount"):
-            if role.get(key):  # 0 stands for "not set" there
+            if role.get(key):  # 0 means "not set" in Octopus
                 draft.set_value((*target_loc, key), role[key], (*source_loc, key))
         self._size(role.get("resourceSpecId"), target_loc, (*source_loc, "resourceSpecId"))
         parameters = [

@@ -1,4 +1,4 @@
-"""OpenPAI protocol v2 (YAML with protocolVersion: 2) into our job file. Pure."""
+"""Imports OpenPAI protocol v2 (YAML with protocolVersion: 2). Pure."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ class _V2Importer:
             self.draft.document["secrets"] = sorted(self.draft.secrets)
 
     def _commands(self, value: Any, source_loc: Loc, role: Mapping[str, Any]) -> list[str]:
-        """Each command filled in and trimmed, as the original does."""
+        """Each command with placeholders replaced and whitespace trimmed, as OpenPAI does."""
         context: dict[str, Any] = {"parameters": self.source.get("parameters") or {}}
         for kind in ("script", "output", "data"):
             found = self.prerequisites.get((kind, str(role.get(kind))))
@@ -199,7 +199,7 @@ class _V2Importer:
     # Roles
 
     def _deployment(self, name: Any) -> Mapping[str, Any]:
-        """Pre- and post-commands by role of the chosen deployment."""
+        """Pre- and post-commands of the default deployment, by role."""
         draft = self.draft
         chosen: Mapping[str, Any] = {}
         names = []

@@ -1,6 +1,6 @@
 """OpenPAI v2's `<% $parameters.x %>` templates. Pure.
 
-Secrets never get into a command: their references become references to environment variables.
+Values of secrets never become part of a command: their references become environment variables.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ VARIABLE_PREFIX = "PAI_SECRETS_"
 
 
 def resolve_path(root: Any, path: str) -> Any:
-    """The value that .a.b[0] names, or None."""
+    """The value at the path .a.b[0], or None."""
     value = root
     for step in _STEP.finditer(path):
         try:
@@ -27,7 +27,7 @@ def resolve_path(root: Any, path: str) -> Any:
 
 
 def format_scalar(value: Any) -> str | None:
-    """A scalar as the original system writes it (JavaScript's numbers); None for anything else."""
+    """A scalar as OpenPAI formats it (JavaScript's number format); None for other types."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, float):
@@ -51,9 +51,9 @@ def _javascript_number(value: float) -> str:
 def render_template(
     text: str, context: Mapping[str, Any], resolve_secret: Callable[[str], str | None]
 ) -> str:
-    """Fills in what the context knows; unknown references stay as they are.
+    """Replaces references that the context defines; unknown references stay.
 
-    `secret` gets the path behind $secrets and gives what stands for it, or None.
+    `secret` maps the path behind $secrets to its replacement, or None.
     """
 
     def replace(match: re.Match[str]) -> str:

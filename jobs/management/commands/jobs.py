@@ -1,4 +1,4 @@
-"""`manage.py jobs reconcile`: every live row against Slurm; prints what differs and changes nothing."""
+"""`manage.py jobs reconcile`: compares every live job with Slurm and prints differences; changes nothing."""
 
 from __future__ import annotations
 

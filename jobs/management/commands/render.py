@@ -1,4 +1,4 @@
-"""`manage.py render FILE`: the plan and the scripts of a job file, for anyone who wants to see."""
+"""`manage.py render FILE`: prints the plan and the scripts of a job file. Submits nothing."""
 
 from __future__ import annotations
 
@@ -30,9 +30,13 @@ class Command(BaseCommand):
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("file", help="job file; - reads standard input")
-        parser.add_argument("--namespace", default="", help="instead of the one in the file")
-        parser.add_argument("--runtime", choices=RUNTIMES, help="instead of the cluster's")
-        parser.add_argument("--user", default="", help="Unix user of the job; you, if not given")
+        parser.add_argument("--namespace", default="", help="namespace, if not the one in the file")
+        parser.add_argument(
+            "--runtime", choices=RUNTIMES, help="container runtime, if not the cluster's"
+        )
+        parser.add_argument(
+            "--user", default="", help="Unix user of the job; default: the current user"
+        )
         parser.add_argument("--all", action="store_true", help="print every file of the attempt")
 
     def handle(self, *args: Any, **options: Any) -> None:
@@ -52,7 +56,7 @@ class Command(BaseCommand):
         capacity = load_capacity(namespace.cluster) if namespace else None
         if namespace is None or capacity is None:
             self.stderr.write(
-                "note: planned on an example cluster; no namespace or no cluster is known here."
+                "note: planned on an example cluster: the namespace or its cluster is unknown."
             )
         rules = namespace.rules() if namespace and capacity else EXAMPLE_RULES
         job_plan = plan(spec, rules, capacity or example_cluster(spec))
@@ -87,7 +91,7 @@ def _read(name: str) -> bytes:
 def _find_namespace(name: str) -> Namespace | None:
     try:
         return Namespace.objects.select_related("cluster").filter(name=name).first()
-    except DatabaseError:  # no database yet: the command is useful all the same
+    except DatabaseError:  # no database yet: plan on an example cluster
         return None
 
 
@@ -95,14 +99,14 @@ def _plan_text(job_plan: Plan) -> str:
     totals = job_plan.totals
     gpus = ", ".join(f"{count}×{kind or 'GPU'}" for kind, count in totals.gpus.items()) or "none"
     hours = (
-        "as the partition says"
+        "partition limit"
         if totals.machine_hours is None
         else f"{totals.machine_hours:g} node hours"
     )
     lines = [
         f"layout: {job_plan.layout}",
-        f"in words: {describe_plan(job_plan)}",
-        f"in all: {totals.tasks} tasks, {totals.nodes} nodes, {totals.cpus} CPUs, {totals.mem_mib} MB, GPUs {gpus}",
+        f"plan: {describe_plan(job_plan)}",
+        f"total: {totals.tasks} tasks, {totals.nodes} nodes, {totals.cpus} CPUs, {totals.mem_mib} MB, GPUs {gpus}",
         f"at most: {hours}",
         *(f"note: {note.message}" for note in job_plan.notes),
     ]
@@ -113,7 +117,7 @@ EXAMPLE_RULES = NamespaceRules("example", ("example",), default_time_s=86400)
 
 
 def example_cluster(spec: JobSpec) -> Capacity:
-    """Large equal nodes with eight GPUs of every type that the job names."""
+    """Large equal nodes with eight GPUs of each type in the job file."""
     types = sorted({spec.gpu_type_of(role).lower() for role in spec.task_roles if role.gpu_number})
     names = tuple(f"node{number:02}" for number in range(1, EXAMPLE_NODES + 1))
     gpus = tuple(GpuCount(kind, 8, 0) for kind in types)
