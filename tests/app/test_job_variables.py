@@ -26,7 +26,7 @@ SECRET = b"variable TOKEN hunter2"
 
 
 class LocalDiskTransport(Transport):
-    """A cluster whose files are this machine's."""
+    """A cluster whose files are on the local disk."""
 
     def run(self, argv: Sequence[str], **_more: Any) -> CommandResult:
         done = subprocess.run(argv, capture_output=True, check=False)
@@ -106,7 +106,7 @@ def test_the_owner_reads_everything(scenario: Scenario, file_client: FileApiClie
 
 
 @pytest.mark.parametrize("who", ["viewer", "bob", "chief"])
-def test_others_see_the_job_but_not_its_secrets(
+def test_others_can_read_the_job_but_not_its_secrets(
     scenario: Scenario, file_client: FileApiClient, who: str
 ) -> None:
     user = getattr(scenario, who)

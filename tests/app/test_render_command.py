@@ -56,7 +56,7 @@ def test_all_files_of_the_attempt(tmp_path: Path) -> None:
         (JOB, ("--namespace", "nowhere"), "There is no namespace nowhere"),
     ],
 )
-def test_refusals_are_sentences(
+def test_refusals_are_command_errors(
     tmp_path: Path, job: dict[str, object], arguments: tuple[str, ...], message: str
 ) -> None:
     with pytest.raises(CommandError, match=message):

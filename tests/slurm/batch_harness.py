@@ -1,4 +1,4 @@
-"""Attempts as Sluice renders them, submitted with sbatch to the embedded cluster and looked at on its disk."""
+"""Submits rendered attempts with sbatch to the embedded cluster and reads their files from disk."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class SubmittedAttempt:
         return done.stdout.strip()
 
     def slurm(self) -> tuple[str, str]:
-        """State and exit code as slurmctld says; ended jobs stay known for MinJobAge."""
+        """State and exit code from slurmctld, which keeps ended jobs for MinJobAge."""
         line = self.command(
             "scontrol", "--oneliner", "show", "job", self.slurm_job_id
         ).splitlines()[0]
@@ -159,7 +159,7 @@ class BatchHarness:
                 )
             )
         running = SubmittedAttempt(self.cluster, created, paths, "")
-        # What the gateway has in its own environment must not reach the task.
+        # The submitter's environment must not reach the task.
         answer = running.command(
             "env", "GATEWAY_SECRET=leak", "sbatch", "--parsable", paths.batch_script
         )

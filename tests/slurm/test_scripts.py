@@ -1,4 +1,4 @@
-"""Rendered scripts on the real embedded cluster: real sbatch, real containers, real verdicts."""
+"""Rendered scripts on the embedded cluster, with sbatch and containers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.slurm.batch_harness import batch_harness as batch_harness
 
 pytestmark = pytest.mark.cluster
 
-# Every task listens on its own port, talks to every other task of TF_CONFIG, and says what it sees.
+# Every task listens on its port, connects to all tasks of TF_CONFIG, and prints its environment.
 MEETING = textwrap.dedent(
     """
     import json, os, socket, threading, time
@@ -61,7 +61,7 @@ def meeting_roles() -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(("placement", "layout"), [("auto", "packed"), ("separate", "het")])
-def test_ps_and_workers_meet_and_see_right_variables(
+def test_ps_and_workers_connect_and_get_their_variables(
     batch_harness: BatchHarness, placement: str, layout: str
 ) -> None:
     job = batch_harness.submit(
@@ -144,7 +144,7 @@ RENDEZVOUS = textwrap.dedent(
 )
 
 
-def test_ranks_meet_at_master_addr(batch_harness: BatchHarness) -> None:
+def test_ranks_connect_to_master_addr(batch_harness: BatchHarness) -> None:
     role = {"name": "worker", "taskNumber": 4, "memoryMB": 100, "command": "python3 reduce.py"}
     job = batch_harness.submit(
         {
@@ -220,7 +220,7 @@ def test_completion_rules(
             assert state is not None
             assert state.state == "ended"
             ends.append(state.ended or 0)
-    assert max(ends) - (verdict.ended or 0) < 4  # the others were ended within seconds
+    assert max(ends) - (verdict.ended or 0) < 4  # the other tasks ended within seconds
 
 
 CATCH = textwrap.dedent(
@@ -239,8 +239,8 @@ CATCH = textwrap.dedent(
 )
 
 
-@pytest.mark.parametrize("how", ["asked", "cancelled"])
-@pytest.mark.parametrize("seconds", ["1", "600"], ids=["obeys", "does not end"])
+@pytest.mark.parametrize("how", ["requested", "cancelled"])
+@pytest.mark.parametrize("seconds", ["1", "600"], ids=["obeys", "ignores"])
 def test_stop_gives_sigterm_to_the_tasks_own_process_first(
     batch_harness: BatchHarness, how: str, seconds: str
 ) -> None:
@@ -250,7 +250,7 @@ def test_stop_gives_sigterm_to_the_tasks_own_process_first(
     )
     job.wait_for_output("w")
     begin = time.monotonic()
-    signal_options = ["--batch", f"--signal={STOP_SIGNAL}"] if how == "asked" else []
+    signal_options = ["--batch", f"--signal={STOP_SIGNAL}"] if how == "requested" else []
     job.command("scancel", *signal_options, job.slurm_job_id)
     assert job.wait_for_end()[0] == "CANCELLED"
     took_s = time.monotonic() - begin
@@ -262,7 +262,7 @@ def test_stop_gives_sigterm_to_the_tasks_own_process_first(
     assert job.verdict().verdict == "stopped"
 
 
-def test_near_the_time_limit_tasks_are_asked_to_end(batch_harness: BatchHarness) -> None:
+def test_tasks_get_sigterm_before_the_time_limit(batch_harness: BatchHarness) -> None:
     job = batch_harness.submit(
         {"image": "python", "taskRoles": [role("w", "python3 catch.py 0; exit 4")]},
         files={"catch.py": CATCH},
@@ -270,7 +270,7 @@ def test_near_the_time_limit_tasks_are_asked_to_end(batch_harness: BatchHarness)
     job.wait_for_output("w")
     job.command(
         "scancel", "--batch", "--signal=USR1", job.slurm_job_id
-    )  # as Slurm does by --signal
+    )  # as Slurm sends it because of --signal
     job.wait_until("the verdict", lambda: Path(job.paths.verdict).exists())
     assert (job.verdict().verdict, job.verdict().rule) == ("failed", "time_limit")
     assert job.log_text("w").count("SIGTERM") == 1
@@ -304,7 +304,7 @@ def test_out_of_memory_is_reported(batch_harness: BatchHarness) -> None:
         ({"dataDir": "/no/such/place"}, "203:0", "mount_missing"),
     ],
 )
-def test_what_is_missing_is_named_before_anything_runs(
+def test_missing_image_or_directory_fails_before_start(
     batch_harness: BatchHarness, more: dict[str, str], code: str, reason: str
 ) -> None:
     job = batch_harness.submit({**more, "taskRoles": [role("w", "echo ran")]})
@@ -316,7 +316,7 @@ def test_what_is_missing_is_named_before_anything_runs(
     assert log.startswith("sluice: there is no ")
 
 
-def test_a_fixed_port_that_is_taken_is_named(batch_harness: BatchHarness) -> None:
+def test_used_fixed_port_is_reported(batch_harness: BatchHarness) -> None:
     with socket.create_server(("0.0.0.0", 0)) as server:  # noqa: S104 - as a job on the node would
         port = server.getsockname()[1]
         ports = [{"label": "web", "beginAt": port}]
@@ -338,7 +338,7 @@ def test_debug_keeps_a_failed_task_until_it_is_released(batch_harness: BatchHarn
     assert job.wait_for_end() == ("FAILED", "7:0")
 
 
-def test_a_requeued_job_says_which_incarnation_it_is(batch_harness: BatchHarness) -> None:
+def test_requeued_job_reports_its_incarnation(batch_harness: BatchHarness) -> None:
     job = batch_harness.submit(
         {"taskRoles": [role("w", "echo up $SLURM_RESTART_COUNT; sleep 600")]}
     )
@@ -347,7 +347,7 @@ def test_a_requeued_job_says_which_incarnation_it_is(batch_harness: BatchHarness
     first = job.log_path("w").stat().st_size
 
     def start_requested() -> bool:
-        """Refused while the job is still ending."""
+        """Slurm refuses the update while the job is ending."""
         update = ["scontrol", "update", f"JobId={job.slurm_job_id}", "StartTime=now"]
         return not subprocess.run(update, env=job.cluster.env, capture_output=True).returncode
 
@@ -355,21 +355,21 @@ def test_a_requeued_job_says_which_incarnation_it_is(batch_harness: BatchHarness
         state = job.state("w")
         return state is not None and state.incarnation == 1 and state.state == "running"
 
-    # Slurm holds a requeued job back for two minutes, because a node refuses a credential of the
-    # second in which the last one was revoked ("Job credential revoked" ends the job). Some seconds do.
-    job.wait_until("the wait for a further start", lambda: job.slurm()[0] == "PENDING")
+    # Slurm delays a requeued job by two minutes, because a node refuses a credential of the same second as
+    # the revoked one ("Job credential revoked" ends the job). A few seconds are enough.
+    job.wait_until("the pending state", lambda: job.slurm()[0] == "PENDING")
     time.sleep(3)
-    job.wait_until("the order to start", start_requested)
+    job.wait_until("the new start time", start_requested)
     job.wait_until("the second incarnation", is_restarted)
     state = job.state("w")
     assert state is not None
     assert state.log_offset >= first > 0
 
 
-def test_a_registry_image_is_fetched_once_with_a_visible_state(
+def test_registry_image_is_fetched_once_and_reported_as_pulling(
     batch_harness: BatchHarness, tmp_path: Path
 ) -> None:
-    """`apptainer pull` is played by a script that takes its time: no registry is in reach."""
+    """A script replaces `apptainer pull`, because no registry is available."""
     real = shutil.which("apptainer", path=batch_harness.cluster.env["PATH"])
     root = Path(batch_harness.root) / f"fetch-{uuid.uuid4()}"
     program = root / "apptainer"

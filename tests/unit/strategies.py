@@ -1,4 +1,4 @@
-"""Hypothesis strategies for job specs, plain and hostile, for the tests of every later stage too."""
+"""Hypothesis strategies for valid and hostile job specs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from jobs.jobfile import (
 )
 from jobs.jobfile.fields import identifier
 
-# Whatever a person might put where text is allowed: quotes, substitutions, line breaks, other scripts.
+# Text with quotes, substitutions, line breaks and other writing systems.
 HOSTILE_TEXTS = (
     "'",
     '"',

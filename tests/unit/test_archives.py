@@ -1,4 +1,4 @@
-"""Archives as people make them come through whole; hostile ones are refused by name."""
+"""Valid archives are converted completely; hostile ones are refused with their code."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ VALID_FILES = {
 
 
 @pytest.mark.parametrize("kind", ["zip", "tar", "tar.gz"])
-def test_an_honest_archive_comes_through_whole(tmp_path: Path, kind: str) -> None:
+def test_valid_archives_are_converted_completely(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "code"
     if kind == "zip":
         make_zip(path, VALID_FILES, {"train.py": stat.S_IFREG | 0o755})
@@ -85,7 +85,7 @@ def test_an_honest_archive_comes_through_whole(tmp_path: Path, kind: str) -> Non
     assert not (out / "lib/model.py").stat().st_mode & 0o111
 
 
-def test_links_that_stay_inside_are_kept_and_bits_that_give_rights_are_not(tmp_path: Path) -> None:
+def test_inner_links_are_kept_and_setuid_bits_are_dropped(tmp_path: Path) -> None:
     path = make_tar(
         tmp_path / "code",
         [
@@ -102,7 +102,7 @@ def test_links_that_stay_inside_are_kept_and_bits_that_give_rights_are_not(tmp_p
 
 
 def link_chain(path: Path) -> Path:
-    """Each link alone stays inside; one through the other does not."""
+    """Each link alone stays inside; both together lead outside."""
     return make_tar(
         path,
         [
@@ -138,7 +138,7 @@ def gzip_bomb(path: Path) -> Path:
 
 
 def oversized_pax(path: Path) -> Path:
-    """A pax header that claims gigabytes of header."""
+    """A pax header with a declared size of gigabytes."""
     info = tarfile.TarInfo("x")
     info.type, info.size = tarfile.XHDTYPE, 3 * 1024**3
     path.write_bytes(info.tobuf(tarfile.USTAR_FORMAT) + bytes(10240))
@@ -211,21 +211,21 @@ HOSTILE_ARCHIVES: dict[str, tuple[str, Make]] = {
 
 
 @pytest.mark.parametrize("name", HOSTILE_ARCHIVES)
-def test_a_hostile_archive_is_refused_for_its_own_reason(tmp_path: Path, name: str) -> None:
+def test_hostile_archives_are_refused_with_their_code(tmp_path: Path, name: str) -> None:
     code, make = HOSTILE_ARCHIVES[name]
     path = make(tmp_path / "code")
     with pytest.raises(ArchiveRefused) as refused:
         check_archive(path, SMALL_LIMITS)
     assert refused.value.code == code
     assert refused.value.user_message.endswith((".", ").")), refused.value.user_message
-    # Given on unchecked, it stops before the dangerous entry is out, or at the latest at the end.
+    # Without the check, conversion stops before it writes the dangerous entry, or at the end at the latest.
     if code not in ("empty",):
         with pytest.raises(ArchiveRefused):
             b"".join(tar_chunks(path, SMALL_LIMITS))
 
 
 @given(st.text(max_size=60))
-def test_a_safe_path_never_leaves_its_root(name: str) -> None:
+def test_safe_paths_stay_inside_the_root(name: str) -> None:
     try:
         path = safe_path(name)
     except ArchiveRefused:
@@ -236,7 +236,7 @@ def test_a_safe_path_never_leaves_its_root(name: str) -> None:
 
 @settings(max_examples=scale_examples(60))
 @given(st.data())
-def test_a_damaged_archive_is_read_or_refused_and_nothing_else(
+def test_damaged_archives_are_read_or_refused(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
     path = tmp_path_factory.mktemp("damaged") / "code"

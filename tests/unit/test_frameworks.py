@@ -24,7 +24,7 @@ def job(framework: str, strategy: str = "", **counts: int) -> JobSpec:
 
 
 def build_addresses(spec: JobSpec) -> TaskAddresses:
-    """Task i of role number r sits on 10.0.r.i with http port 2000+i and ssh 3000+i."""
+    """Task i of role number r has the address 10.0.r.i, with http port 2000+i and ssh 3000+i."""
     hosts, ports = {}, {}
     for position, role in enumerate(spec.task_roles):
         hosts[role.name] = [f"10.0.{position}.{i}" for i in range(role.task_number)]
@@ -41,7 +41,7 @@ def evaluate_variables(spec: JobSpec, role: str, index: int) -> dict[str, str]:
     return {v.name: evaluate(v.value, addresses, role=role, index=index) for v in variables}
 
 
-def test_tensorflow_ps_agrees_in_every_task():
+def test_tensorflow_ps_has_the_same_cluster_in_every_task():
     spec = job("tensorflow", "ps", ps=1, worker=2)
     texts = {
         (role, i): evaluate_variables(spec, role, i)["TF_CONFIG"]
@@ -56,7 +56,7 @@ def test_tensorflow_ps_agrees_in_every_task():
     assert parsed["ps", 0]["task"] == {"type": "ps", "index": 0}
 
 
-def test_tensorflow_multiworker_has_no_ps_and_knows_a_chief():
+def test_tensorflow_multiworker_has_chief_and_no_ps():
     spec = job("tensorflow", "multi-worker", chief=1, worker=2)
     config = json.loads(evaluate_variables(spec, "worker", 0)["TF_CONFIG"])
     assert sorted(config["cluster"]) == ["chief", "worker"]
@@ -73,7 +73,7 @@ def test_a_role_outside_the_framework_gets_nothing():
     )
 
 
-def test_pytorch_ddp_ranks_go_master_first():
+def test_pytorch_ddp_master_has_rank_0():
     spec = job("pytorch", "ddp", worker=2, master=1)
     assert evaluate_variables(spec, "master", 0)["RANK"] == "0"
     last = evaluate_variables(spec, "worker", 1)
@@ -88,12 +88,12 @@ def test_pytorch_ddp_ranks_go_master_first():
     }
 
 
-def test_pytorch_takes_a_single_role_of_any_name():
+def test_pytorch_accepts_a_single_role_of_any_name():
     assert evaluate_variables(job("torch", learners=3), "learners", 2)["RANK"] == "2"
     assert evaluate_variables(job("pytorch", gpu_box=2), "gpu_box", 1)["RANK"] == "1"
 
 
-def test_a_port_named_for_the_framework_is_the_one_it_uses():
+def test_framework_uses_the_port_with_its_label():
     role = TaskRole(name="worker", command="true", port_list=(Port(label="grpc"),))
     spec = JobSpec(job_name="j", image="i", framework=Framework(name="pytorch"), task_roles=(role,))
     assert evaluate_variables(spec, "worker", 0)["MASTER_PORT"] == "9000"
@@ -152,7 +152,7 @@ def test_paddle():
     }
 
 
-def test_mpi_is_started_by_srun_unless_asked_otherwise():
+def test_mpi_is_started_by_srun_by_default():
     assert uses_srun_mpi(job("mpi", worker=2))
     assert not uses_srun_mpi(job("mpi", "hostfile", worker=2))
     assert (
@@ -172,9 +172,7 @@ def test_mpi_is_started_by_srun_unless_asked_otherwise():
         ("tensorflow", "magic", {"worker": 1}, "knows these strategies: ps, multiworker"),
     ],
 )
-def test_what_does_not_go_together(
-    framework: str, strategy: str, roles: dict[str, int], expected_text: str
-):
+def test_framework_errors(framework: str, strategy: str, roles: dict[str, int], expected_text: str):
     with pytest.raises(FrameworkError, match=expected_text.replace("?", r"\?")):
         framework_variables(job(framework, strategy, **roles))
 
@@ -194,7 +192,7 @@ def test_every_strategy_makes_roles_that_it_accepts(row):
     assert find_strategy(row.framework, row.name) is row
 
 
-def test_make_roles_gives_servers_no_gpu_and_lets_workers_end_the_job():
+def test_build_roles_gives_servers_no_gpu_and_workers_complete_the_job():
     ps, worker = build_roles(
         "tensorflow",
         "ps",
@@ -207,7 +205,7 @@ def test_make_roles_gives_servers_no_gpu_and_lets_workers_end_the_job():
     assert (ps.min_succeeded_task_count, worker.min_succeeded_task_count) == (None, 2)
 
 
-def test_make_roles_refuses_what_the_strategy_does_not_know():
+def test_build_roles_refuses_unknown_and_missing_parts():
     with pytest.raises(FrameworkError, match='has no role "ps"'):
         build_roles("pytorch", command="x", counts={"worker": 1, "ps": 1})
     with pytest.raises(FrameworkError, match='at least one "worker"'):

@@ -1,4 +1,4 @@
-"""Job files of other systems: what becomes of each field, and what the person is told."""
+"""Import of other systems' job files: the result of each field, warnings and problems."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def problems_by_path(document: Any) -> dict[str, str]:
 
 
 class TestBaseFormat:
-    def test_extensions_of_other_platforms_are_forgiven(self):
+    def test_extensions_of_other_platforms_are_accepted(self):
         result = load("segmentation.json")
         assert result.dialect == "sluice"
         assert set(warnings_by_path(result)) == {
@@ -53,12 +53,12 @@ class TestBaseFormat:
         assert (result.spec.namespace, result.spec.is_debug) == ("vision", True)
         assert result.spec.extras == {"virtualGroup": "total"}
 
-    def test_paths_are_filled_in(self):
+    def test_path_variables_are_substituted(self):
         spec = substitute_paths(load("segmentation.json").spec, user="alice", fs_uri="/shared/")
         assert spec.data_dir == "/shared/alice/data"
         assert spec.output_dir == "/shared/alice/out/segmentation-01"
 
-    def test_names_that_only_begin_like_a_variable_stay(self):
+    def test_names_with_a_variable_as_prefix_stay(self):
         spec = load("segmentation.json").spec.model_copy(
             update={
                 "code_dir": "$PAI_USER_NAMES/${PAI_USER_NAME}x/${PAI_OTHER}/$HOME/$USERS",
@@ -70,7 +70,7 @@ class TestBaseFormat:
         assert filled.code_dir == "$PAI_USER_NAMES/alx/${PAI_OTHER}/$HOME/$USERS"
         assert (filled.output_dir, filled.model_dir) == ("~/al/$PAI_JOB_NAMES", "$HOMES/x")
 
-    def test_doubtful_values_give_warnings(self):
+    def test_suspicious_values_give_warnings(self):
         result = load_document(
             {
                 "jobName": "j",
@@ -103,7 +103,7 @@ class TestBaseFormat:
 class TestOpenPaiV2:
     result = load("finetune-v2.yaml")
 
-    def test_the_command_is_deployment_and_commands_filled_in_and_trimmed(self):
+    def test_command_joins_deployment_and_role_commands(self):
         assert self.result.spec.task_roles[0].command == (
             "cd /work\n"
             "python train.py --epochs 3 --lr 0.00001 --ratio 2\n"
@@ -131,7 +131,7 @@ class TestOpenPaiV2:
         assert self.result.spec.namespace == "nlp"
         assert self.result.spec.retry_count == 1
 
-    def test_secrets_are_handed_over_beside_the_spec(self):
+    def test_secrets_are_returned_separately_from_the_spec(self):
         assert self.result.secrets == {"PAI_SECRETS_token": "s3cr3t"}
         assert self.result.spec.secrets == ("PAI_SECRETS_token",)
         assert self.result.image_auth == {
@@ -207,7 +207,7 @@ class TestOpenPaiV2:
         assert (role.cpu_number, role.memory_mb, role.gpu_number) == (1, 100, 0)
         assert len(result.warnings) == 2
 
-    def test_problems_speak_of_the_persons_own_file(self):
+    def test_problems_use_paths_of_the_v2_file(self):
         document = v2(
             instances=0,
             dockerImage="nope",
@@ -253,7 +253,7 @@ class TestOpenPaiV2:
             {"protocolVersion": 3},
         ],
     )  # fmt: skip
-    def test_wrong_shapes_are_problems_and_never_crashes(self, change: dict[str, Any]):
+    def test_wrong_types_are_problems(self, change: dict[str, Any]):
         assert problems_by_path({**v2(), **change})
 
 
@@ -333,22 +333,22 @@ class TestManifest:
             ("echo - \n - b", "echo - \n - b"),
         ],
     )
-    def test_a_command_broken_before_its_options_is_one_command(self, written: str, command: str):
+    def test_commands_split_before_options_are_joined(self, written: str, command: str):
         document = manifest()
         document["framework"]["command"] = written
         assert load_document(document).spec.task_roles[0].command == command
 
-    def test_an_image_of_ones_own(self):
+    def test_custom_image(self):
         document = manifest()
         document["framework"] |= {"name": "custom", "version": "someone/torch:1"}
         assert load_document(document).spec.image == "someone/torch:1"
 
-    def test_uploaded_code_takes_no_workspace(self):
+    def test_uploaded_code_needs_no_workspace(self):
         spec = load_document(manifest(code_selector="codeFile", data_stores=[STORE])).spec
         assert spec.code is not None
         assert (spec.code.selector, spec.code_dir) == ("codeFile", "")
 
-    def test_keys_of_object_stores_are_dropped_and_told(self):
+    def test_object_store_keys_are_dropped_with_a_warning(self):
         store = {
             "type": "mount_cos",
             "training_data": {"container": "bucket"},
@@ -413,7 +413,7 @@ class TestManifest:
             ({"name": None}, "name"),
         ],
     )
-    def test_problems_speak_of_the_manifest(self, change: dict[str, Any], path: str):
+    def test_problems_use_paths_of_the_manifest(self, change: dict[str, Any], path: str):
         assert path in problems_by_path({**manifest(), **change})
 
 
@@ -450,7 +450,7 @@ class TestOctopus:
             "config[1].shareMemory",
         }
 
-    def test_problems_speak_of_config(self):
+    def test_problems_use_paths_of_config(self):
         found = problems_by_path(
             {
                 "name": "j",
@@ -478,10 +478,10 @@ class TestDetection:
             ({"framework": {"name": "x"}, "cpus": 1}, "ffdl"),
         ],
     )
-    def test_by_its_keys(self, document: dict[str, Any], name: str):
+    def test_dialect_is_detected_by_keys(self, document: dict[str, Any], name: str):
         assert detect_dialect(document).name == name
 
-    def test_an_unknown_format_names_the_known_ones(self):
+    def test_unknown_dialect_lists_the_known_ones(self):
         message = problems_by_path({"a": 1})[""]
         for word in ("protocolVersion", "jobName", "config", "data_stores"):
             assert word in message
@@ -495,7 +495,7 @@ class TestTemplates:
             None, None,
         ]  # fmt: skip
 
-    def test_values_are_not_templates_again(self):
+    def test_substituted_values_are_not_expanded_again(self):
         context = {"parameters": {"a": "<% $parameters.b %>", "b": "x"}}
         assert (
             render_template("<% $parameters.a %>", context, lambda path: None)

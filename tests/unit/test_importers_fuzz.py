@@ -1,4 +1,4 @@
-"""Any damage to any known file gives a job or a SpecError, never another exception."""
+"""A damaged job file gives a job or a SpecError, never another exception."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def load_outcome(document: Any) -> tuple[JobSpec | None, tuple[Problem, ...]]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_damage_is_a_job_or_a_spec_error(name: str):
+def test_damaged_files_give_a_job_or_a_spec_error(name: str):
     document = parse_text((FILES / name).read_bytes(), filename=name).document
     rng = random.Random(name)  # the same damage on every run
     outcomes = {"job": 0, "refused": 0}

@@ -87,7 +87,7 @@ def refusal_codes(
             "het",
             "1 node of old: 1 ps (1 CPU, 2 GB, 1×t4); at least 1 node of gpu: 2 workers (4 CPU, 16 GB, 1×a100 each)",
         ),
-        # 7 GPUs on nodes of 4: sharing nodes evenly would ask for 8, separate roles ask for 7.
+        # 7 GPUs on nodes of 4: equal shared nodes would request 8, separate roles request 7.
         (
             job({}, {**WORKER, "taskNumber": 7, "cpuNumber": 1, "memoryMB": 100}),
             "het",
@@ -99,7 +99,7 @@ def refusal_codes(
             "simple",
             "2 nodes of cpu: 2 r0s (1 CPU, 1000 MB each)",
         ),
-        # Two roles want one port: not on one node.
+        # Two roles with the same fixed port cannot share a node.
         (
             job(
                 *[
@@ -128,7 +128,7 @@ def test_layouts(spec: JobSpec, layout: str, expected_text: str) -> None:
     assert Plan.from_json(json.loads(json.dumps(job_plan.to_json()))) == job_plan
 
 
-def test_packed_nodes_have_equal_room_and_totals_say_what_is_asked() -> None:
+def test_packed_nodes_are_equal_and_totals_match_the_request() -> None:
     spec = job(
         PS, {**WORKER, "taskNumber": 8, "gpuType": "A100", "cpuNumber": 3, "memoryMB": 10000}
     )
@@ -169,7 +169,7 @@ def replace_limit(spec: JobSpec, limit: str) -> JobSpec:
         (job({}, timeLimit="25h"), ["time_limit"]),
     ],
 )
-def test_what_can_never_start_is_refused(spec: JobSpec, codes: list[str]) -> None:
+def test_jobs_that_can_never_start_are_refused(spec: JobSpec, codes: list[str]) -> None:
     assert refusal_codes(spec) == codes
 
 
@@ -179,7 +179,7 @@ def test_port_conflict_on_a_single_node() -> None:
     assert refusal_codes(job(*roles), NamespaceRules("x", ("only",)), one) == ["port_conflict"]
 
 
-def test_separate_roles_on_one_node_name_the_way_out() -> None:
+def test_separate_roles_on_one_node_suggest_another_placement() -> None:
     one = cluster(node("n1"), small="n1")
     with pytest.raises(
         PlanError,
@@ -207,7 +207,7 @@ def test_namespace_node_limit_moves_roles_together() -> None:
     assert describe_plan(plan(spec, limited, CAPACITY)).startswith("1 node of gpu: ")
 
 
-def test_partitions_that_do_not_take_the_job_are_skipped() -> None:
+def test_partitions_that_refuse_the_job_are_skipped() -> None:
     short = Partition("cpu", True, False, ("c1",), HOUR, None)
     closed = Partition("vip", True, False, ("c2",), None, None, allowed_accounts=("boss",))
     open_ = Partition("slow", True, False, ("c2",), None, None)
@@ -220,14 +220,14 @@ def test_partitions_that_do_not_take_the_job_are_skipped() -> None:
     ]
 
 
-def test_constraint_names_features_that_nodes_must_have() -> None:
+def test_constraint_requires_node_features() -> None:
     capacity = cluster(node("a"), node("b", cpus=4, features=("ib",)), p="a,b")
     rules = NamespaceRules("x", ("p",), constraint="ib")
     assert plan(job({"cpuNumber": 4}), rules, capacity).constraint == "ib"
     assert refusal_codes(job({"cpuNumber": 5}), rules, capacity) == ["task_too_large"]
 
 
-def test_default_time_limit_and_its_cut_to_the_partition() -> None:
+def test_default_time_limit_is_reduced_to_the_partitions_maximum() -> None:
     rules = replace(RULES, default_time_s=48 * HOUR)
     assert plan(job({}), rules, CAPACITY).time_limit_s == 24 * HOUR
     assert plan(job({}), RULES, CAPACITY).time_limit_s is None

@@ -134,7 +134,7 @@ def test_enroot_refuses_paths_that_its_fstab_cannot_hold() -> None:
     assert "'/data/my files'" in render_job(job, runtime="apptainer").files["roles.sh"]
 
 
-def test_a_short_job_gets_no_warning_at_its_start() -> None:
+def test_short_jobs_request_no_signal_before_the_time_limit() -> None:
     long, short = (
         render_job({**LAYOUTS["simple"], "timeLimit": limit}).batch_script for limit in ("1h", "4m")
     )
@@ -174,7 +174,7 @@ def test_images(name: str, runtime: str, expected: ResolvedImage) -> None:
     assert found == expected
 
 
-def test_state_and_verdict_files_are_read_back() -> None:
+def test_parse_state_and_verdict_files() -> None:
     state = parse_task_state(
         "role=a.b\nindex=3\nincarnation=1\nstate=ended\nhost=n1\nip=10.0.0.1\nports=http:1;x:2,3;\n"
         "gpus=0,1\nstep=2\npid=77\nlog_offset=5\nstarted=1.5\nended=2.5\nexit_code=137\nsignal=9\nreason=out_of_memory\n"

@@ -45,7 +45,7 @@ def hostile_text(rng: random.Random, max_parts: int = 6) -> str:
     return text * rng.choice((1, 1, 1, 1, 20))
 
 
-# Builtins only: a job file may set PATH and LD_PRELOAD to anything.
+# Uses builtins only: a job file may set PATH and LD_PRELOAD to any value.
 PRINT_ENVIRONMENT = (
     "while IFS= read -rd '' v; do printf '%s\\0' \"$v\"; done </proc/self/environ >env.out\n"
 )
@@ -58,7 +58,7 @@ def role_or_job_name(rng: random.Random) -> str:
 
 
 def variable_name(rng: random.Random) -> str:
-    # Not BASH_ENV and PS4: bash itself evaluates the one and, as root, does not take the other.
+    # Without BASH_ENV, which bash evaluates, and PS4, which bash ignores as root.
     special = ("PATH", "LD_PRELOAD", "IFS", "UID", "_", "dir", "p", "index", "ENV", "LANG", "HOME")
     return rng.choice(special) if rng.random() < 0.3 else "V" + "".join(rng.choices("AB_9z", k=3))
 
@@ -120,7 +120,7 @@ def render_batch(seed: int, root: Path) -> list[tuple[dict[str, Any], RenderedJo
 
 
 def check_syntax(rendered: list[RenderedJob], root: Path) -> None:
-    """Every script in a function of its own, so that one bash reads hundreds of them."""
+    """Puts every script into a function, so that one bash parses hundreds of them."""
     parts = []
     for number, rendered_job in enumerate(rendered):
         for path, text in rendered_job.files.items():
@@ -183,7 +183,7 @@ def check_values_arrive(
     derandomize=True,
     phases=[
         Phase.generate
-    ],  # a failing batch is named by its seed; shrinking would run hundreds more
+    ],  # the seed identifies a failing batch; shrinking would run hundreds more
     suppress_health_check=list(HealthCheck),
 )
 @given(seed=st.integers(0, 2**63))

@@ -1,4 +1,4 @@
-"""What a person reads when a job file is refused: everything at once, each with place and rule."""
+"""Problems of refused job files: all at once, each with path and rule."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_unknown_keys_carry_a_suggestion():
     assert found["taskRoles[0].zzz"] == ("unknown_key", "")
 
 
-def test_snake_case_is_for_python_only():
+def test_snake_case_keys_are_refused_in_files():
     assert TaskRole(name="a", command="x", memory_mb=200).memory_mb == 200
     assert "memoryMB" in problems(job(role={"memory_mb": 200}))["taskRoles[0].memory_mb"]
 
@@ -103,14 +103,14 @@ def test_total_tasks_are_capped():
     assert "may have 100 roles" in problems(job(taskRoles=roles))["taskRoles"]
 
 
-def test_roles_that_become_the_same_variable_name_both_say_so():
+def test_roles_with_the_same_variable_name_are_both_reported():
     roles = [{"name": "ps-server", "command": "x"}, {"name": "ps_server", "command": "x"}]
     message = problems(job(taskRoles=roles))["taskRoles[1].name"]
     assert '"ps_server"' in message
     assert '"ps-server"' in message
 
 
-def test_many_problems_are_cut():
+def test_number_of_problems_is_limited():
     roles = [{"name": "a b", "command": ""} for _ in range(90)]
     with pytest.raises(SpecError) as caught:
         load_document(job(taskRoles=roles))
@@ -118,7 +118,7 @@ def test_many_problems_are_cut():
     assert "80 further problems" in caught.value.problems[-1].message
 
 
-def test_rules_between_fields_hold_in_python_too():
+def test_rules_between_fields_apply_in_python():
     with pytest.raises(ValueError, match="taskNumber"):
         JobSpec(
             job_name="j",

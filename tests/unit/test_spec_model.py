@@ -1,4 +1,4 @@
-"""The job file's model: defaults, rules and the small conveniences."""
+"""The job file's model: defaults, rules and alternative notations."""
 
 from __future__ import annotations
 
@@ -96,9 +96,9 @@ def test_parameters_as_mapping():
         ({"namespace": None, "virtualCluster": "b"}, "b"),
     ],
 )
-def test_namespace_and_virtual_cluster_are_one(fields: dict[str, object], namespace: str):
+def test_virtual_cluster_is_an_alias_of_namespace(fields: dict[str, object], namespace: str):
     assert job(**fields).namespace == namespace
 
 
-def test_gpu_types_of_other_systems_are_left_to_the_planner():
+def test_unknown_gpu_types_are_accepted():
     assert job(gpuType="TITAN X (Pascal)").gpu_type == "TITAN X (Pascal)"

@@ -1,4 +1,4 @@
-"""load(dump(spec)) == spec, in both formats, and what is derived from the model."""
+"""load(dump(spec)) == spec in both formats; schema and table of fields."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_round_trip(spec: JobSpec):
         assert dump(load_text(text).spec, format) == text
 
 
-def test_the_dump_shows_the_base_fields_and_only_what_was_said_of_the_rest():
+def test_dump_contains_base_fields_and_other_fields_that_are_set():
     spec = JobSpec(
         job_name="j", image="i", time_limit=9000, task_roles=(TaskRole(name="a", command="x\ny\n"),)
     )
@@ -67,7 +67,7 @@ def test_the_dump_shows_the_base_fields_and_only_what_was_said_of_the_rest():
     assert "  command: |\n    x\n    y\n" in dump(spec, "yaml")
 
 
-def test_the_schema_describes_every_field_and_knows_virtual_cluster():
+def test_schema_describes_every_field_and_virtual_cluster():
     schema = build_json_schema()
     parts = [schema, *schema["$defs"].values()]
     bare = [
@@ -90,7 +90,7 @@ def test_the_table_of_fields():
     assert rows["taskRoles[].minFailedTaskCount"].kind == "whole number"
 
 
-def test_the_documentation_has_the_same_fields_and_its_example_loads():
+def test_documentation_has_the_same_fields_and_its_example_loads():
     text = (Path(__file__).parents[2] / "docs" / "jobfile.md").read_text()
     shown = text.split("a test keeps them equal -->\n")[1].split("<!-- end of fields")[0]
     assert shown == render_field_table()

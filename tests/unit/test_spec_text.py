@@ -20,7 +20,7 @@ def parse_refusal(text: str | bytes, filename: str = "") -> tuple[str, int | Non
     return problem.code, problem.line, problem.message
 
 
-def test_json_keeps_positions_and_forgives_comments_and_commas():
+def test_json_positions_comments_and_trailing_commas():
     parsed = parse_text('{\n  // note\n  "a": "http://x", /* more */\n  "b": [1, {"c": 2.5},],\n}')
     assert parsed.document == {"a": "http://x", "b": [1, {"c": 2.5}]}
     assert parsed.positions["a",] == Position(3, 3)
@@ -56,7 +56,7 @@ def test_yaml_aliases_and_merges_work():
     assert parsed.positions["role", "y"] == Position(4, 3)
 
 
-def test_the_name_decides_only_between_json_and_flow_yaml():
+def test_file_name_decides_between_json_and_flow_yaml():
     assert parse_text("{a: 1}", filename="x.yaml").document == {"a": 1}
     assert parse_text('{"a": 1}', filename="x.yml").document == {"a": 1}
     assert parse_text("a: 1", filename="x.json").format == "yaml"
@@ -149,7 +149,7 @@ class EventCounter:
     ],
     ids=["JSON depth", "YAML depth", "JSON object depth", "JSON width", "YAML width", "size"],
 )
-def test_limits_end_the_reading(
+def test_limits_stop_the_parser(
     monkeypatch: pytest.MonkeyPatch, text: str, code: str, max_events: int
 ):
     counter = EventCounter(monkeypatch)

@@ -1,4 +1,4 @@
-"""Placeholders are data: typed where they stand alone, text inside text, never keys."""
+"""Placeholders are data: a value of one placeholder keeps its type, inside text it becomes text, keys stay."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ FILE = {
 }
 
 
-def test_values_are_filled_with_their_own_types() -> None:
+def test_values_keep_their_types() -> None:
     filled = fill_template(FILE, ALL, {"gpus": "2", "optimizer": "adam"})
     assert filled["jobName"] == "train-adam"
     assert filled["jobEnvs"] == {"isDebug": False}
@@ -42,7 +42,7 @@ def test_values_are_filled_with_their_own_types() -> None:
     assert filled["taskRoles"][0]["command"] == "python train.py --lr 0.1 /data <% $other.x %>"
 
 
-def test_a_value_is_never_read_as_a_placeholder_or_as_structure() -> None:
+def test_values_are_not_parsed_as_placeholders_or_structure() -> None:
     hostile = '"}, {"a": "<% $parameters.lr %>"'
     filled = substitute({"x": "<% $parameters.data %>"}, {"data": hostile, "lr": 1})
     assert filled == {"x": hostile}
@@ -66,7 +66,7 @@ def test_a_value_is_never_read_as_a_placeholder_or_as_structure() -> None:
         ({"gpus": 1, "dta": "x"}, "parameters.dta"),
     ],
 )
-def test_a_wrong_value_is_named(values: dict[str, Any], path: str) -> None:
+def test_problem_names_the_wrong_value(values: dict[str, Any], path: str) -> None:
     with pytest.raises(SpecError) as refused:
         fill_template(FILE, ALL, values)
     assert [problem.path for problem in refused.value.problems] == [path]
@@ -97,7 +97,7 @@ def test_declarations_are_checked_against_the_job_file() -> None:
 
 
 @pytest.mark.parametrize("parameter", ALL)
-def test_stand_ins_and_json_round_trip(parameter: TemplateParameter) -> None:
+def test_sample_values_and_json_round_trip(parameter: TemplateParameter) -> None:
     assert TemplateParameter.from_json(parameter.to_json()) == parameter
     required = [p for p in ALL if p.required]
     fill_template(

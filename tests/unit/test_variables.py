@@ -1,4 +1,4 @@
-"""The variables that existing jobs rely on, each by its value."""
+"""Values of the variables that existing jobs rely on."""
 
 from __future__ import annotations
 
@@ -119,11 +119,11 @@ def test_all_names_are_shell_identifiers():
     assert [name for name in all_variables("ps-server", 0) if not name.isidentifier()] == []
 
 
-def test_jobs_cannot_replace_the_gateways_variables():
+def test_jobs_cannot_override_reserved_variables():
     assert static_variables(SPEC, user="alice")["ps-server"]["PAI_JOB_NAME"] == "mnist"
 
 
-def test_common_words_keep_the_jobs_own_value():
+def test_job_values_win_for_names_without_reserved_prefix():
     spec = SPEC.model_copy(update={"job_envs": {"GPU_COUNT": 9, "DATA_DIR": "/mine"}})
     assert static_variables(spec, user="alice")["Worker"]["GPU_COUNT"] == "9"
     directories = {
@@ -151,13 +151,13 @@ def test_common_words_keep_the_jobs_own_value():
     }
 
 
-def test_a_job_from_openpai_v2_shows_an_absent_rule_as_minus_one():
+def test_openpai_v2_jobs_get_minus_one_for_an_absent_rule():
     spec = SPEC.model_copy(update={"imported_from": "openpai-v2"})
     values = static_variables(spec, user="alice")["Worker"]
     assert values["PAI_MIN_FAILED_TASK_COUNT_Worker"] == "-1"
 
 
-def test_forms_and_implicit_ports():
+def test_name_forms_and_implicit_ports():
     assert variable_name_forms("ps-server") == ("psserver",)
     assert variable_name_forms("ps_server") == ("ps_server", "psserver")
     assert variable_name_forms("worker") == ("worker",)
