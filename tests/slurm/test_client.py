@@ -270,8 +270,6 @@ def test_ctrl_c_detaches_and_the_job_goes_on(alice: CliUser) -> None:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        # Tests started in the background inherit that Ctrl-C is ignored.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
     assert process.stdout is not None
     assert process.stdout.readline() == "tick 1\n"
