@@ -1,4 +1,7 @@
-"""Durations, memory and file sizes as text: one format for pages, commands and messages."""
+"""Durations, memory and file sizes as text, for pages, commands and messages.
+
+static/sluice/format.js has the same formats; tests/formatting_cases.json tests both.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ from django.utils.translation import gettext
 
 
 def duration(seconds: float | None) -> str:
-    """Two units are enough to compare by: 3 d 4 h, 2 h 05 min, 4 min 09 s, 7 s."""
+    """Two units: 3 d 4 h, 2 h 05 min, 4 min 09 s, 7 s."""
     if seconds is None:
         return "–"
     whole = int(seconds)
@@ -49,6 +52,7 @@ def filesize(size: int | None) -> str:
     amount = float(size)
     for unit in ("B", "kB", "MB", "GB"):
         if amount < 1000 or unit == "GB":
-            return f"{amount:.3g} {unit}"
+            # Not .3g alone, which writes 1e+03.
+            return f"{float(f'{amount:.3g}'):g} {unit}"
         amount /= 1000
     return ""

@@ -1,4 +1,4 @@
-"""How numbers, times and states look in pages: the same everywhere."""
+"""Template tags for numbers, times, icons and query strings of all pages."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def icon(name: str, css_class: str = "") -> SafeString:
 
 @register.filter
 def local_time(value: Any) -> SafeString | str:
-    """A time that the browser shows in the reader's own zone; without script, in the server's."""
+    """A time shown in the reader's time zone by times.js; without JavaScript in the server's."""
     if not value:
         return "–"
     if isinstance(value, str):
@@ -55,7 +55,7 @@ def percentage(part: float | None, whole: float | None) -> int:
 
 @register.simple_tag(takes_context=True)
 def with_query(context: dict[str, Any], **changes: Any) -> str:
-    """This page's address with some parameters changed; empty ones go, and so does the cursor."""
+    """The page's query string with changed parameters; empty ones and the cursor are removed."""
     query = context["request"].GET.copy()
     query.pop("cursor", None)
     for name, value in changes.items():

@@ -1,4 +1,4 @@
-"""What every answer says to the browser beside Django's own headers."""
+"""Response headers in addition to Django's."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from django.http.response import HttpResponseBase
 def content_security_policy(
     get_response: Callable[[HttpRequest], HttpResponseBase],
 ) -> Callable[[HttpRequest], HttpResponseBase]:
-    """The same policy for all: without nonces and exceptions it is a constant."""
+    """Set the same Content-Security-Policy on every response; it needs no nonces."""
 
     def middleware(request: HttpRequest) -> HttpResponseBase:
         response = get_response(request)

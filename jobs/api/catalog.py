@@ -21,7 +21,7 @@ from core.api.schema import problem_responses
 from core.translation import translate_dumped
 from jobs.api import answers, shapes
 from jobs.api.filters import QueryParser
-from jobs.jobfile import build_json_schema
+from jobs.form_description import localized_schema
 from jobs.plan.placement import select_nodes
 
 # Slurm was asked within this time: the cluster answers.
@@ -261,4 +261,4 @@ class JobFileSchemaView(APIView):
         responses={200: {"type": "object", "additionalProperties": True}},
     )
     def get(self, request: Request) -> HttpResponse:
-        return json_response(build_json_schema())
+        return json_response(localized_schema())

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from jobs.jobfile.errors import Problem, SpecError, SpecWarning
-from jobs.jobfile.model import (
+from jobs.jobfile.model import JobSpec, TaskRole
+from jobs.jobfile.sections import (
     Alerts,
     Code,
     Framework,
-    JobSpec,
     Metrics,
     Mount,
     Parameter,
     Port,
     Service,
-    TaskRole,
 )
 from jobs.jobfile.serialize import (
     build_json_schema,

@@ -1,17 +1,16 @@
-"""The job file as one frozen pydantic model: the only definition of a job.
+"""The job file as one frozen pydantic model: the single definition of a job.
 
-Files use camelCase keys, Python uses snake_case attributes. Validates what depends on the file alone;
-the planner checks what depends on a namespace or a cluster. Pure.
+Files use camelCase keys, Python uses snake_case attributes. Field metadata holds label (`title`),
+tip (`description`) and form layout (`form`). Validation here needs only the file; checks against a
+namespace or a cluster belong to the planner. Pure.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
-from pydantic.alias_generators import to_camel
+from pydantic import BeforeValidator, Field, model_validator
 
 from core.messages import _
 from jobs.jobfile.fields import (
@@ -25,10 +24,6 @@ from jobs.jobfile.fields import (
     Image,
     JobName,
     Line,
-    MountSource,
-    MountTarget,
-    ParameterKey,
-    ParameterValue,
     Path,
     RoleName,
     Text,
@@ -38,18 +33,22 @@ from jobs.jobfile.fields import (
     parse_bounded_integer,
     validation_error,
 )
+from jobs.jobfile.form import form
 from jobs.jobfile.rules import MAX_ROLES, MAX_TASKS, find_rule_violations
-
-RULES_CODE = "rules"  # code of the pydantic error for all rules between fields
-_NULLABLE_FIELDS = frozenset(
-    (
-        "minFailedTaskCount",
-        "minSucceededTaskCount",
-        "min_failed_task_count",
-        "min_succeeded_task_count",
-    )
+from jobs.jobfile.sections import (
+    Alerts,
+    Code,
+    Framework,
+    Metrics,
+    Mount,
+    Parameter,
+    Port,
+    Section,
+    Service,
+    choice,
 )
 
+RULES_CODE = "rules"  # code of the one error that reports all rules between fields
 _NAMESPACE_KEYS = ("namespace", "virtualCluster")
 _PLACEMENT_ALIASES = {"packed": "pack", "spread": "separate", "separated": "separate", "": "auto"}
 
@@ -72,249 +71,153 @@ def _parse_count(value: Any) -> int | None:
 Count = Annotated[int | None, BeforeValidator(_parse_count)]
 
 
-def choice(*known: str) -> BeforeValidator:
-    """One of a few words in upper or lower case."""
+class TaskRole(Section):
+    """A named group of identical tasks."""
 
-    def check(value: Any) -> str:
-        found = next(
-            (k for k in known if isinstance(value, str) and value.lower() == k.lower()), None
-        )
-        if found is None:
-            raise validation_error(
-                "choice",
-                _("must be one of %(choices)s.", choices=", ".join(known)),
-                choices=list(known),
-            )
-        return found
-
-    return BeforeValidator(check)
-
-
-class _Section(BaseModel):
-    model_config = ConfigDict(
-        frozen=True,
-        extra="forbid",
-        alias_generator=to_camel,
-        validate_by_alias=True,
-        validate_by_name=True,
-        use_attribute_docstrings=True,
-        hide_input_in_errors=True,
+    name: RoleName = Field(
+        title=_("Role name"),
+        description=_("Name of the role, unique in the job."),
+        json_schema_extra=form("role", distributed=True, width="quarter"),
     )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _drop_nulls(cls, value: Any) -> Any:
-        """YAML's `description:` without a value is null; null has a meaning for counts only."""
-        if isinstance(value, Mapping) and any(v is None for v in value.values()):
-            return {k: v for k, v in value.items() if v is not None or k in _NULLABLE_FIELDS}
-        return value
-
-
-class Port(_Section):
-    """Ports that a task wants for itself."""
-
-    label: RoleName
-    """Name of the ports inside the role, as in PAI_PORT_LIST_<role>_<index>_<label>."""
-    begin_at: Annotated[int, bounded_integer(0, 65535)] = 0
-    """First port number; 0 takes any free ones."""
-    port_number: Annotated[int, bounded_integer(1, 1000)] = 1
-    """How many ports."""
-
-    @model_validator(mode="after")
-    def _check_port_range(self) -> Self:
-        if self.begin_at and self.begin_at + self.port_number - 1 > 65535:
-            raise validation_error("ports", _("must end at 65535: lower beginAt or portNumber."))
-        return self
-
-
-class Parameter(_Section):
-    """One argument of the command."""
-
-    key: ParameterKey
-    """Name of the argument, without dashes."""
-    value: ParameterValue = ""
-    """Its value, any text; the command gets --key=value."""
-
-
-class Mount(_Section):
-    """A directory of the cluster that every task sees."""
-
-    name: Line = ""
-    """Name for people; a storage's name where the site defines storages."""
-    source: MountSource
-    """Directory on the cluster: an absolute path, or one beginning with ~/."""
-    target: MountTarget
-    """Where it appears in the container."""
-    read_only: Flag = False
-    """Whether tasks may only read it."""
-
-
-class Framework(_Section):
-    """The training framework, whose variables Sluice sets in every task."""
-
-    name: Line
-    """Framework: tensorflow, pytorch, horovod, mxnet, xgboost, paddle or mpi."""
-    strategy: Line = ""
-    """How the tasks share the work, such as ps or ddp; empty takes the framework's usual one."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _from_name(cls, value: Any) -> Any:
-        return {"name": value} if isinstance(value, str) else value
-
-
-class Code(_Section):
-    """Where the job's code comes from."""
-
-    selector: Annotated[str, choice("codeFile", "storagePath")] = "storagePath"
-    """codeFile: an archive uploaded with the job; storagePath: the directory named by codeDir."""
-    upload_id: Line = ""
-    """Which upload, for codeFile; Sluice fills it in."""
-
-
-class Service(_Section):
-    """Something that a task offers to its owner's browser or terminal."""
-
-    kind: Annotated[str, choice("ssh", "tensorboard", "jupyter", "vnc", "http")]
-    """ssh, tensorboard, jupyter, vnc or http."""
-    role: Line = ""
-    """Role whose tasks offer it; empty: the first role."""
-    port_label: Line = ""
-    """Label of the port it listens on; empty: the port named for its kind."""
-    path: Path = ""
-    """For tensorboard the log directory, for http the path to open."""
-
-
-class _AlertSection(BaseModel):
-    """Keys as in Prophecis manifests, which people copy."""
-
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", use_attribute_docstrings=True, hide_input_in_errors=True
+    task_number: Annotated[int, bounded_integer(1, MAX_TASKS)] = Field(
+        default=1,
+        title=_("Tasks"),
+        description=_("Number of tasks of this role."),
+        json_schema_extra=form("role", distributed=True, minimum=1),
     )
-
-
-def _parse_receivers(value: Any) -> Any:
-    if isinstance(value, str):
-        return [part.strip() for part in re.split(r"[,;]", value) if part.strip()]
-    return value
-
-
-AlertLevel = Annotated[str, choice("critical", "major", "minor", "warning", "info")]
-Receivers = Annotated[tuple[Line, ...], BeforeValidator(_parse_receivers)]
-_DEADLINE = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d")
-
-
-def _validate_deadline(value: Any) -> str:
-    if not isinstance(value, str) or not _DEADLINE.fullmatch(value):
-        raise validation_error("deadline", _('must be a time such as "2030-01-31 18:00:00".'))
-    return value
-
-
-class EventAlert(_AlertSection):
-    """An alert when the job ends."""
-
-    event_checker: Annotated[str, choice("FAILED", "COMPLETED")] = "FAILED"
-    """FAILED or COMPLETED."""
-    receiver: Receivers = ()
-    """Who is told: addresses or user names, a list or separated by commas; empty: the owner."""
-    alert_level: AlertLevel = "warning"
-    """critical, major, minor, warning or info."""
-
-
-class DeadlineAlert(_AlertSection):
-    """An alert when the job has not ended at a given time."""
-
-    deadline_checker: Annotated[str, BeforeValidator(_validate_deadline)]
-    """The time, as YYYY-MM-DD HH:MM:SS."""
-    interval: Annotated[int, bounded_integer(1, 100_000)] = 60
-    """Minutes between two alerts while it lasts."""
-    receiver: Receivers = ()
-    """Who is told; empty: the owner."""
-    alert_level: AlertLevel = "warning"
-    """critical, major, minor, warning or info."""
-
-
-class OvertimeAlert(_AlertSection):
-    """An alert when the job runs longer than expected."""
-
-    overtime_checker: Annotated[float, Field(gt=0, le=87_600)]
-    """Hours from the start."""
-    interval: Annotated[int, bounded_integer(1, 100_000)] = 60
-    """Minutes between two alerts while it lasts."""
-    receiver: Receivers = ()
-    """Who is told; empty: the owner."""
-    alert_level: AlertLevel = "warning"
-    """critical, major, minor, warning or info."""
-
-
-class Alerts(_AlertSection):
-    """When to tell somebody about the job."""
-
-    event: tuple[EventAlert, ...] = ()
-    """Alerts at the job's end."""
-    deadline: tuple[DeadlineAlert, ...] = ()
-    """Alerts when a point in time passes before the end."""
-    overtime: tuple[OvertimeAlert, ...] = ()
-    """Alerts when the job runs longer than expected."""
-
-
-class Metrics(_Section):
-    """Where the curves of a job come from."""
-
-    type: Line = "tensorboard"
-    """tensorboard (event files) or regex (numbers in the log)."""
-    source: Path = Field(default="", alias="in")
-    """Directory of event files, or the log file to read."""
-    groups: dict[Line, FreeValue] = Field(default_factory=dict)
-    """For regex: named groups, each with a regex and its scalars."""
-
-
-class TaskRole(_Section):
-    """A kind of task: so many equal tasks, each with its own resources."""
-
-    name: RoleName
-    """Name of the role, unique in the job."""
-    task_number: Annotated[int, bounded_integer(1, MAX_TASKS)] = 1
-    """How many tasks of this role."""
-    cpu_number: Annotated[int, bounded_integer(1, 100_000)] = 1
-    """CPU cores of each task."""
-    memory_mb: Annotated[int, bounded_integer(100, 10**9), Field(alias="memoryMB")] = 100
-    """Memory of each task, in MiB."""
-    shm_mb: Annotated[int, bounded_integer(0, 10**9), Field(alias="shmMB")] = 64
-    """Size of /dev/shm of each task, in MiB, part of its memory; 0 leaves it to the container runtime."""
-    gpu_number: Annotated[int, bounded_integer(0, 100_000)] = 0
-    """GPUs of each task."""
-    gpu_type: GpuType = ""
-    """GPU type of this role; empty: the job's."""
-    image: Image = ""
-    """Container image of this role; empty: the job's."""
-    command: Command
-    """What each task runs, in bash."""
-    parameters: tuple[Parameter, ...] = ()
-    """Arguments added to the command in this order, each as --key=value."""
-    port_list: tuple[Port, ...] = ()
-    """Ports of each task, beside the ports http and ssh that every task has."""
-    min_failed_task_count: Count = 1
-    """So many failed tasks fail the job at once; null: failures never matter."""
-    min_succeeded_task_count: Count = None
-    """So many succeeded tasks complete the job at once; null: the job waits for all tasks."""
-    is_main: Flag = False
-    """Main role: when it fails the job fails, when it has completed the job completes."""
-    env: dict[EnvName, EnvValue] = Field(default_factory=dict)
-    """Environment variables of this role, over the job's."""
-    placement: Placement = "auto"
-    """pack: tasks of this role on as few nodes as possible; separate: each on a node of its own."""
-    pre_commands: tuple[Command, ...] = ()
-    """Run in the container before the command, in a shell of their own; a failure fails the task."""
-    post_commands: tuple[Command, ...] = ()
-    """Run in the container after the command succeeded, in a shell of their own."""
-    strict_shell: Flag = False
-    """Whether the command stops at its first failing line (bash's errexit, nounset, pipefail)."""
+    cpu_number: Annotated[int, bounded_integer(1, 100_000)] = Field(
+        default=1,
+        title=_("CPUs"),
+        description=_("CPU cores of each task."),
+        json_schema_extra=form("resources", minimum=1),
+    )
+    memory_mb: Annotated[int, bounded_integer(100, 10**9), Field(alias="memoryMB")] = Field(
+        default=100,
+        title=_("Memory (MB)"),
+        description=_("Memory of each task, in MiB."),
+        json_schema_extra=form("resources", minimum=100),
+    )
+    shm_mb: Annotated[int, bounded_integer(0, 10**9), Field(alias="shmMB")] = Field(
+        default=64,
+        title=_("Shared memory (MB)"),
+        description=_(
+            "Size of /dev/shm of each task in MiB, part of its memory; 0: set by the container runtime."
+        ),
+        json_schema_extra=form("resources", professional=True, minimum=0),
+    )
+    gpu_number: Annotated[int, bounded_integer(0, 100_000)] = Field(
+        default=0,
+        title=_("GPUs"),
+        description=_("GPUs of each task."),
+        json_schema_extra=form("resources", minimum=0),
+    )
+    gpu_type: GpuType = Field(
+        default="",
+        title=_("GPU type"),
+        description=_("GPU type of this role; empty: the job's."),
+        json_schema_extra=form("resources", widget="select", width="quarter"),
+    )
+    image: Image = Field(
+        default="",
+        title=_("Image of this role"),
+        description=_("Container image of this role; empty: the job's."),
+        json_schema_extra=form("advanced", professional=True, placeholder=_("the job’s image")),
+    )
+    command: Command = Field(
+        title=_("Command"),
+        description=_("Bash command of each task."),
+        json_schema_extra=form("command", widget="textarea"),
+    )
+    parameters: tuple[Parameter, ...] = Field(
+        default=(),
+        title=_("Arguments"),
+        description=_("Arguments appended to the command in this order, each as --key=value."),
+        json_schema_extra=form("command", add=_("Add an argument")),
+    )
+    port_list: tuple[Port, ...] = Field(
+        default=(),
+        title=_("Ports"),
+        description=_(
+            "Ports of each task in addition to the ports http and ssh that every task has."
+        ),
+        json_schema_extra=form(
+            "advanced",
+            professional=True,
+            help=_("Every task has ports named http and ssh."),
+            add=_("Add ports"),
+        ),
+    )
+    min_failed_task_count: Count = Field(
+        default=1,
+        title=_("Fail after"),
+        description=_(
+            "Number of failed tasks that fails the job at once; null: failed tasks do not fail the job."
+        ),
+        json_schema_extra=form(
+            "role", distributed=True, minimum=1, help=_("failed tasks"), placeholder=_("never")
+        ),
+    )
+    min_succeeded_task_count: Count = Field(
+        default=None,
+        title=_("Complete after"),
+        description=_(
+            "Number of succeeded tasks that completes the job at once; null: the job waits for all tasks."
+        ),
+        json_schema_extra=form(
+            "role", distributed=True, minimum=1, help=_("succeeded tasks"), placeholder=_("all")
+        ),
+    )
+    is_main: Flag = Field(
+        default=False,
+        title=_("Main role: the job ends when this role ends"),
+        description=_("Main role: the job fails when it fails and completes when it completes."),
+        json_schema_extra=form("role", distributed=True),
+    )
+    env: dict[EnvName, EnvValue] = Field(
+        default_factory=dict,
+        title=_("Environment variables of this role"),
+        description=_("Environment variables of this role; they override the job's."),
+        json_schema_extra=form("advanced", professional=True, add=_("Add a variable")),
+    )
+    placement: Placement = Field(
+        default="auto",
+        title=_("Placement of its tasks"),
+        description=_(
+            "pack: tasks of this role on as few nodes as possible; separate: one task per node; auto: any placement."
+        ),
+        json_schema_extra=form(
+            "advanced",
+            professional=True,
+            choices={
+                "auto": _("Any nodes"),
+                "pack": _("As few nodes as possible"),
+                "separate": _("One task per node"),
+            },
+        ),
+    )
+    pre_commands: tuple[Command, ...] = Field(
+        default=(),
+        description=_(
+            "Commands run in the container before the command, in a shell of their own; a failure fails the task."
+        ),
+    )
+    post_commands: tuple[Command, ...] = Field(
+        default=(),
+        description=_(
+            "Commands run in the container after the command succeeded, in a shell of their own."
+        ),
+    )
+    strict_shell: Flag = Field(
+        default=False,
+        description=_(
+            "Whether the command stops at the first failing line (bash's errexit, nounset, pipefail)."
+        ),
+    )
 
     @model_validator(mode="before")
     @classmethod
     def _accept_parameter_mapping(cls, value: Any) -> Any:
-        """Accepts {lr: 0.1} for [{key: lr, value: 0.1}]."""
+        """Accept {lr: 0.1} in place of [{key: lr, value: 0.1}]."""
         if isinstance(value, Mapping) and isinstance(value.get("parameters"), Mapping):
             entries = [{"key": k, "value": v} for k, v in value["parameters"].items()]
             return {**value, "parameters": entries}
@@ -322,7 +225,7 @@ class TaskRole(_Section):
 
     @property
     def identifier(self) -> str:
-        """The name as it stands in variable names when the name itself cannot."""
+        """The name with the characters replaced that variable names cannot hold."""
         return identifier(self.name)
 
     @property
@@ -330,68 +233,205 @@ class TaskRole(_Section):
         return {name: format_env_value(value) for name, value in self.env.items()}
 
 
-class JobSpec(_Section):
-    """A job: what to run, in how many tasks, with what."""
+class JobSpec(Section):
+    """A job: roles, resources and commands."""
 
-    job_name: JobName
-    """Name of the job: letters, digits, Chinese characters and - . _ ~."""
-    namespace: JobName = "default"
-    """Namespace (virtualCluster is another name for it): where the job runs and whose share it uses."""
-    description: Text = ""
-    """Free text for people."""
-    image: Image = ""
-    """Container image of every role that names none; "" takes the namespace's default image."""
-    auth_file: Path = ""
-    """File with the registry's credentials, on the cluster."""
-    data_dir: Path = ""
-    """Directory with the data, read-only in the tasks."""
-    output_dir: Path = ""
-    """Directory for results."""
-    code_dir: Path = ""
-    """Directory with the code, the tasks' working directory."""
-    model_dir: Path = ""
-    """Directory for models."""
-    gpu_type: GpuType = ""
-    """GPU type of every role that names none; empty: any."""
-    retry_count: Annotated[int, bounded_integer(-2, 1000)] = 0
-    """Retries after the job's own failures; lost nodes do not count. -1: any failure, -2: always."""
-    time_limit: Duration | None = None
-    """Longest run time: seconds, 90m, 2h30m, 02:30:00 or 1-02:00:00; absent: the namespace's."""
-    estimated_duration: Duration | None = None
-    """How long the job will probably run; lets the page tell when it should be done."""
-    placement: Placement = "auto"
-    """pack: roles share nodes; separate: no two roles on one node; auto: whatever fits."""
-    framework: Framework | None = None
-    """Training framework and strategy, whose variables each task gets."""
-    task_roles: tuple[TaskRole, ...] = Field(
-        json_schema_extra={"minItems": 1, "maxItems": MAX_ROLES}
+    job_name: JobName = Field(
+        title=_("Job name"),
+        description=_("Name of the job: letters, digits, Chinese characters and - . _ ~."),
+        json_schema_extra=form("basics"),
     )
-    """The roles, at least one."""
-    job_envs: dict[EnvName, EnvValue] = Field(default_factory=dict)
-    """Environment variables of every task. isDebug: true keeps a failed task's node for a look."""
-    mounts: tuple[Mount, ...] = ()
-    """Further directories of the cluster that every task sees."""
-    code: Code | None = None
-    """Where the code comes from, if not simply from codeDir."""
-    services: tuple[Service, ...] = ()
-    """What tasks offer to their owner: ssh, tensorboard, jupyter, vnc, http."""
-    metrics: Metrics | None = None
-    """Where the job's curves come from."""
-    alerts: Alerts | None = None
-    """When to tell somebody about the job."""
-    labels: dict[Line, Line] = Field(default_factory=dict)
-    """Words to find the job by."""
-    secrets: tuple[EnvName, ...] = ()
-    """Variables whose values are secret: set when the job is submitted, never kept in this file."""
-    imported_from: Annotated[str, choice("", "openpai-v2", "ffdl", "octopus")] = ""
-    """Format that the job was written in, if not this one; it decides a few variables' form."""
-    extras: dict[Line, FreeValue] = Field(default_factory=dict)
-    """Anything else, kept with the job and otherwise ignored."""
+    namespace: JobName = Field(
+        default="default",
+        title=_("Namespace"),
+        description=_(
+            "Namespace (alias: virtualCluster) that the job runs in; it decides partitions, account and limits."
+        ),
+        json_schema_extra=form("basics", widget="select"),
+    )
+    description: Text = Field(
+        default="",
+        title=_("Description"),
+        description=_("Free text."),
+        json_schema_extra=form("basics", width="full"),
+    )
+    image: Image = Field(
+        default="",
+        title=_("Container image"),
+        description=_(
+            "Container image of every role without one of its own; empty: the namespace's default image."
+        ),
+        json_schema_extra=form(
+            "basics",
+            help=_(
+                "An image name in a registry, a path on the cluster or a name defined by the site."
+            ),
+        ),
+    )
+    auth_file: Path = Field(
+        default="",
+        title=_("Registry credentials file"),
+        description=_("File on the cluster with the registry's credentials."),
+        json_schema_extra=form("directories", professional=True),
+    )
+    data_dir: Path = Field(
+        default="",
+        title=_("Data directory"),
+        description=_("Directory with the data, read-only in the tasks."),
+        json_schema_extra=form(
+            "directories", help=_("Read-only in the tasks, as DATA_DIR."), placeholder="/data/set"
+        ),
+    )
+    output_dir: Path = Field(
+        default="",
+        title=_("Output directory"),
+        description=_("Directory for results."),
+        json_schema_extra=form(
+            "directories",
+            help=_("Empty: a directory of the job. RESULT_DIR in the tasks."),
+            placeholder="~/results",
+        ),
+    )
+    code_dir: Path = Field(
+        default="",
+        title=_("Code directory"),
+        description=_("Directory with the code; the working directory of the tasks."),
+        json_schema_extra=form("code", placeholder="~/project"),
+    )
+    model_dir: Path = Field(
+        default="",
+        title=_("Model directory"),
+        description=_("Directory for models."),
+        json_schema_extra=form("directories", professional=True),
+    )
+    gpu_type: GpuType = Field(
+        default="",
+        description=_("GPU type of every role without one of its own; empty: any."),
+    )
+    retry_count: Annotated[int, bounded_integer(-2, 1000)] = Field(
+        default=0,
+        title=_("Retries"),
+        description=_(
+            "Retries after failures of the job itself; lost nodes do not count. -1: retry any failure, -2: retry always."
+        ),
+        json_schema_extra=form(
+            "basics",
+            professional=True,
+            minimum=-2,
+            width="third",
+            help=_("After failures of the job itself. -1: after any failure."),
+        ),
+    )
+    time_limit: Duration | None = Field(
+        default=None,
+        title=_("Time limit"),
+        description=_(
+            "Longest run time: seconds, 90m, 2h30m, 02:30:00 or 1-02:00:00; absent: the namespace's default."
+        ),
+        json_schema_extra=form(
+            "basics", help=_("For example 90m, 2h30m or 1-12:00:00."), placeholder="2h30m"
+        ),
+    )
+    estimated_duration: Duration | None = Field(
+        default=None,
+        title=_("Estimated duration"),
+        description=_("Estimated run time; the page computes the expected end from it."),
+        json_schema_extra=form("basics", professional=True, placeholder="1h", width="third"),
+    )
+    placement: Placement = Field(
+        default="auto",
+        title=_("Placement of roles"),
+        description=_(
+            "pack: roles share nodes; separate: no two roles on one node; auto: any placement."
+        ),
+        json_schema_extra=form(
+            "basics",
+            professional=True,
+            width="third",
+            choices={
+                "auto": _("Any nodes"),
+                "pack": _("Roles share nodes"),
+                "separate": _("Roles on different nodes"),
+            },
+        ),
+    )
+    framework: Framework | None = Field(
+        default=None,
+        title=_("Framework and strategy"),
+        description=_("Training framework and strategy; their variables are set in each task."),
+        json_schema_extra=form("framework", widget="preset"),
+    )
+    task_roles: tuple[TaskRole, ...] = Field(
+        json_schema_extra={"minItems": 1, "maxItems": MAX_ROLES},
+        description=_("The roles, at least one."),
+    )
+    job_envs: dict[EnvName, EnvValue] = Field(
+        default_factory=dict,
+        title=_("Environment variables of all tasks"),
+        description=_(
+            "Environment variables of every task. isDebug: true keeps the nodes of a failed task for inspection."
+        ),
+        json_schema_extra=form("settings", professional=True, add=_("Add a variable")),
+    )
+    mounts: tuple[Mount, ...] = Field(
+        default=(),
+        title=_("Storage mounts"),
+        description=_("Additional directories of the cluster, mounted in every task."),
+        json_schema_extra=form("directories", professional=True, add=_("Add a mount")),
+    )
+    code: Code | None = Field(
+        default=None,
+        title=_("Code"),
+        description=_("Source of the code, if not codeDir."),
+        json_schema_extra=form("code", widget="code"),
+    )
+    services: tuple[Service, ...] = Field(
+        default=(),
+        description=_(
+            "Services that tasks provide to their owner: ssh, tensorboard, jupyter, vnc, http."
+        ),
+    )
+    metrics: Metrics | None = Field(
+        default=None,
+        description=_("Source of the job's metrics."),
+    )
+    alerts: Alerts | None = Field(
+        default=None,
+        title=_("Alerts"),
+        description=_("Alerts about the job."),
+        json_schema_extra=form(
+            "settings",
+            professional=True,
+            help=_("Stored in the job file for the site’s alert system."),
+        ),
+    )
+    labels: dict[Line, Line] = Field(
+        default_factory=dict,
+        title=_("Labels"),
+        description=_("Key-value pairs to find the job by."),
+        json_schema_extra=form("settings", professional=True, add=_("Add a label")),
+    )
+    secrets: tuple[EnvName, ...] = Field(
+        default=(),
+        description=_(
+            "Names of secret variables: their values are given at submission and never stored in this file."
+        ),
+    )
+    imported_from: Annotated[str, choice("", "openpai-v2", "ffdl", "octopus")] = Field(
+        default="",
+        description=_(
+            "Format that the job was imported from; it decides the form of some variables."
+        ),
+    )
+    extras: dict[Line, FreeValue] = Field(
+        default_factory=dict,
+        description=_("Anything else; stored with the job and otherwise ignored."),
+    )
 
     @model_validator(mode="before")
     @classmethod
     def _accept_virtual_cluster(cls, value: Any) -> Any:
-        """Also accepts "" for the default namespace. A rule refuses two different values."""
+        """Rename virtualCluster to namespace; "" means the default. A rule rejects conflicting values."""
         if not isinstance(value, Mapping):
             return value
         rest = {k: v for k, v in value.items() if k not in _NAMESPACE_KEYS or v not in (None, "")}

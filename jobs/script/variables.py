@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from jobs.jobfile.fields import RESERVED_PREFIXES, identifier, is_identifier
-from jobs.jobfile.model import JobSpec, Port, TaskRole
+from jobs.jobfile.model import JobSpec, TaskRole
+from jobs.jobfile.sections import Port
 from jobs.script.expressions import (
     CurrentHost,
     CurrentIndex,

@@ -1,6 +1,6 @@
-"""Who did what: people's acts on jobs, and administrators' changes of clusters, namespaces and people.
+"""The audit page: actions of people on jobs, and changes of clusters, namespaces and users.
 
-Superusers see all of it; administrators of namespaces what was done to the jobs there.
+Superusers see everything; administrators of a namespace see the actions on its jobs.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from django.db.models import Q, QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.utils.translation import gettext_lazy as _
+from django.utils.translation import pgettext_lazy
 from django.views.decorators.http import require_GET
 
 from clusters.access import namespaces_administered_by
@@ -29,13 +30,13 @@ from jobs.web.layout import administers_any_namespace
 
 PAGE_SIZE = 50
 KINDS = (
-    ("", _("everything")),
-    ("created", _("submitted")),
-    ("stop", _("stopped")),
-    ("retry", _("run again")),
-    ("time-limit", _("time limit")),
-    ("edited", _("described")),
-    ("deleted", _("deleted")),
+    ("", _("all actions")),
+    ("created", pgettext_lazy("audit action", "submitted")),
+    ("stop", pgettext_lazy("audit action", "stopped")),
+    ("retry", pgettext_lazy("audit action", "retried")),
+    ("time-limit", pgettext_lazy("audit action", "time limit changed")),
+    ("edited", pgettext_lazy("audit action", "description changed")),
+    ("deleted", pgettext_lazy("audit action", "deleted")),
 )
 SOURCES = (("jobs", _("Jobs")), ("settings", _("Settings and people")))
 _ID_PATTERN = re.compile(r"\d{1,18}\Z")
@@ -125,4 +126,4 @@ def audit(request: HttpRequest) -> HttpResponse:
         "kinds": KINDS,
         "filtered": any(request.GET.get(name) for name in ("person", "kind", "q")),
     }
-    return render(request, "machines/audit.html", context)
+    return render(request, "clusters/audit.html", context)

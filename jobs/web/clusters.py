@@ -1,6 +1,6 @@
-"""Pages about the machines: what every node has and uses, and for administrators how clusters fare.
+"""Pages of clusters: capacity of every node, and health and checks for administrators.
 
-They read rows only. A check of a cluster is a wish that the engine serves (`engine.diagnostics`).
+They read only the database. A cluster check is requested here and run by the engine.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from jobs.web.home import list_cluster_usage
 from jobs.web.job_list import STALE_AFTER
 from jobs.web.layout import is_staff
 
-# A node with more GPUs or CPUs than this gets a bar instead of one cell each.
+# Nodes with more GPUs than this show a number instead of one cell per GPU.
 MAX_CELLS = 16
-# The engine serves a wish within seconds; after this long nobody will.
+# The engine starts a requested check within seconds; after this time the page reports it as overdue.
 CHECK_TIMEOUT = timedelta(minutes=5)
 
 View = Callable[..., HttpResponse]
@@ -52,7 +52,7 @@ def staff_only(view: View) -> View:
 
 
 def cells(used: int, total: int) -> list[bool]:
-    """One each, used ones first; none when there are too many to count by eye."""
+    """One cell per unit, used ones first; none if there are more than MAX_CELLS."""
     return [number < used for number in range(total)] if 0 < total <= MAX_CELLS else []
 
 
@@ -105,28 +105,34 @@ def capacity_page(request: HttpRequest) -> HttpResponse:
         "partition": request.GET.get("partition", ""),
         "q": request.GET.get("q", ""),
     }
-    live = request.headers.get("HX-Request")
-    return render(request, "machines/nodes.html" if live else "machines/capacity.html", context)
+    live = request.headers.get("Sluice-Fragment")
+    return render(request, "clusters/nodes.html" if live else "clusters/capacity.html", context)
 
 
 # --- clusters -------------------------------------------------------------------------------------------
 
 
 def cluster_health(cluster: Cluster, status: ClusterStatus | None) -> dict[str, Any]:
-    """How a cluster fares, as a word for the eye and a sentence for the mind."""
+    """Health of a cluster: a level for the colour and a message."""
     now = timezone.now()
     if not cluster.enabled:
-        return {"level": "off", "words": _("Switched off: nothing is submitted or asked.")}
+        return {
+            "level": "off",
+            "words": _("Disabled: no jobs are submitted and Slurm is not polled."),
+        }
     if status is None or status.last_pass_at is None:
-        return {"level": "unknown", "words": _("No engine has looked at it yet.")}
+        return {"level": "unknown", "words": _("Not polled by an engine yet.")}
     if now - status.last_pass_at > STALE_AFTER:
-        return {"level": "bad", "words": _("No engine works on it. Start one: manage.py engine")}
+        return {
+            "level": "bad",
+            "words": _("No engine is running for this cluster. Start one: manage.py engine"),
+        }
     if status.last_ok_at is None or now - status.last_ok_at > STALE_AFTER:
         return {
             "level": "bad",
-            "words": translate_dumped(status.last_error) or _("It does not answer."),
+            "words": translate_dumped(status.last_error) or _("The cluster does not respond."),
         }
-    return {"level": "good", "words": _("It answers.")}
+    return {"level": "good", "words": _("The cluster responds.")}
 
 
 @require_GET
@@ -146,7 +152,7 @@ def cluster_list(request: HttpRequest) -> HttpResponse:
             for each in rows
         ]
     }
-    return render(request, "machines/clusters.html", context)
+    return render(request, "clusters/clusters.html", context)
 
 
 def translate_check_results(status: ClusterStatus | None) -> list[dict[str, Any]]:
@@ -154,7 +160,7 @@ def translate_check_results(status: ClusterStatus | None) -> list[dict[str, Any]
     return [
         {
             **line,
-            # Rows of earlier releases hold plain text; the key finds the reader's title.
+            # The key selects the title in the reader's language.
             "title": translate(CHECK_TITLES.get(line.get("key", ""), line.get("title", ""))),
             "found": translate(line.get("found", "")),
             "remedy": translate(line.get("remedy", "")),
@@ -183,9 +189,9 @@ def cluster_detail(request: HttpRequest, name: str) -> HttpResponse:
         "capacity": load_capacity(cluster),
         "namespaces": cluster.namespaces.order_by("name"),
     }
-    live = request.headers.get("HX-Request")
+    live = request.headers.get("Sluice-Fragment")
     return render(
-        request, "machines/cluster_live.html" if live else "machines/cluster.html", context
+        request, "clusters/cluster_live.html" if live else "clusters/cluster.html", context
     )
 
 
@@ -194,5 +200,5 @@ def cluster_detail(request: HttpRequest, name: str) -> HttpResponse:
 def request_check(request: HttpRequest, name: str) -> HttpResponse:
     cluster = get_object_or_404(Cluster, name=name)
     store_status(cluster, doctor_requested_at=timezone.now(), doctor_running_since=None)
-    messages.success(request, _("The check is asked for. Its result appears here by itself."))
+    messages.success(request, _("Check requested. The result appears here automatically."))
     return HttpResponseRedirect(reverse("cluster", args=[cluster.name]))

@@ -1,4 +1,4 @@
-"""Events as sentences for the timeline, in the reader's language."""
+"""Text of job events in the reader's language, for the job page and the audit page."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ def describe_event(event: Event) -> str:
     if event.kind == "created":
         return _("Submitted.")
     if event.kind == "stop":
-        return _("Asked to stop.")
+        return _("Stop requested.")
     if event.kind == "retry":
-        return _("Asked to run again.")
+        return _("Retry requested.")
     if event.kind == "deleted":
         return _("Deleted.")
     if event.kind == "edited":
         return _("Description or labels changed.")
     if event.kind == "time-limit" and data.get("refused"):
-        return _("Slurm refused the new time limit: %(words)s") % {
+        return _("Slurm rejected the new time limit: %(words)s") % {
             "words": translate(data["refused"])
         }
     if event.kind == "time-limit":

@@ -1,4 +1,4 @@
-"""The first page: what one's jobs do, what ended and why, what is free, how full the namespaces are."""
+"""The home page: the user's jobs, free capacity of the clusters and usage of the namespaces."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ MAX_TEMPLATES = 6
 
 @dataclass(slots=True)
 class Meter:
-    """Something of which a part is used."""
+    """A resource with its used part."""
 
     label: str
     used: int = 0
     total: int = 0
-    limit: int | None = None  # of one job
+    limit: int | None = None  # per job
 
     @property
     def free(self) -> int:
@@ -47,7 +47,7 @@ class Meter:
 
 @dataclass(slots=True)
 class ClusterUsage:
-    """A cluster as its last snapshot shows it: what is free, and how old that is."""
+    """Free capacity of a cluster according to its last snapshot."""
 
     cluster: Cluster
     taken_at: datetime
@@ -59,7 +59,7 @@ class ClusterUsage:
 
 
 def clusters_visible_to(user: Any) -> QuerySet[Cluster]:
-    """The clusters of one's namespaces; administrators see all."""
+    """The clusters of the user's namespaces; administrators see all."""
     rows = Cluster.objects.order_by("name")
     if user.is_superuser or user.is_staff:
         return rows
@@ -91,7 +91,7 @@ def _gpu_meter(kind: str, nodes: list[Node]) -> Meter:
 
 
 def namespace_usage(user: User, namespaces: list[Namespace]) -> list[dict[str, Any]]:
-    """What runs in each namespace, of all people and of oneself, in one query."""
+    """Running and waiting jobs of each namespace, of all users and of this user, in one query."""
     running = Q(state=JobState.RUNNING)
     mine = Q(owner=user)
     rows = (

@@ -1,4 +1,4 @@
-"""The list of jobs: filters kept in the address, pages by key, rows that renew themselves."""
+"""The list of jobs: filters in the URL, keyset paging, live rows, actions on selected jobs."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
 SCOPES = (
     ("mine", gettext_lazy("my jobs")),
-    ("namespaces", gettext_lazy("everyone’s in my namespaces")),
-    ("all", gettext_lazy("all that I may see")),
+    ("namespaces", gettext_lazy("all jobs in my namespaces")),
+    ("all", gettext_lazy("all visible jobs")),
 )
 KINDS = (
     ("", gettext_lazy("All")),
@@ -44,7 +44,7 @@ KINDS = (
     ("distributed", gettext_lazy("Distributed")),
 )
 MAX_BATCH_ROWS = 200
-# Address parameters of the page itself; the rest are the API's filters, by the same names.
+# Query parameters of the page; all others are the API's filters, with the same names.
 VIEW_PARAMETERS = ("scope", "kind", "cursor")
 ADVANCED_FILTERS = (
     "owner",
@@ -56,7 +56,7 @@ ADVANCED_FILTERS = (
     "created_before",
     "ended_after",
 )
-# The engine looks every few seconds; without an answer for this long the rows are old.
+# The engine polls every few seconds; rows not confirmed for this long are shown as stale.
 STALE_AFTER = timedelta(seconds=60)
 NO_NAMESPACE = ("",)
 
@@ -64,7 +64,7 @@ NO_NAMESPACE = ("",)
 def serialize_job_page(
     request: HttpRequest, job_filter: JobFilter, **page: Any
 ) -> tuple[list[Any], Any]:
-    """Rows as the API shows them, and the key of the next page."""
+    """One page of jobs in the API's shape, and the key of the next page."""
     result = list_jobs_page(request.user, job_filter, **page)
     now = timezone.now()
     user = cast("User", request.user)
@@ -80,13 +80,13 @@ def serialize_job_page(
 
 
 def ends_at(job: dict[str, Any], now: datetime) -> str:
-    """When a running job's time is over, for the browser to count down to."""
+    """End of a running job's time limit, for the countdown in the browser."""
     left_s = job["time_left_s"]
     return "" if left_s is None else (now + timedelta(seconds=left_s)).isoformat()
 
 
 def parse_job_filter(request: HttpRequest) -> tuple[JobFilter, str, list[str]]:
-    """The filter of the address, the scope, and sentences about what was wrong with it."""
+    """The filter in the URL, the scope, and messages about invalid parameters."""
     params = request.GET.copy()
     for name in VIEW_PARAMETERS:
         params.pop(name, None)
@@ -118,7 +118,7 @@ def parse_job_filter(request: HttpRequest) -> tuple[JobFilter, str, list[str]]:
 
 
 def stale_clusters(jobs: list[Any]) -> list[dict[str, Any]]:
-    """Clusters of these jobs that have not answered for a while, by what the rows themselves say."""
+    """Clusters of these jobs that were not polled successfully for STALE_AFTER."""
     limit = shapes.format_iso(timezone.now() - STALE_AFTER) or ""
     stale = {
         job["cluster"]: job["seen_at"]
@@ -138,7 +138,7 @@ def job_list(request: HttpRequest) -> HttpResponse:
         try:
             after = decode_cursor(cursor, query)
         except ValidationError:
-            problems.append(_("That page is no longer there. This is the first one."))
+            problems.append(_("That page no longer exists. Showing the first page."))
     jobs, next_key = serialize_job_page(request, job_filter, after=after)
     advanced = any(request.GET.get(name) for name in ADVANCED_FILTERS)
     context = {
@@ -157,16 +157,16 @@ def job_list(request: HttpRequest) -> HttpResponse:
         "advanced": advanced,
         "stale": stale_clusters(jobs),
     }
-    template = "jobs/list_body.html" if request.headers.get("HX-Request") else "jobs/list.html"
+    template = "jobs/list_body.html" if request.headers.get("Sluice-Fragment") else "jobs/list.html"
     response = render(request, template, context)
-    patch_vary_headers(response, ["HX-Request"])
+    patch_vary_headers(response, ["Sluice-Fragment"])
     return response
 
 
 @require_GET
 @login_required
 def job_rows(request: HttpRequest) -> HttpResponse:
-    """Some rows anew, by id: what the page asks for when events told it so."""
+    """Rows by id, fetched again by the page after events."""
     ids = []
     for text in request.GET.get("ids", "").split(",")[:MAX_BATCH_ROWS]:
         try:
@@ -181,7 +181,7 @@ def job_rows(request: HttpRequest) -> HttpResponse:
 @require_POST
 @login_required
 def batch_action(request: HttpRequest) -> HttpResponse:
-    """Stop or delete the chosen jobs; those that cannot be are named, the others are done."""
+    """Stop or delete the selected jobs; failures are reported per job and do not stop the others."""
     ids = []
     for text in request.POST.getlist("id")[:MAX_BATCH_ROWS]:
         try:

@@ -1,4 +1,4 @@
-"""One job: its header, tasks, timeline, logs, files, and what can be done with it."""
+"""The page of one job: header, tasks, events, logs, files and actions."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def serialize_visible_job(request: HttpRequest, job_id: uuid.UUID) -> dict[str, 
 
 
 def select_attempt(attempts: list[Attempt], number: str) -> Attempt | None:
-    """The one asked for, else the latest; they come newest first."""
+    """The attempt with this number, else the latest. `attempts` is sorted newest first."""
     for attempt in attempts:
         if number == str(attempt.number):
             return attempt
@@ -80,7 +80,7 @@ def select_attempt(attempts: list[Attempt], number: str) -> Attempt | None:
 
 
 def build_live_context(request: HttpRequest, job_id: uuid.UUID) -> dict[str, Any]:
-    """What changes while a job runs: fetched again when events say so."""
+    """The parts that change while a job runs; the page fetches them again after events."""
     row = find_job_or_404(request, job_id)
     actions.watch_job(job=row)
     job = serialize_visible_job(request, job_id)
@@ -114,19 +114,19 @@ def build_live_context(request: HttpRequest, job_id: uuid.UUID) -> dict[str, Any
 
 
 def new_template_url(job: Job) -> str:
-    """Where a template is made from a job; empty where there is no such page."""
+    """URL of the page that creates a template from the job; empty if it does not exist."""
     new = reverse_or_empty("template_new")
     return f"{new}?job={job.pk}" if new and not job.deleted_at else ""
 
 
 def build_timeline(job: Job) -> list[dict[str, Any]]:
-    """The timeline, newest first."""
+    """The job's events, newest first."""
     entries: list[dict[str, Any]] = []
     for event in reversed(events_of(job).order_by("-id")[:MAX_EVENTS]):
         message = describe_event(event)
-        # A changed time limit or expected start is told to those who watch; here it says the same again.
+        # Changes of time limit or expected start are events for subscribers; their text is the same.
         repeats = event.kind == "reason" and entries and entries[-1]["words"] == message
-        # How tasks stand is shown by the tasks themselves.
+        # The task table shows task states.
         if event.kind == "tasks" or repeats:
             continue
         state = event.data.get("state", "")
@@ -170,7 +170,7 @@ def job_live(request: HttpRequest, job_id: uuid.UUID) -> HttpResponse:
     return render(request, "jobs/job_live.html", build_live_context(request, job_id))
 
 
-# --- what can be done ---------------------------------------------------------------------------------
+# --- actions ---------------------------------------------------------------------------------
 
 
 def _stop(job: Job, user: User, request: HttpRequest) -> tuple[str, str]:
@@ -181,7 +181,7 @@ def _stop(job: Job, user: User, request: HttpRequest) -> tuple[str, str]:
 def _run_idempotently(
     job: Job, user: User, request: HttpRequest, verb: str, action: Callable[[], Job]
 ) -> Job:
-    """A form is one wish, however often it is sent."""
+    """Run an action once per form, also if the form is sent again."""
     key = request.POST.get("key", "")[:64]
     result, _replayed = actions.create_job_once(
         by=user,
@@ -194,14 +194,14 @@ def _run_idempotently(
 
 def _retry(job: Job, user: User, request: HttpRequest) -> tuple[str, str]:
     _run_idempotently(job, user, request, "retry", lambda: actions.retry_job(job=job, by=user))
-    return _("The job is tried again."), ""
+    return _("The job will be retried."), ""
 
 
 def _clone(job: Job, user: User, request: HttpRequest) -> tuple[str, str]:
     copy = _run_idempotently(
         job, user, request, "clone", lambda: actions.clone_job(job=job, by=user)
     )
-    return _("This is the copy; it is on its way."), reverse("job", args=[copy.pk])
+    return _("The job was cloned and submitted. This is the clone."), reverse("job", args=[copy.pk])
 
 
 def _delete(job: Job, user: User, request: HttpRequest) -> tuple[str, str]:
@@ -211,7 +211,7 @@ def _delete(job: Job, user: User, request: HttpRequest) -> tuple[str, str]:
         remove_files=bool(request.POST.get("remove_files")),
         stop_first=bool(request.POST.get("stop_first")),
     )
-    return _("The job is deleted."), reverse("jobs")
+    return _("Job deleted."), reverse("jobs")
 
 
 def _time_limit(job: Job, user: User, request: HttpRequest) -> tuple[str, str]:
@@ -224,12 +224,12 @@ def _time_limit(job: Job, user: User, request: HttpRequest) -> tuple[str, str]:
             )
         ) from problem
     actions.change_time_limit(job=job, by=user, time_limit_s=seconds)
-    return _("The new time limit is set in a moment."), ""
+    return _("The new time limit takes effect shortly."), ""
 
 
 def _describe(job: Job, user: User, request: HttpRequest) -> tuple[str, str]:
     actions.update_job(job=job, by=user, description=request.POST.get("description", ""))
-    return _("The description is saved."), ""
+    return _("Description saved."), ""
 
 
 ACTIONS: dict[str, Callable[[Job, User, HttpRequest], tuple[str, str]]] = {

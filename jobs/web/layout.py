@@ -1,4 +1,4 @@
-"""What every page has: the navigation, the namespace that a person is looking at, the way back."""
+"""Layout of every page: navigation, selected namespace, redirect to the previous page."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ SESSION_KEY = "namespace"
 
 @dataclass(frozen=True, slots=True)
 class NavItem:
-    """One entry at the side. `sections` are the address names below which it is lit."""
+    """One navigation entry. `sections` are the URL names for which it is marked as current."""
 
     url_name: str
     label: str | Promise
     icon: str
     sections: tuple[str, ...]
-    group: str = ""  # "administration": only for those who administer something
+    group: str = ""  # "administration": only for users who administer a namespace
     staff_only: bool = False
 
 
@@ -58,7 +58,7 @@ NAVIGATION = (
 
 
 def is_staff(user: Any) -> bool:
-    """Who sees the machines behind Sluice."""
+    """Whether the user may see the pages of clusters."""
     return bool(user.is_active and (user.is_staff or user.is_superuser))
 
 
@@ -98,7 +98,7 @@ def navigation(request: HttpRequest) -> list[dict[str, Any]]:
 
 
 def current_namespace(request: HttpRequest) -> Namespace | None:
-    """The namespace chosen at the top; None: all that the person may see."""
+    """The namespace selected in the header; None: all namespaces of the user."""
     namespace_id = request.session.get(SESSION_KEY)
     if not namespace_id:
         return None
@@ -106,7 +106,7 @@ def current_namespace(request: HttpRequest) -> Namespace | None:
 
 
 def layout_context(request: HttpRequest) -> dict[str, Any]:
-    """Context processor: evaluated only by pages that show the shell."""
+    """Context processor; lazy, so that only pages with the layout run the queries."""
     user: User | Any = getattr(request, "user", None)
     if user is None or not user.is_authenticated:
         return {}
@@ -120,7 +120,7 @@ def layout_context(request: HttpRequest) -> dict[str, Any]:
 
 
 def redirect_back(request: HttpRequest, default: str) -> HttpResponseRedirect:
-    """Where the form says that it came from, if that is a page of ours."""
+    """Redirect to the form's `next` if it is a URL of this site."""
     next_url = request.POST.get("next", "")
     is_safe = url_has_allowed_host_and_scheme(
         next_url, allowed_hosts={request.get_host()}, require_https=request.is_secure()
@@ -132,7 +132,7 @@ def redirect_back(request: HttpRequest, default: str) -> HttpResponseRedirect:
 @login_required
 def choose_namespace(request: HttpRequest) -> HttpResponse:
     namespace_id = request.POST.get("namespace", "")
-    # SQLite and PostgreSQL count to 2**63; a longer number is nobody's.
+    # Ids in SQLite and PostgreSQL are below 2**63 (19 digits); longer numbers raise OverflowError.
     is_valid_id = namespace_id.isascii() and namespace_id.isdecimal() and len(namespace_id) < 19
     if is_valid_id and namespaces_visible_to(request.user).filter(pk=namespace_id).exists():
         request.session[SESSION_KEY] = int(namespace_id)

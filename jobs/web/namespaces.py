@@ -1,7 +1,7 @@
-"""Namespaces for those who look after them: onto what they are mapped, how large jobs may be, who is in.
+"""Pages of namespaces: mapping to Slurm, limits and members.
 
-Superusers decide all of it; an administrator of a namespace decides who is in it. Every change is in
-the audit.
+Superusers change everything; an administrator of a namespace changes its members. Every change is
+recorded in the audit log.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ FIELD_GROUPS = (
 
 
 class NamespacePageForm(NamespaceForm):
-    """The admin site's form in the pages' dress."""
+    """The admin site's form with the CSS classes of the pages."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         for name, field in self.fields.items():
             widget = field.widget
-            for size in ("size", "cols"):  # the admin site's; here the page gives the width
+            for size in ("size", "cols"):  # set by the admin site; here CSS sets the width
                 widget.attrs.pop(size, None)
             if isinstance(widget, forms.CheckboxInput):
                 widget.attrs["class"] = "form-check-input"
@@ -79,7 +79,7 @@ class NamespacePageForm(NamespaceForm):
 
 
 def cluster_choices(cluster: Cluster | None) -> dict[str, Any]:
-    """What the cluster really has, to choose from."""
+    """Partitions, accounts and QOS of the cluster, for suggestions."""
     capacity = load_capacity(cluster) if cluster else None
     status = ClusterStatus.objects.filter(cluster=cluster).first() if cluster else None
     return {
@@ -98,7 +98,7 @@ def log_change(by: User, namespace: Namespace, action_flag: int, message: str) -
 @require_GET
 @login_required
 def namespace_list(request: HttpRequest) -> HttpResponse:
-    """Whoever is in a namespace may know of it; whoever looks after it can change it."""
+    """Members see their namespaces; administrators of a namespace can open it."""
     administered_ids = set(namespaces_administered_by(request.user).values_list("pk", flat=True))
     rows = (
         namespaces_visible_to(request.user)
@@ -110,7 +110,7 @@ def namespace_list(request: HttpRequest) -> HttpResponse:
         .order_by("name")
     )
     context = {"namespaces": [{"row": row, "mine": row.pk in administered_ids} for row in rows]}
-    return render(request, "machines/namespaces.html", context)
+    return render(request, "clusters/namespaces.html", context)
 
 
 def get_administered_namespace(request: HttpRequest, pk: int) -> Namespace:
@@ -132,11 +132,11 @@ def new_namespace(request: HttpRequest) -> HttpResponse:
     if request.method == "POST" and form.is_valid():
         with transaction.atomic():
             created = form.save()
-            log_change(request.user, created, ADDITION, _("Made."))
-        messages.success(request, _("The namespace is made. Now add the people who may use it."))
+            log_change(request.user, created, ADDITION, _("Created."))
+        messages.success(request, _("Namespace created. Add the people who can use it."))
         return HttpResponseRedirect(reverse("namespace", args=[created.pk]) + "#members")
     context = {"form": form, "known": cluster_choices(cluster), "namespace": None}
-    return render(request, "machines/namespace.html", context)
+    return render(request, "clusters/namespace.html", context)
 
 
 @require_http_methods(["GET", "POST"])
@@ -153,11 +153,13 @@ def namespace_detail(request: HttpRequest, pk: int) -> HttpResponse:
                     labels = [str(form.fields[name].label) for name in form.changed_data]
                     message = _("Changed: %(fields)s.") % {"fields": ", ".join(labels)}
                     log_change(request.user, namespace, CHANGE, message)
-            messages.success(request, _("The namespace is saved."))
+            messages.success(request, _("Namespace saved."))
             return HttpResponseRedirect(reverse("namespace", args=[pk]))
     elif request.method == "POST":
         raise PermissionDenied
-    saved = Namespace.objects.select_related("cluster").get(pk=pk)  # the form may hold other values
+    saved = Namespace.objects.select_related("cluster").get(
+        pk=pk
+    )  # the form may hold unsaved values
     context = {
         "namespace": saved,
         "form": form,
@@ -167,13 +169,13 @@ def namespace_detail(request: HttpRequest, pk: int) -> HttpResponse:
         .order_by("user__username"),
         "roles": Membership.Role.choices,
     }
-    return render(request, "machines/namespace.html", context)
+    return render(request, "clusters/namespace.html", context)
 
 
 @require_POST
 @login_required
 def update_members(request: HttpRequest, pk: int) -> HttpResponse:
-    """Add a person, change a role, or take a person out; the answer is the page again."""
+    """Add a member, change a role or remove a member, then redirect to the page."""
     namespace = get_administered_namespace(request, pk)
     by = cast("User", request.user)
     name = request.POST.get("username", "").strip()[:150]
@@ -186,13 +188,12 @@ def update_members(request: HttpRequest, pk: int) -> HttpResponse:
                 namespace=namespace, user__username=name
             ).delete()
             if removed_count:
-                log_change(by, namespace, DELETION, _("%(person)s taken out.") % {"person": name})
-        messages.success(request, _("%(person)s is no longer in here.") % {"person": name})
+                log_change(by, namespace, DELETION, _("%(person)s removed.") % {"person": name})
+        messages.success(request, _("%(person)s was removed.") % {"person": name})
     elif member is None:
         messages.error(
             request,
-            _("There is nobody of the name “%(name)s” in Sluice. Check the spelling.")
-            % {"name": name},
+            _("There is no user named “%(name)s”. Check the spelling.") % {"name": name},
         )
     elif role in Membership.Role.values:
         with transaction.atomic():
@@ -202,5 +203,5 @@ def update_members(request: HttpRequest, pk: int) -> HttpResponse:
             log_change(
                 by, namespace, CHANGE, _("%(person)s: %(role)s") % {"person": name, "role": role}
             )
-        messages.success(request, _("%(person)s is in.") % {"person": name})
+        messages.success(request, _("%(person)s was added.") % {"person": name})
     return redirect

@@ -1,7 +1,7 @@
-"""The submit page, and the check behind it: text or document in, problems, plan and script out.
+"""The submit page and its check endpoint: text or document in, problems, plan and script out.
 
-The page keeps one document; form and editor are two views of it. Submitting itself, uploads and saved
-templates go through the REST API, as for any program. Nothing is written here.
+The page holds one document; form and editor are two views of it. The form is built from
+`jobs.form_description`. Submission, uploads and templates use the REST API. Nothing is written here.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from clusters.models import CapacitySnapshot, Namespace, ResourceSpec
 from core.errors import JobError
 from core.translation import translate
 from jobs.actions import find_unused_name, load_spec
+from jobs.form_description import describe_form
 from jobs.job_templates import find_template
 from jobs.jobfile import Problem, SpecError, dump_document, to_document
 from jobs.jobfile.errors import format_path
@@ -51,7 +52,7 @@ if TYPE_CHECKING:
 
 Format = Literal["json", "yaml"]
 MAX_BODY_BYTES = 2 * 1024 * 1024
-# Runs anywhere with a shell, shows a live log for a while, and ends.
+# Runs in any image with a shell and writes to its log for 20 seconds.
 DEFAULT_COMMAND = """\
 for step in 1 2 3 4 5 6 7 8 9 10; do
   echo "step $step of 10 on $(hostname)"
@@ -102,13 +103,13 @@ def submit_page(request: HttpRequest) -> HttpResponse:
         job = _job_to_clone(user, job_id)
         document = clone_document(user, job)
         return render_submit(
-            request, document, origin=_("A copy of a job"), cloned_from=str(job.pk)
+            request, document, origin=_("a copy of a job"), cloned_from=str(job.pk)
         )
     return render_submit(request, default_document(request, user))
 
 
 def _submit_from_template(request: HttpRequest, template_id: str) -> HttpResponse:
-    """Parameters are asked on the template's own page, which then opens this one filled in."""
+    """A template with parameters opens its own page first, which opens this one with the values."""
     template = get_template_or_404(request, template_id)
     if template.parameters:
         return HttpResponseRedirect(reverse("template_use", args=[template.pk]))
@@ -152,6 +153,7 @@ def render_submit(
             if name not in {namespace["name"] for namespace in offered}
         ],
         "presets": framework_presets(),
+        "form": describe_form(),
         "page": {
             "document": document,
             "origin": origin,
@@ -173,11 +175,11 @@ def render_submit(
     return render(request, "submit/submit.html", context)
 
 
-# --- what the form offers -----------------------------------------------------------------------------
+# --- options of the form -----------------------------------------------------------------------------
 
 
 def submittable_namespaces(user: User) -> list[dict[str, Any]]:
-    """Where the person may submit, with sizes, GPU types and images to choose from."""
+    """Namespaces that the user can submit to, with their sizes, GPU types and images."""
     rows = list(namespaces_submittable_by(user).select_related("cluster").order_by("name"))
     snapshots = {
         row.cluster_id: Capacity.from_json(row.data)
@@ -218,7 +220,7 @@ def _namespace_options(namespace: Namespace, capacity: Capacity | None) -> dict[
 
 
 def framework_presets() -> list[dict[str, Any]]:
-    """Frameworks and strategies, each with the roles that it needs."""
+    """Frameworks and strategies with their required roles."""
     rows = []
     for strategy in STRATEGIES:
         counts = {part: DEFAULT_COUNTS.get(part, 1) for part in strategy.required}
@@ -246,7 +248,7 @@ def framework_presets() -> list[dict[str, Any]]:
 
 
 def default_document(request: HttpRequest, user: User) -> dict[str, Any]:
-    """A small job that runs as it is."""
+    """A small job that runs unchanged."""
     namespace = _default_namespace(request, user)
     size = (
         ResourceSpec.offered_in(namespace).filter(gpus=0).order_by("cpus", "mem_mib").first()
@@ -290,7 +292,7 @@ def _default_namespace(request: HttpRequest, user: User) -> Namespace | None:
 
 @require_POST
 def submit_check(request: HttpRequest) -> HttpResponse:
-    """A job file, as typed or as a document: what it says, what is wrong, what would become of it."""
+    """Check a job file given as text or document: parsed document, problems, plan, script."""
     if not request.user.is_authenticated:
         return JsonResponse({"detail": _("Your session has ended.")}, status=401)
     if len(request.body) > MAX_BODY_BYTES:
@@ -311,7 +313,7 @@ def check_job_file(user: User, body: Mapping[str, Any]) -> dict[str, Any]:
     text = body.get("text")
     filename = str(body.get("filename", ""))[:255]
     if not isinstance(text, str):
-        # Read back from its own text: so every problem has both a path and a line.
+        # Parsed from its own text, so that every problem has a path and a line.
         text = dump_document(body.get("document"), format_)
         filename = f"job.{format_}"
     result: dict[str, Any] = {"text": text, "document": None, "problems": [], "warnings": []}
@@ -324,7 +326,7 @@ def check_job_file(user: User, body: Mapping[str, Any]) -> dict[str, Any]:
         "dialect": loaded.dialect,
         "dialectTitle": str(DIALECT_TITLES.get(loaded.dialect, loaded.dialect)),
         "document": document,
-        # They stood in the text: back to the person's own page with them, and nowhere else.
+        # Secrets found in the imported text go back to the page and are not stored.
         "secrets": dict(loaded.secrets),
         "imageLogins": _complete_logins(loaded.image_auth),
         "warnings": [serialize_warning(warning) for warning in loaded.warnings],
@@ -361,7 +363,7 @@ def check_job_file(user: User, body: Mapping[str, Any]) -> dict[str, Any]:
                 "path": "namespace",
                 "line": lines.get("namespace"),
                 "code": "not_allowed",
-                "message": _("You may look into namespace %(name)s, but not submit jobs to it.")
+                "message": _("You can view namespace %(name)s but cannot submit jobs to it.")
                 % {"name": submission.namespace.name},
             }
         )
@@ -381,12 +383,12 @@ def _problem_rows(problems: Iterable[Problem], lines: Mapping[str, int]) -> list
 
 
 def _secret_placeholders(names: Any) -> dict[str, str]:
-    """The values themselves stay in the browser until the job is submitted."""
+    """Placeholders for secrets: the values stay in the browser until the job is submitted."""
     return {str(name): PLACEHOLDER_VALUE for name in names} if isinstance(names, list) else {}
 
 
 def _complete_logins(logins: Mapping[str, Mapping[str, str]]) -> dict[str, dict[str, str]]:
-    """As the API takes them."""
+    """Registry logins with user name and password, as the API accepts them."""
     return {
         image: {"username": login["username"], "password": login["password"]}
         for image, login in logins.items()
@@ -403,7 +405,7 @@ def _without_none(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _describe_parse_error(error: SpecError, text: str, filename: str) -> dict[str, Any]:
-    """The problems; and the document as it stands, so that the form can show it with them."""
+    """Problems, and the parsed document if there is one, so that the form can show both."""
     document = None
     lines: dict[str, int] = {}
     try:
@@ -412,7 +414,7 @@ def _describe_parse_error(error: SpecError, text: str, filename: str) -> dict[st
             document = parsed
         lines = _line_numbers(text, filename)
     except SpecError:
-        pass  # no document at all: the problems say where the text breaks off
+        pass  # not even a mapping: the problems have the position
     return {
         "problems": _problem_rows(error.problems, lines),
         "document": document,
@@ -421,7 +423,7 @@ def _describe_parse_error(error: SpecError, text: str, filename: str) -> dict[st
 
 
 def _line_numbers(text: str, filename: str) -> dict[str, int]:
-    """path → line, for problems that were found after the text was read."""
+    """path → line, for problems found after parsing."""
     positions = parse_text(text, filename=filename).positions
     return {format_path(loc): position.line for loc, position in positions.items()}
 

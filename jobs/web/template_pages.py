@@ -1,6 +1,7 @@
-"""Templates: the list, the editor with its parameters, and using one.
+"""Pages of templates: list, editor with parameters, and use.
 
-Plain forms that work without script; the editor is put over the text field. Rules are `jobs.job_templates`'.
+Forms work without JavaScript; the editor replaces the text field. Rules belong to
+`jobs.job_templates`.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from core.errors import JobError, VersionConflict
 from core.translation import translate
 from jobs import job_templates
 from jobs.actions import create_job_once
+from jobs.form_description import describe_form
 from jobs.jobfile import Problem, SpecError, dump_document, to_document
 from jobs.jobfile.errors import format_path
 from jobs.jobfile.importers import load_document
@@ -102,7 +104,7 @@ def template_list(request: HttpRequest) -> HttpResponse:
         "scopes": [
             ("all", _("All")),
             ("mine", _("Mine")),
-            ("namespace", _("Of my namespaces")),
+            ("namespace", _("My namespaces")),
             ("public", _("Public")),
         ],
     }
@@ -114,14 +116,14 @@ def template_list(request: HttpRequest) -> HttpResponse:
 def template_copy(request: HttpRequest, template_id: uuid.UUID) -> HttpResponse:
     template = get_template_or_404(request, template_id)
     copy = job_templates.copy_template(template=template, by=current_user(request))
-    messages.success(request, _("This is your copy. Only you see it."))
+    messages.success(request, _("Template copied. Only you can see the copy."))
     return HttpResponseRedirect(reverse("template", args=[copy.pk]))
 
 
 @require_POST
 @login_required
 def delete_templates(request: HttpRequest) -> HttpResponse:
-    """One or many; those that may not be deleted are named, the others go."""
+    """Delete the selected templates; failures are reported and do not stop the others."""
     user = current_user(request)
     ids = []
     for text in request.POST.getlist("id")[:MAX_SELECTED]:
@@ -151,7 +153,7 @@ def delete_templates(request: HttpRequest) -> HttpResponse:
 
 @dataclass
 class TemplateFormData:
-    """A template as it stands in the form, right or wrong."""
+    """The values of the template form, valid or not."""
 
     name: str = ""
     description: str = ""
@@ -194,19 +196,19 @@ class TemplateFormData:
         return [_parse_parameter(row) for row in self.rows]
 
     def check(self) -> list[Problem]:
-        """What the services leave to the form."""
+        """Checks of the form itself; `jobs.job_templates` checks the rest."""
         problems = []
         if not self.name:
-            problems.append(
-                Problem("name", sentences.gettext("A template needs a name."), "required")
-            )
+            problems.append(Problem("name", sentences.gettext("Enter a name."), "required"))
         if len(self.name) > 120:
             problems.append(
                 Problem("name", sentences.gettext("At most 120 characters."), "too_long")
             )
         if self.visibility not in JobTemplate.Visibility.values:
             problems.append(
-                Problem("visibility", sentences.gettext("Choose who may see it."), "choice")
+                Problem(
+                    "visibility", sentences.gettext("Select who can see the template."), "choice"
+                )
             )
         return problems
 
@@ -228,7 +230,7 @@ def _parse_parameter(row: Mapping[str, Any]) -> TemplateParameter:
     kind = row["kind"] if row["kind"] in PARAMETER_KINDS else "text"
     default: Any = row["default"] if str(row["default"]) != "" else None
     if kind in ("whole", "number") and isinstance(default, str):
-        # What is no number stays text: the check says so, with its row.
+        # Text that is no number stays text; `check_parameters` reports it.
         with contextlib.suppress(ValueError):
             default = float(default)
             default = int(default) if default.is_integer() else default
@@ -264,7 +266,7 @@ def template_new(request: HttpRequest) -> HttpResponse:
                     visibility=form_data.visibility,
                     namespace=form_data.namespace or None,
                 )
-                messages.success(request, _("The template is saved."))
+                messages.success(request, _("Template saved."))
                 return HttpResponseRedirect(reverse("template", args=[created.pk]))
         except SpecError as error:
             problems = list(error.problems)
@@ -280,7 +282,7 @@ def _problem_from_error(error: JobError) -> Problem:
 
 
 def _initial_form_data(request: HttpRequest, user: User) -> TemplateFormData:
-    """A job's file, when one is named; otherwise the default job's."""
+    """The job file of ?job=…, else of the default job."""
     document: Mapping[str, Any] = default_document(request, user)
     name = ""
     if job_id := request.GET.get("job"):
@@ -323,7 +325,7 @@ def template_edit(request: HttpRequest, template_id: uuid.UUID) -> HttpResponse:
                     "parameters": form_data.parameters(),
                 },
             )
-            messages.success(request, _("The template is saved."))
+            messages.success(request, _("Template saved."))
             return HttpResponseRedirect(reverse("template", args=[template.pk]))
     except VersionConflict:
         return _render_conflict(request, form_data, get_template_or_404(request, template_id))
@@ -337,7 +339,7 @@ def template_edit(request: HttpRequest, template_id: uuid.UUID) -> HttpResponse:
 def _render_conflict(
     request: HttpRequest, form_data: TemplateFormData, current: JobTemplate
 ) -> HttpResponse:
-    """Both versions are shown; what was typed stays in the form and can be saved over the other."""
+    """Show both versions; the user's stays in the form and can overwrite the saved one."""
     saved_version = TemplateFormData.from_template(current)
     form_data.version = current.version
     return _render_editor(
@@ -390,7 +392,7 @@ def _line_numbers(text: str) -> dict[str, int]:
 
 @require_POST
 def template_check(request: HttpRequest) -> HttpResponse:
-    """What is wrong with a template's job file, with stand-ins for its parameters, while it is typed."""
+    """Problems of a template's job file, with placeholders for its parameters, while typing."""
     if not request.user.is_authenticated:
         return JsonResponse({"detail": _("Your session has ended.")}, status=401)
     form_data = TemplateFormData.from_request(request)
@@ -416,7 +418,7 @@ def template_check(request: HttpRequest) -> HttpResponse:
 @require_http_methods(["GET", "POST"])
 @login_required
 def template_use(request: HttpRequest, template_id: uuid.UUID) -> HttpResponse:
-    """Asks for the parameters; then the submit page opens filled in, or the job goes at once."""
+    """The form for the parameters; it opens the submit page filled in, or submits the job."""
     template = get_template_or_404(request, template_id)
     parameters = job_templates.parameters_from_json(template.parameters)
     data = {
@@ -445,6 +447,7 @@ def template_use(request: HttpRequest, template_id: uuid.UUID) -> HttpResponse:
         "name": request.POST.get("name", ""),
         "key": request.POST.get("key") or uuid.uuid4().hex,
         "job_file": dump_document(template.spec, "yaml"),
+        "job_fields": {field["name"]: field for field in describe_form()["job"]["basics"]},
         "may_change": job_templates.can_edit_template(current_user(request), template),
     }
     return render(request, "templates/use.html", context, status=422 if problems else 200)
@@ -453,7 +456,7 @@ def template_use(request: HttpRequest, template_id: uuid.UUID) -> HttpResponse:
 def _filled_values(
     parameters: Sequence[TemplateParameter], data: Mapping[str, str]
 ) -> dict[str, Any]:
-    """An empty field of a number or choice means: not given."""
+    """Empty number and choice fields count as not given."""
     return {
         parameter.name: data[parameter.name]
         for parameter in parameters
@@ -490,7 +493,7 @@ def _submit_or_open_form(
         ),
         create=create,
     )
-    messages.success(request, _("The job is submitted."))
+    messages.success(request, _("Job submitted."))
     return HttpResponseRedirect(reverse("job", args=[job.pk]))
 
 

@@ -1,4 +1,4 @@
-"""The addresses of the pages."""
+"""URLs of the pages."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from django.urls import path
 
 from jobs.web import (
     audit,
+    clusters,
     home,
     job_list,
     job_page,
@@ -13,7 +14,6 @@ from jobs.web import (
     submit_page,
     template_pages,
 )
-from jobs.web import clusters as machines
 from jobs.web.layout import choose_namespace
 
 urlpatterns = [
@@ -35,10 +35,10 @@ urlpatterns = [
     path("templates/<uuid:template_id>", template_pages.template_edit, name="template"),
     path("templates/<uuid:template_id>/use", template_pages.template_use, name="template_use"),
     path("templates/<uuid:template_id>/copy", template_pages.template_copy, name="template_copy"),
-    path("capacity", machines.capacity_page, name="capacity"),
-    path("clusters", machines.cluster_list, name="clusters"),
-    path("clusters/<slug:name>", machines.cluster_detail, name="cluster"),
-    path("clusters/<slug:name>/check", machines.request_check, name="cluster_check"),
+    path("capacity", clusters.capacity_page, name="capacity"),
+    path("clusters", clusters.cluster_list, name="clusters"),
+    path("clusters/<slug:name>", clusters.cluster_detail, name="cluster"),
+    path("clusters/<slug:name>/check", clusters.request_check, name="cluster_check"),
     path("namespaces", namespaces.namespace_list, name="namespaces"),
     path("new-namespace", namespaces.new_namespace, name="namespace_new"),
     path("namespaces/<int:pk>", namespaces.namespace_detail, name="namespace"),

@@ -1,4 +1,4 @@
-// The home page renews itself: soon after an event of a job that one sees, and now and then for what is free.
+// The home page refreshes its fragments after job events, and at an interval for the free capacity.
 
 import { followEvents, createFragmentRefresher } from "./live.js";
 

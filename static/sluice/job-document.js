@@ -1,4 +1,7 @@
-// The job file as a document: reading and changing it by path (taskRoles[1].portList[0].beginAt), and its draft.
+// The job file as a document: reading and writing values by path (taskRoles[1].portList[0].beginAt),
+// control values, and the draft in the browser's local storage. No access to the page's elements.
+
+import { durationInput } from "./format.js";
 
 export function parsePath(path) {
   return path.match(/[^.[\]"]+/g)?.map((part) => (/^\d+$/.test(part) ? Number(part) : part)) ?? [];
@@ -8,7 +11,7 @@ export function read(document, path) {
   return parsePath(path).reduce((value, part) => (value === null || value === undefined ? undefined : value[part]), document);
 }
 
-/** Set a value, making what is missing on the way; `undefined` removes it and what is then empty around it. */
+/** Set a value and create missing parents; `undefined` removes the value and the mappings left empty. */
 export function write(document, path, value) {
   const parts = parsePath(path);
   const ancestors = [document];
@@ -25,7 +28,7 @@ export function write(document, path, value) {
   if (value !== undefined) { ancestors.at(-1)[last] = value; return; }
   if (Array.isArray(ancestors.at(-1))) ancestors.at(-1).splice(last, 1);
   else delete ancestors.at(-1)[last];
-  // An emptied mapping such as jobEnvs goes too; lists of roles and the like stay.
+  // Remove empty mappings such as jobEnvs; empty lists stay.
   for (let depth = parts.length - 1; depth > 0; depth -= 1) {
     const here = ancestors[depth];
     if (Array.isArray(here) || Object.keys(here).length) break;
@@ -37,39 +40,55 @@ export function copy(value) { return structuredClone(value); }
 export function same(one, other) { return JSON.stringify(one) === JSON.stringify(other); }
 export function roles(document) { return Array.isArray(document.taskRoles) ? document.taskRoles : []; }
 
-/** Seconds as people write them: 9000 → 2h30m. Text stays as it is. */
-export function durationText(value) {
-  if (typeof value !== "number") return value ?? "";
-  const parts = [["d", 86400], ["h", 3600], ["m", 60], ["s", 1]];
-  let left = value;
-  const words = parts.map(([unit, size]) => {
-    const count = Math.floor(left / size);
-    left %= size;
-    return count ? `${count}${unit}` : "";
-  });
-  return words.join("") || "0s";
+/** The document value of a control's text. Text that is no number stays text: the check reports it. */
+export function parseValue(kind, text, { required = false, usual } = {}) {
+  const trimmed = text.trim();
+  if (kind === "nullint" && trimmed === "") return null;
+  if (kind === "int" && trimmed === "") return "";
+  if (trimmed === "") return required ? text : undefined;
+  if (kind === "select") return text === usual ? undefined : text;
+  if (kind === "int" || kind === "nullint") return /^-?\d+$/.test(trimmed) ? Number(trimmed) : text;
+  if (kind === "float") return Number.isFinite(Number(trimmed)) ? Number(trimmed) : text;
+  if (kind === "list") return text.split(/[,;]/).map((part) => part.trim()).filter(Boolean);
+  return text;
 }
 
-// --- drafts: in this browser, one per person -----------------------------------------------------------
+/** The text of a control for a document value. */
+export function formatValue(kind, value) {
+  if (kind === "duration") return durationInput(value);
+  if (kind === "list" && Array.isArray(value)) return value.join(", ");
+  return typeof value === "object" && value !== null ? JSON.stringify(value) : String(value ?? "");
+}
+
+/** A name that no other role has: worker, worker2, worker3 … */
+export function uniqueRoleName(document, base) {
+  const names = roles(document).map((role) => role.name);
+  if (!names.includes(base)) return base;
+  let number = 2;
+  while (names.includes(`${base}${number}`)) number += 1;
+  return `${base}${number}`;
+}
+
+// --- drafts: one per user -------------------------------------------------------------------------------
 
 export class Draft {
   constructor(user) { this.key = `sluice.draft.${user}`; }
 
   load() {
     try {
-      const found = JSON.parse(localStorage.getItem(this.key));
-      return found && typeof found.document === "object" ? found : null;
+      const stored = JSON.parse(localStorage.getItem(this.key));
+      return stored && typeof stored.document === "object" ? stored : null;
     } catch { return null; }
   }
 
   save(content) {
-    try { localStorage.setItem(this.key, JSON.stringify({ ...content, at: new Date().toISOString() })); } catch { /* full or forbidden: no draft */ }
+    try { localStorage.setItem(this.key, JSON.stringify({ ...content, at: new Date().toISOString() })); } catch { /* storage is full or disabled */ }
   }
 
-  forget() { try { localStorage.removeItem(this.key); } catch { /* nothing was kept */ } }
+  remove() { try { localStorage.removeItem(this.key); } catch { /* storage is disabled */ } }
 }
 
-/** Also where the page is not a secure context, which has no randomUUID. */
+/** Works without a secure context, where crypto.randomUUID is missing. */
 export function randomKey() {
   return [...crypto.getRandomValues(new Uint8Array(16))].map((byte) => byte.toString(16).padStart(2, "0")).join("");
 }

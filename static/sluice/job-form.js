@@ -1,13 +1,15 @@
-// The form over the job document: shows it, and writes every change back to its place.
-// Knows the form only; what a change leads to (check, draft, editor) is the page's.
+// The submit form: shows the job document and writes every change back to it.
+// The page handles the consequences of a change (check, draft, editor). Fields, labels and defaults come
+// from the form description (jobs/form_description.py) as attributes of the controls.
 
-import { copy, durationText, read, roles, write } from "./job-document.js";
+import { durationInput } from "./format.js";
+import { clearErrors, showError } from "./form-errors.js";
+import { gettext, interpolate, ngettext } from "./i18n.js";
+import { copy, formatValue, parseValue, read, roles, uniqueRoleName, write } from "./job-document.js";
 
-const gettext = window.gettext;
-const interpolate = window.interpolate;
 let serial = 0;
 
-/** A copy of a <template> with ids of its own. */
+/** A copy of a <template> with unique ids. */
 function instantiate(id) {
   const fragment = document.getElementById(id).content.cloneNode(true);
   serial += 1;
@@ -18,13 +20,13 @@ function instantiate(id) {
 }
 
 export class JobForm {
-  /** `holder.document` is the one document; `changed()` is called after every change of it. */
+  /** `holder.document` is the job document; `changed()` is called after every change of it. */
   constructor(root, holder, page, changed) {
     Object.assign(this, { root, holder, page, changed });
     this.touched = new WeakSet();
     this.problems = [];
     this.showAll = false;
-    this.removedRoles = null; // roles that "single" took away, for when one changes one's mind
+    this.removedRoles = null; // roles removed by switching to a single task, restored by switching back
     this.distributed = false;
     root.addEventListener("input", (event) => this.onInput(event));
     root.addEventListener("change", (event) => this.onChange(event));
@@ -54,12 +56,11 @@ export class JobForm {
     this.showProblems();
   }
 
-  /** Says when the basic mode hides something that the job says. */
+  /** Show a hint if basic mode hides fields that the job uses. */
   showHiddenHint() {
-    const usual = { retryCount: "0", shmMB: "64" };
-    const says = (control) => (control.type === "checkbox" ? control.checked : control.value !== "" && control.value !== usual[control.dataset.path]);
+    const isUsed = (control) => (control.type === "checkbox" ? control.checked : control.value !== "" && control.value !== (control.dataset.default ?? ""));
     const rows = this.root.querySelectorAll("[data-pro] [data-index], [data-pro] [data-pair]");
-    const hidden = rows.length > 0 || [...this.root.querySelectorAll("[data-pro] [data-path]")].some(says);
+    const hidden = rows.length > 0 || [...this.root.querySelectorAll("[data-pro] [data-path]")].some(isUsed);
     this.root.querySelector("[data-hidden-hint]").hidden = !hidden;
   }
 
@@ -82,7 +83,7 @@ export class JobForm {
     const path = this.pathOf(place, place.dataset.rows);
     const list = read(this.document, path);
     place.replaceChildren(...(Array.isArray(list) ? list : []).map((_, index) => {
-      const row = instantiate(place.dataset.row);
+      const row = instantiate(`row-${place.dataset.rows}`);
       row.dataset.prefix = `${path}[${index}]`;
       row.dataset.index = index;
       return row;
@@ -109,23 +110,19 @@ export class JobForm {
     const value = read(this.document, this.pathOf(control));
     const { kind } = control.dataset;
     if (kind === "flag") { control.checked = value === true; return; }
-    let text = value ?? "";
-    if (kind === "duration") text = durationText(value);
-    else if (kind === "list") text = Array.isArray(value) ? value.join(", ") : text;
-    else if (typeof text === "object") text = JSON.stringify(text);
-    if (control.tagName === "SELECT") this.select(control, String(text));
-    else if (control.value !== String(text)) control.value = text;
+    const text = formatValue(kind, value);
+    if (control.tagName === "SELECT") this.select(control, text || (control.dataset.default ?? ""));
+    else if (control.value !== text) control.value = text;
     this.fit(control);
   }
 
-  /** A command shows all of its lines, up to a screen of them. */
+  /** A textarea shows all of its lines, up to a limit. */
   fit(control) {
     if (control.tagName === "TEXTAREA") control.rows = Math.min(20, Math.max(3, control.value.split("\n").length));
   }
 
-  /** A value that the list does not offer is shown all the same: nothing is changed by looking at it. */
+  /** Select a value; a value that is not an option is added, so that showing a document never changes it. */
   select(control, value) {
-    if (control.dataset.path === "placement" && value === "auto") { control.value = ""; return; }
     control.value = value;
     if (control.value !== value) {
       control.append(new Option(value, value));
@@ -133,39 +130,42 @@ export class JobForm {
     }
   }
 
+  /** Replace the help text of a field; an empty text restores the help of the form description. */
+  setHint(name, text) {
+    const hint = this.root.querySelector(`[data-hint="${name}"]`);
+    hint.dataset.help ??= hint.textContent;
+    hint.textContent = text || hint.dataset.help;
+  }
+
   showNamespace() {
     const namespace = this.namespace;
-    this.root.querySelector("[data-namespace-hint]").textContent = namespace?.description ?? "";
-    const images = namespace?.images ?? [];
-    this.root.querySelector("#images").replaceChildren(...images.map((image) => new Option(image, image)));
-    this.root.querySelector("[data-image-hint]").textContent = namespace?.defaultImage
-      ? interpolate(gettext("Empty: %(image)s, the namespace's own."), { image: namespace.defaultImage }, true)
-      : gettext("A name in a registry, a path on the cluster, or one of the site's names.");
-    const most = namespace?.maxTime, usual = namespace?.defaultTime;
-    const words = [];
-    if (usual) words.push(interpolate(gettext("Empty: %(time)s."), { time: durationText(usual) }, true));
-    if (most) words.push(interpolate(gettext("At most %(time)s."), { time: durationText(most) }, true));
-    this.root.querySelector("[data-time-hint]").textContent = words.join(" ") || gettext("For example 90m, 2h30m or 1-12:00:00.");
+    this.setHint("namespace", namespace?.description);
+    this.root.querySelector("#images").replaceChildren(...(namespace?.images ?? []).map((image) => new Option(image, image)));
+    this.setHint("image", namespace?.defaultImage && interpolate(gettext("Empty: %(image)s, the namespace's default."), { image: namespace.defaultImage }));
+    const limits = [];
+    if (namespace?.defaultTime) limits.push(interpolate(gettext("Empty: %(time)s."), { time: durationInput(namespace.defaultTime) }));
+    if (namespace?.maxTime) limits.push(interpolate(gettext("At most %(time)s."), { time: durationInput(namespace.maxTime) }));
+    this.setHint("timeLimit", limits.join(" "));
   }
 
   showSizes(section) {
     const namespace = this.namespace;
     const choice = section.querySelector("[data-size]");
     const sizes = namespace?.sizes ?? [];
-    choice.replaceChildren(new Option(gettext("free: as below"), ""), ...sizes.map((size) => new Option(size.title, size.name)));
+    choice.replaceChildren(new Option(gettext("Custom"), ""), ...sizes.map((size) => new Option(size.title, size.name)));
     const role = read(this.document, section.dataset.prefix) ?? {};
     const kind = role.gpuType || this.document.gpuType || "";
     const found = sizes.find((size) => size.cpuNumber === role.cpuNumber && size.memoryMB === role.memoryMB && size.gpuNumber === (role.gpuNumber ?? 0) && (!size.gpuNumber || size.gpuType === kind));
     choice.value = found?.name ?? "";
-    const types = section.querySelector("[data-gpu-types]");
+    const types = section.querySelector("[data-path=gpuType]");
     const general = this.document.gpuType;
-    types.replaceChildren(new Option(general || gettext("any"), ""), ...(namespace?.gpuTypes ?? []).map((type) => new Option(type, type)));
+    types.replaceChildren(new Option(general || gettext("Any"), ""), ...(namespace?.gpuTypes ?? []).map((type) => new Option(type, type)));
     this.fill(types);
   }
 
   showRoleTitle(section) {
     const role = read(this.document, section.dataset.prefix) ?? {};
-    section.querySelector("[data-role-title]").textContent = interpolate(window.ngettext("%(name)s, %(count)s task", "%(name)s, %(count)s tasks", role.taskNumber || 1), { name: role.name || "–", count: role.taskNumber || 1 }, true);
+    section.querySelector("[data-role-title]").textContent = interpolate(ngettext("%(name)s, %(count)s task", "%(name)s, %(count)s tasks", role.taskNumber || 1), { name: role.name || "–", count: role.taskNumber || 1 });
     section.querySelector("[data-remove-role]").disabled = roles(this.document).length < 2;
     this.showArguments(section);
   }
@@ -199,7 +199,7 @@ export class JobForm {
     this.root.querySelector("[data-preset]").value = preset ? `${preset.framework}/${preset.strategy}` : "";
     this.root.querySelector("[data-fill-roles]").disabled = !preset;
     this.root.querySelector("[data-preset-hint]").textContent = preset
-      ? interpolate(gettext("Every task gets %(variables)s. Roles: %(roles)s."), { variables: preset.variables.join(", "), roles: preset.roles.map((role) => role.name).join(", ") }, true)
+      ? interpolate(gettext("Sets %(variables)s in every task. Roles: %(roles)s."), { variables: preset.variables.join(", "), roles: preset.roles.map((role) => role.name).join(", ") })
       : "";
   }
 
@@ -232,17 +232,9 @@ export class JobForm {
   }
 
   value(control) {
-    const { kind, empty } = control.dataset;
-    if (kind === "flag") return control.checked || (empty === "drop" ? undefined : false);
-    const text = control.value;
-    if (text.trim() === "") {
-      if (kind === "nullint") return null;
-      return empty === "drop" || kind === "float" ? undefined : kind === "int" ? "" : text;
-    }
-    if (kind === "int" || kind === "nullint") return /^-?\d+$/.test(text.trim()) ? Number(text) : text;
-    if (kind === "float") return Number.isFinite(Number(text)) ? Number(text) : text;
-    if (kind === "list") return text.split(/[,;]/).map((part) => part.trim()).filter(Boolean);
-    return text;
+    const { kind, default: usual } = control.dataset;
+    if (kind === "flag") return control.checked || undefined;
+    return parseValue(control.tagName === "SELECT" ? "select" : kind, control.value, { required: control.required, usual });
   }
 
   readMap(place) {
@@ -289,16 +281,16 @@ export class JobForm {
     return this.preset.roles.some((role) => !names.includes(role.name));
   }
 
-  /** The preset's roles, each with the command and size of the role of that name, or of the first. */
+  /** Create the preset's roles, each with the command and size of the role of the same name, or of the first. */
   applyPresetRoles() {
     const old = roles(this.document);
     const first = old[0] ?? {};
-    this.document.taskRoles = this.preset.roles.map((wanted) => {
-      const known = old.find((role) => role.name === wanted.name);
+    this.document.taskRoles = this.preset.roles.map((presetRole) => {
+      const known = old.find((role) => role.name === presetRole.name);
       if (known) return known;
-      const role = copy({ ...first, name: wanted.name, taskNumber: wanted.taskNumber, minSucceededTaskCount: wanted.minSucceededTaskCount });
+      const role = copy({ ...first, name: presetRole.name, taskNumber: presetRole.taskNumber, minSucceededTaskCount: presetRole.minSucceededTaskCount });
       delete role.isMain;
-      if (wanted.serves) { role.gpuNumber = 0; delete role.gpuType; }
+      if (presetRole.serves) { role.gpuNumber = 0; delete role.gpuType; }
       return role;
     });
     this.removedRoles = null;
@@ -348,17 +340,9 @@ export class JobForm {
     this.changed();
   }
 
-  uniqueName(base) {
-    const names = roles(this.document).map((role) => role.name);
-    if (!names.includes(base)) return base;
-    let number = 2;
-    while (names.includes(`${base}${number}`)) number += 1;
-    return `${base}${number}`;
-  }
-
   addRole() {
     const list = roles(this.document);
-    const role = copy({ ...list.at(-1), name: this.uniqueName("worker"), taskNumber: 1, portList: [] });
+    const role = copy({ ...list.at(-1), name: uniqueRoleName(this.document, "worker"), taskNumber: 1, portList: [] });
     for (const name of ["isMain", "env", "parameters"]) delete role[name];
     this.document.taskRoles = [...list, role];
     this.showAndFocusRole(list.length);
@@ -367,7 +351,7 @@ export class JobForm {
   copyRole(section) {
     const index = this.indexOf(section);
     const role = copy(this.document.taskRoles[index]);
-    role.name = this.uniqueName(role.name);
+    role.name = uniqueRoleName(this.document, role.name);
     delete role.isMain;
     this.document.taskRoles.splice(index + 1, 0, role);
     this.showAndFocusRole(index + 1);
@@ -392,9 +376,9 @@ export class JobForm {
   addRow(button) {
     const place = this.containerFor(button, "rows", button.dataset.addRow);
     const path = this.pathOf(place, place.dataset.rows);
-    const fresh = { parameters: { key: "", value: "" }, portList: { label: "", beginAt: 0, portNumber: 1 }, mounts: { source: "", target: "" }, "alerts.event": { event_checker: "FAILED", alert_level: "warning" }, "alerts.overtime": { overtime_checker: 24, alert_level: "warning" } }[place.dataset.rows];
+    const newRow = JSON.parse(document.getElementById(`row-${place.dataset.rows}`).dataset.newRow);
     const list = read(this.document, path);
-    write(this.document, path, [...(Array.isArray(list) ? list : []), { ...fresh }]);
+    write(this.document, path, [...(Array.isArray(list) ? list : []), newRow]);
     this.showRows(place);
     place.lastElementChild.querySelector("input, select").focus();
     this.changed();
@@ -409,8 +393,9 @@ export class JobForm {
     const place = row.parentElement;
     const path = this.pathOf(place, place.dataset.rows);
     const list = read(this.document, path).toSpliced(Number(row.dataset.index), 1);
-    const isBase = place.dataset.rows === "portList";
-    write(this.document, path, list.length || isBase ? list : undefined);
+    // portList is always part of a job file; other empty lists are left out.
+    const keepEmpty = place.dataset.rows === "portList";
+    write(this.document, path, list.length || keepEmpty ? list : undefined);
     this.showRows(place);
     place.parentElement.querySelector("[data-add-row]").focus();
     this.changed();
@@ -429,9 +414,9 @@ export class JobForm {
     this.readMap(place);
   }
 
-  // --- problems at their fields -------------------------------------------------------------------------
+  // --- problems at fields -------------------------------------------------------------------------
 
-  /** The control at a path, or at the nearest place around it. */
+  /** The control at a path, or at the nearest enclosing path. */
   controlAt(path) {
     const parts = path.split(/(?=[.[])/);
     for (let length = parts.length; length > 0; length -= 1) {
@@ -457,30 +442,14 @@ export class JobForm {
   }
 
   showProblems() {
-    for (const words of this.root.querySelectorAll("[data-problem-text]")) words.remove();
-    for (const control of this.root.querySelectorAll("[aria-invalid]")) {
-      control.removeAttribute("aria-invalid");
-      control.classList.remove("is-invalid");
-      const own = (control.getAttribute("aria-describedby") ?? "").split(" ").filter((id) => id && !id.startsWith("problem-"));
-      if (own.length) control.setAttribute("aria-describedby", own.join(" "));
-      else control.removeAttribute("aria-describedby");
-    }
+    clearErrors(this.root);
     this.problems.forEach((problem, index) => {
       const control = this.controlAt(problem.path ?? "");
-      if (!control || control.matches("button") || !(this.showAll || this.touched.has(control))) return;
-      const words = document.createElement("div");
-      words.className = "invalid-feedback d-block";
-      words.id = `problem-${index}`;
-      words.dataset.problemText = "";
-      words.textContent = problem.message;
-      control.classList.add("is-invalid");
-      control.setAttribute("aria-invalid", "true");
-      control.setAttribute("aria-describedby", [control.getAttribute("aria-describedby"), words.id].filter(Boolean).join(" "));
-      (control.closest(".submit-row, .form-check") ?? control).after(words);
+      if (control && !control.matches("button") && (this.showAll || this.touched.has(control))) showError(control, problem.message, index);
     });
   }
 
-  /** What the form calls the place of a problem: the field's label, and whose it is. */
+  /** The label of the field at a path, with the role's name if there are several roles. */
   labelFor(path) {
     const control = this.controlAt(path);
     const label = control?.getAttribute("aria-label") ?? control?.labels?.[0]?.textContent.trim();
@@ -489,7 +458,7 @@ export class JobForm {
     return label && name ? `${name}: ${label}` : label;
   }
 
-  /** Brings the field of a problem into view and focus. */
+  /** Scroll to the field at a path and focus it; false if there is none. */
   goTo(path) {
     const control = this.controlAt(path);
     if (!control) return false;

@@ -1,15 +1,17 @@
-// The job page: parts that change refresh themselves, logs stand side by side, files are walked through.
+// The job page: live fragments, tabs, logs side by side, file browser.
 
+import { filesize } from "./format.js";
+import { gettext, interpolate } from "./i18n.js";
 import { followEvents, createFragmentRefresher } from "./live.js";
+import { localizeTimes } from "./times.js";
 
-const { gettext, interpolate } = window;
 const page = document.querySelector("[data-job-page]");
 const job = page.dataset.jobPage;
-const REFRESH_INTERVAL_MS = 5000; // while it runs: also keeps the engine reading the tasks' state
+const REFRESH_INTERVAL_MS = 5000; // while the job runs; each request also makes the engine keep polling the tasks
 const MAX_OPEN_LOGS = 6;
 const MAX_LOG_NAMES = 2000;
 
-// --- the live parts ----------------------------------------------------------------------------------
+// --- live fragments ----------------------------------------------------------------------------------
 
 const live = () => !("ended" in document.getElementById("job-state").dataset);
 let hadScript = Boolean(document.getElementById("script-text"));
@@ -18,17 +20,17 @@ const refresh = createFragmentRefresher(page.dataset.liveUrl, { everyMs: 400, on
 followEvents({ onEvents(events) { if (events.some((event) => event.job === job)) refresh(); }, onReset: refresh });
 setInterval(() => { if (live() && !document.hidden) refresh(); }, REFRESH_INTERVAL_MS);
 
-/** The script comes with the first attempt: fetched once, when there is one. */
+/** The script exists from the first attempt on: fetch it once. */
 async function fetchScript() {
   if (hadScript || document.getElementById("job-state").dataset.state === "QUEUED") return;
   hadScript = true;
-  const answer = await fetch(window.location.href);
-  if (!answer.ok) { hadScript = false; return; }
-  const fresh = new DOMParser().parseFromString(await answer.text(), "text/html").getElementById("job-script");
+  const response = await fetch(window.location.href);
+  if (!response.ok) { hadScript = false; return; }
+  const fresh = new DOMParser().parseFromString(await response.text(), "text/html").getElementById("job-script");
   if (fresh) document.getElementById("job-script").replaceWith(fresh);
 }
 
-// --- tabs: also by address, #logs ----------------------------------------------------------------------
+// --- tabs, selected by the URL's fragment: #logs ----------------------------------------------------------------------
 
 function showTab(name) { document.getElementById(`tab-${name}`)?.click(); }
 
@@ -43,11 +45,11 @@ window.addEventListener("load", () => { if (window.location.hash) showTab(window
 
 // --- filter of the tasks ---------------------------------------------------------------------------------
 
-const words = document.getElementById("task-filter");
+const textFilter = document.getElementById("task-filter");
 const stateFilter = document.getElementById("task-state");
 
 function filterTasks() {
-  const text = words.value.trim().toLowerCase();
+  const text = textFilter.value.trim().toLowerCase();
   const state = stateFilter.value;
   if (!text && !state && !filterTasks.active) return;
   filterTasks.active = Boolean(text || state);
@@ -55,7 +57,7 @@ function filterTasks() {
     row.hidden = Boolean((state && row.dataset.state !== state) || (text && !row.textContent.toLowerCase().includes(text)));
   }
 }
-words.addEventListener("input", filterTasks);
+textFilter.addEventListener("input", filterTasks);
 stateFilter.addEventListener("change", filterTasks);
 
 // --- logs ------------------------------------------------------------------------------------------------
@@ -76,8 +78,8 @@ function fillPicker() {
 }
 
 function openLog(role, index) {
-  const there = [...board.children].find((view) => view.dataset.role === role && view.dataset.index === String(index));
-  if (there) { there.scrollIntoView({ block: "nearest" }); return; }
+  const opened = [...board.children].find((view) => view.dataset.role === role && view.dataset.index === String(index));
+  if (opened) { opened.scrollIntoView({ block: "nearest" }); return; }
   if (board.children.length >= MAX_OPEN_LOGS) board.firstElementChild.remove();
   const view = document.createElement("log-view");
   Object.assign(view.dataset, { job, role, index: String(index), attempt: board.dataset.attempt, closable: "" });
@@ -97,13 +99,13 @@ picker.addEventListener("submit", (event) => {
   const role = roles.find((each) => each.name === found?.[1]);
   if (field.value.trim() === "batch") openLog("batch", 0);
   else if (role && Number(found[2]) < role.count) openLog(role.name, Number(found[2]));
-  else { field.setCustomValidity(gettext("There is no such task. Choose one of the list.")); field.reportValidity(); return; }
+  else { field.setCustomValidity(gettext("No such task. Select one from the list.")); field.reportValidity(); return; }
   field.value = "";
 });
 picker.elements.log.addEventListener("input", (event) => event.target.setCustomValidity(""));
 document.getElementById("tab-logs").addEventListener("shown.bs.tab", () => {
   if (!document.getElementById("log-names").children.length) fillPicker();
-  // After the click that may itself open a certain log.
+  // After the click handler, which may open a log itself.
   setTimeout(() => { if (!board.children.length) openLog(roles[0].name, 0); });
 });
 
@@ -131,24 +133,24 @@ function filesUrl(kind, path) {
 
 async function listFiles() {
   status.hidden = false;
-  status.textContent = gettext("Looking …");
+  status.textContent = gettext("Loading …");
   let body = {};
-  let answer = null;
+  let response = null;
   try {
-    answer = await fetch(filesUrl("", files.path), { headers: { Accept: "application/json" } });
-    body = await answer.json();
-  } catch { /* said below */ }
+    response = await fetch(filesUrl("", files.path), { headers: { Accept: "application/json" } });
+    body = await response.json();
+  } catch { /* reported below */ }
   showPath();
   place.querySelector("[data-files-card]").hidden = !body.items?.length;
   const tar = place.querySelector("[data-files-tar]");
   tar.hidden = !body.items?.length;
   tar.href = filesUrl("/tar", files.path);
-  if (!answer?.ok) { status.textContent = body.detail ?? gettext("The files could not be listed. Try again in a moment."); return; }
-  status.textContent = body.items.length ? "" : gettext("There are no files here.");
+  if (!response?.ok) { status.textContent = body.detail ?? gettext("Cannot list the files. Try again later."); return; }
+  status.textContent = body.items.length ? "" : gettext("No files.");
   status.hidden = body.items.length > 0;
   const sorted = body.items.sort((a, b) => (b.kind === "directory") - (a.kind === "directory") || a.name.localeCompare(b.name));
   place.querySelector("[data-files]").replaceChildren(...sorted.map(fileRow));
-  document.dispatchEvent(new Event("sluice:times"));
+  localizeTimes();
 }
 
 function fileRow(file) {
@@ -171,7 +173,7 @@ function fileRow(file) {
   }
   const size = document.createElement("td");
   size.className = "num";
-  size.textContent = directory ? "" : humanSize(file.size);
+  size.textContent = directory ? "" : filesize(file.size);
   const changed = document.createElement("td");
   const time = document.createElement("time");
   time.dateTime = file.modified_at;
@@ -181,18 +183,9 @@ function fileRow(file) {
   return row;
 }
 
-function humanSize(bytes) {
-  let amount = bytes;
-  for (const unit of ["B", "kB", "MB", "GB"]) {
-    if (amount < 1000 || unit === "GB") return `${Number(amount.toPrecision(3))} ${unit}`;
-    amount /= 1000;
-  }
-  return "";
-}
-
 function showPath() {
   const parts = files.path.split("/").filter(Boolean);
-  const top = gettext("all files");
+  const top = gettext("All files");
   place.querySelector("[data-files-path]").replaceChildren(...[top, ...parts].map((part, index) => {
     const item = document.createElement("li");
     item.className = "breadcrumb-item";
@@ -200,7 +193,7 @@ function showPath() {
     go.type = "button";
     go.className = "btn-link-plain";
     go.textContent = part;
-    go.setAttribute("aria-label", interpolate(gettext("Open %(name)s"), { name: part }, true));
+    go.setAttribute("aria-label", interpolate(gettext("Open %(name)s"), { name: part }));
     go.addEventListener("click", () => { files.path = parts.slice(0, index).join("/"); listFiles(); });
     item.append(go);
     return item;

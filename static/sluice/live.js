@@ -1,11 +1,13 @@
-// What changes while one looks: job events over one websocket per page, and parts of the page that are
-// fetched again. Comes back by itself after a loss and asks from the last number it saw, so that nothing
-// is missed and nothing comes twice.
+// Live updates: job events over one websocket per page, and page fragments fetched again.
+// The websocket reconnects with back-off and resumes after the last event number, so that no event is
+// lost or delivered twice.
+
+import { localizeTimes } from "./times.js";
 
 const FINAL_CLOSE_CODES = { 4401: "signed-out", 4403: "forbidden", 4404: "not-found", 4429: "too-many" };
 const BACKOFF_MIN_MS = 500;
 const BACKOFF_MAX_MS = 15000;
-// A loss shorter than this is nobody's concern: no banner flashes by.
+// Shorter interruptions show no banner.
 const BANNER_AFTER_MS = 1500;
 const RETRY_MS = 5000;
 
@@ -20,8 +22,8 @@ function showConnected(yes) {
 }
 
 /**
- * Call `onEvents(events)` for every batch of job events that this person may see, and `onReset()` when
- * the page was away for too long and should fetch its lists again. Returns a function that ends it.
+ * Call `onEvents(events)` for every batch of job events visible to the user, and `onReset()` when the
+ * server can no longer resume: fetch the lists again then. Returns a function that stops following.
  */
 export function followEvents({ onEvents, onReset = () => window.location.reload() }) {
   let number = null;
@@ -58,7 +60,7 @@ export function followEvents({ onEvents, onReset = () => window.location.reload(
     });
   }
 
-  // Who comes back to the page wants it now, not after the longest wait.
+  // Reconnect at once when the page becomes visible or the network returns.
   const reconnectNow = () => {
     if (ended || timer === null || document.hidden) return;
     clearTimeout(timer);
@@ -67,7 +69,7 @@ export function followEvents({ onEvents, onReset = () => window.location.reload(
   };
   window.addEventListener("online", reconnectNow);
   document.addEventListener("visibilitychange", reconnectNow);
-  // A page that is left closes quietly.
+  // No reconnect while the page is being left.
   window.addEventListener("pagehide", () => { ended = true; socket?.close(); });
   window.addEventListener("pageshow", (event) => { if (event.persisted) window.location.reload(); });
 
@@ -75,29 +77,29 @@ export function followEvents({ onEvents, onReset = () => window.location.reload(
   return () => { ended = true; clearTimeout(timer); socket?.close(); };
 }
 
-/** Fetch text of ours; a session that has ended leads to the sign-in and back here. */
-export async function fetchText(address) {
-  const answer = await fetch(address, { headers: { "HX-Request": "true" } });
-  if (answer.redirected && new URL(answer.url).pathname.endsWith("/login")) {
+/** Fetch a fragment; after the end of the session, reload, which leads to the sign-in page and back. */
+export async function fetchFragment(url) {
+  const response = await fetch(url, { headers: { "Sluice-Fragment": "true" } });
+  if (response.redirected && new URL(response.url).pathname.endsWith("/login")) {
     window.location.reload();
     throw new Error("signed out");
   }
-  if (answer.status === 401 || answer.status === 404) window.location.reload();
-  if (!answer.ok) throw new Error(`HTTP ${answer.status}`);
-  return answer.text();
+  if (response.status === 401 || response.status === 404) window.location.reload();
+  if (!response.ok) throw new Error(`HTTP ${response.status}`);
+  return response.text();
 }
 
-const last = new Map();
+const shownHtml = new Map();
 
-/** Put fresh HTML in place of the elements of the same id that it holds; those that did not change stay. */
+/** Replace the [data-fragment] elements of the page that changed, by id. Focus and scroll position stay. */
 export function replaceFragments(html) {
   const fresh = new DOMParser().parseFromString(html, "text/html");
   let changed = false;
   for (const part of fresh.querySelectorAll("[data-fragment]")) {
     const old = document.getElementById(part.id);
     const text = part.outerHTML;
-    if (!old || last.get(part.id) === text) continue;
-    last.set(part.id, text);
+    if (!old || shownHtml.get(part.id) === text) continue;
+    shownHtml.set(part.id, text);
     changed = true;
     const focused = old.contains(document.activeElement) ? document.activeElement.id : "";
     const scrolled = old.scrollTop;
@@ -105,15 +107,15 @@ export function replaceFragments(html) {
     part.scrollTop = scrolled;
     if (focused) document.getElementById(focused)?.focus({ preventScroll: true });
   }
-  if (changed) document.dispatchEvent(new Event("sluice:times"));
+  if (changed) localizeTimes();
   return changed;
 }
 
 /**
- * A function that fetches the page's parts again: at most one request at a time, at most one every
- * `everyMs`, and the last call is always served.
+ * A function that fetches the page's fragments again: one request at a time, at most one per `everyMs`.
+ * A call during a request causes another one after it.
  */
-export function createFragmentRefresher(address, { everyMs = 1000, onChange = () => {} } = {}) {
+export function createFragmentRefresher(url, { everyMs = 1000, onChange = () => {} } = {}) {
   let running = false;
   let pending = false;
   async function refresh() {
@@ -122,7 +124,7 @@ export function createFragmentRefresher(address, { everyMs = 1000, onChange = ()
     pending = false;
     let pause = everyMs;
     try {
-      if (replaceFragments(await fetchText(address))) onChange();
+      if (replaceFragments(await fetchFragment(url))) onChange();
     } catch {
       pending = true;
       pause = Math.max(everyMs, RETRY_MS);

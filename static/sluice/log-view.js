@@ -1,22 +1,21 @@
 // <log-view data-job data-role data-index [data-attempt]>: one log, live, in a terminal.
-// Holds a window of the log, never all of it: it begins near the end, older parts are fetched when
-// asked for. Bytes come by websocket and are resumed by offset; ranges left out can be fetched by REST.
+// Holds a window of the log, not all of it: it starts near the end, and earlier parts are fetched on
+// demand. Bytes come over a websocket that resumes by offset; search and download use the REST API.
 
 import { Terminal } from "../vendor/xterm/xterm.mjs";
 import { FitAddon } from "../vendor/xterm/addon-fit.mjs";
 import { SearchAddon } from "../vendor/xterm/addon-search.mjs";
 import { Unicode11Addon } from "../vendor/xterm/addon-unicode11.mjs";
+import { gettext, interpolate } from "./i18n.js";
 
-const gettext = window.gettext ?? ((text) => text);
-const interpolate = window.interpolate ?? ((text, values) => text.replace(/%\((\w+)\)s/g, (_, name) => values[name]));
-
-const FIRST_BYTES = 256 * 1024; // from the end, when a log is opened
-const EARLIER_BYTES = 1024 * 1024; // further back at each "earlier"
-const MAX_UNRENDERED_BYTES = 8 * 1024 * 1024; // more than this waiting to be drawn: skip to the end
+const FIRST_BYTES = 256 * 1024; // loaded from the end when a log is opened
+const EARLIER_BYTES = 1024 * 1024; // loaded by each click on "Earlier"
+const MAX_UNRENDERED_BYTES = 8 * 1024 * 1024; // above this, skip to the end
 const SCROLLBACK_LINES = 20000;
 const BACKOFF_MIN_MS = 500;
 const BACKOFF_MAX_MS = 15000;
-const WIDE_COLUMNS = 500; // for lines that are not wrapped
+const CONTEXT_BYTES = 4096; // shown before a search hit
+const WIDE_COLUMNS = 500; // terminal width without line wrapping
 
 const THEMES = {
   light: { background: "#ffffff", foreground: "#1f2937", cursor: "#ffffff", selectionBackground: "#bcd7f5", black: "#1f2937", red: "#b42318", green: "#1a7f37", yellow: "#8a5a00", blue: "#0550ae", magenta: "#8250df", cyan: "#0b6b75", white: "#57606a" },
@@ -25,8 +24,8 @@ const THEMES = {
 
 class LogView extends HTMLElement {
   connectedCallback() {
-    this.offset = -FIRST_BYTES; // where the next byte stands; below zero: from the end
-    this.start = 0; // the first byte of the window
+    this.offset = -FIRST_BYTES; // offset of the next byte; negative: from the end
+    this.start = 0; // offset of the window's first byte
     this.size = 0;
     this.unrenderedBytes = 0;
     this.wait = BACKOFF_MIN_MS;
@@ -47,7 +46,7 @@ class LogView extends HTMLElement {
   get name() { return `${this.dataset.role}-${this.dataset.index}`; }
   get restUrl() { return `/api/v1/jobs/${this.dataset.job}/logs/${encodeURIComponent(this.dataset.role)}/${this.dataset.index}`; }
 
-  // --- what one sees -------------------------------------------------------------------------------
+  // --- elements -------------------------------------------------------------------------------
 
   build() {
     this.innerHTML = "";
@@ -69,7 +68,7 @@ class LogView extends HTMLElement {
     title.textContent = this.name;
     bar.append(title, this.status, this.find, this.earlier, this.toEnd, this.wrap, download, full);
     if (this.hasAttribute("data-closable")) bar.append(button(gettext("Close"), () => this.remove()));
-    this.screen = element("div", "log-screen", { tabindex: "0", role: "region", "aria-label": interpolate(gettext("Log of %(name)s"), { name: this.name }, true) });
+    this.screen = element("div", "log-screen", { tabindex: "0", role: "region", "aria-label": interpolate(gettext("Log of %(name)s"), { name: this.name }) });
     this.hits = element("div", "log-hits", {});
     this.hits.hidden = true;
     this.append(bar, this.hits, this.screen);
@@ -78,7 +77,7 @@ class LogView extends HTMLElement {
       allowProposedApi: true, convertEol: true, disableStdin: true, cursorBlink: false, cursorInactiveStyle: "none",
       scrollback: SCROLLBACK_LINES, fontSize: 12, theme: this.theme(), minimumContrastRatio: 4.5,
       fontFamily: "ui-monospace, SFMono-Regular, Menlo, Consolas, 'Noto Sans Mono CJK SC', monospace",
-      // Links in a log are text of strangers: never opened by a click.
+      // Links in a log are untrusted: a click must not open them.
       linkHandler: { activate: () => {} },
     });
     this.fitter = new FitAddon();
@@ -136,11 +135,11 @@ class LogView extends HTMLElement {
   setStatus(text) { this.status.textContent = text; }
 
   note(text) {
-    // Between the log's own lines, and told apart from them.
+    // Inverse video, to distinguish it from the log's own lines.
     this.terminal.write(`\r\n\x1b[7m ${text} \x1b[0m\r\n`);
   }
 
-  // --- searching -------------------------------------------------------------------------------------
+  // --- search -------------------------------------------------------------------------------------
 
   async search(backwards) {
     const text = this.find.value;
@@ -148,21 +147,18 @@ class LogView extends HTMLElement {
     if (!text) return;
     const found = backwards ? this.searcher.findPrevious(text) : this.searcher.findNext(text);
     if (found) { this.showScrollPosition(); return; }
-    // Not in the window: ask the cluster, which searches all of the log.
+    // Not in the window: search the whole log on the cluster.
     this.setStatus(gettext("Searching the whole log …"));
     const query = new URLSearchParams({ grep: text, ignore_case: "true", matches: "100" });
     if (this.dataset.attempt) query.set("attempt", this.dataset.attempt);
-    const answer = await fetch(`${this.restUrl}?${query}`, { headers: { Accept: "application/json" } });
-    if (!answer.ok) { this.setStatus(gettext("The search did not work.")); return; }
-    this.showHits((await answer.json()).matches);
+    const response = await fetch(`${this.restUrl}?${query}`, { headers: { Accept: "application/json" } });
+    if (!response.ok) { this.setStatus(gettext("The search failed.")); return; }
+    this.showHits((await response.json()).matches);
   }
 
   showHits(matches) {
     this.setStatus(matches.length ? "" : gettext("Not found."));
-    this.hits.replaceChildren(...matches.map((match) => {
-      const go = button(interpolate(gettext("line %(line)s"), { line: match.line }, true), () => this.restart(Math.max(0, match.offset - 4096)));
-      return go;
-    }));
+    this.hits.replaceChildren(...matches.map((match) => button(interpolate(gettext("line %(line)s"), { line: match.line }), () => this.restart(Math.max(0, match.offset - CONTEXT_BYTES)))));
     this.hits.hidden = matches.length === 0;
   }
 
@@ -172,7 +168,7 @@ class LogView extends HTMLElement {
 
   showEarlier() { this.restart(Math.max(0, this.start - EARLIER_BYTES)); }
 
-  /** Show the log from another place. */
+  /** Show the log from another offset. */
   restart(offset) {
     this.socket?.close();
     clearTimeout(this.timer);
@@ -211,17 +207,17 @@ class LogView extends HTMLElement {
     } else if (frame.type === "waiting") this.setStatus(frame.reason);
     else if (frame.type === "truncated") {
       this.offset = 0;
-      this.note(gettext("The log was begun anew."));
+      this.note(gettext("The log was truncated and starts again."));
     } else if (frame.type === "gap") {
       this.offset = frame.to;
-      this.note(interpolate(gettext("%(bytes)s bytes are left out here: the log grows faster than this page can show it. Download it to have all."), { bytes: frame.to - frame.from }, true));
+      this.note(interpolate(gettext("%(bytes)s bytes skipped: the log grows faster than the page can show it. Download it for the full text."), { bytes: frame.to - frame.from }));
     } else if (frame.type === "end") this.handleEnd(frame);
     else if (frame.type === "error") { this.finished = true; this.setStatus(frame.message); }
   }
 
   handleEnd(frame) {
     this.finished = true;
-    const code = frame.exit_code === null || frame.exit_code === undefined ? "" : ` · ${interpolate(gettext("exit code %(code)s"), { code: frame.exit_code }, true)}`;
+    const code = frame.exit_code === null || frame.exit_code === undefined ? "" : ` · ${interpolate(gettext("exit code %(code)s"), { code: frame.exit_code })}`;
     this.setStatus(`${gettext("ended")}${code}`);
     this.dispatchEvent(new CustomEvent("log-end", { bubbles: true, detail: frame }));
   }
@@ -238,11 +234,11 @@ class LogView extends HTMLElement {
     if (this.unrenderedBytes > MAX_UNRENDERED_BYTES) this.skipToEnd();
   }
 
-  /** The log comes faster than it can be drawn: leave the middle out rather than fill the memory. */
+  /** The log grows faster than it can be rendered: skip the middle to bound memory. */
   skipToEnd() {
     this.socket.close();
     this.terminal.write("", () => {
-      this.note(gettext("A part is left out here: the log grows faster than this page can show it. Download it to have all."));
+      this.note(gettext("A part was skipped: the log grows faster than the page can show it. Download it for the full text."));
       this.offset = -FIRST_BYTES;
       this.unrenderedBytes = 0;
       this.open();
@@ -253,9 +249,9 @@ class LogView extends HTMLElement {
   handleClose(code) {
     if (this.finished || !this.isConnected) return;
     if (code === 4401) { window.location.reload(); return; }
-    if (code === 4404) { this.setStatus(gettext("There is no such log.")); return; }
+    if (code === 4404) { this.setStatus(gettext("No such log.")); return; }
     if (code === 4429) { this.setStatus(gettext("Too many logs are open. Close some and reload the page.")); return; }
-    this.setStatus(gettext("connection lost, trying again …"));
+    this.setStatus(gettext("connection lost, reconnecting …"));
     this.timer = setTimeout(() => this.open(), this.wait * (0.75 + Math.random() / 2));
     this.wait = Math.min(this.wait * 2, BACKOFF_MAX_MS);
   }

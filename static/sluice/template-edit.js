@@ -1,13 +1,13 @@
-// The template editor: Ace over the text field, parameters as rows, checked while one types.
+// The template page: an editor over the text field, parameters as rows, checked by the server while typing.
 
+import { gettext } from "./i18n.js";
 import { openEditor } from "./job-editor.js";
 
-const gettext = window.gettext;
 const CHECK_AFTER_MS = 500;
 const page = JSON.parse(document.getElementById("template-page").textContent);
 const form = document.getElementById("template-form");
 const text = document.getElementById("t-file");
-const words = document.querySelector("[data-check-status]");
+const status = document.querySelector("[data-check-status]");
 const rows = document.querySelector("[data-parameters]");
 const readOnly = text.readOnly;
 let editor = null;
@@ -36,15 +36,15 @@ function changed() {
 
 async function check() {
   try {
-    const answer = await fetch(page.check, { method: "POST", body: new FormData(form) });
-    if (!answer.ok) { words.textContent = (await answer.json().catch(() => ({}))).detail ?? ""; return; }
-    const { problems } = await answer.json();
+    const response = await fetch(page.check, { method: "POST", body: new FormData(form) });
+    if (!response.ok) { status.textContent = (await response.json().catch(() => ({}))).detail ?? ""; return; }
+    const { problems } = await response.json();
     editor?.setProblems(problems);
-    words.textContent = problems.length
+    status.textContent = problems.length
       ? `${problems[0].path ? `${problems[0].path}: ` : ""}${problems[0].message}`
-      : gettext("The job file is right.");
+      : gettext("The job file is valid.");
   } catch {
-    words.textContent = gettext("Sluice does not answer. Try again in a moment.");
+    status.textContent = gettext("No response from Sluice. Try again later.");
   }
 }
 
@@ -68,10 +68,10 @@ form.addEventListener("click", (event) => {
 });
 
 function addRow() {
-  const fresh = document.getElementById("parameter-new").content.cloneNode(true);
+  const copy = document.getElementById("parameter-new").content.cloneNode(true);
   serial += 1;
-  for (const attribute of ["id", "for"]) for (const element of fresh.querySelectorAll(`[${attribute}]`)) element.setAttribute(attribute, `${element.getAttribute(attribute)}-${serial}`);
-  rows.append(fresh);
+  for (const attribute of ["id", "for"]) for (const element of copy.querySelectorAll(`[${attribute}]`)) element.setAttribute(attribute, `${element.getAttribute(attribute)}-${serial}`);
+  rows.append(copy);
   const row = rows.lastElementChild;
   showChoices(row);
   row.querySelector("[name=parameter_name]").focus();
@@ -86,4 +86,4 @@ function insert(row) {
 form.addEventListener("submit", () => { dirty = false; });
 window.addEventListener("beforeunload", (event) => { if (dirty && !readOnly) event.preventDefault(); });
 document.querySelector("[data-problem-box]")?.focus();
-if (readOnly) words.textContent = gettext("read-only");
+if (readOnly) status.textContent = gettext("read-only");

@@ -1,4 +1,4 @@
-// Runs before the first paint: "auto" follows the system, and goes on following it.
+// Runs before the first paint. The theme "auto" follows the system's setting, also when it changes.
 (() => {
   const root = document.documentElement;
   if (root.dataset.themeChoice !== "auto") return;

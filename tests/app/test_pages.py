@@ -397,10 +397,10 @@ def test_stale_cluster_data_is_announced(scenario: Scenario) -> None:
     client = signed_in_client(scenario.alice)
     where = [reverse("home"), reverse("jobs"), reverse("job", args=[job.pk])]
     for page in where:
-        assert "does not answer" not in client.get(page).content.decode(), page
+        assert "does not respond" not in client.get(page).content.decode(), page
     store_status(scenario.cluster, last_ok_at=timezone.now() - timedelta(hours=1))
     for page in where:
-        assert "Cluster c1 does not answer" in client.get(page).content.decode(), page
+        assert "Cluster c1 does not respond" in client.get(page).content.decode(), page
 
 
 # --- queries -----------------------------------------------------------------------------------------------------

@@ -87,8 +87,8 @@ def test_only_namespaces_where_one_may_submit_are_offered(scenario: Scenario) ->
 def test_a_viewer_is_told_that_there_is_nowhere_to_submit(scenario: Scenario) -> None:
     response = client_for(scenario.viewer).get("/submit")
     text = response.content.decode()
-    assert "no namespace that you may submit to" in text
-    assert "You may look into lab" in text
+    assert "No namespace to submit to" in text
+    assert "You can view lab" in text
     assert "job-form" not in text
 
 

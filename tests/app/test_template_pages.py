@@ -153,7 +153,7 @@ def test_what_was_typed_wrong_stays_in_the_form(scenario: Scenario) -> None:
     assert HOSTILE not in text
     assert not JobTemplate.objects.exists()
     unnamed = client_for(scenario.alice).post("/templates/new", form_data(name=" "))
-    assert "A template needs a name." in unnamed.content.decode()
+    assert "Enter a name." in unnamed.content.decode()
     assert 'aria-describedby="t-name-problem"' in unnamed.content.decode()
 
 
@@ -193,7 +193,7 @@ def test_others_copy_and_the_copy_is_theirs(scenario: Scenario) -> None:
     assert response.headers["Location"] == f"/templates/{copy.pk}"
     assert copy.visibility == "private"
     assert (
-        "copy it first"
+        "make a copy"
         in client_for(scenario.carol).get(f"/templates/{template.pk}").content.decode()
     )
 

@@ -1,4 +1,4 @@
-// Pages whose parts are fetched again from their own address: <div data-refresh-every-ms="milliseconds">.
+// Pages that refresh their own fragments at an interval: <div data-refresh-every-ms="milliseconds">.
 
 import { createFragmentRefresher } from "./live.js";
 

@@ -1,0 +1,78 @@
+// Completion of job files from their JSON schema: keys and values at a position of a YAML or JSON text.
+// Labels and descriptions come with the schema, in the page's language. No access to the editor.
+
+import { gettext } from "./i18n.js";
+
+function resolve(schema, root) {
+  if (!schema) return null;
+  if (schema.$ref) return resolve(root.$defs?.[schema.$ref.split("/").at(-1)], root);
+  const other = (schema.anyOf ?? schema.oneOf ?? []).find((one) => one.type !== "null");
+  return other ? resolve(other, root) : schema;
+}
+
+/** The schema of the mapping at a path of keys; list items are reached without an index. */
+export function schemaAt(root, keys) {
+  let here = resolve(root, root);
+  for (const key of keys) {
+    while (here?.type === "array") here = resolve(here.items, root);
+    here = resolve(here?.properties?.[key] ?? (typeof here?.additionalProperties === "object" ? here.additionalProperties : null), root);
+  }
+  while (here?.type === "array") here = resolve(here.items, root);
+  return here;
+}
+
+/** The keys that enclose a line of a YAML text, by indentation. */
+export function yamlKeys(lines, row, indent) {
+  const keys = [];
+  let below = indent;
+  for (let number = row - 1; number >= 0 && below > 0; number -= 1) {
+    const found = /^(\s*)((?:- +)*)([\w]+):/.exec(lines[number]);
+    if (!found) continue;
+    const at = found[1].length + found[2].length;
+    if (at < below && /:\s*(#.*)?$/.test(lines[number])) { keys.unshift(found[3]); below = found[1].length; }
+    else if (found[2] && found[1].length < below) below = Math.min(below, found[1].length + 0.5);
+  }
+  return keys;
+}
+
+/** The keys that enclose the end of a JSON text, by brackets. */
+export function jsonKeys(before) {
+  const keys = [];
+  const open = [];
+  let last = null;
+  for (const token of before.match(/"(?:[^"\\]|\\.)*"|[{}[\],:]/g) ?? []) {
+    if (token === "{" || token === "[") { open.push(last); last = null; }
+    else if (token === "}" || token === "]") { open.pop(); last = null; }
+    else if (token === ",") last = null;
+    else if (token !== ":" && last === null) last = token.slice(1, -1);
+  }
+  for (const key of open) if (key) keys.push(key);
+  return keys;
+}
+
+/** Completions at the end of `line`; `lines` are the lines up to it, `prefix` the word being typed. */
+export function completions(root, { lines, line, prefix, isJson }) {
+  const beforeWord = line.slice(0, line.length - prefix.length);
+  const afterKey = /(\w+)"?\s*:\s*"?$/.exec(beforeWord);
+  const keys = isJson
+    ? jsonKeys([...lines.slice(0, -1), beforeWord].join("\n"))
+    : yamlKeys(lines, lines.length - 1, /^(\s*(?:- +)*)/.exec(line)[1].length);
+  const here = schemaAt(root, keys);
+  return afterKey ? values(resolve(here?.properties?.[afterKey[1]], root)) : fields(here, isJson, beforeWord);
+}
+
+function values(schema) {
+  const known = schema?.enum ?? (schema?.type === "boolean" ? [true, false] : []);
+  return known.map((value) => ({ value: String(value), meta: gettext("value"), score: 1000 }));
+}
+
+function fields(schema, isJson, before) {
+  const quoted = isJson && /"$/.test(before);
+  return Object.entries(schema?.properties ?? {}).map(([name, field]) => ({
+    caption: name,
+    value: isJson ? (quoted ? name : `"${name}": `) : `${name}: `,
+    meta: gettext("field"),
+    docText: field.description,
+    score: 1000,
+  }));
+}

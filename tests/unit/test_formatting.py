@@ -1,0 +1,30 @@
+"""core.formatting, against the cases that tests/js/format.test.js checks for static/sluice/format.js."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from django.utils import translation
+
+from core import formatting
+
+CASES = json.loads((Path(__file__).parents[1] / "formatting_cases.json").read_text())
+FORMATTERS = {
+    "duration": formatting.duration,
+    "compactDuration": formatting.compact_duration,
+    "memory": formatting.memory,
+    "filesize": formatting.filesize,
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_values_are_formatted_like_in_the_browser(name: str) -> None:
+    with translation.override("en"):
+        for value, text in CASES[name]:
+            assert FORMATTERS[name](value) == text
+
+
+def test_a_missing_value_is_a_dash() -> None:
+    assert {formatter(None) for formatter in FORMATTERS.values()} == {"–"}
