@@ -1,7 +1,7 @@
-"""What a cluster has, as plain values: nodes, partitions, GPUs by type, free and total.
+"""Capacity of a cluster as plain values: nodes, partitions, GPUs by type, used and total.
 
-Made from Slurm's answers by `clusters.slurm`, kept in the database as JSON, read by the planner and
-the pages. Pure: no Django, no I/O.
+Parsed from Slurm's output by `clusters.slurm.nodes`, stored as JSON, read by the planner and the pages.
+Pure: no Django, no I/O.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from typing import Any
 class GpuCount:
     """GPUs of one type on one node."""
 
-    type: str  # Slurm's gres type, lower-case as Slurm reports it; "" when the site names no types
+    type: (
+        str  # Slurm's gres type, lower-case as Slurm reports it; "" if the site configures no types
+    )
     total: int
     used: int
 
@@ -25,15 +27,15 @@ class GpuCount:
 class Node:
     name: str
     state: str  # Slurm's base state in lower case: idle, mixed, allocated, down, drained, …
-    usable: bool  # jobs can start here, now or when it is free again (not down, drained, reserved)
+    usable: bool  # jobs can start here, now or when it is free (not down, drained, reserved)
     cpus: int
     cpus_used: int
     mem_mib: int
-    mem_mib_used: int  # allocated to jobs, not what processes really use
+    mem_mib_used: int  # allocated to jobs; not the memory that processes use
     gpus: tuple[GpuCount, ...] = ()
     features: tuple[str, ...] = ()
     partitions: tuple[str, ...] = ()
-    reason: str = ""  # the administrator's words, for a node that is down or drained
+    reason: str = ""  # set by an administrator, for a node that is down or drained
 
     def gpu_total(self, gpu_type: str = "") -> int:
         return sum(g.total for g in self.gpus if not gpu_type or g.type == gpu_type)
@@ -57,7 +59,7 @@ class Partition:
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """A snapshot of a whole cluster."""
+    """A snapshot of one cluster."""
 
     taken_at: datetime
     nodes: tuple[Node, ...] = ()
@@ -112,7 +114,7 @@ class Capacity:
 
 @dataclass(frozen=True, slots=True)
 class NamespaceRules:
-    """A namespace as the planner sees it: where jobs go and how large they may be. None: no limit."""
+    """What the planner needs of a namespace: partitions, account, QOS, limits. None: no limit."""
 
     name: str
     partitions: tuple[str, ...]  # in order of preference

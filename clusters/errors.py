@@ -1,7 +1,27 @@
-"""What can go wrong between Sluice and a cluster, as a small tree.
+"""Errors between Sluice and a cluster.
 
-Each error carries a sentence for the person (told in their language where it is shown) and whether trying again can help; raw stderr stays in
-`detail`, for the log. No Django and no HTTP here: `gateway` maps these to answers in one table.
+    ClusterError
+    ├── BadArgument (also a ValueError)
+    ├── ConnectFailed             retryable
+    ├── AuthFailed
+    │   ├── HostKeyMismatch
+    │   └── IdentityRefused
+    ├── OutcomeUnknown            retryable, after checking the outcome
+    │   ├── CommandTimeout
+    │   └── ConnectionLost
+    ├── OutputTooLarge
+    ├── CommandFailed
+    ├── RemoteFileError
+    │   ├── RemoteFileMissing
+    │   ├── RemotePermissionDenied
+    │   └── RemoteDiskFull        retryable
+    ├── SlurmUnavailable          retryable
+    ├── SubmitRejected            retryable if the error says so
+    │   └── SubmissionAbandoned   (clusters.slurm.sbatch)
+    └── SlurmParseError
+
+`user_message` is for the person, translated when shown; `detail` holds raw stderr for the log. No Django or HTTP
+types here: `gateway.problems` maps these errors to HTTP responses.
 """
 
 from __future__ import annotations
@@ -10,7 +30,7 @@ from core.messages import Message
 
 
 class ClusterError(Exception):
-    """Base of everything a cluster may do to us."""
+    """Base class. `retryable`: the same request can succeed later without a change."""
 
     retryable = False
 
@@ -21,38 +41,38 @@ class ClusterError(Exception):
 
 
 class BadArgument(ClusterError, ValueError):
-    """What was asked cannot be said to a machine at all (a NUL byte, a path that climbs out)."""
+    """The argument cannot be passed to a command (a NUL byte, a path with `..`)."""
 
 
 class ConnectFailed(ClusterError):
-    """The machine could not be reached. Nothing was started: asking again is safe."""
+    """The host could not be reached. Nothing was started, so a retry is safe."""
 
     retryable = True
 
 
 class AuthFailed(ClusterError):
-    """The machine answered and would not let this identity in."""
+    """The host refused the login."""
 
 
 class HostKeyMismatch(AuthFailed):
-    """The machine showed a host key that is not the pinned one."""
+    """The host presented a key that is not pinned."""
 
 
 class IdentityRefused(AuthFailed):
-    """Sluice itself will not act as this Unix user (root, below the UID floor, not mapped)."""
+    """Sluice refuses to act as this Unix user (root, below the UID floor, not mapped)."""
 
 
 class OutcomeUnknown(ClusterError):
-    """The command was sent and no answer came: it may or may not have done its work.
+    """The command was sent and no result came back: it may or may not have run.
 
-    Never run it again before looking whether it did.
+    Check the outcome before running it again.
     """
 
     retryable = True
 
 
 class CommandTimeout(OutcomeUnknown):
-    """No answer in time."""
+    """No result within the timeout."""
 
 
 class ConnectionLost(OutcomeUnknown):
@@ -60,11 +80,11 @@ class ConnectionLost(OutcomeUnknown):
 
 
 class OutputTooLarge(ClusterError):
-    """The command printed more than the caller allowed."""
+    """The command printed more than max_output_bytes."""
 
 
 class CommandFailed(ClusterError):
-    """A command that should have worked ended with a non-zero exit code."""
+    """A command ended with a non-zero exit code, or Slurm refused the request."""
 
     def __init__(self, user_message: Message, *, exit_code: int, detail: str = "") -> None:
         super().__init__(user_message, detail=detail)
@@ -80,23 +100,23 @@ class RemoteFileMissing(RemoteFileError):
 
 
 class RemotePermissionDenied(RemoteFileError):
-    """The Unix user may not do this."""
+    """The Unix user lacks the permission."""
 
 
 class RemoteDiskFull(RemoteFileError):
-    """No space, or the user's quota is used up."""
+    """No space left, or the user's quota is exceeded."""
 
     retryable = True
 
 
 class SlurmUnavailable(ClusterError):
-    """slurmctld or slurmdbd did not answer. Says nothing about any job."""
+    """slurmctld or slurmdbd did not answer. Carries no information about any job."""
 
     retryable = True
 
 
 class SubmitRejected(ClusterError):
-    """sbatch refused. `retryable` tells a limit that may pass from a mistake that will not."""
+    """sbatch refused the job. `retryable`: a temporary limit, not a mistake in the request."""
 
     def __init__(self, user_message: Message, *, retryable: bool = False, detail: str = "") -> None:
         super().__init__(user_message, detail=detail)
@@ -104,4 +124,4 @@ class SubmitRejected(ClusterError):
 
 
 class SlurmParseError(ClusterError):
-    """Slurm answered something that we cannot read. Never taken for 'no such row'."""
+    """Slurm's output could not be parsed. Must not be treated as an empty result."""

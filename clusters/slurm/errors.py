@@ -1,8 +1,7 @@
-"""Slurm's ways of saying no: not reachable, not found, refused, or nobody knows.
+"""Classifies failed Slurm commands: unavailable, not found, refused, or outcome unknown.
 
-The rule of this module: "no rows" is an answer only when the command ended well and complained of nothing.
-Everything else becomes one of clusters.errors, with a sentence for the person and Slurm's words in
-`detail`. Pure.
+Output without rows counts as a result only if the command exited with 0 and printed no error. Everything else
+becomes one of clusters.errors, with a message for the person and Slurm's stderr in `detail`. Pure.
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ _NOT_FOUND = ("invalid job id specified", "invalid job id ", "job has already fi
 
 
 def extract_error_message(stderr: str) -> str:
-    """The last complaint without the program's prefixes: what a person should read."""
+    """The last error line of stderr without the program's prefixes."""
     lines = [line.strip() for line in stderr.splitlines()]
     lines = [line for line in lines if line and not line.startswith("Try ")]
     chosen = [line for line in lines if _ERROR_LINE.search(line)] or lines
@@ -73,13 +72,13 @@ def extract_error_message(stderr: str) -> str:
 
 
 def is_not_found(result: CommandResult) -> bool:
-    """Slurm answered, and knows no such job (any more)."""
+    """Slurm answered that it does not know the job."""
     text = result.error_text.lower()
     return any(words in text for words in _NOT_FOUND)
 
 
 def raise_for_failure(result: CommandResult) -> None:
-    """Raise unless the command ended well and without a complaint: only then is its output an answer."""
+    """Raise unless the command exited with 0 and printed no error line."""
     text = result.error_text
     if result.exit_code == 0 and not _ERROR_LINE.search(text):
         return
@@ -87,7 +86,7 @@ def raise_for_failure(result: CommandResult) -> None:
 
 
 def classify_failure(result: CommandResult) -> ClusterError:
-    """The error that a failed command stands for."""
+    """The error for a failed command."""
     text = result.error_text
     lowered = text.lower()
     if result.exit_code == 127 or (result.exit_code == 126 and "slurm" not in lowered):
@@ -116,7 +115,7 @@ def classify_failure(result: CommandResult) -> ClusterError:
 
 
 def _program_name(result: CommandResult) -> str:
-    """The Slurm program in an argv that may begin with `env -u X A=b`."""
+    """The Slurm program of an argv that may start with `env -u X A=b`."""
     arguments = list(result.argv)
     if arguments[:1] == ["env"]:
         arguments = arguments[1:]
@@ -130,12 +129,12 @@ def _program_name(result: CommandResult) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Rejection:
-    words: str  # of slurm_errno.c, lower case
+    words: str  # text of slurm_errno.c, in lower case
     message: Message
     retryable: bool = False
 
 
-# The answer got lost on the way back, or half-way: slurmctld may have taken the job.
+# The request or the response was lost: slurmctld may have accepted the job.
 _OUTCOME_UNKNOWN = (
     "socket timed out on send/recv",
     "unable to contact slurm controller (receive failure)",
@@ -150,7 +149,7 @@ _OUTCOME_UNKNOWN = (
 )
 
 _REJECTIONS = (
-    # These pass: wait and try again.
+    # Temporary: retry later.
     _Rejection(
         "slurm temporarily unable to accept job",
         _("Slurm takes no new jobs for the moment."),
@@ -210,7 +209,7 @@ _REJECTIONS = (
         _("Slurm could not store the job."),
         retryable=True,
     ),
-    # These do not: somebody must change something.
+    # Permanent: a person must change the request or the configuration.
     _Rejection(
         "invalid account or account/partition combination",
         _(
@@ -304,10 +303,10 @@ _POLICY = "job violates accounting/qos policy"
 
 
 def classify_submit_failure(exit_code: int, stderr: str) -> ClusterError:
-    """What a failed sbatch means.
+    """The error for a failed sbatch.
 
-    SubmitRejected: no job exists; `retryable` tells a limit that passes. SlurmUnavailable: slurmctld never got it.
-    CommandTimeout: nobody knows; look for the job's working directory before anything else.
+    SubmitRejected: no job exists; `retryable` if the limit is temporary. SlurmUnavailable: slurmctld did not get
+    the request. CommandTimeout: outcome unknown; search for the job by its work directory before a retry.
     """
     lowered = stderr.lower()
     if exit_code in (124, 137) or any(words in lowered for words in _OUTCOME_UNKNOWN):

@@ -1,7 +1,7 @@
-"""How Slurm writes things down: times, durations, memory, TRES, node lists, rows; and how argv begin.
+"""Slurm's value formats: times, durations, memory, TRES, node lists, rows; and the common part of every argv.
 
-Every parser of the package reads its fields with these, so that "N/A", `1-02:03:04`, `2Gn` and a row that
-was cut off are understood, or refused, in one place. Pure.
+All parsers of the package use these functions, so "N/A", `1-02:03:04`, `2Gn` and truncated rows are handled in
+one place. Pure.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from clusters.slurm.reasons import ExitStatus
 from core.messages import _
 
 NO_VALUE = frozenset({"", "N/A", "NONE", "UNKNOWN", "(NULL)", "NOT_SET", "INVALID", "NULL"})
-# A pass reads thousands of rows whose times, limits and resources repeat: reading each text once halves its time.
+# One poll parses thousands of rows whose times, limits and TRES repeat: caching the parsed values halves the time.
 PARSE_CACHE_SIZE = 8192
 UNLIMITED = frozenset({"UNLIMITED", "INFINITE", "PARTITION_LIMIT"})
 
-# Settings in a login's environment which filter or reshape an answer. SQUEUE_FORMAT2 beside -o is even an error.
+# Variables of a login environment that filter or reformat the output. squeue -o fails if SQUEUE_FORMAT2 is set.
 _FILTER_VARIABLES = (
     "SLURM_CLUSTERS",
     "SQUEUE_ACCOUNT",
@@ -48,26 +48,25 @@ _FILTER_VARIABLES = (
 
 @dataclass(frozen=True, slots=True)
 class SlurmCommands:
-    """Where a site keeps Slurm's programs and configuration; every argv begins here."""
+    """Locations of Slurm's programs and configuration; builds the beginning of every argv."""
 
-    bin_dir: str = ""  # "": found by PATH
-    slurm_conf: str = ""  # "": Slurm's own way of finding it
+    bin_dir: str = ""  # "": found through PATH
+    slurm_conf: str = ""  # "": Slurm's default location
 
     def program(self, name: str) -> str:
         return f"{self.bin_dir.rstrip('/')}/{name}" if self.bin_dir else name
 
     def query_argv(self, name: str, *arguments: str) -> list[str]:
-        """A command that reads: times as epoch seconds, whatever the time zone and habits of the login.
+        """argv of a read-only command, with times as epoch seconds and independent of the login environment.
 
-        TZ is the second line of defence: where a time is printed without SLURM_TIME_FORMAT, or is given
-        to the command (sacct -S), it is UTC.
+        TZ=UTC covers times that ignore SLURM_TIME_FORMAT, and times that are arguments (sacct -S).
         """
         unset = [part for variable in _FILTER_VARIABLES for part in ("-u", variable)]
         settings = ["TZ=UTC", "SLURM_TIME_FORMAT=%s", *self._conf_env()]
         return ["env", *unset, *settings, self.program(name), *arguments]
 
     def action_argv(self, name: str, *arguments: str) -> list[str]:
-        """A command that changes something. sbatch hands its environment to the job: nothing is added."""
+        """argv of a command with side effects. Adds no variables: sbatch passes its environment to the job."""
         conf = self._conf_env()
         return [*(["env", *conf] if conf else []), self.program(name), *arguments]
 
@@ -78,15 +77,15 @@ class SlurmCommands:
 # -- rows -------------------------------------------------------------------------------------------
 
 
-# How every separator begins.
+# First character of every separator.
 FIELD_SEPARATOR = "\x1f"
 
 
 def new_separator() -> str:
-    """A field separator that no job name or working directory can hold: it is new for each command.
+    """A random field separator for one command, which no job name or directory can contain.
 
-    Names and directories are other people's text, newlines and control characters included: with a
-    fixed separator a job name could forge a row.
+    Users choose job names and directories, with newlines and control characters: a fixed separator would
+    let a job name forge a row.
     """
     return f"{FIELD_SEPARATOR}{secrets.token_hex(4)}"
 
@@ -105,8 +104,8 @@ def parse_error(what: str, row: str) -> SlurmParseError:
 def split_rows(text: str, separator: str, columns: int) -> Iterator[list[str]]:
     """Rows of `columns` fields, each field followed by `separator`, each row by a newline.
 
-    Fields may hold anything else, newlines too. What is cut off or has a field too many is an error
-    with the row in it, never a row less.
+    Fields may contain any other text, also newlines. A truncated row or a wrong number of fields raises
+    SlurmParseError; no row is dropped silently.
     """
     parts = text.split(separator)
     tail = parts.pop()
@@ -125,9 +124,9 @@ def split_rows(text: str, separator: str, columns: int) -> Iterator[list[str]]:
 
 
 def split_raw_rows(text: str, separator: str, columns: int) -> list[str] | None:
-    """The same rows, each as one string with FIELD_END between its fields, for those who know rows by heart.
+    """The same rows, each as one string with FIELD_SEPARATOR between the fields: usable as a cache key.
 
-    None: somebody's text looks like a part of the table, or the table is not whole; `split_rows` can tell.
+    None if a field contains FIELD_SEPARATOR or the output is truncated; then use `split_rows`.
     """
     if text.count(FIELD_SEPARATOR) != text.count(separator):
         return None
@@ -146,7 +145,7 @@ def has_value(text: str) -> bool:
 
 @lru_cache(maxsize=PARSE_CACHE_SIZE)
 def parse_time(text: str) -> datetime | None:
-    """Epoch seconds (SLURM_TIME_FORMAT=%s), or ISO without a zone, which is UTC because of TZ=UTC."""
+    """Epoch seconds (SLURM_TIME_FORMAT=%s), or ISO 8601 without a zone, which is UTC because of TZ=UTC."""
     word = text.strip()
     if not has_value(word) or word == "0":
         return None
@@ -155,7 +154,7 @@ def parse_time(text: str) -> datetime | None:
             return datetime.fromtimestamp(int(word), UTC)
         moment = datetime.fromisoformat(word)
     except (ValueError, OverflowError) as error:
-        raise parse_error(f"“{word}” is no time", text) from error
+        raise parse_error(f"“{word}” is not a time", text) from error
     return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
 
 
@@ -164,13 +163,13 @@ _DURATION = re.compile(r"(?:(?P<days>\d+)-)?(?P<clock>\d+(?::\d+){0,2})(?:\.\d+)
 
 @lru_cache(maxsize=PARSE_CACHE_SIZE)
 def parse_duration_s(text: str) -> int | None:
-    """`1-02:03:04`, `02:03:04`, `03:04` (minutes and seconds), `5` (minutes); None: none or no limit."""
+    """`1-02:03:04`, `02:03:04`, `03:04` (minutes and seconds), `5` (minutes). None: no value or unlimited."""
     word = text.strip()
     if not has_value(word) or word.upper() in UNLIMITED:
         return None
     match = _DURATION.match(word)
     if match is None:
-        raise parse_error(f"“{word}” is no duration", text)
+        raise parse_error(f"“{word}” is not a duration", text)
     numbers = [int(part) for part in match["clock"].split(":")]
     if match["days"] is not None:  # D-HH[:MM[:SS]]
         hours, minutes, seconds = (*numbers, 0, 0)[:3]
@@ -184,7 +183,7 @@ def parse_duration_s(text: str) -> int | None:
 
 
 def format_minutes(seconds: int) -> str:
-    """A time limit as Slurm takes it, in whole minutes; never less than was asked for."""
+    """A time limit for Slurm in whole minutes, rounded up."""
     return str(max(1, -(-seconds // 60)))
 
 
@@ -196,24 +195,24 @@ def parse_mem_mib(text: str) -> int:
     """`16G`, `4000M`, `2.50T`, `2Gn` (per node), `500Mc` (per CPU); without a unit: MiB."""
     match = _MEMORY.match(text.strip())
     if match is None:
-        raise parse_error(f"“{text}” is no amount of memory", text)
+        raise parse_error(f"“{text}” is not an amount of memory", text)
     return round(float(match["number"]) * _MIB[match["unit"].upper()])
 
 
 def parse_mem_bytes(text: str) -> int | None:
-    """What was used (sacct, sstat: `MaxRSS`): a bare number is bytes, as with --noconvert-free output."""
+    """Used memory (MaxRSS of sacct and sstat); a number without a unit is in bytes."""
     word = text.strip()
     if not has_value(word):
         return None
     match = _MEMORY.match(word)
     if match is None:
-        raise parse_error(f"“{word}” is no amount of memory", text)
+        raise parse_error(f"“{word}” is not an amount of memory", text)
     unit = match["unit"].upper()
     return round(float(match["number"]) * (_MIB[unit] * 1024**2 if unit else 1))
 
 
 def parse_int(text: str) -> int | None:
-    if text.isdecimal():  # nearly always
+    if text.isdecimal():  # fast path
         return int(text)
     word = text.strip()
     if not has_value(word) or word.upper() in UNLIMITED:
@@ -221,31 +220,31 @@ def parse_int(text: str) -> int | None:
     try:
         return int(word)
     except ValueError as error:
-        raise parse_error(f"“{word}” is no number", text) from error
+        raise parse_error(f"“{word}” is not a number", text) from error
 
 
 @lru_cache(maxsize=PARSE_CACHE_SIZE)
 def parse_exit_status(text: str) -> ExitStatus | None:
-    """sacct's and scontrol's `3:0`: status and signal."""
+    """`3:0` of sacct and scontrol: exit code and signal."""
     word = text.strip()
     if not has_value(word):
         return None
     status, colon, killed_by = word.partition(":")
     if not status.isdigit() or (colon and not killed_by.isdigit()):
-        raise parse_error(f"“{word}” is no exit code", text)
+        raise parse_error(f"“{word}” is not an exit code", text)
     return ExitStatus(int(status), int(killed_by or 0))
 
 
 def expand_nodes(text: str) -> tuple[str, ...]:
-    """`n[1-3,7]` → names in order; ClusterShell knows the grammar."""
+    """Names of `n[1-3,7]` in order, expanded by ClusterShell."""
     word = text.strip()
-    # squeue and sacct say "None assigned" or "(null)" for a job without nodes.
+    # squeue and sacct print "None assigned" or "(null)" for a job without nodes.
     if not has_value(word) or word.lower() == "none assigned":
         return ()
     try:
         return tuple(NodeSet(word))
     except NodeSetException as error:
-        raise parse_error(f"“{word}” is no node list", text) from error
+        raise parse_error(f"“{word}” is not a node list", text) from error
 
 
 def fold_nodes(names: Sequence[str]) -> str:
@@ -278,7 +277,7 @@ def parse_tres(text: str) -> Tres:
     for item in text.strip().split(",") if has_value(text) else ():
         name, equals, value = item.partition("=")
         if not equals:
-            raise parse_error(f"“{item}” is no TRES", text)
+            raise parse_error(f"“{item}” is not a TRES", text)
         if name == "mem":
             numbers["mem_mib"] = parse_mem_mib(value)
         elif name in ("cpu", "node", "gres/gpu"):
@@ -296,7 +295,7 @@ def parse_tres(text: str) -> Tres:
 def _parse_count(value: str, text: str) -> int:
     number = parse_int(value)
     if number is None:
-        raise parse_error(f"“{value}” is no number", text)
+        raise parse_error(f"“{value}” is not a number", text)
     return number
 
 
@@ -306,11 +305,10 @@ _KEY = re.compile(r"(?:^|(?<= ))([A-Za-z][\w:/()-]*)=")
 
 
 def parse_pairs(line: str) -> dict[str, str]:
-    """One line of `scontrol -o`: `Key=value Key=value with blanks Key=`.
+    """One line of `scontrol -o`: `Key=value Key=value with spaces Key=`.
 
-    Values may hold blanks (Reason, Comment, OS) and even `x=y`: a key begins after a blank, so free text of the
-    form ` word=` cannot be told from a key. Only names that Slurm prints once are to be trusted, and of
-    a name that comes twice the first is kept.
+    Values may contain spaces (Reason, Comment, OS) and `x=y`. Free text of the form ` word=` cannot be
+    distinguished from a key; of a repeated key the first value is kept.
     """
     keys = list(_KEY.finditer(line))
     pairs: dict[str, str] = {}

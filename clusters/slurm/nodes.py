@@ -1,6 +1,6 @@
-"""What the cluster has: `scontrol show node` and `show partition` → clusters.capacity.
+"""scontrol show node and show partition: build the commands, parse them into clusters.capacity.
 
-Two commands for the whole cluster, however many nodes. Pure.
+Two commands cover the whole cluster, independent of the number of nodes. Pure.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from clusters.transport.base import CommandResult
 
 
 def build_show_nodes_argv(commands: SlurmCommands) -> list[str]:
-    """-d: without it there is no GresUsed. -a: also nodes of hidden partitions."""
+    """-d prints GresUsed. -a includes nodes of hidden partitions."""
     return commands.query_argv("scontrol", "-a", "-o", "-d", "show", "node")
 
 
@@ -47,7 +47,7 @@ def parse_capacity(
 
 def _parse_lines(result: CommandResult, key: str) -> Iterator[tuple[str, dict[str, str]]]:
     for line in result.text.splitlines():
-        # "No nodes in the system", "No partitions in the system": an answer without rows.
+        # "No nodes in the system", "No partitions in the system": valid output without rows.
         if not line.strip() or line.startswith("No "):
             continue
         pairs = parse_pairs(line)
@@ -71,7 +71,7 @@ def _parse_node(line: str, pairs: dict[str, str]) -> Node:
             name=pairs["NodeName"],
             state=state.name,
             usable=state.usable,
-            # CPUEfctv (22.05) leaves out the cores that are kept for the system.
+            # CPUEfctv (since 22.05) excludes cores reserved for the system.
             cpus=_parse_first_int(pairs, "CPUEfctv", "CPUTot"),
             cpus_used=_parse_first_int(pairs, "CPUAlloc"),
             mem_mib=_parse_first_int(pairs, "RealMemory"),
@@ -105,7 +105,7 @@ class NodeState:
     flags: tuple[str, ...] = ()
 
 
-# sinfo's marks behind a state, and the flags that scontrol writes out for them.
+# State suffixes of sinfo and the corresponding flags of scontrol.
 _STATE_SUFFIXES = {
     "*": "NOT_RESPONDING",
     "~": "POWERED_DOWN",
@@ -134,7 +134,7 @@ _SHORT_STATES = {
 _BASE_STATES = frozenset(
     {"IDLE", "MIXED", "ALLOCATED", "DOWN", "ERROR", "FUTURE", "UNKNOWN", "INVAL"}
 )
-# No job can start while one of these is set. PLANNED, COMPLETING and the power states pass by themselves.
+# No job can start while one of these is set. PLANNED, COMPLETING and the power states are temporary.
 _UNUSABLE_FLAGS = frozenset(
     {
         "DRAIN",
@@ -149,7 +149,7 @@ _UNUSABLE_FLAGS = frozenset(
         "INVALID_REG",
         "INVAL",
         "BLOCKED",  # 24.05
-        "EXTERNAL",  # 25.05: not run by Slurm
+        "EXTERNAL",  # 25.05: not managed by Slurm
     }
 )
 
@@ -179,7 +179,7 @@ def parse_node_state(text: str) -> NodeState:
     return NodeState(name={"maintenance": "maint"}.get(name, name), usable=usable, flags=flags)
 
 
-# `gpu:a100:4(S:0-1)`, `gpu:4`, `gpu:(null):2(IDX:0,2-3)`, `shard:a100:8`; types may hold dots (MIG: 1g.5gb).
+# `gpu:a100:4(S:0-1)`, `gpu:4`, `gpu:(null):2(IDX:0,2-3)`, `shard:a100:8`; types may contain dots (MIG: 1g.5gb).
 _GRES = re.compile(
     r"(?P<name>[A-Za-z]\w*)(?::(?P<type>\(null\)|[^:,()]*[^:,()\d][^:,()]*|\d+(?=:)))?"
     r":(?P<count>\d+)(?P<scale>[KMGTP]?)(?:\((?P<detail>[^)]*)\))?(?:,|\Z)"
@@ -188,14 +188,14 @@ _SCALE = {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4, "P": 1024*
 
 
 def parse_gres(text: str) -> dict[tuple[str, str], int]:
-    """(name, type) → count; a type that the site does not name is ""."""
+    """(name, type) → count; the type is "" if the site configures none."""
     counts: dict[tuple[str, str], int] = defaultdict(int)
     position = 0
     text = text.strip().removeprefix("gres:") if has_value(text) else ""
     while position < len(text):
         match = _GRES.match(text, position)
         if match is None:
-            raise parse_error(f"“{text[position:]}” is no generic resource", text)
+            raise parse_error(f"“{text[position:]}” is not a generic resource", text)
         gres_type = "" if match["type"] in (None, "(null)") else match["type"].lower()
         counts[match["name"].lower(), gres_type] += int(match["count"]) * _SCALE[match["scale"]]
         position = match.end()
@@ -242,5 +242,5 @@ def _parse_partition(line: str, pairs: dict[str, str]) -> Partition:
 
 
 def _parse_allowed(text: str) -> tuple[str, ...]:
-    """`ALL`, or a list; where the site gave DenyAccounts instead, Slurm prints no AllowAccounts."""
+    """`ALL` or a list. With DenyAccounts configured, Slurm prints no AllowAccounts."""
     return () if text.strip().upper() == "ALL" else _split_list(text)

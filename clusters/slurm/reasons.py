@@ -1,4 +1,4 @@
-"""Why a job waits and how it ended, in plain words: Slurm's reason codes and exit codes.
+"""Explains why a job waits or how it ended: Slurm's reason codes and exit codes.
 
 Every name of `enum job_state_reason` up to 26.05 is understood. Each explanation is a template and its
 parameters, so that few templates are translated instead of two hundred sentences. Pure.

@@ -1,7 +1,7 @@
-"""Who may use what: sacctmgr's associations, QOS and users.
+"""sacctmgr show assoc, qos and user: build the commands, parse their rows.
 
-sacctmgr has no --delimiter; its names are an administrator's, and `|` in them is refused by this module as a
-row with a field too many. Pure.
+sacctmgr has no --delimiter. Administrators choose its names; a `|` in one gives a row with too many fields,
+which is a parse error. Pure.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from clusters.transport.base import CommandResult
 
 @dataclass(frozen=True, slots=True)
 class Association:
-    """An account, or a user in an account (and perhaps one partition), with its limits. None: no limit."""
+    """The limits of an account, or of a user in an account (and optionally a partition). None: no limit."""
 
     cluster: str
     account: str
@@ -127,7 +127,7 @@ def _split_list(text: str) -> tuple[str, ...]:
 def build_associations_argv(
     commands: SlurmCommands, *, cluster: str = "", users: Sequence[str] = ()
 ) -> list[str]:
-    """`cluster`: one slurmdbd may serve several."""
+    """Filter by `cluster`, because one slurmdbd can serve several."""
     conditions = ["where"] if cluster or users else []
     conditions += [f"cluster={cluster}"] if cluster else []
     conditions += [f"user={','.join(users)}"] if users else []

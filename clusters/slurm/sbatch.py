@@ -1,6 +1,6 @@
-"""sbatch: one job, many jobs in one command, and the question when a job could start.
+"""sbatch: submit one job, submit many jobs with one command, and estimate a job's start (--test-only).
 
-Paths and options are data: they travel as argv or on stdin and are never part of a program's text. Pure.
+Paths and options are passed as argv or stdin, never as program text. Pure.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from core.messages import _
 
 @dataclass(frozen=True, slots=True)
 class SubmitRequest:
-    """One job to be submitted: a script that lies on the cluster, run in a directory of its own."""
+    """One job to submit: a script on the cluster and the job's work directory."""
 
-    token: str  # the caller's name for it; comes back with the outcome
+    token: str  # identifies the request; returned with the outcome
     work_dir: str
     script_path: str
     options: tuple[str, ...] = ()  # further long options of sbatch, `--name` or `--name=value`
-    # A file that must not exist yet: whoever creates it, and nobody else ever, runs sbatch for this
-    # submission; the answer is kept beside it (.out, .end). "": no such care.
+    # A file that must not exist yet. Only the process that creates it runs sbatch for this request; the result is
+    # stored beside it (.out, .err, .end). "": no protection against a second submission.
     marker: str = ""
-    abandon: bool = False  # only take the marker, so that nobody can submit it any more
+    abandon: bool = False  # only create the marker, so that the job can no longer be submitted
 
     def __post_init__(self) -> None:
         for path in (self.work_dir, self.script_path, self.marker or "/"):
@@ -45,23 +45,23 @@ class SubmitRequest:
                 raise ValueError(f"not a long option of sbatch: {option!r}")
         for text in (self.token, self.work_dir, self.script_path, *self.options):
             if not text or "\n" in text or "\0" in text:
-                raise ValueError(f"empty, or holds a newline or NUL: {text!r}")
+                raise ValueError(f"empty, or contains a newline or NUL: {text!r}")
         if "\n" in self.marker or "\0" in self.marker:
             raise ValueError(f"not a path: {self.marker!r}")
         if self.abandon and not self.marker:
-            raise ValueError("only a submission with a marker can be given up")
+            raise ValueError("only a submission with a marker can be abandoned")
 
 
 class SubmissionAbandoned(SubmitRejected):
-    """Nobody had begun it, and now nobody can."""
+    """sbatch had not run for this request and, because of its marker, never will."""
 
 
 @dataclass(frozen=True, slots=True)
 class SubmitOutcome:
-    """What became of one submission. Exactly one of three: an id, an error, or never tried (neither).
+    """Result of one submission: an id, an error, or neither if sbatch was not started for it.
 
-    An error that is CommandTimeout means that the job may exist: look for its working directory. One
-    that is SubmissionGivenUp: it does not, and with this marker never will.
+    CommandTimeout: the job may exist; search for it by its work directory. SubmissionAbandoned: the job does not
+    exist and cannot be submitted with this marker.
     """
 
     token: str
@@ -91,14 +91,14 @@ def build_submit_argv(commands: SlurmCommands, submission: SubmitRequest) -> lis
 
 
 def parse_submit(result: CommandResult) -> str:
-    """The new job's id (of a het job: the leader's). Raises what `submit_failure` says."""
+    """The id of the new job (of a het job: of the leader). Raises the error of `classify_submit_failure`."""
     if result.exit_code != 0:
         raise classify_submit_failure(result.exit_code, result.error_text)
     return _parse_job_id(result.text)
 
 
 def _parse_job_id(stdout: str) -> str:
-    """`123`, or `123;cluster`. A job_submit plugin of the site may print lines before it."""
+    """`123` or `123;cluster`. A site's job_submit plugin may print lines before it."""
     last_line = stdout.strip().rpartition("\n")[2]
     match = _PARSABLE_OUTPUT.match(last_line)
     if match is None:
@@ -106,95 +106,97 @@ def _parse_job_id(stdout: str) -> str:
     return match[1]
 
 
-# -- many at once -----------------------------------------------------------------------------------
+# -- many jobs in one command -----------------------------------------------------------------------
 
-# $1 mark of this run, $2 seconds in which jobs are begun, $3 sbatch. Per job on stdin: token, work dir, script, marker
-# (or an empty line), run or give-up, number of options, options; a line each. Per job on stdout: MARK token MARK
-# <sbatch's own stdout> MARK exit code MARK stderr MARK newline, written as it goes, so that a cut shows which jobs were
-# begun and which were taken.
-# With a marker the program may be run any number of times, also by two gateways at once: `set -C` lets exactly one of
-# them run sbatch, the others tell what it answered, or 124 (nobody knows yet) while there is no answer.
-# SBATCH_* and SLURM_* of a person's login would override the script (SBATCH_PARTITION, …): only SLURM_CONF stays.
-# After an answer that says "no controller" the rest would only wait for the same: stop. One that does not answer is
-# ended together with this program by one `timeout` around it all (a process more for each sbatch is a fifth of what
-# sbatch itself costs); none is begun late, so that each has its time. The trap makes sh wait for an sbatch that does
-# not heed SIGTERM, so that SIGKILL follows for both: whoever asks later may rely on it that sbatch has ended.
+# sh program that runs sbatch for each job on stdin. $1: separator of this run, $2: seconds within which it starts
+# sbatch, $3: path of sbatch.
+# stdin, one line each per job: token, work directory, script, marker (or empty), `run` or `abandon`, number of options,
+# the options. stdout per job: SEP token SEP <stdout of sbatch> SEP exit code SEP stderr SEP newline. It is written
+# while the program runs, so truncated output shows which jobs were started and which were accepted.
+#
+# With a marker the program is idempotent, also if two gateways run it at once: `set -C` (noclobber) lets exactly one
+# process create the marker and run sbatch. The others print the stored result, or 124 while there is none.
+# SBATCH_* and SLURM_* of the login environment would override the script (SBATCH_PARTITION, …): all but SLURM_CONF
+# are removed. After a "controller unavailable" error the program stops, because the other jobs would fail alike.
+# One `timeout` around the program limits a hanging sbatch (a `timeout` process per sbatch costs a fifth of sbatch's own
+# time). No sbatch starts after the window, so each has its minimum time. The TERM trap makes sh wait for an sbatch that
+# ignores SIGTERM until `timeout` sends SIGKILL to both: after the command has ended, no sbatch runs.
 _SUBMIT_MANY_PROGRAM = r"""
-mark=$1 begin_for=$2 sbatch=$3
+sep=$1 start_window=$2 sbatch=$3
 trap 'exit 124' TERM
 for name in $(env | sed -n -e 's/^\(SBATCH_[A-Za-z0-9_]*\)=.*/\1/p' -e 's/^\(SLURM_[A-Za-z0-9_]*\)=.*/\1/p'); do
   [ "$name" = SLURM_CONF ] || unset "$name"
 done
 exec 3>&1
 umask 077
-seconds() { IFS=. read -r now _ </proc/uptime; }
-seconds
-last_call=$((now + begin_for))
-say() { printf '%s%s%s%s%s\n' "$mark" "$code" "$mark" "$complaint" "$mark"; }
-show() { while IFS= read -r line; do printf '%s\n' "$line"; done <"$1"; }
-take_marker() {
+read_uptime() { IFS=. read -r now _ </proc/uptime; }
+read_uptime
+deadline=$((now + start_window))
+print_result() { printf '%s%s%s%s%s\n' "$sep" "$code" "$sep" "$stderr" "$sep"; }
+print_file() { while IFS= read -r line; do printf '%s\n' "$line"; done <"$1"; }
+claim_marker() {
   set -C
   { printf '%s\n' "$$" >"$marker"; } 2>/dev/null
-  taken=$?
+  failed=$?
   set +C
-  [ "$taken" -ne 0 ] || return 0
-  complaint='begun before, and not answered yet' code=124
-  if [ ! -e "$marker" ]; then complaint="$marker cannot be written" code=73
-  elif [ -s "$marker.out" ]; then show "$marker.out" && complaint='' code=0
-  elif [ -s "$marker.end" ]; then { IFS= read -r code; complaint=$(cat); } <"$marker.end"
+  [ "$failed" -ne 0 ] || return 0
+  stderr='started before, no result yet' code=124
+  if [ ! -e "$marker" ]; then stderr="$marker cannot be written" code=73
+  elif [ -s "$marker.out" ]; then print_file "$marker.out" && stderr='' code=0
+  elif [ -s "$marker.end" ]; then { IFS= read -r code; stderr=$(cat); } <"$marker.end"
   fi
   return 1
 }
-run() {
+run_sbatch() {
   if [ -z "$marker" ]; then
-    complaint=$("$sbatch" "$@" "$script" 2>&1 1>&3 3>&- </dev/null)
+    stderr=$("$sbatch" "$@" "$script" 2>&1 1>&3 3>&- </dev/null)
     code=$?
     return
   fi
   "$sbatch" "$@" "$script" >"$marker.out" 2>"$marker.err" 3>&- </dev/null
-  code=$? complaint=''
-  [ ! -s "$marker.err" ] || complaint=$(cat "$marker.err")
-  [ ! -s "$marker.out" ] || show "$marker.out"
-  [ "$code" -eq 0 ] || printf '%s\n%s\n' "$code" "$complaint" >"$marker.end"
+  code=$? stderr=''
+  [ ! -s "$marker.err" ] || stderr=$(cat "$marker.err")
+  [ ! -s "$marker.out" ] || print_file "$marker.out"
+  [ "$code" -eq 0 ] || printf '%s\n%s\n' "$code" "$stderr" >"$marker.end"
 }
 while IFS= read -r token && IFS= read -r dir && IFS= read -r script && IFS= read -r marker &&
-  IFS= read -r order && IFS= read -r count; do
+  IFS= read -r action && IFS= read -r count; do
   set -- --parsable --chdir="$dir"
   while [ "$count" -gt 0 ]; do
     IFS= read -r option || exit 3
     set -- "$@" "$option"
     count=$((count - 1))
   done
-  seconds
-  [ "$now" -le "$last_call" ] || exit 0
-  printf '%s%s%s' "$mark" "$token" "$mark"
-  if [ -n "$marker" ] && ! take_marker; then say && continue; fi
-  if [ "$order" = give-up ]; then
-    code=75 complaint='given up before it was begun'
-    printf '%s\n%s\n' "$code" "$complaint" >"$marker.end"
-    say && continue
+  read_uptime
+  [ "$now" -le "$deadline" ] || exit 0
+  printf '%s%s%s' "$sep" "$token" "$sep"
+  if [ -n "$marker" ] && ! claim_marker; then print_result && continue; fi
+  if [ "$action" = abandon ]; then
+    code=75 stderr='abandoned before sbatch started'
+    printf '%s\n%s\n' "$code" "$stderr" >"$marker.end"
+    print_result && continue
   fi
-  run "$@"
-  say
-  case $code:$complaint in
+  run_sbatch "$@"
+  print_result
+  case $code:$stderr in
     0:*) ;;
     *'Unable to contact slurm controller'*|*'timed out'*|*'Zero Bytes'*|*'Rate limit'*) exit 0 ;;
   esac
 done
 """
-# EX_TEMPFAIL and EX_CANTCREAT of sysexits.h; sbatch itself ends with 1.
+# EX_TEMPFAIL and EX_CANTCREAT of sysexits.h; sbatch's own failures exit with 1.
 _EXIT_ABANDONED, _EXIT_NO_MARKER = "75", "73"
 
 
 def build_submit_many_argv(
     commands: SlurmCommands, *, separator: str, start_window_s: int, min_sbatch_timeout_s: int
 ) -> list[str]:
-    """A small sh program that runs sbatch for each job given on stdin (see submit_many_stdin).
+    """sh program that runs sbatch for each job on stdin (see build_submit_many_stdin).
 
-    After `begin_for_s` none is begun any more; each has at least `at_least_each_s`.
+    No sbatch starts later than `start_window_s`; each has at least `min_sbatch_timeout_s` to finish.
     """
     sbatch = commands.program("sbatch")
-    # The program's clock counts whole seconds: it may begin one up to a second late.
+    # The program counts whole seconds, so the last sbatch may start up to 1 s after the window.
     argv = ["timeout", "-k", "5", str(start_window_s + 1 + min_sbatch_timeout_s)]
     argv += ["sh", "-c", _SUBMIT_MANY_PROGRAM, "submit", separator, str(start_window_s), sbatch]
     return ["env", f"SLURM_CONF={commands.slurm_conf}", *argv] if commands.slurm_conf else argv
@@ -205,7 +207,7 @@ def build_submit_many_stdin(submissions: Sequence[SubmitRequest]) -> bytes:
         raise ValueError("two submissions with the same token")
     lines: list[str] = []
     for job in submissions:
-        action = "give-up" if job.abandon else "run"
+        action = "abandon" if job.abandon else "run"
         lines += [job.token, job.work_dir, job.script_path, job.marker, action]
         lines += [str(len(job.options)), *job.options]
     return "".join(f"{line}\n" for line in lines).encode("utf-8", errors="surrogateescape")
@@ -214,27 +216,29 @@ def build_submit_many_stdin(submissions: Sequence[SubmitRequest]) -> bytes:
 def parse_submit_many(
     stdout: bytes, submissions: Sequence[SubmitRequest], *, separator: str
 ) -> list[SubmitOutcome]:
-    """One outcome per submission, in their order, from what was printed, be it cut off or not."""
+    """One outcome per submission, in the same order, from complete or truncated output."""
     text = stdout.decode("utf-8", errors="replace")
-    for length in range(len(separator) - 1, 0, -1):  # a mark that was itself cut off
+    for length in range(len(separator) - 1, 0, -1):  # a truncated separator at the end
         if text.endswith(separator[:length]):
             text = text[:-length]
             break
     parts = text.split(separator)
     outcomes: dict[str, SubmitOutcome] = {}
-    # parts: "", token, stdout, code, stderr, "\n", token, …: five per record after the first. Without the mark
-    # behind it the last token may be half a token, and sbatch had not been started.
+    # parts: "", token, stdout, code, stderr, "\n", token, …: five per record after the first. A last token without a
+    # separator after it may be truncated; then sbatch had not been started.
     for start in range(1, len(parts) - 1, 5):
         outcome = _parse_outcome(parts[start : start + 4], complete=len(parts) > start + 4)
         outcomes[outcome.token] = outcome
     if unexpected := set(outcomes) - {job.token for job in submissions}:
-        raise parse_error("sbatch answered for a job that was not submitted", ", ".join(unexpected))
+        raise parse_error(
+            "sbatch printed a result for a job that was not submitted", ", ".join(unexpected)
+        )
     return [outcomes.get(job.token, SubmitOutcome(job.token)) for job in submissions]
 
 
 def _parse_outcome(record: list[str], *, complete: bool) -> SubmitOutcome:
     token, sbatch_stdout = record[0], record[1]
-    # sbatch prints the id when slurmctld has taken the job: with its newline the line is whole.
+    # sbatch prints the id after slurmctld has accepted the job. Only with its newline is the line complete.
     id_match = (
         _PARSABLE_OUTPUT.match(sbatch_stdout.strip().rpartition("\n")[2])
         if sbatch_stdout.endswith("\n")
@@ -243,7 +247,7 @@ def _parse_outcome(record: list[str], *, complete: bool) -> SubmitOutcome:
     if not complete:
         if id_match:
             return SubmitOutcome(token, slurm_job_id=id_match[1])
-        return SubmitOutcome(token, error=classify_submit_failure(124, "the answer was cut off"))
+        return SubmitOutcome(token, error=classify_submit_failure(124, "the output was truncated"))
     code, sbatch_stderr = record[2], record[3]
     if code == "0" and id_match:
         return SubmitOutcome(token, slurm_job_id=id_match[1])
@@ -261,19 +265,19 @@ def _parse_outcome(record: list[str], *, complete: bool) -> SubmitOutcome:
             ),
         )
     if code == "0":
-        # Exit 0 without an id: nobody knows. Never seen; a wrapper around sbatch could do it.
+        # Exit code 0 without an id: outcome unknown. Not observed, but a wrapper around sbatch could do it.
         return SubmitOutcome(
             token, error=classify_submit_failure(124, f"{sbatch_stdout}\n{sbatch_stderr}")
         )
     return SubmitOutcome(token, error=classify_submit_failure(int(code), sbatch_stderr))
 
 
-# -- when could it start ----------------------------------------------------------------------------
+# -- start estimate ---------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class ExpectedStart:
-    """What `sbatch --test-only` thinks; for a het job it can promise what never comes (22.05)."""
+    """Estimate of `sbatch --test-only`. For a het job it can report a start that never happens (22.05)."""
 
     start_at: datetime | None
     processors: int | None
@@ -293,17 +297,17 @@ _TEST_ONLY = re.compile(
 def build_test_only_argv(
     commands: SlurmCommands, *, work_dir: str, options: Sequence[str] = (), script_path: str = ""
 ) -> list[str]:
-    """Without a script path the script is read from stdin. Nothing is submitted."""
+    """Nothing is submitted. Without a script path sbatch reads the script from stdin."""
     script = [script_path] if script_path else []
     return commands.query_argv("sbatch", "--test-only", f"--chdir={work_dir}", *options, *script)
 
 
 def parse_test_only(result: CommandResult) -> ExpectedStart:
-    """Raises SubmitRejected where sbatch would refuse. The answer stands on stderr."""
+    """Raises SubmitRejected if sbatch would refuse the job. sbatch prints the estimate on stderr."""
     match = _TEST_ONLY.search(result.error_text)
     if match is None or result.exit_code != 0:
         failure = classify_submit_failure(result.exit_code or 1, result.error_text)
-        if isinstance(failure, CommandTimeout):  # nothing was submitted: here it is a plain silence
+        if isinstance(failure, CommandTimeout):  # nothing was submitted, so no unknown outcome
             failure = SlurmUnavailable(
                 _("Slurm's controller does not answer."), detail=result.error_text
             )

@@ -1,7 +1,7 @@
-"""Slurm's job states: one table, short and long names, and what each means for us.
+"""Slurm's job states: one table with long and short names and the phase of each.
 
-Owns nothing but the words. A state that is not in the table is kept by name with the phase UNKNOWN and
-logged once: nobody may take it for an end. Pure.
+A state that is not in the table keeps its name, gets the phase UNKNOWN and is logged once; it is never treated
+as ended. Pure.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ logger = logging.getLogger(__name__)
 
 
 class SlurmPhase(enum.Enum):
-    """Where a job stands, in the only terms that decisions need."""
+    """Slurm's states reduced to what the lifecycle needs."""
 
-    WAITING = "waiting"  # not started, or to be started again
-    STARTING = "starting"  # nodes are given, nothing of the person's runs yet
-    RUNNING = "running"  # holds its nodes
-    ENDING = "ending"  # over, but the end state is not known yet: ask again
+    WAITING = "waiting"  # not started, or requeued
+    STARTING = "starting"  # nodes are allocated, the batch script does not run yet
+    RUNNING = "running"  # holds its nodes, also while suspended
+    ENDING = "ending"  # has ended, the final state is not known yet: poll again
     ENDED = "ended"
-    UNKNOWN = "unknown"  # says nothing: keep what was known before
+    UNKNOWN = "unknown"  # no usable information: keep the previous state
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +33,10 @@ class SlurmJobState:
     name: str  # long name, as sacct and `squeue %T` print it
     short_name: str  # `squeue %t`; "" where Slurm has none
     phase: SlurmPhase
-    message: str  # for a lab member
-    transient: bool = (
-        False  # an end that is the cluster's doing: a retry does not count as the job's fault
-    )
+    message: str  # shown to the job's owner
+    transient: bool = False  # ended by the cluster, not by the job: counts as a transient failure
     held: bool = False  # waits until a person releases it
-    requeued: bool = False  # this run is over, the same job id waits again
+    requeued: bool = False  # this run has ended, the same job id is pending again
 
     @property
     def ended(self) -> bool:
@@ -75,7 +73,7 @@ def _build_job_states() -> tuple[SlurmJobState, ...]:
             "COMPLETING", "CG", ending, "The job is over; its nodes are being cleaned up."
         ),
         SlurmJobState("STAGE_OUT", "SO", ending, "The job is over; its data is being copied back."),
-        # 25.11: between the end of a run and the decision to start it again at once.
+        # 25.11: after the end of a run, before Slurm decides whether to restart it at once.
         SlurmJobState(
             "EXPEDITING", "", ending, "The run is over; Slurm decides whether to repeat it."
         ),
@@ -120,7 +118,7 @@ def _build_job_states() -> tuple[SlurmJobState, ...]:
         SlurmJobState(
             "RECONFIG_FAIL", "", ended, "A node could not be prepared for the job.", transient=True
         ),
-        # 24.11: --get-user-env did not answer.
+        # 24.11: --get-user-env timed out.
         SlurmJobState(
             "GETENV_FAILED", "", ended, "Your login environment could not be read on the node."
         ),
@@ -133,14 +131,14 @@ _BY_SHORT: dict[str, SlurmJobState] = {
     state.short_name: state for state in JOB_STATES.values() if state.short_name
 }
 
-# Older and other spellings: sacct's -s accepts COMPLETE, `squeue %T` of 22.05 cuts nothing, REST says REQUEUE.
+# Other spellings: sacct -s accepts COMPLETE, slurmrestd prints REQUEUE.
 _ALIASES = {"COMPLETE": "COMPLETED", "OOM": "OUT_OF_MEMORY", "REQUEUE": "REQUEUED"}
 _CANCELLED_BY = re.compile(r"CANCELLED(?: by (\d+))?\Z")
 
 
 @dataclass(frozen=True, slots=True)
 class ReportedState:
-    """A job's state as one answer gave it: the row of the table, and who cancelled where Slurm says so."""
+    """A job's state as reported: the row of the table, and the UID that cancelled it if Slurm prints one."""
 
     state: SlurmJobState
     cancelled_by_uid: int | None = None
@@ -156,15 +154,15 @@ class ReportedState:
 
 @lru_cache(maxsize=256)
 def lookup_job_state(name: str) -> SlurmJobState:
-    """The state with this long or short name; an unknown one is kept by name, phase UNKNOWN.
+    """The state with this long or short name; an unknown name gets the phase UNKNOWN.
 
-    Cached, so that a state nobody knows is logged once and not at every poll.
+    Cached, so that an unknown state is logged once and not at every poll.
     """
     word = name.strip().rstrip("+").upper()
     known_state = JOB_STATES.get(_ALIASES.get(word, word)) or _BY_SHORT.get(word)
     if known_state is None:
         logger.warning(
-            "Slurm reports the job state %r, which Sluice does not know",
+            "unknown Slurm job state %r",
             name,
             extra={"action": "slurm_unknown_job_state"},
         )
@@ -176,7 +174,7 @@ def lookup_job_state(name: str) -> SlurmJobState:
 
 @lru_cache(maxsize=256)
 def parse_job_state(text: str) -> ReportedState:
-    """Read `RUNNING`, `R`, or sacct's `CANCELLED by 1000`."""
+    """Parse `RUNNING`, `R`, or `CANCELLED by 1000` of sacct."""
     if match := _CANCELLED_BY.match(text.strip()):
         uid = match.group(1)
         return ReportedState(JOB_STATES["CANCELLED"], int(uid) if uid else None)

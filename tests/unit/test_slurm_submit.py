@@ -137,7 +137,7 @@ def test_argv_of_one():
     ],
 )
 def test_ambiguous_submission_arguments_are_rejected(work_dir, script, options):
-    with pytest.raises(ValueError, match=r"not a|holds"):
+    with pytest.raises(ValueError, match=r"not a|contains"):
         SubmitRequest("t", work_dir, script, options)
 
 
