@@ -1,4 +1,4 @@
-"""Alice administers, Bob is in the team, Vera only looks, Carol must not get in."""
+"""Roles in a namespace: Alice is administrator, Bob member, Vera viewer, Carol is not in it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def scenario() -> AccessScenario:
     cluster = Cluster.objects.create(name="here", host="login", service_user="svc")
     namespace = Namespace.objects.create(name="vision", cluster=cluster, partitions=["gpu"])
     other = Namespace.objects.create(name="speech", cluster=cluster, partitions=["gpu"])
-    users: dict[str, User | AnonymousUser] = {"nobody": AnonymousUser()}
+    users: dict[str, User | AnonymousUser] = {"anonymous": AnonymousUser()}
     for name, role in {
         "alice": Role.ADMIN,
         "bob": Role.MEMBER,
@@ -63,10 +63,10 @@ def scenario() -> AccessScenario:
         ("root", Role.ADMIN, True, True, True),
         ("staff", None, False, False, False),
         ("gone", None, False, False, False),
-        ("nobody", None, False, False, False),
+        ("anonymous", None, False, False, False),
     ],
 )
-def test_each_person_gets_exactly_their_rights(
+def test_rights_per_role(
     scenario: AccessScenario,
     who: str,
     role: Role | None,
@@ -80,13 +80,13 @@ def test_each_person_gets_exactly_their_rights(
     assert can_see(user, namespace) is sees
     assert can_submit(user, namespace) is submits
     assert can_administer(user, namespace) is administers
-    # The lists say the same as the single answers.
+    # The querysets agree with the single checks.
     assert namespaces_visible_to(user).contains(namespace) is sees
     assert namespaces_submittable_by(user).contains(namespace) is submits
     assert namespaces_administered_by(user).contains(namespace) is administers
 
 
-def test_an_inactive_namespace_is_seen_and_takes_no_jobs(scenario: AccessScenario) -> None:
+def test_inactive_namespace_is_visible_but_not_submittable(scenario: AccessScenario) -> None:
     scenario.namespace.active = False
     scenario.namespace.save()
     for who in ("alice", "bob", "root"):
@@ -95,7 +95,7 @@ def test_an_inactive_namespace_is_seen_and_takes_no_jobs(scenario: AccessScenari
         assert not namespaces_submittable_by(scenario.users[who]).contains(scenario.namespace)
 
 
-def test_a_disabled_cluster_takes_no_jobs(scenario: AccessScenario) -> None:
+def test_disabled_cluster_is_not_submittable(scenario: AccessScenario) -> None:
     Cluster.objects.update(enabled=False)
     scenario.namespace.cluster.refresh_from_db()
     assert not can_submit(scenario.users["alice"], scenario.namespace)

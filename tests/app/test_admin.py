@@ -1,4 +1,4 @@
-"""Every page of the admin site opens, and saves what a sysadmin types."""
+"""The admin site: every page renders, forms save, privileges are enforced."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ HOST_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIEKxLCDZBoJBGqKcQmYFYGQaJ1Vf8mqU
 
 @pytest.fixture
 def sysadmin(client: Client) -> Client:
-    # Without a password: hashing one costs more than the page.
+    # No password: hashing one takes longer than the request.
     client.force_login(User.objects.create_superuser("sysadmin"))
     return client
 
 
 @pytest.fixture
 def populated_namespace() -> Namespace:
-    """One row of everything."""
+    """A namespace with a row of every related model."""
     cluster = Cluster.objects.create(
         name="lab",
         host="login",
@@ -87,7 +87,7 @@ OUR_MODELS = [
 ]
 
 
-def test_everything_is_registered() -> None:
+def test_all_models_are_registered() -> None:
     assert {model.__name__ for model in OUR_MODELS} == {
         "CapacitySnapshot",
         "Cluster",
@@ -131,11 +131,11 @@ def test_check_connection_shows_first_failure_and_stores_all_results(
         follow=True,
     )
     assert "no-such-host.invalid does not resolve" in response.content.decode()
-    expected = [link.key for link in CHECKS if link.applies_to(populated_namespace.cluster)]
+    expected = [check.key for check in CHECKS if check.applies_to(populated_namespace.cluster)]
     assert [line["key"] for line in ClusterStatus.objects.get().doctor["lines"]] == expected
 
 
-def test_the_last_check_is_shown_escaped(sysadmin: Client, populated_namespace: Namespace) -> None:
+def test_last_check_result_is_escaped(sysadmin: Client, populated_namespace: Namespace) -> None:
     page = sysadmin.get(
         reverse("admin:clusters_cluster_change", args=[populated_namespace.cluster_id])
     ).content.decode()
@@ -159,7 +159,7 @@ def namespace_form(**changed: object) -> dict[str, object]:
     return {"name": "speech", "active": "on", **management, **changed}
 
 
-def test_a_namespace_is_made_with_lists_and_times_for_people(
+def test_namespace_form_parses_lists_and_times(
     sysadmin: Client, populated_namespace: Namespace
 ) -> None:
     response = sysadmin.post(
@@ -189,7 +189,7 @@ def test_a_namespace_is_made_with_lists_and_times_for_people(
         ),
     ],
 )
-def test_a_wrong_namespace_is_explained(
+def test_invalid_namespace_is_rejected_with_a_message(
     sysadmin: Client, populated_namespace: Namespace, changed: dict[str, str], expected_text: str
 ) -> None:
     response = sysadmin.post(
@@ -201,7 +201,7 @@ def test_a_wrong_namespace_is_explained(
     assert not Namespace.objects.filter(name="speech").exists()
 
 
-def test_a_namespace_whose_partition_is_gone_can_be_switched_off(
+def test_namespace_with_missing_partition_can_be_deactivated(
     sysadmin: Client, populated_namespace: Namespace
 ) -> None:
     Namespace.objects.filter(pk=populated_namespace.pk).update(partitions=["retired"])
@@ -234,7 +234,7 @@ def test_mapping_a_person_to_root_is_refused(
     ("text", "seconds"),
     [("90m", 5400), ("8h", 28800), ("2d", 172800), ("1:30", 5400), ("1-00:00:01", 86401)],
 )
-def test_times_are_read_as_people_write_them(text: str, seconds: int) -> None:
+def test_time_limit_formats(text: str, seconds: int) -> None:
     assert parse_time_limit(text) == seconds
     assert parse_time_limit(format_time_limit(seconds)) == seconds
 
@@ -254,7 +254,7 @@ EMPTY_INLINES = {
 
 @pytest.fixture
 def staff_client(client: Client) -> Client:
-    """Staff who may add, change and delete people and groups, and is no superuser."""
+    """A staff user, not a superuser, with all permissions for users and groups."""
     person = User.objects.create_user("helper", is_staff=True)
     person.user_permissions.set(
         Permission.objects.filter(content_type__model__in=["user", "group"])
@@ -309,7 +309,7 @@ def test_staff_cannot_edit_privileged_users(staff_client: Client, privilege: str
 
 
 @pytest.mark.parametrize("how", ["reset", "deactivated", "console"])
-def test_an_administrators_reset_revokes_tokens(
+def test_password_reset_or_deactivation_revokes_tokens(
     sysadmin: Client, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bob = User.objects.create_user("bob")
@@ -328,5 +328,5 @@ def test_an_administrators_reset_revokes_tokens(
         del forms["is_active"]
         url = reverse("admin:accounts_user_change", args=[bob.pk])
         assert sysadmin.post(url, forms).status_code == 302
-        User.objects.update(is_active=True)  # and it does not come back with the person
+        User.objects.update(is_active=True)  # reactivation does not restore the token
     assert find_token(secret) is None

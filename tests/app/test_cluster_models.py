@@ -1,4 +1,4 @@
-"""What the tables refuse, whoever writes to them, and as whom people act."""
+"""Constraints and validation of the clusters models, and the mapping of people to Unix users."""
 
 from __future__ import annotations
 
@@ -91,14 +91,16 @@ def test_database_refuses_impossible_clusters() -> None:
         ("storages", {"team": "team"}, "begins with / or ~/"),
     ],
 )
-def test_clean_says_what_is_wrong(lab: Cluster, field: str, value: Any, expected_text: str) -> None:
+def test_clean_reports_the_error_of_each_field(
+    lab: Cluster, field: str, value: Any, expected_text: str
+) -> None:
     setattr(lab, field, value)
     with pytest.raises(ValidationError) as caught:
         lab.full_clean()
     assert expected_text in " ".join(caught.value.message_dict[field])
 
 
-def test_host_keys_are_taken_as_ssh_keyscan_and_known_hosts_print_them(lab: Cluster) -> None:
+def test_host_keys_in_ssh_keyscan_and_known_hosts_format(lab: Cluster) -> None:
     lab.host_keys = f"# login node\nlogin.lab.example {HOST_KEY}\n\n{HOST_KEY} root@login\n"
     lab.full_clean()
     assert lab.pinned_host_keys() == [HOST_KEY, HOST_KEY]
@@ -130,9 +132,7 @@ def make_namespace(cluster: Cluster, **fields: Any) -> Namespace:
         {"max_mem_mib_per_job": 0},
     ],
 )
-def test_database_refuses_limits_that_no_job_could_meet(
-    lab: Cluster, fields: dict[str, int]
-) -> None:
+def test_database_refuses_impossible_limits(lab: Cluster, fields: dict[str, int]) -> None:
     with pytest.raises(IntegrityError), transaction.atomic():
         make_namespace(lab, **fields)
 
@@ -145,7 +145,7 @@ def test_partitions_are_an_ordered_list_of_names(lab: Cluster, value: Any) -> No
     assert list(caught.value.message_dict) == ["partitions"]
 
 
-def test_rules_carry_every_limit(lab: Cluster) -> None:
+def test_rules_include_every_limit(lab: Cluster) -> None:
     rules = make_namespace(
         lab, account="ml", qos="high", max_gpus_per_job=8, max_time_s=3600, constraint="nvlink"
     ).rules()
@@ -163,7 +163,7 @@ def test_one_role_per_person_and_namespace(lab: Cluster, alice: User) -> None:
         Membership.objects.filter(user=alice).update(role="owner")
 
 
-def test_sizes_are_offered_everywhere_or_where_chosen(lab: Cluster) -> None:
+def test_sizes_are_offered_in_all_or_selected_namespaces(lab: Cluster) -> None:
     vision, speech = make_namespace(lab), make_namespace(lab, name="speech")
     everywhere = ResourceSpec.objects.create(name="small", title="1 core", cpus=1, mem_mib=1024)
     chosen = ResourceSpec.objects.create(
@@ -179,11 +179,11 @@ def test_sizes_are_offered_everywhere_or_where_chosen(lab: Cluster) -> None:
 # --- identity -------------------------------------------------------------------------------
 
 
-def test_a_person_acts_under_their_own_name_by_default(lab: Cluster, alice: User) -> None:
+def test_unix_user_defaults_to_the_username(lab: Cluster, alice: User) -> None:
     assert unix_user_for(alice, lab) == "alice"
 
 
-def test_a_mapped_person_acts_as_mapped(lab: Cluster, alice: User) -> None:
+def test_unix_account_overrides_the_username(lab: Cluster, alice: User) -> None:
     UnixAccount.objects.create(user=alice, cluster=lab, unix_user="sluice-alice", uid=2001)
     assert unix_user_for(alice, lab) == "sluice-alice"
 
@@ -214,13 +214,13 @@ def test_mapped_unix_name_cannot_be_claimed_by_username(lab: Cluster, alice: Use
         unix_user_for(imposter, lab)
 
 
-def test_without_mapping_by_name_only_mapped_people_act(alice: User) -> None:
+def test_without_map_by_name_a_unix_account_is_required(alice: User) -> None:
     lab = make_cluster(map_by_name=False)
     with pytest.raises(IdentityRefused, match="alice has no Unix account on cluster lab"):
         unix_user_for(alice, lab)
 
 
-def test_inactive_and_anonymous_people_act_as_nobody(lab: Cluster, alice: User) -> None:
+def test_inactive_and_anonymous_users_are_refused(lab: Cluster, alice: User) -> None:
     alice.is_active = False
     for user in (alice, AnonymousUser()):
         with pytest.raises(IdentityRefused, match="no active account"):
@@ -244,15 +244,13 @@ def test_forbidden_unix_accounts(
         account.full_clean()
 
 
-def test_a_row_below_the_floor_written_past_the_form_is_refused_all_the_same(
-    lab: Cluster, alice: User
-) -> None:
+def test_stored_uid_below_the_floor_is_refused(lab: Cluster, alice: User) -> None:
     UnixAccount.objects.create(user=alice, cluster=lab, unix_user="daemon", uid=500)
     with pytest.raises(IdentityRefused, match="below UID"):
         unix_user_for(alice, lab)
 
 
-def test_the_database_never_holds_root_nor_two_people_as_one(lab: Cluster, alice: User) -> None:
+def test_database_refuses_root_and_shared_unix_accounts(lab: Cluster, alice: User) -> None:
     bob = User.objects.create_user("bob")
     for fields in ({"unix_user": "root"}, {"unix_user": "x", "uid": 0}, {"unix_user": ""}):
         with pytest.raises(IntegrityError), transaction.atomic():
@@ -264,10 +262,10 @@ def test_the_database_never_holds_root_nor_two_people_as_one(lab: Cluster, alice
         UnixAccount.objects.create(user=alice, cluster=lab, unix_user="second")
 
 
-# --- what the engine writes -----------------------------------------------------------------
+# --- written by the engine ------------------------------------------------------------------
 
 
-def test_capacity_survives_the_database(lab: Cluster) -> None:
+def test_capacity_round_trips_through_the_database(lab: Cluster) -> None:
     capacity = Capacity(
         taken_at=datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC),
         nodes=(

@@ -1,4 +1,4 @@
-"""How Slurm writes values, and rows that hold whatever people typed."""
+"""Slurm's value formats, and rows with hostile text in their fields."""
 
 from __future__ import annotations
 
@@ -60,13 +60,13 @@ def test_durations_with_days_round_trip(days, hours, minutes, seconds):
 
 
 @pytest.mark.parametrize("text", ["soon", "1:2:3:4", "-5", "1-", "12:xx"])
-def test_what_is_no_duration_is_an_error(text):
+def test_invalid_duration_raises(text):
     with pytest.raises(SlurmParseError):
         parse_duration_s(text)
 
 
 @pytest.mark.parametrize(("seconds", "minutes"), [(1, "1"), (60, "1"), (61, "2"), (3600, "60")])
-def test_a_time_limit_is_rounded_up(seconds, minutes):
+def test_time_limit_is_rounded_up(seconds, minutes):
     assert format_minutes(seconds) == minutes
 
 
@@ -93,7 +93,7 @@ def test_used_memory_is_in_bytes():
 
 
 @pytest.mark.parametrize("text", ["16X", "lots", "G", "-1M"])
-def test_what_is_no_memory_is_an_error(text):
+def test_invalid_memory_raises(text):
     with pytest.raises(SlurmParseError):
         parse_mem_mib(text)
 
@@ -133,13 +133,13 @@ def test_node_lists():
         expand_nodes("n[1-")
 
 
-def test_pairs_keep_blanks_and_the_first_of_a_name():
+def test_pairs_keep_spaces_and_the_first_of_a_repeated_key():
     pairs = parse_pairs("NodeName=n1 State=DOWN OS=Linux 6.1 #1 SMP Reason=gone State=IDLE for now")
     assert pairs["OS"] == "Linux 6.1 #1 SMP"
     assert pairs["State"] == "DOWN"
 
 
-def test_every_reading_command_is_complete():
+def test_query_argv_sets_the_environment():
     argv = SlurmCommands(bin_dir="/opt/slurm/bin/", slurm_conf="/etc/s.conf").query_argv(
         "squeue", "-h"
     )
@@ -157,7 +157,7 @@ def test_every_reading_command_is_complete():
 
 # -- rows ------------------------------------------------------------------------------------------
 
-# Anything at all, and rather the characters that rows are made of.
+# Any text, with a bias towards the characters that delimit rows.
 hostile_text = st.text(
     alphabet=st.one_of(st.characters(codec="utf-8"), st.sampled_from("\x1f\x1e\n|,'\"")),
     max_size=40,
@@ -170,13 +170,13 @@ def _format_rows(table, separator):
 
 
 @given(rows)
-def test_hostile_fields_come_back_as_they_were(table):
+def test_hostile_fields_round_trip(table):
     separator = new_separator()
     assert list(split_rows(_format_rows(table, separator), separator, 3)) == table
 
 
 @given(rows)
-def test_whole_rows_are_the_same_rows_or_none(table):
+def test_raw_rows_equal_split_rows_or_are_none(table):
     separator = new_separator()
     whole = split_raw_rows(_format_rows(table, separator), separator, 3)
     if whole is not None:
@@ -188,7 +188,7 @@ def test_whole_rows_are_the_same_rows_or_none(table):
 
 
 @given(rows.filter(bool), st.data())
-def test_whole_rows_of_a_cut_answer_are_none_or_end_before_a_row(table, data):
+def test_raw_rows_of_truncated_output_are_none_or_complete(table, data):
     separator = "\x1f1234abcd"
     text = _format_rows(table, separator)
     cut = data.draw(st.integers(0, len(text) - 1))
@@ -198,25 +198,25 @@ def test_whole_rows_of_a_cut_answer_are_none_or_end_before_a_row(table, data):
 
 
 @given(rows.filter(bool), st.data())
-def test_a_cut_answer_is_an_error_or_ends_before_a_row(table, data):
+def test_truncated_output_raises_or_ends_between_rows(table, data):
     separator = "\x1f1234abcd"
     whole = _format_rows(table, separator)
     cut = data.draw(st.integers(0, len(whole) - 1))
     if whole[:cut] in {_format_rows(table[:count], separator) for count in range(len(table))}:
-        # Only at the very end of a row may a cut go unseen: no half row, nothing made up.
+        # Truncation exactly between two rows cannot be detected; the rows before it are complete.
         assert _format_rows(split_rows(whole[:cut], separator, 3), separator) == whole[:cut]
     else:
         with pytest.raises(SlurmParseError):
             list(split_rows(whole[:cut], separator, 3))
 
 
-def test_a_truncated_row_names_itself():
+def test_truncated_row_is_in_the_error_detail():
     with pytest.raises(SlurmParseError) as caught:
         list(split_rows("1,a,\n2,", ",", 2))
     assert "2" in caught.value.detail
 
 
-def test_a_name_cannot_forge_a_row():
+def test_job_name_cannot_forge_a_row():
     separator = new_separator()
     name = "x\x1f\n999\x1fCD\x1fmine\x1f\n"
     assert list(split_rows(_format_rows([["1", "R", name]], separator), separator, 3)) == [
@@ -224,5 +224,5 @@ def test_a_name_cannot_forge_a_row():
     ]
 
 
-def test_separators_are_new_each_time():
+def test_separators_are_unique():
     assert len({new_separator() for _ in range(100)}) == 100

@@ -1,6 +1,6 @@
-"""Rows as newer releases print them, written by hand from their documentation and sources: no recordings.
+"""Output of newer Slurm releases, written by hand from their documentation and sources.
 
-Replace one by a recording (scripts/record_slurm) as soon as a machine has that release.
+Replace it with recordings (scripts/record_slurm) when a machine with that release is available.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def make_result(text="", *, code=0, err="", argv=("scontrol",)):
     return CommandResult(argv, code, text.encode(), err.encode())
 
 
-# 23.11: GresDrain, Comment and Extra beside Reason; MIG types; a node in the cloud that sleeps.
+# 23.11: GresDrain, Comment and Extra beside Reason; MIG types; a powered-down cloud node.
 NODES_23_11 = (
     "NodeName=dgx1 Arch=x86_64 CoresPerSocket=64 CPUAlloc=40 CPUEfctv=252 CPUTot=256 CPULoad=38.10 "
     "AvailableFeatures=dgx,nvlink ActiveFeatures=dgx,nvlink "
@@ -54,7 +54,7 @@ def test_nodes_23_11():
     assert second.reason == "Power saving"
 
 
-# 24.05 and later: ExclusiveTopo, MaxCPUsPerSocket, NodeSets; a name with blanks; Deny instead of Allow.
+# 24.05 and later: ExclusiveTopo, MaxCPUsPerSocket, NodeSets; a name with spaces; Deny instead of Allow.
 PARTITIONS_24_11 = (
     "PartitionName=CPU nodes (amd) AllowGroups=ALL AllowAccounts=lab,physics AllowQos=normal AllocNodes=ALL "
     "Default=NO QoS=N/A DefaultTime=NONE DisableRootJobs=NO ExclusiveUser=NO ExclusiveTopo=NO GraceTime=0 Hidden=NO "
@@ -137,12 +137,12 @@ def test_gres(text, counts):
 
 
 @pytest.mark.parametrize("text", ["gpu", "gpu:a100", "gpu:a100:x", "gpu:a100:4;rm"])
-def test_what_is_no_gres_is_an_error(text):
+def test_invalid_gres_raises(text):
     with pytest.raises(SlurmParseError):
         parse_gres(text)
 
 
-def test_a_node_without_a_state_is_an_error_with_the_row():
+def test_node_without_state_raises_with_the_row():
     with pytest.raises(SlurmParseError) as caught:
         nodes.parse_show_nodes(
             make_result("NodeName=n1 CPUTot=8 CPUAlloc=0 RealMemory=1 AllocMem=0\n")
@@ -152,7 +152,7 @@ def test_a_node_without_a_state_is_an_error_with_the_row():
         nodes.parse_show_nodes(make_result("something else\n"))
 
 
-def test_a_cluster_without_nodes():
+def test_cluster_without_nodes():
     assert nodes.parse_show_nodes(make_result("No nodes in the system\n")) == ()
 
 
@@ -178,7 +178,7 @@ def test_squeue_25_11_expedited_requeue():
     assert record.phase is SlurmPhase.ENDING
 
 
-def test_an_exit_code_in_the_other_form():
+def test_squeue_exit_code_as_pair():
     (record,) = squeue.parse_squeue(
         make_rows_result(squeue_row(state="F", exit="3:0")), separator=SEPARATOR
     )
@@ -193,14 +193,14 @@ def test_unknown_state_is_kept():
 @pytest.mark.parametrize(
     "change", [{"id": "twelve"}, {"submit": "soon"}, {"limit": "long"}, {"restarts": "x"}]
 )
-def test_a_field_that_cannot_be_read_is_an_error_with_the_row(change):
+def test_invalid_field_raises_with_the_row(change):
     rows = make_rows_result(squeue_row(), squeue_row(name="culprit", **change))
     with pytest.raises(SlurmParseError) as caught:
         squeue.parse_squeue(rows, separator=SEPARATOR)
     assert "culprit" in caught.value.detail
 
 
-def test_words_of_a_login_script_before_the_rows_are_an_error():
+def test_login_script_output_before_the_rows_raises():
     with_banner = CommandResult(
         ("squeue",), 0, b"Welcome!\n" + make_rows_result(squeue_row()).stdout, b""
     )
@@ -230,21 +230,21 @@ def merge_rows(live_row, *sacct_rows):
     return records.merge_records(live, recorded)["12"]
 
 
-def test_a_row_that_slurmdbd_has_not_finished_does_not_hide_the_working_directory():
+def test_partial_sacct_row_does_not_hide_the_work_directory():
     partial = sacct_row(partition="", dir="")
     assert sacct.parse_sacct(make_rows_result(partial), separator=SEPARATOR)[0].is_partial
     assert merge_rows(squeue_row(state="CD"), partial).work_dir == "/w/1"
     assert merge_rows(squeue_row(state="CD"), sacct_row()).source == "sacct"
 
 
-def test_an_end_of_an_earlier_run_does_not_count():
+def test_end_of_an_earlier_run_is_ignored():
     requeued = squeue_row(state="PD", submit="1700000500")
     assert merge_rows(requeued, sacct_row(state="NODE_FAIL")).phase is SlurmPhase.WAITING
     ended_again = squeue_row(state="F", submit="1700000500", exit="256")
     assert merge_rows(ended_again, sacct_row(state="NODE_FAIL")).exit_status == ExitStatus(1)
 
 
-def test_a_job_that_squeue_has_forgotten_is_told_by_sacct():
+def test_job_missing_from_squeue_is_taken_from_sacct():
     recorded = sacct.parse_sacct(make_rows_result(sacct_row()), separator=SEPARATOR)
     assert records.merge_records([], recorded)["12"].reported.state.succeeded
 
@@ -290,7 +290,7 @@ def test_accounting_switched_off():
     assert "switched off" in caught.value.user_message
 
 
-def test_sacctmgr_with_a_field_too_many_is_an_error():
+def test_sacctmgr_row_with_extra_field_raises():
     with pytest.raises(SlurmParseError):
         sacctmgr.parse_users(make_result("a|b|None|x\n"))
 
@@ -303,7 +303,7 @@ def test_versions(text, version):
     assert scontrol.parse_version(make_result(text)) == version
 
 
-def test_ping_with_a_backup():
+def test_ping_with_backup_controller():
     text = "Slurmctld(primary) at ctl1 is DOWN\nSlurmctld(backup) at ctl2 is UP\n"
     assert [(c.host, c.role, c.up) for c in scontrol.parse_ping(make_result(text, code=1))] == [
         ("ctl1", "primary", False),

@@ -1,4 +1,4 @@
-"""Real answers of Slurm (scripts/record_slurm), read by the same code that the engine uses."""
+"""Output of a real Slurm (recorded by scripts/record_slurm), parsed by the code that the engine uses."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SEPARATOR = "\x1f0badcafe"
 VERSIONS = sorted((Path(__file__).parent / "recordings").glob("[0-9]*"))
 
 
-def test_there_are_recordings():
+def test_recordings_exist():
     assert [folder.name for folder in VERSIONS] == ["22.05.8"]
 
 
@@ -56,7 +56,7 @@ def load_recording(request):
 
 
 def by_key(records, load):
-    """The scene's jobs by their key, which is the last part of their working directory."""
+    """The recorded jobs by key (see JobSet in scripts/record_slurm)."""
     wanted = {leader: key for key, leader in load.ids.items()}
     return {wanted[r.leader_id]: r for r in records if r.leader_id in wanted and not r.het_offset}
 
@@ -120,7 +120,7 @@ def test_squeue_quotes(squeue_records):
     assert squeue_records["quotes"].name == 'it\'s "quoted" $(id) `id`'
 
 
-def test_no_row_is_forged(load_recording):
+def test_job_name_forges_no_row(load_recording):
     records = squeue.parse_squeue(load_recording("squeue_all"), separator=SEPARATOR)
     assert "999999" not in {record.raw_id for record in records}
     assert len({record.raw_id for record in records}) == len(records)
@@ -174,14 +174,14 @@ def test_squeue_het_and_array(load_recording):
     }
 
 
-def test_a_refused_job_that_slurmctld_remembers(load_recording):
+def test_rejected_job_kept_by_slurmctld(load_recording):
     records = squeue.parse_squeue(load_recording("squeue_all"), separator=SEPARATOR)
     refused = [r for r in records if r.reason == "BadConstraints"]
     assert refused
     assert all(r.never_ran and r.explanation.code == "BadConstraints" for r in refused)
 
 
-def test_the_time_zone_of_the_login_does_not_matter(load_recording):
+def test_time_zone_of_the_login_is_ignored(load_recording):
     here = by_key(
         squeue.parse_squeue(load_recording("squeue_all"), separator=SEPARATOR), load_recording
     )
@@ -193,7 +193,7 @@ def test_the_time_zone_of_the_login_does_not_matter(load_recording):
 
 
 @pytest.mark.parametrize("name", ["squeue_no_rows", "squeue_unknown_id", "dbd_down_squeue_no_rows"])
-def test_no_rows_is_an_answer(load_recording, name):
+def test_squeue_without_rows_is_an_empty_list(load_recording, name):
     assert squeue.parse_squeue(load_recording(name), separator=SEPARATOR) == []
 
 
@@ -229,25 +229,25 @@ def test_sacct_hostile_names(sacct_records, load_recording, key):
 
 
 def test_sacct_changes_double_quotes(sacct_records, load_recording):
-    # So a name is never a way to find a job.
+    # So a job cannot be found by its name.
     assert by_key(sacct_records, load_recording)["quotes"].name == "it's `quoted` $(id) `id`"
 
 
-def test_sacct_says_who_cancelled(sacct_records, load_recording):
+def test_sacct_reports_who_cancelled(sacct_records, load_recording):
     jobs_by_key = by_key(sacct_records, load_recording)
     assert jobs_by_key["cancelledbyroot"].reported.cancelled_by_uid == 0
     assert jobs_by_key["cancelledbyroot"].explanation.code == "cancelled_by_root"
     assert jobs_by_key["cancelledbyowner"].reported.cancelled_by_uid > 0
 
 
-def test_sacct_tells_resources_and_the_worst_step(sacct_records, load_recording):
+def test_sacct_reports_resources_and_derived_exit_status(sacct_records, load_recording):
     jobs_by_key = by_key(sacct_records, load_recording)
     assert jobs_by_key["running"].tres.gpus_by_type == {"a100": 2}
     assert jobs_by_key["running"].tres.mem_mib == 2048
     assert jobs_by_key["done"].derived_exit_status == ExitStatus(4)
 
 
-def test_cancelled_before_eligible_is_seen_only_by_id(sacct_records, load_recording):
+def test_cancelled_before_eligible_is_found_only_by_id(sacct_records, load_recording):
     held = load_recording.ids["cancelledheld"]
     assert held not in {record.raw_id for record in sacct_records}
     by_id = records.newest_runs(sacct.parse_sacct(load_recording("sacct_ids"), separator=SEPARATOR))
@@ -255,7 +255,7 @@ def test_cancelled_before_eligible_is_seen_only_by_id(sacct_records, load_record
     assert by_id[held].never_ran
 
 
-def test_a_requeued_job_has_a_row_per_run_and_the_newest_counts(load_recording):
+def test_requeued_job_has_a_row_per_run_and_the_newest_is_used(load_recording):
     rows = sacct.parse_sacct(load_recording("sacct_ids"), separator=SEPARATOR)
     requeued = [row for row in rows if row.raw_id == load_recording.ids["requeued"]]
     assert [row.reported.name for row in requeued] == ["REQUEUED", "PENDING"]
@@ -265,7 +265,7 @@ def test_a_requeued_job_has_a_row_per_run_and_the_newest_counts(load_recording):
     )
 
 
-def test_a_preempted_job_that_waits_again_has_not_ended(sacct_records, load_recording):
+def test_preempted_and_requeued_job_has_not_ended(sacct_records, load_recording):
     preempted = load_recording.ids["preempted"]
     assert records.newest_runs(sacct_records)[preempted].reported.name == "PREEMPTED"
     merged = records.merge_records(
@@ -276,7 +276,7 @@ def test_a_preempted_job_that_waits_again_has_not_ended(sacct_records, load_reco
     assert merged[load_recording.ids["running"]].source == "squeue"
 
 
-def test_no_rows_of_sacct(load_recording):
+def test_sacct_without_rows_is_an_empty_list(load_recording):
     assert sacct.parse_sacct(load_recording("sacct_no_rows"), separator=SEPARATOR) == []
 
 
@@ -295,7 +295,7 @@ def test_steps(load_recording):
 
 
 @pytest.mark.parametrize("name", ["steps_oom", "steps_stepoom"])
-def test_memory_kills_are_found_in_the_steps(load_recording, name):
+def test_out_of_memory_is_detected_from_steps(load_recording, name):
     assert sacct.ran_out_of_memory(sacct.parse_steps(load_recording(name), separator=SEPARATOR))
 
 
@@ -364,7 +364,7 @@ def test_accounting(load_recording):
     assert not users["sluice-alice"].is_operator
 
 
-def test_slurm_itself(load_recording):
+def test_config_version_and_ping(load_recording):
     config = scontrol.parse_show_config(load_recording("config"))
     assert (config.cluster_name, config.min_job_age_s, config.accounting) == ("sluice", 300, True)
     assert config.version == "{}.{:02}.{}".format(
@@ -376,7 +376,7 @@ def test_slurm_itself(load_recording):
 # -- sbatch ------------------------------------------------------------------------------------------
 
 
-def test_accepted(load_recording):
+def test_accepted_submission(load_recording):
     assert sbatch.parse_submit(load_recording("submit_accepted")).isdigit()
 
 
@@ -395,7 +395,7 @@ def test_accepted(load_recording):
         ("submit_limit", True, "waiting and running job"),
     ],
 )
-def test_refused(load_recording, name, retryable, expected_text):
+def test_rejected_submission(load_recording, name, retryable, expected_text):
     with pytest.raises(SubmitRejected) as caught:
         sbatch.parse_submit(load_recording(f"submit_refused_{name}"))
     assert caught.value.retryable is retryable
@@ -419,7 +419,7 @@ def test_expected_start(load_recording):
         sbatch.parse_test_only(load_recording("test_only_refused"))
 
 
-# -- orders ------------------------------------------------------------------------------------------
+# -- control -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -434,7 +434,7 @@ def test_control_of_missing_job(load_recording, name):
     assert control.parse_control(load_recording(name)).missing_ids == ("67043000",)
 
 
-def test_a_time_limit_for_an_ended_job(load_recording):
+def test_time_limit_of_an_ended_job(load_recording):
     assert control.parse_control(load_recording("time_limit_ended")).missing_ids == (
         load_recording.ids["done"],
     )
@@ -449,7 +449,7 @@ def test_refused_control_commands(load_recording, name):
     assert "error:" not in caught.value.user_message
 
 
-def test_a_het_leaders_time_limit_is_that_of_all_components(load_recording):
+def test_time_limit_of_a_het_leader_applies_to_all_components(load_recording):
     rows = squeue.parse_squeue(load_recording("squeue_het_after_limit"), separator=SEPARATOR)
     assert [row.time_limit_s for row in rows] == [7200, 7200]
 
@@ -474,11 +474,11 @@ def test_daemon_down_raises_unavailable(load_recording, name):
     assert ("database" in caught.value.user_message) is name.startswith("dbd")
 
 
-def test_a_controller_that_is_down_says_so(load_recording):
+def test_ping_of_a_stopped_controller(load_recording):
     assert [c.up for c in scontrol.parse_ping(load_recording("ctld_down_ping"))] == [False]
 
 
-def test_submit_many_without_a_controller(load_recording):
+def test_submit_many_without_controller(load_recording):
     batch = [SubmitRequest(token, "/w", "/w/batch.sh") for token in ("lost", "second")]
     first, second = sbatch.parse_submit_many(
         load_recording("ctld_down_submit_many").stdout, batch, separator=SEPARATOR
@@ -487,14 +487,14 @@ def test_submit_many_without_a_controller(load_recording):
     assert not second.attempted
 
 
-def test_a_missing_program(load_recording):
+def test_missing_slurm_program(load_recording):
     with pytest.raises(CommandFailed) as caught:
         squeue.parse_squeue(load_recording("no_such_program"), separator=SEPARATOR)
     assert "squeue is not on this machine" in caught.value.user_message
 
 
 @pytest.mark.parametrize("name", ["squeue_all", "sacct_since"])
-def test_a_real_answer_cut_inside_a_row_is_an_error(load_recording, name):
+def test_output_truncated_inside_a_row_raises(load_recording, name):
     full_result = load_recording(name)
     parse = squeue.parse_squeue if name == "squeue_all" else sacct.parse_sacct
     last_row = full_result.stdout.rindex(SEPARATOR.encode() + b"\n", 0, -1) + len(SEPARATOR) + 1

@@ -1,4 +1,4 @@
-"""Namespaces against Slurm: each way of drifting apart gives exactly its own finding."""
+"""Comparison of namespaces with Slurm: each difference gives exactly one drift."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ SLURM = SlurmView(
     ),
     qos=(Qos("normal", 0, (), (), max_jobs_per_user=5, max_tres_per_job=Tres(gpus=8)),),
 )
-FITTING = NamespaceView(
+MATCHING = NamespaceView(
     rules=NamespaceRules(
         "vision",
         ("gpu", "cpu"),
@@ -68,11 +68,11 @@ FITTING = NamespaceView(
 
 
 def with_rules(**rules: Any) -> NamespaceView:
-    return replace(FITTING, rules=replace(FITTING.rules, **rules))
+    return replace(MATCHING, rules=replace(MATCHING.rules, **rules))
 
 
-def test_a_fitting_namespace_has_no_findings() -> None:
-    assert find_drifts([FITTING], SLURM) == []
+def test_matching_namespace_has_no_drift() -> None:
+    assert find_drifts([MATCHING], SLURM) == []
 
 
 @pytest.mark.parametrize(
@@ -80,19 +80,19 @@ def test_a_fitting_namespace_has_no_findings() -> None:
     [
         (with_rules(partitions=("gpu", "old")), SLURM, "partition_gone", "partition old is gone"),
         (
-            replace(FITTING, rules=replace(FITTING.rules, account="bio"), members=()),
+            replace(MATCHING, rules=replace(MATCHING.rules, account="bio"), members=()),
             SLURM,
             "account_gone",
             "account bio is gone",
         ),
         (
-            replace(FITTING, rules=replace(FITTING.rules, qos="gold"), members=()),
+            replace(MATCHING, rules=replace(MATCHING.rules, qos="gold"), members=()),
             SLURM,
             "qos_gone",
             "QOS gold is gone",
         ),
         (
-            FITTING,
+            MATCHING,
             replace(
                 SLURM,
                 capacity=replace(
@@ -103,7 +103,7 @@ def test_a_fitting_namespace_has_no_findings() -> None:
             "partition gpu does not admit account ml",
         ),
         (
-            FITTING,
+            MATCHING,
             replace(
                 SLURM,
                 capacity=replace(
@@ -114,25 +114,25 @@ def test_a_fitting_namespace_has_no_findings() -> None:
             "partition gpu does not admit QOS normal",
         ),
         (
-            replace(FITTING, members=(Member("bob", "bob"),)),
+            replace(MATCHING, members=(Member("bob", "bob"),)),
             SLURM,
             "member_without_association",
             "member bob (Unix user bob) has no association with account ml",
         ),
         (
-            FITTING,
+            MATCHING,
             replace(SLURM, associations=(association("alice", qos=("low",)),)),
             "member_without_qos",
             "may not use QOS normal",
         ),
         (
-            FITTING,
+            MATCHING,
             replace(SLURM, associations=(association("alice", partition="other"),)),
             "member_without_association",
             "member alice",
         ),
         (
-            replace(FITTING, members=(Member("eve", "", "eve has no Unix account."),)),
+            replace(MATCHING, members=(Member("eve", "", "eve has no Unix account."),)),
             SLURM,
             "member_without_account",
             "eve has no Unix account",
@@ -147,14 +147,14 @@ def test_a_fitting_namespace_has_no_findings() -> None:
         (with_rules(max_gpus_per_job=9), SLURM, "limit_above_slurm", "of QOS normal"),
         (with_rules(max_cpus_per_job=65), SLURM, "limit_above_slurm", "of account ml"),
         (
-            replace(FITTING, max_running_jobs_per_user=6),
+            replace(MATCHING, max_running_jobs_per_user=6),
             SLURM,
             "limit_above_slurm",
             "running jobs per person 6 is above 5",
         ),
     ],
 )
-def test_each_drift_is_found_alone(
+def test_each_difference_gives_one_drift(
     namespace: NamespaceView, slurm: SlurmView, code: str, expected_text: str
 ) -> None:
     findings = find_drifts([namespace], slurm)
@@ -163,8 +163,8 @@ def test_each_drift_is_found_alone(
     assert findings[0].remedy
 
 
-def test_members_need_no_association_where_slurm_does_not_ask_for_one() -> None:
-    nonmember = replace(FITTING, members=(Member("bob", "bob"),))
+def test_members_need_no_association_if_slurm_does_not_enforce_it() -> None:
+    nonmember = replace(MATCHING, members=(Member("bob", "bob"),))
     assert find_drifts([nonmember], replace(SLURM, enforces_associations=False)) == []
 
 

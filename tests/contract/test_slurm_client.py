@@ -1,4 +1,4 @@
-"""Slurm through every transport: the same answers, whoever carries them."""
+"""The Slurm client over every transport: the same results."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def slurm(transport):
 def wait_for(read, timeout_s=20):
     deadline = time.monotonic() + timeout_s
     while not (value := read()):
-        assert time.monotonic() < deadline, "nothing came"
+        assert time.monotonic() < deadline, "timed out"
         time.sleep(0.3)
     return value
 
@@ -34,7 +34,7 @@ def write_script(transport, folder, text=SCRIPT):
     transport.write_files(folder, [FileToWrite("batch.sh", text.encode(), 0o700)])
 
 
-def test_a_job_from_submission_to_its_end(slurm, transport, root):
+def test_job_from_submission_to_end(slurm, transport, root):
     for name in ("one", "two"):
         write_script(transport, f"{root}/{name}")
     batch = [

@@ -1,4 +1,4 @@
-"""sbatch: what a refusal means, and many submissions by one command whose answer may be cut off."""
+"""sbatch: classification of errors, and many submissions with one command whose output may be truncated."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from clusters.slurm.sbatch import (
 )
 from clusters.transport.base import CommandResult
 
-MARK = "\x1f0123abcd"
+SEPARATOR = "\x1f0123abcd"
 FAILED = "sbatch: error: Batch job submission failed: "
 POLICY = "Job violates accounting/QOS policy (job submit limit, user's size and/or time limits)"
 
@@ -78,7 +78,7 @@ def make_result(*, code=0, out="", err=""):
         (FAILED + "System submissions disabled", SubmitRejected, True),
         (FAILED + "MaxJobCount limit reached", SubmitRejected, True),
         ("sbatch: error: Unable to open file /x/batch.sh", SubmitRejected, False),
-        (FAILED + "A word from the year 2031", SubmitRejected, False),
+        (FAILED + "An unknown error of 2031", SubmitRejected, False),
         (FAILED + "Socket timed out on send/recv operation", CommandTimeout, True),
         (FAILED + "Zero Bytes were transmitted or received", CommandTimeout, True),
         (FAILED + "Unable to contact slurm controller (receive failure)", CommandTimeout, True),
@@ -86,7 +86,7 @@ def make_result(*, code=0, out="", err=""):
         (FAILED + "Rate limit exceeded, please retry momentarily", SlurmUnavailable, True),
     ],
 )
-def test_what_a_refusal_means(stderr, kind, retryable):
+def test_sbatch_errors_are_classified(stderr, kind, retryable):
     with pytest.raises(kind) as caught:
         parse_submit(make_result(code=1, err=stderr))
     assert type(caught.value) is kind
@@ -97,11 +97,12 @@ def test_what_a_refusal_means(stderr, kind, retryable):
 
 def test_unknown_rejection_keeps_slurm_message():
     assert (
-        "A word from 2031" in classify_submit_failure(1, FAILED + "A word from 2031").user_message
+        "An unknown error of 2031"
+        in classify_submit_failure(1, FAILED + "An unknown error of 2031").user_message
     )
 
 
-def test_a_missing_sbatch_is_no_refusal_of_the_job():
+def test_missing_sbatch_is_a_command_failure():
     assert isinstance(classify_submit_failure(127, "sh: 1: sbatch: not found"), CommandFailed)
 
 
@@ -109,16 +110,16 @@ def test_a_missing_sbatch_is_no_refusal_of_the_job():
     ("output", "job_id"),
     [("123\n", "123"), ("123;cluster2\n", "123"), ("lua: hello\n123\n", "123")],
 )
-def test_the_job_id(output, job_id):
+def test_parse_job_id(output, job_id):
     assert parse_submit(make_result(out=output)) == job_id
 
 
-def test_no_job_id_is_an_error():
+def test_missing_job_id_raises():
     with pytest.raises(SlurmParseError):
         parse_submit(make_result(out="Submitted batch job\n"))
 
 
-def test_argv_of_one():
+def test_submit_argv():
     job = SubmitRequest("t", "/w/1", "/w/1/batch.sh", ("--hold",))
     argv = build_submit_argv(SlurmCommands(), job)
     assert argv == ["sbatch", "--parsable", "--chdir=/w/1", "--hold", "/w/1/batch.sh"]
@@ -141,10 +142,10 @@ def test_ambiguous_submission_arguments_are_rejected(work_dir, script, options):
         SubmitRequest("t", work_dir, script, options)
 
 
-# -- many: the real sh program, with a pretended sbatch ----------------------------------------------
+# -- submit many: the real sh program with a fake sbatch ---------------------------------------------
 
 FAKE_SBATCH = """#!/bin/sh
-# Answers by the working directory's last word; notes what it was given.
+# The result depends on the last part of the work directory. Arguments are appended to $NOTES.
 for argument; do printf '%s\\n' "$argument"; done >> "$NOTES"
 env | grep -c '^SBATCH_' >> "$NOTES"
 case "$2" in
@@ -170,7 +171,7 @@ def run_many(tmp_path):
     def run(submissions, start_window_s=1):
         argv = build_submit_many_argv(
             SlurmCommands(bin_dir=str(program.parent)),
-            separator=MARK,
+            separator=SEPARATOR,
             start_window_s=start_window_s,
             min_sbatch_timeout_s=1,
         )
@@ -188,7 +189,7 @@ def run_many(tmp_path):
             check=False,
         )
         assert done.returncode in (0, 124, -signal.SIGKILL)
-        return done.stdout, parse_submit_many(done.stdout, submissions, separator=MARK)
+        return done.stdout, parse_submit_many(done.stdout, submissions, separator=SEPARATOR)
 
     run.notes = notes
     return run
@@ -198,7 +199,7 @@ def job(token, directory, *options):
     return SubmitRequest(token, f"/w/{directory}", f"/w/{directory}/batch.sh", options)
 
 
-def test_many_with_one_refused(run_many):
+def test_submit_many_with_one_rejection(run_many):
     _, outcomes = run_many([job("a", "good"), job("b", "refused"), job("c", "cluster")])
     assert [(o.token, o.slurm_job_id) for o in outcomes] == [("a", "41"), ("b", ""), ("c", "42")]
     assert isinstance(outcomes[1].error, SubmitRejected)
@@ -219,7 +220,7 @@ def test_hostile_strings_are_data(run_many, tmp_path):
     assert not marker.exists()
 
 
-def test_settings_of_the_login_do_not_reach_sbatch(run_many):
+def test_sbatch_variables_of_the_login_are_removed(run_many):
     run_many([job("a", "good")])
     assert run_many.notes.read_text().splitlines()[-1] == "0"
 
@@ -236,14 +237,14 @@ def test_batch_stops_after_unavailable_slurm(run_many, fault, kind):
 
 @pytest.mark.slow
 def test_sbatch_ignoring_sigterm_is_killed(run_many, tmp_path):
-    """Later askers rely on it that sbatch has ended."""
+    """After the command has ended no sbatch may run: the submitter relies on it."""
     _, (outcome, rest) = run_many(
         [job_with_marker(tmp_path, "a", "stubborn"), job_with_marker(tmp_path, "b", "good")]
     )
     assert outcome.outcome_unknown
     assert not rest.attempted
     pid = int((tmp_path / "stubborn.pid").read_text())
-    # Gone, or a zombie whose new parent has not looked yet.
+    # Gone, or a zombie that its new parent has not reaped yet.
     ps_result = subprocess.run(
         ["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, check=False
     )
@@ -254,50 +255,51 @@ def test_sbatch_ignoring_sigterm_is_killed(run_many, tmp_path):
 def test_no_submission_starts_after_deadline(run_many, tmp_path):
     jobs = [job_with_marker(tmp_path, f"s{n}", "slow") for n in range(6)]
     _, outcomes = run_many(jobs)
-    begun = [o.slurm_job_id for o in outcomes if o.attempted]
-    # Half a second each, begun for a second or two (by a clock of whole ones), and the last one had its time.
-    assert 2 <= len(begun) <= 5
-    assert set(begun) == {"43"}
-    assert sbatch_calls(run_many) == len(begun)
+    started = [o.slurm_job_id for o in outcomes if o.attempted]
+    # Each takes 0.5 s. The window is 1 s, counted in whole seconds, and the last one may finish.
+    assert 2 <= len(started) <= 5
+    assert set(started) == {"43"}
+    assert sbatch_calls(run_many) == len(started)
     _, outcomes = run_many(jobs, start_window_s=60)
     assert {o.slurm_job_id for o in outcomes} == {"43"}
     assert sbatch_calls(run_many) == len(jobs)
 
 
-def test_a_cut_anywhere_loses_no_job_and_invents_none(run_many):
+def test_truncated_output_loses_no_job_and_invents_none(run_many):
     submissions = [job("1", "good"), job("12", "refused"), job("123", "cluster")]
     full_output, _ = run_many(submissions)
     for cut in range(len(full_output) + 1):
-        outcomes = parse_submit_many(full_output[:cut], submissions, separator=MARK)
+        outcomes = parse_submit_many(full_output[:cut], submissions, separator=SEPARATOR)
         assert [o.token for o in outcomes] == ["1", "12", "123"]
-        begun = [
-            MARK.encode() + o.token.encode() + MARK.encode() in full_output[:cut] for o in outcomes
+        started = [
+            SEPARATOR.encode() + o.token.encode() + SEPARATOR.encode() in full_output[:cut]
+            for o in outcomes
         ]
-        for outcome, was_begun in zip(outcomes, begun, strict=True):
-            assert outcome.attempted or not was_begun
+        for outcome, was_started in zip(outcomes, started, strict=True):
+            assert outcome.attempted or not was_started
             assert outcome.slurm_job_id in ("", "41" if outcome.token == "1" else "42")
         if b"41\n" in full_output[:cut]:
             assert outcomes[0].slurm_job_id == "41"
 
 
 @given(st.text(max_size=60))
-def test_whatever_sbatch_says_stays_in_its_record(stderr):
-    text = stderr.replace(MARK, "")
-    out = f"{MARK}a{MARK}{MARK}1{MARK}{text}{MARK}\n{MARK}b{MARK}7\n{MARK}0{MARK}{MARK}\n"
+def test_any_stderr_stays_in_its_own_record(stderr):
+    text = stderr.replace(SEPARATOR, "")
+    out = f"{SEPARATOR}a{SEPARATOR}{SEPARATOR}1{SEPARATOR}{text}{SEPARATOR}\n{SEPARATOR}b{SEPARATOR}7\n{SEPARATOR}0{SEPARATOR}{SEPARATOR}\n"
     outcomes = parse_submit_many(
-        out.encode("utf-8", "replace"), [job("a", "x"), job("b", "y")], separator=MARK
+        out.encode("utf-8", "replace"), [job("a", "x"), job("b", "y")], separator=SEPARATOR
     )
     assert outcomes[0].error is not None
     assert outcomes[1].slurm_job_id == "7"
 
 
 def test_unknown_token_in_output_raises():
-    out = f"{MARK}x{MARK}7\n{MARK}0{MARK}{MARK}\n".encode()
+    out = f"{SEPARATOR}x{SEPARATOR}7\n{SEPARATOR}0{SEPARATOR}{SEPARATOR}\n".encode()
     with pytest.raises(SlurmParseError):
-        parse_submit_many(out, [job("a", "good")], separator=MARK)
+        parse_submit_many(out, [job("a", "good")], separator=SEPARATOR)
 
 
-# -- the marker: sbatch at most once, whoever asks how often ------------------------------------------
+# -- the marker: sbatch runs at most once per submission ---------------------------------------------
 
 
 def job_with_marker(tmp_path, token, directory, **more):
@@ -314,7 +316,7 @@ def sbatch_calls(run_many):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("directory", ["good", "refused", "down", "hang"])
-def test_a_marked_submission_is_begun_once_and_its_answer_kept(run_many, tmp_path, directory):
+def test_marked_submission_runs_sbatch_once_and_keeps_the_result(run_many, tmp_path, directory):
     _, (first,) = run_many([job_with_marker(tmp_path, "a", directory)])
     _, (second,) = run_many([job_with_marker(tmp_path, "a", directory)])
     assert sbatch_calls(run_many) == 1
@@ -333,16 +335,16 @@ def test_concurrent_engines_run_sbatch_once(run_many, tmp_path):
             assert outcome.slurm_job_id == "41" or outcome.outcome_unknown
 
 
-def test_a_marker_without_an_answer_is_unknown_and_does_not_stop_the_rest(run_many, tmp_path):
+def test_marker_without_result_is_outcome_unknown_and_others_continue(run_many, tmp_path):
     (tmp_path / "a.1").write_text("1\n")
-    _, (begun, other) = run_many(
+    _, (started, other) = run_many(
         [job_with_marker(tmp_path, "a", "good"), job_with_marker(tmp_path, "b", "good")]
     )
-    assert begun.outcome_unknown
+    assert started.outcome_unknown
     assert other.slurm_job_id == "41"
 
 
-def test_an_id_that_was_cut_off_is_no_id(run_many, tmp_path):
+def test_truncated_job_id_is_not_used(run_many, tmp_path):
     (tmp_path / "a.1").write_text("1\n")
     (tmp_path / "a.1.out").write_text("4")
     _, (outcome,) = run_many([job_with_marker(tmp_path, "a", "good")])
@@ -363,7 +365,7 @@ def test_abandoning_started_submission_returns_result(run_many, tmp_path):
     assert outcome.slurm_job_id == "41"
 
 
-def test_a_directory_that_cannot_be_written_begins_nothing(run_many, tmp_path):
+def test_unwritable_marker_directory_runs_no_sbatch(run_many, tmp_path):
     _, (outcome,) = run_many([job_with_marker(tmp_path / "gone", "a", "good")])
     assert isinstance(outcome.error, RemoteFileError)
     assert sbatch_calls(run_many) == 0
@@ -372,21 +374,21 @@ def test_a_directory_that_cannot_be_written_begins_nothing(run_many, tmp_path):
 # -- test-only ---------------------------------------------------------------------------------------
 
 
-def test_test_only_of_newer_versions():
+def test_start_estimate_of_newer_versions():
     text = "sbatch: Job 12 to start at 1700000000 a using 4 processors on nodes n[1-2] in partition gpu"
     start = parse_test_only(make_result(err=text))
     assert (start.processors, start.nodes, start.partition) == (4, ("n1", "n2"), "gpu")
     assert start.start_at.timestamp() == 1700000000
 
 
-def test_test_only_of_a_het_job():
+def test_start_estimate_of_a_het_job():
     start = parse_test_only(
         make_result(err="sbatch: Job 9 to start at 1700000000 using 2 processors on n1")
     )
     assert (start.nodes, start.partition) == (("n1",), "")
 
 
-def test_a_silent_controller_is_no_unknown_outcome_here():
+def test_start_estimate_without_controller_raises_unavailable():
     with pytest.raises(SlurmUnavailable):
         parse_test_only(
             make_result(code=1, err="allocation failure: Socket timed out on send/recv operation")

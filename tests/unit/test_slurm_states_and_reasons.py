@@ -1,4 +1,4 @@
-"""Slurm's words: job states and reasons, every one that Slurm can say."""
+"""Slurm's job states and reasons: every name up to 26.05."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ PLAIN_REASONS, LIMIT_REASONS = (part.split() for part in _names.split("\n\n"))
 
 
 @pytest.mark.parametrize("name", PLAIN_REASONS)
-def test_every_plain_reason_has_its_own_sentence(name):
+def test_every_plain_reason_has_a_message(name):
     explanation = explain_reason(name)
     assert explanation.code == name
     assert explanation.message.endswith(".")
 
 
 @pytest.mark.parametrize("name", LIMIT_REASONS)
-def test_every_limit_names_whose_and_what(name):
+def test_every_limit_reason_names_owner_and_resource(name):
     explanation = explain_reason(name)
     assert explanation.code.startswith("limit_")
     owner = "account" if name.startswith("Assoc") else "QOS"
@@ -96,7 +96,7 @@ def test_parse_job_state(text, name, uid, phase):
     assert (parsed.name, parsed.cancelled_by_uid, parsed.phase) == (name, uid, phase)
 
 
-def test_an_unknown_state_is_kept_logged_once_and_is_no_end(caplog):
+def test_unknown_state_is_kept_logged_once_and_not_ended(caplog):
     with caplog.at_level(logging.WARNING):
         parsed = [parse_job_state("QUANTUM_LEAP") for _ in range(3)]
     assert {s.name for s in parsed} == {"QUANTUM_LEAP"}

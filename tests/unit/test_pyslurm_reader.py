@@ -1,4 +1,4 @@
-"""The optional pyslurm reader, against a small pyslurm that keeps the contract and nothing else."""
+"""The optional pyslurm reader, with a fake pyslurm that has only the required attributes."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def fake_pyslurm(tmp_path, monkeypatch):
     sys.modules.pop("pyslurm", None)
 
 
-def test_jobs_as_the_commands_give_them(fake_pyslurm):
+def test_jobs_equal_those_of_the_commands(fake_pyslurm):
     jobs = pyslurm_reader.PyslurmReader("/etc/slurm.conf").list_queue()
     assert [job.slurm_job_id for job in jobs] == ["7", "8+0", "8+1", "10_[3-5]", "10_2"]
     running = jobs[0]
@@ -133,7 +133,7 @@ def test_capacity(fake_pyslurm):
     assert (everything.up, everything.max_time_s) == (False, None)
 
 
-def test_a_silent_controller_is_not_an_empty_answer(fake_pyslurm):
+def test_unavailable_controller_raises(fake_pyslurm):
     reader = pyslurm_reader.PyslurmReader("/etc/slurm.conf")
     sys.modules["pyslurm"].configuration = "/down"
     with pytest.raises(SlurmUnavailable) as caught:
@@ -141,26 +141,26 @@ def test_a_silent_controller_is_not_an_empty_answer(fake_pyslurm):
     assert "connect failure" in caught.value.detail
 
 
-def test_a_configuration_that_ends_the_process_ends_only_the_probe(fake_pyslurm):
+def test_exit_in_slurm_init_ends_only_the_probe_process(fake_pyslurm):
     with pytest.raises(SlurmUnavailable):
         pyslurm_reader.PyslurmReader("/bad")
     assert "pyslurm" not in sys.modules
 
 
-def test_without_pyslurm_it_says_so(monkeypatch, tmp_path):
+def test_missing_pyslurm_raises(monkeypatch, tmp_path):
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     with pytest.raises(SlurmUnavailable) as caught:
         pyslurm_reader.PyslurmReader("/etc/slurm.conf")
     assert "must be installed" in caught.value.user_message
 
 
-def test_a_release_without_a_needed_attribute_is_refused(tmp_path, monkeypatch):
+def test_release_without_a_required_attribute_is_refused(tmp_path, monkeypatch):
     _write_fake(tmp_path, monkeypatch, without="Job.heterogeneous_offset")
     with pytest.raises(SlurmUnavailable) as caught:
         pyslurm_reader.PyslurmReader("/etc/slurm.conf")
     assert caught.value.detail == "missing: Job.heterogeneous_offset"
 
 
-def test_importing_the_reader_imports_no_pyslurm():
+def test_importing_the_reader_does_not_import_pyslurm():
     code = "import sys, clusters.pyslurm_reader; sys.exit('pyslurm' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,4 +1,4 @@
-"""The scheduler runs as few commands as it promises, and passes on what goes wrong."""
+"""The Slurm client: number of commands per call, and propagation of errors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from clusters.transport.base import CommandResult
 
 
 class ScriptedTransport:
-    """Answers every command with the next of the given answers; keeps what it was asked."""
+    """Returns the given results one after another and records the commands."""
 
     user = "alice"
 
@@ -44,7 +44,7 @@ def test_poll_runs_one_squeue_and_one_sacct():
     ]
 
 
-def test_each_command_has_a_separator_of_its_own():
+def test_each_command_uses_a_new_separator():
     transport = ScriptedTransport((0, b"", b""), (0, b"", b""))
     slurm = SlurmClient(transport)
     slurm.list_queue()
@@ -52,7 +52,7 @@ def test_each_command_has_a_separator_of_its_own():
     assert transport.commands_run[0] != transport.commands_run[1]
 
 
-def test_many_ids_are_asked_for_in_batches():
+def test_many_ids_are_queried_in_batches():
     ids = [str(number) for number in range(2 * IDS_PER_COMMAND + 1)]
     transport = ScriptedTransport(*[(0, b"", b"")] * 3)
     SlurmClient(transport).list_accounted_jobs_by_id(ids)
@@ -76,7 +76,7 @@ def test_batch_timeout_is_raised():
         SlurmClient(transport).submit_many([SubmitRequest("a", "/w", "/w/batch.sh")])
 
 
-def test_a_shell_that_cannot_run_submits_nothing():
+def test_failed_shell_raises_command_failed():
     transport = ScriptedTransport((127, b"", b"sh: not found"))
     with pytest.raises(CommandFailed):
         SlurmClient(transport).submit_many([SubmitRequest("a", "/w", "/w/batch.sh")])
