@@ -1,6 +1,6 @@
-"""Who may do what in a namespace: the one place that decides it. `jobs` builds its rules on this.
+"""Permissions in namespaces; the only module that decides them. `jobs` builds its own rules on these.
 
-A superuser is administrator of everything; an inactive or unknown person is nothing anywhere.
+A superuser is administrator of every namespace; an inactive or anonymous user has no role.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _ROLE_RANK = {Role.VIEWER: 1, Role.MEMBER: 2, Role.ADMIN: 3}
 
 
 def role_of(user: User | AnonymousUser, namespace: Namespace) -> Role | None:
-    """The person's role in the namespace; None: it does not exist for them."""
+    """The user's role in the namespace; None: the namespace is invisible to them."""
     if not user.is_authenticated or not user.is_active:
         return None
     if user.is_superuser:
@@ -32,12 +32,12 @@ def role_of(user: User | AnonymousUser, namespace: Namespace) -> Role | None:
 
 
 def roles_of(user: User | AnonymousUser) -> dict[int, Role]:
-    """Namespace id → role, for every namespace of the person, in one query."""
+    """Namespace id → role for every namespace of the user, in one query."""
     if not user.is_authenticated or not user.is_active:
         return {}
     if user.is_superuser:
         return dict.fromkeys(Namespace.objects.values_list("pk", flat=True), Role.ADMIN)
-    # By hand: every request asks, and the ORM takes 0.5 ms to say this.
+    # Raw SQL: every request runs this query, and the ORM takes 0.5 ms to build it.
     with connection.cursor() as cursor:
         cursor.execute(_ROLES_SQL, [user.pk])
         return {namespace_id: Role(role) for namespace_id, role in cursor.fetchall()}
@@ -49,12 +49,12 @@ def has_role(user: User | AnonymousUser, namespace: Namespace, at_least: Role) -
 
 
 def namespaces_visible_to(user: User | AnonymousUser) -> QuerySet[Namespace]:
-    """Also those no longer active: their jobs stay to be seen."""
+    """Includes inactive namespaces: their jobs stay visible."""
     return _namespaces_with_role(user, list(Role))
 
 
 def namespaces_submittable_by(user: User | AnonymousUser) -> QuerySet[Namespace]:
-    """Where the person may submit now."""
+    """Active namespaces of enabled clusters in which the user may submit."""
     return _namespaces_with_role(user, [Role.MEMBER, Role.ADMIN]).filter(
         active=True, cluster__enabled=True
     )
@@ -69,7 +69,7 @@ def _namespaces_with_role(user: User | AnonymousUser, roles: list[Role]) -> Quer
         return Namespace.objects.none()
     if user.is_superuser:
         return Namespace.objects.all()
-    # A subquery, not a join: callers may filter further without meeting a namespace twice.
+    # A subquery instead of a join: further filters by the caller give no duplicate rows.
     namespace_ids = Membership.objects.filter(user=user, role__in=roles).values("namespace_id")
     return Namespace.objects.filter(pk__in=namespace_ids)
 

@@ -1,4 +1,4 @@
-"""The sysadmins' pages for clusters, namespaces, people's accounts and sizes."""
+"""Django admin pages for clusters, namespaces, memberships, Unix accounts, sizes and capacity."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class SizeInline(SizeTabularInline):
     model = ResourceSpec.namespaces.through
     extra = 0
     verbose_name = _("size offered here")
-    verbose_name_plural = _("sizes offered here, besides those offered everywhere")
+    verbose_name_plural = _("sizes offered here, in addition to those offered in all namespaces")
     autocomplete_fields = ("resourcespec",)
 
     def formfield_for_foreignkey(
@@ -79,12 +79,12 @@ def _caption(row: Any) -> str:
     return str(row.resourcespec)
 
 
-# The words above each row, instead of the name of Django's own table between the two.
+# The caption of each row; by default Django shows the name of its through table.
 SizeInline.model.__str__ = _caption  # type: ignore[method-assign]
 
 
 class StatusInline(StatusTabularInline):
-    """What the engine and the doctor saw; nobody edits it."""
+    """Read-only: written by the engine and the doctor."""
 
     model = ClusterStatus
     can_delete = False
@@ -127,23 +127,23 @@ class ClusterAdmin(ClusterModelAdmin):
     fieldsets = (
         (None, {"fields": ("name", "title", "enabled")}),
         (
-            _("The way in"),
+            _("Connection"),
             {
                 "fields": ("host", "port", "host_keys", "service_user"),
                 "description": _(
-                    "Sluice logs in to the login node as the very person, with a certificate "
-                    "that is valid for minutes. “manage.py ssh_ca” prints the lines that the "
-                    "login node's sshd needs; “manage.py cluster check” tests every link."
+                    "Sluice logs in to the login node as each person's own Unix user, with a "
+                    "certificate that is valid for minutes. “manage.py ssh_ca” prints the sshd "
+                    "configuration for the login node; “manage.py cluster check” tests the connection."
                 ),
             },
         ),
         (
-            _("As whom people act"),
+            _("Unix users"),
             {
                 "fields": ("map_by_name", "uid_floor", "key_file"),
                 "description": _(
-                    "Never root, never the service account, never below the lowest UID. Exceptions "
-                    "to “same name” are set on each person's page."
+                    "Sluice never acts as root, as the service account or as a user below the "
+                    "lowest UID. Unix users with another name are set on the person's page."
                 ),
             },
         ),
@@ -167,7 +167,7 @@ class ClusterAdmin(ClusterModelAdmin):
             },
         ),
         (
-            _("What jobs find"),
+            _("Job environment"),
             {"fields": ("mpi", "default_fs_uri", "grace_s", ("job_port_min", "job_port_max"))},
         ),
     )
@@ -182,8 +182,8 @@ class ClusterAdmin(ClusterModelAdmin):
 
     @admin.action(description=_("Check the connection to the selected clusters"))
     def check_connection(self, request: HttpRequest, queryset: QuerySet[Cluster]) -> None:
-        """The doctor's lines stay on the cluster's page; here only the first fault is told."""
-        # With it comes SSH, which every other start of manage.py can do without.
+        """Run the doctor and show the first failure; all results are stored and shown on the cluster's page."""
+        # Imported here because it imports SSH, which other manage.py commands do not need.
         from clusters import doctor
 
         for cluster in queryset:
@@ -197,7 +197,7 @@ class ClusterAdmin(ClusterModelAdmin):
             if first_failure is None:
                 self.message_user(
                     request,
-                    _("%(cluster)s: all %(count)d links hold.")
+                    _("%(cluster)s: all %(count)d checks passed.")
                     % {"cluster": cluster, "count": len(results)},
                     messages.SUCCESS,
                 )
@@ -205,7 +205,7 @@ class ClusterAdmin(ClusterModelAdmin):
                 message = f"{cluster}: {translate(first_failure.title)}: {translate(first_failure.found)} {translate(first_failure.remedy)}"
                 self.message_user(request, message, messages.ERROR)
 
-    @admin.display(description=_("reached"))
+    @admin.display(description=_("login node"))
     def where(self, cluster: Cluster) -> str:
         return f"{cluster.host}:{cluster.port}"
 
@@ -215,10 +215,10 @@ class ClusterAdmin(ClusterModelAdmin):
         if not cluster.enabled:
             return str(_("switched off"))
         if status is None or status.last_pass_at is None:
-            return str(_("not seen yet"))
+            return str(_("not polled yet"))
         if status.last_ok_at is None:
             return translate_dumped(status.last_error)
-        last_seen = _("seen %(ago)s ago") % {"ago": timesince(status.last_ok_at, timezone.now())}
+        last_seen = _("polled %(ago)s ago") % {"ago": timesince(status.last_ok_at, timezone.now())}
         return (
             f"{last_seen} · {translate_dumped(status.last_error)}"
             if status.last_error
@@ -252,17 +252,17 @@ class NamespaceAdmin(NamespaceModelAdmin):
     fieldsets = (
         (None, {"fields": ("name", "description", "active")}),
         (
-            _("Where its jobs go"),
+            _("Mapping to Slurm"),
             {
                 "fields": ("cluster", "partitions", "account", "qos", "constraint"),
                 "description": _(
-                    "Slurm's own rules still hold: the account needs an association with each "
-                    "member. “manage.py namespace sync” reports what does not fit."
+                    "Slurm's own rules apply too: each member needs an association with the "
+                    "account. “manage.py namespace sync” reports differences."
                 ),
             },
         ),
         (
-            _("How large they may be"),
+            _("Limits"),
             {
                 "fields": (
                     ("max_gpus_per_job", "max_cpus_per_job"),
@@ -270,7 +270,7 @@ class NamespaceAdmin(NamespaceModelAdmin):
                     "max_running_jobs_per_user",
                     ("default_time_s", "max_time_s"),
                 ),
-                "description": _("An empty limit is no limit beyond Slurm's own."),
+                "description": _("Empty: only Slurm's own limits apply."),
             },
         ),
         (_("Containers"), {"fields": ("default_image",)}),
@@ -316,15 +316,15 @@ class ResourceSpecAdmin(ResourceSpecModelAdmin):
     prepopulated_fields = {"name": ("title",)}
     fieldsets = (
         (None, {"fields": ("title", "name", "order")}),
-        (_("What a task gets"), {"fields": ("cpus", "mem_mib", "gpus", "gpu_type", "shm_mib")}),
+        (_("Resources of a task"), {"fields": ("cpus", "mem_mib", "gpus", "gpu_type", "shm_mib")}),
         (_("Cost"), {"fields": ("price",)}),
-        (_("Where it is offered"), {"fields": ("namespaces",)}),
+        (_("Namespaces"), {"fields": ("namespaces",)}),
     )
 
 
 @admin.register(CapacitySnapshot)
 class CapacityAdmin(CapacityModelAdmin):
-    """To look at, not to edit: the engine writes it."""
+    """Read-only: written by the engine."""
 
     list_display = ("cluster", "taken_at", "node_summary", "gpu_summary")
     list_select_related = ("cluster",)
@@ -357,7 +357,7 @@ class CapacityAdmin(CapacityModelAdmin):
             for kind in capacity.gpu_types()
         )
 
-    @admin.display(description=_("as stored"))
+    @admin.display(description=_("stored data"))
     def content(self, snapshot: CapacitySnapshot) -> SafeString:
         return format_html(
             '<pre style="white-space: pre-wrap">{}</pre>', json.dumps(snapshot.data, indent=1)

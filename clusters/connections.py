@@ -19,14 +19,14 @@ from django.conf import settings
 
 from clusters.capacity import Capacity
 from clusters.errors import IdentityRefused, SlurmUnavailable
-from clusters.models import Cluster, UnixAccount
+from clusters.models import Cluster, UnixAccount, check_unix_user
 from clusters.pyslurm_reader import PyslurmReader
 from clusters.slurm import JobRecord, SlurmCommands
 from clusters.slurm.client import SlurmClient
 from clusters.transport.base import CommandResult, Transport
 from clusters.transport.certificates import CertificateAuthority
 from clusters.transport.connection import CertificateCredentials, KeyFileCredentials, SshTarget
-from clusters.transport.identity import IdentityPolicy, check_uid, check_unix_name
+from clusters.transport.identity import IdentityPolicy, check_unix_name
 from clusters.transport.ssh import SshCluster
 from core.messages import _
 
@@ -114,7 +114,7 @@ def service_transport(cluster: Cluster) -> Transport:
 
 def transport_for(cluster: Cluster, unix_user: str) -> Transport:
     """As a person's Unix user. Raises IdentityRefused before anything is sent as them."""
-    _check_not_service_account(cluster, unix_user)
+    check_unix_user(unix_user, cluster)
     check_may_act_as(cluster, get_passwd_entry(cluster, unix_user))
     return transport_factory_for(cluster).transport(unix_user)
 
@@ -229,8 +229,7 @@ def _parse_passwd_entry(result: CommandResult) -> PasswdEntry | None:
 
 def check_may_act_as(cluster: Cluster, account: PasswdEntry) -> None:
     """Raise IdentityRefused unless a person may act as this account."""
-    _check_not_service_account(cluster, account.name)
-    check_uid(account.name, account.uid, cluster.uid_floor)
+    check_unix_user(account.name, cluster, uid=account.uid)
     expected = (
         UnixAccount.objects.filter(cluster=cluster, unix_user=account.name)
         .values_list("uid", flat=True)
@@ -245,17 +244,6 @@ def check_may_act_as(cluster: Cluster, account: PasswdEntry) -> None:
                 uid=account.uid,
                 cluster=cluster.name,
                 expected=expected,
-            )
-        )
-
-
-def _check_not_service_account(cluster: Cluster, unix_user: str) -> None:
-    if unix_user == cluster.service_user:
-        raise IdentityRefused(
-            _(
-                "%(unix_user)s is the service account of cluster %(name)s. No person acts as it.",
-                unix_user=unix_user,
-                name=cluster.name,
             )
         )
 

@@ -1,6 +1,6 @@
 """Forms for clusters and namespaces, shared by the admin site and the administrators' pages.
 
-Lists are edited one a line and times as Slurm writes them, instead of as JSON and seconds.
+Lists are edited as one item per line and times in Slurm's format, instead of as JSON and seconds.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ def parse_time_limit(text: str) -> int:
 
 
 def format_time_limit(seconds: int) -> str:
-    """As Slurm writes it: `D-HH:MM:SS`, without days where there are none."""
+    """Slurm's format: `D-HH:MM:SS`, or `HH:MM:SS` below one day."""
     days, rest = divmod(seconds, 86400)
     clock = f"{rest // 3600:02}:{rest % 3600 // 60:02}:{rest % 60:02}"
     return f"{days}-{clock}" if days else clock
 
 
 class TimeLimitField(forms.CharField):
-    """Seconds in the database; `8:00:00`, `2-00:00:00`, `8h` or `2d` for people."""
+    """Seconds in the database, `8:00:00`, `2-00:00:00`, `8h` or `2d` in the form."""
 
     def prepare_value(self, value: Any) -> Any:
         return format_time_limit(value) if isinstance(value, int) else value
@@ -73,7 +73,7 @@ class TimeLimitField(forms.CharField):
 
 
 class LineListField(forms.CharField):
-    """A list of words, one a line (commas do as well)."""
+    """A list of strings, separated by newlines or commas."""
 
     widget = forms.Textarea(attrs={"rows": 4, "cols": 40})
 
@@ -94,7 +94,7 @@ class LineListField(forms.CharField):
 
 
 class PairsField(LineListField):
-    """A mapping, one `name = value` a line."""
+    """A mapping, one `name = value` per line."""
 
     def prepare_value(self, value: Any) -> Any:
         if isinstance(value, dict):
@@ -111,7 +111,7 @@ class PairsField(LineListField):
             name, equals, target = (part.strip() for part in line.partition("="))
             if not (name and equals and target):
                 raise ValidationError(
-                    _("“%(line)s” is not of the form: name = file."),
+                    _("“%(line)s” does not have the form “name = value”."),
                     code="pair",
                     params={"line": line.strip()[:80]},
                 )
@@ -133,22 +133,22 @@ class ClusterForm(ClusterModelForm):
         label=_("Image names"),
         required=False,
         help_text=_(
-            "One a line: name in people's job files = file in the directory of images, absolute "
-            "path or another reference. For example: tensorflow:2.15 = tensorflow-2.15.sif"
+            "One per line: image name in job files = file in the directory of images, absolute "
+            "path or another image reference. For example: tensorflow:2.15 = tensorflow-2.15.sif"
         ),
     )
     storages = PairsField(
         label=_("Storages"),
         required=False,
         help_text=_(
-            "One a line: name of a storage in OpenPAI's job files = directory of this cluster, which "
-            "may begin with ~ and name $USER. For example: teamdata = /data/team"
+            "One per line: storage name in OpenPAI job files = directory on this cluster, which may "
+            "start with ~ and contain $USER. For example: teamdata = /data/team"
         ),
     )
     container_binds = LineListField(
         label=_("Directories in every container"),
         required=False,
-        help_text=_("Absolute paths of the compute nodes, one a line."),
+        help_text=_("Absolute paths on the compute nodes, one per line."),
     )
 
     class Meta:
@@ -175,19 +175,19 @@ class ClusterForm(ClusterModelForm):
 
 
 class NamespaceForm(NamespaceModelForm):
-    """Knows what the cluster really has, once the engine has looked."""
+    """Checks partitions against the stored capacity of the cluster, if there is one."""
 
     partitions = LineListField(label=_("Partitions"))
     default_time_s = TimeLimitField(
-        label=_("Default time"), required=False, help_text=_("Empty: the partition's own default.")
+        label=_("Default time"), required=False, help_text=_("Empty: the partition's default.")
     )
     max_time_s = TimeLimitField(
-        label=_("Longest time"), required=False, help_text=_("Empty: as the partition allows.")
+        label=_("Longest time"), required=False, help_text=_("Empty: the partition's limit.")
     )
 
     class Meta:
         model = Namespace
-        exclude = ["members"]  # edited with their roles, beside the form
+        exclude = ["members"]  # edited with their roles in an inline
         widgets = {
             name: forms.TextInput(attrs=WIDE_INPUT)
             for name in ("description", "constraint", "default_image")
@@ -195,9 +195,9 @@ class NamespaceForm(NamespaceModelForm):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        help_text = str(_("One a line, in order of preference."))
+        help_text = str(_("One per line, in order of preference."))
         if self.instance.cluster_id and (known := partition_names(self.instance.cluster)):
-            help_text = _("One a line, in order of preference. The cluster has: %(names)s.") % {
+            help_text = _("One per line, in order of preference. The cluster has: %(names)s.") % {
                 "names": ", ".join(known)
             }
         if "partitions" in self.fields:
@@ -205,7 +205,7 @@ class NamespaceForm(NamespaceModelForm):
 
     def clean(self) -> dict[str, Any] | None:
         cleaned = super().clean()
-        # Only when touched: a namespace whose partition is gone must still be switched off easily.
+        # Only if changed: a namespace whose partition no longer exists can still be deactivated.
         if {"partitions", "cluster"} & set(self.changed_data):
             self._check_partitions()
         return cleaned

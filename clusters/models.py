@@ -1,8 +1,7 @@
-"""Clusters, namespaces, who belongs to them and as whom they act: what administrators decide.
+"""Clusters, namespaces, memberships, Unix accounts and sizes, as administrators configure them.
 
-What a person may do with it is in `clusters.access`; how a row becomes a connection is in
-`clusters.connections`. What the engine observes (ClusterStatus, CapacitySnapshot) stands in tables of its
-own, so that its writes never meet an administrator's.
+Permissions are in `clusters.access`, connections in `clusters.connections`. What the engine observes
+(ClusterStatus, CapacitySnapshot) has tables of its own, so its writes never overwrite an administrator's.
 """
 
 from __future__ import annotations
@@ -40,30 +39,30 @@ def default_uid_floor() -> int:
 
 
 class Cluster(models.Model):
-    """One Slurm cluster and the way to it."""
+    """One Slurm cluster and how to connect to it."""
 
     class Runtime(models.TextChoices):
         APPTAINER = "apptainer", "Apptainer"
         SINGULARITY = "singularity", "Singularity"
         PYXIS = "pyxis", "Pyxis + Enroot"
         ENROOT = "enroot", "Enroot"
-        NONE = "none", _("none: commands run on the node itself")
+        NONE = "none", _("none: commands run directly on the node")
 
     class GpuVendor(models.TextChoices):
         NVIDIA = "nvidia", "NVIDIA"
         AMD = "amd", "AMD"
-        NONE = "none", _("none, or nothing to pass on")
+        NONE = "none", _("none: no GPU driver in containers")
 
     name = models.SlugField(
-        _("name"), max_length=63, unique=True, help_text=_("Short name, used in addresses.")
+        _("name"), max_length=63, unique=True, help_text=_("Short name, used in URLs.")
     )
     title = models.CharField(
-        _("title"), max_length=120, blank=True, help_text=_("Shown to people.")
+        _("title"), max_length=120, blank=True, help_text=_("Name shown on the pages.")
     )
     enabled = models.BooleanField(
         _("enabled"),
         default=True,
-        help_text=_("Switched off, nothing is submitted or polled; running jobs are left alone."),
+        help_text=_("If off, nothing is submitted or polled; running jobs continue."),
     )
     host = models.CharField(_("login node"), max_length=253, help_text=_("Host name or address."))
     port = models.PositiveIntegerField(
@@ -76,9 +75,9 @@ class Cluster(models.Model):
         blank=True,
         validators=[validators.validate_host_keys],
         help_text=_(
-            "One a line, as printed by ssh-keyscan; compare it with the file "
-            "/etc/ssh/ssh_host_ed25519_key.pub on the login node itself. A login node that shows "
-            "another key is refused."
+            "One per line, as printed by ssh-keyscan. Compare with the file "
+            "/etc/ssh/ssh_host_ed25519_key.pub on the login node. A login node with another key is "
+            "refused."
         ),
     )
     service_user = models.CharField(
@@ -93,8 +92,8 @@ class Cluster(models.Model):
         blank=True,
         validators=[validators.validate_key_file],
         help_text=_(
-            "Only where sshd cannot trust Sluice's certificates: path of a private key on "
-            "Sluice's machine, with {user} in it. Leave empty to use certificates."
+            "Only if sshd cannot trust Sluice's certificates: path of a private key on Sluice's "
+            "machine, containing {user}. Empty: use certificates."
         ),
     )
     uid_floor = models.PositiveIntegerField(
@@ -104,11 +103,11 @@ class Cluster(models.Model):
         help_text=_("Sluice never acts as a Unix user with a lower UID, and never as root."),
     )
     map_by_name = models.BooleanField(
-        _("same name by default"),
+        _("map by name"),
         default=True,
         help_text=_(
-            "A person without a Unix account of their own below acts as the Unix user of the "
-            "same name. Switched off, only mapped people can submit."
+            "A person without a Unix account on this cluster acts as the Unix user of the same "
+            "name. If off, only people with a Unix account can submit."
         ),
     )
 
@@ -117,14 +116,14 @@ class Cluster(models.Model):
         max_length=255,
         blank=True,
         validators=[validators.validate_absolute_path],
-        help_text=_("Where sbatch and squeue lie on the login node. Empty: found by PATH."),
+        help_text=_("Directory of sbatch and squeue on the login node. Empty: searched in PATH."),
     )
     slurm_conf = models.CharField(
         _("slurm.conf"),
         max_length=255,
         blank=True,
         validators=[validators.validate_absolute_path],
-        help_text=_("Only if it is not where Slurm looks by itself."),
+        help_text=_("Only if it is not at Slurm's default location."),
     )
     use_pyslurm = models.BooleanField(
         _("read with pyslurm"),
@@ -137,7 +136,7 @@ class Cluster(models.Model):
         _("polling interval (s)"),
         default=2,
         validators=[MinValueValidator(1), MaxValueValidator(600)],
-        help_text=_("How often Slurm is asked while something is about to change."),
+        help_text=_("Time between polls while jobs are about to change state."),
     )
 
     work_root = models.CharField(
@@ -146,8 +145,8 @@ class Cluster(models.Model):
         default="{home}/sluice",
         validators=[validators.validate_user_path],
         help_text=_(
-            "Where jobs keep scripts, code and logs; {user} and {home} are replaced. Must be the "
-            "same directory on the login node and on every compute node."
+            "Directory for scripts, code and logs of jobs; {user} and {home} are replaced. Must be "
+            "the same directory on the login node and on every compute node."
         ),
     )
     runtime = models.CharField(
@@ -158,14 +157,14 @@ class Cluster(models.Model):
         max_length=255,
         blank=True,
         validators=[validators.validate_absolute_path],
-        help_text=_("Absolute path on the compute nodes. Empty: found by PATH."),
+        help_text=_("Absolute path on the compute nodes. Empty: searched in PATH."),
     )
     images_dir = models.CharField(
         _("directory of images"),
         max_length=255,
         blank=True,
         validators=[validators.validate_absolute_path],
-        help_text=_("Image names in job files are looked for here first."),
+        help_text=_("Image names in job files are searched here first."),
     )
     image_aliases = models.JSONField(
         _("image names"),
@@ -173,8 +172,8 @@ class Cluster(models.Model):
         blank=True,
         validators=[validators.validate_string_map],
         help_text=_(
-            "Names as in people's job files → a file in the directory of images, an absolute path "
-            "or another reference."
+            "Image name in job files → file in the directory of images, absolute path or another "
+            "image reference."
         ),
     )
     image_cache = models.CharField(
@@ -183,14 +182,14 @@ class Cluster(models.Model):
         blank=True,
         default="{home}/.cache/sluice-images",
         validators=[validators.validate_user_path],
-        help_text=_("Where images from registries are kept once converted, per person."),
+        help_text=_("Directory per person for converted images from registries."),
     )
     storages = models.JSONField(
         _("storages"),
         default=dict,
         blank=True,
         validators=[validators.validate_storages],
-        help_text=_("Names of storages in OpenPAI's job files → a directory of this cluster."),
+        help_text=_("Storage name in OpenPAI job files → directory on this cluster."),
     )
     gpu_vendor = models.CharField(
         _("GPUs in containers"), max_length=8, choices=GpuVendor.choices, default=GpuVendor.NVIDIA
@@ -200,7 +199,7 @@ class Cluster(models.Model):
         default=list,
         blank=True,
         validators=[validators.validate_path_list],
-        help_text=_("Absolute paths of the compute nodes, for example [“/scratch”, “/data”]."),
+        help_text=_("Absolute paths on the compute nodes, for example [“/scratch”, “/data”]."),
     )
     mpi = models.CharField(
         _("MPI plugin"),
@@ -215,16 +214,16 @@ class Cluster(models.Model):
         help_text=_("Value of PAI_DEFAULT_FS_URI in jobs, for example hdfs://namenode:9000."),
     )
     grace_s = models.PositiveIntegerField(
-        _("grace (s)"),
+        _("grace period (s)"),
         default=30,
         validators=[MaxValueValidator(3600)],
-        help_text=_("Between the signal that asks a task to end and the one that ends it."),
+        help_text=_("Time between SIGTERM and SIGKILL when a task is stopped."),
     )
     job_port_min = models.PositiveIntegerField(
         _("first port for jobs"),
         default=10000,
         validators=[MinValueValidator(1024), MaxValueValidator(65535)],
-        help_text=_("Tasks get their ports from this range of their node."),
+        help_text=_("Ports of tasks are taken from this range on their node."),
     )
     job_port_max = models.PositiveIntegerField(
         _("last port for jobs"),
@@ -293,35 +292,35 @@ class Cluster(models.Model):
 
 
 class ClusterStatus(models.Model):
-    """What was last seen of a cluster. Written by the engine and the doctor only."""
+    """Last observed status of a cluster. Written only by the engine, the doctor and `namespace sync`."""
 
     cluster = models.OneToOneField(
         Cluster, on_delete=models.CASCADE, related_name="status", verbose_name=_("cluster")
     )
     last_pass_at = models.DateTimeField(_("last pass"), null=True, blank=True)
-    last_ok_at = models.DateTimeField(_("last good answer"), null=True, blank=True)
+    last_ok_at = models.DateTimeField(_("last successful poll"), null=True, blank=True)
     last_error = models.TextField(_("last error"), blank=True)
     last_error_at = models.DateTimeField(_("last error at"), null=True, blank=True)
     slurm_version = models.CharField(_("Slurm version"), max_length=40, blank=True)
     clock_skew_s = models.FloatField(_("clock skew (s)"), null=True, blank=True)
-    # Names for the pages where an administrator maps a namespace.
+    # Account and QOS names for the pages on which namespaces are edited.
     accounts = models.JSONField(_("accounts"), default=list, blank=True)
     qos = models.JSONField(_("QOS"), default=list, blank=True)
     doctor = models.JSONField(_("last check"), default=dict, blank=True)
     doctor_at = models.DateTimeField(_("last check at"), null=True, blank=True)
-    # Asked for on a page, run by the engine, which empties it when it begins.
-    doctor_requested_at = models.DateTimeField(_("check asked for"), null=True, blank=True)
+    # Set by a page to request a check; cleared by the engine when the check starts.
+    doctor_requested_at = models.DateTimeField(_("check requested"), null=True, blank=True)
     doctor_running_since = models.DateTimeField(_("check running since"), null=True, blank=True)
 
     class Meta:
         verbose_name = _("cluster status")
-        verbose_name_plural = _("cluster states")
+        verbose_name_plural = _("cluster statuses")
 
     def __str__(self) -> str:
         return f"{self.cluster}: {translate_dumped(self.last_error) or 'OK'}"
 
     def age_s(self, now: datetime | None = None) -> float | None:
-        """Seconds since Slurm last answered; None if it never did."""
+        """Seconds since the last successful poll; None if there was none."""
         if self.last_ok_at is None:
             return None
         return ((now or timezone.now()) - self.last_ok_at).total_seconds()
@@ -339,7 +338,7 @@ class EngineLease(models.Model):
     holder = models.CharField(_("holder"), max_length=200, blank=True)
     fence = models.PositiveBigIntegerField(_("fence"), default=0)
     expires_at = models.DateTimeField(_("expires"), null=True, blank=True)
-    # Counters for /metrics, which any web process may serve.
+    # Counters for /metrics, stored because any web process may serve them.
     stats = models.JSONField(_("counters"), default=dict, blank=True)
 
     class Meta:
@@ -351,14 +350,14 @@ class EngineLease(models.Model):
 
 
 class Namespace(models.Model):
-    """Where jobs go and how large they may be: people's name for partitions, account and QOS."""
+    """A named mapping onto partitions, account and QOS, with members and limits."""
 
     name = models.CharField(
         _("name"),
         max_length=63,
         unique=True,
         validators=[validators.validate_namespace_name],
-        help_text=_("What people choose, also as “virtualCluster” in their job files."),
+        help_text=_("Chosen at submission; “virtualCluster” in job files."),
     )
     description = models.CharField(_("description"), max_length=500, blank=True)
     cluster = models.ForeignKey(
@@ -367,7 +366,7 @@ class Namespace(models.Model):
     active = models.BooleanField(
         _("active"),
         default=True,
-        help_text=_("Switched off: its jobs stay to be seen, no new ones are taken."),
+        help_text=_("If off, its jobs stay visible and no new jobs are accepted."),
     )
     partitions = models.JSONField(
         _("partitions"),
@@ -390,7 +389,7 @@ class Namespace(models.Model):
         max_length=200,
         blank=True,
         validators=[validators.validate_constraint],
-        help_text=_("Features that nodes must have, for example a100&nvlink."),
+        help_text=_("Required node features, for example a100&nvlink."),
     )
     default_image = models.CharField(_("default image"), max_length=500, blank=True)
     default_time_s = models.PositiveIntegerField(_("default time (s)"), null=True, blank=True)
@@ -429,7 +428,7 @@ class Namespace(models.Model):
                 condition=(Q(max_time_s__isnull=True) | Q(max_time_s__gte=60))
                 & (Q(default_time_s__isnull=True) | Q(default_time_s__gte=60)),
                 name="namespace_times_at_least_a_minute",
-                violation_error_message=_("Slurm counts minutes: times are at least 60 s."),
+                violation_error_message=_("Slurm counts in minutes: times must be at least 60 s."),
             ),
             models.CheckConstraint(
                 condition=(Q(max_cpus_per_job__isnull=True) | Q(max_cpus_per_job__gte=1))
@@ -437,7 +436,7 @@ class Namespace(models.Model):
                 & (Q(max_mem_mib_per_job__isnull=True) | Q(max_mem_mib_per_job__gte=1)),
                 name="namespace_limits_let_a_job_run",
                 violation_error_message=_(
-                    "No job could run with 0 CPUs, nodes or memory: leave a limit empty to lift it."
+                    "No job can run with 0 CPUs, nodes or memory. Leave the limit empty for no limit."
                 ),
             ),
         ]
@@ -468,7 +467,7 @@ class Membership(models.Model):
     class Role(models.TextChoices):
         VIEWER = "viewer", _("viewer: sees the namespace's jobs")
         MEMBER = "member", _("member: submits jobs")
-        ADMIN = "admin", _("administrator: also stops and deletes everyone's")
+        ADMIN = "admin", _("administrator: also stops and deletes jobs of others")
 
     user = models.ForeignKey(
         settings.AUTH_USER_MODEL,
@@ -504,7 +503,7 @@ class Membership(models.Model):
 
 
 class UnixAccount(models.Model):
-    """As whom a person acts on a cluster, where it is not simply their own name."""
+    """The Unix user of a person on a cluster, if it differs from the username."""
 
     user = models.ForeignKey(
         settings.AUTH_USER_MODEL,
@@ -522,7 +521,7 @@ class UnixAccount(models.Model):
         _("UID"),
         null=True,
         blank=True,
-        help_text=_("Optional. Given, it must also be the one that the cluster knows."),
+        help_text=_("Optional. If given, it must equal the UID on the cluster."),
     )
 
     class Meta:
@@ -535,7 +534,7 @@ class UnixAccount(models.Model):
                 name="unix_account_once_per_cluster",
                 violation_error_message=_("This person already has an account on the cluster."),
             ),
-            # Two people behind one Unix user could read and stop each other's jobs.
+            # Two people with one Unix user could read and stop each other's jobs.
             models.UniqueConstraint(
                 fields=["cluster", "unix_user"],
                 name="unix_account_one_person",
@@ -558,13 +557,13 @@ class UnixAccount(models.Model):
         if not self.cluster_id or not self.unix_user:
             return
         try:
-            _check_unix_user(self.unix_user, self.cluster, uid=self.uid)
+            check_unix_user(self.unix_user, self.cluster, uid=self.uid)
         except IdentityRefused as refused:
             raise ValidationError({"unix_user": translate(refused.user_message)}) from refused
 
 
 class ResourceSpec(models.Model):
-    """A named size that people choose instead of counting cores."""
+    """A size: a named amount of CPUs, memory and GPUs for a task."""
 
     name = models.SlugField(_("name"), max_length=63, unique=True)
     title = models.CharField(
@@ -589,7 +588,7 @@ class ResourceSpec(models.Model):
         blank=True,
         related_name="resource_specs",
         verbose_name=_("offered in"),
-        help_text=_("None chosen: in all namespaces."),
+        help_text=_("None selected: offered in all namespaces."),
     )
     order = models.PositiveIntegerField(_("order"), default=100)
 
@@ -605,7 +604,7 @@ class ResourceSpec(models.Model):
             models.CheckConstraint(
                 condition=Q(gpu_type="") | Q(gpus__gte=1),
                 name="resource_spec_type_needs_gpus",
-                violation_error_message=_("A GPU type without GPUs: give their number."),
+                violation_error_message=_("A GPU type needs a number of GPUs."),
             ),
         ]
 
@@ -614,12 +613,12 @@ class ResourceSpec(models.Model):
 
     @classmethod
     def offered_in(cls, namespace: Namespace) -> models.QuerySet[ResourceSpec]:
-        """The sizes that people may choose in a namespace."""
+        """The sizes offered in a namespace."""
         return cls.objects.filter(Q(namespaces=namespace) | Q(namespaces__isnull=True)).distinct()
 
 
 class CapacitySnapshot(models.Model):
-    """What a cluster had when the engine last looked."""
+    """The capacity of a cluster at the engine's last poll of it."""
 
     cluster = models.OneToOneField(
         Cluster, on_delete=models.CASCADE, related_name="capacity", verbose_name=_("cluster")
@@ -636,7 +635,7 @@ class CapacitySnapshot(models.Model):
 
 
 def load_capacity(cluster: Cluster) -> Capacity | None:
-    """The last snapshot; None before the engine's first pass."""
+    """The last stored capacity; None before the first one."""
     with connection.cursor() as cursor:
         cursor.execute(_CAPACITY_SQL, [cluster.pk])
         row = cursor.fetchone()
@@ -645,7 +644,7 @@ def load_capacity(cluster: Cluster) -> Capacity | None:
 
 @lru_cache(maxsize=8)
 def _parse_capacity(text: str) -> Capacity:
-    """A thousand nodes take long to read; they are asked for with every job and change with every pass."""
+    """Cached: parsing 1,000 nodes is slow, and every submission needs the capacity."""
     return Capacity.from_json(json.loads(text))
 
 
@@ -661,12 +660,13 @@ def store_capacity(cluster: Cluster, capacity: Capacity) -> None:
 
 
 def store_status(cluster: Cluster, **observed: Any) -> None:
-    """Write only the given fields of a cluster's status; makes the row on first use."""
+    """Write only the given fields of a cluster's status; creates the row on first use."""
     if not ClusterStatus.objects.filter(cluster=cluster).update(**observed):
         ClusterStatus.objects.update_or_create(cluster=cluster, defaults=observed)
 
 
-def _check_unix_user(unix_user: str, cluster: Cluster, *, uid: int | None) -> None:
+def check_unix_user(unix_user: str, cluster: Cluster, *, uid: int | None = None) -> None:
+    """Raise IdentityRefused unless a person may act as this Unix user; with `uid`, check the UID floor too."""
     check_unix_name(unix_user)
     if unix_user == cluster.service_user:
         raise IdentityRefused(
@@ -682,12 +682,12 @@ def _check_unix_user(unix_user: str, cluster: Cluster, *, uid: int | None) -> No
 
 
 def unix_user_for(user: User | AnonymousUser, cluster: Cluster) -> str:
-    """The Unix user as whom a person acts on a cluster. Raises IdentityRefused with the reason."""
+    """The Unix user of a person on a cluster. Raises IdentityRefused with the reason."""
     if not user.is_authenticated or not user.is_active:
         raise IdentityRefused(messages.gettext("This person has no active account in Sluice."))
     account = _ACCOUNT_BY_USER.first(user.pk, cluster.pk)
     if account is not None:
-        _check_unix_user(account.unix_user, cluster, uid=account.uid)
+        check_unix_user(account.unix_user, cluster, uid=account.uid)
         return account.unix_user
     if not cluster.map_by_name:
         raise IdentityRefused(
@@ -699,8 +699,8 @@ def unix_user_for(user: User | AnonymousUser, cluster: Cluster) -> str:
             )
         )
     name = user.username
-    _check_unix_user(name, cluster, uid=None)
-    # Someone who signs up under the Unix name of another person must not become them.
+    check_unix_user(name, cluster)
+    # A person whose username equals another person's Unix user must not act as that Unix user.
     if _ACCOUNT_BY_UNIX_USER.first(cluster.pk, name) is not None:
         raise IdentityRefused(
             messages.gettext(

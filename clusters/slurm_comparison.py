@@ -1,12 +1,13 @@
-"""Where namespaces and Slurm disagree, and which partitions have no namespace yet.
+"""Compares namespaces with Slurm: differences (drifts), and proposals for partitions without a namespace.
 
-`compare` is a function of values; `survey` gathers them from the database and from Slurm. Neither changes anything.
+`read_slurm` reads Slurm, `compare_with_slurm` compares with the database; neither writes. `store_slurm_names` and
+`create_namespaces` write.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from clusters.capacity import Capacity, NamespaceRules, Partition
 from clusters.connections import slurm_client_for
@@ -20,13 +21,13 @@ from core.messages import Message, _
 @dataclass(frozen=True, slots=True)
 class Member:
     username: str
-    unix_user: str  # "": nobody, because of `refusal`
+    unix_user: str  # "": none, because of `refusal`
     refusal: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class NamespaceView:
-    """A namespace as values."""
+    """What the comparison needs of a namespace."""
 
     rules: NamespaceRules
     max_running_jobs_per_user: int | None = None
@@ -35,7 +36,7 @@ class NamespaceView:
 
 @dataclass(frozen=True, slots=True)
 class SlurmView:
-    """Slurm's side: what there is and who may use it."""
+    """What the comparison needs of Slurm."""
 
     cluster_name: str
     capacity: Capacity
@@ -46,6 +47,8 @@ class SlurmView:
 
 @dataclass(frozen=True, slots=True)
 class Drift:
+    """One difference between a namespace and Slurm, with what to do about it."""
+
     namespace: str
     code: str
     problem: Message
@@ -54,7 +57,7 @@ class Drift:
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """A namespace for a partition that has none."""
+    """A namespace to create for a partition without one."""
 
     name: str
     partition: str
@@ -66,7 +69,6 @@ class Proposal:
 class DriftReport:
     proposals: tuple[Proposal, ...] = ()
     drifts: tuple[Drift, ...] = ()
-    slurm: SlurmView | None = field(default=None, repr=False)
 
 
 def find_drifts(namespaces: Sequence[NamespaceView], slurm: SlurmView) -> list[Drift]:
@@ -76,7 +78,7 @@ def find_drifts(namespaces: Sequence[NamespaceView], slurm: SlurmView) -> list[D
 def propose_namespaces(
     slurm: SlurmView, used_partitions: Iterable[str], existing_names: Iterable[str]
 ) -> list[Proposal]:
-    """One namespace per partition not in `used`; `taken` are names that other namespaces have."""
+    """One namespace per partition outside `used_partitions`, with a name outside `existing_names`."""
     used_partitions, existing_names = set(used_partitions), set(existing_names)
     proposals = []
     for partition in slurm.capacity.partitions:
@@ -319,18 +321,11 @@ def _tres_limits(tres: Tres) -> dict[str, int | None]:
     }
 
 
-# --- from the database and from Slurm -------------------------------------------------------
+# --- reading and writing --------------------------------------------------------------------
 
 
-def compare_with_slurm(cluster: Cluster) -> DriftReport:
-    """Ask Slurm and compare. Keeps what it learns for the pages where namespaces are mapped."""
-    slurm = _read_slurm(cluster)
-    store_capacity(cluster, slurm.capacity)
-    store_status(
-        cluster,
-        accounts=sorted({row.account for row in slurm.associations}),
-        qos=sorted(row.name for row in slurm.qos),
-    )
+def compare_with_slurm(cluster: Cluster, slurm: SlurmView) -> DriftReport:
+    """Compare the cluster's namespaces with what `read_slurm` returned."""
     rows = list(cluster.namespaces.prefetch_related("memberships__user"))
     views = [_namespace_view(namespace) for namespace in rows if namespace.active]
     used_partitions = {name for namespace in rows for name in namespace.partitions}
@@ -338,12 +333,21 @@ def compare_with_slurm(cluster: Cluster) -> DriftReport:
     return DriftReport(
         tuple(propose_namespaces(slurm, used_partitions, existing_names)),
         tuple(find_drifts(views, slurm)),
-        slurm,
+    )
+
+
+def store_slurm_names(cluster: Cluster, slurm: SlurmView) -> None:
+    """Store capacity, account and QOS names for the pages on which namespaces are edited."""
+    store_capacity(cluster, slurm.capacity)
+    store_status(
+        cluster,
+        accounts=sorted({row.account for row in slurm.associations}),
+        qos=sorted(row.name for row in slurm.qos),
     )
 
 
 def create_namespaces(cluster: Cluster, proposals: Sequence[Proposal]) -> list[Namespace]:
-    """Make the proposed namespaces, without members: an administrator decides who gets in."""
+    """Create the proposed namespaces, without members: an administrator adds them."""
     created = []
     for proposal in proposals:
         namespace = Namespace(
@@ -359,7 +363,8 @@ def create_namespaces(cluster: Cluster, proposals: Sequence[Proposal]) -> list[N
     return created
 
 
-def _read_slurm(cluster: Cluster) -> SlurmView:
+def read_slurm(cluster: Cluster) -> SlurmView:
+    """Read capacity, associations and QOS as the service account. Raises ClusterError."""
     slurm = slurm_client_for(cluster)
     config = slurm.config()
     enforced = config.raw.get("AccountingStorageEnforce", "")
@@ -375,7 +380,7 @@ def _read_slurm(cluster: Cluster) -> SlurmView:
 def _namespace_view(namespace: Namespace) -> NamespaceView:
     members = []
     for membership in namespace.memberships.all():
-        # An administrator of Sluice need not be anybody on the cluster.
+        # Superusers need no account on the cluster.
         if membership.role == membership.Role.VIEWER or membership.user.is_superuser:
             continue
         try:

@@ -1,6 +1,6 @@
-"""What may stand in the fields of `clusters.models`, said in sentences that the admin pages show.
+"""Validators for the fields of `clusters.models`; their messages appear on the admin pages.
 
-Values only: nothing here looks at the database or at a cluster.
+They check values only and access neither the database nor a cluster.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def validate_unix_name(value: str) -> None:
 def validate_slurm_name(value: str) -> None:
     if not SLURM_NAME.match(value):
         raise ValidationError(
-            _("“%(value)s” is not a name that Slurm would give to a partition, account or QOS."),
+            _("“%(value)s” is not a valid name of a Slurm partition, account or QOS."),
             code="slurm_name",
             params={"value": value},
         )
@@ -63,7 +63,7 @@ def validate_slurm_name(value: str) -> None:
 def validate_constraint(value: str) -> None:
     if not CONSTRAINT.match(value):
         raise ValidationError(
-            _("Features of nodes joined by Slurm's operators, for example a100&nvlink."),
+            _("Give node features joined by Slurm's operators, for example a100&nvlink."),
             code="constraint",
         )
 
@@ -75,7 +75,7 @@ def validate_partitions(value: Any) -> None:
     for item in value:
         validate_slurm_name(item)
     if len(set(value)) != len(value):
-        raise ValidationError(_("A partition is named twice."), code="duplicate")
+        raise ValidationError(_("A partition is listed twice."), code="duplicate")
 
 
 def validate_string_map(value: Any) -> None:
@@ -91,7 +91,8 @@ def validate_storages(value: Any) -> None:
     for name, folder in value.items():
         if not folder.startswith(("/", "~/")):
             raise ValidationError(
-                _("Storage “%(name)s”: a directory begins with / or ~/."), params={"name": name}
+                _("Storage “%(name)s”: the directory must begin with / or ~/."),
+                params={"name": name},
             )
 
 
@@ -125,14 +126,14 @@ def _placeholders(value: str) -> set[str]:
 
 
 def validate_user_path(value: str) -> None:
-    """An absolute path per user: {home} may only begin it, and the path must name the user."""
+    """An absolute path per user: contains {user} or {home}, and {home} only at the beginning."""
     names = _placeholders(value)
     if names - {"user", "home"}:
         raise ValidationError(
             _("Only {user} and {home} are replaced in this path."), code="template"
         )
     if "{home}" in value[1:]:
-        raise ValidationError(_("{home} is a whole path: it can only come first."), code="template")
+        raise ValidationError(_("{home} is a whole path, so it must come first."), code="template")
     if not value.startswith("{home}"):
         validate_absolute_path(value)
     if ".." in value.split("/"):
@@ -156,11 +157,11 @@ def parse_host_key(line: str) -> str:
     """`type base64` of one pinned key; takes lines of known_hosts, ssh-keyscan and *.pub files."""
     words = line.split()
     if words and words[0] not in HOST_KEY_TYPES:
-        words = words[1:]  # the host names that known_hosts and ssh-keyscan put first
+        words = words[1:]  # host names in lines of known_hosts and ssh-keyscan
     if len(words) < 2 or words[0] not in HOST_KEY_TYPES:
         raise ValidationError(
             _(
-                "“%(line)s” is not a host key. Give one a line as ssh-keyscan prints it, for "
+                "“%(line)s” is not a host key. Give one per line as printed by ssh-keyscan, for "
                 "example: ssh-ed25519 AAAAC3Nza…"
             ),
             code="host_key",
@@ -170,7 +171,7 @@ def parse_host_key(line: str) -> str:
         load_ssh_public_key(f"{words[0]} {words[1]}".encode())
     except (ValueError, UnsupportedAlgorithm) as error:
         raise ValidationError(
-            _("The %(type)s key is cut or damaged: copy the whole line."),
+            _("The %(type)s key is truncated or damaged: copy the whole line."),
             code="host_key",
             params={"type": words[0]},
         ) from error
@@ -178,7 +179,7 @@ def parse_host_key(line: str) -> str:
 
 
 def parse_host_keys(value: str) -> list[str]:
-    """The pinned keys of a text, normalised; blank lines and `#` comments are left out."""
+    """The pinned keys of a text, normalized, without blank lines and `#` comments."""
     lines = (line.strip() for line in value.splitlines())
     return [parse_host_key(line) for line in lines if line and not line.startswith("#")]
 

@@ -1,4 +1,4 @@
-"""How states of nodes look in pages."""
+"""Template filter for node states."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from django.utils.translation import gettext_lazy as _
 
 register = template.Library()
 
-# Slurm's words for a node, as `clusters.slurm.nodes` gives them; others are shown as they are.
+# Keys are NodeState.name of `clusters.slurm.nodes`. Other states are shown untranslated.
 NODE_STATES = {
     "idle": _("idle"),
-    "mixed": _("in part in use"),
+    "mixed": _("partly in use"),
     "allocated": _("in use"),
     "completing": _("being cleaned up"),
     "planned": _("planned for a job"),
     "down": _("down"),
     "drained": _("drained"),
     "draining": _("draining"),
-    "maintenance": _("in maintenance"),
+    "maint": _("in maintenance"),
     "reserved": _("reserved"),
-    "not_responding": _("does not answer"),
+    "not_responding": _("not responding"),
     "fail": _("failing"),
     "failing": _("failing"),
     "error": _("in error"),
-    "future": _("not there yet"),
+    "future": _("not available yet"),
     "unknown": _("state unknown"),
 }
 
 
 @register.filter
 def node_state(state: str) -> SafeString:
-    """In the reader's language; Slurm's own word for those who know it."""
+    """The translated state; Slurm's name is the tooltip."""
     return format_html('<span title="{}">{}</span>', state, NODE_STATES.get(state, state))

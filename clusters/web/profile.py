@@ -1,4 +1,4 @@
-"""What the profile page shows of clusters: memberships and the Unix users a person acts as."""
+"""Context of the profile page: a person's memberships and Unix users."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from core.translation import translate
 
 
 def list_unix_names(user: User) -> list[dict[str, str]]:
-    """The Unix user of a person on each of their clusters, or why there is none."""
+    """The person's Unix user on each of their clusters, or why there is none."""
     namespaces = Membership.objects.filter(user=user).values("namespace__cluster_id")
     rows = []
     for cluster in Cluster.objects.filter(pk__in=namespaces, enabled=True).order_by("name"):

@@ -188,11 +188,11 @@ def test_sync_proposes_and_applies_namespaces(registered: Cluster) -> None:
     assert code == 0
     assert "Proposed: namespace all on partition all, longest time 7-00:00:00" in text
     assert not Namespace.objects.filter(name="all").exists()
-    assert "Made: namespace all" in run_sync(apply=True)[1]
+    assert "Created: namespace all" in run_sync(apply=True)[1]
     made = Namespace.objects.get(name="all")
     assert made.partitions == ["all"]
     assert not made.memberships.exists()
-    assert run_sync()[1] == "Every namespace fits what Slurm has.\n"
+    assert run_sync()[1] == "All namespaces agree with Slurm.\n"
     capacity = load_capacity(registered)
     assert capacity is not None
     assert capacity.gpu_types() == ("a100", "v100")

@@ -1,4 +1,4 @@
-"""`manage.py cluster check NAME`: prints what the doctor finds, a line a link."""
+"""`manage.py cluster check NAME`: runs the doctor's checks and prints one line per check."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from core.translation import console_language, translate
 
 
 class Command(BaseCommand):
-    help = "Look after clusters. “check NAME” tests every link and says what to do."
+    help = "Diagnose clusters: “check NAME” runs every check and prints what to do about failures."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         subparsers = parser.add_subparsers(dest="verb", required=True)
-        check = subparsers.add_parser("check", help="test every link between Sluice and a cluster")
+        check = subparsers.add_parser("check", help="run every check of a cluster")
         check.add_argument("name", help="the cluster's short name")
         check.add_argument(
             "--user",
             default="",
-            help="a person of Sluice, or a Unix user, to log in as (default: a member of a namespace)",
+            help="a Sluice user name or a Unix user to log in as (default: a member of a namespace)",
         )
         check.add_argument("--json", action="store_true", help="print one JSON object")
 

@@ -1,7 +1,7 @@
-"""Registers the embedded cluster of this machine, as described by the environment of `scripts/cluster env`.
+"""`manage.py embedded`: registers the embedded cluster from the variables of `scripts/cluster env`.
 
-May run any number of times: what a person changed stays. Only facts of the machine (port, host key,
-directories that are gone) are brought up to date.
+Idempotent: later runs keep what an administrator changed and update only the connection (host, port, host key) and
+directories that no longer exist.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 NAME = "embedded"
 Role = Membership.Role
 
-# Rows hold one text each: these read in both languages.
+# A description is stored in one text, so each has both languages.
 NAMESPACES: dict[str, dict[str, Any]] = {
     "default": {
         "partitions": ["gpu", "cpu"],
@@ -114,7 +114,7 @@ def read_machine_settings() -> dict[str, Any]:
 
 
 def is_missing(path: str) -> bool:
-    """The fixed part of a path on this machine, before {user}, is no longer there."""
+    """True if the part of the path before {user} or {home} does not exist on this machine."""
     return not Path(path.split("{", 1)[0].rstrip("/") or "/").exists()
 
 
@@ -143,7 +143,7 @@ class Command(BaseCommand):
         if changed:
             cluster.full_clean()
             cluster.save(update_fields=[*changed, "updated_at"])
-            self.stdout.write(f"Embedded cluster: {', '.join(changed)} brought up to date.")
+            self.stdout.write(f"Embedded cluster: {', '.join(changed)} updated.")
 
     @staticmethod
     def _differs(cluster: Cluster, machine_settings: dict[str, Any], name: str) -> bool:
@@ -154,7 +154,7 @@ class Command(BaseCommand):
             name=NAME,
             title="Embedded Slurm",
             map_by_name=False,
-            # The embedded GPUs are pretended: there is no driver to pass on.
+            # The embedded GPUs are simulated; there is no driver to bind into containers.
             gpu_vendor=Cluster.GpuVendor.NONE,
             poll_interval_s=1,
             image_aliases=IMAGE_ALIASES,

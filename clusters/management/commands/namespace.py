@@ -1,4 +1,4 @@
-"""`manage.py namespace sync CLUSTER`: proposes namespaces for partitions and reports what drifted apart."""
+"""`manage.py namespace sync CLUSTER`: proposes namespaces for partitions and reports drift."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from core.translation import console_language, translate
 
 class Command(BaseCommand):
     help = (
-        "Look after namespaces. “sync CLUSTER” compares them with Slurm: exit code 1 when something "
-        "drifted apart."
+        "Compare namespaces with Slurm: “sync CLUSTER” proposes namespaces and reports drift "
+        "(exit code 1 if there is any)."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
@@ -29,7 +29,7 @@ class Command(BaseCommand):
             "sync", help="propose a namespace per partition and report drift"
         )
         sync.add_argument("cluster", help="the cluster's short name")
-        sync.add_argument("--apply", action="store_true", help="make the proposed namespaces")
+        sync.add_argument("--apply", action="store_true", help="create the proposed namespaces")
 
     def handle(self, *args: Any, **options: Any) -> None:
         with translation.override(console_language()):
@@ -38,35 +38,37 @@ class Command(BaseCommand):
     def _sync(self, options: dict[str, Any]) -> None:
         cluster = find_cluster(options["cluster"])
         try:
-            survey = slurm_comparison.compare_with_slurm(cluster)
+            slurm = slurm_comparison.read_slurm(cluster)
         except ClusterError as error:
             raise CommandError(
-                _("%(message)s (“manage.py cluster check %(name)s” finds out where it breaks.)")
+                _("%(message)s Run “manage.py cluster check %(name)s” to find the cause.")
                 % {"message": translate(error.user_message), "name": cluster.name}
             ) from error
-        with transaction.atomic():
-            if options["apply"]:
-                slurm_comparison.create_namespaces(cluster, survey.proposals)
+        slurm_comparison.store_slurm_names(cluster, slurm)
+        report = slurm_comparison.compare_with_slurm(cluster, slurm)
+        if options["apply"]:
+            with transaction.atomic():
+                slurm_comparison.create_namespaces(cluster, report.proposals)
         template = _(
             "Proposed: namespace %(name)s on partition %(partition)s, longest time %(limit)s"
         )
         if options["apply"]:
             template = _(
-                "Made: namespace %(name)s on partition %(partition)s, longest time %(limit)s"
+                "Created: namespace %(name)s on partition %(partition)s, longest time %(limit)s"
             )
-        for proposal in survey.proposals:
+        for proposal in report.proposals:
             limit = format_time_limit(proposal.max_time_s) if proposal.max_time_s else _("no limit")
             self.stdout.write(
                 template % {"name": proposal.name, "partition": proposal.partition, "limit": limit}
             )
-        if survey.proposals and not options["apply"]:
-            self.stdout.write(_("(--apply makes them, without members.)"))
+        if report.proposals and not options["apply"]:
+            self.stdout.write(_("Use --apply to create them, without members."))
         drift_label = self.style.WARNING(_("Drift"))
-        for found in survey.drifts:
+        for found in report.drifts:
             where = _("namespace %(name)s") % {"name": found.namespace}
             self.stdout.write(f"{drift_label}: {where}: {translate(found.problem)}")
             self.stdout.write(f"       → {translate(found.remedy)}")
-        if not survey.drifts:
-            self.stdout.write(self.style.SUCCESS(_("Every namespace fits what Slurm has.")))
+        if not report.drifts:
+            self.stdout.write(self.style.SUCCESS(_("All namespaces agree with Slurm.")))
             return
         raise SystemExit(1)

@@ -1,4 +1,4 @@
-"""`manage.py ssh_ca`: the public key of Sluice's certificate authority, and what sshd needs to trust it."""
+"""`manage.py ssh_ca`: prints the public key of Sluice's certificate authority and the sshd configuration for it."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from clusters.errors import ClusterError
 
 INSTRUCTIONS = """\
 # On the login node, as root.
-# 1. This line into /etc/ssh/sluice_ca.pub (owner root, mode 0644):
+# 1. Put this line into /etc/ssh/sluice_ca.pub (owner root, mode 0644):
 {public}
 
-# 2. These lines into a new file /etc/ssh/sshd_config.d/50-sluice.conf, or to the end of sshd_config.
-#    {address} is the address under which the login node sees Sluice: certificates count from there only.
+# 2. Put these lines into a new file /etc/ssh/sshd_config.d/50-sluice.conf, or at the end of sshd_config.
+#    {address} is Sluice's address as seen by the login node; certificates are accepted only from there.
 Match Address {address}
     TrustedUserCAKeys /etc/ssh/sluice_ca.pub
     PermitRootLogin no
@@ -29,23 +29,21 @@ Match all
 # 3. sshd -t && systemctl reload sshd     (the service is called ssh on Debian and Ubuntu)
 # 4. Here: manage.py cluster check NAME
 
-# A certificate names one Unix user and is valid for minutes. The private half never leaves this machine:
+# A certificate is valid for one Unix user and for minutes. The private key stays on this machine:
 # {private}
 """
 
 
 class Command(BaseCommand):
-    help = (
-        "Print the certificate authority's public key (made on first use) and the lines for sshd."
-    )
+    help = "Print the public key of the certificate authority (created on first use) and the sshd configuration."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument(
             "--address",
             default="ADDRESS_OF_SLUICE",
-            help="the address under which the login node sees Sluice",
+            help="Sluice's address as seen by the login node",
         )
-        parser.add_argument("--public-key", action="store_true", help="print the public key alone")
+        parser.add_argument("--public-key", action="store_true", help="print only the public key")
 
     def handle(self, *args: Any, **options: Any) -> None:
         try:
