@@ -84,7 +84,9 @@ class Cluster(models.Model):
         _("service account"),
         max_length=64,
         validators=[validators.validate_unix_name],
-        help_text=_("Unix user with Slurm's operator rights. It polls, and changes time limits."),
+        help_text=_(
+            "Unix user with Slurm's admin level Operator. Polls, cancels jobs and changes time limits."
+        ),
     )
     key_file = models.CharField(
         _("key file per person"),
@@ -129,7 +131,7 @@ class Cluster(models.Model):
         _("read with pyslurm"),
         default=False,
         help_text=_(
-            "Only where this machine has the cluster's slurm.conf and a pyslurm of the same Slurm release."
+            "Only if Sluice's machine has the cluster's slurm.conf and a pyslurm of the same Slurm release."
         ),
     )
     poll_interval_s = models.PositiveIntegerField(
@@ -277,11 +279,15 @@ class Cluster(models.Model):
         super().clean()
         if not self.host_keys.strip():
             raise ValidationError(
-                {"host_keys": _("Pin the login node's host key: without it nothing is sent there.")}
+                {
+                    "host_keys": _(
+                        "Pin the login node's host key: Sluice does not connect without it."
+                    )
+                }
             )
 
     def pinned_host_keys(self) -> list[str]:
-        """`type base64` each."""
+        """`type base64` per key."""
         return validators.parse_host_keys(self.host_keys)
 
     def work_root_for(self, unix_user: str, home: str) -> str:
@@ -427,14 +433,14 @@ class Namespace(models.Model):
             models.CheckConstraint(
                 condition=(Q(max_time_s__isnull=True) | Q(max_time_s__gte=60))
                 & (Q(default_time_s__isnull=True) | Q(default_time_s__gte=60)),
-                name="namespace_times_at_least_a_minute",
+                name="namespace_times_at_least_one_minute",
                 violation_error_message=_("Slurm counts in minutes: times must be at least 60 s."),
             ),
             models.CheckConstraint(
                 condition=(Q(max_cpus_per_job__isnull=True) | Q(max_cpus_per_job__gte=1))
                 & (Q(max_nodes_per_job__isnull=True) | Q(max_nodes_per_job__gte=1))
                 & (Q(max_mem_mib_per_job__isnull=True) | Q(max_mem_mib_per_job__gte=1)),
-                name="namespace_limits_let_a_job_run",
+                name="namespace_limits_positive",
                 violation_error_message=_(
                     "No job can run with 0 CPUs, nodes or memory. Leave the limit empty for no limit."
                 ),

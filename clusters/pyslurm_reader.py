@@ -1,7 +1,7 @@
-"""Nodes, partitions and live jobs by pyslurm, for a local cluster of the matching Slurm release.
+"""Reads nodes, partitions and live jobs with pyslurm, if the installed pyslurm matches the cluster's Slurm release.
 
-Optional and off by default: an administrator switches it on per cluster. It reads, it never submits, and gives
-the same values as the commands do (`clusters.slurm.client`). Nothing is imported before it is asked for.
+Optional and off by default (Cluster.use_pyslurm). Read-only; returns the same records as the commands of
+`clusters.slurm.client`. pyslurm is imported only when a reader is created.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from clusters.slurm.records import JobRecord
 from clusters.slurm.states import SlurmPhase, parse_job_state
 from core.messages import _
 
-# All that is used of pyslurm 25.11 and 26.05, in one place: a release that lacks one of these is refused.
+# The attributes used of pyslurm 25.11 and 26.05. A release that lacks one of them is refused.
 REQUIRED_ATTRIBUTES: Mapping[str, tuple[str, ...]] = {
     "": ("slurm_init", "Jobs", "Nodes", "Partitions", "RPCError"),
     "Job": (
@@ -79,15 +79,15 @@ REQUIRED_ATTRIBUTES: Mapping[str, tuple[str, ...]] = {
     ),
 }
 
-# libslurm's slurm_init() calls exit() when it finds no usable configuration, after up to 59 s (25.11): tried in a
-# child first, so that only the child goes.
+# libslurm's slurm_init() calls exit() if it finds no usable configuration, after up to 59 s (25.11). A child process
+# runs it first, so that only the child exits.
 _PROBE_PROGRAM = "import pyslurm, sys; pyslurm.slurm_init(sys.argv[1]); pyslurm.Partitions.load()"
 PROBE_TIMEOUT_S = 70.0
 _NO_VALUE = (None, 0xFFFFFFFE, 0xFFFFFFFF)
 
 
 class PyslurmReader:
-    """Made once per process: libslurm keeps one configuration for all."""
+    """Create one per process: libslurm has one configuration per process."""
 
     def __init__(self, slurm_conf: str) -> None:
         self.slurm_conf = slurm_conf
@@ -135,7 +135,7 @@ def _load_pyslurm(slurm_conf: str) -> ModuleType:
             ),
             detail=probe.stderr.decode("utf-8", errors="replace")[-2000:],
         )
-    # Importing it would otherwise call slurm_init() at once.
+    # Without the variable the import calls slurm_init().
     os.environ["PYSLURM_DISABLE_AUTO_INIT"] = "1"
     module = importlib.import_module("pyslurm")
     missing = [name for name in REQUIRED_ATTRIBUTES[""] if not hasattr(module, name)]
@@ -157,7 +157,7 @@ def _load_pyslurm(slurm_conf: str) -> ModuleType:
 
 
 def _parse_int(value: Any) -> int | None:
-    """pyslurm hands some of Slurm's "no value" numbers through, and UNLIMITED as a word."""
+    """pyslurm returns some of Slurm's NO_VAL numbers unchanged, and UNLIMITED as a string."""
     return value if isinstance(value, int) and value not in _NO_VALUE else None
 
 
@@ -172,7 +172,7 @@ def _minutes_to_seconds(value: Any) -> int | None:
 
 
 def _format_job_id(job: Any) -> str:
-    """The id as squeue writes it. A het leader's offset is None, a plain job's 4294967294 (25.11)."""
+    """The id in squeue's format. The het offset is None for a leader, 4294967294 for a plain job (25.11)."""
     leader = _parse_int(job.heterogeneous_id)
     if leader:
         return f"{leader}+{_parse_int(job.heterogeneous_offset) or 0}"
@@ -215,7 +215,7 @@ def _build_job_record(job: Any) -> JobRecord:
 def _build_gpu_counts(
     configured: Mapping[str, Any] | None, used: Mapping[str, Any] | None
 ) -> tuple[GpuCount, ...]:
-    """pyslurm's {"gpu:a100": 4}, {"gpu": 4}; for what is used a mapping with "count" inside, or a number."""
+    """From pyslurm's {"gpu:a100": 4} or {"gpu": 4}; values of `used` are numbers or mappings with "count"."""
     counts = _parse_gpu_counts(configured)
     in_use = _parse_gpu_counts(used)
     return tuple(GpuCount(kind, counts[kind], in_use.get(kind, 0)) for kind in sorted(counts))
