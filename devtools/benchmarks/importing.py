@@ -1,4 +1,4 @@
-"""Reading job files of each dialect: from text to a checked spec. Fixed limits; nothing else does the same."""
+"""Times to read a job file of each dialect, from text to spec, with fixed limits."""
 
 from __future__ import annotations
 

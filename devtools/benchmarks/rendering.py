@@ -1,4 +1,4 @@
-"""Planning and rendering: fixed limits, since nothing else does the same."""
+"""Times of planning and rendering, with fixed limits: no other system to compare with."""
 
 from __future__ import annotations
 
@@ -46,6 +46,6 @@ def measure(quick: bool) -> Iterator[BenchmarkResult]:
             plan(spec, RULES, CAPACITY)
 
         for label, action, limit in (("render", run_render, limit_ms), ("plan", run_plan, None)):
-            # The best of many: other work on the machine only ever adds to it.
+            # The minimum: other load on the machine only adds time.
             best_ms = min(timed(action, repeat=repeat)) * 1000
             yield BenchmarkResult(f"{label}, {name}", best_ms, "ms", limit=limit)
