@@ -23,7 +23,7 @@ fi
 trap : TERM
 for _sluice_text in "$_sluice_pre" "$_sluice_command" "$_sluice_post"; do
   [ -n "$_sluice_text" ] || continue
-  "$_sluice_shell" -c 'trap "exit 143" TERM; . /dev/fd/4' sluice 2>&3 3>&- 4<<END_OF_COMMAND || exit
+  "$_sluice_shell" -c 'trap "exit 143" TERM; . /dev/fd/4' command 2>&3 3>&- 4<<END_OF_COMMAND || exit
 exec 4<&-; $_sluice_text
 END_OF_COMMAND
 done
