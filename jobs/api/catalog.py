@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from django.http import HttpResponse
 from django.utils import timezone
 from django.utils.translation import gettext as _
@@ -18,23 +16,15 @@ from clusters.capacity import Capacity, Node
 from clusters.models import CapacitySnapshot, Cluster, ClusterStatus, Namespace, ResourceSpec
 from core.api.responses import json_response
 from core.api.schema import problem_responses
+from core.api.shapes import format_optional_timestamp, format_timestamp, serializer_of
 from core.translation import translate_dumped
-from jobs.api import answers, shapes
+from jobs.api import shapes
 from jobs.api.filters import QueryParser
 from jobs.form_description import localized_schema
 from jobs.plan.placement import select_nodes
 
 # Slurm was asked within this time: the cluster answers.
 MAX_STATUS_AGE_S = 60
-NAMESPACE_LIMIT_FIELDS = (
-    "default_time_s",
-    "max_time_s",
-    "max_gpus_per_job",
-    "max_cpus_per_job",
-    "max_mem_mib_per_job",
-    "max_nodes_per_job",
-    "max_running_jobs_per_user",
-)
 
 
 def _can_submit(role: Role, namespace: Namespace) -> bool:
@@ -53,24 +43,23 @@ class CurrentUserView(APIView):
         operation_id="me",
         tags=["catalog"],
         summary="Who you are and where you may submit",
-        responses={200: answers.CurrentUserSerializer},
+        responses={200: serializer_of(shapes.CurrentUserShape)},
     )
     def get(self, request: Request) -> HttpResponse:
         user = authenticated_user(request)
-        return json_response(
-            {
-                "username": user.get_username(),
-                "full_name": user.get_full_name(),
-                "email": user.email,
-                "is_admin": user.is_superuser,
-                "language": user.language,
-                "scope": getattr(request.auth, "scope", "write"),
-                "namespaces": [
-                    {"namespace": row.name, "role": role, "can_submit": _can_submit(role, row)}
-                    for row, role in _visible_namespaces(request)
-                ],
-            }
-        )
+        current_user: shapes.CurrentUserShape = {
+            "username": user.get_username(),
+            "full_name": user.get_full_name(),
+            "email": user.email,
+            "is_admin": user.is_superuser,
+            "language": user.language,
+            "scope": getattr(request.auth, "scope", "write"),
+            "namespaces": [
+                {"namespace": row.name, "role": role, "can_submit": _can_submit(role, row)}
+                for row, role in _visible_namespaces(request)
+            ],
+        }
+        return json_response(current_user)
 
 
 class NamespaceListView(APIView):
@@ -78,10 +67,10 @@ class NamespaceListView(APIView):
         operation_id="namespaces_list",
         tags=["catalog"],
         summary="Your namespaces and their limits",
-        responses={200: answers.NamespaceListSerializer},
+        responses={200: serializer_of(shapes.NamespaceListShape)},
     )
     def get(self, request: Request) -> HttpResponse:
-        items = [
+        items: list[shapes.NamespaceShape] = [
             {
                 "name": row.name,
                 "description": row.description,
@@ -91,7 +80,13 @@ class NamespaceListView(APIView):
                 "can_submit": _can_submit(role, row),
                 "partitions": row.partitions,
                 "default_image": row.default_image,
-                **{name: getattr(row, name) for name in NAMESPACE_LIMIT_FIELDS},
+                "default_time_s": row.default_time_s,
+                "max_time_s": row.max_time_s,
+                "max_gpus_per_job": row.max_gpus_per_job,
+                "max_cpus_per_job": row.max_cpus_per_job,
+                "max_mem_mib_per_job": row.max_mem_mib_per_job,
+                "max_nodes_per_job": row.max_nodes_per_job,
+                "max_running_jobs_per_user": row.max_running_jobs_per_user,
             }
             for row, role in _visible_namespaces(request)
         ]
@@ -103,7 +98,7 @@ class ClusterListView(APIView):
         operation_id="clusters_list",
         tags=["catalog"],
         summary="The clusters of your namespaces, and how old their data is",
-        responses={200: answers.ClusterListSerializer},
+        responses={200: serializer_of(shapes.ClusterListShape)},
     )
     def get(self, request: Request) -> HttpResponse:
         user = authenticated_user(request)
@@ -112,7 +107,7 @@ class ClusterListView(APIView):
             rows = rows.filter(namespaces__in=namespaces_visible_to(user)).distinct()
         status_by_cluster = {status.cluster_id: status for status in ClusterStatus.objects.all()}
         now = timezone.now()
-        items = []
+        items: list[shapes.ClusterShape] = []
         for row in rows:
             status = status_by_cluster.get(row.pk)
             age_s = status.age_s(now) if status else None
@@ -124,7 +119,7 @@ class ClusterListView(APIView):
                     "runtime": row.runtime,
                     "slurm_version": status.slurm_version if status else "",
                     "answers": None if age_s is None else age_s < MAX_STATUS_AGE_S,
-                    "seen_at": shapes.format_iso(status.last_ok_at) if status else None,
+                    "seen_at": format_optional_timestamp(status.last_ok_at) if status else None,
                     "age_s": age_s,
                     # Host names and stderr are for those who can mend it.
                     "last_error": translate_dumped(status.last_error)
@@ -135,7 +130,7 @@ class ClusterListView(APIView):
         return json_response({"items": items})
 
 
-def _resource_usage(nodes: list[Node]) -> dict[str, Any]:
+def _resource_usage(nodes: list[Node]) -> shapes.ResourceUsageShape:
     usable = [node for node in nodes if node.usable]
     types = sorted({gpu.type for node in nodes for gpu in node.gpus})
     return {
@@ -149,7 +144,7 @@ def _resource_usage(nodes: list[Node]) -> dict[str, Any]:
     }
 
 
-def _gpu_usage(kind: str, nodes: list[Node], usable: list[Node]) -> dict[str, Any]:
+def _gpu_usage(kind: str, nodes: list[Node], usable: list[Node]) -> shapes.GpuShape:
     of_type = [gpu for node in nodes for gpu in node.gpus if gpu.type == kind]
     free = [gpu for node in usable for gpu in node.gpus if gpu.type == kind]
     return {
@@ -159,7 +154,9 @@ def _gpu_usage(kind: str, nodes: list[Node], usable: list[Node]) -> dict[str, An
     }
 
 
-def _namespace_capacity(namespace: Namespace, role: Role, capacity: Capacity) -> dict[str, Any]:
+def _namespace_capacity(
+    namespace: Namespace, role: Role, capacity: Capacity
+) -> shapes.NamespaceCapacityShape:
     """The most that one job could have now: what is free in the partitions, within the limits."""
     nodes: dict[str, Node] = {}
     for partition in namespace.partitions:
@@ -191,7 +188,7 @@ class CapacityView(APIView):
         operation_id="capacity",
         tags=["catalog"],
         summary="GPUs by type: total and free, and per namespace what you could start now",
-        responses={200: answers.CapacitySerializer},
+        responses={200: serializer_of(shapes.CapacityShape)},
     )
     def get(self, request: Request) -> HttpResponse:
         visible_namespaces = _visible_namespaces(request)
@@ -202,10 +199,10 @@ class CapacityView(APIView):
         capacity_by_cluster = {
             row.cluster_id: (row, Capacity.from_json(row.data)) for row in snapshots
         }
-        clusters = [
+        clusters: list[shapes.ClusterCapacityShape] = [
             {
                 "cluster": row.cluster.name,
-                "taken_at": shapes.format_iso(row.taken_at),
+                "taken_at": format_timestamp(row.taken_at),
                 **_resource_usage(list(capacity.nodes)),
             }
             for row, capacity in capacity_by_cluster.values()
@@ -224,7 +221,7 @@ class SizeListView(APIView):
         tags=["catalog"],
         summary="Named sizes of a task",
         parameters=[OpenApiParameter("namespace", str, description="Only those offered in it.")],
-        responses={200: answers.SizeListSerializer, **problem_responses(400, 404)},
+        responses={200: serializer_of(shapes.SizeListShape), **problem_responses(400, 404)},
     )
     def get(self, request: Request) -> HttpResponse:
         query = QueryParser(request.query_params)
@@ -237,7 +234,7 @@ class SizeListView(APIView):
             if namespace is None:
                 raise NotFound(_("There is no such namespace, or you are not in it."))
             rows = ResourceSpec.offered_in(namespace)
-        items = [
+        items: list[shapes.SizeShape] = [
             {
                 "name": row.name,
                 "title": row.title,

@@ -7,7 +7,6 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import Any
 
 from django.http import HttpResponse
 from django.http.response import HttpResponseBase
@@ -19,9 +18,10 @@ from accounts.requests import authenticated_user
 from core.api.concurrency import cluster_request_slot
 from core.api.responses import json_response
 from core.api.schema import problem_responses
+from core.api.shapes import format_timestamp, serializer_of
 from core.api.streams import parse_range, set_range_headers, stream_attachment
 from jobs import files
-from jobs.api import answers, shapes
+from jobs.api import shapes
 from jobs.api.filters import QueryParser
 from jobs.api.jobs import ATTEMPT_PARAMETER
 from jobs.files import ROOTS, ResolvedPath, find_job_attempt, resolve_path
@@ -64,20 +64,18 @@ class JobFileListView(APIView):
         tags=["files"],
         summary="One directory of the job's files",
         parameters=PARAMETERS,
-        responses={200: answers.FileListSerializer, **problem_responses(*_ERROR_STATUSES)},
+        responses={200: serializer_of(shapes.FileListShape), **problem_responses(*_ERROR_STATUSES)},
     )
     def get(self, request: Request, id: uuid.UUID) -> HttpResponse:
         with _locate_requested(request, id) as (attempt, root, place):
             entries = files.list_files(place)
-        items: list[dict[str, Any]] = [
+        items: list[shapes.FileShape] = [
             {
                 "name": _printable_name(entry.name),
                 "path": _printable_name(posixpath.join(place.path, entry.name)),
                 "kind": entry.stat.kind,
                 "size": entry.stat.size,
-                "modified_at": shapes.format_iso(
-                    datetime.fromtimestamp(int(entry.stat.mtime), UTC)
-                ),
+                "modified_at": format_timestamp(datetime.fromtimestamp(int(entry.stat.mtime), UTC)),
             }
             for entry in entries
         ]

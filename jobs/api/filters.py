@@ -15,6 +15,7 @@ from django.utils.translation import gettext as _
 from drf_spectacular.utils import OpenApiParameter
 from rest_framework.exceptions import ErrorDetail, ValidationError
 
+from jobs.api.job_shape import JOB_FIELDS
 from jobs.lifecycle.states import JobState
 from jobs.store.listing import DEFAULT_LIMIT, MAX_LIMIT, SORT_COLUMNS, JobFilter
 
@@ -136,6 +137,7 @@ class JobListQuery:
     limit: int
     cursor: str
     count: bool
+    fields: tuple[str, ...] = ()
 
 
 def parse_job_list_query(raw: QueryDict) -> JobListQuery:
@@ -160,6 +162,7 @@ def parse_job_list_query(raw: QueryDict) -> JobListQuery:
         limit=query.integer("limit", DEFAULT_LIMIT, 1, MAX_LIMIT),
         cursor=query.text("cursor", limit=2000),
         count=bool(query.boolean("count")),
+        fields=query.choice_list("fields", list(JOB_FIELDS)),
     )
     query.raise_if_invalid()
     return request
@@ -183,14 +186,17 @@ def _parameter(name: str, description: str, kind: Any = str, **options: Any) -> 
     return OpenApiParameter(name, kind, description=description, **options)
 
 
-PAGE_PARAMETERS = [
-    _parameter(
-        "limit",
-        "How many on a page.",
-        {"type": "integer", "minimum": 1, "maximum": MAX_LIMIT, "default": DEFAULT_LIMIT},
-    ),
-    _parameter("cursor", "`next` of the page before; keep everything else as it was."),
-]
+def page_parameters(max_limit: int) -> list[OpenApiParameter]:
+    return [
+        _parameter(
+            "limit",
+            "How many on a page.",
+            {"type": "integer", "minimum": 1, "maximum": max_limit, "default": DEFAULT_LIMIT},
+        ),
+        _parameter("cursor", "`next` of the page before; keep everything else as it was."),
+    ]
+
+
 _DATE_TIME = {"type": "string", "format": "date-time"}
 JOB_LIST_PARAMETERS = [
     _parameter(
@@ -218,6 +224,13 @@ JOB_LIST_PARAMETERS = [
         for end, description in (("after", "at or after"), ("before", "before"))
     ),
     _parameter("sort", "A minus turns it round.", {"type": "string", "enum": SORT_KEYS}),
+    _parameter(
+        "fields",
+        "Only these fields of each job, separated by commas. Absent: all.",
+        {"type": "array", "items": {"type": "string", "enum": list(JOB_FIELDS)}},
+        explode=False,
+        style="form",
+    ),
     _parameter("count", "Also count all that match (slower).", bool),
-    *PAGE_PARAMETERS,
+    *page_parameters(MAX_LIMIT),
 ]

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Mapping
-from functools import lru_cache
+from collections.abc import Callable
 from typing import Any
 
 from django.http import HttpResponse
 from django.utils import timezone
-from django.utils.translation import get_language
 from django.utils.translation import gettext as _
 from drf_spectacular.utils import OpenApiParameter, OpenApiResponse
 from rest_framework.exceptions import ValidationError
@@ -17,14 +15,12 @@ from rest_framework.request import Request
 
 from accounts.requests import authenticated_user
 from core.api.responses import json_response
+from core.api.shapes import serializer_of
 from jobs.actions import create_job_once
-from jobs.api import answers, shapes
+from jobs.api.job_shape import API_PREFIX, JOB_DETAIL, JobContext, JobDetailShape
 from jobs.models import Job
-from jobs.plan import Plan
-from jobs.presentation import format_plan, serialize_plan, serialize_warning
 from jobs.store.access import job_not_found
-from jobs.store.listing import find_job_row_with_details
-from jobs.store.rows import parse_json
+from jobs.store.listing import find_job_row
 
 MAX_IDEMPOTENCY_KEY_LENGTH = 200
 IDEMPOTENCY_KEY_HEADER = OpenApiParameter(
@@ -35,35 +31,17 @@ IDEMPOTENCY_KEY_HEADER = OpenApiParameter(
 )
 REPLAYED_RESPONSE = {
     200: OpenApiResponse(
-        answers.JobDetailSerializer, description="The job of this key, from before."
+        serializer_of(JobDetailShape), description="The job of this key, from before."
     )
 }
 
 
 def serialize_job_detail(request: Request, id: uuid.UUID) -> dict[str, Any]:
-    user = authenticated_user(request)
-    result = find_job_row_with_details(user, id)
+    result = find_job_row(authenticated_user(request), id, columns=JOB_DETAIL.columns)
     if result is None:
         raise job_not_found(id)
-    row, role, (warnings, plan) = result
-    return {
-        **shapes.serialize_job(row, user, role, timezone.now()),
-        **_render_warnings_and_plan(warnings, plan, get_language()),
-    }
-
-
-@lru_cache(maxsize=1024)
-def _render_warnings_and_plan(
-    warnings: str, stored_plan: str, language: str | None
-) -> Mapping[str, Any]:
-    """Both as the database keeps them, said in a language: they never change, and are asked for often."""
-    plan_data = parse_json(stored_plan)
-    plan = Plan.from_json(plan_data) if plan_data else None
-    return {
-        "warnings": [serialize_warning(warning) for warning in parse_json(warnings)],
-        "plan": serialize_plan(plan) if plan else plan_data,
-        "plan_words": "; ".join(format_plan(plan)) if plan else "",
-    }
+    row, access = result
+    return JOB_DETAIL.build(row, JobContext(access, timezone.now()))
 
 
 def read_idempotency_key(request: Request) -> str:
@@ -86,7 +64,7 @@ def respond_idempotently(
     response = json_response(
         serialize_job_detail(request, job.pk), status=200 if replayed else status
     )
-    response["Location"] = f"{shapes.API_PREFIX}/jobs/{job.pk}"
+    response["Location"] = f"{API_PREFIX}/jobs/{job.pk}"
     if replayed:
         response["Idempotent-Replayed"] = "true"
     return response

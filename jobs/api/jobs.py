@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import uuid
+from collections.abc import Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from django.http import HttpResponse
 from django.utils import timezone
@@ -29,10 +30,11 @@ from core.api.idempotency import compute_fingerprint
 from core.api.pagination import decode_cursor, encode_cursor, fingerprint
 from core.api.responses import json_response
 from core.api.schema import problem_responses
+from core.api.shapes import format_optional_timestamp, format_timestamp, serializer_of
 from core.errors import InvalidValue
 from core.translation import translate
 from jobs import actions
-from jobs.api import answers, jobfiles, shapes
+from jobs.api import jobfiles, shapes
 from jobs.api.filters import JOB_LIST_PARAMETERS, QueryParser, parse_job_list_query
 from jobs.api.job_detail import (
     IDEMPOTENCY_KEY_HEADER,
@@ -41,6 +43,13 @@ from jobs.api.job_detail import (
     respond_idempotently,
     serialize_job_detail,
 )
+from jobs.api.job_shape import (
+    JobContext,
+    JobDetailShape,
+    JobPageShape,
+    WarningShape,
+    job_with_fields,
+)
 from jobs.api.jobfiles import JobFileParser, MultipartParser, RawSubmission, get_raw_submission
 from jobs.events import events_of
 from jobs.files import find_job_attempt
@@ -48,6 +57,7 @@ from jobs.jobfile import SpecWarning, dump
 from jobs.jobfile.importers import load_document
 from jobs.lifecycle.reasons import translate_event_data
 from jobs.models import Attempt, Job, Task
+from jobs.plan import Note
 from jobs.presentation import (
     format_plan,
     serialize_note,
@@ -78,16 +88,20 @@ class JobListView(APIView):
         tags=["jobs"],
         summary="Jobs that you may see",
         parameters=JOB_LIST_PARAMETERS,
-        responses={200: answers.JobPageSerializer, **problem_responses(400)},
+        responses={200: serializer_of(JobPageShape), **problem_responses(400)},
     )
     def get(self, request: Request) -> HttpResponse:
         user = authenticated_user(request)
         list_query = parse_job_list_query(request.query_params)
         query = fingerprint(user.pk, repr(list_query.job_filter))
         after = decode_cursor(list_query.cursor, query) if list_query.cursor else None
-        page = list_jobs_page(user, list_query.job_filter, after=after, limit=list_query.limit)
+        shape = job_with_fields(list_query.fields)
+        page = list_jobs_page(
+            user, list_query.job_filter, after=after, limit=list_query.limit, columns=shape.columns
+        )
+        context = JobContext(page.access, timezone.now())
         body: dict[str, Any] = {
-            "items": shapes.serialize_jobs_json(page.rows, user, page.roles, timezone.now()),
+            "items": [shape.build(row, context) for row in page.rows],
             "next": encode_cursor(page.next_key, query) if page.next_key else None,
         }
         if list_query.count:
@@ -101,7 +115,7 @@ class JobListView(APIView):
         parameters=[IDEMPOTENCY_KEY_HEADER],
         request=jobfiles.REQUEST,
         responses={
-            201: answers.JobDetailSerializer,
+            201: serializer_of(JobDetailShape),
             **REPLAYED_RESPONSE,
             **problem_responses(400, 403, 404, 409, 413, 415, 422),
         },
@@ -144,7 +158,10 @@ class JobPlanView(APIView):
         tags=["jobs"],
         summary="What would become of a job file: plan in words, script, warnings, refusals",
         request=jobfiles.REQUEST,
-        responses={200: answers.PreviewSerializer, **problem_responses(400, 404, 413, 415, 422)},
+        responses={
+            200: serializer_of(shapes.PreviewShape),
+            **problem_responses(400, 404, 413, 415, 422),
+        },
     )
     def post(self, request: Request) -> HttpResponse:
         user = authenticated_user(request)
@@ -158,7 +175,7 @@ class JobPlanView(APIView):
         )
 
 
-def serialize_preview(job_preview: Preview, may_submit: bool) -> dict[str, Any]:
+def serialize_preview(job_preview: Preview, may_submit: bool) -> shapes.PreviewShape:
     submission = job_preview.submission
     plan = job_preview.plan
     return {
@@ -167,20 +184,28 @@ def serialize_preview(job_preview: Preview, may_submit: bool) -> dict[str, Any]:
         "dialect": submission.dialect,
         "namespace": submission.namespace.name,
         "spec": json.loads(dump(submission.spec)),
-        "warnings": [serialize_warning(warning) for warning in submission.warnings],
-        "problems": [serialize_problem(problem) for problem in job_preview.problems],
+        "warnings": cast(
+            list[WarningShape], [serialize_warning(warning) for warning in submission.warnings]
+        ),
+        "problems": cast(
+            list[shapes.PlanProblemShape], [serialize_problem(p) for p in job_preview.problems]
+        ),
         "plan": serialize_plan(plan) if plan else None,
         "plan_words": "; ".join(format_plan(plan)) if plan else "",
-        "notes": [serialize_note(note) for note in (plan.notes if plan else ())],
+        "notes": _serialize_notes(plan.notes if plan else ()),
         "starts_now": job_preview.starts_now,
-        "obstacles": [serialize_note(note) for note in job_preview.obstacles],
-        "expected_start": shapes.format_iso(
+        "obstacles": _serialize_notes(job_preview.obstacles),
+        "expected_start": format_optional_timestamp(
             timezone.now() if job_preview.starts_now else job_preview.expected_start
         ),
         "expected_start_is_estimate": job_preview.expected_start is not None,
         "machine_hours": plan.totals.machine_hours if plan else None,
         "script": job_preview.script,
     }
+
+
+def _serialize_notes(notes: Iterable[Note]) -> list[shapes.NoteShape]:
+    return cast(list[shapes.NoteShape], [serialize_note(note) for note in notes])
 
 
 class JobUpdateSerializer(StrictSerializer):
@@ -196,7 +221,7 @@ class JobDetailView(APIView):
         operation_id="jobs_get",
         tags=["jobs"],
         summary="One job",
-        responses={200: answers.JobDetailSerializer, **problem_responses(404)},
+        responses={200: serializer_of(JobDetailShape), **problem_responses(404)},
     )
     def get(self, request: Request, id: uuid.UUID) -> HttpResponse:
         return json_response(serialize_job_detail(request, id))
@@ -207,7 +232,7 @@ class JobDetailView(APIView):
         summary="Change description, labels or time limit",
         request=JobUpdateSerializer,
         responses={
-            200: answers.JobDetailSerializer,
+            200: serializer_of(JobDetailShape),
             **problem_responses(400, 403, 404, 409, 413, 415),
         },
     )
@@ -243,7 +268,7 @@ class JobDetailView(APIView):
         responses={
             204: OpenApiResponse(description="Deleted."),
             202: OpenApiResponse(
-                answers.JobDetailSerializer, description="Being stopped; deleted then."
+                serializer_of(JobDetailShape), description="Being stopped; deleted then."
             ),
             **problem_responses(400, 403, 404, 409),
         },
@@ -269,7 +294,7 @@ class JobStopView(APIView):
         tags=["jobs"],
         summary="Stop a job; one that has ended stays as it is",
         request=None,
-        responses={200: answers.JobDetailSerializer, **problem_responses(403, 404)},
+        responses={200: serializer_of(JobDetailShape), **problem_responses(403, 404)},
     )
     def post(self, request: Request, id: uuid.UUID) -> HttpResponse:
         actions.stop_job(
@@ -285,7 +310,10 @@ class JobRetryView(APIView):
         summary="Run an ended job once more, as a further attempt",
         parameters=[IDEMPOTENCY_KEY_HEADER],
         request=None,
-        responses={200: answers.JobDetailSerializer, **problem_responses(400, 403, 404, 409, 422)},
+        responses={
+            200: serializer_of(JobDetailShape),
+            **problem_responses(400, 403, 404, 409, 422),
+        },
     )
     def post(self, request: Request, id: uuid.UUID) -> HttpResponse:
         job = find_job(authenticated_user(request), id)
@@ -312,7 +340,7 @@ class JobCloneView(APIView):
         parameters=[IDEMPOTENCY_KEY_HEADER],
         request=JobCloneSerializer,
         responses={
-            201: answers.JobDetailSerializer,
+            201: serializer_of(JobDetailShape),
             **REPLAYED_RESPONSE,
             **problem_responses(400, 403, 404, 409, 413, 415, 422),
         },
@@ -376,7 +404,7 @@ class JobScriptView(APIView):
         tags=["jobs"],
         summary="What sbatch was given",
         parameters=[ATTEMPT_PARAMETER],
-        responses={200: answers.ScriptSerializer, **problem_responses(400, 404)},
+        responses={200: serializer_of(shapes.ScriptShape), **problem_responses(400, 404)},
     )
     def get(self, request: Request, id: uuid.UUID) -> HttpResponse:
         attempt = find_job_attempt(
@@ -405,7 +433,7 @@ class JobEventListView(APIView):
                 "limit", {"type": "integer", "minimum": 1, "maximum": MAX_EVENTS, "default": 100}
             ),
         ],
-        responses={200: answers.EventPageSerializer, **problem_responses(400, 404)},
+        responses={200: serializer_of(shapes.EventPageShape), **problem_responses(400, 404)},
     )
     def get(self, request: Request, id: uuid.UUID) -> HttpResponse:
         query = QueryParser(request.query_params)
@@ -414,10 +442,10 @@ class JobEventListView(APIView):
         query.raise_if_invalid()
         job = find_job(authenticated_user(request), id)
         rows = list(events_of(job).filter(id__gt=since).order_by("id")[: limit + 1])
-        items = [
+        items: list[shapes.EventShape] = [
             {
                 "number": row.pk,
-                "at": shapes.format_iso(row.at),
+                "at": format_timestamp(row.at),
                 "kind": row.kind,
                 "actor": row.actor,
                 "actor_name": row.actor_name,
@@ -436,13 +464,13 @@ class JobTaskListView(APIView):
         tags=["jobs"],
         summary="Its tasks: node, ports, state, exit code",
         parameters=[ATTEMPT_PARAMETER],
-        responses={200: answers.TaskListSerializer, **problem_responses(400, 404)},
+        responses={200: serializer_of(shapes.TaskListShape), **problem_responses(400, 404)},
     )
     def get(self, request: Request, id: uuid.UUID) -> HttpResponse:
         number = parse_attempt_number(request)
         job = find_job(authenticated_user(request), id)
         actions.watch_job(job=job)
-        tasks: list[dict[str, Any]] = []
+        tasks: list[shapes.TaskShape] = []
         if number is not None or Attempt.objects.filter(job=job).exists():
             attempt = find_job_attempt(job, number)
             rows = Task.objects.filter(attempt=attempt).order_by("id")
@@ -455,7 +483,7 @@ class JobAttemptListView(APIView):
         operation_id="jobs_attempts",
         tags=["jobs"],
         summary="Every run of it in Slurm",
-        responses={200: answers.AttemptListSerializer, **problem_responses(404)},
+        responses={200: serializer_of(shapes.AttemptListShape), **problem_responses(404)},
     )
     def get(self, request: Request, id: uuid.UUID) -> HttpResponse:
         rows = Attempt.objects.filter(job=find_job(authenticated_user(request), id)).order_by(
@@ -479,7 +507,7 @@ class JobBatchStopView(APIView):
         tags=["jobs"],
         summary="Stop many; each has its own outcome",
         request=JobBatchSerializer,
-        responses={200: answers.BatchSerializer, **problem_responses(400, 413, 415)},
+        responses={200: serializer_of(shapes.BatchShape), **problem_responses(400, 413, 415)},
     )
     def post(self, request: Request) -> HttpResponse:
         serializer = JobBatchSerializer(data=request.data)
@@ -495,7 +523,7 @@ class JobBatchDeleteView(APIView):
         tags=["jobs"],
         summary="Delete many; each has its own outcome",
         request=JobBatchDeleteSerializer,
-        responses={200: answers.BatchSerializer, **problem_responses(400, 413, 415)},
+        responses={200: serializer_of(shapes.BatchShape), **problem_responses(400, 413, 415)},
     )
     def post(self, request: Request) -> HttpResponse:
         serializer = JobBatchDeleteSerializer(data=request.data)
@@ -527,7 +555,7 @@ def _batch_response(
     message = _("There is no such job, or you may not see it.")
     outcome_by_id = {outcome.job_id: outcome for outcome in outcomes}
     outcome_by_id |= {id: actions.JobOutcome(id, False, "not_found", message) for id in missing}
-    items = [
+    items: list[shapes.BatchItemShape] = [
         {
             "id": str(id),
             "ok": outcome_by_id[id].ok,

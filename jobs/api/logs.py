@@ -18,8 +18,9 @@ from core import errors as job_errors
 from core.api.concurrency import cluster_request_slot, concurrency_limiter
 from core.api.responses import json_response
 from core.api.schema import problem_responses
+from core.api.shapes import serializer_of
 from core.api.streams import gzip_stream, parse_range, set_range_headers, stream_attachment
-from jobs.api import answers
+from jobs.api import shapes
 from jobs.api.filters import QueryParser
 from jobs.api.jobs import ATTEMPT_PARAMETER
 from jobs.logs.reading import (
@@ -103,7 +104,7 @@ class LogListView(APIView):
         tags=["logs"],
         summary="The logs of a job and their sizes",
         parameters=[ATTEMPT_PARAMETER],
-        responses={200: answers.LogListSerializer, **problem_responses(*_ERROR_STATUSES)},
+        responses={200: serializer_of(shapes.LogListShape), **problem_responses(*_ERROR_STATUSES)},
     )
     def get(self, request: Request, id: uuid.UUID) -> HttpResponse:
         query = QueryParser(request.query_params)
@@ -129,7 +130,7 @@ class LogReadView(APIView):
         parameters=[ATTEMPT_PARAMETER, _OFFSET, _LIMIT, *_SEARCH, *_HEADERS],
         responses={
             (200, _OCTET_STREAM): _BINARY_RESPONSE,
-            (200, "application/json"): answers.LogMatchesSerializer,
+            (200, "application/json"): serializer_of(shapes.LogMatchesShape),
             (206, _OCTET_STREAM): _BINARY_RESPONSE,
             **problem_responses(*_ERROR_STATUSES, 416),
         },

@@ -1,212 +1,334 @@
-"""Rows as the JSON that the API answers: plain functions, quick enough for lists.
+"""Shapes of the API's answers, apart from those of a job itself (`jobs.api.job_shape`).
 
-The shapes are described for the schema in `jobs.api.answers`; tests compare the two.
+The schema is derived from these definitions; see `core.api.shapes`.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping
-from datetime import datetime
-from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Annotated, Any, Literal, TypedDict
 
-import orjson
-from django.utils.translation import get_language
-
-from clusters.access import Role
-from jobs.lifecycle.reasons import render_reason_code, translate_params
-from jobs.lifecycle.states import END_STATES, DesiredState, JobState
-from jobs.models import Attempt, Task
-from jobs.store.access import JobAction, allowed_actions
-from jobs.store.rows import (
-    COLUMNS,
-    NAMESPACE_ID,
-    OWNER_ID,
-    Row,
-    parse_datetime,
-    parse_id,
-    parse_json,
+from clusters.models import Membership
+from core.api.shapes import (
+    Choices,
+    Help,
+    Timestamp,
+    Uuid,
+    format_optional_timestamp,
+    format_timestamp,
 )
-from jobs.store.rows import format_iso as format_iso
-
-if TYPE_CHECKING:
-    from accounts.models import User
-
-NAMESPACE_ACTIVE, CLUSTER_ENABLED, STARTED_AT, ENDED_AT = map(
-    COLUMNS.index, ("namespace_active", "cluster_enabled", "started_at", "ended_at")
-)
-END_STATE_VALUES = frozenset(state.value for state in END_STATES)
-API_PREFIX = "/api/v1"
+from core.models import Event
+from jobs.api.job_shape import ReasonShape, WarningShape, serialize_reason
+from jobs.jobfile.parameters import PARAMETER_KINDS
+from jobs.models import Attempt, JobTemplate, Task
 
 
-@lru_cache(maxsize=4096)
-def _cached_reason_text(language: str | None, code: str, params: str, text: str) -> str:
-    return render_reason_code(code, json.loads(params), text)
+class PlanProblemShape(TypedDict):
+    path: str
+    message: str
+    code: str
+    value: str
+    suggestion: str
+    line: int | None
+    column: int | None
 
 
-def serialize_reason(code: str, params: Mapping[str, Any] | str, text: str) -> dict[str, Any]:
-    """In the language of the request. `params` as a mapping or as JSON."""
-    if not code:
-        return {"code": "", "text": "", "params": {}, "slurm_text": text}
-    source = params if isinstance(params, str) else json.dumps(params, sort_keys=True)
-    message = _cached_reason_text(get_language(), code, source, text)
-    return {
-        "code": code,
-        "text": message,
-        "params": translate_params(json.loads(source)),
-        "slurm_text": text,
-    }
+class NoteShape(TypedDict):
+    code: str
+    message: str
+    params: dict[str, Any]
 
 
-def available_actions(
-    verbs: frozenset[JobAction], state: str, wanted: str, has_secrets: bool
-) -> dict[str, bool]:
-    """What the person may do and what makes sense now."""
-    ended = state in END_STATE_VALUES
-    return {
-        "edit": JobAction.EDIT in verbs,
-        "stop": not ended and wanted == DesiredState.RUN and JobAction.STOP in verbs,
-        "delete": ended and JobAction.DELETE in verbs,
-        "stop_and_delete": JobAction.DELETE in verbs,
-        "time_limit": not ended and JobAction.TIME_LIMIT in verbs,
-        "retry": ended and not has_secrets and JobAction.RETRY in verbs,
-        "clone": not has_secrets and JobAction.CLONE in verbs,
-    }
+class PreviewShape(TypedDict):
+    ok: Annotated[bool, Help("Slurm could run it; `problems` is empty.")]
+    may_submit: Annotated[bool, Help("You may submit to this namespace.")]
+    dialect: str
+    namespace: str
+    spec: Annotated[dict[str, Any], Help("The job file as it was understood.")]
+    warnings: list[WarningShape]
+    problems: list[PlanProblemShape]
+    plan: dict[str, Any] | None
+    plan_words: str
+    notes: list[NoteShape]
+    starts_now: Annotated[bool | None, Help("Enough is free; null: not known.")]
+    obstacles: list[NoteShape]
+    expected_start: Annotated[
+        Timestamp | None, Help("Now, if enough is free; else an estimate; null: not known.")
+    ]
+    expected_start_is_estimate: Annotated[
+        bool,
+        Help(
+            "By the time limits of the jobs that run. They may end earlier, and others may be waiting before this one; Slurm's own guess comes once it has the job."
+        ),
+    ]
+    machine_hours: float | None
+    script: str
 
 
-def serialize_job(row: Row, user: User, role: Role | None, now: datetime) -> dict[str, Any]:
-    return _serialize_job(row, _allowed_verbs_for(row, user, role), now)
+class EventShape(TypedDict):
+    number: int
+    at: Timestamp
+    kind: str
+    actor: Annotated[str, Choices(Event.Actor.choices)]
+    actor_name: str
+    data: dict[str, Any]
 
 
-def serialize_jobs_json(
-    rows: Iterable[Row], user: User, roles: Mapping[int, Role], now: datetime
-) -> list[orjson.Fragment]:
-    """Each `job` as JSON, for lists: the same rows are asked for again and again."""
-    language, second = get_language(), now.replace(microsecond=0)
-    fragments = []
-    for row in rows:
-        verbs = _allowed_verbs_for(row, user, roles.get(row[NAMESPACE_ID]))
-        # Only a job that runs grows older.
-        is_static = row[STARTED_AT] is None or row[ENDED_AT] is not None
-        fragments.append(
-            orjson.Fragment(
-                _serialize_job_json(row, verbs, None if is_static else second, language)
-            )
-        )
-    return fragments
+class EventPageShape(TypedDict):
+    items: list[EventShape]
+    next: Annotated[int | None, Help("`since` of the next page.")]
 
 
-@lru_cache(maxsize=4096)
-def _serialize_job_json(
-    row: Row, verbs: frozenset[JobAction], now: datetime | None, language: str | None
-) -> bytes:
-    """Everything that the answer depends on is in the key; `language` through `reason`.
-
-    Copied, because it is kept: what `orjson.dumps` returns holds on to a buffer of at least 16 KB.
-    """
-    return bytes(memoryview(orjson.dumps(_serialize_job(row, verbs, now))))
-
-
-def _allowed_verbs_for(row: Row, user: User, role: Role | None) -> frozenset[JobAction]:
-    accepts_jobs = bool(row[NAMESPACE_ACTIVE] and row[CLUSTER_ENABLED])
-    return allowed_actions(user, role, owner_id=row[OWNER_ID], accepts_jobs=accepts_jobs)
+class TaskShape(TypedDict):
+    attempt: int
+    role: str
+    index: int
+    state: Annotated[str, Choices(Task.State.choices)]
+    node: str
+    ip: str
+    ports: dict[str, Any]
+    gpus: str
+    exit_code: int | None
+    started_at: Timestamp | None
+    ended_at: Timestamp | None
 
 
-def _duration_s(row: Row, now: datetime | None) -> int | None:
-    if (started := parse_datetime(row[STARTED_AT])) is None:
-        return None
-    until = parse_datetime(row[ENDED_AT]) or now
-    return max(0, int((until - started).total_seconds())) if until else None
+class TaskListShape(TypedDict):
+    items: list[TaskShape]
 
 
-def _serialize_job(row: Row, verbs: frozenset[JobAction], now: datetime | None) -> dict[str, Any]:
-    """`now` matters only to a job that runs."""
-    (
-        job_id,
-        name,
-        _owner_id,
-        owner,
-        _namespace_id,
-        namespace,
-        _namespace_active,
-        cluster,
-        _cluster_enabled,
-        seen_at,
-        state,
-        wanted,
-        reason_code,
-        reason_params,
-        reason_text,
-        exit_code,
-        description,
-        labels,
-        created_at,
-        submitted_at,
-        started_at,
-        ended_at,
-        expected_start,
-        time_limit_s,
-        wanted_time_limit_s,
-        attempt,
-        slurm_job_id,
-        cpus,
-        mem_mib,
-        gpus,
-        gpu_type,
-        nodes,
-        tasks,
-        is_distributed,
-        has_secrets,
-        cloned_from,
-    ) = row
-    duration_s = _duration_s(row, now)
-    time_left_s = None
-    if state == JobState.RUNNING and time_limit_s is not None:
-        time_left_s = max(0, time_limit_s - (duration_s or 0))
-    text = parse_id(job_id)
-    return {
-        "id": text,
-        "name": name,
-        "owner": owner,
-        "namespace": namespace,
-        "cluster": cluster,
-        "state": state,
-        "stopping": state not in END_STATE_VALUES and wanted != DesiredState.RUN,
-        "reason": serialize_reason(reason_code, reason_params, reason_text),
-        "exit_code": exit_code,
-        "description": description,
-        "labels": parse_json(labels),
-        "created_at": format_iso(created_at),
-        "submitted_at": format_iso(submitted_at),
-        "started_at": format_iso(started_at),
-        "ended_at": format_iso(ended_at),
-        "expected_start": format_iso(expected_start),
-        "duration_s": duration_s,
-        "time_limit_s": time_limit_s,
-        "wanted_time_limit_s": wanted_time_limit_s,
-        "time_left_s": time_left_s,
-        "cpus": cpus,
-        "mem_mib": mem_mib,
-        "gpus": gpus,
-        "gpu_type": gpu_type,
-        "nodes": nodes,
-        "tasks": tasks,
-        "is_distributed": bool(is_distributed),
-        "attempt": attempt,
-        "slurm_job_id": slurm_job_id or "",
-        "cloned_from": parse_id(cloned_from) if cloned_from else None,
-        # An ended job is what it is; a live one is as old as the cluster's last answer.
-        "seen_at": format_iso(ended_at if state in END_STATE_VALUES else seen_at),
-        "can": available_actions(verbs, state, wanted, has_secrets),
-        "links": {"self": f"{API_PREFIX}/jobs/{text}", "page": f"/jobs/{text}"},
-    }
+class AttemptShape(TypedDict):
+    number: int
+    phase: Annotated[str, Choices(Attempt.Phase.choices)]
+    slurm_job_id: str
+    components: list[Any]
+    slurm_state: str
+    nodes: str
+    unix_user: str
+    work_dir: str
+    reason: ReasonShape
+    exit_code: int | None
+    signal: int | None
+    created_at: Timestamp
+    submitted_at: Timestamp | None
+    started_at: Timestamp | None
+    ended_at: Timestamp | None
 
 
-assert len(COLUMNS) == 36  # noqa: S101 - `job` unpacks them by position
+class AttemptListShape(TypedDict):
+    items: list[AttemptShape]
 
 
-def serialize_attempt(row: Attempt) -> dict[str, Any]:
+class ScriptShape(TypedDict):
+    attempt: int
+    script: str
+
+
+class FileShape(TypedDict):
+    name: str
+    path: str
+    kind: Literal["file", "dir", "link", "other"]
+    size: int
+    modified_at: Timestamp
+
+
+class FileListShape(TypedDict):
+    attempt: int
+    root: Literal["work", "output"]
+    path: str
+    items: list[FileShape]
+
+
+class LogEntryShape(TypedDict):
+    role: Annotated[str, Help("`batch` for the batch script's own log.")]
+    index: int
+    size: Annotated[int | None, Help("null: there is no file (yet).")]
+    state: str
+
+
+class LogListShape(TypedDict):
+    attempt: Annotated[int | None, Help("null: nothing was submitted yet.")]
+    items: list[LogEntryShape]
+
+
+class LogMatchShape(TypedDict):
+    offset: int
+    line: int
+
+
+class LogMatchesShape(TypedDict):
+    matches: list[LogMatchShape]
+    more: Annotated[bool, Help("There may be more than were asked for.")]
+
+
+class BatchItemShape(TypedDict):
+    id: Uuid
+    ok: bool
+    code: Annotated[str, Help("Empty when it worked.")]
+    message: str
+
+
+class BatchShape(TypedDict):
+    items: list[BatchItemShape]
+
+
+class UploadShape(TypedDict):
+    sha256: str
+    size: int
+    format: Annotated[str, Choices(("zip", "tar", "tar.gz"))]
+    unpacked_size: int
+    files: int
+    filename: str
+    created_at: Timestamp
+    jobs: Annotated[int, Help("How many jobs use it.")]
+
+
+class UploadListShape(TypedDict):
+    items: list[UploadShape]
+
+
+class ParameterShape(TypedDict):
+    name: str
+    title: str
+    description: str
+    kind: Annotated[str, Choices(PARAMETER_KINDS)]
+    required: bool
+    default: Any
+    choices: list[str]
+
+
+class TemplatePermissionsShape(TypedDict):
+    edit: bool
+    delete: bool
+
+
+class TemplateShape(TypedDict):
+    id: Uuid
+    name: str
+    description: str
+    owner: str
+    visibility: Annotated[str, Choices(JobTemplate.Visibility.choices)]
+    namespace: str | None
+    parameters: list[ParameterShape]
+    version: int
+    created_at: Timestamp
+    updated_at: Timestamp
+    can: TemplatePermissionsShape
+
+
+class TemplateDetailShape(TemplateShape):
+    spec: dict[str, Any]
+
+
+class TemplatePageShape(TypedDict):
+    items: list[TemplateShape]
+    next: str | None
+
+
+class NamespaceShape(TypedDict):
+    name: str
+    description: str
+    cluster: str
+    active: bool
+    role: Annotated[str, Choices(Membership.Role.choices)]
+    can_submit: bool
+    partitions: list[str]
+    default_image: str
+    default_time_s: int | None
+    max_time_s: int | None
+    max_gpus_per_job: int | None
+    max_cpus_per_job: int | None
+    max_mem_mib_per_job: int | None
+    max_nodes_per_job: int | None
+    max_running_jobs_per_user: int | None
+
+
+class NamespaceListShape(TypedDict):
+    items: list[NamespaceShape]
+
+
+class ClusterShape(TypedDict):
+    name: str
+    title: str
+    enabled: bool
+    runtime: str
+    slurm_version: str
+    answers: Annotated[bool | None, Help("Null: never asked yet.")]
+    seen_at: Timestamp | None
+    age_s: float | None
+    last_error: Annotated[str, Help("For administrators; empty for others.")]
+
+
+class ClusterListShape(TypedDict):
+    items: list[ClusterShape]
+
+
+class GpuShape(TypedDict):
+    type: str
+    total: int
+    free: int
+
+
+class ResourceUsageShape(TypedDict):
+    nodes: int
+    usable_nodes: int
+    cpus: int
+    cpus_free: int
+    mem_mib: int
+    mem_mib_free: int
+    gpus: list[GpuShape]
+
+
+class ClusterCapacityShape(ResourceUsageShape):
+    cluster: str
+    taken_at: Timestamp
+
+
+class NamespaceCapacityShape(TypedDict):
+    namespace: str
+    cluster: str
+    can_submit: bool
+    cpus: Annotated[int, Help("The most that one job of yours could have now.")]
+    mem_mib: int
+    gpus: list[GpuShape]
+
+
+class CapacityShape(TypedDict):
+    clusters: list[ClusterCapacityShape]
+    namespaces: list[NamespaceCapacityShape]
+
+
+class SizeShape(TypedDict):
+    name: str
+    title: str
+    cpus: int
+    mem_mib: int
+    gpus: int
+    gpu_type: str
+    shm_mib: int | None
+    price: Annotated[float, Help("Machine hours per hour.")]
+
+
+class SizeListShape(TypedDict):
+    items: list[SizeShape]
+
+
+class MembershipShape(TypedDict):
+    namespace: str
+    role: Annotated[str, Choices(Membership.Role.choices)]
+    can_submit: bool
+
+
+class CurrentUserShape(TypedDict):
+    username: str
+    full_name: str
+    email: str
+    is_admin: bool
+    language: str
+    scope: Annotated[Literal["read", "write"], Help("What this sign-in may do.")]
+    namespaces: list[MembershipShape]
+
+
+def serialize_attempt(row: Attempt) -> AttemptShape:
     return {
         "number": row.number,
         "phase": row.phase,
@@ -219,14 +341,14 @@ def serialize_attempt(row: Attempt) -> dict[str, Any]:
         "reason": serialize_reason(row.reason_code, row.reason_params, row.reason_text),
         "exit_code": row.exit_code,
         "signal": row.signal,
-        "created_at": format_iso(row.created_at),
-        "submitted_at": format_iso(row.submitted_at),
-        "started_at": format_iso(row.started_at),
-        "ended_at": format_iso(row.ended_at),
+        "created_at": format_timestamp(row.created_at),
+        "submitted_at": format_optional_timestamp(row.submitted_at),
+        "started_at": format_optional_timestamp(row.started_at),
+        "ended_at": format_optional_timestamp(row.ended_at),
     }
 
 
-def serialize_task(row: Task, attempt_number: int) -> dict[str, Any]:
+def serialize_task(row: Task, attempt_number: int) -> TaskShape:
     return {
         "attempt": attempt_number,
         "role": row.role,
@@ -237,6 +359,6 @@ def serialize_task(row: Task, attempt_number: int) -> dict[str, Any]:
         "ports": row.ports,
         "gpus": row.gpus,
         "exit_code": row.exit_code,
-        "started_at": format_iso(row.started_at),
-        "ended_at": format_iso(row.ended_at),
+        "started_at": format_optional_timestamp(row.started_at),
+        "ended_at": format_optional_timestamp(row.ended_at),
     }

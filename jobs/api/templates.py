@@ -16,7 +16,6 @@ from rest_framework.request import Request
 from rest_framework.views import APIView
 
 from accounts.requests import authenticated_user
-from core import messages
 from core.api.fields import (
     StrictBooleanField,
     StrictCharField,
@@ -27,23 +26,26 @@ from core.api.idempotency import compute_fingerprint
 from core.api.pagination import decode_cursor, encode_cursor, fingerprint
 from core.api.responses import json_response
 from core.api.schema import problem_responses
-from core.errors import JobError, NotFound
+from core.api.shapes import AnyJsonField, format_timestamp, serializer_of
+from core.errors import JobError
 from core.translation import translate
 from jobs import job_templates
-from jobs.api import answers, shapes
-from jobs.api.filters import PAGE_PARAMETERS, QueryParser
+from jobs.api import shapes
+from jobs.api.filters import QueryParser, page_parameters
 from jobs.api.job_detail import (
     IDEMPOTENCY_KEY_HEADER,
     REPLAYED_RESPONSE,
     respond_idempotently,
 )
+from jobs.api.job_shape import JobDetailShape
 from jobs.api.jobfiles import SubmitOptionsSerializer
 from jobs.jobfile.parameters import PARAMETER_KINDS, TemplateParameter
 from jobs.models import Job, JobTemplate
-from jobs.store.access import jobs_visible_to
+from jobs.store.access import find_job
 from jobs.store.uploads import find_upload
 from jobs.submission import submit
 
+DEFAULT_LIMIT, MAX_LIMIT = 50, 200
 VISIBILITIES = [value.value for value in JobTemplate.Visibility]
 
 
@@ -74,7 +76,7 @@ class TemplateFieldsSerializer(StrictSerializer):
     visibility = serializers.ChoiceField(choices=JobTemplate.Visibility.choices, required=False)
     namespace = StrictCharField(required=False, allow_null=True, max_length=255)
     spec = serializers.DictField(
-        child=answers.AnyJsonField(allow_null=True), required=False, help_text="A job file."
+        child=AnyJsonField(allow_null=True), required=False, help_text="A job file."
     )
     job_file = StrictCharField(
         required=False, trim_whitespace=False, max_length=1_000_000, help_text="Or its text."
@@ -115,11 +117,9 @@ class TemplateBatchSerializer(StrictSerializer):
     ids = serializers.ListField(child=serializers.UUIDField(), min_length=1, max_length=1000)
 
 
-def serialize_template(
-    template: JobTemplate, request: Request, *, include_spec: bool = False
-) -> dict[str, Any]:
+def serialize_template(template: JobTemplate, request: Request) -> shapes.TemplateShape:
     can_edit_template = job_templates.can_edit_template(authenticated_user(request), template)
-    result: dict[str, Any] = {
+    return {
         "id": str(template.pk),
         "name": template.name,
         "description": template.description,
@@ -128,11 +128,16 @@ def serialize_template(
         "namespace": template.namespace.name if template.namespace else None,
         "parameters": template.parameters,
         "version": template.version,
-        "created_at": shapes.format_iso(template.created_at),
-        "updated_at": shapes.format_iso(template.updated_at),
+        "created_at": format_timestamp(template.created_at),
+        "updated_at": format_timestamp(template.updated_at),
         "can": {"edit": can_edit_template, "delete": can_edit_template},
     }
-    return {**result, "spec": template.spec} if include_spec else result
+
+
+def serialize_template_detail(
+    template: JobTemplate, request: Request
+) -> shapes.TemplateDetailShape:
+    return {**serialize_template(template, request), "spec": template.spec}
 
 
 def _read_parameters(values: Mapping[str, Any]) -> list[TemplateParameter]:
@@ -149,9 +154,9 @@ class TemplateListView(APIView):
             OpenApiParameter("mine", bool, description="Only your own."),
             OpenApiParameter("visibility", {"type": "string", "enum": VISIBILITIES}),
             OpenApiParameter("namespace", str),
-            *PAGE_PARAMETERS,
+            *page_parameters(MAX_LIMIT),
         ],
-        responses={200: answers.TemplatePageSerializer, **problem_responses(400)},
+        responses={200: serializer_of(shapes.TemplatePageShape), **problem_responses(400)},
     )
     def get(self, request: Request) -> HttpResponse:
         user = authenticated_user(request)
@@ -159,7 +164,7 @@ class TemplateListView(APIView):
         search, mine = query.text("q", limit=200), query.boolean("mine")
         visibility = query.choice("visibility", [*VISIBILITIES, ""], "")
         namespace, cursor = query.text("namespace"), query.text("cursor", limit=2000)
-        limit = query.integer("limit", 50, 1, 200)
+        limit = query.integer("limit", DEFAULT_LIMIT, 1, MAX_LIMIT)
         query.raise_if_invalid()
         rows = job_templates.templates_visible_to(user).select_related("owner", "namespace")
         if mine:
@@ -196,7 +201,7 @@ class TemplateListView(APIView):
         summary="Keep a job file, or a job's, as a template",
         request=TemplateCreateSerializer,
         responses={
-            201: answers.TemplateDetailSerializer,
+            201: serializer_of(shapes.TemplateDetailShape),
             **problem_responses(400, 403, 404, 413, 415),
         },
     )
@@ -214,16 +219,14 @@ class TemplateListView(APIView):
             visibility=values.get("visibility", JobTemplate.Visibility.PRIVATE),
             namespace=values.get("namespace"),
         )
-        return json_response(serialize_template(template, request, include_spec=True), status=201)
+        return json_response(serialize_template_detail(template, request), status=201)
 
 
 def _read_document(request: Request, values: Mapping[str, Any]) -> Mapping[str, Any]:
     if "job_file" in values:
         return job_templates.parse_template_text(values["job_file"])
     if "from_job" in values:
-        job = jobs_visible_to(authenticated_user(request)).filter(pk=values["from_job"]).first()
-        if job is None:
-            raise NotFound(messages.gettext("There is no such job, or you may not see it."))
+        job = find_job(authenticated_user(request), values["from_job"])
         return job_templates.build_document_from_job(job)
     document: Mapping[str, Any] = values["spec"]
     return document
@@ -234,11 +237,11 @@ class TemplateDetailView(APIView):
         operation_id="templates_get",
         tags=["templates"],
         summary="One template with its job file",
-        responses={200: answers.TemplateDetailSerializer, **problem_responses(404)},
+        responses={200: serializer_of(shapes.TemplateDetailShape), **problem_responses(404)},
     )
     def get(self, request: Request, id: uuid.UUID) -> HttpResponse:
         template = job_templates.find_template(id=id, by=authenticated_user(request))
-        return json_response(serialize_template(template, request, include_spec=True))
+        return json_response(serialize_template_detail(template, request))
 
     @extend_schema(
         operation_id="templates_change",
@@ -246,7 +249,7 @@ class TemplateDetailView(APIView):
         summary="Change a template; `version` says which one you saw",
         request=TemplateUpdateSerializer,
         responses={
-            200: answers.TemplateDetailSerializer,
+            200: serializer_of(shapes.TemplateDetailShape),
             **problem_responses(400, 403, 404, 409, 413, 415),
         },
     )
@@ -270,7 +273,7 @@ class TemplateDetailView(APIView):
         changed = job_templates.change_template(
             template=template, by=user, version=values["version"], changes=changes
         )
-        return json_response(serialize_template(changed, request, include_spec=True))
+        return json_response(serialize_template_detail(changed, request))
 
     @extend_schema(
         operation_id="templates_delete",
@@ -290,7 +293,10 @@ class TemplateCopyView(APIView):
         tags=["templates"],
         summary="A private copy of your own",
         request=TemplateCopySerializer,
-        responses={201: answers.TemplateDetailSerializer, **problem_responses(400, 404, 413, 415)},
+        responses={
+            201: serializer_of(shapes.TemplateDetailShape),
+            **problem_responses(400, 404, 413, 415),
+        },
     )
     def post(self, request: Request, id: uuid.UUID) -> HttpResponse:
         user = authenticated_user(request)
@@ -300,7 +306,7 @@ class TemplateCopyView(APIView):
         copy = job_templates.copy_template(
             template=template, by=user, name=serializer.validated_data.get("name", "")
         )
-        return json_response(serialize_template(copy, request, include_spec=True), status=201)
+        return json_response(serialize_template_detail(copy, request), status=201)
 
 
 class TemplateSubmitView(APIView):
@@ -311,7 +317,7 @@ class TemplateSubmitView(APIView):
         parameters=[IDEMPOTENCY_KEY_HEADER],
         request=TemplateSubmitSerializer,
         responses={
-            201: answers.JobDetailSerializer,
+            201: serializer_of(JobDetailShape),
             **REPLAYED_RESPONSE,
             **problem_responses(400, 403, 404, 409, 413, 415, 422),
         },
@@ -346,24 +352,21 @@ class TemplateBatchDeleteView(APIView):
         tags=["templates"],
         summary="Delete many; each has its own outcome",
         request=TemplateBatchSerializer,
-        responses={200: answers.BatchSerializer, **problem_responses(400, 413, 415)},
+        responses={200: serializer_of(shapes.BatchShape), **problem_responses(400, 413, 415)},
     )
     def post(self, request: Request) -> HttpResponse:
         user = authenticated_user(request)
         serializer = TemplateBatchSerializer(data=request.data)
         serializer.is_valid(raise_exception=True)
-        items = []
+        items: list[shapes.BatchItemShape] = []
         for id in dict.fromkeys(serializer.validated_data["ids"]):
-            outcome = {"id": str(id), "ok": True, "code": "", "message": ""}
+            outcome: shapes.BatchItemShape = {"id": str(id), "ok": True, "code": "", "message": ""}
             try:
                 job_templates.delete_template(
                     template=job_templates.find_template(id=id, by=user), by=user
                 )
             except JobError as error:
-                outcome |= {
-                    "ok": False,
-                    "code": error.code,
-                    "message": translate(error.user_message),
-                }
+                message = translate(error.user_message)
+                outcome = {"id": str(id), "ok": False, "code": error.code, "message": message}
             items.append(outcome)
         return json_response({"items": items})

@@ -19,7 +19,8 @@ from accounts.requests import authenticated_user
 from core.api.parsers import BodyTooLarge
 from core.api.responses import json_response
 from core.api.schema import problem_responses
-from jobs.api import answers, shapes
+from core.api.shapes import format_timestamp, serializer_of
+from jobs.api import shapes
 from jobs.api.filters import QueryParser
 from jobs.api.jobfiles import MultipartParser, RawSubmission, get_raw_submission
 from jobs.models import CodeUpload, UploadOwner
@@ -61,7 +62,7 @@ class ArchiveParser(BaseParser):
         return RawSubmission(incoming=incoming)
 
 
-def serialize_upload(ownership: UploadOwner, jobs: int) -> dict[str, Any]:
+def serialize_upload(ownership: UploadOwner, jobs: int) -> shapes.UploadShape:
     upload = ownership.upload
     return {
         "sha256": upload.sha256,
@@ -70,7 +71,7 @@ def serialize_upload(ownership: UploadOwner, jobs: int) -> dict[str, Any]:
         "unpacked_size": upload.unpacked_size,
         "files": upload.file_count,
         "filename": ownership.filename,
-        "created_at": shapes.format_iso(ownership.created_at),
+        "created_at": format_timestamp(ownership.created_at),
         "jobs": jobs,
     }
 
@@ -85,7 +86,7 @@ class UploadListView(APIView):
         operation_id="uploads_list",
         tags=["uploads"],
         summary="Code that you have uploaded",
-        responses={200: answers.UploadListSerializer},
+        responses={200: serializer_of(shapes.UploadListShape)},
     )
     def get(self, request: Request) -> HttpResponse:
         rows = UploadOwner.objects.filter(user=authenticated_user(request)).select_related("upload")
@@ -112,7 +113,7 @@ class UploadListView(APIView):
                 "required": ["code"],
             },
         },
-        responses={201: answers.UploadSerializer, **problem_responses(400, 413, 415, 422)},
+        responses={201: serializer_of(shapes.UploadShape), **problem_responses(400, 413, 415, 422)},
     )
     def post(self, request: Request) -> HttpResponse:
         query = QueryParser(request.query_params)
@@ -141,7 +142,7 @@ class UploadDetailView(APIView):
         operation_id="uploads_get",
         tags=["uploads"],
         summary="Whether you have uploaded this already",
-        responses={200: answers.UploadSerializer, **problem_responses(404)},
+        responses={200: serializer_of(shapes.UploadShape), **problem_responses(404)},
     )
     def get(self, request: Request, sha256: str) -> HttpResponse:
         user = authenticated_user(request)

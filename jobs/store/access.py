@@ -11,7 +11,9 @@ import uuid
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from functools import reduce
+from operator import or_
+from typing import TYPE_CHECKING, Any
 
 from django.db.models import Q, QuerySet
 
@@ -84,19 +86,27 @@ def visibility_of(user: Person) -> Visibility | None:
     return job_access(user).visibility
 
 
-def visible_jobs_condition(visibility: Visibility | None) -> Q:
-    """`Visibility.allows` as a database condition on jobs."""
+def visibility_branches(visibility: Visibility | None) -> list[Mapping[str, int | None]]:
+    """`Visibility.allows` as alternatives of column → value; an empty one means every job."""
     if visibility is None:
-        return Q(pk__in=[])
+        return []
     if visibility.sees_all:
+        return [{}]
+    namespaces = [{"namespace_id": pk} for pk in sorted(visibility.namespace_ids)]
+    return [{"owner_id": visibility.user_id}, *namespaces]
+
+
+def any_branch(branches: Collection[Mapping[str, Any]]) -> Q:
+    """True of a job that matches one of the branches."""
+    if {} in branches:
         return Q()
-    namespace_ids: Collection[int] = sorted(visibility.namespace_ids)
-    return Q(owner_id=visibility.user_id) | Q(namespace_id__in=namespace_ids)
+    return reduce(or_, (Q(**branch) for branch in branches), Q(pk__in=[]))
 
 
 def jobs_visible_to(user: Person) -> QuerySet[Job]:
     """All jobs that the person may see, without deleted ones."""
-    return Job.objects.not_deleted().filter(visible_jobs_condition(visibility_of(user)))
+    branches = visibility_branches(visibility_of(user))
+    return Job.objects.not_deleted().filter(any_branch(branches))
 
 
 def find_job(user: Person, job_id: uuid.UUID | str) -> Job:

@@ -1,55 +1,43 @@
-"""Lists of jobs as people ask for them: filtered, sorted, a page at a time, quick however many there are.
+"""Lists of jobs: filter, sort and page. The API and the pages use the same functions.
 
-Pages go by key (the last row seen), never by offset or COUNT. Whose jobs are in a list is `jobs.store.access`'s
-rule (`visible_to`), cut here into branches that each walk one index: the person's own jobs and each of
-their namespaces. The API and the pages share this.
+Pages continue after the last row's key, never by offset, so a page costs the same however many jobs exist.
+A list is the union of branches that each walk one index: the person's own jobs and those of each namespace.
 """
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from functools import reduce
-from operator import or_
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from django.contrib.auth import get_user_model
-from django.db.models import F, Q, QuerySet, TextField
+from django.db import connection
+from django.db.models import Q, QuerySet, TextField
 from django.db.models.fields.json import KeyTextTransform
 from django.db.models.functions import Cast
+from django.db.models.lookups import Exact, IsNull
 
-from clusters.access import Role, roles_of
 from clusters.models import Namespace
 from jobs.models import Attempt, Job
-from jobs.store.rows import (
-    NAMESPACE_ID,
-    OWNER_ID,
-    Row,
-    datetime_param,
-    execute,
-    fetch_row,
-    fetch_rows,
-    id_param,
-    parse_datetime,
-    parse_id,
-    placeholders,
+from jobs.store.access import JobAccess, any_branch, job_access, visibility_branches
+from jobs.store.job_rows import (
+    LIST_COLUMNS,
+    JobRow,
+    fetch_job_row,
+    fetch_job_rows,
     quoted_table,
 )
 
 if TYPE_CHECKING:
-    from django.contrib.auth.models import AnonymousUser
-
-    from accounts.models import User
-
-    Person: TypeAlias = User | AnonymousUser
+    from jobs.store.access import Person
 
 DEFAULT_LIMIT = 50
-MAX_LIMIT = 200
-# More branches than this cost more than they save.
+MAX_LIMIT = 1000
+# With more branches the union costs more than one scan.
 MAX_BRANCHES = 24
-# Sort word → column; "-" before the word turns it round.
+# Sort key of the API → column; a leading "-" means descending.
 SORT_COLUMNS: Mapping[str, str] = {
     "created": "created_at",
     "submitted": "submitted_at",
@@ -66,7 +54,7 @@ _NULLABLE = frozenset({"submitted_at", "started_at", "ended_at"})
 
 @dataclass(frozen=True, slots=True)
 class JobFilter:
-    """What someone asks for. Empty means: everything they may see."""
+    """Conditions and order of a list. The default is every visible job, newest first."""
 
     states: tuple[str, ...] = ()
     namespaces: tuple[str, ...] = ()
@@ -83,11 +71,6 @@ class JobFilter:
     sort: str = "-created"
 
     @property
-    def is_simple(self) -> bool:
-        """Nothing but comparisons of columns."""
-        return not (self.q or self.ids or self.slurm_id or self.labels)
-
-    @property
     def column(self) -> str:
         return SORT_COLUMNS[self.sort.removeprefix("-")]
 
@@ -96,201 +79,149 @@ class JobFilter:
         return self.sort.startswith("-")
 
 
-PageKey: TypeAlias = tuple[Any, uuid.UUID]
+PageKey: TypeAlias = tuple[Any, uuid.UUID]  # value of the sort column, id
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
-    rows: list[Row]
+class JobPage:
+    rows: list[JobRow]
     next_key: PageKey | None
-    roles: Mapping[int, Role]
+    access: JobAccess
 
 
 def list_jobs_page(
-    user: Person, job_filter: JobFilter, *, after: PageKey | None = None, limit: int = DEFAULT_LIMIT
-) -> Page:
-    """One page in three queries: the person's roles, the keys of the page, their rows."""
-    roles = _roles(user)
-    branches = _branches(user, roles, job_filter)
-    if job_filter.is_simple and len(branches) * max(1, len(job_filter.states)) <= MAX_BRANCHES:
-        keys = _page_keys_by_index(branches, job_filter, after, limit + 1)
-    else:
-        keys = _page_keys_by_orm(branches, job_filter, after, limit + 1)
+    user: Person,
+    job_filter: JobFilter,
+    *,
+    after: PageKey | None = None,
+    limit: int = DEFAULT_LIMIT,
+    columns: Collection[str] = LIST_COLUMNS,
+) -> JobPage:
+    """One page in two queries: the person's roles, the rows."""
+    access = job_access(user)
+    branches = _branches(access, job_filter)
+    if not branches:
+        return JobPage([], None, access)
+    keys_sql, params = _page_keys(branches, job_filter, after, limit + 1)
+    wanted = {*columns, "id", job_filter.column}
+    order = _order_by(job_filter, "j.")
+    rows = fetch_job_rows(keys_sql, params, order=order, columns=wanted)
     next_key = None
-    if len(keys) > limit:
-        keys = keys[:limit]
-        next_key = _parse_key(keys[-1], job_filter)
-    return Page(fetch_rows([key[0] for key in keys]), next_key, roles)
+    if len(rows) > limit:
+        rows = rows[:limit]
+        next_key = _page_key(rows[-1], job_filter)
+    return JobPage(rows, next_key, access)
 
 
 def count_jobs(user: Person, job_filter: JobFilter) -> int:
-    roles = _roles(user)
-    jobs = _apply_filter(Job.objects.not_deleted(), job_filter)
-    return jobs.filter(_match_any_branch(_branches(user, roles, job_filter))).count()
+    branches = _branches(job_access(user), job_filter)
+    jobs = Job.objects.not_deleted().filter(_conditions(job_filter), any_branch(branches))
+    return jobs.count()
 
 
-def one_job(user: Person, job_id: uuid.UUID) -> tuple[Row, Role | None] | None:
-    """COLUMNS of one job and the person's role in its namespace; None if they may not see it."""
-    found = find_job_row_with_details(user, job_id, with_details=False)
-    return found and found[:2]
-
-
-def find_job_row_with_details(
-    user: Person, job_id: uuid.UUID, *, with_details: bool = True
-) -> tuple[Row, Role | None, Row] | None:
-    """`one_job`, and the columns MORE in the same query."""
-    found = fetch_row(job_id, with_details=with_details)
-    if found is None or not user.is_authenticated or not user.is_active:
+def find_job_row(
+    user: Person, job_id: uuid.UUID, *, columns: Collection[str] = LIST_COLUMNS
+) -> tuple[JobRow, JobAccess] | None:
+    """One job's row and the person's access; None if they may not see it."""
+    row = fetch_job_row(job_id, columns={*columns, "owner_id", "namespace_id"})
+    if row is None:
         return None
-    row, more = found
-    role = Role.ADMIN if user.is_superuser else roles_of(user).get(row[NAMESPACE_ID])
-    return (row, role, more) if role is not None or row[OWNER_ID] == user.pk else None
+    access = job_access(user)
+    visible = access.sees(owner_id=row.owner_id, namespace_id=row.namespace_id)
+    return (row, access) if visible else None
 
 
-def _roles(user: Person) -> Mapping[int, Role]:
-    # A superuser's role is the same everywhere; no need to ask for every namespace.
-    if user.is_authenticated and user.is_superuser:
-        return {}
-    return roles_of(user)
+Branch: TypeAlias = Mapping[str, Any]  # column → value; empty: every job
 
 
-Branch: TypeAlias = tuple[str, int] | None  # a column and its value; None: everything
+def _branches(access: JobAccess, job_filter: JobFilter) -> list[Branch]:
+    """The visible jobs in the wanted states, as alternatives that an index serves."""
+    visible: list[Branch] = list(visibility_branches(access.visibility))
+    if visible and job_filter.mine:
+        visible = [{"owner_id": access.user.pk}]
+    states: list[Branch] = [{"state": state} for state in job_filter.states] or [{}]
+    return [{**branch, **state} for branch in visible for state in states]
 
 
-def _branches(user: Person, roles: Mapping[int, Role], job_filter: JobFilter) -> list[Branch]:
-    """`jobs.store.access.visible_to` as alternatives, each with an index of its own."""
-    if not user.is_authenticated or not user.is_active:
-        return []
-    if job_filter.mine:
-        return [("owner_id", user.pk)]
-    if user.is_superuser:
-        return [None]
-    return [("owner_id", user.pk), *(("namespace_id", pk) for pk in roles)]
-
-
-def _match_any_branch(branches: Sequence[Branch]) -> Q:
-    if None in branches:
-        return Q()
-    return reduce(or_, (Q(**dict([branch])) for branch in branches if branch), Q(pk__in=[]))
-
-
-# Keys by SQL of our own: each branch (and state) walks its index and stops; together they are few.
-
-
-def _page_keys_by_index(
+def _page_keys(
     branches: Sequence[Branch], job_filter: JobFilter, after: PageKey | None, limit: int
-) -> list[tuple[Any, Any]]:
-    if not branches:
-        return []
-    column, direction = job_filter.column, "DESC" if job_filter.descending else "ASC"
-    null_order = " NULLS LAST" if column in _NULLABLE else ""
-    order = f"ORDER BY {column} {direction}{null_order}, id {direction} LIMIT {limit}"
-    conditions, params = _conditions(job_filter, after)
-    selects, values = [], []
+) -> tuple[str, list[Any]]:
+    """SQL that selects the ids of a page, and its parameters."""
+    conditions = _conditions(job_filter)
+    if after is not None:
+        conditions &= _after_key(job_filter, after)
+    if len(branches) > MAX_BRANCHES:
+        conditions &= any_branch(branches)
+        branches = [{}]
+    where, where_params = _compile(conditions)
+    order = f"{_order_by(job_filter)} LIMIT {limit}"
+    columns = f"id, {job_filter.column}"
+    selects, params = [], list[Any]()
     for branch in branches:
-        for state in job_filter.states or (None,):
-            more, branch_params = list(conditions), list(params)
-            if branch is not None:
-                more.append(f"{branch[0]} = %s")
-                branch_params.append(branch[1])
-            if state is not None:
-                more.append("state = %s")
-                branch_params.append(state)
-            where = " AND ".join(more)
-            selects.append(f"SELECT id, {column} FROM {quoted_table(Job)} WHERE {where} {order}")
-            values += branch_params
+        branch_where = "".join(f" AND {column} = %s" for column in branch)
+        selects.append(
+            f"SELECT {columns} FROM {quoted_table(Job)} WHERE {where}{branch_where} {order}"
+        )
+        params += [*where_params, *branch.values()]
     if len(selects) == 1:
-        return execute(selects[0], values, 2)
-    # UNION drops the doubles: one's own job in one's own namespace.
+        return selects[0], params
+    # UNION removes duplicates: a person's own job in a namespace of theirs.
     union = " UNION ".join(f"SELECT * FROM ({select}) b{n}" for n, select in enumerate(selects))
-    return execute(f"SELECT id, {column} FROM ({union}) k {order}", values, 2)
+    return f"SELECT {columns} FROM ({union}) u {order}", params
 
 
-def _conditions(job_filter: JobFilter, after: PageKey | None) -> tuple[list[str], list[Any]]:
-    conditions, params = ["deleted_at IS NULL"], list[Any]()
-
-    def add(sql: str, *values: Any) -> None:
-        conditions.append(sql)
-        params.extend(values)
-
-    for column, names, model, field_name in (
-        ("namespace_id", job_filter.namespaces, Namespace, "name"),
-        ("owner_id", job_filter.owners, get_user_model(), "username"),
-    ):
-        if names:
-            marks = placeholders(names)
-            add(
-                f"{column} IN (SELECT id FROM {quoted_table(model)} WHERE {field_name} IN ({marks}))",
-                *names,
-            )
-    if job_filter.name:
-        add("name = %s", job_filter.name)
-    if job_filter.gpu_type:
-        add("gpu_type = %s", job_filter.gpu_type)
-    if job_filter.distributed is not None:
-        add("is_distributed = %s", job_filter.distributed)
-    for column, (since, until) in job_filter.ranges.items():
-        if since is not None:
-            add(f"{column} >= %s", datetime_param(since))
-        if until is not None:
-            add(f"{column} < %s", datetime_param(until))
-    if after is not None:
-        _add_after_key(add, job_filter, after)
-    return conditions, params
+def _compile(conditions: Q) -> tuple[str, list[Any]]:
+    """Conditions on the job table alone, compiled once for all branches."""
+    query = Job.objects.not_deleted().filter(conditions).query
+    where, params = query.get_compiler(connection=connection).compile(query.where)
+    return where, list(params)
 
 
-def _add_after_key(add: Callable[..., None], job_filter: JobFilter, after: PageKey) -> None:
-    """Only what comes after the key. The bound on the column alone lets an index begin there."""
-    value, last = after[0], id_param(after[1])
-    column, comparison = job_filter.column, "<" if job_filter.descending else ">"
+def _order_by(job_filter: JobFilter, prefix: str = "") -> str:
+    """Jobs without a value of the sort column come last in both directions."""
+    column, direction = job_filter.column, "DESC" if job_filter.descending else "ASC"
+    nulls = " NULLS LAST" if column in _NULLABLE else ""
+    return f"ORDER BY {prefix}{column} {direction}{nulls}, {prefix}id {direction}"
+
+
+def _page_key(row: JobRow, job_filter: JobFilter) -> PageKey:
+    value = getattr(row, job_filter.column)
+    if value is not None and job_filter.column.endswith("_at"):
+        value = datetime.fromisoformat(value)
+    return value, uuid.UUID(row.id)
+
+
+def _after_key(job_filter: JobFilter, key: PageKey) -> Q:
+    value, last_id = key
+    column, comparison = job_filter.column, "lt" if job_filter.descending else "gt"
+    later_id = Q(**{f"id__{comparison}": last_id})
     if value is None:
-        add(f"{column} IS NULL AND id {comparison} %s", last)
-        return
-    value = datetime_param(value) if isinstance(value, datetime) else value
-    after_key = f"{column} {comparison}= %s AND ({column} {comparison} %s OR id {comparison} %s)"
-    if column in _NULLABLE:
-        after_key = f"(({after_key}) OR {column} IS NULL)"
-    add(after_key, value, value, last)
+        return Q(**{f"{column}__isnull": True}) & later_id
+    later = Q(**{f"{column}__{comparison}": value}) | Q(**{column: value}) & later_id
+    # The redundant bound lets an index scan start at the key.
+    after_key = Q(**{f"{column}__{comparison}e": value}) & later
+    return after_key | Q(**{f"{column}__isnull": True}) if column in _NULLABLE else after_key
 
 
-def _parse_key(key: tuple[Any, Any], job_filter: JobFilter) -> PageKey:
-    last, value = key
-    if job_filter.column.endswith("_at"):
-        value = parse_datetime(value)
-    return value, uuid.UUID(parse_id(last))
-
-
-# Keys by the ORM, for what needs more than a comparison: searches, labels, Slurm's ids.
-
-
-def _page_keys_by_orm(
-    branches: Sequence[Branch], job_filter: JobFilter, after: PageKey | None, limit: int
-) -> list[tuple[Any, Any]]:
-    jobs = _apply_filter(Job.objects.not_deleted().filter(_match_any_branch(branches)), job_filter)
-    if after is not None:
-        jobs = jobs.filter(_after_key(job_filter, after))
-    found = _order(jobs, job_filter).values_list("pk", job_filter.column)[:limit]
-    return [(id_param(pk), value) for pk, value in found]
-
-
-def _apply_filter(jobs: QuerySet[Job], job_filter: JobFilter) -> QuerySet[Job]:
+def _conditions(job_filter: JobFilter) -> Q:
+    """The filter without states and visibility. Other tables appear only in subqueries."""
     conditions = Q()
-    for column, values in (
-        ("state", job_filter.states),
-        ("namespace__name", job_filter.namespaces),
-        ("owner__username", job_filter.owners),
-        ("pk", job_filter.ids),
-    ):
-        if values:
-            conditions &= Q(**{f"{column}__in": values})
-    if job_filter.name:
-        conditions &= Q(name=job_filter.name)
-    if job_filter.gpu_type:
-        conditions &= Q(gpu_type=job_filter.gpu_type)
-    if job_filter.distributed is not None:
-        conditions &= Q(is_distributed=job_filter.distributed)
+    if job_filter.namespaces:
+        names = Namespace.objects.filter(name__in=job_filter.namespaces)
+        conditions &= Q(namespace__in=names.values("pk"))
+    if job_filter.owners:
+        people = get_user_model()._default_manager.filter(username__in=job_filter.owners)
+        conditions &= Q(owner__in=people.values("pk"))
     if job_filter.slurm_id:
         conditions &= Q(pk__in=_by_slurm_id(job_filter.slurm_id))
+    for lookup, wanted in (
+        ("pk__in", job_filter.ids or None),
+        ("name", job_filter.name or None),
+        ("gpu_type", job_filter.gpu_type or None),
+        ("is_distributed", job_filter.distributed),
+    ):
+        if wanted is not None:
+            conditions &= Q(**{lookup: wanted})
     for column, (since, until) in job_filter.ranges.items():
         if since is not None:
             conditions &= Q(**{f"{column}__gte": since})
@@ -298,24 +229,22 @@ def _apply_filter(jobs: QuerySet[Job], job_filter: JobFilter) -> QuerySet[Job]:
             conditions &= Q(**{f"{column}__lt": until})
     for word in job_filter.q.split():
         conditions &= _match_word(word)
-    jobs = jobs.filter(conditions)
-    for number, (key, value) in enumerate(job_filter.labels):
-        alias = f"_label{number}"
-        jobs = jobs.alias(**{alias: Cast(KeyTextTransform(key, "labels"), TextField())})
-        jobs = jobs.filter(**({alias: value} if value is not None else {f"{alias}__isnull": False}))
-    return jobs
+    for key, value in job_filter.labels:
+        label = Cast(KeyTextTransform(key, "labels"), TextField())
+        conditions &= Q(IsNull(label, False) if value is None else Exact(label, value))
+    return conditions
 
 
 def _by_slurm_id(slurm_id: str) -> QuerySet[Attempt, Any]:
-    """Also a component's id (`123+0`) finds its job."""
+    """A component's id (`123+0`) also finds its job."""
     whole = slurm_id.partition("+")[0]
     return Attempt.objects.filter(slurm_job_id__in={slurm_id, whole}).values("job_id")
 
 
 def _match_word(word: str) -> Q:
-    """One word of a search: a part of the name, the description or the owner, or an id."""
+    """One word of a search: part of the name, the description or the owner's name, or an id."""
     found = Q(name__icontains=word) | Q(description__icontains=word)
-    # A subquery, asked once; a join would be asked for every row.
+    # A subquery runs once; a join would compare the name for every row.
     people = get_user_model()._default_manager.filter(username__icontains=word)
     found |= Q(owner__in=people.values("pk"))
     compact = word.replace("-", "").lower()
@@ -325,27 +254,3 @@ def _match_word(word: str) -> Q:
     if word[0].isdigit() and word.replace("+", "").isdigit() and len(word) <= 40:
         found |= Q(pk__in=_by_slurm_id(word))
     return found
-
-
-def _order(jobs: QuerySet[Job], job_filter: JobFilter) -> QuerySet[Job]:
-    column, sign = job_filter.column, "-" if job_filter.descending else ""
-    if column not in _NULLABLE:
-        return jobs.order_by(f"{sign}{column}", f"{sign}id")
-    # Jobs without the time come last, either way.
-    ref = F(column)
-    ordered = ref.desc(nulls_last=True) if job_filter.descending else ref.asc(nulls_last=True)
-    return jobs.order_by(ordered, f"{sign}id")
-
-
-def _after_key(job_filter: JobFilter, key: PageKey) -> Q:
-    value, last_id = key
-    column, descending = job_filter.column, job_filter.descending
-    further = Q(**{"id__lt" if descending else "id__gt": last_id})
-    if value is None:
-        return Q(**{f"{column}__isnull": True}) & further
-    same = Q(**{column: value}) & further
-    comparison = Q(**{f"{column}__{'lt' if descending else 'gt'}": value})
-    # The outer bound alone lets an index begin at the right place.
-    bound = Q(**{f"{column}__{'lte' if descending else 'gte'}": value})
-    after_key = bound & (comparison | same)
-    return after_key | Q(**{f"{column}__isnull": True}) if column in _NULLABLE else after_key

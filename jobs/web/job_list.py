@@ -19,12 +19,12 @@ from django.utils.translation import gettext_lazy, ngettext
 from django.views.decorators.http import require_GET, require_POST
 from rest_framework.exceptions import ValidationError
 
-from clusters.access import Role
 from clusters.models import Membership
 from core.api.pagination import decode_cursor, encode_cursor, fingerprint
+from core.api.shapes import format_timestamp
 from jobs import actions
-from jobs.api import shapes
 from jobs.api.filters import parse_job_list_query
+from jobs.api.job_shape import serialize_job
 from jobs.models import JOB_STATE_CHOICES
 from jobs.store.access import jobs_visible_to
 from jobs.store.listing import JobFilter, list_jobs_page
@@ -67,13 +67,7 @@ def serialize_job_page(
     """One page of jobs in the API's shape, and the key of the next page."""
     result = list_jobs_page(request.user, job_filter, **page)
     now = timezone.now()
-    user = cast("User", request.user)
-    jobs = [
-        shapes.serialize_job(
-            row, user, Role.ADMIN if user.is_superuser else result.roles.get(row[4]), now
-        )
-        for row in result.rows
-    ]
+    jobs = [serialize_job(row, result.access, now) for row in result.rows]
     for job in jobs:
         job["ends_at"] = ends_at(job, now)
     return jobs, result.next_key
@@ -119,7 +113,7 @@ def parse_job_filter(request: HttpRequest) -> tuple[JobFilter, str, list[str]]:
 
 def stale_clusters(jobs: list[Any]) -> list[dict[str, Any]]:
     """Clusters of these jobs that were not polled successfully for STALE_AFTER."""
-    limit = shapes.format_iso(timezone.now() - STALE_AFTER) or ""
+    limit = format_timestamp(timezone.now() - STALE_AFTER)
     stale = {
         job["cluster"]: job["seen_at"]
         for job in jobs

@@ -24,7 +24,7 @@ from core.errors import JobError, NotFound
 from core.models import Event
 from core.translation import translate
 from jobs import actions
-from jobs.api import shapes
+from jobs.api.job_shape import serialize_job
 from jobs.events import events_of
 from jobs.jobfile import (
     JobSpec,
@@ -37,7 +37,7 @@ from jobs.models import Attempt, Job, Task
 from jobs.plan import Plan, PlanError
 from jobs.presentation import format_plan, format_problem, serialize_warning
 from jobs.store.access import can_read_output, find_job
-from jobs.store.listing import one_job
+from jobs.store.listing import find_job_row
 from jobs.web.event_text import describe_event
 from jobs.web.job_list import ends_at, stale_clusters
 from jobs.web.layout import reverse_or_empty
@@ -64,11 +64,11 @@ def find_job_or_404(request: HttpRequest, job_id: uuid.UUID) -> Job:
 
 
 def serialize_visible_job(request: HttpRequest, job_id: uuid.UUID) -> dict[str, Any]:
-    found = one_job(request.user, job_id)
+    found = find_job_row(request.user, job_id)
     if found is None:
         raise Http404
-    row, role = found
-    return shapes.serialize_job(row, cast("User", request.user), role, timezone.now())
+    row, access = found
+    return serialize_job(row, access, timezone.now())
 
 
 def select_attempt(attempts: list[Attempt], number: str) -> Attempt | None:

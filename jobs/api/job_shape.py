@@ -1,0 +1,259 @@
+"""The shape of a job: where each field comes from, what it means, and its type in the schema.
+
+Lists and single jobs are built from `jobs.store.job_rows.JobRow`; `fields` selects some of the fields.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import lru_cache
+from typing import Annotated, Any, NotRequired, TypedDict
+
+import orjson
+from django.utils.translation import get_language
+
+from core.api.shapes import Choices, From, Help, RowShape, Sparse, Timestamp, Uuid
+from jobs.lifecycle.reasons import render_reason_code, translate_params
+from jobs.lifecycle.states import END_STATES, DesiredState, JobState
+from jobs.models import JOB_STATE_CHOICES
+from jobs.plan import Plan
+from jobs.presentation import format_plan, serialize_plan, serialize_warning
+from jobs.store.access import JobAccess, JobAction, allowed_actions
+from jobs.store.job_rows import JobRow
+
+API_PREFIX = "/api/v1"
+_END_STATE_VALUES = frozenset(state.value for state in END_STATES)
+
+
+@dataclass(frozen=True, slots=True)
+class JobContext:
+    """What a job's answer depends on besides its row."""
+
+    access: JobAccess
+    now: datetime
+    _actions: dict[tuple[int, int, bool], frozenset[JobAction]] = field(default_factory=dict)
+    _permissions: dict[tuple[Any, ...], JobPermissionsShape] = field(default_factory=dict)
+
+    def actions(self, row: JobRow) -> frozenset[JobAction]:
+        accepts_jobs = row.namespace_active and row.cluster_enabled
+        key = row.owner_id, row.namespace_id, accepts_jobs
+        if (actions := self._actions.get(key)) is None:
+            actions = self._actions[key] = allowed_actions(
+                self.access.user,
+                self.access.role_in(row.namespace_id),
+                owner_id=row.owner_id,
+                accepts_jobs=accepts_jobs,
+            )
+        return actions
+
+    def permissions(self, row: JobRow) -> JobPermissionsShape:
+        """One object for all jobs that give the same result."""
+        key = self.actions(row), row.state, row.wanted, row.has_secrets
+        if (permissions := self._permissions.get(key)) is None:
+            permissions = self._permissions[key] = _permissions(*key)
+        return permissions
+
+
+class ReasonShape(TypedDict):
+    code: Annotated[str, Help("Stable; empty: nothing to say.")]
+    text: Annotated[str, Help("One sentence in the request's language.")]
+    params: dict[str, Any]
+    slurm_text: Annotated[str, Help("Slurm's own words, if any.")]
+
+
+class JobPermissionsShape(TypedDict):
+    """What you may do with it and what makes sense in its state."""
+
+    edit: bool
+    stop: bool
+    delete: bool
+    stop_and_delete: bool
+    time_limit: bool
+    retry: bool
+    clone: bool
+
+
+class LinksShape(TypedDict):
+    self: str
+    page: str
+
+
+class WarningShape(TypedDict):
+    path: str
+    message: str
+    line: int | None
+
+
+@lru_cache(maxsize=4096)
+def _render_reason(language: str | None, code: str, params: bytes, slurm_text: str) -> str:
+    return render_reason_code(code, orjson.loads(params), slurm_text)
+
+
+def serialize_reason(code: str, params: Mapping[str, Any], slurm_text: str) -> ReasonShape:
+    """In the language of the request."""
+    if not code:
+        return {"code": "", "text": "", "params": {}, "slurm_text": slurm_text}
+    key = orjson.dumps(params, option=orjson.OPT_SORT_KEYS)
+    text = _render_reason(get_language(), code, key, slurm_text)
+    return {
+        "code": code,
+        "text": text,
+        "params": translate_params(params),
+        "slurm_text": slurm_text,
+    }
+
+
+def _reason(row: JobRow, context: JobContext) -> ReasonShape:
+    return serialize_reason(row.reason_code, row.reason_params, row.reason_text)
+
+
+def _stopping(row: JobRow, context: JobContext) -> bool:
+    return row.state not in _END_STATE_VALUES and row.wanted != DesiredState.RUN
+
+
+def _duration_s(row: JobRow, context: JobContext) -> int | None:
+    if row.started_at is None:
+        return None
+    end = datetime.fromisoformat(row.ended_at) if row.ended_at else context.now
+    return max(0, int((end - datetime.fromisoformat(row.started_at)).total_seconds()))
+
+
+def _time_left_s(row: JobRow, context: JobContext) -> int | None:
+    if row.state != JobState.RUNNING or row.time_limit_s is None:
+        return None
+    return max(0, row.time_limit_s - (_duration_s(row, context) or 0))
+
+
+def _seen_at(row: JobRow, context: JobContext) -> str | None:
+    return row.ended_at if row.state in _END_STATE_VALUES else row.seen_at
+
+
+def _slurm_job_id(row: JobRow, context: JobContext) -> str:
+    return row.slurm_job_id or ""
+
+
+def _can(row: JobRow, context: JobContext) -> JobPermissionsShape:
+    return context.permissions(row)
+
+
+def _permissions(
+    actions: frozenset[JobAction], state: str, wanted: str, has_secrets: bool
+) -> JobPermissionsShape:
+    """Actions that are allowed to the person and possible in the job's state."""
+    ended = state in _END_STATE_VALUES
+    return {
+        "edit": JobAction.EDIT in actions,
+        "stop": not ended and wanted == DesiredState.RUN and JobAction.STOP in actions,
+        "delete": ended and JobAction.DELETE in actions,
+        "stop_and_delete": JobAction.DELETE in actions,
+        "time_limit": not ended and JobAction.TIME_LIMIT in actions,
+        "retry": ended and not has_secrets and JobAction.RETRY in actions,
+        "clone": not has_secrets and JobAction.CLONE in actions,
+    }
+
+
+def _links(row: JobRow, context: JobContext) -> LinksShape:
+    return {"self": f"{API_PREFIX}/jobs/{row.id}", "page": f"/jobs/{row.id}"}
+
+
+def _warnings(row: JobRow, context: JobContext) -> list[dict[str, Any]]:
+    return [serialize_warning(warning) for warning in row.warnings]
+
+
+def _plan(row: JobRow, context: JobContext) -> dict[str, Any]:
+    return serialize_plan(Plan.from_json(row.plan)) if row.plan else row.plan
+
+
+def _plan_words(row: JobRow, context: JobContext) -> str:
+    return "; ".join(format_plan(Plan.from_json(row.plan))) if row.plan else ""
+
+
+_CAN_COLUMNS = (
+    "owner_id",
+    "namespace_id",
+    "namespace_active",
+    "cluster_enabled",
+    "state",
+    "wanted",
+    "has_secrets",
+)
+
+
+class JobShape(TypedDict):
+    id: Annotated[Uuid, From(("id",))]
+    name: Annotated[str, From(("name",))]
+    owner: Annotated[str, From(("owner",))]
+    namespace: Annotated[str, From(("namespace",))]
+    cluster: Annotated[str, From(("cluster",))]
+    state: Annotated[str, From(("state",)), Choices(JOB_STATE_CHOICES)]
+    stopping: Annotated[
+        bool,
+        From(("state", "wanted"), _stopping),
+        Help("A stop was asked for and is not done yet."),
+    ]
+    reason: Annotated[ReasonShape, From(("reason_code", "reason_params", "reason_text"), _reason)]
+    exit_code: Annotated[int | None, From(("exit_code",))]
+    description: Annotated[str, From(("description",))]
+    labels: Annotated[dict[str, str], From(("labels",))]
+    created_at: Annotated[Timestamp, From(("created_at",))]
+    submitted_at: Annotated[Timestamp | None, From(("submitted_at",)), Help("Slurm took it.")]
+    started_at: Annotated[Timestamp | None, From(("started_at",))]
+    ended_at: Annotated[Timestamp | None, From(("ended_at",))]
+    expected_start: Annotated[
+        Timestamp | None, From(("expected_start",)), Help("As Slurm guesses.")
+    ]
+    duration_s: Annotated[int | None, From(("started_at", "ended_at"), _duration_s)]
+    time_limit_s: Annotated[int | None, From(("time_limit_s",))]
+    wanted_time_limit_s: Annotated[
+        int | None, From(("wanted_time_limit_s",)), Help("Asked for, not yet set.")
+    ]
+    time_left_s: Annotated[
+        int | None,
+        From(("state", "time_limit_s", "started_at", "ended_at"), _time_left_s),
+    ]
+    cpus: Annotated[int, From(("cpus",))]
+    mem_mib: Annotated[int, From(("mem_mib",))]
+    gpus: Annotated[int, From(("gpus",))]
+    gpu_type: Annotated[str, From(("gpu_type",))]
+    nodes: Annotated[int, From(("node_count",))]
+    tasks: Annotated[int, From(("task_count",))]
+    is_distributed: Annotated[bool, From(("is_distributed",))]
+    attempt: Annotated[int, From(("attempt_number",)), Help("0: not yet handed to Slurm.")]
+    slurm_job_id: Annotated[str, From(("slurm_job_id",), _slurm_job_id)]
+    cloned_from: Annotated[Uuid | None, From(("cloned_from",))]
+    seen_at: Annotated[
+        Timestamp | None,
+        From(("seen_at", "state", "ended_at"), _seen_at),
+        Help("How old this is: Slurm's last answer."),
+    ]
+    can: Annotated[JobPermissionsShape, From(_CAN_COLUMNS, _can)]
+    links: Annotated[LinksShape, From(("id",), _links)]
+
+
+class JobDetailShape(JobShape):
+    warnings: Annotated[list[WarningShape], From(("warnings",), _warnings)]
+    plan: Annotated[dict[str, Any], From(("plan",), _plan), Help("What Slurm is asked for.")]
+    plan_words: Annotated[str, From(("plan",), _plan_words)]
+
+
+class JobPageShape(TypedDict):
+    items: Annotated[list[JobShape], Sparse()]
+    next: Annotated[str | None, Help("The cursor of the next page; null: the last.")]
+    count: NotRequired[Annotated[int, Help("With count=1.")]]
+
+
+JOB_FIELDS = tuple(JobShape.__annotations__)
+JOB: RowShape[JobRow, JobContext] = RowShape(JobShape)
+JOB_DETAIL: RowShape[JobRow, JobContext] = RowShape(JobDetailShape)
+
+
+@lru_cache(maxsize=256)
+def job_with_fields(fields: Collection[str]) -> RowShape[JobRow, JobContext]:
+    """The shape reduced to these fields; all of them if none is named."""
+    return RowShape(JobShape, fields) if fields else JOB
+
+
+def serialize_job(row: JobRow, access: JobAccess, now: datetime) -> dict[str, Any]:
+    return JOB.build(row, JobContext(access, now))
