@@ -11,6 +11,9 @@ class ClustersConfig(AppConfig):
 
     def ready(self) -> None:
         from accounts.web.profile import add_profile_context
+        from clusters.passes import register_passes
+        from clusters.sync import cluster_passes
         from clusters.web.profile import profile_context
 
         add_profile_context(profile_context)
+        register_passes(cluster_passes)

@@ -21,7 +21,7 @@ from engine.lease import (
     Lease,
     generate_holder_name,
 )
-from engine.worker import ROWS_INTERVAL_S, ClusterWorker
+from engine.worker import ROUND_INTERVAL_S, ClusterWorker
 
 logger = logging.getLogger(__name__)
 
@@ -102,7 +102,7 @@ class Engine:
                     worker.run_due_passes()
                 except DatabaseError:
                     self._handle_database_error(cluster.name)
-                stop.wait(ROWS_INTERVAL_S)
+                stop.wait(ROUND_INTERVAL_S)
         finally:
             with self._lock:
                 self._leases.pop(cluster.pk, None)

@@ -8,3 +8,9 @@ class JobsConfig(AppConfig):
     name = "jobs"
     verbose_name = _("Jobs")
     default_auto_field = "django.db.models.BigAutoField"
+
+    def ready(self) -> None:
+        from clusters.passes import register_passes
+        from jobs.sync.passes import job_passes
+
+        register_passes(job_passes)

@@ -88,7 +88,7 @@ def measure_submission(cluster: Cluster, count: int) -> Iterator[BenchmarkResult
     from accounts.models import User
     from clusters.connections import slurm_commands_for, transport_for
     from clusters.models import EngineLease, Namespace
-    from clusters.passes import EngineStats
+    from clusters.passes import PassContext
     from clusters.transport.base import FileToWrite
     from engine.lease import Lease
     from jobs.actions import create_job
@@ -140,9 +140,9 @@ def measure_submission(cluster: Cluster, count: int) -> Iterator[BenchmarkResult
     if lease is None:
         raise RuntimeError("the lease of a fresh database is taken")
     EngineLease.objects.update(expires_at="2100-01-01T00:00:00Z")
-    submitter = Submitter(cluster, lease, EngineStats())
+    submitter = Submitter(PassContext(cluster, lease))
     started = time.perf_counter()
-    submitter.dispatch(cluster)
+    submitter.run()
     submitter.wait(600)
     measured = time.perf_counter() - started
     submitter.close()
@@ -170,7 +170,7 @@ def cancel(cluster: Cluster, ids: list[str]) -> None:
 def measure_polling(cluster: Cluster, sizes: list[int]) -> Iterator[BenchmarkResult]:
     from clusters.connections import slurm_client_for, slurm_commands_for, transport_for
     from clusters.models import EngineLease
-    from clusters.passes import EngineStats
+    from clusters.passes import PassContext
     from clusters.slurm import sacct, squeue
     from clusters.slurm.fields import new_separator
     from engine.lease import Lease
@@ -207,14 +207,15 @@ def measure_polling(cluster: Cluster, sizes: list[int]) -> Iterator[BenchmarkRes
             add_rows(cluster, rows)
             all_ids += ids
             total = size
-            stats = EngineStats()
-            poller = Poller(lease, stats, TaskReader(cluster, lease, stats))
-            poller.poll(cluster, slurm)  # the first one writes every row
+            context = PassContext(cluster, lease)
+            stats = context.stats
+            poller = Poller(context, TaskReader(context))
+            poller.run()  # the first one writes every row
             measured, baseline = [], []
             for _ in range(5):
                 before = dict(stats.commands)
                 started = time.perf_counter()
-                poller.poll(cluster, slurm)
+                poller.run()
                 measured.append(time.perf_counter() - started)
                 ran = {k: v - before.get(k, 0) for k, v in stats.commands.items()}
                 started = time.perf_counter()

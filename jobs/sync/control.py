@@ -17,7 +17,7 @@ from django.utils import timezone
 
 from clusters.errors import CommandFailed
 from clusters.models import Cluster
-from clusters.passes import EngineStats, Lease
+from clusters.passes import EngineStats, Lease, Pass
 from clusters.slurm import JobRecord
 from clusters.slurm.client import SlurmClient
 from core.events.records import Actor
@@ -32,10 +32,36 @@ logger = logging.getLogger(__name__)
 
 STOPS_PER_COMMAND = 200
 TIME_LIMITS_PER_PASS = 20
+RETRY_DELAY_S = 2.0
 # What our script needs beyond the grace of its tasks: to hear of the wish, to end its steps and itself.
 STOP_SLACK_S = 30
 # A script this young may not listen yet; Slurm's own way asks its tasks just as well.
 SIGNAL_READY_AFTER = timedelta(seconds=5)
+
+
+class ControlPass(Pass):
+    name = "control"
+
+    def has_work(self) -> bool:
+        return has_pending_control_requests(self.context.cluster)
+
+    def retry_delay_s(self, consecutive_failures: int) -> float:
+        return RETRY_DELAY_S
+
+    def run(self) -> bool:
+        context = self.context
+        send_control_requests(context.cluster, context.slurm_client(), context.lease, context.stats)
+        return True
+
+
+def has_pending_control_requests(cluster: Cluster) -> bool:
+    """Whether a stop or a time limit waits to be given."""
+    live = Attempt.objects.filter(cluster=cluster, phase=Attempt.Phase.LIVE)
+    return (
+        live.filter(Q(job__wanted_time_limit_s__isnull=False) | _unacknowledged_stops(cluster))
+        .values("pk")[:1]
+        .exists()
+    )
 
 
 def send_control_requests(
@@ -177,13 +203,3 @@ def _save_time_limit_result(
             changes.update_job(job, time_limit_s=-(-seconds // 60) * 60)
             changes.add_event(job, JobEventKind.TIME_LIMIT, {}, actor=Actor.SLUICE)
         changes.write()
-
-
-def has_pending_control_requests(cluster: Cluster) -> bool:
-    """Whether a stop or a time limit waits to be given."""
-    live = Attempt.objects.filter(cluster=cluster, phase=Attempt.Phase.LIVE)
-    return (
-        live.filter(Q(job__wanted_time_limit_s__isnull=False) | _unacknowledged_stops(cluster))
-        .values("pk")[:1]
-        .exists()
-    )

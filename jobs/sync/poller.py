@@ -18,8 +18,7 @@ from django.utils import timezone
 
 from clusters.connections import fetch_user_name
 from clusters.errors import ClusterError
-from clusters.models import Cluster
-from clusters.passes import EngineStats, Lease
+from clusters.passes import Pass, PassContext
 from clusters.slurm import JobRecord, SlurmPhase, newest_runs, parse_job_state
 from clusters.slurm.client import SlurmClient
 from jobs.lifecycle.states import (
@@ -41,6 +40,7 @@ from jobs.sync.task_reader import TaskReader, interpret_verdict
 logger = logging.getLogger(__name__)
 
 ROWS_PER_TRANSACTION = 200
+MAX_RETRY_DELAY_S = 15.0
 # sacct takes about so many ids in one command; whoever is left comes at the next look.
 IDS_PER_POLL = 1000
 # A submission without an answer: sbatch itself is ended after 46 s, slurmdbd lags by seconds. Only when
@@ -96,12 +96,16 @@ Fingerprint = tuple[object, ...]
 _ACCOUNTING_PENDING = JobRecord("0", "0", parse_job_state("COMPLETING"), "squeue")
 
 
-class Poller:
-    """Remembers between looks only what saves work; all that matters is in the rows."""
+class Poller(Pass):
+    """Keeps between polls only what saves work; everything that matters is in the rows."""
 
-    def __init__(self, lease: Lease, stats: EngineStats, tasks: TaskReader) -> None:
-        self._lease = lease
-        self._stats = stats
+    name = "poll"
+    sets_cluster_status = True
+
+    def __init__(self, context: PassContext, tasks: TaskReader) -> None:
+        super().__init__(context)
+        self._lease = context.lease
+        self._stats = context.stats
         self._tasks = tasks
         self._fingerprints: dict[int, Fingerprint] = {}
         # What needs no thought while it stays as it is: a row, and what squeue says of it.
@@ -111,13 +115,27 @@ class Poller:
         self._end_seen_at: dict[int, float] = {}
         self._user_names: dict[int, str] = {}
 
-    def poll(self, cluster: Cluster, slurm: SlurmClient) -> bool:
-        """One pass. False: there was nothing to look for. Raises ClusterError when squeue fails."""
+    def interval_s(self) -> float:
+        """Half the configured interval while polling is cheap, but at least a second.
+
+        Slurm's rate limit allows one user two requests per second.
+        """
+        configured_s = float(self.context.cluster.poll_interval_s)
+        fast_s = max(1.0, configured_s / 2)
+        return fast_s if self._stats.last_read_s < fast_s / 4 else configured_s
+
+    def retry_delay_s(self, consecutive_failures: int) -> float:
+        configured_s = float(self.context.cluster.poll_interval_s)
+        return min(MAX_RETRY_DELAY_S, configured_s * 2 ** min(consecutive_failures, 4))
+
+    def run(self) -> bool:
+        """One poll. False: there was nothing to poll for. Raises ClusterError when squeue fails."""
         started = time.monotonic()
-        live, submitting_rows = self._load_rows(cluster)
+        live, submitting_rows = self._load_rows()
         if not live and not submitting_rows:
             self._prune_caches(set())
             return False
+        slurm = self.context.slurm_client()
         self._stats.count_command("squeue")
         result = self._read_slurm(slurm, live)
         if submitting_rows:
@@ -125,7 +143,7 @@ class Poller:
         changed = self._changed_observations(result)
         try:
             self._resolve_canceller_names(slurm, changed)
-            self._apply_observations(cluster, changed)
+            self._apply_observations(changed)
         except BaseException:
             # Not written, or not for certain: the next look thinks about them again.
             self._invalidate(changed)
@@ -134,8 +152,8 @@ class Poller:
         self._stats.record_pass(time.monotonic() - started, result.read_s, len(live))
         return True
 
-    def _load_rows(self, cluster: Cluster) -> tuple[list[LiveRow], list[SubmittingRow]]:
-        attempts = Attempt.objects.filter(cluster=cluster)
+    def _load_rows(self) -> tuple[list[LiveRow], list[SubmittingRow]]:
+        attempts = Attempt.objects.filter(cluster=self.context.cluster)
         live = [
             LiveRow(*row)
             for row in attempts.filter(phase=Attempt.Phase.LIVE).values_list(
@@ -364,7 +382,7 @@ class Poller:
             self._accounting_queried_at.clear()
 
     def _apply_observations(
-        self, cluster: Cluster, changed: Mapping[int, tuple[Observation, JobRecord | None]]
+        self, changed: Mapping[int, tuple[Observation, JobRecord | None]]
     ) -> None:
         ids = [
             key
@@ -372,19 +390,19 @@ class Poller:
             if observation.status is not ObservationStatus.UNREACHABLE
         ]
         ended = {key: changed[key][0].slurm_state for key in ids if _needs_report(changed[key][0])}
-        waiting = self._read_reports(cluster, ended)
+        waiting = self._read_reports(ended)
         ids = [key for key in ids if key not in waiting]
         for start in range(0, len(ids), ROWS_PER_TRANSACTION):
             self._apply_batch(ids[start : start + ROWS_PER_TRANSACTION], changed)
         self._invalidate(waiting)
 
-    def _read_reports(self, cluster: Cluster, ended: Mapping[int, str]) -> set[int]:
+    def _read_reports(self, ended: Mapping[int, str]) -> set[int]:
         """Ask the scripts which task failed and why. Those that are to be asked again wait."""
         now = time.monotonic()
         for key in ended:
             self._end_seen_at.setdefault(key, now)
         unknown = [key for key in ended if self._tasks.get_report(key) is None]
-        self._tasks.fetch_reports(cluster, unknown)
+        self._tasks.fetch_reports(unknown)
         return {
             key
             for key, slurm_state in ended.items()

@@ -35,7 +35,7 @@ from clusters.errors import (
     SubmitRejected,
 )
 from clusters.models import Cluster, unix_user_for
-from clusters.passes import EngineStats, Lease, LeaseLost
+from clusters.passes import EngineStats, Lease, LeaseLost, Pass, PassContext
 from clusters.slurm import SubmitOutcome, SubmitRequest
 from clusters.slurm.client import SlurmClient
 from clusters.slurm.sbatch import SubmissionAbandoned
@@ -63,6 +63,7 @@ MAX_CONCURRENT_BATCHES = 2
 RETRY_DELAY_S = 5.0
 REFUSED_RETRY_DELAY_S = 20.0
 UNKNOWN_OUTCOME_RETRY_S = 3.0
+WAIT_TIMEOUT_S = 120.0
 
 # Written on an attempt whose token Slurm has denied for certain.
 NOT_FOUND_IN_SLURM = "submit.denied"
@@ -81,13 +82,14 @@ class PendingSubmission:
     is_new: bool  # its row is not committed yet
 
 
-class Submitter:
-    """Serves persons in turn, several at once, one batch each. Lives as long as its cluster's lease."""
+class Submitter(Pass):
+    """Submits jobs of several owners at a time, owners in turn, in batches of one owner each."""
 
-    def __init__(self, cluster: Cluster, lease: Lease, stats: EngineStats) -> None:
-        self._cluster = cluster
-        self._lease = lease
-        self._stats = stats
+    name = "submit"
+
+    def __init__(self, context: PassContext) -> None:
+        super().__init__(context)
+        cluster = context.cluster
         self._pool = ThreadPoolExecutor(
             MAX_CONCURRENT_USERS, thread_name_prefix=f"submit-{cluster.name}"
         )
@@ -101,11 +103,10 @@ class Submitter:
         self._last_turn_at: dict[int, float] = {}
         self._closed = False
 
-    def dispatch(self, cluster: Cluster) -> int:
-        """Put everyone who has something to submit into the line; how many are being served."""
-        self._cluster = cluster
+    def run(self) -> bool:
+        """Start a turn for each owner with queued jobs, unless one runs or the owner is paused."""
         owners = (
-            Job.objects.filter(cluster=cluster, state=JobState.QUEUED)
+            Job.objects.filter(cluster=self.context.cluster, state=JobState.QUEUED)
             .filter(Q(not_before__isnull=True) | Q(not_before__lte=timezone.now()))
             .values_list("owner_id", flat=True)
             .distinct()
@@ -115,7 +116,12 @@ class Submitter:
             for owner_id in sorted(owners, key=lambda owner: self._last_turn_at.get(owner, 0.0)):
                 if owner_id not in self._active and now >= self._paused_until.get(owner_id, 0.0):
                     self._enqueue(owner_id)
-            return len(self._active)
+        return False
+
+    def run_to_completion(self) -> bool:
+        self.run()
+        self.wait(WAIT_TIMEOUT_S)
+        return False
 
     def _enqueue(self, owner_id: int) -> None:
         if not self._closed:
@@ -134,7 +140,7 @@ class Submitter:
                 "submission interrupted", exc_info=True, extra={"action": "submit_db_error"}
             )
         except Exception:
-            self._stats.count_failure("submit")
+            self.context.stats.count_failure("submit")
             logger.exception("submission failed", extra={"action": "submit_failed"})
         finally:
             close_old_connections()
@@ -153,7 +159,13 @@ class Submitter:
             in_flight = frozenset[int]().union(
                 *(running.attempt_ids for running, _ in running_batches)
             )
-            batch = Batch(self._cluster, self._lease, self._stats, owner_id, in_flight)
+            batch = Batch(
+                self.context.cluster,
+                self.context.lease,
+                self.context.stats,
+                owner_id,
+                in_flight,
+            )
             ready, more, pause_s = batch.prepare()
             if len(running_batches) == MAX_CONCURRENT_BATCHES or not ready:
                 # What was made ready meanwhile stays as it is, for the next turn.

@@ -24,7 +24,7 @@ from django.utils import timezone
 from clusters.connections import transport_for
 from clusters.errors import ClusterError, RemoteFileMissing
 from clusters.models import Cluster
-from clusters.passes import EngineStats, Lease, LeaseLost
+from clusters.passes import LeaseLost, Pass, PassContext
 from clusters.transport.base import Transport
 from core.events.records import Actor, NewEvent, record_events
 from jobs.events import JobEventKind, job_event
@@ -41,6 +41,7 @@ WATCH_INTERVAL_S = 2.0
 MAX_FINAL_READS = 5
 MAX_OUTPUT_BYTES = 16 * 1024 * 1024
 TASKS_IN_EVENT = 100
+WAIT_TIMEOUT_S = 30.0
 
 # Prints, per directory, a line of its own and then `file:line` of every small file. 40 lines of 500
 # characters are more than any of ours has; what a person put there instead cannot flood us.
@@ -138,13 +139,18 @@ class _ReportCache:
     failed_reads: dict[int, int] = field(default_factory=lambda: defaultdict(int))
 
 
-class TaskReader:
-    """Reads for watched jobs while they run, and once for every attempt that has ended."""
+class TaskReader(Pass):
+    """Reads the files of watched jobs while they run, and once those of every attempt that ended."""
 
-    def __init__(self, cluster: Cluster, lease: Lease, stats: EngineStats) -> None:
-        self._lease = lease
-        self._stats = stats
-        self._pool = ThreadPoolExecutor(READER_THREADS, thread_name_prefix=f"tasks-{cluster.name}")
+    name = "task_states"
+
+    def __init__(self, context: PassContext) -> None:
+        super().__init__(context)
+        self._lease = context.lease
+        self._stats = context.stats
+        self._pool = ThreadPoolExecutor(
+            READER_THREADS, thread_name_prefix=f"tasks-{context.cluster.name}"
+        )
         self._lock = threading.Lock()
         self._active_reads: dict[str, Future[None]] = {}
         self._cache = _ReportCache()
@@ -160,12 +166,12 @@ class TaskReader:
         with self._lock:
             return self._cache.reports.pop(attempt_id, None)
 
-    def fetch_reports(self, cluster: Cluster, attempt_ids: Sequence[int]) -> None:
+    def fetch_reports(self, attempt_ids: Sequence[int]) -> None:
         """Fetch reports; returns when they are there, or after a short while anyhow."""
         if not attempt_ids:
             return
         rows = Attempt.objects.filter(pk__in=attempt_ids).values_list("id", "unix_user", "work_dir")
-        futures = self._start_reads(cluster, rows, self._store_reports)
+        futures = self._start_reads(rows, self._store_reports)
         wait(futures, timeout=REPORT_WAIT_S)
 
     def _store_reports(self, reports: Mapping[int, AttemptReport]) -> None:
@@ -174,9 +180,9 @@ class TaskReader:
 
     # -- tasks ----------------------------------------------------------------------------------------
 
-    def refresh(self, cluster: Cluster) -> None:
-        """Begin reading what is watched or has just ended; what was read is written by the reader."""
-        cluster_attempts = Attempt.objects.filter(cluster=cluster)
+    def run(self) -> bool:
+        """Start reading what is watched or has just ended; the reading threads write the rows."""
+        cluster_attempts = Attempt.objects.filter(cluster=self.context.cluster)
         querysets = [cluster_attempts.filter(phase=Attempt.Phase.ENDED, tasks_final=False)]
         if time.monotonic() >= self._next_watch_at:
             self._next_watch_at = time.monotonic() + WATCH_INTERVAL_S
@@ -191,10 +197,16 @@ class TaskReader:
         ]
         rows = [row[:3] for row in selected]
         ended = frozenset(row[0] for row in selected if row[3] == Attempt.Phase.ENDED)
-        self._start_reads(cluster, rows, partial(self._write_reports, ended=ended))
+        self._start_reads(rows, partial(self._write_reports, ended=ended))
+        return False
+
+    def run_to_completion(self) -> bool:
+        self.run()
+        self.wait(WAIT_TIMEOUT_S)
+        return False
 
     def _start_reads(
-        self, cluster: Cluster, rows: Iterable[tuple[int, str, str]], callback: Any
+        self, rows: Iterable[tuple[int, str, str]], callback: Any
     ) -> list[Future[None]]:
         by_user: dict[str, list[tuple[int, str]]] = defaultdict(list)
         for attempt_id, unix_user, work_dir in rows:
@@ -205,7 +217,11 @@ class TaskReader:
                 running = self._active_reads.get(user)
                 if running is None or running.done():
                     running = self._pool.submit(
-                        self._read_user, cluster, user, attempts[:ATTEMPTS_PER_COMMAND], callback
+                        self._read_user,
+                        self.context.cluster,
+                        user,
+                        attempts[:ATTEMPTS_PER_COMMAND],
+                        callback,
                     )
                     self._active_reads[user] = running
                 futures.append(running)

@@ -12,14 +12,13 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from clusters.errors import CommandTimeout, SlurmUnavailable, SubmitRejected
-from clusters.models import Cluster, EngineLease, store_status
-from clusters.passes import EngineStats
+from clusters.models import EngineLease, store_status
+from clusters.passes import PassContext
 from clusters.slurm import JobRecord, SubmitOutcome, parse_job_state
 from clusters.slurm.sbatch import SubmissionAbandoned
 from clusters.transport.base import CommandResult
 from core.models import Event
 from engine.lease import Lease, LeaseLost
-from engine.worker import ClusterWorker
 from jobs import actions
 from jobs.events import events_of
 from jobs.lifecycle.reasons import REASON_MESSAGES, render_reason
@@ -247,7 +246,8 @@ class TestRecords:
 def new_poller(scenario: Scenario) -> Poller:
     lease = Lease.acquire(scenario.cluster, "me")
     assert lease is not None
-    return Poller(lease, EngineStats(), TaskReader(scenario.cluster, lease, EngineStats()))
+    context = PassContext(scenario.cluster, lease)
+    return Poller(context, TaskReader(context))
 
 
 def record_of(attempt: Attempt, state: str, **more: Any) -> JobRecord:
@@ -259,7 +259,7 @@ class TestPolling:
     """What stays as it is needs no thought; whatever changes, in Slurm or in the rows, is thought about."""
 
     def look(self, poller: Poller, reported: list[JobRecord]) -> set[int]:
-        rows, _ = poller._load_rows(Cluster.objects.get())
+        rows, _ = poller._load_rows()
         look = poller._read_slurm(FakeSlurmClient(reported), rows)
         return set(poller._changed_observations(look))
 
@@ -304,13 +304,14 @@ class TestPolling:
     ) -> None:
         attempt = scenario.create_live_attempt(scenario.job(), state="PENDING")
         poller = new_poller(scenario)
-        slurm = FakeSlurmClient([record_of(attempt, "RUNNING")])
+        slurm: Any = FakeSlurmClient([record_of(attempt, "RUNNING")])
+        poller.context.slurm_client_factory = lambda _cluster: slurm
         with monkeypatch.context() as broken:
             broken.setattr(Changes, "write", lambda self: 1 / 0)
             for _ in range(2):
                 with pytest.raises(ZeroDivisionError):
-                    poller.poll(scenario.cluster, slurm)
-        poller.poll(scenario.cluster, slurm)
+                    poller.run()
+        poller.run()
         assert Job.objects.get().state == "RUNNING"
 
     def test_cancelling_user_is_resolved_once(self, scenario: Scenario) -> None:
@@ -415,7 +416,8 @@ class TestReports:
     ) -> None:
         lease = Lease.acquire(scenario.cluster, "me")
         assert lease is not None
-        reader = TaskReader(scenario.cluster, lease, EngineStats())
+        context = PassContext(scenario.cluster, lease)
+        reader = TaskReader(context)
         answers = {
             1: AttemptReport(None, (), started=False),
             2: AttemptReport(None, ()),
@@ -424,20 +426,20 @@ class TestReports:
         }
         queried: list[list[int]] = []
 
-        def fetch_reports(_cluster: Any, ids: list[int]) -> None:
+        def fetch_reports(ids: list[int]) -> None:
             queried.append(ids)
             reader._store_reports({key: answers[key] for key in ids if key in answers})
 
         monkeypatch.setattr(reader, "fetch_reports", fetch_reports)
-        poller = Poller(lease, EngineStats(), reader)
+        poller = Poller(context, reader)
         ended = {**dict.fromkeys(range(1, 5), "COMPLETED"), 5: "FAILED"}
-        assert poller._read_reports(scenario.cluster, ended) == {1, 4}
+        assert poller._read_reports(ended) == {1, 4}
         # Only they are asked again; who does not answer at all is not waited for as long.
         poller._end_seen_at = {key: value - 20 for key, value in poller._end_seen_at.items()}
-        assert poller._read_reports(scenario.cluster, ended) == {1}
+        assert poller._read_reports(ended) == {1}
         assert queried == [[1, 2, 3, 4, 5], [1, 4]]
         poller._end_seen_at[1] -= 60
-        assert poller._read_reports(scenario.cluster, {1: "COMPLETED"}) == set()
+        assert poller._read_reports({1: "COMPLETED"}) == set()
         assert reader.pop_report(1) == answers[1]
 
     def test_stale_task_report_is_not_final(
@@ -450,17 +452,15 @@ class TestReports:
         actions.watch_job(job=job)
         lease = Lease.acquire(job.cluster, "me")
         assert lease is not None
-        reader = TaskReader(job.cluster, lease, EngineStats())
+        reader = TaskReader(PassContext(job.cluster, lease))
         began: list[tuple[list[Any], Any]] = []
-        monkeypatch.setattr(
-            reader, "_start_reads", lambda _c, rows, then: began.append((rows, then))
-        )
+        monkeypatch.setattr(reader, "_start_reads", lambda rows, then: began.append((rows, then)))
         for phase, state, then_state, final in (
             ("live", TaskState("worker", 0, "running"), "running", False),
             ("ended", TaskState("worker", 0, "ended", exit_code=0, ended=2.0), "succeeded", True),
         ):
             Attempt.objects.update(phase=phase)
-            reader.refresh(job.cluster)
+            reader.run()
             rows, write = began[-1]
             assert [row[0] for row in rows] == [attempt.pk]
             Attempt.objects.update(phase=Attempt.Phase.ENDED)
@@ -483,24 +483,6 @@ def test_every_reason_message_renders() -> None:
     assert "SIGKILL" in render_reason(Reason("end.signal", {"signal": 9}))
     assert render_reason(Reason("pending", {"slurm": "Priority"})).startswith("Other jobs")
     assert render_reason(Reason("never.heard", {}, "Slurm's words")) == "Slurm's words"
-
-
-def test_uploads_are_tidied_once_a_day(scenario: Scenario, monkeypatch: pytest.MonkeyPatch) -> None:
-    tidied: list[int] = []
-    monkeypatch.setattr("engine.worker.clean_up_uploads", lambda: tidied.append(1) or 0)
-    lease = Lease.acquire(scenario.cluster, "one")
-    assert lease is not None
-    worker = ClusterWorker(scenario.cluster, lease)
-    for what in ("_poll", "_refresh_capacity", "_read_accounting"):
-        monkeypatch.setattr(worker, what, lambda: None)
-    for _twice in range(2):
-        worker.run_due_passes()
-    assert tidied == []  # not in the first minute, when there is more to do
-    worker._uploads_timer.due_at = 0
-    for _twice in range(2):
-        worker.run_due_passes()
-    worker.close()
-    assert tidied == [1]
 
 
 class TestMetrics:

@@ -1,0 +1,117 @@
+"""The engine's passes over a cluster itself: capacity, names from accounting, requested diagnostics."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Sequence
+
+from django.db import connections
+from django.utils import timezone
+
+from clusters import doctor
+from clusters.errors import ClusterError
+from clusters.models import Cluster, ClusterStatus, store_capacity, store_status
+from clusters.passes import Pass, PassContext
+
+logger = logging.getLogger(__name__)
+
+CAPACITY_INTERVAL_S = 15.0
+CAPACITY_RETRY_DELAY_S = 5.0
+ACCOUNTING_INTERVAL_S = 600.0
+DIAGNOSTICS_REQUEST_INTERVAL_S = 1.0
+
+
+def cluster_passes(context: PassContext) -> Sequence[Pass]:
+    return [DiagnosticsPass(context), CapacityPass(context), AccountingPass(context)]
+
+
+class CapacityPass(Pass):
+    """Stores what the cluster has and what of it is free."""
+
+    name = "capacity"
+    sets_cluster_status = True
+
+    def interval_s(self) -> float:
+        return CAPACITY_INTERVAL_S
+
+    def retry_delay_s(self, consecutive_failures: int) -> float:
+        return CAPACITY_RETRY_DELAY_S
+
+    def run(self) -> bool:
+        self.context.stats.count_command("scontrol", 2)
+        capacity = self.context.slurm_client().capacity()
+        with self.context.lease.fenced_transaction():
+            store_capacity(self.context.cluster, capacity)
+        return True
+
+
+class AccountingPass(Pass):
+    """Stores the account and QOS names that the namespace form offers, and Slurm's version."""
+
+    name = "accounting"
+    initial_delay_s = 3.0
+    runs_once = False
+
+    def interval_s(self) -> float:
+        return ACCOUNTING_INTERVAL_S
+
+    def run(self) -> bool:
+        self.context.stats.count_command("sacctmgr", 2)
+        slurm = self.context.slurm_client()
+        accounts = sorted({row.account for row in slurm.associations() if row.account})
+        qos = sorted(row.name for row in slurm.qos())
+        version = ".".join(str(part) for part in slurm.version())
+        with self.context.lease.fenced_transaction():
+            store_status(self.context.cluster, accounts=accounts, qos=qos, slurm_version=version)
+        return True
+
+
+class DiagnosticsPass(Pass):
+    """Starts the diagnostics that an administrator requested on a page, one run at a time.
+
+    A run takes many seconds, so it has a thread of its own.
+    """
+
+    name = "diagnostics"
+    runs_while_disabled = True
+    runs_once = False
+
+    def __init__(self, context: PassContext) -> None:
+        super().__init__(context)
+        self._thread: threading.Thread | None = None
+
+    def interval_s(self) -> float:
+        return DIAGNOSTICS_REQUEST_INTERVAL_S
+
+    def run(self) -> bool:
+        if self._thread is not None and self._thread.is_alive():
+            return False
+        cluster = self.context.cluster
+        requests = ClusterStatus.objects.filter(cluster=cluster, doctor_requested_at__isnull=False)
+        # The conditional update is the claim: of two engines, one updates the row.
+        if requests.update(doctor_requested_at=None, doctor_running_since=timezone.now()):
+            self._thread = threading.Thread(
+                target=_run_doctor, args=(cluster,), name=f"doctor-{cluster.name}", daemon=True
+            )
+            self._thread.start()
+        return False
+
+
+def _run_doctor(cluster: Cluster) -> None:
+    try:
+        unix_user, namespaces = doctor.select_test_account(cluster)
+        deque(doctor.check_cluster(cluster, unix_user=unix_user, namespaces=namespaces), 0)
+    except ClusterError as error:
+        logger.warning(
+            "diagnostics of cluster %s stopped early: %s",
+            cluster.name,
+            error.user_message,
+            extra={"action": "diagnostics_failed", "cluster": cluster.name},
+        )
+    except Exception:
+        logger.exception("diagnostics failed", extra={"action": "diagnostics_failed"})
+    finally:
+        store_status(cluster, doctor_running_since=None)
+        connections.close_all()

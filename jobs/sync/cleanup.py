@@ -1,0 +1,118 @@
+"""Deletes what retention settings and people's deletions release: rows, files on the cluster, uploads."""
+
+from __future__ import annotations
+
+import logging
+import shlex
+from datetime import timedelta
+
+from django.conf import settings
+from django.db.models import Q
+from django.utils import timezone
+
+from clusters.connections import transport_for
+from clusters.errors import ClusterError
+from clusters.passes import Pass
+from core.events.records import delete_events_of, purge_events_before
+from jobs.events import SUBJECT
+from jobs.models import Attempt, Job
+from jobs.store.uploads import clean_up_uploads
+
+logger = logging.getLogger(__name__)
+
+CLEANUP_INTERVAL_S = 60.0
+UPLOAD_CLEANUP_INTERVAL_S = 24 * 3600.0
+DIRECTORIES_PER_RUN = 50
+ROWS_PER_RUN = 500
+
+
+class DeletedJobsPass(Pass):
+    """Removes files of deleted jobs, then rows of jobs deleted KEEP_DELETED_JOBS_DAYS ago and old events."""
+
+    name = "remove_files"
+    initial_delay_s = 5.0
+
+    def interval_s(self) -> float:
+        return CLEANUP_INTERVAL_S
+
+    def run(self) -> bool:
+        error = None
+        try:
+            self._remove_files()
+        except ClusterError as caught:
+            error = caught  # rows are purged all the same
+        self._purge_rows()
+        if error is not None:
+            raise error
+        return False
+
+    def _purge_rows(self) -> None:
+        now = timezone.now()
+        with self.context.lease.fenced_transaction():
+            expired = Job.objects.filter(
+                Q(remove_files=False) | Q(files_removed=True),
+                cluster=self.context.cluster,
+                deleted_at__lt=now - timedelta(days=settings.KEEP_DELETED_JOBS_DAYS),
+            ).values_list("pk", flat=True)[:ROWS_PER_RUN]
+            job_ids = list(expired)
+            Job.objects.filter(pk__in=job_ids).delete()
+            delete_events_of(SUBJECT, job_ids)
+            purge_events_before(now - timedelta(days=settings.KEEP_EVENTS_DAYS))
+
+    def _remove_files(self) -> None:
+        """Remove directories whose owners requested it, as their Unix users."""
+        jobs = Job.objects.filter(
+            cluster=self.context.cluster,
+            deleted_at__isnull=False,
+            remove_files=True,
+            files_removed=False,
+        ).order_by("deleted_at")[:DIRECTORIES_PER_RUN]
+        for job in jobs:
+            attempt = Attempt.objects.filter(job=job).order_by("number").first()
+            if attempt is not None:
+                self._remove_directory(job, attempt)
+            with self.context.lease.fenced_transaction():
+                Job.objects.filter(pk=job.pk).update(files_removed=True)
+
+    def _remove_directory(self, job: Job, attempt: Attempt) -> None:
+        directory = attempt.work_dir.rpartition("/")[0]
+        # The path is from our own row. Check its end all the same before `rm -rf`.
+        if not directory.endswith(f"/jobs/{job.pk}"):
+            logger.error(
+                "not a job's directory: %s",
+                shlex.quote(directory),
+                extra={"action": "remove_refused"},
+            )
+            return
+        transport = transport_for(self.context.cluster, attempt.unix_user)
+        result = transport.run(["rm", "-rf", "--", directory], timeout_s=120.0)
+        if result.exit_code != 0:
+            logger.warning(
+                "files of job %s: %s",
+                job.pk,
+                result.error_text[:500],
+                extra={"action": "remove_failed"},
+            )
+
+
+class UploadsPass(Pass):
+    """Deletes uploaded code that is no longer used. Uploads belong to no cluster: any engine deletes them."""
+
+    name = "upload_cleanup"
+    initial_delay_s = 60.0
+    runs_once = False
+
+    def interval_s(self) -> float:
+        return UPLOAD_CLEANUP_INTERVAL_S
+
+    def run(self) -> bool:
+        try:
+            removed = clean_up_uploads()
+        except OSError as error:
+            logger.warning(
+                "uploads cannot be deleted: %s", error, extra={"action": "upload_cleanup_failed"}
+            )
+            return False
+        if removed:
+            logger.info("%s uploads deleted", removed, extra={"action": "uploads_removed"})
+        return False

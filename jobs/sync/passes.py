@@ -1,0 +1,24 @@
+"""The engine's passes over jobs. `jobs.apps` registers `job_passes`; the order is the order of running."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from clusters.passes import Pass, PassContext
+from jobs.sync.cleanup import DeletedJobsPass, UploadsPass
+from jobs.sync.control import ControlPass
+from jobs.sync.poller import Poller
+from jobs.sync.submitter import Submitter
+from jobs.sync.task_reader import TaskReader
+
+
+def job_passes(context: PassContext) -> Sequence[Pass]:
+    task_reader = TaskReader(context)
+    return [
+        Submitter(context),
+        ControlPass(context),
+        Poller(context, task_reader),
+        task_reader,
+        DeletedJobsPass(context),
+        UploadsPass(context),
+    ]
