@@ -30,9 +30,11 @@ from core.errors import (
 )
 from core.events.records import Actor, record_events
 from core.messages import _
+from jobs.changes import Changes, PersonEvent, apply_transition
 from jobs.events import JobEventKind, build_state_data, job_event
 from jobs.jobfile import JobSpec
-from jobs.lifecycle.states import DesiredState, JobState, Reason
+from jobs.lifecycle.states import DesiredState, JobState
+from jobs.lifecycle.transitions import INITIAL, Transition, decide_requeue, decide_stop
 from jobs.models import Attempt, CodeUpload, Job
 from jobs.plan import Plan, plan
 from jobs.store import secrets as job_secrets
@@ -95,10 +97,10 @@ def create_job(
         cloned_from=cloned_from,
         retry_count=spec.retry_count,
         has_secrets=bool(secrets or image_logins),
-        state=JobState.QUEUED,
+        **_plan_columns(job_plan),
+        state=INITIAL.state.value,
     )
-    job.reason = Reason("queued")
-    _apply_plan(job, job_plan)
+    job.reason = INITIAL.reason
     try:
         with transaction.atomic():
             _require_code(job)
@@ -142,40 +144,48 @@ def _require_code(job: Job) -> None:
         )
 
 
-def _apply_plan(job: Job, job_plan: Plan) -> None:
+def _plan_columns(job_plan: Plan) -> dict[str, Any]:
     totals = job_plan.totals
-    job.plan = job_plan.to_json()
-    job.time_limit_s = job_plan.time_limit_s
-    job.cpus, job.mem_mib = totals.cpus, totals.mem_mib
-    job.gpus = sum(totals.gpus.values())
-    job.gpu_type = ",".join(sorted(kind for kind in totals.gpus if kind))[:60]
-    job.node_count, job.task_count = totals.nodes, totals.tasks
-    job.is_distributed = totals.tasks > 1
+    return {
+        "plan": job_plan.to_json(),
+        "time_limit_s": job_plan.time_limit_s,
+        "cpus": totals.cpus,
+        "mem_mib": totals.mem_mib,
+        "gpus": sum(totals.gpus.values()),
+        "gpu_type": ",".join(sorted(kind for kind in totals.gpus if kind))[:60],
+        "node_count": totals.nodes,
+        "task_count": totals.tasks,
+        "is_distributed": totals.tasks > 1,
+    }
 
 
 def stop_job(*, job: Job, by: User) -> Job:
-    """Want a job stopped. Not yet in Slurm: over at once. Already ended or stopping: nothing to do."""
+    """Request the end of a job. A job that ended or is being stopped stays unchanged."""
     with transaction.atomic():
         job = _lock_job(job, by, JobAction.STOP)
         if job.is_ended or job.wanted != DesiredState.RUN:
             return job
-        _request_stop(job, by, DesiredState.STOP)
-        _record_event(job, JobEventKind.STOP, by, build_state_data(job))
+        transition = _stop_transition(job, by, DesiredState.STOP)
+        _apply_transition(job, transition, PersonEvent(JobEventKind.STOP, by.get_username()))
     return job
 
 
-def _request_stop(job: Job, by: User, wanted: DesiredState) -> None:
-    job.wanted = wanted
-    job.stopped_by = by.get_username()
-    if _has_open_attempt(job):
-        job.reason = Reason("stopping", {"by": job.stopped_by})
-    else:
-        job.state = JobState.STOPPED
-        job.ended_at = timezone.now()
-        job.reason = Reason("end.stopped-before", {"by": job.stopped_by})
-        job.expected_start = None
-        job_secrets.delete([job.pk])
-    job.save()
+def _stop_transition(job: Job, by: User, wanted: DesiredState) -> Transition:
+    return decide_stop(
+        job.snapshot(),
+        wanted,
+        by.get_username(),
+        has_open_attempt=_has_open_attempt(job),
+        now=timezone.now(),
+    )
+
+
+def _apply_transition(job: Job, transition: Transition, event: PersonEvent, **more: Any) -> None:
+    """Write a transition, further columns of the job, and the event."""
+    changes = Changes()
+    changes.update_job(job, **more)
+    apply_transition(changes, job, None, transition, event)
+    changes.write()
 
 
 def delete_job(*, job: Job, by: User, remove_files: bool = False, stop_first: bool = False) -> Job:
@@ -200,16 +210,19 @@ def delete_job(*, job: Job, by: User, remove_files: bool = False, stop_first: bo
                     name=job.name,
                 )
             )
-        job.remove_files = job.remove_files or remove_files
+        remove_files = job.remove_files or remove_files
+        data = {"removeFiles": remove_files}
         if job.is_live:
             if job.wanted == DesiredState.DELETE:
                 return job
-            _request_stop(job, by, DesiredState.DELETE)
-        if job.is_ended:
-            job.deleted_at = timezone.now()
-        job.save()
-        kind = JobEventKind.DELETED if job.deleted_at else JobEventKind.STOP
-        _record_event(job, kind, by, {"removeFiles": job.remove_files, **build_state_data(job)})
+            transition = _stop_transition(job, by, DesiredState.DELETE)
+            kind = JobEventKind.DELETED if transition.job_ends else JobEventKind.STOP
+            event = PersonEvent(kind, by.get_username(), data)
+            _apply_transition(job, transition, event, remove_files=remove_files)
+        else:
+            job.deleted_at, job.remove_files = timezone.now(), remove_files
+            job.save(update_fields=["deleted_at", "remove_files"])
+            _record_event(job, JobEventKind.DELETED, by, {**data, **build_state_data(job)})
     return job
 
 
@@ -237,36 +250,13 @@ def retry_job(*, job: Job, by: User) -> Job:
                     state=job.state,
                 )
             _require_code(job)
-            _apply_plan(job, plan_job(spec=load_spec(job), namespace=job.namespace))
-            for name, value in requeue_fields().items():
-                setattr(job, name, value)
-            job.retries_counted = 0
-            job.not_before = None
-            job.reason = Reason("queued")
-            job.save()
-            _record_event(job, JobEventKind.RETRY, by, build_state_data(job))
+            new_plan = plan_job(spec=load_spec(job), namespace=job.namespace)
+            event = PersonEvent(JobEventKind.RETRY, by.get_username())
+            transition = decide_requeue(timezone.now())
+            _apply_transition(job, transition, event, **_plan_columns(new_plan))
     except IntegrityError as error:
         raise _name_taken(job.owner, job.name) from error
     return job
-
-
-def requeue_fields() -> dict[str, Any]:
-    """Back to the start, for a further attempt: what of a job's row is as on its first day."""
-    cleared = (
-        "submitted_at",
-        "started_at",
-        "ended_at",
-        "expected_start",
-        "lost_since",
-        "exit_code",
-    )
-    return {
-        "state": JobState.QUEUED.value,
-        "wanted": DesiredState.RUN.value,
-        "stopped_by": "",
-        "queued_at": timezone.now(),
-        **dict.fromkeys(cleared),
-    }
 
 
 def clone_job(

@@ -15,7 +15,16 @@ from django.db.models import Q
 from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
-from jobs.lifecycle.states import END_STATES, LIVE_STATES, DesiredState, JobState, Reason
+from jobs.lifecycle.states import (
+    END_STATES,
+    LIVE_STATES,
+    AttemptPhase,
+    DesiredState,
+    JobState,
+    Reason,
+)
+from jobs.lifecycle.submit_outcomes import AttemptSnapshot
+from jobs.lifecycle.transitions import JobSnapshot
 
 JOB_STATE_CHOICES = [
     (JobState.QUEUED.value, _("Queued")),
@@ -222,6 +231,22 @@ class Job(models.Model):
         self.reason_params = value.serialize_params()
         self.reason_text = value.text
 
+    def snapshot(self) -> JobSnapshot:
+        """The input of a decision of `jobs.lifecycle`."""
+        return JobSnapshot(
+            state=JobState(self.state),
+            wanted=DesiredState(self.wanted),
+            reason=self.reason,
+            attempt_number=self.attempt_number,
+            retry_count=self.retry_count,
+            retries_counted=self.retries_counted,
+            stopped_by=self.stopped_by,
+            started_at=self.started_at,
+            expected_start=self.expected_start,
+            time_limit_s=self.time_limit_s,
+            lost_since=self.lost_since,
+        )
+
     def duration_s(self, now: datetime | None = None) -> float | None:
         if self.started_at is None:
             return None
@@ -255,10 +280,10 @@ class Attempt(models.Model):
     in squeue (%Z) and sacct (WorkDir) after it."""
 
     class Phase(models.TextChoices):
-        SUBMITTING = "submitting", _("being submitted")  # sbatch has not been seen to answer
-        LIVE = "live", _("in Slurm")
-        ENDED = "ended", _("ended")
-        REFUSED = "refused", _("refused")  # never became a Slurm job
+        SUBMITTING = AttemptPhase.SUBMITTING.value, _("being submitted")
+        LIVE = AttemptPhase.LIVE.value, _("in Slurm")
+        ENDED = AttemptPhase.ENDED.value, _("ended")
+        REFUSED = AttemptPhase.REFUSED.value, _("refused")
 
     job = models.ForeignKey(
         Job, on_delete=models.CASCADE, related_name="attempts", verbose_name=_("job")
@@ -329,11 +354,8 @@ class Attempt(models.Model):
     def reason(self) -> Reason:
         return Reason(self.reason_code, self.reason_params, self.reason_text)
 
-    @reason.setter
-    def reason(self, value: Reason) -> None:
-        self.reason_code = value.code
-        self.reason_params = value.serialize_params()
-        self.reason_text = value.text
+    def snapshot(self) -> AttemptSnapshot:
+        return AttemptSnapshot(self.submit_try, self.unanswered_since, self.reason_code)
 
 
 class Task(models.Model):

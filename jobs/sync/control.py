@@ -1,8 +1,8 @@
-"""What people want of jobs that Slurm already has: stops and time limits, by the service account.
+"""The pass that sends control requests to Slurm: stops and time limits, as the service account.
 
-An order is given again if Slurm has not acted on it after a while; Slurm's own state, not our order,
-says when a job has stopped. A job's id came through its owner's login, who could have made it anything:
-orders, given with an operator's rights, reach only jobs that Slurm says are the owner's.
+A stop is sent again if Slurm has not acted on it; the job's state comes from polls only. A Slurm job id
+passed through its owner's login, so its owner may have forged it: requests, sent with operator rights,
+are limited to Slurm jobs of the owner's Unix user.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from clusters.slurm import JobRecord
 from clusters.slurm.client import SlurmClient
 from core.events.records import Actor
 from core.messages import _, serialize
+from jobs.changes import Changes
 from jobs.events import JobEventKind
 from jobs.lifecycle.states import DesiredState
 from jobs.models import Attempt
 from jobs.script.task_state import STOP_SIGNAL
-from jobs.sync.changes import Changes
 
 logger = logging.getLogger(__name__)
 
 STOPS_PER_COMMAND = 200
 TIME_LIMITS_PER_PASS = 20
 RETRY_DELAY_S = 2.0
-# What our script needs beyond the grace of its tasks: to hear of the wish, to end its steps and itself.
+# Time that the batch script needs beyond the grace period: to handle the signal, end its steps and exit.
 STOP_SLACK_S = 30
-# A script this young may not listen yet; Slurm's own way asks its tasks just as well.
+# A younger batch script may not have set its signal handler; scancel sends SIGTERM to its tasks as well.
 SIGNAL_READY_AFTER = timedelta(seconds=5)
 
 
@@ -55,7 +55,7 @@ class ControlPass(Pass):
 
 
 def has_pending_control_requests(cluster: Cluster) -> bool:
-    """Whether a stop or a time limit waits to be given."""
+    """Whether a stop or a time limit is to be sent."""
     live = Attempt.objects.filter(cluster=cluster, phase=Attempt.Phase.LIVE)
     return (
         live.filter(Q(job__wanted_time_limit_s__isnull=False) | _unacknowledged_stops(cluster))
@@ -72,7 +72,7 @@ def send_control_requests(
 
 
 def _unacknowledged_stops(cluster: Cluster) -> Q:
-    """Stops that nobody has told Slurm, or told so long ago that it should have acted."""
+    """Stop requests never sent, or sent more than grace_s + STOP_SLACK_S ago."""
     resend_after = timedelta(seconds=cluster.grace_s + STOP_SLACK_S)
     return ~Q(job__wanted=DesiredState.RUN) & (
         Q(stop_sent_at__isnull=True) | Q(stop_sent_at__lt=timezone.now() - resend_after)
@@ -90,7 +90,7 @@ def _send_stops(cluster: Cluster, slurm: SlurmClient, lease: Lease, stats: Engin
     groups: dict[tuple[str, bool], list[Attempt]] = defaultdict(list)
     for attempt in attempts[: STOPS_PER_COMMAND * 5]:
         groups[attempt.unix_user, _can_signal_script(attempt)].append(attempt)
-    # Those that wait come first: else some would start on the nodes of those that are stopped.
+    # Pending jobs first: else some would start on the nodes that the stopped ones release.
     for (unix_user, signal_script), user_attempts in sorted(
         groups.items(), key=lambda group: group[0][1]
     ):
@@ -106,7 +106,7 @@ def _send_stops(cluster: Cluster, slurm: SlurmClient, lease: Lease, stats: Engin
 
 
 def _can_signal_script(attempt: Attempt) -> bool:
-    """Once, and only while its script runs: a suspended one hears nothing, a waiting one is not there."""
+    """Only for the first stop of a running script: a suspended one does not handle signals."""
     started_at = attempt.started_at
     return (
         attempt.stop_sent_at is None
@@ -119,14 +119,15 @@ def _can_signal_script(attempt: Attempt) -> bool:
 def _signal_batch_script(
     slurm: SlurmClient, ids: Sequence[str], unix_user: str, stats: EngineStats
 ) -> bool:
-    """The script gives its tasks SIGTERM and the cluster's grace, then cancels its own job.
+    """The script sends SIGTERM to its tasks, waits for the cluster's grace period and cancels its job.
 
-    Slurm's own way, KillWait, is one time for the whole site, and often too short for a checkpoint.
+    scancel alone would use KillWait, one time for the whole site, often too short for a checkpoint.
+    False: the signal was refused; cancel instead.
     """
     stats.count_command("scancel")
     try:
         result = slurm.signal(ids, STOP_SIGNAL, target="batch", user=unix_user)
-    except CommandFailed:  # requeued a moment ago, say
+    except CommandFailed:  # for example requeued meanwhile
         return False
     return not result.refusals
 
@@ -169,7 +170,7 @@ def _send_time_limits(
 def _apply_time_limit(
     slurm: SlurmClient, records: Sequence[JobRecord], attempt: Attempt, seconds: int
 ) -> Sequence[str]:
-    """Of a het job every component has a limit of its own."""
+    """Every component of a het job has its own limit. Returns Slurm's refusals."""
     ids = [
         record.raw_id
         for record in records
@@ -192,7 +193,7 @@ def _save_time_limit_result(
         changes = Changes()
         job = type(attempt.job).objects.select_for_update(of=("self",)).get(pk=attempt.job_id)
         if job.wanted_time_limit_s != seconds:
-            return  # changed again meanwhile
+            return  # another request came meanwhile
         changes.update_job(job, wanted_time_limit_s=None)
         if refusals:
             logger.warning("time limit: %s", refusals[0], extra={"action": "time_limit_rejected"})

@@ -1,14 +1,22 @@
-"""One look at Slurm for all jobs of a cluster: one squeue, and one sacct for what squeue lacks.
+"""The pass that polls Slurm for all jobs of a cluster: one squeue, at most one sacct by job id.
 
-Turns Slurm's records into observations, asks `jobs.lifecycle.states.decide`, and writes only what changed. A job
-is ours by its id, its token (work directory) and its Unix user together: ids come round again, and
-anybody may give any directory to sbatch.
+A Slurm job belongs to an attempt if its id, its work directory (the submission token) and its Unix user
+all match: Slurm reuses ids, and any user may give any directory to sbatch. One poll:
+
+1. Load the rows of live and submitting attempts. None: return False, run no command.
+2. Run squeue. Skip attempts whose row and records are the same as when nothing was to be done.
+3. Run sacct for the attempts that squeue lacks, and for cancelled jobs (who cancelled them).
+4. Search for the tokens of submissions with an unknown outcome: adopt, or let them be sent again.
+5. Build an observation for every attempt whose row or records differ from the last poll.
+6. Read the batch scripts' own reports of ended attempts; those without one yet wait for a later poll.
+7. Decide with `jobs.lifecycle` and write what changed. If that fails, the next poll repeats step 5.
 """
 
 from __future__ import annotations
 
 import logging
 import time
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
@@ -21,43 +29,51 @@ from clusters.errors import ClusterError
 from clusters.passes import Pass, PassContext
 from clusters.slurm import JobRecord, SlurmPhase, newest_runs, parse_job_state
 from clusters.slurm.client import SlurmClient
-from jobs.lifecycle.states import (
+from core.process import crash_point
+from jobs.changes import Changes, apply_transition
+from jobs.lifecycle.states import DesiredState, FailureKind
+from jobs.lifecycle.transitions import (
     ABSENT,
     UNREACHABLE,
-    DesiredState,
-    FailureKind,
     JobSnapshot,
-    JobState,
     Observation,
     ObservationStatus,
-    decide_transition,
+    decide_observation,
 )
 from jobs.models import Attempt
-from jobs.sync.changes import Changes, apply_decision, crash_point
-from jobs.sync.submitter import NOT_FOUND_IN_SLURM, adopt
+from jobs.sync.observations import (
+    Fingerprint,
+    build_observation,
+    fingerprint_record,
+    is_cancelled,
+    is_missing_from_queue,
+    leading_record,
+    own_records,
+)
+from jobs.sync.outcomes import save_token_search
 from jobs.sync.task_reader import TaskReader, interpret_verdict
 
 logger = logging.getLogger(__name__)
 
 ROWS_PER_TRANSACTION = 200
 MAX_RETRY_DELAY_S = 15.0
-# sacct takes about so many ids in one command; whoever is left comes at the next look.
+# sacct accepts about this many ids in one command; the others wait for the next poll.
 IDS_PER_POLL = 1000
-# A submission without an answer: sbatch itself is ended after 46 s, slurmdbd lags by seconds. Only when
-# both sources have denied the token after ASK_AFTER, and still do DENY_FOR later, it is tried again.
+# A submission with an unknown outcome: sbatch is killed after 46 s, slurmdbd lags by seconds. It is sent
+# again only if neither squeue nor sacct has the token after the first time and for the second.
 TOKEN_SEARCH_AFTER = timedelta(seconds=60)
 TOKEN_ABSENT_FOR_S = 30.0
-# How long an end may wait for the script's own account of it before it is written without.
-VERDICT_TIMEOUT_S = 15.0
-# A job that ran longer was begun: its script need not be asked.
+# How long an end waits for accounting and for the script's report before it is written without them.
+REPORT_TIMEOUT_S = 15.0
+# A job that ran longer was started: its report is not needed to know that.
 NEVER_STARTED_WITHIN_S = 10.0
-# How long nothing must be seen of an attempt's run before it never began, which makes it run (again):
-# by NFS's own settings a login node may go on for 60 s without seeing what a compute node has written.
+# How long a COMPLETED attempt must show no trace of a start before it counts as never started, and runs
+# again. With NFS defaults a login node may not see a compute node's new files for 60 s.
 NOT_STARTED_TIMEOUT_S = 75.0
 
 
 class LiveRow(NamedTuple):
-    """What of an attempt's row decides whether anything is to be done."""
+    """The columns of a live attempt and its job that a poll compares."""
 
     attempt_id: int
     slurm_job_id: str
@@ -70,7 +86,7 @@ class LiveRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SubmittingRow:
-    """An attempt whose submission has not been seen to be answered."""
+    """An attempt whose submission has no known outcome."""
 
     attempt_id: int
     work_dir: str
@@ -79,26 +95,50 @@ class SubmittingRow:
     created_at: datetime
 
 
+@dataclass(slots=True)
+class PollMemory:
+    """What earlier polls established about one attempt. Losing it costs work, never correctness.
+
+    Times are of the monotonic clock.
+    """
+
+    fingerprint: Fingerprint | None = None  # of row and record, when last processed
+    # Row and squeue records with which nothing was to be done: skipped while both are the same.
+    settled_row: LiveRow | None = None
+    settled_records: list[JobRecord] | None = None
+    accounting_queried_at: float = 0.0
+    end_seen_at: float | None = None
+    token_absent_since: float | None = None
+
+    def invalidate(self) -> None:
+        """Process the attempt again at the next poll."""
+        self.fingerprint = self.settled_row = self.settled_records = None
+
+
 @dataclass
 class PollResult:
-    """What one round of reading brought."""
+    """What squeue and sacct returned."""
 
     records: list[JobRecord]
-    rows: list[LiveRow] = field(default_factory=list)  # of live attempts, but for the settled
+    rows: list[LiveRow] = field(default_factory=list)  # live attempts that are not settled
     read_s: float = 0.0
     by_leader: dict[str, list[JobRecord]] = field(default_factory=dict)
     accounting_records: dict[str, list[JobRecord]] = field(default_factory=dict)
-    accounting_ids: set[str] = field(default_factory=set)  # ids that sacct has answered for
+    accounting_ids: set[str] = field(default_factory=set)  # ids that sacct answered for
 
 
-Fingerprint = tuple[object, ...]
-# Stands for: accounting will soon say more than squeue does. Leave the job as it is until then.
+class ObservedRecord(NamedTuple):
+    """An observation, and the record it was built from; None if Slurm has no current record."""
+
+    observation: Observation
+    record: JobRecord | None
+
+
+# Stands for: accounting will soon say more than squeue. Leave the job unchanged until then.
 _ACCOUNTING_PENDING = JobRecord("0", "0", parse_job_state("COMPLETING"), "squeue")
 
 
 class Poller(Pass):
-    """Keeps between polls only what saves work; everything that matters is in the rows."""
-
     name = "poll"
     sets_cluster_status = True
 
@@ -107,13 +147,8 @@ class Poller(Pass):
         self._lease = context.lease
         self._stats = context.stats
         self._tasks = tasks
-        self._fingerprints: dict[int, Fingerprint] = {}
-        # What needs no thought while it stays as it is: a row, and what squeue says of it.
-        self._settled: dict[int, tuple[LiveRow, list[JobRecord]]] = {}
-        self._accounting_queried_at: dict[str, float] = {}
-        self._token_absent_since: dict[int, float] = {}
-        self._end_seen_at: dict[int, float] = {}
-        self._user_names: dict[int, str] = {}
+        self._memory: defaultdict[int, PollMemory] = defaultdict(PollMemory)  # by attempt id
+        self._user_names: dict[int, str] = {}  # by UID
 
     def interval_s(self) -> float:
         """Half the configured interval while polling is cheap, but at least a second.
@@ -126,29 +161,33 @@ class Poller(Pass):
 
     def retry_delay_s(self, consecutive_failures: int) -> float:
         configured_s = float(self.context.cluster.poll_interval_s)
-        return min(MAX_RETRY_DELAY_S, configured_s * 2 ** min(consecutive_failures, 4))
+        return min(MAX_RETRY_DELAY_S, configured_s * 2.0 ** min(consecutive_failures, 4))
 
     def run(self) -> bool:
-        """One poll. False: there was nothing to poll for. Raises ClusterError when squeue fails."""
+        """One poll; the steps are in the module's docstring.
+
+        True: squeue answered. False: no attempt is live or submitting, no command was run.
+        Raises ClusterError if squeue failed. A failed sacct only delays ends and token searches.
+        """
         started = time.monotonic()
-        live, submitting_rows = self._load_rows()
-        if not live and not submitting_rows:
-            self._prune_caches(set())
+        live, submitting = self._load_rows()
+        live_ids = {row.attempt_id for row in live}
+        self._prune(live_ids | {row.attempt_id for row in submitting})
+        if not live and not submitting:
             return False
         slurm = self.context.slurm_client()
         self._stats.count_command("squeue")
         result = self._read_slurm(slurm, live)
-        if submitting_rows:
-            self._resolve_submissions(slurm, result, submitting_rows)
+        if submitting:
+            self._search_tokens(slurm, result, submitting)
         changed = self._changed_observations(result)
         try:
             self._resolve_canceller_names(slurm, changed)
             self._apply_observations(changed)
         except BaseException:
-            # Not written, or not for certain: the next look thinks about them again.
+            # The write failed, or its outcome is unknown.
             self._invalidate(changed)
             raise
-        self._prune_caches({row.attempt_id for row in live})
         self._stats.record_pass(time.monotonic() - started, result.read_s, len(live))
         return True
 
@@ -166,7 +205,15 @@ class Poller(Pass):
         )
         return live, [SubmittingRow(*row) for row in submitting]
 
-    # -- reading --------------------------------------------------------------------------------------
+    def _prune(self, attempt_ids: set[int]) -> None:
+        for attempt_id in [key for key in self._memory if key not in attempt_ids]:
+            del self._memory[attempt_id]
+
+    def _invalidate(self, attempt_ids: Iterable[int]) -> None:
+        for attempt_id in attempt_ids:
+            self._memory[attempt_id].invalidate()
+
+    # -- squeue and sacct -----------------------------------------------------------------------------
 
     def _read_slurm(self, slurm: SlurmClient, live: Sequence[LiveRow]) -> PollResult:
         started = time.monotonic()
@@ -181,33 +228,33 @@ class Poller(Pass):
         return result
 
     def _is_settled(self, result: PollResult, row: LiveRow) -> bool:
-        """Row and records are as they were when nothing was to be done. Cheap, because rows that `squeue`
-        repeats are the very same records."""
-        group = result.by_leader.get(row.slurm_job_id)
-        return group is not None and self._settled.get(row.attempt_id) == (row, group)
+        """Cheap: the client returns the same record object for a row that squeue repeats."""
+        records = result.by_leader.get(row.slurm_job_id)
+        memory = self._memory[row.attempt_id]
+        return (
+            records is not None and memory.settled_row == row and memory.settled_records == records
+        )
 
     @staticmethod
     def _needs_accounting(result: PollResult, row: LiveRow) -> bool:
-        """What squeue lacks; and who cancelled, which squeue does not tell (22.05 to 26.05)."""
-        group = _own_records(result.by_leader, row)
+        """squeue lacks the job; or it was cancelled, and squeue does not say by whom (22.05 to 26.05)."""
+        group = own_records(result.by_leader, row)
         return group is None or (
-            row.wanted == DesiredState.RUN and _is_cancelled(leading_record(group))
+            row.wanted == DesiredState.RUN and is_cancelled(leading_record(group))
         )
 
     def _query_accounting(
         self, slurm: SlurmClient, result: PollResult, missing: Sequence[LiveRow]
     ) -> None:
-        """Those that have waited longest first: the number of commands does not grow with the jobs."""
-        ids = sorted(
-            {row.slurm_job_id for row in missing},
-            key=lambda i: self._accounting_queried_at.get(i, 0.0),
-        )
-        ids = ids[:IDS_PER_POLL]
+        """One sacct, for the ids that were queried longest ago."""
+        rows = sorted(missing, key=lambda row: self._memory[row.attempt_id].accounting_queried_at)
+        rows = rows[:IDS_PER_POLL]
+        ids = sorted({row.slurm_job_id for row in rows})
         self._stats.count_command("sacct")
         try:
             matches = newest_runs(slurm.list_accounted_jobs_by_id(ids)).values()
         except ClusterError as error:
-            # Live states go on; ends wait until accounting answers.
+            # Live states are still written; ends wait until accounting answers.
             self._stats.count_failure("sacct")
             logger.warning(
                 "accounting: %s",
@@ -216,20 +263,21 @@ class Poller(Pass):
             )
             return
         now = time.monotonic()
+        for row in rows:
+            self._memory[row.attempt_id].accounting_queried_at = now
         result.accounting_ids = set(ids)
-        self._accounting_queried_at.update(dict.fromkeys(ids, now))
         for record in matches:
             result.accounting_records.setdefault(record.leader_id, []).append(record)
 
-    # -- submissions without an answer ----------------------------------------------------------------
+    # -- submissions with an unknown outcome ----------------------------------------------------------
 
-    def _resolve_submissions(
+    def _search_tokens(
         self, slurm: SlurmClient, result: PollResult, rows: Sequence[SubmittingRow]
     ) -> None:
-        """Look for tokens. Found: adopt. Denied by both for long enough: a new try may begin."""
-        matches = _match_tokens(result.records, rows)
-        overdue = [row for row in rows if row.attempt_id not in matches and _is_overdue(row)]
-        not_found: list[SubmittingRow] = []
+        """Adopt attempts whose tokens Slurm has; let those be sent again that it certainly lacks."""
+        found = _match_tokens(result.records, rows)
+        overdue = [row for row in rows if row.attempt_id not in found and _is_overdue(row)]
+        not_found: set[int] = set()
         if overdue:
             since = min(row.created_at for row in overdue) - timedelta(hours=1)
             self._stats.count_command("sacct")
@@ -238,96 +286,84 @@ class Poller(Pass):
             except ClusterError as error:
                 self._stats.count_failure("sacct")
                 logger.warning(
-                    "accounting cannot be asked for tokens: %s",
+                    "tokens cannot be searched in accounting: %s",
                     error.user_message,
                     extra={"action": "token_search_failed"},
                 )
             else:
-                matches |= _match_tokens(recorded, overdue)
-                not_found = [row for row in overdue if row.attempt_id not in matches]
-        resubmit = self._confirmed_absent(not_found)
-        if matches or resubmit:
-            self._save_resolved(matches, resubmit)
+                found |= _match_tokens(recorded, overdue)
+                not_found = {row.attempt_id for row in overdue} - found.keys()
+        absent = [row.attempt_id for row in rows if self._is_confirmed_absent(row, not_found)]
+        save_token_search(self._lease, found, absent)
 
-    def _confirmed_absent(self, not_found: Sequence[SubmittingRow]) -> set[int]:
+    def _is_confirmed_absent(self, row: SubmittingRow, not_found: set[int]) -> bool:
+        memory = self._memory[row.attempt_id]
+        if row.attempt_id not in not_found:
+            memory.token_absent_since = None
+            return False
         now = time.monotonic()
-        absent_since = {
-            row.attempt_id: self._token_absent_since.get(row.attempt_id, now) for row in not_found
-        }
-        self._token_absent_since = absent_since
-        return {
-            attempt_id
-            for attempt_id, since in absent_since.items()
-            if now - since >= TOKEN_ABSENT_FOR_S
-        }
+        if memory.token_absent_since is None:
+            memory.token_absent_since = now
+        return now - memory.token_absent_since >= TOKEN_ABSENT_FOR_S
 
-    def _save_resolved(self, matches: Mapping[int, str], resubmit: set[int]) -> None:
-        with self._lease.fenced_transaction():
-            changes = Changes()
-            rows = (
-                Attempt.objects.select_for_update(of=("self", "job"))
-                .select_related("job")
-                .defer("script", "job__spec", "job__plan")
-                .filter(pk__in=[*matches, *resubmit], phase=Attempt.Phase.SUBMITTING)
-                .order_by("job_id")
-            )
-            for attempt in rows:
-                if attempt.pk in matches:
-                    adopt(changes, attempt, matches[attempt.pk])
-                    action = "token_adopted"
-                else:
-                    # A marker of its own, so that the old one's sbatch cannot be taken for the new one's.
-                    changes.update_attempt(
-                        attempt,
-                        submit_try=attempt.submit_try + 1,
-                        unanswered_since=None,
-                        reason_code=NOT_FOUND_IN_SLURM,
-                    )
-                    action = "token_not_found"
-                logger.info(
-                    "attempt %s: %s",
-                    attempt,
-                    action,
-                    extra={"action": action, "job": str(attempt.job_id)},
-                )
-            changes.write()
+    # -- observations ---------------------------------------------------------------------------------
 
-    # -- deciding -------------------------------------------------------------------------------------
-
-    def _changed_observations(
-        self, result: PollResult
-    ) -> dict[int, tuple[Observation, JobRecord | None]]:
-        """Only the attempts of which Slurm or the row says something new."""
-        changed: dict[int, tuple[Observation, JobRecord | None]] = {}
+    def _changed_observations(self, result: PollResult) -> dict[int, ObservedRecord]:
+        """By attempt id: only attempts whose row or record differs from the last poll."""
+        changed: dict[int, ObservedRecord] = {}
         for row in result.rows:
             record = self._authoritative_record(result, row)
             if record is _ACCOUNTING_PENDING:
                 continue
-            fingerprint: Fingerprint = (row.job_state, row.wanted, *_fingerprint(record))
-            absent = record is None or _missing_from_queue(record)
-            if (
-                not absent
-                and self._fingerprints.get(row.attempt_id) == fingerprint
-                and not row.lost_since
-            ):
-                if record is not None and record.source == "squeue" and not _is_cancelled(record):
-                    self._settled[row.attempt_id] = (row, result.by_leader[row.slurm_job_id])
+            memory = self._memory[row.attempt_id]
+            fingerprint: Fingerprint = (row.job_state, row.wanted, *fingerprint_record(record))
+            absent = record is None or is_missing_from_queue(record)
+            if not absent and memory.fingerprint == fingerprint and not row.lost_since:
+                if record is not None and record.source == "squeue" and not is_cancelled(record):
+                    memory.settled_row = row
+                    memory.settled_records = result.by_leader[row.slurm_job_id]
                 continue
-            self._fingerprints[row.attempt_id] = fingerprint
-            self._settled.pop(row.attempt_id, None)
+            memory.invalidate()
+            memory.fingerprint = fingerprint
             if record is not None and not absent:
-                changed[row.attempt_id] = (build_observation(record), record)
+                changed[row.attempt_id] = ObservedRecord(build_observation(record), record)
             elif row.slurm_job_id in result.accounting_ids:
-                changed[row.attempt_id] = (ABSENT, None)
+                changed[row.attempt_id] = ObservedRecord(ABSENT, None)
             else:
-                changed[row.attempt_id] = (UNREACHABLE, None)
+                changed[row.attempt_id] = ObservedRecord(UNREACHABLE, None)
         return changed
 
+    def _authoritative_record(self, result: PollResult, row: LiveRow) -> JobRecord | None:
+        """The record that decides; None if Slurm has none; _ACCOUNTING_PENDING to wait for sacct."""
+        group = own_records(result.by_leader, row)
+        accounting_records = (
+            own_records(result.accounting_records, row)
+            if row.slurm_job_id in result.accounting_ids
+            else None
+        )
+        if group is None:
+            return leading_record(accounting_records) if accounting_records else None
+        record = leading_record(group)
+        if row.wanted != DesiredState.RUN or not is_cancelled(record):
+            return record
+        accounting_record = leading_record(accounting_records) if accounting_records else None
+        if accounting_record is not None and accounting_record.phase is SlurmPhase.ENDED:
+            return accounting_record
+        waited_s = self._seconds_since_end(row.attempt_id)
+        return _ACCOUNTING_PENDING if waited_s < REPORT_TIMEOUT_S else record
+
+    def _seconds_since_end(self, attempt_id: int) -> float:
+        """Seconds since a poll first found the attempt ended; the first call starts the clock."""
+        memory = self._memory[attempt_id]
+        now = time.monotonic()
+        if memory.end_seen_at is None:
+            memory.end_seen_at = now
+        return now - memory.end_seen_at
+
     def _resolve_canceller_names(
-        self, slurm: SlurmClient, changed: dict[int, tuple[Observation, JobRecord | None]]
+        self, slurm: SlurmClient, changed: dict[int, ObservedRecord]
     ) -> None:
-        """Slurm tells a UID; people know names. One is asked for in each look at most: it must not wait
-        for a user database that hangs, and the UID will do."""
+        """Slurm gives a UID. Look up at most one name per poll: a user database may hang."""
         lookup_allowed = True
         for attempt_id, (observation, record) in changed.items():
             uid = observation.cancelled_by_uid
@@ -337,7 +373,7 @@ class Poller(Pass):
                 lookup_allowed = False
                 self._lookup_user_name(slurm, uid)
             named = replace(observation, cancelled_by=self._user_names.get(uid, ""))
-            changed[attempt_id] = (named, record)
+            changed[attempt_id] = ObservedRecord(named, record)
 
     def _lookup_user_name(self, slurm: SlurmClient, uid: int) -> None:
         self._stats.count_command("getent")
@@ -349,79 +385,43 @@ class Poller(Pass):
         if name:
             self._user_names[uid] = name
 
-    def _authoritative_record(self, result: PollResult, row: LiveRow) -> JobRecord | None:
-        group = _own_records(result.by_leader, row)
-        accounting_records = (
-            _own_records(result.accounting_records, row)
-            if row.slurm_job_id in result.accounting_ids
-            else None
-        )
-        if group is None:
-            return leading_record(accounting_records) if accounting_records else None
-        record = leading_record(group)
-        if row.wanted != DesiredState.RUN or not _is_cancelled(record):
-            return record
-        accounting_record = leading_record(accounting_records) if accounting_records else None
-        if accounting_record is not None and accounting_record.phase is SlurmPhase.ENDED:
-            return accounting_record
-        first_seen = self._end_seen_at.setdefault(row.attempt_id, time.monotonic())
-        return _ACCOUNTING_PENDING if time.monotonic() - first_seen < VERDICT_TIMEOUT_S else record
+    # -- writing --------------------------------------------------------------------------------------
 
-    def _invalidate(self, attempt_ids: Iterable[int]) -> None:
-        for attempt_id in attempt_ids:
-            self._fingerprints.pop(attempt_id, None)
-            self._settled.pop(attempt_id, None)
-
-    def _prune_caches(self, live: set[int]) -> None:
-        self._settled = {key: value for key, value in self._settled.items() if key in live}
-        self._fingerprints = {
-            key: value for key, value in self._fingerprints.items() if key in live
+    def _apply_observations(self, changed: Mapping[int, ObservedRecord]) -> None:
+        observations = {
+            attempt_id: observed.observation
+            for attempt_id, observed in changed.items()
+            if observed.observation.status is not ObservationStatus.UNREACHABLE
         }
-        self._end_seen_at = {key: value for key, value in self._end_seen_at.items() if key in live}
-        if len(self._accounting_queried_at) > 20_000:
-            self._accounting_queried_at.clear()
-
-    def _apply_observations(
-        self, changed: Mapping[int, tuple[Observation, JobRecord | None]]
-    ) -> None:
-        ids = [
-            key
-            for key, (observation, _) in changed.items()
-            if observation.status is not ObservationStatus.UNREACHABLE
-        ]
-        ended = {key: changed[key][0].slurm_state for key in ids if _needs_report(changed[key][0])}
+        ended = {
+            attempt_id: observation.slurm_state
+            for attempt_id, observation in observations.items()
+            if _needs_report(observation)
+        }
         waiting = self._read_reports(ended)
-        ids = [key for key in ids if key not in waiting]
+        ids = [attempt_id for attempt_id in observations if attempt_id not in waiting]
         for start in range(0, len(ids), ROWS_PER_TRANSACTION):
             self._apply_batch(ids[start : start + ROWS_PER_TRANSACTION], changed)
         self._invalidate(waiting)
 
     def _read_reports(self, ended: Mapping[int, str]) -> set[int]:
-        """Ask the scripts which task failed and why. Those that are to be asked again wait."""
-        now = time.monotonic()
-        for key in ended:
-            self._end_seen_at.setdefault(key, now)
+        """Read the scripts' reports of ended attempts (id → Slurm state); returns those that must wait."""
         unknown = [key for key in ended if self._tasks.get_report(key) is None]
         self._tasks.fetch_reports(unknown)
-        return {
-            key
-            for key, slurm_state in ended.items()
-            if self._should_reread_report(key, slurm_state, now - self._end_seen_at[key])
-        }
+        return {key for key, state in ended.items() if self._must_wait_for_report(key, state)}
 
-    def _should_reread_report(self, attempt_id: int, slurm_state: str, waited_s: float) -> bool:
+    def _must_wait_for_report(self, attempt_id: int, slurm_state: str) -> bool:
+        waited_s = self._seconds_since_end(attempt_id)
         report = self._tasks.get_report(attempt_id)
         if report is None:
-            return waited_s < VERDICT_TIMEOUT_S
+            return waited_s < REPORT_TIMEOUT_S
         not_started = slurm_state == "COMPLETED" and report.directory_exists and not report.started
         if not not_started or waited_s >= NOT_STARTED_TIMEOUT_S:
             return False
         self._tasks.pop_report(attempt_id)
         return True
 
-    def _apply_batch(
-        self, ids: Sequence[int], changed: Mapping[int, tuple[Observation, JobRecord | None]]
-    ) -> None:
+    def _apply_batch(self, ids: Sequence[int], changed: Mapping[int, ObservedRecord]) -> None:
         with self._lease.fenced_transaction():
             now = timezone.now()
             changes = Changes()
@@ -438,37 +438,30 @@ class Poller(Pass):
                     changes.update_attempt(
                         attempt, slurm_state=record.reported.name, nodes=record.node_list[:4000]
                     )
-                decision = decide_transition(self._job_facts(attempt), observation, now)
-                apply_decision(changes, attempt.job, attempt, decision)
+                transition = decide_observation(self._snapshot(attempt), observation, now)
+                apply_transition(changes, attempt.job, attempt, transition)
             crash_point("before_transition")
             changes.write()
 
-    def _job_facts(self, attempt: Attempt) -> JobSnapshot:
-        job = attempt.job
+    def _snapshot(self, attempt: Attempt) -> JobSnapshot:
+        """The job's row together with the report of its batch script."""
+        snapshot = attempt.job.snapshot()
         report = self._tasks.pop_report(attempt.pk)
-        verdict = report.verdict if report else None
-        reason, failure = interpret_verdict(verdict) if verdict else (None, FailureKind.NONE)
-        return JobSnapshot(
-            state=JobState(job.state),
-            wanted=DesiredState(job.wanted),
-            reason=job.reason,
-            retry_count=job.retry_count,
-            retries_counted=job.retries_counted,
-            stopped_by=job.stopped_by,
-            started_at=job.started_at,
-            expected_start=job.expected_start,
-            time_limit_s=job.time_limit_s,
-            lost_since=job.lost_since,
+        if report is None:
+            return snapshot
+        reason, failure = (
+            interpret_verdict(report.verdict) if report.verdict else (None, FailureKind.NONE)
+        )
+        return replace(
+            snapshot,
             script_reason=reason,
             script_failure=failure,
-            script_never_started=report is not None
-            and report.directory_exists
-            and not report.started,
+            script_never_started=report.directory_exists and not report.started,
         )
 
 
 def _needs_report(observation: Observation) -> bool:
-    """Whether the script knows more of the end than Slurm: which task failed, or that it was never begun."""
+    """Whether the script's report says more than Slurm: which task failed, or that it never started."""
     if observation.slurm_state == "COMPLETED" and observation.started_at and observation.ended_at:
         return (
             observation.ended_at - observation.started_at
@@ -482,7 +475,7 @@ def _is_overdue(row: SubmittingRow) -> bool:
 
 
 def _match_tokens(records: Iterable[JobRecord], rows: Iterable[SubmittingRow]) -> dict[int, str]:
-    """Attempt id → Slurm job id, for the tokens that Slurm has."""
+    """Attempt id → Slurm job id, for the tokens among the records."""
     tokens = {(row.unix_user, row.work_dir): row.attempt_id for row in rows}
     matches: dict[int, str] = {}
     for record in records:
@@ -499,72 +492,3 @@ def _match_tokens(records: Iterable[JobRecord], rows: Iterable[SubmittingRow]) -
             )
             matches[attempt_id] = min(known, record.leader_id, key=int)
     return matches
-
-
-def _own_records(groups: Mapping[str, list[JobRecord]], row: LiveRow) -> list[JobRecord] | None:
-    """The records of a job, if they are really ours."""
-    group = groups.get(row.slurm_job_id)
-    if not group:
-        return None
-    if len(group) == 1:  # nearly all: worth a short way, thousands of times a pass
-        only = group[0]
-        return group if only.work_dir == row.work_dir and only.user == row.unix_user else None
-    if any(r.work_dir == row.work_dir and r.user == row.unix_user for r in group):
-        return group
-    return None
-
-
-def _is_cancelled(record: JobRecord) -> bool:
-    return record.source == "squeue" and record.reported.name == "CANCELLED"
-
-
-def _missing_from_queue(record: JobRecord) -> bool:
-    """Accounting still calls it alive, squeue does not know it: accounting lags, or lost it."""
-    return record.source == "sacct" and record.phase is not SlurmPhase.ENDED
-
-
-def _fingerprint(record: JobRecord | None) -> Fingerprint:
-    if record is None:
-        return (None,)
-    return (
-        record.reported.name,
-        record.reason,
-        record.node_list,
-        record.started_at,
-        record.expected_start_at and record.expected_start_at.timestamp() // 60,
-        record.time_limit_s,
-    )
-
-
-# Of a het job whose leader did not complete, the component that tells why.
-_DECISIVE_STATES = ("OUT_OF_MEMORY", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "BOOT_FAIL", "DEADLINE")
-
-
-def leading_record(group: Sequence[JobRecord]) -> JobRecord:
-    """The record that speaks for the whole job: the leader's batch script is the verdict."""
-    if len(group) == 1:
-        return group[0]
-    leader = min(group, key=lambda record: record.het_offset or 0)
-    if leader.phase is not SlurmPhase.ENDED or leader.reported.name == "COMPLETED":
-        return leader
-    for name in _DECISIVE_STATES:
-        for record in group:
-            if record.reported.name == name:
-                return record
-    return leader
-
-
-def build_observation(record: JobRecord) -> Observation:
-    status = record.exit_status
-    return Observation(
-        ObservationStatus.FOUND,
-        slurm_state=record.reported.name,
-        pending_reason=record.reason if record.phase is SlurmPhase.WAITING else "",
-        exit_code=status.status if status else None,
-        signal=status.signal if status else None,
-        started_at=record.started_at,
-        ended_at=record.ended_at,
-        expected_start=record.expected_start_at,
-        cancelled_by_uid=record.reported.cancelled_by_uid,
-        time_limit_s=record.time_limit_s,
-    )

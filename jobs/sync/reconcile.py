@@ -1,4 +1,4 @@
-"""Compares every live row with Slurm and tells the differences. Changes nothing."""
+"""Compares every live row with Slurm and lists the differences. Changes nothing."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from clusters.models import Cluster
 from clusters.slurm import JobRecord, SlurmPhase, newest_runs
 from jobs.lifecycle.states import DesiredState, JobState
 from jobs.models import Attempt
-from jobs.sync.poller import leading_record
+from jobs.sync.observations import leading_record
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class Difference:
     description: str
 
 
-# An attempt's directory: `…/jobs/<job uuid>/<attempt>`. People have directories named "jobs", too.
+# An attempt's directory: `…/jobs/<job uuid>/<attempt>`. The UUID tells it from a person's own "jobs" directory.
 _TOKEN_PATTERN = re.compile(r"/jobs/[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}/[0-9]+\Z")
 
 _EXPECTED_STATES = {
@@ -33,7 +33,7 @@ _EXPECTED_STATES = {
 
 
 def find_differences(cluster: Cluster) -> list[Difference]:
-    """Raises ClusterError when Slurm does not answer."""
+    """Raises ClusterError if Slurm does not answer."""
     slurm = slurm_client_for(cluster)
     attempts = list(
         Attempt.objects.filter(
@@ -78,7 +78,7 @@ def _compare(attempt: Attempt, group: list[JobRecord] | None) -> str:
 
 
 def _find_orphans(cluster: Cluster, live: list[JobRecord]) -> list[Difference]:
-    """Slurm jobs that look like ours but that no attempt owns."""
+    """Slurm jobs in a directory of an attempt's form that no attempt owns."""
     root_prefix = cluster.work_root.split("{", 1)[0]
     candidates = {
         record.work_dir: record

@@ -1,7 +1,7 @@
-"""The tasks' own state files and the script's verdict, read as the jobs' owners.
+"""The pass that reads the tasks' state files and the batch script's verdict, as the jobs' owners.
 
-One command per person reads many attempts. A person whose file system hangs delays nobody else: reads
-run in threads of their own and are waited for only briefly.
+One command per Unix user reads many attempts. Reads run in threads and are waited for only briefly, so
+that a hanging file system of one user does not delay the others.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ MAX_OUTPUT_BYTES = 16 * 1024 * 1024
 TASKS_IN_EVENT = 100
 WAIT_TIMEOUT_S = 30.0
 
-# Prints, per directory, a line of its own and then `file:line` of every small file. 40 lines of 500
-# characters are more than any of ours has; what a person put there instead cannot flood us.
+# Prints a line per directory, then `file:line` of its files. Our files have fewer than 40 lines of 500
+# characters; the limits bound what an owner may have put there instead.
 _READ_SCRIPT = r"""
 LC_ALL=C
 for dir; do
@@ -58,18 +58,17 @@ done
 
 @dataclass(frozen=True, slots=True)
 class AttemptReport:
-    """What one attempt wrote about itself. `there` is false when its directory is gone."""
+    """What one attempt wrote about itself."""
 
     verdict: Verdict | None
     tasks: tuple[TaskState, ...]
     directory_exists: bool = True
-    started: bool = (
-        True  # something is there of its run: Slurm makes the batch script's log at its start
-    )
+    # Its run left a trace: Slurm creates the batch script's log when it starts it.
+    started: bool = True
 
 
 def parse_reports(text: str) -> dict[str, AttemptReport]:
-    """By directory. A file that is no state file is left out: it says nothing."""
+    """By directory. Files that are no valid state files are left out."""
     reports: dict[str, AttemptReport] = {}
     for part in text.split("\x1e")[1:]:
         directory, _, rest = part.partition("\n")
@@ -107,7 +106,7 @@ def read_reports(transport: Transport, directories: Sequence[str]) -> dict[str, 
 
 
 def interpret_verdict(verdict: Verdict) -> tuple[Reason | None, FailureKind]:
-    """What the batch script said, as a reason and a class of failure."""
+    """The batch script's verdict as a reason and a kind of failure."""
     if verdict.verdict != "failed":
         return None, FailureKind.NONE
     if verdict.reason == "launch_failed":
@@ -156,7 +155,7 @@ class TaskReader(Pass):
         self._cache = _ReportCache()
         self._next_watch_at = 0.0
 
-    # -- what the scripts say, before an end is written -----------------------------------------------
+    # -- reports for the poller -----------------------------------------------------------------------
 
     def get_report(self, attempt_id: int) -> AttemptReport | None:
         with self._lock:
@@ -167,7 +166,7 @@ class TaskReader(Pass):
             return self._cache.reports.pop(attempt_id, None)
 
     def fetch_reports(self, attempt_ids: Sequence[int]) -> None:
-        """Fetch reports; returns when they are there, or after a short while anyhow."""
+        """Read reports; returns when they are there, at the latest after REPORT_WAIT_S."""
         if not attempt_ids:
             return
         rows = Attempt.objects.filter(pk__in=attempt_ids).values_list("id", "unix_user", "work_dir")
@@ -261,7 +260,7 @@ class TaskReader(Pass):
             close_old_connections()
 
     def _count_failed_reads(self, attempt_ids: Sequence[int]) -> None:
-        """After some tries an ended attempt's tasks stay as they were last seen."""
+        """After MAX_FINAL_READS failures an ended attempt's tasks keep their last known state."""
         exhausted = []
         for attempt_id in attempt_ids:
             self._cache.failed_reads[attempt_id] += 1
@@ -276,7 +275,7 @@ class TaskReader(Pass):
     def _write_reports(
         self, reports: Mapping[int, AttemptReport], *, ended: frozenset[int]
     ) -> None:
-        """`ended` had ended before their files were read: only then these say how it ended."""
+        """`ended`: attempts that had ended before their files were read, so the files are final."""
         now = timezone.now()
         with self._lease.fenced_transaction():
             attempts = list(
@@ -334,7 +333,7 @@ def _tasks_event(attempt: Attempt, changed_tasks: Sequence[Task]) -> NewEvent:
 def merge_task_states(
     tasks: Iterable[Task], states: Iterable[TaskState], *, ended: bool
 ) -> list[Task]:
-    """Put what was reported into the rows; the rows that changed."""
+    """Put reported states into the rows; returns the rows that changed."""
     reported = {(state.role, state.index): state for state in states}
     changed = []
     for task in tasks:

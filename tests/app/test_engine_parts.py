@@ -20,21 +20,23 @@ from clusters.transport.base import CommandResult
 from core.models import Event
 from engine.lease import Lease, LeaseLost
 from jobs import actions
+from jobs.changes import Changes, apply_transition
 from jobs.events import events_of
 from jobs.lifecycle.reasons import REASON_MESSAGES, render_reason
-from jobs.lifecycle.states import (
-    Decision,
-    FailureKind,
-    JobState,
+from jobs.lifecycle.states import FailureKind, JobState, Reason
+from jobs.lifecycle.submit_outcomes import should_pause
+from jobs.lifecycle.transitions import (
+    JobSnapshot,
     Observation,
     ObservationStatus,
-    Reason,
+    Transition,
+    decide_observation,
 )
 from jobs.models import Attempt, Job, JobSecret, Task
 from jobs.script.task_state import TaskState, Verdict
-from jobs.sync.changes import Changes, apply_decision
-from jobs.sync.poller import Poller, build_observation, leading_record
-from jobs.sync.submitter import apply_outcome, should_pause
+from jobs.sync.observations import build_observation, leading_record
+from jobs.sync.outcomes import apply_outcome
+from jobs.sync.poller import Poller
 from jobs.sync.task_reader import (
     AttemptReport,
     TaskReader,
@@ -91,15 +93,20 @@ class TestLease:
             pass
 
 
+def pending_transition() -> Transition:
+    observation = Observation(ObservationStatus.FOUND, "PENDING", pending_reason="Priority")
+    return decide_observation(JobSnapshot(JobState.PENDING), observation, timezone.now())
+
+
 class TestWrites:
     def test_equal_changes_of_many_jobs_are_one_statement(self, scenario: Scenario) -> None:
         jobs = [scenario.job(f"j{n}") for n in range(30)]
         attempts = [scenario.create_live_attempt(job, str(n)) for n, job in enumerate(jobs)]
-        decision = Decision(JobState.PENDING, Reason("pending", {"slurm": "Priority"}))
+        transition = pending_transition()
         with transaction.atomic(), CaptureQueriesContext(connection) as queries:
             changes = Changes()
             for job, attempt in zip(jobs, attempts, strict=True):
-                apply_decision(changes, job, attempt, decision)
+                apply_transition(changes, job, attempt, transition)
             changes.write()
         assert len(queries) <= 5
         assert set(Job.objects.values_list("state", "reason_code")) == {("PENDING", "pending")}
@@ -108,11 +115,11 @@ class TestWrites:
     def test_unchanged_state_writes_nothing(self, scenario: Scenario) -> None:
         job = scenario.job()
         attempt = scenario.create_live_attempt(job, state="PENDING")
-        decision = Decision(JobState.PENDING, Reason("pending", {"slurm": "Priority"}))
+        transition = pending_transition()
         for expected in (True, False):
             with transaction.atomic(), CaptureQueriesContext(connection) as queries:
                 changes = Changes()
-                apply_decision(changes, job, attempt, decision)
+                apply_transition(changes, job, attempt, transition)
                 changes.write()
             assert bool(len(queries)) is expected
 
@@ -122,8 +129,9 @@ class TestWrites:
         job = actions.delete_job(job=job, by=scenario.alice, stop_first=True)
         with transaction.atomic():
             changes = Changes()
-            end = Decision(JobState.STOPPED, Reason("end.stopped", {"by": "alice"}), ended=True)
-            apply_decision(changes, job, attempt, end)
+            cancelled = Observation(ObservationStatus.FOUND, "CANCELLED")
+            end = decide_observation(job.snapshot(), cancelled, timezone.now())
+            apply_transition(changes, job, attempt, end)
             changes.write()
         job.refresh_from_db()
         assert (job.state, job.deleted_at is not None) == ("STOPPED", True)
@@ -250,6 +258,13 @@ def new_poller(scenario: Scenario) -> Poller:
     return Poller(context, TaskReader(context))
 
 
+def age_end(poller: Poller, attempt_id: int, seconds: float) -> None:
+    """As if the attempt's end had been seen that much earlier."""
+    memory = poller._memory[attempt_id]
+    assert memory.end_seen_at is not None
+    memory.end_seen_at -= seconds
+
+
 def record_of(attempt: Attempt, state: str, **more: Any) -> JobRecord:
     place = {"work_dir": attempt.work_dir, "user": attempt.unix_user}
     return record(state, attempt.slurm_job_id, **place, **more)
@@ -273,7 +288,7 @@ class TestPolling:
             no_ids,
             no_ids,
         ]
-        assert poller._settled
+        assert poller._memory[attempt.pk].settled_row
         held_records = [record_of(attempt, "PENDING", reason="JobHeldUser")]
         assert [self.look(poller, held_records) for _ in range(3)] == [changed_ids, no_ids, no_ids]
         # There and back: the old state is news again.
@@ -296,8 +311,8 @@ class TestPolling:
             changed_ids,
             changed_ids,
         ]
-        poller._prune_caches(set())
-        assert not poller._settled
+        poller._prune(set())
+        assert not poller._memory
 
     def test_failed_write_is_processed_again(
         self, scenario: Scenario, monkeypatch: pytest.MonkeyPatch
@@ -337,9 +352,9 @@ class TestPolling:
         poller = new_poller(scenario)
         cancelled_records = [record_of(attempt, "CANCELLED")]
         assert [self.look(poller, cancelled_records) for _ in range(2)] == [set(), set()]
-        poller._end_seen_at[attempt.pk] -= 60
+        age_end(poller, attempt.pk, 60)
         assert self.look(poller, cancelled_records) == {attempt.pk}
-        assert not poller._settled
+        assert poller._memory[attempt.pk].settled_row is None
 
 
 class FakeSlurmClient:
@@ -435,10 +450,11 @@ class TestReports:
         ended = {**dict.fromkeys(range(1, 5), "COMPLETED"), 5: "FAILED"}
         assert poller._read_reports(ended) == {1, 4}
         # Only they are asked again; who does not answer at all is not waited for as long.
-        poller._end_seen_at = {key: value - 20 for key, value in poller._end_seen_at.items()}
+        for attempt_id in ended:
+            age_end(poller, attempt_id, 20)
         assert poller._read_reports(ended) == {1}
         assert queried == [[1, 2, 3, 4, 5], [1, 4]]
-        poller._end_seen_at[1] -= 60
+        age_end(poller, 1, 60)
         assert poller._read_reports({1: "COMPLETED"}) == set()
         assert reader.pop_report(1) == answers[1]
 

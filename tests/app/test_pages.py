@@ -19,16 +19,16 @@ from accounts.tokens import create_token, find_token
 from clusters.models import ClusterStatus, Membership, Namespace, store_status
 from core.models import Event
 from jobs import actions
+from jobs.changes import Changes, apply_transition
 from jobs.events import events_of
-from jobs.lifecycle.states import (
+from jobs.lifecycle.states import JobState
+from jobs.lifecycle.transitions import (
     JobSnapshot,
-    JobState,
     Observation,
     ObservationStatus,
-    decide_transition,
+    decide_observation,
 )
 from jobs.models import Job, Task
-from jobs.sync.changes import Changes, apply_decision
 from tests.app.scenario import Scenario, make_scenario
 
 pytestmark = pytest.mark.django_db
@@ -325,11 +325,11 @@ def test_job_history_has_no_duplicates(scenario: Scenario) -> None:
     ):
         with transaction.atomic():
             changes = Changes()
-            apply_decision(
+            apply_transition(
                 changes,
                 job,
                 attempt,
-                decide_transition(JobSnapshot(JobState.PENDING), observation, NOW),
+                decide_observation(JobSnapshot(JobState.PENDING), observation, NOW),
             )
             changes.write()
     # All three are told to those who watch.

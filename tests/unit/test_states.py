@@ -1,4 +1,4 @@
-"""decide(): every Slurm state from every one of ours, and what no sequence of looks may ever do."""
+"""Transitions: every Slurm state from every job state, requests of people, and what no sequence may do."""
 
 from __future__ import annotations
 
@@ -11,22 +11,29 @@ from hypothesis import strategies as st
 
 from clusters.slurm.states import JOB_STATES, SlurmPhase
 from jobs.lifecycle.states import (
-    ABSENT,
-    END_OUTCOMES,
     END_STATES,
     LIVE_STATES,
-    LOST_AFTER,
-    UNREACHABLE,
-    Decision,
     DesiredState,
     FailureKind,
-    JobSnapshot,
     JobState,
+    Reason,
+    exit_reason,
+)
+from jobs.lifecycle.transitions import (
+    ABSENT,
+    END_OUTCOMES,
+    LOST_AFTER,
+    UNREACHABLE,
+    JobSnapshot,
     Observation,
     ObservationStatus,
-    Reason,
-    decide_transition,
-    exit_reason,
+    Transition,
+    TransitionKind,
+    decide_adoption,
+    decide_observation,
+    decide_refusal,
+    decide_requeue,
+    decide_stop,
     retry_delay_s,
     should_retry,
 )
@@ -38,6 +45,10 @@ STARTED = NOW - timedelta(minutes=5)
 
 def make_observation(state: str, **more: object) -> Observation:
     return Observation(ObservationStatus.FOUND, slurm_state=state, **more)  # type: ignore[arg-type]
+
+
+def is_retry(transition: Transition) -> bool:
+    return transition.kind is TransitionKind.RETRYING
 
 
 def test_every_end_of_slurm_has_a_meaning_here() -> None:
@@ -62,7 +73,7 @@ EXPECTED_BY_PHASE = {
 @pytest.mark.parametrize("slurm_state", sorted(JOB_STATES))
 @pytest.mark.parametrize("job_state", LIVE_STATES)
 def test_each_slurm_state_from_each_live_state(slurm_state: str, job_state: JobState) -> None:
-    decision = decide_transition(
+    decision = decide_observation(
         JobSnapshot(job_state), make_observation(slurm_state, started_at=STARTED), NOW
     )
     phase = JOB_STATES[slurm_state].phase
@@ -70,25 +81,25 @@ def test_each_slurm_state_from_each_live_state(slurm_state: str, job_state: JobS
         assert decision.state is job_state
         assert decision.reason.code == "slurm.unknown-state"
     elif phase is SlurmPhase.ENDED:
-        assert decision.ended
+        assert decision.attempt["phase"] == "ended"
         end = END_OUTCOMES[slurm_state]
         transient = end.failure is FailureKind.TRANSIENT
         assert decision.state is (JobState.QUEUED if transient else end.state)
-        assert decision.retry is transient
-        assert not decision.retry_is_counted
+        assert is_retry(decision) is transient
+        assert decision.job.get("retries_counted", 0) == 0
     else:
         assert decision.state is EXPECTED_BY_PHASE[phase]
-        assert not decision.ended
+        assert "phase" not in decision.attempt
 
 
 @pytest.mark.parametrize("slurm_state", [*sorted(JOB_STATES), "NEVER_HEARD_OF"])
 @pytest.mark.parametrize("job_state", END_STATES)
 def test_an_end_state_is_never_left(slurm_state: str, job_state: JobState) -> None:
     facts = JobSnapshot(job_state, reason=Reason("end.exit", {"exit_code": 3}), retry_count=-2)
-    decision = decide_transition(facts, make_observation(slurm_state), NOW)
+    decision = decide_observation(facts, make_observation(slurm_state), NOW)
     assert decision.state is job_state
     assert decision.reason == facts.reason
-    assert not decision.retry
+    assert not is_retry(decision)
 
 
 @pytest.mark.parametrize("job_state", LIVE_STATES)
@@ -96,37 +107,37 @@ def test_unreachable_changes_nothing(job_state: JobState) -> None:
     facts = JobSnapshot(
         job_state, reason=Reason("pending", {"slurm": "Priority"}), started_at=STARTED
     )
-    decision = decide_transition(facts, UNREACHABLE, NOW)
-    assert (decision.state, decision.reason, decision.started_at) == (
+    decision = decide_observation(facts, UNREACHABLE, NOW)
+    assert (decision.state, decision.reason, decision.job["started_at"]) == (
         job_state,
         facts.reason,
         STARTED,
     )
-    assert decision.lost_since is None
+    assert decision.job["lost_since"] is None
 
 
 def test_absent_job_is_reported_lost_never_ended() -> None:
     facts = JobSnapshot(JobState.RUNNING, started_at=STARTED)
-    first = decide_transition(facts, ABSENT, NOW)
-    assert (first.state, first.lost_since, first.reason) == (JobState.RUNNING, NOW, Reason())
-    later = decide_transition(
+    first = decide_observation(facts, ABSENT, NOW)
+    assert (first.state, first.job["lost_since"], first.reason) == (JobState.RUNNING, NOW, Reason())
+    later = decide_observation(
         JobSnapshot(JobState.RUNNING, started_at=STARTED, lost_since=NOW), ABSENT, NOW + LOST_AFTER
     )
     assert (later.state, later.reason.code) == (JobState.RUNNING, "slurm.lost")
-    assert not later.ended
-    found = decide_transition(
+    assert "phase" not in later.attempt
+    found = decide_observation(
         JobSnapshot(JobState.RUNNING, lost_since=NOW, reason=Reason("slurm.lost")),
         make_observation("RUNNING"),
         NOW + LOST_AFTER,
     )
-    assert (found.lost_since, found.reason.code) == (None, "")
+    assert (found.job["lost_since"], found.reason.code) == (None, "")
 
 
 def test_stopping_lost_job_closes_it() -> None:
     facts = JobSnapshot(
         JobState.RUNNING, wanted=DesiredState.STOP, stopped_by="alice", lost_since=NOW - LOST_AFTER
     )
-    decision = decide_transition(facts, ABSENT, NOW)
+    decision = decide_observation(facts, ABSENT, NOW)
     assert decision.state is JobState.STOPPED
     assert decision.reason == Reason("end.stopped-unknown", {"by": "alice"})
 
@@ -157,7 +168,7 @@ def test_stopping_lost_job_closes_it() -> None:
 def test_end_states_and_reasons(
     observation: Observation, state: JobState, code: str, params: dict[str, object]
 ) -> None:
-    decision = decide_transition(JobSnapshot(JobState.RUNNING), observation, NOW)
+    decision = decide_observation(JobSnapshot(JobState.RUNNING), observation, NOW)
     assert decision.state is state
     assert decision.reason.code == code
     assert dict(decision.reason.params) == params
@@ -168,39 +179,39 @@ def test_what_was_asked_to_stop_is_stopped_however_slurm_calls_it(end: str) -> N
     facts = JobSnapshot(
         JobState.RUNNING, wanted=DesiredState.STOP, stopped_by="alice", retry_count=-2
     )
-    decision = decide_transition(facts, make_observation(end, exit_code=143), NOW)
+    decision = decide_observation(facts, make_observation(end, exit_code=143), NOW)
     assert decision.state is JobState.STOPPED
     assert decision.reason == Reason("end.stopped", {"by": "alice"})
-    assert not decision.retry
+    assert not is_retry(decision)
 
 
 def test_a_stop_that_came_too_late_does_not_hide_success() -> None:
     facts = JobSnapshot(
         JobState.RUNNING, wanted=DesiredState.STOP, stopped_by="alice", retry_count=-2
     )
-    assert decide_transition(facts, make_observation("COMPLETED"), NOW).state is JobState.COMPLETED
-    assert not decide_transition(facts, make_observation("COMPLETED"), NOW).retry
+    assert decide_observation(facts, make_observation("COMPLETED"), NOW).state is JobState.COMPLETED
+    assert not is_retry(decide_observation(facts, make_observation("COMPLETED"), NOW))
 
 
 def test_a_job_that_slurm_calls_complete_though_it_never_began_is_tried_again() -> None:
     facts = JobSnapshot(JobState.PENDING, script_never_started=True)
-    decision = decide_transition(facts, make_observation("COMPLETED", exit_code=0), NOW)
-    assert (decision.state, decision.retry) == (JobState.QUEUED, True)
+    decision = decide_observation(facts, make_observation("COMPLETED", exit_code=0), NOW)
+    assert (decision.state, is_retry(decision)) == (JobState.QUEUED, True)
     assert decision.reason.params["code"] == "end.launch-failed"
-    stopped = decide_transition(
+    stopped = decide_observation(
         replace(facts, wanted=DesiredState.STOP), make_observation("COMPLETED", exit_code=0), NOW
     )
-    assert (stopped.state, stopped.retry) == (JobState.STOPPED, False)
+    assert (stopped.state, is_retry(stopped)) == (JobState.STOPPED, False)
 
 
 def test_requeued_preempted_and_held_jobs_wait() -> None:
     running = JobSnapshot(JobState.RUNNING, started_at=STARTED)
-    decision = decide_transition(
+    decision = decide_observation(
         running, make_observation("PENDING", pending_reason="BeginTime"), NOW
     )
     assert decision.state is JobState.PENDING
-    assert decision.started_at is None
-    held = decide_transition(
+    assert decision.job["started_at"] is None
+    held = decide_observation(
         running, make_observation("PENDING", pending_reason="JobHeldAdmin"), NOW
     )
     assert held.reason == Reason("pending", {"slurm": "JobHeldAdmin"})
@@ -214,11 +225,11 @@ def test_the_scripts_own_verdict_tells_which_task_failed() -> None:
         script_failure=FailureKind.PERMANENT,
         retry_count=-1,
     )
-    decision = decide_transition(facts, make_observation("FAILED", exit_code=3), NOW)
+    decision = decide_observation(facts, make_observation("FAILED", exit_code=3), NOW)
     assert decision.reason == verdict
-    assert not decision.retry
+    assert not is_retry(decision)
     # What Slurm itself did to the job stays Slurm's to tell.
-    assert decide_transition(facts, make_observation("TIMEOUT"), NOW).reason.code == "end.timeout"
+    assert decide_observation(facts, make_observation("TIMEOUT"), NOW).reason.code == "end.timeout"
 
 
 FAILED, COMPLETED, STOPPED = JobState.FAILED, JobState.COMPLETED, JobState.STOPPED
@@ -259,12 +270,12 @@ def test_retry_policy(
 
 def test_a_retry_goes_back_to_the_queue_and_says_why() -> None:
     facts = JobSnapshot(JobState.RUNNING, retry_count=1)
-    decision = decide_transition(facts, make_observation("FAILED", exit_code=3), NOW)
-    assert (decision.state, decision.retry, decision.retry_is_counted) == (
-        JobState.QUEUED,
-        True,
-        True,
-    )
+    decision = decide_observation(facts, make_observation("FAILED", exit_code=3), NOW)
+    assert (decision.state, decision.kind) == (JobState.QUEUED, TransitionKind.RETRYING)
+    assert (decision.job["retries_counted"], decision.job["ended_at"]) == (1, None)
+    assert decision.job["not_before"] == NOW + timedelta(seconds=2)
+    assert decision.attempt["phase"] == "ended"
+    assert decision.attempt_reason == Reason("end.exit", {"exit_code": 3})
     assert decision.reason == Reason("retrying", {"code": "end.exit", "exit_code": 3})
 
 
@@ -283,19 +294,19 @@ def test_exit_reason_reads_shell_signals() -> None:
 
 def _step(
     facts: JobSnapshot, observation: Observation, now: datetime
-) -> tuple[JobSnapshot, Decision]:
-    decision = decide_transition(facts, observation, now)
+) -> tuple[JobSnapshot, Transition]:
+    decision = decide_observation(facts, observation, now)
     return (
         JobSnapshot(
             state=decision.state,
             wanted=facts.wanted,
             reason=decision.reason,
             retry_count=facts.retry_count,
-            retries_counted=facts.retries_counted + decision.retry_is_counted,
+            retries_counted=decision.job.get("retries_counted", facts.retries_counted),
             stopped_by=facts.stopped_by,
-            started_at=decision.started_at,
-            lost_since=decision.lost_since,
-            time_limit_s=decision.time_limit_s,
+            started_at=decision.job["started_at"],
+            lost_since=decision.job["lost_since"],
+            time_limit_s=decision.job.get("time_limit_s", facts.time_limit_s),
         ),
         decision,
     )
@@ -347,6 +358,92 @@ def test_no_observation_sequence_ends_job_without_slurm(
             assert seen_ended or closed_by_owner
             if facts.state in (JobState.COMPLETED, JobState.FAILED):
                 assert seen_ended
-        if decision.retry:
+        if is_retry(decision):
             assert facts.state is JobState.QUEUED
             assert wanted is DesiredState.RUN
+
+
+# -- before Slurm has the job, and requests of people -------------------------------------------------
+
+QUEUED_JOB = JobSnapshot(JobState.QUEUED)
+
+
+def test_adopted_job_is_pending() -> None:
+    transition = decide_adoption(QUEUED_JOB, "17", NOW)
+    assert (transition.state, transition.reason.code) == (JobState.PENDING, "pending")
+    assert transition.attempt["phase"] == "live"
+    assert (transition.attempt["slurm_job_id"], transition.job["submitted_at"]) == ("17", NOW)
+
+
+def test_adopted_job_with_stop_request_is_pending_and_being_stopped() -> None:
+    job = replace(QUEUED_JOB, wanted=DesiredState.STOP, stopped_by="alice")
+    transition = decide_adoption(job, "17", NOW)
+    assert transition.state is JobState.PENDING
+    assert transition.reason == Reason("stopping", {"by": "alice"})
+
+
+@pytest.mark.parametrize(
+    ("wanted", "state", "code", "is_deleted"),
+    [
+        (DesiredState.RUN, JobState.FAILED, "end.refused", False),
+        (DesiredState.STOP, JobState.STOPPED, "end.stopped-before", False),
+        (DesiredState.DELETE, JobState.STOPPED, "end.stopped-before", True),
+    ],
+)
+def test_refused_job_ends_by_desired_state(
+    wanted: DesiredState, state: JobState, code: str, is_deleted: bool
+) -> None:
+    job = replace(QUEUED_JOB, wanted=wanted, stopped_by="alice")
+    transition = decide_refusal(job, Reason("end.refused", {"words": "no"}), NOW)
+    assert (transition.state, transition.reason.code) == (state, code)
+    assert transition.attempt["phase"] == "refused"
+    assert transition.attempt_reason == transition.reason
+    assert ("deleted_at" in transition.job) is is_deleted
+
+
+@pytest.mark.parametrize("state", LIVE_STATES)
+def test_stop_of_open_attempt_leaves_the_state(state: JobState) -> None:
+    transition = decide_stop(
+        JobSnapshot(state), DesiredState.STOP, "alice", has_open_attempt=True, now=NOW
+    )
+    assert (transition.state, transition.job_ends) == (state, False)
+    assert transition.job == {"wanted": "stop", "stopped_by": "alice"}
+    assert transition.reason == Reason("stopping", {"by": "alice"})
+
+
+@pytest.mark.parametrize("wanted", [DesiredState.STOP, DesiredState.DELETE])
+def test_stop_without_open_attempt_ends_the_job(wanted: DesiredState) -> None:
+    transition = decide_stop(QUEUED_JOB, wanted, "alice", has_open_attempt=False, now=NOW)
+    assert (transition.state, transition.job["ended_at"]) == (JobState.STOPPED, NOW)
+    assert transition.reason == Reason("end.stopped-before", {"by": "alice"})
+    assert ("deleted_at" in transition.job) is (wanted is DesiredState.DELETE)
+
+
+def test_requeue_resets_the_previous_attempt() -> None:
+    transition = decide_requeue(NOW)
+    assert (transition.state, transition.reason) == (JobState.QUEUED, Reason("queued"))
+    assert transition.job["queued_at"] == NOW
+    assert (transition.job["wanted"], transition.job["stopped_by"]) == ("run", "")
+    assert transition.job["retries_counted"] == 0
+    for column in ("submitted_at", "started_at", "ended_at", "exit_code", "lost_since"):
+        assert transition.job[column] is None, column
+
+
+def test_wanted_deletion_follows_the_end() -> None:
+    job = JobSnapshot(JobState.RUNNING, wanted=DesiredState.DELETE, stopped_by="alice")
+    assert decide_observation(job, make_observation("CANCELLED"), NOW).job["deleted_at"] == NOW
+    assert (
+        "deleted_at"
+        not in decide_observation(
+            replace(job, wanted=DesiredState.STOP), make_observation("CANCELLED"), NOW
+        ).job
+    )
+
+
+@pytest.mark.parametrize(("moved_s", "stored"), [(30, False), (90, True), (-90, True)])
+def test_small_moves_of_the_start_estimate_are_not_stored(moved_s: int, stored: bool) -> None:
+    old = NOW + timedelta(minutes=5)
+    new = old + timedelta(seconds=moved_s)
+    job = JobSnapshot(JobState.PENDING, expected_start=old)
+    transition = decide_observation(job, make_observation("PENDING", expected_start=new), NOW)
+    assert transition.job["expected_start"] == (new if stored else old)

@@ -1,0 +1,174 @@
+"""Writes changes of jobs: only columns that changed, equal changes in one statement, events last.
+
+`Changes` collects the changes of one transaction. `apply_transition` is the only function that sets a
+job's state or an attempt's phase; the engine calls it inside `Lease.fenced_transaction()`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from django.core.serializers.json import DjangoJSONEncoder
+from django.db.models import Model
+
+from core.events.records import Actor, NewEvent, record_events
+from jobs.events import JobEventKind, build_state_data, job_event
+from jobs.lifecycle.states import JobState, Reason
+from jobs.lifecycle.transitions import Transition, TransitionKind
+from jobs.models import Attempt, Job
+from jobs.store import secrets as job_secrets
+
+ROWS_PER_UPDATE = 400
+
+
+@dataclass
+class Changes:
+    """Changes of one transaction, written by `write`."""
+
+    _jobs: dict[Any, tuple[Job, dict[str, Any]]] = field(default_factory=dict)
+    _attempts: dict[Any, tuple[Attempt, dict[str, Any]]] = field(default_factory=dict)
+    _events: list[NewEvent] = field(default_factory=list)
+    _ended: list[Any] = field(default_factory=list)
+
+    def update_job(self, job: Job, **values: Any) -> set[str]:
+        """Set columns of the row; returns the names of those that differ."""
+        return _collect(self._jobs, job, values)
+
+    def update_attempt(self, attempt: Attempt, **values: Any) -> set[str]:
+        return _collect(self._attempts, attempt, values)
+
+    def add_event(
+        self,
+        job: Job,
+        kind: JobEventKind,
+        data: dict[str, Any] | None = None,
+        *,
+        actor: Actor = Actor.SLUICE,
+        actor_name: str = "",
+    ) -> None:
+        """Add an event with the job's state as it is now in `job`."""
+        event_data = {**build_state_data(job), **(data or {})}
+        self._events.append(job_event(job, kind, event_data, actor, actor_name))
+
+    def delete_secrets(self, job: Job) -> None:
+        self._ended.append(job.pk)
+
+    def write(self) -> None:
+        _write_rows(Attempt, self._attempts)
+        _write_rows(Job, self._jobs)
+        if self._ended:
+            job_secrets.delete(self._ended)
+        record_events(self._events)
+
+
+def _collect(
+    collected: dict[Any, tuple[Any, dict[str, Any]]], row: Model, values: Mapping[str, Any]
+) -> set[str]:
+    changed = {name: value for name, value in values.items() if getattr(row, name) != value}
+    for name, value in changed.items():
+        setattr(row, name, value)
+    if changed:
+        collected.setdefault(row.pk, (row, {}))[1].update(changed)
+    return set(changed)
+
+
+def _write_rows(model: type[Model], collected: dict[Any, tuple[Any, dict[str, Any]]]) -> None:
+    groups: dict[str, tuple[dict[str, Any], list[Any]]] = defaultdict(lambda: ({}, []))
+    for key, (_row, values) in collected.items():
+        group_key = json.dumps(values, cls=DjangoJSONEncoder, sort_keys=True)
+        groups[group_key][0].update(values)
+        groups[group_key][1].append(key)
+    for values, keys in groups.values():
+        for start in range(0, len(keys), ROWS_PER_UPDATE):
+            chunk = keys[start : start + ROWS_PER_UPDATE]
+            model._default_manager.filter(pk__in=chunk).update(**values)
+
+
+# -- transitions --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class PersonEvent:
+    """The event of a transition that a person requested."""
+
+    kind: JobEventKind
+    username: str
+    data: dict[str, Any] = field(default_factory=dict)
+
+
+def apply_transition(
+    changes: Changes,
+    job: Job,
+    attempt: Attempt | None,
+    transition: Transition,
+    person_event: PersonEvent | None = None,
+) -> None:
+    """Put a transition into the rows of a job and its current attempt, and record its event."""
+    if attempt is not None:
+        attempt_reason = transition.attempt_reason
+        columns = reason_columns(attempt_reason) if attempt_reason is not None else {}
+        changes.update_attempt(attempt, **transition.attempt, **columns)
+    old_state = JobState(job.state)
+    changed = changes.update_job(
+        job, state=transition.state.value, **reason_columns(transition.reason), **transition.job
+    )
+    if transition.job_ends:
+        changes.delete_secrets(job)
+    if person_event is not None:
+        changes.add_event(
+            job,
+            person_event.kind,
+            person_event.data,
+            actor=Actor.PERSON,
+            actor_name=person_event.username,
+        )
+    else:
+        _record_engine_event(changes, job, attempt, transition, old_state, changed)
+
+
+def reason_columns(reason: Reason) -> dict[str, Any]:
+    return {
+        "reason_code": reason.code,
+        "reason_params": reason.serialize_params(),
+        "reason_text": reason.text[:2000],
+    }
+
+
+# Columns whose change alone is no event, except while the job is pending.
+_SILENT_COLUMNS = {"lost_since", "expected_start"}
+
+
+def _record_engine_event(
+    changes: Changes,
+    job: Job,
+    attempt: Attempt | None,
+    transition: Transition,
+    old_state: JobState,
+    changed: set[str],
+) -> None:
+    kind = transition.kind
+    if kind is TransitionKind.HELD:
+        if changed - {"not_before"}:
+            changes.add_event(job, JobEventKind.REASON)
+    elif kind is TransitionKind.SUBMITTED:
+        slurm_job_id = attempt.slurm_job_id if attempt else ""
+        changes.add_event(job, JobEventKind.SUBMITTED, {"slurmJobId": slurm_job_id})
+    elif kind is TransitionKind.RETRYING:
+        number = attempt.number if attempt else job.attempt_number
+        changes.add_event(job, JobEventKind.RETRYING, {"attemptEnded": number}, actor=Actor.SLURM)
+    elif transition.job_ends:
+        refused = kind is TransitionKind.REFUSED
+        changes.add_event(job, JobEventKind.STATE, actor=Actor.SLUICE if refused else Actor.SLURM)
+        if "deleted_at" in changed:
+            changes.add_event(job, JobEventKind.DELETED, {"removeFiles": job.remove_files})
+    elif changed - _SILENT_COLUMNS or (changed and old_state is JobState.PENDING):
+        state_changed = "state" in changed
+        changes.add_event(
+            job,
+            JobEventKind.STATE if state_changed else JobEventKind.REASON,
+            actor=Actor.SLURM,
+        )

@@ -1,0 +1,333 @@
+"""One owner's next jobs, from rows to Slurm: select, commit tokens, write files, run sbatch.
+
+The attempt and its token (the work directory) are committed before sbatch runs. A marker file on the
+cluster lets sbatch run once per attempt and try (`clusters.slurm.sbatch`), so after an unknown outcome
+or the death of an engine the same submission is simply sent again. A new try needs a certain failure.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+from uuid import UUID
+
+from django.db import DatabaseError, close_old_connections, connections
+from django.db.models import Count, Exists, OuterRef, Q, QuerySet
+from django.utils import timezone
+
+from clusters.connections import resolve_work_root, slurm_commands_for, transport_for
+from clusters.errors import ClusterError, CommandTimeout, ConnectFailed, RemoteDiskFull
+from clusters.models import Cluster, unix_user_for
+from clusters.passes import EngineStats, Lease
+from clusters.slurm import SubmitOutcome, SubmitRequest
+from clusters.slurm.client import SlurmClient
+from clusters.transport.base import FileToWrite, Transport
+from core import messages
+from core.process import crash_point
+from jobs.lifecycle.states import DesiredState, JobState, Reason
+from jobs.lifecycle.submit_outcomes import (
+    REFUSED_RETRY_DELAY_S,
+    RETRY_DELAY_S,
+    UNKNOWN_OUTCOME_RETRY_S,
+    reason_for_error,
+    should_pause,
+)
+from jobs.models import Attempt, Job, Task
+from jobs.script.paths import AttemptPaths
+from jobs.script.render import RenderedJob, RenderError
+from jobs.store.secrets import SecretsUnreadable
+from jobs.sync.attempt_files import build_attempt_files, render_attempt, render_options
+from jobs.sync.code import stage_code
+from jobs.sync.outcomes import hold_jobs, refuse_jobs, save_outcomes, save_relocated
+
+logger = logging.getLogger(__name__)
+
+JOBS_PER_BATCH = 50
+TASKS_PER_BATCH = 2000
+
+OPEN_PHASES = (Attempt.Phase.SUBMITTING, Attempt.Phase.LIVE)
+
+
+@dataclass(slots=True)
+class PendingSubmission:
+    """One attempt between its selection and the outcome of sbatch."""
+
+    job: Job
+    attempt: Attempt
+    paths: AttemptPaths
+    rendered: RenderedJob
+    is_new: bool  # its row is not committed yet
+
+
+class PrepareResult(NamedTuple):
+    ready: bool  # there is something to send
+    more: bool  # the owner may have further jobs
+    pause_s: float  # before the owner's next turn
+
+
+class SendResult(NamedTuple):
+    ok: bool  # False: the next batch would fail the same way
+    pause_s: float
+
+
+@dataclass(slots=True)
+class Batch:
+    """`prepare`, then `send` if it is ready. Both may run in different threads."""
+
+    cluster: Cluster
+    lease: Lease
+    stats: EngineStats
+    owner_id: int
+    in_flight: frozenset[int] = frozenset()  # attempts that another batch is sending
+    _pending: list[PendingSubmission] = field(default_factory=list)
+    _transport: Transport | None = None
+
+    @property
+    def attempt_ids(self) -> frozenset[int]:
+        return frozenset(pending.attempt.pk for pending in self._pending)
+
+    def prepare(self) -> PrepareResult:
+        """Commit tokens and write the files of the attempts to the cluster."""
+        attempts, jobs = self._select()
+        if not attempts and not jobs:
+            return PrepareResult(False, False, 0.0)
+        try:
+            self._transport, files = self._render(attempts, jobs)
+            if not self._pending:
+                return PrepareResult(False, bool(jobs), 0.0)
+            self._transport.write_files(self._pending[0].paths.work_root, files)
+            for pending in self._pending:
+                if pending.job.code_upload_id is not None:
+                    stage_code(self._transport, pending.job, pending.paths)
+        except ClusterError as error:
+            more, pause_s = self._handle_error(error, [*jobs, *(a.job for a in attempts)])
+            return PrepareResult(False, more, pause_s)
+        return PrepareResult(True, True, 0.0)
+
+    def send(self) -> SendResult:
+        """Run sbatch for all that was prepared and save the outcomes."""
+        assert self._transport is not None  # noqa: S101 - prepared
+        try:
+            close_old_connections()
+            return self._run_sbatch(self._transport)
+        except DatabaseError:
+            connections.close_all()
+            raise
+        finally:
+            close_old_connections()
+
+    # -- selection ------------------------------------------------------------------------------------
+
+    def _select(self) -> tuple[list[Attempt], list[Job]]:
+        """Attempts with an open outcome (also of an engine that died), then new jobs, oldest first."""
+        due = Q(job__not_before__isnull=True) | Q(job__not_before__lte=timezone.now())
+        attempts = list(
+            Attempt.objects.filter(
+                due, cluster=self.cluster, phase=Attempt.Phase.SUBMITTING, job__owner=self.owner_id
+            )
+            .exclude(pk__in=self.in_flight)
+            .select_related("job__namespace", "job__owner", "job__code_upload")
+            .order_by("id")[:JOBS_PER_BATCH]
+        )
+        jobs = list(self._queued_jobs()[: JOBS_PER_BATCH - len(attempts)])
+        tasks = 0
+        for position, job in enumerate(jobs):
+            tasks += job.task_count
+            if tasks > TASKS_PER_BATCH and position:
+                del jobs[position:]
+                break
+        return attempts, self._apply_job_limits(jobs)
+
+    def _queued_jobs(self) -> QuerySet[Job]:
+        open_attempts = Attempt.objects.filter(job=OuterRef("pk"), phase__in=OPEN_PHASES)
+        return (
+            Job.objects.filter(
+                Q(not_before__isnull=True) | Q(not_before__lte=timezone.now()),
+                cluster=self.cluster,
+                owner=self.owner_id,
+                state=JobState.QUEUED,
+                wanted=DesiredState.RUN,
+            )
+            .filter(~Exists(open_attempts))
+            .select_related("namespace", "owner", "code_upload")
+            .order_by("created_at", "id")
+        )
+
+    def _apply_job_limits(self, jobs: list[Job]) -> list[Job]:
+        """Hold jobs above a namespace's limit of jobs per person; returns the others."""
+        limits = {
+            job.namespace_id: job.namespace.max_running_jobs_per_user
+            for job in jobs
+            if job.namespace.max_running_jobs_per_user is not None
+        }
+        if not limits:
+            return jobs
+        counts = dict(
+            Job.objects.filter(
+                owner=self.owner_id, namespace__in=limits, attempts__phase__in=OPEN_PHASES
+            )
+            .values_list("namespace")
+            .annotate(Count("pk", distinct=True))
+        )
+        admitted, held = [], []
+        for job in jobs:
+            limit = limits.get(job.namespace_id)
+            used = counts.get(job.namespace_id, 0)
+            if limit is not None and used >= limit:
+                held.append((job, Reason("queued.limit-running", {"limit": limit})))
+            else:
+                counts[job.namespace_id] = used + 1
+                admitted.append(job)
+        hold_jobs(self.lease, held, delay_s=RETRY_DELAY_S)
+        return admitted
+
+    # -- preparation ----------------------------------------------------------------------------------
+
+    def _render(
+        self, attempts: Sequence[Attempt], jobs: Sequence[Job]
+    ) -> tuple[Transport, list[FileToWrite]]:
+        owner = (attempts[0].job if attempts else jobs[0]).owner
+        unix_user = unix_user_for(owner, self.cluster)
+        transport = transport_for(self.cluster, unix_user)
+        work_root = resolve_work_root(self.cluster, unix_user)
+        options = render_options(self.cluster, unix_user)
+        entries: list[tuple[Job, Attempt | None]] = [(a.job, a) for a in attempts]
+        entries += [(job, None) for job in jobs]
+        failed: list[tuple[Job, Reason]] = []
+        relocated: list[Attempt] = []
+        for job, attempt in entries:
+            number = attempt.number if attempt else job.attempt_number + 1
+            paths = AttemptPaths(work_root, str(job.pk), number)
+            if attempt is not None and paths.dir != attempt.work_dir:
+                relocated.append(attempt)
+                continue
+            try:
+                rendered = render_attempt(job, paths, unix_user=unix_user, options=options)
+            except (RenderError, SecretsUnreadable, ValueError) as error:
+                words = getattr(error, "message", str(error))
+                failed.append((job, Reason("end.unplannable", {"words": words})))
+                continue
+            row = attempt or Attempt(
+                job=job,
+                cluster=self.cluster,
+                number=number,
+                unix_user=unix_user,
+                work_dir=paths.dir,
+                script=rendered.batch_script,
+            )
+            self._pending.append(PendingSubmission(job, row, paths, rendered, attempt is None))
+        refuse_jobs(self.lease, failed)
+        save_relocated(self.lease, relocated)
+        self._commit_tokens()
+        return transport, [
+            file
+            for pending in self._pending
+            for file in build_attempt_files(pending.job, pending.paths, pending.rendered)
+        ]
+
+    def _commit_tokens(self) -> None:
+        """Insert the attempts of new jobs. From here on every engine knows their tokens."""
+        new_submissions = [pending for pending in self._pending if pending.is_new]
+        if not new_submissions:
+            return
+        with self.lease.fenced_transaction():
+            still_queued = set(
+                Job.objects.select_for_update(of=("self",))
+                .filter(
+                    pk__in=[pending.job.pk for pending in new_submissions],
+                    state=JobState.QUEUED,
+                    wanted=DesiredState.RUN,
+                )
+                .order_by("pk")
+                .values_list("pk", flat=True)
+            )
+            committed = [pending for pending in new_submissions if pending.job.pk in still_queued]
+            Attempt.objects.bulk_create([pending.attempt for pending in committed], batch_size=200)
+            Task.objects.bulk_create(
+                [task for pending in committed for task in _build_tasks(pending)], batch_size=500
+            )
+            numbers: dict[int, list[UUID]] = defaultdict(list)
+            for pending in committed:
+                numbers[pending.attempt.number].append(pending.job.pk)
+                pending.job.attempt_number = pending.attempt.number
+                pending.is_new = False
+            for number, job_ids in numbers.items():
+                Job.objects.filter(pk__in=job_ids).update(attempt_number=number)
+        self._pending = [pending for pending in self._pending if not pending.is_new]
+        crash_point("after_token")
+
+    # -- sbatch ---------------------------------------------------------------------------------------
+
+    def _run_sbatch(self, transport: Transport) -> SendResult:
+        requests = self._build_requests()
+        crash_point("before_sbatch")
+        slurm = SlurmClient(transport, slurm_commands_for(self.cluster))
+        try:
+            self.stats.count_command("sbatch", len(requests))
+            outcomes = slurm.submit_many(requests)
+        except (CommandTimeout, ConnectFailed) as error:
+            self._log_error(error)
+            unknown = CommandTimeout(
+                messages.gettext(
+                    "Slurm did not answer in time; Sluice is finding out whether it took the job."
+                )
+            )
+            outcomes = [SubmitOutcome(request.token, error=unknown) for request in requests]
+        except ClusterError as error:
+            return SendResult(*self._handle_error(error, [p.job for p in self._pending]))
+        crash_point("after_sbatch")
+        save_outcomes(self.lease, self.attempt_ids, outcomes)
+        pause = should_pause(outcomes)
+        return SendResult(not pause, UNKNOWN_OUTCOME_RETRY_S if pause else 0.0)
+
+    def _build_requests(self) -> list[SubmitRequest]:
+        stop_requested = set(
+            Job.objects.filter(pk__in=[pending.job.pk for pending in self._pending])
+            .exclude(wanted=DesiredState.RUN)
+            .values_list("pk", flat=True)
+        )
+        return [
+            SubmitRequest(
+                token=str(pending.attempt.pk),
+                work_dir=pending.paths.dir,
+                script_path=pending.paths.batch_script,
+                marker=pending.paths.path_to(f"submit.{pending.attempt.submit_try}"),
+                abandon=pending.job.pk in stop_requested,
+            )
+            for pending in self._pending
+        ]
+
+    # -- errors ---------------------------------------------------------------------------------------
+
+    def _handle_error(self, error: ClusterError, jobs: list[Job]) -> tuple[bool, float]:
+        """The command as a whole failed: hold or refuse its jobs. (owner may go on, pause)."""
+        self._log_error(error)
+        reason, final = reason_for_error(error)
+        reasons = [(job, reason) for job in jobs]
+        if final:
+            refuse_jobs(self.lease, reasons)
+            return True, 0.0
+        hold_jobs(self.lease, reasons)
+        disk_full = isinstance(error, RemoteDiskFull)
+        return False, REFUSED_RETRY_DELAY_S if disk_full else RETRY_DELAY_S
+
+    def _log_error(self, error: ClusterError) -> None:
+        self.stats.count_failure(type(error).__name__)
+        logger.warning(
+            "submission for user %s on %s: %s",
+            self.owner_id,
+            self.cluster.name,
+            error.user_message,
+            extra={"action": "submit_error", "cluster": self.cluster.name, "detail": error.detail},
+        )
+
+
+def _build_tasks(pending: PendingSubmission) -> list[Task]:
+    return [
+        Task(attempt=pending.attempt, role=role["name"], index=index)
+        for role in pending.job.plan.get("roles", ())
+        for index in range(role["tasks"])
+    ]
