@@ -16,6 +16,7 @@ from rest_framework.exceptions import Throttled
 
 from core.errors import ClusterBusy
 from core.messages import _
+from core.runtime import process_state
 
 
 class ConcurrencyLimiter:
@@ -43,7 +44,7 @@ class ConcurrencyLimiter:
             return set(self._in_use)
 
 
-concurrency_limiter = ConcurrencyLimiter()
+concurrency_limiter = process_state.get(ConcurrencyLimiter)
 
 
 def cluster_request_slot(cluster_id: int, name: str) -> AbstractContextManager[None]:

@@ -14,6 +14,8 @@ from rest_framework.permissions import SAFE_METHODS
 from rest_framework.request import Request
 from rest_framework.throttling import BaseThrottle
 
+from core.runtime import process_state
+
 if TYPE_CHECKING:
     from rest_framework.views import APIView
 
@@ -45,7 +47,7 @@ class RateLimitBuckets:
             self._levels.clear()
 
 
-buckets = RateLimitBuckets()
+buckets = process_state.get(RateLimitBuckets)
 
 
 class UserRateThrottle(BaseThrottle):

@@ -1,7 +1,8 @@
-"""The event hub of one web process: reads new events once and hands them to every listener.
+"""The event hub of one web process: reads new events once and distributes them to subscribers.
 
-It polls only while somebody listens. Listeners have bounded queues: one who cannot keep up is dropped
-and comes back with the last number it saw. The hub lives on one event loop and knows no websockets.
+It polls only while there are subscriptions. Their queues are bounded: a subscriber that cannot keep up
+is dropped and reconnects with the last number it saw. The hub belongs to one event loop and knows no
+websockets.
 """
 
 from __future__ import annotations
@@ -9,13 +10,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from django.db import DatabaseError
 
 from core.events.records import EventRow, last_event_number, oldest_event_number, read_events_since
 from core.events.visibility import Visibility
+from core.runtime import process_state
 from core.threads import run_in_thread
 
 logger = logging.getLogger(__name__)
@@ -23,7 +24,7 @@ logger = logging.getLogger(__name__)
 POLL_INTERVAL_S = 0.3
 BATCH_SIZE = 500
 QUEUE_SIZE = 2000
-# Further behind than this it is cheaper for a page to ask for the list again.
+# Beyond this many events it is cheaper for a page to fetch its list again.
 MAX_BACKFILL = 5000
 
 
@@ -37,7 +38,7 @@ class Subscription:
     too_slow: bool = False
 
     def offer(self, event: EventRow) -> bool:
-        """False: the queue is full and the listener must go."""
+        """False: the queue is full; drop the subscription."""
         if not self.visibility.allows(owner_id=event.owner_id, namespace_id=event.namespace_id):
             return True
         try:
@@ -62,12 +63,12 @@ class EventHub:
         return len(self._subscriptions)
 
     async def subscribe(self, visibility: Visibility) -> Subscription:
-        """Listen from now on. What came before `start_after` is the caller's to read (`backfill`)."""
+        """Deliver events above `start_after` from now on; `backfill` reads earlier ones."""
         async with self._start_lock:
             if self._poller is None or self._poller.done():
                 self._cursor = await run_in_thread(last_event_number)
                 self._poller = asyncio.create_task(self._poll())
-            # No await between reading the cursor and joining: nothing can fall in between.
+            # No await between reading the cursor and adding: no event can be missed.
             subscription = Subscription(visibility=visibility, start_after=self._cursor)
             self._subscriptions.add(subscription)
         return subscription
@@ -79,7 +80,7 @@ class EventHub:
             self._poller = None
 
     async def backfill(self, subscription: Subscription, since: int) -> list[EventRow] | None:
-        """Events in (since, start_after] that the listener may see; None: too old, begin afresh."""
+        """Visible events in (since, start_after]; None: `since` is too old or unknown, reset the client."""
         return await run_in_thread(
             _read_between, since, subscription.start_after, subscription.visibility
         )
@@ -94,7 +95,7 @@ class EventHub:
                         break
             except DatabaseError:
                 logger.warning(
-                    "events could not be read; trying again",
+                    "events could not be read; retrying",
                     exc_info=True,
                     extra={"action": "hub_read_failed"},
                 )
@@ -111,7 +112,7 @@ class EventHub:
 
 
 def _mark_dropped(subscription: Subscription) -> None:
-    """Make room for the mark that says: dropped."""
+    """Put None into the full queue: the sender closes the websocket."""
     with contextlib.suppress(asyncio.QueueEmpty):
         subscription.queue.get_nowait()
     subscription.queue.put_nowait(None)
@@ -119,7 +120,7 @@ def _mark_dropped(subscription: Subscription) -> None:
 
 def _read_between(since: int, until: int, visibility: Visibility) -> list[EventRow] | None:
     if since > until:
-        return None  # a number we never gave: another database
+        return None  # a number of another database
     oldest = oldest_event_number()
     if since < until and (oldest is None or oldest > since + 1) and _was_purged(since, oldest):
         return None
@@ -142,17 +143,10 @@ def _read_between(since: int, until: int, visibility: Visibility) -> list[EventR
 
 
 def _was_purged(since: int, oldest: int | None) -> bool:
-    """Numbers below the oldest kept one were purged, unless the table simply begins there."""
+    """Whether events between `since` and the oldest stored one existed and were purged."""
     return since > 0 or (oldest is not None and oldest > 1)
 
 
-_hubs: dict[asyncio.AbstractEventLoop, EventHub] = {}
-
-
-def get_hub(factory: Callable[[], EventHub] = EventHub) -> EventHub:
-    loop = asyncio.get_running_loop()
-    for old in [known for known in _hubs if known.is_closed()]:
-        del _hubs[old]
-    if loop not in _hubs:
-        _hubs[loop] = factory()
-    return _hubs[loop]
+def get_hub() -> EventHub:
+    """The hub of the running event loop."""
+    return process_state.get_for_loop(EventHub)

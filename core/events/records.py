@@ -1,8 +1,8 @@
 """Numbered events: writes them in order, reads them from a number on.
 
-A reader that saw number N must never be given a smaller one later. PostgreSQL assigns ids before
-commit, so two transactions may become visible in the other order; `record` therefore holds one
-advisory lock from numbering to commit. Write events last in a transaction, so that no row lock is
+A reader that saw number N must never get a smaller one later. PostgreSQL assigns ids before commit, so
+two transactions may become visible in the other order; `record_events` therefore holds one advisory
+lock from numbering to commit. Write events last in a transaction, so that no row lock is
 awaited while that lock is held.
 """
 
@@ -39,7 +39,7 @@ class NewEvent:
 
 @dataclass(frozen=True, slots=True)
 class EventRow:
-    """An event as readers get it."""
+    """A stored event."""
 
     number: int
     subject_type: str

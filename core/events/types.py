@@ -1,6 +1,6 @@
 """Declared event types: every kind of event has a model of its data that forbids unknown fields.
 
-An app declares its kinds at import time; `core.events.records.record` refuses anything else.
+An app declares its kinds at import time; `core.events.records.record_events` refuses any other.
 """
 
 from __future__ import annotations

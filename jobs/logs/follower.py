@@ -1,9 +1,9 @@
-"""Following logs that grow: one follower per log and process, however many viewers.
+"""Following logs that grow: one follower per log and process, for any number of viewers.
 
-A follower's thread reads the cluster's stream into a small ring of recent bytes. Each viewer pulls at
-its own pace: from the ring, or, further back, from the file through blocks that viewers share. So
-nobody's slowness holds memory, and the last viewer's leaving ends the thread and the reader on the
-cluster. Knows no websockets; lives on one event loop.
+A follower's thread reads the stream from the cluster into a ring buffer of recent bytes. Each viewer
+reads at its own pace: from the ring, or, further back, from the file in cached blocks that viewers share.
+A slow viewer therefore holds no memory. When the last viewer leaves, the thread and the reader on the
+cluster end. Knows no websockets; belongs to one event loop.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import contextlib
 import logging
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -21,6 +21,7 @@ from typing import Any, Literal
 from clusters.errors import ClusterError, RemoteFileMissing
 from clusters.transport.base import FollowEvent, Transport
 from core.messages import _
+from core.runtime import process_state
 from core.threads import run_in_thread
 from jobs.actions import watch_job
 from jobs.logs.reading import Log, LogKey, find_verdict, get_log_size, was_never_written
@@ -30,18 +31,18 @@ logger = logging.getLogger(__name__)
 RING_BYTES = 2 * 1024 * 1024
 BLOCK_BYTES = 512 * 1024
 CACHED_BLOCKS = 8
-# A block is one command on the cluster: while one is being sent, the next ones are on their way.
+# A block is one command on the cluster; while one is sent to the viewer, the next ones are read.
 PREFETCH_BLOCKS = 2
 FRAME_BYTES = 64 * 1024
-# Parts of a followed log that may be on their way from its thread to the loop.
+# Bound of the events between the follower's thread and the event loop.
 MAX_PENDING_EVENTS = 4
-# How often it is looked up whether the task has ended, once for all viewers of the log.
+# How often the end of the task is checked, once for all viewers of the log.
 VERDICT_INTERVAL_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """What a viewer gets next: bytes at an offset, or a change to tell."""
+    """The next item for a viewer: bytes at an offset, or a change of the file."""
 
     kind: Literal["data", "truncated", "waiting"]
     offset: int = 0
@@ -51,14 +52,14 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """The task is over, and its log has this size for good. None: there is no file (any more)."""
+    """The task ended and its log has this final size. None: there is no file."""
 
     verdict: dict[str, Any]
     size: int | None
 
 
 class Follower:
-    """One followed log. All but the thread's own loop runs on the event loop."""
+    """One followed log. Everything except `_read_stream` runs on the event loop."""
 
     def __init__(self, log: Log, transport: Transport, *, start: int) -> None:
         self.log = log
@@ -86,7 +87,7 @@ class Follower:
     # --- the thread ---------------------------------------------------------------------------
 
     def start_thread(self) -> None:
-        # Known before its thread runs: a viewer who leaves at once must find what is to be ended.
+        # Set before the thread runs: `close` may be called at once and needs it.
         self._follow_stream = self.transport.follow(self.path, self.end)
         self._thread = threading.Thread(
             target=self._read_stream,
@@ -107,13 +108,13 @@ class Follower:
             )
             self._loop.call_soon_threadsafe(self._fail, problem)
         except RuntimeError:
-            return  # the loop has ended
+            return  # the event loop is closed
 
     def _enqueue(self, event: FollowEvent) -> None:
-        """Waits while the loop is behind: a fast log cannot pile up in between."""
+        """Back-pressure: waits while the event loop is behind."""
         while not self._slots.acquire(timeout=1.0):
             if self._loop.is_closed():
-                raise RuntimeError("the loop has ended")
+                raise RuntimeError("the event loop is closed")
         self._loop.call_soon_threadsafe(self._handle_event, event)
 
     def _handle_event(self, event: FollowEvent) -> None:
@@ -148,14 +149,14 @@ class Follower:
 
     async def close(self) -> None:
         if self._follow_stream is not None:
-            # Shielded: whoever leaves may be cancelled meanwhile, and the reader must end all the same.
+            # Shielded: the caller may be cancelled meanwhile, and the reader must end all the same.
             await asyncio.shield(run_in_thread(self._follow_stream.__exit__, None, None, None))
 
     # --- viewers --------------------------------------------------------------------------------
 
     @property
     def change_event(self) -> asyncio.Event:
-        """Set at the next change; take it before looking, wait for it after."""
+        """Set at the next change. Get it before checking for data, wait for it after."""
         return self._change_event
 
     @property
@@ -163,7 +164,7 @@ class Follower:
         return self._ending
 
     async def check_ending(self) -> Ending | None:
-        """Whether and how the task has ended; looked up once in a while for all viewers."""
+        """How the task ended, if it has; checked every VERDICT_INTERVAL_S for all viewers."""
         async with self._ending_lock:
             is_due = self._loop.time() - self._ending_checked_at >= VERDICT_INTERVAL_S
             if self._ending is None and is_due:
@@ -204,12 +205,12 @@ class Follower:
             task.add_done_callback(self._prefetch_tasks.discard)
 
     async def _prefetch_block(self, number: int) -> None:
-        # Whoever needs the block will meet the error again, and is the one to be told.
+        # The viewer that needs the block gets the error from its own read.
         with contextlib.suppress(ClusterError):
             await self._get_block(number)
 
     async def _get_block(self, number: int) -> bytes:
-        """One aligned block, read once for all viewers who come by while it is kept."""
+        """One aligned block, read once for all viewers while it is cached."""
         if number in self._blocks:
             self._blocks.move_to_end(number)
             return self._blocks[number]
@@ -227,7 +228,7 @@ class Follower:
         data = await run_in_thread(
             self.transport.read_at, self.path, number * BLOCK_BYTES, BLOCK_BYTES
         )
-        # A block that is not full yet, or of a file that was cut meanwhile, is not kept.
+        # A partial block, or one of a file truncated meanwhile, is not cached.
         if len(data) == BLOCK_BYTES and generation == self.generation:
             self._blocks[number] = data
             if len(self._blocks) > CACHED_BLOCKS:
@@ -236,7 +237,7 @@ class Follower:
 
 
 class Viewer:
-    """One viewer's place in a log."""
+    """One client's position in a log."""
 
     def __init__(self, follower: Follower, offset: int) -> None:
         self._follower = follower
@@ -256,14 +257,14 @@ class Viewer:
         return self._follower.end
 
     async def next(self, timeout_s: float) -> Frame | None:
-        """The next frame; None: nothing new in that time."""
+        """The next frame; None after `timeout_s` without one."""
         follower = self._follower
         change_event = follower.change_event
         frame = await self._available_frame()
         if frame is not None:
             return frame
         try:
-            # Not `wait_for`: it waits in a task of its own, two rounds of the loop away from us.
+            # Not `wait_for`: it creates a task, which costs two more iterations of the loop.
             async with asyncio.timeout(timeout_s):
                 await change_event.wait()
         except TimeoutError:
@@ -275,14 +276,14 @@ class Viewer:
         if follower.failure is not None:
             raise follower.failure
         if self._generation != follower.generation or self.offset > follower.end:
-            # Also a viewer who asks from beyond the end: that file was another one.
+            # Also an offset beyond the end: it belongs to an earlier file.
             self._generation = follower.generation
             self.offset = 0
             return Frame("truncated")
         if self.offset < follower.end:
             self._sent_waiting_reason = ""
             data = await follower.read_from(self.offset)
-            # The file may already be longer than the follower knows; its bytes come in their turn.
+            # The file may already be longer than `end`; those bytes follow later.
             data = data[: follower.end - self.offset]
             if not data or self._generation != follower.generation:
                 return await self._wait_for_truncation()
@@ -295,7 +296,7 @@ class Viewer:
         return None
 
     async def _wait_for_truncation(self) -> Frame | None:
-        """The file is shorter than it was; the follower is about to say so."""
+        """The file was truncated; the follower's event arrives soon."""
         await asyncio.sleep(0.05)
         return None
 
@@ -312,7 +313,7 @@ class FollowerRegistry:
         return len(self._by_key)
 
     async def join(self, log: Log) -> Follower:
-        """The log's follower, begun if it is the first viewer's. Leave with `leave`."""
+        """The log's follower, started for the first viewer. Pair with `leave`."""
         async with self._lock:
             follower = self._by_key.get(log.key)
             if follower is None or follower.failure is not None:
@@ -342,23 +343,16 @@ def _size_or_none(transport: Transport, path: str) -> int | None:
 
 
 def _find_ending(log: Log, transport: Transport) -> Ending | None:
-    # The engine reads the tasks' own state only of jobs that someone looks at.
+    # The engine reads the state files of running tasks only for watched jobs.
     watch_job(job=log.job)
     found = find_verdict(log)
     if found is None:
         return None
-    # The size after the verdict: what was written before the end is in it.
+    # Read the size after the verdict: it then includes everything written before the end.
     size = _size_or_none(transport, log.path)
     return Ending(found, 0 if size is None and was_never_written(log, found, transport) else size)
 
 
-_followers: dict[asyncio.AbstractEventLoop, FollowerRegistry] = {}
-
-
-def get_followers(factory: Callable[[], FollowerRegistry] = FollowerRegistry) -> FollowerRegistry:
-    loop = asyncio.get_running_loop()
-    for old in [known for known in _followers if known.is_closed()]:
-        del _followers[old]
-    if loop not in _followers:
-        _followers[loop] = factory()
-    return _followers[loop]
+def get_followers() -> FollowerRegistry:
+    """The followers of the running event loop."""
+    return process_state.get_for_loop(FollowerRegistry)

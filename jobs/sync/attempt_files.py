@@ -11,6 +11,7 @@ from clusters.connections import resolve_image_cache, service_transport
 from clusters.errors import ClusterError
 from clusters.models import Cluster
 from clusters.transport.base import FileToWrite
+from core.runtime import process_state
 from jobs.actions import load_spec
 from jobs.models import Job
 from jobs.plan import Plan
@@ -22,8 +23,22 @@ from jobs.store.render_options import build_render_options
 logger = logging.getLogger(__name__)
 
 IMAGE_LIST_TTL_S = 60.0
-_image_cache: dict[tuple[int, str], tuple[float, frozenset[str]]] = {}
-_image_cache_lock = threading.Lock()
+
+
+class ImageNameCache:
+    """Names of image files by cluster and directory, with the time of listing."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._names: dict[tuple[int, str], tuple[float, frozenset[str]]] = {}
+
+    def get(self, key: tuple[int, str]) -> tuple[float, frozenset[str]]:
+        with self._lock:
+            return self._names.get(key, (float("-inf"), frozenset()))
+
+    def put(self, key: tuple[int, str], names: frozenset[str]) -> None:
+        with self._lock:
+            self._names[key] = (time.monotonic(), names)
 
 
 def image_files(cluster: Cluster) -> frozenset[str]:
@@ -31,8 +46,8 @@ def image_files(cluster: Cluster) -> frozenset[str]:
     if not cluster.images_dir:
         return frozenset()
     key = (cluster.pk, cluster.images_dir)
-    with _image_cache_lock:
-        cached_at, names = _image_cache.get(key, (float("-inf"), frozenset()))
+    cache = process_state.get(ImageNameCache)
+    cached_at, names = cache.get(key)
     if time.monotonic() - cached_at < IMAGE_LIST_TTL_S:
         return names
     try:
@@ -46,8 +61,7 @@ def image_files(cluster: Cluster) -> frozenset[str]:
             error.user_message,
             extra={"action": "image_list_failed", "cluster": cluster.name},
         )
-    with _image_cache_lock:
-        _image_cache[key] = (time.monotonic(), names)
+    cache.put(key, names)
     return names
 
 

@@ -35,6 +35,7 @@ from core.events.records import (
 from core.events.types import EventData, declare_event
 from core.events.visibility import Visibility
 from core.models import Event
+from core.runtime import process_state
 from gateway.asgi import application
 from jobs import actions
 from jobs.models import Job
@@ -243,7 +244,7 @@ class TestHub:
 def fast_hub(monkeypatch: pytest.MonkeyPatch, settings: Any) -> None:
     monkeypatch.setattr(hub_module, "POLL_INTERVAL_S", 0.05)
     settings.SOCKET_RECHECK_S = 0.2
-    hub_module._hubs.clear()
+    process_state.reset()
 
 
 def session_of(user: User) -> str:
