@@ -1,4 +1,4 @@
-"""Runs blocking work of coroutines in threads, each with a valid database connection."""
+"""Runs blocking calls of coroutines in threads with a valid database connection."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ T = TypeVar("T")
 
 
 async def run_in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Run blocking work in a thread of its own, so that neither the event loop nor other sockets wait."""
+    """Run a blocking call in a thread, so that the event loop and other websockets do not wait."""
 
     def call() -> T:
-        # A worker thread keeps its connection; a broken or expired one is replaced here.
+        # A worker thread keeps its connection; close it here if it is broken or expired.
         close_old_connections()
         try:
             return function(*args, **kwargs)

@@ -1,7 +1,7 @@
-"""Which engine works for a cluster: a row that one holds at a time, and that runs out by itself.
+"""The lease that makes one engine the leader of a cluster: a database row that expires by itself.
 
-All times are the database's own, so engines on machines with different clocks agree. Every write of
-the engine happens inside `fenced_transaction()`, which fails once another engine has taken over.
+All times are the database's, so engines on machines with different clocks agree. Every write of the
+engine happens inside `fenced_transaction()`, which fails once another engine has taken over.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from clusters.passes import LeaseLost
 
 logger = logging.getLogger(__name__)
 
-# A standby takes over at most LEASE_S + STANDBY_S after the leader died: within 15 s.
+# A standby takes over at most LEASE_TTL_S + STANDBY_INTERVAL_S after the leader died: within 15 s.
 LEASE_TTL_S = 9
 RENEW_INTERVAL_S = 2.5
 STANDBY_INTERVAL_S = 2.0
@@ -42,7 +42,7 @@ class Lease:
 
     @classmethod
     def acquire(cls, cluster: Cluster, holder: str) -> Lease | None:
-        """Take the lease if it is free or has run out; None: another engine has it."""
+        """Take the lease if it is free or expired; None: another engine holds it."""
         EngineLease.objects.get_or_create(cluster=cluster)
         available = Q(expires_at__isnull=True) | Q(expires_at__lt=Now()) | Q(holder=holder)
         updated = EngineLease.objects.filter(available, cluster=cluster).update(
@@ -56,7 +56,7 @@ class Lease:
         if row is None:
             return None
         logger.info(
-            "engine %s works for cluster %s",
+            "engine %s is the leader of cluster %s",
             holder,
             cluster.name,
             extra={"action": "lease_acquired", "cluster": cluster.name, "fence": row[0]},
@@ -67,8 +67,8 @@ class Lease:
         return Q(cluster_id=self.cluster_id, holder=self.holder, fence=self.fence)
 
     def renew(self) -> bool:
-        """False: it ran out or was taken; the work must stop."""
-        # A transaction, though of one statement: on SQLite those have their place in the line of writers.
+        """False: it expired or was taken; stop working."""
+        # A transaction although it is one statement: on SQLite `core.sqlite` queues writing transactions.
         with transaction.atomic():
             renewed = EngineLease.objects.filter(
                 self._ownership_filter(), expires_at__gt=Now()
@@ -80,7 +80,7 @@ class Lease:
 
     @contextmanager
     def fenced_transaction(self) -> Iterator[None]:
-        """A transaction that holds only while the lease is ours. Raises LeaseLost."""
+        """A transaction that commits only while this engine holds the lease. Raises LeaseLost."""
         with transaction.atomic():
             held = (
                 EngineLease.objects.select_for_update(no_key=True)
@@ -89,5 +89,5 @@ class Lease:
                 .first()
             )
             if held is None:
-                raise LeaseLost(f"the lease of cluster {self.cluster_id} is no longer ours")
+                raise LeaseLost(f"the lease of cluster {self.cluster_id} is lost")
             yield

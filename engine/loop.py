@@ -1,7 +1,7 @@
-"""The engine process: a thread per cluster, leases renewed by one more, and patience with the database.
+"""The engine process: a thread per cluster, one thread that renews the leases.
 
-`Engine().run(stop)` works until the event is set; `Engine().run_once()` does one pass for every cluster
-and returns. Nothing here knows Slurm.
+`Engine().run(stop)` works until the event is set and survives losing the database; `Engine().run_once()`
+runs every pass once for each cluster and returns. Knows no Slurm.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ class Engine:
         self._leases: dict[int, Lease] = {}
         self._lock = threading.Lock()
 
-    # -- for good -------------------------------------------------------------------------------------
+    # -- until stopped --------------------------------------------------------------------------------
 
     def run(self, stop: threading.Event) -> None:
-        """Work until `stop` is set. Survives the database and any cluster going away."""
-        logger.info("engine %s begins", self.holder, extra={"action": "engine_start"})
+        """Work until `stop` is set. Database and cluster errors are retried."""
+        logger.info("engine %s starts", self.holder, extra={"action": "engine_start"})
         renewer = threading.Thread(target=self._renew_leases, args=(stop,), name="engine-renew")
         renewer.start()
         while not stop.is_set():
@@ -53,10 +53,10 @@ class Engine:
         for thread in [*self._threads.values(), renewer]:
             thread.join()
         connections.close_all()
-        logger.info("engine %s ends", self.holder, extra={"action": "engine_stop"})
+        logger.info("engine %s stops", self.holder, extra={"action": "engine_stop"})
 
     def _start_threads(self, stop: threading.Event) -> None:
-        """Also for clusters that are switched off: their stops and states wait, not vanish."""
+        """Start missing threads, also for disabled clusters: some passes run for them too."""
         for cluster in Cluster.objects.all():
             thread = self._threads.get(cluster.pk)
             if thread is None or not thread.is_alive():
@@ -67,7 +67,7 @@ class Engine:
                 thread.start()
 
     def _run_cluster(self, cluster_id: int, stop: threading.Event) -> None:
-        """One cluster: stand by until the lease is free, then work until it is lost."""
+        """Stand by until the lease of one cluster is free, then lead until it is lost."""
         while not stop.is_set():
             try:
                 close_old_connections()
@@ -86,7 +86,7 @@ class Engine:
                 self._handle_database_error(f"cluster {cluster_id}")
             except Exception:
                 logger.exception(
-                    "engine thread failed; it goes on", extra={"action": "engine_error"}
+                    "engine thread failed; continuing", extra={"action": "engine_error"}
                 )
             stop.wait(STANDBY_INTERVAL_S)
         connections.close_all()
@@ -127,7 +127,7 @@ class Engine:
     def _handle_database_error(self, context: str) -> None:
         connections.close_all()
         logger.warning(
-            "the database does not answer (%s); trying again",
+            "the database does not answer (%s); retrying",
             context,
             exc_info=True,
             extra={"action": "database_unavailable"},
@@ -137,7 +137,7 @@ class Engine:
     # -- once -----------------------------------------------------------------------------------------
 
     def run_once(self, *, lease_timeout_s: float = LEASE_TTL_S + 2.0) -> list[str]:
-        """One pass for every enabled cluster; the names of those that another engine serves."""
+        """Run the passes once for every enabled cluster; returns names of clusters led by others."""
         skipped = []
         for cluster in Cluster.objects.filter(enabled=True):
             lease = self._acquire_with_timeout(cluster, lease_timeout_s)

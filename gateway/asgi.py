@@ -11,7 +11,7 @@ os.environ.setdefault("DJANGO_SETTINGS_MODULE", "gateway.settings")
 
 setup(set_prefix=False)
 
-# Only after Django is set up: these import models.
+# After django.setup(): these import models.
 from accounts.websockets import SocketAuthMiddleware  # noqa: E402
 from gateway.routing import websocket_urlpatterns  # noqa: E402
 from gateway.threads import ThreadedHandler  # noqa: E402

@@ -1,9 +1,9 @@
-"""Bodies of requests as they arrive: bounded before they are taken in, and never held in memory whole.
+"""Request bodies: size limits while they arrive, and no large body in memory.
 
 Twisted parses every multipart body into memory, and Daphne 4.2 puts a whole body into a queue before the
-application has read any of it. Here a large body stays in its temporary file until it is asked for. Only
-the addresses that take code take a large one, and only from a person that the request's headers name:
-anything else is refused before it reaches the disk.
+application reads it. Here a large body stays in its temporary file until it is read. Only upload URLs
+accept a large one, and only with a valid token or session in the headers; anything else is refused before
+it reaches the disk.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from core.translation import negotiate_language, translate
 logger = logging.getLogger(__name__)
 
 CHUNK_BYTES = 256 * 1024
-# Room for the boundaries and the manifest beside the code itself.
+# Allowance for multipart boundaries and the manifest.
 MULTIPART_OVERHEAD_BYTES = 16 * 1024 * 1024
 UPLOAD_PATHS = (b"/api/v1/jobs", b"/api/v1/jobs/plan", b"/api/v1/uploads")
 REFUSALS = {
@@ -51,7 +51,7 @@ REFUSALS = {
 
 
 def build_refusal(status: int, accept_language: str) -> bytes:
-    # With it come all models; a server that refuses nothing needs none of them.
+    # Imported late: it imports all models.
     from gateway.problems import problem_response
 
     _reason, code, message = REFUSALS[status]
@@ -60,7 +60,7 @@ def build_refusal(status: int, accept_language: str) -> bytes:
 
 
 def default_body_limit() -> int:
-    """Forms and JSON, from anybody: views refuse them in their own words up to here."""
+    """For forms and JSON without authentication. Views apply their own smaller limits."""
     forms = int(settings.DATA_UPLOAD_MAX_MEMORY_SIZE or 0)
     return max(int(settings.API_MAX_BODY_BYTES), forms) + CHUNK_BYTES
 
@@ -72,7 +72,7 @@ def body_limit(path: bytes) -> int:
 
 
 def is_authenticated_request(authorization: str, cookie: str) -> bool:
-    """Whether a valid token or session stands in the headers. Asks the database."""
+    """Whether the headers have a valid token or session. Reads the database."""
     from accounts.tokens import user_from_token
     from accounts.websockets import user_from_session
 
@@ -86,17 +86,19 @@ def is_authenticated_request(authorization: str, cookie: str) -> bool:
             morsel = None
         return user_from_session(morsel.value if morsel else "").is_authenticated
     finally:
-        connections.close_all()  # the thread is Twisted's, and may not come back here for hours
+        connections.close_all()  # the thread is Twisted's and may stay idle for hours
 
 
 class BoundedRequest(WebRequest):  # type: ignore[misc]
-    """Twisted's names. While the person of a large body is looked up, nothing more is read."""
+    """Overrides Twisted's methods. While the sender of a large body is authenticated, reading pauses."""
 
     _refused = False
     _authenticating = False
     _authenticated = False
     _received_bytes = 0
-    _deferred_request: tuple[bytes, bytes, bytes] | None = None  # the end came while we asked
+    _deferred_request: tuple[bytes, bytes, bytes] | None = (
+        None  # the request was complete before authentication was
+    )
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -112,7 +114,7 @@ class BoundedRequest(WebRequest):  # type: ignore[misc]
         self._received_bytes += len(data)
         self._check_size(self._received_bytes)
         if self._authenticating:
-            self._buffered.append(data)  # of what was read before the pause: one buffer at most
+            self._buffered.append(data)  # read before the pause: at most one buffer
         elif not self._refused:
             super().handleContentChunk(data)
 
@@ -140,9 +142,9 @@ class BoundedRequest(WebRequest):  # type: ignore[misc]
         )
 
     def _on_authentication(self, authenticated: bool | None) -> None:
-        """None: nobody could say. A person with a good token must not be told that it is bad."""
+        """None: the lookup failed. Respond 503, not 401; the token may be valid."""
         self._authenticating = False
-        if self.channel is None:  # it left meanwhile
+        if self.channel is None:  # disconnected meanwhile
             return
         if not authenticated:
             self._refuse(503 if authenticated is None else 401)
@@ -157,9 +159,9 @@ class BoundedRequest(WebRequest):  # type: ignore[misc]
             self.channel._networkProducer.resumeProducing()
 
     def _on_authentication_error(self, failure: Any) -> None:
-        """The database is away."""
+        """The database did not answer."""
         logger.warning(
-            "who sends a large body could not be found out: %s",
+            "the sender of a large body could not be authenticated: %s",
             failure.getErrorMessage(),
             extra={"action": "body_auth_failed"},
         )
@@ -189,11 +191,11 @@ class BoundedFactory(HTTPFactory):  # type: ignore[misc]
         return protocol
 
     def log(self, request: Any) -> None:
-        """Nothing: Twisted would write a line about each request for a log that nobody opens."""
+        """Twisted would format an access log line for each request, although no log is open."""
 
 
 class BodyQueue(asyncio.Queue[dict[str, Any]]):
-    """The application's messages, the body first: read from its file when it is asked for."""
+    """The application's messages, the body first, read from its file on demand."""
 
     def __init__(self, body: IO[bytes]) -> None:
         super().__init__()
@@ -210,7 +212,7 @@ class BodyQueue(asyncio.Queue[dict[str, Any]]):
 
 
 def detach_body(protocol: Any) -> BodyQueue | None:
-    """The queue for a large body, which Daphne then finds empty; None for a small one."""
+    """The queue for a large body, taken away from Daphne; None for a small body."""
     body = protocol.content
     if isinstance(body, io.BytesIO):
         return None

@@ -49,7 +49,7 @@ def not_found(request: HttpRequest, exception: Exception) -> HttpResponse:
 
 
 def server_error(request: HttpRequest) -> HttpResponse:
-    """Kept free of the database and of context processors: either may be what failed."""
+    """Uses neither the database nor context processors: either may be what failed."""
     if problems.is_api(request):
         return problems.problem_for_status(500, request)
     return HttpResponse(render_to_string("500.html"), status=500)

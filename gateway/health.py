@@ -15,14 +15,14 @@ from django.views.decorators.http import require_GET
 from clusters.models import ClusterStatus
 from gateway.prometheus import can_read_metrics
 
-# A pass takes seconds; if the last one is older than this, no engine is working.
+# Passes run every few seconds; without one for this long, no engine is working.
 ENGINE_STALE_AFTER = timedelta(seconds=60)
 
 
 @require_GET
 @never_cache
 def healthz(request: HttpRequest) -> HttpResponse:
-    """This process answers. Says nothing about the rest: a restart would not mend the rest."""
+    """This process answers. Checks nothing else, which a restart would not repair."""
     return HttpResponse("ok\n", content_type="text/plain")
 
 
@@ -31,7 +31,7 @@ def healthz(request: HttpRequest) -> HttpResponse:
 def readyz(request: HttpRequest) -> JsonResponse:
     """Whether work can be done: database, the engine's last pass, each cluster.
 
-    Anybody is told yes or no; what is not ready, only those who may read the metrics.
+    Everyone gets `ready`; the single checks only those who may read the metrics.
     """
     checks: dict[str, dict[str, Any]] = {}
     detailed = False
@@ -49,7 +49,7 @@ def readyz(request: HttpRequest) -> JsonResponse:
 
 
 def _cluster_checks() -> dict[str, dict[str, Any]]:
-    """Per enabled cluster: does an engine work on it, and did the cluster answer it?"""
+    """Per enabled cluster: whether an engine runs its passes and the cluster answers."""
     now = timezone.now()
     checks: dict[str, dict[str, Any]] = {}
     statuses = ClusterStatus.objects.filter(cluster__enabled=True).select_related("cluster")

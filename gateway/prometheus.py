@@ -1,7 +1,7 @@
-"""`/metrics` for Prometheus: jobs by state, the engine's passes, the age of what is known.
+"""`/metrics` for Prometheus: jobs by state, the engine's polls, the age of the data.
 
-Everything comes from the database, so any web process can answer for every engine. Open to requests
-from this very machine, to administrators, and to whoever shows the token of the settings.
+Everything is read from the database, so any web process answers for every engine. Open to requests from
+this machine, to administrators, and with the bearer token METRICS_TOKEN.
 """
 
 from __future__ import annotations
@@ -74,25 +74,29 @@ class SluiceCollector(Collector):
     @staticmethod
     def _engines() -> Iterable[Metric]:
         passes = CounterMetricFamily(
-            "sluice_engine_passes", "Looks at Slurm since the engine took over", labels=["cluster"]
+            "sluice_engine_passes",
+            "Polls of Slurm since this engine became leader",
+            labels=["cluster"],
         )
         seconds = CounterMetricFamily(
-            "sluice_engine_pass_seconds", "Time spent in them", labels=["cluster"]
+            "sluice_engine_pass_seconds", "Total duration of polls", labels=["cluster"]
         )
         last = GaugeMetricFamily(
-            "sluice_engine_last_pass_seconds", "How long the last one took", labels=["cluster"]
+            "sluice_engine_last_pass_seconds", "Duration of the last poll", labels=["cluster"]
         )
         read = GaugeMetricFamily(
-            "sluice_engine_last_read_seconds", "Of that, squeue and sacct", labels=["cluster"]
+            "sluice_engine_last_read_seconds",
+            "Part of the last poll spent in squeue and sacct",
+            labels=["cluster"],
         )
         fence = CounterMetricFamily(
-            "sluice_engine_takeovers", "Changes of the working engine", labels=["cluster"]
+            "sluice_engine_takeovers", "Changes of the leader", labels=["cluster"]
         )
         commands = CounterMetricFamily(
             "sluice_engine_commands", "Commands run on the cluster", labels=["cluster", "command"]
         )
         failures = CounterMetricFamily(
-            "sluice_engine_failures", "What went wrong, by kind", labels=["cluster", "kind"]
+            "sluice_engine_failures", "Failures, by kind", labels=["cluster", "kind"]
         )
         for lease in EngineLease.objects.select_related("cluster"):
             name, stats = lease.cluster.name, lease.stats

@@ -1,4 +1,4 @@
-"""The addresses of the websockets."""
+"""URLs of the websockets."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Daphne with back-pressure: `send` waits while the client does not read.
 
 Daphne 4.2 hands every frame and body chunk to Twisted's write buffer, which has no bound: one slow
-reader of a large log would hold all of it in our memory. Here the transport's own pause and resume
-reach the application's `await send(…)`.
+reader of a large log would hold all of it in memory. Here the transport's pause and resume block the
+application's `await send(…)`.
 """
 
 from __future__ import annotations
@@ -20,22 +20,21 @@ from zope.interface import implementer
 
 from gateway.bodies import BoundedFactory, detach_body
 
-# Autobahn's own second is too short: whoever has not read everything by then loses it, since the connection
-# is reset. A person's line may be slow, or their browser busy.
+# Autobahn's 1 s default resets the connection before slow clients have read everything.
 CLOSE_HANDSHAKE_TIMEOUT_S = 60.0
-# A client that vanished without a word is noticed by Daphne's pings; this only bounds one wait.
+# Daphne's pings detect a vanished client; this only bounds one wait.
 DRAIN_RECHECK_S = 1.0
 
 
 @implementer(IPushProducer)
 class WriteFlowControl:
-    """What the transport closes when its buffer is full and opens when it has drained."""
+    """Cleared by the transport when its write buffer is full, set when it has drained."""
 
     def __init__(self) -> None:
         self.writable = asyncio.Event()
         self.writable.set()
 
-    # Twisted's names.
+    # Method names of Twisted's IPushProducer.
     def pauseProducing(self) -> None:  # noqa: N802
         self.writable.clear()
 
@@ -47,7 +46,7 @@ class WriteFlowControl:
 
 
 class BackpressureServer(Server):  # type: ignore[misc]
-    """One valve per websocket and per streamed HTTP response; bodies as `gateway.bodies` says."""
+    """Flow control per websocket and per streamed HTTP response; request bodies by `gateway.bodies`."""
 
     @property
     def http_factory(self) -> BoundedFactory:
@@ -55,7 +54,7 @@ class BackpressureServer(Server):  # type: ignore[misc]
 
     @http_factory.setter
     def http_factory(self, factory: Any) -> None:
-        # Daphne makes its own in `run` and asks nobody.
+        # Daphne 4.2 creates its factory in `run`; this setter replaces it.
         self._http_factory = BoundedFactory(self)
 
     @property
@@ -82,8 +81,8 @@ class BackpressureServer(Server):  # type: ignore[misc]
         last_chunk = message["type"] == "http.response.body" and not message.get("more_body")
         if last_chunk:
             self._release_flow_control(protocol)
-        # Between a viewer's goodbye and the end of the connection Autobahn takes no message, and Daphne
-        # does not know yet. Whoever sends hears of it as `websocket.disconnect`, as of every leaving.
+        # After the client's close frame Autobahn accepts no message, and Daphne does not know yet. The
+        # application gets `websocket.disconnect` soon.
         with contextlib.suppress(Disconnected):
             await super().handle_reply(protocol, message)
         if message["type"] == "websocket.send" or message.get("more_body"):
@@ -110,7 +109,7 @@ class BackpressureServer(Server):  # type: ignore[misc]
         if "flow_control" not in details:
             flow_control = details["flow_control"] = WriteFlowControl()
             if isinstance(protocol, WebSocketProtocol):
-                # The HTTP channel that this connection began as is still the registered producer.
+                # After the upgrade the HTTP channel is still the registered producer.
                 protocol.transport.unregisterProducer()
                 protocol.transport.registerProducer(flow_control, True)
             else:

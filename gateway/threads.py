@@ -1,10 +1,10 @@
-"""Django's requests in a fixed pool of threads, each with a database connection that lasts.
+"""Handles Django requests in a fixed pool of threads with persistent database connections.
 
-Under ASGI Django 5.2 makes a thread for every request, and with it a new database connection, and hops
-between thread and loop at each middleware: most of a small request's time. All our views and middlewares
-are synchronous, so here a request goes to a thread once and comes back as an answer. The threads are few:
-Python runs one at a time, and a crowd that wants to run waits for the interpreter's lock at every query.
-Streamed answers are sent from the loop and end when their reader leaves.
+Under ASGI, Django 5.2 starts a thread and a database connection per request and switches between thread
+and event loop at each middleware: most of a small request's time. All our views and middlewares are
+synchronous, so a request runs in one thread from start to response. The pool is small because threads
+compete for the interpreter lock. Streamed responses are sent from the event loop and end when the client
+disconnects.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from django.core.handlers.asgi import ASGIHandler, get_script_prefix
 from django.http.response import HttpResponseBase
 from django.urls import set_script_prefix
 
-# Files and logs are read on the cluster: whoever asks for them waits, and needs threads but no processor.
+# Files and logs are read on the cluster: these requests mostly wait, so they have threads of their own.
 REMOTE_IO_PATHS = re.compile(r"/api/v1/jobs/[^/]+/(files|logs)\b")
 
-# Most answers are there by then, and need no task that listens for who leaves.
+# Most responses are ready by then and need no task that waits for a disconnect.
 DISCONNECT_CHECK_DELAY_S = 0.5
 
 T = TypeVar("T")
@@ -70,9 +70,9 @@ class ThreadedHandler(ASGIHandler):
             body.close()
 
     async def _respond_unless_disconnected(self, scope: Any, body: Any, receive: Receive) -> Any:
-        """None: the client left while its request still waited for a thread.
+        """None: the client disconnected while its request waited for a thread.
 
-        Without this a crowd that gave up goes on being served, and those who came after it wait.
+        Otherwise abandoned requests would still be processed and delay the ones after them.
         """
         threads = (
             self._remote_io_threads
@@ -91,7 +91,7 @@ class ThreadedHandler(ASGIHandler):
             )
             if work.cancel():
                 return None
-            return await response_future  # begun: it is seen through, be it for nobody
+            return await response_future  # already running: complete it
         finally:
             disconnect_task.cancel()
             with contextlib.suppress(asyncio.CancelledError, RequestAborted):
@@ -110,7 +110,7 @@ class ThreadedHandler(ASGIHandler):
         response: Any = self.get_response(request) if request is not None else error
         response._handler_class = type(self)
         if not response.streaming:
-            # Tells `request_finished` in this thread, whose connection it is about.
+            # Sends `request_finished` in the thread that used the database connection.
             response.close()
         return response
 

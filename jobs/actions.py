@@ -1,7 +1,7 @@
-"""What people can do with jobs. Each verb checks permission, is atomic, and writes its event.
+"""Actions on jobs. Each checks permission, is atomic and writes its event.
 
-Services only write rows: the engine makes the cluster agree with them. Every verb may come twice (a
-double click) without harm. Events are written last in each transaction (see `core.events.records`).
+Actions only write rows; the engine makes the cluster agree. Every action may be repeated (a double click)
+without effect. Events are written last in each transaction (see `core.events.records`).
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _LABEL = re.compile(r"[^\x00-\x1f]{1,100}\Z")
 
 
 def plan_job(*, spec: JobSpec, namespace: Namespace) -> Plan:
-    """The plan of a job as things stand. Raises PlanError, ClusterNotReady."""
+    """The plan of a job with the current capacity. Raises PlanError, ClusterNotReady."""
     capacity = load_capacity(namespace.cluster)
     if capacity is None:
         raise ClusterNotReady(
@@ -76,13 +76,13 @@ def create_job(
     code_upload: CodeUpload | None = None,
     cloned_from: UUID | None = None,
 ) -> Job:
-    """Take a job in. Raises NotAllowed, PlanError, NameTaken, ClusterNotReady, ClusterError."""
+    """Create a queued job. Raises NotAllowed, PlanError, NameTaken, ClusterNotReady, ClusterError."""
     if not can_submit(by, namespace):
         raise NotAllowed(
             _("You may not submit jobs to namespace %(name)s.", name=namespace.name),
             namespace=namespace.name,
         )
-    unix_user_for(by, namespace.cluster)  # refuses here rather than after a wait
+    unix_user_for(by, namespace.cluster)  # refuse now rather than at submission
     job_plan = plan_job(spec=spec, namespace=namespace)
     job = Job(
         owner=by,
@@ -128,7 +128,7 @@ def create_job_once(
 
 
 def _require_code(job: Job) -> None:
-    """Code that was uploaded is kept for a while only: hold it for this job, or say that it is gone."""
+    """Keep the uploaded code for this job. Raises InvalidTransition if it was deleted already."""
     if (job.spec.get("code") or {}).get("selector") != "codeFile":
         return
     uploads = CodeUpload.objects.filter(pk=job.code_upload_id or 0)
@@ -227,9 +227,9 @@ def delete_job(*, job: Job, by: User, remove_files: bool = False, stop_first: bo
 
 
 def retry_job(*, job: Job, by: User) -> Job:
-    """Run an ended job once more, as a further attempt of the same job."""
+    """Queue an ended job again, as a further attempt."""
     if job.is_live and job.wanted == DesiredState.RUN and job.state == JobState.QUEUED:
-        return job  # the second click
+        return job  # a repeated request
     try:
         with transaction.atomic():
             job = _lock_job(job, by, JobAction.RETRY)
@@ -262,7 +262,7 @@ def retry_job(*, job: Job, by: User) -> Job:
 def clone_job(
     *, job: Job, by: User, name: str | None = None, namespace: Namespace | None = None
 ) -> Job:
-    """The same job file as a new job of the person who asks; secret values are not copied."""
+    """Submit the same job file as a new job of `by`; secret values are not copied."""
     if not can(by, JobAction.CLONE, job):
         raise job_not_found(job.pk)
     if job.has_secrets:
@@ -300,7 +300,7 @@ def find_unused_name(owner: User, name: str) -> str:
 
 
 def change_time_limit(*, job: Job, by: User, time_limit_s: int) -> Job:
-    """Want another time limit; the engine sets it with the service account's rights."""
+    """Request another time limit; the engine sets it as the service account."""
     with transaction.atomic():
         job = _lock_job(job, by, JobAction.TIME_LIMIT)
         longest = job.namespace.max_time_s
@@ -382,7 +382,7 @@ def delete_jobs(
 
 
 def _batch(jobs: Iterable[Job], action: Callable[[Job], object]) -> list[JobOutcome]:
-    """Each by itself: one that may not be touched does not keep the others from it."""
+    """One transaction per job: a failure does not affect the others."""
     outcomes = []
     for job in jobs:
         try:
@@ -396,7 +396,7 @@ def _batch(jobs: Iterable[Job], action: Callable[[Job], object]) -> list[JobOutc
 
 
 def watch_job(*, job: Job) -> None:
-    """Somebody looks at its tasks: the engine reads their state files for the next while."""
+    """Let the engine read the tasks' state files for the next WATCH_DURATION_S."""
     now = timezone.now()
     if job.is_live and (
         job.watched_until is None
@@ -412,7 +412,7 @@ def load_spec(job: Job) -> JobSpec:
 
 
 def _lock_job(job: Job, by: User, verb: JobAction) -> Job:
-    """The row as it is now, held until the end of the transaction, if the person may do this to it."""
+    """The current row, locked until the end of the transaction. Raises NotFound, NotAllowed."""
     found = (
         Job.objects.select_for_update(of=("self",))
         .select_related("namespace", "cluster", "owner")

@@ -1,4 +1,4 @@
-"""Events of jobs: the declared kinds, their data, and how one is made from a job's row."""
+"""Events of jobs: the declared kinds, their data, and how to build one from a job's row."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class JobEventKind(StrEnum):
 
 
 class StateData(EventData):
-    """What every change of state carries: enough to redraw a list row without a request."""
+    """Data of every state change: enough to update a list row without a request."""
 
     state: str
     reason_code: str
@@ -65,7 +65,7 @@ class TimeLimitData(StateData):
 
 
 class StopData(StateData):
-    remove_files: bool = False  # a deletion of a live job begins with its stop
+    remove_files: bool = False  # the first event of deleting a live job
 
 
 class DeletedData(StateData):

@@ -1,8 +1,8 @@
 """The websocket of job events: `/ws/events?since=N`.
 
 Frames, all JSON text: `{"type": "hello", "number": N}` once, then `{"type": "events", "events": […]}`;
-`{"type": "reset", "number": N}` when the asked number is too old: fetch the lists again and go on from
-N. A client that comes back with the last number it saw misses nothing and sees nothing twice.
+`{"type": "reset", "number": N}` if the requested number is too old: fetch the lists again and continue
+from N. A client that reconnects with the last number it saw gets every event exactly once.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MAX_EVENTS_PER_FRAME = 200
 
 
 def build_event_frame(event: EventRow, language: str) -> dict[str, Any]:
-    """The event as JSON, its reason as a sentence in the reader's language."""
+    """The event as JSON, with its reason translated."""
     frame = event.as_dict()
     with translation.override(language):
         frame["data"] = translate_event_data(event.data)
@@ -45,7 +45,7 @@ class EventsConsumer(AuthenticatedConsumer):
         return self._visibility is not None
 
     async def on_open(self) -> None:
-        assert self._visibility is not None  # noqa: S101 - `permitted` said yes
+        assert self._visibility is not None  # noqa: S101 - set by check_permission
         hub = get_hub()
         self._subscription = await hub.subscribe(self._visibility)
         since = self._requested_number()
@@ -86,7 +86,7 @@ class EventsConsumer(AuthenticatedConsumer):
         await self.send(text_data=json.dumps(frame, ensure_ascii=False))
 
     async def receive(self, text_data: str | None = None, bytes_data: bytes | None = None) -> None:
-        """Nothing is expected from the browser; whatever comes is dropped."""
+        """Messages of the client are ignored."""
 
     async def on_close(self) -> None:
         if self._subscription is not None:
@@ -96,7 +96,7 @@ class EventsConsumer(AuthenticatedConsumer):
 
 
 class UnknownSocketConsumer(AsyncWebsocketConsumer):
-    """Any other address: refused, instead of an error in the server's log."""
+    """Any other address: close the websocket instead of logging an error."""
 
     async def connect(self) -> None:
         await self.close(code=CLOSE_NOT_FOUND)

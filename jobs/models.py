@@ -1,7 +1,7 @@
-"""What people run, as rows: jobs, attempts, tasks, the numbered events, the engine's lease.
+"""Rows of jobs, attempts, tasks, job templates and code uploads.
 
-Rows are changed by `jobs.actions` (what people want) and `jobs.sync` (what Slurm reported), nowhere
-else; who may see or change them is in `jobs.store.access`. Nothing here talks to a cluster.
+Rows are changed by `jobs.actions` (requests of people) and `jobs.sync` (results from Slurm), both through
+`jobs.changes`; who may see or change them is in `jobs.store.access`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ END_VALUES = [state.value for state in END_STATES]
 
 
 class CodeUpload(models.Model):
-    """An archive that someone uploaded, kept once however often it is used."""
+    """An uploaded archive, stored once per content."""
 
     sha256 = models.CharField(_("SHA-256"), max_length=64, unique=True)
     size = models.PositiveBigIntegerField(_("size (bytes)"))
@@ -74,12 +74,12 @@ class JobQuerySet(models.QuerySet["Job"]):
         return self.filter(state__in=END_VALUES)
 
     def newest_first(self) -> JobQuerySet:
-        """The order of every list; `(created_at, id)` is the key to page by."""
+        """The order of every list; `(created_at, id)` is the paging key."""
         return self.order_by("-created_at", "-id")
 
 
 class Job(models.Model):
-    """One thing that a person wants run. `state` is what Slurm said; `wanted` what the person says."""
+    """A submitted job. `state` is what was observed; `wanted` what its owner requested."""
 
     id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
     owner = models.ForeignKey(
@@ -94,7 +94,7 @@ class Job(models.Model):
         related_name="jobs",
         verbose_name=_("namespace"),
     )
-    # The namespace's, kept here too: the engine asks by cluster at every pass.
+    # Copied from the namespace: every poll selects by cluster.
     cluster = models.ForeignKey(
         "clusters.Cluster",
         on_delete=models.PROTECT,
@@ -143,7 +143,7 @@ class Job(models.Model):
     ended_at = models.DateTimeField(_("ended"), null=True, blank=True)
     expected_start = models.DateTimeField(_("expected start"), null=True, blank=True)
     time_limit_s = models.PositiveIntegerField(_("time limit (s)"), null=True, blank=True)
-    # Null while Slurm knows the job: it was then last seen when its cluster last answered.
+    # Null while squeue or sacct has the job.
     lost_since = models.DateTimeField(_("unknown to Slurm since"), null=True, blank=True)
     watched_until = models.DateTimeField(_("watched until"), null=True, blank=True)
     deleted_at = models.DateTimeField(_("deleted"), null=True, blank=True)
@@ -153,7 +153,7 @@ class Job(models.Model):
     retry_count = models.IntegerField(_("retry count"), default=0)
     retries_counted = models.PositiveIntegerField(_("retries so far"), default=0)
 
-    # For lists: what the plan adds up to.
+    # Totals of the plan, for lists.
     cpus = models.PositiveIntegerField(_("CPUs"), default=0)
     mem_mib = models.PositiveBigIntegerField(_("memory (MiB)"), default=0)
     gpus = models.PositiveIntegerField(_("GPUs"), default=0)
@@ -260,7 +260,7 @@ class Job(models.Model):
 
 
 class JobSecret(models.Model):
-    """A live job's secret values, encrypted with a key made from SECRET_KEY; gone at its end."""
+    """A live job's secret values, encrypted with a key derived from SECRET_KEY; deleted at its end."""
 
     job = models.OneToOneField(
         Job, on_delete=models.CASCADE, related_name="secret", verbose_name=_("job")
@@ -276,8 +276,8 @@ class JobSecret(models.Model):
 
 
 class Attempt(models.Model):
-    """One run of a job in Slurm. Its `work_dir` is its token: committed before sbatch runs, and seen
-    in squeue (%Z) and sacct (WorkDir) after it."""
+    """One run of a job in Slurm. `work_dir` is the submission token: committed before sbatch runs,
+    visible in squeue (%Z) and sacct (WorkDir) after it."""
 
     class Phase(models.TextChoices):
         SUBMITTING = AttemptPhase.SUBMITTING.value, _("being submitted")
@@ -298,7 +298,7 @@ class Attempt(models.Model):
     unix_user = models.CharField(_("Unix user"), max_length=32)
     work_dir = models.CharField(_("work directory"), max_length=500, unique=True)
     script = models.TextField(_("batch script"), blank=True)
-    # Counts submissions whose failure is certain: each has a marker of its own on the cluster.
+    # One more than the submissions that certainly failed; names the marker file on the cluster.
     submit_try = models.PositiveIntegerField(_("submission"), default=1)
     slurm_job_id = models.CharField(_("Slurm job"), max_length=40, blank=True)
     component_ids = models.JSONField(_("components"), default=list, blank=True)
@@ -315,7 +315,7 @@ class Attempt(models.Model):
     submitted_at = models.DateTimeField(_("submitted"), null=True, blank=True)
     started_at = models.DateTimeField(_("started"), null=True, blank=True)
     ended_at = models.DateTimeField(_("ended"), null=True, blank=True)
-    # Task files are read while someone watches, and once more after the end.
+    # State files are read while the job is watched, and once more after the end.
     tasks_read_at = models.DateTimeField(_("tasks read"), null=True, blank=True)
     tasks_final = models.BooleanField(_("tasks final"), default=False)
 
@@ -359,7 +359,7 @@ class Attempt(models.Model):
 
 
 class Task(models.Model):
-    """One container of a role, as the batch script's own state files tell it."""
+    """One container of a role, as its state file reports it."""
 
     class State(models.TextChoices):
         WAITING = "waiting", _("waiting")
@@ -398,7 +398,7 @@ class Task(models.Model):
 
 
 class JobTemplate(models.Model):
-    """A job file with parameters. `version` grows with every change: two editors cannot overwrite."""
+    """A saved job file with parameters. `version` grows with every change and detects concurrent edits."""
 
     class Visibility(models.TextChoices):
         PRIVATE = "private", _("only you")
@@ -454,7 +454,7 @@ class JobTemplate(models.Model):
 
 
 class UploadOwner(models.Model):
-    """Who may use an upload. Knowing its SHA-256 is not enough: one must have had the bytes."""
+    """Who may use an upload: people who uploaded its content. Knowing the SHA-256 is not enough."""
 
     upload = models.ForeignKey(
         CodeUpload,

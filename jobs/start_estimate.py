@@ -1,7 +1,7 @@
-"""When a job that does not fit now could start: by the time limits of the jobs that run.
+"""Estimates when a job that does not fit now could start, from the time limits of running jobs.
 
-An estimate from rows alone; Slurm's own comes once it has the job. Jobs usually end before their limit,
-and others may be in the queue before this one.
+Uses rows only; Slurm's own estimate follows once it has the job. Jobs usually end before their limit, and
+other queued jobs may start first.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def _list_running_jobs(cluster: Cluster) -> list[tuple[datetime, Job, tuple[str,
 
 
 def _release_job(capacity: Capacity, job: Job, names: tuple[str, ...]) -> Capacity:
-    """As if the job had ended; what it had is taken to be spread evenly over its nodes."""
+    """The capacity without this job, assuming that its resources are spread evenly over its nodes."""
     node_share = 1 / max(1, len(names))
     cpus, mem = math.ceil(job.cpus * node_share), math.ceil(job.mem_mib * node_share)
     gpus = math.ceil(job.gpus * node_share)

@@ -1,9 +1,9 @@
 """The websocket of one log: `/ws/jobs/{id}/logs/{role}/{index}?offset=N&attempt=A&lossless=1`.
 
 First a text frame `{"type": "log", "offset": …, "size": …}`, then binary frames with the exact bytes in
-order. Further text frames: `waiting` (no file yet, or the cluster is out of reach), `truncated` (the
-next bytes stand at offset 0), `gap` (a range left out for a viewer who does not keep up; REST has it),
-`end` with the task's verdict, `error` with a code and a sentence. Offsets below 0 count from the end.
+order. Further text frames: `waiting` (no file yet, or the cluster is unreachable), `truncated` (the next
+bytes are at offset 0), `gap` (a range skipped for a slow viewer; REST has it), `end` with the task's
+verdict, `error` with a code and a message. Offsets below 0 count from the end.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ POLL_INTERVAL_S = 1.0
 CLOSE_DONE = 1000
 CLOSE_FAILED = 1011
 RETRY_DELAYS_S = (1.0, 2.0, 5.0, 10.0)
-# A viewer whose connection took nothing for so long, and who is so far behind, skips to the end.
+# A viewer that accepted no bytes for this long and lags this far behind skips to the end.
 STALL_THRESHOLD_S = 2.0
 MAX_LAG_BYTES = 4 * 1024 * 1024
 RESUME_BEFORE_END_BYTES = 64 * 1024
@@ -75,7 +75,7 @@ class LogConsumer(AuthenticatedConsumer):
         await self._leave_follower()
 
     async def receive(self, text_data: str | None = None, bytes_data: bytes | None = None) -> None:
-        """Nothing is expected from the viewer; whatever comes is dropped."""
+        """Messages of the client are ignored."""
 
     async def _send_message(self, kind: str, **fields: Any) -> None:
         with translation.override(self.language):
@@ -101,7 +101,7 @@ class LogConsumer(AuthenticatedConsumer):
                 await self._fail("refused", error.user_message)
                 return
             except ClusterError as error:
-                # The cluster is away, or the file may not be read at the moment: go on later.
+                # The cluster is unreachable or the file unreadable at the moment: continue later.
                 offset = self._current_offset(offset)
                 await self._leave_follower()
                 await self._send_message("waiting", offset=offset, reason=error.user_message)
@@ -111,9 +111,9 @@ class LogConsumer(AuthenticatedConsumer):
                 await asyncio.sleep(RETRY_DELAYS_S[min(tries, len(RETRY_DELAYS_S) - 1)])
                 tries += 1
             except DatabaseError:
-                # Restarted, or away for a moment: the viewer keeps the socket and the place.
+                # The viewer keeps its socket and its position while the database restarts.
                 logger.warning(
-                    "the database does not answer a log's viewer",
+                    "the database does not answer; log viewer waits",
                     exc_info=True,
                     extra={"action": "log_socket_database_unavailable"},
                 )
@@ -121,7 +121,7 @@ class LogConsumer(AuthenticatedConsumer):
                 await self._leave_follower()
                 await asyncio.sleep(RETRY_DELAYS_S[0])
             except Exception:
-                # A socket that nobody serves any more must not look like a quiet log.
+                # Close: an open socket without a sender would look like a log without output.
                 logger.exception("a log's websocket failed", extra={"action": "log_socket_failed"})
                 await self.close(code=CLOSE_FAILED)
                 return
@@ -130,7 +130,7 @@ class LogConsumer(AuthenticatedConsumer):
         return self._viewer.offset if self._viewer is not None else requested
 
     async def _wait_for_submission(self) -> Log | None:
-        """The log as soon as there is an attempt. None: the job ended before there was one."""
+        """The log, once an attempt exists. None: the job ended without one."""
         announced = False
         while self._log is None:
             job = await run_in_thread(Job.objects.get, pk=self._job.pk)
@@ -175,7 +175,7 @@ class LogConsumer(AuthenticatedConsumer):
                 await self._send_message("waiting", offset=viewer.offset, reason=frame.reason)
 
     async def _send_bytes(self, viewer: Viewer, data: bytes) -> None:
-        """Returns when the connection took the bytes: `gateway.server` holds `send` back."""
+        """Returns when the connection accepted the bytes: `gateway.server` delays `send` (back-pressure)."""
         loop = asyncio.get_running_loop()
         started = loop.time()
         await self.send(bytes_data=data)

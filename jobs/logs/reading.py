@@ -1,8 +1,8 @@
-"""The logs of jobs: which exist, how large they are, their bytes by offset, and searching them.
+"""Logs of jobs: list, size, bytes by offset, search.
 
-A log is (job, attempt, role, index), or the batch script's own (`batch`, 0). Every log is read through
-the Transport as the Unix user whose job it is, after Sluice's own permission check. Nothing here
-holds a log in memory; following one that grows is in `jobs.logs.follower`.
+A log is (job, attempt, role, index), or that of the batch script (`batch`, 0). It is read through the
+transport as the attempt's Unix user, after Sluice's own permission check. Nothing here holds a log in
+memory; `jobs.logs.follower` follows one that grows.
 """
 
 from __future__ import annotations
@@ -28,9 +28,8 @@ BATCH_LOG = "batch"
 MAX_READ_BYTES = 4 * 1024 * 1024
 MAX_MATCHES = 1000
 GREP_TIMEOUT_S = 20.0
-# Fixed text, offsets of the matches, no more than asked for: the pattern and the path are arguments,
-# never part of the program. grep ends with 1 when nothing matches, and by SIGPIPE (141) when head has
-# had enough.
+# Pattern and path are arguments, never part of the program. grep exits with 1 if nothing matches, and
+# with 141 (SIGPIPE) if head closed the pipe.
 _GREP_PROGRAM = (
     'LC_ALL=C grep --text --byte-offset --line-number --only-matching --fixed-strings $1 -e "$2" -- "$3"'
     ' | head -n "$4"; exit "${PIPESTATUS[0]}"'
@@ -43,7 +42,7 @@ class LogNotFound(Exception):
 
 @dataclass(frozen=True, slots=True)
 class LogKey:
-    """One log of one attempt, for finding its follower."""
+    """Identifies a log among the followers."""
 
     attempt_id: int
     role: str
@@ -52,7 +51,7 @@ class LogKey:
 
 @dataclass(frozen=True, slots=True)
 class Log:
-    """One log that somebody may read."""
+    """One log, after the permission check."""
 
     job: Job
     attempt: Attempt
@@ -81,12 +80,12 @@ class LogChunk:
     offset: int
     size: int
     data: bytes
-    complete: bool  # nothing will follow: the task has ended, and this part reaches the end
+    complete: bool  # the task has ended and this chunk reaches the end of the log
 
 
 @dataclass(frozen=True, slots=True)
 class LogEntry:
-    """A line in the list of a job's logs; `size` is None while there is no file."""
+    """One entry of a job's list of logs; `size` is None while there is no file."""
 
     role: str
     index: int
@@ -106,7 +105,7 @@ def task_counts(job: Job) -> dict[str, int]:
 
 
 def find_attempt(job: Job, number: int | None) -> Attempt | None:
-    """The attempt with this number, or the newest; None: nothing was submitted yet."""
+    """The attempt with this number, or the newest; None: there is none yet."""
     attempts = Attempt.objects.select_related("cluster").filter(job=job)
     if number is not None:
         found = attempts.filter(number=number).first()
@@ -117,7 +116,7 @@ def find_attempt(job: Job, number: int | None) -> Attempt | None:
 
 
 def is_batch_log(job: Job, role: str) -> bool:
-    """Whether this is the batch script's own log. A job may have a role of that name: then it is not."""
+    """Whether this is the batch script's log, and not that of a role with the same name."""
     return role == BATCH_LOG and BATCH_LOG not in task_counts(job)
 
 
@@ -142,7 +141,7 @@ def find_log(
 
 
 def find_verdict(log: Log) -> dict[str, Any] | None:
-    """How the task (or, for the batch log, the attempt) ended; None while it may still write."""
+    """How the task (for the batch log: the attempt) ended; None while it may still write."""
     attempt = Attempt.objects.values("phase", "exit_code", "tasks_final").get(pk=log.attempt.pk)
     if log.is_batch:
         if attempt["phase"] not in (Attempt.Phase.ENDED, Attempt.Phase.REFUSED):
@@ -156,16 +155,16 @@ def find_verdict(log: Log) -> dict[str, Any] | None:
     )
     if task and task["ended_at"]:
         return {"state": task["state"], "exit_code": task["exit_code"]}
-    # Slurm tells the attempt's end; how its tasks ended stands in their own files, read after that.
+    # The attempt's end is known before its tasks' state files are read for the last time.
     if attempt["tasks_final"]:
         return {"state": Task.State.STOPPED.value, "exit_code": None}
     return None
 
 
 def was_never_written(log: Log, ended: dict[str, Any], transport: Transport) -> bool:
-    """Whether a log that is not there never was: its task ended before it began, in a directory that still is.
+    """Whether a missing log never existed: its task never started, and the logs directory exists.
 
-    Stopped, or failed: a step that Slurm cancels while srun is making it ends as "lost".
+    A step that Slurm cancels while srun creates it ends as "lost", so failed tasks count too.
     """
     if ended["state"] == Task.State.SUCCEEDED.value:
         return False
@@ -188,7 +187,7 @@ def resolve_offset(offset: int, size: int) -> int:
 
 def read_log(log: Log, *, offset: int, limit: int) -> LogChunk:
     """At most `limit` bytes from `offset`. Raises RemoteFileMissing where there is no file."""
-    # Asked before the size: a task that ends in between then merely looks unfinished once more.
+    # Before the size: if the task ends in between, this read only reports it as unfinished.
     ended = find_verdict(log)
     transport = log.transport()
     try:
@@ -200,14 +199,14 @@ def read_log(log: Log, *, offset: int, limit: int) -> LogChunk:
     start = resolve_offset(offset, size)
     data = transport.read_at(log.path, start, min(limit, MAX_READ_BYTES)) if start < size else b""
     end = start + len(data)
-    # The file may have grown between the two questions.
+    # The file may have grown between stat and read.
     return LogChunk(
         start, max(size, end) if data else size, data, complete=ended is not None and end >= size
     )
 
 
 def get_log_size(transport: Transport, path: str) -> int:
-    """Of the file only: a directory, device or pipe put in its place is no log."""
+    """Raises RemoteFileMissing also for a directory, device or pipe at the path."""
     found = transport.stat(path)
     if found.kind != "file":
         raise RemoteFileMissing(_("%(path)s is not a file.", path=path))
@@ -219,7 +218,7 @@ def stream_log(log: Log, *, offset: int = 0, limit: int | None = None) -> Genera
 
 
 def list_logs(job: Job, attempt: Attempt) -> list[LogEntry]:
-    """Every log that the attempt has or will have, the batch script's own first."""
+    """Every log that the attempt has or will have, the batch script's first."""
     try:
         entries = transport_for(attempt.cluster, attempt.unix_user).list_dir(
             AttemptPaths.from_dir(attempt.work_dir).logs_dir
@@ -250,9 +249,9 @@ def list_logs(job: Job, attempt: Attempt) -> list[LogEntry]:
 def search_log(
     log: Log, *, text: str, ignore_case: bool = False, limit: int = MAX_MATCHES
 ) -> list[SearchMatch]:
-    """Where a text stands, by a bounded command on the cluster. The text must be one line."""
+    """Offsets of a one-line text, found by grep on the cluster with a time and output limit."""
     transport = log.transport()
-    get_log_size(transport, log.path)  # a pipe in its place would be waited for until the timeout
+    get_log_size(transport, log.path)  # grep on a pipe would block until the timeout
     result = transport.run(
         [
             "bash",
@@ -268,7 +267,7 @@ def search_log(
         max_output_bytes=(len(text.encode()) + 64) * MAX_MATCHES,
     )
     if result.exit_code not in (0, 1, 141):
-        get_log_size(transport, log.path)  # says it better when the file is what went away
+        get_log_size(transport, log.path)  # a better error if the file is gone
         raise CommandFailed(
             _("The log could not be searched."),
             exit_code=result.exit_code,

@@ -106,11 +106,11 @@ def test_an_engine_that_ends_by_itself_is_started_again(
     (first,) = child_pids(server_process.pid)
     os.kill(first, signal.SIGKILL)
     wait_until(lambda: log_of(tmp_path).count("begins") == 2)
-    assert "the engine ended by itself (-9)" in log_of(tmp_path)
+    assert "the engine exited (-9)" in log_of(tmp_path)
     (second,) = child_pids(server_process.pid)
     # Asked to end, as a service manager asks all of a service: it goes in peace.
     os.kill(second, signal.SIGTERM)
-    wait_until(lambda: "the engine ended by itself (0)" in log_of(tmp_path))
+    wait_until(lambda: "the engine exited (0)" in log_of(tmp_path))
     server_process.terminate()
     assert server_process.wait(TIMEOUT_S) == 0
     assert re.search(r"engine \S+ ends", log_of(tmp_path))
@@ -126,5 +126,5 @@ def test_the_engine_ends_with_the_server(
     server_process.send_signal(number)
     server_process.wait(TIMEOUT_S)
     wait_until(lambda: not is_alive(engine))
-    assert "ended by itself" not in log_of(tmp_path)
+    assert "the engine exited" not in log_of(tmp_path)
     assert "Traceback" not in log_of(tmp_path)

@@ -1,4 +1,4 @@
-"""`manage.py engine`: the engine alone. Any number may run; one works per cluster, the others stand by."""
+"""`manage.py engine`: an engine process. Any number may run; one leads each cluster, others stand by."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from engine.loop import Engine
 
 
 class Command(BaseCommand):
-    help = "Submit, poll and stop jobs until told to end (SIGTERM, Ctrl-C)."
+    help = "Submit, poll and stop jobs until SIGTERM or Ctrl-C."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument(
-            "--once", action="store_true", help="one pass for every cluster, then end"
+            "--once", action="store_true", help="run every pass once for each cluster, then exit"
         )
         parser.add_argument(
-            "--until-eof", action="store_true", help="end also when the standard input ends"
+            "--until-eof", action="store_true", help="exit also at the end of standard input"
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
@@ -31,7 +31,7 @@ class Command(BaseCommand):
         if options["once"]:
             skipped = engine.run_once()
             if skipped:
-                raise CommandError(f"Another engine works for {', '.join(skipped)}.")
+                raise CommandError(f"Another engine leads {', '.join(skipped)}.")
             return
         stop = threading.Event()
 
@@ -47,7 +47,7 @@ class Command(BaseCommand):
 
 
 def _stop_at_eof(stop: threading.Event) -> None:
-    # Not `sys.stdin`: Python aborts where it finds a thread reading that at its own end.
+    # Not `sys.stdin`: Python aborts at exit if a thread is reading it.
     while os.read(0, 4096):
         pass
     stop.set()

@@ -1,4 +1,4 @@
-"""`manage.py serve`: the web server and an engine beside it, for one machine. In production run them apart."""
+"""`manage.py serve`: web server and engine together, for one machine. Run them separately in production."""
 
 from __future__ import annotations
 
@@ -19,19 +19,18 @@ from core.process import freeze_startup_objects
 
 logger = logging.getLogger(__name__)
 
-# How long a thread may compute while another one waits for its turn. Python's own 5 ms are spent at
-# every hop of a log line on its way through the threads.
+# A log line passes through several threads; Python's default switch interval of 5 ms would delay each.
 THREAD_SWITCH_INTERVAL_S = 0.001
-# The engine is started again after the first of these, and ever later while it does not stay.
+# Back-off of engine restarts; reset after STABLE_AFTER_S.
 RESTART_DELAYS_S = (1.0, 2.0, 5.0, 15.0)
 STABLE_AFTER_S = 60.0
 
 
 class EngineSupervisor:
-    """`manage.py engine` as a process of its own: threads of one process take turns at Python, processes do not.
+    """Runs `manage.py engine` as a separate process, which does not share the interpreter lock.
 
-    It ends when its input does, so soon after this process, however that ends; if it ends by itself, it is
-    started again.
+    It exits at the end of its standard input, so also when this process is killed. If it exits by itself,
+    it is restarted.
     """
 
     def __init__(self) -> None:
@@ -63,7 +62,7 @@ class EngineSupervisor:
             pause_s = RESTART_DELAYS_S[min(restarts, len(RESTART_DELAYS_S) - 1)]
             restarts += 1
             logger.error(
-                "the engine ended by itself (%s) and is started again in %s s",
+                "the engine exited (%s) and is restarted in %s s",
                 exit_status,
                 pause_s,
                 extra={"action": "engine_restart"},
@@ -71,12 +70,12 @@ class EngineSupervisor:
             self._stopping.wait(pause_s)
 
     def _run_once(self) -> int | str:
-        """Its exit code, or why it could not be started."""
+        """The exit code, or why the process could not be started."""
         try:
             with self._lock:
                 if self._stopping.is_set():
                     return ""
-                # A session of its own: a terminal's Ctrl-C is for the server, which then ends both.
+                # Own session: Ctrl-C in the terminal goes to the server, which then ends both.
                 self._process = subprocess.Popen(
                     [sys.executable, str(settings.BASE_DIR / "manage.py"), "engine", "--until-eof"],
                     stdin=subprocess.PIPE,
@@ -88,7 +87,7 @@ class EngineSupervisor:
 
 
 class Command(BaseCommand):
-    help = "Serve the pages, the API and the websockets, with an engine beside."
+    help = "Serve pages, API and websockets, and run an engine process."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("--host", default="127.0.0.1")
@@ -118,7 +117,7 @@ class Command(BaseCommand):
             application=application,
             endpoints=build_endpoint_description_strings(host=host, port=port),
             server_name="sluice",
-            # Behind a proxy the address of a person is what the proxy says; nobody else is asked.
+            # Trust X-Forwarded-For only behind the proxy.
             proxy_forwarded_address_header="X-Forwarded-For" if settings.BEHIND_TLS else None,
             ready_callable=lambda: self.stdout.write(
                 f"Sluice answers at http://{display_host}:{port}/"
