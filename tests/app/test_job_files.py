@@ -16,6 +16,7 @@ from django.test import Client
 
 from clusters.connections import PasswdEntry
 from jobs.models import Attempt, Job
+from jobs.script.paths import ROLE_DATA_FILE
 from tests.app.scenario import Scenario, make_scenario
 from tests.subprocess_transport import SubprocessTransport
 
@@ -176,8 +177,8 @@ def test_an_output_directory_opens_nothing_else_to_others(
     attempt = Attempt.objects.get(job=job)
     top = Path(attempt.work_dir).parent
     work_dir = top / "jobs" / str(job.pk) / "1"
-    (work_dir / "env").mkdir(parents=True)
-    (work_dir / "env" / "secrets.sh").write_text("TOKEN=x")
+    work_dir.mkdir(parents=True)
+    (work_dir / ROLE_DATA_FILE).write_text("TOKEN=x")
     (work_dir / "link").symlink_to(top)
     Attempt.objects.update(work_dir=str(work_dir))
     named = {"link": f"{work_dir}/link", "dots": f"{work_dir}/../../..", "own": f"{work_dir}"}
@@ -192,8 +193,9 @@ def test_an_output_directory_opens_nothing_else_to_others(
     if output == "own":
         listed = bob.get(url, {"root": "output"})
         assert [item["name"] for item in listed.json()["items"]] == ["link"]
-        assert bob.get(url, {"root": "output", "path": "env"}).status_code == 403
-        assert alice.get(url, {"root": "output", "path": "env"}).status_code == 200
+        role_data = {"root": "output", "path": ROLE_DATA_FILE}
+        assert bob.get(f"{url}/download", role_data).status_code == 403
+        assert alice.get(f"{url}/download", role_data).status_code == 200
         return
     for path in ("", "private", "is-not-there"):
         assert bob.get(url, {"root": "output", "path": path}).status_code in (403, 404), path
