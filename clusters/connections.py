@@ -25,7 +25,8 @@ from clusters.slurm import JobRecord, SlurmCommands
 from clusters.slurm.client import SlurmClient
 from clusters.transport.base import CommandResult, Transport
 from clusters.transport.certificates import CertificateAuthority
-from clusters.transport.connection import CertificateCredentials, KeyFileCredentials, SshTarget
+from clusters.transport.connection import SshTarget
+from clusters.transport.credentials import CertificateCredentials, KeyFileCredentials
 from clusters.transport.identity import IdentityPolicy, check_unix_name
 from clusters.transport.ssh import SshCluster
 from core.messages import _

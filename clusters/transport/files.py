@@ -1,7 +1,6 @@
-"""What both transports do alike once they can start a program: write, read, list and follow files.
+"""File access by commands: write, read, list and follow files through a transport's `run` and `_start`.
 
-Built on two things a transport gives: `run`, and `_start` for a program whose output is read while it
-runs. Decides when to start again after a broken connection; knows neither SSH nor subprocesses.
+Decides when a follower restarts after the connection broke. Does not know SSH.
 """
 
 from __future__ import annotations
@@ -34,18 +33,18 @@ from clusters.transport.base import (
 from core.messages import _
 
 CHUNK_BYTES = 256 * 1024
-# A program that reads a file and says nothing for so long sits on a dead file system.
+# A reader without output for this long waits for a file system that does not respond.
 STALL_TIMEOUT_S = 120.0
 WRITE_TIMEOUT_S = 120.0
 MAX_BACKOFF_S = 10.0
 
 
 class RunningProgram(abc.ABC):
-    """A started program: its output as it comes. `close` may be called from any thread, any time."""
+    """A started program whose output is read while it runs. `close` may be called from any thread."""
 
     @abc.abstractmethod
     def read(self, limit: int, timeout_s: float) -> bytes:
-        """What is there, at least one byte; b"" at the end. Raises TimeoutError."""
+        """At least one byte of output; b"" at the end. Raises TimeoutError."""
 
     @abc.abstractmethod
     def send(self, data: bytes) -> None: ...
@@ -56,11 +55,11 @@ class RunningProgram(abc.ABC):
 
     @abc.abstractmethod
     def close(self) -> None:
-        """End the program, wake its reader, give everything back."""
+        """End the program, wake its reader, release its session."""
 
 
 def check_argv(argv: Sequence[str]) -> None:
-    """What no kernel can pass on is refused in words, before anything is started."""
+    """Raise BadArgument for an empty command and for NUL bytes, which no kernel accepts."""
     if not argv or not argv[0]:
         raise BadArgument(_("No command was given."))
     for argument in argv:
@@ -81,7 +80,7 @@ class StreamedTransport(Transport):
         """Start a program that may run for long."""
 
     def _run_idempotent(self, argv: Sequence[str], *, stdin: bytes = b"") -> CommandResult:
-        """For programs that do the same when run twice."""
+        """Run again if the connection broke. Only for commands that may run twice."""
         try:
             return self.run(argv, stdin=stdin, timeout_s=WRITE_TIMEOUT_S)
         except ConnectionLost:
@@ -90,7 +89,7 @@ class StreamedTransport(Transport):
     def write_files(self, root: str, files: Sequence[FileToWrite]) -> None:
         if not files:
             return
-        _check_path(root)
+        check_path(root)
         argv, archive = file_commands.build_unpack_command(root, files)
         result = self._run_idempotent(argv, stdin=archive)
         if result.exit_code:
@@ -104,33 +103,33 @@ class StreamedTransport(Transport):
     def read_stream(
         self, path: str, offset: int = 0, limit: int | None = None
     ) -> Generator[bytes, None, None]:
-        _check_path(path)
+        check_path(path)
         program = self._start(file_commands.build_read_argv(path, offset, limit))
         chunks = _iter_chunks(program, path)
         next(chunks)
         return chunks
 
     def stat(self, path: str) -> FileStat:
-        _check_path(path)
+        check_path(path)
         result = self._run_idempotent(file_commands.build_stat_argv(path))
         if result.exit_code:
             file_commands.raise_file_error(path, result.stderr)
         return file_commands.parse_stat(result.stdout)
 
     def list_dir(self, path: str) -> list[DirEntry]:
-        _check_path(path)
+        check_path(path)
         result = self._run_idempotent(file_commands.build_list_argv(path))
-        # A file that vanishes between readdir and stat makes find complain; the rest is still true.
+        # find reports an error for a file that vanished between readdir and stat; the other rows are valid.
         if result.exit_code and not result.stdout:
             file_commands.raise_file_error(path, result.stderr)
         return file_commands.parse_list(result.stdout)
 
     def follow(self, path: str, offset: int = 0) -> AbstractContextManager[Iterator[FollowEvent]]:
-        _check_path(path)
+        check_path(path)
         return FileFollower(self, path, offset)
 
 
-def _check_path(path: str) -> None:
+def check_path(path: str) -> None:
     if not path or "\0" in path:
         raise BadArgument(_("%(path)r is not a path.", path=path))
 
@@ -148,7 +147,7 @@ def _read_chunk(program: RunningProgram, path: str) -> bytes:
         ) from problem
     if not chunk:
         exit_code, stderr = program.result()
-        # dd says so and ends well when the offset lies past the end.
+        # dd prints a warning and exits 0 if the offset is past the end.
         if exit_code:
             file_commands.raise_file_error(path, stderr)
     return chunk
@@ -157,7 +156,7 @@ def _read_chunk(program: RunningProgram, path: str) -> bytes:
 def _iter_chunks(program: RunningProgram, path: str) -> Generator[bytes, None, None]:
     try:
         chunk = _read_chunk(program, path)
-        yield b""  # taken by read_stream: only a generator that has begun closes its program
+        yield b""  # consumed by read_stream: only a started generator runs its `finally`
         while chunk:
             yield chunk
             chunk = _read_chunk(program, path)
@@ -166,7 +165,7 @@ def _iter_chunks(program: RunningProgram, path: str) -> Generator[bytes, None, N
 
 
 class FileFollower(AbstractContextManager[Iterator[FollowEvent]], Iterator[FollowEvent]):
-    """One followed file. Iterated by one thread; left by any."""
+    """One followed file. One thread iterates; any thread may close it."""
 
     def __init__(self, transport: StreamedTransport, path: str, offset: int) -> None:
         self._transport = transport
@@ -177,8 +176,8 @@ class FileFollower(AbstractContextManager[Iterator[FollowEvent]], Iterator[Follo
         self._closed = threading.Event()
         self._program: RunningProgram | None = None
         self._backoff_s = 0.0
-        self._waiting_reported = False  # the reader of our events knows that we wait
-        self._last_heartbeat_at = 0.0  # when the watcher beside tail last got a sign of life
+        self._waiting_reported = False  # a "waiting" event was sent since the last data
+        self._last_heartbeat_at = 0.0  # when the watcher process beside tail got its last heartbeat
 
     def __enter__(self) -> Iterator[FollowEvent]:
         return self
@@ -251,7 +250,7 @@ class FileFollower(AbstractContextManager[Iterator[FollowEvent]], Iterator[Follo
             problem = ClusterError(
                 _("The reader on the cluster ended (%(words)s).", words=words or exit_code)
             )
-            # Its watcher ends it when we were silent for long, behind a slow reader: not worth a word.
+            # The watcher ended tail because a slow viewer delayed our heartbeats: restart without an event.
             silent = not self._backoff_s
         except OutcomeUnknown as lost:
             problem = lost

@@ -1,25 +1,29 @@
-"""Whom Sluice will act as on a cluster, and whom never: root, system accounts, names that tools misread.
+"""The identity rules of SSH connections: which host keys are trusted, and which Unix users Sluice acts as.
 
-Asked before any connection or process is made. Pure but for one look into the local user database.
+Functions of text and numbers, so that every SSH library can use them; the only I/O is one lookup in the local
+user database. Root, system accounts and names that tools misread are refused before a connection is made.
 """
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import pwd
 import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from clusters.errors import IdentityRefused
+from clusters.errors import AuthFailed, HostKeyMismatch, IdentityRefused
 from core.messages import _
 
-# Also j.doe, and name@realm of directory services. No leading dash or dot, no blanks, no slashes. A
-# name of digits alone is out: chown, id and sudo would read it as a UID ("0" is root).
+# Allows j.doe, and name@realm of directory services; no leading dash or dot, no blanks, no slashes. A
+# name of only digits is refused: chown, id and sudo would read it as a UID ("0" is root).
 USER_NAME = re.compile(r"(?!\d+\Z)[A-Za-z0-9_][A-Za-z0-9_.@-]{0,63}\Z", re.ASCII)
 FORBIDDEN_NAMES = frozenset({"root", "toor"})
 
 
 def check_unix_name(name: str) -> None:
-    """Raise IdentityRefused unless `name` may be somebody on a cluster."""
+    """Raise IdentityRefused unless Sluice may act as a Unix user of this name."""
     if name.lower() in FORBIDDEN_NAMES:
         raise IdentityRefused(
             _(
@@ -58,12 +62,12 @@ def check_uid(name: str, uid: int, floor: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class IdentityPolicy:
-    """The rule as a transport is given it."""
+    """The identity rule of one cluster."""
 
     min_uid: int = 1000
 
     def check_name(self, user: str, uid: int | None = None) -> None:
-        """Refuse `user` by its name, by the UID it is mapped to, or by the UID it has here."""
+        """Refuse `user` by its name, by the UID it is mapped to, or by its UID on this machine."""
         check_unix_name(user)
         for known in (uid, _local_uid(user)):
             if known is not None:
@@ -73,8 +77,84 @@ class IdentityPolicy:
         check_uid(user, uid, self.min_uid)
 
 
+# Names may be mapped by the login node: the UID that `id` prints after the login decides.
+LOGIN_UID_COMMAND = "exec id -u"
+
+
+def check_login_uid(
+    policy: IdentityPolicy, *, host: str, user: str, stdout: bytes, stderr: bytes
+) -> None:
+    """Check the output of LOGIN_UID_COMMAND. Raises AuthFailed if it is no UID, else as `check_uid`."""
+    if not stdout.strip().isdigit():
+        raise AuthFailed(
+            _(
+                "%(name)s does not say which user %(user)s is there.",
+                name=host,
+                user=user,
+            ),
+            detail=repr((stdout, stderr)),
+        )
+    policy.check_uid(user, int(stdout))
+
+
 def _local_uid(user: str) -> int | None:
     try:
         return pwd.getpwnam(user).pw_uid
     except KeyError:
         return None
+
+
+# -- host keys -------------------------------------------------------------------------------------
+
+
+def host_key_fingerprint(key_base64: str) -> str:
+    """As `ssh-keygen -lf` prints it."""
+    digest = hashlib.sha256(base64.b64decode(key_base64)).digest()
+    return f"SHA256:{base64.b64encode(digest).decode().rstrip('=')}"
+
+
+def order_host_key_types(offered: Iterable[str], pinned_lines: Sequence[str]) -> list[str]:
+    """Algorithms of pinned keys first: a server with several host keys then shows one that is pinned."""
+    pinned_types = {line.split()[0] for line in pinned_lines}
+
+    def is_pinned(algorithm: str) -> bool:
+        # rsa-sha2-256 and rsa-sha2-512 are signatures of an ssh-rsa key.
+        key_type = "ssh-rsa" if algorithm.startswith("rsa-sha2") else algorithm
+        return key_type in pinned_types
+
+    return sorted(offered, key=lambda algorithm: not is_pinned(algorithm))
+
+
+def check_host_key(
+    *, host: str, pinned_lines: Sequence[str], key_type: str, key_base64: str
+) -> None:
+    """Raise HostKeyMismatch unless the key is pinned. `pinned_lines`: as in a .pub file."""
+    pinned = {tuple(line.split()[:2]) for line in pinned_lines}
+    if (key_type, key_base64) in pinned:
+        return
+    shown = f"{key_type} {host_key_fingerprint(key_base64)}"
+    advice = _(
+        "Nothing was sent to it. Ask its administrator for the fingerprint (on the machine: "
+        "ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub); only if it is the same, pin this "
+        "key for the cluster: %(kind)s %(key)s",
+        kind=key_type,
+        key=key_base64,
+    )
+    if not pinned:
+        raise HostKeyMismatch(
+            _(
+                "No host key is pinned for %(name)s, so Sluice does not connect. It shows %(shown)s. %(advice)s",
+                name=host,
+                shown=shown,
+                advice=advice,
+            )
+        )
+    raise HostKeyMismatch(
+        _(
+            "%(name)s shows the host key %(shown)s, which is not the pinned one. Either the "
+            "machine was reinstalled or somebody stands in between. %(advice)s",
+            name=host,
+            shown=shown,
+            advice=advice,
+        )
+    )

@@ -55,8 +55,8 @@ class PoolStats:
 
 _Connection = TypeVar("_Connection", bound=PooledConnection)
 
-# A short session, one that may stay for hours, or what takes no session at all (SFTP).
-SessionKind = Literal["session", "long", "other"]
+# "command": a short session. "stream": one that may stay open for hours. "sftp": a request on the SFTP session.
+SessionKind = Literal["command", "stream", "sftp"]
 
 
 @dataclass(eq=False)
@@ -149,14 +149,14 @@ class ConnectionPool(Generic[_Connection]):
         self._stop = threading.Event()
         self._reaper: threading.Thread | None = None
 
-    def checkout(self, user: str, kind: SessionKind = "session") -> ConnectionCheckout[_Connection]:
+    def checkout(self, user: str, kind: SessionKind = "command") -> ConnectionCheckout[_Connection]:
         """Raises ConnectFailed or AuthFailed; nothing was asked of the cluster then."""
         started_at = time.monotonic()
         while True:
             with self._condition:
                 user_pool = self._user_pools.setdefault(user, _UserPool())
                 if (
-                    kind == "long"
+                    kind == "stream"
                     and user_pool.long_sessions >= self._options.max_long_sessions_per_user
                 ):
                     raise ConnectFailed(
@@ -223,7 +223,7 @@ class ConnectionPool(Generic[_Connection]):
         usable = [
             slot
             for slot in user_pool.slots
-            if not slot.retired and (slot.has_free_session or kind == "other")
+            if not slot.retired and (slot.has_free_session or kind == "sftp")
         ]
         return max(usable, key=lambda slot: slot.sessions, default=None)
 
@@ -240,11 +240,11 @@ class ConnectionPool(Generic[_Connection]):
         kind: SessionKind,
         change: int,
     ) -> None:
-        if kind == "other":
+        if kind == "sftp":
             slot.sftp_requests += change
             return
         slot.sessions += change
-        user_pool.long_sessions += change if kind == "long" else 0
+        user_pool.long_sessions += change if kind == "stream" else 0
 
     def _raise_recent_failure(self, user: str) -> None:
         for key in ("", user):

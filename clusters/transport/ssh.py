@@ -1,7 +1,7 @@
-"""The SSH transport: commands and files on a login node, every user as himself.
+"""The SSH transport: runs commands and accesses files on a login node as one Unix user.
 
-Owns the one place where argv becomes a line for a login shell, and what is asked of which connection.
-Connections are made in `clusters.transport.connection` and counted in `clusters.transport.pool`.
+The only module that turns argv into a line for a login shell. Connections are made in
+`clusters.transport.connection` and counted in `clusters.transport.pool`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import re
 import shlex
-import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -21,17 +20,10 @@ from clusters.transport.base import (
     FileStat,
     Tunnel,
 )
-from clusters.transport.connection import (
-    Connection,
-    Credentials,
-    NotStarted,
-    RemoteProgram,
-    SessionRefused,
-    SftpUnusable,
-    SshTarget,
-    open_connection,
-)
-from clusters.transport.files import StreamedTransport, check_argv
+from clusters.transport.channel import RemoteProgram
+from clusters.transport.connection import Connection, SessionRefused, SshTarget, open_connection
+from clusters.transport.credentials import Credentials
+from clusters.transport.files import StreamedTransport, check_argv, check_path
 from clusters.transport.identity import IdentityPolicy
 from clusters.transport.pool import (
     ConnectionCheckout,
@@ -40,30 +32,40 @@ from clusters.transport.pool import (
     PoolStats,
     SessionKind,
 )
+from clusters.transport.sftp import MAX_READ_BYTES, NotStarted, SftpUnusable
 from core.messages import _
 
-# Linux takes 128 KiB for one argument, and sshd hands the whole line to the shell as one.
+# Linux accepts 128 KiB for one argument, and sshd passes the whole line to the shell as one.
 MAX_LINE_BYTES = 120 * 1024
-# Above this one SFTP round trip per 32 KiB costs more than starting a reader.
-SFTP_READ_BYTES = 128 * 1024
-FILE_TIMEOUT_S = 30.0
+SFTP_TIMEOUT_S = 30.0
+# The limit on the login node is later than ours, so that ours decides what is reported.
+REMOTE_LIMIT_MARGIN_S = 1.0
+# Between SIGTERM and SIGKILL when a command reaches its limit on the login node.
+KILL_AFTER_S = 2
+# Limit of a read or a followed file on the login node. A follower starts a new reader then.
+STREAM_LIMIT_S = 24 * 3600.0
 
 _UNQUOTED = re.compile(r"[A-Za-z0-9_./:,+-][A-Za-z0-9_./:,+=-]*", re.ASCII)
-# What single quotes protect alike in sh, bash, zsh, csh and fish: printable ASCII but ' \ and !
+# Single quotes protect these in sh, bash, zsh, csh and fish: printable ASCII except ' \ and !
 _QUOTABLE = re.compile(r"[ -~]*", re.ASCII)
 _NOT_QUOTABLE = re.compile(r"['\\!]")
 
 _Result = TypeVar("_Result")
 
 
-def build_command_line(argv: Sequence[str], mark: str) -> str:
-    """A line that makes any login shell print `mark` and then become exactly `argv`."""
+def build_command_line(argv: Sequence[str], mark: str, *, limit_s: float) -> str:
+    """A line for any login shell: print `mark`, run `argv`, exit with its exit code.
+
+    The shell stays the parent, so that a command ended by signal N exits with 128 + N: SSH reports the signal of
+    an `exec`ed command in a message that paramiko drops. GNU timeout ends the command and its process group
+    after `limit_s`, also if the connection broke. `exit` without a number keeps the status in all shells.
+    """
     check_argv(argv)
     words = [_quote(argument) for argument in argv]
     if all(word is not None for word in words):
         line = " ".join(word for word in words if word is not None)
     else:
-        # Newlines, quotes, other scripts: spelled in letters that no shell reads anything into.
+        # Newlines, quotes, non-ASCII text: encoded in characters that are special in no shell.
         shell_text = ("exec " + shlex.join(argv)).encode("utf-8", "surrogateescape")
         encoded = base64.b64encode(shell_text).decode("ascii")
         line = f"/bin/sh -c 'eval \"$(echo $0|base64 -d)\"' {encoded}"
@@ -76,7 +78,7 @@ def build_command_line(argv: Sequence[str], mark: str) -> str:
                 count=len(line),
             )
         )
-    return f"echo {mark}; exec {line}"
+    return f"echo {mark}; timeout -k {KILL_AFTER_S} {limit_s:.3f} {line}; exit"
 
 
 def _quote(argument: str) -> str | None:
@@ -88,7 +90,7 @@ def _quote(argument: str) -> str | None:
 
 
 class SshCluster:
-    """One login node and Sluice's connections to it. Make one per cluster and process."""
+    """A login node and Sluice's connections to it. One per cluster and process."""
 
     def __init__(
         self,
@@ -109,11 +111,11 @@ class SshCluster:
         return open_connection(self.target, user, self._credentials, self.policy)
 
     def connect_for_tunnel(self, user: str) -> Connection:
-        """Not of the pool: only this connection's certificate lets it forward."""
+        """Outside the pool: only this connection's certificate permits forwarding."""
         return open_connection(self.target, user, self._credentials, self.policy, allow_tunnel=True)
 
     def transport(self, user: str, *, uid: int | None = None) -> SshTransport:
-        """Refuses root, UIDs below the floor and odd names before any connection is made."""
+        """Raises IdentityRefused for root, low UIDs and invalid names, before a connection is made."""
         self.policy.check_name(user, uid)
         return SshTransport(self, user)
 
@@ -125,7 +127,7 @@ class SshCluster:
 
 
 class SshTransport(StreamedTransport):
-    """Made by SshCluster.transport; holds nothing of its own."""
+    """Created by SshCluster.transport; the pool holds its connections."""
 
     def __init__(self, cluster: SshCluster, user: str) -> None:
         cluster.policy.check_name(user)
@@ -140,9 +142,9 @@ class SshTransport(StreamedTransport):
         timeout_s: float = DEFAULT_TIMEOUT_S,
         max_output_bytes: int = DEFAULT_MAX_OUTPUT_BYTES,
     ) -> CommandResult:
-        program = self._start_program("session", argv)
-        # Counted from here: connecting has limits of its own, and when it fails nothing was started.
-        deadline = time.monotonic() + timeout_s
+        program = self._start_program("command", argv, timeout_s)
+        # Not counting the time to connect: that has limits of its own, and nothing was started then.
+        deadline = program.started_at + timeout_s
         try:
             exit_code, stdout, stderr = program.communicate(stdin, deadline, max_output_bytes)
         finally:
@@ -150,14 +152,19 @@ class SshTransport(StreamedTransport):
         return CommandResult(tuple(argv), exit_code, stdout, stderr)
 
     def _start(self, argv: Sequence[str]) -> RemoteProgram:
-        return self._start_program("long", argv)
+        return self._start_program("stream", argv, STREAM_LIMIT_S)
 
-    def _start_program(self, kind: SessionKind, argv: Sequence[str]) -> RemoteProgram:
-        build_command_line(argv, "")  # what cannot be said is refused before connecting
+    def _start_program(
+        self, kind: SessionKind, argv: Sequence[str], timeout_s: float
+    ) -> RemoteProgram:
+        limit_s = timeout_s + REMOTE_LIMIT_MARGIN_S
+        build_command_line(argv, "", limit_s=limit_s)  # raises BadArgument before connecting
 
         def start(connection: Connection) -> RemoteProgram:
             return connection.start(
-                lambda mark: build_command_line(argv, mark), program_name=argv[0]
+                lambda mark: build_command_line(argv, mark, limit_s=limit_s),
+                program_name=argv[0],
+                timeout_s=timeout_s,
             )
 
         checkout, program = self._with_connection(start, kind)
@@ -167,7 +174,7 @@ class SshTransport(StreamedTransport):
     def _with_connection(
         self, work: Callable[[Connection], _Result], kind: SessionKind
     ) -> tuple[ConnectionCheckout[Connection], _Result]:
-        """`work` on a connection with room. One that proves dead before `work` began is replaced once."""
+        """Do `work` on a connection with a free session. One that was dead before `work` began is replaced once."""
         retried = False
         while True:
             checkout = self._cluster.pool.checkout(self.user, kind)
@@ -193,10 +200,10 @@ class SshTransport(StreamedTransport):
     # -- files ---------------------------------------------------------------------------------
 
     def stat(self, path: str) -> FileStat:
-        _check_path(path)
+        check_path(path)
         try:
             checkout, found = self._with_connection(
-                lambda connection: connection.sftp_stat(path, FILE_TIMEOUT_S), "other"
+                lambda connection: connection.sftp.stat(path, SFTP_TIMEOUT_S), "sftp"
             )
         except SftpUnusable:
             return super().stat(path)
@@ -204,13 +211,13 @@ class SshTransport(StreamedTransport):
         return found
 
     def read_at(self, path: str, offset: int, limit: int) -> bytes:
-        _check_path(path)
-        if limit <= 0 or limit > SFTP_READ_BYTES:
+        check_path(path)
+        if limit <= 0 or limit > MAX_READ_BYTES:
             return super().read_at(path, offset, limit)
         try:
             checkout, found = self._with_connection(
-                lambda connection: connection.sftp_read(path, offset, limit, FILE_TIMEOUT_S),
-                "other",
+                lambda connection: connection.sftp.read(path, offset, limit, SFTP_TIMEOUT_S),
+                "sftp",
             )
         except SftpUnusable:
             return super().read_at(path, offset, limit)
@@ -232,13 +239,8 @@ class SshTransport(StreamedTransport):
             raise
 
 
-def _check_path(path: str) -> None:
-    if not path or "\0" in path:
-        raise BadArgument(_("%(path)r is not a path.", path=path))
-
-
 class _DedicatedTunnel:
-    """A direct-tcpip channel on a connection of its own."""
+    """A direct-tcpip channel with its own connection."""
 
     def __init__(self, channel: Tunnel, connection: Connection) -> None:
         self._channel = channel

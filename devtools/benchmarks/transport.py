@@ -15,7 +15,8 @@ from pathlib import Path
 
 from clusters.transport.base import FileToWrite
 from clusters.transport.certificates import CertificateAuthority
-from clusters.transport.connection import CertificateCredentials, SshTarget
+from clusters.transport.connection import SshTarget
+from clusters.transport.credentials import CertificateCredentials
 from clusters.transport.ssh import SshCluster
 from devtools.benchmarks import BenchmarkResult, p95
 

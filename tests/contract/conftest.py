@@ -16,7 +16,8 @@ import pytest
 
 from clusters.transport.base import Transport
 from clusters.transport.certificates import CertificateAuthority
-from clusters.transport.connection import CertificateCredentials, SshTarget
+from clusters.transport.connection import SshTarget
+from clusters.transport.credentials import CertificateCredentials
 from clusters.transport.pool import PoolOptions
 from clusters.transport.ssh import SshCluster
 from tests.subprocess_transport import SubprocessTransport

@@ -16,7 +16,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import paramiko
 import pytest
 
 from clusters.errors import (
@@ -31,7 +30,8 @@ from clusters.transport import connection as ssh_connection
 from clusters.transport import identity
 from clusters.transport.base import Transport
 from clusters.transport.certificates import CertificateAuthority
-from clusters.transport.connection import CertificateCredentials, KeyFileCredentials, SshTarget
+from clusters.transport.connection import SshTarget
+from clusters.transport.credentials import CertificateCredentials, KeyFileCredentials, LoginKey
 from clusters.transport.identity import IdentityPolicy
 from clusters.transport.pool import PoolOptions
 from clusters.transport.ssh import SshCluster
@@ -45,6 +45,11 @@ ALICE, BOB, CAROL = "sluice-alice", "sluice-bob", "sluice-carol"
 FAST_BACKOFF = PoolOptions(initial_backoff_s=0.05)
 
 Connect = Callable[..., SshCluster]
+
+# Sets $pid to the sshd process above this shell (OpenSSH 9.8 and later: sshd-session).
+FIND_SSHD = (
+    "pid=$PPID; until grep -q ^sshd /proc/$pid/comm; do pid=$(cut -d' ' -f4 /proc/$pid/stat); done"
+)
 
 
 @pytest.fixture
@@ -63,8 +68,8 @@ def connect(ssh_target: SshTarget, login: CertificateCredentials) -> Iterator[Co
 
 
 def server_pid(transport: Transport) -> int:
-    """The sshd process at the other end of the connection that the next command will use."""
-    return int(transport.run(["sh", "-c", "echo $PPID"]).text)
+    """The sshd process of the connection that the next command will use."""
+    return int(transport.run(["sh", "-c", f"{FIND_SSHD}; echo $pid"]).text)
 
 
 # -- host keys -------------------------------------------------------------------------------------
@@ -127,7 +132,7 @@ class AliceCertificateLogin:
     def __init__(self, real: CertificateCredentials) -> None:
         self._real = real
 
-    def key_for(self, user: str, *, allow_tunnel: bool = False) -> paramiko.PKey:
+    def key_for(self, user: str, *, allow_tunnel: bool = False) -> LoginKey:
         return self._real.key_for(ALICE)
 
     def remedy(self, user: str) -> str:
@@ -331,7 +336,7 @@ def test_a_connection_lost_while_a_command_runs_is_an_unknown_outcome(
 ) -> None:
     path = f"{cluster.work_root.format(user=ALICE)}/once-{uuid.uuid4().hex}"
     transport = connect().transport(ALICE)
-    script = 'echo ran >> "$1"; kill -9 $PPID; sleep 2'
+    script = f'echo ran >> "$1"; {FIND_SSHD}; kill -9 $pid; sleep 2'
     with pytest.raises(ConnectionLost, match="may have done its work"):
         transport.run(["sh", "-c", script, "sh", path])
     assert transport.run(["cat", path]).text == "ran\n"

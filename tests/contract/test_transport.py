@@ -132,7 +132,7 @@ def test_killed_by_a_signal(transport: Transport) -> None:
 def test_a_missing_command_answers_127(transport: Transport) -> None:
     result = transport.run(["no-such-command-at-all"])
     assert result.exit_code == 127
-    assert "not found" in result.error_text
+    assert "no-such-command-at-all" in result.error_text
 
 
 def test_a_hanging_command_is_an_unknown_outcome_and_does_not_linger(
@@ -156,6 +156,7 @@ def test_a_hundred_megabytes_are_capped(
         transport.run(
             ["sh", "-c", "head -c 100000000 /dev/zero; sleep 100; : " + token],
             max_output_bytes=1_000_000,
+            timeout_s=2,  # the command ends at its limit, not when its output is dropped
         )
     assert wait_until(lambda: not find_processes(token))
 

@@ -1,4 +1,4 @@
-"""Counting connections: what is shared, what is opened, what is closed, who waits for whom."""
+"""The connection pool: sharing, opening, closing, waiting and back-off."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from clusters.errors import AuthFailed, ClusterError, ConnectFailed, ConnectionLost
-from clusters.transport.connection import RemoteProgram
+from clusters.transport.channel import RemoteProgram
 from clusters.transport.pool import ConnectionPool, PoolOptions
 
 
@@ -26,7 +26,7 @@ class FakeConnection:
 
 
 class FakeHost:
-    """Makes connections slowly, or fails as told."""
+    """Makes connections, with a delay or a failure that the test sets."""
 
     def __init__(self) -> None:
         self.created: list[FakeConnection] = []
@@ -82,7 +82,7 @@ def test_threads_that_want_the_same_new_connection_make_one(pool: Pool, host: Fa
 
 
 def test_sftp_session_counts_toward_limit(pool: Pool, host: FakeHost) -> None:
-    pool.checkout("alice", "other")
+    pool.checkout("alice", "sftp")
     host.created[0].persistent_sessions = 1
     for _ in range(3):
         pool.checkout("alice")
@@ -130,13 +130,13 @@ def test_a_connection_that_does_not_answer_ends_after_what_runs_on_it(
 
 def test_open_logs_leave_room_for_commands(host: FakeHost) -> None:
     pool: Pool = ConnectionPool(host.connect, PoolOptions(max_long_sessions_per_user=2))
-    first, _ = pool.checkout("alice", "long"), pool.checkout("alice", "long")
+    first, _ = pool.checkout("alice", "stream"), pool.checkout("alice", "stream")
     with pytest.raises(ConnectFailed, match="2 logs and downloads open"):
-        pool.checkout("alice", "long")
+        pool.checkout("alice", "stream")
     assert pool.checkout("alice").connection is host.created[0]
-    assert pool.checkout("bob", "long").connection is host.created[1]
+    assert pool.checkout("bob", "stream").connection is host.created[1]
     first.release()
-    assert pool.checkout("alice", "long").connection is host.created[0]
+    assert pool.checkout("alice", "stream").connection is host.created[0]
     pool.close_all()
 
 
@@ -213,7 +213,7 @@ def test_idle_connections_are_closed_and_busy_ones_are_not(host: FakeHost) -> No
 
 
 class BrokenChannel:
-    """Its line is cut at the moment when it tells the far side of the room that was made."""
+    """The connection breaks when recv sends its window update."""
 
     def settimeout(self, seconds: float) -> None:
         pass
@@ -226,15 +226,12 @@ class BrokenChannel:
 
 
 def test_channel_cut_during_read_is_connection_lost() -> None:
-    program = object.__new__(RemoteProgram)
-    target = SimpleNamespace(name="login")
+    connection = SimpleNamespace(host_name="login", user="alice", alive=False)
+    program = RemoteProgram(BrokenChannel(), connection, mark="m", program_name="tail")  # type: ignore[arg-type]
     close_calls: list[bool] = []
-    vars(program).update(
-        _channel=BrokenChannel(), _login_output=None, _program_name="tail", _connection=SimpleNamespace(target=target),
-        _close_lock=threading.Lock(), _closed=False, on_close=lambda: close_calls.append(True),
-    )  # fmt: skip
+    program.on_close = lambda: close_calls.append(True)
     with pytest.raises(ConnectionLost, match="login broke while tail ran"):
         program.read(100, 1.0)
-    # Nor can it be told that we leave; its place is free again all the same.
+    # Closing fails too; the session is released nevertheless.
     program.close()
     assert close_calls == [True]

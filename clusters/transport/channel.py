@@ -1,0 +1,234 @@
+"""One command on its own SSH channel: send stdin, receive output with limits, read the exit code.
+
+Uses paramiko's public API only. A command is not killed from here: its time limit on the login node
+(`clusters.transport.ssh.build_command_line`) ends it, also after the connection broke.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import threading
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+import paramiko
+
+from clusters.errors import (
+    AuthFailed,
+    ClusterError,
+    CommandTimeout,
+    ConnectionLost,
+    OutputTooLarge,
+)
+from clusters.transport.files import RunningProgram
+from core.messages import _
+
+# Larger packets than the usual 32 KiB: paramiko's cost is per packet.
+PACKET_BYTES = 128 * 1024
+# paramiko 5.1's Channel.sendall copies the unsent rest for each packet: pass it small pieces.
+SEND_BYTES = 256 * 1024
+# Limit of what start-up files of a login shell may print before the command's own output.
+MAX_LOGIN_OUTPUT_BYTES = 64 * 1024
+# Exit codes of GNU timeout: 124 after SIGTERM, 137 after SIGKILL (-k).
+TIMEOUT_EXIT_CODES = frozenset({124, 137})
+
+
+class ChannelConnection(Protocol):
+    """What a channel needs to know of its connection."""
+
+    @property
+    def host_name(self) -> str: ...
+    @property
+    def user(self) -> str: ...
+    @property
+    def alive(self) -> bool: ...
+
+
+class RemoteProgram(RunningProgram):
+    """A command on its own channel. Output before `mark` is printed by start-up files and dropped."""
+
+    def __init__(
+        self,
+        channel: paramiko.Channel,
+        connection: ChannelConnection,
+        *,
+        mark: str,
+        program_name: str,
+    ) -> None:
+        self._channel = channel
+        self._connection = connection
+        self._mark = mark.encode() + b"\n"
+        self._program_name = program_name
+        self._login_output: bytes | None = b""  # None: the mark has been received
+        self._close_lock = threading.Lock()
+        self._closed = False
+        self.started_at = 0.0
+        self.on_close: Callable[[], None] = lambda: None
+
+    def execute(self, line: str, timeout_s: float) -> None:
+        """Request the command and wait until sshd accepts it. Raises what `communicate` raises."""
+        # exec_command has no timeout; closing the channel from another thread ends its wait.
+        watchdog = threading.Timer(timeout_s, self._channel.close)
+        watchdog.daemon = True
+        watchdog.start()
+        self.started_at = time.monotonic()
+        try:
+            self._channel.exec_command(line.encode("utf-8", "surrogateescape"))  # type: ignore[arg-type]
+        except (paramiko.SSHException, OSError, EOFError) as problem:
+            self.close()
+            if time.monotonic() >= self.started_at + timeout_s:
+                raise self._timeout_error() from problem
+            if self._connection.alive:
+                raise self._shell_error(b"", str(problem).encode()) from problem
+            raise self._connection_lost_error() from problem
+        finally:
+            watchdog.cancel()
+
+    # -- all output at the end -----------------------------------------------------------------
+
+    def communicate(
+        self, stdin: bytes, deadline: float, max_output_bytes: int
+    ) -> tuple[int, bytes, bytes]:
+        """Exit code, stdout, stderr. Holds at most `max_output_bytes` and one window in memory."""
+        self._send_stdin(stdin)
+        out: list[bytes] = []
+        err: list[bytes] = []
+        remaining_bytes = max_output_bytes + len(self._mark)
+        channel, poller = self._channel, select.poll()
+        poller.register(channel.fileno(), select.POLLIN)
+        while True:
+            ended = channel.eof_received or channel.closed
+            if channel.recv_ready():
+                out.append(self._receive(channel.recv, PACKET_BYTES))
+                remaining_bytes -= len(out[-1])
+            elif channel.recv_stderr_ready():
+                err.append(self._receive(channel.recv_stderr, PACKET_BYTES))
+                remaining_bytes -= len(err[-1])
+            elif ended:
+                break
+            elif not poller.poll(max(0.0, deadline - time.monotonic()) * 1000):
+                raise self._timeout_error()
+            if remaining_bytes < 0:
+                raise OutputTooLarge(
+                    _(
+                        "%(command)s printed more than %(limit)s bytes; it was stopped.",
+                        command=self._program_name,
+                        limit=max_output_bytes,
+                    )
+                )
+        exit_code = self._exit_code(deadline)
+        if exit_code in TIMEOUT_EXIT_CODES and time.monotonic() >= deadline:
+            raise self._timeout_error()
+        return exit_code, self._strip_login_output(b"".join(out), err), b"".join(err)
+
+    def _send_stdin(self, stdin: bytes) -> None:
+        if len(stdin) <= self._channel.out_window_size:
+            self._send_and_close_stdin(stdin)
+        else:
+            # More than the window: the command may not read on before its output is read.
+            threading.Thread(target=self._send_and_close_stdin, args=(stdin,), daemon=True).start()
+
+    def _send_and_close_stdin(self, stdin: bytes) -> None:
+        try:
+            for start in range(0, len(stdin), SEND_BYTES):
+                self._channel.sendall(stdin[start : start + SEND_BYTES])
+            self._channel.shutdown_write()
+        except (OSError, EOFError):
+            return  # the command ended without reading all of it
+
+    def _strip_login_output(self, out: bytes, err: list[bytes]) -> bytes:
+        _before, found, output = out.partition(self._mark)
+        if not found:
+            raise self._shell_error(out, b"".join(err))
+        return output
+
+    def _exit_code(self, deadline: float) -> int:
+        self._channel.status_event.wait(max(0.0, deadline - time.monotonic()))
+        # status_event is also set, without a status, when the channel closes.
+        if self._channel.exit_status >= 0:
+            return self._channel.exit_status
+        if not self._channel.closed and self._connection.alive:
+            raise self._timeout_error()
+        raise self._connection_lost_error()
+
+    def _receive(self, receive: Callable[[int], bytes], limit: int) -> bytes:
+        try:
+            return receive(limit)
+        except (EOFError, paramiko.SSHException) as error:
+            # paramiko 3 to 5 send a window update from recv; if the connection breaks at that moment,
+            # the received bytes are lost.
+            raise self._connection_lost_error() from error
+
+    # -- output as it comes --------------------------------------------------------------------
+
+    def read(self, limit: int, timeout_s: float) -> bytes:
+        deadline = time.monotonic() + timeout_s
+        while True:
+            self._channel.settimeout(max(0.0, deadline - time.monotonic()))
+            chunk = self._receive(self._channel.recv, limit)
+            if self._login_output is None or not chunk:
+                return chunk
+            received = self._login_output + chunk
+            _before, found, rest = received.partition(self._mark)
+            self._login_output = None if found else received[-MAX_LOGIN_OUTPUT_BYTES:]
+            if rest:
+                return rest
+
+    def send(self, data: bytes) -> None:
+        try:
+            self._channel.settimeout(10.0)
+            self._channel.sendall(data)
+        except (OSError, EOFError):
+            return  # the command ended; `read` reports it
+
+    def result(self, timeout_s: float = 10.0) -> tuple[int, bytes]:
+        exit_code = self._exit_code(time.monotonic() + timeout_s)
+        stderr = b""
+        while self._channel.recv_stderr_ready() and len(stderr) < MAX_LOGIN_OUTPUT_BYTES:
+            stderr += self._channel.recv_stderr(MAX_LOGIN_OUTPUT_BYTES)
+        if self._login_output is not None:
+            raise self._shell_error(self._login_output, stderr)
+        return exit_code, stderr
+
+    def close(self) -> None:
+        with self._close_lock:
+            if self._closed:
+                return
+            self._closed = True
+        # Closing sends a message, which fails if the connection just broke.
+        with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
+            self._channel.close()
+        self.on_close()
+
+    # -- errors --------------------------------------------------------------------------------
+
+    def _shell_error(self, out: bytes, err: bytes) -> ClusterError:
+        return AuthFailed(
+            _(
+                "%(name)s lets %(user)s in but the login shell runs no commands. Check the account's "
+                "shell and its start-up files on the login node.",
+                name=self._connection.host_name,
+                user=self._connection.user,
+            ),
+            detail=repr((out[-2000:], err[-2000:])),
+        )
+
+    def _connection_lost_error(self) -> ConnectionLost:
+        return ConnectionLost(
+            _(
+                "The connection to %(name)s broke while %(command)s ran. It may have done its work all the same.",
+                name=self._connection.host_name,
+                command=self._program_name,
+            )
+        )
+
+    def _timeout_error(self) -> CommandTimeout:
+        return CommandTimeout(
+            _(
+                "%(command)s on %(name)s did not answer in time. It may have done its work all the same.",
+                command=self._program_name,
+                name=self._connection.host_name,
+            )
+        )
