@@ -75,7 +75,7 @@ class RemoteProgram(RunningProgram):
         watchdog.start()
         self.started_at = time.monotonic()
         try:
-            self._channel.exec_command(line.encode("utf-8", "surrogateescape"))  # type: ignore[arg-type]
+            self._channel.exec_command(line.encode("utf-8", "surrogateescape"))
         except (paramiko.SSHException, OSError, EOFError) as problem:
             self.close()
             if time.monotonic() >= self.started_at + timeout_s:
