@@ -1,8 +1,7 @@
-"""The one door to a cluster: commands and files, as one Unix user.
+"""The Transport interface: run commands and access files on a cluster as one Unix user.
 
-`clusters.transport.local` and `clusters.transport.ssh` implement it; one contract suite (tests/contract) holds for both.
-Everything here is synchronous and safe to call from several threads. Identity, quoting, timeouts and
-output limits are decided behind this door and nowhere else.
+`clusters.transport.ssh` implements it; tests/contract is its contract. All calls are synchronous and thread-safe.
+Implementations, not callers, decide identity, quoting, timeouts and output limits.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ DEFAULT_MAX_OUTPUT_BYTES = 32 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class CommandResult:
-    """What a command answered. Bytes: nothing on a cluster promises UTF-8."""
+    """Exit code and output of a command. Bytes: output on a cluster need not be UTF-8."""
 
     argv: tuple[str, ...]
     exit_code: int
@@ -60,11 +59,10 @@ class DirEntry:
 
 @dataclass(frozen=True, slots=True)
 class FollowEvent:
-    """One happening in a followed file.
+    """One event of a followed file.
 
-    `data`: bytes that stand at `offset`. `waiting`: there is no such file (yet), or the cluster is
-    out of reach; following goes on by itself. `truncated`: the file was cut or replaced; the next
-    data stands at offset 0.
+    `data`: the bytes at `offset`. `waiting`: the file does not exist (yet) or the cluster is not reachable;
+    the follower retries. `truncated`: the file was truncated or replaced; the next data is at offset 0.
     """
 
     kind: Literal["data", "waiting", "truncated"]
@@ -74,7 +72,7 @@ class FollowEvent:
 
 
 class Tunnel(Protocol):
-    """A byte stream to host:port as seen from the cluster's login node. `recv` gives b"" at the end."""
+    """A TCP stream from the login node to host:port. `recv` returns b"" at the end."""
 
     def send(self, data: bytes) -> int: ...
     def recv(self, limit: int) -> bytes: ...
@@ -95,17 +93,18 @@ class Transport(abc.ABC):
         timeout_s: float = DEFAULT_TIMEOUT_S,
         max_output_bytes: int = DEFAULT_MAX_OUTPUT_BYTES,
     ) -> CommandResult:
-        """Run one command and wait. A non-zero exit is an answer, not an exception.
+        """Run one command and wait for its end. A non-zero exit code is a result, not an exception.
 
         Raises ConnectFailed and AuthFailed (nothing was started), CommandTimeout and ConnectionLost
-        (both OutcomeUnknown), OutputTooLarge, BadArgument. Killed by signal N: exit code 128 + N.
+        (both OutcomeUnknown), OutputTooLarge, BadArgument. Ended by signal N: exit code 128 + N. A command
+        that outlives its timeout or its connection is ended on the cluster soon after `timeout_s`.
         """
 
     @abc.abstractmethod
     def write_files(self, root: str, files: Sequence[FileToWrite]) -> None:
-        """Write many files below `root` in one go, each atomically; new directories are 0700.
+        """Write many files below `root` with one command, each atomically; new directories are 0700.
 
-        Raises RemoteDiskFull, RemotePermissionDenied. Safe to ask again with the same files.
+        Raises RemoteDiskFull, RemotePermissionDenied. Safe to repeat with the same files.
         """
 
     @abc.abstractmethod
@@ -116,10 +115,10 @@ class Transport(abc.ABC):
     def read_stream(
         self, path: str, offset: int = 0, limit: int | None = None
     ) -> Generator[bytes, None, None]:
-        """The bytes from `offset`, in chunks, up to `limit` or the end the file has by then.
+        """The bytes from `offset`, in chunks, up to `limit` or the end of the file at that time.
 
-        A missing or forbidden file raises here, before the first chunk. Nothing is read ahead of the
-        caller beyond one window; closing the generator ends the transfer.
+        A missing or unreadable file raises here, before the first chunk. At most one window is read
+        ahead; closing the generator ends the transfer.
         """
 
     @abc.abstractmethod
@@ -134,14 +133,14 @@ class Transport(abc.ABC):
     def follow(self, path: str, offset: int = 0) -> AbstractContextManager[Iterator[FollowEvent]]:
         """Stream a growing file from `offset` until the context is left.
 
-        Survives the file not being there yet, being truncated or replaced, and the connection being
-        lost. Leaving the context (from any thread) ends the iterator and leaves no process behind.
+        Continues if the file does not exist yet, is truncated or replaced, and if the connection breaks.
+        Leaving the context (from any thread) ends the iterator and the process on the cluster.
         """
 
     @abc.abstractmethod
     def open_tunnel(self, host: str, port: int) -> Tunnel:
-        """A TCP stream to host:port from the login node."""
+        """A TCP stream from the login node to host:port."""
 
     def close(self) -> None:
-        """Give back what this transport holds."""
+        """Release what this transport holds."""
         return None

@@ -1,7 +1,7 @@
-"""Sluice's SSH certificate authority: one ed25519 key in a file, and certificates that live minutes.
+"""Sluice's SSH certificate authority: one ed25519 key in a file, and certificates valid for minutes.
 
-Owns the CA key file (0600 in a 0700 directory, made on first use) and what a certificate may do.
-Knows nothing of Django, of connections or of who may act as whom.
+Owns the CA key file (0600 in a 0700 directory, created on first use) and the permissions of a certificate.
+Does not decide who may act as whom and opens no connection.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from clusters.errors import ClusterError
 from core.messages import _
 
 DEFAULT_VALID_S = 600
-# Clocks of gateway and login node may differ a little; a certificate "from the future" is refused.
+# sshd refuses certificates that are not valid yet; the clocks of gateway and login node may differ.
 CLOCK_TOLERANCE_S = 120
 
 
 class CaKeyUnusable(ClusterError):
-    """The CA key file is there but must not be used as it is."""
+    """The CA key file exists but its content, mode or owner is wrong."""
 
 
 @dataclass(frozen=True, slots=True)
 class SignedKey:
-    """A fresh private key and the certificate that makes it worth something. Lives in memory only."""
+    """A fresh private key and its certificate. Kept in memory only."""
 
     private_key: str  # OpenSSH's own format
     certificate: str  # one line, as in a -cert.pub file
@@ -41,7 +41,7 @@ class SignedKey:
 
 @dataclass(frozen=True)
 class CertificateAuthority:
-    """The key at `path`, created the first time it is wanted."""
+    """The CA key at `path`, created on first use."""
 
     path: Path
 
@@ -67,7 +67,7 @@ class CertificateAuthority:
         return key
 
     def public_key_line(self, comment: str = "sluice-ca") -> str:
-        """What goes into the file named by sshd's TrustedUserCAKeys."""
+        """The line for the file named by sshd's TrustedUserCAKeys."""
         raw = self._key.public_key().public_bytes(
             serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
         )
@@ -76,10 +76,10 @@ class CertificateAuthority:
     def sign(
         self, user: str, *, valid_s: float = DEFAULT_VALID_S, allow_tunnel: bool = False
     ) -> SignedKey:
-        """A fresh key that may log in as `user`, and as nobody else, for `valid_s` from now.
+        """A fresh key that may log in as `user` only, for `valid_s` from now.
 
-        It runs commands and SFTP and nothing more: no terminal, no agent, no X11, no user rc; TCP
-        forwarding only where it is signed for a tunnel.
+        It permits commands and SFTP: no terminal, no agent, no X11, no user rc; TCP forwarding only if
+        it is signed for a tunnel.
         """
         now = time.time()
         private_key = Ed25519PrivateKey.generate()
@@ -88,7 +88,7 @@ class CertificateAuthority:
             .public_key(private_key.public_key())
             .serial(secrets.randbits(63))
             .type(SSHCertificateType.USER)
-            .key_id(f"sluice:{user}".encode())  # sshd writes it to its log at each login
+            .key_id(f"sluice:{user}".encode())  # sshd logs it at each login
             .valid_principals([user.encode()])
             .valid_after(int(now) - CLOCK_TOLERANCE_S)
             .valid_before(int(now + valid_s))
@@ -108,7 +108,7 @@ class CertificateAuthority:
 
 
 def _create_key_file(path: Path) -> None:
-    """Several processes may come here at once: the first whole file wins, the others use it."""
+    """Safe if several processes create it at once: the first complete file wins."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     text = Ed25519PrivateKey.generate().private_bytes(
         serialization.Encoding.PEM,

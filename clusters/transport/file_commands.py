@@ -1,7 +1,7 @@
-"""File work as small programs of the far side: how each is asked for, and how its answer is read.
+"""Commands for file access on a cluster: builds argv and stdin, parses output. Pure.
 
-Pure: builds argv and stdin, parses output. Needs only what every Slurm machine has: sh, bash, tar,
-find, and GNU coreutils 8.30 or later. File names are data everywhere; no name ever becomes shell text.
+They need sh, bash, tar, find, and GNU coreutils 8.30 or later on the login node. File names are arguments;
+no name becomes shell text.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from clusters.errors import (
 from clusters.transport.base import DirEntry, FileStat, FileToWrite, FollowEvent
 from core.messages import Message, _
 
-# One tar stream in, extracted beside the target, so that a reader sees a whole file or none. What is new is
-# then renamed into place by one mv. Where a directory is already there, `cp -rlf` links the whole tree over
-# it in one process (replacing by link + rename); where hard links are not to be had (some parallel file
-# systems) each file is copied beside its target and renamed.
+# Extracts a tar stream from stdin next to the target, so that a reader sees a whole file or none. New entries
+# are renamed into place by one mv. If a directory already exists, `cp -rlf` links the tree over it in one
+# process (it replaces by link + rename); where hard links do not work (some parallel file systems), each
+# file is copied next to its target and renamed.
 _UNPACK_SCRIPT = """
 umask 077
 export LC_ALL=C
@@ -55,10 +55,10 @@ find . ! -type d -exec sh -c '
   done' "$root" {} +
 """
 
-# Two processes: tail, and a watcher that ends it when our side of stdin closes or has been silent for
-# three minutes (a connection that broke without a word). tail's own words carry argv[0], which is a
-# fresh random mark, and go the same way as the data: order is kept since error(3) flushes stdout first.
-# -s: how often tail looks where it cannot use inotify (NFS, Lustre, a file that is not there yet).
+# Two processes: tail, and a watcher that ends tail when stdin closes or no heartbeat came for three minutes
+# (the connection vanished). tail's messages start with argv[0], a random mark, and go to stdout like
+# the data: error(3) flushes stdout first, so the order is kept.
+# -s: tail's polling interval where it cannot use inotify (NFS, Lustre, a file that does not exist yet).
 _FOLLOW_SCRIPT = (
     "export LC_ALL=C; "
     '( while IFS= read -r -t 180 _; do :; done; kill "$$" ) <&0 >/dev/null 2>&1 & '
@@ -68,12 +68,12 @@ HEARTBEAT = b"\n"
 HEARTBEAT_S = 60.0
 
 _LIST_FIELDS = 5
-# tail names the file in what it says, at worst with every byte escaped (PATH_MAX is 4096).
+# tail's messages contain the file name, at worst with every byte escaped (PATH_MAX is 4096).
 MAX_TAIL_MESSAGE_BYTES = 32 * 1024
 
 
 def build_unpack_command(root: str, files: Sequence[FileToWrite]) -> tuple[list[str], bytes]:
-    """The command and its input. Works in the deepest directory that all files share."""
+    """argv and stdin. The command works in the deepest directory that all files share."""
     members = [_parse_member_path(file.path) for file in files]
     shared = PurePosixPath(os.path.commonpath([member.parent for member in members]))
     pieces = []
@@ -131,7 +131,7 @@ def build_file_stat(*, size: int, mtime: float, mode: int) -> FileStat:
 
 
 def build_list_argv(path: str) -> list[str]:
-    # "/." makes find say "Not a directory" for a plain file, where it would answer with nothing.
+    # With "/." find fails with "Not a directory" for a plain file; without it, it prints nothing.
     start = f"{path}/." if path.startswith("/") else f"./{path}/."
     fields = r"%f\0%y\0%s\0%T@\0%m\0"
     return ["env", "LC_ALL=C", "find", start, "-mindepth", "1", "-maxdepth", "1", "-printf", fields]
@@ -178,7 +178,7 @@ _FILE_ERRORS: tuple[tuple[str, type[RemoteFileError], Message], ...] = (
 
 
 def build_file_error(path: str, stderr: str) -> RemoteFileError:
-    """What a program's words (in the C locale) or an OSError's mean for `path`."""
+    """Map an error message of a command (C locale) or of an OSError to an exception for `path`."""
     for words, kind, template in _FILE_ERRORS:
         if words in stderr:
             return kind(Message(template, {"path": path}), detail=stderr)
@@ -197,7 +197,7 @@ def raise_file_error(path: str, stderr: bytes) -> NoReturn:
 
 
 def new_follow_mark() -> str:
-    """argv[0] for tail. Starts with a byte that logs do not end with, so that nothing is held back."""
+    """argv[0] for tail. Starts with a byte that logs do not end with, so that no data is held back."""
     return f"\x1esluice-{secrets.token_hex(16)}"
 
 
@@ -207,14 +207,14 @@ def build_follow_argv(path: str, offset: int, mark: str) -> list[str]:
 
 
 class TailSplitter:
-    """Tells tail's own words from the file's bytes in one stream. Exact for any bytes."""
+    """Separates tail's messages from the file's bytes in one stream. Exact for any bytes."""
 
     def __init__(self, mark: str) -> None:
         self._mark = mark.encode() + b": "
         self._pending = b""
 
     def feed(self, chunk: bytes) -> Iterator[tuple[bytes, str]]:
-        """Pairs (data, words): first the data, then what tail said after it; either may be empty."""
+        """Pairs (data, message): the data, then tail's message after it; either may be empty."""
         buffer = self._pending + chunk
         self._pending = b""
         while True:
@@ -227,7 +227,7 @@ class TailSplitter:
                 return
             end = buffer.find(b"\n", at)
             if end < 0 and len(buffer) - at > MAX_TAIL_MESSAGE_BYTES:
-                # The log itself holds the mark: these are no words of tail's.
+                # The log itself contains the mark: this is no message of tail's.
                 yield buffer, ""
                 return
             if end < 0:
@@ -248,7 +248,7 @@ class TailSplitter:
         return 0
 
 
-# GNU tail's reasons (C locale) why a log cannot be read yet.
+# Error texts of GNU tail (C locale) for a log that cannot be read yet.
 _TAIL_ERRORS = {
     str(words): words
     for words in (
@@ -267,12 +267,12 @@ _TAIL_WAITING = re.compile(
 
 
 class FollowState:
-    """Where in the file we stand, through everything tail may say (coreutils 8.30 to 9.x)."""
+    """The position in a followed file, updated by tail's data and messages (coreutils 8.30 to 9.x)."""
 
     def __init__(self, offset: int) -> None:
         self.offset = offset
-        self.needs_restart = False  # tail should be started afresh at `resume_at`
-        self._file_replaced = False  # what comes next under this name is another file
+        self.needs_restart = False  # start a new tail at `resume_offset`
+        self._file_replaced = False  # the next data under this name is another file's
         self._splitter: TailSplitter | None = None
 
     @property
@@ -305,16 +305,16 @@ class FollowState:
         elif words.endswith("has appeared;  following new file"):
             if self.offset:
                 yield self._restart_at_zero(_("The file was replaced."))
-            # tail that once had no file either polls for good or waits for the next change before it
-            # shows what is there (both seen with 9.1): a fresh one does neither.
+            # A tail that started without the file either polls for ever or prints nothing before the next
+            # change (both seen with 9.1): start a new one.
             self.needs_restart = True
         elif words.endswith("has become accessible"):
-            # tail would send it all again from 0, and it may be the very same file: go on where we were.
+            # tail would print all of it again from 0, although it may be the same file: continue at our offset.
             self.needs_restart = True
         elif _TAIL_WAITING.search(words):
             if "has become inaccessible: No such file" in words and self.offset:
                 self._file_replaced = True
-            # "cannot watch": tail has gone blind for this file, and stays so.
+            # "cannot watch": tail gets no further events for this file.
             self.needs_restart = words.startswith("cannot watch")
             yield FollowEvent(
                 "waiting",

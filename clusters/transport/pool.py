@@ -1,7 +1,7 @@
-"""How many connections there are, and who gets which: one per user, more when its sessions are taken.
+"""The connection pool: one connection per user, more when all its sessions are in use.
 
-Only counting and waiting; connections are made by the function it is given. A host or login that fails is
-left alone for a moment, and everybody gets the same answer meanwhile.
+Counts and waits only; the caller's `connect` function makes connections. After a failed connection or login,
+callers get the same error without a new attempt until the back-off ends.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import Generic, Literal, Protocol, TypeVar
 from clusters.errors import ClusterError, ConnectFailed, HostKeyMismatch
 from core.messages import _
 
-# How long a refusal counts. sshd may only have been slow to clear away a session that has just ended (9.2
-# does so after it has read what else is waiting), or its MaxSessions is lower than we believe.
+# How long a refused session lowers a connection's capacity. sshd may not have freed a session that just ended
+# (9.2 does so after it has read its other input), or its MaxSessions is lower than assumed.
 REFUSAL_TTL_S = 1.0
-# How long to wait for such a session before opening a further connection.
+# How long to wait for such a session before a further connection is opened.
 SESSION_WAIT_S = 0.3
 
 
@@ -61,16 +61,16 @@ SessionKind = Literal["command", "stream", "sftp"]
 
 @dataclass(eq=False)
 class _Slot(Generic[_Connection]):
-    """A connection and what is open on it."""
+    """A connection and the sessions open on it."""
 
     connection: _Connection
     capacity: int
     refused_at: float = 0.0
-    sessions_at_refusal: int = 0  # so many were open when sshd refused one more
+    sessions_at_refusal: int = 0  # open sessions when sshd refused one more
     sessions: int = 0
-    sftp_requests: int = 0  # SFTP requests: they keep it open but take no session
+    sftp_requests: int = 0  # they keep the connection open but need no session each
     idle_since: float = 0.0
-    retired: bool = False  # no new work; closed when the last of the old has ended
+    retired: bool = False  # gets no new work; closed when its last session ends
 
     @property
     def busy(self) -> bool:
@@ -92,7 +92,7 @@ class _Slot(Generic[_Connection]):
 
 @dataclass
 class _UserPool(Generic[_Connection]):
-    """All of one user."""
+    """All connections of one user."""
 
     slots: list[_Slot[_Connection]] = field(default_factory=list)
     connecting: bool = False
@@ -107,7 +107,7 @@ class _Failure:
 
 
 class ConnectionCheckout(Generic[_Connection]):
-    """The right to use a connection for one session or request. Give it back once."""
+    """The right to use a connection for one session or request. Release it once."""
 
     def __init__(
         self,
@@ -150,7 +150,7 @@ class ConnectionPool(Generic[_Connection]):
         self._reaper: threading.Thread | None = None
 
     def checkout(self, user: str, kind: SessionKind = "command") -> ConnectionCheckout[_Connection]:
-        """Raises ConnectFailed or AuthFailed; nothing was asked of the cluster then."""
+        """Raises ConnectFailed or AuthFailed; nothing was sent to the cluster then."""
         started_at = time.monotonic()
         while True:
             with self._condition:
@@ -213,12 +213,12 @@ class ConnectionPool(Generic[_Connection]):
         if reaper is not None:
             reaper.join()
 
-    # -- inside the lock -----------------------------------------------------------------------
+    # -- with the lock held -----------------------------------------------------------------------
 
     def _free_slot(
         self, user_pool: _UserPool[_Connection], kind: SessionKind
     ) -> _Slot[_Connection] | None:
-        """The fullest that has room, so that the others can fall idle."""
+        """The connection with most sessions that has a free one, so that the others become idle."""
         user_pool.slots = [slot for slot in user_pool.slots if slot.connection.alive]
         usable = [
             slot
@@ -261,7 +261,7 @@ class ConnectionPool(Generic[_Connection]):
         )
         self._failures[key] = _Failure(error, time.monotonic() + backoff_s, backoff_s)
 
-    # -- outside -------------------------------------------------------------------------------
+    # -- without the lock -------------------------------------------------------------------------------
 
     def _checkout_new_connection(
         self, user: str, user_pool: _UserPool[_Connection], kind: SessionKind
@@ -282,7 +282,7 @@ class ConnectionPool(Generic[_Connection]):
             self._failures.pop(user, None)
             slot = _Slot(connection, self._options.max_sessions_per_connection)
             user_pool.slots.append(slot)
-            # close_all may have come meanwhile: the lane is then no longer ours, but still usable.
+            # close_all may have removed this user's pool meanwhile; the connection is still usable.
             self._user_pools[user] = user_pool
             self._start_reaper()
             self._condition.notify_all()
@@ -306,7 +306,7 @@ class ConnectionPool(Generic[_Connection]):
                 slot.sessions_at_refusal = slot.sessions + slot.connection.persistent_sessions
             else:
                 slot.idle_since = time.monotonic()
-            # A connection that refuses even its first session is of no use to anybody.
+            # A connection that refuses its first session is useless.
             slot.retired = (
                 slot.retired
                 or connection_dead
