@@ -1,8 +1,8 @@
-"""From a Cluster row and a Unix user to a Transport and to Slurm: the one place that opens doors.
+"""Builds transports and Slurm clients for a cluster and a Unix user. The only module that creates transports.
 
-Keeps one door per cluster in this process, and makes a new one when an administrator changed the way to it.
-Refuses identities before any connection is made as them: names by the rules, UIDs by what the cluster's own
-user database says, asked by the service account.
+Caches one transport factory per cluster and process, and replaces it when its connection settings change.
+Refuses identities before a connection is made: names by the rules of `clusters.transport.identity`, UIDs by the
+cluster's own user database, which the service account queries.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from clusters.transport.identity import IdentityPolicy, check_unix_name
 from clusters.transport.ssh import SshCluster
 from core.messages import _
 
-# A UID or home directory that changes on the cluster is noticed after this time.
+# How long a UID and home directory from the cluster stay cached.
 PASSWD_CACHE_TTL_S = 600.0
-# Whether pyslurm works is found out in a child process, which may take a minute.
+# pyslurm is tested in a child process, which may take a minute.
 PYSLURM_RETRY_S = 600.0
-# A name for a UID is a nicety: nobody waits long for a user database that hangs.
+# A name for a UID is optional: do not wait long for a user database that hangs.
 UID_LOOKUP_TIMEOUT_S = 5.0
 
 logger = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class PasswdEntry:
-    """A Unix user as the cluster knows it."""
+    """A Unix user in the cluster's user database."""
 
     name: str
     uid: int
@@ -52,7 +52,7 @@ class PasswdEntry:
 
 @dataclass(frozen=True, slots=True)
 class _ConnectionSettings:
-    """All that decides how a cluster is reached; another way means another transport."""
+    """The settings that determine the connection; a change requires a new transport factory."""
 
     host: str
     port: int
@@ -64,7 +64,7 @@ class _ConnectionSettings:
 
 
 class TransportFactory(Protocol):
-    """A cluster that can be entered as one Unix user or another."""
+    """Gives transports of one cluster for any permitted Unix user."""
 
     def transport(self, user: str) -> Transport: ...
     def close_all(self) -> None: ...
@@ -95,7 +95,7 @@ def certificate_authority() -> CertificateAuthority:
 
 
 def create_transport_factory(cluster: Cluster) -> TransportFactory:
-    """A door of one's own, not the pool's. Connects when first used; close it afterwards."""
+    """A factory outside the cache. It connects on first use; the caller closes it."""
     policy = IdentityPolicy(cluster.uid_floor)
     credentials = (
         KeyFileCredentials(cluster.key_file)
@@ -109,19 +109,19 @@ def create_transport_factory(cluster: Cluster) -> TransportFactory:
 
 
 def service_transport(cluster: Cluster) -> Transport:
-    """As the service account; of a local cluster without one, as the user this process runs as."""
+    """A transport as the cluster's service account."""
     return transport_factory_for(cluster).transport(cluster.service_user)
 
 
 def transport_for(cluster: Cluster, unix_user: str) -> Transport:
-    """As a person's Unix user. Raises IdentityRefused before anything is sent as them."""
+    """A transport as a person's Unix user. Raises IdentityRefused before a connection as that user."""
     check_unix_user(unix_user, cluster)
     check_may_act_as(cluster, get_passwd_entry(cluster, unix_user))
     return transport_factory_for(cluster).transport(unix_user)
 
 
 def slurm_client_for(cluster: Cluster, unix_user: str = "") -> SlurmClient:
-    """Slurm as a person sees it; without a name, as the service account does."""
+    """A Slurm client as `unix_user`, or as the service account if that is empty."""
     if unix_user:
         return SlurmClient(transport_for(cluster, unix_user), slurm_commands_for(cluster))
     transport, commands = service_transport(cluster), slurm_commands_for(cluster)
@@ -132,7 +132,7 @@ def slurm_client_for(cluster: Cluster, unix_user: str = "") -> SlurmClient:
 
 
 class PyslurmClient(SlurmClient):
-    """Nodes, partitions and live jobs straight from libslurm; all else by commands."""
+    """Reads nodes, partitions and live jobs from libslurm; everything else by commands."""
 
     def __init__(
         self, transport: Transport, commands: SlurmCommands, reader: PyslurmReader
@@ -148,7 +148,7 @@ class PyslurmClient(SlurmClient):
 
 
 def _pyslurm_reader_for(cluster: Cluster) -> PyslurmReader | None:
-    """None where pyslurm cannot be used: then commands do as well. Tried again once in a while."""
+    """None if pyslurm is unusable: the caller then uses commands. Retried after PYSLURM_RETRY_S."""
     with _cache.readers_lock:
         tried_at, reader = _cache.readers.get(cluster.slurm_conf, (float("-inf"), None))
         if reader is None and time.monotonic() - tried_at > PYSLURM_RETRY_S:
@@ -174,7 +174,7 @@ def resolve_image_cache(cluster: Cluster, unix_user: str) -> str:
 
 
 def get_passwd_entry(cluster: Cluster, unix_user: str) -> PasswdEntry:
-    """What the cluster knows of a Unix user; asked once in a while."""
+    """The cluster's passwd entry of a Unix user, cached for PASSWD_CACHE_TTL_S."""
     check_unix_name(unix_user)
     key = (cluster.pk, _connection_settings(cluster), unix_user)
     with _cache.lock:
@@ -187,7 +187,7 @@ def get_passwd_entry(cluster: Cluster, unix_user: str) -> PasswdEntry:
 
 
 def fetch_passwd_entry(transport: Transport, unix_user: str) -> PasswdEntry:
-    """Ask the user database of the machine behind `transport`. Raises IdentityRefused."""
+    """Query the user database of the login node. Raises IdentityRefused."""
     result = transport.run(["getent", "passwd", unix_user])
     account = _parse_passwd_entry(result)
     if account is None:
@@ -200,7 +200,7 @@ def fetch_passwd_entry(transport: Transport, unix_user: str) -> PasswdEntry:
             detail=result.error_text,
         )
     if account.name != unix_user:
-        # A second spelling would get past the rules about names: one person, never the service account.
+        # Another spelling would bypass the rules by name: one person per Unix user, never the service account.
         raise IdentityRefused(
             _(
                 "The cluster calls this user %(name)s, not %(unix_user)s. An administrator can map "
@@ -213,11 +213,11 @@ def fetch_passwd_entry(transport: Transport, unix_user: str) -> PasswdEntry:
 
 
 def fetch_user_name(transport: Transport, uid: int) -> str:
-    """Whose UID it is on the machine behind `transport`; "" where nobody's."""
+    """The user name of a UID on the login node; "" if there is none."""
     account = _parse_passwd_entry(
         transport.run(["getent", "passwd", str(uid)], timeout_s=UID_LOOKUP_TIMEOUT_S)
     )
-    # A user may be named like a number, and getent would rather take it for the name.
+    # getent prefers a user whose name is that number.
     return account.name if account is not None and account.uid == uid else ""
 
 
@@ -250,7 +250,7 @@ def check_may_act_as(cluster: Cluster, account: PasswdEntry) -> None:
 
 
 def close_all_connections() -> None:
-    """Close and forget every connection: after a fork, and between tests."""
+    """Close all connections and clear the caches: after a fork, and between tests."""
     with _cache.lock:
         transport_factories = [
             transport_factory for _, transport_factory in _cache.transport_factories.values()
@@ -263,7 +263,7 @@ def close_all_connections() -> None:
 
 
 def transport_factory_for(cluster: Cluster) -> TransportFactory:
-    """The pooled door; a new one when an administrator changed the way to the cluster."""
+    """The cached factory; a new one if the cluster's connection settings changed."""
     connection_settings = _connection_settings(cluster)
     with _cache.lock:
         cached = _cache.transport_factories.get(cluster.pk)
@@ -278,7 +278,7 @@ def transport_factory_for(cluster: Cluster) -> TransportFactory:
 
 @contextmanager
 def uncached_transport_factory(cluster: Cluster) -> Iterator[TransportFactory]:
-    """For one examination: what the pool holds open proves nothing about the next login."""
+    """For one diagnosis: an open pooled connection does not prove that the next login works."""
     transport_factory = create_transport_factory(cluster)
     try:
         yield transport_factory

@@ -1,8 +1,7 @@
-"""The doctor: tests every link between Sluice and a cluster, in order, and says what to do.
+"""The doctor: runs the checks of a cluster in order and reports for each what was found and what to do.
 
-`examine` runs the links and gives lines; it prints nothing. A link that needs a broken one is "not tried".
-Connections are fresh ones, never those of the pool: an open connection would hide a login that no
-longer works. Whatever a check writes on the cluster it removes again.
+`run_checks` yields results; it prints nothing. A check whose requirement failed is "not tried". Connections are
+new, not pooled: an open connection would hide a login that no longer works. Checks remove the files they write.
 """
 
 from __future__ import annotations
@@ -118,7 +117,7 @@ CHECK_TITLES = {check.key: check.title for check in CHECKS}
 
 
 def run_checks(context: CheckContext) -> Iterator[CheckResult]:
-    """The lines, one by one as they are found."""
+    """Yield the results, each as soon as it is known."""
     checks = [check for check in CHECKS if check.applies_to(context.cluster)]
     applicable_keys = {check.key for check in checks}
     failed_keys: set[str] = set()
@@ -167,7 +166,7 @@ def _removing_probe_files(context: CheckContext) -> Iterator[None]:
         yield
     finally:
         if context.probe_file:
-            # Should the cluster no longer answer, the lines already say so.
+            # If the cluster does not respond any more, a result already says so.
             with suppress(ClusterError):
                 context.user_transport().run(
                     ["rm", "-f", context.probe_file, f"{context.probe_file}.back"]
@@ -177,9 +176,9 @@ def _removing_probe_files(context: CheckContext) -> Iterator[None]:
 def check_cluster(
     cluster: Cluster, *, unix_user: str, namespaces: Sequence[Namespace]
 ) -> Iterator[CheckResult]:
-    """Examine by fresh connections, and keep the result for the administrators' pages.
+    """Run the checks over new connections and store the results for the administrators' pages.
 
-    A node is tried in the first of the namespaces.
+    The compute node check uses the first of the namespaces.
     """
     results: list[CheckResult] = []
     with uncached_transport_factory(cluster) as transport_factory:
@@ -198,14 +197,17 @@ def check_cluster(
 
 
 def select_test_account(cluster: Cluster, requested_user: str = "") -> tuple[str, list[Namespace]]:
-    """The Unix user to try (the one asked for, or of the first member who has one) and the namespaces,
-    theirs first: that is where a node is tried. Raises IdentityRefused for a person without an account."""
+    """The Unix user of the login check, and the namespaces, those of that person first.
+
+    The user is `requested_user` or the first member with a Unix account. Raises IdentityRefused if the
+    requested person has none.
+    """
     namespaces = list(cluster.namespaces.filter(active=True))
     people = get_user_model().objects.filter(is_active=True).order_by("username")
     if requested_user:
         person = people.filter(username=requested_user).first()
         if person is None:
-            # A Unix user by name; the doctor's own links refuse root and low UIDs.
+            # A Unix user by name; the checks refuse root and low UIDs.
             return requested_user, namespaces
         return unix_user_for(person, cluster), _member_namespaces_first(person, namespaces)
     members = Membership.objects.filter(namespace__in=namespaces)
@@ -227,7 +229,7 @@ def all_ok(results: Sequence[CheckResult]) -> bool:
 
 
 def to_json(results: Sequence[CheckResult]) -> dict[str, Any]:
-    """As kept in ClusterStatus.doctor, for readers of any language."""
+    """For ClusterStatus.doctor: messages are stored untranslated."""
     rows = [
         {
             "key": result.key,

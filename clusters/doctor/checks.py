@@ -1,4 +1,4 @@
-"""One examination: what is examined, what earlier links found out for later ones, and how a link fails."""
+"""The types of the doctor: a check, its context, its result, and the exception of a failed check."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ class CheckOutcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """One link: what was found and what to do about it."""
+    """The result of one check: what was found and what to do about it."""
 
     key: str
     title: Message
     outcome: CheckOutcome
-    found: str  # sentences, or plain values of the outside world
+    found: str  # a message, or a plain value such as an address
     remedy: str = ""
 
 
 class CheckFailed(Exception):
-    """A link does not hold."""
+    """A check failed."""
 
     def __init__(
         self, found: Message, remedy: str, outcome: CheckOutcome = CheckOutcome.FAIL
@@ -47,10 +47,10 @@ class CheckFailed(Exception):
 
 @dataclass(slots=True)
 class CheckContext:
-    """What is examined, and what earlier links found out for later ones."""
+    """What is checked, and what earlier checks found for later ones."""
 
     cluster: Cluster
-    transport_factory: TransportFactory  # a fresh one
+    transport_factory: TransportFactory  # outside the cache
     commands: SlurmCommands
     namespaces: Sequence[Namespace]
     unix_user: str = ""
@@ -79,5 +79,5 @@ class Check:
     title: Message
     run: Callable[[CheckContext], str]
     requires: tuple[str, ...] = ()
-    remedy: str = ""  # for an error that the check itself does not explain
+    remedy: str = ""  # for a ClusterError that the check does not handle itself
     applies_to: Callable[[Cluster], bool] = lambda cluster: True

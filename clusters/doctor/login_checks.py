@@ -1,4 +1,4 @@
-"""The links on the way to the login node: name, port, host key, logins, UIDs, clocks."""
+"""Checks of the connection to the login node: name, port, host key, logins, UIDs, clocks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from clusters.transport.identity import check_uid
 from core.messages import Message, _
 
 PORT_TIMEOUT_S = 10.0
-# Certificates are backdated two minutes; seconds matter for timings that people see.
+# Certificates tolerate two minutes (CLOCK_TOLERANCE_S); a few seconds already distort displayed times.
 SKEW_WARN_S, SKEW_FAIL_S = 2.0, 60.0
 
 
@@ -88,7 +88,7 @@ def check_host_key(context: CheckContext) -> str:
             ),
         ) from error
     except AuthFailed as error:
-        context.service_auth_error = error  # the key was right: sshd went on to ask who we are
+        context.service_auth_error = error  # the host key was right: the login comes after it
     return _("%(names)s, as pinned", names=", ".join(key.split()[0] for key in pinned))
 
 
@@ -121,7 +121,7 @@ def _login_remedy(cluster: Cluster, name: str) -> Message:
 
 
 def check_accounts(context: CheckContext) -> str:
-    """Before anything is sent as a person."""
+    """Runs before the first login as a person."""
     entries = [context.service_account] if context.service_account else []
     if context.unix_user:
         context.account = fetch_passwd_entry(context.service_transport(), context.unix_user)

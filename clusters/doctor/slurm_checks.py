@@ -1,4 +1,4 @@
-"""The links behind the login node: Slurm's daemons and rights, files, a compute node and its containers."""
+"""Checks beyond the login node: Slurm's daemons and rights, files, a compute node and its containers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from clusters.transport.base import FileToWrite, Transport
 from core.messages import _, join_with_commas
 
 MIN_SLURM_VERSION, MAX_SLURM_VERSION = (22, 5), (26, 5)
-# How long a free core is waited for, and how long the whole step may take.
+# How long srun waits for a free core, and how long the whole step may take.
 SRUN_IMMEDIATE_S = 30
 PROBE_TIMEOUT_S = 90.0
 # Network file systems show a new file on another machine with a delay (NFS: up to acregmax).
@@ -183,7 +183,7 @@ def check_work_root(context: CheckContext) -> str:
     return _("%(root)s can be written by %(unix_user)s", root=root, unix_user=context.unix_user)
 
 
-# Prints one word a line. Paths and the token are arguments, never part of the program.
+# Prints one "key value" pair a line. Paths and the token are arguments, not part of the script.
 _PROBE_SCRIPT = """
 echo "host ${SLURMD_NODENAME:-$(hostname)}"
 if [ "$(cat -- "$1" 2>/dev/null)" = "$2" ]; then echo "seen yes"; else echo "seen no"; fi
@@ -242,7 +242,7 @@ def check_compute_node(context: CheckContext) -> str:
 
 def _srun_failure(namespace: Namespace, words: str) -> CheckFailed:
     last = words.splitlines()[-1] if words else _("srun said nothing")
-    # What srun --immediate says when its time is up (22.05 to 25.11).
+    # Messages of srun --immediate when its time is up (22.05 to 25.11).
     if "Requested nodes are busy" in words or "Immediate execution impossible" in words:
         return CheckFailed(
             _(

@@ -1,4 +1,4 @@
-"""The SSH transport against OpenSSH itself: commands, files, live logs. Run on the embedded cluster."""
+"""The SSH transport compared with OpenSSH: commands, files, followed logs. Runs on the embedded cluster."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ THREADS = 20
 
 
 class OpenSsh:
-    """Plain ssh with a control master per user: the yardstick."""
+    """ssh with a control master per user: the reference."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ def cluster_environment() -> dict[str, str]:
 
 
 class SshComparison:
-    """Ours and theirs, connected to the same sshd, and a directory of the first person's own."""
+    """Sluice and OpenSSH connected to the same sshd, and a directory of the first user."""
 
     def __init__(self, directory: Path, users: Sequence[str] = USERS) -> None:
         self.directory = directory
@@ -123,7 +123,7 @@ def time_call_s(action: Callable[[], object]) -> float:
 def measure_alternating(
     sluice_ssh: Callable[[], object], openssh: Callable[[], object], rounds: int
 ) -> tuple[float, float]:
-    """Medians, taken in turns so that a noisy moment hits both."""
+    """Medians of alternating calls, so that other load affects both."""
     pairs = [(time_call_s(sluice_ssh), time_call_s(openssh)) for _ in range(rounds)]
     return statistics.median(a for a, _ in pairs), statistics.median(b for _, b in pairs)
 
@@ -214,10 +214,25 @@ def measure_files(bench: SshComparison, quick: bool) -> Iterator[BenchmarkResult
         lambda: bench.transport.stat(big), lambda: bench.openssh.run(USERS[0], "stat", big), 20 if quick else 60
     )  # fmt: skip
     yield BenchmarkResult("one stat", a * 1000, "ms", b * 1000, "ssh stat", target_ratio=1.0)
+    small = f"{bench.root}/small"
+    bench.transport.write_files(bench.root, [FileToWrite("small", os.urandom(20_000))])
+    a, b = measure_alternating(
+        lambda: bench.transport.read_at(small, 0, 20_000), lambda: bench.openssh.run(USERS[0], "cat", small), 20 if quick else 60
+    )  # fmt: skip
+    yield BenchmarkResult("20 KB read", a * 1000, "ms", b * 1000, "ssh cat", target_ratio=1.0)
+    data = os.urandom(size_mb * 10**6)
+    a, b = measure_alternating(
+        lambda: bench.transport.write_files(bench.root, [FileToWrite("written", data)]),
+        lambda: bench.openssh.run(USERS[0], "sh", "-c", 'cat > "$1"', "sh", f"{bench.root}/copied", stdin=data),
+        3,
+    )  # fmt: skip
+    yield BenchmarkResult(
+        f"a file of {size_mb} MB written", size_mb / a, "MB/s", size_mb / b, "ssh cat >", target_ratio=0.3, higher_is_better=True
+    )  # fmt: skip
 
 
 def measure_logs(bench: SshComparison, quick: bool) -> Iterator[BenchmarkResult]:
-    """Both follow the same file; a line holds the moment at which it was written."""
+    """Both follow the same file; each line contains the time at which it was written."""
     path = f"{bench.root}/log"
     bench.transport.run(["touch", path])
     count = 40 if quick else 200

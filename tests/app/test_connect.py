@@ -1,4 +1,4 @@
-"""From rows to doors: who is refused before anything is sent as them, and when a door is a new one."""
+"""Transports from Cluster rows: refused identities, and when a transport factory is replaced."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PASSWD = {
     "daemon": "daemon:x:500:500::/:/bin/false",
     "alsoroot": "alsoroot:x:0:0::/root:/bin/bash",
     "svc": "svc:x:1500:1500::/home/svc:/bin/bash",
-    # Directories that do not tell capitals apart (SSSD with Active Directory) answer with their own spelling.
+    # Case-insensitive directories (SSSD with Active Directory) return their own spelling.
     "SVC": "svc:x:1500:1500::/home/svc:/bin/bash",
     "ALICE": "alice:x:2001:2001::/home/alice:/bin/bash",
 }
@@ -36,7 +36,7 @@ PASSWD = {
 
 @dataclass
 class FakeTransportFactory:
-    """Knows only getent, and notes as whom anything was run."""
+    """Answers only getent, and records the user of each command."""
 
     run_as_users: list[str] = field(default_factory=list)
     closed: bool = False

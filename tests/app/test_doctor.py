@@ -1,5 +1,4 @@
-"""The doctor on a cluster made of answers: each wrong answer gives its own fault, and what hangs on it is
-not tried."""
+"""The doctor with recorded command outputs: each wrong output fails its check, and dependent checks are not tried."""
 
 from __future__ import annotations
 
@@ -38,7 +37,7 @@ NODE = (
     "CfgTRES=cpu=8,mem=16000M AllocTRES="
 )
 CONFIG = "ClusterName = lab\nSLURM_VERSION = 23.11.4\nAccountingStorageType = accounting_storage/slurmdbd\n"
-# By the first word that is found in the command.
+# The first key that occurs in the command decides.
 ANSWERS = {
     "passwd svc": "svc:x:1500:1500::/home/svc:/bin/bash",
     "passwd alice": "alice:x:2001:2001::/home/alice:/bin/bash",
@@ -55,7 +54,7 @@ ANSWERS = {
 
 @dataclass
 class FakeCluster:
-    """A door behind which every command has one written answer, or an error to raise."""
+    """A transport factory with one fixed output, or an error, per command."""
 
     answers: dict[str, str | Exception] = field(default_factory=lambda: dict(ANSWERS))
     clock: Callable[[], float] = time.time
@@ -109,7 +108,7 @@ class FakeTransport(SubprocessTransport):
 
 @pytest.fixture
 def port() -> Iterator[int]:
-    """Something that greets like an SSH server."""
+    """The port of a server that sends an SSH banner."""
     server = socket.create_server(("127.0.0.1", 0))
     stopped = threading.Event()
 

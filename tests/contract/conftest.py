@@ -1,4 +1,4 @@
-"""The transports under test, each real, against the embedded cluster; and how many cases ran on each."""
+"""The transports under test on the embedded cluster, and a count of the cases that passed on each."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def transport(request: pytest.FixtureRequest, cluster: EmbeddedCluster) -> Itera
 
 @pytest.fixture
 def root(transport: Transport, cluster: EmbeddedCluster) -> Iterator[str]:
-    """A directory of Alice's own, with blanks, quotes and Chinese in its name."""
+    """A directory of Alice's with blanks, quotes and Chinese in its name."""
     path = f"{cluster.work_root.format(user=ALICE)}/it's a «测试» {uuid.uuid4().hex[:8]}"
     assert transport.run(["mkdir", "-m", "0700", "--", path]).exit_code == 0
     yield path
@@ -81,7 +81,7 @@ def root(transport: Transport, cluster: EmbeddedCluster) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def small_disk(cluster: EmbeddedCluster) -> Iterator[str]:
-    """One mebibyte that everybody may fill."""
+    """A file system of one mebibyte that every user may fill."""
     path = cluster.dir / f"small-disk-{uuid.uuid4().hex[:8]}"
     path.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=1m,mode=1777", "tmpfs", str(path)]
@@ -92,7 +92,7 @@ def small_disk(cluster: EmbeddedCluster) -> Iterator[str]:
 
 
 class PrivateSshd:
-    """An sshd of a test's own: the embedded cluster's key, CA and users, and some lines more."""
+    """A separate sshd with the embedded cluster's host key, CA and users, and additional configuration lines."""
 
     def __init__(self, cluster: EmbeddedCluster, directory: Path, lines: str) -> None:
         with socket.create_server(("127.0.0.1", 0)) as free:
@@ -147,7 +147,7 @@ def private_sshd(
 
 
 def find_processes_by_text(text: str) -> list[int]:
-    """Process ids on this machine whose command line holds `word`, by whomever."""
+    """Ids of all processes of this machine whose command line contains `text`."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -155,7 +155,7 @@ def find_processes_by_text(text: str) -> list[int]:
                 if text.encode() in (entry / "cmdline").read_bytes():
                     found.append(int(entry.name))
             except OSError:
-                continue  # it ended while we looked
+                continue  # it ended meanwhile
     return found
 
 

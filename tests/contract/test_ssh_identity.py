@@ -1,4 +1,4 @@
-"""Who gets in as whom over SSH, what happens when the line or the far side fails, and at what cost."""
+"""SSH identity, failures of the connection or the server, and the number of connections, on a real sshd."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ FIND_SSHD = (
 
 @pytest.fixture
 def connect(ssh_target: SshTarget, login: CertificateCredentials) -> Iterator[Connect]:
-    """Makes SshClusters that differ in what is said, and closes them."""
+    """Creates SshClusters with the given changes and closes them."""
     made: list[SshCluster] = []
 
     def make(target: SshTarget | None = None, **changes: Any) -> SshCluster:
@@ -117,7 +117,7 @@ def test_one_of_several_pinned_keys_is_enough(
     assert connect(target).transport(ALICE).run(["true"]).exit_code == 0
 
 
-# -- who gets in -----------------------------------------------------------------------------------
+# -- authentication -----------------------------------------------------------------------------------
 
 
 def test_a_ca_that_sshd_does_not_trust(connect: Connect, tmp_path: Path) -> None:
@@ -127,7 +127,7 @@ def test_a_ca_that_sshd_does_not_trust(connect: Connect, tmp_path: Path) -> None
 
 
 class AliceCertificateLogin:
-    """Presents Alice's certificate whoever is asked for."""
+    """Presents Alice's certificate for every user."""
 
     def __init__(self, real: CertificateCredentials) -> None:
         self._real = real
@@ -232,7 +232,7 @@ def test_a_key_file_per_user(
         accepted.unlink()
 
 
-# -- far sides that behave oddly -------------------------------------------------------------------
+# -- unusual login nodes -------------------------------------------------------------------
 
 
 def test_start_up_files_that_print_do_not_get_into_answers(
@@ -417,11 +417,11 @@ def test_two_hundred_commands_by_twenty_threads_as_three_users(connect: Connect)
     assert pool.stats().opened <= 6
 
 
-# -- a line that can be cut ------------------------------------------------------------------------
+# -- broken connections ------------------------------------------------------------------------
 
 
 class TcpRelay:
-    """A TCP relay between Sluice and sshd that can be cut and restored."""
+    """A TCP relay between Sluice and sshd that the test cuts and restores."""
 
     def __init__(self, port: int) -> None:
         self._target_port = port

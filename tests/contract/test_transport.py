@@ -1,4 +1,4 @@
-"""The contract of `clusters.transport.base`: every case runs on every transport, for real."""
+"""The contract of `clusters.transport.base`: every case runs on every transport."""
 
 from __future__ import annotations
 
@@ -411,7 +411,7 @@ def test_stat_and_list(transport: Transport, root: str) -> None:
 
 
 class FollowRecorder:
-    """Follows in a thread of its own, as the log hub does, and keeps what it heard."""
+    """Follows in its own thread, as the log follower does, and keeps the events."""
 
     def __init__(self, transport: Transport, path: str, offset: int = 0) -> None:
         self.events: list[FollowEvent] = []
@@ -432,7 +432,7 @@ class FollowRecorder:
 
     @property
     def content(self) -> bytes:
-        """What a viewer would have, having started empty at the first offset."""
+        """The bytes that a viewer has who started at the first offset."""
         content = b""
         for event in list(self.events):
             if event.kind == "truncated":

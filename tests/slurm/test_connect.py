@@ -1,4 +1,4 @@
-"""From rows to the real embedded cluster: each person as themselves, nobody as those who are refused."""
+"""Connections from Cluster rows to the embedded cluster: each person as their Unix user, refused identities not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The doctor on the real embedded cluster: only OK; and for each link cut on purpose, that fault alone."""
+"""The doctor on the embedded cluster: all checks OK; with one fault made on purpose, only that check fails."""
 
 from __future__ import annotations
 

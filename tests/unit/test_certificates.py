@@ -1,4 +1,4 @@
-"""The CA key file and what a certificate says, read back by another reader than the one that wrote it."""
+"""The CA key file, and certificates parsed by another library than the one that wrote them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Telling tail's words from a log's bytes, and reading what file programs answer."""
+"""Separating tail's messages from a log's bytes, and parsing the output of file commands."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from clusters.transport.file_commands import FollowState, TailSplitter
 MARK = "\x1esluice-0123456789abcdef0123456789abcdef"
 MESSAGE_PREFIX = MARK.encode() + b": "
 
-# Log content that tries to look like the mark, or like what tail says.
+# Log content that resembles the mark or tail's messages.
 hostile = st.lists(
     st.one_of(
         st.binary(max_size=20),
@@ -62,7 +62,7 @@ def test_any_bytes_pass_unchanged_however_they_are_cut(content: bytes, sizes: li
         for data, message in splitter.feed(piece):
             out += data
             messages += [message] if message else []
-    # Adjacent pieces may spell the mark itself; only then is something taken for tail's words.
+    # Adjacent pieces may form the mark itself; only then is content taken for tail's message.
     if MESSAGE_PREFIX not in content:
         assert out == content + b"end\n"
         assert messages == []

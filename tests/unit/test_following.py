@@ -1,4 +1,4 @@
-"""When a follower starts its reader again, from where, and what it says meanwhile."""
+"""When a follower restarts its reader, at which offset, and which events it sends."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from clusters.transport.files import FileFollower, RunningProgram
 
 
 class FakeProgram(RunningProgram):
-    """Says its chunks, then ends as told. In a chunk, `@` stands for the follower's mark."""
+    """Prints its chunks, then ends with the given result. In a chunk, `@` stands for the follower's mark."""
 
     def __init__(self, *chunks: bytes, exit_status: int | Exception = 143) -> None:
         self.chunks = list(chunks)
@@ -38,7 +38,7 @@ class FakeProgram(RunningProgram):
 
 
 class FakeTransport:
-    """Stands for a transport: gives out programs, or fails to."""
+    """A transport that returns prepared programs or raises."""
 
     def __init__(self, *outcomes: FakeProgram | Exception) -> None:
         self.outcomes = list(outcomes)
