@@ -1,7 +1,7 @@
-"""The REST API with 1,000 and with 100,000 jobs: how long a list takes, how many requests a process serves.
+"""The REST API with 1,000 and with 100,000 jobs: latency of lists, requests per second, the whole list.
 
-The servers are `manage.py serve` on SQLite, web only; no cluster is needed. The yardstick of the large
-database is the small one in the same run; of the rates, an address that does nothing.
+The servers are `manage.py serve --no-engine` on SQLite; no cluster is needed. Baselines of the same run: the
+small database for the large one, /healthz for request rates, pages of 200 for the whole list in one request.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import json
 import os
 import shutil
 import socket
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -27,9 +28,10 @@ PROJECT = Path(__file__).resolve().parents[2]
 SMALL_COUNT, LARGE_COUNT = 1_000, 100_000
 CLIENTS = 20
 JOBS_PATH = "/api/v1/jobs"
+WHOLE_LIST_FIELDS = "id,name,state,owner,created_at"
 
 
-# In a process of its own: fills a database.
+# Runs in a subprocess: fills a database.
 
 
 def seed(count: int) -> None:
@@ -93,9 +95,13 @@ def seed(count: int) -> None:
             for n, job in enumerate(jobs)
         )
     expires = now + timedelta(days=1)
-    tokens = [create_token(user=u, name="b", scope="read", expires_at=expires)[1] for u in users]
+    users.append(User.objects.create_superuser("admin"))
+    *tokens, admin_token = (
+        create_token(user=user, name="b", scope="read", expires_at=expires)[1] for user in users
+    )
     own_job_ids = Job.objects.filter(owner=users[0]).values_list("pk", flat=True)[:200]
-    print(json.dumps({"tokens": tokens, "ids": [str(pk) for pk in own_job_ids]}))
+    ids = [str(pk) for pk in own_job_ids]
+    print(json.dumps({"tokens": tokens, "admin_token": admin_token, "ids": ids}))
 
 
 def count_queries(token: str) -> int:
@@ -114,7 +120,7 @@ def count_queries(token: str) -> int:
     return len(context)
 
 
-# Here: a server and its clients.
+# The server and its clients.
 
 
 @dataclass
@@ -123,6 +129,7 @@ class BenchServer:
     port: int
     server: subprocess.Popen[bytes]
     tokens: list[str]
+    admin_token: str  # of a superuser, who sees every job
     ids: list[str]  # of the first person's jobs
 
     def connect(self) -> http.client.HTTPConnection:
@@ -189,7 +196,7 @@ def start_server(count: int) -> BenchServer:
 
 
 def measure_latency_ms(bench: BenchServer, path: str, repeat: int, users: int) -> list[float]:
-    """Milliseconds of each request of a client that waits for its answers."""
+    """Milliseconds of each request of a sequential client."""
     connection = bench.connect()
     durations = []
     for n in range(repeat + 10):
@@ -200,7 +207,7 @@ def measure_latency_ms(bench: BenchServer, path: str, repeat: int, users: int) -
 
 
 def measure_request_rate(bench: BenchServer, paths: list[tuple[str, str]], seconds: float) -> float:
-    """Requests a second of CLIENTS clients, each on a connection of its own."""
+    """Requests per second of CLIENTS concurrent clients with one connection each."""
     counts = [0] * CLIENTS
     end = time.monotonic() + seconds
 
@@ -220,6 +227,50 @@ def measure_request_rate(bench: BenchServer, paths: list[tuple[str, str]], secon
     return sum(counts) / seconds
 
 
+@dataclass(frozen=True)
+class WholeList:
+    duration_ms: float
+    size_bytes: int
+    requests: int
+
+
+def read_whole_list(bench: BenchServer, query: str) -> WholeList:
+    """Read all jobs, page by page, and parse every answer as a client does."""
+    connection = bench.connect()
+    started, size, requests, cursor = time.perf_counter(), 0, 0, ""
+    while cursor is not None:
+        path = f"{JOBS_PATH}?{query}" + (f"&cursor={cursor}" if cursor else "")
+        body = bench.get(connection, path, bench.admin_token)
+        size, requests = size + len(body), requests + 1
+        cursor = json.loads(body)["next"]
+    return WholeList((time.perf_counter() - started) * 1000, size, requests)
+
+
+def measure_whole_list(bench: BenchServer, repeat: int) -> Iterator[BenchmarkResult]:
+    """Alternates between the queries, so that all of them meet the same load of the machine."""
+    queries = {
+        "pages": "limit=200",
+        "one request": "limit=1000",
+        f"one request, fields={WHOLE_LIST_FIELDS}": f"limit=1000&fields={WHOLE_LIST_FIELDS}",
+    }
+    runs: dict[str, list[WholeList]] = {name: [] for name in queries}
+    for _ in range(repeat):
+        for name, query in queries.items():
+            runs[name].append(read_whole_list(bench, query))
+    durations = {name: statistics.median(run.duration_ms for run in runs[name]) for name in queries}
+    for name in list(queries)[1:]:
+        last = runs[name][-1]
+        yield BenchmarkResult(
+            f"whole list of {SMALL_COUNT:,} jobs, {name}",
+            durations[name],
+            "ms",
+            baseline=durations["pages"],
+            baseline_name=f"{runs['pages'][-1].requests} requests of 200",
+            target_ratio=1 / 3 if "fields" in name else None,
+            note=f"{last.size_bytes // 1000} KB ({runs['pages'][-1].size_bytes // 1000} KB)",
+        )
+
+
 def measure(*, quick: bool = False) -> Iterator[BenchmarkResult]:
     repeat, seconds = (60, 3.0) if quick else (300, 10.0)
     large_count = 20_000 if quick else LARGE_COUNT
@@ -235,7 +286,7 @@ def measure(*, quick: bool = False) -> Iterator[BenchmarkResult]:
             for bench in (small, large):
                 path = JOBS_PATH + query
                 if title == "list, second page":
-                    # Each person has cursors of their own: one person only.
+                    # A cursor is valid only for the person who got it.
                     body = json.loads(bench.get(bench.connect(), JOBS_PATH, bench.tokens[0]))
                     path = f"{JOBS_PATH}?cursor={body['next']}"
                 paths.append(path)
@@ -252,6 +303,7 @@ def measure(*, quick: bool = False) -> Iterator[BenchmarkResult]:
                 target_ratio=1.5 if "search" not in title else None,
                 limit=150,
             )
+        yield from measure_whole_list(small, 10 if quick else 40)
         yield BenchmarkResult(
             "queries of a list",
             _run_in_subprocess(large.home, "queries", large.tokens[0]),
