@@ -1,4 +1,4 @@
-"""People in the admin site. `clusters.admin` adds their namespaces and Unix accounts."""
+"""Admin site of users. `clusters.admin` adds their namespaces and Unix accounts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 else:
     BaseUserAdmin, PasswordForm = DjangoUserAdmin, AdminPasswordChangeForm
 
-# Whoever may set these has all rights already, or could give them to themselves.
+# Only superusers may set these fields: they grant every right.
 PRIVILEGE_FIELDS = ("is_superuser", "is_staff", "groups", "user_permissions")
 
 admin.site.site_header = _("Sluice administration")
@@ -30,7 +30,7 @@ admin.site.index_title = _("Clusters, namespaces and people")
 
 
 class ResetPasswordForm(PasswordForm):
-    """An administrator's reset: whoever knew the old password may have made tokens with it."""
+    """A password reset by an administrator also revokes tokens made with the old password."""
 
     def save(self, commit: bool = True) -> User:
         user: User = super().save(commit)
@@ -96,8 +96,8 @@ class UserAdmin(BaseUserAdmin):
 
 
 def _may_manage(request: HttpRequest, account: User | None) -> bool:
-    """Only superusers touch the accounts of superusers and of others with rights in this site: with a
-    new password one could sign in as them."""
+    """Only superusers change accounts of superusers and staff: a new password would allow signing in
+    as them."""
     if request.user.is_superuser or account is None or account.pk == request.user.pk:
         return True
     return not (account.is_superuser or account.is_staff)
@@ -108,7 +108,7 @@ admin.site.unregister(Group)
 
 @admin.register(Group)
 class GroupAdmin(DjangoGroupAdmin):
-    """Groups are bundles of rights: as the rights themselves, superusers' alone to give."""
+    """Groups carry permissions, so only superusers change them."""
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         return request.user.is_superuser

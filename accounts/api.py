@@ -1,4 +1,4 @@
-"""`/api/v1/tokens`: a person's own tokens. A new one is made after a sign-in, never by another token."""
+"""`/api/v1/tokens`: a person's own tokens. Creating one needs a session or a password, not a token."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class NewToken(StrictSerializer):
 
 
 class PasswordAuthentication(BasicAuthentication):
-    """Name and password, for `sluice login`: only where tokens are made, and only a few a minute."""
+    """Name and password, for `sluice login`: accepted only at the token endpoint and rate-limited."""
 
     www_authenticate_realm = "sluice"
 
@@ -172,7 +172,7 @@ class TokenView(APIView):
         responses={204: None, **problem_responses(401, 403, 404)},
     )
     def delete(self, request: Request, id: int) -> Response:
-        # A read-only token gives itself back; the others are not its to take away.
+        # A read-only token may revoke itself, but no other token.
         auth_token = request.auth
         if (
             isinstance(auth_token, ApiToken)

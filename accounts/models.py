@@ -1,4 +1,4 @@
-"""People as the web knows them. What they may do on a cluster is decided in `clusters` and `jobs`."""
+"""Users and API tokens. Permissions on clusters and jobs are in `clusters.access` and `jobs.store.access`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class User(AbstractUser):
 
 
 class ApiToken(models.Model):
-    """A key with which a program acts as a person. Only its SHA-256 is kept; `accounts.tokens` makes it."""
+    """A token with which a program acts as a person. Only its SHA-256 is stored; created by `accounts.tokens`."""
 
     class Scope(models.TextChoices):
         READ = "read", _("read only")

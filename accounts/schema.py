@@ -1,4 +1,4 @@
-"""How the OpenAPI schema describes the ways to authenticate. Imported by `accounts.api`."""
+"""OpenAPI descriptions of the authentication schemes. Imported by `accounts.api`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""API tokens: made here, shown once, kept as SHA-256, and recognized again.
+"""API tokens: creation, revocation and authentication of requests.
 
-A token is `slc_` and 32 random bytes, so that a leaked one is found by secret scanners and a plain hash
-is enough. Authentication costs one query.
+A token is `slc_` and 32 random bytes: the prefix lets secret scanners find leaks, and the randomness makes an
+unsalted SHA-256 sufficient. Authentication costs one query.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def hash_secret(secret: str) -> str:
 def create_token(
     *, user: User, name: str, scope: str, expires_at: datetime
 ) -> tuple[ApiToken, str]:
-    """The row and the secret, which nobody can read again."""
+    """Return the row and the secret. The secret is not stored."""
     secret = PREFIX + secrets.token_urlsafe(32)
     token = ApiToken.objects.create(
         user=user,
@@ -61,13 +61,13 @@ def revoke_token(*, token: ApiToken) -> None:
 
 
 def revoke_user_tokens(*, user: User) -> int:
-    """All that still work, and their number: after a reset by an administrator, or when the person goes."""
+    """Revoke all valid tokens of a person and return their number."""
     usable = ApiToken.objects.filter(user=user, revoked_at__isnull=True)
     return usable.update(revoked_at=timezone.now())
 
 
 def find_token(secret: str) -> ApiToken | None:
-    """The valid token of an active person, noted as used; None for any other."""
+    """The token if it is valid and its owner active, else None. Updates `last_used_at`."""
     if not secret.startswith(PREFIX):
         return None
     token = _BY_DIGEST.first(hash_secret(secret))
@@ -75,14 +75,14 @@ def find_token(secret: str) -> ApiToken | None:
     if token is None or token.revoked_at or token.expires_at <= now or not token.user.is_active:
         return None
     if token.last_used_at is None or now - token.last_used_at >= LAST_USED_UPDATE_INTERVAL:
-        # Conditional: of many requests at once only one writes.
+        # The condition makes only one of many concurrent requests write.
         stale = Q(last_used_at__isnull=True) | Q(last_used_at__lte=now - LAST_USED_UPDATE_INTERVAL)
         ApiToken.objects.filter(stale, pk=token.pk).update(last_used_at=now)
     return token
 
 
 def user_from_token(secret: str) -> User | None:
-    """For websockets: whose token this is."""
+    """The token's owner, for websockets."""
     token = find_token(secret)
     return token.user if token else None
 
@@ -107,7 +107,7 @@ class TokenAuthentication(BaseAuthentication):
 
 
 class _HeadersOnly:
-    """A request whose body stays unread: Django's CSRF check would parse a gigabyte of upload for it."""
+    """Proxy of a request without a body: Django's CSRF check would otherwise parse a whole upload."""
 
     POST = QueryDict()
 
@@ -122,16 +122,16 @@ class _HeadersOnly:
 
 
 class HeaderCsrfSessionAuthentication(SessionAuthentication):
-    """The browser's session; changes need the header X-CSRFToken."""
+    """Session authentication; unsafe methods need the header X-CSRFToken."""
 
     def enforce_csrf(self, request: HttpRequest) -> None:
         super().enforce_csrf(_HeadersOnly(request))  # type: ignore[arg-type]
 
 
 class TokenScopePermission(BasePermission):
-    """Someone is signed in; a read-only token only reads. The rest is decided by `jobs.store.access`.
+    """Requires authentication, and the scope `write` for changes. Other rules are in `jobs.store.access`.
 
-    A view names in `reading_methods` what changes nothing although its method could (a dry run).
+    A view lists in `reading_methods` unsafe methods that change nothing, such as a dry run.
     """
 
     def has_permission(self, request: Request, view: APIView) -> bool:

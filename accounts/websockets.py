@@ -1,7 +1,6 @@
-"""What every websocket has in common: where it may come from, who is behind it, how many, how long.
+"""Base of all websockets: Origin check, authentication, limit per person, periodic permission check.
 
-Owns the Origin rule, authentication (session cookie, or a bearer token for programs), the cap per
-person and the regular second look at the person's rights. What is sent is the consumers' business.
+Browsers authenticate by session cookie, programs by bearer token. Frames are defined by the consumers.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ Person = User | AnonymousUser
 
 logger = logging.getLogger(__name__)
 
-# Close codes that our pages and the client understand. 1008 and friends say too little.
+# Application close codes, handled by the pages and the client; 1008 does not name the reason.
 CLOSE_SIGNED_OUT = 4401
 CLOSE_FORBIDDEN = 4403
 CLOSE_NOT_FOUND = 4404
@@ -43,7 +42,7 @@ Scope = dict[str, Any]
 
 
 def origin_allowed(origin: str, host: str) -> bool:
-    """A page may open sockets to its own host, or if an administrator trusts its origin."""
+    """True for the page's own host and for origins in CSRF_TRUSTED_ORIGINS."""
     if origin in settings.CSRF_TRUSTED_ORIGINS:
         return True
     domain, _port = split_domain_port(host)
@@ -69,7 +68,7 @@ def _cookie(scope: Scope, name: str) -> str:
 
 
 def socket_language(scope: Scope, user: User) -> str:
-    """As a page would choose: what was chosen there, what the person likes, what the program asks for."""
+    """The language cookie, else the person's preference, else Accept-Language."""
     chosen = _cookie(scope, settings.LANGUAGE_COOKIE_NAME)
     if chosen not in dict(settings.LANGUAGES):
         chosen = user.language or negotiate_language(_header(scope, b"accept-language"))
@@ -77,7 +76,7 @@ def socket_language(scope: Scope, user: User) -> str:
 
 
 def user_from_session(session_key: str) -> Person:
-    """The person of a session as it stands now: signed out or password changed means nobody."""
+    """The session's user; anonymous after sign-out or a password change."""
     if not session_key:
         return AnonymousUser()
     request = HttpRequest()
@@ -86,10 +85,10 @@ def user_from_session(session_key: str) -> Person:
 
 
 class SocketAuthMiddleware:
-    """ASGI middleware: lets a websocket in only from an allowed origin and with a known person.
+    """ASGI middleware: accepts websockets only from an allowed origin and an authenticated person.
 
-    Cookies are believed only together with an Origin: browsers always send it, so a request without
-    one is a program, which must show a token.
+    The session cookie counts only together with an Origin header: browsers always send it, so a request without
+    one is from a program and needs a token.
     """
 
     def __init__(self, app: Callable[..., Awaitable[None]]) -> None:
@@ -101,7 +100,7 @@ class SocketAuthMiddleware:
         bearer = token.strip() if scheme.lower() == "bearer" else ""
         if origin and not origin_allowed(origin, _header(scope, b"host")):
             logger.warning(
-                "websocket refused: origin %r is not ours",
+                "websocket rejected: origin %r is not allowed",
                 origin,
                 extra={"action": "socket_origin_refused"},
             )
@@ -128,7 +127,7 @@ _open_sockets: Counter[int] = Counter()
 
 
 class AuthenticatedConsumer(AsyncWebsocketConsumer):
-    """A websocket of one known person. Subclasses implement `opened`, `closed` and `permitted`."""
+    """A websocket of one authenticated person. Subclasses override `on_open`, `on_close`, `check_permission`."""
 
     user: User
     language = "en"
@@ -177,8 +176,8 @@ class AuthenticatedConsumer(AsyncWebsocketConsumer):
                     await self.close(code=CLOSE_FORBIDDEN, reason="no longer allowed")
                     return
             except Exception:
-                # The database may be away for a moment: keep the socket, ask again. Whatever it was,
-                # the looking must go on: it is what closes the socket of someone who lost the right.
+                # The database may be unavailable for a moment. Keep the socket and repeat the check: it is
+                # what closes the sockets of a person who lost the permission.
                 logger.warning(
                     "could not re-check a websocket",
                     exc_info=True,
@@ -186,14 +185,14 @@ class AuthenticatedConsumer(AsyncWebsocketConsumer):
                 )
 
     def check_permission(self) -> bool:
-        """Whether this person may (still) have this socket. Runs in a thread; may query."""
+        """Whether the person may (still) use this socket. Runs in a thread; may query."""
         return True
 
     async def on_open(self) -> None:
-        """Accepted and permitted: begin."""
+        """Called once the socket is accepted and permitted."""
 
     async def on_close(self) -> None:
-        """Give back what `opened` took."""
+        """Release what `on_open` acquired."""
 
 
 def count_open_sockets() -> int:

@@ -1,4 +1,4 @@
-"""`/api/v1/`: the jobs' own addresses, tokens, the schema and its page."""
+"""URLs below `/api/v1/`: jobs, tokens, the schema and its page."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ urlpatterns = [
     path("tokens", TokenListView.as_view(), name="api-tokens"),
     path("tokens/<int:id>", TokenView.as_view(), name="api-token"),
     path("schema", schema, name="api-schema"),
-    # The page and its script are two addresses: nothing inline, nothing from elsewhere.
+    # Page and script are separate URLs: the Content-Security-Policy forbids inline scripts and other hosts.
     path(
         "docs",
         SpectacularSwaggerSplitView.as_view(

@@ -1,7 +1,7 @@
-"""The files of a job on its cluster: listed, read, packed, always as the job's owner and below one root.
+"""A job's files on the cluster: list, read and tar them as the job's owner, below one root.
 
-Read-only. A path from a person is resolved on the cluster and must lie below the root that it was given
-for, links followed. Nothing here decides who may look; `jobs.store.access` does.
+Read-only. A requested path is resolved on the cluster, links included, and must be below the root. Permissions
+are decided by `jobs.store.access`.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ MAX_TAR_DEPTH = 40
 
 @dataclass(frozen=True, slots=True)
 class ResolvedPath:
-    """A directory or file of one attempt, checked: `real` is where it is on the cluster."""
+    """A checked directory or file of an attempt; `real` is its resolved path on the cluster."""
 
     transport: Transport
     real_path: str
     path: str
     stat: FileStat
-    hidden_name: str = ""  # a name directly below that is left out
+    hidden_name: str = ""  # a name directly below, which is left out
 
 
 def find_job_attempt(job: Job, number: int | None) -> Attempt:
@@ -86,7 +86,7 @@ def resolve_path(
     )
     if not _is_within(real_path, real_base):
         raise RemoteFileMissing(_("%(path)s leads out of the job's files.", path=relative_path))
-    # Again with the resolved paths: a link leads anywhere.
+    # Checked again after resolution: a link may point anywhere.
     if not for_owner and not _is_within(real_base, real_work_dir):
         raise NotAllowed(_("Only its owner may look into a job's output directory."))
     if not for_owner and _is_within(real_path, posixpath.join(real_work_dir, ROLE_DATA_FILE)):
@@ -140,7 +140,7 @@ def read_file(
 
 
 def stream_tar(resolved: ResolvedPath) -> Iterator[bytes]:
-    """A directory as a tar, file by file as they are read; unreadable files are left out."""
+    """Stream a directory as a tar; unreadable files are left out."""
     if resolved.stat.kind != "dir":
         raise InvalidValue(
             _("%(path)s is not a directory.", path=resolved.path or _("This")), path=resolved.path
@@ -191,7 +191,7 @@ def _tar_header(name: str, stat: FileStat) -> tarfile.TarInfo:
 
 
 def _tar_file(transport: Transport, real_path: str, name: str, stat: FileStat) -> Iterator[bytes]:
-    """Exactly as long as its header says, though the file may grow or shrink meanwhile."""
+    """Yield exactly the length in the header, even if the file changes meanwhile."""
     chunks: Iterator[bytes] = iter(())
     if stat.size:
         try:

@@ -1,7 +1,7 @@
-"""Templates: job files with parameters, kept by a person for themselves, a namespace or everyone.
+"""Templates: saved job files with parameters, private, for a namespace or public.
 
-Owns who sees and changes them. A change names the version it was made from: of two editors the second is
-told, not overwritten. A template's job file is kept as it was given, in any dialect.
+Owns their permissions. A change names the version it is based on, so of two concurrent edits the second fails. The
+job file is stored as given, in any dialect.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def templates_visible_to(user: User | AnonymousUser) -> QuerySet[JobTemplate]:
 
 
 def can_edit_template(user: User, template: JobTemplate) -> bool:
-    """The owner; for a namespace's template also who administers that namespace; superusers."""
+    """The owner, administrators of the template's namespace, and superusers."""
     if user.is_superuser or template.owner_id == user.pk:
         return True
     return (
@@ -70,7 +70,7 @@ def find_template(*, id: uuid.UUID, by: User) -> JobTemplate:
 
 
 def parse_template_text(text: str) -> dict[str, Any]:
-    """A job file's text, in any dialect, as the document that a template keeps."""
+    """Parse a job file of any dialect into the document that a template stores."""
     document = parse_text(text).document
     if not isinstance(document, dict):
         raise SpecError.single("", _("must be a mapping of fields."), code="not_a_mapping")
@@ -78,7 +78,7 @@ def parse_template_text(text: str) -> dict[str, Any]:
 
 
 def build_document_from_job(job: Job) -> dict[str, Any]:
-    """A job's own file; uploaded code does not come with it."""
+    """The job's file, without its uploaded code."""
     document = to_document(actions.load_spec(job))
     if document.get("code", {}).get("selector") == "codeFile":
         document.pop("code")
@@ -86,7 +86,7 @@ def build_document_from_job(job: Job) -> dict[str, Any]:
 
 
 def declared_parameters(document: Mapping[str, Any]) -> list[TemplateParameter]:
-    """What an OpenPAI v2 file declares itself, where the template declares nothing."""
+    """Parameters declared in an OpenPAI v2 file, used if the template declares none."""
     declared = document.get("parameters")
     if "protocolVersion" not in document or not isinstance(declared, Mapping):
         return []
@@ -102,7 +102,7 @@ def declared_parameters(document: Mapping[str, Any]) -> list[TemplateParameter]:
 
 
 def _validate(document: Mapping[str, Any], parameters: Sequence[TemplateParameter]) -> None:
-    """The template makes a job file that can be read, with stand-ins where nothing is given."""
+    """Check that the template gives a valid job file, with placeholder values for missing defaults."""
     if len(parameters) > MAX_PARAMETERS:
         raise InvalidValue(
             _("At most %(limit)s parameters.", limit=MAX_PARAMETERS),
@@ -174,7 +174,7 @@ def change_template(
         raise NotAllowed(_("You may use this template, but not change it. Copy it first."))
     values = dict(changes)
     visibility = values.get("visibility", template.visibility)
-    # Whoever left a namespace no longer writes what its members run, also not the template's owner.
+    # Only members change a namespace's template; an owner who left the namespace may not.
     if visibility == Visibility.NAMESPACE or "namespace" in values:
         current = template.namespace.name if template.namespace else None
         values["namespace"] = _resolve_namespace(values.get("namespace", current), visibility, by)
@@ -186,7 +186,7 @@ def change_template(
         parameters = parameters_from_json(template.parameters)
     _validate(document, parameters)
     values["parameters"] = [parameter.to_json() for parameter in parameters]
-    # The version is part of the condition: of two changes at once only one finds its row.
+    # The version in the condition lets only one of two concurrent changes succeed.
     changed = JobTemplate.objects.filter(pk=template.pk, version=version).update(
         **values, version=version + 1, updated_at=timezone.now()
     )
@@ -206,7 +206,7 @@ def parameters_from_json(rows: Sequence[Mapping[str, Any]]) -> list[TemplatePara
 
 
 def copy_template(*, template: JobTemplate, by: User, name: str = "") -> JobTemplate:
-    """A private template of one's own, with the same content."""
+    """A private copy owned by the person."""
     return JobTemplate.objects.create(
         owner=by,
         name=(name or f"{template.name} (2)")[:120],
@@ -232,14 +232,14 @@ def build_submission(
     secrets: Mapping[str, str] | None = None,
     code: CodeUpload | None = None,
 ) -> SubmissionRequest:
-    """The template with values for its parameters, read as a job file of the person."""
+    """Fill in the parameters and parse the result as the person's job file."""
     document = fill_template(template.spec, parameters_from_json(template.parameters), values)
     submission = parse_submission(
         by=by, document=document, secrets=secrets, code=code, name=name, namespace=namespace
     )
     if name:
         return submission
-    # The same template is used again and again: a name that still lives gets a number.
+    # A live job may have the name already: append a number.
     unused_name = actions.find_unused_name(by, submission.spec.job_name)
     spec = submission.spec.model_copy(update={"job_name": unused_name})
     return SubmissionRequest(

@@ -1,6 +1,6 @@
-"""From what a person hands in (a job file in any dialect, secrets, code) to a job, or to its preview.
+"""Submission and preview of a job: parses the job file, resolves namespace, sizes, secrets and code.
 
-The API, templates and the pages all come through here. Writes rows only through `jobs.actions`.
+Used by the API, templates and pages. Writes only through `jobs.actions`.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ if TYPE_CHECKING:
     from accounts.models import User
 
 _T = TypeVar("_T")
-# The runtimes that take a registry's login from variables; others have files of their own for it.
+# Runtimes that read the registry login from variables; others use their own files.
 RUNTIMES_WITH_REGISTRY_LOGIN = ("apptainer", "singularity")
 DEFAULT_NAMESPACE = "default"
 _NAMESPACE_BY_NAME = CompiledLookup(Namespace, ("name",), related="cluster")
-# Where a preview pretends to lie; nothing is written there.
+# Work directory shown in previews; nothing is written there.
 PREVIEW_JOB_ID = "00000000-0000-0000-0000-000000000000"
 
 
 @dataclass(frozen=True, slots=True)
 class SubmissionRequest:
-    """A job file that was understood, and where it goes."""
+    """A parsed job file and its namespace."""
 
     spec: JobSpec
     namespace: Namespace
@@ -118,7 +118,7 @@ def build_site(by: User) -> SiteCatalog:
 
 
 class _LazyMapping(Mapping[str, _T]):
-    """Read when somebody asks: most job files name none."""
+    """Loaded lazily: most job files name none."""
 
     def __init__(self, read: Callable[[], Mapping[str, _T]]) -> None:
         self._read = read
@@ -143,7 +143,7 @@ def _load_sizes() -> dict[str, dict[str, Any]]:
 
 
 def _load_storages(by: User) -> dict[str, str]:
-    """Of the clusters that the person can submit to; a name that two of them mean differently is none."""
+    """Storages of the clusters that the person can submit to; names with conflicting meanings are dropped."""
     found: dict[str, str] = {}
     ambiguous = set()
     clusters = Cluster.objects.filter(namespaces__in=namespaces_submittable_by(by)).distinct()
@@ -260,13 +260,13 @@ def submit(*, by: User, submission: SubmissionRequest, cloned_from: Any = None) 
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """What would become of a job, without making it."""
+    """Result of planning a job without creating it."""
 
     submission: SubmissionRequest
     plan: Plan | None = None
     starts_now: bool | None = None
     expected_start: datetime | None = (
-        None  # of one that waits: an estimate, see jobs.start_estimate
+        None  # if it has to wait: an estimate, see jobs.start_estimate
     )
     obstacles: tuple[Note, ...] = ()
     script: str = ""
@@ -278,7 +278,7 @@ class Preview:
 
 
 def preview(*, by: User, submission: SubmissionRequest) -> Preview:
-    """Plan, script and what stands in the way. Reads rows only; the cluster is not asked."""
+    """Plan, script and obstacles. Reads the database only, never the cluster."""
     try:
         job_plan = plan_job(spec=submission.spec, namespace=submission.namespace)
     except PlanError as error:
@@ -311,7 +311,7 @@ def preview(*, by: User, submission: SubmissionRequest) -> Preview:
 
 
 def _render_script(submission: SubmissionRequest, job_plan: Plan, unix_user: str) -> str:
-    """As the engine will render it, with the home directory as it usually is."""
+    """Rendered as the engine does, with the conventional home directory."""
     cluster = submission.namespace.cluster
     home = f"/home/{unix_user}"
     options = build_render_options(

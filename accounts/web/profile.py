@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 else:
     UserModelForm = forms.ModelForm
 
-# What apps above this one add to the profile page: functions from a user to template context.
+# Functions from a user to template context, registered by apps above this one.
 _profile_context: list[Callable[[User], dict[str, Any]]] = []
 
 
@@ -46,7 +46,7 @@ WIDGET_CSS_CLASSES = ((forms.Select, "form-select"), (forms.CheckboxInput, "form
 
 
 def add_form_css_classes(form: forms.BaseForm) -> None:
-    """The pages' classes, and each error tied to its field."""
+    """Add CSS classes, and link each error to its field for screen readers."""
     for name, field in form.fields.items():
         field.widget.attrs["class"] = next(
             (name for kind, name in WIDGET_CSS_CLASSES if isinstance(field.widget, kind)),
@@ -139,7 +139,7 @@ class TokenForm(forms.Form):
 @sensitive_post_parameters()
 @login_required
 def tokens(request: HttpRequest) -> HttpResponse:
-    """One's tokens. A new one's secret stands in this one answer and nowhere else."""
+    """The person's tokens. The secret of a new one is shown only in this response."""
     user = cast("User", request.user)
     form = TokenForm(request.POST or None)
     usable = ApiToken.objects.filter(user=user, revoked_at=None)

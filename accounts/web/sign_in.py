@@ -1,4 +1,4 @@
-"""Sign-in with rate limits, and the preferences (language, theme) of anyone."""
+"""Sign-in with rate limits, and the language and theme preferences."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from django.views.decorators.http import require_POST
 from accounts.models import User
 from core.api.throttle import buckets
 
-# A minute. A whole lab may come from one address; nobody mistypes a password ten times a minute.
+# Per minute. A whole lab may share one address, so the limit per address is higher.
 SIGN_INS_PER_NAME_PER_MINUTE = 10
 SIGN_INS_PER_ADDRESS_PER_MINUTE = 60
 PREFERENCE_MAX_AGE_S = 365 * 24 * 3600
@@ -34,12 +34,12 @@ def set_preference_cookie(response: HttpResponse, name: str, value: str) -> None
 
 
 class SignInView(LoginView):
-    """The login page. A person's saved language and theme come with the sign-in."""
+    """The login page. Sign-in applies the person's saved language and theme."""
 
     redirect_authenticated_user = True
 
     def post(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
-        # As the form will read it: other spellings of one name share its tries.
+        # Normalized as the form does, so that spellings of one name share a limit.
         name = unicodedata.normalize("NFKC", request.POST.get("username", "")).strip()[:150]
         address = request.META.get("REMOTE_ADDR", "")
         limits = (
@@ -65,7 +65,7 @@ class SignInView(LoginView):
 
 @never_cache
 def admin_sign_in(request: HttpRequest) -> HttpResponse:
-    """The admin site's own sign-in would not count the tries: there is one sign-in."""
+    """Redirect to the only sign-in page: the admin site's own has no rate limit."""
     if request.user.is_authenticated:
         if not request.user.is_staff:
             raise PermissionDenied
@@ -76,14 +76,14 @@ def admin_sign_in(request: HttpRequest) -> HttpResponse:
 
 @require_POST
 def set_preferences(request: HttpRequest) -> HttpResponse:
-    """Language and theme, for anyone; kept with the person when signed in."""
+    """Set language and theme; stored with the person when signed in."""
     next_url = request.POST.get("next", "")
     if not url_has_allowed_host_and_scheme(
         next_url, allowed_hosts={request.get_host()}, require_https=request.is_secure()
     ):
         next_url = "/"
     parts = urlsplit(next_url)
-    # Without the host, a path that begins with two slashes would be read as another host.
+    # Checked with the host: a path that begins with two slashes would be another host.
     path = "/" + parts.path.lstrip("/\\")
     response = HttpResponseRedirect(path + (f"?{parts.query}" if parts.query else ""))
     changed = []

@@ -1,7 +1,7 @@
-"""How many requests of one kind may wait at the same time: of one person, or for one cluster.
+"""Limits on concurrent slow requests, per person and per cluster.
 
-Each keeps one of the process's few threads, and a cluster whose file system hangs answers none of them for
-half a minute: the other threads go on serving everything else. Counted in this process's memory, as the rates are.
+Each such request occupies one of the process's few threads, and a cluster with a hanging file system blocks it for
+half a minute. The limit keeps threads free for other requests. Counted in the memory of this process.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class ConcurrencyLimiter:
 
     @contextmanager
     def slot(self, limit: int, key: str, error: Exception | None = None) -> Iterator[None]:
-        """Raises the refusal, or Throttled, when all are taken."""
+        """Raises the given error, or Throttled, when all slots are taken."""
         with self._lock:
             if self._in_use[key] >= limit:
                 raise error or Throttled(wait=1)
@@ -48,7 +48,7 @@ concurrency_limiter = process_state.get(ConcurrencyLimiter)
 
 
 def cluster_request_slot(cluster_id: int, name: str) -> AbstractContextManager[None]:
-    """Around whatever waits for a cluster in a request's thread. Raises ClusterBusy."""
+    """Held while a request's thread waits for a cluster. Raises ClusterBusy."""
     busy_error = ClusterBusy(
         _(
             "Cluster %(cluster)s answers slowly, and many requests wait for it already. Try again in "

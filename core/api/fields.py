@@ -1,7 +1,6 @@
-"""Shapes of requests and answers, for checking what comes in and for the schema.
+"""Strict serializer fields for request bodies, and the shape of problem+json.
 
-Answers of the hot addresses are built by plain functions (`jobs.api.shapes`); the serializers here say
-the same to the schema, and the tests compare the two.
+Shapes of answers are in `core.api.shapes`.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from rest_framework import serializers
 
 
 class StrictSerializer(serializers.Serializer[Any]):
-    """Refuses fields that nobody knows, naming the nearest one that exists."""
+    """Rejects unknown fields and suggests the closest known one."""
 
     def to_internal_value(self, data: Any) -> Any:
         if isinstance(data, dict):
@@ -37,7 +36,7 @@ def _unknown_field(name: str, known: list[str]) -> str:
 
 
 class StrictCharField(serializers.CharField):
-    """Text only: DRF would take numbers and booleans for text."""
+    """Strings only: DRF's field converts numbers and booleans to text."""
 
     def to_internal_value(self, data: Any) -> str:
         if not isinstance(data, str):
@@ -46,7 +45,7 @@ class StrictCharField(serializers.CharField):
 
 
 class StrictIntegerField(serializers.IntegerField):
-    """Whole numbers only: DRF would take "1", 1.0 and true for one."""
+    """Integers only: DRF's field also accepts "1", 1.0 and true."""
 
     def to_internal_value(self, data: Any) -> int:
         if isinstance(data, bool) or not isinstance(data, int):
@@ -55,7 +54,7 @@ class StrictIntegerField(serializers.IntegerField):
 
 
 class StrictBooleanField(serializers.BooleanField):
-    """true or false only: DRF would take "yes" and 1 too."""
+    """true or false only: DRF's field also accepts "yes" and 1."""
 
     def to_internal_value(self, data: Any) -> bool:
         if not isinstance(data, bool):
@@ -74,7 +73,7 @@ class ProblemErrorSerializer(serializers.Serializer[Any]):
 
 
 class ProblemSerializer(serializers.Serializer[Any]):
-    """What every refusal looks like (RFC 9457)."""
+    """Every error response (RFC 9457)."""
 
     type = serializers.CharField()
     title = serializers.CharField()

@@ -1,4 +1,4 @@
-"""Idempotency keys: the same key and content make one object, however often a request is sent."""
+"""Idempotency keys: repeated requests with the same key and content create one object."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ T = TypeVar("T", bound=_HasUuid)
 
 
 def compute_fingerprint(*parts: Any) -> str:
-    """SHA-256 of what a request asks for: plain values."""
+    """SHA-256 of a request's values, which must be JSON-serializable."""
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
 
 
@@ -40,11 +40,10 @@ def get_or_create_for_key(
     create: Callable[[], T],
     find: Callable[[uuid.UUID], T | None],
 ) -> tuple[T, bool]:
-    """The object of this key, and whether it existed before. Raises KeyReused for other content.
+    """Return the object of this key and whether it existed before. Raises KeyReused for other content.
 
-    Without a key the object is created, however often. The key's row and the object are one
-    transaction: a simultaneous second request waits at the unique index, and a failed one leaves no
-    key behind.
+    Without a key every call creates an object. The key's row and the object are written in one transaction: a
+    concurrent second request waits at the unique index, and a failed one leaves no key.
     """
     if not key:
         return create(), False

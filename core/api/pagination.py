@@ -1,4 +1,4 @@
-"""Cursors: opaque, signed, and good only for the very query (and person) they were given to."""
+"""Pagination cursors: opaque, signed, valid only for the query and the person they were issued to."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Bodies of requests: read once, bounded, and turned into values that the database can keep.
+"""Parsers of request bodies: size limits, and conversion to values that the database can store.
 
-A body that is too large, too deep, not Unicode or no JSON is refused here, before a view sees it.
+A body that is too large, nested too deeply, not Unicode or not JSON is rejected before the view runs.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class BodyTooLarge(APIException):
 
 
 def read_body(stream: IO[bytes], context: Mapping[str, Any] | None) -> bytes:
-    """The whole body, if it is within bounds; a large one is refused by its announced length."""
+    """Return the whole body. Raises BodyTooLarge, if possible already from Content-Length."""
     limit: int = settings.API_MAX_BODY_BYTES
     request = (context or {}).get("request")
     try:
@@ -49,7 +49,7 @@ def read_body(stream: IO[bytes], context: Mapping[str, Any] | None) -> bytes:
     return body
 
 
-# What Python's json complains of, for the translators; the rest is shown as it is.
+# Messages of Python's json module, listed for translation; others are shown untranslated.
 JSON_ERROR_MESSAGES = (
     gettext_noop("Expecting value"),
     gettext_noop("Expecting ',' delimiter"),
@@ -64,12 +64,12 @@ JSON_ERROR_MESSAGES = (
 
 
 def parse_json(body: bytes) -> Any:
-    """JSON as values that can be stored: no NaN, no NUL, no half characters, no endless nesting."""
+    """Parse JSON into storable values: rejects NaN, NUL, lone surrogates and deep nesting."""
     try:
         text = body.decode("utf-8-sig")
         value = json.loads(text, parse_constant=_reject_constant)
     except (ValueError, RecursionError) as error:
-        # ValueError: bad JSON, bad UTF-8, or a number of thousands of digits.
+        # ValueError: invalid JSON, invalid UTF-8, or a number with thousands of digits.
         if not isinstance(error, json.JSONDecodeError):
             raise ParseError(_("The body is not JSON that can be read.")) from error
         error_params = {"words": _(error.msg), "line": error.lineno, "column": error.colno}
@@ -138,10 +138,10 @@ class JsonParser(BaseParser):
 
 
 class JsonContentNegotiation(BaseContentNegotiation):
-    """The API speaks JSON; where YAML or bytes are given, the view itself decides."""
+    """Content negotiation is JSON only; views that return YAML or bytes choose the type themselves."""
 
     def select_parser(self, request: Request, parsers: Any) -> BaseParser | None:
-        # A JSON body whose type was forgotten is still read; curl's default is not.
+        # A body without Content-Type is read as JSON; curl's default type is not.
         kind = (request.content_type or "").partition(";")[0].strip().lower()
         for parser in parsers:
             if kind == parser.media_type or kind in getattr(parser, "media_types", ()):

@@ -1,4 +1,4 @@
-"""JSON responses straight from values."""
+"""JSON responses, serialized with orjson."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from django.http import HttpResponse
 
 
 def json_response(body: Any, status: int = 200) -> HttpResponse:
-    """JSON without DRF's renderers and negotiation, which cost more than the query."""
+    """Skips DRF's renderers and content negotiation, which cost more than the query."""
     try:
         text = orjson.dumps(body)
     except TypeError:
-        # A number beyond 64 bits in a job file; orjson refuses it.
+        # orjson rejects integers beyond 64 bits, which a job file may contain.
         text = json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()
     return HttpResponse(text, status=status, content_type="application/json")

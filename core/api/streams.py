@@ -1,4 +1,4 @@
-"""Long answers: bytes passed on as they come, under ASGI and WSGI alike, never held whole."""
+"""Streamed responses: chunks are forwarded as they arrive, under ASGI and WSGI."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from django.utils.translation import gettext as _
 from rest_framework.exceptions import APIException
 from rest_framework.request import Request
 
-# Threads of their own: a cluster that hangs in the middle of a file keeps no websocket waiting.
+# A separate thread pool: a cluster that hangs in the middle of a file must not delay websockets.
 _reader_threads = ThreadPoolExecutor(max_workers=32, thread_name_prefix="download")
 _RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})\Z")
 
@@ -28,7 +28,7 @@ class RangeNotSatisfiable(APIException):
 def stream_attachment(
     request: HttpRequest, chunks: Iterator[bytes], *, content_type: str, filename: str
 ) -> StreamingHttpResponse:
-    """An attachment: a person's file is never shown as a page of ours."""
+    """Always an attachment, so that a person's file is never rendered in this origin."""
     body = _iterate_in_threads(chunks) if isinstance(request, ASGIRequest) else chunks
     response = StreamingHttpResponse(body, content_type=content_type)
     response["Content-Disposition"] = f"attachment; filename*=UTF-8''{quote(filename)}"
@@ -52,12 +52,12 @@ async def _iterate_in_threads(chunks: Iterator[bytes]) -> AsyncIterator[bytes]:
     finally:
         close = getattr(chunks, "close", None)
         if close is not None and pending_read is not None:
-            # Whoever leaves does so while a piece is read: it ends first, and nobody waits for that.
+            # A client disconnects while a chunk is being read: the read finishes in its thread and is not awaited.
             pending_read.add_done_callback(lambda _read: _reader_threads.submit(close))
 
 
 def parse_range(request: Request, size: int) -> tuple[int, int]:
-    """Start and end (exclusive). A header that is not one simple range is ignored, as RFC 9110 allows."""
+    """Start and end (exclusive) of the Range header. Multiple ranges are ignored, as RFC 9110 allows."""
     match = _RANGE.match(request.headers.get("Range", "").strip())
     if not match or match.groups() == ("", ""):
         return 0, size
@@ -74,7 +74,7 @@ def parse_range(request: Request, size: int) -> tuple[int, int]:
 def set_range_headers(
     response: StreamingHttpResponse, request: Request, start: int, end: int, size: int
 ) -> None:
-    """The headers of an answer that holds bytes `start` to `end` (exclusive) of `size`."""
+    """Set the headers of a response with bytes `start` to `end` (exclusive) of `size`."""
     response["Content-Length"] = str(end - start)
     response["Accept-Ranges"] = "bytes"
     if "Range" in request.headers and (start, end) != (0, size):
@@ -83,7 +83,7 @@ def set_range_headers(
 
 
 def gzip_stream(chunks: Iterator[bytes]) -> Generator[bytes]:
-    """A gzip stream of the chunks, packed as they come."""
+    """Compress the chunks to a gzip stream."""
     compressor = zlib.compressobj(6, zlib.DEFLATED, zlib.MAX_WBITS | 16)
     for chunk in chunks:
         if compressed := compressor.compress(chunk):

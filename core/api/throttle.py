@@ -1,6 +1,6 @@
-"""How much one person may ask of the API: a bucket of requests per person that refills steadily.
+"""Rate limits of the API: one token bucket per person and kind of request.
 
-Kept in this process's memory, so it costs no query; with several web processes each has its own.
+Buckets are in the memory of the process, so a check costs no query; each web process has its own.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MAX_BUCKETS = 10_000
 
 
 class RateLimitBuckets:
-    """`take` one from the bucket of a key; the answer is 0.0, or the seconds until it has one again."""
+    """`take` returns 0.0, or the seconds until the key's bucket has a token again."""
 
     def __init__(self) -> None:
         self._levels: dict[str, tuple[float, float]] = {}
@@ -36,7 +36,7 @@ class RateLimitBuckets:
             level, updated_at = self._levels.pop(key, (float(per_minute), now))
             level = min(float(per_minute), level + (now - updated_at) * refill)
             allowed = level >= 1
-            # Put back last: the first in the dictionary is the longest unused.
+            # Reinserted at the end, so the first entry is the least recently used.
             self._levels[key] = (level - 1 if allowed else level, now)
             if len(self._levels) > MAX_BUCKETS:
                 del self._levels[next(iter(self._levels))]
@@ -51,7 +51,7 @@ buckets = process_state.get(RateLimitBuckets)
 
 
 class UserRateThrottle(BaseThrottle):
-    """Reading and writing have a bucket each."""
+    """Separate buckets for reads and writes."""
 
     wait_s = 0.0
 

@@ -1,1 +1,1 @@
-"""The REST API, `/api/v1`: requests to services and rows to JSON. Decides nothing by itself."""
+"""The REST API `/api/v1`: parses requests, calls actions, serializes rows. Contains no rules of its own."""

@@ -1,4 +1,4 @@
-"""What there is to run on: `/namespaces`, `/clusters`, `/capacity`, `/specs`; and `/me`. Rows only."""
+"""`/namespaces`, `/clusters`, `/capacity`, `/specs` and `/me`. Reads the database only."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from jobs.api.filters import QueryParser
 from jobs.form_description import localized_schema
 from jobs.plan.placement import select_nodes
 
-# Slurm was asked within this time: the cluster answers.
+# A cluster polled successfully within this time counts as answering.
 MAX_STATUS_AGE_S = 60
 
 
@@ -121,7 +121,7 @@ class ClusterListView(APIView):
                     "answers": None if age_s is None else age_s < MAX_STATUS_AGE_S,
                     "seen_at": format_optional_timestamp(status.last_ok_at) if status else None,
                     "age_s": age_s,
-                    # Host names and stderr are for those who can mend it.
+                    # Contains host names and stderr: administrators only.
                     "last_error": translate_dumped(status.last_error)
                     if status and user.is_superuser
                     else "",
@@ -157,7 +157,7 @@ def _gpu_usage(kind: str, nodes: list[Node], usable: list[Node]) -> shapes.GpuSh
 def _namespace_capacity(
     namespace: Namespace, role: Role, capacity: Capacity
 ) -> shapes.NamespaceCapacityShape:
-    """The most that one job could have now: what is free in the partitions, within the limits."""
+    """The largest job that could start now: free resources of the partitions, within the namespace's limits."""
     nodes: dict[str, Node] = {}
     for partition in namespace.partitions:
         found = capacity.partition(partition)

@@ -1,4 +1,4 @@
-"""`/jobs/{id}/files`: what a job wrote, listed, downloaded one by one (resumable) or as one tar."""
+"""`/jobs/{id}/files`: list, download (resumable) and tar of a job's files."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class JobFileListView(APIView):
 
 
 def _printable_name(name: str) -> str:
-    """File names are bytes on Linux; those that are not UTF-8 are shown with replacements."""
+    """File names are bytes on Linux; bytes that are not UTF-8 become replacement characters."""
     return name.encode("utf-8", errors="surrogateescape").decode("utf-8", errors="replace")
 
 

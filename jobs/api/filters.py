@@ -1,4 +1,4 @@
-"""Query parameters of lists: read strictly, every mistake named, and described for the schema."""
+"""Query parameters: strict parsing with an error per parameter, and their description in the schema."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ STATES = [state.value for state in JobState]
 
 
 class QueryParser:
-    """The parameters of one request; `finish` refuses what nobody asked for and all that was wrong."""
+    """The parameters of one request; `raise_if_invalid` reports unknown and invalid ones."""
 
     def __init__(self, raw: QueryDict) -> None:
         self._raw = raw
@@ -48,7 +48,7 @@ class QueryParser:
         return value
 
     def text_list(self, name: str) -> tuple[str, ...]:
-        """Given several times, or with commas between."""
+        """Values from repeated parameters or separated by commas."""
         self._known.append(name)
         values = [part for raw in self._raw.getlist(name) for part in raw.split(",") if part]
         if len(values) > MAX_VALUES or any(len(v) > MAX_TEXT_LENGTH or "\0" in v for v in values):
@@ -102,7 +102,7 @@ class QueryParser:
         if not value:
             return None
         try:
-            # A plus sign that was not encoded arrives as a space.
+            # An unencoded plus sign arrives as a space.
             parsed = parse_datetime(value.replace(" ", "+") if value.count(" ") == 1 else value)
             if parsed is not None:
                 aware = parsed if parsed.tzinfo else parsed.replace(tzinfo=UTC)
@@ -223,7 +223,7 @@ JOB_LIST_PARAMETERS = [
         for name in TIME_RANGE_FIELDS
         for end, description in (("after", "at or after"), ("before", "before"))
     ),
-    _parameter("sort", "A minus turns it round.", {"type": "string", "enum": SORT_KEYS}),
+    _parameter("sort", "A leading minus means descending.", {"type": "string", "enum": SORT_KEYS}),
     _parameter(
         "fields",
         "Only these fields of each job, separated by commas. Absent: all.",

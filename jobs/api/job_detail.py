@@ -1,4 +1,4 @@
-"""One job as requests name it and are answered: found, told in detail, made once though asked twice."""
+"""The detailed answer of one job, and idempotent creation of jobs."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ IDEMPOTENCY_KEY_HEADER = OpenApiParameter(
     "Idempotency-Key",
     {"type": "string", "minLength": 1, "maxLength": MAX_IDEMPOTENCY_KEY_LENGTH},
     OpenApiParameter.HEADER,
-    description="Sent again with the same content, the first job is answered (200).",
+    description="A repeated request with the same key and content answers the first job (200).",
 )
 REPLAYED_RESPONSE = {
     200: OpenApiResponse(
-        serializer_of(JobDetailShape), description="The job of this key, from before."
+        serializer_of(JobDetailShape), description="The job created before with this key."
     )
 }
 
@@ -54,7 +54,7 @@ def read_idempotency_key(request: Request) -> str:
 def respond_idempotently(
     request: Request, *, fingerprint: str, create: Callable[[], Job], status: int = 201
 ) -> HttpResponse:
-    """Make a job, or answer the one that the request's Idempotency-Key made before."""
+    """Create a job, or answer the one created before with the same Idempotency-Key."""
     job, replayed = create_job_once(
         by=authenticated_user(request),
         key=read_idempotency_key(request),

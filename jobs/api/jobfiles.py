@@ -1,4 +1,4 @@
-"""Job files as requests bring them: JSON or YAML as the body, a JSON envelope, or multipart with code.
+"""Parsers of job file submissions: a JSON or YAML body, a JSON envelope, or multipart with code.
 
 An envelope is `{"job": …, "secrets": {…}, "code": "<sha256>", "name": …, "namespace": …, "cloned_from": …}`;
 `job` is the job file as an object or as text. A body without the key `job` is the job file itself.
@@ -30,7 +30,7 @@ from jobs.submission import SubmissionRequest, parse_submission
 if TYPE_CHECKING:
     from accounts.models import User
 
-# Room for the boundaries and the manifest beside the code itself.
+# Allowance for the multipart boundaries and the manifest.
 MULTIPART_EXTRA_BYTES = 4 * 1024 * 1024
 SHA256_PATTERN = r"^[0-9a-fA-F]{64}$"
 
@@ -45,7 +45,7 @@ class JobFileField(serializers.JSONField):
 
 
 class SubmitOptionsSerializer(StrictSerializer):
-    """What may stand beside a job file."""
+    """Options beside the job file."""
 
     secrets = serializers.DictField(
         child=StrictCharField(max_length=100_000, allow_blank=True, trim_whitespace=False),
@@ -82,7 +82,7 @@ class SubmitEnvelopeSerializer(SubmitOptionsSerializer):
 
 @dataclass(slots=True)
 class RawSubmission:
-    """A request to submit or to plan, still unread."""
+    """A submission or plan request before its job file is parsed."""
 
     text: bytes | str | None = None
     document: Any = None
@@ -99,7 +99,7 @@ class RawSubmission:
             self.incoming = None
 
     def fingerprint(self) -> str:
-        """The same for the same content, however often it is sent."""
+        """Equal for requests with equal content."""
         digest = hashlib.sha256()
         text = self.text.encode() if isinstance(self.text, str) else self.text or b""
         for part in (
@@ -111,13 +111,13 @@ class RawSubmission:
         return digest.hexdigest()
 
     def store_code(self, by: User) -> None:
-        """Take in the code that came along; outside of any transaction, for files know none."""
+        """Store the received code. Call outside of transactions: files are not rolled back."""
         if self.incoming is not None:
             self.code = self.incoming.store(by=by, filename=self.code_name)
             self.incoming = None
 
     def to_submission(self, by: User) -> SubmissionRequest:
-        """The submission; code that was not kept before is only looked at."""
+        """Build the submission; code that is not stored yet is only checked."""
         code = self.code
         if self.incoming is not None:
             code = self.incoming.validate()
@@ -138,10 +138,10 @@ class RawSubmission:
 
 
 def get_raw_submission(request: Request) -> RawSubmission:
-    """What a parser here made of the body."""
+    """The result of one of these parsers."""
     data: Any = request.data
     if not isinstance(data, RawSubmission):
-        # DRF asks no parser about an empty body.
+        # DRF calls no parser for an empty body.
         raise ParseError(_("The body is empty. Send a job file."))
     return data
 
@@ -169,7 +169,7 @@ def parse_json_submission(body: bytes) -> RawSubmission:
     try:
         value = parse_json(body)
     except ParseError:
-        # Job files with comments are no JSON, and still read; their reader names the line at fault.
+        # Job files with comments are not valid JSON but accepted; the job file parser reports lines.
         return RawSubmission(text=body, filename="job.json")
     if isinstance(value, dict) and "job" in value:
         envelope = SubmitEnvelopeSerializer(data=value)
@@ -183,7 +183,7 @@ def parse_json_submission(body: bytes) -> RawSubmission:
 
 
 class _MultipartUploadHandler(FileUploadHandler):
-    """Code goes to disk as it comes; everything else must be small."""
+    """Code is streamed to disk; all other parts are limited in size."""
 
     def __init__(self) -> None:
         super().__init__()

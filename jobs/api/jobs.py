@@ -1,4 +1,4 @@
-"""`/jobs` and one job: submitting, listing, looking, changing. Files and batches have files of their own."""
+"""`/jobs`: submit, list, plan, read, change, stop, retry, clone, delete, and batches of these."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def _submit_job(user: User, raw_submission: RawSubmission) -> Job:
     submission = raw_submission.to_submission(user)
     origin = raw_submission.options.get("cloned_from")
     if origin and not jobs_visible_to(user).filter(pk=origin).exists():
-        # A draft may outlive the job that it was copied from.
+        # The original may have been deleted since the draft was made.
         message = messages.gettext("there is no such job, or you may not see it; it is not noted.")
         origin_warning = SpecWarning("cloned_from", message)
         submission = replace(submission, warnings=(*submission.warnings, origin_warning))
@@ -148,7 +148,7 @@ def _submit_job(user: User, raw_submission: RawSubmission) -> Job:
 
 
 class JobPlanView(APIView):
-    """Nothing is made or kept."""
+    """Creates and stores nothing."""
 
     parser_classes = [JobFileParser, MultipartParser]
     reading_methods = ("POST",)

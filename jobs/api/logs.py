@@ -40,7 +40,7 @@ from jobs.store.access import find_job
 
 DEFAULT_READ_BYTES = 256 * 1024
 MAX_PATTERN_LENGTH = 1000
-# Per person: a search of a huge log keeps one of the process's few threads for up to its timeout.
+# Per person: a search occupies one of the process's few threads until its timeout.
 MAX_CONCURRENT_SEARCHES = 2
 MAX_OFFSET = 2**53
 _ERROR_STATUSES = (400, 403, 404, 502, 504)
@@ -193,7 +193,9 @@ class LogDownloadView(APIView):
         if not compress:
             return _download_response(request, log)
         with cluster_request_slot(log.attempt.cluster.pk, log.attempt.cluster.name):
-            get_log_size(log.transport(), log.path)  # gone? Say so before the first byte.
+            get_log_size(
+                log.transport(), log.path
+            )  # raises for a missing file before the response starts
             chunks = stream_log(log)
         return stream_attachment(
             request._request,
@@ -207,7 +209,7 @@ def _download_response(request: Request, log: Log) -> HttpResponseBase:
     with cluster_request_slot(log.attempt.cluster.pk, log.attempt.cluster.name):
         size = get_log_size(log.transport(), log.path)
         start, end = parse_range(request, size)
-        # A log may grow meanwhile: what was announced is what is sent.
+        # The log may grow meanwhile; send only the announced length.
         chunks = stream_log(log, offset=start, limit=end - start)
     response = stream_attachment(
         request._request,

@@ -1,4 +1,4 @@
-"""`/templates`: job files with parameters that people keep and share."""
+"""`/templates`: saved job files with parameters."""
 
 from __future__ import annotations
 

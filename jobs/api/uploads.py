@@ -1,4 +1,4 @@
-"""`/uploads`: code sent ahead of a job; a job then names its SHA-256."""
+"""`/uploads`: code uploaded before a job, which then names its SHA-256."""
 
 from __future__ import annotations
 

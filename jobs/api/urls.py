@@ -1,4 +1,4 @@
-"""Addresses below `/api/v1/`."""
+"""URLs below `/api/v1/`."""
 
 from __future__ import annotations
 

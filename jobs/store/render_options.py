@@ -1,4 +1,4 @@
-"""A cluster's settings as the renderer wants them: the one place that knows both. Reads rows only."""
+"""Converts a cluster's settings to the renderer's options. Reads rows only."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _GPU_OPTIONS: dict[str, Literal["--nv", "--rocm", ""]] = {"nvidia": "--nv", "amd
 def build_render_options(
     cluster: Cluster, *, image_cache_dir: str = "", image_names: Collection[str] = ()
 ) -> RenderOptions:
-    """`image_names` are the files of the cluster's image directory, as far as they are known."""
+    """`image_names`: known files of the cluster's image directory."""
     defaults = RenderOptions()
     return RenderOptions(
         runtime=cluster.runtime,  # type: ignore[arg-type]  # the model's choices are these words

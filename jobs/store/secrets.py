@@ -1,6 +1,6 @@
-"""A job's secret values at rest: encrypted with a key made from SECRET_KEY, kept only while it lives.
+"""A job's secrets at rest: encrypted with a key derived from SECRET_KEY, deleted when the job ends.
 
-Variables of its tasks, and logins for the registries of its images. They are never in the spec, the plan, an event or a log.
+Values of task variables and logins of image registries. They are never in the spec, the plan, an event or a log.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from jobs.models import Job, JobSecret
 
 
 class SecretsUnreadable(Exception):
-    """SECRET_KEY is not the one with which they were written."""
+    """SECRET_KEY differs from the one that encrypted them."""
 
     message = _(
         "The job's secrets were stored with another SLUICE_SECRET_KEY. Submit the job again."
@@ -32,14 +32,14 @@ def _fernet() -> Fernet:
     return Fernet(base64.urlsafe_b64encode(digest))
 
 
-# No variable has such a name.
+# Not a valid variable name, so it cannot collide.
 _LOGIN_PREFIX = "login for "
 
 
 def store(
     job: Job, values: Mapping[str, str], image_logins: Mapping[str, Mapping[str, str]] | None = None
 ) -> None:
-    """The values of variables, and logins for registries by the image's name."""
+    """Values of variables, and registry logins by image name."""
     payload: dict[str, Any] = dict(values)
     payload |= {_LOGIN_PREFIX + image: dict(login) for image, login in (image_logins or {}).items()}
     if payload:
@@ -48,7 +48,7 @@ def store(
 
 
 def load(job: Job) -> dict[str, str]:
-    """The values of variables."""
+    """Values of variables."""
     found = _load(job).items()
     return {name: str(value) for name, value in found if not name.startswith(_LOGIN_PREFIX)}
 

@@ -1,7 +1,7 @@
-"""Uploaded code: received to disk, checked, kept once by its SHA-256, and given on to the engine.
+"""Uploaded code: received to disk, checked, stored once per SHA-256, streamed to the engine.
 
-Files lie below `UPLOAD_DIR`, mode 0600, named by their SHA-256. One may use only what one has uploaded
-oneself, however well one knows its SHA-256. An upload that is cut off or refused leaves nothing.
+Files are below `UPLOAD_DIR`, mode 0600, named by their SHA-256. A person may use only their own uploads, even if they
+know another's SHA-256. An interrupted or rejected upload leaves no file.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from jobs.store.archives import Limits, check_archive, tar_chunks
 if TYPE_CHECKING:
     from accounts.models import User
 
-# A part that nobody has written to for so long belongs to a process that died.
+# A .part file unchanged for this long belongs to a process that died.
 ABANDONED_AFTER_S = 6 * 3600
 
 
@@ -48,12 +48,12 @@ def _storage_path(sha256: str) -> Path:
 
 
 def _make_dir(name: str) -> Path:
-    """A directory below UPLOAD_DIR, which is nobody else's to read either."""
+    """Create a directory below UPLOAD_DIR, readable only by this Unix user."""
     top = Path(settings.UPLOAD_DIR)
-    # Each by itself: of directories made on the way pathlib sets no mode.
+    # One at a time: pathlib does not apply `mode` to parents.
     top.mkdir(parents=True, exist_ok=True, mode=0o700)
     if top.stat().st_mode & 0o077:
-        with contextlib.suppress(PermissionError):  # another's, who knows who may read it
+        with contextlib.suppress(PermissionError):  # owned by another user, who set the mode
             top.chmod(0o700)
     folder = top / name
     folder.mkdir(exist_ok=True, mode=0o700)
@@ -61,7 +61,7 @@ def _make_dir(name: str) -> Path:
 
 
 class IncomingUpload:
-    """A file on its way in: hashed as it comes, gone again unless `keep` says otherwise."""
+    """An upload in progress: hashed while written, deleted unless `store` succeeds."""
 
     def __init__(self) -> None:
         folder = _make_dir("incoming")
@@ -92,7 +92,7 @@ class IncomingUpload:
         self._path.unlink(missing_ok=True)
 
     def validate(self) -> CodeUpload:
-        """What the archive would be kept as, checked; nothing is kept. Raises ArchiveRefused."""
+        """Check the archive and return an unsaved CodeUpload; deletes the file. Raises ArchiveRefused."""
         try:
             self._file.close()
             info = check_archive(self._path, _limits())
@@ -101,7 +101,7 @@ class IncomingUpload:
             self.discard()
 
     def store(self, *, by: User, filename: str = "") -> CodeUpload:
-        """Check the archive and take it in. Raises ArchiveRefused, TooLarge."""
+        """Check the archive and store it. Raises ArchiveRefused, TooLarge."""
         try:
             self._file.close()
             info = check_archive(self._path, _limits())
@@ -123,7 +123,7 @@ class IncomingUpload:
                 UploadOwner.objects.get_or_create(
                     upload=upload, user=by, defaults={"filename": _sanitize_filename(filename)}
                 )
-                # While the row is held: nobody prunes it between.
+                # Inside the transaction that holds the row, so that it is not pruned in between.
                 touch_upload(upload)
                 os.replace(self._path, place)
             return upload
@@ -165,7 +165,7 @@ def _remove_abandoned(
 
 
 def receive_upload(stream: IO[bytes], *, by: User, filename: str = "") -> CodeUpload:
-    """Everything that a stream gives, as an upload of the person."""
+    """Store everything that the stream gives as an upload of the person."""
     incoming = IncomingUpload()
     try:
         while chunk := stream.read(256 * 1024):
@@ -186,12 +186,12 @@ def find_upload(*, sha256: str, by: User) -> CodeUpload:
 
 
 def touch_upload(upload: CodeUpload) -> None:
-    """Somebody needs it: its time begins anew."""
+    """Restart the retention time of the upload."""
     CodeUpload.objects.filter(pk=upload.pk).update(last_used_at=timezone.now())
 
 
 def release_upload(*, upload: CodeUpload, by: User) -> None:
-    """The person gives an upload back; the bytes go when nobody and no job needs them."""
+    """Remove the person's ownership; deletes the file when no owner and no job is left."""
     with transaction.atomic():
         UploadOwner.objects.filter(upload=upload, user=by).delete()
         if upload.owners.exists() or upload.jobs.exists():
@@ -201,7 +201,7 @@ def release_upload(*, upload: CodeUpload, by: User) -> None:
 
 
 def clean_up_uploads() -> int:
-    """What nobody needs any more: uploads past their time, parts of broken ones, files without a row.
+    """Delete expired uploads, abandoned .part files and files without a row.
 
     Returns the number of uploads removed.
     """
@@ -220,27 +220,27 @@ def clean_up_uploads() -> int:
 
 
 def prune_uploads(*, unused_since: datetime) -> int:
-    """Remove uploads that no live job needs and nobody used since then. Returns their number.
+    """Remove uploads not used since then and not needed by a live job. Returns their number.
 
-    Ended jobs stay, and say that their code is gone when somebody wants to run them again.
+    Ended jobs stay; retrying one reports that its code was removed.
     """
     stale = CodeUpload.objects.filter(last_used_at__lt=unused_since)
     removed = 0
     for pk in list(stale.values_list("pk", flat=True)):
         with transaction.atomic():
-            # Locked and looked at again: a job that takes it meanwhile notes that first.
+            # Checked again under the lock: a job that uses the upload updates `last_used_at` first.
             upload = stale.select_for_update().filter(pk=pk).first()
             if upload is None or Job.objects.live().filter(code_upload=upload).exists():
                 continue
             Job.objects.filter(code_upload=upload).update(code_upload=None)
             upload.delete()
-            # Before others may go on: one who uploads the same again puts it back.
+            # Before the lock is released: a later upload of the same content writes the file again.
             upload_path(upload).unlink(missing_ok=True)
         removed += 1
     return removed
 
 
 def stream_upload_tar(upload: CodeUpload) -> Iterator[bytes]:
-    """For the engine: a plain tar to unpack into the job's empty code directory."""
+    """A plain tar, which the engine unpacks into the job's empty code directory."""
     touch_upload(upload)
     return tar_chunks(upload_path(upload), _limits())

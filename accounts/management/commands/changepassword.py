@@ -1,4 +1,4 @@
-"""Django's own command; a reset at the console revokes the person's API tokens as well."""
+"""Django's changepassword, which also revokes the person's API tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The people of the demo, with passwords made for this very machine and kept in a 0600 file."""
+"""Creates the demo users with random passwords, stored in a file with mode 0600."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from django.db import transaction
 
 from accounts.models import User
 
-# Charlie must not get in: carol belongs to no namespace.
+# carol belongs to no namespace.
 PEOPLE = {"admin": "Administrator", "alice": "Alice", "bob": "Bob", "carol": "Carol"}
-# No vowels and no look-alikes: easy to type, and never a word.
+# Without vowels and ambiguous characters: easy to type, and no words.
 LETTERS = "bcdfghjkmnpqrstvwxz23456789"
 
 
@@ -54,7 +54,7 @@ class Command(BaseCommand):
         for name, first_name in PEOPLE.items():
             if User.objects.filter(username=name).exists():
                 continue
-            # On disk before the person exists: a crash in between must not lock anyone out.
+            # Written before the user is created: after a crash in between the password is still known.
             passwords.setdefault(name, generate_password())
             write_passwords(path, passwords)
             with transaction.atomic():
