@@ -83,7 +83,7 @@ def set_preferences(request: HttpRequest) -> HttpResponse:
     ):
         next_url = "/"
     parts = urlsplit(next_url)
-    # Checked with the host: a path that begins with two slashes would be another host.
+    # One leading slash: a browser reads a path that begins with two as another host.
     path = "/" + parts.path.lstrip("/\\")
     response = HttpResponseRedirect(path + (f"?{parts.query}" if parts.query else ""))
     changed = []

@@ -237,7 +237,8 @@ class WholeList:
 def read_whole_list(bench: BenchServer, query: str) -> WholeList:
     """Read all jobs, page by page, and parse every answer as a client does."""
     connection = bench.connect()
-    started, size, requests, cursor = time.perf_counter(), 0, 0, ""
+    started, size, requests = time.perf_counter(), 0, 0
+    cursor: str | None = ""
     while cursor is not None:
         path = f"{JOBS_PATH}?{query}" + (f"&cursor={cursor}" if cursor else "")
         body = bench.get(connection, path, bench.admin_token)

@@ -57,14 +57,14 @@ class JobContext:
 
 
 class ReasonShape(TypedDict):
-    code: Annotated[str, Help("Stable; empty: nothing to say.")]
+    code: Annotated[str, Help("Stable; empty: no reason.")]
     text: Annotated[str, Help("One sentence in the request's language.")]
     params: dict[str, Any]
-    slurm_text: Annotated[str, Help("Slurm's own words, if any.")]
+    slurm_text: Annotated[str, Help("Slurm's own text, if any.")]
 
 
 class JobPermissionsShape(TypedDict):
-    """What you may do with it and what makes sense in its state."""
+    """Actions that you may take and that are possible in the job's state."""
 
     edit: bool
     stop: bool
@@ -191,23 +191,25 @@ class JobShape(TypedDict):
     stopping: Annotated[
         bool,
         From(("state", "wanted"), _stopping),
-        Help("A stop was asked for and is not done yet."),
+        Help("A stop was requested and is not finished."),
     ]
     reason: Annotated[ReasonShape, From(("reason_code", "reason_params", "reason_text"), _reason)]
     exit_code: Annotated[int | None, From(("exit_code",))]
     description: Annotated[str, From(("description",))]
     labels: Annotated[dict[str, str], From(("labels",))]
     created_at: Annotated[Timestamp, From(("created_at",))]
-    submitted_at: Annotated[Timestamp | None, From(("submitted_at",)), Help("Slurm took it.")]
+    submitted_at: Annotated[
+        Timestamp | None, From(("submitted_at",)), Help("When Slurm accepted it.")
+    ]
     started_at: Annotated[Timestamp | None, From(("started_at",))]
     ended_at: Annotated[Timestamp | None, From(("ended_at",))]
     expected_start: Annotated[
-        Timestamp | None, From(("expected_start",)), Help("As Slurm guesses.")
+        Timestamp | None, From(("expected_start",)), Help("Slurm's estimate.")
     ]
     duration_s: Annotated[int | None, From(("started_at", "ended_at"), _duration_s)]
     time_limit_s: Annotated[int | None, From(("time_limit_s",))]
     wanted_time_limit_s: Annotated[
-        int | None, From(("wanted_time_limit_s",)), Help("Asked for, not yet set.")
+        int | None, From(("wanted_time_limit_s",)), Help("Requested, not yet set in Slurm.")
     ]
     time_left_s: Annotated[
         int | None,
@@ -220,13 +222,13 @@ class JobShape(TypedDict):
     nodes: Annotated[int, From(("node_count",))]
     tasks: Annotated[int, From(("task_count",))]
     is_distributed: Annotated[bool, From(("is_distributed",))]
-    attempt: Annotated[int, From(("attempt_number",)), Help("0: not yet handed to Slurm.")]
+    attempt: Annotated[int, From(("attempt_number",)), Help("0: not yet submitted to Slurm.")]
     slurm_job_id: Annotated[str, From(("slurm_job_id",), _slurm_job_id)]
     cloned_from: Annotated[Uuid | None, From(("cloned_from",))]
     seen_at: Annotated[
         Timestamp | None,
         From(("seen_at", "state", "ended_at"), _seen_at),
-        Help("How old this is: Slurm's last answer."),
+        Help("Last successful poll of Slurm; of an ended job, its end."),
     ]
     can: Annotated[JobPermissionsShape, From(_CAN_COLUMNS, _can)]
     links: Annotated[LinksShape, From(("id",), _links)]
@@ -234,13 +236,13 @@ class JobShape(TypedDict):
 
 class JobDetailShape(JobShape):
     warnings: Annotated[list[WarningShape], From(("warnings",), _warnings)]
-    plan: Annotated[dict[str, Any], From(("plan",), _plan), Help("What Slurm is asked for.")]
+    plan: Annotated[dict[str, Any], From(("plan",), _plan), Help("What is requested from Slurm.")]
     plan_words: Annotated[str, From(("plan",), _plan_words)]
 
 
 class JobPageShape(TypedDict):
     items: Annotated[list[JobShape], Sparse()]
-    next: Annotated[str | None, Help("The cursor of the next page; null: the last.")]
+    next: Annotated[str | None, Help("Cursor of the next page; null on the last.")]
     count: NotRequired[Annotated[int, Help("With count=1.")]]
 
 

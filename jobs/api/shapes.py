@@ -39,20 +39,20 @@ class NoteShape(TypedDict):
 
 
 class PreviewShape(TypedDict):
-    ok: Annotated[bool, Help("Slurm could run it; `problems` is empty.")]
+    ok: Annotated[bool, Help("Slurm can run it; `problems` is empty.")]
     may_submit: Annotated[bool, Help("You may submit to this namespace.")]
     dialect: str
     namespace: str
-    spec: Annotated[dict[str, Any], Help("The job file as it was understood.")]
+    spec: Annotated[dict[str, Any], Help("The parsed job file.")]
     warnings: list[WarningShape]
     problems: list[PlanProblemShape]
     plan: dict[str, Any] | None
     plan_words: str
     notes: list[NoteShape]
-    starts_now: Annotated[bool | None, Help("Enough is free; null: not known.")]
+    starts_now: Annotated[bool | None, Help("Enough resources are free; null: unknown.")]
     obstacles: list[NoteShape]
     expected_start: Annotated[
-        Timestamp | None, Help("Now, if enough is free; else an estimate; null: not known.")
+        Timestamp | None, Help("Now if enough is free, else an estimate; null: unknown.")
     ]
     expected_start_is_estimate: Annotated[
         bool,
@@ -157,7 +157,7 @@ class LogMatchShape(TypedDict):
 
 class LogMatchesShape(TypedDict):
     matches: list[LogMatchShape]
-    more: Annotated[bool, Help("There may be more than were asked for.")]
+    more: Annotated[bool, Help("There may be further matches.")]
 
 
 class BatchItemShape(TypedDict):
@@ -252,7 +252,7 @@ class ClusterShape(TypedDict):
     enabled: bool
     runtime: str
     slurm_version: str
-    answers: Annotated[bool | None, Help("Null: never asked yet.")]
+    answers: Annotated[bool | None, Help("null: never polled.")]
     seen_at: Timestamp | None
     age_s: float | None
     last_error: Annotated[str, Help("For administrators; empty for others.")]
@@ -287,7 +287,7 @@ class NamespaceCapacityShape(TypedDict):
     namespace: str
     cluster: str
     can_submit: bool
-    cpus: Annotated[int, Help("The most that one job of yours could have now.")]
+    cpus: Annotated[int, Help("The most that one job of yours could get now.")]
     mem_mib: int
     gpus: list[GpuShape]
 
@@ -324,7 +324,7 @@ class CurrentUserShape(TypedDict):
     email: str
     is_admin: bool
     language: str
-    scope: Annotated[Literal["read", "write"], Help("What this sign-in may do.")]
+    scope: Annotated[Literal["read", "write"], Help("Scope of this authentication.")]
     namespaces: list[MembershipShape]
 
 

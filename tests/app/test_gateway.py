@@ -48,7 +48,7 @@ def test_login_redirect_and_return(client: Client, alice: User) -> None:
 def test_a_wrong_password_says_so_and_keeps_the_name(client: Client, alice: User) -> None:
     response = client.post(reverse("login"), {"username": "alice", "password": "wrong"})
     page = response.content.decode()
-    assert "do not match" in page
+    assert "Wrong user name or password" in page
     assert 'value="alice"' in page
 
 

@@ -1,4 +1,4 @@
-"""Writers of one process take turns on SQLite, and nobody keeps a turn for ever."""
+"""The write lock of the SQLite backend serializes writers and is always released."""
 
 from __future__ import annotations
 

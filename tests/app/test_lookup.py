@@ -1,4 +1,4 @@
-"""Prepared rows are the ORM's rows, column by column."""
+"""CompiledLookup returns the same instances as the ORM."""
 
 from __future__ import annotations
 
