@@ -118,21 +118,21 @@ def cluster_health(cluster: Cluster, status: ClusterStatus | None) -> dict[str, 
     if not cluster.enabled:
         return {
             "level": "off",
-            "words": _("Disabled: no jobs are submitted and Slurm is not polled."),
+            "message": _("Disabled: no jobs are submitted and Slurm is not polled."),
         }
     if status is None or status.last_pass_at is None:
-        return {"level": "unknown", "words": _("Not polled by an engine yet.")}
+        return {"level": "unknown", "message": _("Not polled by an engine yet.")}
     if now - status.last_pass_at > STALE_AFTER:
         return {
             "level": "bad",
-            "words": _("No engine is running for this cluster. Start one: manage.py engine"),
+            "message": _("No engine is running for this cluster. Start one: manage.py engine"),
         }
     if status.last_ok_at is None or now - status.last_ok_at > STALE_AFTER:
         return {
             "level": "bad",
-            "words": translate_dumped(status.last_error) or _("The cluster does not respond."),
+            "message": translate_dumped(status.last_error) or _("The cluster does not respond."),
         }
-    return {"level": "good", "words": _("The cluster responds.")}
+    return {"level": "good", "message": _("The cluster responds.")}
 
 
 @require_GET

@@ -30,8 +30,8 @@ def describe_event(event: Event) -> str:
     if event.kind == "edited":
         return _("Description or labels changed.")
     if event.kind == "time-limit" and data.get("refused"):
-        return _("Slurm rejected the new time limit: %(words)s") % {
-            "words": translate(data["refused"])
+        return _("Slurm rejected the new time limit: %(message)s") % {
+            "message": translate(data["refused"])
         }
     if event.kind == "time-limit":
         limit = duration(data.get("wantedTimeLimitS") or data.get("timeLimitS"))

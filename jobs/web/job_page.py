@@ -125,13 +125,13 @@ def build_timeline(job: Job) -> list[dict[str, Any]]:
     for event in reversed(events_of(job).order_by("-id")[:MAX_EVENTS]):
         message = describe_event(event)
         # Changes of time limit or expected start are events for subscribers; their text is the same.
-        repeats = event.kind == "reason" and entries and entries[-1]["words"] == message
+        repeats = event.kind == "reason" and entries and entries[-1]["text"] == message
         # The task table shows task states.
         if event.kind == "tasks" or repeats:
             continue
         state = event.data.get("state", "")
         entries.append(
-            {"at": event.at, "words": message, "actor": actor_label(event), "state": state}
+            {"at": event.at, "text": message, "actor": actor_label(event), "state": state}
         )
     return entries[::-1]
 
@@ -149,7 +149,7 @@ def job_page(request: HttpRequest, job_id: uuid.UUID) -> HttpResponse:
     context |= {
         "tabs": TABS,
         "task_states": Task.State.choices,
-        "plan_words": format_plan(Plan.from_json(job.plan)) if job.plan else [],
+        "plan_lines": format_plan(Plan.from_json(job.plan)) if job.plan else [],
         "job_file_yaml": dump(spec, "yaml"),
         "job_file_json": dump(spec, "json"),
         "warnings": [serialize_warning(warning) for warning in job.warnings],

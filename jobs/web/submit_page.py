@@ -434,7 +434,7 @@ def _render_preview(job_preview: Preview) -> dict[str, Any] | None:
         return None
     start = job_preview.expected_start
     return {
-        "words": format_plan(plan),
+        "lines": format_plan(plan),
         "notes": [translate(note.message) for note in plan.notes],
         "startsNow": job_preview.starts_now,
         "obstacles": [translate(note.message) for note in job_preview.obstacles],

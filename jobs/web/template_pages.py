@@ -100,7 +100,7 @@ def template_list(request: HttpRequest) -> HttpResponse:
     context = {
         "page": page,
         "scope": scope,
-        "words": search,
+        "search": search,
         "scopes": [
             ("all", _("All")),
             ("mine", _("Mine")),

@@ -173,9 +173,9 @@ export class JobForm {
   showArguments(section) {
     const place = section.querySelector("[data-arguments]");
     const list = read(this.document, `${section.dataset.prefix}.parameters`);
-    const words = (Array.isArray(list) ? list : []).filter((row) => row?.key).map((row) => `--${row.key}=${row.value ?? ""}`);
-    place.hidden = !words.length;
-    place.textContent = words.join(" ");
+    const parts = (Array.isArray(list) ? list : []).filter((row) => row?.key).map((row) => `--${row.key}=${row.value ?? ""}`);
+    place.hidden = !parts.length;
+    place.textContent = parts.join(" ");
   }
 
   showKind() {

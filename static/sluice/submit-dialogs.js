@@ -33,7 +33,7 @@ export class SubmitDialog {
     const { document: job } = this.page.state;
     const values = { name: job.jobName, namespace: job.namespace, start: startText(preview), cost: costText(preview) };
     for (const [name, text] of Object.entries(values)) this.dialog.querySelector(`[data-${name}]`).textContent = text;
-    fillList(this.dialog.querySelector("[data-words]"), preview.words);
+    fillList(this.dialog.querySelector("[data-lines]"), preview.lines);
     showDialogError(this.dialog, "");
     this.dialog.showModal();
     this.button.focus();

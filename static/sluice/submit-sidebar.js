@@ -58,7 +58,7 @@ export class Sidebar {
   }
 
   showPlan(preview) {
-    fillList(this.find("[data-words]"), preview.words);
+    fillList(this.find("[data-lines]"), preview.lines);
     fillList(this.find("[data-notes]"), preview.notes);
     this.find("[data-plan] [data-start]").textContent = startText(preview);
     this.find("[data-plan] [data-limit]").textContent = preview.timeLimit === null ? "–" : duration(preview.timeLimit);

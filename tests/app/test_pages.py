@@ -1,4 +1,4 @@
-"""The pages: who gets in where, how many queries they cost, and that hostile names stay text."""
+"""The pages: access by role, number of queries, escaping of hostile names."""
 
 from __future__ import annotations
 
@@ -105,9 +105,7 @@ def test_admin_page_access(scenario: Scenario, name: str, person: str, status: i
 @pytest.mark.parametrize(
     ("person", "status"), [("alice", 403), ("chief", 200), ("carol", 404), ("admin", 200)]
 )
-def test_a_namespace_is_for_its_administrators(
-    scenario: Scenario, person: str, status: int
-) -> None:
+def test_only_administrators_open_a_namespace(scenario: Scenario, person: str, status: int) -> None:
     client = signed_in_client(getattr(scenario, person))
     assert client.get(reverse("namespace", args=[scenario.lab.pk])).status_code == status
     response = client.post(
@@ -133,7 +131,7 @@ def test_an_administrator_of_a_namespace_cannot_change_its_mapping(scenario: Sce
     [("alice", 200), ("bob", 200), ("viewer", 200), ("chief", 200), ("carol", 404), ("admin", 200)],
 )
 @pytest.mark.parametrize("name", ["job", "job_live"])
-def test_a_job_is_for_its_namespace(
+def test_only_namespace_members_open_a_job(
     scenario: Scenario, person: str, status: int, name: str
 ) -> None:
     job = scenario.job()
@@ -142,7 +140,7 @@ def test_a_job_is_for_its_namespace(
 
 
 @pytest.mark.parametrize("verb", ["stop", "retry", "clone", "delete", "time-limit", "describe"])
-def test_outsiders_act_on_nothing(scenario: Scenario, verb: str) -> None:
+def test_outsiders_cannot_act_on_a_job(scenario: Scenario, verb: str) -> None:
     job = scenario.job()
     before = Job.objects.filter(pk=job.pk).values().get()
     response = signed_in_client(scenario.carol).post(
@@ -153,7 +151,7 @@ def test_outsiders_act_on_nothing(scenario: Scenario, verb: str) -> None:
     assert Job.objects.count() == 1
 
 
-def test_rows_of_others_are_not_given_by_id(scenario: Scenario) -> None:
+def test_rows_by_id_respect_visibility(scenario: Scenario) -> None:
     job = scenario.job("secret-name")
     rows = reverse("job_rows") + f"?ids={job.pk},nonsense"
     assert "secret-name" not in signed_in_client(scenario.carol).get(rows).content.decode()
@@ -175,7 +173,7 @@ def test_audit_shows_administrators_their_own_namespaces_only(scenario: Scenario
     everything = signed_in_client(scenario.admin).get(reverse("audit")).content.decode()
     assert "in-the-lab" in everything
     assert other.name in everything
-    # What administrators change is for superusers alone.
+    # The settings log is for superusers only.
     assert "about=settings" not in shown
     settings_page = signed_in_client(scenario.chief).get(reverse("audit") + "?about=settings")
     assert "in-the-lab" in settings_page.content.decode()
@@ -201,7 +199,7 @@ def test_members_are_added_changed_removed_and_audited(scenario: Scenario) -> No
     assert "carol" in log
 
 
-def test_a_namespace_is_made_and_mapped(scenario: Scenario) -> None:
+def test_a_namespace_is_created_and_mapped(scenario: Scenario) -> None:
     client = signed_in_client(scenario.admin)
     fields = {"name": "new", "cluster": scenario.cluster.pk, "active": "on", "max_time_s": "8h"}
     wrong = client.post(reverse("namespace_new"), {**fields, "partitions": "nowhere"})
@@ -225,7 +223,7 @@ def test_cluster_check_is_requested_from_engine(scenario: Scenario) -> None:
     assert "disabled" in page
 
 
-def test_a_form_that_is_sent_twice_makes_one_copy(scenario: Scenario) -> None:
+def test_a_form_sent_twice_creates_one_clone(scenario: Scenario) -> None:
     job, client = scenario.job(), signed_in_client(scenario.alice)
     page = client.get(reverse("job", args=[job.pk])).content.decode()
     key = re.search(r'name="key" value="(\w+-clone)"', page)
@@ -256,7 +254,7 @@ def test_a_token_is_shown_once(scenario: Scenario) -> None:
 
 
 @pytest.mark.parametrize("revoke", [True, False])
-def test_a_new_password_revokes_tokens_if_wanted(scenario: Scenario, revoke: bool) -> None:
+def test_password_change_revokes_tokens_on_request(scenario: Scenario, revoke: bool) -> None:
     scenario.alice.set_password("correct horse battery")
     scenario.alice.save()
     client, address = signed_in_client(scenario.alice), reverse("password_change")
@@ -332,7 +330,7 @@ def test_job_history_has_no_duplicates(scenario: Scenario) -> None:
                 decide_observation(JobSnapshot(JobState.PENDING), observation, NOW),
             )
             changes.write()
-    # All three are told to those who watch.
+    # Subscribers get all three events.
     assert events_of(job).filter(kind="reason").count() == 3
     page = signed_in_client(scenario.alice).get(reverse("job", args=[job.pk])).content.decode()
     history = page[page.index('id="job-events"') :]
@@ -445,7 +443,7 @@ def test_every_page_in_chinese(scenario: Scenario) -> None:
     assert client.get(reverse("job", args=[job.pk])).status_code == 200
 
 
-def test_error_pages_speak_both_languages(scenario: Scenario) -> None:
+def test_error_pages_in_both_languages(scenario: Scenario) -> None:
     client = signed_in_client(scenario.alice)
     assert "There is nothing here" in client.get("/nothing").content.decode()
     chinese = client.get("/nothing", headers={"accept-language": "zh-hans"}).content.decode()

@@ -1,4 +1,4 @@
-"""The submit page and its check: what is offered to whom, problems at their place, the plan in words."""
+"""The submit page and its check: offered namespaces, problems with path and line, plan, secrets."""
 
 from __future__ import annotations
 
@@ -68,12 +68,12 @@ def document(**more: Any) -> dict[str, Any]:
     }
 
 
-def test_nobody_gets_in_without_signing_in(scenario: Scenario) -> None:
+def test_page_and_check_require_login(scenario: Scenario) -> None:
     assert Client().get("/submit").status_code == 302
     assert Client().post("/submit/check", "{}", content_type="application/json").status_code == 401
 
 
-def test_only_namespaces_where_one_may_submit_are_offered(scenario: Scenario) -> None:
+def test_only_submittable_namespaces_are_offered(scenario: Scenario) -> None:
     Namespace.objects.create(
         name="closed", cluster=scenario.cluster, partitions=["cpu"], active=False
     )
@@ -84,7 +84,7 @@ def test_only_namespaces_where_one_may_submit_are_offered(scenario: Scenario) ->
     }
 
 
-def test_a_viewer_is_told_that_there_is_nowhere_to_submit(scenario: Scenario) -> None:
+def test_a_viewer_sees_that_no_namespace_is_submittable(scenario: Scenario) -> None:
     response = client_for(scenario.viewer).get("/submit")
     text = response.content.decode()
     assert "No namespace to submit to" in text
@@ -92,13 +92,13 @@ def test_a_viewer_is_told_that_there_is_nowhere_to_submit(scenario: Scenario) ->
     assert "job-form" not in text
 
 
-def test_the_default_job_is_right_as_it_is(scenario: Scenario) -> None:
+def test_the_default_job_has_no_problems(scenario: Scenario) -> None:
     client = client_for(scenario.alice)
     default_document = page_data(client)["document"]
     response = check(client, document=default_document, format="json")
     assert response["problems"] == []
     assert response["preview"]["startsNow"] is True
-    assert response["preview"]["words"] == ["1 node of cpu: 1 main (1 CPU, 500 MB)"]
+    assert response["preview"]["lines"] == ["1 node of cpu: 1 main (1 CPU, 500 MB)"]
     assert response["preview"]["machineHours"] == pytest.approx(0.167)
     assert "#SBATCH" in response["preview"]["script"]
 
@@ -123,7 +123,7 @@ def test_every_problem_has_its_path_and_its_line(scenario: Scenario) -> None:
     assert response["document"]["taskRoles"][0]["cpuNumber"] == "many"
 
 
-def test_text_that_cannot_be_read_says_where(scenario: Scenario) -> None:
+def test_unparsable_text_is_reported_with_its_line(scenario: Scenario) -> None:
     response = check(
         client_for(scenario.alice), text='{"jobName": "a",\n "image" "b"}', format="json"
     )
@@ -153,7 +153,7 @@ def test_a_foreign_file_becomes_a_job_file_with_its_warnings(scenario: Scenario)
     assert response["dialect"] == "ffdl"
     assert response["document"]["jobName"] == "old"
     assert "jobName: old" in response["text"]
-    # A manifest's code is uploaded with it; the form asks for it at its place.
+    # A manifest's code is an upload; its absence is a problem at the code field.
     assert [problem["path"] for problem in response["problems"]] == ["code"]
 
 
@@ -186,7 +186,7 @@ taskRoles:
     assert "topsecret" not in response["preview"]["script"]
 
 
-def test_a_namespace_without_the_right_to_submit_says_so(scenario: Scenario) -> None:
+def test_a_namespace_without_submit_permission_is_a_problem(scenario: Scenario) -> None:
     response = check(client_for(scenario.viewer), document=document(), format="json")
     assert [problem["path"] for problem in response["problems"]] == ["namespace"]
     assert "not submit jobs" in response["problems"][0]["message"]
@@ -200,7 +200,7 @@ def test_a_foreign_namespace_is_unknown(scenario: Scenario) -> None:
     assert "preview" not in response
 
 
-def test_secret_values_of_the_browser_stay_there(scenario: Scenario) -> None:
+def test_secret_values_are_not_sent_to_the_check(scenario: Scenario) -> None:
     job_document = document(secrets=["TOKEN"])
     client = client_for(scenario.alice)
     assert check(client, document=job_document)["problems"][0]["path"] == "secrets.TOKEN"
@@ -239,11 +239,11 @@ def test_a_clone_fills_the_form_and_takes_a_free_name(scenario: Scenario) -> Non
     assert client_for(scenario.alice).get("/submit?clone=nonsense").status_code == 404
 
 
-def test_the_page_speaks_chinese(scenario: Scenario) -> None:
+def test_page_and_check_in_chinese(scenario: Scenario) -> None:
     client = client_for(scenario.alice)
     client.cookies["django_language"] = "zh-hans"
     response = check(client, document=document())
-    assert "1 个节点" in response["preview"]["words"][0]
+    assert "1 个节点" in response["preview"]["lines"][0]
     assert client.get("/submit").status_code == 200
 
 
@@ -284,7 +284,7 @@ def test_expected_start_follows_the_limits_of_what_runs(scenario: Scenario) -> N
     assert plan_json["expected_start_is_estimate"] is True
 
 
-def test_expected_start_is_unknown_when_nothing_that_runs_would_make_room(
+def test_expected_start_is_unknown_if_no_running_job_frees_enough(
     scenario: Scenario,
 ) -> None:
     partition = Partition("cpu", False, False, ("n4",), 86400, None)
@@ -295,7 +295,7 @@ def test_expected_start_is_unknown_when_nothing_that_runs_would_make_room(
     assert response["preview"]["expectedStart"] is None
 
 
-def test_a_job_submitted_through_the_api_of_the_page_is_one_job(scenario: Scenario) -> None:
+def test_one_idempotency_key_creates_one_job(scenario: Scenario) -> None:
     client = client_for(scenario.alice)
     for _twice in range(2):
         response = client.post(

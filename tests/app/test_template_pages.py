@@ -1,4 +1,4 @@
-"""Templates' pages: who sees and changes what, parameters asked, conflicts shown with both versions kept."""
+"""Template pages: visibility and edit permission, parameters, edit conflicts."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_pages_require_login(scenario: Scenario) -> None:
         ("public", {"alice", "bob", "viewer", "chief", "carol", "admin"}),
     ],
 )
-def test_who_sees_and_who_changes(
+def test_visibility_and_edit_permission(
     scenario: Scenario, visibility: str, visible_to: set[str]
 ) -> None:
     namespace = "lab" if visibility == "namespace" else None
@@ -112,7 +112,7 @@ def test_who_sees_and_who_changes(
             template = make_template(scenario.alice, visibility=visibility, namespace=namespace)
 
 
-def test_the_list_is_searched_by_scope_and_words(scenario: Scenario) -> None:
+def test_the_list_is_filtered_by_scope_and_search(scenario: Scenario) -> None:
     make_template(scenario.alice, "mine alone")
     make_template(scenario.bob, "for all", visibility="public")
     client = client_for(scenario.alice)
@@ -127,7 +127,7 @@ def test_the_list_is_searched_by_scope_and_words(scenario: Scenario) -> None:
     assert names["q=zzz"] == set()
 
 
-def test_a_template_is_made_and_changed(scenario: Scenario) -> None:
+def test_a_template_is_created_and_changed(scenario: Scenario) -> None:
     client = client_for(scenario.alice)
     response = client.post("/templates/new", form_data())
     made = JobTemplate.objects.get()
@@ -141,7 +141,7 @@ def test_a_template_is_made_and_changed(scenario: Scenario) -> None:
     assert (made.name, made.version) == ("other", 2)
 
 
-def test_what_was_typed_wrong_stays_in_the_form(scenario: Scenario) -> None:
+def test_invalid_input_stays_in_the_form(scenario: Scenario) -> None:
     wrong = JOB_FILE.replace("command:", "comand:")
     response = client_for(scenario.alice).post(
         "/templates/new", form_data(job_file=wrong, name=HOSTILE)
@@ -186,7 +186,7 @@ def test_a_template_from_a_job(scenario: Scenario) -> None:
     assert client_for(scenario.carol).get(f"/templates/new?job={job.pk}").status_code == 404
 
 
-def test_others_copy_and_the_copy_is_theirs(scenario: Scenario) -> None:
+def test_a_copy_belongs_to_its_maker(scenario: Scenario) -> None:
     template = make_template(scenario.alice, visibility="public")
     response = client_for(scenario.carol).post(f"/templates/{template.pk}/copy")
     copy = JobTemplate.objects.get(owner=scenario.carol)
@@ -198,7 +198,7 @@ def test_others_copy_and_the_copy_is_theirs(scenario: Scenario) -> None:
     )
 
 
-def test_several_are_deleted_and_foreign_ones_named(scenario: Scenario) -> None:
+def test_several_are_deleted_and_failures_reported(scenario: Scenario) -> None:
     mine = [make_template(scenario.alice, f"t{number}") for number in range(3)]
     foreign = make_template(scenario.bob, "bobs", visibility="public")
     ids = [str(template.pk) for template in [*mine, foreign]] + ["nonsense"]
@@ -220,7 +220,7 @@ def test_the_check_marks_the_line(scenario: Scenario) -> None:
     assert "word" in undeclared.json()["problems"][0]["message"]
 
 
-def test_parameters_are_asked_and_the_job_goes(scenario: Scenario) -> None:
+def test_parameters_are_entered_and_the_job_submitted(scenario: Scenario) -> None:
     client = client_for(scenario.alice)
     template = make_template(scenario.alice)
     assert (
@@ -236,7 +236,7 @@ def test_parameters_are_asked_and_the_job_goes(scenario: Scenario) -> None:
     assert job.spec["taskRoles"][0]["command"] == f"echo {HOSTILE}"
 
 
-def test_a_missing_or_wrong_answer_is_said_at_its_field(scenario: Scenario) -> None:
+def test_a_missing_or_invalid_value_is_reported_at_its_field(scenario: Scenario) -> None:
     template = make_template(scenario.alice)
     response = client_for(scenario.alice).post(
         f"/templates/{template.pk}/use", {"p-cores": "two", "p-word": "", "action": "submit"}
@@ -260,7 +260,7 @@ def test_the_form_opens_filled_in(scenario: Scenario) -> None:
     assert response.context["page"]["origin"] == "trial"
 
 
-def test_a_plan_that_can_never_run_is_said_on_the_page(scenario: Scenario) -> None:
+def test_an_impossible_plan_is_reported_on_the_page(scenario: Scenario) -> None:
     template = make_template(scenario.alice)
     response = client_for(scenario.alice).post(
         f"/templates/{template.pk}/use", {"p-cores": "99", "p-word": "x", "action": "submit"}

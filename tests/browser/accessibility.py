@@ -1,4 +1,4 @@
-"""What axe-core finds wrong with a page."""
+"""Accessibility violations found by axe-core."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ COLOUR_RULES = ["color-contrast", "link-in-text-block"]
 
 
 def find_serious_violations(page: Page, theme: str) -> list[str]:
-    """Serious and critical ones: of every kind in the light theme, of its colours in another."""
+    """Serious and critical violations: all rules in the light theme, colour rules in other themes."""
     options: dict[str, object] = {"resultTypes": ["violations"]}
     if theme != "light":
         options["runOnly"] = COLOUR_RULES
@@ -27,6 +27,6 @@ def find_serious_violations(page: Page, theme: str) -> list[str]:
 
 
 def has_horizontal_scroll(page: Page) -> bool:
-    """Whether it scrolls sideways."""
+    """Whether the page scrolls horizontally."""
     wide: bool = page.evaluate("document.documentElement.scrollWidth > window.innerWidth")
     return wide

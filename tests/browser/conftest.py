@@ -2,7 +2,7 @@
 
 `open_page` gives a page of a signed-in person, at a width, in a theme and a language:
     page = open_page("alice", width=390, theme="dark", language="zh-hans"); page.goto("/jobs")
-Addresses are relative to the server. Screenshots of failures are below SLUICE_SCREENSHOTS, if it is set.
+URLs are relative to the server. Screenshots of failures are below SLUICE_SCREENSHOTS, if it is set.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from playwright.sync_api import (
 
 from tests.sluice_server import RunningSluice
 
-TIMEOUT_MS = 30_000  # generous: the machine may be busy
+TIMEOUT_MS = 30_000  # long, because the machine may be busy
 CHROMIUM_ARGUMENTS = [
     "--no-sandbox",
     "--disable-gpu",
@@ -50,7 +50,7 @@ def browser() -> Iterator[Browser]:
 
 
 class ConsoleErrors:
-    """What the browser complained about; a test may expect some of it (`expected`)."""
+    """Errors in the browser's console; a test lists the expected ones in `expected`."""
 
     def __init__(self) -> None:
         self.messages: list[str] = []
@@ -113,7 +113,7 @@ def open_page(
 
 
 def sign_in(page: Page, user: str, password: str) -> None:
-    """On the login page, or on the way to it; ends where the login leads."""
+    """Sign in on the login page and wait for the page that it redirects to."""
     if "/login" not in page.url:
         page.goto("/login")
     page.fill("[name=username]", user)

@@ -1,4 +1,4 @@
-"""The fixtures themselves: signing in works, and an error in the console is not lost."""
+"""The fixtures themselves: sign-in works, and an error in the console fails the test."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every page in real Chromium on a real cluster: accessible, narrow enough, live, in both languages."""
+"""Every page in Chromium on a real cluster: accessibility, narrow screens, live updates, languages."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ UNTRANSLATED_NAMES = re.compile(
     | sbatch | srun | batch | slurmctld | curl | docker | jupyter | horovod | mnist
     )\Z"""
 )
-# Elements whose text is data, not words of ours.
+# Elements whose text is data and not translated.
 DATA_SELECTOR = "code, .quick-start, pre, kbd, time, option, .log-screen, [lang=en], .cell-name, .ace_editor, .doctor, .xterm, textarea"
 COLLECT_TEXT_JS = """(skip) => {
   const found = [];
@@ -151,12 +151,12 @@ COLLECT_TEXT_JS = """(skip) => {
 
 
 def untranslated(page: Page, known: set[str]) -> set[str]:
-    """Sentences with English words in them that are neither names nor data."""
+    """Texts with English words that are neither names nor data."""
     found = set()
     for text in page.evaluate(COLLECT_TEXT_JS, DATA_SELECTOR):
         words = [word for word in re.findall(r"[A-Za-z]{2,}", text) if word.lower() not in known]
         unknown = [word for word in words if not UNTRANSLATED_NAMES.match(word)]
-        # Two in a row are a phrase; a single one may be a node's or a person's name.
+        # Two unknown words are a phrase; a single one may be the name of a node or user.
         if len(unknown) >= 2 and not re.search(r"[/@_=:.]\S|\d", text):
             found.add(" ".join(text.split())[:100])
     return found
@@ -204,7 +204,9 @@ def test_job_list_updates_live(open_page: OpenPage, sluice_server: RunningSluice
     expect(row.locator(".state")).to_have_text("Completed", timeout=JOB_TIMEOUT_MS)
 
 
-def test_batch_says_what_will_happen(open_page: OpenPage, sluice_server: RunningSluice) -> None:
+def test_batch_dialog_lists_the_affected_jobs(
+    open_page: OpenPage, sluice_server: RunningSluice
+) -> None:
     job = submit(sluice_server, "to-be-stopped", "sleep 600")
     ended = submit(sluice_server, "has-ended", "true")
     wait_for(lambda: state_of(sluice_server, ended) == "COMPLETED")
@@ -227,7 +229,7 @@ def test_batch_says_what_will_happen(open_page: OpenPage, sluice_server: Running
 
 
 def test_a_job_watched_from_queue_to_end(open_page: OpenPage, sluice_server: RunningSluice) -> None:
-    """The page is never reloaded: state, tasks, actions and the log come by themselves."""
+    """State, tasks, actions and the log update without a reload."""
     job = submit(sluice_server, "watched", PRINTER)
     page = open_page("alice")
     page.goto(f"/jobs/{job}#logs")
@@ -241,14 +243,14 @@ def test_a_job_watched_from_queue_to_end(open_page: OpenPage, sluice_server: Run
     wait_for(lambda: "line number 300" in screen())
     text = screen()
     assert "训练开始" in text
-    # One line for the bar, as it looked at its end.
+    # The progress bar is one line, in its final state.
     assert text.count("progress") == 1
     assert "progress 40%" in text
     red = page.evaluate(
         "document.querySelector('log-view').terminal.buffer.active.getLine(0).getCell(0).getFgColor()"
     )
     assert red == 1
-    # It follows the end until the reader scrolls up.
+    # The log follows its end until the reader scrolls up.
     assert page.evaluate("document.querySelector('log-view').atEnd")
     page.locator(".log-screen").focus()
     page.keyboard.press("Home")
@@ -258,7 +260,7 @@ def test_a_job_watched_from_queue_to_end(open_page: OpenPage, sluice_server: Run
     running_dir = sluice_server.api("GET", f"jobs/{job}/attempts").json()["items"][0]["work_dir"]
     release_job(sluice_server, job, running_dir)
     expect(log.locator(".log-status")).to_contain_text("exit code 0", timeout=JOB_TIMEOUT_MS)
-    # New lines did not pull the reader away.
+    # New lines do not change the scroll position.
     assert not page.evaluate("document.querySelector('log-view').atEnd")
     jump.click()
     assert page.evaluate("document.querySelector('log-view').atEnd")
@@ -287,7 +289,7 @@ def test_a_job_watched_from_queue_to_end(open_page: OpenPage, sluice_server: Run
 
 
 def release_job(sluice_server: RunningSluice, job: str, work_dir: str) -> None:
-    """Let the printing job go on, wherever its task's working directory is."""
+    """Create the file that the printing job waits for."""
     for place in (Path(work_dir), *(p for p in Path(work_dir).iterdir() if p.is_dir())):
         (place / "go-on").touch()
 
@@ -321,7 +323,7 @@ def test_page_recovers_after_server_restart(
         "(() => { const b = document.querySelector('log-view').terminal.buffer.active;"
         " return [...Array(b.length).keys()].map(i => b.getLine(i).translateToString(true)).filter(l => l.startsWith('tick')); })()"
     )
-    # Nothing lost, nothing twice.
+    # No line is missing or repeated.
     assert lines == [f"tick {number}" for number in range(1, 10)]
     assert page.evaluate("window.stillTheSamePage")
 

@@ -1,4 +1,4 @@
-"""The submit page and templates in a real browser, with the real cluster behind them."""
+"""The submit page and templates in Chromium, on a real cluster."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def status(page: Page) -> Locator:
 
 
 def wait_until_checked(page: Page) -> None:
-    """The newest change has been checked and nothing is wrong."""
+    """Wait until the newest change was checked without problems."""
     expect(status(page)).to_have_attribute("data-state", re.compile("good|wait"))
     expect(page.locator("[data-problems]")).to_be_hidden()
 
@@ -93,7 +93,7 @@ def submit(page: Page) -> str:
 
 
 def replace_editor_text(page: Page, text: str) -> None:
-    """As a person would: everything chosen and written over."""
+    """Select all and type over it."""
     page.locator(".ace_editor").click(position={"x": 200, "y": 60})
     page.keyboard.press("Control+a")
     page.keyboard.insert_text(text)
@@ -167,7 +167,7 @@ def test_a_distributed_job_in_form_and_editor(open_page: OpenPage) -> None:
     expect(page.locator("#task-rows tr")).to_have_count(4)
 
 
-def test_roles_are_added_copied_removed_and_come_back(open_page: OpenPage) -> None:
+def test_roles_are_added_copied_removed_and_restored(open_page: OpenPage) -> None:
     page = open_page("alice")
     open_submit(page)
     page.click("[data-job-kind=distributed]")
@@ -232,7 +232,7 @@ def test_a_file_is_dropped_on_the_page(open_page: OpenPage) -> None:
     expect(page.locator("[data-drop]")).to_be_hidden()
 
 
-def test_a_broken_file_is_shown_with_its_mistakes(open_page: OpenPage) -> None:
+def test_an_invalid_file_is_shown_with_its_problems(open_page: OpenPage) -> None:
     page = open_page("alice")
     open_submit(page)
     page.set_input_files(
@@ -319,7 +319,7 @@ def test_two_clicks_make_one_job(open_page: OpenPage, sluice_server: RunningSlui
     page.wait_for_url(JOB_ADDRESS)
     found = sluice_server.api("GET", f"jobs?q={name}").json()["items"]
     assert len(found) == 1
-    # Changed and submitted again, the copy knows where it comes from.
+    # A changed copy records the job it was cloned from.
     page.goto(f"/submit?clone={found[0]['id']}")
     page.fill("#f-jobName", f"{name}-copy")
     wait_until_checked(page)
