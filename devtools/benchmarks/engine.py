@@ -1,4 +1,4 @@
-"""The engine against Slurm itself: submitting many jobs, and a look at thousands of them.
+"""The engine against bare Slurm commands: submitting many jobs, polling thousands of them.
 
 Runs on the embedded cluster with a database of its own; its Slurm jobs are held and cancelled again.
 """
@@ -164,7 +164,7 @@ def cancel(cluster: Cluster, ids: list[str]) -> None:
         slurm_client_for(cluster).cancel(ids[start : start + 500])
 
 
-# -- looking ------------------------------------------------------------------------------------------
+# -- polling ------------------------------------------------------------------------------------------
 
 
 def measure_polling(cluster: Cluster, sizes: list[int]) -> Iterator[BenchmarkResult]:

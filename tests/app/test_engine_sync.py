@@ -1,4 +1,4 @@
-"""The engine's parts without a cluster: lease and fence, writes, outcomes, records, reports, metrics."""
+"""Parts of the engine without a cluster: lease, writes, outcomes, records, reports, metrics."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class TestLease:
 
         def write() -> None:
             with old.fenced_transaction():
-                Job.objects.update(description="written by a ghost")
+                Job.objects.update(description="written after the lease was lost")
 
         with pytest.raises(LeaseLost):
             write()
@@ -123,7 +123,7 @@ class TestWrites:
                 changes.write()
             assert bool(len(queries)) is expected
 
-    def test_a_wanted_delete_happens_at_the_end(self, scenario: Scenario) -> None:
+    def test_requested_deletion_follows_the_end(self, scenario: Scenario) -> None:
         job = scenario.job(secrets={"k": "v"})
         attempt = scenario.create_live_attempt(job)
         job = actions.delete_job(job=job, by=scenario.alice, stop_first=True)
@@ -181,7 +181,7 @@ class TestOutcomes:
         assert (attempt.phase, attempt.submit_try, job.state) == ("submitting", 2, "QUEUED")
         assert job.not_before is not None
 
-    def test_an_unknown_outcome_keeps_its_marker(self, scenario: Scenario) -> None:
+    def test_unknown_outcome_keeps_its_marker(self, scenario: Scenario) -> None:
         error = CommandTimeout("no answer")
         attempt, job = apply_submit_outcome(
             create_submitting_attempt(scenario), SubmitOutcome("t", error=error)
@@ -216,12 +216,12 @@ class TestOutcomes:
     ("answers", "paused"),
     [
         (["7", "8"], False),
-        (["7", None], False),  # a slow Slurm: the rest was not begun in time
+        (["7", None], False),  # slow Slurm: the rest was not started in time
         ([None, None], True),
         (["7", SlurmUnavailable("away"), None], True),
         (["7", SubmitRejected("no"), "8"], False),
         (["7", SubmitRejected("too fast", retryable=True), None], True),
-        ([CommandTimeout("no word"), "7"], True),
+        ([CommandTimeout("no answer"), "7"], True),
     ],
 )
 def test_submission_pause_conditions(answers: list[Any], paused: bool) -> None:
@@ -271,43 +271,58 @@ def record_of(attempt: Attempt, state: str, **more: Any) -> JobRecord:
 
 
 class TestPolling:
-    """What stays as it is needs no thought; whatever changes, in Slurm or in the rows, is thought about."""
+    """Unchanged jobs are skipped; any change in Slurm or in the rows is processed."""
 
-    def look(self, poller: Poller, reported: list[JobRecord]) -> set[int]:
+    def poll_once(self, poller: Poller, reported: list[JobRecord]) -> set[int]:
         rows, _ = poller._load_rows()
-        look = poller._read_slurm(FakeSlurmClient(reported), rows)
-        return set(poller._changed_observations(look))
+        result = poller._read_slurm(FakeSlurmClient(reported), rows)
+        return set(poller._changed_observations(result))
 
     def test_only_changed_jobs_are_processed(self, scenario: Scenario) -> None:
         attempt = scenario.create_live_attempt(scenario.job())
         poller = new_poller(scenario)
         pending_records = [record_of(attempt, "PENDING", reason="Priority")]
         changed_ids, no_ids = {attempt.pk}, set[int]()
-        assert [self.look(poller, pending_records) for _ in range(3)] == [
+        assert [self.poll_once(poller, pending_records) for _ in range(3)] == [
             changed_ids,
             no_ids,
             no_ids,
         ]
         assert poller._memory[attempt.pk].settled_row
         held_records = [record_of(attempt, "PENDING", reason="JobHeldUser")]
-        assert [self.look(poller, held_records) for _ in range(3)] == [changed_ids, no_ids, no_ids]
-        # There and back: the old state is news again.
+        assert [self.poll_once(poller, held_records) for _ in range(3)] == [
+            changed_ids,
+            no_ids,
+            no_ids,
+        ]
+        # A state that returns is processed again.
         assert [
-            self.look(poller, reported)
+            self.poll_once(poller, reported)
             for reported in (pending_records, held_records, pending_records)
         ] == [changed_ids] * 3
-        assert [self.look(poller, held_records) for _ in range(3)] == [changed_ids, no_ids, no_ids]
+        assert [self.poll_once(poller, held_records) for _ in range(3)] == [
+            changed_ids,
+            no_ids,
+            no_ids,
+        ]
         Job.objects.update(wanted="stop")
-        assert [self.look(poller, held_records) for _ in range(3)] == [changed_ids, no_ids, no_ids]
+        assert [self.poll_once(poller, held_records) for _ in range(3)] == [
+            changed_ids,
+            no_ids,
+            no_ids,
+        ]
         Job.objects.update(lost_since=timezone.now())
-        assert [self.look(poller, held_records) for _ in range(2)] == [changed_ids, changed_ids]
+        assert [self.poll_once(poller, held_records) for _ in range(2)] == [
+            changed_ids,
+            changed_ids,
+        ]
         Job.objects.update(lost_since=None)
-        assert self.look(poller, held_records) == no_ids
-        # Somebody else's job has the id now; and then nobody's.
+        assert self.poll_once(poller, held_records) == no_ids
+        # The id belongs to another user's job, then to no job.
         foreign_records = [
             record("PENDING", attempt.slurm_job_id, work_dir="/elsewhere", user="eve")
         ]
-        assert [self.look(poller, foreign_records), self.look(poller, [])] == [
+        assert [self.poll_once(poller, foreign_records), self.poll_once(poller, [])] == [
             changed_ids,
             changed_ids,
         ]
@@ -351,14 +366,14 @@ class TestPolling:
         attempt = scenario.create_live_attempt(scenario.job())
         poller = new_poller(scenario)
         cancelled_records = [record_of(attempt, "CANCELLED")]
-        assert [self.look(poller, cancelled_records) for _ in range(2)] == [set(), set()]
+        assert [self.poll_once(poller, cancelled_records) for _ in range(2)] == [set(), set()]
         age_end(poller, attempt.pk, 60)
-        assert self.look(poller, cancelled_records) == {attempt.pk}
+        assert self.poll_once(poller, cancelled_records) == {attempt.pk}
         assert poller._memory[attempt.pk].settled_row is None
 
 
 class FakeSlurmClient:
-    """Answers as `Slurm` does, from a list. Accounting knows nothing; users are named after their UIDs."""
+    """Returns the given queue. Accounting is empty; users are named after their UIDs."""
 
     def __init__(self, reported: list[JobRecord]) -> None:
         self.list_queue = lambda: reported
@@ -449,7 +464,7 @@ class TestReports:
         poller = Poller(context, reader)
         ended = {**dict.fromkeys(range(1, 5), "COMPLETED"), 5: "FAILED"}
         assert poller._read_reports(ended) == {1, 4}
-        # Only they are asked again; who does not answer at all is not waited for as long.
+        # Only these are read again; an attempt without any report waits less long.
         for attempt_id in ended:
             age_end(poller, attempt_id, 20)
         assert poller._read_reports(ended) == {1}
@@ -461,7 +476,7 @@ class TestReports:
     def test_stale_task_report_is_not_final(
         self, scenario: Scenario, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """A watched attempt's files are read, then Slurm tells its end, then the reading is written."""
+        """Files of a watched attempt are read, then Slurm reports its end, then the read is written."""
         job = scenario.job()
         attempt = scenario.create_live_attempt(job)
         task = Task.objects.create(attempt=attempt, role="worker", index=0)
@@ -498,7 +513,7 @@ def test_every_reason_message_renders() -> None:
         assert "%(" not in text
     assert "SIGKILL" in render_reason(Reason("end.signal", {"signal": 9}))
     assert render_reason(Reason("pending", {"slurm": "Priority"})).startswith("Other jobs")
-    assert render_reason(Reason("never.heard", {}, "Slurm's words")) == "Slurm's words"
+    assert render_reason(Reason("unknown.code", {}, "Slurm's text")) == "Slurm's text"
 
 
 class TestMetrics:

@@ -1,4 +1,4 @@
-"""Orders to Slurm are given with an operator's rights: they must reach the person's own job only."""
+"""Control requests are sent with operator rights: they must reach the owner's Slurm jobs only."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ pytestmark = pytest.mark.django_db
 
 
 class RecordingTransport(Transport):
-    """Does whatever it is told and remembers it."""
+    """Records the commands and returns success, except for those in `errors`."""
 
     def __init__(self) -> None:
         self.commands_run: list[list[str]] = []
-        self.errors: dict[str, bytes] = {}  # by a word of the command
+        self.errors: dict[str, bytes] = {}  # by an argument of the command
 
     def run(self, argv: Sequence[str], **_more: object) -> CommandResult:
         self.commands_run.append(list(argv))
@@ -77,7 +77,7 @@ def run_control_pass(scenario: Scenario, slurm: FakeSlurmClient) -> None:
 
 
 def bob_attempt_with_slurm_id(scenario: Scenario, slurm_job_id: str) -> Attempt:
-    """What sbatch answers passes through bob's login and his files: he can make it say any number."""
+    """The output of sbatch passes through bob's login and files: he can forge any job id."""
     attempt = scenario.create_live_attempt(scenario.job("mine", by=scenario.bob), slurm_job_id)
     Attempt.objects.filter(pk=attempt.pk).update(unix_user="bob")
     attempt.refresh_from_db()
@@ -147,7 +147,7 @@ def test_requeued_job_is_cancelled_at_once(scenario: Scenario) -> None:
     assert sent_stops(scenario, slurm) == [SIGNALLED, CANCELLED]
 
 
-def test_a_time_limit_is_set_on_the_persons_own_job_only(scenario: Scenario) -> None:
+def test_time_limit_is_set_on_the_owners_job_only(scenario: Scenario) -> None:
     attempt = bob_attempt_with_slurm_id(scenario, "71")
     actions.change_time_limit(job=attempt.job, by=scenario.bob, time_limit_s=7200)
     alice_slurm = FakeSlurmClient(record("71", user="alice", work_dir="/w/other/1"))
