@@ -27,7 +27,7 @@ from clusters.models import (
     UnixAccount,
     load_capacity,
 )
-from core.translation import translate, translate_dumped
+from core.translation import translate
 
 if TYPE_CHECKING:
     from django.db.models import ForeignKey, Model
@@ -217,12 +217,10 @@ class ClusterAdmin(ClusterModelAdmin):
         if status is None or status.last_pass_at is None:
             return str(_("not polled yet"))
         if status.last_ok_at is None:
-            return translate_dumped(status.last_error)
+            return translate(status.last_error)
         last_seen = _("polled %(ago)s ago") % {"ago": timesince(status.last_ok_at, timezone.now())}
         return (
-            f"{last_seen} · {translate_dumped(status.last_error)}"
-            if status.last_error
-            else str(last_seen)
+            f"{last_seen} · {translate(status.last_error)}" if status.last_error else str(last_seen)
         )
 
     @admin.display(description=_("namespaces"), ordering="namespaces_total")

@@ -29,7 +29,7 @@ from clusters.transport.connection import SshTarget
 from clusters.transport.credentials import CertificateCredentials, KeyFileCredentials
 from clusters.transport.identity import IdentityPolicy, check_unix_name
 from clusters.transport.ssh import SshCluster
-from core.messages import _
+from core.messages import msg
 
 # How long a UID and home directory from the cluster stay cached.
 PASSWD_CACHE_TTL_S = 600.0
@@ -192,9 +192,9 @@ def fetch_passwd_entry(transport: Transport, unix_user: str) -> PasswdEntry:
     account = _parse_passwd_entry(result)
     if account is None:
         raise IdentityRefused(
-            _(
-                "There is no Unix user %(unix_user)s on the cluster. An administrator can make it, or "
-                "map the person to another one.",
+            msg(
+                "connection.no-unix-user-cluster",
+                "The Unix user %(unix_user)s does not exist on the cluster. Ask an administrator to create it, or to map you to another one.",
                 unix_user=unix_user,
             ),
             detail=result.error_text,
@@ -202,9 +202,9 @@ def fetch_passwd_entry(transport: Transport, unix_user: str) -> PasswdEntry:
     if account.name != unix_user:
         # Another spelling would bypass the rules by name: one person per Unix user, never the service account.
         raise IdentityRefused(
-            _(
-                "The cluster calls this user %(name)s, not %(unix_user)s. An administrator can map "
-                "the person to that name.",
+            msg(
+                "connection.cluster-calls-user-not",
+                "This Unix user is named %(name)s on the cluster, not %(unix_user)s. Ask an administrator to correct the mapping.",
                 name=account.name,
                 unix_user=unix_user,
             )
@@ -238,9 +238,9 @@ def check_may_act_as(cluster: Cluster, account: PasswdEntry) -> None:
     )
     if expected is not None and expected != account.uid:
         raise IdentityRefused(
-            _(
-                "Unix user %(name)s has UID %(uid)s on cluster %(cluster)s, but UID %(expected)s is on "
-                "record for the person. An administrator must find out which is right.",
+            msg(
+                "connection.unix-user-uid-cluster",
+                "Unix user %(name)s has UID %(uid)s on cluster %(cluster)s, but UID %(expected)s is on record. Ask an administrator to check which is right.",
                 name=account.name,
                 uid=account.uid,
                 cluster=cluster.name,

@@ -24,9 +24,9 @@ from clusters import validators
 from clusters.capacity import Capacity, NamespaceRules
 from clusters.errors import IdentityRefused
 from clusters.transport.identity import check_uid, check_unix_name
-from core import messages
 from core.lookup import CompiledLookup
-from core.translation import translate, translate_dumped
+from core.messages import msg
+from core.translation import translate
 
 if TYPE_CHECKING:
     from django.contrib.auth.models import AnonymousUser
@@ -305,7 +305,7 @@ class ClusterStatus(models.Model):
     )
     last_pass_at = models.DateTimeField(_("last pass"), null=True, blank=True)
     last_ok_at = models.DateTimeField(_("last successful poll"), null=True, blank=True)
-    last_error = models.TextField(_("last error"), blank=True)
+    last_error = models.JSONField(_("last error"), default=str, blank=True)  # a serialized message
     last_error_at = models.DateTimeField(_("last error at"), null=True, blank=True)
     slurm_version = models.CharField(_("Slurm version"), max_length=40, blank=True)
     clock_skew_s = models.FloatField(_("clock skew (s)"), null=True, blank=True)
@@ -323,7 +323,7 @@ class ClusterStatus(models.Model):
         verbose_name_plural = _("cluster statuses")
 
     def __str__(self) -> str:
-        return f"{self.cluster}: {translate_dumped(self.last_error) or 'OK'}"
+        return f"{self.cluster}: {translate(self.last_error) or 'OK'}"
 
     def age_s(self, now: datetime | None = None) -> float | None:
         """Seconds since the last successful poll; None if there was none."""
@@ -676,9 +676,9 @@ def check_unix_user(unix_user: str, cluster: Cluster, *, uid: int | None = None)
     check_unix_name(unix_user)
     if unix_user == cluster.service_user:
         raise IdentityRefused(
-            messages.gettext(
-                "%(unix_user)s is the service account of cluster %(name)s, with rights over everyone's "
-                "jobs. No person may act as it.",
+            msg(
+                "connection.service-account-cluster-no",
+                "%(unix_user)s is the service account of cluster %(name)s. People cannot run jobs as it.",
                 unix_user=unix_user,
                 name=cluster.name,
             )
@@ -690,15 +690,18 @@ def check_unix_user(unix_user: str, cluster: Cluster, *, uid: int | None = None)
 def unix_user_for(user: User | AnonymousUser, cluster: Cluster) -> str:
     """The Unix user of a person on a cluster. Raises IdentityRefused with the reason."""
     if not user.is_authenticated or not user.is_active:
-        raise IdentityRefused(messages.gettext("This person has no active account in Sluice."))
+        raise IdentityRefused(
+            msg("identity.no-active-user", "This person has no active account in Sluice.")
+        )
     account = _ACCOUNT_BY_USER.first(user.pk, cluster.pk)
     if account is not None:
         check_unix_user(account.unix_user, cluster, uid=account.uid)
         return account.unix_user
     if not cluster.map_by_name:
         raise IdentityRefused(
-            messages.gettext(
-                "%(person)s has no Unix account on cluster %(cluster)s. An administrator can add one "
+            msg(
+                "identity.no-unix-account",
+                "%(person)s has no Unix account on cluster %(cluster)s. Ask an administrator to add one "
                 "on the person's page.",
                 person=user.username,
                 cluster=cluster.name,
@@ -709,9 +712,10 @@ def unix_user_for(user: User | AnonymousUser, cluster: Cluster) -> str:
     # A person whose username equals another person's Unix user must not act as that Unix user.
     if _ACCOUNT_BY_UNIX_USER.first(cluster.pk, name) is not None:
         raise IdentityRefused(
-            messages.gettext(
-                "Unix user %(name)s of cluster %(cluster)s belongs to another person. An administrator "
-                "can map %(name)s to a Unix account of their own.",
+            msg(
+                "identity.unix-user-taken",
+                "Unix user %(name)s of cluster %(cluster)s belongs to another person. Ask an administrator "
+                "to map %(name)s to their own Unix account.",
                 name=name,
                 cluster=cluster.name,
             )

@@ -22,7 +22,7 @@ from clusters.slurm.nodes import parse_node_state
 from clusters.slurm.reasons import ExitStatus
 from clusters.slurm.records import JobRecord
 from clusters.slurm.states import SlurmPhase, parse_job_state
-from core.messages import _
+from core.messages import msg
 
 # The attributes used of pyslurm 25.11 and 26.05. A release that lacks one of them is refused.
 REQUIRED_ATTRIBUTES: Mapping[str, tuple[str, ...]] = {
@@ -99,7 +99,8 @@ class PyslurmReader:
             return list(getattr(module, collection).load().values())
         except module.RPCError as error:
             raise SlurmUnavailable(
-                _("Slurm's controller does not answer."), detail=str(error)
+                msg("pyslurm.slurm-controller-does-not", "Slurm's controller does not respond."),
+                detail=str(error),
             ) from error
 
     def list_queue(self) -> list[JobRecord]:
@@ -126,12 +127,15 @@ def _load_pyslurm(slurm_conf: str) -> ModuleType:
             check=False,
         )
     except subprocess.TimeoutExpired as error:
-        raise SlurmUnavailable(_("pyslurm got no answer from Slurm."), detail=str(error)) from error
+        raise SlurmUnavailable(
+            msg("pyslurm.pyslurm-got-no-answer", "pyslurm got no response from Slurm."),
+            detail=str(error),
+        ) from error
     if probe.returncode != 0:
         raise SlurmUnavailable(
-            _(
-                "pyslurm cannot be used with this cluster: it must be installed, of the same release "
-                "as Slurm, and find the configuration. Switch it off to read by Slurm's commands."
+            msg(
+                "pyslurm.pyslurm-cannot-used-cluster",
+                "pyslurm cannot be used with this cluster: it must be installed, match Slurm's release and find its configuration. Disable it to use Slurm's commands.",
             ),
             detail=probe.stderr.decode("utf-8", errors="replace")[-2000:],
         )
@@ -147,8 +151,9 @@ def _load_pyslurm(slurm_conf: str) -> ModuleType:
         ]
     if missing:
         raise SlurmUnavailable(
-            _(
-                "This release of pyslurm is not supported. Switch it off to read by Slurm's commands."
+            msg(
+                "pyslurm.release-pyslurm-not-supported",
+                "This release of pyslurm is not supported. Disable it to use Slurm's commands.",
             ),
             detail=f"missing: {', '.join(missing)}",
         )

@@ -15,7 +15,7 @@ from clusters.errors import IdentityRefused
 from clusters.forms import format_time_limit
 from clusters.models import Cluster, Namespace, store_capacity, store_status, unix_user_for
 from clusters.slurm import Association, Qos, Tres
-from core.messages import Message, _
+from core.messages import Message, msg
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +106,11 @@ def _drifts(namespace: NamespaceView, slurm: SlurmView) -> Iterator[Drift]:
             yield Drift(
                 rules.name,
                 "partition_gone",
-                _("partition %(name)s is gone", name=name),
-                _("choose another partition, or switch the namespace off"),
+                msg("comparison.partition-gone", "partition %(name)s no longer exists", name=name),
+                msg(
+                    "comparison.choose-another-partition-switch",
+                    "choose another partition, or disable the namespace",
+                ),
             )
         else:
             partitions.append(partition)
@@ -126,20 +129,30 @@ def _account_drifts(
         yield Drift(
             rules.name,
             "account_gone",
-            _("account %(account)s is gone", account=rules.account),
-            _("sacctmgr add account %(account)s, or choose another account", account=rules.account),
+            msg(
+                "comparison.account-gone",
+                "account %(account)s no longer exists",
+                account=rules.account,
+            ),
+            msg(
+                "comparison.sacctmgr-add-account-choose",
+                "sacctmgr add account %(account)s, or choose another account",
+                account=rules.account,
+            ),
         )
     for partition in partitions:
         if partition.allowed_accounts and rules.account not in partition.allowed_accounts:
             yield Drift(
                 rules.name,
                 "account_not_allowed",
-                _(
+                msg(
+                    "comparison.partition-does-not-admit",
                     "partition %(name)s does not admit account %(account)s",
                     name=partition.name,
                     account=rules.account,
                 ),
-                _(
+                msg(
+                    "comparison.choose-one-extend-allowaccounts",
                     "choose one of %(names)s, or extend AllowAccounts",
                     names=", ".join(partition.allowed_accounts),
                 ),
@@ -155,20 +168,26 @@ def _qos_drifts(
         yield Drift(
             rules.name,
             "qos_gone",
-            _("QOS %(qos)s is gone", qos=rules.qos),
-            _("sacctmgr add qos %(qos)s, or choose another QOS", qos=rules.qos),
+            msg("comparison.qos-gone", "QOS %(qos)s no longer exists", qos=rules.qos),
+            msg(
+                "comparison.sacctmgr-add-qos-choose",
+                "sacctmgr add qos %(qos)s, or choose another QOS",
+                qos=rules.qos,
+            ),
         )
     for partition in partitions:
         if partition.allowed_qos and rules.qos not in partition.allowed_qos:
             yield Drift(
                 rules.name,
                 "qos_not_allowed",
-                _(
+                msg(
+                    "comparison.partition-does-not-admit-qos",
                     "partition %(name)s does not admit QOS %(qos)s",
                     name=partition.name,
                     qos=rules.qos,
                 ),
-                _(
+                msg(
+                    "comparison.choose-one-extend-allowqos",
                     "choose one of %(names)s, or extend AllowQos",
                     names=", ".join(partition.allowed_qos),
                 ),
@@ -182,12 +201,16 @@ def _member_drifts(namespace: NamespaceView, slurm: SlurmView) -> Iterator[Drift
             yield Drift(
                 rules.name,
                 "member_without_account",
-                _(
-                    "member %(username)s cannot submit: %(refusal)s",
+                msg(
+                    "comparison.member-cannot-submit",
+                    "member %(username)s cannot submit: %(error)s",
                     username=member.username,
-                    refusal=member.refusal,
+                    error=member.refusal,
                 ),
-                _("map the person to a Unix account, or make them a viewer"),
+                msg(
+                    "comparison.map-person-unix-account",
+                    "map the person to a Unix account, or make them a viewer",
+                ),
             )
             continue
         if not slurm.enforces_associations:
@@ -200,14 +223,16 @@ def _member_drifts(namespace: NamespaceView, slurm: SlurmView) -> Iterator[Drift
             yield Drift(
                 rules.name,
                 "member_without_association",
-                _(
+                msg(
+                    "comparison.member-unix-user-no",
                     "member %(username)s (Unix user %(unix_user)s) has no association with account %(account)s",
                     username=member.username,
                     unix_user=member.unix_user,
                     account=rules.account,
                 )
                 if rules.account
-                else _(
+                else msg(
+                    "comparison.member-unix-user-no-association",
                     "member %(username)s (Unix user %(unix_user)s) has no association",
                     username=member.username,
                     unix_user=member.unix_user,
@@ -218,7 +243,8 @@ def _member_drifts(namespace: NamespaceView, slurm: SlurmView) -> Iterator[Drift
             yield Drift(
                 rules.name,
                 "member_without_qos",
-                _(
+                msg(
+                    "comparison.member-unix-user-may",
                     "member %(username)s (Unix user %(unix_user)s) may not use QOS %(qos)s",
                     username=member.username,
                     unix_user=member.unix_user,
@@ -236,12 +262,12 @@ def _association_applies(row: Association, unix_user: str, rules: NamespaceRules
     )
 
 
-MAX_TIME = _("longest time")
-MAX_NODES = _("nodes per job")
-MAX_GPUS = _("GPUs per job")
-MAX_CPUS = _("CPUs per job")
-MAX_MEMORY = _("memory per job (MiB)")
-MAX_RUNNING_JOBS = _("running jobs per person")
+MAX_TIME = msg("comparison.longest-time", "longest time")
+MAX_NODES = msg("comparison.nodes-per-job", "nodes per job")
+MAX_GPUS = msg("comparison.gpus-per-job", "GPUs per job")
+MAX_CPUS = msg("comparison.cpus-per-job", "CPUs per job")
+MAX_MEMORY = msg("comparison.memory-per-job-mib", "memory per job (MiB)")
+MAX_RUNNING_JOBS = msg("comparison.running-jobs-per-person", "running jobs per person")
 
 
 def _limit_drifts(
@@ -256,14 +282,19 @@ def _limit_drifts(
                 yield Drift(
                     rules.name,
                     "limit_above_slurm",
-                    _(
-                        "%(what)s %(ours)s is above %(allowed)s of %(whose)s: such jobs would be refused or wait for ever",
-                        what=what,
-                        ours=show(ours),
+                    msg(
+                        "comparison.above-such-jobs-would",
+                        "%(limit)s %(value)s exceeds the %(allowed)s of %(source)s: such jobs would be rejected or never start",
+                        limit=what,
+                        value=show(ours),
                         allowed=show(allowed),
-                        whose=whose,
+                        source=whose,
                     ),
-                    _("lower it to %(allowed)s, or raise Slurm's", allowed=show(allowed)),
+                    msg(
+                        "comparison.lower-raise-slurm",
+                        "lower it to %(allowed)s, or raise the limit in Slurm",
+                        allowed=show(allowed),
+                    ),
                 )
 
 
@@ -284,7 +315,7 @@ def _slurm_limits(
 ) -> Iterator[tuple[str, dict[str, int | None]]]:
     for partition in partitions:
         yield (
-            _("partition %(name)s", name=partition.name),
+            msg("comparison.partition", "partition %(name)s", name=partition.name),
             {
                 MAX_TIME: partition.max_time_s,
                 MAX_NODES: partition.max_nodes_per_job,
@@ -293,7 +324,7 @@ def _slurm_limits(
     for qos in slurm.qos:
         if qos.name == rules.qos:
             yield (
-                _("QOS %(name)s", name=qos.name),
+                msg("comparison.qos", "QOS %(name)s", name=qos.name),
                 {
                     MAX_TIME: qos.max_wall_s,
                     MAX_RUNNING_JOBS: qos.max_jobs_per_user,
@@ -303,7 +334,7 @@ def _slurm_limits(
     for row in slurm.associations:
         if rules.account and row.account == rules.account and not row.user:
             yield (
-                _("account %(name)s", name=row.account),
+                msg("comparison.account", "account %(name)s", name=row.account),
                 {
                     MAX_TIME: row.max_wall_s,
                     MAX_RUNNING_JOBS: row.max_jobs,

@@ -1,107 +1,123 @@
-"""Sentences for people, made where no language is known: English now, the reader's language later.
+"""Messages for people, created where the reader's language is not known.
 
-`_("%(user)s has no account.", user=name)` is a `str` that reads as English and remembers its template
-and parameters, so that `core.translation.told` can say it again in another language, also after it was
-stored. The names `_` and `ngettext` are what makemessages looks for. Pure.
+A `Message` is a `str` with its English text, its template and its parameters; `core.translation.translate`
+gives it in the reader's language. `msg` makes messages that rows may store: a row holds the code and the
+parameters, and the template comes from the catalogue, so English may be reworded at any time. `_` makes
+messages that are only answered at once. `scripts/check_translations` extracts both. Pure.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
 from typing import Any, Self
 
-TEMPLATE, PLURAL, PARAMS = "template", "plural", "params"
+CATALOGUE_FILE = Path(__file__).with_name("message_catalogue.json")
 
 
 class Message(str):
-    """English text with its template. Parameters are values of the outside world, or sentences again."""
+    """English text with its template. Parameters are plain values or messages."""
 
+    code: str  # "" for a message that is never stored
     template: str
     plural: str  # the template for any count but one; "" where nothing is counted
     params: Mapping[str, Any]
 
     def __new__(
-        cls, template: str, params: Mapping[str, Any] | None = None, plural: str = ""
+        cls,
+        template: str,
+        params: Mapping[str, Any] | None = None,
+        *,
+        plural: str = "",
+        code: str = "",
     ) -> Self:
         values = dict(params or {})
         chosen = plural if plural and values.get("count") != 1 else template
         self = super().__new__(cls, chosen % values if values else chosen)
-        self.template, self.plural, self.params = template, plural, values
+        self.code, self.template, self.plural, self.params = code, template, plural, values
         return self
 
-    def serialize(self) -> dict[str, Any]:
-        """For a row: JSON from which `read` makes the sentence again."""
-        row: dict[str, Any] = {
-            TEMPLATE: self.template,
-            PARAMS: {name: _serialize_value(value) for name, value in self.params.items()},
-        }
-        return row | ({PLURAL: self.plural} if self.plural else {})
+    def fill(self, /, **params: Any) -> Self:
+        """The same message with parameters, for tables that declare messages without them."""
+        return type(self)(self.template, params, plural=self.plural, code=self.code)
 
 
-def gettext(template: str, **params: Any) -> Message:
+def msg(code: str, template: str, /, **params: Any) -> Message:
+    """A message that a row may store. The code is stable; the template may be reworded."""
+    return Message(template, params, code=code)
+
+
+def msg_plural(code: str, singular: str, plural: str, count: int, /, **params: Any) -> Message:
+    """Templates contain the number as %(count)s."""
+    return Message(singular, {"count": count, **params}, plural=plural, code=code)
+
+
+def gettext(template: str, /, **params: Any) -> Message:
     return Message(template, params)
 
 
 _ = gettext
 
 
-def ngettext(singular: str, plural: str, count: int, **params: Any) -> Message:
-    """Templates say the number as %(count)s."""
-    return Message(singular, {"count": count, **params}, plural)
+@lru_cache(maxsize=1)
+def catalogue() -> Mapping[str, list[str]]:
+    """[template] or [singular, plural] of each code, as `scripts/check_translations --write` extracts them."""
+    entries: dict[str, list[str]] = json.loads(CATALOGUE_FILE.read_text(encoding="utf-8"))
+    return entries
 
 
-def serialize(text: str) -> Any:
-    """What a row keeps of a text: a sentence with its template, anything else as it is."""
-    return text.serialize() if isinstance(text, Message) else text
-
-
-def deserialize(value: object) -> str:
-    """The text that a row keeps. Rows of earlier releases hold plain English."""
-    if not isinstance(value, Mapping) or not isinstance(value.get(TEMPLATE), str):
-        return value if isinstance(value, str) else str(value)
-    params = value.get(PARAMS)
-    values = (
-        {name: _deserialize_value(stored_value) for name, stored_value in params.items()}
-        if params
-        else {}
-    )
+def find_message(code: str, params: Mapping[str, Any]) -> Message | None:
+    """The message of a stored code; None if no such code exists or a parameter is missing."""
+    if code not in catalogue():
+        return None
+    template, *plural = catalogue()[code]
+    values = {name: deserialize(value) for name, value in params.items()}
     try:
-        return Message(value[TEMPLATE], values, value.get(PLURAL, ""))
+        return Message(template, values, plural="".join(plural), code=code)
     except (KeyError, TypeError, ValueError):
-        return str(value[TEMPLATE])
+        return None
 
 
-def _serialize_value(value: Any) -> Any:
-    if isinstance(value, Message):
-        return value.serialize()
-    return value if isinstance(value, str | int | float | None) else str(value)
+def serialize(value: Any) -> Any:
+    """JSON for a row: code and parameters of a message; other values unchanged or as text."""
+    if isinstance(value, Message) and value.code:
+        params = {name: serialize(param) for name, param in value.params.items()}
+        return {"code": value.code, "params": params}
+    return value if isinstance(value, int | float | None) else str(value)
 
 
-def _deserialize_value(stored_value: Any) -> Any:
-    return deserialize(stored_value) if isinstance(stored_value, Mapping) else stored_value
+def deserialize(value: Any) -> Any:
+    """The message that a row holds; other values unchanged."""
+    if not isinstance(value, Mapping):
+        return value
+    code = str(value.get("code", ""))
+    return find_message(code, value.get("params") or {}) or code
 
 
 def join_with_and(parts: Sequence[str]) -> str:
-    """ "a, b and c"; one alone stays as it is."""
+    """ "a, b and c"; a single part unchanged."""
     if len(parts) < 2:
         return parts[0] if parts else ""
-    return _("%(some)s and %(last)s", some=join_with_commas(parts[:-1]), last=parts[-1])
+    head = join_with_commas(parts[:-1])
+    return msg("join.and", "%(some)s and %(last)s", some=head, last=parts[-1])
 
 
 def join_with_commas(parts: Sequence[str]) -> str:
-    """ "a, b, c", where the parts may be sentences."""
+    """ "a, b, c"; a message if a part is one."""
     if not any(isinstance(part, Message) for part in parts):
         return ", ".join(parts)
     text = parts[0]
     for part in parts[1:]:
-        text = _("%(some)s, %(next)s", some=text, next=part)
+        text = msg("join.comma", "%(some)s, %(next)s", some=text, next=part)
     return text
 
 
-def join_messages(*sentences: str) -> Message:
-    """Whole sentences one after the other; empty ones are left out."""
-    nonempty = [part_message for part_message in sentences if part_message]
-    text = nonempty[0] if nonempty else ""
-    for part_message in nonempty[1:]:
-        text = _("%(before)s %(sentence)s", before=text, sentence=part_message)
-    return text if isinstance(text, Message) else _("%(text)s", text=text)
+def join_messages(*messages: str) -> Message:
+    """Sentences one after the other; empty ones are left out."""
+    first, *others = [message for message in messages if message] or [""]
+    text = first if isinstance(first, Message) else msg("join.text", "%(text)s", text=first)
+    for other in others:
+        text = msg("join.sentence", "%(before)s %(sentence)s", before=text, sentence=other)
+    return text

@@ -15,7 +15,7 @@ from django.utils import timezone
 from clusters.errors import ClusterError
 from clusters.models import Cluster, EngineLease, store_status
 from clusters.passes import EngineStats, Pass, PassContext, PassFactory, create_passes
-from core.translation import dump_message
+from core.messages import serialize
 from engine.lease import Lease
 
 logger = logging.getLogger(__name__)
@@ -115,7 +115,7 @@ class ClusterWorker:
         cluster = self.context.cluster
         with self._lease.fenced_transaction():
             if error is not None:
-                message = dump_message(error.user_message)
+                message = serialize(error.user_message)
                 store_status(cluster, last_pass_at=now, last_error=message, last_error_at=now)
             elif slurm_answered:
                 store_status(cluster, last_pass_at=now, last_ok_at=now, last_error="")

@@ -33,19 +33,17 @@ REFUSALS = {
     401: (
         "Unauthorized",
         "not_authenticated",
-        _(
-            "Code is taken only from people who are signed in. Show a valid token, or sign in again."
-        ),
+        _("Sign in or send a valid token to upload code."),
     ),
     413: (
         "Content Too Large",
         "too_large",
-        _("The request's body is larger than this address takes."),
+        _("The request body is too large for this URL."),
     ),
     503: (
         "Service Unavailable",
         "database_unavailable",
-        _("The database does not answer at the moment. Try again soon."),
+        _("The database is unavailable. Try again soon."),
     ),
 }
 

@@ -42,7 +42,7 @@ def not_found(request: HttpRequest, exception: Exception) -> HttpResponse:
         return problems.problem_for_status(404, request)
     return error_page(
         404,
-        _("There is nothing here"),
+        _("Not found"),
         _("The address is wrong, it was deleted, or you may not see it."),
         request,
     )

@@ -140,21 +140,21 @@ def problem_response(
 
 def status_title(status: int) -> str:
     titles = {
-        400: _("The request is not right"),
+        400: _("Invalid request"),
         401: _("Sign in first"),
         403: _("You may not do this"),
-        404: _("There is nothing here"),
-        405: _("This method does not work here"),
-        409: _("This does not fit the present state"),
+        404: _("Not found"),
+        405: _("Method not allowed"),
+        409: _("Conflict with the current state"),
         413: _("The request is too large"),
-        415: _("This kind of content is not understood"),
-        422: _("This cannot be done as asked"),
+        415: _("Unsupported content type"),
+        422: _("The request cannot be processed"),
         429: _("Too many requests"),
-        502: _("The cluster did not do it"),
-        503: _("Not available at the moment"),
-        504: _("The cluster did not answer in time"),
+        502: _("The cluster rejected the operation"),
+        503: _("Temporarily unavailable"),
+        504: _("The cluster did not respond in time"),
     }
-    return titles.get(status) or _("This did not work")
+    return titles.get(status) or _("The request failed")
 
 
 def exception_handler(error: Exception, context: Mapping[str, Any]) -> HttpResponse | None:
@@ -187,19 +187,17 @@ def _detail_text(error: Exception, problem_type: ProblemType) -> str:
     if isinstance(error, drf.ValidationError | DjangoValidationError):
         found = list(_errors(error))
         prefix = f"{found[0]['path']}: " if found and found[0]["path"] else ""
-        return prefix + str(found[0]["message"]) if found else _("The request is not right.")
+        return prefix + str(found[0]["message"]) if found else _("The request is invalid.")
     if isinstance(error, drf.APIException):
         return str(error.detail)
     sentences = {
-        "not_found": _("There is no such thing, or you may not see it."),
-        "forbidden": str(error) or _("You may see this, but you may not do this with it."),
-        "too_large": _("The request's body is larger than this address takes."),
-        "body_cut_off": _("The request ended before its body did. Send it again."),
-        "database_unavailable": _("The database does not answer at the moment. Try again soon."),
+        "not_found": _("The object does not exist, or you may not see it."),
+        "forbidden": str(error) or _("You may see this object but not do this with it."),
+        "too_large": _("The request body is too large for this URL."),
+        "body_cut_off": _("The request body is incomplete. Send it again."),
+        "database_unavailable": _("The database is unavailable. Try again soon."),
     }
-    return (
-        sentences.get(problem_type.code) or str(error) or _("The request could not be understood.")
-    )
+    return sentences.get(problem_type.code) or str(error) or _("The request could not be parsed.")
 
 
 def _errors(error: Exception) -> Iterator[dict[str, Any]]:
@@ -263,9 +261,9 @@ def is_api(request: HttpRequest) -> bool:
 def problem_for_status(status: int, request: HttpRequest) -> HttpResponse:
     codes = {400: "bad_request", 403: "forbidden", 404: "not_found", 500: "internal_error"}
     sentences = {
-        400: _("The request could not be understood."),
+        400: _("The request could not be parsed."),
         403: _("You may not do this."),
-        404: _("There is no such address. The list of all is at /api/v1/docs."),
-        500: _("Something went wrong on our side. It was written to the log."),
+        404: _("This URL does not exist. See /api/v1/docs for all endpoints."),
+        500: _("Internal error. It was written to the server log."),
     }
     return problem_response(status=status, code=codes[status], detail=sentences[status])

@@ -55,8 +55,7 @@ def plan_job(*, spec: JobSpec, namespace: Namespace) -> Plan:
     if capacity is None:
         raise ClusterNotReady(
             _(
-                "Cluster %(name)s has not answered yet, so Sluice does not know what it has. Try again "
-                "in a minute.",
+                "Sluice has not read the capacity of cluster %(name)s yet. Try again in a minute.",
                 name=namespace.cluster.name,
             ),
             cluster=namespace.cluster.name,
@@ -136,8 +135,7 @@ def _require_code(job: Job) -> None:
     if not updated:
         raise InvalidTransition(
             _(
-                "The code that was uploaded for job %(name)s is no longer kept. Upload it again and "
-                "submit the job with it.",
+                "The code uploaded for job %(name)s was deleted. Upload it again and submit the job with it.",
                 name=job.name,
             ),
             state=job.state,
@@ -205,7 +203,7 @@ def delete_job(*, job: Job, by: User, remove_files: bool = False, stop_first: bo
         if remove_files and not can_remove_files(by, job):
             raise NotAllowed(
                 _(
-                    "Only %(owner)s may have the files of job %(name)s removed. Delete it without them.",
+                    "Only %(owner)s may delete the files of job %(name)s. Delete the job without its files.",
                     owner=job.owner.get_username(),
                     name=job.name,
                 )
@@ -236,7 +234,7 @@ def retry_job(*, job: Job, by: User) -> Job:
             if job.is_live:
                 raise InvalidTransition(
                     _(
-                        "Job %(name)s has not ended yet; only an ended job can be tried again.",
+                        "Job %(name)s has not ended yet; only ended jobs can be retried.",
                         name=job.name,
                     ),
                     state=job.state,
@@ -244,7 +242,7 @@ def retry_job(*, job: Job, by: User) -> Job:
             if job.has_secrets:
                 raise InvalidTransition(
                     _(
-                        "The secret values of job %(name)s were not kept after its end. Submit it again with them.",
+                        "The secret values of job %(name)s were deleted when it ended. Submit it again with them.",
                         name=job.name,
                     ),
                     state=job.state,
@@ -268,7 +266,7 @@ def clone_job(
     if job.has_secrets:
         raise InvalidTransition(
             _(
-                "Job %(name)s was given secret values, which are not copied. Submit its job file with your own.",
+                "Job %(name)s has secret values, which are not copied. Submit its job file with your own values.",
                 name=job.name,
             ),
             state=job.state,
@@ -309,7 +307,7 @@ def change_time_limit(*, job: Job, by: User, time_limit_s: int) -> Job:
         if longest is not None and time_limit_s > longest and not by.is_superuser:
             raise InvalidValue(
                 _(
-                    "Namespace %(name)s lets jobs run %(longest)s s at most.",
+                    "Namespace %(name)s allows a time limit of %(longest)s s at most.",
                     name=job.namespace.name,
                     longest=longest,
                 ),
@@ -317,7 +315,10 @@ def change_time_limit(*, job: Job, by: User, time_limit_s: int) -> Job:
             )
         if job.is_ended:
             raise InvalidTransition(
-                _("Job %(name)s has ended; its time limit is history.", name=job.name),
+                _(
+                    "Job %(name)s has ended; its time limit can no longer be changed.",
+                    name=job.name,
+                ),
                 state=job.state,
             )
         if time_limit_s in (
@@ -426,7 +427,9 @@ def _lock_job(job: Job, by: User, verb: JobAction) -> Job:
             return found
         raise job_not_found(job.pk)
     if not can(by, verb, found):
-        raise NotAllowed(_("You may not do this to job %(name)s.", name=found.name), verb=str(verb))
+        raise NotAllowed(
+            _("You may not do this with job %(name)s.", name=found.name), verb=str(verb)
+        )
     return found
 
 

@@ -43,7 +43,7 @@ def find_job_attempt(job: Job, number: int | None) -> Attempt:
     attempts = Attempt.objects.filter(job=job).order_by("-number")
     found = attempts.filter(number=number).first() if number is not None else attempts.first()
     if found is None:
-        raise NotFound(_("This job has no such attempt, or none yet."), job=str(job.pk))
+        raise NotFound(_("This job does not have this attempt."), job=str(job.pk))
     return found
 
 
@@ -62,7 +62,7 @@ def resolve_path(
     transport = transport_for(job.cluster, attempt.unix_user)
     base = attempt.work_dir if root == "work" else _output_dir(job, attempt)
     if not for_owner and not _is_within(posixpath.normpath(base), attempt.work_dir):
-        raise NotAllowed(_("Only its owner may look into a job's output directory."))
+        raise NotAllowed(_("Only the owner may read a job's output directory."))
     argv = [
         "realpath",
         "-e",
@@ -76,21 +76,21 @@ def resolve_path(
     found = result.stdout.split(b"\0")
     if result.exit_code or len(found) != 4:
         raise RemoteFileMissing(
-            _("There is no %(path)s (any more) among the job's files.", path=relative_path)
+            _("%(path)s does not exist among the job's files.", path=relative_path)
             if relative_path
-            else _("The job's directory is not there (any more)."),
+            else _("The job's directory no longer exists."),
             detail=result.error_text,
         )
     real_work_dir, real_base, real_path = (
         part.decode("utf-8", errors="surrogateescape") for part in found[:3]
     )
     if not _is_within(real_path, real_base):
-        raise RemoteFileMissing(_("%(path)s leads out of the job's files.", path=relative_path))
+        raise RemoteFileMissing(_("%(path)s is outside the job's files.", path=relative_path))
     # Checked again after resolution: a link may point anywhere.
     if not for_owner and not _is_within(real_base, real_work_dir):
-        raise NotAllowed(_("Only its owner may look into a job's output directory."))
+        raise NotAllowed(_("Only the owner may read a job's output directory."))
     if not for_owner and _is_within(real_path, posixpath.join(real_work_dir, ROLE_DATA_FILE)):
-        raise NotAllowed(_("Only its owner may read a job's variables: they may hold secrets."))
+        raise NotAllowed(_("Only the owner may read a job's variables: they may contain secrets."))
     hidden_name = ROLE_DATA_FILE if real_path == real_work_dir and not for_owner else ""
     return ResolvedPath(transport, real_path, relative_path, transport.stat(real_path), hidden_name)
 
@@ -158,7 +158,7 @@ def _tar(transport: Transport, top: str, first: list[DirEntry]) -> Iterator[byte
             if count > MAX_TAR_FILES:
                 raise TooLarge(
                     _(
-                        "More than %(limit)s files: download them one by one.",
+                        "There are more than %(limit)s files. Download them one by one.",
                         limit=MAX_TAR_FILES,
                     )
                 )

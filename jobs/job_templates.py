@@ -65,7 +65,7 @@ def can_edit_template(user: User, template: JobTemplate) -> bool:
 def find_template(*, id: uuid.UUID, by: User) -> JobTemplate:
     found = templates_visible_to(by).select_related("owner", "namespace").filter(pk=id).first()
     if found is None:
-        raise NotFound(_("There is no such template, or you may not see it."), template=str(id))
+        raise NotFound(_("The template does not exist, or you may not see it."), template=str(id))
     return found
 
 
@@ -116,7 +116,7 @@ def _validate(document: Mapping[str, Any], parameters: Sequence[TemplateParamete
             [
                 Problem(
                     "secrets",
-                    _("a template keeps no secret values; give them when a job is submitted."),
+                    _("templates do not store secret values; enter them when you submit a job."),
                     "secret_in_template",
                 )
             ]
@@ -132,9 +132,10 @@ def _resolve_namespace(name: str | None, visibility: str, by: User) -> Namespace
     found = visible.filter(name=name).first()
     if found is None:
         near = get_close_matches(name, visible.values_list("name", flat=True)[:200], n=1)
-        hint = _('Did you mean "%(near)s"?', near=near[0]) if near else ""
+        hint = _('Did you mean "%(suggestion)s"?', suggestion=near[0]) if near else ""
         raise InvalidValue(
-            join_messages(_("You are in no namespace %(name)s.", name=name), hint), namespace=name
+            join_messages(_("You are not a member of namespace %(name)s.", name=name), hint),
+            namespace=name,
         )
     if visibility == Visibility.NAMESPACE and not has_role(by, found, at_least=Role.MEMBER):
         raise NotAllowed(

@@ -1,6 +1,6 @@
-"""What pure modules say of a job file and its plan, as rows for JSON and pages in the reader's language.
+"""Problems, warnings, notes and plans of job files for API answers and pages, in the reader's language.
 
-Owns no sentences but the words of a plan: problems, warnings and notes bring theirs with them.
+Owns no message texts: those are in `jobs.jobfile` and `jobs.plan`.
 """
 
 from __future__ import annotations
@@ -8,13 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from django.utils.translation import get_language, gettext, ngettext
-
-from core.formatting import memory
 from core.messages import Message, _, join_messages
 from core.translation import translate
 from jobs.jobfile import Problem, SpecWarning
-from jobs.plan import Group, Note, Plan, RolePlan, describe_plan
+from jobs.plan import Note, Plan, describe_plan
 
 
 def serialize_problem(problem: Problem) -> dict[str, Any]:
@@ -40,7 +37,7 @@ def summarize_problems(problems: Sequence[Problem]) -> str:
     suggestion = first.suggestion
     if suggestion and not isinstance(suggestion, Message):
         known = suggestion in first.message
-        suggestion = "" if known else _('Did you mean "%(near)s"?', near=suggestion)
+        suggestion = "" if known else _('Did you mean "%(suggestion)s"?', suggestion=suggestion)
     rest = _("There are %(count)s more problems.", count=more) if more else ""
     return translate(join_messages(first.located_message(), suggestion, rest))
 
@@ -60,41 +57,6 @@ def serialize_plan(plan: Plan) -> dict[str, Any]:
     return {**plan.to_json(), "notes": [serialize_note(note) for note in plan.notes]}
 
 
-# The plan itself
-
-
 def format_plan(plan: Plan) -> list[str]:
     """One line per allocation."""
-    if (get_language() or "en").startswith("en"):
-        return describe_plan(plan).split("; ")
-    return [_format_group(plan, group) for group in plan.groups]
-
-
-def _format_group(plan: Plan, group: Group) -> str:
-    roles = plan.roles_of(group)
-    nodes = ngettext(
-        "%(count)s node of %(partition)s", "%(count)s nodes of %(partition)s", group.nodes
-    ) % {"count": group.nodes, "partition": group.partition}
-    if not group.fixed_nodes and group.nodes < sum(role.tasks for role in roles):
-        nodes = gettext("at least %(nodes)s") % {"nodes": nodes}
-    return gettext("%(nodes)s: %(roles)s") % {
-        "nodes": nodes,
-        "roles": _join_names([_format_role(role) for role in roles]),
-    }
-
-
-def _join_names(parts: Sequence[str]) -> str:
-    return gettext(", ").join(parts)
-
-
-def _format_role(role: RolePlan) -> str:
-    parts = [f"{role.cpus} CPU", memory(role.mem_mib)]
-    if role.gpus:
-        parts.append(f"{role.gpus} × {role.gpu_type or 'GPU'}")
-    each = gettext("%(tasks)s × %(role)s (%(parts)s each)")
-    one = gettext("%(tasks)s × %(role)s (%(parts)s)")
-    return (each if role.tasks > 1 else one) % {
-        "tasks": role.tasks,
-        "role": role.name,
-        "parts": ", ".join(parts),
-    }
+    return [translate(line) for line in describe_plan(plan)]

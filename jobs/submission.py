@@ -17,7 +17,7 @@ from clusters.errors import IdentityRefused
 from clusters.models import Cluster, Namespace, ResourceSpec, load_capacity, unix_user_for
 from core.errors import ClusterNotReady
 from core.lookup import CompiledLookup
-from core.messages import _, join_messages
+from core.messages import _, join_messages, msg
 from jobs.actions import create_job, plan_job
 from jobs.jobfile import Code, JobSpec, Problem, SpecError, SpecWarning
 from jobs.jobfile.importers import SiteCatalog, load_document, load_text
@@ -89,8 +89,7 @@ def parse_submission(
         raise SpecError.single(
             "code",
             _(
-                "The job file says that code is uploaded with it, but none came. Send the archive as "
-                "“code”, or name one you have uploaded."
+                "The job file requires uploaded code, but none was sent. Send the archive as “code”, or name an existing upload."
             ),
             code="code_missing",
         )
@@ -175,18 +174,27 @@ def _resolve_namespace(spec: JobSpec, by: User) -> tuple[Namespace, list[SpecWar
     if spec.namespace == DEFAULT_NAMESPACE and len(submittable) == 1:
         only = submittable[0]
         return only, [
-            SpecWarning("namespace", _("none was named; the job goes to %(name)s.", name=only.name))
+            SpecWarning(
+                "namespace",
+                msg(
+                    "submission.default-namespace",
+                    "none is set; the job is submitted to %(name)s.",
+                    name=only.name,
+                ),
+            )
         ]
     names = [namespace.name for namespace in submittable]
     near = get_close_matches(spec.namespace, names, n=1)
     known = (
-        _("Yours are: %(names)s.", names=", ".join(names)) if names else _("You are in none yet.")
+        _("Your namespaces: %(names)s.", names=", ".join(names))
+        if names
+        else _("You are not a member of any namespace yet.")
     )
     raise SpecError.single(
         "namespace",
         join_messages(
             _(
-                "there is no namespace %(namespace)s, or you are not in it.",
+                "the namespace %(namespace)s does not exist, or you are not a member.",
                 namespace=spec.namespace,
             ),
             known,
@@ -209,7 +217,7 @@ def _validate_secrets(spec: JobSpec, values: Mapping[str, str]) -> dict[str, str
         if name not in spec.secrets
     ]
     problems += [
-        Problem(f"secrets.{name}", _("must be given: the job file names it."), "secret_missing")
+        Problem(f"secrets.{name}", _("is required: the job file names it."), "secret_missing")
         for name in spec.secrets
         if name not in values
     ]
@@ -235,9 +243,9 @@ def _build_dropped_login_warnings(logins: Collection[str]) -> list[SpecWarning]:
     return [
         SpecWarning(
             "prerequisites",
-            _(
-                "the login for %(images)s cannot be given to this cluster's container runtime. Log in "
-                "once on the cluster itself if the image is not public.",
+            msg(
+                "submission.login-not-passed",
+                "the login for %(images)s cannot be passed to this cluster's container runtime. If the image is not public, log in once on the cluster.",
                 images=images,
             ),
         )

@@ -20,7 +20,7 @@ from clusters.doctor import login_checks, slurm_checks
 from clusters.doctor.checks import Check, CheckContext, CheckFailed, CheckOutcome, CheckResult
 from clusters.errors import ClusterError, IdentityRefused, SlurmUnavailable
 from clusters.models import Cluster, Membership, Namespace, store_status, unix_user_for
-from core.messages import _, serialize
+from core.messages import msg, serialize
 
 if TYPE_CHECKING:
     from accounts.models import User
@@ -45,73 +45,108 @@ def uses_pyslurm(cluster: Cluster) -> bool:
 
 
 CHECKS: tuple[Check, ...] = (
-    Check("name", _("Name"), login_checks.check_name),
-    Check("port", _("Port"), login_checks.check_port, ("name",)),
+    Check("name", msg("doctor.name", "Name"), login_checks.check_name),
+    Check("port", msg("doctor.port", "Port"), login_checks.check_port, ("name",)),
     Check(
         "host_key",
-        _("Host key"),
+        msg("doctor.host-key", "Host key"),
         login_checks.check_host_key,
         ("port",),
-        _("See the login node's sshd log for why it broke off."),
+        msg("doctor.see-login-node-sshd", "Check the login node's sshd log for the cause."),
     ),
     Check(
         "service_login",
-        _("Login of the service account"),
+        msg("doctor.login-service-account", "Login of the service account"),
         login_checks.check_service_login,
         ("host_key",),
-        _("Correct “service account” of the cluster; it must be a Unix user there."),
+        msg(
+            "doctor.correct-service-account-cluster",
+            "Correct the cluster's “service account”; it must be a Unix user there.",
+        ),
     ),
     Check(
         "accounts",
-        _("Unix accounts"),
+        msg("doctor.unix-accounts", "Unix accounts"),
         login_checks.check_accounts,
         ("service_login",),
-        _(
+        msg(
+            "doctor.map-person-unix-account",
             "Map the person to a Unix account of their own on their page. “Lowest UID” of the "
-            "cluster says where people's accounts begin."
+            "cluster says where people's accounts begin.",
         ),
     ),
-    Check("person_login", _("Login of a person"), login_checks.check_person_login, ("accounts",)),
-    Check("clock", _("Clocks"), login_checks.check_clock, ("service_login",)),
+    Check(
+        "person_login",
+        msg("doctor.login-person", "Login of a person"),
+        login_checks.check_person_login,
+        ("accounts",),
+    ),
+    Check("clock", msg("doctor.clocks", "Clocks"), login_checks.check_clock, ("service_login",)),
     Check(
         "version",
-        _("Slurm's release"),
+        msg("doctor.slurm-release", "Slurm's release"),
         slurm_checks.check_version,
         ("service_login",),
-        _("Set “directory of Slurm's commands” of the cluster, or install Slurm's client there."),
+        msg(
+            "doctor.set-directory-slurm-commands",
+            "Set “directory of Slurm's commands” of the cluster, or install Slurm's client there.",
+        ),
     ),
     Check(
         "controller",
-        _("Controller"),
+        msg("doctor.controller", "Controller"),
         slurm_checks.check_controller,
         ("version",),
-        _("Start slurmctld."),
+        msg("doctor.start-slurmctld", "Start slurmctld."),
     ),
     Check(
         "pyslurm",
-        _("pyslurm"),
+        msg("doctor.pyslurm", "pyslurm"),
         slurm_checks.check_pyslurm,
         ("controller",),
-        _("Install the pyslurm of Slurm's own release, or switch “read with pyslurm” off."),
+        msg(
+            "doctor.install-pyslurm-slurm-own",
+            "Install the pyslurm of Slurm's own release, or switch “read with pyslurm” off.",
+        ),
         applies_to=uses_pyslurm,
     ),
     Check(
         "accounting",
-        _("Accounting"),
+        msg("doctor.accounting", "Accounting"),
         slurm_checks.check_accounting,
         ("controller",),
-        _("Start slurmdbd."),
+        msg("doctor.start-slurmdbd", "Start slurmdbd."),
     ),
-    Check("operator", _("Operator rights"), slurm_checks.check_operator, ("accounting",)),
-    Check("partitions", _("Partitions"), slurm_checks.check_partitions, ("controller",)),
-    Check("work_root", _("Work root"), slurm_checks.check_work_root, ("person_login",)),
+    Check(
+        "operator",
+        msg("doctor.operator-rights", "Operator rights"),
+        slurm_checks.check_operator,
+        ("accounting",),
+    ),
+    Check(
+        "partitions",
+        msg("doctor.partitions", "Partitions"),
+        slurm_checks.check_partitions,
+        ("controller",),
+    ),
+    Check(
+        "work_root",
+        msg("doctor.work-root", "Work root"),
+        slurm_checks.check_work_root,
+        ("person_login",),
+    ),
     Check(
         "compute_node",
-        _("Work root on a node"),
+        msg("doctor.work-root-node", "Work root on a node"),
         slurm_checks.check_compute_node,
         ("work_root", "partitions"),
     ),
-    Check("runtime", _("Container runtime"), slurm_checks.check_runtime, ("compute_node",)),
+    Check(
+        "runtime",
+        msg("doctor.container-runtime", "Container runtime"),
+        slurm_checks.check_runtime,
+        ("compute_node",),
+    ),
 )
 CHECK_TITLES = {check.key: check.title for check in CHECKS}
 
@@ -144,19 +179,32 @@ def _run_check(check: Check, context: CheckContext) -> CheckResult:
         return make_result(failure.outcome, failure.found, failure.remedy)
     except SlurmUnavailable as error:
         return make_result(
-            CheckOutcome.FAIL, error.user_message, check.remedy or _("Start Slurm's daemons.")
+            CheckOutcome.FAIL,
+            error.user_message,
+            check.remedy or msg("doctor.start-slurm-daemons", "Start Slurm's daemons."),
         )
     except ClusterError as error:
         message = error.user_message
         if error.detail:
-            message = _("%(message)s (%(detail)s)", message=message, detail=error.detail[:200])
+            message = msg(
+                "doctor.text",
+                "%(message)s (%(detail)s)",
+                message=message,
+                detail=error.detail[:200],
+            )
         return make_result(
-            CheckOutcome.FAIL, message, check.remedy or _("Look at the link before it.")
+            CheckOutcome.FAIL,
+            message,
+            check.remedy or msg("doctor.look-link-before", "Check the previous result first."),
         )
 
 
 def _skipped_result(check: Check, failed_key: str) -> CheckResult:
-    found = _("needs “%(title)s”, which does not hold", title=CHECK_TITLES[failed_key])
+    found = msg(
+        "doctor.needs-does-not-hold",
+        "requires the check “%(title)s”, which failed",
+        title=CHECK_TITLES[failed_key],
+    )
     return CheckResult(check.key, check.title, CheckOutcome.NOT_TRIED, found)
 
 

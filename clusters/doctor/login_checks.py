@@ -10,7 +10,7 @@ from clusters.doctor.checks import CheckContext, CheckFailed, CheckOutcome
 from clusters.errors import AuthFailed, HostKeyMismatch
 from clusters.models import Cluster
 from clusters.transport.identity import check_uid
-from core.messages import Message, _
+from core.messages import Message, msg
 
 PORT_TIMEOUT_S = 10.0
 # Certificates tolerate two minutes (CLOCK_TOLERANCE_S); a few seconds already distort displayed times.
@@ -23,21 +23,25 @@ def check_name(context: CheckContext) -> str:
         found = socket.getaddrinfo(host, context.cluster.port, type=socket.SOCK_STREAM)
     except OSError as error:
         raise CheckFailed(
-            _(
+            msg(
+                "doctor.does-not-resolve",
                 "%(host)s does not resolve: %(reason)s.",
                 host=host,
                 reason=error.strerror or error,
             ),
-            _("Correct “login node” of the cluster, or the machine's DNS or /etc/hosts."),
+            msg(
+                "doctor.correct-login-node-cluster",
+                "Correct “login node” of the cluster, or the machine's DNS or /etc/hosts.",
+            ),
         ) from error
     return ", ".join(dict.fromkeys(str(entry[4][0]) for entry in found))
 
 
 def check_port(context: CheckContext) -> str:
     host, port = context.cluster.host, context.cluster.port
-    remedy = _(
-        "See that sshd runs on %(host)s and listens on port %(port)s, and that no firewall "
-        "stands between.",
+    remedy = msg(
+        "doctor.see-sshd-runs-listens",
+        "Check that sshd runs on %(host)s, listens on port %(port)s and is not blocked by a firewall.",
         host=host,
         port=port,
     )
@@ -46,11 +50,18 @@ def check_port(context: CheckContext) -> str:
             banner = connection.recv(255).split(b"\n")[0].decode("ascii", "replace").strip()
     except TimeoutError as error:
         raise CheckFailed(
-            _("Port %(port)s of %(host)s does not answer.", port=port, host=host), remedy
+            msg(
+                "doctor.port-does-not-answer",
+                "Port %(port)s of %(host)s does not respond.",
+                port=port,
+                host=host,
+            ),
+            remedy,
         ) from error
     except OSError as error:
         raise CheckFailed(
-            _(
+            msg(
+                "doctor.port-2",
                 "Port %(port)s of %(host)s: %(reason)s.",
                 port=port,
                 host=host,
@@ -60,18 +71,27 @@ def check_port(context: CheckContext) -> str:
         ) from error
     if not banner.startswith("SSH-"):
         raise CheckFailed(
-            _("Port %(port)s of %(host)s is not an SSH server.", port=port, host=host),
-            _("Correct the SSH port."),
+            msg(
+                "doctor.port-not-ssh-server",
+                "Port %(port)s of %(host)s is not an SSH server.",
+                port=port,
+                host=host,
+            ),
+            msg("doctor.correct-ssh-port", "Correct the SSH port."),
         )
-    return _("port %(port)s is open, %(banner)s", port=port, banner=banner)
+    return msg("doctor.port-open", "port %(port)s is open, %(banner)s", port=port, banner=banner)
 
 
 def check_host_key(context: CheckContext) -> str:
     pinned = context.cluster.pinned_host_keys()
     if not pinned:
         raise CheckFailed(
-            _("No host key is pinned: nothing is sent to a machine that cannot prove who it is."),
-            _(
+            msg(
+                "doctor.no-host-key-pinned",
+                "No host key is pinned. Sluice connects only to hosts with a pinned key.",
+            ),
+            msg(
+                "doctor.get-key-ssh-keyscan",
                 "Get the key with “ssh-keyscan -p %(port)s %(host)s”, compare it on the login node "
                 "itself, and enter it in “pinned host keys”.",
                 port=context.cluster.port,
@@ -83,39 +103,46 @@ def check_host_key(context: CheckContext) -> str:
     except HostKeyMismatch as error:
         raise CheckFailed(
             error.user_message,
-            _(
-                "Enter the new key in “pinned host keys” only after you compared it on the login node itself."
+            msg(
+                "doctor.enter-new-key-pinned",
+                "Enter the new key in “pinned host keys” only after you compared it on the login node itself.",
             ),
         ) from error
     except AuthFailed as error:
         context.service_auth_error = error  # the host key was right: the login comes after it
-    return _("%(names)s, as pinned", names=", ".join(key.split()[0] for key in pinned))
+    return msg(
+        "doctor.pinned", "%(names)s, as pinned", names=", ".join(key.split()[0] for key in pinned)
+    )
 
 
 def check_service_login(context: CheckContext) -> str:
     name = context.cluster.service_user
     if context.service_auth_error is not None:
         raise CheckFailed(
-            _("sshd of %(host)s does not let %(name)s in.", host=context.cluster.host, name=name),
+            msg(
+                "doctor.sshd-does-not-let",
+                "sshd on %(host)s rejects the login of %(name)s.",
+                host=context.cluster.host,
+                name=name,
+            ),
             _login_remedy(context.cluster, name),
         )
     transport = context.service_transport()
     account = context.service_account = fetch_passwd_entry(transport, transport.user)
-    return _("logged in as %(name)s", name=account.name)
+    return msg("doctor.logged", "logged in as %(name)s", name=account.name)
 
 
 def _login_remedy(cluster: Cluster, name: str) -> Message:
     if cluster.key_file:
-        return _(
-            "See that %(path)s is there, readable by Sluice only, and that its public half is in "
-            "~%(name)s/.ssh/authorized_keys on the login node.",
+        return msg(
+            "doctor.see-readable-sluice-only",
+            "Check that %(path)s exists, is readable by Sluice only, and that its public key is in ~%(name)s/.ssh/authorized_keys on the login node.",
             path=cluster.key_file.format(user=name),
             name=name,
         )
-    return _(
-        "The login node's sshd must trust Sluice's certificate authority (“manage.py ssh_ca” prints "
-        "the lines for sshd_config; reload sshd after it), and the Unix user %(name)s must exist there "
-        "and be let in by AllowUsers, AllowGroups and PAM.",
+    return msg(
+        "doctor.login-node-sshd-must",
+        "The login node's sshd must trust Sluice's certificate authority (“manage.py ssh_ca” prints the lines for sshd_config; then reload sshd). The Unix user %(name)s must exist there and be allowed by AllowUsers, AllowGroups and PAM.",
         name=name,
     )
 
@@ -131,16 +158,25 @@ def check_accounts(context: CheckContext) -> str:
     if context.account:
         check_may_act_as(context.cluster, context.account)
     uids = ", ".join(f"{account.name} {account.uid}" for account in entries)
-    return _("%(uids)s: not below %(uid_floor)s", uids=uids, uid_floor=context.cluster.uid_floor)
+    return msg(
+        "doctor.not-below",
+        "%(uids)s: not below %(uid_floor)s",
+        uids=uids,
+        uid_floor=context.cluster.uid_floor,
+    )
 
 
 def check_person_login(context: CheckContext) -> str:
     account = context.account
     if account is None:
         raise CheckFailed(
-            _("Nobody to try it with: no member of a namespace has a Unix account here."),
-            _(
-                "Name somebody: manage.py cluster check %(name)s --user PERSON",
+            msg(
+                "doctor.nobody-try-no-member",
+                "No account to test with: no member of a namespace has a Unix account on this cluster.",
+            ),
+            msg(
+                "doctor.name-somebody-manage-py",
+                "Name a person: manage.py cluster check %(name)s --user PERSON",
                 name=context.cluster.name,
             ),
             CheckOutcome.NOT_TRIED,
@@ -149,8 +185,9 @@ def check_person_login(context: CheckContext) -> str:
         result = context.user_transport().run(["id", "-u"])
     except AuthFailed as error:
         raise CheckFailed(
-            _(
-                "sshd of %(host)s lets the service account in, but not %(name)s.",
+            msg(
+                "doctor.sshd-lets-service-account",
+                "sshd on %(host)s accepts the service account but rejects %(name)s.",
                 host=context.cluster.host,
                 name=account.name,
             ),
@@ -158,16 +195,18 @@ def check_person_login(context: CheckContext) -> str:
         ) from error
     if result.text.strip() != str(account.uid):
         raise CheckFailed(
-            _(
+            msg(
+                "doctor.logged-but-commands-run",
                 "Logged in as %(name)s, but the commands run as UID %(uid)s.",
                 name=account.name,
                 uid=result.text.strip()[:40],
             ),
-            _(
-                "Look for a ForceCommand or a shell profile on the login node that changes the user."
+            msg(
+                "doctor.look-forcecommand-shell-profile",
+                "Check the login node for a ForceCommand or a shell profile that changes the user.",
             ),
         )
-    return _("logged in as %(name)s", name=account.name)
+    return msg("doctor.logged", "logged in as %(name)s", name=account.name)
 
 
 def check_clock(context: CheckContext) -> str:
@@ -179,24 +218,37 @@ def check_clock(context: CheckContext) -> str:
         skew = float(result.text) - midpoint
     except ValueError as error:
         raise CheckFailed(
-            _("The login node's date says %(date)r.", date=result.text.strip()[:40]),
-            _("GNU date is expected on the login node."),
+            msg(
+                "doctor.login-node-date-says",
+                "“date” on the login node printed %(date)r.",
+                date=result.text.strip()[:40],
+            ),
+            msg("doctor.gnu-date-expected-login", "Install GNU coreutils on the login node."),
         ) from error
     context.clock_skew_s = round(skew, 3)
     seconds = f"{abs(skew):.1f}"
     found = (
-        _("%(seconds)s s ahead of Sluice", seconds=seconds)
+        msg("doctor.s-ahead-sluice", "%(seconds)s s ahead of Sluice", seconds=seconds)
         if skew > 0
-        else _("%(seconds)s s behind Sluice", seconds=seconds)
+        else msg("doctor.s-behind-sluice", "%(seconds)s s behind Sluice", seconds=seconds)
     )
-    remedy = _("Run a time service (chrony, systemd-timesyncd) on both machines.")
+    remedy = msg(
+        "doctor.run-time-service-chrony",
+        "Run a time service (chrony, systemd-timesyncd) on both machines.",
+    )
     if abs(skew) >= SKEW_FAIL_S:
         raise CheckFailed(
-            _("The login node's clock is %(found)s: certificates will be refused.", found=found),
+            msg(
+                "doctor.login-node-clock-certificates",
+                "The login node's clock is %(found)s: certificates will be refused.",
+                found=found,
+            ),
             remedy,
         )
     if abs(skew) >= SKEW_WARN_S:
         raise CheckFailed(
-            _("The login node's clock is %(found)s.", found=found), remedy, CheckOutcome.WARN
+            msg("doctor.login-node-clock", "The login node's clock is %(found)s.", found=found),
+            remedy,
+            CheckOutcome.WARN,
         )
     return found

@@ -10,7 +10,7 @@ from clusters.errors import CommandTimeout, RemoteFileError, SlurmUnavailable
 from clusters.models import Cluster, Namespace
 from clusters.pyslurm_reader import PyslurmReader
 from clusters.transport.base import FileToWrite, Transport
-from core.messages import _, join_with_commas
+from core.messages import join_with_commas, msg
 
 MIN_SLURM_VERSION, MAX_SLURM_VERSION = (22, 5), (26, 5)
 # How long srun waits for a free core, and how long the whole step may take.
@@ -25,14 +25,18 @@ def check_version(context: CheckContext) -> str:
     context.slurm_version = f"{version[0]}.{version[1]:02}.{version[2]}"
     if not MIN_SLURM_VERSION <= version[:2] <= MAX_SLURM_VERSION:
         raise CheckFailed(
-            _(
-                "Slurm %(version)s is outside the releases that Sluice was made for.",
+            msg(
+                "doctor.slurm-outside-releases-sluice",
+                "Slurm %(version)s is not a supported release.",
                 version=context.slurm_version,
             ),
-            _("22.05 to 26.05 are supported. Others may work: try a job of each kind first."),
+            msg(
+                "doctor.supported-others-may-work",
+                "Supported are 22.05 to 26.05. Others may work; test a job of each kind first.",
+            ),
             CheckOutcome.WARN,
         )
-    return _("Slurm %(version)s", version=context.slurm_version)
+    return msg("doctor.slurm", "Slurm %(version)s", version=context.slurm_version)
 
 
 def check_controller(context: CheckContext) -> str:
@@ -40,30 +44,36 @@ def check_controller(context: CheckContext) -> str:
     down = [controller for controller in controllers if not controller.up]
     if len(down) == len(controllers):
         raise CheckFailed(
-            _(
-                "slurmctld at %(names)s does not answer.",
+            msg(
+                "doctor.slurmctld-does-not-answer",
+                "slurmctld at %(names)s does not respond.",
                 names=", ".join(controller.host for controller in down),
             ),
-            _("Start slurmctld, and look into its log file."),
+            msg("doctor.start-slurmctld-look-into", "Start slurmctld and check its log file."),
         )
     if down:
         raise CheckFailed(
-            _(
-                "One of the controllers does not answer: %(names)s.",
+            msg(
+                "doctor.one-controllers-does-not",
+                "One of the controllers does not respond: %(names)s.",
                 names=", ".join(one.host for one in down),
             ),
-            _("Jobs go on with the other one; start it again."),
+            msg(
+                "doctor.jobs-go-other-one", "Jobs continue on the other one. Start this one again."
+            ),
             CheckOutcome.WARN,
         )
-    return _(
-        "slurmctld at %(names)s answers",
+    return msg(
+        "doctor.slurmctld-answers",
+        "slurmctld at %(names)s responds",
         names=", ".join(controller.host for controller in controllers),
     )
 
 
 def check_pyslurm(context: CheckContext) -> str:
     capacity = PyslurmReader(context.cluster.slurm_conf).capacity()
-    return _(
+    return msg(
+        "doctor.reads-nodes-partitions",
         "reads %(count)s nodes and %(partitions)s partitions",
         count=len(capacity.nodes),
         partitions=len(capacity.partitions),
@@ -74,23 +84,30 @@ def check_accounting(context: CheckContext) -> str:
     slurm = context.slurm()
     if not slurm.config().accounting:
         raise CheckFailed(
-            _("Slurm's accounting is switched off."),
-            _(
-                "Sluice learns from it how jobs ended: set "
-                "AccountingStorageType=accounting_storage/slurmdbd in slurm.conf and run slurmdbd."
+            msg("doctor.slurm-accounting-switched-off", "Slurm's accounting is disabled."),
+            msg(
+                "doctor.sluice-learns-how-jobs",
+                "Sluice reads job results from it. Set AccountingStorageType=accounting_storage/slurmdbd in slurm.conf and run slurmdbd.",
             ),
         )
     try:
         context.slurm_users = slurm.users()
     except SlurmUnavailable as error:
         raise CheckFailed(
-            _(
-                "slurmdbd does not answer: jobs still run and are watched, but how they ended stays "
-                "unknown until it is back."
+            msg(
+                "doctor.slurmdbd-does-not-answer",
+                "slurmdbd does not respond. Jobs still run, but their results stay unknown until it is back.",
             ),
-            _("Start slurmdbd (and the database behind it), and look into its log file."),
+            msg(
+                "doctor.start-slurmdbd-database-behind",
+                "Start slurmdbd and its database, and check its log file.",
+            ),
         ) from error
-    return _("slurmdbd answers, %(count)s users", count=len(context.slurm_users))
+    return msg(
+        "doctor.slurmdbd-answers-users",
+        "slurmdbd responds, %(count)s users",
+        count=len(context.slurm_users),
+    )
 
 
 def check_operator(context: CheckContext) -> str:
@@ -98,9 +115,9 @@ def check_operator(context: CheckContext) -> str:
     slurm_user = next((user for user in context.slurm_users if user.name == name), None)
     if slurm_user is None or not slurm_user.is_operator:
         raise CheckFailed(
-            _(
-                "%(name)s is no operator of Slurm: it sees nothing of what PrivateData hides, and "
-                "cannot lengthen a time limit.",
+            msg(
+                "doctor.no-operator-slurm-sees",
+                "%(name)s is not a Slurm operator: it cannot see what PrivateData hides and cannot extend time limits.",
                 name=name,
             ),
             f"sacctmgr modify user {name} set AdminLevel=Operator"
@@ -108,24 +125,38 @@ def check_operator(context: CheckContext) -> str:
             else f"sacctmgr add user {name} account=ACCOUNT; "
             f"sacctmgr modify user {name} set AdminLevel=Operator",
         )
-    return _("%(name)s is %(level)s", name=name, level=slurm_user.admin_level.lower())
+    return msg(
+        "doctor.is", "%(name)s is %(level)s", name=name, level=slurm_user.admin_level.lower()
+    )
 
 
 def check_partitions(context: CheckContext) -> str:
     up = {partition.name: partition.up for partition in context.slurm().capacity().partitions}
     if not context.namespaces:
         raise CheckFailed(
-            _("No namespace uses this cluster: nobody can submit."),
-            _(
+            msg(
+                "doctor.no-namespace-uses-cluster",
+                "No namespace uses this cluster, so no jobs can be submitted.",
+            ),
+            msg(
+                "doctor.manage-py-namespace-sync",
                 "manage.py namespace sync %(name)s proposes one per partition.",
                 name=context.cluster.name,
             ),
         )
     problems = [
-        _("%(namespace)s: %(partition)s is not up", namespace=namespace.name, partition=name)
+        msg(
+            "doctor.not-up",
+            "%(namespace)s: %(partition)s is not up",
+            namespace=namespace.name,
+            partition=name,
+        )
         if name in up
-        else _(
-            "%(namespace)s: %(partition)s is not there", namespace=namespace.name, partition=name
+        else msg(
+            "doctor.not",
+            "%(namespace)s: %(partition)s does not exist",
+            namespace=namespace.name,
+            partition=name,
         )
         for namespace in context.namespaces
         for name in namespace.partitions
@@ -133,19 +164,23 @@ def check_partitions(context: CheckContext) -> str:
     ]
     if problems:
         raise CheckFailed(
-            _(
+            msg(
+                "doctor.cluster",
                 "%(problems)s. The cluster has: %(partitions)s.",
                 problems=join_with_commas(problems),
                 partitions=", ".join(up),
             ),
-            _(
-                "Correct the partitions of the namespace, or bring the partition up: scontrol update "
-                "PartitionName=NAME State=UP"
+            msg(
+                "doctor.correct-partitions-namespace-bring",
+                "Correct the namespace's partitions, or set the partition up: scontrol update PartitionName=NAME State=UP",
             ),
         )
     used = sorted({name for namespace in context.namespaces for name in namespace.partitions})
-    return _(
-        "%(names)s for %(count)s namespaces", names=", ".join(used), count=len(context.namespaces)
+    return msg(
+        "doctor.namespaces",
+        "%(names)s for %(count)s namespaces",
+        names=", ".join(used),
+        count=len(context.namespaces),
     )
 
 
@@ -164,23 +199,33 @@ def check_work_root(context: CheckContext) -> str:
         read_back = transport.read_at(path, 0, 100)
     except RemoteFileError as error:
         raise CheckFailed(
-            _(
+            msg(
+                "doctor.cannot-write",
                 "%(unix_user)s cannot write to %(root)s: %(reason)s",
                 unix_user=context.unix_user,
                 root=root,
                 reason=error.user_message,
             ),
-            _(
-                "Make the directory for each person (0700, their own), mend their quota, or correct "
-                "“work root” of the cluster."
+            msg(
+                "doctor.make-directory-each-person",
+                "Create the directory for each person (mode 0700, owned by them), raise their quota, or correct the cluster's “work root”.",
             ),
         ) from error
     if read_back != token.encode():
         raise CheckFailed(
-            _("What was written to %(root)s did not come back.", root=root),
-            _("Look at that file system's state."),
+            msg(
+                "doctor.written-did-not-come",
+                "A test file written to %(root)s could not be read back.",
+                root=root,
+            ),
+            msg("doctor.look-file-system-state", "Check the file system."),
         )
-    return _("%(root)s can be written by %(unix_user)s", root=root, unix_user=context.unix_user)
+    return msg(
+        "doctor.can-written",
+        "%(root)s can be written by %(unix_user)s",
+        root=root,
+        unix_user=context.unix_user,
+    )
 
 
 # Prints one "key value" pair a line. Paths and the token are arguments, not part of the script.
@@ -225,12 +270,16 @@ def check_compute_node(context: CheckContext) -> str:
     except CommandTimeout as error:
         transport.run(context.commands.action_argv("scancel", f"--name=sluice-check-{token}"))
         raise CheckFailed(
-            _(
+            msg(
+                "doctor.step-partition-did-not",
                 "A step in partition %(partition)s did not end within %(seconds)s s.",
                 partition=namespace.partitions[0],
                 seconds=f"{PROBE_TIMEOUT_S:.0f}",
             ),
-            _("Look into the node's slurmd log; is the work root's file system hanging there?"),
+            msg(
+                "doctor.look-into-node-slurmd",
+                "Check the node's slurmd log, and whether the work root's file system hangs there.",
+            ),
         ) from error
     context.node_report = dict(
         line.split(" ", 1) for line in result.text.splitlines() if " " in line
@@ -241,36 +290,49 @@ def check_compute_node(context: CheckContext) -> str:
 
 
 def _srun_failure(namespace: Namespace, words: str) -> CheckFailed:
-    last = words.splitlines()[-1] if words else _("srun said nothing")
+    last = (
+        words.splitlines()[-1] if words else msg("doctor.srun-said-nothing", "srun printed nothing")
+    )
     # Messages of srun --immediate when its time is up (22.05 to 25.11).
     if "Requested nodes are busy" in words or "Immediate execution impossible" in words:
         return CheckFailed(
-            _(
+            msg(
+                "doctor.no-core-partition-free",
                 "No core of partition %(partition)s was free within %(seconds)s s.",
                 partition=namespace.partitions[0],
                 seconds=SRUN_IMMEDIATE_S,
             ),
-            _("Run the check again when the partition is less busy."),
+            msg(
+                "doctor.run-check-again-when",
+                "Run the check again when the partition is less busy.",
+            ),
             CheckOutcome.NOT_TRIED,
         )
     return CheckFailed(
-        _("srun in namespace %(name)s: %(last)s", name=namespace.name, last=last),
-        _(
-            "Slurm's words say why; often the person has no association with the namespace's "
-            "account (sacctmgr add user NAME account=ACCOUNT) or the nodes are down (sinfo -R)."
+        msg(
+            "doctor.srun-namespace",
+            "srun in namespace %(name)s: %(error)s",
+            name=namespace.name,
+            error=last,
+        ),
+        msg(
+            "doctor.slurm-words-say-why",
+            "See Slurm's message. Common causes: the person has no association with the namespace's account (sacctmgr add user NAME account=ACCOUNT), or the nodes are down (sinfo -R).",
         ),
     )
 
 
 def _check_probe_report(context: CheckContext, transport: Transport, token: str) -> str:
     host, path = context.node_report["host"], context.probe_file
-    remedy = _(
+    remedy = msg(
+        "doctor.work-root-must-same",
         "The work root must be the same directory on the login node and on all compute nodes: "
-        "mount it there, or choose another “work root”."
+        "mount it there, or choose another “work root”.",
     )
     if context.node_report.get("seen") != "yes":
         raise CheckFailed(
-            _(
+            msg(
+                "doctor.node-does-not-see",
                 "Node %(host)s does not see %(path)s, written on the login node.",
                 host=host,
                 path=path,
@@ -279,7 +341,8 @@ def _check_probe_report(context: CheckContext, transport: Transport, token: str)
         )
     if context.node_report.get("wrote") != "yes":
         raise CheckFailed(
-            _(
+            msg(
+                "doctor.node-cannot-write",
                 "Node %(host)s cannot write to %(directory)s.",
                 host=host,
                 directory=path.rpartition("/")[0],
@@ -290,12 +353,19 @@ def _check_probe_report(context: CheckContext, transport: Transport, token: str)
     while True:
         try:
             if transport.read_at(f"{path}.back", 0, 100) == token.encode():
-                return _("node %(host)s reads and writes it", host=host)
+                return msg(
+                    "doctor.node-reads-writes", "node %(host)s reads and writes it", host=host
+                )
         except RemoteFileError:
             pass
         if time.monotonic() > deadline:
             raise CheckFailed(
-                _("What node %(host)s wrote is not seen on the login node.", host=host), remedy
+                msg(
+                    "doctor.node-wrote-not-seen",
+                    "A file written on node %(host)s is not visible on the login node.",
+                    host=host,
+                ),
+                remedy,
             )
         time.sleep(0.5)
 
@@ -304,16 +374,18 @@ def check_runtime(context: CheckContext) -> str:
     runtime, host = context.cluster.runtime, context.node_report["host"]
     words = context.node_report.get("runtime", "")
     if runtime == Cluster.Runtime.NONE:
-        return _("none wanted: commands run on the node itself")
+        return msg("doctor.none-wanted-commands-run", "not used: commands run on the node itself")
     if not any(letter.isdigit() for letter in words) or "not found" in words:
         raise CheckFailed(
-            _(
-                "%(runtime)s does not run on node %(host)s: %(words)s",
+            msg(
+                "doctor.does-not-run-node",
+                "%(runtime)s does not run on node %(host)s: %(error)s",
                 runtime=runtime,
                 host=host,
-                words=words[:200] or _("no answer"),
+                error=words[:200] or msg("doctor.no-answer", "no response"),
             ),
-            _(
+            msg(
+                "doctor.install-all-compute-nodes",
                 "Install it on all compute nodes and in the PATH of people's logins, or correct "
                 "“container runtime” of the cluster (%(names)s).",
                 names=", ".join(Cluster.Runtime.values),
@@ -323,7 +395,13 @@ def check_runtime(context: CheckContext) -> str:
         srun_help = context.service_transport().run(context.commands.action_argv("srun", "--help"))
         if "--container-image" not in srun_help.text:
             raise CheckFailed(
-                _("srun has no --container-image: Slurm does not load Pyxis."),
-                _("Add it to plugstack.conf on the login node and on all compute nodes."),
+                msg(
+                    "doctor.srun-no-container-image",
+                    "srun has no --container-image: Slurm does not load Pyxis.",
+                ),
+                msg(
+                    "doctor.add-plugstack-conf-login",
+                    "Add it to plugstack.conf on the login node and on all compute nodes.",
+                ),
             )
-    return _("%(words)s on node %(host)s", words=words, host=host)
+    return msg("doctor.node", "%(version)s on node %(host)s", version=words, host=host)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from clusters.slurm.control import ControlResult
 from clusters.slurm.fields import SlurmCommands, Tres, expand_nodes, fold_nodes
-from clusters.slurm.reasons import ExitStatus, Explanation, explain_end, explain_reason
+from clusters.slurm.reasons import ExitStatus, Explanation, explain_reason
 from clusters.slurm.records import JobRecord, merge_records, newest_runs
 from clusters.slurm.sacct import StepRecord, ran_out_of_memory
 from clusters.slurm.sacctmgr import Association, Qos, SlurmUser
@@ -47,7 +47,6 @@ __all__ = [
     "SubmitRequest",
     "Tres",
     "expand_nodes",
-    "explain_end",
     "explain_reason",
     "fold_nodes",
     "merge_records",

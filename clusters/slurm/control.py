@@ -14,7 +14,7 @@ from clusters.errors import ClusterError, CommandFailed
 from clusters.slurm.errors import classify_failure, extract_error_message
 from clusters.slurm.fields import SlurmCommands, format_minutes
 from clusters.transport.base import CommandResult
-from core.messages import _
+from core.messages import msg
 
 _ID = re.compile(r"\d+(?:[+_]\d+)?\Z")
 
@@ -128,7 +128,7 @@ def _control_error(result: CommandResult, refusals: list[str]) -> ClusterError:
     if not refusals:
         return classify_failure(result)
     return CommandFailed(
-        _("Slurm refused: %(words)s", words=refusals[0]),
+        msg("slurm.slurm-refused", "Slurm rejected the request: %(error)s", error=refusals[0]),
         exit_code=result.exit_code,
         detail=result.error_text,
     )

@@ -18,7 +18,7 @@ from clusters.errors import (
 )
 from clusters.slurm.reasons import explain_reason
 from clusters.transport.base import CommandResult
-from core.messages import Message, _
+from core.messages import Message, msg
 
 # `sacct: error: …`, `slurm_load_jobs error: …`, `sbatch: fatal: …`; not a login banner or a locale warning.
 _ERROR_LINE = re.compile(r"(?:^|\s)(?:error|fatal): ", re.MULTILINE)
@@ -91,9 +91,9 @@ def classify_failure(result: CommandResult) -> ClusterError:
     lowered = text.lower()
     if result.exit_code == 127 or (result.exit_code == 126 and "slurm" not in lowered):
         return CommandFailed(
-            _(
-                "Slurm's command %(program)s is not on this machine. Set the folder of Slurm's "
-                "programs in the cluster's settings.",
+            msg(
+                "slurm.slurm-command-not-machine",
+                "Slurm's command %(program)s was not found. Set the directory of Slurm's commands in the cluster's settings.",
                 program=_program_name(result),
             ),
             exit_code=result.exit_code,
@@ -101,16 +101,32 @@ def classify_failure(result: CommandResult) -> ClusterError:
         )
     if _NO_ACCOUNTING in lowered:
         return SlurmUnavailable(
-            _("Slurm's accounting is switched off on this cluster; Sluice needs slurmdbd."),
+            msg(
+                "slurm.slurm-accounting-switched-off",
+                "Slurm's accounting is disabled on this cluster. Sluice needs slurmdbd.",
+            ),
             detail=text,
         )
     if any(words in lowered for words in _DATABASE_UNAVAILABLE):
-        return SlurmUnavailable(_("Slurm's accounting database does not answer."), detail=text)
+        return SlurmUnavailable(
+            msg(
+                "slurm.slurm-accounting-database-does",
+                "Slurm's accounting database does not respond.",
+            ),
+            detail=text,
+        )
     if any(words in lowered for words in _CONTROLLER_UNAVAILABLE):
-        return SlurmUnavailable(_("Slurm's controller does not answer."), detail=text)
-    words = extract_error_message(text) or _("exit code %(code)s", code=result.exit_code)
+        return SlurmUnavailable(
+            msg("pyslurm.slurm-controller-does-not", "Slurm's controller does not respond."),
+            detail=text,
+        )
+    words = extract_error_message(text) or msg(
+        "slurm.exit-code", "exit code %(code)s", code=result.exit_code
+    )
     return CommandFailed(
-        _("Slurm refused: %(words)s", words=words), exit_code=result.exit_code, detail=text
+        msg("slurm.slurm-refused", "Slurm rejected the request: %(error)s", error=words),
+        exit_code=result.exit_code,
+        detail=text,
     )
 
 
@@ -152,148 +168,221 @@ _REJECTIONS = (
     # Temporary: retry later.
     _Rejection(
         "slurm temporarily unable to accept job",
-        _("Slurm takes no new jobs for the moment."),
+        msg("slurm.slurm-takes-no-new", "Slurm does not accept new jobs at present."),
         retryable=True,
     ),
     _Rejection(
         "resource temporarily unavailable",
-        _("Slurm takes no new jobs for the moment."),
+        msg("slurm.slurm-takes-no-new", "Slurm does not accept new jobs at present."),
         retryable=True,
     ),
     _Rejection(
         "maxjobcount limit reached",
-        _("Slurm holds as many jobs as it can; a place must become free."),
+        msg(
+            "slurm.slurm-holds-many-jobs",
+            "Slurm has reached its maximum number of jobs. The job is submitted when others end.",
+        ),
         True,
     ),
     _Rejection(
         "required partition not available",
-        _("The partition is switched off or drained for the moment."),
+        msg(
+            "slurm.partition-switched-off-drained",
+            "The partition is inactive or drained at present.",
+        ),
         retryable=True,
     ),
     _Rejection(
-        "partition in down state", _("The partition is down for the moment."), retryable=True
+        "partition in down state",
+        msg("slurm.partition-down-moment", "The partition is down at present."),
+        retryable=True,
     ),
     _Rejection(
         "system submissions disabled",
-        _("The administrator has closed the cluster for new jobs."),
+        msg(
+            "slurm.administrator-closed-cluster-new",
+            "The administrator has closed the cluster for new jobs.",
+        ),
         True,
     ),
     _Rejection(
         "requested operation is presently disabled",
-        _("The administrator has closed the cluster for new jobs."),
+        msg(
+            "slurm.administrator-closed-cluster-new",
+            "The administrator has closed the cluster for new jobs.",
+        ),
         True,
     ),
     _Rejection(
         "requested partition configuration not available now",
-        _("The partition cannot take this job for the moment."),
+        msg("slurm.partition-cannot-take-job", "The partition cannot accept this job at present."),
         retryable=True,
     ),
     _Rejection(
         "required node not available",
-        _("A node that the job names is down, drained or reserved."),
+        msg("slurm.node-job-names-down", "A node that the job names is down, drained or reserved."),
         True,
     ),
     _Rejection(
-        "requested nodes are busy", _("The nodes that the job names are busy."), retryable=True
-    ),
-    _Rejection(
-        "requested reservation not usable now",
-        _("The reservation cannot be used now."),
+        "requested nodes are busy",
+        msg("slurm.nodes-job-names-busy", "The nodes that the job names are busy."),
         retryable=True,
     ),
     _Rejection(
-        "licenses currently unavailable", _("The licenses are not available now."), retryable=True
+        "requested reservation not usable now",
+        msg("slurm.reservation-cannot-used-now", "The reservation cannot be used now."),
+        retryable=True,
+    ),
+    _Rejection(
+        "licenses currently unavailable",
+        msg("slurm.licenses-not-available-now", "The licenses are not available now."),
+        retryable=True,
     ),
     _Rejection(
         "i/o error writing script/environment to file",
-        _("Slurm could not store the job."),
+        msg("slurm.slurm-could-not-store", "Slurm could not store the job."),
         retryable=True,
     ),
     # Permanent: a person must change the request or the configuration.
     _Rejection(
         "invalid account or account/partition combination",
-        _(
+        msg(
+            "slurm.you-no-account-cluster",
             "You have no account on the cluster for this partition. Ask the administrator to add you, "
-            "or choose another namespace."
+            "or choose another namespace.",
         ),
     ),
     _Rejection(
         "invalid qos specification",
-        _("The QOS does not exist or is not yours to use with this account."),
+        msg(
+            "slurm.qos-does-not-exist",
+            "The QOS does not exist, or you may not use it with this account.",
+        ),
     ),
-    _Rejection("invalid partition name specified", _("There is no such partition on the cluster.")),
+    _Rejection(
+        "invalid partition name specified",
+        msg("slurm.no-such-partition-cluster", "The partition does not exist on the cluster."),
+    ),
     _Rejection(
         "user's group not permitted to use this partition",
-        _("Your group may not use this partition. Choose another namespace."),
+        msg(
+            "slurm.your-group-may-not",
+            "Your group may not use this partition. Choose another namespace.",
+        ),
     ),
-    _Rejection("access/permission denied", _("You may not submit jobs here.")),
-    _Rejection("invalid user id", _("The cluster does not know your Unix account.")),
+    _Rejection(
+        "access/permission denied", msg("slurm.you-may-not-submit", "You may not submit jobs here.")
+    ),
+    _Rejection(
+        "invalid user id",
+        msg("slurm.cluster-does-not-know", "The cluster does not know your Unix account."),
+    ),
     _Rejection(
         "requested node configuration is not available",
-        _(
-            "No node of the partition has what one task or node of this job asks for. "
-            "Ask for fewer GPUs, CPUs or less memory per node."
+        msg(
+            "slurm.no-node-partition-one",
+            "No node of the partition has what one task or node of this job requests. Request fewer GPUs or CPUs, or less memory per node.",
         ),
     ),
     _Rejection(
         "requested topology configuration is not available",
-        _("The cluster's network layout does not fit this job."),
+        msg(
+            "slurm.cluster-network-layout-does",
+            "The cluster's network layout does not fit this job.",
+        ),
     ),
     _Rejection(
         "invalid generic resource (gres) specification",
-        _("The kind or number of GPUs that the job asks for does not exist on the cluster."),
+        msg(
+            "slurm.kind-number-gpus-job",
+            "The cluster does not have the requested type or number of GPUs.",
+        ),
     ),
     _Rejection(
         "invalid gres specification",
-        _("GPUs with and without a type cannot be mixed in one request."),
+        msg(
+            "slurm.gpus-without-type-cannot",
+            "GPUs with and without a type cannot be mixed in one request.",
+        ),
     ),
     _Rejection(
         "node count specification invalid",
-        _("The number of nodes is not allowed in this partition."),
+        msg(
+            "slurm.number-nodes-not-allowed",
+            "The number of nodes is not allowed in this partition.",
+        ),
     ),
     _Rejection(
         "more processors requested than permitted",
-        _("The job asks for more CPUs than are allowed."),
+        msg("slurm.job-asks-more-cpus", "The job requests more CPUs than allowed."),
     ),
-    _Rejection("cpu count specification invalid", _("The number of CPUs is not possible.")),
-    _Rejection("task count specification invalid", _("The number of tasks is not possible.")),
+    _Rejection(
+        "cpu count specification invalid",
+        msg("slurm.number-cpus-not-possible", "The number of CPUs is not possible."),
+    ),
+    _Rejection(
+        "task count specification invalid",
+        msg("slurm.number-tasks-not-possible", "The number of tasks is not possible."),
+    ),
     _Rejection(
         "memory required by task is not available",
-        _("No node has as much memory as a task asks for."),
+        msg("slurm.no-node-much-memory", "No node has the memory that one task requests."),
     ),
     _Rejection(
         "memory specification can not be satisfied",
-        _("No node has as much memory as the job asks for."),
+        msg("slurm.no-node-much-memory-job", "No node has the memory that the job requests."),
     ),
     _Rejection(
         "requested time limit is invalid",
-        _("The time limit is missing, or longer than the partition allows. Ask for less time."),
+        msg(
+            "slurm.time-limit-missing-longer",
+            "The time limit is missing or longer than the partition allows. Set a shorter one.",
+        ),
     ),
     _Rejection(
         "invalid feature specification",
-        _("No node has the feature that the job asks for (constraint)."),
+        msg(
+            "slurm.no-node-feature-job",
+            "No node has the requested feature (constraint).",
+        ),
     ),
     _Rejection(
         "invalid node name specified",
-        _("The job names a node that does not exist or is named twice."),
+        msg(
+            "slurm.job-names-node-does",
+            "A node in the node list does not exist or is listed twice.",
+        ),
     ),
     _Rejection(
         "requested nodes not in this partition",
-        _("The job names nodes that are not in its partition."),
+        msg("slurm.job-names-nodes-not", "A node in the node list is not in the partition."),
     ),
-    _Rejection("requested reservation is invalid", _("There is no such reservation.")),
-    _Rejection("access denied to requested reservation", _("The reservation is not yours to use.")),
     _Rejection(
-        "invalid license specification", _("The job asks for a license that does not exist.")
+        "requested reservation is invalid",
+        msg("slurm.no-such-reservation", "The reservation does not exist."),
     ),
-    _Rejection("job dependency problem", _("The job depends on a job that does not exist.")),
+    _Rejection(
+        "access denied to requested reservation",
+        msg("slurm.reservation-not-yours-use", "You may not use this reservation."),
+    ),
+    _Rejection(
+        "invalid license specification",
+        msg("slurm.job-asks-license-does", "The requested license does not exist."),
+    ),
+    _Rejection(
+        "job dependency problem",
+        msg("slurm.job-depends-job-does", "The job depends on a job that does not exist."),
+    ),
     _Rejection(
         "invalid job array specification",
-        _("The job array is not valid or larger than the cluster allows."),
+        msg(
+            "slurm.job-array-not-valid",
+            "The job array is not valid or larger than the cluster allows.",
+        ),
     ),
     _Rejection(
         "pathname of a file, directory or other parameter too long",
-        _("The script or an option is too long."),
+        msg("slurm.script-option-too-long", "The script or an option is too long."),
     ),
 )
 
@@ -311,7 +400,10 @@ def classify_submit_failure(exit_code: int, stderr: str) -> ClusterError:
     lowered = stderr.lower()
     if exit_code in (124, 137) or any(words in lowered for words in _OUTCOME_UNKNOWN):
         return CommandTimeout(
-            _("Slurm did not answer in time; Sluice is finding out whether it took the job."),
+            msg(
+                "slurm.slurm-did-not-answer",
+                "Slurm did not respond in time. Sluice checks whether the job exists.",
+            ),
             detail=stderr,
         )
     if _POLICY in lowered:
@@ -325,15 +417,23 @@ def classify_submit_failure(exit_code: int, stderr: str) -> ClusterError:
     failure = classify_failure(result)
     if isinstance(failure, SlurmUnavailable) or exit_code == 127:
         return failure
-    words = extract_error_message(stderr) or _("exit code %(code)s", code=exit_code)
-    return SubmitRejected(_("Slurm refused the job: %(words)s", words=words), detail=stderr)
+    words = extract_error_message(stderr) or msg(
+        "slurm.exit-code", "exit code %(code)s", code=exit_code
+    )
+    return SubmitRejected(
+        msg("slurm.slurm-refused-job", "Slurm rejected the job: %(error)s", error=words),
+        detail=stderr,
+    )
 
 
 def _policy_rejection(stderr: str) -> SubmitRejected:
     names = _POLICY_NAME.findall(stderr)
     if not names:
         return SubmitRejected(
-            _("The job is larger or longer than the limits of your account or the QOS allow."),
+            msg(
+                "slurm.job-larger-longer-than",
+                "The job exceeds a limit of your account or the QOS.",
+            ),
             detail=stderr,
         )
     explanation = explain_reason(names[-1])

@@ -17,7 +17,7 @@ from ClusterShell.NodeSet import NodeSet, NodeSetException
 
 from clusters.errors import SlurmParseError
 from clusters.slurm.reasons import ExitStatus
-from core.messages import _
+from core.messages import msg
 
 NO_VALUE = frozenset({"", "N/A", "NONE", "UNKNOWN", "(NULL)", "NOT_SET", "INVALID", "NULL"})
 # One poll parses thousands of rows whose times, limits and TRES repeat: caching the parsed values halves the time.
@@ -93,9 +93,10 @@ def new_separator() -> str:
 def parse_error(what: str, row: str) -> SlurmParseError:
     shown = row if len(row) <= 500 else f"{row[:500]}… ({len(row)} characters)"
     return SlurmParseError(
-        _(
-            "Slurm's answer cannot be read: %(what)s. Tell the administrator of this site.",
-            what=what,
+        msg(
+            "slurm.slurm-answer-cannot-read",
+            "Slurm's output cannot be parsed: %(error)s. Tell the administrator of this site.",
+            error=what,
         ),
         detail=shown,
     )

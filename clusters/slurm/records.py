@@ -12,14 +12,13 @@ from datetime import UTC, datetime
 
 from clusters.errors import SlurmParseError
 from clusters.slurm.fields import Tres, expand_nodes, parse_error
-from clusters.slurm.reasons import ExitStatus, Explanation, explain_end, explain_reason
+from clusters.slurm.reasons import ExitStatus
 from clusters.slurm.states import ReportedState, SlurmPhase
 
 _JOB_ID = re.compile(r"(?P<number>\d+)(?:\+(?P<offset>\d+)|_(?P<task>\d+|\[[^\]]*\]))?\Z")
 
 # For these reasons of a FAILED job the exit status is more precise. A batch script ended by a signal has the
 # reason JobLaunchFailure (seen on 22.05).
-_GENERIC_FAILURE_REASONS = ("", "None", "NonZeroExitCode", "RaisedSignal", "JobLaunchFailure")
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,15 +96,6 @@ class JobRecord:
         from sacct does not prove that the job does not exist.
         """
         return self.source == "sacct" and not self.partition
-
-    @property
-    def explanation(self) -> Explanation:
-        """Why the job waits, or how it ended."""
-        if not self.reported.state.ended:
-            return explain_reason(self.reason)
-        if self.reported.name == "FAILED" and self.reason not in _GENERIC_FAILURE_REASONS:
-            return explain_reason(self.reason)
-        return explain_end(self.reported, self.exit_status)
 
 
 def parse_job_id(text: str) -> re.Match[str]:

@@ -20,7 +20,7 @@ from clusters.errors import (
 from clusters.slurm.errors import classify_submit_failure
 from clusters.slurm.fields import SlurmCommands, expand_nodes, parse_error, parse_time
 from clusters.transport.base import CommandResult
-from core.messages import _
+from core.messages import msg
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,13 +255,19 @@ def _parse_outcome(record: list[str], *, complete: bool) -> SubmitOutcome:
         raise parse_error("sbatch's exit code is missing", "|".join(record))
     if code == _EXIT_ABANDONED:
         return SubmitOutcome(
-            token, error=SubmissionAbandoned(_("The job was stopped before Slurm had it."))
+            token,
+            error=SubmissionAbandoned(
+                msg(
+                    "slurm.job-stopped-before-slurm", "The job was stopped before it was submitted."
+                )
+            ),
         )
     if code == _EXIT_NO_MARKER:
         return SubmitOutcome(
             token,
             error=RemoteFileError(
-                _("The job's directory cannot be written."), detail=sbatch_stderr
+                msg("slurm.job-directory-cannot-written", "The job's directory cannot be written."),
+                detail=sbatch_stderr,
             ),
         )
     if code == "0":
@@ -309,7 +315,8 @@ def parse_test_only(result: CommandResult) -> ExpectedStart:
         failure = classify_submit_failure(result.exit_code or 1, result.error_text)
         if isinstance(failure, CommandTimeout):  # nothing was submitted, so no unknown outcome
             failure = SlurmUnavailable(
-                _("Slurm's controller does not answer."), detail=result.error_text
+                msg("pyslurm.slurm-controller-does-not", "Slurm's controller does not respond."),
+                detail=result.error_text,
             )
         raise failure
     return ExpectedStart(

@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import SSHCertificateBuilder, SSHCertificateType
 
 from clusters.errors import ClusterError
-from core.messages import _
+from core.messages import msg
 
 DEFAULT_VALID_S = 600
 # sshd refuses certificates that are not valid yet; the clocks of gateway and login node may differ.
@@ -54,15 +54,19 @@ class CertificateAuthority:
             key = serialization.load_ssh_private_key(self.path.read_bytes(), password=None)
         except (ValueError, TypeError) as problem:
             raise CaKeyUnusable(
-                _(
-                    "%(path)s is not an unencrypted OpenSSH private key. Restore it from a backup, or move "
-                    "it away and let Sluice make a new one (every cluster must then trust the new one).",
+                msg(
+                    "ssh.not-unencrypted-openssh-private",
+                    "%(path)s is not an unencrypted OpenSSH private key. Restore it from a backup, or move it away so that Sluice creates a new one (every cluster must then trust the new key).",
                     path=self.path,
                 )
             ) from problem
         if not isinstance(key, Ed25519PrivateKey):
             raise CaKeyUnusable(
-                _("%(path)s is not an ed25519 key. Sluice signs with ed25519 only.", path=self.path)
+                msg(
+                    "ssh.not-ed-key-sluice",
+                    "%(path)s is not an ed25519 key. Sluice signs with ed25519 only.",
+                    path=self.path,
+                )
             )
         return key
 
@@ -135,9 +139,9 @@ def _check_permissions(path: Path) -> None:
         found = os.stat(place)
         if stat.S_IMODE(found.st_mode) & forbidden:
             raise CaKeyUnusable(
-                _(
-                    "%(place)s is open to others (mode %(mode)s). Whoever has the CA key can log in as "
-                    "anybody: run chmod %(wanted)s %(place)s.",
+                msg(
+                    "ssh.open-others-mode-whoever",
+                    "%(place)s is accessible to others (mode %(mode)s). The CA key allows logins as any user: run chmod %(wanted)s %(place)s.",
                     place=place,
                     mode=f"{stat.S_IMODE(found.st_mode):04o}",
                     wanted=wanted,
@@ -145,8 +149,9 @@ def _check_permissions(path: Path) -> None:
             )
         if found.st_uid not in (0, os.geteuid()):
             raise CaKeyUnusable(
-                _(
-                    "%(place)s belongs to another user. Give it to the user Sluice runs as.",
+                msg(
+                    "ssh.belongs-another-user-give",
+                    "%(place)s belongs to another user. Change its owner to the user that Sluice runs as.",
                     place=place,
                 )
             )

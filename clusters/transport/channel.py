@@ -23,7 +23,7 @@ from clusters.errors import (
     OutputTooLarge,
 )
 from clusters.transport.files import RunningProgram
-from core.messages import _
+from core.messages import msg
 
 # Larger packets than the usual 32 KiB: paramiko's cost is per packet.
 PACKET_BYTES = 128 * 1024
@@ -112,8 +112,9 @@ class RemoteProgram(RunningProgram):
                 raise self._timeout_error()
             if remaining_bytes < 0:
                 raise OutputTooLarge(
-                    _(
-                        "%(command)s printed more than %(limit)s bytes; it was stopped.",
+                    msg(
+                        "ssh.printed-more-than-bytes",
+                        "%(command)s printed more than %(limit)s bytes and was stopped.",
                         command=self._program_name,
                         limit=max_output_bytes,
                     )
@@ -206,9 +207,9 @@ class RemoteProgram(RunningProgram):
 
     def _shell_error(self, out: bytes, err: bytes) -> ClusterError:
         return AuthFailed(
-            _(
-                "%(name)s lets %(user)s in but the login shell runs no commands. Check the account's "
-                "shell and its start-up files on the login node.",
+            msg(
+                "ssh.lets-but-login-shell",
+                "%(name)s accepts the login of %(user)s, but the login shell does not run commands. Check the account's shell and its start-up files on the login node.",
                 name=self._connection.host_name,
                 user=self._connection.user,
             ),
@@ -217,8 +218,9 @@ class RemoteProgram(RunningProgram):
 
     def _connection_lost_error(self) -> ConnectionLost:
         return ConnectionLost(
-            _(
-                "The connection to %(name)s broke while %(command)s ran. It may have done its work all the same.",
+            msg(
+                "ssh.connection-broke-while-ran",
+                "The connection to %(name)s was lost while %(command)s ran. It may still have taken effect.",
                 name=self._connection.host_name,
                 command=self._program_name,
             )
@@ -226,8 +228,9 @@ class RemoteProgram(RunningProgram):
 
     def _timeout_error(self) -> CommandTimeout:
         return CommandTimeout(
-            _(
-                "%(command)s on %(name)s did not answer in time. It may have done its work all the same.",
+            msg(
+                "ssh.did-not-answer-time",
+                "%(command)s on %(name)s did not respond in time. It may still have taken effect.",
                 command=self._program_name,
                 name=self._connection.host_name,
             )

@@ -29,7 +29,7 @@ from clusters.transport.identity import (
     order_host_key_types,
 )
 from clusters.transport.sftp import NotStarted, SftpFiles
-from core.messages import _
+from core.messages import msg
 
 # paramiko's reader thread wakes this often to check whether it was closed; `_close_transport` wakes it at once.
 READER_POLL_S = 5.0
@@ -114,10 +114,11 @@ def _handshake(target: SshTarget) -> paramiko.Transport:
     except (paramiko.SSHException, OSError, EOFError) as problem:
         _close_transport(transport)
         raise ConnectFailed(
-            _(
-                "%(name)s answers, but not as an SSH server should: %(problem)s.",
+            msg(
+                "ssh.answers-but-not-ssh",
+                "%(name)s responds, but not as an SSH server: %(error)s.",
                 name=target.name,
-                problem=str(problem) or _("it hung up"),
+                error=str(problem) or msg("ssh.hung-up", "the connection was closed"),
             ),
             detail=repr(problem),
         ) from problem
@@ -129,7 +130,8 @@ def _open_socket(target: SshTarget) -> socket.socket:
         sock = socket.create_connection((target.host, target.port), target.connect_timeout_s)
     except OSError as problem:
         raise ConnectFailed(
-            _(
+            msg(
+                "ssh.login-node-cannot-reached",
                 "The login node %(name)s cannot be reached: %(reason)s.",
                 name=target.name,
                 reason=problem.strerror or problem,
@@ -155,7 +157,12 @@ def _load_key(key: LoginKey) -> paramiko.PKey:
         if key.certificate:
             loaded.load_certificate(key.certificate)
         return loaded
-    raise AuthFailed(_("The private key for the login is neither ed25519 nor ECDSA nor RSA."))
+    raise AuthFailed(
+        msg(
+            "ssh.private-key-login-neither",
+            "The private key for the login is neither ed25519 nor ECDSA nor RSA.",
+        )
+    )
 
 
 def _authenticate(
@@ -170,12 +177,18 @@ def _authenticate(
     except (paramiko.AuthenticationException, paramiko.BadAuthenticationType) as problem:
         if not transport.is_active() or "timeout" in str(problem).lower():
             raise ConnectFailed(
-                _("%(name)s broke off the login of %(user)s.", name=target.name, user=user),
+                msg(
+                    "ssh.broke-off-login",
+                    "%(name)s closed the connection during the login of %(user)s.",
+                    name=target.name,
+                    user=user,
+                ),
                 detail=repr(problem),
             ) from problem
         raise AuthFailed(
-            _(
-                "%(name)s did not let Sluice in as %(user)s. %(remedy)s",
+            msg(
+                "ssh.did-not-let-sluice",
+                "%(name)s rejected the login as %(user)s. %(remedy)s",
                 name=target.name,
                 user=user,
                 remedy=credentials.remedy(user),
@@ -184,7 +197,12 @@ def _authenticate(
         ) from problem
     except (paramiko.SSHException, OSError, EOFError) as problem:
         raise ConnectFailed(
-            _("%(name)s broke off the login of %(user)s.", name=target.name, user=user),
+            msg(
+                "ssh.broke-off-login",
+                "%(name)s closed the connection during the login of %(user)s.",
+                name=target.name,
+                user=user,
+            ),
             detail=repr(problem),
         ) from problem
 
@@ -198,7 +216,8 @@ def _check_identity(connection: Connection, policy: IdentityPolicy) -> None:
         )
     except (NotStarted, SessionRefused) as problem:
         raise ConnectFailed(
-            _(
+            msg(
+                "ssh.accepted-login-but-opened",
                 "%(name)s accepted the login of %(user)s but opened no session.",
                 name=target.name,
                 user=connection.user,
@@ -220,8 +239,9 @@ def _no_command_error(
     connection: Connection, problem: CommandTimeout | ConnectionLost
 ) -> ConnectFailed:
     return ConnectFailed(
-        _(
-            "%(name)s accepted the login of %(user)s but answers no commands.",
+        msg(
+            "ssh.accepted-login-but-answers",
+            "%(name)s accepted the login of %(user)s but does not run commands.",
             name=connection.target.name,
             user=connection.user,
         ),
@@ -298,8 +318,9 @@ class Connection:
             if not self.alive:
                 raise NotStarted(str(problem)) from problem
             raise ConnectFailed(
-                _(
-                    "Nothing answers at %(host)s:%(port)s as seen from %(name)s.",
+                msg(
+                    "ssh.nothing-answers-seen",
+                    "No service listens at %(host)s:%(port)s, as seen from %(name)s.",
                     host=host,
                     port=port,
                     name=self.target.name,

@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives import serialization
 
 from clusters.errors import AuthFailed
 from clusters.transport.certificates import DEFAULT_VALID_S, CertificateAuthority
-from core.messages import Message, _
+from core.messages import Message, msg
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,8 @@ class CertificateCredentials:
         return LoginKey(signed.private_key, signed.certificate)
 
     def remedy(self, user: str) -> Message:
-        return _(
+        return msg(
+            "ssh.check-login-node-account",
             "Check on the login node that the account %(user)s exists and is not locked, that the file "
             "named by TrustedUserCAKeys in sshd_config holds Sluice's CA key, and that both clocks agree.",
             user=user,
@@ -72,8 +73,9 @@ class KeyFileCredentials:
         try:
             if stat.S_IMODE(path.stat().st_mode) & 0o077:
                 raise AuthFailed(
-                    _(
-                        "The key file %(path)s may be read by others: run chmod 0600 %(path)s.",
+                    msg(
+                        "ssh.key-file-may-read",
+                        "The key file %(path)s is readable by others. Run chmod 0600 %(path)s.",
                         path=path,
                     )
                 )
@@ -81,13 +83,19 @@ class KeyFileCredentials:
             certificate = certificate_path.read_text().strip() if certificate_path.exists() else ""
         except OSError as problem:
             raise AuthFailed(
-                _("There is no readable key file for %(user)s: %(path)s.", user=user, path=path),
+                msg(
+                    "ssh.no-readable-key-file",
+                    "There is no readable key file for %(user)s: %(path)s.",
+                    user=user,
+                    path=path,
+                ),
                 detail=str(problem),
             ) from problem
         except (ValueError, TypeError) as problem:
             raise AuthFailed(
-                _(
-                    "The key file %(path)s is not a private key Sluice can read (no passphrase).",
+                msg(
+                    "ssh.key-file-not-private",
+                    "The key file %(path)s is not a private key without a passphrase.",
                     path=path,
                 ),
                 detail=str(problem),
@@ -96,7 +104,8 @@ class KeyFileCredentials:
 
     def remedy(self, user: str) -> Message:
         path = self.pattern.replace("{user}", user)
-        return _(
+        return msg(
+            "ssh.check-login-node-account-exists",
             "Check on the login node that the account %(user)s exists and is not locked, and that its "
             "authorized_keys holds the public half of %(path)s.",
             user=user,

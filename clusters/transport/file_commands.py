@@ -24,7 +24,7 @@ from clusters.errors import (
     RemotePermissionDenied,
 )
 from clusters.transport.base import DirEntry, FileStat, FileToWrite, FollowEvent
-from core.messages import Message, _
+from core.messages import Message, msg
 
 # Extracts a tar stream from stdin next to the target, so that a reader sees a whole file or none. New entries
 # are renamed into place by one mv. If a directory already exists, `cp -rlf` links the tree over it in one
@@ -94,8 +94,9 @@ def _parse_member_path(path: str) -> PurePosixPath:
     unusable = not member.parts or member.is_absolute() or path.endswith("/") or "\0" in path
     if unusable or ".." in member.parts:
         raise BadArgument(
-            _(
-                "%(path)r cannot be written: a path below the root is wanted, without '..' or NUL.",
+            msg(
+                "file.cannot-written-path-below",
+                "%(path)r cannot be written: use a relative path without '..' or NUL.",
                 path=path,
             )
         )
@@ -140,7 +141,12 @@ def build_list_argv(path: str) -> list[str]:
 def parse_list(answer: bytes) -> list[DirEntry]:
     fields = answer.split(b"\0")[:-1]
     if len(fields) % _LIST_FIELDS:
-        raise RemoteFileError(_("The cluster's answer to a directory listing was cut off."))
+        raise RemoteFileError(
+            msg(
+                "file.cluster-answer-directory-listing",
+                "The directory listing from the cluster is incomplete. Try again.",
+            )
+        )
     entries = []
     kinds = {b"f": "file", b"d": "dir", b"l": "link"}
     for start in range(0, len(fields), _LIST_FIELDS):
@@ -154,25 +160,43 @@ _FILE_ERRORS: tuple[tuple[str, type[RemoteFileError], Message], ...] = (
     (
         "No space left on device",
         RemoteDiskFull,
-        _("There is no space left on the cluster's disk for %(path)s."),
+        msg(
+            "file.no-space-left-cluster",
+            "There is no space left on the cluster's disk for %(path)s.",
+        ),
     ),
     (
         "Disk quota exceeded",
         RemoteDiskFull,
-        _("The disk quota on the cluster is used up; cannot write %(path)s."),
+        msg(
+            "file.disk-quota-cluster-used",
+            "The disk quota on the cluster is used up: %(path)s cannot be written. Delete files and try again.",
+        ),
     ),
-    ("No such file or directory", RemoteFileMissing, _("There is no file or directory %(path)s.")),
-    ("Not a directory", RemoteFileMissing, _("There is no directory %(path)s.")),
-    ("Permission denied", RemotePermissionDenied, _("The Unix user may not access %(path)s.")),
+    (
+        "No such file or directory",
+        RemoteFileMissing,
+        msg("file.no-file-directory", "There is no file or directory %(path)s."),
+    ),
+    (
+        "Not a directory",
+        RemoteFileMissing,
+        msg("file.no-directory", "There is no directory %(path)s."),
+    ),
+    (
+        "Permission denied",
+        RemotePermissionDenied,
+        msg("file.unix-user-may-not", "The Unix user may not access %(path)s."),
+    ),
     (
         "Operation not permitted",
         RemotePermissionDenied,
-        _("The Unix user may not access %(path)s."),
+        msg("file.unix-user-may-not", "The Unix user may not access %(path)s."),
     ),
     (
         "Read-only file system",
         RemotePermissionDenied,
-        _("The file system is read-only at %(path)s."),
+        msg("file.file-system-read-only", "The file system is read-only at %(path)s."),
     ),
 )
 
@@ -181,10 +205,15 @@ def build_file_error(path: str, stderr: str) -> RemoteFileError:
     """Map an error message of a command (C locale) or of an OSError to an exception for `path`."""
     for words, kind, template in _FILE_ERRORS:
         if words in stderr:
-            return kind(Message(template, {"path": path}), detail=stderr)
-    last = stderr.strip().splitlines()[-1:] or [_("no reason was given")]
+            return kind(template.fill(path=path), detail=stderr)
+    last = stderr.strip().splitlines()[-1:] or [msg("file.no-reason-given", "no reason was given")]
     return RemoteFileError(
-        _("The cluster could not work with %(path)s: %(words)s", path=path, words=last[0]),
+        msg(
+            "file.cluster-could-not-work",
+            "The cluster could not access %(path)s: %(error)s",
+            path=path,
+            error=last[0],
+        ),
         detail=stderr,
     )
 
@@ -252,12 +281,12 @@ class TailSplitter:
 _TAIL_ERRORS = {
     str(words): words
     for words in (
-        _("No such file or directory"),
-        _("Permission denied"),
-        _("Not a directory"),
-        _("Stale file handle"),
-        _("Input/output error"),
-        _("Transport endpoint is not connected"),
+        msg("file.no-such-file-directory", "No such file or directory"),
+        msg("file.permission-denied", "Permission denied"),
+        msg("file.not-directory", "Not a directory"),
+        msg("file.stale-file-handle", "Stale file handle"),
+        msg("file.input-output-error", "Input/output error"),
+        msg("file.transport-endpoint-not-connected", "Transport endpoint is not connected"),
     )
 }
 _TAIL_WAITING = re.compile(
@@ -285,11 +314,16 @@ class FollowState:
 
     def feed(self, chunk: bytes) -> Iterator[FollowEvent]:
         if self._splitter is None:
-            raise ClusterError(_("A log was followed before its reader was started."))
+            raise ClusterError(
+                msg(
+                    "file.log-followed-before-reader",
+                    "Internal error: a log was followed before its reader started.",
+                )
+            )
         for data, words in self._splitter.feed(chunk):
             if data:
                 if self._file_replaced:
-                    yield self._restart_at_zero(_("The file was replaced."))
+                    yield self._restart_at_zero(msg("file.file-replaced", "The file was replaced."))
                 yield FollowEvent("data", self.offset, data)
                 self.offset += len(data)
             if words:
@@ -299,12 +333,12 @@ class FollowState:
 
     def _handle_tail_message(self, words: str) -> Iterator[FollowEvent]:
         if words.endswith("file truncated"):
-            yield self._restart_at_zero(_("The file was cut."))
+            yield self._restart_at_zero(msg("file.file-cut", "The file was truncated."))
         elif words.endswith("has been replaced;  following new file"):
-            yield self._restart_at_zero(_("The file was replaced."))
+            yield self._restart_at_zero(msg("file.file-replaced", "The file was replaced."))
         elif words.endswith("has appeared;  following new file"):
             if self.offset:
-                yield self._restart_at_zero(_("The file was replaced."))
+                yield self._restart_at_zero(msg("file.file-replaced", "The file was replaced."))
             # A tail that started without the file either polls for ever or prints nothing before the next
             # change (both seen with 9.1): start a new one.
             self.needs_restart = True

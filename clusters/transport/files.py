@@ -30,7 +30,7 @@ from clusters.transport.base import (
     FollowEvent,
     Transport,
 )
-from core.messages import _
+from core.messages import msg
 
 CHUNK_BYTES = 256 * 1024
 # A reader without output for this long waits for a file system that does not respond.
@@ -61,12 +61,13 @@ class RunningProgram(abc.ABC):
 def check_argv(argv: Sequence[str]) -> None:
     """Raise BadArgument for an empty command and for NUL bytes, which no kernel accepts."""
     if not argv or not argv[0]:
-        raise BadArgument(_("No command was given."))
+        raise BadArgument(msg("file.no-command-given", "No command was given."))
     for argument in argv:
         if "\0" in argument:
             raise BadArgument(
-                _(
-                    "The argument %(argument)r holds a NUL byte, which no command can take.",
+                msg(
+                    "file.argument-holds-nul-byte",
+                    "The argument %(argument)r contains a NUL byte.",
                     argument=argument,
                 )
             )
@@ -131,7 +132,7 @@ class StreamedTransport(Transport):
 
 def check_path(path: str) -> None:
     if not path or "\0" in path:
-        raise BadArgument(_("%(path)r is not a path.", path=path))
+        raise BadArgument(msg("file.not-path", "%(path)r is not a path.", path=path))
 
 
 def _read_chunk(program: RunningProgram, path: str) -> bytes:
@@ -139,7 +140,8 @@ def _read_chunk(program: RunningProgram, path: str) -> bytes:
         chunk = program.read(CHUNK_BYTES, STALL_TIMEOUT_S)
     except TimeoutError as problem:
         raise CommandTimeout(
-            _(
+            msg(
+                "file.reading-stalled-s",
                 "Reading %(path)s stalled for %(seconds)s s.",
                 path=path,
                 seconds=f"{STALL_TIMEOUT_S:.0f}",
@@ -248,7 +250,11 @@ class FileFollower(AbstractContextManager[Iterator[FollowEvent]], Iterator[Follo
             exit_code, stderr = program.result(timeout_s=2.0)
             words = stderr.decode("utf-8", errors="replace").strip()
             problem = ClusterError(
-                _("The reader on the cluster ended (%(words)s).", words=words or exit_code)
+                msg(
+                    "file.reader-cluster-ended",
+                    "The log reader on the cluster ended (%(error)s).",
+                    error=words or exit_code,
+                )
             )
             # The watcher ended tail because a slow viewer delayed our heartbeats: restart without an event.
             silent = not self._backoff_s

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from clusters.errors import AuthFailed, HostKeyMismatch, IdentityRefused
-from core.messages import _
+from core.messages import msg
 
 # Allows j.doe, and name@realm of directory services; no leading dash or dot, no blanks, no slashes. A
 # name of only digits is refused: chown, id and sudo would read it as a UID ("0" is root).
@@ -26,17 +26,17 @@ def check_unix_name(name: str) -> None:
     """Raise IdentityRefused unless Sluice may act as a Unix user of this name."""
     if name.lower() in FORBIDDEN_NAMES:
         raise IdentityRefused(
-            _(
-                "Sluice never acts as %(name)s. Map this person to a Unix account of their own.",
+            msg(
+                "identity.sluice-never-acts-map",
+                "Sluice never runs commands as %(name)s. Map this person to their own Unix account.",
                 name=name,
             )
         )
     if not USER_NAME.match(name):
         raise IdentityRefused(
-            _(
-                "%(name)r is not a user name that Sluice will use on a cluster: letters, digits, dot, "
-                "underscore, hyphen and @ only, not starting with a hyphen or a dot, not only digits. "
-                "An administrator can map this person to another name.",
+            msg(
+                "identity.not-user-name-sluice",
+                "%(name)r cannot be used as a Unix user name: use letters, digits, dot, underscore, hyphen and @ only; do not start with a hyphen or a dot; not digits only. Ask an administrator to map you to another name.",
                 name=name,
             )
         )
@@ -46,13 +46,17 @@ def check_uid(name: str, uid: int, floor: int) -> None:
     """Raise IdentityRefused for root under any name, and for system accounts below the floor."""
     if uid == 0:
         raise IdentityRefused(
-            _("Unix user %(name)s has UID 0, which is root. Sluice never acts as root.", name=name)
+            msg(
+                "identity.unix-user-uid-root",
+                "Unix user %(name)s has UID 0 (root). Sluice never runs commands as root.",
+                name=name,
+            )
         )
     if uid < floor:
         raise IdentityRefused(
-            _(
-                "Unix user %(name)s has UID %(uid)s, and Sluice never acts as a user below UID "
-                "%(floor)s here. Map this person to a Unix account of their own.",
+            msg(
+                "identity.unix-user-uid-sluice",
+                "Unix user %(name)s has UID %(uid)s, below the lowest allowed UID %(floor)s. Map this person to their own Unix account.",
                 name=name,
                 uid=uid,
                 floor=floor,
@@ -87,8 +91,9 @@ def check_login_uid(
     """Check the output of LOGIN_UID_COMMAND. Raises AuthFailed if it is no UID, else as `check_uid`."""
     if not stdout.strip().isdigit():
         raise AuthFailed(
-            _(
-                "%(name)s does not say which user %(user)s is there.",
+            msg(
+                "ssh.does-not-say-user",
+                "%(name)s did not return the account of user %(user)s.",
                 name=host,
                 user=user,
             ),
@@ -133,26 +138,26 @@ def check_host_key(
     if (key_type, key_base64) in pinned:
         return
     shown = f"{key_type} {host_key_fingerprint(key_base64)}"
-    advice = _(
-        "Nothing was sent to it. Ask its administrator for the fingerprint (on the machine: "
-        "ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub); only if it is the same, pin this "
-        "key for the cluster: %(kind)s %(key)s",
+    advice = msg(
+        "ssh.nothing-sent-ask-administrator",
+        "Nothing was sent. Ask the host's administrator for the fingerprint (ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub). Only if it is the same, pin this key for the cluster: %(kind)s %(key)s",
         kind=key_type,
         key=key_base64,
     )
     if not pinned:
         raise HostKeyMismatch(
-            _(
-                "No host key is pinned for %(name)s, so Sluice does not connect. It shows %(shown)s. %(advice)s",
+            msg(
+                "ssh.no-host-key-pinned",
+                "No host key is pinned for %(name)s, so Sluice does not connect. The host presents %(shown)s. %(advice)s",
                 name=host,
                 shown=shown,
                 advice=advice,
             )
         )
     raise HostKeyMismatch(
-        _(
-            "%(name)s shows the host key %(shown)s, which is not the pinned one. Either the "
-            "machine was reinstalled or somebody stands in between. %(advice)s",
+        msg(
+            "ssh.shows-host-key-not",
+            "%(name)s presents the host key %(shown)s, which is not the pinned one. Either the host was reinstalled or the connection is intercepted. %(advice)s",
             name=host,
             shown=shown,
             advice=advice,

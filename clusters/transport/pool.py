@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Generic, Literal, Protocol, TypeVar
 
 from clusters.errors import ClusterError, ConnectFailed, HostKeyMismatch
-from core.messages import _
+from core.messages import msg
 
 # How long a refused session lowers a connection's capacity. sshd may not have freed a session that just ended
 # (9.2 does so after it has read its other input), or its MaxSessions is lower than assumed.
@@ -160,8 +160,9 @@ class ConnectionPool(Generic[_Connection]):
                     and user_pool.long_sessions >= self._options.max_long_sessions_per_user
                 ):
                     raise ConnectFailed(
-                        _(
-                            "%(user)s has %(limit)s logs and downloads open, which is the limit. Close some.",
+                        msg(
+                            "ssh.logs-downloads-open-limit",
+                            "%(user)s has %(limit)s logs and downloads open, which is the limit. Close some and try again.",
                             user=user,
                             limit=user_pool.long_sessions,
                         )
@@ -173,7 +174,11 @@ class ConnectionPool(Generic[_Connection]):
                 waited = time.monotonic() - started_at
                 if waited >= self._options.wait_timeout_s:
                     raise ConnectFailed(
-                        _("All connections of %(user)s to the cluster are busy.", user=user)
+                        msg(
+                            "ssh.all-connections-cluster-busy",
+                            "All connections of %(user)s to the cluster are busy.",
+                            user=user,
+                        )
                     )
                 if (
                     user_pool.connecting

@@ -16,7 +16,7 @@ import paramiko
 from clusters.errors import CommandTimeout
 from clusters.transport import file_commands
 from clusters.transport.base import FileStat
-from core.messages import _
+from core.messages import msg
 
 # Longer reads by SFTP, one round trip per 32 KiB, take longer than starting a command.
 MAX_READ_BYTES = 128 * 1024
@@ -110,8 +110,9 @@ class SftpFiles:
             return NotStarted(str(problem))
         if isinstance(problem, TimeoutError):
             return CommandTimeout(
-                _(
-                    "Looking at %(path)s on %(name)s got no answer in time.",
+                msg(
+                    "ssh.looking-got-no-answer",
+                    "Reading %(path)s on %(name)s timed out.",
                     path=path,
                     name=self._connection.host_name,
                 )

@@ -33,7 +33,7 @@ from clusters.transport.pool import (
     SessionKind,
 )
 from clusters.transport.sftp import MAX_READ_BYTES, NotStarted, SftpUnusable
-from core.messages import _
+from core.messages import msg
 
 # Linux accepts 128 KiB for one argument, and sshd passes the whole line to the shell as one.
 MAX_LINE_BYTES = 120 * 1024
@@ -71,7 +71,8 @@ def build_command_line(argv: Sequence[str], mark: str, *, limit_s: float) -> str
         line = f"/bin/sh -c 'eval \"$(echo $0|base64 -d)\"' {encoded}"
     if len(line) > MAX_LINE_BYTES:
         raise BadArgument(
-            _(
+            msg(
+                "ssh.command-too-long-one",
                 "The command %(command)r is too long for one line (%(count)s bytes). Send its data as "
                 "standard input.",
                 command=argv[0][:100],
@@ -186,8 +187,9 @@ class SshTransport(StreamedTransport):
                 checkout.connection_dead()
                 if retried:
                     raise ConnectFailed(
-                        _(
-                            "The connection to %(name)s broke twice.",
+                        msg(
+                            "ssh.connection-broke-twice",
+                            "The connection to %(name)s was lost twice.",
                             name=self._cluster.target.name,
                         ),
                         detail=str(problem),
@@ -231,7 +233,11 @@ class SshTransport(StreamedTransport):
         except NotStarted as problem:
             connection.close()
             raise ConnectFailed(
-                _("The connection to %(host)s broke.", host=self._cluster.target.name),
+                msg(
+                    "ssh.connection-broke",
+                    "The connection to %(host)s was lost.",
+                    host=self._cluster.target.name,
+                ),
                 detail=str(problem),
             ) from problem
         except BaseException:

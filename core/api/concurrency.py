@@ -51,8 +51,7 @@ def cluster_request_slot(cluster_id: int, name: str) -> AbstractContextManager[N
     """Held while a request's thread waits for a cluster. Raises ClusterBusy."""
     busy_error = ClusterBusy(
         _(
-            "Cluster %(cluster)s answers slowly, and many requests wait for it already. Try again in "
-            "a moment.",
+            "Cluster %(cluster)s responds slowly and many requests are waiting. Try again in a moment.",
             cluster=name,
         ),
         cluster=name,

@@ -67,10 +67,12 @@ def get_or_create_for_key(
             raise
     if row.fingerprint != fingerprint:
         raise KeyReused(
-            _("This Idempotency-Key was used for another request. Take a new key for a new job."),
+            _(
+                "This Idempotency-Key was used for another request. Use a new key for a new request."
+            ),
             key=key,
         )
     found = find(row.result_id) if row.result_id else None
     if found is None:
-        raise NotFound(_("The job of this Idempotency-Key was deleted."), key=key)
+        raise NotFound(_("The job created with this Idempotency-Key was deleted."), key=key)
     return found, True

@@ -17,7 +17,7 @@ from clusters.models import CapacitySnapshot, Cluster, ClusterStatus, Namespace,
 from core.api.responses import json_response
 from core.api.schema import problem_responses
 from core.api.shapes import format_optional_timestamp, format_timestamp, serializer_of
-from core.translation import translate_dumped
+from core.translation import translate
 from jobs.api import shapes
 from jobs.api.filters import QueryParser
 from jobs.form_description import localized_schema
@@ -122,7 +122,7 @@ class ClusterListView(APIView):
                     "seen_at": format_optional_timestamp(status.last_ok_at) if status else None,
                     "age_s": age_s,
                     # Contains host names and stderr: administrators only.
-                    "last_error": translate_dumped(status.last_error)
+                    "last_error": translate(status.last_error)
                     if status and user.is_superuser
                     else "",
                 }

@@ -260,7 +260,7 @@ class MultipartParser(BaseParser):
         options = SubmitOptionsSerializer(data=form_fields)
         options.is_valid(raise_exception=True)
         if manifest is None and handler.incoming is None:
-            raise ValidationError({"manifest": [_("must be given.")]}, code="required")
+            raise ValidationError({"manifest": [_("is required.")]}, code="required")
         return RawSubmission(
             text=manifest,
             filename=handler.manifest_name,

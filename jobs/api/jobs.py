@@ -32,6 +32,7 @@ from core.api.responses import json_response
 from core.api.schema import problem_responses
 from core.api.shapes import format_optional_timestamp, format_timestamp, serializer_of
 from core.errors import InvalidValue
+from core.messages import msg
 from core.translation import translate
 from jobs import actions
 from jobs.api import jobfiles, shapes
@@ -140,7 +141,10 @@ def _submit_job(user: User, raw_submission: RawSubmission) -> Job:
     origin = raw_submission.options.get("cloned_from")
     if origin and not jobs_visible_to(user).filter(pk=origin).exists():
         # The original may have been deleted since the draft was made.
-        message = messages.gettext("there is no such job, or you may not see it; it is not noted.")
+        message = msg(
+            "submission.clone-origin-unknown",
+            "is ignored: the job does not exist, or you may not see it.",
+        )
         origin_warning = SpecWarning("cloned_from", message)
         submission = replace(submission, warnings=(*submission.warnings, origin_warning))
         origin = None
@@ -356,7 +360,7 @@ class JobCloneView(APIView):
             namespace = visible.filter(name=name).first()
             if namespace is None:
                 raise InvalidValue(
-                    messages.gettext("You are in no namespace %(name)s.", name=name),
+                    messages.gettext("You are not a member of namespace %(name)s.", name=name),
                     namespace=name,
                 )
         name = serializer.validated_data.get("name")
@@ -552,7 +556,7 @@ def _find_jobs(request: Request, ids: list[uuid.UUID]) -> tuple[list[Job], list[
 def _batch_response(
     ids: list[uuid.UUID], outcomes: list[actions.JobOutcome], missing: list[uuid.UUID]
 ) -> HttpResponse:
-    message = _("There is no such job, or you may not see it.")
+    message = _("The job does not exist, or you may not see it.")
     outcome_by_id = {outcome.job_id: outcome for outcome in outcomes}
     outcome_by_id |= {id: actions.JobOutcome(id, False, "not_found", message) for id in missing}
     items: list[shapes.BatchItemShape] = [

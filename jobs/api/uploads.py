@@ -123,7 +123,7 @@ class UploadListView(APIView):
         raw_submission = get_raw_submission(request)
         try:
             if raw_submission.incoming is None:
-                raise ValidationError({"code": [_("must be given.")]}, code="required")
+                raise ValidationError({"code": [_("is required.")]}, code="required")
             upload = raw_submission.incoming.store(
                 by=user, filename=filename or raw_submission.code_name
             )

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
-from core.messages import Message, _
+from core.messages import Message, _, serialize
 
 MAX_SHOWN_VALUE = 80
 
@@ -88,7 +88,7 @@ class SpecWarning:
 
     def serialize(self) -> dict[str, Any]:
         """As stored with a job; translated when shown."""
-        return {"path": self.path, "message": self.message.serialize(), "line": self.line}
+        return {"path": self.path, "message": serialize(self.message), "line": self.line}
 
 
 class SpecError(Exception):

@@ -58,7 +58,7 @@ def _require_text(value: Any, what: str = "") -> str:
             _("must be %(what)s, not %(kind)s.", what=what or _("text"), kind=describe_type(value)),
         )
     if "\x00" in value:
-        raise validation_error("nul", _("must not hold a NUL character."))
+        raise validation_error("nul", _("must not contain a NUL character."))
     if _SURROGATE.search(value):
         raise validation_error("surrogate", _("must be valid Unicode text."))
     return value
@@ -84,7 +84,7 @@ def describe_type(value: object) -> str:
 def _require_line(value: Any, *, limit: int) -> str:
     text = _require_text(value)
     if _CONTROL_CHARACTER.search(text):
-        raise validation_error("control", _("must not hold control characters or line breaks."))
+        raise validation_error("control", _("must not contain control characters or line breaks."))
     if len(text) > limit:
         raise validation_error(
             "too_long",
@@ -116,7 +116,7 @@ def _validate_job_name(value: Any) -> str:
     if not _JOB_NAME.match(name) or name in (".", ".."):
         raise validation_error(
             "name",
-            _("may hold letters, digits, Chinese characters and - . _ ~ only, at least one."),
+            _("must consist of letters, digits, Chinese characters and - . _ ~."),
         )
     return name
 
@@ -124,11 +124,9 @@ def _validate_job_name(value: Any) -> str:
 def _validate_role_name(value: Any) -> str:
     name = _require_line(value, limit=128)
     if not _ROLE_NAME.match(name):
-        raise validation_error(
-            "role_name", _("may hold letters, digits and - . _ ~ only, at least one.")
-        )
+        raise validation_error("role_name", _("must consist of letters, digits and - . _ ~."))
     if not identifier(name):
-        raise validation_error("role_name", _("must hold at least one letter or digit."))
+        raise validation_error("role_name", _("must contain at least one letter or digit."))
     return name
 
 
@@ -184,10 +182,11 @@ def _validate_mount_path(value: Any) -> str:
     # Apptainer, Singularity, enroot and pyxis split their bind options at these characters.
     if ":" in text or "," in text:
         raise validation_error(
-            "mount_path", _('must not hold ":" or ",": container runtimes split there.')
+            "mount_path",
+            _('must not contain ":" or ",": container runtimes use them as separators.'),
         )
     if ".." in text.split("/"):
-        raise validation_error("mount_path", _('must not hold "..".'))
+        raise validation_error("mount_path", _('must not contain "..".'))
     return text
 
 
@@ -215,7 +214,7 @@ def _validate_env_name(value: Any) -> str:
         raise validation_error(
             "env_name",
             _(
-                "is no name for an environment variable: letters, digits and _ only, no digit first."
+                "is not a name for an environment variable: use letters, digits and _ only, and do not start with a digit."
             ),
         )
     return name
@@ -227,7 +226,7 @@ def _validate_parameter_key(value: Any) -> str:
         raise validation_error(
             "parameter_key",
             _(
-                "must hold letters, digits and - . _ only and begin without a dash: it becomes --key=value."
+                "must consist of letters, digits and - . _ and not begin with a dash: it becomes --key=value."
             ),
         )
     return key
@@ -315,7 +314,7 @@ def _validate_json_value(value: Any) -> Any:
     if isinstance(value, str):
         return _require_text(value)
     if isinstance(value, float) and not math.isfinite(value):
-        raise validation_error("not_finite", _("must hold finite numbers only."))
+        raise validation_error("not_finite", _("must contain finite numbers only."))
     if isinstance(value, dict):
         return {
             _require_text(key, _("a mapping with text keys")): _validate_json_value(v)
@@ -327,7 +326,10 @@ def _validate_json_value(value: Any) -> Any:
         return value
     raise validation_error(
         "json_value",
-        _("must hold text, numbers, lists and mappings, not %(kind)s.", kind=describe_type(value)),
+        _(
+            "must contain text, numbers, lists and mappings, not %(kind)s.",
+            kind=describe_type(value),
+        ),
     )
 
 

@@ -11,7 +11,7 @@ from difflib import get_close_matches
 from functools import reduce
 from typing import Any
 
-from core.messages import Message, _, join_messages
+from core.messages import Message, join_messages, msg
 from jobs.jobfile.fields import identifier
 from jobs.jobfile.model import JobSpec, TaskRole
 
@@ -157,8 +157,16 @@ def find_strategy(framework: str, strategy: str = "") -> Strategy:
     known = [row for row in STRATEGIES if row.framework == name]
     if not known:
         near = get_close_matches(name, list_frameworks(), n=1)
-        choices = _("must be one of %(choices)s.", choices=", ".join(list_frameworks()))
-        hint = _('Did you mean "%(near)s"?', near=near[0]) if near else ""
+        choices = msg(
+            "framework.must-one",
+            "must be one of %(choices)s.",
+            choices=", ".join(list_frameworks()),
+        )
+        hint = (
+            msg("import.did-you-mean", 'Did you mean "%(suggestion)s"?', suggestion=near[0])
+            if near
+            else ""
+        )
         raise FrameworkError(join_messages(choices, hint))
     requested = identifier(strategy)
     requested = _STRATEGY_ALIASES.get(requested, requested)
@@ -172,7 +180,12 @@ def find_strategy(framework: str, strategy: str = "") -> Strategy:
     if found is None:
         names = ", ".join(row.name for row in known)
         raise FrameworkError(
-            _("%(name)s knows these strategies: %(names)s.", name=name, names=names)
+            msg(
+                "framework.knows-these-strategies",
+                "%(name)s supports these strategies: %(names)s.",
+                name=name,
+                names=names,
+            )
         )
     return found
 
@@ -223,19 +236,29 @@ def assign_roles(spec: JobSpec) -> RoleAssignment | None:
     missing = [part for part in strategy.required if part not in parts]
     if missing:
         raise FrameworkError(
-            _(
+            msg(
+                "framework.strategy-needs-role-named",
                 "%(framework)s with strategy %(name)s needs a role named %(parts)s.",
                 framework=strategy.framework,
                 name=strategy.name,
                 parts=reduce(
-                    lambda some, part: _("%(some)s and one named %(part)s", some=some, part=part),
+                    lambda some, part: msg(
+                        "framework.one-named",
+                        "%(some)s and one named %(part)s",
+                        some=some,
+                        part=part,
+                    ),
                     [f'"{part}"' for part in missing],
                 ),
             )
         )
     if len(parts.get("chief", ())) > 1 or sum(r.task_number for r in parts.get("chief", ())) > 1:
         raise FrameworkError(
-            _("%(framework)s wants a single chief or master task.", framework=strategy.framework)
+            msg(
+                "framework.wants-single-chief-master",
+                "%(framework)s needs exactly one chief or master task.",
+                framework=strategy.framework,
+            )
         )
     return RoleAssignment(strategy, {part: tuple(roles) for part, roles in parts.items()})
 
@@ -258,7 +281,8 @@ def build_roles(
     for part in counts:
         if part not in known:
             raise FrameworkError(
-                _(
+                msg(
+                    "framework.strategy-no-role",
                     '%(framework)s with strategy %(name)s has no role "%(part)s"; it has %(names)s.',
                     framework=row.framework,
                     name=row.name,
@@ -268,7 +292,9 @@ def build_roles(
             )
     for part in row.required:
         if counts.get(part, 0) < 1:
-            raise FrameworkError(_('at least one "%(part)s" is needed.', part=part))
+            raise FrameworkError(
+                msg("framework.least-one-needed", 'at least one "%(part)s" is needed.', part=part)
+            )
     overrides = resources or {}
     completing_part = "chief" if counts.get("chief") else "worker"
     roles = []

@@ -13,7 +13,7 @@ from typing import NoReturn
 
 import yaml
 
-from core.messages import Message, _
+from core.messages import Message, _, msg
 from jobs.jobfile.errors import Loc, Position, SpecWarning, raise_problem, shorten
 
 _SPACE = re.compile(r"[ \t\r\n]*")
@@ -47,10 +47,16 @@ class JsonEvents:
     def list_warnings(self) -> list[SpecWarning]:
         warnings = []
         if self.comment:
-            message = _("holds comments, which JSON does not know; they are ignored.")
+            message = msg(
+                "import.json-comments",
+                "contains comments, which JSON does not allow; they are ignored.",
+            )
             warnings.append(SpecWarning("", message, self.comment.line))
         if self.trailing_comma:
-            message = _("holds a comma before a closing bracket; it is ignored.")
+            message = msg(
+                "import.json-trailing-comma",
+                "has a comma before a closing bracket; it is ignored.",
+            )
             warnings.append(SpecWarning("", message, self.trailing_comma.line))
         return warnings
 
@@ -115,10 +121,10 @@ class JsonEvents:
             return word.group()
         if word:
             self._raise_syntax_error(
-                _('"%(word)s" must stand in double quotes', word=shorten(word.group())), loc
+                _('"%(word)s" must be in double quotes', word=shorten(word.group())), loc
             )
         if self.text.startswith("'", self.position):
-            self._raise_syntax_error(_("text must stand in double quotes, not single ones"), loc)
+            self._raise_syntax_error(_("text must be in double quotes, not single quotes"), loc)
         self._raise_syntax_error(_("a value is missing here"), loc)
 
     def _scan_string(self, loc: Loc) -> yaml.ScalarEvent:
@@ -128,12 +134,12 @@ class JsonEvents:
             rest = _REST_OF_STRING.match(self.text, self.position + 1)
             self.position = rest.end() if rest else self.position
             self._raise_syntax_error(
-                _("text has no closing quote on its line, or holds a control character"), loc
+                _("text has no closing quote on its line, or contains a control character"), loc
             )
         try:
             value = str(json.loads(match.group()))
         except ValueError:
-            self._raise_syntax_error(_("text holds an unknown backslash escape"), loc)
+            self._raise_syntax_error(_("text contains an unknown backslash escape"), loc)
         self.position = match.end()
         return yaml.ScalarEvent(None, None, (False, True), value, mark, style='"')
 

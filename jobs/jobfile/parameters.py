@@ -167,7 +167,7 @@ def check_parameters(parameters: Sequence[TemplateParameter], job_file: Any) -> 
                 Problem(f"{path}.name", _("must be letters, digits and _, no digit first."), "name")
             )
         if names.index(parameter.name) != index:
-            problems.append(Problem(f"{path}.name", _("is there twice."), "duplicate"))
+            problems.append(Problem(f"{path}.name", _("is declared twice."), "duplicate"))
         if parameter.kind == "choice" and not parameter.choices:
             problems.append(
                 Problem(f"{path}.choices", _("must name at least one choice."), "choices")
@@ -201,7 +201,7 @@ def fill_template(
             problems.append(
                 Problem(
                     f"parameters.{name[:80]}",
-                    _("is no parameter of this template."),
+                    _("is not a parameter of this template."),
                     "unknown_parameter",
                     suggestion=find_closest(name, list(by_name)),
                 )
@@ -214,7 +214,7 @@ def fill_template(
                 values[name] = parameter.default
                 continue
             if parameter.required:
-                problems.append(Problem(f"parameters.{name}", _("must be given."), "required"))
+                problems.append(Problem(f"parameters.{name}", _("is required."), "required"))
                 continue
             if value is None:
                 value = "" if parameter.kind == "text" else parameter.placeholder_value()

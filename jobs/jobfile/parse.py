@@ -95,9 +95,9 @@ def _decode(source: str | bytes) -> str:
 
 def _check_text(text: str, loc: Loc, position: Position) -> str:
     if match := _FORBIDDEN_CHARACTER.search(text):
-        message = _("must not hold half a Unicode character.")
+        message = _("must not contain half of a Unicode surrogate pair.")
         if match.group() == "\x00":
-            message = _("must not hold a NUL character.")
+            message = _("must not contain a NUL character.")
         raise_problem(loc, position, "nul", message, text)
     return text
 
@@ -154,7 +154,7 @@ class _DocumentBuilder:
                     (),
                     _event_position(event),
                     "many_documents",
-                    _("holds several YAML documents; give one."),
+                    _("contains several YAML documents; keep one."),
                 )
             document_found = True
             document = self._build_node(next(self.events), (), 0)
@@ -201,10 +201,11 @@ class _DocumentBuilder:
                 (),
                 position,
                 "too_many_values",
-                _("holds more than %(limit)s values.", limit=f"{MAX_NODES:,}")
+                _("contains more than %(limit)s values.", limit=f"{MAX_NODES:,}")
                 if self.is_json
                 else _(
-                    "holds more than %(limit)s values, aliases followed.", limit=f"{MAX_NODES:,}"
+                    "contains more than %(limit)s values after alias expansion.",
+                    limit=f"{MAX_NODES:,}",
                 ),
             )
 
@@ -215,14 +216,14 @@ class _DocumentBuilder:
                 loc,
                 position,
                 "unknown_alias",
-                _("*%(anchor)s refers to no earlier &%(anchor)s.", anchor=event.anchor),
+                _("*%(anchor)s has no earlier &%(anchor)s.", anchor=event.anchor),
             )
         if not anchor.done:
             raise_problem(
                 loc,
                 position,
                 "recursive_alias",
-                _("*%(anchor)s stands inside of &%(anchor)s itself.", anchor=event.anchor),
+                _("*%(anchor)s is inside &%(anchor)s itself.", anchor=event.anchor),
             )
         self._count_nodes(anchor.nodes, depth + anchor.depth, position)
         return anchor.value
@@ -242,7 +243,7 @@ class _DocumentBuilder:
                     position,
                     "key_type",
                     _(
-                        "has the key %(key)s, which is no text; put quotes around it.",
+                        "has the key %(key)s, which is not text; put quotes around it.",
                         key=shorten(key),
                     ),
                 )
@@ -251,7 +252,7 @@ class _DocumentBuilder:
                     (*loc, key),
                     position,
                     "duplicate_key",
-                    _("stands twice (again in line %(line)s).", line=position.line),
+                    _("is defined twice (again in line %(line)s).", line=position.line),
                 )
             self.positions[(*loc, key)] = position
             value = self._build_node(next(self.events), (*loc, key), depth + 1)
@@ -287,7 +288,7 @@ class _DocumentBuilder:
                 position,
                 "tag",
                 _(
-                    "carries the YAML tag %(tag)s, which has no meaning here.",
+                    "has the YAML tag %(tag)s, which is not supported.",
                     tag=shorten(event.tag),
                 ),
             )
@@ -302,7 +303,7 @@ class _DocumentBuilder:
                     position,
                     "tag",
                     _(
-                        "carries the YAML tag %(tag)s, which has no meaning here.",
+                        "has the YAML tag %(tag)s, which is not supported.",
                         tag=shorten(event.tag),
                     ),
                 )

@@ -160,7 +160,7 @@ def _check_ports(role: Any, loc: Loc) -> Iterator[RuleViolation]:
                 yield RuleViolation(
                     (*loc, "portList", index, "beginAt"),
                     "ports_overlap",
-                    _('takes ports that "%(other)s" has already.', other=other),
+                    _('uses ports that "%(other)s" already uses.', other=other),
                     begin,
                 )
         used_ranges.append((begin, begin + count, label))
@@ -189,7 +189,7 @@ def _check_services(job: Any, roles: Sequence[Any]) -> Iterator[RuleViolation]:
             yield RuleViolation(
                 ("services", index, "role"),
                 "unknown_role",
-                _("names no role of this job; it has %(known)s.", known=known),
+                _("is not a role of this job; its roles are %(known)s.", known=known),
                 role,
             )
 
@@ -219,7 +219,7 @@ def _check_namespace(job: Any) -> Iterator[RuleViolation]:
             ("virtualCluster",),
             "two_namespaces",
             _(
-                'is another name for namespace, which says "%(one)s"; give one of them only.',
+                'is another name for namespace, which is "%(one)s"; set only one of them.',
                 one=one,
             ),
             other,

@@ -158,10 +158,10 @@ def _unknown_key(loc: Loc, value: object) -> Problem:
     folded = {name.lower().replace("_", ""): name for name in known}
     matches = get_close_matches(key.lower().replace("_", ""), folded, n=1, cutoff=0.7)
     suggestion = folded[matches[0]] if matches else ""
-    message = _("is no field of a job file.")
+    message = _("is not a field of a job file.")
     if suggestion:
         message = _(
-            'is no field of a job file. Did you mean "%(suggestion)s"?', suggestion=suggestion
+            'is not a field of a job file. Did you mean "%(suggestion)s"?', suggestion=suggestion
         )
     return Problem(
         format_path(loc),

@@ -1,7 +1,7 @@
-"""Why a job is where it is, as one plain sentence in the reader's language.
+"""The message of a job's reason, in the reader's language.
 
-Owns the table from reason codes (`jobs.lifecycle.states.Reason`) to sentences; why a job waits in Slurm's queue
-comes from `clusters.slurm.reasons`. Rows store codes and parameters, never sentences.
+Owns the messages of the reason codes (`jobs.lifecycle.states.Reason`); why a job waits in Slurm's queue
+comes from `clusters.slurm.reasons`. Rows store the code and its parameters.
 """
 
 from __future__ import annotations
@@ -10,117 +10,139 @@ import signal as signals
 from collections.abc import Mapping
 from typing import Any
 
-from django.utils.functional import Promise
-from django.utils.translation import gettext_lazy as _
-
 from clusters.slurm.reasons import explain_reason
+from core.messages import Message, find_message, msg
 from core.translation import translate
 from jobs.lifecycle.states import Reason
 
-REASON_MESSAGES: Mapping[str, Promise | str] = {
+REASON_MESSAGES: tuple[Message, ...] = (
     # before Slurm has it
-    "queued": _("The job will be handed to Slurm in a moment."),
-    "queued.limit-running": _(
-        "You have %(limit)s jobs in the queue or running in this namespace, which is its limit. "
-        "The job goes to Slurm when one of them ends."
+    msg("queued", "Sluice will submit the job shortly."),
+    msg(
+        "queued.limit-running",
+        "You have %(limit)s waiting or running jobs in this namespace, which is its limit. Sluice submits this job when one of them ends.",
     ),
-    "queued.cluster-off": _(
-        "The cluster is switched off in Sluice. The job is submitted when it is on again."
+    msg(
+        "queued.cluster-off",
+        "The cluster is disabled in Sluice. The job is submitted when it is enabled again.",
     ),
-    "queued.unreachable": _(
-        "The cluster cannot be reached at the moment. Sluice keeps trying; nothing is lost."
+    msg(
+        "queued.unreachable",
+        "The cluster is unreachable. Sluice keeps the job and retries.",
     ),
-    "queued.slurm-down": _("Slurm does not answer at the moment. Sluice keeps trying."),
-    "queued.refused-for-now": _("Slurm does not take the job for now: %(words)s"),
-    "queued.disk-full": _(
-        "Your space on the cluster is full. Free some; the job is then submitted by itself."
+    msg("queued.slurm-down", "Slurm does not respond. Sluice retries."),
+    msg("queued.refused-for-now", "Slurm does not accept the job at present: %(error)s"),
+    msg(
+        "queued.disk-full",
+        "Your disk space on the cluster is full. Delete files; Sluice then submits the job automatically.",
     ),
-    "queued.no-answer": _(
-        "The submission was not answered. Sluice is looking whether Slurm has the job, "
-        "before it tries again."
+    msg(
+        "queued.no-answer",
+        "Slurm did not confirm the submission. Sluice checks whether the job exists before retrying.",
     ),
-    "queued.retry-later": _("The job is tried again in a moment."),
+    msg("queued.retry-later", "Sluice will retry the job shortly."),
     # in Slurm
-    "stopping": _("Being stopped."),
-    "running.suspended": _("An administrator has suspended the job. It keeps its nodes."),
-    "running.configuring": _("The job has its nodes; they are being made ready."),
-    "running.completing": _("The job is finishing; Slurm is cleaning up."),
-    "slurm.lost": _(
-        "Slurm no longer knows this job: neither its queue nor its accounting has it. "
-        "How it ended is not known. Look at its logs, and stop it here to close it."
+    msg("stopping", "The job is being stopped."),
+    msg("running.suspended", "An administrator has suspended the job. It keeps its nodes."),
+    msg("running.configuring", "The job has its nodes; they are being prepared."),
+    msg("running.completing", "The job is finishing; Slurm is cleaning up."),
+    msg(
+        "slurm.lost",
+        "Slurm has no record of this job, neither in its queue nor in its accounting, so its result is unknown. Check its logs, then stop it here to close it.",
     ),
-    "slurm.unknown-state": _("Slurm reports a state that Sluice does not know: %(state)s."),
-    "retrying": _("The last attempt did not end well: %(why)s Sluice tries again."),
+    msg("slurm.unknown-state", "Slurm reports a state that Sluice does not know: %(state)s."),
+    msg("retrying", "The last attempt failed: %(failure)s Sluice retries the job."),
     # ends
-    "end.completed": _("The job completed."),
-    "end.failed": _("The job failed; Slurm gives no exit code."),
-    "end.timeout": _(
-        "The job reached its time limit and was stopped. Give it more time, or let it save "
-        "checkpoints and go on from them."
+    msg("end.completed", "The job completed."),
+    msg("end.failed", "The job failed. Slurm reported no exit code."),
+    msg(
+        "end.timeout",
+        "The job reached its time limit and was stopped. Set a longer limit, or save checkpoints and resume from them.",
     ),
-    "end.out-of-memory": _(
-        "The job used more memory than it asked for and was killed. Ask for more memory."
+    msg(
+        "end.out-of-memory",
+        "The job exceeded its memory and was killed. Request more memory.",
     ),
-    "end.deadline": _("The job could not finish before its deadline."),
-    "end.node-fail": _("A node of the job failed. This is not the job's fault."),
-    "end.preempted": _("A job of higher priority took the nodes."),
-    "end.boot-fail": _("A node of the job could not be started. This is not the job's fault."),
-    "end.launch-failed": _("Slurm could not launch the job on its nodes."),
-    "end.cancelled": _("The job was cancelled in Slurm, outside Sluice."),
-    "end.cancelled-by-root": _("The cluster's administrator cancelled the job."),
-    "end.cancelled-by-name": _("The job was cancelled in Slurm by %(name)s (scancel)."),
-    "end.cancelled-by": _("The job was cancelled in Slurm by the user with UID %(uid)s."),
-    "end.stopped": _("Stopped by %(by)s."),
-    "end.stopped-before": _("Stopped by %(by)s before it was handed to Slurm."),
-    "end.stopped-unknown": _(
-        "Stopped by %(by)s. Slurm no longer knew the job, so how it ended is not known."
+    msg("end.deadline", "The job could not finish before its deadline."),
+    msg("end.node-fail", "A node of the job failed. The job did not cause this."),
+    msg("end.preempted", "A job with a higher priority preempted this one."),
+    msg("end.boot-fail", "A node of the job could not boot. The job did not cause this."),
+    msg("end.launch-failed", "Slurm could not launch the job on its nodes."),
+    msg("end.cancelled", "The job was cancelled in Slurm, not through Sluice."),
+    msg("end.cancelled-by-root", "The cluster's administrator cancelled the job."),
+    msg("end.cancelled-by-name", "The job was cancelled in Slurm by %(name)s (scancel)."),
+    msg("end.cancelled-by", "The job was cancelled in Slurm by the user with UID %(uid)s."),
+    msg("end.stopped", "Stopped by %(by)s."),
+    msg("end.stopped-before", "Stopped by %(by)s before it was submitted to Slurm."),
+    msg(
+        "end.stopped-unknown",
+        "Stopped by %(by)s. Slurm had no record of the job, so its result is unknown.",
     ),
-    "end.refused": _("Slurm refused the job: %(words)s"),
-    "end.identity": _("The job cannot be submitted as its owner: %(words)s"),
-    "end.unplannable": _("The job cannot run any more: %(words)s"),
-    "end.no-space": _("Files could not be written in your space on the cluster: %(words)s"),
-    "end.task-exit": _("Task %(task)s ended with exit code %(exit_code)s. %(hint)s"),
-    "end.task-signal": _("Task %(task)s was ended by %(signal)s. %(hint)s"),
-    "end.task-memory": _(
-        "Task %(task)s used more memory than it asked for and was killed. Ask for more memory."
+    msg("end.refused", "Slurm rejected the job: %(error)s"),
+    msg("end.identity", "The job cannot be submitted as its owner: %(error)s"),
+    msg("end.unplannable", "The job can no longer run: %(error)s"),
+    msg("end.no-space", "Sluice could not write the job's files on the cluster: %(error)s"),
+    msg("end.task-exit", "Task %(task)s ended with exit code %(exit_code)s. %(hint)s"),
+    msg("end.task-signal", "Task %(task)s was terminated by %(signal)s. %(hint)s"),
+    msg(
+        "end.task-memory",
+        "Task %(task)s exceeded its memory and was killed. Request more memory.",
     ),
-    "end.task-lost": _(
-        "Task %(task)s ended without a word: its node or its step was lost. See the batch log."
+    msg(
+        "end.task-lost",
+        "Task %(task)s ended without reporting a result: its node or step was lost. See the batch log.",
     ),
-    "end.image-missing": _(
-        "The container image of task %(task)s does not exist. Check the image's name."
+    msg(
+        "end.image-missing",
+        "The container image of task %(task)s does not exist. Check the image's name.",
     ),
-    "end.image-failed": _(
-        "The container image of task %(task)s could not be fetched. See the task's log."
+    msg(
+        "end.image-failed",
+        "The container image of task %(task)s could not be fetched. See the task's log.",
     ),
-    "end.mount-missing": _(
-        "A directory that the job names is not there on the cluster. See the task's log."
+    msg(
+        "end.mount-missing",
+        "A directory in the job file does not exist on the cluster. See the task's log.",
     ),
-    "end.port-taken": _(
-        "Task %(task)s asks for a port that was in use on its node. Set beginAt to 0 for any free one."
+    msg(
+        "end.port-taken",
+        "The port of task %(task)s was already in use on its node. Set beginAt to 0 for any free port.",
     ),
-    "end.exit": _("The job ended with exit code %(exit_code)s. %(hint)s"),
-    "end.signal": _("The job was ended by %(signal)s. %(hint)s"),
-}
+    msg("end.exit", "The job ended with exit code %(exit_code)s. %(hint)s"),
+    msg("end.signal", "The job was terminated by %(signal)s. %(hint)s"),
+)
 
 # What exit codes usually mean, by the conventions of shells and Linux.
-EXIT_HINTS: Mapping[int, Promise | str] = {
-    1: _("The program reported an error: the end of its log says which."),
-    2: _("Usually a wrong option or a missing file: see the end of the log."),
-    126: _("The command was found but could not be run: is it executable?"),
-    127: _("The command was not found in the container: check its name and the image."),
-    255: _("The program or the container runtime reported a fatal error: see the end of the log."),
+EXIT_HINTS: Mapping[int, Message] = {
+    1: msg("hint.exit-1", "The program reported an error. See the end of its log."),
+    2: msg("hint.exit-2", "Usually a wrong option or a missing file. See the end of the log."),
+    126: msg(
+        "hint.exit-126", "The command was found but could not be run. Check that it is executable."
+    ),
+    127: msg(
+        "hint.exit-127", "The command was not found in the container. Check its name and the image."
+    ),
+    255: msg(
+        "hint.exit-255",
+        "The program or the container runtime reported a fatal error. See the end of the log.",
+    ),
 }
-SIGNAL_HINTS: Mapping[int, Promise | str] = {
-    int(signals.SIGKILL): _("Most often it used more memory than it asked for."),
-    int(signals.SIGTERM): _("Something asked it to end."),
-    int(signals.SIGINT): _("Something interrupted it."),
-    int(signals.SIGSEGV): _("The program crashed (segmentation fault)."),
-    int(signals.SIGABRT): _("The program gave up (abort), often after a failed check."),
-    int(signals.SIGBUS): _("The program crashed (bus error); shared memory may be too small."),
-    int(signals.SIGFPE): _("The program crashed (division by zero or the like)."),
-    int(signals.SIGILL): _("The program was built for another kind of processor."),
-    int(signals.SIGXCPU): _("It used up a limit on processor time."),
+SIGNAL_HINTS: Mapping[int, Message] = {
+    int(signals.SIGKILL): msg("hint.SIGKILL", "The most common cause is too little memory."),
+    int(signals.SIGTERM): msg("hint.SIGTERM", "It was asked to terminate."),
+    int(signals.SIGINT): msg("hint.SIGINT", "It was interrupted."),
+    int(signals.SIGSEGV): msg("hint.SIGSEGV", "The program crashed (segmentation fault)."),
+    int(signals.SIGABRT): msg(
+        "hint.SIGABRT", "The program aborted, often after a failed assertion."
+    ),
+    int(signals.SIGBUS): msg(
+        "hint.SIGBUS", "The program crashed (bus error); shared memory may be too small."
+    ),
+    int(signals.SIGFPE): msg(
+        "hint.SIGFPE", "The program crashed (arithmetic error, such as division by zero)."
+    ),
+    int(signals.SIGILL): msg("hint.SIGILL", "The program was built for another processor type."),
+    int(signals.SIGXCPU): msg("hint.SIGXCPU", "It exceeded a CPU time limit."),
 }
 
 
@@ -128,16 +150,16 @@ def signal_name(number: int) -> str:
     try:
         return signals.Signals(number).name
     except ValueError:
-        return str(_("signal %(number)s")) % {"number": number}
+        return msg("signal.number", "signal %(number)s", number=number)
 
 
 def translate_params(params: Mapping[str, Any]) -> dict[str, Any]:
-    """Sentences among a reason's parameters, as rows keep them, in the reader's language."""
+    """A reason's parameters; messages among them in the reader's language."""
     return {k: translate(v) if isinstance(v, Mapping) else v for k, v in params.items()}
 
 
 def translate_event_data(data: Mapping[str, Any]) -> dict[str, Any]:
-    """What an event tells, with its reason as a sentence in the reader's language."""
+    """An event's data with the reason's text in the reader's language."""
     translated = dict(data)
     if code := data.get("reasonCode"):
         params = data.get("reasonParams") or {}
@@ -148,29 +170,26 @@ def translate_event_data(data: Mapping[str, Any]) -> dict[str, Any]:
     return translated
 
 
-def render_reason_code(code: str, params: Mapping[str, Any] | None = None, text: str = "") -> str:
-    """The sentence of a reason code; empty for no reason; Slurm's own words for an unknown one."""
-    values = dict(params or {})
-    if not code:
-        return ""
+def reason_message(code: str, params: Mapping[str, Any]) -> Message | None:
+    """The message of a reason code; None for an unknown code."""
     if code == "pending":
-        return translate(explain_reason(str(values.get("slurm", ""))).message)
+        return explain_reason(str(params.get("slurm", ""))).message
+    values = dict(params)
     if code == "retrying":
-        values["why"] = render_reason_code(str(values.pop("code", "")), values)
+        failed_code = str(values.pop("code", ""))
+        values["failure"] = reason_message(failed_code, values) or failed_code
     if "signal" in values:
         number = int(values["signal"])
-        values["hint"] = str(SIGNAL_HINTS.get(number, ""))
-        values["signal"] = signal_name(number)
+        values |= {"hint": SIGNAL_HINTS.get(number, ""), "signal": signal_name(number)}
     elif "exit_code" in values:
-        values["hint"] = str(EXIT_HINTS.get(int(values["exit_code"]), ""))
-    values |= translate_params(values)
-    template = REASON_MESSAGES.get(code)
-    if template is None:
-        return text or code
-    try:
-        return (str(template) % values).strip()
-    except (KeyError, ValueError):
-        return text or str(template)
+        values["hint"] = EXIT_HINTS.get(int(values["exit_code"]), "")
+    return find_message(code, values)
+
+
+def render_reason_code(code: str, params: Mapping[str, Any] | None = None, text: str = "") -> str:
+    """The text of a reason code; empty for no reason; Slurm's own text for an unknown code."""
+    message = reason_message(code, params or {}) if code else ""
+    return text or code if message is None else translate(message).strip()
 
 
 def render_reason(reason: Reason) -> str:

@@ -60,10 +60,10 @@ def decide_submit_outcome(
     if error is None:
         return None
     if isinstance(error, SubmissionAbandoned):
-        return decide_refusal(job, Reason("end.refused", {"words": error.user_message}), now)
+        return decide_refusal(job, Reason("end.refused", {"error": error.user_message}), now)
     if isinstance(error, SubmitRejected) and not error.retryable:
         text = error.detail[-2000:]
-        return decide_refusal(job, Reason("end.refused", {"words": error.user_message}, text), now)
+        return decide_refusal(job, Reason("end.refused", {"error": error.user_message}, text), now)
     if isinstance(error, CommandTimeout):
         return decide_hold(
             job,
@@ -75,7 +75,7 @@ def decide_submit_outcome(
     delay_s = RETRY_DELAY_S if isinstance(error, SlurmUnavailable) else REFUSED_RETRY_DELAY_S
     reason, _ = reason_for_error(error)
     if isinstance(error, RemoteFileError):
-        reason = Reason("queued.refused-for-now", {"words": error.user_message})
+        reason = Reason("queued.refused-for-now", {"error": error.user_message})
     return decide_hold(
         job, reason, until=now + timedelta(seconds=delay_s), attempt=_next_try(attempt)
     )
@@ -92,7 +92,7 @@ def decide_unsendable(
 
 def reason_for_error(error: ClusterError) -> tuple[Reason, bool]:
     """Why a batch could not be sent, and whether that is final."""
-    params = {"words": error.user_message}
+    params = {"error": error.user_message}
     if isinstance(error, IdentityRefused):
         return Reason("end.identity", params), True
     if isinstance(error, AuthFailed):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from clusters.capacity import Capacity
-from core.messages import _
+from core.messages import msg
 from jobs.plan import placement
 from jobs.plan.model import Group, Note, Plan, StartCheck
 from jobs.plan.placement import RoleRequirement
@@ -44,7 +44,11 @@ def can_start_now(plan: Plan, capacity: Capacity) -> StartCheck:
             obstacles.append(
                 Note(
                     "partition_down",
-                    _("Partition %(partition)s is down.", partition=group.partition),
+                    msg(
+                        "plan.partition-down",
+                        "Partition %(partition)s is down.",
+                        partition=group.partition,
+                    ),
                     {"partition": group.partition},
                 )
             )
@@ -54,7 +58,14 @@ def can_start_now(plan: Plan, capacity: Capacity) -> StartCheck:
         obstacles.extend(_find_shortages(plan, group, capacity))
     if not obstacles:
         obstacles.append(
-            Note("no_room_together", _("There is room for each role, but not for all at once."), {})
+            Note(
+                "no_room_together",
+                msg(
+                    "plan.room-each-role-but",
+                    "Each role fits now, but not all at once.",
+                ),
+                {},
+            )
         )
     return StartCheck(tuple(obstacles))
 
@@ -64,28 +75,34 @@ def _find_shortages(plan: Plan, group: Group, capacity: Capacity) -> list[Note]:
     nodes = placement.select_nodes(capacity, group.partition, plan.constraint, usable_only=True)
     role = plan.roles_of(group)[0]
     multiplier = group.nodes if group.shared else role.tasks
-    gpus = _("GPUs")
+    gpus = msg("plan.gpus", "GPUs")
     if group.gpu_type:
-        gpus = _("GPUs of type %(gpu_type)s", gpu_type=group.gpu_type)
+        gpus = msg("plan.gpus-type", "GPUs of type %(gpu_type)s", gpu_type=group.gpu_type)
     measures = (
-        ("cpus", group.cpus * multiplier, sum(n.cpus - n.cpus_used for n in nodes), _("CPUs")),
+        (
+            "cpus",
+            group.cpus * multiplier,
+            sum(n.cpus - n.cpus_used for n in nodes),
+            msg("plan.cpus", "CPUs"),
+        ),
         (
             "mem",
             group.mem_mib * multiplier,
             sum(n.mem_mib - n.mem_mib_used for n in nodes),
-            _("MB of memory"),
+            msg("plan.mb-memory", "MB of memory"),
         ),
         ("gpus", group.gpus * multiplier, sum(n.gpu_free(group.gpu_type) for n in nodes), gpus),
     )
     found = [
         Note(
             f"free_{key}",
-            _(
-                "%(partition)s has %(free)s %(unit)s free; the job wants %(asked)s.",
+            msg(
+                "plan.free-job-wants",
+                "%(partition)s has %(free)s %(unit)s free; the job needs %(requested)s.",
                 partition=group.partition,
                 free=max(0, free),
                 unit=unit,
-                asked=asked,
+                requested=asked,
             ),
             {"partition": group.partition, "free": max(0, free), "asked": asked},
         )
@@ -111,8 +128,9 @@ def _find_shortages(plan: Plan, group: Group, capacity: Capacity) -> list[Note]:
     return [
         Note(
             "free_in_pieces",
-            _(
-                "Enough is free in %(partition)s, but not together on single nodes.",
+            msg(
+                "plan.enough-free-but-not",
+                "%(partition)s has enough free resources, but not on single nodes.",
                 partition=group.partition,
             ),
             {"partition": group.partition},

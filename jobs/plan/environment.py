@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from core.messages import _
+from core.messages import msg
 from jobs.jobfile import JobSpec, Problem
 
 # bash and sh reserve these: assigning one is an error or has another effect.
@@ -31,13 +31,14 @@ def check_task_inputs(spec: JobSpec) -> Iterator[Problem]:
         if size > MAX_ENVIRONMENT_BYTES:
             yield Problem(
                 path=f"taskRoles[{i}].env",
-                message=_(
-                    "All variables of a task together may have %(limit)s bytes; these have %(size)s.",
+                message=msg(
+                    "plan.all-variables-task-together",
+                    "The variables of one task may have %(limit)s bytes in total; these have %(size)s.",
                     limit=MAX_ENVIRONMENT_BYTES,
                     size=size,
                 ),
                 code="env_too_large",
-                suggestion=_("Put large values into a file."),
+                suggestion=msg("plan.put-large-values-into", "Put large values into a file."),
             )
     for path, value in (
         ("dataDir", spec.data_dir),
@@ -48,11 +49,12 @@ def check_task_inputs(spec: JobSpec) -> Iterator[Problem]:
         if value.startswith(("/", "~", "$")) and _BIND_SEPARATORS.search(value):
             yield Problem(
                 path=path,
-                message=_(
-                    'A directory of a job may not have ":" or "," in its path: container runtimes split there.'
+                message=msg(
+                    "plan.directory-job-may-not",
+                    'The path of a job\'s directory must not contain ":" or ",": container runtimes use them as separators.',
                 ),
                 code="mount_path",
-                suggestion=_("Use a symbolic link to it."),
+                suggestion=msg("plan.use-symbolic-link", "Use a symbolic link to it."),
             )
 
 
@@ -61,22 +63,25 @@ def _check_variables(path: str, values: dict[str, str]) -> Iterator[Problem]:
         if _SHELL_RESERVED.fullmatch(name):
             yield Problem(
                 path=f"{path}.{name}",
-                message=_(
-                    "%(name)s cannot be set: shells keep this variable for themselves.", name=name
+                message=msg(
+                    "plan.cannot-set-shells-keep",
+                    "%(name)s cannot be set: it is reserved by the shell.",
+                    name=name,
                 ),
                 code="env_reserved",
-                suggestion=_("Use another name."),
+                suggestion=msg("plan.use-another-name", "Use another name."),
                 params={"name": name},
             )
         elif len(f"{name}={value}".encode()) >= MAX_VARIABLE_BYTES:
             yield Problem(
                 path=f"{path}.{name}",
-                message=_(
-                    "%(name)s is too long: Linux takes %(limit)s bytes with its name.",
+                message=msg(
+                    "plan.too-long-linux-takes",
+                    "%(name)s is too long: Linux allows %(limit)s bytes including the name.",
                     name=name,
                     limit=MAX_VARIABLE_BYTES,
                 ),
                 code="env_too_large",
-                suggestion=_("Put large values into a file."),
+                suggestion=msg("plan.put-large-values-into", "Put large values into a file."),
                 params={"name": name},
             )

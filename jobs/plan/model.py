@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from core.messages import Message, deserialize, join_with_and, ngettext, serialize
+from core.messages import Message, deserialize, join_with_commas, msg, msg_plural, serialize
 from jobs.jobfile import Problem
 
 Layout = Literal["simple", "packed", "het"]
@@ -64,7 +64,7 @@ class Note:
     """A remark about the plan for the job's owner."""
 
     code: str
-    message: str  # a sentence; of a plan that an earlier release stored, plain English
+    message: Message
     params: dict[str, Any] = field(default_factory=dict)
 
 
@@ -136,7 +136,7 @@ class StartCheck:
         return not self.obstacles
 
 
-# Description
+# Text
 
 
 def format_memory(mem_mib: int) -> str:
@@ -146,39 +146,41 @@ def format_memory(mem_mib: int) -> str:
 
 
 def format_node_count(nodes: int) -> Message:
-    return ngettext("%(count)s node", "%(count)s nodes", nodes)
+    return msg_plural("plan.node-count", "%(count)s node", "%(count)s nodes", nodes)
 
 
 def format_gpus(gpus: int, gpu_type: str) -> str:
-    return f"{gpus}×{gpu_type}" if gpu_type else ngettext("%(count)s GPU", "%(count)s GPUs", gpus)
+    if gpu_type:
+        return f"{gpus} × {gpu_type}"
+    return msg_plural("plan.gpu-count", "%(count)s GPU", "%(count)s GPUs", gpus)
 
 
-def _format_role(role: RolePlan) -> str:
-    parts = [f"{role.cpus} CPU", format_memory(role.mem_mib)]
+def describe_plan(plan: Plan) -> list[Message]:
+    """One message per group: "1 node of gpu: 1 × ps (1 CPU, 2 GB), 2 × worker (4 CPU, 16 GB, 1 × a100 each)"."""
+    return [_describe_group(group, plan.roles_of(group)) for group in plan.groups]
+
+
+def _describe_group(group: Group, roles: Sequence[RolePlan]) -> Message:
+    fewest = not group.fixed_nodes and group.nodes < sum(role.tasks for role in roles)
+    template = (
+        msg("plan.group-at-least", "at least %(nodes)s of %(partition)s: %(roles)s")
+        if fewest
+        else msg("plan.group", "%(nodes)s of %(partition)s: %(roles)s")
+    )
+    return template.fill(
+        nodes=format_node_count(group.nodes),
+        partition=group.partition,
+        roles=join_with_commas([_describe_role(role) for role in roles]),
+    )
+
+
+def _describe_role(role: RolePlan) -> Message:
+    resources = [f"{role.cpus} CPU", format_memory(role.mem_mib)]
     if role.gpus:
-        parts.append(format_gpus(role.gpus, role.gpu_type))
-    name = role.name if role.tasks == 1 or role.name.endswith("s") else f"{role.name}s"
-    each = " each" if role.tasks > 1 else ""
-    return f"{role.tasks} {name} ({', '.join(parts)}{each})"
-
-
-def describe_plan(plan: Plan) -> str:
-    """The plan as text: "1 node of gpu: 1 ps (1 CPU, 2 GB) and 2 workers (4 CPU, 16 GB, 1×a100 each)"."""
-    sentences = []
-    for group in plan.groups:
-        exactly = (
-            ""
-            if group.fixed_nodes
-            else "at least "
-            if group.nodes < _count_tasks(plan, group)
-            else ""
-        )
-        nodes = f"{exactly}{format_node_count(group.nodes)} of {group.partition}"
-        sentences.append(
-            f"{nodes}: {join_with_and([_format_role(role) for role in plan.roles_of(group)])}"
-        )
-    return "; ".join(sentences)
-
-
-def _count_tasks(plan: Plan, group: Group) -> int:
-    return sum(role.tasks for role in plan.roles_of(group))
+        resources.append(format_gpus(role.gpus, role.gpu_type))
+    template = (
+        msg("plan.roles", "%(tasks)s × %(role)s (%(resources)s each)")
+        if role.tasks > 1
+        else msg("plan.role", "%(tasks)s × %(role)s (%(resources)s)")
+    )
+    return template.fill(tasks=role.tasks, role=role.name, resources=join_with_commas(resources))

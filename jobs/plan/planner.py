@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from clusters.capacity import Capacity, NamespaceRules, Node, Partition
-from core.messages import Message, _, join_messages, join_with_and, join_with_commas, ngettext
+from core.messages import Message, join_messages, join_with_and, join_with_commas, msg, msg_plural
 from jobs.jobfile import JobSpec, Problem, TaskRole
 from jobs.jobfile.fields import format_duration
 from jobs.plan import placement
@@ -97,31 +97,47 @@ def _usable_partitions(planner: _Planner) -> list[Partition]:
     for name in rules.partitions:
         partition = planner.capacity.partition(name)
         if partition is None:
-            why.append(_("%(partition)s does not exist", partition=name))
+            why.append(msg("plan.does-not-exist", "%(partition)s does not exist", partition=name))
         elif partition.allowed_accounts and rules.account not in partition.allowed_accounts:
             why.append(
-                _(
-                    "%(partition)s does not take account %(account)s",
+                msg(
+                    "plan.does-not-take-account",
+                    "%(partition)s does not allow account %(account)s",
                     partition=name,
-                    account=rules.account or _("(none)"),
+                    account=rules.account or msg("plan.none", "(none)"),
                 )
             )
         elif partition.allowed_qos and rules.qos and rules.qos not in partition.allowed_qos:
-            why.append(_("%(partition)s does not take QOS %(qos)s", partition=name, qos=rules.qos))
+            why.append(
+                msg(
+                    "plan.does-not-take-qos",
+                    "%(partition)s does not allow QOS %(qos)s",
+                    partition=name,
+                    qos=rules.qos,
+                )
+            )
         else:
             found.append(partition)
     if not found:
         planner.add_problem(
             "no_partition",
             "namespace",
-            _(
-                "Namespace %(name)s has no partition to run on: %(why)s.",
+            msg(
+                "plan.namespace-no-partition-run",
+                "Namespace %(name)s has no usable partition: %(reasons)s.",
                 name=rules.name,
-                why=join_with_commas(why),
+                reasons=join_with_commas(why),
             )
             if why
-            else _("Namespace %(name)s has no partition to run on.", name=rules.name),
-            _("Choose another namespace or ask an administrator."),
+            else msg(
+                "plan.namespace-no-partition-run-2",
+                "Namespace %(name)s has no usable partition.",
+                name=rules.name,
+            ),
+            msg(
+                "plan.choose-another-namespace-ask",
+                "Choose another namespace or ask an administrator.",
+            ),
             namespace=rules.name,
         )
     return sorted(found, key=lambda partition: not partition.up)
@@ -133,7 +149,10 @@ def _resolve_time_limit(planner: _Planner) -> int | None:
     rules = planner.rules
     if asked is not None and rules.max_time_s is not None and asked > rules.max_time_s:
         _reject_time_limit(
-            planner, asked, rules.max_time_s, _("Namespace %(name)s", name=rules.name)
+            planner,
+            asked,
+            rules.max_time_s,
+            msg("plan.namespace", "Namespace %(name)s", name=rules.name),
         )
         return asked
     if asked is None:
@@ -147,7 +166,7 @@ def _resolve_time_limit(planner: _Planner) -> int | None:
             planner,
             asked,
             longest_partition.max_time_s or 0,
-            _("Partition %(name)s", name=longest_partition.name),
+            msg("plan.partition", "Partition %(name)s", name=longest_partition.name),
         )
     planner.partitions = sufficient or planner.partitions
     return asked
@@ -157,13 +176,18 @@ def _reject_time_limit(planner: _Planner, asked: int, longest: int, who: Message
     planner.add_problem(
         "time_limit",
         "timeLimit",
-        _(
-            "%(who)s lets jobs run %(longest)s at most; this one asks for %(asked)s.",
-            who=who,
+        msg(
+            "plan.lets-jobs-run-most",
+            "%(source)s allows a time limit of %(longest)s at most; the job requests %(requested)s.",
+            source=who,
             longest=format_duration(longest),
-            asked=format_duration(asked),
+            requested=format_duration(asked),
         ),
-        _("Set timeLimit to %(longest)s or less.", longest=format_duration(longest)),
+        msg(
+            "plan.set-timelimit-less",
+            "Set timeLimit to %(longest)s or less.",
+            longest=format_duration(longest),
+        ),
         longest_s=longest,
         asked_s=asked,
     )
@@ -200,15 +224,19 @@ def _reject_role(
             else "gpuType"
             if requirement.gpu_type
             else f"{path}.gpuNumber",
-            _(
-                "No node of %(where)s has %(gpus)s.",
-                where=where,
+            msg(
+                "plan.no-node",
+                "No node of %(partitions)s has %(gpus)s.",
+                partitions=where,
                 gpus=_describe_gpus(requirement.gpu_type),
             ),
             (
-                _("Types there: %(names)s.", names=", ".join(types))
+                msg("plan.types", "Available types: %(names)s.", names=", ".join(types))
                 if types
-                else _("Set gpuNumber to 0 or choose another namespace.")
+                else msg(
+                    "plan.set-gpunumber-choose-another",
+                    "Set gpuNumber to 0 or choose another namespace.",
+                )
             ),
             gpu_type=requirement.gpu_type,
             types=types,
@@ -228,22 +256,34 @@ def _reject_role(
     fixed = next((port for port in role.port_list if port.begin_at), None)
     why = ""
     if fixed is not None:
-        why = _("The fixed port %(port)s allows one task per node.", port=fixed.begin_at)
+        why = msg(
+            "plan.fixed-port-allows-one",
+            "The fixed port %(port)s allows one task per node.",
+            port=fixed.begin_at,
+        )
     elif role.placement == "separate":
-        why = _("Placement separate puts each on a node of its own.")
-    fitting = _("At most %(most)s fit.", most=most)
+        why = msg(
+            "plan.placement-separate-puts-each",
+            "Placement “separate” gives each task its own node.",
+        )
+    fitting = msg("plan.most-fit", "At most %(most)s fit.", most=most)
     if fixed is not None:
-        fitting = _("At most %(most)s fit; set beginAt to 0 for any free port.", most=most)
+        fitting = msg(
+            "plan.most-fit-set-beginat",
+            "At most %(most)s fit; set beginAt to 0 for any free port.",
+            most=most,
+        )
     planner.add_problem(
         "too_many_tasks",
         f"{path}.taskNumber",
         join_messages(
-            ngettext(
-                "%(count)s task of role %(name)s can never run at once on %(where)s.",
-                "%(count)s tasks of role %(name)s can never run at once on %(where)s.",
+            msg_plural(
+                "plan.task-role-can-never",
+                "%(count)s task of role %(name)s does not fit on %(partitions)s.",
+                "%(count)s tasks of role %(name)s do not fit on %(partitions)s at once.",
                 requirement.tasks,
                 name=role.name,
-                where=where,
+                partitions=where,
             ),
             why,
         ),
@@ -254,13 +294,17 @@ def _reject_role(
 
 
 def _describe_gpus(gpu_type: str) -> Message:
-    return _("GPUs of type %(gpu_type)s", gpu_type=gpu_type) if gpu_type else _("GPUs")
+    return (
+        msg("plan.gpus-type", "GPUs of type %(gpu_type)s", gpu_type=gpu_type)
+        if gpu_type
+        else msg("plan.gpus", "GPUs")
+    )
 
 
 def _describe_resources(requirement: RoleRequirement) -> list[str]:
     asked: list[str] = [
-        _("%(cpus)s CPUs", cpus=requirement.cpus),
-        _("%(memory)s of memory", memory=format_memory(requirement.mem_mib)),
+        msg("plan.cpus-2", "%(cpus)s CPUs", cpus=requirement.cpus),
+        msg("plan.memory", "%(memory)s of memory", memory=format_memory(requirement.mem_mib)),
     ]
     return asked + (
         [format_gpus(requirement.gpus, requirement.gpu_type)] if requirement.gpus else []
@@ -280,12 +324,17 @@ def _reject_task_size(
         node for node in nodes if node.gpu_total(requirement.gpu_type) >= requirement.gpus
     ] or nodes
     measures = (
-        ("cpuNumber", requirement.cpus, max((n.cpus for n in with_gpus), default=0), _("CPUs")),
+        (
+            "cpuNumber",
+            requirement.cpus,
+            max((n.cpus for n in with_gpus), default=0),
+            msg("plan.cpus", "CPUs"),
+        ),
         (
             "memoryMB",
             role.memory_mb,
             max((n.mem_mib for n in with_gpus), default=0),
-            _("MB of memory"),
+            msg("plan.mb-memory", "MB of memory"),
         ),
         (
             "gpuNumber",
@@ -299,16 +348,16 @@ def _reject_task_size(
         planner.add_problem(
             "task_too_large",
             f"{path}.{key}",
-            _(
-                "One task of role %(name)s asks for %(asked)s %(unit)s; the largest node of "
-                "%(where)s has %(largest)s.",
+            msg(
+                "plan.one-task-role-asks",
+                "One task of role %(name)s requests %(requested)s %(unit)s; the largest node of %(partitions)s has %(largest)s.",
                 name=role.name,
-                asked=asked,
+                requested=asked,
                 unit=unit,
-                where=where,
+                partitions=where,
                 largest=largest,
             ),
-            _("Set %(key)s to %(largest)s or less.", key=key, largest=largest),
+            msg("plan.set-less", "Set %(key)s to %(largest)s or less.", key=key, largest=largest),
             asked=asked,
             largest=largest,
         )
@@ -316,13 +365,14 @@ def _reject_task_size(
         planner.add_problem(
             "task_too_large",
             path,
-            _(
-                "No single node of %(where)s has %(all)s together, as one task of role %(name)s asks.",
-                where=where,
-                all=join_with_and(_describe_resources(requirement)),
+            msg(
+                "plan.no-single-node-together",
+                "No single node of %(partitions)s has %(resources)s together, as one task of role %(name)s requests.",
+                partitions=where,
+                resources=join_with_and(_describe_resources(requirement)),
                 name=role.name,
             ),
-            _("Ask for less of one of them."),
+            msg("plan.ask-less-one-them", "Request less of one of them."),
         )
 
 
@@ -422,14 +472,17 @@ def _reject_layout(planner: _Planner) -> None:
         planner.add_problem(
             "port_conflict",
             "taskRoles",
-            _(
-                "Roles %(one)s and %(other)s both want port %(port)s, and there is no way to keep them "
-                "on separate nodes.",
+            msg(
+                "plan.roles-both-want-port",
+                "Roles %(one)s and %(other)s both need port %(port)s and cannot be placed on separate nodes.",
                 one=one,
                 other=other,
                 port=port,
             ),
-            _("Give one of them another beginAt, or 0 for any free port."),
+            msg(
+                "plan.give-one-them-another",
+                "Give one of them another beginAt, or 0 for any free port.",
+            ),
             port=port,
             roles=[one, other],
         )
@@ -438,44 +491,58 @@ def _reject_layout(planner: _Planner) -> None:
         planner.add_problem(
             "too_few_nodes",
             "placement",
-            _(
+            msg(
+                "plan.roles-separate-nodes-do",
                 "%(roles)s roles on separate nodes do not fit: %(names)s has %(nodes)s.",
                 roles=roles,
                 names=names,
                 nodes=format_node_count(available),
             ),
-            (_("Use placement pack.") if possible else _("Ask for fewer or smaller tasks.")),
+            (
+                msg("plan.use-placement-pack", "Use placement pack.")
+                if possible
+                else msg("plan.ask-fewer-smaller-tasks", "Request fewer or smaller tasks.")
+            ),
             roles=roles,
             nodes=available,
         )
     elif spec.placement == "pack":
         types = sorted({n.gpu_type or "any" for n in planner.requirements if n.gpus})
         why = (
-            _("they want different GPU types (%(names)s)", names=", ".join(types))
+            msg(
+                "plan.they-want-different-gpu",
+                "they need different GPU types (%(names)s)",
+                names=", ".join(types),
+            )
             if len(types) > 1
-            else _("no nodes are large enough")
+            else msg("plan.no-nodes-large-enough", "no nodes are large enough")
         )
         planner.add_problem(
             "cannot_pack",
             "placement",
-            _("The roles cannot share nodes of %(names)s: %(why)s.", names=names, why=why),
+            msg(
+                "plan.roles-cannot-share-nodes",
+                "The roles cannot share nodes of %(names)s: %(reason)s.",
+                names=names,
+                reason=why,
+            ),
             (
-                _("Use placement auto.")
+                msg("plan.use-placement-auto", "Use placement auto.")
                 if _try_separate(planner)
-                else _("Ask for fewer or smaller tasks.")
+                else msg("plan.ask-fewer-smaller-tasks", "Request fewer or smaller tasks.")
             ),
         )
     else:
         planner.add_problem(
             "too_large_together",
             "taskRoles",
-            _(
-                "Each role fits by itself, but there is no way to place all %(roles)s together on "
-                "%(names)s: roles that share nodes get the same room on each of them.",
+            msg(
+                "plan.each-role-fits-itself",
+                "Each role fits alone, but all %(roles)s together do not fit on %(names)s: roles that share nodes get the same resources on each node.",
                 roles=roles,
                 names=names,
             ),
-            _("Ask for fewer or smaller tasks."),
+            msg("plan.ask-fewer-smaller-tasks", "Request fewer or smaller tasks."),
         )
 
 
@@ -564,24 +631,30 @@ def _compute_totals(roles: list[RolePlan], groups: list[Group], time_limit_s: in
 def _check_limits(planner: _Planner, totals: Totals) -> None:
     rules = planner.rules
     limits = (
-        ("nodes", totals.nodes, rules.max_nodes_per_job, _("nodes")),
-        ("cpus", totals.cpus, rules.max_cpus_per_job, _("CPUs")),
-        ("mem", totals.mem_mib, rules.max_mem_mib_per_job, _("MB of memory")),
-        ("gpus", sum(totals.gpus.values()), rules.max_gpus_per_job, _("GPUs")),
+        ("nodes", totals.nodes, rules.max_nodes_per_job, msg("plan.nodes", "nodes")),
+        ("cpus", totals.cpus, rules.max_cpus_per_job, msg("plan.cpus", "CPUs")),
+        ("mem", totals.mem_mib, rules.max_mem_mib_per_job, msg("plan.mb-memory", "MB of memory")),
+        ("gpus", sum(totals.gpus.values()), rules.max_gpus_per_job, msg("plan.gpus", "GPUs")),
     )
     for key, asked, most, unit in limits:
         if most is not None and asked > most:
             planner.add_problem(
                 f"namespace_{key}",
                 "taskRoles",
-                _(
-                    "Namespace %(name)s allows %(most)s %(unit)s per job; this one asks for %(asked)s.",
+                msg(
+                    "plan.namespace-allows-per-job",
+                    "Namespace %(name)s allows %(most)s %(unit)s per job; the job requests %(requested)s.",
                     name=rules.name,
                     most=most,
                     unit=unit,
-                    asked=asked,
+                    requested=asked,
                 ),
-                _("Ask for at most %(most)s %(unit)s in all.", most=most, unit=unit),
+                msg(
+                    "plan.ask-most-all",
+                    "Request at most %(most)s %(unit)s in total.",
+                    most=most,
+                    unit=unit,
+                ),
                 asked=asked,
                 most=most,
             )
@@ -595,8 +668,9 @@ def _build_notes(planner: _Planner, draft_plan: Plan) -> tuple[Note, ...]:
             notes.append(
                 Note(
                     "partition_down",
-                    _(
-                        "Partition %(partition)s is down; the job waits until it is up.",
+                    msg(
+                        "plan.partition-down-job-waits",
+                        "Partition %(partition)s is down. The job waits until it is up.",
                         partition=group.partition,
                     ),
                     {"partition": group.partition},
@@ -608,9 +682,10 @@ def _build_notes(planner: _Planner, draft_plan: Plan) -> tuple[Note, ...]:
             notes.append(
                 Note(
                     "idle_gpus",
-                    ngettext(
-                        "%(count)s GPU will be reserved but not used: every node is asked for the same.",
-                        "%(count)s GPUs will be reserved but not used: every node is asked for the same.",
+                    msg_plural(
+                        "plan.gpu-will-reserved-but",
+                        "%(count)s GPU will be reserved but not used, because all nodes get the same request.",
+                        "%(count)s GPUs will be reserved but not used, because all nodes get the same request.",
                         idle,
                     ),
                     {"gpus": idle},
@@ -625,7 +700,10 @@ def _build_notes(planner: _Planner, draft_plan: Plan) -> tuple[Note, ...]:
         notes.append(
             Note(
                 "nodes_down",
-                _("Too many nodes are down or drained now; the job waits for them."),
+                msg(
+                    "plan.too-many-nodes-down",
+                    "Too many nodes are down or drained. The job waits for them.",
+                ),
                 {},
             )
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from core.messages import _
+from core.messages import msg
 from jobs.jobfile import JobSpec, TaskRole
 from jobs.jobfile.fields import format_duration
 from jobs.plan import Group, Plan, RolePlan, describe_plan
@@ -24,7 +24,13 @@ def render_sbatch_line(option: str, value: object) -> str:
     """One #SBATCH line. sbatch splits it into words like a shell, but expands nothing."""
     text = str(value)
     if any(ord(c) < 32 for c in text):
-        raise RenderError(_("--%(option)s cannot hold control characters.", option=option))
+        raise RenderError(
+            msg(
+                "script.cannot-hold-control-characters",
+                "--%(option)s must not contain control characters.",
+                option=option,
+            )
+        )
     if not _PLAIN_OPTION.fullmatch(text):
         text = '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
     return f"#SBATCH --{option}={text}"
@@ -70,7 +76,7 @@ def _render_header(
     lines = [
         "#!/bin/bash",
         f"# Job {spec.job_name}, attempt {paths.attempt}: {plan.layout}.",
-        *(f"# {sentence}" for sentence in describe_plan(plan).split("; ")),
+        *(f"# {line}" for line in describe_plan(plan)),
         render_sbatch_line("job-name", spec.job_name),
         render_sbatch_line("output", "logs/batch.log"),
         render_sbatch_line("open-mode", "append"),

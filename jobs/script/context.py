@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from core.messages import _
+from core.messages import msg
 from jobs.jobfile import JobSpec, TaskRole
 from jobs.plan import Plan
 from jobs.script.directories import Directories, check_enroot_binds, resolve_directories
@@ -61,8 +61,9 @@ def _resolve_role_image(
     name = spec.image_of(role) or default
     if not name:
         raise RenderError(
-            _(
-                "Role %(name)s names no container image, and there is no default one.",
+            msg(
+                "script.role-names-no-container",
+                "Role %(name)s has no container image, and the namespace has no default image.",
                 name=role.name,
             )
         )

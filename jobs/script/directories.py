@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from core.messages import _
+from core.messages import msg
 from jobs.jobfile import JobSpec
 from jobs.script.options import RenderError, RenderOptions
 from jobs.script.paths import AttemptPaths
@@ -93,7 +93,8 @@ def check_enroot_binds(binds: Iterable[Bind]) -> None:
         for path in (bind.source, bind.target):
             if re.search(r"[\s\\#$,:]", path):
                 raise RenderError(
-                    _(
+                    msg(
+                        "script.cluster-container-runtime-cannot",
                         "This cluster's container runtime cannot mount the path %(path)r.",
                         path=path,
                     )

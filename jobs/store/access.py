@@ -122,7 +122,7 @@ def find_job(user: Person, job_id: uuid.UUID | str) -> Job:
 
 
 def job_not_found(job_id: uuid.UUID | str) -> NotFound:
-    return NotFound(_("There is no such job, or you may not see it."), job=str(job_id)[:64])
+    return NotFound(_("The job does not exist, or you may not see it."), job=str(job_id)[:64])
 
 
 def can(user: Person, action: JobAction | str, job: Job) -> bool:

@@ -97,7 +97,7 @@ class _EntryChecker:
         if self.count > self.limits.files:
             raise ArchiveRefused(
                 "too_many_files",
-                _("The archive holds more than %(files)s files.", files=self.limits.files),
+                _("The archive contains more than %(files)s files.", files=self.limits.files),
             )
         check_sizes(self.unpacked_bytes, self.packed_bytes, self.limits)
         existing_kind = self.kinds.get(entry.path)
@@ -114,7 +114,7 @@ class _EntryChecker:
                 raise ArchiveRefused(
                     "through_link",
                     _(
-                        "%(path)s lies below %(parent)s, which is not a directory.",
+                        "%(path)s is below %(parent)s, which is not a directory.",
                         path=_printable(entry.path),
                         parent=_printable(parent),
                     ),
@@ -141,7 +141,7 @@ class _EntryChecker:
                 raise ArchiveRefused(
                     "link_out",
                     _(
-                        "%(path)s is a link that leads out of the archive, or nowhere.",
+                        "%(path)s is a link to a file outside the archive or a missing file.",
                         path=_printable(path),
                     ),
                     entry=path,
@@ -198,7 +198,9 @@ def safe_path(name: str) -> str:
 
     def refuse(code: str, why: Message) -> ArchiveRefused:
         return ArchiveRefused(
-            code, _("The entry %(name)s %(why)s.", name=_printable(name), why=why), entry=name
+            code,
+            _("The entry %(name)s %(problem)s.", name=_printable(name), problem=why),
+            entry=name,
         )
 
     if name.startswith("/") or (len(name) > 1 and name[1] == ":" and name[0].isalpha()):
@@ -213,7 +215,7 @@ def safe_path(name: str) -> str:
         raise refuse("bad_name", _("has a name that is not UTF-8")) from None
     parts = [part for part in name.split("/") if part not in ("", ".")]
     if ".." in parts:
-        raise refuse("climbs_out", _("climbs out with “..”"))
+        raise refuse("climbs_out", _("leaves the archive with “..”"))
     if len(raw) > MAX_PATH_BYTES or len(parts) > MAX_DEPTH:
         raise refuse("bad_name", _("has too long a path"))
     if any(len(part.encode()) > MAX_NAME_BYTES for part in parts):
@@ -233,9 +235,11 @@ def detect_format(path: Path) -> Format:
     other = next(
         (name for magic, name in UNSUPPORTED_FORMATS.items() if head.startswith(magic)), ""
     )
-    message = _("Code is taken as zip, tar or tar.gz. This is none of them.")
+    message = _("Code must be a zip, tar or tar.gz archive. This file is none of them.")
     if other:
-        message = _("Code is taken as zip, tar or tar.gz. This is %(other)s.", other=other)
+        message = _(
+            "Code must be a zip, tar or tar.gz archive. This file is %(other)s.", other=other
+        )
     raise ArchiveRefused("unknown_format", message)
 
 
@@ -259,7 +263,7 @@ def check_archive(path: Path, limits: Limits | None = None) -> ArchiveInfo:
             checker.add(entry)
     checker.check_links()
     if not any(entry_kind in ("file", "hardlink") for entry_kind in checker.kinds.values()):
-        raise ArchiveRefused("empty", _("There is no file in the archive."))
+        raise ArchiveRefused("empty", _("The archive contains no files."))
     return ArchiveInfo(format=kind, files=checker.count, unpacked_bytes=checker.unpacked_bytes)
 
 
@@ -301,7 +305,7 @@ def _iter_file_blocks(source: IO[bytes], entry: Entry) -> Iterator[bytes]:
         if not chunk:
             raise ArchiveRefused(
                 "broken",
-                _("%(path)s is shorter than it says.", path=_printable(entry.path)),
+                _("%(path)s is shorter than its header states.", path=_printable(entry.path)),
                 entry=entry.path,
             )
         remaining -= len(chunk)
@@ -366,7 +370,7 @@ class _LimitedStream(io.RawIOBase):
 
     def read(self, size: int = -1) -> bytes:
         if size < 0 or size > MAX_HEADER_BYTES:
-            raise ArchiveRefused("bad_header", _("The archive has a header of unreasonable size."))
+            raise ArchiveRefused("bad_header", _("The archive has a header that is too large."))
         data = self._stream.read(size)
         self._advance(self._position + len(data))
         return data
@@ -442,7 +446,9 @@ def _tar_file(tar: tarfile.TarFile, member: tarfile.TarInfo) -> IO[bytes]:
 def _check_link_target(target: str, path: str) -> str:
     if not target or len(target) > MAX_PATH_BYTES or any(ord(c) < 32 for c in target):
         raise ArchiveRefused(
-            "link_out", _("%(path)s is a link to nowhere.", path=_printable(path)), entry=path
+            "link_out",
+            _("%(path)s is a link to a missing file.", path=_printable(path)),
+            entry=path,
         )
     return target
 
@@ -451,7 +457,8 @@ def _zip_entries(archive: zipfile.ZipFile, packed_bytes: int, limits: Limits) ->
     infos = archive.infolist()
     if len(infos) > limits.files:
         raise ArchiveRefused(
-            "too_many_files", _("The archive holds more than %(files)s files.", files=limits.files)
+            "too_many_files",
+            _("The archive contains more than %(files)s files.", files=limits.files),
         )
     # Entries that share compressed bytes let a small file unpack to any size.
     if sum(info.compress_size for info in infos) > packed_bytes:
@@ -475,7 +482,7 @@ def _zip_entries(archive: zipfile.ZipFile, packed_bytes: int, limits: Limits) ->
             if info.file_size > MAX_PATH_BYTES:
                 raise ArchiveRefused(
                     "link_out",
-                    _("%(path)s is a link to nowhere.", path=_printable(path)),
+                    _("%(path)s is a link to a missing file.", path=_printable(path)),
                     entry=path,
                 )
             target = archive.read(info).decode("utf-8", errors="surrogateescape")

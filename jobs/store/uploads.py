@@ -143,8 +143,7 @@ def _check_upload_quota(by: User, sha256: str, size: int) -> None:
     if used + size > settings.UPLOAD_MAX_BYTES_PER_PERSON:
         raise TooLarge(
             _(
-                "Your uploads together may have %(limit)s MiB. Delete some that "
-                "are no longer used.",
+                "Your uploads may have %(limit)s MiB in total. Delete unused ones.",
                 limit=settings.UPLOAD_MAX_BYTES_PER_PERSON // 1024**2,
             ),
             most=settings.UPLOAD_MAX_BYTES_PER_PERSON,
@@ -180,7 +179,7 @@ def find_upload(*, sha256: str, by: User) -> CodeUpload:
     """An upload that the person may use. Raises NotFound."""
     found = CodeUpload.objects.filter(sha256=sha256.lower(), owners__user=by).first()
     if found is None:
-        raise NotFound(_("You have uploaded no code with this SHA-256."), sha256=sha256[:64])
+        raise NotFound(_("You have no upload with this SHA-256."), sha256=sha256[:64])
     touch_upload(found)
     return found
 

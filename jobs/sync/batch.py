@@ -25,7 +25,7 @@ from clusters.passes import EngineStats, Lease
 from clusters.slurm import SubmitOutcome, SubmitRequest
 from clusters.slurm.client import SlurmClient
 from clusters.transport.base import FileToWrite, Transport
-from core import messages
+from core.messages import msg
 from core.process import crash_point
 from jobs.lifecycle.states import DesiredState, JobState, Reason
 from jobs.lifecycle.submit_outcomes import (
@@ -208,7 +208,7 @@ class Batch:
                 rendered = render_attempt(job, paths, unix_user=unix_user, options=options)
             except (RenderError, SecretsUnreadable, ValueError) as error:
                 words = getattr(error, "message", str(error))
-                failed.append((job, Reason("end.unplannable", {"words": words})))
+                failed.append((job, Reason("end.unplannable", {"error": words})))
                 continue
             row = attempt or Attempt(
                 job=job,
@@ -271,8 +271,9 @@ class Batch:
         except (CommandTimeout, ConnectFailed) as error:
             self._log_error(error)
             unknown = CommandTimeout(
-                messages.gettext(
-                    "Slurm did not answer in time; Sluice is finding out whether it took the job."
+                msg(
+                    "slurm.slurm-did-not-answer",
+                    "Slurm did not respond in time. Sluice checks whether the job exists.",
                 )
             )
             outcomes = [SubmitOutcome(request.token, error=unknown) for request in requests]

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 
 from clusters.errors import RemoteDiskFull, RemoteFileError
 from clusters.transport.base import Transport
-from core.messages import _
+from core.messages import msg
 from jobs.models import Job
 from jobs.script.paths import AttemptPaths
 from jobs.store.archives import ArchiveRefused
@@ -51,7 +51,11 @@ def stage_code(transport: Transport, job: Job, paths: AttemptPaths) -> None:
             step = "more"
     except (ArchiveRefused, OSError) as error:
         raise RemoteFileError(
-            _("The uploaded code cannot be read any more: %(error)s", error=error)
+            msg(
+                "code.uploaded-code-cannot-read",
+                "The uploaded code can no longer be read: %(error)s",
+                error=error,
+            )
         ) from error
     _raise_on_error(_run_receive_step(transport, paths.dir, "done"))
 
@@ -81,11 +85,18 @@ def _raise_on_error(complaint: str) -> None:
     if not complaint:
         return
     if "No space left" in complaint or "quota exceeded" in complaint.lower():
-        raise RemoteDiskFull(_("Your space on the cluster is full."), detail=complaint)
+        raise RemoteDiskFull(
+            msg(
+                "code.your-space-cluster-full",
+                "Your disk space on the cluster is full. Delete files and try again.",
+            ),
+            detail=complaint,
+        )
     raise RemoteFileError(
-        _(
-            "The uploaded code could not be unpacked on the cluster: %(complaint)s",
-            complaint=complaint,
+        msg(
+            "code.uploaded-code-could-not",
+            "The uploaded code could not be unpacked on the cluster: %(error)s",
+            error=complaint,
         ),
         detail=complaint,
     )

@@ -21,7 +21,7 @@ from clusters.passes import EngineStats, Lease, Pass
 from clusters.slurm import JobRecord
 from clusters.slurm.client import SlurmClient
 from core.events.records import Actor
-from core.messages import _, serialize
+from core.messages import msg, serialize
 from jobs.changes import Changes
 from jobs.events import JobEventKind
 from jobs.lifecycle.states import DesiredState
@@ -179,7 +179,7 @@ def _apply_time_limit(
         and record.user == attempt.unix_user
     ]
     if not ids:
-        return (_("Slurm has no such job of this person."),)
+        return (msg("control.slurm-no-such-job", "Slurm has no such job of this user."),)
     refusals: list[str] = []
     for slurm_job_id in ids:
         refusals += slurm.set_time_limit(slurm_job_id, seconds).refusals

@@ -24,7 +24,7 @@ from django.views.decorators.http import require_GET, require_POST
 from clusters.capacity import Capacity, Node
 from clusters.doctor import CHECK_TITLES
 from clusters.models import Cluster, ClusterStatus, EngineLease, load_capacity, store_status
-from core.translation import translate, translate_dumped
+from core.translation import translate
 from jobs.models import LIVE_VALUES, Job
 from jobs.web.home import list_cluster_usage
 from jobs.web.job_list import STALE_AFTER
@@ -130,7 +130,7 @@ def cluster_health(cluster: Cluster, status: ClusterStatus | None) -> dict[str, 
     if status.last_ok_at is None or now - status.last_ok_at > STALE_AFTER:
         return {
             "level": "bad",
-            "message": translate_dumped(status.last_error) or _("The cluster does not respond."),
+            "message": translate(status.last_error) or _("The cluster does not respond."),
         }
     return {"level": "good", "message": _("The cluster responds.")}
 
@@ -180,7 +180,7 @@ def cluster_detail(request: HttpRequest, name: str) -> HttpResponse:
     context = {
         "cluster": cluster,
         "status": status,
-        "last_error": translate_dumped(status.last_error) if status else "",
+        "last_error": translate(status.last_error) if status else "",
         "health": cluster_health(cluster, status),
         "lines": translate_check_results(status),
         "waiting": waiting,

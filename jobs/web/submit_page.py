@@ -302,7 +302,7 @@ def submit_check(request: HttpRequest) -> HttpResponse:
         if not isinstance(body, dict):
             raise ValueError("not an object")
     except (ValueError, RecursionError):
-        return JsonResponse({"detail": _("The request could not be understood.")}, status=400)
+        return JsonResponse({"detail": _("The request could not be parsed.")}, status=400)
     return JsonResponse(
         check_job_file(request.user, body), json_dumps_params={"ensure_ascii": False}
     )

@@ -226,7 +226,7 @@ def test_mapping_a_person_to_root_is_refused(
         reverse("admin:clusters_unixaccount_add"),
         {"user": alice.pk, "cluster": populated_namespace.cluster_id, "unix_user": "root"},
     )
-    assert "Sluice never acts as root" in response.content.decode()
+    assert "Sluice never runs commands as root" in response.content.decode()
     assert not UnixAccount.objects.filter(user=alice).exists()
 
 

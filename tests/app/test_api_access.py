@@ -114,7 +114,7 @@ def api_data(settings: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> A
     ) -> ResolvedPath:
         kind = "file" if path else "dir"
         if root == "output" and not for_owner:
-            raise NotAllowed("Only its owner may look into a job's output directory.")
+            raise NotAllowed("Only the owner may read a job's output directory.")
         return ResolvedPath(FakeFiles(), "/w/x", path, FileStat(5, 0.0, 0o600, kind))
 
     monkeypatch.setattr("jobs.api.files.resolve_path", resolve_path)

@@ -326,7 +326,7 @@ def test_unused_uploads_are_deleted(alice: Client, scenario: Scenario, settings:
     for verb in ("retry", "clone"):
         refused = send(alice, f"jobs/{ended.pk}/{verb}", {} if verb == "clone" else "")
         assert refused.status_code == 409
-        assert "no longer kept" in refused.json()["detail"]
+        assert "was deleted" in refused.json()["detail"]
 
 
 @pytest.mark.parametrize(
@@ -432,7 +432,9 @@ def test_a_v2_file_finds_the_storages_of_the_cluster(alice: Client, scenario: Sc
     planned = send(alice, "jobs/plan", job_file, content_type="application/yaml").json()
     mounts = [(mount["source"], mount["target"]) for mount in planned["spec"]["mounts"]]
     assert mounts == [("/data/team", "/mnt/team")]
-    assert any('no storage "other"' in warning["message"] for warning in planned["warnings"])
+    assert any(
+        'storage "other" does not exist' in warning["message"] for warning in planned["warnings"]
+    )
 
 
 def test_a_v2_file_brings_its_parameters_and_no_secrets(alice: Client) -> None:
@@ -624,7 +626,7 @@ def test_reasons_come_in_the_request_s_language(alice: Client, scenario: Scenari
         for language in ("en", "zh-hans")
     }
     assert {reason["code"] for reason in texts.values()} == {"queued"}
-    assert texts["en"]["text"].startswith("The job will be handed")
+    assert texts["en"]["text"].startswith("Sluice will submit")
 
 
 def test_docs_load_nothing_from_elsewhere(client: Client) -> None:

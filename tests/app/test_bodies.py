@@ -135,7 +135,7 @@ def test_oversized_body_is_rejected_before_upload(port: int, path: str, length: 
     head, body = read_refusal(port, request)
     assert head.startswith(b"HTTP/1.1 413 ")
     assert body["code"] == "too_large"
-    assert body["detail"] == "请求正文超过此地址允许的大小。"
+    assert body["detail"] == "请求体过大，超出此地址的限制。"
 
 
 @pytest.mark.parametrize("who", ["", "\nAuthorization: Bearer bad", "\nCookie: sessionid=x"])

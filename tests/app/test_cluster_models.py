@@ -84,8 +84,8 @@ def test_database_refuses_impossible_clusters() -> None:
         ("work_root", "/scratch/{home}", "must come first"),
         ("work_root", "/scratch/{user!r}", "Only {user} and {home}"),
         ("key_file", "/etc/sluice/key", "key of their own"),
-        ("service_user", "root", "never acts as root"),
-        ("service_user", "0", "is not a user name"),
+        ("service_user", "root", "never runs commands as root"),
+        ("service_user", "0", "cannot be used as a Unix user name"),
         ("container_binds", ["data"], "absolute paths"),
         ("image_aliases", {"tf": 1}, "pairs of text"),
         ("storages", {"team": "team"}, "must begin with / or ~/"),
@@ -191,13 +191,13 @@ def test_unix_account_overrides_the_username(lab: Cluster, alice: User) -> None:
 @pytest.mark.parametrize(
     ("username", "expected_text"),
     [
-        ("root", "never acts as root"),
-        ("Root", "never acts as Root"),
-        ("0", "is not a user name"),
-        ("1000", "is not a user name"),
-        ("-oProxyCommand", "is not a user name"),
-        ("alice lab", "is not a user name"),
-        ("爱丽丝", "is not a user name"),
+        ("root", "never runs commands as root"),
+        ("Root", "never runs commands as Root"),
+        ("0", "cannot be used as a Unix user name"),
+        ("1000", "cannot be used as a Unix user name"),
+        ("-oProxyCommand", "cannot be used as a Unix user name"),
+        ("alice lab", "cannot be used as a Unix user name"),
+        ("爱丽丝", "cannot be used as a Unix user name"),
         ("sluice-svc", "service account"),
     ],
 )
@@ -230,8 +230,8 @@ def test_inactive_and_anonymous_users_are_refused(lab: Cluster, alice: User) -> 
 @pytest.mark.parametrize(
     ("unix_user", "uid", "expected_text"),
     [
-        ("root", None, "never acts as root"),
-        ("daemon", 500, "below UID 1000"),
+        ("root", None, "never runs commands as root"),
+        ("daemon", 500, "below the lowest allowed UID 1000"),
         ("toor2", 0, "UID 0"),
         ("sluice-svc", None, "service account"),
     ],
@@ -246,7 +246,7 @@ def test_forbidden_unix_accounts(
 
 def test_stored_uid_below_the_floor_is_refused(lab: Cluster, alice: User) -> None:
     UnixAccount.objects.create(user=alice, cluster=lab, unix_user="daemon", uid=500)
-    with pytest.raises(IdentityRefused, match="below UID"):
+    with pytest.raises(IdentityRefused, match="below the lowest allowed UID"):
         unix_user_for(alice, lab)
 
 

@@ -93,14 +93,14 @@ def test_a_person_is_looked_up_by_the_service_account_first(
 @pytest.mark.parametrize(
     ("unix_user", "expected_text", "expected_users"),
     [
-        ("root", "never acts as root", []),
-        ("-oProxyCommand=x", "is not a user name", []),
+        ("root", "never runs commands as root", []),
+        ("-oProxyCommand=x", "cannot be used as a Unix user name", []),
         ("daemon", "UID 500", ["svc"]),
         ("alsoroot", "UID 0", ["svc"]),
-        ("nobody2", "There is no Unix user nobody2", ["svc"]),
+        ("nobody2", "The Unix user nobody2 does not exist", ["svc"]),
         ("svc", "service account", []),
-        ("SVC", "calls this user svc", ["svc"]),
-        ("ALICE", "calls this user alice", ["svc"]),
+        ("SVC", "is named svc", ["svc"]),
+        ("ALICE", "is named alice", ["svc"]),
     ],
 )
 def test_refused_identities_run_no_command(

@@ -169,7 +169,7 @@ class TestOutcomes:
             create_submitting_attempt(scenario), SubmitOutcome("t", error=error)
         )
         assert (attempt.phase, job.state) == ("refused", "FAILED")
-        assert render_reason(job.reason) == "Slurm refused the job: The QOS does not exist."
+        assert render_reason(job.reason) == "Slurm rejected the job: The QOS does not exist."
 
     @pytest.mark.parametrize(
         "error", [SubmitRejected("Later.", retryable=True), SlurmUnavailable("No controller.")]
@@ -503,16 +503,16 @@ class TestReports:
 
 def test_every_reason_message_renders() -> None:
     params = {
-        **dict.fromkeys(("limit", "words", "state", "uid", "name", "by", "task", "why"), "x"),
+        **dict.fromkeys(("limit", "error", "state", "uid", "name", "by", "task", "why"), "x"),
         "exit_code": 3,
     }
-    for code in REASON_MESSAGES:
+    for code in (message.code for message in REASON_MESSAGES):
         more = {"signal": 9} if code.endswith("signal") else {"code": "end.exit"}
         text = render_reason(Reason(code, {**params, **more}))
         assert text
         assert "%(" not in text
     assert "SIGKILL" in render_reason(Reason("end.signal", {"signal": 9}))
-    assert render_reason(Reason("pending", {"slurm": "Priority"})).startswith("Other jobs")
+    assert render_reason(Reason("pending", {"slurm": "Priority"})).startswith("Jobs with a higher")
     assert render_reason(Reason("unknown.code", {}, "Slurm's text")) == "Slurm's text"
 
 

@@ -147,7 +147,7 @@ def test_readyz_tells_what_is_not_ready(client: Client, db: None) -> None:
 def test_404_page(client: Client, db: None) -> None:
     response = client.get("/no/such/page")
     assert response.status_code == 404
-    assert "There is nothing here" in response.content.decode()
+    assert "Not found" in response.content.decode()
 
 
 def run_check(**environment: str) -> subprocess.CompletedProcess[str]:

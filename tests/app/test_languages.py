@@ -21,9 +21,19 @@ from clusters.doctor import CheckOutcome, CheckResult, to_json
 from clusters.errors import ConnectFailed
 from clusters.models import store_status
 from core import errors as job_errors
+from core import messages
 from core.api.throttle import buckets
-from core.messages import _, deserialize, join_messages, join_with_and, join_with_commas, ngettext
-from core.translation import dump_message, translate, translate_dumped
+from core.messages import (
+    _,
+    deserialize,
+    join_messages,
+    join_with_and,
+    join_with_commas,
+    msg,
+    msg_plural,
+    serialize,
+)
+from core.translation import translate
 from jobs.lifecycle.states import Reason
 from jobs.models import Job
 from jobs.web.clusters import translate_check_results
@@ -103,10 +113,14 @@ def test_every_marked_template_is_a_literal_with_chinese() -> None:
     for path, node, name in iter_calls():
         if name in GETTEXT_FUNCTIONS and node.args:
             given = node.args[: 2 if name.startswith("pgettext") else 1]
-            if all(isinstance(one, ast.Constant) for one in given):
-                templates.add(tuple(str(ast.literal_eval(one)) for one in given))
-            else:
-                assert not is_text(given[-1]), f"{path}:{node.lineno}"
+        elif name in ("msg", "msg_plural"):
+            given = node.args[1:2]
+        else:
+            continue
+        if all(isinstance(one, ast.Constant) for one in given):
+            templates.add(tuple(str(ast.literal_eval(one)) for one in given))
+        else:
+            assert not is_text(given[-1]), f"{path}:{node.lineno}"
     assert len(templates) > 900
     with translation.override("zh-hans"):
         english = [
@@ -128,32 +142,57 @@ def english_words(template: str) -> set[str]:
     )
 
 
-# Sentences themselves
+# Messages
 
 
 def test_message_roundtrip_and_translation() -> None:
-    nodes = ngettext("%(count)s node", "%(count)s nodes", 2)
+    nodes = msg_plural("plan.node-count", "%(count)s node", "%(count)s nodes", 2)
     created = join_messages(
-        _("No node of %(where)s has %(gpus)s.", where=join_with_and(["a", "b", "c"]), gpus=nodes),
+        msg(
+            "plan.group",
+            "%(nodes)s of %(partition)s: %(roles)s",
+            nodes=nodes,
+            partition="gpu",
+            roles=join_with_and(["a", "b", "c"]),
+        ),
         "",
-        _("Set gpuNumber to 0 or choose another namespace."),
+        msg("event.created", "Submitted."),
     )
-    assert created == (
-        "No node of a, b and c has 2 nodes. Set gpuNumber to 0 or choose another namespace."
-    )
-    serialized = json.loads(json.dumps(created.serialize()))
+    assert created == "2 nodes of gpu: a, b and c Submitted."
+    serialized = json.loads(json.dumps(serialize(created)))
+    assert "Submitted" not in json.dumps(serialized)
     with translation.override("zh-hans"):
         assert translate(serialized) == translate(created)
         assert "2 个节点" in translate(serialized)
-        assert translate_dumped(dump_message(created)) == translate(created)
         assert translate(join_with_commas([_("CPUs"), "x"])) == "CPU、x"
     assert deserialize(serialized) == created
 
 
-@pytest.mark.parametrize("serialized", ["An old sentence.", "{", '{"template": 1}', ""])
-def test_rows_of_earlier_releases_and_broken_ones_still_show(serialized: str) -> None:
-    assert translate_dumped(serialized) == serialized
-    assert deserialize({"template": "%(gone)s", "params": {"other": 1}}) == "%(gone)s"
+def test_stored_message_translates_after_its_english_changed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stored = serialize(msg("test.greeting", "Hello, %(name)s!", name="Alice"))
+    assert stored == {"code": "test.greeting", "params": {"name": "Alice"}}
+    reworded = {"test.greeting": ["Stopped by %(name)s."]}
+    monkeypatch.setattr(messages, "catalogue", lambda: reworded)
+    assert translate(stored) == "Stopped by Alice."
+    chinese = {"Stopped by %(name)s.": "由 %(name)s 停止。"}
+    monkeypatch.setattr("core.translation.gettext", chinese.__getitem__)
+    assert translate(stored) == "由 Alice 停止。"
+
+
+@pytest.mark.parametrize(
+    ("stored", "expected_text"),
+    [
+        ("plain text", "plain text"),
+        ("", ""),
+        ({"code": "no.such-code", "params": {}}, "no.such-code"),
+        ({"code": "event.time-limit", "params": {"other": 1}}, "event.time-limit"),
+        ({}, ""),
+    ],
+)
+def test_unreadable_stored_messages_do_not_fail(stored: Any, expected_text: str) -> None:
+    assert translate(stored) == expected_text
 
 
 # What really comes back
@@ -275,20 +314,24 @@ def test_a_warning_is_kept_for_readers_of_any_language(alice: Client, scenario: 
 def test_a_refusal_of_the_cluster_is_kept_for_readers_of_any_language(
     alice: Client, scenario: Scenario
 ) -> None:
-    refused = ConnectFailed(_("The connection to %(name)s broke twice.", name="login"))
+    refused = ConnectFailed(
+        msg(
+            "ssh.connection-broke-twice", "The connection to %(name)s was lost twice.", name="login"
+        )
+    )
     created = scenario.job()
-    created.reason = Reason("end.no-space", {"words": refused.user_message})
+    created.reason = Reason("end.no-space", {"error": refused.user_message})
     created.save()
     for language, expected_text in (
         ("zh-hans", "与 login 的连接断开了两次。"),
-        ("en", "The connection to login broke twice."),
+        ("en", "The connection to login was lost twice."),
     ):
         reason = alice.get(
             f"/api/v1/jobs/{created.pk}", headers={"accept-language": language}
         ).json()["reason"]
         assert reason["text"].endswith(expected_text)
-        assert reason["params"] == {"words": expected_text}
-    store_status(scenario.cluster, last_error=dump_message(refused.user_message))
+        assert reason["params"] == {"error": expected_text}
+    store_status(scenario.cluster, last_error=serialize(refused.user_message))
     alice.force_login(scenario.admin)
     shown = alice.get("/api/v1/clusters").json()["items"][0]["last_error"]
     assert shown == "与 login 的连接断开了两次。"
@@ -296,7 +339,11 @@ def test_a_refusal_of_the_cluster_is_kept_for_readers_of_any_language(
 
 def test_the_doctor_s_findings_are_kept_for_readers_of_any_language(scenario: Scenario) -> None:
     line = CheckResult(
-        "port", _("Port"), CheckOutcome.FAIL, _("No command was given."), "chmod 0700 /x"
+        "port",
+        msg("doctor.port", "Port"),
+        CheckOutcome.FAIL,
+        msg("file.no-command-given", "No command was given."),
+        "chmod 0700 /x",
     )
     store_status(scenario.cluster, doctor=to_json([line]))
     scenario.cluster.refresh_from_db()

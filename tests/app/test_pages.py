@@ -445,6 +445,6 @@ def test_every_page_in_chinese(scenario: Scenario) -> None:
 
 def test_error_pages_in_both_languages(scenario: Scenario) -> None:
     client = signed_in_client(scenario.alice)
-    assert "There is nothing here" in client.get("/nothing").content.decode()
+    assert "Not found" in client.get("/nothing").content.decode()
     chinese = client.get("/nothing", headers={"accept-language": "zh-hans"}).content.decode()
-    assert "There is nothing here" not in chinese
+    assert "Not found" not in chinese

@@ -34,7 +34,7 @@ def run(tmp_path: Path, job: dict[str, object], *arguments: str) -> tuple[str, s
 @pytest.mark.django_db
 def test_plan_and_script_are_printed_without_any_cluster(tmp_path: Path) -> None:
     out, err = run(tmp_path, JOB, "--runtime", "enroot", "--user", "alice")
-    assert "1 node of example: 1 ps (1 CPU, 100 MB) and 2 workers" in out
+    assert "1 node of example: 1 × ps (1 CPU, 100 MB), 2 × worker" in out
     assert "#SBATCH --job-name=mnist" in out
     assert "enroot import" in out
     assert "example cluster" in err
@@ -52,7 +52,7 @@ def test_all_files_of_the_attempt(tmp_path: Path) -> None:
     ("job", "arguments", "message"),
     [
         ({**JOB, "jobNam": "x"}, (), "jobNam"),
-        ({**JOB, "jobEnvs": {"UID": "1"}}, (), "shells keep this variable"),
+        ({**JOB, "jobEnvs": {"UID": "1"}}, (), "reserved by the shell"),
         (JOB, ("--namespace", "nowhere"), "There is no namespace nowhere"),
     ],
 )

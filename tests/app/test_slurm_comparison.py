@@ -78,18 +78,23 @@ def test_matching_namespace_has_no_drift() -> None:
 @pytest.mark.parametrize(
     ("namespace", "slurm", "code", "expected_text"),
     [
-        (with_rules(partitions=("gpu", "old")), SLURM, "partition_gone", "partition old is gone"),
+        (
+            with_rules(partitions=("gpu", "old")),
+            SLURM,
+            "partition_gone",
+            "partition old no longer exists",
+        ),
         (
             replace(MATCHING, rules=replace(MATCHING.rules, account="bio"), members=()),
             SLURM,
             "account_gone",
-            "account bio is gone",
+            "account bio no longer exists",
         ),
         (
             replace(MATCHING, rules=replace(MATCHING.rules, qos="gold"), members=()),
             SLURM,
             "qos_gone",
-            "QOS gold is gone",
+            "QOS gold no longer exists",
         ),
         (
             MATCHING,
@@ -141,7 +146,7 @@ def test_matching_namespace_has_no_drift() -> None:
             with_rules(max_time_s=86401),
             SLURM,
             "limit_above_slurm",
-            "longest time 1-00:00:01 is above",
+            "longest time 1-00:00:01 exceeds",
         ),
         (with_rules(max_nodes_per_job=5), SLURM, "limit_above_slurm", "of partition gpu"),
         (with_rules(max_gpus_per_job=9), SLURM, "limit_above_slurm", "of QOS normal"),
@@ -150,7 +155,7 @@ def test_matching_namespace_has_no_drift() -> None:
             replace(MATCHING, max_running_jobs_per_user=6),
             SLURM,
             "limit_above_slurm",
-            "running jobs per person 6 is above 5",
+            "running jobs per person 6 exceeds the 5",
         ),
     ],
 )

@@ -98,7 +98,7 @@ def test_the_default_job_has_no_problems(scenario: Scenario) -> None:
     response = check(client, document=default_document, format="json")
     assert response["problems"] == []
     assert response["preview"]["startsNow"] is True
-    assert response["preview"]["lines"] == ["1 node of cpu: 1 main (1 CPU, 500 MB)"]
+    assert response["preview"]["lines"] == ["1 node of cpu: 1 × main (1 CPU, 500 MB)"]
     assert response["preview"]["machineHours"] == pytest.approx(0.167)
     assert "#SBATCH" in response["preview"]["script"]
 

@@ -243,7 +243,7 @@ def test_a_missing_or_invalid_value_is_reported_at_its_field(scenario: Scenario)
     )
     assert response.status_code == 422
     problems = {field["name"]: field["problem"] for field in response.context["fields"]}
-    assert problems == {"cores": "must be a whole number.", "word": "must be given."}
+    assert problems == {"cores": "must be a whole number.", "word": "is required."}
     assert 'value="two"' in response.content.decode()
     assert not Job.objects.exists()
 

@@ -53,7 +53,7 @@ def test_job_from_submission_to_end(slurm, transport, root):
         }
         assert jobs_by_dir[f"{root}/one"].slurm_job_id == first.slurm_job_id
         assert jobs_by_dir[f"{root}/one"].name == "a|b '中' $(id)"
-        assert jobs_by_dir[f"{root}/two"].explanation.code == "JobHeldUser"
+        assert jobs_by_dir[f"{root}/two"].reason == "JobHeldUser"
         assert jobs_by_dir[f"{root}/one"].submitted_at >= before
 
         assert slurm.set_time_limit(first.slurm_job_id, 179).refusals == ()

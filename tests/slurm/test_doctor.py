@@ -116,7 +116,7 @@ def test_slurmdbd_stopped(registered: Cluster, cluster: EmbeddedCluster) -> None
     assert code == 1
     assert keys_with_outcome(lines, "fail") == ["accounting"]
     assert keys_with_outcome(lines, "not tried") == ["operator"]
-    assert "slurmdbd does not answer" in lines["accounting"]["found"]
+    assert "slurmdbd does not respond" in lines["accounting"]["found"]
     assert "Start slurmdbd" in lines["accounting"]["remedy"]
 
 
@@ -155,7 +155,11 @@ def test_an_open_connection_of_the_pool_hides_nothing(
 
 @pytest.mark.parametrize(
     ("user", "expected_text"),
-    [("root", "UID 0"), ("daemon", "below UID 1000"), ("ghost", "no Unix user")],
+    [
+        ("root", "UID 0"),
+        ("daemon", "below the lowest allowed UID 1000"),
+        ("ghost", "Unix user ghost does not exist"),
+    ],
 )
 def test_identities_that_are_refused(registered: Cluster, user: str, expected_text: str) -> None:
     code, lines = check(user=user)

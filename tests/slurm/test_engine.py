@@ -86,7 +86,7 @@ def test_each_end_has_state_and_reason(harness_with_engine: EngineHarness) -> No
         (killed, "STOPPED", "The cluster's administrator cancelled the job."),
         (stopped, "STOPPED", "Stopped by alice."),
         (two, "COMPLETED", "The job completed."),
-        (memory, "FAILED", "more memory than it asked for"),
+        (memory, "FAILED", "exceeded its memory"),
         (timeout, "FAILED", "The job reached its time limit and was stopped."),
     ]:  # fmt: skip
         harness.wait_for_state(job, *END_STATES, timeout_s=150)

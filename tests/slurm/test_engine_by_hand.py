@@ -204,12 +204,12 @@ def test_pending_reasons_and_expected_start(harness: EngineHarness, client: Clie
     late = jobs.pop("late")
     scontrol_update(harness, late, "deadline=now+5seconds")
     actions.change_time_limit(job=jobs["begin"], by=harness.alice, time_limit_s=1200)
-    wait_for_reason(harness, jobs["next"], "waits for nodes to become free")
-    wait_for_reason(harness, jobs["held"], "The job is held; release it to let it start.")
+    wait_for_reason(harness, jobs["next"], "starts when enough nodes are free")
+    wait_for_reason(harness, jobs["held"], "The job is held. Release it")
     wait_for_reason(harness, jobs["admin-held"], "An administrator holds the job.")
     run_as_alice(harness, "scontrol", "release", slurm_id(harness, jobs["held"]))
     wait_for_reason(harness, jobs["after"], "waits for another job that it depends on")
-    wait_for_reason(harness, jobs["never"], "can no longer come true")
+    wait_for_reason(harness, jobs["never"], "can no longer be satisfied")
     wait_for_reason(harness, jobs["begin"], "waits for its start time")
 
     def has_expected_start() -> bool:
@@ -218,7 +218,7 @@ def test_pending_reasons_and_expected_start(harness: EngineHarness, client: Clie
         return shown is not None and shown > timezone.now().isoformat()
 
     harness.wait(has_expected_start, 30, "no expected start")
-    wait_for_reason(harness, jobs["held"], "Other jobs with a higher priority come first.")
+    wait_for_reason(harness, jobs["held"], "Jobs with a higher priority are ahead")
     harness.wait(
         lambda: Job.objects.get(pk=jobs["begin"].pk).time_limit_s == 1200, 30, "time limit"
     )
@@ -264,7 +264,7 @@ def test_jobs_wait_for_limits_licenses_and_partitions(harness: EngineHarness) ->
         with temporary_slurm_change(harness, (*partition, "state=down"), (*partition, "state=up")):
             licensed = [harness.job(f"licensed{n}", "sleep 8", namespace="v100") for n in range(2)]
             for job in licensed:
-                wait_for_reason(harness, job, "The partition is closed for the moment")
+                wait_for_reason(harness, job, "The partition is down.")
                 scontrol_update(harness, job, "licenses=matlab@flex:1")
         wait_for_reason(harness, licensed[1], "The job waits for software licenses.")
         wait_for_reason(harness, drained_job, "are down, drained or reserved")
@@ -336,7 +336,7 @@ def test_full_disk_denied_directory_and_uploaded_code(
             while True:
                 file.write(bytes(16 * 1024))
         full = harness.job("full", "true", by=harness.bob)
-        wait_for_reason(harness, full, "Your space on the cluster is full.", state="QUEUED")
+        wait_for_reason(harness, full, "Your disk space on the cluster is full.", state="QUEUED")
         assert Attempt.objects.filter(job=full, slurm_job_id="").count() == 1
         filler.unlink()
         harness.wait_for_state(full, "COMPLETED", timeout_s=60)
@@ -345,7 +345,7 @@ def test_full_disk_denied_directory_and_uploaded_code(
         os.chown(space, 0, 0)
         closed = harness.job("closed", "true", by=harness.bob)
         harness.wait_for_state(closed, "FAILED")
-        assert "Files could not be written in your space" in render_reason(closed.reason)
+        assert "Sluice could not write the job's files" in render_reason(closed.reason)
         assert "The Unix user may not access" in render_reason(closed.reason)
     check_code_arrived(harness, code_job)
 
@@ -409,13 +409,13 @@ def test_external_changes_to_running_jobs(harness: EngineHarness) -> None:
     harness.wait(lambda: Job.objects.get(pk=het.pk).time_limit_s == 1800, 30, "time limit")
     limits = harness.slurm("squeue", "-h", "-o", "%l", "-j", slurm_id(harness, het)).split()
     assert limits == ["30:00", "30:00"]
-    wait_for_reason(harness, requeued, "a short while after being put back into the queue")
+    wait_for_reason(harness, requeued, "A requeued job waits a short time")
     assert requeued.started_at is None
     harness.wait_for_state(preemptor, "RUNNING")
     harness.wait_for_state(lost, "RUNNING")
     # Not its own fault: a further attempt waits, however few retries the job file allows.
     harness.wait(lambda: Job.objects.get(pk=low.pk).attempt_number == 2, 40, "no further attempt")
-    wait_for_reason(harness, low, "waits for nodes to become free", timeout_s=40)
+    wait_for_reason(harness, low, "starts when enough nodes are free", timeout_s=40)
     first = Attempt.objects.get(job=low, number=1)
     assert (first.slurm_state, first.reason_code) == ("PREEMPTED", "end.preempted")
 

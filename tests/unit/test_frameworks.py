@@ -167,9 +167,9 @@ def test_mpi_is_started_by_srun_by_default():
         ("tensorflow", "ps", {"worker": 1}, 'needs a role named "ps"'),
         ("mxnet", "", {"worker": 1}, 'needs a role named "scheduler" and one named "ps"'),
         ("pytorch", "", {"a": 1, "b": 1}, 'needs a role named "worker"'),
-        ("pytorch", "", {"master": 2, "worker": 1}, "a single chief or master task"),
+        ("pytorch", "", {"master": 2, "worker": 1}, "exactly one chief or master task"),
         ("pytorc", "", {"worker": 1}, 'Did you mean "pytorch"?'),
-        ("tensorflow", "magic", {"worker": 1}, "knows these strategies: ps, multiworker"),
+        ("tensorflow", "magic", {"worker": 1}, "supports these strategies: ps, multiworker"),
     ],
 )
 def test_framework_errors(framework: str, strategy: str, roles: dict[str, int], expected_text: str):

@@ -71,33 +71,33 @@ def refusal_codes(
 @pytest.mark.parametrize(
     ("spec", "layout", "expected_text"),
     [
-        (job({}), "simple", "1 node of cpu: 1 r0 (1 CPU, 1000 MB)"),
+        (job({}), "simple", "1 node of cpu: 1 × r0 (1 CPU, 1000 MB)"),
         (
             job(PS, {**WORKER, "gpuType": "a100"}),
             "packed",
-            "1 node of gpu: 1 ps (1 CPU, 2 GB) and 2 workers (4 CPU, 16 GB, 1×a100 each)",
+            "1 node of gpu: 1 × ps (1 CPU, 2 GB), 2 × worker (4 CPU, 16 GB, 1 × a100 each)",
         ),
         (
             job(PS, WORKER, placement="separate"),
             "het",
-            "1 node of cpu: 1 ps (1 CPU, 2 GB); at least 1 node of gpu: 2 workers (4 CPU, 16 GB, 1 GPU each)",
+            "1 node of cpu: 1 × ps (1 CPU, 2 GB); at least 1 node of gpu: 2 × worker (4 CPU, 16 GB, 1 GPU each)",
         ),
         (
             job({**PS, "gpuNumber": 1, "gpuType": "t4"}, {**WORKER, "gpuType": "a100"}),
             "het",
-            "1 node of old: 1 ps (1 CPU, 2 GB, 1×t4); at least 1 node of gpu: 2 workers (4 CPU, 16 GB, 1×a100 each)",
+            "1 node of old: 1 × ps (1 CPU, 2 GB, 1 × t4); at least 1 node of gpu: 2 × worker (4 CPU, 16 GB, 1 × a100 each)",
         ),
         # 7 GPUs on nodes of 4: equal shared nodes would request 8, separate roles request 7.
         (
             job({}, {**WORKER, "taskNumber": 7, "cpuNumber": 1, "memoryMB": 100}),
             "het",
-            "1 node of cpu: 1 r0 (1 CPU, 1000 MB); at least 2 nodes of gpu: 7 workers (1 CPU, 100 MB, 1 GPU each)",
+            "1 node of cpu: 1 × r0 (1 CPU, 1000 MB); at least 2 nodes of gpu: 7 × worker (1 CPU, 100 MB, 1 GPU each)",
         ),
         # A fixed port on every task: one task per node.
         (
             job({"taskNumber": 2, "portList": [{"label": "p", "beginAt": 8080}]}),
             "simple",
-            "2 nodes of cpu: 2 r0s (1 CPU, 1000 MB each)",
+            "2 nodes of cpu: 2 × r0 (1 CPU, 1000 MB each)",
         ),
         # Two roles with the same fixed port cannot share a node.
         (
@@ -108,23 +108,23 @@ def refusal_codes(
                 ]
             ),
             "het",
-            "1 node of cpu: 1 r0 (1 CPU, 1000 MB); 1 node of cpu: 1 r1 (1 CPU, 1000 MB)",
+            "1 node of cpu: 1 × r0 (1 CPU, 1000 MB); 1 node of cpu: 1 × r1 (1 CPU, 1000 MB)",
         ),
         (
             job({"taskNumber": 8}, {"taskNumber": 8}),
             "packed",
-            "2 nodes of cpu: 8 r0s (1 CPU, 1000 MB each) and 8 r1s (1 CPU, 1000 MB each)",
+            "2 nodes of cpu: 8 × r0 (1 CPU, 1000 MB each), 8 × r1 (1 CPU, 1000 MB each)",
         ),
         (
             job({"taskNumber": 2, "placement": "separate"}),
             "simple",
-            "2 nodes of cpu: 2 r0s (1 CPU, 1000 MB each)",
+            "2 nodes of cpu: 2 × r0 (1 CPU, 1000 MB each)",
         ),
     ],
 )
 def test_layouts(spec: JobSpec, layout: str, expected_text: str) -> None:
     job_plan = plan(spec, RULES, CAPACITY)
-    assert (job_plan.layout, describe_plan(job_plan)) == (layout, expected_text)
+    assert (job_plan.layout, "; ".join(describe_plan(job_plan))) == (layout, expected_text)
     assert Plan.from_json(json.loads(json.dumps(job_plan.to_json()))) == job_plan
 
 
@@ -204,7 +204,7 @@ def test_namespace_limits(limits: dict[str, int], code: str) -> None:
 def test_namespace_node_limit_moves_roles_together() -> None:
     spec = job({"taskNumber": 8}, {"taskNumber": 8})
     limited = replace(RULES, max_nodes_per_job=1)
-    assert describe_plan(plan(spec, limited, CAPACITY)).startswith("1 node of gpu: ")
+    assert describe_plan(plan(spec, limited, CAPACITY))[0].startswith("1 node of gpu: ")
 
 
 def test_partitions_that_refuse_the_job_are_skipped() -> None:
@@ -263,4 +263,4 @@ def test_busy_gpus_are_named() -> None:
     job_plan = plan(job({"gpuNumber": 2, "gpuType": "a100"}), RULES, CAPACITY)
     busy = cluster(node("g1", gpus="a100:4:3"), gpu="g1")
     (obstacle,) = can_start_now(job_plan, busy).obstacles
-    assert obstacle.message == "gpu has 1 GPUs of type a100 free; the job wants 2."
+    assert obstacle.message == "gpu has 1 GPUs of type a100 free; the job needs 2."

@@ -287,7 +287,7 @@ def test_accounting_switched_off():
         sacct.parse_sacct(
             make_result(code=1, err="Slurm accounting storage is disabled"), separator=SEPARATOR
         )
-    assert "switched off" in caught.value.user_message
+    assert "disabled" in caught.value.user_message
 
 
 def test_sacctmgr_row_with_extra_field_raises():

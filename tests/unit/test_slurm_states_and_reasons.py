@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from clusters.slurm.reasons import ExitStatus, explain_end, explain_reason
+from clusters.slurm.reasons import explain_reason
 from clusters.slurm.states import JOB_STATES, SlurmPhase, lookup_job_state, parse_job_state
 
 _comment, _names = (Path(__file__).parent / "slurm_reasons.txt").read_text().split("\n", 1)
@@ -17,14 +17,14 @@ PLAIN_REASONS, LIMIT_REASONS = (part.split() for part in _names.split("\n\n"))
 @pytest.mark.parametrize("name", PLAIN_REASONS)
 def test_every_plain_reason_has_a_message(name):
     explanation = explain_reason(name)
-    assert explanation.code == name
+    assert explanation.message.code == f"slurm-reason.{name}"
     assert explanation.message.endswith(".")
 
 
 @pytest.mark.parametrize("name", LIMIT_REASONS)
 def test_every_limit_reason_names_owner_and_resource(name):
     explanation = explain_reason(name)
-    assert explanation.code.startswith("limit_")
+    assert explanation.message.code.startswith("slurm-limit.")
     owner = "account" if name.startswith("Assoc") else "QOS"
     assert owner in explanation.message
     assert explanation.message.endswith(".")
@@ -35,34 +35,38 @@ def test_every_limit_reason_names_owner_and_resource(name):
 @pytest.mark.parametrize(
     ("name", "code", "temporary"),
     [
-        ("QOSMaxGRESPerUser", "limit_own", True),
-        ("QOSMaxGRESPerJob", "limit_per_one", False),
-        ("AssocGrpGRES", "limit_shared", True),
-        ("AssocGrpCPUMinutesLimit", "limit_budget", False),
-        ("AssocGrpCPURunMinutesLimit", "limit_running_time", True),
-        ("QOSMaxWallDurationPerJobLimit", "limit_per_one", False),
-        ("AssocMaxJobsLimit", "limit_own", True),
-        ("AssocMaxSubmitJobLimit", "limit_own", True),
-        ("QOSMinGRES", "limit_minimum", False),
-        ("Priority", "Priority", True),
-        ("BadConstraints", "BadConstraints", False),
-        ("(JobHeldAdmin)", "JobHeldAdmin", False),
-        ("ReqNodeNotAvail, UnavailableNodes:n[1-2]", "ReqNodeNotAvail", True),
+        ("QOSMaxGRESPerUser", "slurm-limit.own", True),
+        ("QOSMaxGRESPerJob", "slurm-limit.per-one", False),
+        ("AssocGrpGRES", "slurm-limit.shared", True),
+        ("AssocGrpCPUMinutesLimit", "slurm-limit.budget", False),
+        ("AssocGrpCPURunMinutesLimit", "slurm-limit.running-time", True),
+        ("QOSMaxWallDurationPerJobLimit", "slurm-limit.per-one", False),
+        ("AssocMaxJobsLimit", "slurm-limit.own", True),
+        ("AssocMaxSubmitJobLimit", "slurm-limit.own", True),
+        ("QOSMinGRES", "slurm-limit.minimum", False),
+        ("Priority", "slurm-reason.Priority", True),
+        ("BadConstraints", "slurm-reason.BadConstraints", False),
+        ("(JobHeldAdmin)", "slurm-reason.JobHeldAdmin", False),
+        ("ReqNodeNotAvail, UnavailableNodes:n[1-2]", "slurm-reason.ReqNodeNotAvail", True),
         (
             "Nodes required for job are DOWN, DRAINED or reserved for jobs in higher priority partitions",
-            "ReqNodeNotAvail",
+            "slurm-reason.ReqNodeNotAvail",
             True,
         ),
-        ("Nodes_required_for_job_are_DOWN,_DRAINED_or_reserved", "ReqNodeNotAvail", True),
-        ("launch failed requeued held", "launch_failed_held", False),
-        ("(null)", "None", True),
-        ("", "None", True),
-        ("SomethingOf2031", "other", True),
+        (
+            "Nodes_required_for_job_are_DOWN,_DRAINED_or_reserved",
+            "slurm-reason.ReqNodeNotAvail",
+            True,
+        ),
+        ("launch failed requeued held", "slurm-reason.launch-failed-held", False),
+        ("(null)", "slurm-reason.None", True),
+        ("", "slurm-reason.None", True),
+        ("SomethingOf2031", "slurm-reason.other", True),
     ],
 )
 def test_reason(name, code, temporary):
     explanation = explain_reason(name)
-    assert (explanation.code, explanation.temporary) == (code, temporary)
+    assert (explanation.message.code, explanation.temporary) == (code, temporary)
 
 
 def test_unknown_reason_keeps_slurm_message():
@@ -103,21 +107,3 @@ def test_unknown_state_is_kept_logged_once_and_not_ended(caplog):
     assert parsed[0].phase is SlurmPhase.UNKNOWN
     assert not parsed[0].state.ended
     assert [r.action for r in caplog.records] == ["slurm_unknown_job_state"]
-
-
-@pytest.mark.parametrize(
-    ("state", "exit_status", "expected_text"),
-    [
-        ("FAILED", ExitStatus(3), "exit code 3"),
-        ("FAILED", ExitStatus(0, 9), "SIGKILL"),
-        ("FAILED", ExitStatus(0, 250), "signal 250"),
-        ("FAILED", None, "failed"),
-        ("CANCELLED by 0", None, "administrator"),
-        ("CANCELLED by 1000", None, "1000"),
-        ("TIMEOUT", ExitStatus(0), "time limit"),
-        ("OUT_OF_MEMORY", ExitStatus(0, 125), "memory"),
-        ("LAUNCH_FAILED", None, "launched"),
-    ],
-)
-def test_end_explanations(state, exit_status, expected_text):
-    assert expected_text in explain_end(parse_job_state(state), exit_status).message

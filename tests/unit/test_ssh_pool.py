@@ -230,7 +230,7 @@ def test_channel_cut_during_read_is_connection_lost() -> None:
     program = RemoteProgram(BrokenChannel(), connection, mark="m", program_name="tail")  # type: ignore[arg-type]
     close_calls: list[bool] = []
     program.on_close = lambda: close_calls.append(True)
-    with pytest.raises(ConnectionLost, match="login broke while tail ran"):
+    with pytest.raises(ConnectionLost, match="login was lost while tail ran"):
         program.read(100, 1.0)
     # Closing fails too; the session is released nevertheless.
     program.close()

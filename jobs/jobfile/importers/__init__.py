@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from core.messages import Message, _, join_with_commas
+from core.messages import Message, join_with_commas, msg
 from jobs.jobfile.errors import Loc, Problem, SpecError, SpecWarning, format_path
 from jobs.jobfile.fields import describe_type
 from jobs.jobfile.frameworks import FrameworkError, assign_roles, find_strategy
@@ -77,12 +77,27 @@ def _is_ffdl(document: Mapping[str, Any]) -> bool:
 # The first dialect that matches a document imports it.
 DIALECTS: tuple[Dialect, ...] = (
     Dialect("openpai-v2", "OpenPAI v2", "protocolVersion", _is_v2, import_v2),
-    Dialect("sluice", _("job file"), _("jobName and a list taskRoles"), _is_native, import_native),
-    Dialect("octopus", "Octopus", _("a list config of sub-tasks"), _is_octopus, import_octopus),
+    Dialect(
+        "sluice",
+        msg("import.job-file", "job file"),
+        msg("import.jobname-list-taskroles", "jobName and a list taskRoles"),
+        _is_native,
+        import_native,
+    ),
+    Dialect(
+        "octopus",
+        "Octopus",
+        msg("import.list-config-sub-tasks", "a list config of sub-tasks"),
+        _is_octopus,
+        import_octopus,
+    ),
     Dialect(
         "ffdl",
-        _("FfDL or Prophecis manifest"),
-        _("framework together with data_stores, learners, memory, cpus or gpus"),
+        msg("import.ffdl-prophecis-manifest", "FfDL or Prophecis manifest"),
+        msg(
+            "import.framework-together-data-stores",
+            "framework together with data_stores, learners, memory, cpus or gpus",
+        ),
         _is_ffdl,
         import_ffdl,
     ),
@@ -94,7 +109,11 @@ def detect_dialect(document: Any) -> Dialect:
     if not isinstance(document, Mapping):
         raise SpecError.single(
             "",
-            _("must be a mapping of fields, not %(kind)s.", kind=describe_type(document)),
+            msg(
+                "import.must-mapping-fields-not",
+                "must be a mapping of fields, not %(kind)s.",
+                kind=describe_type(document),
+            ),
             code="not_a_mapping",
         )
     match = next((dialect for dialect in DIALECTS if dialect.matches(document)), None)
@@ -106,12 +125,23 @@ def detect_dialect(document: Any) -> Dialect:
         ]  # Sluice's own format with a misspelt key: its validation gives the best message
     known = join_with_commas(
         [
-            _("%(title)s (by %(sign)s)", title=dialect.title, sign=dialect.identifying_fields)
+            msg(
+                "import.by",
+                "%(title)s (recognized by %(sign)s)",
+                title=dialect.title,
+                sign=dialect.identifying_fields,
+            )
             for dialect in DIALECTS
         ]
     )
     raise SpecError.single(
-        "", _("is of no known format. Known are: %(known)s.", known=known), code="unknown_format"
+        "",
+        msg(
+            "import.no-known-format-known",
+            "has an unknown format. Supported formats: %(known)s.",
+            known=known,
+        ),
+        code="unknown_format",
     )
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any
 
-from core.messages import Message, _, join_messages
+from core.messages import Message, join_messages, msg
 from jobs.jobfile.errors import Loc, Problem, format_path, shorten
 from jobs.jobfile.fields import describe_type
 
@@ -78,10 +78,16 @@ class Draft:
         for key in mapping:
             if key not in names:
                 near = get_close_matches(key, names, n=1, cutoff=0.7)
-                hint = _('Did you mean "%(near)s"?', near=near[0]) if near else ""
+                hint = (
+                    msg("import.did-you-mean", 'Did you mean "%(suggestion)s"?', suggestion=near[0])
+                    if near
+                    else ""
+                )
                 self.add_problem(
                     (*source_loc, key),
-                    join_messages(_("is no field of this format."), hint),
+                    join_messages(
+                        msg("import.no-field-format", "is not a field of this format."), hint
+                    ),
                     code="unknown_key",
                 )
 
@@ -92,7 +98,11 @@ class Draft:
         if not isinstance(value, Mapping):
             self.add_problem(
                 source_loc,
-                _("must be a mapping of fields, not %(kind)s.", kind=describe_type(value)),
+                msg(
+                    "import.must-mapping-fields-not",
+                    "must be a mapping of fields, not %(kind)s.",
+                    kind=describe_type(value),
+                ),
                 value=value,
             )
             return {}
@@ -105,7 +115,11 @@ class Draft:
         if not isinstance(value, list):
             self.add_problem(
                 source_loc,
-                _("must be a list, not %(kind)s.", kind=describe_type(value)),
+                msg(
+                    "import.must-list-not",
+                    "must be a list, not %(kind)s.",
+                    kind=describe_type(value),
+                ),
                 value=value,
             )
             return []
@@ -123,8 +137,9 @@ class Draft:
             if not number.is_integer():
                 self.add_warning(
                     source_loc,
-                    _(
-                        "%(value)s is rounded up to %(whole)s: %(what)s are whole here.",
+                    msg(
+                        "import.rounded-up-whole",
+                        "%(value)s is rounded up to %(whole)s: %(what)s must be whole numbers.",
                         value=value,
                         whole=math.ceil(number),
                         what=what,
@@ -137,8 +152,9 @@ class Draft:
         if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < low:
             self.add_warning(
                 source_loc,
-                _(
-                    "%(value)s is raised to %(low)s, the least that a task may have.",
+                msg(
+                    "import.raised-least-task-may",
+                    "%(value)s is raised to the minimum, %(low)s.",
                     value=value,
                     low=low,
                 ),

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from core.messages import _
+from core.messages import msg
 from jobs.jobfile.errors import Loc
 from jobs.jobfile.fields import JOB_NAME_PATTERN
 from jobs.jobfile.importers.draft import Draft, SiteCatalog
@@ -14,10 +14,16 @@ from jobs.jobfile.importers.placeholders import format_scalar
 
 # Fields of the manifests that are ignored, with the warning for each.
 _IGNORED_FIELDS = {
-    "code_path": _("the code is uploaded with the job here; ignored."),
-    "exp_id": _("experiments are not kept here; ignored."),
-    "exp_name": _("experiments are not kept here; ignored."),
-    "proxy_user": _("jobs run as your own account here; ignored."),
+    "code_path": msg(
+        "import.ffdl.code-uploaded-job-ignored", "is ignored: the code is uploaded with the job."
+    ),
+    "exp_id": msg(
+        "import.ffdl.experiments-not-kept-ignored", "is ignored: Sluice does not store experiments."
+    ),
+    "exp_name": msg(
+        "import.ffdl.experiments-not-kept-ignored", "is ignored: Sluice does not store experiments."
+    ),
+    "proxy_user": msg("import.ffdl.jobs-run-your-own", "is ignored: jobs run as your own account."),
 }
 _KNOWN_FIELDS = [
     "name",
@@ -103,7 +109,11 @@ class _ManifestImporter:
             if fit != name:
                 self.draft.add_warning(
                     ("name",),
-                    _('job names hold no such characters; it becomes "%(fit)s".', fit=fit),
+                    msg(
+                        "import.ffdl.job-names-hold-no",
+                        'contains characters that job names may not have; it becomes "%(name)s".',
+                        name=fit,
+                    ),
                 )
             self.draft.set_value(("jobName",), fit, ("name",))
         self.draft.sources[("jobName",)] = ("name",)
@@ -112,7 +122,9 @@ class _ManifestImporter:
         name, version = (format_scalar(framework.get(key)) for key in ("name", "version"))
         if not name:
             self.draft.add_problem(
-                ("framework", "name"), _("is required: it names the image."), code="missing"
+                ("framework", "name"),
+                msg("import.ffdl.required-names-image", "is required: it names the image."),
+                code="missing",
             )
             return
         image = f"{name}:{version}" if version else name
@@ -124,7 +136,11 @@ class _ManifestImporter:
 
     def _read_count(self, key: str, default: int) -> Any:
         value = self.source.get(key)
-        return default if value is None else self.draft.round_up(value, (key,), _("CPUs and GPUs"))
+        return (
+            default
+            if value is None
+            else self.draft.round_up(value, (key,), msg("import.ffdl.cpus-gpus", "CPUs and GPUs"))
+        )
 
     def _read_memory_mib(self, key: str) -> int | None:
         value = self.source.get(key)
@@ -132,7 +148,10 @@ class _ManifestImporter:
             return None
         amount = parse_memory_mib(value)
         if amount is None:
-            message = _("must be an amount of memory such as 1Gb, 512MB or 2GiB.")
+            message = msg(
+                "import.ffdl.must-amount-memory-such",
+                "must be an amount of memory such as 1Gb, 512MB or 2GiB.",
+            )
             self.draft.add_problem((key,), message, code="memory", value=value)
         else:
             amount = self.draft.raise_to_minimum(amount, 100, (key,))
@@ -174,7 +193,10 @@ class _ManifestImporter:
         break before an indented line."""
         joined_lines = _LINE_CONTINUATION.sub(" ", text.strip())
         if joined_lines != text.strip():
-            message = _("lines that begin with an option are joined to the line before.")
+            message = msg(
+                "import.ffdl.lines-begin-option-joined",
+                "lines that begin with an option are joined to the line before.",
+            )
             self.draft.add_warning(("framework", "command"), message)
         return joined_lines
 
@@ -237,7 +259,10 @@ class _ManifestImporter:
             if first_store_used:
                 draft.add_warning(
                     source_loc,
-                    _("only the first store gives dataDir and outputDir; this one is a mount."),
+                    msg(
+                        "import.ffdl.only-first-store-gives",
+                        "only the first store sets dataDir and outputDir; this one becomes a mount.",
+                    ),
                 )
             for part, field in fields.items() if not first_store_used else ():
                 if part == "training_workspace" and self.source.get("code_selector") == "codeFile":
@@ -264,9 +289,9 @@ class _ManifestImporter:
         ]
         self.draft.add_warning(
             source_loc,
-            _(
-                "object stores are not fetched here (%(names)s), and their keys are not kept: put the "
-                "data on the cluster and set dataDir and outputDir.",
+            msg(
+                "import.ffdl.object-stores-not-fetched",
+                "object stores (%(names)s) are not supported and their keys are not stored: put the data on the cluster and set dataDir and outputDir.",
                 names=", ".join(names) or store.get("type"),
             ),
         )
@@ -278,10 +303,15 @@ class _ManifestImporter:
         elif selector == "storagePath":
             self.draft.set_value(("code",), {"selector": "storagePath"}, ("code_selector",))
             if not self.draft.document.get("codeDir"):
-                message = _("wants training_workspace.container in a data store with a host_mount.")
+                message = msg(
+                    "import.ffdl.wants-training-workspace-container",
+                    "requires training_workspace.container in a data store with a host_mount.",
+                )
                 self.draft.add_problem(("code_selector",), message, value=selector)
         else:
-            message = _("must be codeFile or storagePath.")
+            message = msg(
+                "import.ffdl.must-codefile-storagepath", "must be codeFile or storagePath."
+            )
             self.draft.add_problem(("code_selector",), message, value=selector)
 
     def _metrics(self) -> None:
@@ -295,19 +325,31 @@ class _ManifestImporter:
         self.draft.set_value(("metrics",), metrics, source_loc)
         for key in section:
             if key not in ("type", "in", "groups"):
-                self.draft.add_warning((*source_loc, key), _("has no meaning here and is ignored."))
+                self.draft.add_warning(
+                    (*source_loc, key),
+                    msg("import.ffdl.no-meaning-ignored", "is not supported and is ignored."),
+                )
 
     def _warn_ignored_fields(self, framework: Mapping[str, Any]) -> None:
         for key in self.source:
             if key not in _KNOWN_FIELDS:
-                reason = _IGNORED_FIELDS.get(key, _("has no meaning here and is ignored."))
+                reason = _IGNORED_FIELDS.get(
+                    key,
+                    msg("import.ffdl.no-meaning-ignored", "is not supported and is ignored."),
+                )
                 self.draft.add_warning((key,), reason)
         for key in framework:
             if key not in ("name", "version", "command"):
-                self.draft.add_warning(("framework", key), _("has no meaning here and is ignored."))
+                self.draft.add_warning(
+                    ("framework", key),
+                    msg("import.ffdl.no-meaning-ignored", "is not supported and is ignored."),
+                )
         job_type = self.source.get("job_type")
         if job_type not in (None, "", "single", "local", "dist-tf"):
             self.draft.add_warning(
                 ("job_type",),
-                _("this kind of job is unknown here; ignored."),
+                msg(
+                    "import.ffdl.kind-job-unknown-ignored",
+                    "is ignored: this kind of job is not supported.",
+                ),
             )

@@ -8,20 +8,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from core.messages import Message, _
+from core.messages import Message, msg
 from jobs.jobfile.fields import RESERVED_PREFIXES
 from jobs.jobfile.importers.draft import Draft, SiteCatalog
 from jobs.jobfile.model import JobSpec
 
 _IGNORED_FIELDS = {
-    "killAllOnCompletedTaskNumber": _(
-        "is ignored: give the roles a minSucceededTaskCount instead."
+    "killAllOnCompletedTaskNumber": msg(
+        "import.native.ignored-give-roles-minsucceededtaskcount",
+        "is ignored: set minSucceededTaskCount of the roles instead.",
     ),
-    "gpuTypeList": _("is ignored: set gpuType."),
+    "gpuTypeList": msg("import.native.ignored-set-gputype", "is ignored: set gpuType."),
 }
 _IGNORED_ROLE_FIELDS = {
-    "storageGB": _("is ignored: tasks use the node's own disk."),
-    "tmp": _("is ignored: every task has a /tmp."),
+    "storageGB": msg(
+        "import.native.ignored-tasks-use-node", "is ignored: tasks use the node's own disk."
+    ),
+    "tmp": msg("import.native.ignored-every-task-tmp", "is ignored: every task has a /tmp."),
 }
 
 
@@ -50,7 +53,10 @@ def _convert_role(role: Any, index: int, draft: Draft) -> Any:
     if "image" not in converted and isinstance(image, str | Mapping):
         uri = image if isinstance(image, str) else image.get("uri")
         del converted["dockerImage"]
-        draft.add_warning(("taskRoles", index, "dockerImage"), _("is read as the role's image."))
+        draft.add_warning(
+            ("taskRoles", index, "dockerImage"),
+            msg("import.native.read-role-image", "is read as the role's image."),
+        )
         converted["image"] = uri
         draft.sources["taskRoles", index, "image"] = ("taskRoles", index, "dockerImage")
     return converted
@@ -62,7 +68,13 @@ def find_suspicious_values(spec: JobSpec) -> list[tuple[tuple[str | int, ...], M
     for name in spec.job_envs:
         if name.startswith(RESERVED_PREFIXES):
             suspicious.append(
-                (("jobEnvs", name), _("is set by Sluice itself; this value is not used."))
+                (
+                    ("jobEnvs", name),
+                    msg(
+                        "import.native.set-sluice-itself-value",
+                        "is set by Sluice; this value is not used.",
+                    ),
+                )
             )
     for index, role in enumerate(spec.task_roles):
         for name in role.env:
@@ -70,19 +82,42 @@ def find_suspicious_values(spec: JobSpec) -> list[tuple[tuple[str | int, ...], M
                 suspicious.append(
                     (
                         ("taskRoles", index, "env", name),
-                        _("is set by Sluice itself; this value is not used."),
+                        msg(
+                            "import.native.set-sluice-itself-value",
+                            "is set by Sluice; this value is not used.",
+                        ),
                     )
                 )
         for position, port in enumerate(role.port_list):
             loc = ("taskRoles", index, "portList", position, "beginAt")
             if 0 < port.begin_at < 1024:
-                suspicious.append((loc, _("ports below 1024 can only be opened by root.")))
+                suspicious.append(
+                    (
+                        loc,
+                        msg(
+                            "import.native.ports-below-can-only",
+                            "ports below 1024 can only be opened by root.",
+                        ),
+                    )
+                )
             elif port.begin_at and role.task_number > 1:
                 suspicious.append(
-                    (loc, _("a fixed port keeps two tasks of this role from sharing a node."))
+                    (
+                        loc,
+                        msg(
+                            "import.native.fixed-port-keeps-two",
+                            "a fixed port prevents two tasks of this role from sharing a node.",
+                        ),
+                    )
                 )
     if spec.retry_count == -2:
         suspicious.append(
-            (("retryCount",), _("starts the job again and again, even after success."))
+            (
+                ("retryCount",),
+                msg(
+                    "import.native.starts-job-again-again",
+                    "restarts the job without end, even after success.",
+                ),
+            )
         )
     return suspicious

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from core.messages import _
+from core.messages import msg
 from jobs.jobfile.errors import Loc
 from jobs.jobfile.fields import ROLE_NAME_PATTERN
 from jobs.jobfile.importers.draft import Draft, SiteCatalog
@@ -24,12 +24,30 @@ _TOP_FIELDS = [
     "workspace",
 ]
 _IGNORED_FIELDS = {
-    "algorithmId": _("algorithms are directories here: set codeDir, it appears at /code."),
-    "algorithmVersion": _("algorithms are directories here: set codeDir, it appears at /code."),
-    "datasetId": _("data sets are directories here: set dataDir, it appears at /dataset."),
-    "datasetVersion": _("data sets are directories here: set dataDir, it appears at /dataset."),
-    "imageId": _("images are named here, not numbered: set image."),
-    "workspaceId": _("workspaces are namespaces here: set namespace."),
+    "algorithmId": msg(
+        "import.octopus.algorithms-directories-set-codedir",
+        "is ignored: set codeDir to the algorithm's directory; it is mounted at /code.",
+    ),
+    "algorithmVersion": msg(
+        "import.octopus.algorithms-directories-set-codedir",
+        "is ignored: set codeDir to the algorithm's directory; it is mounted at /code.",
+    ),
+    "datasetId": msg(
+        "import.octopus.data-sets-directories-set",
+        "is ignored: set dataDir to the data set's directory; it is mounted at /dataset.",
+    ),
+    "datasetVersion": msg(
+        "import.octopus.data-sets-directories-set",
+        "is ignored: set dataDir to the data set's directory; it is mounted at /dataset.",
+    ),
+    "imageId": msg(
+        "import.octopus.images-named-not-numbered",
+        "is ignored: set image to the image's name.",
+    ),
+    "workspaceId": msg(
+        "import.octopus.workspaces-namespaces-set-namespace",
+        "is ignored: set namespace instead.",
+    ),
 }
 _ROLE_FIELDS = [
     "name",
@@ -76,11 +94,21 @@ class _OctopusImporter:
             self._role(index, draft.as_mapping(entry, ("config", index)))
         if draft.document.get("image") is None:
             draft.document["image"] = ""
-            draft.add_warning((), _("names no image; the namespace's default image is taken."))
+            draft.add_warning(
+                (),
+                msg(
+                    "import.octopus.names-no-image-namespace",
+                    "has no image; the namespace's default image is used.",
+                ),
+            )
         for key in source:
             if key not in _TOP_FIELDS and key not in _DIRECTORIES:
                 draft.add_warning(
-                    (key,), _IGNORED_FIELDS.get(key, _("has no meaning here and is ignored."))
+                    (key,),
+                    _IGNORED_FIELDS.get(
+                        key,
+                        msg("import.ffdl.no-meaning-ignored", "is not supported and is ignored."),
+                    ),
                 )
         return draft
 
@@ -116,7 +144,10 @@ class _OctopusImporter:
         )
         for key in role:
             if key not in _ROLE_FIELDS:
-                draft.add_warning((*source_loc, key), _("has no meaning here and is ignored."))
+                draft.add_warning(
+                    (*source_loc, key),
+                    msg("import.ffdl.no-meaning-ignored", "is not supported and is ignored."),
+                )
 
     def _name(self, index: int, name: Any, source_loc: Loc) -> Any:
         given = format_scalar(name)
@@ -125,8 +156,9 @@ class _OctopusImporter:
         if not re.match(ROLE_NAME_PATTERN, given):
             self.draft.add_warning(
                 (*source_loc, "name"),
-                _(
-                    'role names are letters, digits and - . _ ~; it becomes "%(name)s".',
+                msg(
+                    "import.octopus.role-names-letters-digits",
+                    'role names may contain letters, digits and - . _ ~ only; it becomes "%(name)s".',
                     name=f"task{index}",
                 ),
             )
@@ -141,8 +173,9 @@ class _OctopusImporter:
         if fields is None:
             self.draft.add_warning(
                 source_loc,
-                _(
-                    'there is no size "%(size)s" here: the task gets 1 CPU and 100 MB unless you set them.',
+                msg(
+                    "import.octopus.no-size-task-gets",
+                    'the size "%(size)s" does not exist: the task gets 1 CPU and 100 MB unless you set them.',
                     size=size,
                 ),
             )

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from core.messages import _, join_messages
+from core.messages import join_messages, msg
 from jobs.jobfile.errors import Loc
 from jobs.jobfile.fields import describe_type
 from jobs.jobfile.importers.draft import Draft, SiteCatalog
@@ -79,10 +79,16 @@ class _V2Importer:
         draft.reject_unknown_keys(source, _TOP_FIELDS)
         if str(source.get("protocolVersion")) not in ("2", "2.0"):
             draft.add_problem(
-                ("protocolVersion",), _("must be 2."), value=source.get("protocolVersion")
+                ("protocolVersion",),
+                msg("import.openpai.must", "must be 2."),
+                value=source.get("protocolVersion"),
             )
         if source.get("type") != "job":
-            draft.add_problem(("type",), _('must be "job".'), value=source.get("type"))
+            draft.add_problem(
+                ("type",),
+                msg("import.openpai.must-job", 'must be "job".'),
+                value=source.get("type"),
+            )
         draft.document = {"taskRoles": [], "image": "", "importedFrom": "openpai-v2"}
         draft.sources[("image",)] = ("prerequisites",)
         draft.sources[("taskRoles",)] = ("taskRoles",)
@@ -101,13 +107,19 @@ class _V2Importer:
         defaults = draft.as_mapping(source.get("defaults"), ("defaults",))
         for key in defaults:
             if key not in ("virtualCluster", "deployment"):
-                draft.add_warning(("defaults", key), _("has no meaning here and is ignored."))
+                draft.add_warning(
+                    ("defaults", key),
+                    msg("import.ffdl.no-meaning-ignored", "is not supported and is ignored."),
+                )
         draft.copy_field(defaults, "virtualCluster", ("namespace",), ("defaults",))
         deployment = self._deployment(defaults.get("deployment"))
         for name, role in draft.as_mapping(source.get("taskRoles"), ("taskRoles",)).items():
             self._role(name, draft.as_mapping(role, ("taskRoles", name)), deployment)
         if not draft.document["taskRoles"] and not draft.problems:
-            draft.add_problem(("taskRoles",), _("must have at least one role."))
+            draft.add_problem(
+                ("taskRoles",),
+                msg("import.openpai.must-least-one-role", "must have at least one role."),
+            )
         self._extras()
         self._secrets()
         return draft
@@ -125,12 +137,19 @@ class _V2Importer:
             self.draft.reject_unknown_keys(item, _PREREQUISITE_FIELDS, source_loc)
             kind, name = str(item.get("type")), str(item.get("name"))
             if kind not in ("dockerimage", "script", "output", "data"):
-                message = _("must be dockerimage, script, output or data.")
+                message = msg(
+                    "import.openpai.must-dockerimage-script-output",
+                    "must be dockerimage, script, output or data.",
+                )
                 self.draft.add_problem((*source_loc, "type"), message, value=kind)
             if (kind, name) in self.prerequisites:
                 self.draft.add_problem(
                     (*source_loc, "name"),
-                    _("is the second %(kind)s of this name.", kind=kind),
+                    msg(
+                        "import.openpai.second-name",
+                        "is a %(kind)s name used twice.",
+                        kind=kind,
+                    ),
                     value=name,
                 )
             self.prerequisites[kind, name] = item
@@ -148,7 +167,10 @@ class _V2Importer:
             self.draft.image_auth[item["uri"]] = login
             self.draft.add_warning(
                 source_loc,
-                _("the login is used to fetch the image, and forgotten when the job ends."),
+                msg(
+                    "import.openpai.login-used-fetch-image",
+                    "the login is used to fetch the image and deleted when the job ends.",
+                ),
             )
 
     def _secret_value(self, path: str) -> str | None:
@@ -164,9 +186,9 @@ class _V2Importer:
             self.warned_secrets.add(variable)
             self.draft.add_warning(
                 ("secrets", *path.strip(".").split(".")),
-                _(
-                    "tasks read it from the environment variable %(variable)s; between single quotes the "
-                    "shell would not fill it in.",
+                msg(
+                    "import.openpai.tasks-read-environment-variable",
+                    "tasks read it from the environment variable %(variable)s; the shell does not expand it inside single quotes.",
                     variable=variable,
                 ),
             )
@@ -187,9 +209,21 @@ class _V2Importer:
         for index, command in enumerate(self.draft.as_list(value, source_loc)):
             text = format_scalar(command)
             if text is None:
-                hint = _('In YAML, text with ": " in it needs quotes.') if command else ""
+                hint = (
+                    msg(
+                        "import.openpai.yaml-text-needs-quotes",
+                        'In YAML, text with ": " in it needs quotes.',
+                    )
+                    if command
+                    else ""
+                )
                 message = join_messages(
-                    _("must be text, not %(kind)s.", kind=describe_type(command)), hint
+                    msg(
+                        "import.openpai.must-text-not",
+                        "must be text, not %(kind)s.",
+                        kind=describe_type(command),
+                    ),
+                    hint,
                 )
                 self.draft.add_problem((*source_loc, index), message, value=command)
                 continue
@@ -214,11 +248,17 @@ class _V2Importer:
                 )
         if name is not None and str(name) not in names:
             draft.add_problem(
-                ("defaults", "deployment"), _("names no deployment of this file."), value=name
+                ("defaults", "deployment"),
+                msg("import.openpai.names-no-deployment-file", "is not a deployment of this file."),
+                value=name,
             )
         elif name is None and names:
             draft.add_warning(
-                ("deployments",), _("no deployment is chosen by defaults.deployment; none is used.")
+                ("deployments",),
+                msg(
+                    "import.openpai.no-deployment-chosen-defaults",
+                    "defaults.deployment names no deployment; none is used.",
+                ),
             )
         return chosen
 
@@ -240,13 +280,20 @@ class _V2Importer:
             if requested is not None and (kind, str(requested)) not in self.prerequisites:
                 draft.add_problem(
                     (*source_loc, kind),
-                    _("names no prerequisite of type %(kind)s.", kind=kind),
+                    msg(
+                        "import.openpai.names-no-prerequisite-type",
+                        "is not a prerequisite of type %(kind)s.",
+                        kind=kind,
+                    ),
                     value=requested,
                 )
         if role.get("taskRetryCount"):
             draft.add_warning(
                 (*source_loc, "taskRetryCount"),
-                _("single tasks are not retried here; jobRetryCount retries the whole job."),
+                msg(
+                    "import.openpai.single-tasks-not-retried",
+                    "single tasks are not retried; jobRetryCount retries the whole job.",
+                ),
             )
         deployment_role = draft.as_mapping(deployment.get(name), ("deployments",))
         commands = [
@@ -261,9 +308,10 @@ class _V2Importer:
         found = self.prerequisites.get(("dockerimage", str(requested)))
         if found is None:
             known = ", ".join(name for kind, name in self.prerequisites if kind == "dockerimage")
-            message = _(
-                "must name a prerequisite of type dockerimage; there is %(known)s.",
-                known=known or _("none"),
+            message = msg(
+                "import.openpai.must-name-prerequisite-type",
+                "must name a prerequisite of type dockerimage; available: %(known)s.",
+                known=known or msg("import.openpai.none", "none"),
             )
             self.draft.add_problem((*source_loc, "dockerImage"), message, value=requested)
             return
@@ -281,7 +329,9 @@ class _V2Importer:
         for key, field in (("cpu", "cpuNumber"), ("memoryMB", "memoryMB"), ("gpu", "gpuNumber")):
             if section.get(key) is not None:
                 source: Loc = (*resources_loc, key)
-                number = draft.round_up(section[key], source, _("CPUs, MBs and GPUs"))
+                number = draft.round_up(
+                    section[key], source, msg("import.openpai.cpus-mbs-gpus", "CPUs, MBs and GPUs")
+                )
                 low = {"cpu": 1, "memoryMB": 100, "gpu": 0}[key]
                 draft.set_value(
                     (*target_loc, field), draft.raise_to_minimum(number, low, source), source
@@ -297,7 +347,12 @@ class _V2Importer:
         if isinstance(shm, int) and isinstance(memory, int) and shm > memory >= 100:
             draft.add_warning(
                 (*source_loc, "extraContainerOptions", "shmMB"),
-                _("%(shm)s is lowered to memoryMB, %(memory)s.", shm=shm, memory=memory),
+                msg(
+                    "import.openpai.lowered-memorymb",
+                    "%(shm)s is lowered to memoryMB, %(memory)s.",
+                    shm=shm,
+                    memory=memory,
+                ),
             )
             shm = memory
         draft.set_value(
@@ -306,7 +361,10 @@ class _V2Importer:
         if options.get("infiniband"):
             draft.add_warning(
                 (*source_loc, "extraContainerOptions", "infiniband"),
-                _("has no meaning here: tasks see whatever network their node has."),
+                msg(
+                    "import.openpai.no-meaning-tasks-see",
+                    "is ignored: tasks use their node's network.",
+                ),
             )
 
     def _completion(self, role: Mapping[str, Any], target_loc: Loc, source_loc: Loc) -> None:
@@ -325,7 +383,8 @@ class _V2Importer:
             if isinstance(value, int) and isinstance(tasks, int) and value > tasks:
                 draft.add_warning(
                     source,
-                    _(
+                    msg(
+                        "import.openpai.can-never-reached-instances",
                         "%(value)s can never be reached with %(tasks)s instances; it is off.",
                         value=value,
                         tasks=tasks,
@@ -363,11 +422,19 @@ class _V2Importer:
                 if isinstance(sku, Mapping) and sku.get(key):
                     source_loc: Loc = ("extras", "hivedScheduler", "taskRoles", name, key)
                     draft.add_warning(
-                        source_loc, _("is unknown here; choose a gpuType for the role instead.")
+                        source_loc,
+                        msg(
+                            "import.openpai.unknown-choose-gputype-role",
+                            "is not supported; set the role's gpuType instead.",
+                        ),
                     )
         if extras.pop("gangAllocation", None) in (False, "false"):
             draft.add_warning(
-                ("extras", "gangAllocation"), _("all tasks of a job start together here.")
+                ("extras", "gangAllocation"),
+                msg(
+                    "import.openpai.all-tasks-job-start",
+                    "is ignored: all tasks of a job start together.",
+                ),
             )
         self._notifications(extras.pop("jobStatusChangeNotification", None))
         if extras:
@@ -383,7 +450,11 @@ class _V2Importer:
         for key in requested:
             if requested[key] and key not in events:
                 self.draft.add_warning(
-                    (*source_loc, key), _("there is no alert for this change here.")
+                    (*source_loc, key),
+                    msg(
+                        "import.openpai.no-alert-change",
+                        "is ignored: there is no alert for this change.",
+                    ),
                 )
 
     def _plugin(self, plugin: Mapping[str, Any], source_loc: Loc) -> None:
@@ -405,12 +476,20 @@ class _V2Importer:
                 self._storage(storage, None, (*source_loc, "parameters", "storageConfigNames"))
         else:
             self.draft.add_warning(
-                source_loc, _("the plugin %(name)s is unknown here and ignored.", name=name)
+                source_loc,
+                msg(
+                    "import.openpai.plugin-unknown-ignored",
+                    "the plugin %(name)s is not supported and is ignored.",
+                    name=name,
+                ),
             )
         if plugin.get("failurePolicy") not in (None, "fail"):
             self.draft.add_warning(
                 (*source_loc, "failurePolicy"),
-                _("a failing plugin command always fails the task here."),
+                msg(
+                    "import.openpai.failing-plugin-command-always",
+                    "is ignored: a failing plugin command always fails the task.",
+                ),
             )
 
     def _plugin_roles(self, plugin: Mapping[str, Any], source_loc: Loc) -> list[str]:
@@ -423,7 +502,9 @@ class _V2Importer:
                 roles.append(name)
             else:
                 self.draft.add_problem(
-                    (*source_loc, "taskroles", index), _("names no role."), value=name
+                    (*source_loc, "taskroles", index),
+                    msg("import.openpai.names-no-role", "is not a role of this job."),
+                    value=name,
                 )
         return roles
 
@@ -439,11 +520,15 @@ class _V2Importer:
         if section.get("userssh"):
             self.draft.add_warning(
                 (*source_loc, "parameters", "userssh"),
-                _("your own account's keys are used here, not this one."),
+                msg(
+                    "import.openpai.your-own-account-keys",
+                    "is ignored: your own account's SSH keys are used.",
+                ),
             )
         if section.get("sshbarrier"):
             self.draft.add_warning(
-                (*source_loc, "parameters", "sshbarrier"), _("has no meaning here and is ignored.")
+                (*source_loc, "parameters", "sshbarrier"),
+                msg("import.ffdl.no-meaning-ignored", "is not supported and is ignored."),
             )
 
     def _tensorboard(self, section: Mapping[str, Any], roles: list[str], source_loc: Loc) -> None:
@@ -471,7 +556,11 @@ class _V2Importer:
                 commands_loc: Loc = (*parameters_loc, "callbacks", index, "commands")
                 lists.append((known[event], callback.get("commands"), commands_loc))
             else:
-                message = _("the event %(event)s does not exist here; ignored.", event=event)
+                message = msg(
+                    "import.openpai.event-does-not-exist",
+                    "is ignored: the event %(event)s is not supported.",
+                    event=event,
+                )
                 self.draft.add_warning((*parameters_loc, "callbacks", index), message)
         for field, commands, commands_loc in lists:
             for role in roles:
@@ -489,7 +578,13 @@ class _V2Importer:
     def _git(self, section: Mapping[str, Any], roles: list[str], source_loc: Loc) -> None:
         repository = format_scalar(section.get("repo"))
         if not repository:
-            self.draft.add_warning(source_loc, _("names no repository and is ignored."))
+            self.draft.add_warning(
+                source_loc,
+                msg(
+                    "import.openpai.names-no-repository-ignored",
+                    "is ignored: it has no repository.",
+                ),
+            )
             return
         options = [
             format_scalar(option) or ""
@@ -500,7 +595,12 @@ class _V2Importer:
         folder = [format_scalar(section["clone_dir"]) or ""] if section.get("clone_dir") else []
         command = shlex.join(["git", "clone", *options, "--", repository, *folder])
         self.draft.add_warning(
-            source_loc, _("becomes a command before the role's own: %(command)s", command=command)
+            source_loc,
+            msg(
+                "import.openpai.becomes-command-before-role",
+                "becomes a command before the role's own: %(command)s",
+                command=command,
+            ),
         )
         for role in roles:
             self._add_commands(role, "preCommands", [command], (*source_loc, "parameters"))
@@ -511,9 +611,9 @@ class _V2Importer:
         if folder is None:
             self.draft.add_warning(
                 source_loc,
-                _(
-                    'there is no storage "%(name)s" here; add a mount with the directory on this cluster '
-                    "and target %(target)s.",
+                msg(
+                    "import.openpai.no-storage-add-mount",
+                    'the storage "%(name)s" does not exist; add a mount with the directory on this cluster and target %(target)s.',
                     name=name,
                     target=target,
                 ),

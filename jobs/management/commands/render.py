@@ -105,7 +105,7 @@ def _plan_text(job_plan: Plan) -> str:
     )
     lines = [
         f"layout: {job_plan.layout}",
-        f"plan: {describe_plan(job_plan)}",
+        f"plan: {'; '.join(describe_plan(job_plan))}",
         f"total: {totals.tasks} tasks, {totals.nodes} nodes, {totals.cpus} CPUs, {totals.mem_mib} MB, GPUs {gpus}",
         f"at most: {hours}",
         *(f"note: {note.message}" for note in job_plan.notes),
