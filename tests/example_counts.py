@@ -1,4 +1,4 @@
-"""How many cases tests generate: fewer where someone waits for the answer (`scripts/test --fast`)."""
+"""Number of generated cases per test; fewer in `scripts/test --fast`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A running Sluice with the embedded cluster, for tests of any kind: web and engine in a process of their own.
+"""A running Sluice with the embedded cluster, for tests and benchmarks: web and engine in separate processes.
 
-Use the session-wide fixture `sluice_server` (known everywhere through tests/conftest.py). Everything that it
-writes is below a directory of its own; it listens on a free port of the loopback.
+Use the session-scoped fixture `sluice_server` (imported by tests/conftest.py). It writes to a temporary directory
+and listens on a free loopback port.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ STOP_TIMEOUT_S = 60
 
 @dataclass
 class RunningSluice:
-    """`url` without a slash at the end; `passwords` of the demo's people: admin, alice, bob, carol."""
+    """`url` without a slash at the end; `passwords` of the demo users: admin, alice, bob, carol."""
 
     url: str
     home: Path
@@ -40,7 +40,7 @@ class RunningSluice:
         return (self.home / "serve.log").read_text(errors="replace")
 
     def token(self, user: str = "alice", scope: str = "write") -> str:
-        """An API token of this person, made once."""
+        """An API token of this user, created at the first call."""
         if (user, scope) not in self._tokens:
             response = httpx.post(
                 f"{self.url}/api/v1/tokens",
@@ -70,7 +70,7 @@ class RunningSluice:
         return done.stdout
 
     def start(self, *options: str) -> None:
-        """`--no-engine` is such an option."""
+        """`options` of `manage.py serve`, for example `--no-engine`."""
         port = self.url.rsplit(":", 1)[1]
         with (self.home / "serve.log").open("ab") as log:
             self.process = subprocess.Popen(
@@ -88,7 +88,7 @@ class RunningSluice:
                     return
             except httpx.TransportError:
                 time.sleep(0.2)
-        raise AssertionError(f"serve does not answer:\n{self.log}")
+        raise AssertionError(f"serve does not respond:\n{self.log}")
 
     def stop(self) -> None:
         if self.process is None:
@@ -112,12 +112,12 @@ def free_port() -> int:
 def make_sluice(
     cluster_env: dict[str, str], home: Path, database_url: str = "", **settings: str
 ) -> RunningSluice:
-    """Database, demo people and the embedded cluster registered; not yet started.
+    """Create the database and the demo users and register the embedded cluster; does not start the server.
 
-    `settings` are further variables of its environment, for example SLUICE_SOCKETS_PER_PERSON="400".
+    `settings` are additional environment variables, for example SLUICE_SOCKETS_PER_PERSON="400".
     """
     home.mkdir(parents=True, exist_ok=True, mode=0o700)
-    # pytest-django's settings and databases are of the tests' own process, not of this server.
+    # DATABASE_URL is for the test process, not for this server.
     env = {key: value for key, value in cluster_env.items() if key != "DATABASE_URL"}
     env |= {"SLUICE_HOME": str(home), "SLUICE_DEMO": "1", "PYTHONUNBUFFERED": "1", **settings}
     if database_url:
@@ -135,11 +135,11 @@ def make_sluice(
 def sluice_server(
     cluster: Any, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[RunningSluice]:
-    """Sluice with its engine and the embedded cluster, started once for the whole run."""
+    """Sluice with its engine and the embedded cluster, started once per test session."""
     sluice = make_sluice(cluster.env, tmp_path_factory.mktemp("sluice"))
     sluice.start()
     try:
-        # The engine has looked at Slurm once: from here on jobs are planned against real machines.
+        # After the engine has read the capacity, jobs are planned against real nodes.
         deadline = time.monotonic() + START_TIMEOUT_S
         while not sluice.api("GET", "capacity").json()["clusters"]:
             assert time.monotonic() < deadline, f"the engine saw no cluster:\n{sluice.log}"

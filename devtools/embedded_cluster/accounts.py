@@ -1,4 +1,4 @@
-"""The people of the embedded cluster: Unix accounts of the machine, and their rights in Slurm's accounting.
+"""Users of the embedded cluster: Unix accounts of the machine and their associations in Slurm's accounting.
 
 The Unix accounts are shared by all embedded clusters of the machine and are never removed. An account that the
 machine already had is never touched.
@@ -28,10 +28,10 @@ GECOS = "Sluice embedded cluster"
 MIN_UID = 1000
 SLURM_ACCOUNT = "lab"
 QOS_NAMES = "low,normal,tiny"
-# Raised when what is made below changes, so that clusters made before get it too.
+# Increase when the rows below change, so that existing clusters are updated.
 RECIPE_VERSION = 2
 
-# A QOS is (name, what it must be); "normal" is Slurm's own and may push jobs of "low" back into the queue.
+# (name, settings) of each QOS. "normal" is Slurm's default; its jobs may preempt (requeue) jobs of "low".
 QOS_SETTINGS = (
     ("low", ["Priority=1", "Description=may be pushed back into the queue by normal jobs"]),
     ("normal", ["Priority=100", "Preempt=low", "PreemptMode=requeue"]),
@@ -51,7 +51,7 @@ QOS_SETTINGS = (
 
 
 def ensure_unix_accounts() -> list[str]:
-    """Make the accounts that are missing; gives their names."""
+    """Create missing Unix accounts; returns their names."""
     ensure_directory(SHARED_DIR, "root", 0o755)
     ensure_directory(SHARED_DIR / "home", "root", 0o755)
     created = []
@@ -67,7 +67,7 @@ def ensure_unix_account(name: str) -> bool:
     try:
         account = pwd.getpwnam(name)
     except KeyError:
-        # "*" and not "!": without PAM, sshd takes "!" for a locked account and lets no certificate in.
+        # "*" and not "!": without PAM, sshd treats "!" as a locked account and rejects its certificates.
         run(
             [
                 "useradd", "--comment", GECOS, "--home-dir", str(home), "--create-home", "--user-group",
@@ -93,7 +93,7 @@ def ensure_unix_account(name: str) -> bool:
 
 
 def write_profile(name: str) -> None:
-    """Login shells reset PATH in /etc/profile; this gives them Apptainer back."""
+    """Add Apptainer to PATH in login shells, where /etc/profile resets it."""
     profile = SHARED_DIR / "home" / name / ".profile"
     if not profile.is_symlink():
         line = f'PATH="{apptainer.PREFIX}/bin:$PATH"\n'
@@ -109,15 +109,15 @@ def sacctmgr(layout: Layout, *arguments: str, check: bool = True) -> str:
 
 
 def ensure_cluster_entry(layout: Layout) -> None:
-    """Without it slurmctld, which registers there, does not start."""
+    """Register the cluster in slurmdbd; slurmctld does not start without it."""
     if CLUSTER_NAME not in sacctmgr(layout, "-nP", "show", "cluster", "format=cluster").split():
         sacctmgr(layout, "-i", "add", "cluster", CLUSTER_NAME)
 
 
 def ensure_slurm_accounts(layout: Layout) -> bool:
-    """Make account, QOS and users in Slurm's accounting; gives whether something was missing.
+    """Create account, QOS and users in Slurm's accounting; returns whether something was missing.
 
-    After slurmctld's registration, which makes the TRES gres/gpu that a limit of a QOS names.
+    Must run after slurmctld has registered: that creates the TRES gres/gpu, which a QOS limit names.
     """
     if read_state(layout).get("accounting") == RECIPE_VERSION and accounts_match(layout):
         return False
@@ -131,7 +131,7 @@ def ensure_slurm_accounts(layout: Layout) -> bool:
             layout, "-i", "add", "account", SLURM_ACCOUNT, f"cluster={CLUSTER_NAME}",
             "Description=the lab of the demonstration", "Organization=sluice",
         )  # fmt: skip
-    # sacctmgr leaves with 1 and "Nothing modified" when all is there as wanted; the check below decides.
+    # sacctmgr exits 1 with "Nothing modified" if nothing had to change; the check below decides.
     sacctmgr(
         layout, "-i", "add", "user", ",".join(USERS), f"account={SLURM_ACCOUNT}", f"cluster={CLUSTER_NAME}",
         f"DefaultAccount={SLURM_ACCOUNT}", f"qos={QOS_NAMES}", "DefaultQOS=normal", check=False,

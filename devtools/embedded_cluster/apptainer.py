@@ -1,8 +1,8 @@
 """Apptainer for the embedded clusters of this machine.
 
-The machine's own where it has one or its package sources offer one; else (Debian 12) the build of Debian unstable,
+Uses the installed Apptainer or the package of the machine's sources; else (Debian 12) the build of Debian unstable,
 unpacked with its own C library into a private prefix. The machine's apt configuration is never changed: sources,
-lists and cache of the second way are private and temporary.
+lists and cache for Debian unstable are private and temporary.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def system_program(*names: str) -> str | None:
 
 
 def login_path(system_path: str) -> str:
-    """The same whether or not Apptainer is there yet, so that sshd needs no restart when it comes."""
+    """Independent of whether Apptainer is installed yet, so that sshd needs no restart afterwards."""
     return f"{PREFIX}/bin:{system_path}"
 
 
@@ -54,7 +54,7 @@ def apptainer_path() -> str:
 
 
 def ensure_installed(*, log: Path) -> list[str]:
-    """Make `apptainer` usable by the demo accounts; says whose it is."""
+    """Make `apptainer` usable by the demo accounts; returns where it comes from."""
     with lock_file(SHARED_DIR / "apptainer.lock", "another cluster providing Apptainer"):
         allow_fuse_access()
         if COMPLETE_MARKER.exists() and Path(apptainer_path()).exists():
@@ -73,7 +73,7 @@ def ensure_installed(*, log: Path) -> list[str]:
 
 
 def allow_fuse_access() -> None:
-    """Unprivileged mounts of images go through it; udev gives it this mode, machines without udev do not."""
+    """Give /dev/fuse mode 0666 for unprivileged image mounts, as udev does; not all machines have udev."""
     if FUSE_DEVICE.exists() and FUSE_DEVICE.stat().st_mode & 0o666 != 0o666:
         FUSE_DEVICE.chmod(0o666)
 
@@ -112,7 +112,7 @@ def debian_source() -> PackageSource:
 
 
 def write_private_apt(folder: Path, source: PackageSource) -> dict[str, str]:
-    """An apt of its own below `folder`: knows Debian unstable alone, and of no installed package."""
+    """A private apt configuration below `folder`: Debian unstable only, no installed packages."""
     for name in ("lists/partial", "cache/archives/partial", "empty", "debs"):
         (folder / name).mkdir(parents=True)
     (folder / "status").touch()
@@ -137,7 +137,7 @@ def write_private_apt(folder: Path, source: PackageSource) -> dict[str, str]:
 
 
 def resolve_libraries(package: str, env: dict[str, str]) -> list[str]:
-    """The package and the libraries below it; its helper programs come from the machine's own packages."""
+    """The package and the libraries it depends on; helper programs come from the machine's packages."""
     found, pending = [package], [package]
     while pending:
         output = run(["apt-cache", "depends", "--important", *pending], env=env).stdout
@@ -175,7 +175,7 @@ def install_from_debian_unstable(log: Path) -> None:
 
 
 def patch_binaries(build_dir: Path) -> None:
-    """Give the programs the C library that came with them, and let Apptainer find its own files below the prefix."""
+    """Make the programs use the unpacked C library and find their files below the prefix."""
     programs = [
         build_dir / "usr/bin/apptainer",
         *build_dir.glob("usr/lib*/**/apptainer/bin/starter"),
@@ -187,7 +187,7 @@ def patch_binaries(build_dir: Path) -> None:
         raise ClusterSetupError(
             "Debian's apptainer package has changed its layout: install Apptainer yourself."
         )
-    # The unpacked tree gets its final name only when it is complete, so the paths in it are those to come.
+    # The tree is renamed to its final name when complete, so paths in it already use that name.
     final_paths = [PREFIX / path.relative_to(build_dir) for path in (loaders[0], *libraries)]
     for path in programs:
         run(
@@ -210,7 +210,7 @@ def patch_binaries(build_dir: Path) -> None:
 
 
 def disable_missing_binds(configuration: Path) -> None:
-    """Apptainer refuses to start when a file that it binds by default (/etc/localtime) is not on the machine."""
+    """Create /etc/localtime if missing: Apptainer binds it by default and does not start without it."""
     lines = configuration.read_text().splitlines() if configuration.exists() else []
     for number, line in enumerate(lines):
         match = re.match(r"bind path = ([^:\s]+)", line)

@@ -38,7 +38,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     up = commands.add_parser(
-        "up", help="bring the cluster up, or heal it: whatever is missing or dead is back after it"
+        "up", help="start the cluster, or repair it: create what is missing, start what has stopped"
     )
     up.add_argument(
         "--no-images",
@@ -60,7 +60,7 @@ def build_parser() -> argparse.ArgumentParser:
         "-n", "--lines", type=int, default=20, help="how many lines of each (default 20)"
     )
     reset = commands.add_parser("reset", help="stop it and delete its directory's contents")
-    reset.add_argument("--yes", action="store_true", help="do not ask")
+    reset.add_argument("--yes", action="store_true", help="do not prompt")
     for name, text in (
         ("start", "start one daemon"),
         ("stop", "stop one daemon"),
@@ -140,7 +140,7 @@ def confirm_and_reset(layout: Layout, *, confirmed: bool) -> int:
     if not confirmed:
         if not sys.stdin.isatty():
             raise ClusterSetupError(
-                "reset deletes the cluster with all its jobs and files: give --yes where nobody can be asked."
+                "reset deletes the cluster with all its jobs and files: add --yes to confirm without a terminal."
             )
         reply = input(f"Delete the cluster in {layout.dir} with all its jobs and files? [y/N] ")
         if reply.strip().lower() not in ("y", "yes"):
@@ -202,7 +202,7 @@ def main(argv: list[str]) -> int:
         print_error(str(error))
         return 1
     except OSError as error:
-        # Disk full, read-only file system and the like: the system's own words and the file say it best.
+        # Disk full, read-only file system and similar: the system's message names the cause and the file.
         print_error(f"{error.strerror or error} ({error.filename or Path.cwd()}).")
         return 1
     except KeyboardInterrupt:

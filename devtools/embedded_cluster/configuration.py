@@ -1,7 +1,7 @@
-"""The text of every configuration file of the embedded cluster, and the writing of them.
+"""Renders and writes every configuration file of the embedded cluster.
 
 Rendering is a function of the layout, the ports and the machine's name; the same input gives the same text, so
-a running daemon is restarted only when its configuration really changed.
+a running daemon is restarted only when its configuration changed.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ def host_name() -> str:
 def host_loopback_address() -> str:
     """The loopback address that the machine's name resolves to, or ''.
 
-    With NoInAddrAny Slurm's daemons bind to what the host name resolves to. That keeps them on loopback where the name
-    leads there (Debian: 127.0.1.1); elsewhere they must listen on all addresses and munge alone guards them.
+    With NoInAddrAny Slurm's daemons bind to the address of the host name. That is loopback where the name resolves to
+    it (Debian: 127.0.1.1); elsewhere they must listen on all addresses, and only munge protects them.
     """
     try:
         address = socket.gethostbyname(host_name())
@@ -78,7 +78,7 @@ def render_slurm_conf(layout: Layout, ports: dict[str, int]) -> str:
         "SlurmdSyslogDebug=quiet",
         "MailProg=/bin/true",
         "MpiDefault=none",
-        # Needs no cgroups, so that it works in containers and beside another Slurm on the same host.
+        # Needs no cgroups: works in containers and beside another Slurm on the same host.
         "ProctrackType=proctrack/linuxproc",
         *memory.slurm_conf_lines(layout),
         "JobAcctGatherType=jobacct_gather/linux",
@@ -117,7 +117,7 @@ def render_slurm_conf(layout: Layout, ports: dict[str, int]) -> str:
         "AccountingStorageType=accounting_storage/slurmdbd",
         "AccountingStorageHost=localhost",
         f"AccountingStoragePort={ports['slurmdbd']}",
-        # Towards slurmdbd this, and not AuthInfo, names munge's socket.
+        # For connections to slurmdbd this option, not AuthInfo, names munge's socket.
         f"AccountingStoragePass={layout.munge_socket}",
         "AccountingStorageEnforce=associations,limits,qos",
         "AccountingStorageTRES=gres/gpu,gres/gpu:a100,gres/gpu:v100",
@@ -156,7 +156,7 @@ def render_slurmdbd_conf(layout: Layout, ports: dict[str, int]) -> str:
                 f"LogFile={layout.log}/slurmdbd.log",
                 f"PidFile={layout.dir}/state/slurmdbd.pid",
                 "StorageType=accounting_storage/mysql",
-                # No password and no port: the account of the process is proved by the Unix socket (MYSQL_UNIX_PORT).
+                # No password and no port: MariaDB authenticates the process by the Unix socket (MYSQL_UNIX_PORT).
                 "StorageHost=localhost",
                 f"StorageUser={slurm_user()}",
                 "StorageLoc=slurm_acct_db",
@@ -242,7 +242,7 @@ Subsystem sftp internal-sftp
 
 
 def make_gpu_devices(layout: Layout) -> None:
-    """Slurm wants a device file for each GPU; a copy of /dev/null (1, 3) is one that harms nobody."""
+    """Slurm requires a device file for each GPU; a copy of /dev/null (1, 3) is harmless."""
     for node in NODES:
         for index in range(node.gpus):
             path = layout.gpu_devices / f"{node.name}-gpu{index}"

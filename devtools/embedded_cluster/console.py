@@ -1,6 +1,6 @@
-"""What a person sees while the cluster is brought up or down: numbered steps, notes, one-sentence failures.
+"""Terminal output while the cluster starts or stops: numbered steps, notes, one-sentence errors.
 
-Owns the one exception that ends a command (`Refusal`) and the running of child programs with a clean
+Owns the exception that ends a command (`ClusterSetupError`) and runs child programs with a clean
 environment. Knows nothing about Slurm.
 """
 
@@ -18,11 +18,11 @@ SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 class ClusterSetupError(Exception):
-    """Something a person must know or do; its text is one sentence, shown without a traceback."""
+    """An error with a one-sentence message for the user, shown without a traceback."""
 
 
 def clean_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
-    """An environment in which no variable of the caller (SLURM_*, MYSQL_*, LD_*) leads to another cluster."""
+    """An environment without variables of the caller (SLURM_*, MYSQL_*, LD_*) that could select another cluster."""
     environment = {"PATH": SYSTEM_PATH, "LANG": "C.UTF-8", "HOME": "/root", "SHELL": "/bin/bash"}
     proxies = ("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
     environment.update({name: os.environ[name] for name in ("TZ", *proxies) if name in os.environ})
@@ -38,7 +38,7 @@ def run(
     stdin_text: str | None = None,
     check: bool = True,
 ) -> subprocess.CompletedProcess[str]:
-    """Run a short command; a failure becomes a Refusal that carries what the command said."""
+    """Run a short command; raises ClusterSetupError with its output if it fails."""
     try:
         done = subprocess.run(
             list(argv),
@@ -73,7 +73,7 @@ def run_logged(
     env: Mapping[str, str] | None = None,
     timeout_s: float = 1800,
 ) -> int:
-    """Run a long command with its output appended to a log file; gives its exit code."""
+    """Run a long command with its output appended to a log file; returns its exit code."""
     with log.open("a", encoding="utf-8") as stream:
         stream.write(f"\n$ {' '.join(argv)}\n")
         stream.flush()
@@ -97,7 +97,7 @@ def run_logged(
 
 
 class ProgressSteps:
-    """Prints `[ 3/12] starting slurmctld … ok (1.2 s)` for each step, and what was found on the way."""
+    """Prints `[ 3/12] starting slurmctld … ok (1.2 s)` for each step, and notes."""
 
     def __init__(self, total: int) -> None:
         self.total = total
@@ -106,7 +106,7 @@ class ProgressSteps:
 
     @contextlib.contextmanager
     def step(self, title: str) -> Iterator[list[str]]:
-        """The list it yields takes words for the end of the line, such as "was running"."""
+        """Append text for the end of the line, such as "was running", to the list it yields."""
         self.done += 1
         print(f"[{self.done:2d}/{self.total}] {title} … ", end="", flush=True)
         self._open_line = True

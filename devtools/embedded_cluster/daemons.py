@@ -1,7 +1,7 @@
-"""The daemons of a cluster: how each is started, how it shows that it works, how it is stopped.
+"""The daemons of a cluster: starting, readiness check and stopping of each.
 
-Each runs in the foreground of a session of its own, so that its pid is known from the start and a Ctrl-C in the
-caller's terminal does not reach it. Knows single daemons only; the order of things is in `operations`.
+Each runs in the foreground in its own session, so that its pid is known from the start and a Ctrl-C in the
+caller's terminal does not reach it. Single daemons only; `operations` has the order.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Daemon:
 
     @property
     def output(self) -> Path:
-        """Where its standard output goes: its log, or what it says beside a log file that it writes itself."""
+        """File for its standard output: its log, or a second file beside the log that the daemon writes itself."""
         return self.layout.log / f"{self.name}.{'out' if self.writes_own_log else 'log'}"
 
     @property
@@ -63,7 +63,7 @@ class Daemon:
         return self.layout.log / f"{self.name}.log"
 
     def fingerprint(self) -> str:
-        """Changes when a running daemon must be restarted to be what it should be."""
+        """Changes when a running daemon must be restarted."""
         digest = hashlib.sha256(json.dumps([self.argv, dict(self.env), self.user]).encode())
         for path in self.config_files:
             digest.update(path.read_bytes() if path.exists() else b"-")
@@ -93,7 +93,7 @@ class Daemon:
         return self.read_record().get("fingerprint") == self.fingerprint()
 
     def start(self) -> None:
-        """Start it and wait until it answers."""
+        """Start it and wait until it is ready."""
         program = shutil.which(self.argv[0], path=SYSTEM_PATH)
         if program is None:
             raise ClusterSetupError(f"The program {self.argv[0]} is missing on this machine.")
@@ -166,7 +166,7 @@ class Daemon:
         return f"it said nothing (log: {self.output})"
 
     def stop(self) -> bool:
-        """Stop it if it runs; gives whether it ran."""
+        """Stop it if it runs; returns whether it ran."""
         process = self.process()
         if process is None:
             self.record.unlink(missing_ok=True)
@@ -184,7 +184,7 @@ class Daemon:
         return True
 
     def ensure(self) -> str:
-        """Make it run with its present configuration; says what had to be done ('' for nothing)."""
+        """Make it run with its present configuration; returns what was done ('' for nothing)."""
         process = self.process()
         if process is None:
             self.start()
@@ -216,9 +216,9 @@ def tcp_responds(port: int, *, banner: bytes = b"") -> bool:
 
 
 def is_listening(find_process: Callable[[], Process | None], port: int) -> bool:
-    """Whether the daemon itself listens there (a stranger on the port must not count as an answer).
+    """Whether the daemon itself listens there (another process on the port must not count).
 
-    Seen in the kernel's tables instead of by connecting: slurmd logs an error for each connection without a message.
+    Read from the kernel's tables, not by connecting: slurmd logs an error for each connection without a message.
     """
     process = find_process()
     return process is not None and holds_socket(process, socket_inodes(port, state="0A"))
@@ -294,7 +294,7 @@ def build_daemons(layout: Layout) -> dict[str, Daemon]:
             name="slurmdbd",
             layout=layout,
             argv=["slurmdbd", "-D"],
-            # slurmdbd takes no option for its configuration: only its environment tells whose it is.
+            # slurmdbd has no option for its configuration file; only its environment identifies the cluster.
             token=f"MYSQL_UNIX_PORT={layout.mariadb_socket}",
             env={**slurm_env, "MYSQL_UNIX_PORT": str(layout.mariadb_socket)},
             is_responding=lambda: is_listening(daemons["slurmdbd"].process, ports["slurmdbd"]),

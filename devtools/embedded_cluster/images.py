@@ -18,13 +18,13 @@ from devtools.embedded_cluster.packages import Requirement, install
 from devtools.embedded_cluster.sources import distribution_sources, os_release
 
 CACHE = SHARED_DIR / "images"
-# Raised when a recipe below changes, so that caches of older ones are not taken for it.
+# Increase when a recipe below changes, so that cached images are rebuilt.
 RECIPE_VERSION = 1
 EXCLUDED_SHARE_DIRS = ("doc", "man", "info", "locale", "lintian", "zoneinfo", "bug", "doc-base")
 
 
 def ensure_installed(layout: Layout, *, log: Path) -> list[str]:
-    """Put both images into the cluster's directory; says what had to be built."""
+    """Put both images into the cluster's directory; returns what was built."""
     ensure_directory(CACHE, "root", 0o755)
     built = []
     with lock_file(CACHE / "lock", "another cluster building the images"):
@@ -77,7 +77,7 @@ def build(cached: Path, make_root: Callable[[Path, Path], None], log: Path) -> N
 
 
 def make_busybox_root(root: Path, log: Path) -> None:
-    """The package is unpacked and not installed, since it would push the machine's own busybox out."""
+    """The package is unpacked, not installed: it would replace the machine's busybox."""
     root.mkdir()
     unpacked = root.with_name("unpacked")
     download = ["sh", "-c", 'cd "$0" && exec apt-get -o APT::Sandbox::User=root download "$@"']

@@ -1,4 +1,4 @@
-"""Where an embedded cluster keeps its things, which ports it has, and whether a directory can hold one.
+"""Paths and ports of an embedded cluster, and the check whether a directory can hold one.
 
 One `Layout` per cluster directory. Reads and writes the directory's state file and marker; starts nothing.
 """
@@ -28,7 +28,7 @@ MARKER_TEXT = "This directory is an embedded Slurm cluster of Sluice; `scripts/c
 
 CLUSTER_NAME = "sluice"
 SERVICE_USER = "sluice-svc"
-# For measurements with more people than the demonstration has.
+# For benchmarks with more users than the demo has.
 EXTRA_USERS = int(os.environ.get("SLUICE_CLUSTER_MORE_PEOPLE") or 0)
 DEMO_USERS = (
     *("sluice-alice", "sluice-bob", "sluice-carol"),
@@ -36,7 +36,7 @@ DEMO_USERS = (
 )
 USERS = (*DEMO_USERS, SERVICE_USER)
 
-# Outside Linux' range for outgoing connections (32768 and up), so that no passing client takes a port of ours.
+# Below Linux' range for outgoing connections (32768 and up), so that no client takes such a port.
 PORT_RANGE = range(21000, 29000)
 PORT_NAMES = ("slurmctld", "slurmdbd", "sshd", "n1", "n2", "n3", "n4")
 # sockaddr_un holds 107 characters; the longest socket below the directory needs about 20.
@@ -125,13 +125,13 @@ class Layout:
         return Path(configured).absolute() if configured else self.ssh / "ca_key"
 
     def create_marker(self) -> None:
-        """Make the directory and mark it as ours, before anything else is put there."""
+        """Create the directory and its marker file before anything else is written there."""
         ensure_directory(self.dir, "root", 0o755)
         if not self.marker.exists():
             self.marker.write_text(MARKER_TEXT)
 
     def prepare(self) -> None:
-        """Make the directories, with owners and modes that each daemon insists on."""
+        """Create the directories with the owners and modes that the daemons require."""
         slurm, munge = slurm_user(), account_or_root("munge")
         for path in (self.dir, self.etc, self.run, self.gpu_devices, self.scratch, self.images,
                      self.ssh, self.dir / "spool"):  # fmt: skip
@@ -148,7 +148,7 @@ class Layout:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """One `scripts/cluster` at a time changes this cluster; a second one waits."""
+        """Lock: one `scripts/cluster` at a time changes this cluster; a second one waits."""
         with lock_file(self.dir / "lock", f"another scripts/cluster at work on {self.dir}"):
             yield
 
@@ -170,7 +170,7 @@ def lock_file(path: Path, holder: str) -> Iterator[None]:
 
 
 def ensure_directory(path: Path, user: str, mode: int) -> None:
-    """Make the directory if it is missing and give it this owner and mode; a link in its place is refused."""
+    """Create the directory if missing and set owner and mode; a symbolic link in its place is an error."""
     path.mkdir(parents=True, exist_ok=True)
     if path.is_symlink():
         raise ClusterSetupError(
@@ -196,14 +196,14 @@ def slurm_user() -> str:
 
 
 def check_directory(layout: Layout) -> None:
-    """Refuse a directory that the demo accounts could not reach, that is somebody else's, or that is too long."""
+    """Raise for a directory that the demo accounts cannot enter, that holds other files, or whose path is too long."""
     path = layout.dir
     if len(str(path)) > MAX_DIR_LENGTH:
         raise ClusterSetupError(
             f"{path} is too long a path for Unix sockets below it: "
             f"choose a SLUICE_CLUSTER_DIR of at most {MAX_DIR_LENGTH} characters."
         )
-    # Slurm's configuration files know no quoting: these would end a value or start a comment.
+    # Slurm's configuration files have no quoting: these characters would end a value or start a comment.
     if any(not (c.isalnum() or c in "/._-+@") for c in str(path)):
         raise ClusterSetupError(
             f"{path} has a character that Slurm's configuration cannot hold: "
@@ -249,7 +249,7 @@ def write_state(layout: Layout, state: dict[str, object]) -> None:
 
 
 def write_atomically(path: Path, text: str, *, mode: int = 0o644, user: str = "root") -> bool:
-    """Write the file if its content differs; gives whether it did."""
+    """Write the file if its content differs; returns whether it did."""
     account = pwd.getpwnam(user)
     temporary = path.with_name(f".{path.name}.new")
     try:
@@ -275,7 +275,7 @@ def read_ports(layout: Layout) -> dict[str, int]:
 
 
 def port_is_free(port: int) -> bool:
-    """Whether a daemon could listen there: nobody does, on any address of the machine."""
+    """Whether no process listens on this port, on any address of the machine."""
     for family, address in ((socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")):  # noqa: S104 a test, no service
         try:
             with socket.socket(family, socket.SOCK_STREAM) as probe:
@@ -290,9 +290,9 @@ def port_is_free(port: int) -> bool:
 
 
 def assign_ports(layout: Layout, *, running: Iterable[str]) -> list[str]:
-    """Keep each port of this cluster, or choose a free one where it has none or a stranger took it.
+    """Keep each port of this cluster, or choose a free one if it has none or another process took it.
 
-    `running` are the daemons that hold their own port now. Gives a sentence for each port that had to move.
+    `running` are the daemons that hold their own port now. Returns a sentence for each changed port.
     """
     with lock_file(SHARED_DIR / "ports.lock", "another cluster choosing its ports"):
         ports, messages = read_ports(layout), []

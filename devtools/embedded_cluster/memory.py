@@ -1,7 +1,7 @@
-"""How a task that uses more memory than it asked for is caught on this machine.
+"""How this machine enforces the memory limit of a task.
 
 With a usable cgroup v1 memory controller the kernel does it and Slurm reports OUT_OF_MEMORY. Everywhere else slurmd
-looks at each task every two seconds and ends the step that is over its limit (OverMemoryKill), which Slurm 22.05 reports
+checks each task every two seconds and ends the step that is over its limit (OverMemoryKill), which Slurm 22.05 reports
 as FAILED or CANCELLED with the words "exceeded memory limit". Cgroup v2 is not used: Slurm needs systemd's D-Bus or
 a delegated tree for it, which containers and machines without systemd lack.
 """
@@ -15,12 +15,12 @@ from pathlib import Path
 from devtools.embedded_cluster.layout import NODES, Layout, read_state, write_state
 
 CGROUP, POLLING = "cgroup", "polling"
-# How many job ids lie between clusters side by side.
+# Distance of the first job ids of clusters on one machine.
 JOB_ID_RANGE = 1000
 
 
 def memory_controller() -> Path | None:
-    """The mount point of the v1 memory controller, if it is where Slurm looks and root can use it."""
+    """The mount point of the v1 memory controller, if it is where Slurm expects it and root can use it."""
     for line in Path("/proc/mounts").read_text().splitlines():
         _, path, kind, options, *_ = line.split()
         if kind == "cgroup" and "memory" in options.split(",") and Path(path).name == "memory":
@@ -38,7 +38,7 @@ def memory_controller() -> Path | None:
 
 
 def memory_enforcement(layout: Layout) -> str:
-    """Which way this cluster takes; once cgroups proved unusable here, polling for good."""
+    """The method of this cluster; polling permanently once cgroups proved unusable."""
     if read_state(layout).get("memory") == POLLING:
         return POLLING
     return CGROUP if memory_controller() else POLLING
@@ -64,13 +64,13 @@ def render_cgroup_conf(layout: Layout, slurm_version: tuple[int, int]) -> str:
         )
     if slurm_version >= (24, 5):
         return "CgroupPlugin=disabled\n"
-    # Older ones start the plugin that they detect even when nothing uses it, and v2's fails without D-Bus. The one
+    # Older releases load the plugin they detect even if nothing uses it, and that of v2 fails without D-Bus. That
     # of v1 touches nothing until it is used.
     return f"CgroupPlugin=cgroup/v1\nCgroupMountpoint={layout.dir}/no-cgroup\n"
 
 
 def first_job_id(layout: Layout, ports: dict[str, int], *, is_default: bool) -> int:
-    """Clusters side by side use the same cgroup names (slurm_n1/uid_…/job_…), so their job ids must not meet."""
+    """Clusters on one machine use the same cgroup names (slurm_n1/uid_…/job_…), so their job ids must not overlap."""
     state = read_state(layout)
     if "first_job_id" not in state:
         first_id = 1 if is_default else (ports["slurmctld"] - 20000) * JOB_ID_RANGE + 1
@@ -80,10 +80,10 @@ def first_job_id(layout: Layout, ports: dict[str, int], *, is_default: bool) -> 
 
 
 def remove_cgroups(layout: Layout) -> None:
-    """Remove what Slurm leaves behind of this cluster's jobs that were killed.
+    """Remove cgroups that Slurm left behind for killed jobs of this cluster.
 
-    A new cluster in this place begins with the same job ids, and Slurm does not start a job whose group is already
-    there with a smaller limit. Nothing of another cluster: a group is empty for a moment when a job begins.
+    A new cluster in this directory starts with the same job ids, and Slurm does not start a job whose group is already
+    there with a smaller limit. Groups of other clusters stay: a group is empty for a moment when a job starts.
     """
     controller, first = memory_controller(), read_state(layout).get("first_job_id")
     if controller is None or first is None:

@@ -1,6 +1,6 @@
-"""What the commands do to a whole cluster: bring it up or heal it, take it down, tell how it is.
+"""Operations on a whole cluster: start or repair it, stop it, report its status.
 
-The order of things is here: who must run before whom, and what must be ended after whom.
+Owns the order in which daemons start and stop.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def up(layout: Layout, *, with_images: bool = True) -> None:
 
 
 def prepare(layout: Layout, steps: ProgressSteps) -> Path:
-    """Packages, accounts, directories, configuration; gives the log of long commands."""
+    """Packages, accounts, directories, configuration; returns the log file of long commands."""
     bootstrap_log = SHARED_DIR / "install.log"
     with steps.step(f"packages (log: {bootstrap_log})") as remarks:
         installed = packages.install(packages.CLUSTER_REQUIREMENTS, log=bootstrap_log)
@@ -124,8 +124,7 @@ def start_nodes(layout: Layout, remarks: list[str]) -> None:
     except ClusterSetupError:
         if memory.memory_enforcement(layout) == memory.POLLING:
             raise
-        # The one thing here that differs from machine to machine; without it everything but the word
-        # OUT_OF_MEMORY works.
+        # Depends on the machine; without it everything works except the state OUT_OF_MEMORY.
         memory.use_polling(layout)
         write_configuration(layout, read_ports(layout))
         daemons["slurmctld"].ensure()
@@ -139,7 +138,7 @@ def ensure_database(layout: Layout, daemon: Daemon) -> str:
     data = layout.mariadb_data
     complete = layout.dir / "mariadb" / "installed"
     if not complete.exists():
-        # Half of an installation is of no use and holds nothing yet.
+        # An incomplete installation holds no data yet.
         daemon.stop()
         shutil.rmtree(data, ignore_errors=True)
         user = slurm_user()
@@ -149,8 +148,8 @@ def ensure_database(layout: Layout, daemon: Daemon) -> str:
                 "mariadb-install-db", "--no-defaults", f"--user={user}", f"--datadir={data}",
                 "--auth-root-authentication-method=socket", f"--auth-root-socket-user={user}",
                 "--skip-test-db", "--skip-name-resolve",
-                # A MariaDB that starts deletes what it finds of temporary tables, and in /tmp they may be
-                # those of another server: of the next cluster, or of the machine's own.
+                # MariaDB deletes temporary tables when it starts; in /tmp they may be
+                # those of another server.
                 f"--tmpdir={data.parent}",
             ],
             timeout_s=300,
@@ -160,7 +159,7 @@ def ensure_database(layout: Layout, daemon: Daemon) -> str:
 
 
 def wait_for_accounting(daemons: dict[str, Daemon], timeout_s: float = 45) -> bool:
-    """Wait until slurmctld has its connection to slurmdbd; gives whether that took a while."""
+    """Wait until slurmctld is connected to slurmdbd; returns whether it had to wait."""
     port, waited = daemons["slurmdbd"].port or 0, False
     deadline = time.monotonic() + timeout_s
     while True:
@@ -187,7 +186,7 @@ def node_states(layout: Layout) -> dict[str, str]:
 
 
 def is_usable(state: str) -> bool:
-    """Slurm marks a node that does not answer with a trailing *; drained is somebody's wish and stays."""
+    """Slurm marks a node that does not respond with a trailing *. Drained nodes stay drained: an administrator did that."""
     return not state.endswith("*") and not state.startswith(
         ("down", "unk", "inval", "fail", "future")
     )
@@ -221,7 +220,7 @@ def wait_for_nodes(layout: Layout, remarks: list[str], timeout_s: float = 40) ->
 
 
 def down(layout: Layout) -> int:
-    """Stop everything of this cluster; gives how many processes it ended."""
+    """Stop everything of this cluster; returns how many processes it ended."""
     daemons = known_daemons(layout)
     if not daemons:
         return 0
@@ -229,11 +228,11 @@ def down(layout: Layout) -> int:
         controller = daemons["slurmctld"].process()
         if controller is not None and any(daemons[name].process() for name in NODE_NAMES):
             cancel_running_jobs(layout)
-        # The door first: who was on the way in meanwhile is inside by one of the next looks.
+        # sshd first: a login in progress then shows up in one of the next process scans.
         count = int(daemons["sshd"].stop())
         while ended := end_ssh_sessions(layout):
             count += ended
-        # The controller first: it must not see its nodes vanish and call their jobs failed.
+        # slurmctld before slurmd: else it would see its nodes disappear and mark their jobs failed.
         count += daemons["slurmctld"].stop()
         for name in NODE_NAMES:
             count += daemons[name].stop()
@@ -245,7 +244,7 @@ def down(layout: Layout) -> int:
 
 
 def cancel_running_jobs(layout: Layout) -> None:
-    """Cancel what runs, so that accounting tells the truth about it; what waits goes on waiting for the next `up`."""
+    """Cancel running jobs, so that accounting records their end; pending jobs stay pending until the next `up`."""
     env = slurm_environment(layout)
     running = "RUNNING,SUSPENDED,STOPPED,CONFIGURING"
     try:
@@ -255,7 +254,7 @@ def cancel_running_jobs(layout: Layout) -> None:
         if job_ids:
             run(["scancel", *sorted(set(job_ids))], env=env, check=False, timeout_s=20)
     except ClusterSetupError:
-        return  # A controller that does not answer is stopped all the same.
+        return  # A slurmctld that does not respond is stopped nevertheless.
 
 
 def user_ids() -> set[int]:
@@ -273,14 +272,14 @@ def has_variable(environment: list[bytes], prefix: bytes) -> bool:
 
 
 def job_processes(layout: Layout) -> list[Process]:
-    """Step daemons of this cluster, their offspring, and what demo accounts' jobs left behind outside of them."""
+    """Step daemons of this cluster, their descendants, and processes of demo accounts' jobs outside of them."""
     marker = f"SLURM_CONF={layout.slurm_conf}".encode()
     logs = f"{os.path.realpath(layout.log)}/"
     uids, stepds, detached = user_ids(), [], []
     for process in all_processes():
         environment = process.raw_environment()
-        # Debian's is slurmstepd-wlm. It writes its title over its arguments and its environment: what tells
-        # whose it is, is the log of its node, which it has open.
+        # Debian's program is slurmstepd-wlm. Its title overwrites its arguments and environment; the open log file of
+        # its node identifies the cluster.
         if os.path.basename(process.executable()).startswith("slurmstepd"):
             if any(path.startswith(logs) for path in open_files(process)):
                 stepds.append(process)
@@ -294,7 +293,7 @@ def job_processes(layout: Layout) -> list[Process]:
 
 
 def end_ssh_sessions(layout: Layout) -> int:
-    """The processes that serve logins to this cluster's sshd, and the commands of those logins."""
+    """Session processes of this cluster's sshd, and the commands of those sessions."""
     port = read_ports(layout)["sshd"]
     inodes = socket_inodes(port)
     listener = find_by_token("sshd", f"-f {layout.etc}/sshd_config")
@@ -337,7 +336,7 @@ def status(layout: Layout) -> list[DaemonStatus]:
         if process is None:
             state = "stopped"
         elif name == "slurmctld" and not rows[0].ok:
-            # Its clients would go on trying to reach munge for half a minute.
+            # Clients of munge would retry for half a minute.
             state = "not answering, since munge is not"
         elif not daemon.is_responding():
             state = "not answering"
@@ -352,7 +351,7 @@ def status(layout: Layout) -> list[DaemonStatus]:
 
 
 def reset(layout: Layout) -> None:
-    """Delete the cluster's directory; only a directory that carries our marker."""
+    """Delete the cluster's directory, if it has the marker file."""
     if not layout.dir.exists():
         return
     if not layout.marker.is_file() or layout.dir.is_symlink():
@@ -361,7 +360,7 @@ def reset(layout: Layout) -> None:
         )
     down(layout)
     for entry in sorted(layout.dir.iterdir(), key=lambda path: path == layout.marker):
-        # The marker goes last, so that a reset that was interrupted can be repeated.
+        # The marker is deleted last, so that an interrupted reset can be repeated.
         shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
 
 

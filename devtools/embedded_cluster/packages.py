@@ -1,7 +1,7 @@
-"""The machine's packages: finds out what is missing and installs that, and only that, with apt.
+"""Installs missing Debian packages, and only those, with apt.
 
-Never starts a service, never upgrades what was asked for by somebody else, never calls apt when nothing is
-missing (so that no network is fine then).
+Never starts a service, never upgrades installed packages, and never calls apt if nothing is missing, so that
+no network is needed then.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ POLICY_TEXT = "#!/bin/sh\n# Temporary, by Sluice's scripts/cluster: packages mus
 
 @dataclass(frozen=True)
 class Requirement:
-    """A package, and the program or file pattern that shows it (or an equal of it) to be there."""
+    """A package, and the program or file pattern that shows that it, or an equivalent, is installed."""
 
     package: str
     provides: str
     unit: str = ""
 
 
-# The -core packages of MariaDB bring the programs without a service, a user or a data directory.
+# MariaDB's -core packages contain the programs without a service, a user or a data directory.
 CLUSTER_REQUIREMENTS = (
     Requirement("munge", "munged", "munge.service"),
     Requirement("slurmctld", "slurmctld", "slurmctld.service"),
@@ -58,9 +58,9 @@ def find_missing(requirements: Sequence[Requirement]) -> list[Requirement]:
 
 @contextlib.contextmanager
 def services_disabled() -> Iterator[None]:
-    """Debian's own switch against services being started by a package's installation."""
+    """policy-rc.d: prevents Debian packages from starting services when installed."""
     if POLICY.exists() and POLICY.read_text(errors="replace") != POLICY_TEXT:
-        # The machine has a policy of its own: it decides, and it stays.
+        # The machine already has a policy; keep it.
         yield
         return
     POLICY.write_text(POLICY_TEXT)
@@ -72,7 +72,7 @@ def services_disabled() -> Iterator[None]:
 
 
 def disable_units(requirements: Sequence[Requirement]) -> None:
-    """A package that only we wanted must not open port 22 at the machine's next boot."""
+    """Disable ssh at boot if this program installed openssh-server: it must not open port 22."""
     units = [requirement.unit for requirement in requirements if requirement.unit]
     if units and shutil.which("systemctl", path=SYSTEM_PATH):
         run(["systemctl", "disable", *units], check=False)
@@ -89,7 +89,7 @@ def is_available_in_apt(package: str) -> bool:
 
 
 def install(requirements: Sequence[Requirement], *, log: Path) -> list[str]:
-    """Install what is missing of `needs`; gives the names of the packages that it installed."""
+    """Install what is missing of `needs`; returns the names of the installed packages."""
     missing = find_missing(requirements)
     if not missing:
         return []

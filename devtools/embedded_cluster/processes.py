@@ -1,7 +1,7 @@
-"""Processes by pid and start time: find, signal, wait, sweep up.
+"""Processes by pid and start time: find, signal, wait, end.
 
-A pid alone is never trusted: the kernel reuses it. A process is (pid, start time); signals go through a pidfd,
-so that they reach that very process or none. Nothing here is ever found by a program's name alone.
+The kernel reuses pids, so a process is (pid, start time); signals go through a pidfd and reach that process or
+none. No process is identified by its program name alone.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ class Process:
         with contextlib.suppress(ProcessLookupError):
             descriptor = os.pidfd_open(self.pid)
             try:
-                # Checked after opening: from here on the descriptor means this process only.
+                # Checked after opening: from now on the descriptor refers to this process only.
                 if self.alive():
                     signal.pidfd_send_signal(descriptor, number)
             finally:
                 os.close(descriptor)
 
     def wait(self, timeout_s: float) -> bool:
-        """Whether it ended within the time (a zombie, which waits for its own parent only, counts as ended)."""
+        """Whether it ended within the time. A zombie counts as ended."""
         deadline = time.monotonic() + timeout_s
         while self.alive():
             remaining = deadline - time.monotonic()
@@ -57,9 +57,9 @@ class Process:
         return True
 
     def stop(self, *, stop_timeout_s: float) -> bool:
-        """Ask it to end, then insist; gives whether asking was enough."""
+        """SIGTERM, then SIGKILL; returns whether SIGTERM was enough."""
         self.send_signal(signal.SIGTERM)
-        # A stopped (SIGSTOP) process would never see the request.
+        # A stopped (SIGSTOP) process does not handle SIGTERM.
         self.send_signal(signal.SIGCONT)
         if self.wait(stop_timeout_s):
             return True
@@ -111,7 +111,7 @@ def read_stat(pid: int) -> Stat | None:
     raw = read_bytes(Path("/proc") / str(pid) / "stat")
     if not raw:
         return None
-    # The second field, the command's name in parentheses, may itself hold blanks and parentheses.
+    # The second field, the command name in parentheses, may contain blanks and parentheses.
     fields = raw.rpartition(b")")[2].split()
     return Stat(state=fields[0].decode(), parent=int(fields[1]), start_ticks=int(fields[19]))
 
@@ -130,9 +130,9 @@ def all_processes() -> Iterator[Process]:
 
 
 def find_by_token(program: str, token: str) -> Process | None:
-    """The process of this program whose command line or environment names this cluster's own file or node.
+    """The process of this program whose command line or environment contains a file or node name of this cluster.
 
-    The oldest of them, since a daemon's short-lived children start with a copy of its command line.
+    The oldest one: short-lived children of a daemon start with a copy of its command line.
     """
     found = [
         process
@@ -174,7 +174,7 @@ def socket_inodes(port: int, *, column: int = 1, state: str | None = None) -> se
 
 
 def open_files(process: Process) -> Iterator[str]:
-    """What its descriptors are of: paths, `socket:[…]` and the like."""
+    """Targets of its open descriptors: paths, `socket:[…]`."""
     try:
         descriptors = list((process.proc_dir / "fd").iterdir())
     except OSError:
@@ -196,7 +196,7 @@ def is_connected(process: Process, port: int) -> bool:
 
 
 def terminate_all(processes: Iterable[Process], *, stop_timeout_s: float) -> int:
-    """End many at once: ask all, wait, kill who is left; gives how many there were."""
+    """End many processes: SIGTERM to all, wait, SIGKILL to the remaining; returns their number."""
     targets = [process for process in processes if process.alive()]
     for process in targets:
         process.send_signal(signal.SIGTERM)

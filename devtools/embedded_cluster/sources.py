@@ -1,6 +1,6 @@
-"""The machine's own package sources, read from /etc/apt: where Debian's or Ubuntu's packages come from here.
+"""Reads the machine's package sources from /etc/apt.
 
-Reads only; nothing of the machine's apt configuration is ever written.
+Never writes to the machine's apt configuration.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class PackageSource:
-    """Where the machine gets Debian's packages from, and the key that signs them."""
+    """A package source and the key that signs it."""
 
     uri: str
     suites: tuple[str, ...]
@@ -37,7 +37,7 @@ def parse_deb822(text: str) -> list[PackageSource]:
     found = []
     for paragraph in re.split(r"\n\s*\n", text):
         lines = [line for line in paragraph.splitlines() if not line.startswith("#")]
-        # A field goes on in lines that start with a blank; a key given in full is not a file to name.
+        # Fields continue on lines that start with a blank. An inline key has no file name.
         fields = {
             name.strip().lower(): value.strip()
             for name, sign, value in (line.partition(":") for line in lines)
@@ -76,7 +76,7 @@ def os_release() -> dict[str, str]:
 
 
 def distribution_sources() -> list[PackageSource]:
-    """Those of the distribution's own release, its updates and security fixes; no third party's."""
+    """The sources of the distribution's release, updates and security fixes; no third-party sources."""
     codename = os_release().get("VERSION_CODENAME", "")
     found = []
     for source in machine_sources():
