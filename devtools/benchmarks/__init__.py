@@ -1,7 +1,7 @@
-"""What `scripts/bench` measures: one module a subject, each with `measure(quick) -> Iterator[Row]`.
+"""The benchmarks of `scripts/bench`: one module each, with `measure(quick) -> Iterator[BenchmarkResult]`.
 
-Speed is a ratio to a yardstick measured in the same run: the machines are noisy, seconds alone say
-little. A row without a yardstick compares with a fixed limit.
+Results are ratios to a baseline measured in the same run, because absolute times vary between machines.
+A row without a baseline is compared with a fixed limit.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ class BenchmarkResult:
     baseline: float | None = None
     baseline_name: str = ""
     target_ratio: float | None = (
-        None  # ours / yardstick at the most (at the least, with `higher_is_better`)
+        None  # upper bound of measured / baseline (lower bound with `higher_is_better`)
     )
-    limit: float | None = None  # ours at the most (at the least, with `higher_is_better`)
+    limit: float | None = None  # upper bound of measured (lower bound with `higher_is_better`)
     higher_is_better: bool = False
     note: str = ""
 
@@ -35,7 +35,7 @@ class BenchmarkResult:
 
     @property
     def passed(self) -> bool | None:
-        """None: the row has no target and only informs."""
+        """None if the row has no target."""
         verdicts = []
         if self.target_ratio is not None and self.ratio is not None:
             verdicts.append(self._within(self.ratio, self.target_ratio))

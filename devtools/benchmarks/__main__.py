@@ -1,4 +1,4 @@
-"""`scripts/bench [NAME…] [--json FILE] [--quick]`: runs the subjects, prints progress and a table."""
+"""`scripts/bench [NAME…] [--json FILE] [--quick]`: runs the benchmarks, prints progress and a table."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pathlib import Path
 from devtools import benchmarks
 from devtools.benchmarks import BenchmarkResult
 
-# It leaves thousands of ended jobs to Slurm, which lists them for minutes whenever it is asked.
+# It leaves thousands of ended jobs in Slurm, which keeps listing them for minutes.
 RUN_LAST = "engine"
 
 
@@ -28,10 +28,10 @@ def list_benchmarks() -> list[str]:
 
 
 def measure(name: str, *, quick: bool) -> Iterator[BenchmarkResult]:
-    """What one subject gives. Its failure is shown, and the others go on: a run takes long."""
+    """The results of one benchmark. A failure becomes a row, and the others still run."""
     try:
         yield from importlib.import_module(f"devtools.benchmarks.{name}").measure(quick=quick)
-    except Exception as error:  # noqa: BLE001 - whatever it was, it is shown
+    except Exception as error:  # noqa: BLE001 - printed, and the run continues
         traceback.print_exc()
         yield BenchmarkResult(
             f"{name}: not measured", 1, "failures", limit=0, note=repr(error)[:200]
@@ -70,7 +70,7 @@ def main() -> int:
     unknown = set(options.names) - set(list_benchmarks())
     if unknown:
         parser.error(
-            f"no such subject: {', '.join(sorted(unknown))}; there are: {', '.join(list_benchmarks())}"
+            f"no such benchmark: {', '.join(sorted(unknown))}; there are: {', '.join(list_benchmarks())}"
         )
     rows: list[BenchmarkResult] = []
     for name in options.names or list_benchmarks():

@@ -1,4 +1,4 @@
-"""A Sluice that runs with the embedded cluster, for the subjects that measure the whole of it."""
+"""A running Sluice with the embedded cluster, for benchmarks of the complete system."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ NO_RATE_LIMITS = {
 
 @contextlib.contextmanager
 def sluice_server(*options: str) -> Iterator[RunningSluice]:
-    """`manage.py serve OPTIONS` with a fresh database, started and having seen the cluster."""
+    """`manage.py serve OPTIONS` with a fresh database; returns after the engine has read the capacity."""
     home = Path(tempfile.mkdtemp(prefix="sluice-bench-"))
     environment = {**os.environ, **cluster_environment()}
-    # The benchmarks' own settings are not the server's.
+    # The DJANGO settings of the benchmark process do not apply to the server.
     environment = {k: v for k, v in environment.items() if not k.startswith("DJANGO")}
     environment["PATH"] = os.environ["PATH"]
     sluice = make_sluice(environment, home, **NO_RATE_LIMITS)
@@ -53,7 +53,7 @@ def wait_for_capacity(sluice: RunningSluice) -> None:
 
 
 def wait_until_empty(list_items: Callable[[], Sequence[Any]], *, interval_s: float) -> None:
-    """Until a list is empty; a Sluice that does not get on is an error, not a wait for ever."""
+    """Wait until a list is empty; raises after five minutes."""
     deadline = time.monotonic() + 300
     while remaining := list_items():
         if time.monotonic() > deadline:
@@ -69,7 +69,7 @@ def run_slurm(sluice: RunningSluice, *argv: str) -> str:
 
 @contextlib.contextmanager
 def partition_down(sluice: RunningSluice) -> Iterator[None]:
-    """Jobs wait: otherwise the jobs themselves, on the same cores, are what is measured."""
+    """Keep jobs pending: running jobs would share the cores with what is measured."""
     run_slurm(sluice, "scontrol", "update", "partitionname=cpu", "state=down")
     try:
         yield

@@ -1,6 +1,6 @@
-"""How soon people see what happened: Slurm's own times against the moment the websocket tells.
+"""Delay between an event in Slurm (by its own timestamps) and its websocket frame.
 
-Slurm keeps whole seconds, cut off: half a second of each figure is, on average, this rounding.
+Slurm truncates timestamps to seconds, which adds half a second to each figure on average.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tests.sluice_server import RunningSluice
 
 
 class StateListener:
-    """Notes when each job's state arrived."""
+    """Records when each job's state arrived."""
 
     def __init__(self, sluice: RunningSluice) -> None:
         self.arrival_times: dict[tuple[str, str], float] = {}
@@ -77,7 +77,7 @@ def measure_job_ends(
     jobs = []
     for n in range(count):
         jobs.append(submit(sluice, f"end-{n}", f"sleep {1 + n % 3}"))
-        time.sleep(0.7)  # a few run at a time: it is not the machine's cores that are measured
+        time.sleep(0.7)  # few at a time, so that the cores are not the bottleneck
     for job in jobs:
         wait_for_state(sluice, job, *END_STATES)
         listener.wait_for(job, "COMPLETED")
@@ -113,6 +113,6 @@ def measure_stops(
         sluice.api("POST", f"jobs/{job}/stop")
         delays.append(listener.wait_for(job, "STOPPED") - started)
     yield BenchmarkResult(
-        "stop asked → STOPPED by websocket, p95", p95(delays), "s",
+        "stop requested → STOPPED by websocket, p95", p95(delays), "s",
         note=f"median {statistics.median(delays):.2f} s of {count}; the tasks' own end included",
     )  # fmt: skip

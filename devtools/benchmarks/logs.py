@@ -1,6 +1,6 @@
-"""Live logs: through Sluice's websocket and REST against plain ssh, on the same files at the same time.
+"""Live logs by websocket and REST, compared with plain ssh on the same files at the same time.
 
-The ssh side uses one open connection (ControlMaster), as the strongest plain way to look at a log.
+The ssh side uses one open connection (ControlMaster), the fastest variant of plain ssh.
 """
 
 from __future__ import annotations
@@ -81,10 +81,10 @@ def open_log(sluice: RunningSluice, job: str, query: str) -> ClientConnection:
 
 
 def data_frames(sluice: RunningSluice, job: str, query: str) -> Iterator[bytes]:
-    """A log's frames straight from the socket.
+    """The frames of a log, read from the socket directly.
 
-    Not by `connect`: its thread that receives, and the queue from it to the reader, would be a part of
-    the time of each line, while the other side's lines come straight from a pipe.
+    Not by `connect`: its thread that receives, and the queue from it to the reader, would add
+    to the time of each line, while lines of the ssh side come directly from a pipe.
     """
     uri = parse_uri(log_url(sluice, job, query))
     protocol = ClientProtocol(uri, max_size=None)
@@ -108,7 +108,7 @@ def data_frames(sluice: RunningSluice, job: str, query: str) -> Iterator[bytes]:
 
 
 def measure_latency(sluice: RunningSluice, ssh: OpenSsh, count: int) -> Iterator[BenchmarkResult]:
-    """A real job prints the time; both sides note when the line came."""
+    """A job prints the time; both sides record when the line arrived."""
     program = (
         f"import sys,time\ntime.sleep(4)\nfor n in range({count}):\n"
         " sys.stdout.write(f'{time.time()}\\n'); sys.stdout.flush(); time.sleep(0.03)\ntime.sleep(2)"
@@ -171,7 +171,7 @@ def measure_large_log(
         "websocket": lambda: read_by_websocket(sluice, job),
     }
     rates: dict[str, list[float]] = {method: [] for method in methods}
-    for _ in range(3):  # in turns, so that a noisy moment hits all
+    for _ in range(3):  # interleaved, so that other load affects all methods
         for method, read in methods.items():
             started = time.perf_counter()
             byte_count = read()

@@ -1,4 +1,4 @@
-"""Memory of web and engine (resident, each a process of its own): idle, and after a burst of work."""
+"""Resident memory of the web process and the engine process: idle, and after a burst of submissions."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Pages with 100,000 jobs in the database: the list, the home page, and a job of 500 tasks.
 
-The processor time of a whole request through Django's own stack and SQLite, which waits for nobody, so
-that other work on the machine does not count; the time by the clock stands beside it, as do the queries.
+Measures the CPU time of a whole request through Django and SQLite, which other load on the machine does not
+change; wall-clock time and number of queries are noted beside it.
 No cluster is needed.
 """
 
@@ -69,11 +69,11 @@ def measure(*, quick: bool) -> Iterator[BenchmarkResult]:
         )
 
 
-# In a process of its own.
+# Subprocess.
 
 
 def seed_database(count: int) -> tuple[Any, Any]:
-    """Jobs of fifty people, and one with many tasks; that one and its owner."""
+    """Create jobs of fifty users and one job with many tasks; returns that job and its owner."""
     from devtools.benchmarks.api import seed
 
     seed(count)  # sets Django up

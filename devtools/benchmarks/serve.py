@@ -1,4 +1,4 @@
-"""Requests a second and p95 with many clients at once, against an address that does nothing.
+"""Requests per second and p95 with many concurrent clients; the baseline is /healthz.
 
 The servers are `manage.py serve` on SQLite, web only, with 1,000 and with 100,000 jobs. wrk makes the
 requests; it shares the machine's cores with the server.
@@ -17,7 +17,7 @@ from devtools.benchmarks.api import JOBS_PATH, LARGE_COUNT, SMALL_COUNT, BenchSe
 
 CLIENTS = (20, 100, 500)
 MIN_RATES = {"list": 200, "job": 300}
-# Each request of a thread is the next of the list; the figures come out as one line of JSON.
+# Each thread requests the next path of the list; the results are printed as one line of JSON.
 LUA = """
 local requests = {{{requests}}}
 local n = 0

@@ -1,7 +1,7 @@
-"""Submitting through REST until every job has its Slurm id, against sbatch in a loop over one SSH connection.
+"""Submission by REST until every job has its Slurm id, compared with sbatch in a loop over one SSH connection.
 
-Both sides give Slurm the very same batch scripts. The partition is down meanwhile: jobs wait, so that the
-cores are not shared with the jobs themselves.
+Both sides submit the same batch scripts. The partition is down, so that jobs stay pending and do not use
+the cores.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ from devtools.benchmarks.transport import SshComparison
 from tests.sluice_server import RunningSluice
 
 CLIENTS = 10
-EXTRA_USERS = 8  # Unix accounts beside those of the demonstration's members
+EXTRA_USERS = 8  # Unix accounts in addition to those of the demo users
 UNIX_USERS = ("sluice-alice", "sluice-bob", *(f"sluice-more{n}" for n in range(1, EXTRA_USERS + 1)))
 TARGET = 1.5
 
 
-# In a process of its own, with the settings of the Sluice that is measured.
+# Subprocess, with the settings of the measured server.
 
 
 def create_users() -> None:
-    """Members of the namespace, one for each Unix account."""
+    """Create a namespace member for each Unix account."""
     import django
 
     django.setup()
@@ -71,7 +71,7 @@ def create_users() -> None:
     print(json.dumps(tokens))
 
 
-# Here: the clients.
+# Parent process: the clients.
 
 
 def measure(*, quick: bool) -> Iterator[BenchmarkResult]:
@@ -119,7 +119,7 @@ def run_round(
 
 
 def build_result(name: str, rounds: list[Round], baseline: str, count: int) -> BenchmarkResult:
-    """Medians of rounds in which both sides came one after the other: the machine's speed changes meanwhile."""
+    """Medians of rounds in which both sides run one after the other, because the machine's speed varies."""
     ours_s, loop_s, accepted_s = (
         statistics.median(getattr(each, what) for each in rounds)
         for what in ("ours_s", "loop_s", "accepted_s")
@@ -132,7 +132,7 @@ def build_result(name: str, rounds: list[Round], baseline: str, count: int) -> B
 
 
 def wait_until_ended(sluice: RunningSluice, tokens: Sequence[str]) -> None:
-    """Jobs that were cancelled behind its back are work for the engine, too: not a part of what follows."""
+    """Wait until the engine has processed jobs cancelled with scancel, so that this work is not measured next."""
 
     def unfinished(token: str) -> Any:
         path = f"{sluice.url}/api/v1/jobs?mine=1&state=PENDING&state=RUNNING&limit=1"
@@ -144,7 +144,7 @@ def wait_until_ended(sluice: RunningSluice, tokens: Sequence[str]) -> None:
 
 
 def create_user_tokens(sluice: RunningSluice) -> dict[str, str]:
-    """One for each Unix account, with a token."""
+    """Create a user for each Unix account; returns their tokens."""
     result = subprocess.run(
         [sys.executable, "-m", "devtools.benchmarks.submit"],
         env={**sluice.env, "DJANGO_SETTINGS_MODULE": "gateway.settings"},
@@ -157,12 +157,12 @@ def create_user_tokens(sluice: RunningSluice) -> dict[str, str]:
 def submit_by_rest(
     sluice: RunningSluice, jobs_by_user: dict[str, tuple[str, int]]
 ) -> tuple[float, float]:
-    """Person → token and number of jobs. Seconds until all are accepted; until all have their Slurm id."""
+    """`jobs_by_user`: token and number of jobs. Returns the seconds until all are accepted and until all have a Slurm id."""
     local = threading.local()
     host = sluice.url.removeprefix("http://")
 
     def call(method: str, path: str, token: str, document: Any = None) -> Any:
-        # Not httpx: on two cores a client that takes 3 ms for a request is a part of what is measured.
+        # Not httpx: its 3 ms per request would distort the result on two cores.
         if not hasattr(local, "connection"):
             local.connection = http.client.HTTPConnection(host, timeout=120)
         headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
@@ -192,7 +192,7 @@ def submit_by_rest(
 
 
 def take_work_directories(sluice: RunningSluice, unix_user: str) -> list[str]:
-    """Work directories of what Slurm holds of this Unix user; then it holds none any more."""
+    """Work directories of the Slurm jobs of this Unix user; cancels the jobs."""
     unfinished = run_slurm(sluice, "squeue", "-h", "-u", unix_user, "-o", "%Z").split()
     run_slurm(sluice, "scancel", "-u", unix_user)
     return unfinished

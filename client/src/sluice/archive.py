@@ -1,4 +1,4 @@
-"""A directory of code as an archive: the same directory always gives the same bytes, so it travels once."""
+"""Packs a directory of code reproducibly: the same content gives the same bytes, so it is uploaded once."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from pathlib import Path
 from sluice.errors import Invalid, TooLarge
 from sluice.messages import t
 
-Progress = Callable[[int, int], None]  # bytes done, bytes in all (0: not known)
+Progress = Callable[[int, int], None]  # bytes done, total bytes (0: unknown)
 
 MAX_BYTES = 1_000_000_000
 CHUNK_BYTES = 256 * 1024
-# Never wanted on the cluster, and often larger than the code itself.
+# Not needed on the cluster, and often larger than the code.
 EXCLUDED_NAMES = frozenset(
     (".git", ".hg", ".svn", "__pycache__", ".venv", "venv", "node_modules", ".ipynb_checkpoints")
 )
@@ -45,7 +45,7 @@ class Archive:
 
 @contextmanager
 def open_archive(code: str | os.PathLike[str], *, max_bytes: int = MAX_BYTES) -> Iterator[Archive]:
-    """An archive as it is, or a directory packed. Raises Invalid and TooLarge."""
+    """An archive unchanged, or a directory packed. Raises Invalid and TooLarge."""
     path = Path(code).expanduser()
     if path.is_dir():
         with tempfile.TemporaryDirectory(prefix="sluice-") as directory_path:
@@ -82,7 +82,7 @@ def too_large_error(path: Path, max_bytes: int) -> TooLarge:
 
 
 def pack(directory: Path, target: Path, *, max_bytes: int = MAX_BYTES) -> None:
-    """Sorted, without owners and without the gzip's own time: the same tree gives the same archive."""
+    """Sorted, without owners and without a gzip timestamp: the same tree gives the same archive."""
     root, count = directory.resolve(), 0
     with (
         target.open("wb") as raw,
@@ -96,7 +96,7 @@ def pack(directory: Path, target: Path, *, max_bytes: int = MAX_BYTES) -> None:
             info.mtime = int(info.mtime)
             info.mode = 0o755 if info.mode & 0o100 else 0o644
             if info.islnk():
-                # The second name of a file: packed again, since the first may have been left out.
+                # A hard link: packed as a file, since the first name may have been left out.
                 info.type, info.linkname = tarfile.REGTYPE, ""
                 info.size = path.stat().st_size
             if info.isreg():

@@ -1,5 +1,5 @@
-"""`sluice.Client`: everything that the browser can do, as methods. Thin on purpose: HTTP is `sluice.http`'s,
-streams are `sluice.logs`' and `sluice.events`', files are `sluice.archive`'s and `sluice.transfer`'s."""
+"""`sluice.Client`: the functions of the pages as methods. HTTP is in `sluice.http`, streams are in
+`sluice.logs` and `sluice.events`, files in `sluice.archive` and `sluice.transfer`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from sluice.values import File, Job, Json, Plan, Task, Template, Token
 
 @runtime_checkable
 class HasSpec(Protocol):
-    """Anything that can write itself as a job file, such as the classes of `sluice.frameworks`."""
+    """An object that can produce a job file, such as the classes of `sluice.frameworks`."""
 
     def spec(self) -> dict[str, Any]: ...
 
@@ -74,12 +74,12 @@ def load_job_file(job: JobFile) -> Mapping[str, Any] | str:
 
 
 def idempotency_headers(key: str = "") -> dict[str, str]:
-    """With it a request may be sent again after a lost answer: the server makes one job of it."""
+    """With this key a request can be repeated after a lost response: the server creates one job."""
     return {"Idempotency-Key": key or str(uuid.uuid4())}
 
 
 class Client:
-    """One person at one server. Without arguments: as the environment or `sluice login` says."""
+    """One user at one server. Without arguments: from the environment or `sluice login`."""
 
     def __init__(
         self,
@@ -145,7 +145,7 @@ class Client:
         secrets: Mapping[str, str] | None = None,
         progress: Progress | None = None,
     ) -> Plan:
-        """What would become of it: nothing is submitted."""
+        """The plan and the script of a job file, without submitting it."""
         body = self._envelope(job, code, name, namespace, secrets, progress)
         return Plan.from_json(self.session.json("POST", "jobs/plan", json=body, repeatable=True))
 
@@ -174,7 +174,7 @@ class Client:
     def upload(
         self, code: Code, *, progress: Progress | None = None, max_bytes: int = MAX_BYTES
     ) -> str:
-        """Send code ahead; its SHA-256 is its name. What the server has already does not travel again."""
+        """Upload code; its SHA-256 is its name. Not sent again if the server has it."""
         with open_archive(code, max_bytes=max_bytes) as archive:
             try:
                 self.session.json("GET", f"uploads/{archive.sha256}")
@@ -190,12 +190,12 @@ class Client:
                     "Content-Type": "application/octet-stream",
                     "Content-Length": str(archive.size),
                 },
-                # Its content is its name: sent twice, it is there once.
+                # Addressed by content, so a repeated upload is harmless.
                 repeatable=True,
             )
         return str(answer["sha256"])
 
-    # --- looking ------------------------------------------------------------------------------------
+    # --- reading ------------------------------------------------------------------------------------
 
     def list(
         self,
@@ -215,7 +215,7 @@ class Client:
         sort: str = "",
         limit: int | None = None,
     ) -> Iterator[Job]:
-        """Jobs, newest first unless `sort` says otherwise; pages are fetched as you go on."""
+        """Jobs, newest first unless `sort` says otherwise; pages are fetched on demand."""
         params: dict[str, Any] = {
             "state": state,
             "namespace": namespace,
@@ -280,7 +280,7 @@ class Client:
         return self.session.request("GET", path, params={"format": "yaml"}).text
 
     def script(self, job: JobLike, *, attempt: int | None = None) -> str:
-        """What sbatch was given."""
+        """The batch script."""
         path = f"jobs/{parse_job_id(job)}/script"
         return str(self.session.json("GET", path, params={"attempt": attempt})["script"])
 
@@ -290,7 +290,7 @@ class Client:
         return [Task.from_json(row) for row in rows]
 
     def events(self, job: JobLike, *, since: int = 0) -> Iterator[Json]:
-        """What happened to it, oldest first."""
+        """Its events, oldest first."""
         path = f"jobs/{parse_job_id(job)}/events"
         after: int | None = since
         while after is not None:
@@ -303,7 +303,7 @@ class Client:
         return found
 
     def watch(self, job: JobLike, *, timeout: float | None = None) -> Iterator[Job]:
-        """The job whenever something about it changed; the last one has ended."""
+        """Yields the job after each change; the last value has ended."""
         return iter(JobWatcher(self.session, parse_job_id(job), timeout_s=timeout))
 
     def wait(
@@ -313,7 +313,7 @@ class Client:
         timeout: float | None = None,
         on_change: Callable[[Job], None] | None = None,
     ) -> Job:
-        """The ended job. Raises WaitTimeout after `timeout` seconds; the job itself goes on."""
+        """The ended job. Raises WaitTimeout after `timeout` seconds; the job continues."""
         last: Job | None = None
         for last in self.watch(job, timeout=timeout):
             if on_change:
@@ -322,7 +322,7 @@ class Client:
             raise SluiceError(t("The server told nothing about the job."))
         return last
 
-    # --- acting ---------------------------------------------------------------------------------------
+    # --- actions ---------------------------------------------------------------------------------------
 
     def stop(self, job: JobLike) -> Job:
         return Job.from_json(
@@ -332,7 +332,7 @@ class Client:
     def delete(
         self, job: JobLike, *, remove_files: bool = False, stop_first: bool = False
     ) -> Job | None:
-        """None: it is deleted. A job: it is being stopped and goes then."""
+        """None: it is deleted. A job: it is being stopped and is deleted afterwards."""
         raw = self.session.json(
             "DELETE",
             f"jobs/{parse_job_id(job)}",
@@ -341,7 +341,7 @@ class Client:
         return Job.from_json(raw) if raw else None
 
     def retry(self, job: JobLike, *, key: str = "") -> Job:
-        """The same job once more, as a further attempt."""
+        """Run the same job again, as a further attempt."""
         return Job.from_json(
             self.session.json(
                 "POST", f"jobs/{parse_job_id(job)}/retry", headers=idempotency_headers(key)
@@ -423,7 +423,7 @@ class Client:
         attempt: int | None = None,
         progress: Progress | None = None,
     ) -> Path:
-        """One file. What a broken download left in NAME.part is gone on with."""
+        """Download one file. Continues an interrupted download from NAME.part."""
         target = Path(to) if to is not None else Path(safe_name(path.rsplit("/", 1)[-1]))
         if target.is_dir():
             target = target / safe_name(path.rsplit("/", 1)[-1])
@@ -441,7 +441,7 @@ class Client:
         attempt: int | None = None,
         progress: Callable[[str, int, int], None] | None = None,
     ) -> Sequence[Path]:
-        """A directory with all below it, file by file: run again, it fetches only what is missing."""
+        """Download a directory recursively, file by file. Repeated, it fetches only missing files."""
         directory = Path(to)
         directory.mkdir(parents=True, exist_ok=True)
         found: list[Path] = []
@@ -479,12 +479,12 @@ class Client:
         attempt: int | None = None,
         progress: Progress | None = None,
     ) -> Path:
-        """A directory as one tar, made while it is sent."""
+        """Download a directory as one tar, which the server creates while sending."""
         params = {"path": path, "root": root, "attempt": attempt}
         endpoint = f"jobs/{parse_job_id(job)}/files/tar"
         return download_stream(self.session, endpoint, params, Path(to), progress)
 
-    # --- what there is --------------------------------------------------------------------------------
+    # --- resources --------------------------------------------------------------------------------
 
     def me(self) -> Json:
         found: Json = self.session.json("GET", "me")
@@ -584,7 +584,7 @@ class Templates:
         return Template.from_json(self._session.json("POST", "templates", json=body))
 
     def update(self, template: Template, **changes: Any) -> Template:
-        """Change what was seen: refused with Conflict if somebody else changed it since."""
+        """Change it; raises Conflict if it was changed since it was read."""
         body = {"version": template.version, **changes}
         return Template.from_json(
             self._session.json("PATCH", f"templates/{template.id}", json=body)
@@ -622,7 +622,7 @@ class Templates:
 
 
 class Tokens:
-    """Your own tokens. A token cannot make another: that needs name and password."""
+    """Your tokens. Creating one requires name and password, not a token."""
 
     def __init__(self, session: ApiSession) -> None:
         self._session = session
@@ -645,7 +645,7 @@ def create_token(
     verify: bool | str = True,
     transport: httpx.BaseTransport | None = None,
 ) -> Token:
-    """Sign in with name and password and get a token; its secret is in this answer only."""
+    """Sign in with name and password and get a token; its secret is only in this response."""
     session = ApiSession(url, verify=verify, transport=transport)
     try:
         body = {"name": name, "scope": scope}
@@ -659,7 +659,7 @@ def create_token(
 def iter_pages(
     session: ApiSession, path: str, params: Mapping[str, Any], limit: int | None
 ) -> Iterator[Json]:
-    """Rows of all pages, fetched as they are taken; `limit` rows at most."""
+    """Rows of all pages, fetched on demand; at most `limit` rows."""
     remaining = limit
     cursor: str | None = ""
     while cursor is not None and remaining != 0:
@@ -672,7 +672,7 @@ def iter_pages(
 
 
 def default_log_role(spec: Mapping[str, Any]) -> str:
-    """Whose output people want to see: the main role's, else the one that trains, else the first's."""
+    """The role whose output is shown by default: the main role, else the one that trains, else the first."""
     roles = [role for role in spec.get("taskRoles") or () if isinstance(role, Mapping)]
     if not roles:
         raise NotFound(t("The job file has no roles."), code="no_roles")

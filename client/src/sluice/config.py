@@ -1,4 +1,4 @@
-"""Where Sluice is and who asks: the environment first, then what `sluice login` kept (0600)."""
+"""Server URL and credentials: from the environment, else from the file of `sluice login` (0600)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from sluice.errors import NotConfigured
 from sluice.http import ApiSession
 from sluice.messages import t
 
-# Of a token made from a password in the environment. One about to end is not worth beginning with.
+# Lifetime of a token made from a password in the environment, and the margin before its expiry.
 TOKEN_LIFETIME = timedelta(days=1)
 TOKEN_EXPIRY_MARGIN = timedelta(minutes=10)
 
@@ -77,7 +77,7 @@ def write_config(values: Mapping[str, str]) -> Path:
 
 
 def write_private(path: Path, text: str) -> None:
-    """Readable by its owner alone from the first moment on, whole or not at all."""
+    """Write atomically, with mode 0600 from the start."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     temporary = path.with_name(f"{path.name}.{os.getpid()}")
     handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
@@ -102,7 +102,7 @@ def resolve_connection(url: str | None = None) -> Connection:
         return Connection(base_url, token, "environment")
     if credentials := read_password_credentials():
         return Connection(base_url, get_token_by_password(base_url, credentials), "password")
-    # A kept token is for the server that gave it, and for no other.
+    # A stored token is only sent to the server that issued it.
     if stored.get("token") and stored.get("url", "").rstrip("/") == base_url.rstrip("/"):
         return Connection(base_url, stored["token"], "login")
     raise NotConfigured(
@@ -126,7 +126,7 @@ def read_password_credentials() -> PasswordCredentials | None:
 
 
 def get_token_by_password(url: str, credentials: PasswordCredentials) -> str:
-    """A token for a day, made once and kept: a password is not sent with every command."""
+    """Create a token for a day and store it, so that the password is not sent with every command."""
     cache_key = hashlib.sha256(
         f"{url}\n{credentials.user}\n{credentials.password}".encode()
     ).hexdigest()

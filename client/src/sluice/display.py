@@ -1,4 +1,4 @@
-"""How values look in a notebook. Every text that came from a person or the server is escaped here."""
+"""HTML of values in notebooks. All text is escaped here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What can go wrong, as exceptions that say it in one sentence. The HTTP door alone raises most of them."""
+"""Exceptions of the client, each with a one-sentence message. Most are raised by `sluice.http`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class FieldError:
-    """One value at fault: where it stands, what is wrong, perhaps the nearest right one."""
+    """One invalid value: its path, the problem, and possibly a suggestion."""
 
     path: str
     message: str
@@ -23,7 +23,7 @@ class FieldError:
 
 
 class SluiceError(Exception):
-    """Anything that Sluice, or the way to it, answered instead of what was asked."""
+    """Base class: an error response of Sluice, or of a proxy in front of it."""
 
     def __init__(
         self,
@@ -41,11 +41,11 @@ class SluiceError(Exception):
 
 
 class Invalid(SluiceError):
-    """The request or the job file is not right; `errors` says where."""
+    """The request or the job file is invalid; `errors` has the details."""
 
 
 class CannotRun(SluiceError):
-    """The job file is right, but no machine here could ever run it."""
+    """The job file is valid, but no node could ever run it."""
 
 
 class Unauthorized(SluiceError):
@@ -57,15 +57,15 @@ class Forbidden(SluiceError):
 
 
 class NotFound(SluiceError):
-    """There is no such thing, or it may not be seen."""
+    """It does not exist, or you may not see it."""
 
 
 class Conflict(SluiceError):
-    """It does not fit the present state: ended already, changed by another, name taken."""
+    """Conflict with the present state: already ended, changed meanwhile, name taken."""
 
 
 class TooLarge(SluiceError):
-    """More than the server takes."""
+    """Larger than the server accepts."""
 
 
 class Throttled(SluiceError):
@@ -77,19 +77,19 @@ class Throttled(SluiceError):
 
 
 class ServerFailed(SluiceError):
-    """Sluice answered, but could not do it: its own fault or its cluster's."""
+    """Sluice responded, but it or its cluster failed."""
 
 
 class Unreachable(SluiceError):
-    """No answer came from the address."""
+    """The server did not respond."""
 
 
 class WaitTimeout(SluiceError):
-    """The job had not ended within the given time. It goes on."""
+    """The job did not end within the given time; it continues."""
 
 
 class NotConfigured(SluiceError):
-    """Nobody said where Sluice is, or who asks."""
+    """Server URL or credentials are missing."""
 
 
 ERROR_BY_STATUS: dict[int, type[SluiceError]] = {

@@ -1,4 +1,4 @@
-"""Waiting for a job: told by the server's event socket, and by asking now and then where there is none."""
+"""Waits for a job: by the event websocket, or by polling where websockets are not available."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from sluice.messages import t
 from sluice.sockets import SocketLost, WebSocketUnavailable, error_for_close_code, open_socket
 from sluice.values import Job
 
-# Even with a socket: a look of our own, in case an event went astray.
+# Poll also with a websocket, in case an event was lost.
 REFRESH_INTERVAL_S = 30.0
 POLL_MIN_S, POLL_MAX_S = 1.0, 10.0
-# Without a word from the server for so long we give up.
+# Give up after this time without a response from the server.
 UNREACHABLE_LIMIT_S = 300.0
 
 
 class JobWatcher:
-    """Looks at one job again whenever something happened to it, until it has ended."""
+    """Reads one job again after each of its events, until it has ended."""
 
     def __init__(self, session: ApiSession, job_id: str, *, timeout_s: float | None = None) -> None:
         self._session = session
@@ -34,7 +34,7 @@ class JobWatcher:
         self._last_response_at = time.monotonic()
 
     def __iter__(self) -> Iterator[Job]:
-        """Each new sight of the job; the last one has ended. Raises WaitTimeout."""
+        """Yields each new version of the job; the last has ended. Raises WaitTimeout."""
         failed_tries = 0
         while True:
             try:
@@ -57,7 +57,7 @@ class JobWatcher:
                         return
 
     def _watch_socket(self, socket: ClientConnection) -> Iterator[Job]:
-        """The look comes after the hello: nothing can happen unseen in between."""
+        """Reads the job after the hello frame, so that no event in between is missed."""
         while True:
             try:
                 frame = json.loads(socket.recv(timeout=self._timeout_s(REFRESH_INTERVAL_S)))
@@ -94,7 +94,7 @@ class JobWatcher:
             interval_s = min(POLL_MAX_S, interval_s * 1.5)
 
     def _fetch_if_changed(self) -> Job | None:
-        """The job, if it looks different from the last time. A server that is away is no change."""
+        """The job if it changed since the last read. An unreachable server counts as no change."""
         try:
             raw = self._session.json("GET", f"jobs/{self._job_id}")
         except (Unreachable, ServerFailed):

@@ -1,9 +1,9 @@
-"""One way to describe distributed training, whatever the framework: a class each, the same words in all.
+"""Distributed training jobs: one class per framework, with the same parameters.
 
     job = TensorFlowJob("mnist", strategy="ps", workers=2, ps=1, image="tensorflow", command="python train.py")
     job.submit(); job.wait(); print(job.logs().read().decode())
 
-Which roles a strategy has is the server's knowledge; the small table here says the same (a test compares).
+The table of roles per strategy repeats that of the server; a test compares them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from sluice.messages import t
 from sluice.values import Job, Plan, Task
 
 # (framework, strategy) → (roles that must exist, roles that may), in the order of the job file.
-# The first strategy of a framework is the one it takes when none is named.
+# The first strategy of a framework is its default.
 STRATEGY_ROLES: Mapping[tuple[str, str], tuple[tuple[str, ...], tuple[str, ...]]] = {
     ("tensorflow", "ps"): (("ps", "worker"), ("chief", "evaluator")),
     ("tensorflow", "multiworker"): (("worker",), ("chief", "evaluator")),
@@ -38,7 +38,7 @@ STRATEGY_ROLES: Mapping[tuple[str, str], tuple[tuple[str, ...], tuple[str, ...]]
     ("mpi", "srun"): (("worker",), ("chief",)),
     ("mpi", "hostfile"): (("worker",), ("chief",)),
 }
-# What people write → the strategy's name.
+# Aliases → strategy.
 _STRATEGY_ALIASES: Mapping[str, str] = {
     "parameterserver": "ps",
     "psworker": "ps",
@@ -51,7 +51,7 @@ _STRATEGY_ALIASES: Mapping[str, str] = {
 }
 _MEMORY = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?\s*", re.IGNORECASE)
 _MIB = {"": 1.0, "k": 1 / 1024, "m": 1.0, "g": 1024.0, "t": 1024.0 * 1024}
-# Roles that serve the others: they never end by themselves and compute nothing on a GPU.
+# Server roles: they do not end by themselves and use no GPU.
 _SERVER_ROLES = ("ps", "scheduler")
 
 
@@ -67,7 +67,7 @@ def memory_mib(value: int | str) -> int:
 
 
 class FrameworkJob:
-    """What all frameworks share. Use one of the classes below."""
+    """Base class. Use one of the classes below."""
 
     framework: ClassVar[str] = ""
 
@@ -144,7 +144,7 @@ class FrameworkJob:
         self._spec: dict[str, Any] = {
             key: value for key, value in fields.items() if value not in ("", None, {}, 0)
         }
-        # "" is a choice too: the namespace's default image.
+        # "" selects the default image of the namespace.
         self._spec["image"] = image
         self._spec["framework"] = {"name": self.framework, "strategy": self.strategy}
         self._spec["taskRoles"] = self._build_roles(counts, task, roles or {})
@@ -219,12 +219,12 @@ class FrameworkJob:
             if role in _SERVER_ROLES:
                 row["gpuNumber"] = 0
             elif role == main_role and "ps" in required:
-                # Servers never end by themselves: the job is done when its workers (or chief) are.
+                # Servers do not end by themselves: the job ends with its workers (or chief).
                 row["minSucceededTaskCount"] = counts[role]
             rows.append({**row, **given.get(role, {})})
         return rows
 
-    # --- what can be done with it -------------------------------------------------------------------
+    # --- actions -------------------------------------------------------------------
 
     def spec(self) -> dict[str, Any]:
         """The job file."""

@@ -1,7 +1,7 @@
-"""The one door to the server's REST API: who asks, what is tried again, and how refusals become errors.
+"""The only module that calls the REST API: authentication, retries, errors.
 
-Tried again are only requests that may safely come twice: reading ones, those with an Idempotency-Key, and
-those that the server turned away unread (429). Everything else is sent once.
+Only requests that are safe to repeat are retried: reads, those with an Idempotency-Key, and those that the
+server rejected unread (429). All others are sent once.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from sluice.version import VERSION
 
 PREFIX = "/api/v1/"
 TIMEOUT = httpx.Timeout(30.0, connect=10.0)
-# A submit unpacks and checks an archive before it answers.
+# A submission unpacks and checks an archive before it responds.
 LONG_TIMEOUT = httpx.Timeout(300.0, connect=10.0)
 MAX_TRIES = 4
 MAX_BACKOFF_S = 20.0
 SAFE_METHODS = frozenset(("GET", "HEAD"))
-# Said by the way to the server or by the cluster behind it; the same request may work soon.
+# Errors of a proxy or of the cluster; the same request may succeed later.
 TRANSIENT_STATUSES = frozenset((502, 503, 504))
 
 
@@ -56,7 +56,7 @@ def normalize_url(url: str) -> str:
 
 
 class ApiSession:
-    """HTTP to one server as one person."""
+    """HTTP to one server as one user."""
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ class ApiSession:
     def close(self) -> None:
         self._http.close()
 
-    # --- asking -----------------------------------------------------------------------------------
+    # --- requests -----------------------------------------------------------------------------------
 
     def request(
         self,
@@ -109,7 +109,7 @@ class ApiSession:
         auth: tuple[str, str] | None = None,
         repeatable: bool = False,
     ) -> httpx.Response:
-        """One answer, already read. `content` makes the body anew for every try."""
+        """One response, already read. `content` creates the body again for each try."""
         has_idempotency_key = "Idempotency-Key" in (headers or {})
         more: dict[str, Any] = {"timeout": LONG_TIMEOUT} if content or has_idempotency_key else {}
         repeatable = repeatable or has_idempotency_key or method in SAFE_METHODS
@@ -159,8 +159,8 @@ class ApiSession:
     def stream(
         self, path: str, *, params: Mapping[str, Any] | None = None, headers: Mapping[str, str]
     ) -> Iterator[httpx.Response]:
-        """One answer whose body is read as it comes. Network failures come as httpx.TransportError."""
-        # Offsets count the file's own bytes: nothing on the way may pack them.
+        """One response with a streamed body. Network failures raise httpx.TransportError."""
+        # Offsets count bytes of the file, so no compression on the way.
         stream_headers = {"Accept-Encoding": "identity", **headers}
         with self._http.stream(
             "GET", path, params=encode_params(params), headers=stream_headers
@@ -193,7 +193,7 @@ class ApiSession:
 
 
 def encode_params(params: Mapping[str, Any] | None) -> dict[str, str]:
-    """Query parameters that have a value; lists with commas between, truth as 1 and 0."""
+    """Query parameters that have a value; lists joined by commas, booleans as 1 and 0."""
     encoded: dict[str, str] = {}
     for name, value in (params or {}).items():
         if value is None or value == "" or value == ():
@@ -208,7 +208,7 @@ def encode_params(params: Mapping[str, Any] | None) -> dict[str, str]:
 
 
 def backoff_s(attempt: int) -> float:
-    """Longer each time, and never the same for two clients."""
+    """Exponential back-off with jitter."""
     return min(MAX_BACKOFF_S, 0.4 * 2.0**attempt) * random.uniform(0.5, 1.0)  # noqa: S311
 
 
@@ -233,7 +233,7 @@ def decode_json(response: httpx.Response) -> Any:
 
 
 def parse_error_response(response: httpx.Response) -> SluiceError:
-    """The refusal as an error, from problem+json or from whatever stands in between."""
+    """The exception for an error response: from problem+json, or from the response of a proxy."""
     status = response.status_code
     try:
         body = response.json()

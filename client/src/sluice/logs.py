@@ -1,5 +1,5 @@
-"""One log as a stream of exact bytes, addressed by offset: whatever the connection does, none is lost or
-comes twice. By websocket while it grows, by REST otherwise or where websockets do not get through."""
+"""One log as a stream of bytes addressed by offset: after a reconnect no byte is lost or repeated.
+By websocket while the log grows, else by REST, also where websockets are blocked."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ WaitCallback = Callable[[str], None]
 
 @dataclass(slots=True)
 class LogStream:
-    """Iterate for bytes; `.text` and `.lines()` decode. `offset` is where the next byte stands."""
+    """Iterate for bytes; `.text` and `.lines()` decode. `offset` is the position of the next byte."""
 
     session: ApiSession
     job_id: str
@@ -36,9 +36,9 @@ class LogStream:
     follow: bool = False
     offset: int = 0
     attempt: int | None = None
-    # Called with a sentence while there is nothing to read yet.
+    # Called with a message while there is nothing to read yet.
     on_wait: WaitCallback | None = None
-    # How the task ended, once it has: {"state": …, "exit_code": …}.
+    # Result of the task, once it has ended: {"state": …, "exit_code": …}.
     verdict: dict[str, Any] | None = field(default=None, init=False)
 
     def __iter__(self) -> Iterator[bytes]:
@@ -46,7 +46,7 @@ class LogStream:
 
     @property
     def text(self) -> Iterator[str]:
-        """The same as text; a character split between two pieces stays whole."""
+        """The log as text; decodes characters split between two chunks."""
         decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         for chunk in self:
             if piece := decoder.decode(chunk):
@@ -55,7 +55,7 @@ class LogStream:
             yield rest
 
     def lines(self) -> Iterator[str]:
-        """Whole lines without their ends; the last one even if it has none."""
+        """Lines without line ends, including an incomplete last line."""
         rest = ""
         for piece in self.text:
             *whole, rest = (rest + piece).split("\n")
@@ -108,7 +108,7 @@ class LogStream:
             if data:
                 yield data
             elif complete or self._job_ended():
-                # Once more: what was written between the two looks.
+                # Read once more: bytes written between the two requests.
                 last, _complete = self._read_chunk_or_empty()
                 if not last:
                     return
@@ -142,7 +142,7 @@ class LogStream:
                 failed_tries = failed_tries + 1 if self.offset == before else 0
                 if failed_tries >= MAX_FAILED_TRIES:
                     raise self.session.unreachable_error(error) from error
-                # REST tells what is wrong for good: a token revoked, a job deleted.
+                # REST gives permanent errors: token revoked, job deleted.
                 self._raise_if_job_gone()
                 time.sleep(backoff_s(failed_tries))
 
@@ -163,7 +163,7 @@ class LogStream:
                 try:
                     frame = socket.recv(timeout=RECV_TIMEOUT_S)
                 except TimeoutError:
-                    continue  # quiet is no fault: the library's own pings find a dead connection
+                    continue  # silence is no error: the library's pings detect a dead connection
                 except ConnectionClosed as closed:
                     if error := error_for_close_code(closed.rcvd.code if closed.rcvd else 0):
                         raise error from closed
@@ -175,11 +175,11 @@ class LogStream:
                     return
 
     def _handle_frame(self, frame: dict[str, Any]) -> bool:
-        """What a text frame says. True: that was the end."""
+        """Handle a text frame. True: it was the end."""
         kind = frame.get("type")
         if kind == "log":
             self.offset = int(frame["offset"])
-            # Coming back, we want this very log, whatever was tried since.
+            # After a reconnect, continue with the same attempt.
             self.attempt = frame.get("attempt") or self.attempt
         elif kind == "truncated":
             self.offset = 0

@@ -1,4 +1,4 @@
-"""Websockets to the server: opened with the token, failures told apart into "not allowed" and "try again"."""
+"""Opens websockets to the server with the token; separates permanent from temporary failures."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from websockets.sync.client import ClientConnection
 
 OPEN_TIMEOUT_S = 15.0
-# The server's own close codes (its pages know them too).
+# Close codes of the server.
 CLOSE_SIGNED_OUT, CLOSE_NOT_ALLOWED, CLOSE_NOT_FOUND, CLOSE_TOO_SLOW, CLOSE_TOO_MANY = (
     4401,
     4403,
@@ -31,15 +31,15 @@ CLOSE_SIGNED_OUT, CLOSE_NOT_ALLOWED, CLOSE_NOT_FOUND, CLOSE_TOO_SLOW, CLOSE_TOO_
 
 
 class SocketLost(Exception):
-    """The connection broke or could not be made; what was read stays good."""
+    """The connection failed or was lost; data already read is valid."""
 
 
 class WebSocketUnavailable(Exception):
-    """Something between us and the server lets no websockets through."""
+    """A proxy in front of the server blocks websockets."""
 
 
 def open_socket(session: ApiSession, path: str, params: Mapping[str, object]) -> ClientConnection:
-    """Raises SluiceError for good, SocketLost for a while, NoSockets when only HTTP gets through."""
+    """Raises SluiceError (permanent), SocketLost (temporary) or NoSockets (only HTTP works)."""
     query = urlencode({key: value for key, value in params.items() if value is not None})
     address = f"{session.socket_url}{path}{'?' + query if query else ''}"
     context = None
@@ -65,7 +65,7 @@ def open_socket(session: ApiSession, path: str, params: Mapping[str, object]) ->
     except InvalidStatus as error:
         status = error.response.status_code
         if status in (401, 403):
-            # Refused before the handshake: the token, or a proxy. HTTP can tell which.
+            # Rejected before the handshake, by the server or by a proxy; an HTTP request shows which.
             raise WebSocketUnavailable from error
         if status in (429, 500, 502, 503, 504):
             raise SocketLost from error
@@ -77,7 +77,7 @@ def open_socket(session: ApiSession, path: str, params: Mapping[str, object]) ->
 
 
 def error_for_close_code(code: int) -> SluiceError | None:
-    """A close code that will not change by coming back."""
+    """Whether a reconnect would end with the same close code."""
     if code == CLOSE_SIGNED_OUT:
         return Unauthorized(
             t("This token is not known, was revoked or has expired. Run: sluice login"),

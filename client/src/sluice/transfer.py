@@ -1,4 +1,4 @@
-"""Downloads that go on where they broke off: bytes go to NAME.part, and to NAME only when all are there."""
+"""Resumable downloads: bytes are written to NAME.part, which is renamed to NAME when complete."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from sluice.errors import Invalid, SluiceError
 from sluice.http import ApiSession, backoff_s
 from sluice.messages import t
 
-# Tries in a row that brought not one byte.
+# Consecutive tries without a byte.
 MAX_FAILED_TRIES = 5
 
 
 class Download:
-    """One file of the server to one file here."""
+    """Download one file."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class Download:
                     if response.status_code == 206:
                         self._discard_partial()
                         raise _IncompleteDownload
-                    offset = 0  # the whole file comes, from its beginning
+                    offset = 0  # the response has the whole file
                 self._save_etag(etag)
                 self._write(response, offset)
         except Invalid as error:
@@ -97,7 +97,7 @@ class Download:
             raise _IncompleteDownload
 
     def _complete(self, offset: int, known_etag: str) -> bool:
-        """Past the end: all is here already, if the file is still the same one. Its ETag ends in its size."""
+        """416: the file is complete if the ETag, which ends in the size, still matches."""
         return known_etag.strip('"').rpartition("-")[2] == str(offset)
 
     def _save_etag(self, etag: str) -> None:
@@ -115,7 +115,7 @@ class Download:
 
 
 class _IncompleteDownload(Exception):
-    """The body ended before its announced length, or the file has changed: ask again."""
+    """The body was shorter than announced, or the file changed: request again."""
 
 
 def download_stream(
@@ -125,7 +125,7 @@ def download_stream(
     target: Path,
     progress: Progress | None = None,
 ) -> Path:
-    """A body of unknown length, made while it is sent: whole or not at all."""
+    """Download a body of unknown length; it is kept only if complete."""
     part = target.with_name(target.name + ".part")
     done = 0
     try:
@@ -146,7 +146,7 @@ def download_stream(
 
 
 def safe_name(name: str) -> str:
-    """A file name from the server as one here: never a way out of the directory."""
+    """A file name of the server as a local name that stays inside the directory."""
     if not name or name in (".", "..") or "/" in name or "\0" in name or os.sep in name:
         raise Invalid(
             t("The job has a file named {name}, which cannot be kept here.", name=repr(name))

@@ -1,7 +1,7 @@
-"""What the server answers, as typed values.
+"""Typed values of the server's responses.
 
-Every value keeps the whole answer in `raw`: a newer server may say more than this client knows, and
-fields that it does not know are never a reason to fail.
+Every value keeps the whole response in `raw`: unknown fields of a newer server are available there and
+never an error.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def parse_timestamp(value: Any) -> datetime | None:
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """Why a job is where it is."""
+    """Why a job is in its state."""
 
     code: str = ""
     text: str = ""
@@ -43,7 +43,7 @@ class Reason:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A job as it stood when it was asked for."""
+    """A job as of the time of the request."""
 
     id: str
     name: str
@@ -145,7 +145,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What would become of a job file, without submitting it."""
+    """The plan of a job file that is not submitted."""
 
     ok: bool
     may_submit: bool
@@ -157,7 +157,7 @@ class Plan:
     warnings: tuple[str, ...]
     problems: tuple[str, ...]
     starts_now: bool | None
-    expected_start: datetime | None  # of one that would wait: an estimate
+    expected_start: datetime | None  # estimate for a job that would wait
     raw: Json = field(repr=False, compare=False)
 
     @classmethod
@@ -211,7 +211,7 @@ class Template:
     namespace: str | None
     version: int
     parameters: tuple[Json, ...]
-    spec: Json  # only of one template asked for by id
+    spec: Json  # only in the response for one template
     raw: Json = field(repr=False, compare=False)
 
     @classmethod
@@ -239,7 +239,7 @@ class Token:
     expires_at: datetime | None
     last_used_at: datetime | None
     is_current: bool
-    secret: str = field(repr=False)  # only in the answer that made it
+    secret: str = field(repr=False)  # only in the response that created it
     raw: Json = field(repr=False, compare=False)
 
     @classmethod

@@ -1,5 +1,5 @@
-"""The `sluice` command. Exit codes: 0 well (for those that stay with a job: it COMPLETED), 1 not, 2 usage,
-3 not reachable or not signed in, 130 detached by Ctrl-C. Never a traceback for what can be said in words."""
+"""The `sluice` command. Exit codes: 0 success (for commands that follow a job: it COMPLETED), 1 failure, 2 usage,
+3 not reachable or not signed in, 130 detached by Ctrl-C. Expected errors are shown without a traceback."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.exit(output.EXIT_DETACHED)
     except BrokenPipeError:
-        # Whoever read our output has gone (| head); that is no fault.
+        # The reader of our output has closed the pipe (| head); not an error.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(output.EXIT_FAILED)
     except OSError as error:

@@ -1,6 +1,6 @@
-"""Staying with a job: its state and reason to stderr, its output to stdout, until it ends or Ctrl-C.
+"""Follows a job: its state and reason to stderr, its output to stdout, until it ends or Ctrl-C.
 
-The job never notices: whoever detaches can come back, and the exit code says how the job ended.
+The job is not affected; `sluice attach` follows it again. The exit code is the result of the job.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from sluice.messages import t
 from sluice.values import Job
 
 POLL_S = 1.0
-# After the job's end: how long its last output may take to arrive.
+# Time after the job's end for the last output to arrive.
 LAST_OUTPUT_S = 60.0
 
 
@@ -45,7 +45,7 @@ class Printer:
             self._print_line(role, index, line)
 
     def finish(self, role: str, index: int) -> None:
-        """A last line that has no end."""
+        """Complete a last line without a line end."""
         if rest := self._partial_lines.pop((role, index), b""):
             self._print_line(role, index, rest)
 
@@ -63,7 +63,7 @@ class Printer:
                 sys.stdout.buffer.write(data)
                 sys.stdout.buffer.flush()
             except BrokenPipeError:
-                # Whoever read us has gone (| head). Other threads cannot be ended any other way.
+                # The reader has closed the pipe (| head). os._exit is the only call that ends other threads.
                 os._exit(EXIT_FAILED)
 
 
@@ -93,7 +93,7 @@ class JobAttachment:
                     self._start_reader(job)
             self._ended.set()
             if self._reader is not None:
-                # In short waits: Ctrl-C is heard in between.
+                # Short waits, so that Ctrl-C is handled in between.
                 deadline = time.monotonic() + LAST_OUTPUT_S
                 while self._reader.is_alive() and time.monotonic() < deadline:
                     self._reader.join(0.2)
@@ -119,7 +119,7 @@ class JobAttachment:
         output.print_message(f"{time.strftime('%H:%M:%S')}  " + "  ".join(words), style)
 
     def _start_reader(self, job: Job) -> None:
-        """A reader for each attempt, in a thread of its own."""
+        """Start a reader thread for each attempt."""
         if job.attempt <= self._read_attempt:
             return
         if self._reader is not None:
@@ -135,7 +135,7 @@ class JobAttachment:
             for chunk in stream:
                 self._printer.write(self._role, self._index, chunk)
         except NotFound:
-            pass  # it never came to have a log; the verdict tells why
+            pass  # the task never had a log; the verdict has the reason
         except SluiceError as error:
             output.print_message(
                 t("The output cannot be read: {problem}", problem=error.message), "red"
@@ -143,7 +143,7 @@ class JobAttachment:
         self._printer.finish(self._role, self._index)
 
     def _read_all(self, attempt: int) -> None:
-        """All tasks over REST: one question tells which logs grew, however many there are."""
+        """All tasks over REST: one request shows which logs grew."""
         streams: dict[tuple[str, int], LogStream] = {}
         session = self._client.session
         try:

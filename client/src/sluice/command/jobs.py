@@ -1,4 +1,4 @@
-"""The verbs of jobs: submitting, looking, acting."""
+"""Commands for jobs: submit, read, act."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def submit(
 
 
 def print_submitted(job: Job, *, follow: bool) -> None:
-    """The id alone is the result of a command that does not stay."""
+    """A command that does not follow the job prints only its id."""
     if output.mode.json:
         output.print_json({"event": "submitted", "job": job.raw} if follow else job.raw)
     elif follow:
@@ -384,7 +384,7 @@ def wait(
 
 
 def for_each_job(ids: list[str], apply: Callable[[Client, Job], object]) -> None:
-    """The same for many: all are tried, and the exit code tells whether all went well."""
+    """Apply an action to many jobs; the exit code is 0 only if all succeeded."""
     done, failed = [], 0
     with Client() as client:
         for word in ids:

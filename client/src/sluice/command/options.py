@@ -1,4 +1,4 @@
-"""Options that many commands share, and the client that they all ask."""
+"""Options that commands share, and the client."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sluice.messages import t
 
 
 def complete_jobs(incomplete: str) -> list[tuple[str, str]]:
-    """For the shell: the newest jobs. Silent where nothing can be asked."""
+    """Shell completion: the newest jobs; empty if the server cannot be reached."""
     try:
         with Client() as client:
             rows = [(job.id, f"{job.name} {job.state}") for job in client.list(limit=50)]

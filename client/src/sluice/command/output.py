@@ -1,4 +1,4 @@
-"""How the command speaks: results to stdout, words about them to stderr, JSON alone where it was asked for."""
+"""Output of the command: results to stdout, notes to stderr, only JSON with --json."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 @dataclass
 class Mode:
-    """Set by a command's --json, for what is said after it ended too."""
+    """Set by a command's --json; also applies to errors printed after it."""
 
     json: bool = False
 
@@ -54,12 +54,12 @@ def stderr_console() -> Console:
 
 
 def strip_control(text: object) -> str:
-    """Text of others must not steer the terminal."""
+    """Remove control characters from text of other users."""
     return _CONTROL.sub("�", str(text))
 
 
 def print_message(text: str, style: str = "") -> None:
-    """To people, beside the result."""
+    """Print a note to stderr."""
     stderr_console().print(Text(strip_control(text), style=style))
 
 
@@ -69,7 +69,7 @@ def print_json(value: Any) -> None:
 
 
 def print_text(text: str) -> None:
-    """A result that is text: as it is."""
+    """Print a text result unchanged."""
     sys.stdout.write(text if text.endswith("\n") else text + "\n")
     sys.stdout.flush()
 
@@ -86,7 +86,7 @@ def print_result(value: Any, show: Callable[[], None]) -> None:
 
 
 def print_error(error: SluiceError) -> int:
-    """Say what is wrong in a sentence, and give the exit code."""
+    """Print the error as a sentence; returns the exit code."""
     if mode.json:
         errors = [{"path": e.path, "message": e.message, "code": e.code} for e in error.errors]
         print_json({"error": {"code": error.code, "message": error.message, "errors": errors}})
@@ -127,7 +127,7 @@ def state_text(job: Job) -> Text:
 
 
 def task_state_text(state: str) -> str:
-    """A newer server may know states that we do not: then its own word."""
+    """A state unknown to this client is shown as the server sent it."""
     words = {
         "waiting": t("waiting"),
         "pulling": t("fetching the image"),
@@ -178,7 +178,7 @@ def resources_text(job: Job) -> str:
 
 @contextmanager
 def progress_bar(title: str) -> Iterator[Callable[[str, int, int], None] | None]:
-    """A bar on a terminal; nothing where a program reads. Yields (name, done, total) → None."""
+    """A progress bar on a terminal; nothing if stderr is not one. Yields (name, done, total) → None."""
     if mode.json or not sys.stderr.isatty():
         yield None
         return

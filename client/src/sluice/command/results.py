@@ -1,4 +1,4 @@
-"""The verbs of what a job made: its output, its numbers, its files."""
+"""Commands for the results of a job: logs, metrics, files."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def open_log_stream(
 
 
 def exit_on_interrupt(follow_log: Callable[[], None]) -> None:
-    """Ctrl-C while following is no fault of anybody."""
+    """Ctrl-C while following is not an error."""
     try:
         follow_log()
     except KeyboardInterrupt:
@@ -130,7 +130,7 @@ def loglines(
 def emetrics(
     id: JobArgument,
     follow: FollowOption = False,
-    # As in the older command, where it changes nothing either.
+    # Accepted for compatibility with the older command; has no effect.
     only_metrics: MetricsOption = False,
     role: RoleOption = "",
     index: IndexOption = 0,

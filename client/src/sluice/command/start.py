@@ -1,4 +1,4 @@
-"""The verbs around jobs: signing in, a first project, what is free, completion, version, help."""
+"""Other commands: sign in, first project, capacity, completion, version, help."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ def init(
 
 
 def first_namespace() -> tuple[str, str]:
-    """Where this person may submit, and its default image; a guess where nobody can be asked."""
+    """A namespace of this user and its default image; a default if the server cannot be reached."""
     try:
         with Client() as client:
             rows = [row for row in client.namespaces() if row.get("can_submit")]
