@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 from io import StringIO
+from typing import Any
 
 import pytest
 from django.contrib import admin
@@ -101,7 +102,7 @@ def test_all_models_are_registered() -> None:
 
 @pytest.mark.usefixtures("populated_namespace")
 @pytest.mark.parametrize("model", OUR_MODELS, ids=lambda model: model.__name__)
-def test_every_page_renders(sysadmin: Client, model: type) -> None:
+def test_every_page_renders(sysadmin: Client, model: Any) -> None:
     base = f"admin:{model._meta.app_label}_{model._meta.model_name}"
     listed = sysadmin.get(reverse(f"{base}_changelist"))
     assert listed.status_code == 200

@@ -13,12 +13,12 @@ from django.utils import timezone
 
 from clusters.errors import CommandTimeout, SlurmUnavailable, SubmitRejected
 from clusters.models import EngineLease, store_status
-from clusters.passes import PassContext
+from clusters.passes import LeaseLost, PassContext
 from clusters.slurm import JobRecord, SubmitOutcome, parse_job_state
 from clusters.slurm.sbatch import SubmissionAbandoned
 from clusters.transport.base import CommandResult
 from core.models import Event
-from engine.lease import Lease, LeaseLost
+from engine.lease import Lease
 from jobs import actions
 from jobs.changes import Changes, apply_transition
 from jobs.events import events_of

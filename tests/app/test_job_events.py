@@ -426,7 +426,7 @@ class TestSocket:
 
         ws = await open_socket(scenario.alice)
         await read_frame(ws)
-        real, fails = hub_module.read_events_since, 2
+        real, fails = vars(hub_module)["read_events_since"], 2
 
         def flaky(number: int, limit: int = 500) -> list[EventRow]:
             nonlocal fails

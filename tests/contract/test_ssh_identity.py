@@ -291,7 +291,7 @@ def test_a_login_node_that_is_down_is_not_hammered(
         tries.append(arguments)
         return real(*arguments, **named)
 
-    monkeypatch.setattr(ssh_connection.socket, "create_connection", counting_connect)
+    monkeypatch.setattr(vars(ssh_connection)["socket"], "create_connection", counting_connect)
     down = connect(target, options=PoolOptions(initial_backoff_s=5))
     messages = set()
     for user in (ALICE, BOB, ALICE):

@@ -17,7 +17,7 @@ from clusters.errors import HostKeyMismatch, IdentityRefused
 from clusters.models import Cluster, UnixAccount, unix_user_for
 
 if TYPE_CHECKING:
-    from conftest import EmbeddedCluster
+    from tests.conftest import EmbeddedCluster
 
 pytestmark = [pytest.mark.cluster, pytest.mark.django_db]
 

@@ -28,7 +28,7 @@ from clusters.models import (
 )
 
 if TYPE_CHECKING:
-    from conftest import EmbeddedCluster
+    from tests.conftest import EmbeddedCluster
 
 pytestmark = [pytest.mark.cluster, pytest.mark.django_db]
 

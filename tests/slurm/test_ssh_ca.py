@@ -12,7 +12,7 @@ from django.core.management import call_command
 from pytest_django.fixtures import Settings
 
 if TYPE_CHECKING:
-    from conftest import EmbeddedCluster
+    from tests.conftest import EmbeddedCluster
 
 pytestmark = pytest.mark.cluster
 

@@ -11,6 +11,7 @@ import tarfile
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -22,7 +23,7 @@ from tests.example_counts import scale_examples
 SMALL_LIMITS = Limits(files=50, unpacked_bytes=4 * 1024**2, ratio=50, ratio_exempt_bytes=256 * 1024)
 
 
-def make_tar(path: Path, members: list[tuple[tarfile.TarInfo, bytes]], mode: str = "w") -> Path:
+def make_tar(path: Path, members: list[tuple[tarfile.TarInfo, bytes]], mode: Any = "w") -> Path:
     with tarfile.open(path, mode) as tar:
         for info, data in members:
             info.size = len(data) if info.isreg() else 0

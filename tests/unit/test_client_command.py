@@ -183,7 +183,7 @@ def test_legacy_variables_sign_in_once(home: Path, monkeypatch: pytest.MonkeyPat
         requests.append(request)
         return httpx.Response(201, json={"id": 1, "token": "slc_day"})
 
-    real = config.ApiSession
+    real = vars(config)["ApiSession"]
     monkeypatch.setattr(
         config, "ApiSession", lambda url: real(url, transport=httpx.MockTransport(respond))
     )

@@ -32,7 +32,8 @@ def test_the_packages_are_layers_of_one_contract() -> None:
 
 
 def test_every_module_is_inside_a_layer() -> None:
-    covered, uncovered = [], []
+    covered: list[str] = []
+    uncovered: list[str] = []
     contracts = [one for one in read_layers_contracts() if "containers" in one]
     layers = {
         f"{container}.{tail.strip().strip('()')}"

@@ -135,7 +135,7 @@ def test_capacity(fake_pyslurm):
 
 def test_unavailable_controller_raises(fake_pyslurm):
     reader = pyslurm_reader.PyslurmReader("/etc/slurm.conf")
-    sys.modules["pyslurm"].configuration = "/down"
+    vars(sys.modules["pyslurm"])["configuration"] = "/down"
     with pytest.raises(SlurmUnavailable) as caught:
         reader.list_queue()
     assert "connect failure" in caught.value.detail

@@ -49,7 +49,7 @@ around = st.sampled_from(["", '"', "'", ":4", "[", "$(id)", "\\"])
 parts = st.one_of(
     texts.map(LiteralText),
     tasks.map(lambda task: TaskHost(*task)),
-    st.builds(lambda task, label: TaskPort(*task, label), tasks, labels),
+    st.builds(lambda task, label: TaskPort(task[0], task[1], label), tasks, labels),
     st.builds(HostList, st.sampled_from(list(ROLES)), st.just("") | labels, around, around),
     st.integers(0, 100).map(CurrentIndex),
     st.just(CurrentHost()),

@@ -92,7 +92,7 @@ def test_engine_restart_backoff(
         return 1
 
     supervisor = serve.EngineSupervisor()
-    monkeypatch.setattr(serve.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(vars(serve)["time"], "monotonic", lambda: now[0])
     monkeypatch.setattr(supervisor, "_stopping", FakeEvent())
     monkeypatch.setattr(supervisor, "_run_once", run_once)
     supervisor._supervise()

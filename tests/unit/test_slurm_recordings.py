@@ -50,8 +50,8 @@ def load_recording(request):
             value["stderr"].encode(),
         )
 
-    load.ids = json.loads((request.param / "jobs.json").read_text())
-    load.names = sorted(path.stem for path in request.param.glob("*.json"))
+    vars(load)["ids"] = json.loads((request.param / "jobs.json").read_text())
+    vars(load)["names"] = sorted(path.stem for path in request.param.glob("*.json"))
     return load
 
 

@@ -191,7 +191,7 @@ def run_many(tmp_path):
         assert done.returncode in (0, 124, -signal.SIGKILL)
         return done.stdout, parse_submit_many(done.stdout, submissions, separator=SEPARATOR)
 
-    run.notes = notes
+    vars(run)["notes"] = notes
     return run
 
 
