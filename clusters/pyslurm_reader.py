@@ -17,9 +17,8 @@ from typing import Any
 
 from clusters.capacity import Capacity, GpuCount, Node, Partition
 from clusters.errors import SlurmUnavailable
-from clusters.slurm.fields import expand_nodes
+from clusters.slurm.fields import ExitStatus, expand_nodes
 from clusters.slurm.nodes import parse_node_state
-from clusters.slurm.reasons import ExitStatus
 from clusters.slurm.records import JobRecord
 from clusters.slurm.states import SlurmPhase, parse_job_state
 from core.messages import msg

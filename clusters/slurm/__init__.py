@@ -9,8 +9,8 @@ Everything here is pure; `client` runs the commands through a Transport.
 from __future__ import annotations
 
 from clusters.slurm.control import ControlResult
-from clusters.slurm.fields import SlurmCommands, Tres, expand_nodes, fold_nodes
-from clusters.slurm.reasons import ExitStatus, Explanation, explain_reason
+from clusters.slurm.fields import ExitStatus, SlurmCommands, Tres, expand_nodes, fold_nodes
+from clusters.slurm.reasons import Explanation, explain_reason
 from clusters.slurm.records import JobRecord, merge_records, newest_runs
 from clusters.slurm.sacct import StepRecord, ran_out_of_memory
 from clusters.slurm.sacctmgr import Association, Qos, SlurmUser

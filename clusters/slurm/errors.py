@@ -145,7 +145,7 @@ def _program_name(result: CommandResult) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Rejection:
-    words: str  # text of slurm_errno.c, in lower case
+    error_text: str  # of slurm_errno.c, in lower case
     message: Message
     retryable: bool = False
 
@@ -182,7 +182,7 @@ _REJECTIONS = (
             "slurm.slurm-holds-many-jobs",
             "Slurm has reached its maximum number of jobs. The job is submitted when others end.",
         ),
-        True,
+        retryable=True,
     ),
     _Rejection(
         "required partition not available",
@@ -203,7 +203,7 @@ _REJECTIONS = (
             "slurm.administrator-closed-cluster-new",
             "The administrator has closed the cluster for new jobs.",
         ),
-        True,
+        retryable=True,
     ),
     _Rejection(
         "requested operation is presently disabled",
@@ -211,7 +211,7 @@ _REJECTIONS = (
             "slurm.administrator-closed-cluster-new",
             "The administrator has closed the cluster for new jobs.",
         ),
-        True,
+        retryable=True,
     ),
     _Rejection(
         "requested partition configuration not available now",
@@ -221,7 +221,7 @@ _REJECTIONS = (
     _Rejection(
         "required node not available",
         msg("slurm.node-job-names-down", "A node that the job names is down, drained or reserved."),
-        True,
+        retryable=True,
     ),
     _Rejection(
         "requested nodes are busy",
@@ -409,7 +409,7 @@ def classify_submit_failure(exit_code: int, stderr: str) -> ClusterError:
     if _POLICY in lowered:
         return _policy_rejection(stderr)
     for rejection in _REJECTIONS:
-        if rejection.words in lowered:
+        if rejection.error_text in lowered:
             return SubmitRejected(rejection.message, retryable=rejection.retryable, detail=stderr)
     result = CommandResult(
         argv=("sbatch",), exit_code=exit_code, stdout=b"", stderr=stderr.encode()

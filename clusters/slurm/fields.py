@@ -16,7 +16,6 @@ from functools import lru_cache
 from ClusterShell.NodeSet import NodeSet, NodeSetException
 
 from clusters.errors import SlurmParseError
-from clusters.slurm.reasons import ExitStatus
 from core.messages import msg
 
 NO_VALUE = frozenset({"", "N/A", "NONE", "UNKNOWN", "(NULL)", "NOT_SET", "INVALID", "NULL"})
@@ -222,6 +221,14 @@ def parse_int(text: str) -> int | None:
         return int(word)
     except ValueError as error:
         raise parse_error(f"“{word}” is not a number", text) from error
+
+
+@dataclass(frozen=True, slots=True)
+class ExitStatus:
+    """Exit code, and the signal that ended the process (0: none)."""
+
+    status: int
+    signal: int = 0
 
 
 @lru_cache(maxsize=PARSE_CACHE_SIZE)

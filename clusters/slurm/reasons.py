@@ -21,14 +21,6 @@ class Explanation:
     temporary: bool = True  # waiting can help; False: a person must change something
 
 
-@dataclass(frozen=True, slots=True)
-class ExitStatus:
-    """Slurm's `3:0`: exit status, and the signal that killed (0: none)."""
-
-    status: int
-    signal: int = 0
-
-
 def _by_name(messages: Iterable[Message], temporary: bool) -> dict[str, Explanation]:
     return {
         message.code.removeprefix("slurm-reason."): Explanation(message, temporary)
@@ -36,7 +28,7 @@ def _by_name(messages: Iterable[Message], temporary: bool) -> dict[str, Explanat
     }
 
 
-# By Slurm's name. Some of the names say why a job ended; Slurm puts them into the same field.
+# By Slurm's name. Some are reasons of an end; Slurm reports them in the same field.
 REASONS: dict[str, Explanation] = {
     **_by_name(
         (
@@ -284,7 +276,7 @@ def _limit_code(kind: str, what: str, time: str, scope: str) -> str:
         return "running_time"
     if scope in ("perjob", "pernode") or (kind == "max" and time):
         return "per_one"
-    # GrpWall counts the run time of all jobs ever, as the …Minutes budgets do.
+    # GrpWall is a budget like the …Minutes limits: it counts the run time of all past jobs.
     if time or what == "wall":
         return "budget"
     if kind == "grp":
@@ -308,7 +300,7 @@ def _explain_limit(name: str) -> Explanation | None:
     return Explanation(_LIMIT_MESSAGES[code].fill(**params), code in _TEMPORARY_LIMITS)
 
 
-# slurmctld puts free text instead of a name into the same field (state_desc); blanks may be underscores.
+# Instead of a name slurmctld may report free text in the same field (state_desc), with spaces or underscores.
 _FREE_TEXT_REASONS: tuple[tuple[str, Explanation], ...] = (
     ("nodes required for job are down", REASONS["ReqNodeNotAvail"]),
     ("reqnodenotavail", REASONS["ReqNodeNotAvail"]),
@@ -348,7 +340,7 @@ _FREE_TEXT_REASONS: tuple[tuple[str, Explanation], ...] = (
 
 
 def explain_reason(reason: str) -> Explanation:
-    """Slurm's reason (squeue %r, sacct Reason) in plain words; unknown ones in Slurm's own words."""
+    """The message for Slurm's reason (squeue %r, sacct Reason). An unknown reason is quoted."""
     text = reason.strip().strip("()")
     if found := _BY_LOWER.get(text.lower()):
         return found

@@ -11,14 +11,10 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from clusters.errors import SlurmParseError
-from clusters.slurm.fields import Tres, expand_nodes, parse_error
-from clusters.slurm.reasons import ExitStatus
+from clusters.slurm.fields import ExitStatus, Tres, expand_nodes, parse_error
 from clusters.slurm.states import ReportedState, SlurmPhase
 
 _JOB_ID = re.compile(r"(?P<number>\d+)(?:\+(?P<offset>\d+)|_(?P<task>\d+|\[[^\]]*\]))?\Z")
-
-# For these reasons of a FAILED job the exit status is more precise. A batch script ended by a signal has the
-# reason JobLaunchFailure (seen on 22.05).
 
 
 @dataclass(frozen=True, slots=True)

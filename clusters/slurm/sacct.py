@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from clusters.errors import SlurmParseError
 from clusters.slurm.errors import raise_for_failure
 from clusters.slurm.fields import (
+    ExitStatus,
     SlurmCommands,
     Tres,
     parse_duration_s,
@@ -20,7 +21,6 @@ from clusters.slurm.fields import (
     parse_tres,
     split_rows,
 )
-from clusters.slurm.reasons import ExitStatus
 from clusters.slurm.records import JobRecord, attach_row, parse_job_id, parse_text
 from clusters.slurm.states import ReportedState, SlurmPhase, parse_job_state
 from clusters.transport.base import CommandResult

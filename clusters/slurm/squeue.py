@@ -9,6 +9,7 @@ from clusters.errors import SlurmParseError
 from clusters.slurm.errors import is_not_found, raise_for_failure
 from clusters.slurm.fields import (
     FIELD_SEPARATOR,
+    ExitStatus,
     SlurmCommands,
     has_value,
     parse_duration_s,
@@ -18,7 +19,6 @@ from clusters.slurm.fields import (
     split_raw_rows,
     split_rows,
 )
-from clusters.slurm.reasons import ExitStatus
 from clusters.slurm.records import JobRecord, attach_row, parse_text
 from clusters.slurm.states import SlurmPhase, parse_job_state
 from clusters.transport.base import CommandResult

@@ -33,9 +33,7 @@ class SlurmJobState:
     name: str  # long name, as sacct and `squeue %T` print it
     short_name: str  # `squeue %t`; "" where Slurm has none
     phase: SlurmPhase
-    message: str  # shown to the job's owner
     transient: bool = False  # ended by the cluster, not by the job: counts as a transient failure
-    held: bool = False  # waits until a person releases it
     requeued: bool = False  # this run has ended, the same job id is pending again
 
     @property
@@ -52,77 +50,39 @@ def _build_job_states() -> tuple[SlurmJobState, ...]:
     ending, ended, unknown = SlurmPhase.ENDING, SlurmPhase.ENDED, SlurmPhase.UNKNOWN
     return (
         # Base states (enum job_states in slurm.h).
-        SlurmJobState("PENDING", "PD", waiting, "The job waits in the queue."),
-        SlurmJobState("RUNNING", "R", running, "The job is running."),
-        SlurmJobState("SUSPENDED", "S", running, "The job is suspended; it keeps its nodes."),
-        SlurmJobState("COMPLETED", "CD", ended, "The job completed."),
-        SlurmJobState("CANCELLED", "CA", ended, "The job was cancelled."),
-        SlurmJobState("FAILED", "F", ended, "The job failed."),
-        SlurmJobState("TIMEOUT", "TO", ended, "The job reached its time limit and was stopped."),
-        SlurmJobState("NODE_FAIL", "NF", ended, "A node of the job failed.", transient=True),
-        SlurmJobState(
-            "PREEMPTED", "PR", ended, "A job of higher priority took the nodes.", transient=True
-        ),
-        SlurmJobState(
-            "BOOT_FAIL", "BF", ended, "A node of the job could not be started.", transient=True
-        ),
-        SlurmJobState("DEADLINE", "DL", ended, "The job could not finish before its deadline."),
-        SlurmJobState("OUT_OF_MEMORY", "OOM", ended, "The job used more memory than it asked for."),
+        SlurmJobState("PENDING", "PD", waiting),
+        SlurmJobState("RUNNING", "R", running),
+        SlurmJobState("SUSPENDED", "S", running),
+        SlurmJobState("COMPLETED", "CD", ended),
+        SlurmJobState("CANCELLED", "CA", ended),
+        SlurmJobState("FAILED", "F", ended),
+        SlurmJobState("TIMEOUT", "TO", ended),
+        SlurmJobState("NODE_FAIL", "NF", ended, transient=True),
+        SlurmJobState("PREEMPTED", "PR", ended, transient=True),
+        SlurmJobState("BOOT_FAIL", "BF", ended, transient=True),
+        SlurmJobState("DEADLINE", "DL", ended),
+        SlurmJobState("OUT_OF_MEMORY", "OOM", ended),
         # Flags (slurm.h, JOB_STATE_FLAGS). squeue prints a flag instead of the base state.
-        SlurmJobState(
-            "COMPLETING", "CG", ending, "The job is over; its nodes are being cleaned up."
-        ),
-        SlurmJobState("STAGE_OUT", "SO", ending, "The job is over; its data is being copied back."),
+        SlurmJobState("COMPLETING", "CG", ending),
+        SlurmJobState("STAGE_OUT", "SO", ending),
         # 25.11: after the end of a run, before Slurm decides whether to restart it at once.
-        SlurmJobState(
-            "EXPEDITING", "", ending, "The run is over; Slurm decides whether to repeat it."
-        ),
-        SlurmJobState("CONFIGURING", "CF", starting, "The job's nodes are being started."),
-        SlurmJobState("POWER_UP_NODE", "", starting, "The job's nodes are being powered up."),
-        SlurmJobState("RESIZING", "RS", running, "The job's size is being changed."),
-        SlurmJobState("SIGNALING", "SI", running, "The job is being sent a signal."),
-        SlurmJobState("STOPPED", "ST", running, "The job is stopped; it keeps its nodes."),
-        SlurmJobState(
-            "REQUEUED", "RQ", waiting, "The job was put back into the queue.", requeued=True
-        ),
-        SlurmJobState(
-            "REQUEUE_FED", "RF", waiting, "The job moves to another cluster.", requeued=True
-        ),
-        SlurmJobState(
-            "REQUEUE_HOLD",
-            "RH",
-            waiting,
-            "The job was put back into the queue and is held until an administrator releases it.",
-            held=True,
-            requeued=True,
-        ),
-        SlurmJobState(
-            "SPECIAL_EXIT",
-            "SE",
-            waiting,
-            "The job was put back into the queue after a special exit code and is held.",
-            held=True,
-            requeued=True,
-        ),
-        SlurmJobState(
-            "RESV_DEL_HOLD",
-            "RD",
-            waiting,
-            "The job is held because its reservation was deleted.",
-            held=True,
-        ),
-        SlurmJobState(
-            "REVOKED", "RV", unknown, "The job runs on another cluster of the federation."
-        ),
-        SlurmJobState("LAUNCH_FAILED", "", ended, "The job could not be launched.", transient=True),
-        SlurmJobState(
-            "RECONFIG_FAIL", "", ended, "A node could not be prepared for the job.", transient=True
-        ),
+        SlurmJobState("EXPEDITING", "", ending),
+        SlurmJobState("CONFIGURING", "CF", starting),
+        SlurmJobState("POWER_UP_NODE", "", starting),
+        SlurmJobState("RESIZING", "RS", running),
+        SlurmJobState("SIGNALING", "SI", running),
+        SlurmJobState("STOPPED", "ST", running),
+        SlurmJobState("REQUEUED", "RQ", waiting, requeued=True),
+        SlurmJobState("REQUEUE_FED", "RF", waiting, requeued=True),  # moves in the federation
+        SlurmJobState("REQUEUE_HOLD", "RH", waiting, requeued=True),
+        SlurmJobState("SPECIAL_EXIT", "SE", waiting, requeued=True),
+        SlurmJobState("RESV_DEL_HOLD", "RD", waiting),
+        SlurmJobState("REVOKED", "RV", unknown),  # runs on another cluster of the federation
+        SlurmJobState("LAUNCH_FAILED", "", ended, transient=True),
+        SlurmJobState("RECONFIG_FAIL", "", ended, transient=True),
         # 24.11: --get-user-env timed out.
-        SlurmJobState(
-            "GETENV_FAILED", "", ended, "Your login environment could not be read on the node."
-        ),
-        SlurmJobState("UPDATE_DB", "", unknown, "Slurm is writing the job to its database."),
+        SlurmJobState("GETENV_FAILED", "", ended),
+        SlurmJobState("UPDATE_DB", "", unknown),
     )
 
 
@@ -166,9 +126,7 @@ def lookup_job_state(name: str) -> SlurmJobState:
             name,
             extra={"action": "slurm_unknown_job_state"},
         )
-        return SlurmJobState(
-            word or "UNKNOWN", "", SlurmPhase.UNKNOWN, f"Slurm says “{name.strip()}”."
-        )
+        return SlurmJobState(word or "UNKNOWN", "", SlurmPhase.UNKNOWN)
     return known_state
 
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from clusters.errors import SlurmParseError
 from clusters.slurm.fields import (
     FIELD_SEPARATOR,
+    ExitStatus,
     SlurmCommands,
     Tres,
     expand_nodes,
@@ -27,7 +28,6 @@ from clusters.slurm.fields import (
     split_raw_rows,
     split_rows,
 )
-from clusters.slurm.reasons import ExitStatus
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,8 @@ from clusters.capacity import GpuCount
 from clusters.errors import CommandFailed, SlurmParseError, SlurmUnavailable
 from clusters.slurm import control, fields, nodes, records, sacct, sacctmgr, scontrol, squeue
 from clusters.slurm.errors import raise_for_failure
+from clusters.slurm.fields import ExitStatus
 from clusters.slurm.nodes import parse_gres, parse_node_state
-from clusters.slurm.reasons import ExitStatus
 from clusters.slurm.states import SlurmPhase
 from clusters.transport.base import CommandResult
 

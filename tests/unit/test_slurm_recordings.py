@@ -26,7 +26,7 @@ from clusters.slurm import (
     squeue,
     sstat,
 )
-from clusters.slurm.reasons import ExitStatus
+from clusters.slurm.fields import ExitStatus
 from clusters.slurm.sbatch import SubmitRequest
 from clusters.slurm.states import SlurmPhase
 from clusters.transport.base import CommandResult
