@@ -6,17 +6,22 @@ problems at once, each with the nearest possible value. Pure.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import replace
 
-from clusters.capacity import Capacity, NamespaceRules, Node, Partition
-from core.messages import Message, join_messages, join_with_and, join_with_commas, msg, msg_plural
-from jobs.jobfile import JobSpec, Problem, TaskRole
-from jobs.jobfile.fields import format_duration
+from clusters.capacity import Capacity, NamespaceRules, Partition
+from core.messages import join_with_and, msg, msg_plural
+from jobs.jobfile import JobSpec
 from jobs.plan import placement
 from jobs.plan.availability import fits_capacity
+from jobs.plan.candidates import (
+    PlanningState,
+    can_hold,
+    check_roles,
+    resolve_time_limit,
+    role_requirement,
+    select_partitions,
+)
 from jobs.plan.environment import check_task_inputs
 from jobs.plan.model import (
     Group,
@@ -26,414 +31,84 @@ from jobs.plan.model import (
     PlanError,
     RolePlan,
     Totals,
-    format_gpus,
-    format_memory,
     format_node_count,
 )
-from jobs.plan.placement import PerNodeAllocation, RoleRequirement
-
-
-@dataclass(slots=True)
-class _Planner:
-    """State of one run of `plan`: spec, possible partitions, problems found so far."""
-
-    spec: JobSpec
-    rules: NamespaceRules
-    capacity: Capacity
-    requirements: list[RoleRequirement] = field(default_factory=list)
-    partitions: list[Partition] = field(default_factory=list)
-    problems: list[Problem] = field(default_factory=list)
-
-    def add_problem(
-        self, code: str, path: str, message: Message, suggestion: str = "", **params: Any
-    ) -> None:
-        self.problems.append(
-            Problem(path=path, message=message, code=code, suggestion=suggestion, params=params)
-        )
-
-    def nodes(self, partition: Partition) -> list[Node]:
-        return placement.select_nodes(self.capacity, partition.name, self.rules.constraint)
-
-    def max_nodes(self, partition: Partition) -> int:
-        limits = (partition.max_nodes_per_job, self.rules.max_nodes_per_job, len(partition.nodes))
-        return min(limit for limit in limits if limit is not None)
+from jobs.plan.placement import PerNodeAllocation
 
 
 def plan(spec: JobSpec, rules: NamespaceRules, capacity: Capacity) -> Plan:
     """The plan of a job. Raises PlanError with all problems."""
-    planner = _Planner(spec, rules, capacity)
-    planner.problems.extend(check_task_inputs(spec))
-    planner.requirements = [_role_requirement(spec, role) for role in spec.task_roles]
-    planner.partitions = _usable_partitions(planner)
-    if planner.partitions:
-        time_limit_s = _resolve_time_limit(planner)
-        found = _choose_layout(planner) if _check_roles(planner) else None
+    state = PlanningState(spec, rules, capacity)
+    state.problems.extend(check_task_inputs(spec))
+    state.requirements = [role_requirement(spec, role) for role in spec.task_roles]
+    state.partitions = select_partitions(state)
+    if state.partitions:
+        time_limit_s = resolve_time_limit(state)
+        found = _choose_layout(state) if check_roles(state) else None
         if found is not None:
-            result = _build_plan(planner, *found, time_limit_s)
-            _check_limits(planner, result.totals)
-            if not planner.problems:
+            result = _build_plan(state, *found, time_limit_s)
+            _check_limits(state, result.totals)
+            if not state.problems:
                 return result
-    raise PlanError(planner.problems)
-
-
-def _role_requirement(spec: JobSpec, role: TaskRole) -> RoleRequirement:
-    # A fixed port exists once per node, so tasks with the same one cannot share a node.
-    exclusive_node = role.placement == "separate" or any(port.begin_at for port in role.port_list)
-    return RoleRequirement(
-        tasks=role.task_number,
-        cpus=role.cpu_number,
-        # Groups of one role request memory per CPU, which Slurm takes in whole MiB.
-        mem_mib=math.ceil(role.memory_mb / role.cpu_number) * role.cpu_number,
-        gpus=role.gpu_number,
-        gpu_type=spec.gpu_type_of(role).lower() if role.gpu_number else "",
-        max_per_node=1 if exclusive_node else None,
-    )
-
-
-def _usable_partitions(planner: _Planner) -> list[Partition]:
-    """The namespace's partitions that exist and take its account and QOS, those that are up first."""
-    rules = planner.rules
-    found, why = [], []
-    for name in rules.partitions:
-        partition = planner.capacity.partition(name)
-        if partition is None:
-            why.append(msg("plan.does-not-exist", "%(partition)s does not exist", partition=name))
-        elif partition.allowed_accounts and rules.account not in partition.allowed_accounts:
-            why.append(
-                msg(
-                    "plan.does-not-take-account",
-                    "%(partition)s does not allow account %(account)s",
-                    partition=name,
-                    account=rules.account or msg("plan.none", "(none)"),
-                )
-            )
-        elif partition.allowed_qos and rules.qos and rules.qos not in partition.allowed_qos:
-            why.append(
-                msg(
-                    "plan.does-not-take-qos",
-                    "%(partition)s does not allow QOS %(qos)s",
-                    partition=name,
-                    qos=rules.qos,
-                )
-            )
-        else:
-            found.append(partition)
-    if not found:
-        planner.add_problem(
-            "no_partition",
-            "namespace",
-            msg(
-                "plan.namespace-no-partition-run",
-                "Namespace %(name)s has no usable partition: %(reasons)s.",
-                name=rules.name,
-                reasons=join_with_commas(why),
-            )
-            if why
-            else msg(
-                "plan.namespace-no-partition-run-2",
-                "Namespace %(name)s has no usable partition.",
-                name=rules.name,
-            ),
-            msg(
-                "plan.choose-another-namespace-ask",
-                "Choose another namespace or ask an administrator.",
-            ),
-            namespace=rules.name,
-        )
-    return sorted(found, key=lambda partition: not partition.up)
-
-
-def _resolve_time_limit(planner: _Planner) -> int | None:
-    """The time limit to request. Drops partitions that allow less; a problem if none is left."""
-    asked = planner.spec.time_limit
-    rules = planner.rules
-    if asked is not None and rules.max_time_s is not None and asked > rules.max_time_s:
-        _reject_time_limit(
-            planner,
-            asked,
-            rules.max_time_s,
-            msg("plan.namespace", "Namespace %(name)s", name=rules.name),
-        )
-        return asked
-    if asked is None:
-        default = rules.default_time_s if rules.default_time_s is not None else rules.max_time_s
-        longest = planner.partitions[0].max_time_s
-        return default if default is None or longest is None else min(default, longest)
-    sufficient = [p for p in planner.partitions if p.max_time_s is None or p.max_time_s >= asked]
-    if not sufficient:
-        longest_partition = max(planner.partitions, key=lambda p: p.max_time_s or 0)
-        _reject_time_limit(
-            planner,
-            asked,
-            longest_partition.max_time_s or 0,
-            msg("plan.partition", "Partition %(name)s", name=longest_partition.name),
-        )
-    planner.partitions = sufficient or planner.partitions
-    return asked
-
-
-def _reject_time_limit(planner: _Planner, asked: int, longest: int, who: Message) -> None:
-    planner.add_problem(
-        "time_limit",
-        "timeLimit",
-        msg(
-            "plan.lets-jobs-run-most",
-            "%(source)s allows a time limit of %(longest)s at most; the job requests %(requested)s.",
-            source=who,
-            longest=format_duration(longest),
-            requested=format_duration(asked),
-        ),
-        msg(
-            "plan.set-timelimit-less",
-            "Set timeLimit to %(longest)s or less.",
-            longest=format_duration(longest),
-        ),
-        longest_s=longest,
-        asked_s=asked,
-    )
-
-
-def _check_roles(planner: _Planner) -> bool:
-    """Checks for each role alone that some partition's nodes can hold it."""
-    before = len(planner.problems)
-    for index, (role, requirement) in enumerate(
-        zip(planner.spec.task_roles, planner.requirements, strict=True)
-    ):
-        if not any(_can_hold(planner, partition, requirement) for partition in planner.partitions):
-            _reject_role(planner, index, role, requirement)
-    return len(planner.problems) == before
-
-
-def _can_hold(planner: _Planner, partition: Partition, requirement: RoleRequirement) -> bool:
-    count = placement.nodes_needed(planner.nodes(partition), requirement)
-    return count is not None and count <= planner.max_nodes(partition)
-
-
-def _reject_role(
-    planner: _Planner, index: int, role: TaskRole, requirement: RoleRequirement
-) -> None:
-    path = f"taskRoles[{index}]"
-    where = join_with_and([p.name for p in planner.partitions])
-    nodes = [node for partition in planner.partitions for node in planner.nodes(partition)]
-    if requirement.gpus and not any(node.gpu_total(requirement.gpu_type) for node in nodes):
-        types = sorted({gpu.type for node in nodes for gpu in node.gpus if gpu.type})
-        planner.add_problem(
-            "gpu_type",
-            f"{path}.gpuType"
-            if role.gpu_type
-            else "gpuType"
-            if requirement.gpu_type
-            else f"{path}.gpuNumber",
-            msg(
-                "plan.no-node",
-                "No node of %(partitions)s has %(gpus)s.",
-                partitions=where,
-                gpus=_describe_gpus(requirement.gpu_type),
-            ),
-            (
-                msg("plan.types", "Available types: %(names)s.", names=", ".join(types))
-                if types
-                else msg(
-                    "plan.set-gpunumber-choose-another",
-                    "Set gpuNumber to 0 or choose another namespace.",
-                )
-            ),
-            gpu_type=requirement.gpu_type,
-            types=types,
-        )
-        return
-    if not any(placement.count_tasks_on(node, requirement) for node in nodes):
-        _reject_task_size(planner, path, role, requirement, nodes, where)
-        return
-    most = max(
-        sum(
-            sorted(
-                (placement.count_tasks_on(n, requirement) for n in planner.nodes(p)), reverse=True
-            )[: planner.max_nodes(p)]
-        )
-        for p in planner.partitions
-    )
-    fixed = next((port for port in role.port_list if port.begin_at), None)
-    why = ""
-    if fixed is not None:
-        why = msg(
-            "plan.fixed-port-allows-one",
-            "The fixed port %(port)s allows one task per node.",
-            port=fixed.begin_at,
-        )
-    elif role.placement == "separate":
-        why = msg(
-            "plan.placement-separate-puts-each",
-            "Placement “separate” gives each task its own node.",
-        )
-    fitting = msg("plan.most-fit", "At most %(most)s fit.", most=most)
-    if fixed is not None:
-        fitting = msg(
-            "plan.most-fit-set-beginat",
-            "At most %(most)s fit; set beginAt to 0 for any free port.",
-            most=most,
-        )
-    planner.add_problem(
-        "too_many_tasks",
-        f"{path}.taskNumber",
-        join_messages(
-            msg_plural(
-                "plan.task-role-can-never",
-                "%(count)s task of role %(name)s does not fit on %(partitions)s.",
-                "%(count)s tasks of role %(name)s do not fit on %(partitions)s at once.",
-                requirement.tasks,
-                name=role.name,
-                partitions=where,
-            ),
-            why,
-        ),
-        fitting,
-        asked=requirement.tasks,
-        most=most,
-    )
-
-
-def _describe_gpus(gpu_type: str) -> Message:
-    return (
-        msg("plan.gpus-type", "GPUs of type %(gpu_type)s", gpu_type=gpu_type)
-        if gpu_type
-        else msg("plan.gpus", "GPUs")
-    )
-
-
-def _describe_resources(requirement: RoleRequirement) -> list[str]:
-    asked: list[str] = [
-        msg("plan.cpus-2", "%(cpus)s CPUs", cpus=requirement.cpus),
-        msg("plan.memory", "%(memory)s of memory", memory=format_memory(requirement.mem_mib)),
-    ]
-    return asked + (
-        [format_gpus(requirement.gpus, requirement.gpu_type)] if requirement.gpus else []
-    )
-
-
-def _reject_task_size(
-    planner: _Planner,
-    path: str,
-    role: TaskRole,
-    requirement: RoleRequirement,
-    nodes: list[Node],
-    where: str,
-) -> None:
-    """One task is larger than any node: reports the resources that are too large, or their combination."""
-    with_gpus = [
-        node for node in nodes if node.gpu_total(requirement.gpu_type) >= requirement.gpus
-    ] or nodes
-    measures = (
-        (
-            "cpuNumber",
-            requirement.cpus,
-            max((n.cpus for n in with_gpus), default=0),
-            msg("plan.cpus", "CPUs"),
-        ),
-        (
-            "memoryMB",
-            role.memory_mb,
-            max((n.mem_mib for n in with_gpus), default=0),
-            msg("plan.mb-memory", "MB of memory"),
-        ),
-        (
-            "gpuNumber",
-            requirement.gpus,
-            max((n.gpu_total(requirement.gpu_type) for n in nodes), default=0),
-            _describe_gpus(requirement.gpu_type),
-        ),
-    )
-    too_large = [m for m in measures if m[1] > m[2]]
-    for key, asked, largest, unit in too_large:
-        planner.add_problem(
-            "task_too_large",
-            f"{path}.{key}",
-            msg(
-                "plan.one-task-role-asks",
-                "One task of role %(name)s requests %(requested)s %(unit)s; the largest node of %(partitions)s has %(largest)s.",
-                name=role.name,
-                requested=asked,
-                unit=unit,
-                partitions=where,
-                largest=largest,
-            ),
-            msg("plan.set-less", "Set %(key)s to %(largest)s or less.", key=key, largest=largest),
-            asked=asked,
-            largest=largest,
-        )
-    if not too_large:
-        planner.add_problem(
-            "task_too_large",
-            path,
-            msg(
-                "plan.no-single-node-together",
-                "No single node of %(partitions)s has %(resources)s together, as one task of role %(name)s requests.",
-                partitions=where,
-                resources=join_with_and(_describe_resources(requirement)),
-                name=role.name,
-            ),
-            msg("plan.ask-less-one-them", "Request less of one of them."),
-        )
+    raise PlanError(state.problems)
 
 
 def _choose_layout(
-    planner: _Planner,
+    state: PlanningState,
 ) -> tuple[Layout, list[tuple[Partition, list[int], PerNodeAllocation | int]]] | None:
     """The groups: partition, roles, and equal slots (shared) or number of nodes of each."""
-    roles = range(len(planner.requirements))
-    if len(planner.requirements) == 1:
-        partition = next(
-            p for p in planner.partitions if _can_hold(planner, p, planner.requirements[0])
-        )
-        count = placement.nodes_needed(planner.nodes(partition), planner.requirements[0]) or 1
+    roles = range(len(state.requirements))
+    if len(state.requirements) == 1:
+        partition = next(p for p in state.partitions if can_hold(state, p, state.requirements[0]))
+        count = placement.nodes_needed(state.nodes(partition), state.requirements[0]) or 1
         return "simple", [(partition, [0], count)]
-    requested = planner.spec.placement
-    packed = None if requested == "separate" else _try_pack(planner)
+    requested = state.spec.placement
+    packed = None if requested == "separate" else _try_pack(state)
     if packed is not None and (requested == "pack" or packed[1].idle_gpus == 0):
         return "packed", [(packed[0], list(roles), packed[1])]
-    separate = None if requested == "pack" else _try_separate(planner)
+    separate = None if requested == "pack" else _try_separate(state)
     if separate is not None:
         return "het", [(p, [i], n) for i, (p, n) in enumerate(separate)]
     if packed is not None:
         return "packed", [(packed[0], list(roles), packed[1])]
-    _reject_layout(planner)
+    _reject_layout(state)
     return None
 
 
-def _try_pack(planner: _Planner) -> tuple[Partition, PerNodeAllocation] | None:
+def _try_pack(state: PlanningState) -> tuple[Partition, PerNodeAllocation] | None:
     if (
-        _find_port_conflict(planner.spec)
-        or len({n.gpu_type for n in planner.requirements if n.gpus}) > 1
+        _find_port_conflict(state.spec)
+        or len({n.gpu_type for n in state.requirements if n.gpus}) > 1
     ):
         return None
     best: tuple[Partition, PerNodeAllocation] | None = None
-    for partition in planner.partitions:
+    for partition in state.partitions:
         allocation = placement.pack_onto_nodes(
-            planner.requirements,
-            planner.nodes(partition),
-            fewest=planner.spec.placement == "pack",
-            max_nodes=planner.max_nodes(partition),
+            state.requirements,
+            state.nodes(partition),
+            fewest=state.spec.placement == "pack",
+            max_nodes=state.max_nodes(partition),
         )
         if allocation is not None and (best is None or allocation.idle_gpus < best[1].idle_gpus):
             best = (partition, allocation)
     return best
 
 
-def _try_separate(planner: _Planner) -> list[tuple[Partition, int]] | None:
+def _try_separate(state: PlanningState) -> list[tuple[Partition, int]] | None:
     """Each role in the first partition that can hold it, or in a later one if that has too few nodes."""
     candidates: list[list[Partition]] = [
-        [p for p in planner.partitions if _can_hold(planner, p, requirement)]
-        for requirement in planner.requirements
+        [p for p in state.partitions if can_hold(state, p, requirement)]
+        for requirement in state.requirements
     ]
     current = [options[0] for options in candidates]
     for assignment in [current, *_alternatives(candidates)]:
         counts = placement.assign_separate_nodes(
             [
-                (requirement, planner.nodes(p))
-                for requirement, p in zip(planner.requirements, assignment, strict=True)
+                (requirement, state.nodes(p))
+                for requirement, p in zip(state.requirements, assignment, strict=True)
             ]
         )
-        if counts is not None and sum(counts) <= (planner.rules.max_nodes_per_job or sum(counts)):
+        if counts is not None and sum(counts) <= (state.rules.max_nodes_per_job or sum(counts)):
             return list(zip(assignment, counts, strict=True))
     return None
 
@@ -462,14 +137,14 @@ def _find_port_conflict(spec: JobSpec) -> tuple[int, str, str] | None:
     return None
 
 
-def _reject_layout(planner: _Planner) -> None:
-    spec, names = planner.spec, join_with_and([p.name for p in planner.partitions])
-    available = max(len(planner.nodes(p)) for p in planner.partitions)
-    roles = len(planner.requirements)
+def _reject_layout(state: PlanningState) -> None:
+    spec, names = state.spec, join_with_and([p.name for p in state.partitions])
+    available = max(len(state.nodes(p)) for p in state.partitions)
+    roles = len(state.requirements)
     conflict = _find_port_conflict(spec)
     if conflict is not None:
         port, one, other = conflict
-        planner.add_problem(
+        state.add_problem(
             "port_conflict",
             "taskRoles",
             msg(
@@ -487,8 +162,8 @@ def _reject_layout(planner: _Planner) -> None:
             roles=[one, other],
         )
     elif spec.placement == "separate":
-        possible = _try_pack(planner) is not None
-        planner.add_problem(
+        possible = _try_pack(state) is not None
+        state.add_problem(
             "too_few_nodes",
             "placement",
             msg(
@@ -507,7 +182,7 @@ def _reject_layout(planner: _Planner) -> None:
             nodes=available,
         )
     elif spec.placement == "pack":
-        types = sorted({n.gpu_type or "any" for n in planner.requirements if n.gpus})
+        types = sorted({n.gpu_type or "any" for n in state.requirements if n.gpus})
         why = (
             msg(
                 "plan.they-want-different-gpu",
@@ -517,7 +192,7 @@ def _reject_layout(planner: _Planner) -> None:
             if len(types) > 1
             else msg("plan.no-nodes-large-enough", "no nodes are large enough")
         )
-        planner.add_problem(
+        state.add_problem(
             "cannot_pack",
             "placement",
             msg(
@@ -528,12 +203,12 @@ def _reject_layout(planner: _Planner) -> None:
             ),
             (
                 msg("plan.use-placement-auto", "Use placement auto.")
-                if _try_separate(planner)
+                if _try_separate(state)
                 else msg("plan.ask-fewer-smaller-tasks", "Request fewer or smaller tasks.")
             ),
         )
     else:
-        planner.add_problem(
+        state.add_problem(
             "too_large_together",
             "taskRoles",
             msg(
@@ -547,7 +222,7 @@ def _reject_layout(planner: _Planner) -> None:
 
 
 def _build_plan(
-    planner: _Planner,
+    state: PlanningState,
     layout: Layout,
     shape: list[tuple[Partition, list[int], PerNodeAllocation | int]],
     time_limit_s: int | None,
@@ -557,7 +232,7 @@ def _build_plan(
     for group, (partition, members, size) in enumerate(shape):
         shared = isinstance(size, PerNodeAllocation)
         for position, i in enumerate(members):
-            role, requirement = planner.spec.task_roles[i], planner.requirements[i]
+            role, requirement = state.spec.task_roles[i], state.requirements[i]
             per_node = (
                 size.per_node[position]
                 if isinstance(size, PerNodeAllocation)
@@ -578,10 +253,9 @@ def _build_plan(
                 )
             )
         packed_role = (
-            planner.spec.placement == "pack"
-            or planner.spec.task_roles[members[0]].placement == "pack"
+            state.spec.placement == "pack" or state.spec.task_roles[members[0]].placement == "pack"
         )
-        per_unit = size if isinstance(size, PerNodeAllocation) else planner.requirements[members[0]]
+        per_unit = size if isinstance(size, PerNodeAllocation) else state.requirements[members[0]]
         groups.append(
             Group(
                 index=group,
@@ -590,7 +264,7 @@ def _build_plan(
                 nodes=size.nodes if isinstance(size, PerNodeAllocation) else size,
                 fixed_nodes=shared
                 or packed_role
-                or planner.requirements[members[0]].max_per_node == 1,
+                or state.requirements[members[0]].max_per_node == 1,
                 cpus=per_unit.cpus,
                 mem_mib=per_unit.mem_mib,
                 gpus=per_unit.gpus,
@@ -599,16 +273,16 @@ def _build_plan(
         )
     partial = Plan(
         layout=layout,
-        namespace=planner.rules.name,
-        account=planner.rules.account,
-        qos=planner.rules.qos,
-        constraint=planner.rules.constraint,
+        namespace=state.rules.name,
+        account=state.rules.account,
+        qos=state.rules.qos,
+        constraint=state.rules.constraint,
         time_limit_s=time_limit_s,
         roles=tuple(roles),
         groups=tuple(groups),
         totals=_compute_totals(roles, groups, time_limit_s),
     )
-    return replace(partial, notes=_build_notes(planner, partial))
+    return replace(partial, notes=_build_notes(state, partial))
 
 
 def _compute_totals(roles: list[RolePlan], groups: list[Group], time_limit_s: int | None) -> Totals:
@@ -628,8 +302,8 @@ def _compute_totals(roles: list[RolePlan], groups: list[Group], time_limit_s: in
     return Totals(tasks, nodes, cpus, mem_mib, gpus, time_limit_s, hours)
 
 
-def _check_limits(planner: _Planner, totals: Totals) -> None:
-    rules = planner.rules
+def _check_limits(state: PlanningState, totals: Totals) -> None:
+    rules = state.rules
     limits = (
         ("nodes", totals.nodes, rules.max_nodes_per_job, msg("plan.nodes", "nodes")),
         ("cpus", totals.cpus, rules.max_cpus_per_job, msg("plan.cpus", "CPUs")),
@@ -638,7 +312,7 @@ def _check_limits(planner: _Planner, totals: Totals) -> None:
     )
     for key, asked, most, unit in limits:
         if most is not None and asked > most:
-            planner.add_problem(
+            state.add_problem(
                 f"namespace_{key}",
                 "taskRoles",
                 msg(
@@ -660,10 +334,10 @@ def _check_limits(planner: _Planner, totals: Totals) -> None:
             )
 
 
-def _build_notes(planner: _Planner, draft_plan: Plan) -> tuple[Note, ...]:
+def _build_notes(state: PlanningState, draft_plan: Plan) -> tuple[Note, ...]:
     notes = []
     for group in draft_plan.groups:
-        partition = planner.capacity.partition(group.partition)
+        partition = state.capacity.partition(group.partition)
         if partition is not None and not partition.up:
             notes.append(
                 Note(
@@ -692,9 +366,9 @@ def _build_notes(planner: _Planner, draft_plan: Plan) -> tuple[Note, ...]:
                 )
             )
     usable = Capacity(
-        planner.capacity.taken_at,
-        tuple(n for n in planner.capacity.nodes if n.usable),
-        planner.capacity.partitions,
+        state.capacity.taken_at,
+        tuple(n for n in state.capacity.nodes if n.usable),
+        state.capacity.partitions,
     )
     if not fits_capacity(draft_plan, usable, free=False):
         notes.append(

@@ -1,0 +1,347 @@
+"""Which partitions can run a job: partitions of the namespace, time limit, and each role alone.
+
+Holds the state of one run of `plan` and collects its problems. Pure.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+from clusters.capacity import Capacity, NamespaceRules, Node, Partition
+from core.messages import Message, join_messages, join_with_and, join_with_commas, msg, msg_plural
+from jobs.jobfile import JobSpec, Problem, TaskRole
+from jobs.jobfile.fields import format_duration
+from jobs.plan import placement
+from jobs.plan.model import (
+    format_gpus,
+    format_memory,
+)
+from jobs.plan.placement import RoleRequirement
+
+
+@dataclass(slots=True)
+class PlanningState:
+    """State of one run of `plan`: spec, possible partitions, problems found so far."""
+
+    spec: JobSpec
+    rules: NamespaceRules
+    capacity: Capacity
+    requirements: list[RoleRequirement] = field(default_factory=list)
+    partitions: list[Partition] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+
+    def add_problem(
+        self, code: str, path: str, message: Message, suggestion: str = "", **params: Any
+    ) -> None:
+        self.problems.append(
+            Problem(path=path, message=message, code=code, suggestion=suggestion, params=params)
+        )
+
+    def nodes(self, partition: Partition) -> list[Node]:
+        return placement.select_nodes(self.capacity, partition.name, self.rules.constraint)
+
+    def max_nodes(self, partition: Partition) -> int:
+        limits = (partition.max_nodes_per_job, self.rules.max_nodes_per_job, len(partition.nodes))
+        return min(limit for limit in limits if limit is not None)
+
+
+def role_requirement(spec: JobSpec, role: TaskRole) -> RoleRequirement:
+    # A fixed port exists once per node, so tasks with the same one cannot share a node.
+    exclusive_node = role.placement == "separate" or any(port.begin_at for port in role.port_list)
+    return RoleRequirement(
+        tasks=role.task_number,
+        cpus=role.cpu_number,
+        # Groups of one role request memory per CPU, which Slurm takes in whole MiB.
+        mem_mib=math.ceil(role.memory_mb / role.cpu_number) * role.cpu_number,
+        gpus=role.gpu_number,
+        gpu_type=spec.gpu_type_of(role).lower() if role.gpu_number else "",
+        max_per_node=1 if exclusive_node else None,
+    )
+
+
+def select_partitions(state: PlanningState) -> list[Partition]:
+    """The namespace's partitions that exist and take its account and QOS, those that are up first."""
+    rules = state.rules
+    found, why = [], []
+    for name in rules.partitions:
+        partition = state.capacity.partition(name)
+        if partition is None:
+            why.append(msg("plan.does-not-exist", "%(partition)s does not exist", partition=name))
+        elif partition.allowed_accounts and rules.account not in partition.allowed_accounts:
+            why.append(
+                msg(
+                    "plan.does-not-take-account",
+                    "%(partition)s does not allow account %(account)s",
+                    partition=name,
+                    account=rules.account or msg("plan.none", "(none)"),
+                )
+            )
+        elif partition.allowed_qos and rules.qos and rules.qos not in partition.allowed_qos:
+            why.append(
+                msg(
+                    "plan.does-not-take-qos",
+                    "%(partition)s does not allow QOS %(qos)s",
+                    partition=name,
+                    qos=rules.qos,
+                )
+            )
+        else:
+            found.append(partition)
+    if not found:
+        state.add_problem(
+            "no_partition",
+            "namespace",
+            msg(
+                "plan.namespace-no-partition-run",
+                "Namespace %(name)s has no usable partition: %(reasons)s.",
+                name=rules.name,
+                reasons=join_with_commas(why),
+            )
+            if why
+            else msg(
+                "plan.namespace-no-partition-run-2",
+                "Namespace %(name)s has no usable partition.",
+                name=rules.name,
+            ),
+            msg(
+                "plan.choose-another-namespace-ask",
+                "Choose another namespace or ask an administrator.",
+            ),
+            namespace=rules.name,
+        )
+    return sorted(found, key=lambda partition: not partition.up)
+
+
+def resolve_time_limit(state: PlanningState) -> int | None:
+    """The time limit to request. Drops partitions that allow less; a problem if none is left."""
+    asked = state.spec.time_limit
+    rules = state.rules
+    if asked is not None and rules.max_time_s is not None and asked > rules.max_time_s:
+        _reject_time_limit(
+            state,
+            asked,
+            rules.max_time_s,
+            msg("plan.namespace", "Namespace %(name)s", name=rules.name),
+        )
+        return asked
+    if asked is None:
+        default = rules.default_time_s if rules.default_time_s is not None else rules.max_time_s
+        longest = state.partitions[0].max_time_s
+        return default if default is None or longest is None else min(default, longest)
+    sufficient = [p for p in state.partitions if p.max_time_s is None or p.max_time_s >= asked]
+    if not sufficient:
+        longest_partition = max(state.partitions, key=lambda p: p.max_time_s or 0)
+        _reject_time_limit(
+            state,
+            asked,
+            longest_partition.max_time_s or 0,
+            msg("plan.partition", "Partition %(name)s", name=longest_partition.name),
+        )
+    state.partitions = sufficient or state.partitions
+    return asked
+
+
+def _reject_time_limit(state: PlanningState, asked: int, longest: int, who: Message) -> None:
+    state.add_problem(
+        "time_limit",
+        "timeLimit",
+        msg(
+            "plan.lets-jobs-run-most",
+            "%(source)s allows a time limit of %(longest)s at most; the job requests %(requested)s.",
+            source=who,
+            longest=format_duration(longest),
+            requested=format_duration(asked),
+        ),
+        msg(
+            "plan.set-timelimit-less",
+            "Set timeLimit to %(longest)s or less.",
+            longest=format_duration(longest),
+        ),
+        longest_s=longest,
+        asked_s=asked,
+    )
+
+
+def check_roles(state: PlanningState) -> bool:
+    """Checks for each role alone that some partition's nodes can hold it."""
+    before = len(state.problems)
+    for index, (role, requirement) in enumerate(
+        zip(state.spec.task_roles, state.requirements, strict=True)
+    ):
+        if not any(can_hold(state, partition, requirement) for partition in state.partitions):
+            _reject_role(state, index, role, requirement)
+    return len(state.problems) == before
+
+
+def can_hold(state: PlanningState, partition: Partition, requirement: RoleRequirement) -> bool:
+    count = placement.nodes_needed(state.nodes(partition), requirement)
+    return count is not None and count <= state.max_nodes(partition)
+
+
+def _reject_role(
+    state: PlanningState, index: int, role: TaskRole, requirement: RoleRequirement
+) -> None:
+    path = f"taskRoles[{index}]"
+    where = join_with_and([p.name for p in state.partitions])
+    nodes = [node for partition in state.partitions for node in state.nodes(partition)]
+    if requirement.gpus and not any(node.gpu_total(requirement.gpu_type) for node in nodes):
+        types = sorted({gpu.type for node in nodes for gpu in node.gpus if gpu.type})
+        state.add_problem(
+            "gpu_type",
+            f"{path}.gpuType"
+            if role.gpu_type
+            else "gpuType"
+            if requirement.gpu_type
+            else f"{path}.gpuNumber",
+            msg(
+                "plan.no-node",
+                "No node of %(partitions)s has %(gpus)s.",
+                partitions=where,
+                gpus=describe_gpus(requirement.gpu_type),
+            ),
+            (
+                msg("plan.types", "Available types: %(names)s.", names=", ".join(types))
+                if types
+                else msg(
+                    "plan.set-gpunumber-choose-another",
+                    "Set gpuNumber to 0 or choose another namespace.",
+                )
+            ),
+            gpu_type=requirement.gpu_type,
+            types=types,
+        )
+        return
+    if not any(placement.count_tasks_on(node, requirement) for node in nodes):
+        _reject_task_size(state, path, role, requirement, nodes, where)
+        return
+    most = max(
+        sum(
+            sorted(
+                (placement.count_tasks_on(n, requirement) for n in state.nodes(p)), reverse=True
+            )[: state.max_nodes(p)]
+        )
+        for p in state.partitions
+    )
+    fixed = next((port for port in role.port_list if port.begin_at), None)
+    why = ""
+    if fixed is not None:
+        why = msg(
+            "plan.fixed-port-allows-one",
+            "The fixed port %(port)s allows one task per node.",
+            port=fixed.begin_at,
+        )
+    elif role.placement == "separate":
+        why = msg(
+            "plan.placement-separate-puts-each",
+            "Placement “separate” gives each task its own node.",
+        )
+    fitting = msg("plan.most-fit", "At most %(most)s fit.", most=most)
+    if fixed is not None:
+        fitting = msg(
+            "plan.most-fit-set-beginat",
+            "At most %(most)s fit; set beginAt to 0 for any free port.",
+            most=most,
+        )
+    state.add_problem(
+        "too_many_tasks",
+        f"{path}.taskNumber",
+        join_messages(
+            msg_plural(
+                "plan.task-role-can-never",
+                "%(count)s task of role %(name)s does not fit on %(partitions)s.",
+                "%(count)s tasks of role %(name)s do not fit on %(partitions)s at once.",
+                requirement.tasks,
+                name=role.name,
+                partitions=where,
+            ),
+            why,
+        ),
+        fitting,
+        asked=requirement.tasks,
+        most=most,
+    )
+
+
+def describe_gpus(gpu_type: str) -> Message:
+    return (
+        msg("plan.gpus-type", "GPUs of type %(gpu_type)s", gpu_type=gpu_type)
+        if gpu_type
+        else msg("plan.gpus", "GPUs")
+    )
+
+
+def describe_resources(requirement: RoleRequirement) -> list[str]:
+    asked: list[str] = [
+        msg("plan.cpus-2", "%(cpus)s CPUs", cpus=requirement.cpus),
+        msg("plan.memory", "%(memory)s of memory", memory=format_memory(requirement.mem_mib)),
+    ]
+    return asked + (
+        [format_gpus(requirement.gpus, requirement.gpu_type)] if requirement.gpus else []
+    )
+
+
+def _reject_task_size(
+    state: PlanningState,
+    path: str,
+    role: TaskRole,
+    requirement: RoleRequirement,
+    nodes: list[Node],
+    where: str,
+) -> None:
+    """One task is larger than any node: reports the resources that are too large, or their combination."""
+    with_gpus = [
+        node for node in nodes if node.gpu_total(requirement.gpu_type) >= requirement.gpus
+    ] or nodes
+    measures = (
+        (
+            "cpuNumber",
+            requirement.cpus,
+            max((n.cpus for n in with_gpus), default=0),
+            msg("plan.cpus", "CPUs"),
+        ),
+        (
+            "memoryMB",
+            role.memory_mb,
+            max((n.mem_mib for n in with_gpus), default=0),
+            msg("plan.mb-memory", "MB of memory"),
+        ),
+        (
+            "gpuNumber",
+            requirement.gpus,
+            max((n.gpu_total(requirement.gpu_type) for n in nodes), default=0),
+            describe_gpus(requirement.gpu_type),
+        ),
+    )
+    too_large = [m for m in measures if m[1] > m[2]]
+    for key, asked, largest, unit in too_large:
+        state.add_problem(
+            "task_too_large",
+            f"{path}.{key}",
+            msg(
+                "plan.one-task-role-asks",
+                "One task of role %(name)s requests %(requested)s %(unit)s; the largest node of %(partitions)s has %(largest)s.",
+                name=role.name,
+                requested=asked,
+                unit=unit,
+                partitions=where,
+                largest=largest,
+            ),
+            msg("plan.set-less", "Set %(key)s to %(largest)s or less.", key=key, largest=largest),
+            asked=asked,
+            largest=largest,
+        )
+    if not too_large:
+        state.add_problem(
+            "task_too_large",
+            path,
+            msg(
+                "plan.no-single-node-together",
+                "No single node of %(partitions)s has %(resources)s together, as one task of role %(name)s requests.",
+                partitions=where,
+                resources=join_with_and(describe_resources(requirement)),
+                name=role.name,
+            ),
+            msg("plan.ask-less-one-them", "Request less of one of them."),
+        )
