@@ -62,7 +62,7 @@ def server_process(tmp_path: Path, migrated: Path) -> Iterator[subprocess.Popen[
     with (tmp_path / "log").open("wb") as log:
         process = subprocess.Popen(argv, cwd=PROJECT, env=env, stdout=log, stderr=log)
     try:
-        wait_until(lambda: "begins" in log_of(tmp_path) and "answers at" in log_of(tmp_path))
+        wait_until(lambda: " starts" in log_of(tmp_path) and "answers at" in log_of(tmp_path))
         yield process
     finally:
         process.kill()
@@ -105,15 +105,15 @@ def test_an_engine_that_ends_by_itself_is_started_again(
 ) -> None:
     (first,) = child_pids(server_process.pid)
     os.kill(first, signal.SIGKILL)
-    wait_until(lambda: log_of(tmp_path).count("begins") == 2)
+    wait_until(lambda: len(re.findall(r"engine \S+ starts", log_of(tmp_path))) == 2)
     assert "the engine exited (-9)" in log_of(tmp_path)
     (second,) = child_pids(server_process.pid)
-    # Asked to end, as a service manager asks all of a service: it goes in peace.
+    # A service manager sends SIGTERM to all processes of a service: the engine exits with 0.
     os.kill(second, signal.SIGTERM)
     wait_until(lambda: "the engine exited (0)" in log_of(tmp_path))
     server_process.terminate()
     assert server_process.wait(TIMEOUT_S) == 0
-    assert re.search(r"engine \S+ ends", log_of(tmp_path))
+    assert re.search(r"engine \S+ stops", log_of(tmp_path))
     assert "Fatal" not in log_of(tmp_path)
 
 
