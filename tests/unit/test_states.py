@@ -394,7 +394,7 @@ def test_refused_job_ends_by_desired_state(
     wanted: DesiredState, state: JobState, code: str, is_deleted: bool
 ) -> None:
     job = replace(QUEUED_JOB, wanted=wanted, stopped_by="alice")
-    transition = decide_refusal(job, Reason("end.refused", {"words": "no"}), NOW)
+    transition = decide_refusal(job, Reason("end.refused", {"error": "no"}), NOW)
     assert (transition.state, transition.reason.code) == (state, code)
     assert transition.attempt["phase"] == "refused"
     assert transition.attempt_reason == transition.reason

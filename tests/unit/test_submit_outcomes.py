@@ -62,7 +62,7 @@ def test_untried_submission_decides_nothing() -> None:
 def test_permanent_rejection_fails_the_job_with_slurms_text() -> None:
     transition = decide(SubmitRejected("No such QOS.", detail="Invalid qos"))
     assert (transition.kind, transition.state) == (TransitionKind.REFUSED, JobState.FAILED)
-    assert transition.reason == Reason("end.refused", {"words": "No such QOS."}, "Invalid qos")
+    assert transition.reason == Reason("end.refused", {"error": "No such QOS."}, "Invalid qos")
 
 
 def test_abandoned_submission_stops_the_job() -> None:
@@ -96,7 +96,7 @@ def test_certain_failure_gets_the_next_try(error: ClusterError, code: str, delay
 
 
 def test_unsendable_job_is_held_only_while_an_outcome_is_unknown() -> None:
-    reason = Reason("end.identity", {"words": "no"})
+    reason = Reason("end.identity", {"error": "no"})
     refused = decide_unsendable(JOB, AttemptSnapshot(), reason, NOW)
     assert (refused.state, refused.reason) == (JobState.FAILED, reason)
     assert decide_unsendable(JOB, None, reason, NOW).state is JobState.FAILED
