@@ -17,7 +17,7 @@ import pytest
 
 from jobs.script.paths import AttemptPaths
 from jobs.script.task_state import parse_task_state, parse_verdict
-from tests.unit.rendering import render_job
+from tests.unit.jobs.rendering import render_job
 
 RECORD_ARGUMENTS = """#!/bin/bash
 { printf '%s\\x1f' "${0##*/}" "$@"; printf '\\n'; } >>"$RECORD"

@@ -1,4 +1,4 @@
-// format.js, against the cases that tests/unit/test_formatting.py checks for core/formatting.py.
+// format.js, against the cases that tests/unit/core/test_formatting.py checks for core/formatting.py.
 
 import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";

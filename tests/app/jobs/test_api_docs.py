@@ -17,7 +17,7 @@ from core.api.throttle import buckets
 from jobs.models import Job
 from tests.app.scenario import make_scenario
 
-DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "api.md"
+DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "api.md"
 
 
 def shell_examples() -> str:

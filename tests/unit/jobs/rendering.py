@@ -32,7 +32,7 @@ CAPACITY = Capacity(
 RULES = NamespaceRules("lab", ("cpu", "gpu"), account="lab", default_time_s=3600)
 PATHS = AttemptPaths("/scratch/alice", "0c8f5f6a", 1)
 
-SHELL = Path(__file__).parents[2] / "jobs" / "script" / "shell"
+SHELL = Path(__file__).parents[3] / "jobs" / "script" / "shell"
 _MAIN = "\nmain\n"
 # task.sh without its last line: sourcing it defines its functions and reads roles.sh.
 TASK_FUNCTIONS = (SHELL / "task.sh").read_text().removesuffix(_MAIN)

@@ -19,7 +19,7 @@ from clusters.models import Cluster, store_status
 from core.api.throttle import buckets
 from gateway.settings import restrict_database_permissions
 
-PROJECT = Path(__file__).resolve().parents[2]
+PROJECT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture(autouse=True)

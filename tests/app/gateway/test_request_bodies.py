@@ -20,7 +20,7 @@ from accounts.models import User
 from accounts.tokens import create_token, revoke_token
 from gateway.bodies import is_authenticated_request
 
-PROJECT = Path(__file__).resolve().parents[2]
+PROJECT = Path(__file__).resolve().parents[3]
 
 # Counts what it is sent, and says how large the process ever was.
 SERVER_PROGRAM = """

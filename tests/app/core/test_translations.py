@@ -39,7 +39,7 @@ from jobs.models import Job
 from jobs.web.clusters import translate_check_results
 from tests.app.scenario import Scenario, make_scenario
 
-PROJECT = Path(__file__).resolve().parents[2]
+PROJECT = Path(__file__).resolve().parents[3]
 SOURCES = [
     path
     for package in ("core", "accounts", "clusters", "jobs", "engine", "gateway")
@@ -240,7 +240,7 @@ WARNED_FILES: list[Any] = [
     role(storageGB=1, tmp=1, dockerImage="x", taskNumber=2, portList=[{"label": "a", "beginAt": 80}, {"label": "b", "beginAt": 9000}]),
     {key: value for key, value in JOB.items() if key != "namespace"},
     "// ours\n" + json.dumps(JOB)[:-1] + ",}",
-    *(path.read_text() for path in sorted((PROJECT / "tests/unit/jobfiles").glob("*.*")) if path.suffix in (".yaml", ".json") and path.stem != "wrong"),
+    *(path.read_text() for path in sorted((PROJECT / "tests/unit/jobs/jobfiles").glob("*.*")) if path.suffix in (".yaml", ".json") and path.stem != "wrong"),
 ]  # fmt: skip
 
 

@@ -11,7 +11,7 @@ import pytest
 from sluice import messages
 from sluice.chinese import CHINESE
 
-SOURCE = Path(__file__).resolve().parents[2] / "client" / "src" / "sluice"
+SOURCE = Path(__file__).resolve().parents[3] / "client" / "src" / "sluice"
 PLACEHOLDER = re.compile(r"\{(\w+)\}")
 
 

@@ -30,8 +30,8 @@ from jobs.script.quoting import quote
 from jobs.script.role_data import render_parts
 from jobs.script.variables import list_task_ports, runtime_variables, static_variables
 from tests.example_counts import scale_examples
-from tests.unit.rendering import TASK_FUNCTIONS, format_peers, render_job
-from tests.unit.strategies import texts
+from tests.unit.jobs.rendering import TASK_FUNCTIONS, format_peers, render_job
+from tests.unit.jobs.strategies import texts
 
 ROLES = {"ps": 1, "a.b-c~": 3}
 LABELS = ("http", "x.y")

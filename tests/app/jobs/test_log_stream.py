@@ -37,8 +37,8 @@ from jobs.logs.reading import (
     search_log,
 )
 from jobs.models import Attempt, Job, Task
+from tests.app.core.test_events import open_socket, read_close_code
 from tests.app.scenario import Scenario, make_scenario
-from tests.app.test_job_events import open_socket, read_close_code
 from tests.subprocess_transport import SubprocessTransport
 
 pytestmark = pytest.mark.django_db(transaction=True)

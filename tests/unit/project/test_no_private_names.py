@@ -11,7 +11,7 @@ from pathlib import Path
 import paramiko
 import pytest
 
-PROJECT = Path(__file__).resolve().parents[2]
+PROJECT = Path(__file__).resolve().parents[3]
 SKIPPED_DIRS = {".venv", "node_modules", "var", "__pycache__", ".git"}
 PARAMIKO_CLASSES = [
     cls for _name, cls in inspect.getmembers(paramiko, inspect.isclass)

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from clusters.errors import AuthFailed, ClusterError, ConnectFailed, ConnectionLost
+from clusters.transport import pool as pool_module
 from clusters.transport.channel import RemoteProgram
 from clusters.transport.pool import ConnectionPool, PoolOptions
 
@@ -181,20 +182,22 @@ def test_a_refused_login_does_not_keep_others_out(pool: Pool, host: FakeHost) ->
     assert host.attempts == 2
 
 
-def test_back_off_ends_and_grows(host: FakeHost) -> None:
-    pool: Pool = ConnectionPool(host.connect, PoolOptions(initial_backoff_s=0.02, max_backoff_s=1))
+def test_back_off_ends_and_grows(host: FakeHost, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(pool_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    pool: Pool = ConnectionPool(host.connect, PoolOptions(initial_backoff_s=1, max_backoff_s=60))
     host.failure = ConnectFailed("down")
     pauses = []
     for _ in range(3):
-        began, tried = time.monotonic(), host.attempts
-        while host.attempts == tried:
+        started, attempts = now[0], host.attempts
+        while host.attempts == attempts:
             with pytest.raises(ConnectFailed):
                 pool.checkout("alice")
-            time.sleep(0.002)
-        pauses.append(time.monotonic() - began)
-    assert pauses[2] > pauses[1] > 0.015
+            now[0] += 0.25
+        pauses.append(now[0] - started)
+    assert pauses[2] > pauses[1] >= 1
     host.failure = None
-    time.sleep(0.2)
+    now[0] += 60
     assert pool.checkout("alice").connection.alive
     pool.close_all()
 

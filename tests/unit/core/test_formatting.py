@@ -10,7 +10,7 @@ from django.utils import translation
 
 from core import formatting
 
-CASES = json.loads((Path(__file__).parents[1] / "formatting_cases.json").read_text())
+CASES = json.loads((Path(__file__).parents[2] / "formatting_cases.json").read_text())
 FORMATTERS = {
     "duration": formatting.duration,
     "compactDuration": formatting.compact_duration,

@@ -21,7 +21,7 @@ from jobs.plan import PlanError
 from jobs.script.paths import AttemptPaths
 from jobs.script.render import RUNTIMES, RenderedJob, RenderError
 from tests.example_counts import scale_examples
-from tests.unit.rendering import SHELL, TASK_FUNCTIONS, render_job
+from tests.unit.jobs.rendering import SHELL, TASK_FUNCTIONS, render_job
 
 SPECS = scale_examples(5000)
 BATCH = 250

@@ -7,7 +7,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-PROJECT = Path(__file__).resolve().parents[2]
+PROJECT = Path(__file__).resolve().parents[3]
 PACKAGES = ["core", "accounts", "clusters", "jobs", "engine", "gateway"]
 
 

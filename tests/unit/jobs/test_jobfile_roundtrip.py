@@ -19,7 +19,7 @@ from jobs.jobfile import (
 from jobs.jobfile.frameworks import STRATEGIES
 from jobs.jobfile.importers import load_text
 from tests.example_counts import scale_examples
-from tests.unit.strategies import job_specs
+from tests.unit.jobs.strategies import job_specs
 
 
 @settings(
@@ -91,7 +91,7 @@ def test_the_table_of_fields():
 
 
 def test_documentation_has_the_same_fields_and_its_example_loads():
-    text = (Path(__file__).parents[2] / "docs" / "jobfile.md").read_text()
+    text = (Path(__file__).parents[3] / "docs" / "jobfile.md").read_text()
     shown = text.split("a test keeps them equal -->\n")[1].split("<!-- end of fields")[0]
     assert shown == render_field_table()
     spec = load_text(text.split("```yaml\n")[1].split("```")[0]).spec

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +10,10 @@ import pytest
 from jobs.script.images import ResolvedImage, resolve_image
 from jobs.script.render import RUNTIMES, RenderedJob, RenderError
 from jobs.script.task_state import parse_task_state, parse_verdict
-from tests.unit.rendering import render_job
+from tests.unit.jobs.rendering import render_job
 
 GOLDEN = Path(__file__).parent / "golden"
-SHELL = Path(__file__).parents[2] / "jobs" / "script" / "shell"
+SHELL = Path(__file__).parents[3] / "jobs" / "script" / "shell"
 
 PS = {"name": "ps", "memoryMB": 2048, "command": "python ps.py"}
 WORKER = {
@@ -75,37 +74,6 @@ def test_golden(layout: str, runtime: str) -> None:
 def test_same_input_same_bytes() -> None:
     first, second = (render_job(LAYOUTS["packed"]) for _ in range(2))
     assert first == second
-
-
-@pytest.mark.slow
-def test_shellcheck_finds_nothing(tmp_path: Path) -> None:
-    hostile = {
-        **COMMON,
-        "jobEnvs": {"A": "$(id) `id` \"'", "B": "\n#SBATCH --x"},
-        "dataDir": "/d $(x) `y`",
-        "image": "a/$b`c`",
-        "authFile": "~/auth $x",
-        "taskRoles": [{**PS, "name": "-p.s~"}, {**WORKER, "name": "a.b"}],
-    }
-    # Every layout and every runtime at least once; singularity has the same arguments as apptainer.
-    chosen = [
-        (LAYOUTS["packed"], "apptainer"),
-        (LAYOUTS["het"], "none"),
-        (LAYOUTS["simple"], "enroot"),
-        (LAYOUTS["packed"], "pyxis"),
-        (hostile, "apptainer"),
-    ]
-    scripts: list[str] = []
-    for number, (job, runtime) in enumerate(chosen):
-        login = {"username": "$u", "password": "`p` '"}
-        logins = {str(job["image"]): login} if runtime == "apptainer" else {}
-        for path, text in render_job(job, runtime=runtime, image_logins=logins).files.items():
-            file = tmp_path / f"{number}-{path}"
-            file.write_text(text)
-            scripts.append(str(file))
-    assert len(scripts) == 20
-    found = subprocess.run(["shellcheck", *scripts], capture_output=True, text=True, check=False)
-    assert (found.stdout, found.returncode) == ("", 0)
 
 
 def test_scripts_do_not_grow_with_the_number_of_tasks() -> None:
