@@ -1,4 +1,4 @@
-"""A running Sluice with the embedded cluster, for tests and benchmarks: web and engine in separate processes.
+"""Starts Sluice with the embedded cluster for tests and benchmarks: web and engine in separate processes.
 
 Use the session-scoped fixture `sluice_server` (imported by tests/conftest.py). It writes to a temporary directory
 and listens on a free loopback port.
@@ -26,7 +26,7 @@ STOP_TIMEOUT_S = 60
 
 @dataclass
 class RunningSluice:
-    """`url` without a slash at the end; `passwords` of the demo users: admin, alice, bob, carol."""
+    """`url` has no trailing slash; `passwords` maps the demo users admin, alice, bob and carol to their passwords."""
 
     url: str
     home: Path
@@ -142,7 +142,7 @@ def sluice_server(
         # After the engine has read the capacity, jobs are planned against real nodes.
         deadline = time.monotonic() + START_TIMEOUT_S
         while not sluice.api("GET", "capacity").json()["clusters"]:
-            assert time.monotonic() < deadline, f"the engine saw no cluster:\n{sluice.log}"
+            assert time.monotonic() < deadline, f"no capacity was reported:\n{sluice.log}"
             time.sleep(0.3)
         yield sluice
     finally:

@@ -1,6 +1,6 @@
-"""A Transport for tests: runs commands as child processes of this machine, from root as another Unix user.
+"""A Transport for tests: runs commands as local child processes; as root, also under another Unix user.
 
-Stands in for SSH in tests/app, where no sshd runs. tests/contract runs the transport contract on it.
+Replaces SSH in tests/app, where no sshd runs. tests/contract runs the transport contract against it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ TUNNEL_TIMEOUT_S = 10.0
 
 
 class SubprocessTransport(StreamedTransport):
-    """Commands and files of this machine as `user`. All file access goes through commands, as over SSH."""
+    """Runs local commands as `user`. All file access goes through commands, as over SSH."""
 
     def __init__(self, user: str, *, environment: Mapping[str, str] | None = None) -> None:
         self.user = user
@@ -74,12 +74,12 @@ class SubprocessTransport(StreamedTransport):
             raise _timeout_error(argv) from problem
         finally:
             _kill_process_group(process)
-        # A shell's exit code for a child that signal N ended: 128 + N.
+        # As in a shell, a child ended by signal N has exit code 128 + N.
         exit_code = 128 - exit_code if exit_code < 0 else exit_code
         return CommandResult(tuple(argv), exit_code, stdout, stderr)
 
     def _popen(self, argv: Sequence[str]) -> subprocess.Popen[bytes]:
-        """Start in the home directory, as sshd does; in / if that is not accessible."""
+        """Start in the home directory, as sshd does; in / if the home directory is not accessible."""
         try:
             return self._popen_in(self._account.pw_dir, argv)
         except OSError as problem:
@@ -122,7 +122,7 @@ class SubprocessTransport(StreamedTransport):
 
 
 def _start_failure_result(argv: Sequence[str], problem: OSError) -> CommandResult:
-    """The exit code and message of a shell for a command that it cannot execute."""
+    """The exit code and message that a shell produces for a command it cannot execute."""
     missing = isinstance(problem, FileNotFoundError)
     message = f"{argv[0]}: {'command not found' if missing else problem.strerror}\n"
     return CommandResult(
@@ -209,7 +209,9 @@ class _ChildProcess(RunningProgram):
         self._process = process
         self._stdin, self._stdout, self._stderr = _pipes(process)
         self._wake_read_fd, self._wake_write_fd = os.pipe()
-        self._lock = threading.Lock()  # held while a descriptor is in use: none is closed meanwhile
+        self._lock = (
+            threading.Lock()
+        )  # held while a descriptor is in use, so that `close` does not close it
         self._closed = False
         self._close_lock = threading.Lock()
         self._close_requested = False
@@ -245,7 +247,7 @@ class _ChildProcess(RunningProgram):
             return exit_code, b"" if self._closed else os.read(self._stderr.fileno(), 65536)
 
     def close(self) -> None:
-        with self._close_lock:  # once: a closed descriptor's number may be in use again
+        with self._close_lock:  # close once: the kernel may have reused the descriptor number
             if self._close_requested:
                 return
             self._close_requested = True

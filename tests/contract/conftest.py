@@ -1,4 +1,4 @@
-"""The transports under test on the embedded cluster, and a count of the cases that passed on each."""
+"""Fixtures for the contract tests: transports to the embedded cluster, private sshds, a count of passed cases."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def transport(request: pytest.FixtureRequest, cluster: EmbeddedCluster) -> Itera
 
 @pytest.fixture
 def root(transport: Transport, cluster: EmbeddedCluster) -> Iterator[str]:
-    """A directory of Alice's with blanks, quotes and Chinese in its name."""
+    """A directory owned by Alice with spaces, quotes and Chinese characters in its name."""
     path = f"{cluster.work_root.format(user=ALICE)}/it's a «测试» {uuid.uuid4().hex[:8]}"
     assert transport.run(["mkdir", "-m", "0700", "--", path]).exit_code == 0
     yield path
@@ -81,7 +81,7 @@ def root(transport: Transport, cluster: EmbeddedCluster) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def small_disk(cluster: EmbeddedCluster) -> Iterator[str]:
-    """A file system of one mebibyte that every user may fill."""
+    """A world-writable file system of 1 MiB."""
     path = cluster.dir / f"small-disk-{uuid.uuid4().hex[:8]}"
     path.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=1m,mode=1777", "tmpfs", str(path)]
@@ -92,7 +92,7 @@ def small_disk(cluster: EmbeddedCluster) -> Iterator[str]:
 
 
 class PrivateSshd:
-    """A separate sshd with the embedded cluster's host key, CA and users, and additional configuration lines."""
+    """A separate sshd with the embedded cluster's host key, CA and users, plus the given configuration lines."""
 
     def __init__(self, cluster: EmbeddedCluster, directory: Path, lines: str) -> None:
         with socket.create_server(("127.0.0.1", 0)) as free:
@@ -147,7 +147,7 @@ def private_sshd(
 
 
 def find_processes_by_text(text: str) -> list[int]:
-    """Ids of all processes of this machine whose command line contains `text`."""
+    """Ids of all local processes with `text` in their command line."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -155,7 +155,7 @@ def find_processes_by_text(text: str) -> list[int]:
                 if text.encode() in (entry / "cmdline").read_bytes():
                     found.append(int(entry.name))
             except OSError:
-                continue  # it ended meanwhile
+                continue  # the process has ended
     return found
 
 

@@ -1,9 +1,9 @@
-"""Command lines of container runtimes that no registry in reach offers: enroot 4.1 and pyxis 0.24.
+"""Command lines of container runtimes that cannot be installed in the test environment: enroot 4.1, pyxis 0.24.
 
-The programs are played by scripts that record their arguments and run what they are given, so the whole
-batch script runs here without Slurm. The shapes asserted are those of the real programs: `enroot create
---name NAME IMAGE`, `enroot start --rw --mount FSTAB… NAME COMMAND…` (an fstab entry with colons for
-blanks), `enroot import --output FILE URI`, and srun's options --container-* of pyxis.
+Fake programs record their arguments and execute the command given to them, so the complete batch script runs
+without Slurm. The asserted syntax is that of the real programs: `enroot create --name NAME IMAGE`,
+`enroot start --rw --mount FSTAB… NAME COMMAND…` (an fstab entry with colons instead of spaces),
+`enroot import --output FILE URI`, and the srun options --container-* of pyxis.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from tests.unit.jobs.rendering import render_job
 RECORD_ARGUMENTS = """#!/bin/bash
 { printf '%s\\x1f' "${0##*/}" "$@"; printf '\\n'; } >>"$RECORD"
 """
-# The first word that is a shell begins the command.
+# The command starts at the first argument that is a shell.
 FAKE_PROGRAMS = {
     "enroot": """case $1 in
   import) : >"$3" ;;
   start) while [[ $1 != /bin/sh ]]; do shift; done; exec "$@" ;;
 esac
 """,
-    "srun": """if [[ -n ${AWAY-} && ! -e $AWAY ]]; then
-  : >"$AWAY"
-  printf '%s\n' "$AWAY_WORDS" >&2
+    "srun": """if [[ -n ${SRUN_FAILED_ONCE-} && ! -e $SRUN_FAILED_ONCE ]]; then
+  : >"$SRUN_FAILED_ONCE"
+  printf '%s\n' "$SRUN_ERROR" >&2
   exit 1
 fi
 while [[ $1 != /bin/bash ]]; do shift; done
@@ -49,7 +49,7 @@ exit "${PIPESTATUS[0]}"
 
 
 class FakeSlurmNode:
-    """A directory with the played programs, where an attempt's batch script runs."""
+    """Runs an attempt's batch script in a directory with the fake programs on PATH."""
 
     def __init__(self, root: Path) -> None:
         self.home, self.record = root / "home", root / "record"
@@ -132,9 +132,9 @@ ALLOCATION_ERROR = "srun: error: Unable to confirm allocation for job 77: "
 def test_step_launch_is_retried_while_controller_restarts(
     node: FakeSlurmNode, tmp_path: Path
 ) -> None:
-    """slurmctld restarts while the script starts its step: the step is tried again, nothing else."""
+    """Only the step launch is repeated if slurmctld restarts during it."""
     stderr_text = ALLOCATION_ERROR + "Unable to contact slurm controller (connect failure)"
-    node.env |= {"AWAY": str(tmp_path / "once"), "AWAY_WORDS": stderr_text}
+    node.env |= {"SRUN_FAILED_ONCE": str(tmp_path / "once"), "SRUN_ERROR": stderr_text}
     code, calls = node.run(
         job_document(tmp_path / "data"), "none", expected_stderr=f"{stderr_text}\n"
     )
@@ -142,9 +142,9 @@ def test_step_launch_is_retried_while_controller_restarts(
     assert [call[0] for call in calls] == ["srun", "srun"]
 
 
-def test_another_failure_of_srun_is_final(node: FakeSlurmNode, tmp_path: Path) -> None:
+def test_other_srun_failures_are_not_retried(node: FakeSlurmNode, tmp_path: Path) -> None:
     stderr_text = ALLOCATION_ERROR + "Invalid job id specified"
-    node.env |= {"AWAY": str(tmp_path / "once"), "AWAY_WORDS": stderr_text}
+    node.env |= {"SRUN_FAILED_ONCE": str(tmp_path / "once"), "SRUN_ERROR": stderr_text}
     code, calls = node.run(
         job_document(tmp_path / "data"), "none", expected_stderr=f"{stderr_text}\n"
     )
@@ -152,15 +152,15 @@ def test_another_failure_of_srun_is_final(node: FakeSlurmNode, tmp_path: Path) -
     assert [call[0] for call in calls] == ["srun"]
 
 
-def test_without_a_container(node: FakeSlurmNode, tmp_path: Path) -> None:
+def test_runtime_none_uses_no_container(node: FakeSlurmNode, tmp_path: Path) -> None:
     code, calls = node.run(job_document(tmp_path / "data"), "none")
     check_outcome(node, code)
     assert [call[0] for call in calls] == ["srun"]
     assert not any(word.startswith("--container") for word in calls[0])
 
 
-def test_reports_that_arrive_in_pieces_are_read_whole(node: FakeSlurmNode, tmp_path: Path) -> None:
-    """bash's `read -t` gives up in the middle of a line; seen on a busy node with 28 tasks."""
+def test_task_reports_split_across_reads_are_joined(node: FakeSlurmNode, tmp_path: Path) -> None:
+    """bash's `read -t` can time out in the middle of a line; seen on a busy node with 28 tasks."""
     node.env["SPLIT_LINES"] = "1"
     code, _ = node.run(job_document(tmp_path / "data"), "none")
     check_outcome(node, code)

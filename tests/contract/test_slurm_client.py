@@ -1,4 +1,4 @@
-"""The Slurm client over every transport: the same results."""
+"""The Slurm client returns the same results over every transport."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def write_script(transport, folder, text=SCRIPT):
     transport.write_files(folder, [FileToWrite("batch.sh", text.encode(), 0o700)])
 
 
-def test_job_from_submission_to_end(slurm, transport, root):
+def test_job_lifecycle_from_submission_to_accounting(slurm, transport, root):
     for name in ("one", "two"):
         write_script(transport, f"{root}/{name}")
     batch = [
@@ -80,7 +80,7 @@ def test_job_from_submission_to_end(slurm, transport, root):
     assert slurm.cancel([first.slurm_job_id]).refusals == ()
 
 
-def test_expected_start(slurm):
+def test_start_estimate(slurm):
     start = slurm.estimate_start(SCRIPT, work_dir="/")
     assert start.partition == "cpu"
     assert abs(start.start_at - datetime.now(UTC)) < timedelta(days=30)

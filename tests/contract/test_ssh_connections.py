@@ -1,4 +1,4 @@
-"""SSH identity, failures of the connection or the server, and the number of connections, on a real sshd."""
+"""SSH authentication, connection and server failures, and connection pooling, against a real sshd."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ FIND_SSHD = (
 
 @pytest.fixture
 def connect(ssh_target: SshTarget, login: CertificateCredentials) -> Iterator[Connect]:
-    """Creates SshClusters with the given changes and closes them."""
+    """Creates SshClusters with the given options and closes them after the test."""
     made: list[SshCluster] = []
 
     def make(target: SshTarget | None = None, **changes: Any) -> SshCluster:
@@ -68,7 +68,7 @@ def connect(ssh_target: SshTarget, login: CertificateCredentials) -> Iterator[Co
 
 
 def server_pid(transport: Transport) -> int:
-    """The sshd process of the connection that the next command will use."""
+    """The id of the sshd process that serves the pooled connection."""
     return int(transport.run(["sh", "-c", f"{FIND_SSHD}; echo $pid"]).text)
 
 
@@ -86,7 +86,7 @@ def keygen_fingerprint(public_key_line: str) -> str:
     return shown.stdout.split()[1]
 
 
-def test_a_changed_host_key_is_refused_and_named(
+def test_changed_host_key_is_rejected_with_its_fingerprint(
     connect: Connect, ssh_target: SshTarget, cluster: EmbeddedCluster, tmp_path: Path
 ) -> None:
     other = CertificateAuthority(tmp_path / "other").public_key_line()
@@ -100,7 +100,7 @@ def test_a_changed_host_key_is_refused_and_named(
     assert not caught.value.retryable
 
 
-def test_an_unknown_host_key_is_refused(
+def test_unpinned_host_key_is_rejected(
     connect: Connect, ssh_target: SshTarget, cluster: EmbeddedCluster
 ) -> None:
     target = dataclasses.replace(ssh_target, host_keys=())
@@ -109,7 +109,7 @@ def test_an_unknown_host_key_is_refused(
     assert keygen_fingerprint(cluster.host_key) in caught.value.user_message
 
 
-def test_one_of_several_pinned_keys_is_enough(
+def test_one_matching_pinned_key_suffices(
     connect: Connect, ssh_target: SshTarget, tmp_path: Path
 ) -> None:
     other = CertificateAuthority(tmp_path / "other").public_key_line("comment")
@@ -120,10 +120,10 @@ def test_one_of_several_pinned_keys_is_enough(
 # -- authentication -----------------------------------------------------------------------------------
 
 
-def test_a_ca_that_sshd_does_not_trust(connect: Connect, tmp_path: Path) -> None:
-    stranger = CertificateCredentials(CertificateAuthority(tmp_path / "stranger" / "key"))
+def test_untrusted_ca_is_rejected(connect: Connect, tmp_path: Path) -> None:
+    untrusted = CertificateCredentials(CertificateAuthority(tmp_path / "untrusted" / "key"))
     with pytest.raises(AuthFailed, match="TrustedUserCAKeys"):
-        connect(login=stranger).transport(ALICE).run(["true"])
+        connect(login=untrusted).transport(ALICE).run(["true"])
 
 
 class AliceCertificateLogin:
@@ -139,16 +139,16 @@ class AliceCertificateLogin:
         return self._real.remedy(user)
 
 
-def test_alices_certificate_does_not_let_in_bob(
+def test_certificate_of_another_user_is_rejected(
     connect: Connect, login: CertificateCredentials
 ) -> None:
-    with_alices = connect(login=AliceCertificateLogin(login))
-    assert with_alices.transport(ALICE).run(["id", "-un"]).text == f"{ALICE}\n"
+    with_alices_certificate = connect(login=AliceCertificateLogin(login))
+    assert with_alices_certificate.transport(ALICE).run(["id", "-un"]).text == f"{ALICE}\n"
     with pytest.raises(AuthFailed, match=BOB):
-        with_alices.transport(BOB).run(["true"])
+        with_alices_certificate.transport(BOB).run(["true"])
 
 
-def test_a_user_the_cluster_does_not_know(connect: Connect) -> None:
+def test_unknown_user_is_rejected(connect: Connect) -> None:
     with pytest.raises(AuthFailed, match="account sluice-nobody exists"):
         connect().transport("sluice-nobody").run(["true"])
 
@@ -157,14 +157,14 @@ def test_a_user_the_cluster_does_not_know(connect: Connect) -> None:
     ("user", "uid"),
     [
         ("root", None),
-        ("somebody", 0),
-        ("somebody", 500),
+        ("someuser", 0),
+        ("someuser", 500),
         ("daemon", None),
         ("-oProxy", None),
         ("a b", None),
     ],
 )
-def test_root_and_low_uids_are_refused_before_any_connection(
+def test_root_and_low_uids_are_rejected_before_connecting(
     user: str, uid: int | None, login: CertificateCredentials
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -176,7 +176,7 @@ def test_root_and_low_uids_are_refused_before_any_connection(
             server.accept()
 
 
-def test_a_low_uid_known_only_to_the_cluster_is_refused_before_any_command(
+def test_low_uid_known_only_on_the_cluster_is_rejected_before_any_command(
     connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(identity, "_local_uid", lambda user: None)
@@ -186,15 +186,13 @@ def test_a_low_uid_known_only_to_the_cluster_is_refused_before_any_command(
     assert strict.stats().connections == 0
 
 
-def test_an_expired_certificate_does_not_get_in(
-    connect: Connect, login: CertificateCredentials
-) -> None:
+def test_expired_certificate_is_rejected(connect: Connect, login: CertificateCredentials) -> None:
     expired = dataclasses.replace(login, valid_s=-5)
     with pytest.raises(AuthFailed):
         connect(login=expired).transport(ALICE).run(["true"])
 
 
-def test_a_connection_outlives_its_certificate_and_the_next_has_a_new_one(
+def test_connection_survives_certificate_expiry_and_reconnect_uses_a_new_one(
     connect: Connect, login: CertificateCredentials
 ) -> None:
     short = connect(login=dataclasses.replace(login, valid_s=2))
@@ -207,7 +205,7 @@ def test_a_connection_outlives_its_certificate_and_the_next_has_a_new_one(
     assert short.stats().opened == 2
 
 
-def test_a_key_file_per_user(
+def test_login_with_key_file_per_user(
     connect: Connect,
     private_sshd: Callable[[str], Any],
     tmp_path_factory: pytest.TempPathFactory,
@@ -235,7 +233,7 @@ def test_a_key_file_per_user(
 # -- unusual login nodes -------------------------------------------------------------------
 
 
-def test_start_up_files_that_print_do_not_get_into_answers(
+def test_output_of_shell_startup_files_is_discarded(
     connect: Connect, private_sshd: Callable[[str], Any], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     noise = Path(f"/run/sluice-test-{uuid.uuid4().hex}")
@@ -250,7 +248,7 @@ def test_start_up_files_that_print_do_not_get_into_answers(
         noise.unlink()
 
 
-def test_without_sftp_files_are_read_by_commands(
+def test_files_are_read_by_commands_if_sftp_is_unavailable(
     connect: Connect, private_sshd: Callable[[str], Any]
 ) -> None:
     transport = connect(private_sshd("Subsystem sftp /bin/false").target).transport(ALICE)
@@ -279,7 +277,7 @@ def test_silent_server_times_out(connect: Connect, ssh_target: SshTarget) -> Non
         assert time.monotonic() - began < 5
 
 
-def test_a_login_node_that_is_down_is_not_hammered(
+def test_unreachable_login_node_is_not_retried_during_backoff(
     connect: Connect, ssh_target: SshTarget, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -319,9 +317,7 @@ def test_dead_connection_is_replaced(connect: Connect) -> None:
     assert pool.stats().connections == 1
 
 
-def test_a_connection_that_answers_no_more_is_replaced(
-    connect: Connect, ssh_target: SshTarget
-) -> None:
+def test_unresponsive_connection_is_replaced(connect: Connect, ssh_target: SshTarget) -> None:
     transport = connect(dataclasses.replace(ssh_target, channel_timeout_s=0.5)).transport(ALICE)
     process = server_pid(transport)
     os.kill(process, signal.SIGSTOP)
@@ -331,7 +327,7 @@ def test_a_connection_that_answers_no_more_is_replaced(
         os.kill(process, signal.SIGKILL)
 
 
-def test_a_connection_lost_while_a_command_runs_is_an_unknown_outcome(
+def test_connection_lost_during_a_command_has_unknown_outcome(
     connect: Connect, cluster: EmbeddedCluster
 ) -> None:
     path = f"{cluster.work_root.format(user=ALICE)}/once-{uuid.uuid4().hex}"
@@ -343,7 +339,7 @@ def test_a_connection_lost_while_a_command_runs_is_an_unknown_outcome(
     transport.run(["rm", path])
 
 
-def test_a_timeout_leaves_the_connection_usable(connect: Connect) -> None:
+def test_connection_is_usable_after_command_timeout(connect: Connect) -> None:
     pool = connect()
     transport = pool.transport(ALICE)
     process = server_pid(transport)
@@ -354,7 +350,7 @@ def test_a_timeout_leaves_the_connection_usable(connect: Connect) -> None:
 
 
 @pytest.mark.parametrize("assumed_sessions", [10, 50])
-def test_more_sessions_than_sshd_allows_open_further_connections(
+def test_sessions_over_the_sshd_limit_open_more_connections(
     connect: Connect, assumed_sessions: int
 ) -> None:
     pool = connect(
@@ -384,7 +380,7 @@ def test_idle_connections_are_closed_on_both_sides(connect: Connect) -> None:
     assert pool.stats().connections == 0
 
 
-def test_closing_ends_every_thread_and_connection(connect: Connect) -> None:
+def test_close_all_ends_threads_and_connections(connect: Connect) -> None:
     before = threading.active_count()
     pool = connect()
     processes = [server_pid(pool.transport(user)) for user in (ALICE, BOB)]
@@ -398,12 +394,12 @@ def test_closing_ends_every_thread_and_connection(connect: Connect) -> None:
     assert threading.active_count() <= before
 
 
-def test_two_hundred_commands_by_twenty_threads_as_three_users(connect: Connect) -> None:
+def test_200_commands_from_20_threads_as_three_users(connect: Connect) -> None:
     pool = connect()
-    people = (ALICE, BOB, CAROL)
+    users = (ALICE, BOB, CAROL)
 
     def run_numbered(number: int) -> bool:
-        user = people[number % 3]
+        user = users[number % 3]
         answer = pool.transport(user).run(
             ["sh", "-c", 'read line; echo "$(id -un) $1 $line"', "sh", f"<{number}>"],
             stdin=f"in {number}\n".encode(),
@@ -413,7 +409,7 @@ def test_two_hundred_commands_by_twenty_threads_as_three_users(connect: Connect)
     with ThreadPoolExecutor(20) as threads:
         assert all(threads.map(run_numbered, range(200)))
     assert pool.stats().sessions == 0
-    # 20 threads, three users, ten sessions a connection.
+    # 20 threads, three users, ten sessions per connection.
     assert pool.stats().opened <= 6
 
 

@@ -1,4 +1,4 @@
-"""The contract of `clusters.transport.base`: every case runs on every transport."""
+"""Contract tests for `clusters.transport.base`: every case runs on every transport."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def run_shell(transport: Transport, script: str, *arguments: str) -> str:
 # -- commands --------------------------------------------------------------------------------------
 
 
-def test_output_errors_and_exit_code_are_told_apart(transport: Transport) -> None:
+def test_stdout_stderr_and_exit_code_are_separate(transport: Transport) -> None:
     result = transport.run(["sh", "-c", "echo out; echo err >&2; exit 7"])
     assert (result.exit_code, result.stdout, result.stderr) == (7, b"out\n", b"err\n")
 
@@ -69,7 +69,7 @@ def test_runs_as_alice_in_home_directory(transport: Transport) -> None:
     )
 
 
-def test_nothing_of_the_gateways_environment_leaks(
+def test_server_environment_is_not_passed_to_commands(
     transport: Transport, monkeypatch: pytest.MonkeyPatch, cluster: EmbeddedCluster
 ) -> None:
     monkeypatch.setenv("SLUICE_SECRET_KEY", "leaked")
@@ -79,13 +79,13 @@ def test_nothing_of_the_gateways_environment_leaks(
     assert f"SLURM_CONF={cluster.env['SLURM_CONF']}" in environment.split("\0")
 
 
-def test_slurm_answers_through_it(transport: Transport) -> None:
+def test_slurm_command_runs(transport: Transport) -> None:
     result = transport.run(["sinfo", "--noheader", "-o", "%P|%T"])
     assert result.exit_code == 0, result.error_text
     assert "|" in result.text
 
 
-def test_hostile_arguments_arrive_exactly(transport: Transport) -> None:
+def test_hostile_arguments_are_passed_unchanged(transport: Transport) -> None:
     hostile = [
         "", " ", "a b", "it's", '"', "\\", "\\n", "$(touch /tmp/x)", "`id`", "$HOME", "a\nb", "\n", "\t",
         "--help", "-n", "--", "*", "~", "!!", "#", ";", "|&", "中文 测试", "é\u0301", "\x01\x7f", "%s", "=ls",
@@ -101,7 +101,7 @@ def test_invalid_argv_is_rejected(transport: Transport, argv: list[str]) -> None
         transport.run(argv)
 
 
-def test_standard_input_of_any_size_and_bytes(transport: Transport) -> None:
+def test_large_binary_stdin(transport: Transport) -> None:
     data = random.Random(1).randbytes(6_000_000)
     assert transport.run(["cat"], stdin=data).stdout == data
     assert (
@@ -114,28 +114,28 @@ def test_unread_stdin_is_ignored(transport: Transport) -> None:
     assert transport.run(["echo", "done"], stdin=b"x" * 5_000_000).text == "done\n"
 
 
-def test_output_that_is_not_utf8(transport: Transport) -> None:
+def test_output_may_be_invalid_utf8(transport: Transport) -> None:
     result = transport.run(["printf", r"\377\376\000ok"])
     assert result.stdout == b"\xff\xfe\0ok"
     assert result.text.endswith("ok")
 
 
-def test_much_on_both_outputs_at_once(transport: Transport) -> None:
+def test_large_stdout_and_stderr_together(transport: Transport) -> None:
     result = transport.run(["sh", "-c", "head -c 5000000 /dev/zero >&2; head -c 5000000 /dev/zero"])
     assert (len(result.stdout), len(result.stderr)) == (5_000_000, 5_000_000)
 
 
-def test_killed_by_a_signal(transport: Transport) -> None:
+def test_exit_code_after_signal_is_128_plus_signal(transport: Transport) -> None:
     assert transport.run(["sh", "-c", "kill -9 $$"]).exit_code == 137
 
 
-def test_a_missing_command_answers_127(transport: Transport) -> None:
+def test_missing_command_exits_127(transport: Transport) -> None:
     result = transport.run(["no-such-command-at-all"])
     assert result.exit_code == 127
     assert "no-such-command-at-all" in result.error_text
 
 
-def test_a_hanging_command_is_an_unknown_outcome_and_does_not_linger(
+def test_timeout_has_unknown_outcome_and_kills_the_command(
     transport: Transport, find_processes: FindProcesses
 ) -> None:
     token = uuid.uuid4().hex
@@ -148,7 +148,7 @@ def test_a_hanging_command_is_an_unknown_outcome_and_does_not_linger(
     assert wait_until(lambda: not find_processes(token))
 
 
-def test_a_hundred_megabytes_are_capped(
+def test_output_over_the_cap_kills_the_command(
     transport: Transport, find_processes: FindProcesses
 ) -> None:
     token = uuid.uuid4().hex
@@ -156,19 +156,19 @@ def test_a_hundred_megabytes_are_capped(
         transport.run(
             ["sh", "-c", "head -c 100000000 /dev/zero; sleep 100; : " + token],
             max_output_bytes=1_000_000,
-            timeout_s=2,  # the command ends at its limit, not when its output is dropped
+            timeout_s=2,  # far below `sleep 100`: the cap ends the command
         )
     assert wait_until(lambda: not find_processes(token))
 
 
-def test_the_cap_counts_both_outputs_and_lets_the_exact_size_pass(transport: Transport) -> None:
+def test_output_cap_is_inclusive_and_counts_stdout_and_stderr(transport: Transport) -> None:
     script = "head -c 600 /dev/zero; head -c 400 /dev/zero >&2"
     assert len(transport.run(["sh", "-c", script], max_output_bytes=1000).stdout) == 600
     with pytest.raises(OutputTooLarge):
         transport.run(["sh", "-c", script], max_output_bytes=900)
 
 
-def test_many_threads_get_their_own_answers(transport: Transport) -> None:
+def test_concurrent_commands_get_their_own_output(transport: Transport) -> None:
     def run_numbered(number: int) -> bool:
         return (
             transport.run(["sh", "-c", 'cat; echo "$1"', "sh", str(number)], stdin=b"<").text
@@ -209,7 +209,7 @@ def test_files_directories_and_modes(transport: Transport, root: str) -> None:
     assert [entry.name for entry in transport.list_dir(root)] == ["new"]
 
 
-def test_a_root_that_is_not_there_is_made_private(transport: Transport, root: str) -> None:
+def test_missing_root_is_created_with_mode_0700(transport: Transport, root: str) -> None:
     transport.write_files(f"{root}/jobs/one", [FileToWrite("f", b"1")])
     assert transport.stat(f"{root}/jobs").mode == 0o700
     assert transport.stat(f"{root}/jobs/one").mode == 0o700
@@ -219,7 +219,10 @@ def test_existing_directories_keep_their_mode_and_files_are_replaced(
     transport: Transport, root: str
 ) -> None:
     run_shell(transport, 'mkdir -m 0755 "$1/d"; echo old > "$1/d/f"; echo other > "$1/d/g"', root)
-    for files in (["d/f"], ["d/f", "new/f"]):  # renamed into place; linked over what is there
+    for files in (
+        ["d/f"],
+        ["d/f", "new/f"],
+    ):  # one directory: renamed into place; several: existing files replaced by link
         content = str(files).encode()
         transport.write_files(root, [FileToWrite(path, content, 0o644) for path in files])
         assert [transport.read_at(f"{root}/{path}", 0, 100) for path in files] == [content] * len(
@@ -233,7 +236,7 @@ def test_existing_directories_keep_their_mode_and_files_are_replaced(
     assert transport.stat(f"{root}/new").mode == 0o700
 
 
-def test_a_directory_that_is_a_link_is_written_through(transport: Transport, root: str) -> None:
+def test_writes_follow_symlinked_directories(transport: Transport, root: str) -> None:
     run_shell(transport, 'mkdir "$1/real"; ln -s real "$1/jobs"', root)
     for files in (["jobs/7/f"], ["jobs/7/f", "jobs/8/f", "other/f"]):
         content = str(files).encode()
@@ -248,7 +251,7 @@ def test_a_directory_that_is_a_link_is_written_through(transport: Transport, roo
 
 
 @pytest.mark.parametrize("paths", [["d/f"], ["d/f", "e/f"]], ids=["renamed", "linked"])
-def test_a_reader_never_sees_half_a_file_nor_none(
+def test_file_replacement_is_atomic_for_readers(
     transport: Transport, root: str, paths: list[str]
 ) -> None:
     versions = [bytes([65 + n]) * 300_000 for n in range(3)]
@@ -268,7 +271,7 @@ def test_a_reader_never_sees_half_a_file_nor_none(
     assert reads > 3
 
 
-def test_a_hundred_attempts_in_one_go(transport: Transport, root: str) -> None:
+def test_write_files_of_100_attempts_in_one_call(transport: Transport, root: str) -> None:
     files = [
         FileToWrite(f"jobs/{job}/1/{name}", b"x" * 3000, 0o700 if name == "batch.sh" else 0o600)
         for job in range(100)
@@ -281,19 +284,21 @@ def test_a_hundred_attempts_in_one_go(transport: Transport, root: str) -> None:
 
 
 @pytest.mark.parametrize("path", ["../out", "/etc/out", "a/../../out", "", "a\0b"])
-def test_paths_out_of_the_root_are_refused(transport: Transport, root: str, path: str) -> None:
+def test_paths_outside_the_root_are_rejected(transport: Transport, root: str, path: str) -> None:
     with pytest.raises(BadArgument):
         transport.write_files(root, [FileToWrite(path, b"x")])
 
 
-def test_writing_where_alice_may_not(transport: Transport) -> None:
+def test_write_without_permission(transport: Transport) -> None:
     with pytest.raises(RemotePermissionDenied, match="/root/sluice-test"):
         transport.write_files("/root/sluice-test", [FileToWrite("f", b"x")])
     with pytest.raises(RemotePermissionDenied):
         transport.write_files("/etc", [FileToWrite("sluice-test", b"x")])
 
 
-def test_a_full_disk_is_named_and_left_clean(transport: Transport, small_disk: str) -> None:
+def test_full_disk_is_reported_and_temporary_files_removed(
+    transport: Transport, small_disk: str
+) -> None:
     root = f"{small_disk}/{uuid.uuid4().hex}"
     transport.write_files(root, [FileToWrite("fits", b"x" * 1000)])
     with pytest.raises(RemoteDiskFull, match="no space left"):
@@ -303,7 +308,7 @@ def test_a_full_disk_is_named_and_left_clean(transport: Transport, small_disk: s
     assert [entry.name for entry in transport.list_dir(root)] == ["fits"]
 
 
-def test_a_failed_write_leaves_nothing_behind(transport: Transport, root: str) -> None:
+def test_failed_write_leaves_no_temporary_files(transport: Transport, root: str) -> None:
     run_shell(transport, 'mkdir -p "$1/taken/f"', root)
     with pytest.raises(RemoteFileError):
         transport.write_files(root, [FileToWrite("taken/f", b"x")])
@@ -314,7 +319,7 @@ def test_a_failed_write_leaves_nothing_behind(transport: Transport, root: str) -
 # -- reading ---------------------------------------------------------------------------------------
 
 
-def test_ranges(transport: Transport, root: str) -> None:
+def test_read_ranges(transport: Transport, root: str) -> None:
     data = random.Random(2).randbytes(700_000)
     transport.write_files(root, [FileToWrite("f", data)])
     path = f"{root}/f"
@@ -334,7 +339,9 @@ def test_ranges(transport: Transport, root: str) -> None:
     assert b"".join(transport.read_stream(path, 800_000)) == b""
 
 
-def test_missing_and_forbidden_files_are_told_apart(transport: Transport, root: str) -> None:
+def test_missing_and_forbidden_files_raise_different_errors(
+    transport: Transport, root: str
+) -> None:
     operations: list[Callable[[str], object]] = [
         lambda path: transport.read_at(path, 0, 10),
         lambda path: transport.read_at(path, 0, 10**6),
@@ -351,7 +358,7 @@ def test_missing_and_forbidden_files_are_told_apart(transport: Transport, root: 
         transport.read_at("/etc/shadow", 0, 10)
 
 
-def test_a_directory_is_not_a_file_nor_a_file_a_directory(transport: Transport, root: str) -> None:
+def test_wrong_file_type_raises_remote_file_error(transport: Transport, root: str) -> None:
     transport.write_files(root, [FileToWrite("f", b"x")])
     with pytest.raises(RemoteFileError):
         transport.read_at(root, 0, 10)
@@ -361,13 +368,13 @@ def test_a_directory_is_not_a_file_nor_a_file_a_directory(transport: Transport, 
         transport.list_dir(f"{root}/f")
 
 
-def test_links_to_what_alice_may_not_read_stay_closed(transport: Transport, root: str) -> None:
+def test_symlink_to_unreadable_file_is_denied(transport: Transport, root: str) -> None:
     run_shell(transport, 'ln -s /etc/shadow "$1/link"', root)
     with pytest.raises(RemotePermissionDenied):
         transport.read_at(f"{root}/link", 0, 10)
 
 
-def test_a_stream_that_is_left_early_ends_its_program(
+def test_closing_a_stream_early_ends_its_process(
     transport: Transport, root: str, find_processes: FindProcesses
 ) -> None:
     run_shell(transport, 'head -c 50000000 /dev/zero > "$1/big"', root)
@@ -411,7 +418,7 @@ def test_stat_and_list(transport: Transport, root: str) -> None:
 
 
 class FollowRecorder:
-    """Follows in its own thread, as the log follower does, and keeps the events."""
+    """Follows a file in its own thread, as the log follower does, and records the events."""
 
     def __init__(self, transport: Transport, path: str, offset: int = 0) -> None:
         self.events: list[FollowEvent] = []
@@ -432,7 +439,7 @@ class FollowRecorder:
 
     @property
     def content(self) -> bytes:
-        """The bytes that a viewer has who started at the first offset."""
+        """The bytes received since the start or the last truncation."""
         content = b""
         for event in list(self.events):
             if event.kind == "truncated":
@@ -474,7 +481,7 @@ def append(transport: Transport, path: str, data: bytes) -> None:
     assert transport.run(["sh", "-c", 'cat >> "$1"', "sh", path], stdin=data).exit_code == 0
 
 
-def test_a_file_that_is_there_and_grows(
+def test_follow_existing_file_that_grows(
     transport: Transport, root: str, start_follower: StartFollower
 ) -> None:
     path = f"{root}/log"
@@ -487,7 +494,7 @@ def test_a_file_that_is_there_and_grows(
     assert follower.events[0].offset == 0
 
 
-def test_from_an_offset(transport: Transport, root: str, start_follower: StartFollower) -> None:
+def test_follow_from_offset(transport: Transport, root: str, start_follower: StartFollower) -> None:
     path = f"{root}/log"
     append(transport, path, b"0123456789")
     follower = start_follower(path, 4)
@@ -498,7 +505,7 @@ def test_from_an_offset(transport: Transport, root: str, start_follower: StartFo
     assert follower.events[-1].offset == 10
 
 
-def test_a_file_that_is_not_there_yet_nor_its_directory(
+def test_follow_waits_for_missing_file_and_directory(
     transport: Transport, root: str, start_follower: StartFollower
 ) -> None:
     path = f"{root}/attempt/logs/main-0.log"
@@ -512,7 +519,9 @@ def test_a_file_that_is_not_there_yet_nor_its_directory(
     assert "truncated" not in follower.kinds
 
 
-def test_truncation(transport: Transport, root: str, start_follower: StartFollower) -> None:
+def test_follow_reports_truncation(
+    transport: Transport, root: str, start_follower: StartFollower
+) -> None:
     path = f"{root}/log"
     append(transport, path, b"long content\n")
     follower = start_follower(path)
@@ -522,7 +531,7 @@ def test_truncation(transport: Transport, root: str, start_follower: StartFollow
     assert follower.kinds.count("truncated") == 1
 
 
-def test_a_file_shorter_than_the_offset_was_truncated(
+def test_follow_offset_beyond_end_counts_as_truncation(
     transport: Transport, root: str, start_follower: StartFollower
 ) -> None:
     path = f"{root}/log"
@@ -532,7 +541,9 @@ def test_a_file_shorter_than_the_offset_was_truncated(
     assert follower.kinds[0] == "truncated"
 
 
-def test_rotation(transport: Transport, root: str, start_follower: StartFollower) -> None:
+def test_follow_continues_after_rotation(
+    transport: Transport, root: str, start_follower: StartFollower
+) -> None:
     path = f"{root}/log"
     append(transport, path, b"first file\n")
     follower = start_follower(path)
@@ -545,7 +556,7 @@ def test_rotation(transport: Transport, root: str, start_follower: StartFollower
     assert follower.receives(b"third\n")
 
 
-def test_deletion_and_return(
+def test_follow_continues_after_deletion_and_recreation(
     transport: Transport, root: str, start_follower: StartFollower
 ) -> None:
     path = f"{root}/log"
@@ -558,7 +569,7 @@ def test_deletion_and_return(
     assert follower.receives(b"after, and longer than before\n")
 
 
-def test_permission_removed_and_given_back(
+def test_follow_waits_for_read_permission(
     transport: Transport, root: str, start_follower: StartFollower
 ) -> None:
     path = f"{root}/log"
@@ -573,7 +584,7 @@ def test_permission_removed_and_given_back(
     assert follower.receives(b"open\nagain\n")
 
 
-def test_random_bytes_written_as_fast_as_possible(
+def test_follow_delivers_fast_binary_writes_exactly(
     transport: Transport, root: str, start_follower: StartFollower
 ) -> None:
     path = f"{root}/log"
@@ -584,7 +595,7 @@ def test_random_bytes_written_as_fast_as_possible(
     assert hashlib.sha256(follower.content).hexdigest() == expected_digest
 
 
-def test_content_resembling_tail_messages(
+def test_follow_content_resembling_tail_messages(
     transport: Transport, root: str, start_follower: StartFollower
 ) -> None:
     path = f"{root}/log"
@@ -598,13 +609,13 @@ def test_content_resembling_tail_messages(
     assert set(follower.kinds) == {"data"}
 
 
-def test_a_new_line_arrives_at_once(
+def test_follow_latency_is_below_100_ms(
     transport: Transport, root: str, start_follower: StartFollower
 ) -> None:
     path = f"{root}/log"
     follower = start_follower(path)
     assert follower.receives_event("waiting")
-    append(transport, path, b"start\n")  # the file appears: from here on it must not be polled for
+    append(transport, path, b"start\n")  # once the file exists, changes must arrive without polling
     assert follower.receives(b"start\n")
     delays = []
     for number in range(10):
@@ -618,7 +629,7 @@ def test_a_new_line_arrives_at_once(
     assert sorted(delays)[5] < 0.1, delays
 
 
-def test_leaving_ends_at_once_and_leaves_no_process(
+def test_stopping_a_follower_ends_its_process(
     transport: Transport, root: str, start_follower: StartFollower, find_processes: FindProcesses
 ) -> None:
     followers = [start_follower(f"{root}/log-{number}") for number in range(3)]
@@ -632,16 +643,16 @@ def test_leaving_ends_at_once_and_leaves_no_process(
 # -- tunnels ---------------------------------------------------------------------------------------
 
 
-def test_a_tunnel_carries_bytes_both_ways(transport: Transport) -> None:
+def test_tunnel_is_bidirectional(transport: Transport) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
 
-        def result() -> None:
+        def send_reversed() -> None:
             connection, _ = server.accept()
             with connection:
                 while data := connection.recv(1000):
                     connection.sendall(data[::-1])
 
-        thread = threading.Thread(target=result, daemon=True)
+        thread = threading.Thread(target=send_reversed, daemon=True)
         thread.start()
         tunnel = transport.open_tunnel("127.0.0.1", server.getsockname()[1])
         assert tunnel.send(b"abc\0\xff") == 5
@@ -651,7 +662,7 @@ def test_a_tunnel_carries_bytes_both_ways(transport: Transport) -> None:
         assert not thread.is_alive()
 
 
-def test_a_tunnel_to_nothing(transport: Transport) -> None:
+def test_tunnel_to_closed_port_fails(transport: Transport) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     with pytest.raises(ConnectFailed, match=str(port)):

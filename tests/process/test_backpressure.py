@@ -1,4 +1,4 @@
-"""Back-pressure on a real socket: memory stays flat while a client does not read."""
+"""Back-pressure on a real socket: the server stops sending while a client does not read."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ import pytest
 
 PROJECT = Path(__file__).resolve().parents[2]
 
-# An application that sends 64 MB as fast as it may, over HTTP and over a websocket, and reports how
-# far it got.
+# An application that sends 64 MiB as fast as the server accepts it, over HTTP and over a websocket. /sent returns
+# the number of bytes sent so far.
 FLOOD = """
 import asyncio, sys
 sys.path.insert(0, {project!r})
@@ -34,7 +34,7 @@ async def application(scope, receive, send):
         sent = 0
         if scope["path"] == "/few":
             await send({{"type": "websocket.send", "bytes": CHUNK[:{few}]}})
-        elif scope["path"] == "/after-goodbye":
+        elif scope["path"] == "/after-close":
             while (await receive())["type"] != "websocket.disconnect":
                 for _ in range(100):
                     await send({{"type": "websocket.send", "bytes": b"x"}})
@@ -63,9 +63,9 @@ BackpressureServer(
 ).run()
 """
 TOTAL = 64 * 1024 * 1024
-# More than a client with the smallest buffer takes before it reads, less than what makes the sender wait.
+# More than the smallest client receive buffer, less than the amount that makes the sender wait.
 FEW = 60_000
-# The kernel's buffers on both sides of loopback hold a few MB before the server feels anything.
+# The kernel buffers a few MB on both sides of loopback before the server is blocked.
 KERNEL_SLACK = 16 * 1024 * 1024
 
 
@@ -112,12 +112,12 @@ def bytes_sent(port: int) -> int:
         while part := connection.recv(65536):
             answer += part
     body = answer.partition(b"\r\n\r\n")[2]
-    # A body without a length comes chunked: size line, digits, end.
+    # A body without Content-Length is chunked: size line, digits, end.
     return int(body.split(b"\r\n")[1] if b"\r\n" in body else body)
 
 
 def wait_until_stalled(port: int) -> int:
-    """How much the server had sent when it stopped getting rid of more."""
+    """Wait until the server stops sending; return the number of bytes sent."""
     previous = -1
     for _ in range(50):
         time.sleep(0.2)
@@ -137,34 +137,34 @@ def read_at_least(connection: socket.socket, count: int) -> int:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["http", "websocket"])
-def test_a_client_that_does_not_read_stops_the_sender(port: int, kind: str) -> None:
+def test_sender_waits_while_client_does_not_read(port: int, kind: str) -> None:
     headers = upgrade_headers() if kind == "websocket" else "Connection: close\r\n"
     with request(port, "/flood", headers) as connection:
         assert 0 < wait_until_stalled(port) < KERNEL_SLACK
-        # Reading opens the valve again, and everything arrives.
+        # Reading resumes the transfer; no byte is lost.
         assert read_at_least(connection, TOTAL) >= TOTAL
 
 
 @pytest.mark.slow
 def test_slow_reader_receives_all_data(port: int) -> None:
     with request(port, "/few", upgrade_headers(), buffer=4096) as connection:
-        time.sleep(2.5)  # Autobahn's own patience is one second; then it resets the connection
+        time.sleep(2.5)  # Autobahn's default resets the connection after 1 s
         received = b""
         while not received.endswith(b"\x88\x02\x03\xe8"):  # a close frame, code 1000
             part = connection.recv(65536)
-            assert part, "closed before its end"
+            assert part, "closed before the close frame"
             received += part
     assert received.count(b"x" * FEW) == 1
 
 
 def test_send_after_client_close(port: int) -> None:
-    """The application goes on until it hears `websocket.disconnect`."""
-    hello, goodbye = b"\x81\x82\0\0\0\0hi", b"\x88\x82\0\0\0\0\x03\xe8"
-    with request(port, "/after-goodbye", upgrade_headers()) as connection:
+    """Sending after the client's close frame is allowed until the application receives `websocket.disconnect`."""
+    message, close = b"\x81\x82\0\0\0\0hi", b"\x88\x82\0\0\0\0\x03\xe8"
+    with request(port, "/after-close", upgrade_headers()) as connection:
         assert connection.recv(65536).startswith(b"HTTP/1.1 101")
-        connection.sendall(hello + goodbye)
+        connection.sendall(message + close)
         for _ in range(100):
             if bytes_sent(port):
                 return
             time.sleep(0.05)
-    raise AssertionError("the application ended before it heard of the leaving")
+    raise AssertionError("the application ended before it received websocket.disconnect")

@@ -1,4 +1,4 @@
-"""The CA key file, and certificates parsed by another library than the one that wrote them."""
+"""The CA key file, and certificates verified with a different library from the one that writes them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def authority(tmp_path: Path) -> CertificateAuthority:
     return CertificateAuthority(tmp_path / "ca" / "key")
 
 
-def test_first_use_makes_a_private_file_in_a_private_directory(
+def test_first_use_creates_a_private_key_in_a_private_directory(
     authority: CertificateAuthority,
 ) -> None:
     line = authority.public_key_line()
@@ -34,7 +34,7 @@ def test_first_use_makes_a_private_file_in_a_private_directory(
     assert CertificateAuthority(authority.path).public_key_line() == line
 
 
-def test_many_first_users_agree_on_one_key(tmp_path: Path) -> None:
+def test_concurrent_first_uses_create_one_key(tmp_path: Path) -> None:
     path = tmp_path / "ca" / "key"
     with ThreadPoolExecutor(16) as threads:
         lines = set(
@@ -46,7 +46,7 @@ def test_many_first_users_agree_on_one_key(tmp_path: Path) -> None:
     assert [entry.name for entry in path.parent.iterdir()] == ["key"]
 
 
-def test_certificate_is_for_one_user_and_minutes(authority: CertificateAuthority) -> None:
+def test_certificate_has_one_principal_and_short_validity(authority: CertificateAuthority) -> None:
     before = time.time()
     signed = authority.sign("alice", valid_s=600)
     certificate = load_ssh_public_identity(signed.certificate.encode())
@@ -66,7 +66,7 @@ def test_certificate_is_for_one_user_and_minutes(authority: CertificateAuthority
     assert set(tunnel.extensions) == {b"permit-port-forwarding"}
 
 
-def test_every_certificate_has_a_key_of_its_own(authority: CertificateAuthority) -> None:
+def test_every_certificate_has_its_own_key(authority: CertificateAuthority) -> None:
     first, second = authority.sign("alice"), authority.sign("alice")
     assert first.private_key != second.private_key
     assert first.certificate != second.certificate
@@ -89,17 +89,17 @@ def test_openssh_reads_key_and_certificate(authority: CertificateAuthority, tmp_
     assert public.split()[:2] == authority.public_key_line().split()[:2]
 
 
-@pytest.mark.parametrize(("mode", "place"), [(0o640, "key"), (0o604, "key"), (0o777, ".")])
-def test_a_key_open_to_others_is_refused_with_the_remedy(
-    authority: CertificateAuthority, mode: int, place: str
+@pytest.mark.parametrize(("mode", "name"), [(0o640, "key"), (0o604, "key"), (0o777, ".")])
+def test_key_accessible_to_others_is_rejected_with_remedy(
+    authority: CertificateAuthority, mode: int, name: str
 ) -> None:
     authority.public_key_line()
-    (authority.path.parent / place).chmod(mode)
+    (authority.path.parent / name).chmod(mode)
     with pytest.raises(CaKeyUnusable, match=r"run chmod (0600|go-w)"):
         CertificateAuthority(authority.path).sign("alice")
 
 
-def test_a_file_that_is_no_key_is_not_overwritten(authority: CertificateAuthority) -> None:
+def test_file_that_is_not_a_key_is_not_overwritten(authority: CertificateAuthority) -> None:
     authority.path.parent.mkdir(mode=0o700)
     authority.path.write_text("precious")
     authority.path.chmod(0o600)

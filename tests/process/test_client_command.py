@@ -1,4 +1,4 @@
-"""The `sluice` command without a server: usage, exit codes, where address and token come from, numbers."""
+"""The `sluice` command without a server: usage, exit codes, sources of URL and token, parsing and output."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from sluice.command import main, metrics, output
 from sluice.command.jobs import parse_duration
 from sluice.command.templates import parse_parameter
 
-UNREACHABLE_URL = "http://127.0.0.1:9"  # discard: nobody listens
+UNREACHABLE_URL = "http://127.0.0.1:9"  # port of the discard service: nothing listens
 
 
 @dataclass
@@ -34,7 +34,7 @@ class CliResult:
 
 
 class Command:
-    """The command in this very process: a start of Python for each call would take the time."""
+    """Runs the command in this process; starting Python for each call would be slow."""
 
     def __init__(self, home: Path, capsys: pytest.CaptureFixture[str]) -> None:
         self.home, self.capsys = home, capsys
@@ -67,29 +67,29 @@ def run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Command:
     return Command(tmp_path, capsys)
 
 
-def test_help_names_every_verb(run: Command) -> None:
+def test_help_lists_every_subcommand(run: Command) -> None:
     done = run("help")
     assert done.returncode == 0
-    verbs = (
+    subcommands = (
         "init train show delete list download logs loglines emetrics halt version help submit plan "
         "clone retry stop template capacity login logout completion attach"
     )
     listed = {line.split()[0] for line in done.stdout.splitlines() if line.startswith("  ")}
-    assert set(verbs.split()) <= listed
+    assert set(subcommands.split()) <= listed
     assert "--follow" in run("help", "logs").stdout
 
 
-def test_exit_codes_tell_usage_from_access(run: Command) -> None:
+def test_exit_codes_of_usage_and_access_errors(run: Command) -> None:
     assert run("no-such-verb").returncode == 2
     assert run("train").returncode == 2
-    nobody = run("list")
-    assert (nobody.returncode, nobody.stdout) == (3, "")
-    assert "sluice login" in nobody.stderr
-    assert len(nobody.stderr.splitlines()) == 1
+    not_signed_in = run("list")
+    assert (not_signed_in.returncode, not_signed_in.stdout) == (3, "")
+    assert "sluice login" in not_signed_in.stderr
+    assert len(not_signed_in.stderr.splitlines()) == 1
 
 
 @pytest.mark.slow
-def test_a_server_that_is_not_there(run: Command) -> None:
+def test_unreachable_server(run: Command) -> None:
     env = {"SLUICE_URL": UNREACHABLE_URL, "SLUICE_TOKEN": "slc_x"}
     done = run("me", "--json", **env)
     assert done.returncode == 3
@@ -102,14 +102,14 @@ def test_language_follows_locale(run: Command) -> None:
     assert "请运行：sluice login" in done.stderr
 
 
-def test_a_missing_file_is_said_in_a_sentence(run: Command) -> None:
+def test_missing_file_message(run: Command) -> None:
     env = {"SLUICE_URL": UNREACHABLE_URL, "SLUICE_TOKEN": "slc_x"}
     done = run("submit", "no.yml", **env)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == "no.yml cannot be read: No such file or directory.\n"
 
 
-def test_init_makes_something_to_begin_with(run: Command, tmp_path: Path) -> None:
+def test_init_creates_a_runnable_example(run: Command, tmp_path: Path) -> None:
     done = run("init", "my job", "--json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["manifest"] == "my job/manifest.yml"
@@ -128,9 +128,7 @@ def test_init_makes_something_to_begin_with(run: Command, tmp_path: Path) -> Non
     assert (again.returncode, "there already" in again.stderr) == (1, True)
 
 
-def test_the_starting_manifest_is_a_job_that_sluice_understands(
-    run: Command, tmp_path: Path
-) -> None:
+def test_initial_manifest_is_a_valid_job_file(run: Command, tmp_path: Path) -> None:
     from jobs.jobfile.importers import load_text
 
     run("init", "digits")
@@ -150,7 +148,7 @@ def test_completion(shell: str, run: Command) -> None:
         assert "capacity" in run(**env).stdout
 
 
-# Where address and token come from
+# -- sources of URL and token --------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -163,7 +161,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_the_kept_token_is_private_and_for_its_server_only(
+def test_stored_token_is_private_and_used_only_for_its_server(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = config.write_config({"url": "https://a", "token": 'slc_"x"', "user": "alice"})
@@ -204,7 +202,7 @@ def test_legacy_variables_sign_in_once(home: Path, monkeypatch: pytest.MonkeyPat
         config.resolve_connection()
 
 
-# Small things
+# -- parsing and output ---------------------------------------------------------------------------------
 
 
 def test_metrics_parsed_from_log() -> None:
@@ -236,7 +234,7 @@ def test_metrics_parsed_from_log() -> None:
 
 
 @pytest.mark.parametrize(
-    ("roles", "framework", "leading"),
+    ("roles", "framework", "expected"),
     [
         (["ps", "worker"], "tensorflow", "worker"),
         (["ps", "worker"], None, "ps"),
@@ -244,9 +242,9 @@ def test_metrics_parsed_from_log() -> None:
         (["a", "b"], "mpi", "a"),
     ],
 )
-def test_leading_role(roles: list[str], framework: str | None, leading: str) -> None:
+def test_default_log_role(roles: list[str], framework: str | None, expected: str) -> None:
     spec = {"taskRoles": [{"name": name} for name in roles], "framework": framework}
-    assert default_log_role(spec) == leading
+    assert default_log_role(spec) == expected
     spec["taskRoles"][-1]["isMain"] = True  # type: ignore[index]
     assert default_log_role(spec) == roles[-1]
 
@@ -256,18 +254,18 @@ def test_control_characters_are_removed() -> None:
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("90m", 5400), ("2h30m", 9000), ("1d", 86400)])
-def test_times(text: str, seconds: int) -> None:
+def test_durations(text: str, seconds: int) -> None:
     assert parse_duration(text) == seconds
     with pytest.raises(sluice.Invalid):
         parse_duration("m" + text)
 
 
-def test_parameters_of_templates() -> None:
+def test_template_parameters() -> None:
     assert parse_parameter("lr=0.1") == {"name": "lr", "default": "0.1"}
     assert parse_parameter("data") == {"name": "data", "required": True}
 
 
-def test_bars_on_a_terminal_only(
+def test_progress_bar_only_on_a_terminal(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with output.progress_bar("Fetching") as update:
@@ -294,5 +292,5 @@ def test_client_imports_no_server_code() -> None:
                 imported.add((node.module or "").split(".")[0])
             elif isinstance(node, ast.Import):
                 imported.update(alias.name.split(".")[0] for alias in node.names)
-    others = {name for name in imported if name not in sys.stdlib_module_names}
-    assert others == {"sluice", "httpx", "websockets", "typer", "rich", "yaml"}
+    outside_stdlib = {name for name in imported if name not in sys.stdlib_module_names}
+    assert outside_stdlib == {"sluice", "httpx", "websockets", "typer", "rich", "yaml"}

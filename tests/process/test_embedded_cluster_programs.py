@@ -1,4 +1,4 @@
-"""The parts of the embedded cluster that can be tried without one: package sources, processes, places."""
+"""Embedded cluster code that needs no cluster: package sources, processes, directories, environment."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from devtools.embedded_cluster.processes import Process, process_by_pid
 from devtools.embedded_cluster.sources import PackageSource, machine_sources
 
 
-def test_sources_of_both_forms_are_read(tmp_path: Path) -> None:
+def test_one_line_and_deb822_sources_are_parsed(tmp_path: Path) -> None:
     (tmp_path / "sources.list.d").mkdir()
     (tmp_path / "sources.list").write_text(
         "# deb http://off.example/debian bookworm main\n"
@@ -41,7 +41,7 @@ def test_sources_of_both_forms_are_read(tmp_path: Path) -> None:
     ]
 
 
-def test_a_reused_pid_is_never_signalled() -> None:
+def test_reused_pid_is_not_signalled() -> None:
     with subprocess.Popen(["sleep", "60"]) as child:
         real = process_by_pid(child.pid)
         assert real is not None
@@ -58,7 +58,7 @@ def test_a_reused_pid_is_never_signalled() -> None:
 @pytest.mark.parametrize(
     "path", ["/var/lib/" + "x" * 80, "/var/lib/a b", "/var/lib/a#b", "/var/lib/a,b"]
 )
-def test_a_path_that_sockets_or_slurm_cannot_hold_is_refused(path: str) -> None:
+def test_path_unusable_for_sockets_or_slurm_is_rejected(path: str) -> None:
     with pytest.raises(ClusterSetupError):
         check_directory(Layout(Path(path)))
 

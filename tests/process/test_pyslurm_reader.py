@@ -107,7 +107,7 @@ def fake_pyslurm(tmp_path, monkeypatch):
     sys.modules.pop("pyslurm", None)
 
 
-def test_jobs_equal_those_of_the_commands(fake_pyslurm):
+def test_jobs_match_those_of_the_slurm_commands(fake_pyslurm):
     jobs = pyslurm_reader.PyslurmReader("/etc/slurm.conf").list_queue()
     assert [job.slurm_job_id for job in jobs] == ["7", "8+0", "8+1", "10_[3-5]", "10_2"]
     running = jobs[0]
@@ -154,7 +154,7 @@ def test_missing_pyslurm_raises(monkeypatch, tmp_path):
     assert "must be installed" in caught.value.user_message
 
 
-def test_release_without_a_required_attribute_is_refused(tmp_path, monkeypatch):
+def test_pyslurm_without_a_required_attribute_is_rejected(tmp_path, monkeypatch):
     _write_fake(tmp_path, monkeypatch, without="Job.heterogeneous_offset")
     with pytest.raises(SlurmUnavailable) as caught:
         pyslurm_reader.PyslurmReader("/etc/slurm.conf")

@@ -1,7 +1,7 @@
-"""Hostile job files: refused, or all their text reaches a real shell exactly as written.
+"""Hostile job files are rejected, or a real shell receives their values unchanged.
 
-Hypothesis chooses seeds; each gives a batch of job files, whose scripts are checked by few bash processes.
-There are 5,000 job files; fewer with --fast.
+Hypothesis chooses a seed per batch of job files. One bash parses all scripts of a batch, another one runs them.
+5,000 job files in total; fewer with --fast.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ HOSTILE_TEXTS = (
 )  # fmt: skip
 
 
-REFUSED_TEXTS = ("\x00", "\ud800", "x" * 200_000)
+REJECTED_TEXTS = ("\x00", "\ud800", "x" * 200_000)
 
 
 def hostile_text(rng: random.Random, max_parts: int = 6) -> str:
     text = "".join(rng.choice(HOSTILE_TEXTS) for _ in range(rng.randint(0, max_parts)))
     if rng.random() < 0.01:
-        return text + rng.choice((*REFUSED_TEXTS, "x" * 100_000))
+        return text + rng.choice((*REJECTED_TEXTS, "x" * 100_000))
     return text * rng.choice((1, 1, 1, 1, 20))
 
 
@@ -58,7 +58,7 @@ def role_or_job_name(rng: random.Random) -> str:
 
 
 def variable_name(rng: random.Random) -> str:
-    # Without BASH_ENV, which bash evaluates, and PS4, which bash ignores as root.
+    # Excludes BASH_ENV, which bash evaluates, and PS4, which bash ignores as root.
     special = ("PATH", "LD_PRELOAD", "IFS", "UID", "_", "dir", "p", "index", "ENV", "LANG", "HOME")
     return rng.choice(special) if rng.random() < 0.3 else "V" + "".join(rng.choices("AB_9z", k=3))
 
@@ -105,7 +105,7 @@ def job(rng: random.Random) -> dict[str, Any]:
 
 
 def render_batch(seed: int, root: Path) -> list[tuple[dict[str, Any], RenderedJob, Path]]:
-    """The accepted job files of one batch, rendered."""
+    """Generate one batch of job files and render those that are accepted."""
     rng = random.Random(seed)
     accepted = []
     for number in range(BATCH):
@@ -120,7 +120,7 @@ def render_batch(seed: int, root: Path) -> list[tuple[dict[str, Any], RenderedJo
 
 
 def check_syntax(rendered: list[RenderedJob], root: Path) -> None:
-    """Puts every script into a function, so that one bash parses hundreds of them."""
+    """Parse all scripts with one `bash -n`, each wrapped in a function."""
     parts = []
     for number, rendered_job in enumerate(rendered):
         for path, text in rendered_job.files.items():
@@ -137,10 +137,10 @@ def _port_labels(role: dict[str, Any]) -> list[str]:
     return [port["label"] for port in role["portList"]]
 
 
-def check_values_arrive(
+def check_environment_and_arguments(
     accepted: list[tuple[dict[str, Any], RenderedJob, Path]], root: Path
 ) -> None:
-    """Runs the functions of task.sh and then enter.sh for the first task of each job, by one bash."""
+    """Run the functions of task.sh, then enter.sh, for the first task of each job, all in one bash."""
     functions = root / "task_functions.sh"
     functions.write_text(TASK_FUNCTIONS)
     driver = ["export HOME=/h SLURM_PROCID=0 SLURMD_NODENAME=n1\n"]
@@ -183,7 +183,7 @@ def check_values_arrive(
     derandomize=True,
     phases=[
         Phase.generate
-    ],  # the seed identifies a failing batch; shrinking would run hundreds more
+    ],  # the seed identifies a failing batch; shrinking would run hundreds of batches
     suppress_health_check=list(HealthCheck),
 )
 @given(seed=st.integers(0, 2**63))
@@ -193,7 +193,7 @@ def test_hostile_job_files(seed: int) -> None:
         accepted = render_batch(seed, root)
         assert len(accepted) > BATCH // 5
         check_syntax([rendered_job for _, rendered_job, _ in accepted], root)
-        check_values_arrive(accepted, root)
+        check_environment_and_arguments(accepted, root)
         assert not Path("/tmp/pwned").exists()
     finally:
         shutil.rmtree(root)

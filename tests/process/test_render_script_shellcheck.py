@@ -1,4 +1,4 @@
-"""Rendered scripts pass shellcheck, also with hostile strings."""
+"""Rendered scripts pass shellcheck, including scripts with hostile strings."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.unit.jobs.test_render_script import COMMON, LAYOUTS, PS, WORKER, rend
 
 
 @pytest.mark.slow
-def test_shellcheck_finds_nothing(tmp_path: Path) -> None:
+def test_rendered_scripts_pass_shellcheck(tmp_path: Path) -> None:
     hostile = {
         **COMMON,
         "jobEnvs": {"A": "$(id) `id` \"'", "B": "\n#SBATCH --x"},
@@ -20,7 +20,7 @@ def test_shellcheck_finds_nothing(tmp_path: Path) -> None:
         "authFile": "~/auth $x",
         "taskRoles": [{**PS, "name": "-p.s~"}, {**WORKER, "name": "a.b"}],
     }
-    # Every layout and every runtime at least once; singularity has the same arguments as apptainer.
+    # Covers every layout and runtime; singularity takes the same arguments as apptainer.
     chosen = [
         (LAYOUTS["packed"], "apptainer"),
         (LAYOUTS["het"], "none"),

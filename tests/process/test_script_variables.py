@@ -1,4 +1,4 @@
-"""The expander of shell/task.sh gives the values that `evaluate` defines."""
+"""shell/task.sh expands variables to the same values as `evaluate`."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ ADDRESSES = TaskAddresses(
 
 labels = st.sampled_from(LABELS)
 tasks = st.sampled_from([(role, i) for role, count in ROLES.items() for i in range(count)])
-around = st.sampled_from(["", '"', "'", ":4", "[", "$(id)", "\\"])
+affixes = st.sampled_from(["", '"', "'", ":4", "[", "$(id)", "\\"])
 parts = st.one_of(
     texts.map(LiteralText),
     tasks.map(lambda task: TaskHost(*task)),
     st.builds(lambda task, label: TaskPort(task[0], task[1], label), tasks, labels),
-    st.builds(HostList, st.sampled_from(list(ROLES)), st.just("") | labels, around, around),
+    st.builds(HostList, st.sampled_from(list(ROLES)), st.just("") | labels, affixes, affixes),
     st.integers(0, 100).map(CurrentIndex),
     st.just(CurrentHost()),
     labels.map(CurrentPort),
@@ -61,7 +61,7 @@ parts = st.one_of(
 def run_expander(
     attempt_dir: Path, role: int, index: int, roles_text: str, addresses: TaskAddresses
 ) -> dict[str, str]:
-    """The variables that task.sh passes to enter.sh, as a shell reads them."""
+    """The variables that task.sh passes to enter.sh, as evaluated by a shell."""
     (attempt_dir / "roles.sh").write_text(roles_text)
     (attempt_dir / "peers.0").write_text(format_peers(addresses))
     (attempt_dir / "functions.sh").write_text(TASK_FUNCTIONS)
@@ -133,7 +133,7 @@ def addresses_of(spec: JobSpec) -> TaskAddresses:
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda row: f"{row.framework}-{row.name}")
-def test_every_framework_gets_its_variables(tmp_path: Path, strategy: Strategy) -> None:
+def test_variables_of_every_framework(tmp_path: Path, strategy: Strategy) -> None:
     counts = {
         part: 1 if part == "chief" else 2 for part in (*strategy.required, *strategy.optional)
     }

@@ -1,4 +1,4 @@
-"""`manage.py serve`: its engine is a process of its own that comes back, and never outlives it."""
+"""`manage.py serve` runs the engine as a child process, restarts it, and does not leave it running."""
 
 from __future__ import annotations
 
@@ -62,21 +62,19 @@ def server_process(tmp_path: Path, migrated: Path) -> Iterator[subprocess.Popen[
     with (tmp_path / "log").open("wb") as log:
         process = subprocess.Popen(argv, cwd=PROJECT, env=env, stdout=log, stderr=log)
     try:
-        wait_until(lambda: " starts" in log_of(tmp_path) and "answers at" in log_of(tmp_path))
+        wait_until(lambda: " starts" in read_log(tmp_path) and "answers at" in read_log(tmp_path))
         yield process
     finally:
         process.kill()
         process.wait()
 
 
-def log_of(home: Path) -> str:
+def read_log(home: Path) -> str:
     return (home / "log").read_text()
 
 
-def test_engine_restart_backoff(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """One that had stayed comes back at once."""
+def test_engine_restart_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The delay grows while the engine exits early and is reset after a long run."""
     lifetimes = iter([5.0, 5.0, 5.0, 5.0, 5.0, 3600.0, 5.0])
     now, pauses = [0.0], []
 
@@ -100,31 +98,31 @@ def test_engine_restart_backoff(
 
 
 @pytest.mark.slow
-def test_an_engine_that_ends_by_itself_is_started_again(
+def test_exited_engine_is_restarted(
     server_process: subprocess.Popen[bytes], tmp_path: Path
 ) -> None:
     (first,) = child_pids(server_process.pid)
     os.kill(first, signal.SIGKILL)
-    wait_until(lambda: len(re.findall(r"engine \S+ starts", log_of(tmp_path))) == 2)
-    assert "the engine exited (-9)" in log_of(tmp_path)
+    wait_until(lambda: len(re.findall(r"engine \S+ starts", read_log(tmp_path))) == 2)
+    assert "the engine exited (-9)" in read_log(tmp_path)
     (second,) = child_pids(server_process.pid)
     # A service manager sends SIGTERM to all processes of a service: the engine exits with 0.
     os.kill(second, signal.SIGTERM)
-    wait_until(lambda: "the engine exited (0)" in log_of(tmp_path))
+    wait_until(lambda: "the engine exited (0)" in read_log(tmp_path))
     server_process.terminate()
     assert server_process.wait(TIMEOUT_S) == 0
-    assert re.search(r"engine \S+ stops", log_of(tmp_path))
-    assert "Fatal" not in log_of(tmp_path)
+    assert re.search(r"engine \S+ stops", read_log(tmp_path))
+    assert "Fatal" not in read_log(tmp_path)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_the_engine_ends_with_the_server(
+def test_engine_ends_with_the_server(
     server_process: subprocess.Popen[bytes], tmp_path: Path, number: signal.Signals
 ) -> None:
     (engine,) = child_pids(server_process.pid)
     server_process.send_signal(number)
     server_process.wait(TIMEOUT_S)
     wait_until(lambda: not is_alive(engine))
-    assert "the engine exited" not in log_of(tmp_path)
-    assert "Traceback" not in log_of(tmp_path)
+    assert "the engine exited" not in read_log(tmp_path)
+    assert "Traceback" not in read_log(tmp_path)

@@ -1,4 +1,4 @@
-"""sbatch: classification of errors, and many submissions with one command whose output may be truncated."""
+"""sbatch: error classification, job id parsing, and batched submission with output that may be truncated."""
 
 from __future__ import annotations
 
@@ -145,16 +145,16 @@ def test_ambiguous_submission_arguments_are_rejected(work_dir, script, options):
 # -- submit many: the real sh program with a fake sbatch ---------------------------------------------
 
 FAKE_SBATCH = """#!/bin/sh
-# The result depends on the last part of the work directory. Arguments are appended to $NOTES.
-for argument; do printf '%s\\n' "$argument"; done >> "$NOTES"
-env | grep -c '^SBATCH_' >> "$NOTES"
+# The result depends on the last part of the work directory. Arguments are appended to $ARGUMENTS_FILE.
+for argument; do printf '%s\\n' "$argument"; done >> "$ARGUMENTS_FILE"
+env | grep -c '^SBATCH_' >> "$ARGUMENTS_FILE"
 case "$2" in
   */good*) echo 41 ;;
   */cluster*) echo 'warning: old' >&2; echo '42;other' ;;
   */refused*) echo 'sbatch: error: Batch job submission failed: Invalid qos specification' >&2; exit 1 ;;
   */down*) echo 'sbatch: error: Batch job submission failed: Unable to contact slurm controller (connect failure)' >&2; exit 1 ;;
   */hang*) sleep 30 ;;
-  */stubborn*) trap '' TERM; echo $$ >"${NOTES%notes}stubborn.pid"; sleep 30; sleep 30 ;;
+  */ignores-sigterm*) trap '' TERM; echo $$ >"${ARGUMENTS_FILE%arguments}ignores-sigterm.pid"; sleep 30; sleep 30 ;;
   */slow*) sleep 0.5; echo 43 ;;
 esac
 """
@@ -166,7 +166,7 @@ def run_many(tmp_path):
     program.parent.mkdir()
     program.write_text(FAKE_SBATCH)
     program.chmod(0o755)
-    notes = tmp_path / "notes"
+    arguments_file = tmp_path / "arguments"
 
     def run(submissions, start_window_s=1):
         argv = build_submit_many_argv(
@@ -177,7 +177,7 @@ def run_many(tmp_path):
         )
         environment = {
             **os.environ,
-            "NOTES": str(notes),
+            "ARGUMENTS_FILE": str(arguments_file),
             "SBATCH_PARTITION": "mine",
             "SLURM_JOB_ID": "7",
         }
@@ -191,7 +191,7 @@ def run_many(tmp_path):
         assert done.returncode in (0, 124, -signal.SIGKILL)
         return done.stdout, parse_submit_many(done.stdout, submissions, separator=SEPARATOR)
 
-    vars(run)["notes"] = notes
+    vars(run)["arguments_file"] = arguments_file
     return run
 
 
@@ -205,12 +205,12 @@ def test_submit_many_with_one_rejection(run_many):
     assert isinstance(outcomes[1].error, SubmitRejected)
 
 
-def test_hostile_strings_are_data(run_many, tmp_path):
+def test_hostile_strings_are_not_evaluated(run_many, tmp_path):
     marker = tmp_path / "ran"
     directory = f"good $(touch {marker}) `touch {marker}` ' \" * ; é中"
     _, outcomes = run_many([job("a'; exit", directory, "--comment=$(id) \\n * '")])
     assert outcomes[0].slurm_job_id == "41"
-    sbatch_arguments = run_many.notes.read_text().splitlines()
+    sbatch_arguments = run_many.arguments_file.read_text().splitlines()
     assert sbatch_arguments[:4] == [
         "--parsable",
         f"--chdir=/w/{directory}",
@@ -220,9 +220,9 @@ def test_hostile_strings_are_data(run_many, tmp_path):
     assert not marker.exists()
 
 
-def test_sbatch_variables_of_the_login_are_removed(run_many):
+def test_sbatch_variables_of_the_login_environment_are_removed(run_many):
     run_many([job("a", "good")])
-    assert run_many.notes.read_text().splitlines()[-1] == "0"
+    assert run_many.arguments_file.read_text().splitlines()[-1] == "0"
 
 
 @pytest.mark.slow
@@ -237,14 +237,14 @@ def test_batch_stops_after_unavailable_slurm(run_many, fault, kind):
 
 @pytest.mark.slow
 def test_sbatch_ignoring_sigterm_is_killed(run_many, tmp_path):
-    """After the command has ended no sbatch may run: the submitter relies on it."""
+    """No sbatch may run after the command has ended; the submitter relies on this."""
     _, (outcome, rest) = run_many(
-        [job_with_marker(tmp_path, "a", "stubborn"), job_with_marker(tmp_path, "b", "good")]
+        [job_with_marker(tmp_path, "a", "ignores-sigterm"), job_with_marker(tmp_path, "b", "good")]
     )
     assert outcome.outcome_unknown
     assert not rest.attempted
-    pid = int((tmp_path / "stubborn.pid").read_text())
-    # Gone, or a zombie that its new parent has not reaped yet.
+    pid = int((tmp_path / "ignores-sigterm.pid").read_text())
+    # No output: the process is gone. Z: its new parent has not reaped it yet.
     ps_result = subprocess.run(
         ["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, check=False
     )
@@ -256,7 +256,7 @@ def test_no_submission_starts_after_deadline(run_many, tmp_path):
     jobs = [job_with_marker(tmp_path, f"s{n}", "slow") for n in range(6)]
     _, outcomes = run_many(jobs)
     started = [o.slurm_job_id for o in outcomes if o.attempted]
-    # Each takes 0.5 s. The window is 1 s, counted in whole seconds, and the last one may finish.
+    # Each sbatch takes 0.5 s. The window is 1 s in whole seconds; an sbatch started inside it may finish.
     assert 2 <= len(started) <= 5
     assert set(started) == {"43"}
     assert sbatch_calls(run_many) == len(started)
@@ -265,7 +265,7 @@ def test_no_submission_starts_after_deadline(run_many, tmp_path):
     assert sbatch_calls(run_many) == len(jobs)
 
 
-def test_truncated_output_loses_no_job_and_invents_none(run_many):
+def test_truncated_output_neither_loses_nor_adds_jobs(run_many):
     submissions = [job("1", "good"), job("12", "refused"), job("123", "cluster")]
     full_output, _ = run_many(submissions)
     for cut in range(len(full_output) + 1):
@@ -283,7 +283,7 @@ def test_truncated_output_loses_no_job_and_invents_none(run_many):
 
 
 @given(st.text(max_size=60))
-def test_any_stderr_stays_in_its_own_record(stderr):
+def test_stderr_cannot_corrupt_other_records(stderr):
     text = stderr.replace(SEPARATOR, "")
     out = f"{SEPARATOR}a{SEPARATOR}{SEPARATOR}1{SEPARATOR}{text}{SEPARATOR}\n{SEPARATOR}b{SEPARATOR}7\n{SEPARATOR}0{SEPARATOR}{SEPARATOR}\n"
     outcomes = parse_submit_many(
@@ -310,8 +310,8 @@ def job_with_marker(tmp_path, token, directory, **more):
 
 
 def sbatch_calls(run_many):
-    notes = run_many.notes
-    return notes.read_text().count("--parsable") if notes.exists() else 0
+    file = run_many.arguments_file
+    return file.read_text().count("--parsable") if file.exists() else 0
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Code that is packed, and files that are fetched: the same bytes, and nothing fetched twice."""
+"""Code archives are reproducible; downloads resume and contain the same bytes."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transfer, "backoff_s", lambda tries: 0.0)
 
 
-def names_in(archive: Path) -> list[str]:
+def archive_names(archive: Path) -> list[str]:
     with tarfile.open(archive) as tar:
         return tar.getnames()
 
 
-def test_the_same_directory_is_the_same_archive(tmp_path: Path) -> None:
+def test_archive_is_reproducible(tmp_path: Path) -> None:
     code = tmp_path / "code"
     (code / "sub").mkdir(parents=True)
     (code / "train.py").write_text("print(1)")
@@ -42,7 +42,7 @@ def test_the_same_directory_is_the_same_archive(tmp_path: Path) -> None:
     with open_archive(code) as first, open_archive(str(code)) as second:
         assert first.sha256 == second.sha256
         assert first.name == "code.tar.gz"
-        assert sorted(names_in(first.path)) == [
+        assert sorted(archive_names(first.path)) == [
             "inside",
             "run.sh",
             "sub",
@@ -58,7 +58,7 @@ def test_the_same_directory_is_the_same_archive(tmp_path: Path) -> None:
             assert second_name.read() == b"print(1)"
 
 
-def test_code_that_cannot_be_sent_is_refused_here(
+def test_invalid_code_directory_is_rejected_by_the_client(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(sluice.Invalid, match="no file or directory"), open_archive(tmp_path / "no"):
@@ -77,7 +77,7 @@ def test_code_that_cannot_be_sent_is_refused_here(
         pass
     monkeypatch.chdir(big)
     with open_archive(".") as archive:
-        assert names_in(archive.path) == ["data"]
+        assert archive_names(archive.path) == ["data"]
 
 
 class BreakingStream(httpx.SyncByteStream):
@@ -91,7 +91,7 @@ class BreakingStream(httpx.SyncByteStream):
 
 
 class FileServer:
-    """One file with Range; breaks off after so many bytes, as often as told."""
+    """Serves one file with Range support; the first `breaks` responses fail after `after` bytes."""
 
     def __init__(self, data: bytes, *, breaks: int = 0, after: int = 1000) -> None:
         self.data, self.breaks, self.after = data, breaks, after
@@ -121,7 +121,7 @@ class FileServer:
 DATA = os.urandom(10_000)
 
 
-def test_a_download_that_breaks_goes_on(tmp_path: Path) -> None:
+def test_interrupted_download_resumes(tmp_path: Path) -> None:
     server = FileServer(DATA, breaks=3, after=2000)
     progress_calls: list[tuple[int, int]] = []
     path = server.client().download(
@@ -134,7 +134,7 @@ def test_a_download_that_breaks_goes_on(tmp_path: Path) -> None:
     assert [entry.name for entry in tmp_path.iterdir()] == ["model.bin"]
 
 
-def test_a_later_run_goes_on_with_what_is_there(tmp_path: Path) -> None:
+def test_later_download_resumes_from_part_file(tmp_path: Path) -> None:
     server = FileServer(DATA, breaks=100, after=0)
     with pytest.raises(sluice.Unreachable):
         server.client().download(ID, "m", tmp_path / "m")
@@ -146,7 +146,7 @@ def test_a_later_run_goes_on_with_what_is_there(tmp_path: Path) -> None:
     assert (tmp_path / "m").read_bytes() == DATA
 
 
-def test_a_file_that_changed_meanwhile_begins_anew(tmp_path: Path) -> None:
+def test_changed_file_is_downloaded_from_the_start(tmp_path: Path) -> None:
     (tmp_path / "m.part").write_bytes(b"old" * 100)
     (tmp_path / "m.part.json").write_text('{"etag": "\\"0-9999\\""}')
     server = FileServer(DATA)
@@ -162,7 +162,7 @@ def test_complete_part_file_is_renamed(tmp_path: Path) -> None:
     assert (tmp_path / "m").read_bytes() == DATA
 
 
-def test_an_empty_file(tmp_path: Path) -> None:
+def test_download_of_empty_file(tmp_path: Path) -> None:
     FileServer(b"").client().download(ID, "m", tmp_path / "m")
     assert (tmp_path / "m").read_bytes() == b""
 

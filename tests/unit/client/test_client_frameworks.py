@@ -1,4 +1,4 @@
-"""The client's table of frameworks says the same as the server's, role by role."""
+"""The client's framework table produces the same roles as the server's."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from jobs.jobfile.frameworks import STRATEGIES, assign_roles, build_roles, find_
 from jobs.jobfile.model import JobSpec
 from sluice.frameworks import FRAMEWORK_JOBS, STRATEGY_ROLES, FrameworkJob, memory_mib
 
-CLASS_OF = {kind.framework: kind for kind in FRAMEWORK_JOBS}
+JOB_CLASSES = {kind.framework: kind for kind in FRAMEWORK_JOBS}
 
 
-def test_both_tables_are_the_same() -> None:
+def test_client_and_server_tables_are_equal() -> None:
     server = {(row.framework, row.name): (row.required, row.optional) for row in STRATEGIES}
     assert server == STRATEGY_ROLES
     assert list(server) == list(STRATEGY_ROLES)
@@ -25,10 +25,10 @@ def counts_for(required: tuple[str, ...]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("framework", "strategy"), STRATEGY_ROLES)
-def test_each_layout_is_the_servers(framework: str, strategy: str) -> None:
+def test_roles_of_each_strategy_match_the_server(framework: str, strategy: str) -> None:
     required, _optional = STRATEGY_ROLES[framework, strategy]
     arguments = counts_for(required)
-    job = CLASS_OF[framework](
+    job = JOB_CLASSES[framework](
         "a", command="python train.py", strategy=strategy, cpus=2, memory="2GB", gpus=1, **arguments
     )
     counts = {"worker": 3, "ps": arguments["ps"], "scheduler": int("scheduler" in required)}
@@ -47,7 +47,7 @@ def test_each_layout_is_the_servers(framework: str, strategy: str) -> None:
 
 
 @pytest.mark.parametrize("kind", FRAMEWORK_JOBS)
-def test_a_chief_ends_the_job_where_the_server_says_so(kind: type[FrameworkJob]) -> None:
+def test_chief_role_matches_the_server(kind: type[FrameworkJob]) -> None:
     required, optional = STRATEGY_ROLES[kind.framework, kind.strategies()[0]]
     more = counts_for(required)
     if "chief" not in optional:
@@ -79,7 +79,7 @@ def test_strategy_aliases(kind: type[FrameworkJob], alias: str, strategy: str) -
     assert job.strategy == strategy == find_strategy(kind.framework, alias).name
 
 
-def test_a_whole_job() -> None:
+def test_complete_job() -> None:
     job = sluice.TensorFlowJob(
         "mnist",
         strategy="ps",
@@ -112,7 +112,7 @@ def test_a_whole_job() -> None:
     assert "1 × ps, 2 × worker" in job._repr_html_()
 
 
-def test_what_does_not_go_together_is_refused() -> None:
+def test_inconsistent_arguments_are_rejected() -> None:
     with pytest.raises(sluice.Invalid, match="ps was 0"):
         sluice.TensorFlowJob("a", command="x", workers=2)
     with pytest.raises(sluice.Invalid, match="knows no strategy"):

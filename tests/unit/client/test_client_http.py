@@ -1,4 +1,4 @@
-"""The client's one door: what is tried again, what never is, and how refusals become errors."""
+"""ApiSession and Client: which requests are retried, idempotency keys, and mapping of responses to errors."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ Handler = Callable[[httpx.Request], httpx.Response]
 
 
 class FakeServer:
-    """Answers one after another; what was asked is kept."""
+    """Returns the given responses in order and records the requests."""
 
-    def __init__(self, *answers: httpx.Response | Exception) -> None:
-        self.answers = list(answers)
+    def __init__(self, *responses: httpx.Response | Exception) -> None:
+        self.responses = list(responses)
         self.requests: list[httpx.Request] = []
 
     def __call__(self, request: httpx.Request) -> httpx.Response:
         request.read()
         self.requests.append(request)
-        response = self.answers.pop(0)
+        response = self.responses.pop(0)
         if isinstance(response, Exception):
             raise response
         return response
@@ -43,7 +43,7 @@ def problem(status: int, code: str, detail: str, **more: object) -> httpx.Respon
     return httpx.Response(status, json=body, headers={"Content-Type": "application/problem+json"})
 
 
-def test_a_submit_that_got_no_answer_is_sent_again_with_the_same_key() -> None:
+def test_submit_is_retried_with_the_same_idempotency_key() -> None:
     server = FakeServer(
         httpx.ReadTimeout("no answer"),
         httpx.Response(503, text="proxy"),
@@ -57,7 +57,7 @@ def test_a_submit_that_got_no_answer_is_sent_again_with_the_same_key() -> None:
     assert json.loads(server.requests[0].content) == {"job": {"jobName": "a"}}
 
 
-def test_two_submits_have_two_keys() -> None:
+def test_each_submit_has_its_own_idempotency_key() -> None:
     server = FakeServer(httpx.Response(201, json=JOB), httpx.Response(201, json=JOB))
     client = server.client()
     client.submit("jobName: a")
@@ -65,10 +65,10 @@ def test_two_submits_have_two_keys() -> None:
     assert len({request.headers["Idempotency-Key"] for request in server.requests}) == 2
 
 
-@pytest.mark.parametrize("verb", ["retry", "clone", "templates.submit"])
-def test_whatever_makes_a_job_is_sent_again_with_the_same_key(verb: str) -> None:
+@pytest.mark.parametrize("method_name", ["retry", "clone", "templates.submit"])
+def test_job_creation_is_retried_with_the_same_idempotency_key(method_name: str) -> None:
     server = FakeServer(httpx.ReadTimeout("no answer"), httpx.Response(200, json=JOB))
-    assert attrgetter(verb)(server.client())(JOB["id"]).id == JOB["id"]
+    assert attrgetter(method_name)(server.client())(JOB["id"]).id == JOB["id"]
     assert len(server.requests) == 2
     assert len({request.headers["Idempotency-Key"] for request in server.requests}) == 1
 
@@ -80,14 +80,14 @@ def test_non_idempotent_request_is_sent_once() -> None:
     assert len(server.requests) == 1
 
 
-def test_reading_is_tried_four_times_and_then_said_to_be_unreachable() -> None:
+def test_read_is_tried_four_times_then_unreachable() -> None:
     server = FakeServer(*[httpx.ConnectError("refused")] * 4)
     with pytest.raises(sluice.Unreachable, match="cannot be reached"):
         server.client().show(JOB["id"])
     assert len(server.requests) == 4
 
 
-def test_throttled_waits_as_told_also_for_what_is_not_repeatable() -> None:
+def test_retry_after_is_obeyed_for_post_requests() -> None:
     delays: list[float] = []
     throttled = problem(429, "throttled", "Too many.")
     throttled.headers["Retry-After"] = "3"
@@ -98,7 +98,7 @@ def test_throttled_waits_as_told_also_for_what_is_not_repeatable() -> None:
     assert delays[0] >= 3
 
 
-def test_throttled_for_long_is_an_error_that_says_how_long() -> None:
+def test_long_retry_after_raises_throttled() -> None:
     throttled = problem(429, "throttled", "Too many.")
     throttled.headers["Retry-After"] = "600"
     with pytest.raises(sluice.Throttled) as caught:
@@ -120,7 +120,7 @@ def test_throttled_for_long_is_an_error_that_says_how_long() -> None:
         (418, sluice.SluiceError),
     ],
 )
-def test_each_refusal_has_its_error(status: int, error_class: type[sluice.SluiceError]) -> None:
+def test_error_status_maps_to_exception(status: int, error_class: type[sluice.SluiceError]) -> None:
     row = {"path": "taskRoles[0].image", "message": "is required.", "code": "missing", "line": 3}
     server = FakeServer(problem(status, "some_code", "A sentence.", errors=[row]))
     with pytest.raises(error_class) as caught:
@@ -137,13 +137,13 @@ def test_non_sluice_response_is_rejected() -> None:
         FakeServer(httpx.Response(404, text="<html>router</html>")).client().me()
 
 
-def test_a_server_that_moved_is_named() -> None:
+def test_redirect_error_contains_the_new_url() -> None:
     moved = httpx.Response(301, headers={"Location": "https://server/"})
     with pytest.raises(sluice.SluiceError, match="https://server/"):
         FakeServer(moved).client().me()
 
 
-def test_lists_go_through_all_pages_and_no_further_than_asked() -> None:
+def test_list_reads_all_pages_up_to_the_limit() -> None:
     def rows(count: int) -> list[dict[str, str]]:
         return [JOB] * count
 
@@ -168,7 +168,7 @@ def test_known_upload_is_not_resent(tmp_path: Path) -> None:
     assert server.requests[0].url.path == f"/api/v1/uploads/{code}"
 
 
-def test_an_upload_cut_off_is_sent_again_whole(tmp_path: Path) -> None:
+def test_interrupted_upload_is_resent_completely(tmp_path: Path) -> None:
     (tmp_path / "data.bin").write_bytes(bytes(range(256)) * 2000)
     progress_calls: list[tuple[int, int]] = []
     server = FakeServer(
@@ -202,35 +202,35 @@ def test_invalid_urls(url: str) -> None:
         normalize_url(url)
 
 
-def test_the_token_is_not_shown() -> None:
+def test_token_is_not_in_repr() -> None:
     client = sluice.Client("http://server", "slc_secret")
     assert "secret" not in repr(client)
     assert ApiSession("http://server", "slc_secret").socket_url == "ws://server"
     client.close()
 
 
-def test_ids_are_checked_before_anything_is_asked() -> None:
+def test_invalid_id_is_rejected_before_any_request() -> None:
     server = FakeServer()
     with pytest.raises(sluice.Invalid, match="no job's id"):
         server.client().show("../tokens")
     assert server.requests == []
 
 
-def test_a_job_of_a_newer_server_is_still_read() -> None:
+def test_unknown_fields_of_newer_servers_are_kept_in_raw() -> None:
     job = sluice.Job.from_json(
         {**JOB, "new_field": {"a": 1}, "reason": {"code": "x", "text": "Why."}}
     )
     assert (job.state, str(job.reason), job.raw["new_field"]) == ("QUEUED", "Why.", {"a": 1})
 
 
-def test_notebooks_show_no_html_of_others() -> None:
+def test_notebook_html_is_escaped() -> None:
     job = sluice.Job.from_json({**JOB, "name": "<script>x</script>", "reason": {"text": "<b>"}})
     assert "<script>" not in job._repr_html_()
     assert "&lt;script&gt;" in job._repr_html_()
     assert "&lt;b&gt;" in job._repr_html_()
 
 
-def test_a_file_name_is_no_job_file(tmp_path: Path) -> None:
+def test_file_name_as_string_is_rejected(tmp_path: Path) -> None:
     server = FakeServer(httpx.Response(201, json=JOB))
     with pytest.raises(sluice.Invalid, match="Path"):
         server.client().submit("manifest.yml")

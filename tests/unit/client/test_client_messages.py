@@ -1,4 +1,4 @@
-"""Every sentence of the client has a Chinese one with the same places for values, and none is left over."""
+"""Every message of the client has a Chinese translation with the same placeholders; no translation is unused."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def collect_messages() -> dict[str, str]:
     return found
 
 
-def test_the_catalogue_is_complete() -> None:
+def test_catalogue_is_complete() -> None:
     used = collect_messages()
     assert len(used) > 150
     assert {text: location for text, location in used.items() if text not in CHINESE} == {}
     assert set(CHINESE) - set(used) == set()
 
 
-def test_values_have_the_same_places() -> None:
+def test_translations_have_the_same_placeholders() -> None:
     for english, chinese in CHINESE.items():
         assert set(PLACEHOLDER.findall(english)) == set(PLACEHOLDER.findall(chinese)), english
 
@@ -47,7 +47,7 @@ def test_values_have_the_same_places() -> None:
         ({}, "en"),
     ],
 )
-def test_the_language_is_the_environments(
+def test_language_follows_environment(
     variables: dict[str, str], language: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("LC_ALL", "LC_MESSAGES", "LANG"):

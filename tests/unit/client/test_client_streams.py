@@ -1,4 +1,4 @@
-"""Logs and waiting over real websockets that break: no byte is lost or comes twice, no change is missed."""
+"""Logs and job events over real websockets that disconnect: no byte lost or repeated, no state change missed."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def socket_server(handler: Callable[[ServerConnection], None]) -> Iterator[str]:
 
 
 def job_transport(*states: str) -> httpx.MockTransport:
-    """The job as REST shows it; the last state stays."""
+    """Responds with the job in each state in turn, then always in the last one."""
     remaining_states = list(states)
 
     def respond(request: httpx.Request) -> httpx.Response:
@@ -52,7 +52,7 @@ def job_transport(*states: str) -> httpx.MockTransport:
     return httpx.MockTransport(respond)
 
 
-def test_a_log_goes_on_at_its_offset_after_every_break(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_log_resumes_at_its_offset_after_each_disconnect(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sockets, "language", lambda: "zh")
     offsets: list[int] = []
     tokens: list[str] = []
@@ -68,7 +68,7 @@ def test_a_log_goes_on_at_its_offset_after_every_break(monkeypatch: pytest.Monke
         offset = int(query["offset"][0])
         offsets.append(offset)
         socket.send(json.dumps({"type": "log", "offset": offset, "size": len(TEXT)}))
-        # Breaks in the midst of a character.
+        # Disconnects in the middle of a UTF-8 character.
         end = min(len(TEXT), offset + 1001)
         for start in range(offset, end, 7):
             socket.send(TEXT[start : min(start + 7, end)])
@@ -88,7 +88,7 @@ def test_a_log_goes_on_at_its_offset_after_every_break(monkeypatch: pytest.Monke
     assert set(tokens) == {"Bearer slc_x"}
 
 
-def test_truncated_logs_begin_anew_and_waiting_is_told() -> None:
+def test_truncated_log_restarts_and_waiting_is_reported() -> None:
     waiting_reasons: list[str] = []
 
     def handler(socket: ServerConnection) -> None:
@@ -133,8 +133,8 @@ def test_retries_end_with_unreachable() -> None:
         session.close()
 
 
-def log_over_rest(data: bytes, job: dict[str, Any]) -> httpx.MockTransport:
-    """REST only, as behind a proxy without websockets; the log grows with every look."""
+def rest_log_transport(data: bytes, job: dict[str, Any]) -> httpx.MockTransport:
+    """REST only, as behind a proxy without websockets; the log grows with every request."""
     progress = {"to": 0}
 
     def respond(request: httpx.Request) -> httpx.Response:
@@ -160,7 +160,7 @@ def test_log_falls_back_to_rest_polling() -> None:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         url = f"http://127.0.0.1:{server.socket.getsockname()[1]}"
-        session = ApiSession(url, "t", transport=log_over_rest(TEXT, {"id": ID}))
+        session = ApiSession(url, "t", transport=rest_log_transport(TEXT, {"id": ID}))
         assert logs.LogStream(session, ID, "a", 0, follow=True).read() == TEXT
         states = [job.state for job in events.JobWatcher(session, ID)]
         assert states == ["COMPLETED"]
@@ -169,14 +169,14 @@ def test_log_falls_back_to_rest_polling() -> None:
         session.close()
 
 
-def test_reading_once_ends_where_the_log_ends_now() -> None:
-    session = ApiSession("http://server", "t", transport=log_over_rest(b"x" * 500, {"id": ID}))
+def test_read_without_follow_ends_at_current_size() -> None:
+    session = ApiSession("http://server", "t", transport=rest_log_transport(b"x" * 500, {"id": ID}))
     stream = logs.LogStream(session, ID, "a", 0)
     assert stream.read() == b"x" * 500
     assert list(logs.LogStream(session, ID, "a", 0).lines()) == ["x" * 500]
 
 
-def test_lines_are_whole_whatever_the_pieces() -> None:
+def test_lines_are_independent_of_chunk_boundaries() -> None:
     class ByteByByteStream(logs.LogStream):
         def __iter__(self) -> Iterator[bytes]:
             data = "eins\nzwéi\r\n\ndrei".encode()
@@ -186,7 +186,7 @@ def test_lines_are_whole_whatever_the_pieces() -> None:
     assert list(stream.lines()) == ["eins", "zwéi", "", "drei"]
 
 
-def test_waiting_sees_each_change_once_and_the_end() -> None:
+def test_watcher_yields_each_change_once() -> None:
     def handler(socket: ServerConnection) -> None:
         socket.send(json.dumps({"type": "hello", "number": 1}))
         other = {"number": 2, "job": "another", "kind": "state"}
@@ -208,7 +208,7 @@ def test_waiting_sees_each_change_once_and_the_end() -> None:
         session.close()
 
 
-def test_waiting_has_a_limit() -> None:
+def test_wait_timeout() -> None:
     def handler(socket: ServerConnection) -> None:
         socket.send(json.dumps({"type": "hello", "number": 1}))
         socket.recv()

@@ -27,7 +27,7 @@ class FakeConnection:
 
 
 class FakeHost:
-    """Makes connections, with a delay or a failure that the test sets."""
+    """Creates connections with a configurable delay or failure."""
 
     def __init__(self) -> None:
         self.created: list[FakeConnection] = []
@@ -63,19 +63,21 @@ def pool(host: FakeHost) -> Iterator[Pool]:
 
 
 def test_sessions_share_a_connection_until_it_is_full(pool: Pool, host: FakeHost) -> None:
-    leases = [pool.checkout("alice") for _ in range(4)]
-    assert [checkout.connection for checkout in leases] == [host.created[0]] * 3 + [host.created[1]]
+    checkouts = [pool.checkout("alice") for _ in range(4)]
+    assert [checkout.connection for checkout in checkouts] == [host.created[0]] * 3 + [
+        host.created[1]
+    ]
     assert pool.stats().by_user == {"alice": 2}
     assert pool.stats().sessions == 4
 
 
-def test_users_never_share(pool: Pool, host: FakeHost) -> None:
+def test_users_do_not_share_connections(pool: Pool, host: FakeHost) -> None:
     first, second = pool.checkout("alice"), pool.checkout("bob")
     assert (first.connection.user, second.connection.user) == ("alice", "bob")
     assert len(host.created) == 2
 
 
-def test_threads_that_want_the_same_new_connection_make_one(pool: Pool, host: FakeHost) -> None:
+def test_concurrent_checkouts_open_one_connection(pool: Pool, host: FakeHost) -> None:
     host.delay_s = 0.1
     with ThreadPoolExecutor(3) as threads:
         list(threads.map(lambda _: pool.checkout("alice"), range(3)))
@@ -90,34 +92,34 @@ def test_sftp_session_counts_toward_limit(pool: Pool, host: FakeHost) -> None:
     assert len(host.created) == 2
 
 
-def test_a_refused_session_is_asked_of_another_connection(pool: Pool, host: FakeHost) -> None:
+def test_refused_session_is_opened_on_another_connection(pool: Pool, host: FakeHost) -> None:
     pool.checkout("alice")
     pool.checkout("alice").session_refused()
     assert pool.checkout("alice").connection is host.created[1]
 
 
-def test_after_a_refusal_a_session_that_ends_is_waited_for(pool: Pool, host: FakeHost) -> None:
-    leases = [pool.checkout("alice") for _ in range(3)]
-    leases[0].release()
-    pool.checkout("alice").session_refused()  # sshd has not cleared it away yet
-    threading.Timer(0.02, leases[1].release).start()
+def test_checkout_after_refusal_waits_for_a_released_session(pool: Pool, host: FakeHost) -> None:
+    checkouts = [pool.checkout("alice") for _ in range(3)]
+    checkouts[0].release()
+    pool.checkout("alice").session_refused()  # sshd still counts the closed session
+    threading.Timer(0.02, checkouts[1].release).start()
     assert pool.checkout("alice").connection is host.created[0]
     assert len(host.created) == 1
 
 
-def test_a_connection_that_refuses_its_first_session_is_closed(pool: Pool, host: FakeHost) -> None:
+def test_connection_that_refuses_its_first_session_is_closed(pool: Pool, host: FakeHost) -> None:
     pool.checkout("alice").session_refused()
     assert not host.created[0].alive
     assert pool.stats().connections == 0
 
 
-def test_a_dead_connection_is_not_given_out(pool: Pool, host: FakeHost) -> None:
+def test_dead_connection_is_not_reused(pool: Pool, host: FakeHost) -> None:
     pool.checkout("alice").release()
     host.created[0].alive = False
     assert pool.checkout("alice").connection is host.created[1]
 
 
-def test_a_connection_that_does_not_answer_ends_after_what_runs_on_it(
+def test_unresponsive_connection_is_closed_after_its_last_session(
     pool: Pool, host: FakeHost
 ) -> None:
     running = pool.checkout("alice")
@@ -129,7 +131,7 @@ def test_a_connection_that_does_not_answer_ends_after_what_runs_on_it(
     assert pool.stats().connections == 1
 
 
-def test_open_logs_leave_room_for_commands(host: FakeHost) -> None:
+def test_long_sessions_are_limited_and_commands_are_not(host: FakeHost) -> None:
     pool: Pool = ConnectionPool(host.connect, PoolOptions(max_long_sessions_per_user=2))
     first, _ = pool.checkout("alice", "stream"), pool.checkout("alice", "stream")
     with pytest.raises(ConnectFailed, match="2 logs and downloads open"):
@@ -142,9 +144,9 @@ def test_open_logs_leave_room_for_commands(host: FakeHost) -> None:
 
 
 def test_full_pool_waits_for_session(pool: Pool) -> None:
-    leases = [pool.checkout("alice") for _ in range(6)]
-    threading.Timer(0.05, leases[0].release).start()
-    assert pool.checkout("alice").connection is leases[0].connection
+    checkouts = [pool.checkout("alice") for _ in range(6)]
+    threading.Timer(0.05, checkouts[0].release).start()
+    assert pool.checkout("alice").connection is checkouts[0].connection
 
 
 def test_full_pool_wait_times_out(pool: Pool) -> None:
@@ -154,7 +156,7 @@ def test_full_pool_wait_times_out(pool: Pool) -> None:
         pool.checkout("alice")
 
 
-def test_giving_back_twice_counts_once(pool: Pool) -> None:
+def test_second_release_has_no_effect(pool: Pool) -> None:
     checkout = pool.checkout("alice")
     pool.checkout("alice")
     checkout.release()
@@ -171,7 +173,7 @@ def test_failed_connect_is_shared_during_backoff(pool: Pool, host: FakeHost) -> 
     assert host.attempts == 1
 
 
-def test_a_refused_login_does_not_keep_others_out(pool: Pool, host: FakeHost) -> None:
+def test_login_failure_backs_off_only_that_user(pool: Pool, host: FakeHost) -> None:
     host.failure = AuthFailed("no")
     with pytest.raises(AuthFailed):
         pool.checkout("mallory")
@@ -182,7 +184,7 @@ def test_a_refused_login_does_not_keep_others_out(pool: Pool, host: FakeHost) ->
     assert host.attempts == 2
 
 
-def test_back_off_ends_and_grows(host: FakeHost, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_backoff_grows_and_ends(host: FakeHost, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr(pool_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
     pool: Pool = ConnectionPool(host.connect, PoolOptions(initial_backoff_s=1, max_backoff_s=60))
@@ -202,21 +204,21 @@ def test_back_off_ends_and_grows(host: FakeHost, monkeypatch: pytest.MonkeyPatch
     pool.close_all()
 
 
-def test_idle_connections_are_closed_and_busy_ones_are_not(host: FakeHost) -> None:
+def test_only_idle_connections_are_closed(host: FakeHost) -> None:
     pool: Pool = ConnectionPool(host.connect, PoolOptions(idle_timeout_s=0.1))
     pool.checkout("alice").release()
-    kept = pool.checkout("bob")
+    in_use = pool.checkout("bob")
     deadline = time.monotonic() + 5
     while host.created[0].alive and time.monotonic() < deadline:
         time.sleep(0.02)
     assert not host.created[0].alive
-    assert kept.connection.alive
+    assert in_use.connection.alive
     pool.close_all()
-    assert not kept.connection.alive
+    assert not in_use.connection.alive
 
 
 class BrokenChannel:
-    """The connection breaks when recv sends its window update."""
+    """The connection is lost while recv sends its window update."""
 
     def settimeout(self, seconds: float) -> None:
         pass
@@ -235,6 +237,6 @@ def test_channel_cut_during_read_is_connection_lost() -> None:
     program.on_close = lambda: close_calls.append(True)
     with pytest.raises(ConnectionLost, match="login was lost while tail ran"):
         program.read(100, 1.0)
-    # Closing fails too; the session is released nevertheless.
+    # `close` raises too, but the session must still be released.
     program.close()
     assert close_calls == [True]

@@ -8,7 +8,7 @@ from clusters import errors
 from clusters.slurm import sbatch
 
 
-def test_docstring_draws_the_exception_tree():
+def test_docstring_shows_the_exception_tree():
     assert errors.__doc__ is not None
     drawn, bases = {}, {}
     for line in errors.__doc__.splitlines():

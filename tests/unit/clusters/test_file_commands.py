@@ -1,4 +1,4 @@
-"""Separating tail's messages from a log's bytes, and parsing the output of file commands."""
+"""Separation of tail's messages from log content; commands that write files; errors of file commands."""
 
 from __future__ import annotations
 
@@ -55,14 +55,14 @@ def split_at(stream: bytes, sizes: list[int]) -> list[bytes]:
 
 
 @given(hostile, st.lists(st.integers(1, 40), max_size=30))
-def test_any_bytes_pass_unchanged_however_they_are_cut(content: bytes, sizes: list[int]) -> None:
+def test_log_content_is_independent_of_chunk_boundaries(content: bytes, sizes: list[int]) -> None:
     splitter = TailSplitter(MARK)
     out, messages = b"", []
     for piece in split_at(content + b"end\n", sizes):
         for data, message in splitter.feed(piece):
             out += data
             messages += [message] if message else []
-    # Adjacent pieces may form the mark itself; only then is content taken for tail's message.
+    # If the generated content contains the mark, it is indistinguishable from a message of tail.
     if MESSAGE_PREFIX not in content:
         assert out == content + b"end\n"
         assert messages == []
@@ -72,7 +72,9 @@ def test_any_bytes_pass_unchanged_however_they_are_cut(content: bytes, sizes: li
     st.lists(st.tuples(hostile, st.sampled_from(["x: file truncated", "y"])), max_size=6),
     st.lists(st.integers(1, 60), max_size=40),
 )
-def test_tail_messages_keep_position(parts: list[tuple[bytes, str]], sizes: list[int]) -> None:
+def test_tail_messages_keep_their_position(
+    parts: list[tuple[bytes, str]], sizes: list[int]
+) -> None:
     if any(MESSAGE_PREFIX in data + b"|" for data, _ in parts):
         return
     stream = b"".join(data + MESSAGE_PREFIX + message.encode() + b"\n" for data, message in parts)
@@ -90,7 +92,7 @@ def test_tail_messages_keep_position(parts: list[tuple[bytes, str]], sizes: list
 
 
 @pytest.mark.parametrize("content", [b"progress 10%", b"s", b"sluice-", b"\r", "半".encode()[:2]])
-def test_nothing_is_held_back_that_does_not_begin_like_the_mark(content: bytes) -> None:
+def test_content_without_mark_prefix_is_not_buffered(content: bytes) -> None:
     assert list(TailSplitter(MARK).feed(content)) == [(content, "")]
 
 
@@ -111,7 +113,7 @@ def tail_started(offset: int = 0) -> FollowState:
     return state
 
 
-def test_truncation_puts_the_next_bytes_at_zero() -> None:
+def test_offset_is_zero_after_truncation() -> None:
     state = tail_started(5)
     assert events(state, b"abc" + tail_message("/l: file truncated") + b"new") == [
         ("data", 5, b"abc"),
@@ -121,7 +123,7 @@ def test_truncation_puts_the_next_bytes_at_zero() -> None:
     assert state.offset == 3
 
 
-def test_a_file_that_appears_is_read_by_a_fresh_tail_from_its_start() -> None:
+def test_new_file_is_read_from_the_start_by_a_new_tail() -> None:
     state = tail_started()
     missing = "cannot open '/l' for reading: No such file or directory"
     observed = events(
@@ -134,7 +136,7 @@ def test_a_file_that_appears_is_read_by_a_fresh_tail_from_its_start() -> None:
     assert state.resume_offset == 0
 
 
-def test_after_a_deletion_whatever_comes_is_another_file() -> None:
+def test_content_after_deletion_is_a_new_file() -> None:
     state = tail_started(7)
     gone = "'/l' has become inaccessible: No such file or directory"
     assert events(state, tail_message(gone)) == [("waiting", 7, b"")]
@@ -143,7 +145,7 @@ def test_after_a_deletion_whatever_comes_is_another_file() -> None:
     assert events(state, b"other") == [("truncated", 0, b""), ("data", 0, b"other")]
 
 
-def test_a_file_made_readable_again_goes_on_where_it_was() -> None:
+def test_file_readable_again_resumes_at_its_offset() -> None:
     state = tail_started(7)
     denied = "'/l' has become inaccessible: Permission denied"
     assert events(state, tail_message(denied), tail_message("'/l' has become accessible")) == [
@@ -153,14 +155,14 @@ def test_a_file_made_readable_again_goes_on_where_it_was() -> None:
     assert state.resume_offset == 7
 
 
-def test_the_reason_for_waiting_is_the_systems_own() -> None:
+def test_waiting_reason_is_the_system_error() -> None:
     state = tail_started()
     (event,) = state.feed(tail_message("cannot open '/a: b' for reading: Permission denied"))
     assert event.reason == "Permission denied"
 
 
 @pytest.mark.parametrize("path", ["/etc/x", "../x", "a/../../x", "", ".", "a/", "a\0b"])
-def test_paths_that_leave_the_root_are_refused(path: str) -> None:
+def test_paths_outside_the_root_are_rejected(path: str) -> None:
     with pytest.raises(BadArgument):
         file_commands.build_unpack_command("/root", [FileToWrite(path, b"")])
 
@@ -170,7 +172,7 @@ def members(archive: bytes) -> list[str]:
         return [member.name for member in opened]
 
 
-def test_names_are_data_in_the_archive() -> None:
+def test_hostile_names_are_unchanged_in_the_archive() -> None:
     names = ["a b", "-rf", "$(x)", "中/文", "new\nline", "\udcff", "x" * 150]
     argv, archive = file_commands.build_unpack_command(
         "/r", [FileToWrite(name, b"x") for name in names]
@@ -179,7 +181,7 @@ def test_names_are_data_in_the_archive() -> None:
     assert members(archive) == ["./" + name for name in names]
 
 
-def test_work_is_done_in_the_deepest_directory_that_all_share() -> None:
+def test_files_are_unpacked_in_their_deepest_common_directory() -> None:
     files = [FileToWrite(f"jobs/{job}/1/{name}", b"") for job in "ab" for name in "xy"]
     argv, archive = file_commands.build_unpack_command("/r", files)
     assert argv[-1] == "/r/jobs"
@@ -201,26 +203,24 @@ def test_work_is_done_in_the_deepest_directory_that_all_share() -> None:
         ("", RemoteFileError),
     ],
 )
-def test_what_programs_say_becomes_an_error_that_names_the_path(
-    stderr: str, kind: type[RemoteFileError]
-) -> None:
+def test_stderr_maps_to_an_error_with_the_path(stderr: str, kind: type[RemoteFileError]) -> None:
     error = file_commands.build_file_error("/some/path", stderr)
     assert type(error) is kind
     assert "/some/path" in error.user_message
     assert error.detail == stderr
 
 
-def test_a_listing_that_was_cut_off_is_an_error() -> None:
+def test_truncated_listing_raises() -> None:
     with pytest.raises(RemoteFileError):
         file_commands.parse_list(b"name\0f\x0012\0")
 
 
 def test_unterminated_tail_message_is_bounded():
-    """A job may learn the mark from the process list and write it into its own log."""
+    """A job can read the mark from the process list and write it to its log."""
     mark = file_commands.new_follow_mark()
     splitter = file_commands.TailSplitter(mark)
     sent = got = 0
     for chunk in (f"{mark}: ".encode(), *[b"x" * 4096] * 64):
         sent += len(chunk)
-        got += sum(len(data) for data, _words in splitter.feed(chunk))
+        got += sum(len(data) for data, _message in splitter.feed(chunk))
     assert sent - got <= 2 * file_commands.MAX_TAIL_MESSAGE_BYTES

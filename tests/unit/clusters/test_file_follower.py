@@ -1,4 +1,4 @@
-"""When a follower restarts its reader, at which offset, and which events it sends."""
+"""FileFollower: when it restarts its reader, at which offset, and which events it yields."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from clusters.errors import AuthFailed, ConnectFailed, ConnectionLost
-from clusters.transport import files as streamed
+from clusters.transport import files as transport_files
 from clusters.transport.base import FollowEvent
 from clusters.transport.files import FileFollower, RunningProgram
 
@@ -26,7 +26,7 @@ class FakeProgram(RunningProgram):
         return self.chunks.pop(0).replace(b"@", self.mark + b": ") if self.chunks else b""
 
     def send(self, data: bytes) -> None:
-        raise AssertionError("nothing to send in so short a time")
+        raise AssertionError("no heartbeat is due within a test")
 
     def result(self, timeout_s: float = 10.0) -> tuple[int, bytes]:
         if isinstance(self.exit_status, Exception):
@@ -55,7 +55,7 @@ class FakeTransport:
 
 @pytest.fixture(autouse=True)
 def _no_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streamed, "MAX_BACKOFF_S", 0.001)
+    monkeypatch.setattr(transport_files, "MAX_BACKOFF_S", 0.001)
 
 
 def follow(fake_transport: FakeTransport, count: int, offset: int = 0) -> list[FollowEvent]:
@@ -102,7 +102,7 @@ def test_refused_login_is_raised() -> None:
         follow(FakeTransport(AuthFailed("no")), 1)
 
 
-def test_a_file_that_appears_gets_a_fresh_reader_and_the_old_one_is_closed() -> None:
+def test_new_file_gets_a_new_reader_and_the_old_one_is_closed() -> None:
     first = FakeProgram(
         b"@cannot open '/log' for reading: No such file or directory\n",
         b"@'/log' has appeared;  following new file\nab",
@@ -112,7 +112,7 @@ def test_a_file_that_appears_gets_a_fresh_reader_and_the_old_one_is_closed() -> 
     assert first.closed
 
 
-def test_leaving_closes_the_reader() -> None:
+def test_exit_closes_the_reader() -> None:
     program = FakeProgram(b"abc")
     follow(FakeTransport(program), 1)
     assert program.closed

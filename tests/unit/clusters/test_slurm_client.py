@@ -1,4 +1,4 @@
-"""The Slurm client: number of commands per call, and propagation of errors."""
+"""The Slurm client: number of commands per call and error propagation."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from clusters.transport.base import CommandResult
 
 
 class ScriptedTransport:
-    """Returns the given results one after another and records the commands."""
+    """Returns the given results in order and records the commands."""
 
     user = "alice"
 
-    def __init__(self, *answers):
-        self.answers = list(answers)
+    def __init__(self, *results):
+        self.results = list(results)
         self.commands_run = []
 
     def run(self, argv, *, stdin=b"", timeout_s=30, max_output_bytes=0):
         self.commands_run.append(list(argv))
-        answer = self.answers.pop(0)
-        if isinstance(answer, Exception):
-            raise answer
-        code, out, err = answer
+        result = self.results.pop(0)
+        if isinstance(result, Exception):
+            raise result
+        code, out, err = result
         return CommandResult(tuple(argv), code, out, err)
 
 
@@ -35,13 +35,9 @@ def test_poll_runs_one_squeue_and_one_sacct():
     slurm = SlurmClient(transport, SlurmCommands(bin_dir="/opt/slurm/bin"))
     assert slurm.list_queue() == []
     assert slurm.list_accounted_jobs(since=datetime(2024, 1, 1, tzinfo=UTC)) == []
-    assert [
-        "/opt/slurm/bin/squeue" in transport.commands_run[0],
-        "/opt/slurm/bin/sacct" in transport.commands_run[1],
-    ] == [
-        True,
-        True,
-    ]
+    squeue_argv, sacct_argv = transport.commands_run
+    assert "/opt/slurm/bin/squeue" in squeue_argv
+    assert "/opt/slurm/bin/sacct" in sacct_argv
 
 
 def test_each_command_uses_a_new_separator():
@@ -56,9 +52,9 @@ def test_many_ids_are_queried_in_batches():
     ids = [str(number) for number in range(2 * IDS_PER_COMMAND + 1)]
     transport = ScriptedTransport(*[(0, b"", b"")] * 3)
     SlurmClient(transport).list_accounted_jobs_by_id(ids)
-    commands_run = [argv[argv.index("-j") + 1].split(",") for argv in transport.commands_run]
-    assert [len(part) for part in commands_run] == [IDS_PER_COMMAND, IDS_PER_COMMAND, 1]
-    assert [job_id for part in commands_run for job_id in part] == ids
+    batches = [argv[argv.index("-j") + 1].split(",") for argv in transport.commands_run]
+    assert [len(batch) for batch in batches] == [IDS_PER_COMMAND, IDS_PER_COMMAND, 1]
+    assert [job_id for batch in batches for job_id in batch] == ids
     assert SlurmClient(ScriptedTransport()).list_accounted_jobs_by_id([]) == []
 
 
@@ -71,7 +67,7 @@ def test_unavailable_slurm_is_raised():
 
 
 def test_batch_timeout_is_raised():
-    transport = ScriptedTransport(CommandTimeout("no answer"))
+    transport = ScriptedTransport(CommandTimeout("timed out"))
     with pytest.raises(CommandTimeout):
         SlurmClient(transport).submit_many([SubmitRequest("a", "/w", "/w/batch.sh")])
 

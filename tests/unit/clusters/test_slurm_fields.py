@@ -98,7 +98,7 @@ def test_invalid_memory_raises(text):
         parse_mem_mib(text)
 
 
-def test_times():
+def test_timestamps():
     assert parse_time("1700000000") == datetime(2023, 11, 14, 22, 13, 20, tzinfo=UTC)
     assert parse_time("2023-11-14T22:13:20") == datetime(2023, 11, 14, 22, 13, 20, tzinfo=UTC)
     assert [parse_time(text) for text in ("N/A", "Unknown", "None", "", "0")] == [None] * 5
@@ -106,7 +106,7 @@ def test_times():
         parse_time("Tomorr 12:00")
 
 
-def test_exit_codes():
+def test_exit_statuses():
     assert parse_exit_status("3:0") == ExitStatus(3)
     assert parse_exit_status("0:125") == ExitStatus(0, 125)
     assert parse_exit_status("") is None
@@ -133,7 +133,7 @@ def test_node_lists():
         expand_nodes("n[1-")
 
 
-def test_pairs_keep_spaces_and_the_first_of_a_repeated_key():
+def test_pairs_may_contain_spaces_and_the_first_duplicate_key_wins():
     pairs = parse_pairs("NodeName=n1 State=DOWN OS=Linux 6.1 #1 SMP Reason=gone State=IDLE for now")
     assert pairs["OS"] == "Linux 6.1 #1 SMP"
     assert pairs["State"] == "DOWN"
@@ -157,7 +157,7 @@ def test_query_argv_sets_the_environment():
 
 # -- rows ------------------------------------------------------------------------------------------
 
-# Any text, with a bias towards the characters that delimit rows.
+# Any text, with extra weight on the characters that delimit fields and rows.
 hostile_text = st.text(
     alphabet=st.one_of(st.characters(codec="utf-8"), st.sampled_from("\x1f\x1e\n|,'\"")),
     max_size=40,

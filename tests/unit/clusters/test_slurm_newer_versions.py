@@ -1,6 +1,6 @@
-"""Output of newer Slurm releases, written by hand from their documentation and sources.
+"""Output of newer Slurm releases, written by hand from their documentation and source code.
 
-Replace it with recordings (scripts/record_slurm) when a machine with that release is available.
+Replace it with recordings (scripts/record_slurm) when such a release is available for testing.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def make_result(text="", *, code=0, err="", argv=("scontrol",)):
     return CommandResult(argv, code, text.encode(), err.encode())
 
 
-# 23.11: GresDrain, Comment and Extra beside Reason; MIG types; a powered-down cloud node.
+# 23.11: GresDrain, Comment and Extra in addition to Reason; MIG types; a powered-down cloud node.
 NODES_23_11 = (
     "NodeName=dgx1 Arch=x86_64 CoresPerSocket=64 CPUAlloc=40 CPUEfctv=252 CPUTot=256 CPULoad=38.10 "
     "AvailableFeatures=dgx,nvlink ActiveFeatures=dgx,nvlink "
@@ -142,7 +142,7 @@ def test_invalid_gres_raises(text):
         parse_gres(text)
 
 
-def test_node_without_state_raises_with_the_row():
+def test_node_without_state_raises_and_reports_the_row():
     with pytest.raises(SlurmParseError) as caught:
         nodes.parse_show_nodes(
             make_result("NodeName=n1 CPUTot=8 CPUAlloc=0 RealMemory=1 AllocMem=0\n")
@@ -193,7 +193,7 @@ def test_unknown_state_is_kept():
 @pytest.mark.parametrize(
     "change", [{"id": "twelve"}, {"submit": "soon"}, {"limit": "long"}, {"restarts": "x"}]
 )
-def test_invalid_field_raises_with_the_row(change):
+def test_invalid_field_raises_and_reports_the_row(change):
     rows = make_rows_result(squeue_row(), squeue_row(name="culprit", **change))
     with pytest.raises(SlurmParseError) as caught:
         squeue.parse_squeue(rows, separator=SEPARATOR)
@@ -208,7 +208,7 @@ def test_login_script_output_before_the_rows_raises():
         squeue.parse_squeue(with_banner, separator=SEPARATOR)
 
 
-def test_output_that_is_not_utf8():
+def test_invalid_utf8_is_replaced():
     raw = make_rows_result(squeue_row(name="NAME")).stdout.replace(b"NAME", b"\xff\xfe")
     (record,) = squeue.parse_squeue(CommandResult(("squeue",), 0, raw, b""), separator=SEPARATOR)
     assert record.name == "\ufffd\ufffd"
@@ -262,7 +262,7 @@ def test_job_missing_from_squeue_is_taken_from_sacct():
     ],
 )
 @pytest.mark.parametrize("code", [0, 1])
-def test_error_output_is_never_an_empty_queue(stderr, code):
+def test_error_output_is_not_parsed_as_an_empty_queue(stderr, code):
     with pytest.raises(SlurmUnavailable):
         squeue.parse_squeue(
             make_result(code=code, err=stderr, argv=("squeue",)), separator=SEPARATOR
@@ -282,7 +282,7 @@ def test_login_banner_is_ignored():
     )
 
 
-def test_accounting_switched_off():
+def test_disabled_accounting_raises_unavailable():
     with pytest.raises(SlurmUnavailable) as caught:
         sacct.parse_sacct(
             make_result(code=1, err="Slurm accounting storage is disabled"), separator=SEPARATOR

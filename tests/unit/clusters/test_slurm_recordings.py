@@ -1,4 +1,4 @@
-"""Output of a real Slurm (recorded by scripts/record_slurm), parsed by the code that the engine uses."""
+"""The parsers for Slurm commands, run on output recorded from a real Slurm by scripts/record_slurm."""
 
 from __future__ import annotations
 
@@ -56,9 +56,9 @@ def load_recording(request):
 
 
 def by_key(records, load):
-    """The recorded jobs by key (see JobSet in scripts/record_slurm)."""
-    wanted = {leader: key for key, leader in load.ids.items()}
-    return {wanted[r.leader_id]: r for r in records if r.leader_id in wanted and not r.het_offset}
+    """Map the keys of the recorded jobs (see JobSet in scripts/record_slurm) to their records."""
+    keys = {leader: key for key, leader in load.ids.items()}
+    return {keys[r.leader_id]: r for r in records if r.leader_id in keys and not r.het_offset}
 
 
 # -- squeue ------------------------------------------------------------------------------------------
@@ -120,7 +120,7 @@ def test_squeue_quotes(squeue_records):
     assert squeue_records["quotes"].name == 'it\'s "quoted" $(id) `id`'
 
 
-def test_job_name_forges_no_row(load_recording):
+def test_job_name_cannot_forge_a_row(load_recording):
     records = squeue.parse_squeue(load_recording("squeue_all"), separator=SEPARATOR)
     assert "999999" not in {record.raw_id for record in records}
     assert len({record.raw_id for record in records}) == len(records)
@@ -149,15 +149,8 @@ def test_squeue_times_and_nodes(squeue_records):
 
 
 def test_squeue_counts_restarts(squeue_records):
-    assert (
-        squeue_records["requeued"].restarts,
-        squeue_records["preempted"].restarts,
-        squeue_records["running"].restarts,
-    ) == (
-        1,
-        1,
-        0,
-    )
+    keys = ("requeued", "preempted", "running")
+    assert [squeue_records[key].restarts for key in keys] == [1, 1, 0]
 
 
 def test_squeue_het_and_array(load_recording):
@@ -174,22 +167,22 @@ def test_squeue_het_and_array(load_recording):
     }
 
 
-def test_rejected_job_kept_by_slurmctld(load_recording):
+def test_job_rejected_at_submission_stays_in_squeue(load_recording):
     records = squeue.parse_squeue(load_recording("squeue_all"), separator=SEPARATOR)
-    refused = [r for r in records if r.reason == "BadConstraints"]
-    assert refused
-    assert all(r.never_ran for r in refused)
+    rejected = [r for r in records if r.reason == "BadConstraints"]
+    assert rejected
+    assert all(r.never_ran for r in rejected)
 
 
-def test_time_zone_of_the_login_is_ignored(load_recording):
-    here = by_key(
+def test_time_zone_of_the_login_node_is_ignored(load_recording):
+    utc_records = by_key(
         squeue.parse_squeue(load_recording("squeue_all"), separator=SEPARATOR), load_recording
     )
-    there = by_key(
+    other_zone_records = by_key(
         squeue.parse_squeue(load_recording("squeue_other_time_zone"), separator=SEPARATOR),
         load_recording,
     )
-    assert here["exit3"] == there["exit3"]
+    assert utc_records["exit3"] == other_zone_records["exit3"]
 
 
 @pytest.mark.parametrize("name", ["squeue_no_rows", "squeue_unknown_id", "dbd_down_squeue_no_rows"])
@@ -228,12 +221,12 @@ def test_sacct_hostile_names(sacct_records, load_recording, key):
     assert by_key(sacct_records, load_recording)[key].name == NAMES[key]
 
 
-def test_sacct_changes_double_quotes(sacct_records, load_recording):
-    # So a job cannot be found by its name.
+def test_sacct_replaces_double_quotes(sacct_records, load_recording):
+    # Therefore jobs are not looked up by name.
     assert by_key(sacct_records, load_recording)["quotes"].name == "it's `quoted` $(id) `id`"
 
 
-def test_sacct_reports_who_cancelled(sacct_records, load_recording):
+def test_sacct_reports_the_uid_that_cancelled(sacct_records, load_recording):
     jobs_by_key = by_key(sacct_records, load_recording)
     assert jobs_by_key["cancelledbyroot"].reported.cancelled_by_uid == 0
     assert jobs_by_key["cancelledbyowner"].reported.cancelled_by_uid > 0
@@ -282,7 +275,7 @@ def test_sacct_without_rows_is_an_empty_list(load_recording):
 # -- steps -------------------------------------------------------------------------------------------
 
 
-def test_steps(load_recording):
+def test_job_steps(load_recording):
     steps = sacct.parse_steps(load_recording("steps_done"), separator=SEPARATOR)
     assert [(s.step, s.reported.name) for s in steps] == [
         ("batch", "COMPLETED"),
@@ -318,7 +311,7 @@ def test_show_job(load_recording):
     assert scontrol.parse_show_job(load_recording("show_job_unknown")) == []
 
 
-# -- the cluster -------------------------------------------------------------------------------------
+# -- cluster -----------------------------------------------------------------------------------------
 
 
 def test_capacity(load_recording):
@@ -410,7 +403,7 @@ def test_submit_many(load_recording):
     assert isinstance(outcomes[1].error, SubmitRejected)
 
 
-def test_expected_start(load_recording):
+def test_start_estimate(load_recording):
     start = sbatch.parse_test_only(load_recording("test_only_busy"))
     assert (start.nodes, start.partition) == (("n3",), "v100")
     assert start.start_at > datetime(2020, 1, 1, tzinfo=UTC)
@@ -442,7 +435,7 @@ def test_time_limit_of_an_ended_job(load_recording):
 @pytest.mark.parametrize(
     "name", ["scancel_not_mine", "time_limit_raised_by_owner", "hold_not_mine", "requeue_pending"]
 )
-def test_refused_control_commands(load_recording, name):
+def test_rejected_control_commands(load_recording, name):
     with pytest.raises(CommandFailed) as caught:
         control.parse_control(load_recording(name))
     assert "error:" not in caught.value.user_message

@@ -1,4 +1,4 @@
-"""Slurm's job states and reasons: every name up to 26.05."""
+"""Slurm's job states and pending reasons: every name in Slurm up to 26.05."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_unknown_reason_keeps_slurm_message():
     assert "{0} {x}" in explain_reason("{0} {x}").message
 
 
-def test_states_short_and_long_agree():
+def test_short_and_long_state_names_agree():
     for state in JOB_STATES.values():
         assert lookup_job_state(state.name) is state
         if state.short_name:

@@ -1,4 +1,4 @@
-"""The host key rule: only pinned keys are trusted, and their algorithms are requested first."""
+"""Host keys: only pinned keys are trusted, and their algorithms are requested first. UIDs after login are checked."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def check(pinned_lines: list[str]) -> None:
     check_host_key(host="login", pinned_lines=pinned_lines, key_type="ssh-ed25519", key_base64=KEY)
 
 
-def test_a_pinned_key_is_trusted_whatever_its_comment() -> None:
+def test_comment_of_pinned_key_is_ignored() -> None:
     check([f"ssh-ed25519 {OTHER}", f"ssh-ed25519 {KEY} root@login"])
 
 
@@ -29,14 +29,14 @@ def test_a_pinned_key_is_trusted_whatever_its_comment() -> None:
     ("pinned_lines", "text"),
     [([], "No host key is pinned"), ([f"ssh-ed25519 {OTHER}"], "not the pinned one")],
 )
-def test_another_key_is_refused_with_its_fingerprint(pinned_lines: list[str], text: str) -> None:
+def test_other_key_is_rejected_with_its_fingerprint(pinned_lines: list[str], text: str) -> None:
     with pytest.raises(HostKeyMismatch, match=text) as caught:
         check(pinned_lines)
     assert host_key_fingerprint(KEY) in caught.value.user_message
     assert KEY in caught.value.user_message
 
 
-def test_the_key_type_must_match_too() -> None:
+def test_key_type_must_match() -> None:
     with pytest.raises(HostKeyMismatch):
         check([f"ssh-rsa {KEY}"])
 
@@ -55,10 +55,10 @@ def test_algorithms_of_pinned_keys_come_first() -> None:
 @pytest.mark.parametrize(
     ("stdout", "error"), [(b"0\n", IdentityRefused), (b"999\n", IdentityRefused), (b"", AuthFailed)]
 )
-def test_the_uid_after_login_is_checked(stdout: bytes, error: type[Exception]) -> None:
+def test_low_or_missing_uid_after_login_is_rejected(stdout: bytes, error: type[Exception]) -> None:
     with pytest.raises(error):
         check_login_uid(IdentityPolicy(), host="login", user="alice", stdout=stdout, stderr=b"")
 
 
-def test_an_ordinary_uid_is_accepted() -> None:
+def test_regular_uid_after_login_is_accepted() -> None:
     check_login_uid(IdentityPolicy(), host="login", user="alice", stdout=b"1000\n", stderr=b"")

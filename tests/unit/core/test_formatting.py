@@ -1,4 +1,4 @@
-"""core.formatting, against the cases that tests/js/format.test.js checks for static/sluice/format.js."""
+"""core.formatting, with the same cases that tests/js/format.test.js checks for static/sluice/format.js."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ FORMATTERS = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_values_are_formatted_like_in_the_browser(name: str) -> None:
+def test_python_and_browser_formatting_agree(name: str) -> None:
     with translation.override("en"):
         for value, text in CASES[name]:
             assert FORMATTERS[name](value) == text
 
 
-def test_a_missing_value_is_a_dash() -> None:
+def test_missing_value_is_a_dash() -> None:
     assert {formatter(None) for formatter in FORMATTERS.values()} == {"–"}

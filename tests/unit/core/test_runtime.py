@@ -1,4 +1,4 @@
-"""The state of a process: one instance per process or event loop, dropped by reset."""
+"""ProcessState holds one instance per process or event loop; reset drops it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shared by tests of plans and scripts: a small cluster, namespace rules, rendering, running the expander."""
+"""Shared by the tests of rendered scripts: a small cluster, namespace rules, rendering, peers files."""
 
 from __future__ import annotations
 

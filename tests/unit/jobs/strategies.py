@@ -17,7 +17,7 @@ from jobs.jobfile import (
 )
 from jobs.jobfile.fields import identifier
 
-# Text with quotes, substitutions, line breaks and other writing systems.
+# Quotes, substitutions, line breaks, YAML scalars and non-Latin scripts.
 HOSTILE_TEXTS = (
     "'",
     '"',

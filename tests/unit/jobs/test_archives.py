@@ -1,4 +1,4 @@
-"""Valid archives are converted completely; hostile ones are refused with their code."""
+"""Valid archives are converted completely; hostile archives are rejected with an error code."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_valid_archives_are_converted_completely(tmp_path: Path, kind: str) -> N
     assert not (out / "lib/model.py").stat().st_mode & 0o111
 
 
-def test_inner_links_are_kept_and_setuid_bits_are_dropped(tmp_path: Path) -> None:
+def test_links_inside_the_archive_are_preserved_and_setuid_bits_removed(tmp_path: Path) -> None:
     path = make_tar(
         tmp_path / "code",
         [
@@ -103,7 +103,7 @@ def test_inner_links_are_kept_and_setuid_bits_are_dropped(tmp_path: Path) -> Non
 
 
 def link_chain(path: Path) -> Path:
-    """Each link alone stays inside; both together lead outside."""
+    """Each link alone points inside the archive; together they point outside."""
     return make_tar(
         path,
         [
@@ -119,10 +119,10 @@ def zip_bomb(path: Path) -> Path:
 
 
 def overlapping_zip(path: Path) -> Path:
-    """Two directory entries that share one file's bytes."""
+    """Two central directory entries that share the data of one file."""
     make_zip(path, {"a": os.urandom(5000), "b": b"1"})
     data = bytearray(path.read_bytes())
-    central = data.rindex(b"PK\x01\x02")  # of b
+    central = data.rindex(b"PK\x01\x02")  # the central directory entry of b
     struct.pack_into("<I", data, central + 20, 5000)  # compressed size
     path.write_bytes(data)
     return path
@@ -139,16 +139,16 @@ def gzip_bomb(path: Path) -> Path:
 
 
 def oversized_pax(path: Path) -> Path:
-    """A pax header with a declared size of gigabytes."""
+    """A pax header with a declared size of 3 GiB."""
     info = tarfile.TarInfo("x")
     info.type, info.size = tarfile.XHDTYPE, 3 * 1024**3
     path.write_bytes(info.tobuf(tarfile.USTAR_FORMAT) + bytes(10240))
     return path
 
 
-def truncated_copy(path: Path, whole: Path, share: float) -> Path:
-    data = whole.read_bytes()
-    path.write_bytes(data[: int(len(data) * share)])
+def truncated_copy(path: Path, complete: Path, fraction: float) -> Path:
+    data = complete.read_bytes()
+    path.write_bytes(data[: int(len(data) * fraction)])
     return path
 
 
@@ -167,8 +167,8 @@ def encrypted_zip(path: Path) -> Path:
     return path
 
 
-Make = Callable[[Path], Path]
-HOSTILE_ARCHIVES: dict[str, tuple[str, Make]] = {
+ArchiveFactory = Callable[[Path], Path]
+HOSTILE_ARCHIVES: dict[str, tuple[str, ArchiveFactory]] = {
     "absolute tar": ("absolute_path", lambda p: make_tar(p, [(make_member("/etc/passwd"), b"x")])),
     "absolute zip": ("absolute_path", lambda p: make_zip(p, {"/etc/passwd": b"x"})),
     "drive letter": ("absolute_path", lambda p: make_zip(p, {"C:/x": b"x"})),
@@ -186,7 +186,7 @@ HOSTILE_ARCHIVES: dict[str, tuple[str, Make]] = {
     "zip link": ("link_out", lambda p: make_zip(p, {"f": b"", "l": b"/etc/passwd"}, {"l": stat.S_IFLNK | 0o777})),
     "hard link out": ("link_out", lambda p: make_tar(p, [(make_member("h", tarfile.LNKTYPE, "etc/passwd"), b"")])),
     "write through link": ("through_link", lambda p: make_tar(p, [(make_member("d", tarfile.SYMTYPE, "e"), b""), (make_member("d/x"), b"1")])),
-    "twice": ("duplicate", lambda p: make_tar(p, [(make_member("x"), b"1"), (make_member("./x"), b"2")])),
+    "duplicate name": ("duplicate", lambda p: make_tar(p, [(make_member("x"), b"1"), (make_member("./x"), b"2")])),
     "device": ("special_file", lambda p: make_tar(p, [(make_member("null", tarfile.CHRTYPE), b"")])),
     "pipe": ("special_file", lambda p: make_tar(p, [(make_member("fifo", tarfile.FIFOTYPE), b"")])),
     "zip device": ("special_file", lambda p: make_zip(p, {"d": b""}, {"d": stat.S_IFBLK | 0o644})),
@@ -199,27 +199,27 @@ HOSTILE_ARCHIVES: dict[str, tuple[str, Make]] = {
     "pax header": ("bad_header", oversized_pax),
     "encrypted": ("encrypted", encrypted_zip),
     "empty tar": ("unknown_format", lambda p: make_tar(p, [])),
-    "only a directory": ("empty", lambda p: make_tar(p, [(make_member("d", tarfile.DIRTYPE), b"")])),
+    "directory only": ("empty", lambda p: make_tar(p, [(make_member("d", tarfile.DIRTYPE), b"")])),
     "text": ("unknown_format", lambda p: [p.write_bytes(b"hello"), p][1]),
-    "nothing": ("unknown_format", lambda p: [p.write_bytes(b""), p][1]),
+    "zero bytes": ("unknown_format", lambda p: [p.write_bytes(b""), p][1]),
     "xz": ("unknown_format", lambda p: make_tar(p, [(make_member("x"), b"1")], "w:xz")),
     "gzip of text": ("broken", lambda p: [p.write_bytes(gzip.compress(b"hello" * 500)), p][1]),
     "cut zip": ("broken", lambda p: truncated_copy(p, make_zip(p.with_suffix(".z"), {"a": os.urandom(9000)}), 0.5)),
     "cut tar": ("broken", lambda p: truncated_copy(p, make_tar(p.with_suffix(".t"), [(make_member("a"), os.urandom(90000))]), 0.5)),
     "cut gz": ("broken", lambda p: truncated_copy(p, make_tar(p.with_suffix(".t"), [(make_member("a"), os.urandom(90000))], "w:gz"), 0.8)),
-    "gz without its end": ("broken", lambda p: truncated_copy(p, make_tar(p.with_suffix(".t"), [(make_member("a"), b"x" * 99)], "w:gz"), 0.97)),
+    "gz without trailer": ("broken", lambda p: truncated_copy(p, make_tar(p.with_suffix(".t"), [(make_member("a"), b"x" * 99)], "w:gz"), 0.97)),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", HOSTILE_ARCHIVES)
-def test_hostile_archives_are_refused_with_their_code(tmp_path: Path, name: str) -> None:
+def test_hostile_archives_are_rejected_with_their_code(tmp_path: Path, name: str) -> None:
     code, make = HOSTILE_ARCHIVES[name]
     path = make(tmp_path / "code")
-    with pytest.raises(ArchiveRefused) as refused:
+    with pytest.raises(ArchiveRefused) as caught:
         check_archive(path, SMALL_LIMITS)
-    assert refused.value.code == code
-    assert refused.value.user_message.endswith((".", ").")), refused.value.user_message
-    # Without the check, conversion stops before it writes the dangerous entry, or at the end at the latest.
+    assert caught.value.code == code
+    assert caught.value.user_message.endswith((".", ").")), caught.value.user_message
+    # tar_chunks applies the same checks itself; it raises at the hostile entry, or at the end at the latest.
     if code not in ("empty",):
         with pytest.raises(ArchiveRefused):
             b"".join(tar_chunks(path, SMALL_LIMITS))
@@ -237,10 +237,10 @@ def test_safe_paths_stay_inside_the_root(name: str) -> None:
 
 @settings(max_examples=scale_examples(60))
 @given(st.data())
-def test_damaged_archives_are_read_or_refused(
+def test_corrupted_archives_are_read_or_rejected(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
-    path = tmp_path_factory.mktemp("damaged") / "code"
+    path = tmp_path_factory.mktemp("corrupted") / "code"
     kind = data.draw(st.sampled_from(["zip", "tar", "gz"]))
     if kind == "zip":
         make_zip(path, VALID_FILES)

@@ -1,4 +1,4 @@
-"""The variables that each framework's tasks get, evaluated by the reference evaluator."""
+"""Environment variables of each framework, evaluated by the reference evaluator, and `build_roles`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def job(framework: str, strategy: str = "", **counts: int) -> JobSpec:
 
 
 def build_addresses(spec: JobSpec) -> TaskAddresses:
-    """Task i of role number r has the address 10.0.r.i, with http port 2000+i and ssh 3000+i."""
+    """Task i of role number r has the address 10.0.r.i, HTTP port 2000+i and SSH port 3000+i."""
     hosts, ports = {}, {}
     for position, role in enumerate(spec.task_roles):
         hosts[role.name] = [f"10.0.{position}.{i}" for i in range(role.task_number)]
@@ -66,7 +66,7 @@ def test_tensorflow_multiworker_has_chief_and_no_ps():
     }
 
 
-def test_a_role_outside_the_framework_gets_nothing():
+def test_role_outside_the_framework_gets_no_variables():
     assert (
         evaluate_variables(job("tensorflow", "ps", ps=1, worker=1, tensorboard=1), "tensorboard", 0)
         == {}
@@ -178,7 +178,7 @@ def test_framework_errors(framework: str, strategy: str, roles: dict[str, int], 
 
 
 @pytest.mark.parametrize("row", STRATEGIES, ids=lambda row: f"{row.framework}-{row.name}")
-def test_every_strategy_makes_roles_that_it_accepts(row):
+def test_roles_built_for_a_strategy_are_valid_for_it(row):
     counts = dict.fromkeys((*row.required, *row.optional), 1)
     roles = build_roles(row.framework, row.name, command="python train.py", counts=counts)
     spec = JobSpec(
@@ -192,7 +192,7 @@ def test_every_strategy_makes_roles_that_it_accepts(row):
     assert find_strategy(row.framework, row.name) is row
 
 
-def test_build_roles_gives_servers_no_gpu_and_workers_complete_the_job():
+def test_build_roles_gives_ps_no_gpu_and_completes_with_workers():
     ps, worker = build_roles(
         "tensorflow",
         "ps",
@@ -205,7 +205,7 @@ def test_build_roles_gives_servers_no_gpu_and_workers_complete_the_job():
     assert (ps.min_succeeded_task_count, worker.min_succeeded_task_count) == (None, 2)
 
 
-def test_build_roles_refuses_unknown_and_missing_parts():
+def test_build_roles_rejects_unknown_and_missing_roles():
     with pytest.raises(FrameworkError, match='has no role "ps"'):
         build_roles("pytorch", command="x", counts={"worker": 1, "ps": 1})
     with pytest.raises(FrameworkError, match='at least one "worker"'):

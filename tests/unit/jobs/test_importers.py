@@ -1,4 +1,4 @@
-"""Import of other systems' job files: the result of each field, warnings and problems."""
+"""Import of job files of other systems: converted fields, warnings and problems."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class TestBaseFormat:
         assert spec.data_dir == "/shared/alice/data"
         assert spec.output_dir == "/shared/alice/out/segmentation-01"
 
-    def test_names_with_a_variable_as_prefix_stay(self):
+    def test_longer_variable_names_are_not_substituted(self):
         spec = load("segmentation.json").spec.model_copy(
             update={
                 "code_dir": "$PAI_USER_NAMES/${PAI_USER_NAME}x/${PAI_OTHER}/$HOME/$USERS",
@@ -70,7 +70,7 @@ class TestBaseFormat:
         assert filled.code_dir == "$PAI_USER_NAMES/alx/${PAI_OTHER}/$HOME/$USERS"
         assert (filled.output_dir, filled.model_dir) == ("~/al/$PAI_JOB_NAMES", "$HOMES/x")
 
-    def test_suspicious_values_give_warnings(self):
+    def test_questionable_values_give_warnings(self):
         result = load_document(
             {
                 "jobName": "j",
@@ -201,7 +201,7 @@ class TestOpenPaiV2:
         (role,) = load_document(v2(instances=3, completion=completion)).spec.task_roles
         assert (role.min_failed_task_count, role.min_succeeded_task_count) == expected
 
-    def test_no_gpu_stays_no_gpu_and_too_little_is_raised(self):
+    def test_zero_cpu_and_memory_are_raised_and_zero_gpu_is_kept(self):
         result = load_document(v2(resourcePerInstance={"cpu": 0, "memoryMB": 0, "gpu": 0}))
         (role,) = result.spec.task_roles
         assert (role.cpu_number, role.memory_mb, role.gpu_number) == (1, 100, 0)
@@ -368,7 +368,7 @@ class TestManifest:
             ("caffe", 2, None),
         ],
     )
-    def test_framework_of_several_learners(self, name: str, learners: int, expected: Any):
+    def test_framework_and_strategy_by_learner_count(self, name: str, learners: int, expected: Any):
         document = manifest(learners=learners)
         document["framework"]["name"] = name
         framework = load_document(document).spec.framework
@@ -478,17 +478,17 @@ class TestDetection:
             ({"framework": {"name": "x"}, "cpus": 1}, "ffdl"),
         ],
     )
-    def test_dialect_is_detected_by_keys(self, document: dict[str, Any], name: str):
+    def test_dialect_detection(self, document: dict[str, Any], name: str):
         assert detect_dialect(document).name == name
 
     def test_unknown_dialect_lists_the_known_ones(self):
         message = problems_by_path({"a": 1})[""]
-        for word in ("protocolVersion", "jobName", "config", "data_stores"):
-            assert word in message
+        for key in ("protocolVersion", "jobName", "config", "data_stores"):
+            assert key in message
 
 
 class TestTemplates:
-    def test_numbers_as_javascript_writes_them(self):
+    def test_numbers_are_formatted_as_in_javascript(self):
         values = [1, 1.0, 0.1, 1e-5, 1e-7, 1.5e-10, 1e21, 1.5e300, -2.50, True, "x", None, [1]]
         assert [format_scalar(value) for value in values] == [
             "1", "1", "0.1", "0.00001", "1e-7", "1.5e-10", "1e+21", "1.5e+300", "-2.5", "true", "x",
@@ -536,5 +536,5 @@ class TestReport:
         assert text.count("differs:") == 4
         assert "retryCount is 0, not 1" in text
 
-    def test_an_empty_table(self):
+    def test_empty_table(self):
         assert "0 files" in render_table([], verbose=True, verdict_count=0)

@@ -1,4 +1,4 @@
-"""A damaged job file gives a job or a SpecError, never another exception."""
+"""Loading a mutated job file returns a job or raises SpecError, never another exception."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def list_locations(value: Any, loc: tuple[Any, ...] = ()) -> list[tuple[Any, ...
     return found
 
 
-def damage(document: Any, rng: random.Random) -> Any:
+def mutate(document: Any, rng: random.Random) -> Any:
     mutated = copy.deepcopy(document)
     for _ in range(rng.choice((1, 1, 1, 2, 4))):
         loc = rng.choice(list_locations(mutated))
@@ -69,13 +69,13 @@ def load_outcome(document: Any) -> tuple[JobSpec | None, tuple[Problem, ...]]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_damaged_files_give_a_job_or_a_spec_error(name: str):
+def test_mutated_files_are_accepted_or_raise_spec_error(name: str):
     document = parse_text((FILES / name).read_bytes(), filename=name).document
-    rng = random.Random(name)  # the same damage on every run
-    outcomes = {"job": 0, "refused": 0}
+    rng = random.Random(name)  # the same mutations on every run
+    outcomes = {"accepted": 0, "rejected": 0}
     for _ in range(600):
-        spec, problems = load_outcome(damage(document, rng))
-        outcomes["refused" if spec is None else "job"] += 1
+        spec, problems = load_outcome(mutate(document, rng))
+        outcomes["rejected" if spec is None else "accepted"] += 1
         assert all(problem.message.endswith((".", "?")) for problem in problems)
         assert json.dumps([problem.as_dict() for problem in problems]).encode()
         if spec is not None:

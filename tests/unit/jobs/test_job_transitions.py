@@ -1,4 +1,4 @@
-"""Transitions: every Slurm state from every job state, requests of people, and what no sequence may do."""
+"""Transitions: every Slurm state from every job state, user requests, retries, and invariants of sequences."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ def is_retry(transition: Transition) -> bool:
     return transition.kind is TransitionKind.RETRYING
 
 
-def test_every_end_of_slurm_has_a_meaning_here() -> None:
+def test_every_slurm_end_state_has_an_outcome() -> None:
     ended = {name for name, state in JOB_STATES.items() if state.phase is SlurmPhase.ENDED}
     assert ended == set(END_OUTCOMES)
 
 
-def test_what_slurm_calls_transient_is_retried_and_not_counted() -> None:
+def test_transient_slurm_states_have_transient_outcomes() -> None:
     for name, state in JOB_STATES.items():
         if state.transient:
             assert END_OUTCOMES[name].failure is FailureKind.TRANSIENT, name
@@ -72,7 +72,7 @@ EXPECTED_BY_PHASE = {
 
 @pytest.mark.parametrize("slurm_state", sorted(JOB_STATES))
 @pytest.mark.parametrize("job_state", LIVE_STATES)
-def test_each_slurm_state_from_each_live_state(slurm_state: str, job_state: JobState) -> None:
+def test_every_slurm_state_from_every_live_state(slurm_state: str, job_state: JobState) -> None:
     decision = decide_observation(
         JobSnapshot(job_state), make_observation(slurm_state, started_at=STARTED), NOW
     )
@@ -92,9 +92,9 @@ def test_each_slurm_state_from_each_live_state(slurm_state: str, job_state: JobS
         assert "phase" not in decision.attempt
 
 
-@pytest.mark.parametrize("slurm_state", [*sorted(JOB_STATES), "NEVER_HEARD_OF"])
+@pytest.mark.parametrize("slurm_state", [*sorted(JOB_STATES), "UNKNOWN_STATE"])
 @pytest.mark.parametrize("job_state", END_STATES)
-def test_an_end_state_is_never_left(slurm_state: str, job_state: JobState) -> None:
+def test_end_states_are_final(slurm_state: str, job_state: JobState) -> None:
     facts = JobSnapshot(job_state, reason=Reason("end.exit", {"exit_code": 3}), retry_count=-2)
     decision = decide_observation(facts, make_observation(slurm_state), NOW)
     assert decision.state is job_state
@@ -103,7 +103,7 @@ def test_an_end_state_is_never_left(slurm_state: str, job_state: JobState) -> No
 
 
 @pytest.mark.parametrize("job_state", LIVE_STATES)
-def test_unreachable_changes_nothing(job_state: JobState) -> None:
+def test_unreachable_cluster_changes_nothing(job_state: JobState) -> None:
     facts = JobSnapshot(
         job_state, reason=Reason("pending", {"slurm": "Priority"}), started_at=STARTED
     )
@@ -116,7 +116,7 @@ def test_unreachable_changes_nothing(job_state: JobState) -> None:
     assert decision.job["lost_since"] is None
 
 
-def test_absent_job_is_reported_lost_never_ended() -> None:
+def test_absent_job_is_reported_lost_and_does_not_end() -> None:
     facts = JobSnapshot(JobState.RUNNING, started_at=STARTED)
     first = decide_observation(facts, ABSENT, NOW)
     assert (first.state, first.job["lost_since"], first.reason) == (JobState.RUNNING, NOW, Reason())
@@ -133,7 +133,7 @@ def test_absent_job_is_reported_lost_never_ended() -> None:
     assert (found.job["lost_since"], found.reason.code) == (None, "")
 
 
-def test_stopping_lost_job_closes_it() -> None:
+def test_stop_of_lost_job_ends_it() -> None:
     facts = JobSnapshot(
         JobState.RUNNING, wanted=DesiredState.STOP, stopped_by="alice", lost_since=NOW - LOST_AFTER
     )
@@ -175,7 +175,7 @@ def test_end_states_and_reasons(
 
 
 @pytest.mark.parametrize("end", ["CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL"])
-def test_what_was_asked_to_stop_is_stopped_however_slurm_calls_it(end: str) -> None:
+def test_job_with_stop_request_is_stopped_for_every_slurm_end_state(end: str) -> None:
     facts = JobSnapshot(
         JobState.RUNNING, wanted=DesiredState.STOP, stopped_by="alice", retry_count=-2
     )
@@ -185,7 +185,7 @@ def test_what_was_asked_to_stop_is_stopped_however_slurm_calls_it(end: str) -> N
     assert not is_retry(decision)
 
 
-def test_a_stop_that_came_too_late_does_not_hide_success() -> None:
+def test_completed_job_with_late_stop_request_is_completed() -> None:
     facts = JobSnapshot(
         JobState.RUNNING, wanted=DesiredState.STOP, stopped_by="alice", retry_count=-2
     )
@@ -193,7 +193,7 @@ def test_a_stop_that_came_too_late_does_not_hide_success() -> None:
     assert not is_retry(decide_observation(facts, make_observation("COMPLETED"), NOW))
 
 
-def test_a_job_that_slurm_calls_complete_though_it_never_began_is_tried_again() -> None:
+def test_completed_job_without_started_script_is_retried() -> None:
     facts = JobSnapshot(JobState.PENDING, script_never_started=True)
     decision = decide_observation(facts, make_observation("COMPLETED", exit_code=0), NOW)
     assert (decision.state, is_retry(decision)) == (JobState.QUEUED, True)
@@ -204,7 +204,7 @@ def test_a_job_that_slurm_calls_complete_though_it_never_began_is_tried_again() 
     assert (stopped.state, is_retry(stopped)) == (JobState.STOPPED, False)
 
 
-def test_requeued_preempted_and_held_jobs_wait() -> None:
+def test_requeued_preempted_and_held_jobs_are_pending() -> None:
     running = JobSnapshot(JobState.RUNNING, started_at=STARTED)
     decision = decide_observation(
         running, make_observation("PENDING", pending_reason="BeginTime"), NOW
@@ -217,7 +217,7 @@ def test_requeued_preempted_and_held_jobs_wait() -> None:
     assert held.reason == Reason("pending", {"slurm": "JobHeldAdmin"})
 
 
-def test_the_scripts_own_verdict_tells_which_task_failed() -> None:
+def test_verdict_of_the_script_names_the_failed_task() -> None:
     verdict = Reason("end.task-exit", {"task": "worker-1", "exit_code": 3})
     facts = JobSnapshot(
         JobState.RUNNING,
@@ -228,7 +228,7 @@ def test_the_scripts_own_verdict_tells_which_task_failed() -> None:
     decision = decide_observation(facts, make_observation("FAILED", exit_code=3), NOW)
     assert decision.reason == verdict
     assert not is_retry(decision)
-    # What Slurm itself did to the job stays Slurm's to tell.
+    # For ends caused by Slurm, such as a timeout, Slurm's reason has precedence.
     assert decide_observation(facts, make_observation("TIMEOUT"), NOW).reason.code == "end.timeout"
 
 
@@ -268,7 +268,7 @@ def test_retry_policy(
     assert should_retry(state, failure, retry_count, counted) == expected
 
 
-def test_a_retry_goes_back_to_the_queue_and_says_why() -> None:
+def test_retried_job_is_queued_with_the_reason() -> None:
     facts = JobSnapshot(JobState.RUNNING, retry_count=1)
     decision = decide_observation(facts, make_observation("FAILED", exit_code=3), NOW)
     assert (decision.state, decision.kind) == (JobState.QUEUED, TransitionKind.RETRYING)
@@ -279,14 +279,14 @@ def test_a_retry_goes_back_to_the_queue_and_says_why() -> None:
     assert decision.reason == Reason("retrying", {"code": "end.exit", "exit_code": 3})
 
 
-def test_retries_slow_down_but_never_stop() -> None:
+def test_retry_delay_grows_up_to_five_minutes() -> None:
     delays = [retry_delay_s(n) for n in range(1, 2000)]
     assert delays[:3] == [2, 4, 8]
     assert delays == sorted(delays)
     assert max(delays) == 300
 
 
-def test_exit_reason_reads_shell_signals() -> None:
+def test_exit_reason_decodes_shell_signals() -> None:
     assert exit_reason(139, 0).params == {"signal": 11}
     assert exit_reason(128, 0).params == {"exit_code": 128}
     assert exit_reason(255, 0).params == {"exit_code": 255}
@@ -350,20 +350,20 @@ def test_no_observation_sequence_ends_job_without_slurm(
             assert facts.state is before.state
             continue
         if facts.state in END_STATES:
-            seen_ended = (
+            slurm_reported_end = (
                 observation.slurm_state in END_OUTCOMES
                 and observation.status is ObservationStatus.FOUND
             )
             closed_by_owner = wanted is not DesiredState.RUN and observation is ABSENT
-            assert seen_ended or closed_by_owner
+            assert slurm_reported_end or closed_by_owner
             if facts.state in (JobState.COMPLETED, JobState.FAILED):
-                assert seen_ended
+                assert slurm_reported_end
         if is_retry(decision):
             assert facts.state is JobState.QUEUED
             assert wanted is DesiredState.RUN
 
 
-# -- before Slurm has the job, and requests of people -------------------------------------------------
+# -- adoption, refusal, stop, requeue -----------------------------------------------------------------
 
 QUEUED_JOB = JobSnapshot(JobState.QUEUED)
 
@@ -375,7 +375,7 @@ def test_adopted_job_is_pending() -> None:
     assert (transition.attempt["slurm_job_id"], transition.job["submitted_at"]) == ("17", NOW)
 
 
-def test_adopted_job_with_stop_request_is_pending_and_being_stopped() -> None:
+def test_adopted_job_with_stop_request_is_pending_and_stopping() -> None:
     job = replace(QUEUED_JOB, wanted=DesiredState.STOP, stopped_by="alice")
     transition = decide_adoption(job, "17", NOW)
     assert transition.state is JobState.PENDING
@@ -390,7 +390,7 @@ def test_adopted_job_with_stop_request_is_pending_and_being_stopped() -> None:
         (DesiredState.DELETE, JobState.STOPPED, "end.stopped-before", True),
     ],
 )
-def test_refused_job_ends_by_desired_state(
+def test_end_state_of_refused_job_depends_on_desired_state(
     wanted: DesiredState, state: JobState, code: str, is_deleted: bool
 ) -> None:
     job = replace(QUEUED_JOB, wanted=wanted, stopped_by="alice")
@@ -429,7 +429,7 @@ def test_requeue_resets_the_previous_attempt() -> None:
         assert transition.job[column] is None, column
 
 
-def test_wanted_deletion_follows_the_end() -> None:
+def test_requested_deletion_follows_the_end() -> None:
     job = JobSnapshot(JobState.RUNNING, wanted=DesiredState.DELETE, stopped_by="alice")
     assert decide_observation(job, make_observation("CANCELLED"), NOW).job["deleted_at"] == NOW
     assert (
@@ -440,10 +440,10 @@ def test_wanted_deletion_follows_the_end() -> None:
     )
 
 
-@pytest.mark.parametrize(("moved_s", "stored"), [(30, False), (90, True), (-90, True)])
-def test_small_moves_of_the_start_estimate_are_not_stored(moved_s: int, stored: bool) -> None:
+@pytest.mark.parametrize(("change_s", "stored"), [(30, False), (90, True), (-90, True)])
+def test_small_changes_of_the_start_estimate_are_not_stored(change_s: int, stored: bool) -> None:
     old = NOW + timedelta(minutes=5)
-    new = old + timedelta(seconds=moved_s)
+    new = old + timedelta(seconds=change_s)
     job = JobSnapshot(JobState.PENDING, expected_start=old)
     transition = decide_observation(job, make_observation("PENDING", expected_start=new), NOW)
     assert transition.job["expected_start"] == (new if stored else old)

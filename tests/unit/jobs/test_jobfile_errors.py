@@ -1,4 +1,4 @@
-"""Problems of refused job files: all at once, each with path and rule."""
+"""Problems of rejected job files: all are reported together, each with path, rule and message."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def job(**more: Any) -> dict[str, Any]:
     return {"jobName": "j", "image": "i", "taskRoles": [{**role, **more.pop("role", {})}], **more}
 
 
-def test_all_problems_of_a_bad_file_with_their_lines():
+def test_all_problems_are_reported_with_lines():
     with pytest.raises(SpecError) as caught:
         load_text((FILES / "wrong.json").read_bytes(), filename="wrong.json")
     lines = [f"{p.line}: {p.path} = {p.value!r}: {p.message}" for p in caught.value.problems]
     assert "\n".join(lines) + "\n" == (FILES / "wrong.expected").read_text()
 
 
-def test_unknown_keys_carry_a_suggestion():
+def test_unknown_keys_have_a_suggestion():
     with pytest.raises(SpecError) as caught:
         load_document(job(role={"memoryMb": 1, "zzz": 2}))
     found = {p.path: (p.code, p.suggestion) for p in caught.value.problems}
@@ -39,7 +39,7 @@ def test_unknown_keys_carry_a_suggestion():
     assert found["taskRoles[0].zzz"] == ("unknown_key", "")
 
 
-def test_snake_case_keys_are_refused_in_files():
+def test_snake_case_keys_are_rejected_in_files():
     assert TaskRole(name="a", command="x", memory_mb=200).memory_mb == 200
     assert "memoryMB" in problems(job(role={"memory_mb": 200}))["taskRoles[0].memory_mb"]
 
@@ -92,18 +92,18 @@ def test_snake_case_keys_are_refused_in_files():
         (job(alerts={"deadline": [{"deadline_checker": "soon"}]}), "alerts.deadline[0].deadline_checker", "2030-01-31"),
     ],
 )  # fmt: skip
-def test_one_rule(document: Any, path: str, expected_text: str):
+def test_single_problem(document: Any, path: str, expected_text: str):
     assert expected_text in problems(document)[path]
 
 
-def test_total_tasks_are_capped():
+def test_total_tasks_and_roles_are_limited():
     roles = [{"name": f"r{i}", "command": "x", "taskNumber": 1000} for i in range(3)]
     assert "may have 2000 tasks; these have 3000" in problems(job(taskRoles=roles))["taskRoles"]
     roles = [{"name": f"r{i}", "command": "x"} for i in range(101)]
     assert "may have 100 roles" in problems(job(taskRoles=roles))["taskRoles"]
 
 
-def test_roles_with_the_same_variable_name_are_both_reported():
+def test_roles_with_the_same_variable_name_are_rejected():
     roles = [{"name": "ps-server", "command": "x"}, {"name": "ps_server", "command": "x"}]
     message = problems(job(taskRoles=roles))["taskRoles[1].name"]
     assert '"ps_server"' in message
@@ -118,7 +118,7 @@ def test_number_of_problems_is_limited():
     assert "80 further problems" in caught.value.problems[-1].message
 
 
-def test_rules_between_fields_apply_in_python():
+def test_cross_field_rules_apply_to_python_objects():
     with pytest.raises(ValueError, match="taskNumber"):
         JobSpec(
             job_name="j",
@@ -127,7 +127,7 @@ def test_rules_between_fields_apply_in_python():
         )
 
 
-def test_an_image_per_role_is_enough():
+def test_image_per_role_is_sufficient():
     roles = [
         {"name": "a", "command": "x", "image": "one"},
         {"name": "b", "command": "x", "image": "two"},

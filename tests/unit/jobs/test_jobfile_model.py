@@ -1,4 +1,4 @@
-"""The job file's model: defaults, rules and alternative notations."""
+"""The job file model: defaults, validation and alternative notations."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ def job(**more: object) -> JobSpec:
     return JobSpec.model_validate({**base, **more})
 
 
-def test_defaults_of_a_role():
+def test_role_defaults():
     role = job().task_roles[0]
     assert (role.task_number, role.cpu_number, role.memory_mb, role.shm_mb) == (1, 1, 100, 64)
     assert (role.gpu_number, role.port_list) == (0, ())
     assert (role.min_failed_task_count, role.min_succeeded_task_count) == (1, None)
 
 
-def test_null_counts_keep_their_meaning_and_other_nulls_are_absent():
+def test_null_counts_are_kept_and_other_nulls_become_defaults():
     role = TaskRole.model_validate(
         {"name": "a", "command": "true", "minFailedTaskCount": None, "shmMB": None, "image": None}
     )
@@ -40,7 +40,7 @@ def test_is_debug_is_read_from_the_environment():
     assert not job().is_debug
 
 
-def test_environment_values_keep_their_kind_and_become_text_for_tasks():
+def test_environment_values_keep_their_type_and_are_text_for_tasks():
     spec = job(jobEnvs={"A": 1, "B": True, "C": 1.5, "D": "x", "E": None})
     assert spec.job_envs == {"A": 1, "B": True, "C": 1.5, "D": "x", "E": ""}
     assert spec.job_env_texts == {"A": "1", "B": "true", "C": "1.5", "D": "x", "E": ""}

@@ -1,4 +1,4 @@
-"""Reading the text of job files: both formats, their special cases, and hostile input."""
+"""Parsing of job file text: JSON and YAML, their special cases, and hostile input."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from jobs.jobfile.errors import Position
 from jobs.jobfile.parse import MAX_FILE_BYTES, MAX_NODES, parse_text
 
 
-def parse_refusal(text: str | bytes, filename: str = "") -> tuple[str, int | None, str]:
-    """Code, line and message of the refusal."""
+def parse_problem(text: str | bytes, filename: str = "") -> tuple[str, int | None, str]:
+    """Code, line and message of the problem."""
     with pytest.raises(SpecError) as caught:
         parse_text(text, filename=filename)
     (problem,) = caught.value.problems
@@ -49,14 +49,14 @@ def test_yaml_scalars_follow_yaml_1_2():
     }
 
 
-def test_yaml_aliases_and_merges_work():
+def test_yaml_aliases_and_merge_keys():
     parsed = parse_text("base: &b {x: 1, y: 2}\nrole:\n  <<: *b\n  y: 3\nagain: *b\n")
     assert parsed.document["role"] == {"x": 1, "y": 3}
     assert parsed.document["again"] == {"x": 1, "y": 2}
     assert parsed.positions["role", "y"] == Position(4, 3)
 
 
-def test_file_name_decides_between_json_and_flow_yaml():
+def test_file_extension_selects_json_or_flow_yaml():
     assert parse_text("{a: 1}", filename="x.yaml").document == {"a": 1}
     assert parse_text('{"a": 1}', filename="x.yml").document == {"a": 1}
     assert parse_text("a: 1", filename="x.json").format == "yaml"
@@ -108,15 +108,15 @@ def test_byte_order_mark_and_bytes():
         ("a: [1, 2", "yaml", 2, "not valid YAML"),
     ],
 )
-def test_refusals(text: str | bytes, code: str, line: int | None, expected_text: str):
-    found = parse_refusal(text)
+def test_rejected_text(text: str | bytes, code: str, line: int | None, expected_text: str):
+    found = parse_problem(text)
     assert found[:2] == (code, line)
     assert expected_text in found[2]
 
 
 def test_deep_aliases_count_as_depth():
     text = "a0: &a0 [x]\n" + "".join(f"a{i}: &a{i} [*a{i - 1}]\n" for i in range(1, 80))
-    assert parse_refusal(text)[0] == "too_deep"
+    assert parse_problem(text)[0] == "too_deep"
 
 
 class EventCounter:
@@ -149,18 +149,18 @@ class EventCounter:
     ],
     ids=["JSON depth", "YAML depth", "JSON object depth", "JSON width", "YAML width", "size"],
 )
-def test_limits_stop_the_parser(
+def test_parsing_stops_at_the_limits(
     monkeypatch: pytest.MonkeyPatch, text: str, code: str, max_events: int
 ):
     counter = EventCounter(monkeypatch)
-    assert parse_refusal(text)[0] == code
+    assert parse_problem(text)[0] == code
     assert counter.count <= max_events
 
 
-def test_an_alias_bomb_is_refused_without_expanding_it(monkeypatch: pytest.MonkeyPatch):
+def test_alias_bomb_is_rejected_without_expansion(monkeypatch: pytest.MonkeyPatch):
     counter = EventCounter(monkeypatch)
     bomb = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
         f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 10)
     )
-    assert parse_refusal(bomb)[0] == "too_many_values"
+    assert parse_problem(bomb)[0] == "too_many_values"
     assert counter.count < 200

@@ -1,4 +1,4 @@
-"""load(dump(spec)) == spec in both formats; schema and table of fields."""
+"""load(dump(spec)) == spec in JSON and YAML; the JSON schema and the field table."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_round_trip(spec: JobSpec):
         assert dump(load_text(text).spec, format) == text
 
 
-def test_dump_contains_base_fields_and_other_fields_that_are_set():
+def test_dump_contains_base_fields_and_non_default_fields():
     spec = JobSpec(
         job_name="j", image="i", time_limit=9000, task_roles=(TaskRole(name="a", command="x\ny\n"),)
     )
@@ -70,18 +70,18 @@ def test_dump_contains_base_fields_and_other_fields_that_are_set():
 def test_schema_describes_every_field_and_virtual_cluster():
     schema = build_json_schema()
     parts = [schema, *schema["$defs"].values()]
-    bare = [
+    undocumented = [
         f"{part['title']}.{name}"
         for part in parts
         for name, field in part["properties"].items()
         if not field.get("description")
     ]
-    assert bare == []
+    assert undocumented == []
     assert schema["additionalProperties"] is False
     assert "virtualCluster" in schema["properties"]
 
 
-def test_the_table_of_fields():
+def test_field_table():
     rows = {row.path: row for row in list_fields()}
     assert all(row.description.endswith(".") for row in rows.values())
     assert rows["taskRoles[].portList[].beginAt"].default == "0"
@@ -90,7 +90,7 @@ def test_the_table_of_fields():
     assert rows["taskRoles[].minFailedTaskCount"].kind == "whole number"
 
 
-def test_documentation_has_the_same_fields_and_its_example_loads():
+def test_documentation_field_table_and_example_are_current():
     text = (Path(__file__).parents[3] / "docs" / "jobfile.md").read_text()
     shown = text.split("a test keeps them equal -->\n")[1].split("<!-- end of fields")[0]
     assert shown == render_field_table()
@@ -101,5 +101,5 @@ def test_documentation_has_the_same_fields_and_its_example_loads():
 
 
 @pytest.mark.parametrize("hidden", ["secret_value", "password"])
-def test_no_field_could_hold_a_secret_value(hidden: str):
+def test_schema_has_no_field_for_secret_values(hidden: str):
     assert hidden not in json.dumps(build_json_schema())

@@ -1,3 +1,5 @@
+"""The planner: layouts, rejected jobs, namespace and partition limits, and the start check."""
+
 from __future__ import annotations
 
 import json
@@ -25,13 +27,13 @@ def node(name: str, cpus: int = 8, mem_mib: int = 16000, gpus: str = "", **more:
 
 
 def cluster(*nodes: Node, **partitions: str | Partition) -> Capacity:
-    job_plan = [
+    made = [
         value
         if isinstance(value, Partition)
         else Partition(name, True, False, tuple(value.split(",")), 24 * HOUR, None)
         for name, value in partitions.items()
     ]
-    return Capacity(NOW, nodes, tuple(job_plan))
+    return Capacity(NOW, nodes, tuple(made))
 
 
 CAPACITY = cluster(
@@ -59,7 +61,7 @@ PS = {"name": "ps", "memoryMB": 2048}
 WORKER = {"name": "worker", "taskNumber": 2, "cpuNumber": 4, "memoryMB": 16384, "gpuNumber": 1}
 
 
-def refusal_codes(
+def problem_codes(
     spec: JobSpec, rules: NamespaceRules = RULES, capacity: Capacity = CAPACITY
 ) -> list[str]:
     with pytest.raises(PlanError) as caught:
@@ -87,19 +89,19 @@ def refusal_codes(
             "het",
             "1 node of old: 1 × ps (1 CPU, 2 GB, 1 × t4); at least 1 node of gpu: 2 × worker (4 CPU, 16 GB, 1 × a100 each)",
         ),
-        # 7 GPUs on nodes of 4: equal shared nodes would request 8, separate roles request 7.
+        # 7 GPUs on nodes with 4: packed nodes are equal and would request 8, separate roles request 7.
         (
             job({}, {**WORKER, "taskNumber": 7, "cpuNumber": 1, "memoryMB": 100}),
             "het",
             "1 node of cpu: 1 × r0 (1 CPU, 1000 MB); at least 2 nodes of gpu: 7 × worker (1 CPU, 100 MB, 1 GPU each)",
         ),
-        # A fixed port on every task: one task per node.
+        # A fixed port allows one task per node.
         (
             job({"taskNumber": 2, "portList": [{"label": "p", "beginAt": 8080}]}),
             "simple",
             "2 nodes of cpu: 2 × r0 (1 CPU, 1000 MB each)",
         ),
-        # Two roles with the same fixed port cannot share a node.
+        # Roles with overlapping fixed ports cannot share a node.
         (
             job(
                 *[
@@ -136,7 +138,7 @@ def test_packed_nodes_are_equal_and_totals_match_the_request() -> None:
     (group,) = job_plan.groups
     assert (job_plan.layout, group.nodes, group.cpus, group.gpus) == ("packed", 2, 13, 8 // 2)
     assert [role.per_node for role in job_plan.roles] == [1, 4]
-    assert group.mem_mib == 2048 + 4 * 10002  # whole MiB for each of three CPUs
+    assert group.mem_mib == 2048 + 4 * 10002  # rounded up to whole MiB per CPU, 3 CPUs
     assert job_plan.totals.gpus == {"a100": 8}
     assert (job_plan.totals.nodes, job_plan.totals.machine_hours) == (2, 4.0)
 
@@ -169,14 +171,14 @@ def replace_limit(spec: JobSpec, limit: str) -> JobSpec:
         (job({}, timeLimit="25h"), ["time_limit"]),
     ],
 )
-def test_jobs_that_can_never_start_are_refused(spec: JobSpec, codes: list[str]) -> None:
-    assert refusal_codes(spec) == codes
+def test_jobs_that_can_never_start_are_rejected(spec: JobSpec, codes: list[str]) -> None:
+    assert problem_codes(spec) == codes
 
 
 def test_port_conflict_on_a_single_node() -> None:
     one = cluster(node("n1"), only="n1")
     roles = [{"portList": [{"label": "p", "beginAt": 8080}]} for _ in range(2)]
-    assert refusal_codes(job(*roles), NamespaceRules("x", ("only",)), one) == ["port_conflict"]
+    assert problem_codes(job(*roles), NamespaceRules("x", ("only",)), one) == ["port_conflict"]
 
 
 def test_separate_roles_on_one_node_suggest_another_placement() -> None:
@@ -198,16 +200,16 @@ def test_separate_roles_on_one_node_suggest_another_placement() -> None:
     ],
 )
 def test_namespace_limits(limits: dict[str, int], code: str) -> None:
-    assert refusal_codes(job(PS, WORKER, timeLimit="2h"), replace(RULES, **limits)) == [code]
+    assert problem_codes(job(PS, WORKER, timeLimit="2h"), replace(RULES, **limits)) == [code]
 
 
-def test_namespace_node_limit_moves_roles_together() -> None:
+def test_namespace_node_limit_packs_roles() -> None:
     spec = job({"taskNumber": 8}, {"taskNumber": 8})
     limited = replace(RULES, max_nodes_per_job=1)
     assert describe_plan(plan(spec, limited, CAPACITY))[0].startswith("1 node of gpu: ")
 
 
-def test_partitions_that_refuse_the_job_are_skipped() -> None:
+def test_unsuitable_partitions_are_skipped() -> None:
     short = Partition("cpu", True, False, ("c1",), HOUR, None)
     closed = Partition("vip", True, False, ("c2",), None, None, allowed_accounts=("boss",))
     open_ = Partition("slow", True, False, ("c2",), None, None)
@@ -215,7 +217,7 @@ def test_partitions_that_refuse_the_job_are_skipped() -> None:
     rules = NamespaceRules("x", ("gone", "vip", "cpu", "slow"), account="lab")
     assert plan(job({}, timeLimit="2h"), rules, capacity).groups[0].partition == "slow"
     assert plan(job({}), rules, capacity).groups[0].partition == "cpu"
-    assert refusal_codes(job({}), replace(rules, partitions=("gone", "vip")), capacity) == [
+    assert problem_codes(job({}), replace(rules, partitions=("gone", "vip")), capacity) == [
         "no_partition"
     ]
 
@@ -224,16 +226,16 @@ def test_constraint_requires_node_features() -> None:
     capacity = cluster(node("a"), node("b", cpus=4, features=("ib",)), p="a,b")
     rules = NamespaceRules("x", ("p",), constraint="ib")
     assert plan(job({"cpuNumber": 4}), rules, capacity).constraint == "ib"
-    assert refusal_codes(job({"cpuNumber": 5}), rules, capacity) == ["task_too_large"]
+    assert problem_codes(job({"cpuNumber": 5}), rules, capacity) == ["task_too_large"]
 
 
-def test_default_time_limit_is_reduced_to_the_partitions_maximum() -> None:
+def test_default_time_limit_is_capped_by_the_partition() -> None:
     rules = replace(RULES, default_time_s=48 * HOUR)
     assert plan(job({}), rules, CAPACITY).time_limit_s == 24 * HOUR
     assert plan(job({}), RULES, CAPACITY).time_limit_s is None
 
 
-def test_nodes_that_are_down_give_a_note_and_do_not_refuse() -> None:
+def test_down_nodes_add_a_note_but_do_not_reject() -> None:
     down = cluster(node("c1", usable=False, state="down"), cpu="c1")
     job_plan = plan(job({}), replace(RULES, partitions=("cpu",)), down)
     assert [note.code for note in job_plan.notes] == ["nodes_down"]
@@ -259,7 +261,7 @@ def test_can_start_now(spec: JobSpec, busy: dict[str, int], codes: list[str]) ->
     assert check.can_start == (not codes)
 
 
-def test_busy_gpus_are_named() -> None:
+def test_busy_gpus_are_reported() -> None:
     job_plan = plan(job({"gpuNumber": 2, "gpuType": "a100"}), RULES, CAPACITY)
     busy = cluster(node("g1", gpus="a100:4:3"), gpu="g1")
     (obstacle,) = can_start_now(job_plan, busy).obstacles

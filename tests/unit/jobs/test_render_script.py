@@ -1,3 +1,5 @@
+"""Rendered scripts compared with golden files, image resolution, and parsing of task state and verdict files."""
+
 from __future__ import annotations
 
 import os
@@ -45,11 +47,11 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 
 
 def join_files(job: RenderedJob, *, variables: bool) -> str:
-    """All files one after the other; the fixed parts are replaced by their names."""
+    """Concatenate all files; replace the content of constant files by their paths."""
     parts = []
     for path, text in job.files.items():
         if path == "roles.sh" and not variables:
-            # The same for every runtime: one golden file shows them.
+            # The variables are the same for every runtime; one golden file contains them.
             text = re.sub(r"(?s)role_variables\(\) \{\n.*?\n\}\n", "role_variables() { … }\n", text)
         constant = SHELL / path
         body = constant.read_text() if constant.exists() else ""
@@ -61,7 +63,7 @@ def join_files(job: RenderedJob, *, variables: bool) -> str:
 @pytest.mark.parametrize("runtime", RUNTIMES)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_golden(layout: str, runtime: str) -> None:
-    """SLUICE_UPDATE_GOLDEN=1 writes the files again; read the difference before committing."""
+    """SLUICE_UPDATE_GOLDEN=1 rewrites the golden files; review the diff before committing."""
     shown = (layout, runtime) == ("packed", "apptainer")
     text = join_files(render_job(LAYOUTS[layout], runtime=runtime), variables=shown)
     file = GOLDEN / f"{layout}-{runtime}.txt"
@@ -71,12 +73,12 @@ def test_golden(layout: str, runtime: str) -> None:
     assert text == file.read_text()
 
 
-def test_same_input_same_bytes() -> None:
+def test_rendering_is_deterministic() -> None:
     first, second = (render_job(LAYOUTS["packed"]) for _ in range(2))
     assert first == second
 
 
-def test_scripts_do_not_grow_with_the_number_of_tasks() -> None:
+def test_script_length_is_independent_of_task_count() -> None:
     def count_lines(tasks: int) -> dict[str, int]:
         roles = [{**WORKER, "name": "worker", "taskNumber": tasks, "gpuNumber": 0}]
         job = {**COMMON, "framework": "pytorch", "taskRoles": roles}
@@ -85,8 +87,8 @@ def test_scripts_do_not_grow_with_the_number_of_tasks() -> None:
     assert count_lines(2) == count_lines(32)
 
 
-def test_an_attempt_starts_with_few_files() -> None:
-    """With job.json and logs/.keep, which `build_attempt_files` adds, there are six."""
+def test_rendered_file_names() -> None:
+    """`build_attempt_files` adds job.json and logs/.keep: six files per attempt."""
     assert sorted(render_job(LAYOUTS["packed"]).files) == [
         "batch.sh",
         "enter.sh",
@@ -95,7 +97,7 @@ def test_an_attempt_starts_with_few_files() -> None:
     ]
 
 
-def test_enroot_refuses_paths_that_its_fstab_cannot_hold() -> None:
+def test_enroot_rejects_paths_with_spaces() -> None:
     job = {**LAYOUTS["simple"], "dataDir": "/data/my files"}
     with pytest.raises(RenderError, match="/data/my files"):
         render_job(job, runtime="enroot")

@@ -1,4 +1,4 @@
-"""What follows from one try to submit: adopted, refused, held; and from tokens that Slurm lacks."""
+"""Transitions after a submission attempt (adopted, refused, held) and for submission tokens absent from Slurm."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ def decide(
     return transition
 
 
-def test_accepted() -> None:
+def test_accepted_submission_is_pending() -> None:
     outcome = SubmitOutcome("t", slurm_job_id="12")
     transition = decide_submit_outcome(JOB, AttemptSnapshot(), outcome, NOW)
     assert transition is not None
     assert (transition.kind, transition.state) == (TransitionKind.SUBMITTED, JobState.PENDING)
 
 
-def test_untried_submission_decides_nothing() -> None:
+def test_submission_that_was_not_attempted_has_no_transition() -> None:
     assert decide_submit_outcome(JOB, AttemptSnapshot(), SubmitOutcome("t"), NOW) is None
 
 
@@ -71,7 +71,7 @@ def test_abandoned_submission_stops_the_job() -> None:
     assert (transition.state, transition.reason.code) == (JobState.STOPPED, "end.stopped-before")
 
 
-def test_unknown_outcome_keeps_the_try_and_its_first_time() -> None:
+def test_unknown_outcome_keeps_submit_try_and_unanswered_since() -> None:
     transition = decide(CommandTimeout("no answer"))
     assert (transition.kind, transition.state) == (TransitionKind.HELD, JobState.QUEUED)
     assert transition.attempt == {"unanswered_since": NOW}
@@ -88,7 +88,9 @@ def test_unknown_outcome_keeps_the_try_and_its_first_time() -> None:
         (RemoteFileError("x"), "queued.refused-for-now", REFUSED_RETRY_DELAY_S),
     ],
 )
-def test_certain_failure_gets_the_next_try(error: ClusterError, code: str, delay_s: float) -> None:
+def test_known_failure_increments_submit_try(
+    error: ClusterError, code: str, delay_s: float
+) -> None:
     transition = decide(error, attempt=AttemptSnapshot(3, EARLIER))
     assert (transition.state, transition.reason.code) == (JobState.QUEUED, code)
     assert transition.attempt == {"submit_try": 4, "unanswered_since": None}
@@ -122,7 +124,7 @@ def test_reason_for_batch_error(error: ClusterError, code: str, final: bool) -> 
     assert (reason.code, is_final) == (code, final)
 
 
-def test_absent_token_allows_the_next_try() -> None:
+def test_absent_token_increments_submit_try() -> None:
     assert decide_token_absent(AttemptSnapshot(1, EARLIER)) == {
         "submit_try": 2,
         "unanswered_since": None,
@@ -130,8 +132,8 @@ def test_absent_token_allows_the_next_try() -> None:
     }
 
 
-def test_relocated_attempt_is_searched_then_given_up() -> None:
+def test_relocated_attempt_is_looked_up_then_refused() -> None:
     assert decide_relocated(AttemptSnapshot(), NOW) == {"unanswered_since": NOW}
     assert decide_relocated(AttemptSnapshot(1, EARLIER), NOW) == {"unanswered_since": EARLIER}
-    given_up = decide_relocated(AttemptSnapshot(2, None, NOT_FOUND_IN_SLURM), NOW)
-    assert given_up == {"phase": "refused", "tasks_final": True}
+    refused_fields = decide_relocated(AttemptSnapshot(2, None, NOT_FOUND_IN_SLURM), NOW)
+    assert refused_fields == {"phase": "refused", "tasks_final": True}

@@ -1,4 +1,7 @@
-"""Placeholders are data: a value of one placeholder keeps its type, inside text it becomes text, keys stay."""
+"""Template parameters: substitution of placeholders in values, validation of values and declarations.
+
+A value that consists of one placeholder keeps the parameter's type; inside text it becomes text; keys are unchanged.
+"""
 
 from __future__ import annotations
 
@@ -66,12 +69,12 @@ def test_values_are_not_parsed_as_placeholders_or_structure() -> None:
         ({"gpus": 1, "dta": "x"}, "parameters.dta"),
     ],
 )
-def test_problem_names_the_wrong_value(values: dict[str, Any], path: str) -> None:
-    with pytest.raises(SpecError) as refused:
+def test_problem_has_the_path_of_the_invalid_value(values: dict[str, Any], path: str) -> None:
+    with pytest.raises(SpecError) as caught:
         fill_template(FILE, ALL, values)
-    assert [problem.path for problem in refused.value.problems] == [path]
+    assert [problem.path for problem in caught.value.problems] == [path]
     if path == "parameters.dta":
-        assert refused.value.problems[0].suggestion == "data"
+        assert caught.value.problems[0].suggestion == "data"
 
 
 def test_declarations_are_checked_against_the_job_file() -> None:
@@ -84,16 +87,16 @@ def test_declarations_are_checked_against_the_job_file() -> None:
         TemplateParameter("pick", kind="choice"),
         TemplateParameter("n", kind="whole", default="many"),
     ]
-    with pytest.raises(SpecError) as refused:
+    with pytest.raises(SpecError) as caught:
         check_parameters(bad, {"x": "<% $parameters.lrr %>"})
-    assert [problem.path for problem in refused.value.problems] == [
+    assert [problem.path for problem in caught.value.problems] == [
         "parameters[0].name",
         "parameters[2].name",
         "parameters[3].choices",
         "parameters[4].default",
         "spec",
     ]
-    assert refused.value.problems[-1].suggestion == "lr"
+    assert caught.value.problems[-1].suggestion == "lr"
 
 
 @pytest.mark.parametrize("parameter", ALL)

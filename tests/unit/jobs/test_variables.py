@@ -1,4 +1,4 @@
-"""Values of the variables that existing jobs rely on."""
+"""Environment variables of tasks: names and values that existing jobs depend on."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ EXPECTED = {
 }
 
 
-def test_every_documented_variable():
+def test_values_of_documented_variables():
     values = all_variables("Worker", 1)
     assert {name: values.get(name) for name in EXPECTED} == EXPECTED
 
@@ -123,7 +123,7 @@ def test_jobs_cannot_override_reserved_variables():
     assert static_variables(SPEC, user="alice")["ps-server"]["PAI_JOB_NAME"] == "mnist"
 
 
-def test_job_values_win_for_names_without_reserved_prefix():
+def test_jobs_can_override_variables_without_reserved_prefix():
     spec = SPEC.model_copy(update={"job_envs": {"GPU_COUNT": 9, "DATA_DIR": "/mine"}})
     assert static_variables(spec, user="alice")["Worker"]["GPU_COUNT"] == "9"
     directories = {
@@ -151,7 +151,7 @@ def test_job_values_win_for_names_without_reserved_prefix():
     }
 
 
-def test_openpai_v2_jobs_get_minus_one_for_an_absent_rule():
+def test_openpai_v2_jobs_get_minus_one_for_an_unset_minimum():
     spec = SPEC.model_copy(update={"imported_from": "openpai-v2"})
     values = static_variables(spec, user="alice")["Worker"]
     assert values["PAI_MIN_FAILED_TASK_COUNT_Worker"] == "-1"
@@ -161,5 +161,5 @@ def test_name_forms_and_implicit_ports():
     assert variable_name_forms("ps-server") == ("psserver",)
     assert variable_name_forms("ps_server") == ("ps_server", "psserver")
     assert variable_name_forms("worker") == ("worker",)
-    mine = TaskRole(name="a", command="x", port_list=(Port(label="http", begin_at=8080),))
-    assert [(p.label, p.begin_at) for p in list_task_ports(mine)] == [("ssh", 0), ("http", 8080)]
+    role = TaskRole(name="a", command="x", port_list=(Port(label="http", begin_at=8080),))
+    assert [(p.label, p.begin_at) for p in list_task_ports(role)] == [("ssh", 0), ("http", 8080)]

@@ -26,7 +26,7 @@ def list_modules(package: str) -> list[str]:
     return sorted(name for name in names if name != package)
 
 
-def test_the_packages_are_layers_of_one_contract() -> None:
+def test_all_packages_are_layers_of_one_contract() -> None:
     (contract,) = [one for one in read_layers_contracts() if "containers" not in one]
     assert sorted(contract["layers"]) == sorted(PACKAGES)
 

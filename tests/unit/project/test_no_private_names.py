@@ -1,4 +1,4 @@
-"""No module uses a private name of paramiko: it may change with any release."""
+"""No module uses a private name of paramiko, because any release may change it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PARAMIKO_CLASSES = [
     cls for _name, cls in inspect.getmembers(paramiko, inspect.isclass)
     if cls.__module__.startswith("paramiko.")
 ]  # fmt: skip
-# Rare names only: `_log` or `_lock` may well belong to another class.
+# Without common names such as `_log`, which other classes have too.
 PARAMIKO_PRIVATE_NAMES = {
     name
     for cls in (paramiko.Transport, paramiko.Channel, paramiko.SFTPClient)
@@ -25,7 +25,7 @@ PARAMIKO_PRIVATE_NAMES = {
     if name.startswith("_") and not name.endswith("__") and name not in dir(object)
 } - {"_log", "_request", "_name", "_started", "_stop", "_delete"}
 
-# A file without any of these need not be parsed.
+# Files without a match are not parsed.
 MAY_BE_USED = re.compile(
     "|".join([r"\bparamiko\b", *(rf"\.{n}\b" for n in PARAMIKO_PRIVATE_NAMES)])
 )
@@ -49,9 +49,9 @@ def imports_paramiko(tree: ast.Module) -> bool:
 
 
 def find_private_uses(source: str) -> Iterator[str]:
-    """Private attributes of objects other than self, and overrides in subclasses of paramiko's classes.
+    """Yield uses of private attributes of objects other than self, and overrides in subclasses of paramiko classes.
 
-    In a module that imports paramiko every such attribute counts; elsewhere only paramiko's own names.
+    In a module that imports paramiko every such attribute counts; elsewhere only names that paramiko defines.
     """
     tree = ast.parse(source)
     strict = imports_paramiko(tree)
@@ -90,7 +90,7 @@ def source_files() -> list[Path]:
     ]
 
 
-def test_no_module_uses_a_private_name_of_paramiko() -> None:
+def test_no_private_names_of_paramiko_are_used() -> None:
     found = [
         f"{path.relative_to(PROJECT)} {use}"
         for path in source_files()
