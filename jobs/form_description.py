@@ -12,9 +12,8 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
-from django.utils.translation import get_language
+from django.utils.translation import get_language, gettext
 
-from core.translation import translate
 from jobs.jobfile import build_json_schema
 from jobs.jobfile.form import FORM_KEY
 
@@ -41,7 +40,7 @@ def _localized_schema(language: str) -> Schema:
 
 def _translate_field(field: Schema) -> Schema:
     translated = {
-        name: translate(value) if name in ("title", "description") else value
+        name: _translate(value) if name in ("title", "description") else value
         for name, value in field.items()
     }
     if FORM_KEY in field:
@@ -49,15 +48,20 @@ def _translate_field(field: Schema) -> Schema:
         translated[FORM_KEY] = {
             **options,
             **{
-                name: translate(options[name])
+                name: _translate(options[name])
                 for name in ("help", "placeholder", "add")
                 if name in options
             },
             "choices": {
-                value: translate(label) for value, label in options.get("choices", {}).items()
+                value: _translate(label) for value, label in options.get("choices", {}).items()
             },
         }
     return translated
+
+
+def _translate(text: str) -> str:
+    """pydantic's JSON schema holds plain strings; they are msgids, marked by `_` in the model."""
+    return gettext(text) if text else ""
 
 
 def describe_form() -> dict[str, Any]:
