@@ -1,4 +1,4 @@
-"""Back-pressure on a real socket: the server stops sending while a client does not read."""
+"""Back-pressure on a real socket: the server stops sending, so memory use stays flat, while a client does not read."""
 
 from __future__ import annotations
 

@@ -175,14 +175,14 @@ def test_job_rejected_at_submission_stays_in_squeue(load_recording):
 
 
 def test_time_zone_of_the_login_node_is_ignored(load_recording):
-    utc_records = by_key(
+    default_zone_records = by_key(
         squeue.parse_squeue(load_recording("squeue_all"), separator=SEPARATOR), load_recording
     )
     other_zone_records = by_key(
         squeue.parse_squeue(load_recording("squeue_other_time_zone"), separator=SEPARATOR),
         load_recording,
     )
-    assert utc_records["exit3"] == other_zone_records["exit3"]
+    assert default_zone_records["exit3"] == other_zone_records["exit3"]
 
 
 @pytest.mark.parametrize("name", ["squeue_no_rows", "squeue_unknown_id", "dbd_down_squeue_no_rows"])
