@@ -1,4 +1,4 @@
-"""For the tests on the database: what threads keep open must not keep it from being removed."""
+"""Fixtures of the database tests: close connections of other threads, reset the language."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from pytest_django.plugin import DjangoDbBlocker
 def close_thread_connections(
     django_db_setup: None, django_db_blocker: DjangoDbBlocker
 ) -> Iterator[None]:
-    """Requests and sockets work in threads with lasting connections; those threads outlive a test, and
-    PostgreSQL does not drop a database that somebody is connected to."""
+    """Request and websocket threads keep persistent connections and outlive a test. PostgreSQL does not
+    drop a database that has open connections."""
     yield
     if connection.vendor != "postgresql":
         return
@@ -28,6 +28,6 @@ def close_thread_connections(
 
 @pytest.fixture(autouse=True)
 def reset_language() -> Iterator[None]:
-    """A request leaves its language behind in the thread; the next test is not its reader."""
+    """A request activates its language for the whole thread; the next test must not inherit it."""
     with translation.override("en"):
         yield

@@ -1,4 +1,4 @@
-"""The cast of the job tests: alice owns, bob is in her namespace, carol must not get in."""
+"""Test data: alice owns the jobs, bob is a member of her namespace, carol has no access to it."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from playwright.sync_api import Page
 
 AXE = Path(__file__).resolve().parents[2] / "node_modules" / "axe-core" / "axe.min.js"
-# All that a theme can change. The rest is the same in every theme, and axe takes long for it.
+# The rules that depend on the theme. Running all rules for every theme takes too long.
 COLOUR_RULES = ["color-contrast", "link-in-text-block"]
 
 
@@ -27,6 +27,5 @@ def find_serious_violations(page: Page, theme: str) -> list[str]:
 
 
 def has_horizontal_scroll(page: Page) -> bool:
-    """Whether the page scrolls horizontally."""
     wide: bool = page.evaluate("document.documentElement.scrollWidth > window.innerWidth")
     return wide

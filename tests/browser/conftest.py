@@ -1,8 +1,8 @@
-"""Real Chromium against a running Sluice. An error in the browser's console fails the test.
+"""Fixtures: Chromium against a running Sluice. An error in the browser console fails the test.
 
-`open_page` gives a page of a signed-in person, at a width, in a theme and a language:
+`open_page` opens a page as a signed-in user with the given width, theme and language:
     page = open_page("alice", width=390, theme="dark", language="zh-hans"); page.goto("/jobs")
-URLs are relative to the server. Screenshots of failures are below SLUICE_SCREENSHOTS, if it is set.
+URLs are relative to the server. SLUICE_SCREENSHOTS names a directory for a screenshot of every page.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from playwright.sync_api import (
 
 from tests.sluice_server import RunningSluice
 
-TIMEOUT_MS = 30_000  # long, because the machine may be busy
+TIMEOUT_MS = 30_000  # generous: the machine may be under load
 CHROMIUM_ARGUMENTS = [
     "--no-sandbox",
     "--disable-gpu",

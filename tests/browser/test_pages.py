@@ -17,10 +17,10 @@ from tests.sluice_server import RunningSluice
 
 pytestmark = [pytest.mark.cluster, pytest.mark.browser]
 
-JOB_TIMEOUT_MS = 90_000  # of a job's way through Slurm on a busy machine
+JOB_TIMEOUT_MS = 90_000  # for a job to pass through Slurm on a busy machine
 
-# A role that shows all that a terminal can: colours, a bar drawn with \r, Chinese, then many lines.
-PRINTER = r"""printf '\033[31mred words\033[0m 训练开始\n'
+# Prints colours, a progress bar with \r, Chinese and many lines.
+PRINTER = r"""printf '\033[31mred text\033[0m 训练开始\n'
 for i in $(seq 1 40); do printf '\rprogress %d%%' $i; sleep 0.02; done; printf '\n'
 for i in $(seq 1 300); do echo "line number $i"; done
 while [ ! -e go-on ]; do sleep 0.3; done
@@ -47,7 +47,7 @@ def submit(
 def wait_for(condition: Callable[[], bool], seconds: float = 90) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
+        assert time.monotonic() < deadline, "timeout"
         time.sleep(0.3)
 
 
@@ -97,7 +97,9 @@ def open_url(page: Page, address: str) -> None:
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_axe_finds_nothing_serious(open_page: OpenPage, ended_job: str, theme: str) -> None:
+def test_pages_have_no_serious_accessibility_violations(
+    open_page: OpenPage, ended_job: str, theme: str
+) -> None:
     page = open_page("admin", theme=theme, width=1280)
     violations, wide_pages = {}, []
     for address in all_pages(ended_job):
@@ -114,7 +116,7 @@ def test_axe_finds_nothing_serious(open_page: OpenPage, ended_job: str, theme: s
     assert not wide_pages
 
 
-def test_no_page_of_a_phone_scrolls_sideways(open_page: OpenPage, ended_job: str) -> None:
+def test_no_page_scrolls_horizontally_on_a_phone(open_page: OpenPage, ended_job: str) -> None:
     page = open_page("admin", width=390, height=844)
     wide_pages = []
     for address in all_pages(ended_job):
@@ -124,7 +126,7 @@ def test_no_page_of_a_phone_scrolls_sideways(open_page: OpenPage, ended_job: str
     assert not wide_pages
 
 
-# Names that are the same in every language, units, and what people or the cluster wrote.
+# Names and units that are identical in every language, and data.
 UNTRANSLATED_NAMES = re.compile(
     r"""(?ix)\A(?:
     sluice | slurm | english | yaml | json | tar | api | cpus? | gpus? | qos | mpi | ssh | uid | id | url | ip
@@ -132,7 +134,7 @@ UNTRANSLATED_NAMES = re.compile(
     | sbatch | srun | batch | slurmctld | curl | docker | jupyter | horovod | mnist
     )\Z"""
 )
-# Elements whose text is data and not translated.
+# Elements with untranslated data.
 DATA_SELECTOR = "code, .quick-start, pre, kbd, time, option, .log-screen, [lang=en], .cell-name, .ace_editor, .doctor, .xterm, textarea"
 COLLECT_TEXT_JS = """(skip) => {
   const found = [];
@@ -177,7 +179,7 @@ def test_no_untranslated_string(
         "cpu",
         "gpu",
         "looked",
-        # keys of the keyboard
+        # keyboard keys
         "enter",
         "esc",
         "ctrl",
@@ -194,7 +196,7 @@ def test_no_untranslated_string(
 def test_job_list_updates_live(open_page: OpenPage, sluice_server: RunningSluice) -> None:
     page = open_page("alice")
     page.goto("/jobs")
-    page.wait_for_timeout(500)  # the socket is open
+    page.wait_for_timeout(500)  # until the websocket is open
     job = submit(sluice_server, "comes-in", "sleep 2")
     row = page.locator(f"#job-{job}")
     expect(row).to_be_visible(timeout=JOB_TIMEOUT_MS)
@@ -228,7 +230,9 @@ def test_batch_dialog_lists_the_affected_jobs(
     expect(page.locator(f"#job-{job}")).to_have_count(0)
 
 
-def test_a_job_watched_from_queue_to_end(open_page: OpenPage, sluice_server: RunningSluice) -> None:
+def test_job_page_updates_from_queue_to_end(
+    open_page: OpenPage, sluice_server: RunningSluice
+) -> None:
     """State, tasks, actions and the log update without a reload."""
     job = submit(sluice_server, "watched", PRINTER)
     page = open_page("alice")
@@ -265,7 +269,7 @@ def test_a_job_watched_from_queue_to_end(open_page: OpenPage, sluice_server: Run
     jump.click()
     assert page.evaluate("document.querySelector('log-view').atEnd")
     assert "the very last line" in screen()
-    # Search within, wrap, download.
+    # Search, wrap, download.
     log.locator(".log-find").fill("number 123")
     log.locator(".log-find").press("Enter")
     assert (
@@ -290,8 +294,8 @@ def test_a_job_watched_from_queue_to_end(open_page: OpenPage, sluice_server: Run
 
 def release_job(sluice_server: RunningSluice, job: str, work_dir: str) -> None:
     """Create the file that the printing job waits for."""
-    for place in (Path(work_dir), *(p for p in Path(work_dir).iterdir() if p.is_dir())):
-        (place / "go-on").touch()
+    for directory in (Path(work_dir), *(p for p in Path(work_dir).iterdir() if p.is_dir())):
+        (directory / "go-on").touch()
 
 
 def test_page_recovers_after_server_restart(
@@ -328,7 +332,7 @@ def test_page_recovers_after_server_restart(
     assert page.evaluate("window.stillTheSamePage")
 
 
-def test_a_session_that_ended_leads_back_to_the_page(
+def test_sign_in_after_lost_session_returns_to_the_page(
     open_page: OpenPage, sluice_server: RunningSluice, ended_job: str, console_errors: Any
 ) -> None:
     console_errors.expected += ["WebSocket"]
@@ -341,7 +345,7 @@ def test_a_session_that_ended_leads_back_to_the_page(
     expect(page).to_have_url(re.compile(r"/jobs\?scope=all&q=looked"))
 
 
-def test_by_keyboard_alone(open_page: OpenPage, ended_job: str) -> None:
+def test_keyboard_navigation(open_page: OpenPage, ended_job: str) -> None:
     page = open_page("alice")
     page.goto("/")
     page.keyboard.press("Tab")
@@ -360,7 +364,7 @@ def test_by_keyboard_alone(open_page: OpenPage, ended_job: str) -> None:
     expect(page.locator("#log-name")).to_be_focused()
 
 
-def test_a_sysadmin_maps_a_namespace_and_lets_bob_in(
+def test_administrator_creates_namespace_and_adds_member(
     open_page: OpenPage, sluice_server: RunningSluice
 ) -> None:
     name = f"vision-{time.monotonic_ns() % 10**6}"

@@ -117,7 +117,7 @@ def role(page: Page, number: int) -> Locator:
     return page.locator("[data-role]").nth(number)
 
 
-def test_the_default_job_in_a_few_clicks(open_page: OpenPage) -> None:
+def test_default_job_is_submitted_and_completes(open_page: OpenPage) -> None:
     page = open_page("alice")
     page.goto("/jobs")
     page.get_by_role("link", name="Submit a job").first.click()
@@ -128,7 +128,7 @@ def test_the_default_job_in_a_few_clicks(open_page: OpenPage) -> None:
     )
 
 
-def test_a_distributed_job_in_form_and_editor(open_page: OpenPage) -> None:
+def test_distributed_job_is_edited_in_form_and_editor(open_page: OpenPage) -> None:
     page = open_page("alice")
     open_submit(page)
     page.fill("#f-jobName", "ps-and-workers")
@@ -137,7 +137,7 @@ def test_a_distributed_job_in_form_and_editor(open_page: OpenPage) -> None:
     page.select_option("[data-preset]", "tensorflow/ps")
     expect(page.locator("[data-role]")).to_have_count(2)
     expect(role(page, 1).locator("[data-path=taskNumber]")).to_have_value("2")
-    # the form's change is in the editor
+    # A change in the form appears in the editor.
     role(page, 1).locator("[data-add-row=parameters]").click()
     page.keyboard.type("epochs")
     page.keyboard.press("Tab")
@@ -149,7 +149,7 @@ def test_a_distributed_job_in_form_and_editor(open_page: OpenPage) -> None:
     assert [one["name"] for one in document["taskRoles"]] == ["ps", "worker"]
     assert document["taskRoles"][1]["parameters"] == [{"key": "epochs", "value": "3"}]
     assert document["framework"] == {"name": "tensorflow", "strategy": "ps"}
-    # the editor's change is in the form
+    # A change in the editor appears in the form.
     document["taskRoles"][1]["taskNumber"] = 3
     document["taskRoles"][1]["minSucceededTaskCount"] = 3
     del document["taskRoles"][1]["parameters"]
@@ -159,7 +159,6 @@ def test_a_distributed_job_in_form_and_editor(open_page: OpenPage) -> None:
     page.click("[data-view=form]")
     expect(role(page, 1).locator("[data-path=taskNumber]")).to_have_value("3")
     expect(page.locator("#f-description")).to_have_value("changed as JSON")
-    # and it runs
     submit(page)
     expect(page.locator("#job-state")).to_have_attribute(
         "data-state", "COMPLETED", timeout=END_TIMEOUT_MS
@@ -193,7 +192,7 @@ def test_roles_are_added_copied_removed_and_restored(open_page: OpenPage) -> Non
         ("manifest.yml", MANIFEST, "from-manifest", "FfDL"),
     ],
 )
-def test_files_of_every_kind_are_imported(
+def test_every_dialect_can_be_imported(
     open_page: OpenPage, name: str, text: str, job: str, format_: str
 ) -> None:
     page = open_page("alice")
@@ -206,7 +205,7 @@ def test_files_of_every_kind_are_imported(
     assert f"jobName: {job}" in editor_text(page)
 
 
-def test_an_imported_job_runs(open_page: OpenPage) -> None:
+def test_imported_job_runs(open_page: OpenPage) -> None:
     page = open_page("alice")
     open_submit(page)
     import_file(page, "v2.yaml", V2)
@@ -217,7 +216,7 @@ def test_an_imported_job_runs(open_page: OpenPage) -> None:
     )
 
 
-def test_a_file_is_dropped_on_the_page(open_page: OpenPage) -> None:
+def test_dropped_file_is_imported(open_page: OpenPage) -> None:
     page = open_page("alice")
     open_submit(page)
     transfer = page.evaluate_handle(
@@ -232,7 +231,7 @@ def test_a_file_is_dropped_on_the_page(open_page: OpenPage) -> None:
     expect(page.locator("[data-drop]")).to_be_hidden()
 
 
-def test_an_invalid_file_is_shown_with_its_problems(open_page: OpenPage) -> None:
+def test_invalid_file_is_shown_with_its_problems(open_page: OpenPage) -> None:
     page = open_page("alice")
     open_submit(page)
     page.set_input_files(
@@ -246,7 +245,7 @@ def test_an_invalid_file_is_shown_with_its_problems(open_page: OpenPage) -> None
     expect(page.locator(".ace_content")).to_contain_text('"x" 1')
 
 
-def test_problems_are_at_their_field_and_nothing_is_lost(open_page: OpenPage) -> None:
+def test_problems_are_shown_at_their_fields(open_page: OpenPage) -> None:
     page = open_page("alice")
     open_submit(page)
     page.fill("#f-jobName", "no good!")
@@ -267,7 +266,7 @@ def test_problems_are_at_their_field_and_nothing_is_lost(open_page: OpenPage) ->
     expect(page.locator("[aria-invalid]")).to_have_count(0)
 
 
-def test_the_editor_completes_and_marks_lines(open_page: OpenPage) -> None:
+def test_editor_completes_fields_and_marks_lines(open_page: OpenPage) -> None:
     page = open_page("alice")
     open_submit(page)
     page.click("[data-view=yaml]")
@@ -283,31 +282,31 @@ def test_the_editor_completes_and_marks_lines(open_page: OpenPage) -> None:
     page.keyboard.press("Escape")
 
 
-def test_a_draft_survives_a_reload_and_a_lost_session(
+def test_draft_survives_reload_and_lost_session(
     open_page: OpenPage, sluice_server: RunningSluice, console_errors: ConsoleErrors
 ) -> None:
-    console_errors.expected = ["401", "403"]  # the lost session is part of the scene
+    console_errors.expected = ["401", "403"]  # the session is removed below
     page = open_page("bob")
     open_submit(page)
-    page.fill("#f-jobName", "kept-through-it-all")
-    role(page, 0).locator("[data-path=command]").fill("echo kept")
+    page.fill("#f-jobName", "draft")
+    role(page, 0).locator("[data-path=command]").fill("echo draft")
     wait_until_checked(page)
     page.reload()
-    expect(page.locator("#f-jobName")).to_have_value("kept-through-it-all")
+    expect(page.locator("#f-jobName")).to_have_value("draft")
     expect(page.locator("[data-draft-bar]")).to_contain_text("restored")
     page.context.clear_cookies(name="sessionid")
     page.fill("#f-description", "typed after the session ended")
     expect(page.locator("[data-session-bar]")).to_be_visible()
     page.click("[data-sign-in]")
     sign_in(page, "bob", sluice_server.passwords["bob"])
-    expect(page.locator("#f-jobName")).to_have_value("kept-through-it-all")
+    expect(page.locator("#f-jobName")).to_have_value("draft")
     expect(page.locator("#f-description")).to_have_value("typed after the session ended")
     page.click("[data-draft-other]")
     expect(page.locator("#f-description")).to_have_value("")
     expect(page.locator("[data-draft-bar]")).to_be_hidden()
 
 
-def test_two_clicks_make_one_job(open_page: OpenPage, sluice_server: RunningSluice) -> None:
+def test_double_click_creates_one_job(open_page: OpenPage, sluice_server: RunningSluice) -> None:
     page = open_page("alice")
     open_submit(page)
     name = f"once-{int(time.time())}"
@@ -328,7 +327,7 @@ def test_two_clicks_make_one_job(open_page: OpenPage, sluice_server: RunningSlui
     assert copy["cloned_from"] == found[0]["id"]
 
 
-def test_template_from_a_job_with_parameters_to_a_job(open_page: OpenPage) -> None:
+def test_job_is_saved_as_template_and_submitted_with_parameters(open_page: OpenPage) -> None:
     page = open_page("alice")
     open_submit(page)
     page.fill("#f-jobName", "to-keep")
@@ -366,7 +365,7 @@ def test_template_from_a_job_with_parameters_to_a_job(open_page: OpenPage) -> No
     expect(page.locator("#toasts")).to_contain_text("deleted")
 
 
-def test_saved_as_template_from_the_submit_page(open_page: OpenPage) -> None:
+def test_submit_page_saves_a_template(open_page: OpenPage) -> None:
     page = open_page("alice")
     open_submit(page)
     page.click("[data-save-template]")
@@ -378,8 +377,8 @@ def test_saved_as_template_from_the_submit_page(open_page: OpenPage) -> None:
 
 def test_code_is_uploaded_and_runs(open_page: OpenPage, tmp_path: Path) -> None:
     archive = tmp_path / "code.zip"
-    with zipfile.ZipFile(archive, "w") as made:
-        made.writestr("run.sh", "echo from the archive\n")
+    with zipfile.ZipFile(archive, "w") as created:
+        created.writestr("run.sh", "echo from the archive\n")
     page = open_page("alice")
     open_submit(page)
     page.fill("#f-jobName", "with-code")
@@ -394,7 +393,7 @@ def test_code_is_uploaded_and_runs(open_page: OpenPage, tmp_path: Path) -> None:
     )
 
 
-def test_by_keyboard_alone(open_page: OpenPage) -> None:
+def test_keyboard_navigation(open_page: OpenPage) -> None:
     page = open_page("alice")
     page.goto("/jobs")
     page.keyboard.press("n")
@@ -407,7 +406,7 @@ def test_by_keyboard_alone(open_page: OpenPage) -> None:
     page.keyboard.press("Escape")
     page.keyboard.press("Tab")
     inside = page.evaluate("Boolean(document.activeElement.closest('.ace_editor .ace_text-input'))")
-    assert not inside, "the editor keeps the keyboard"
+    assert not inside, "Escape and Tab did not leave the editor"
     page.locator("[data-submit]").focus()
     page.keyboard.press("Enter")
     expect(page.locator("[data-confirm-submit]")).to_be_visible()
@@ -417,10 +416,10 @@ def test_by_keyboard_alone(open_page: OpenPage) -> None:
 
 @pytest.mark.parametrize("width", [390, 1280])
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_pages_fit_and_are_accessible(
+def test_pages_fit_the_width_and_are_accessible(
     open_page: OpenPage, sluice_server: RunningSluice, width: int, theme: str
 ) -> None:
-    made = sluice_server.api(
+    created = sluice_server.api(
         "POST",
         "templates",
         json={
@@ -433,8 +432,8 @@ def test_pages_fit_and_are_accessible(
             "parameters": [{"name": "n", "kind": "whole", "default": 1}],
         },
     )
-    assert made.status_code == 201, made.text
-    template = made.json()["id"]
+    assert created.status_code == 201, created.text
+    template = created.json()["id"]
     language = "zh-hans" if width == 390 else "en"
     page = open_page("alice", width=width, theme=theme, language=language)
 

@@ -1,4 +1,4 @@
-"""`scripts/faults`: hurts a whole Sluice of its own and prints what it tried and what it found."""
+"""`scripts/faults`: injects faults into a private Sluice installation and prints faults and findings."""
 
 from __future__ import annotations
 
@@ -23,25 +23,40 @@ def print_line(line: str) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/faults", description=__doc__)
-    parser.add_argument("--seed", type=int, default=1, help="what happens when (default 1)")
-    parser.add_argument("--faults", type=int, default=36, help="how many (default 36)")
-    parser.add_argument("--minutes", type=float, default=60, help="no new fault after so many")
     parser.add_argument(
-        "--longest", type=float, default=60, metavar="S", help="the longest that anything is away"
+        "--seed",
+        type=int,
+        default=1,
+        help="random seed of the order and timing of faults (default 1)",
     )
-    parser.add_argument("--jobs", type=int, default=6, help="jobs in each round (default 6)")
-    parser.add_argument("--only", metavar="WORDS", default="", help="faults with these words in it")
+    parser.add_argument("--faults", type=int, default=36, help="number of faults (default 36)")
     parser.add_argument(
-        "--soak", action="store_true", help="no faults: many short jobs, and nothing may leak"
+        "--minutes", type=float, default=60, help="inject no new fault after this time (default 60)"
     )
-    parser.add_argument("--soak-jobs", type=int, default=1000, help="for --soak (default 1000)")
+    parser.add_argument(
+        "--longest",
+        type=float,
+        default=60,
+        metavar="S",
+        help="maximum duration of a fault in seconds (default 60)",
+    )
+    parser.add_argument("--jobs", type=int, default=6, help="jobs per fault (default 6)")
+    parser.add_argument(
+        "--only", metavar="TEXT", default="", help="only faults whose name contains TEXT"
+    )
+    parser.add_argument(
+        "--soak", action="store_true", help="no faults: run many short jobs and check for leaks"
+    )
+    parser.add_argument(
+        "--soak-jobs", type=int, default=1000, help="number of jobs of --soak (default 1000)"
+    )
     parser.add_argument("--cluster-dir", default=DEFAULT_CLUSTER_DIR)
     options = parser.parse_args()
-    # Whoever ends it, nothing is left running.
+    # Exit through `finally` on a signal, so that no process is left running.
     for signal_number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signal_number, lambda *_: sys.exit(1))
     with tempfile.TemporaryDirectory(prefix="sluice-faults-") as home:
-        print_line("Starting a Sluice and an embedded cluster of their own …")
+        print_line("Starting a private Sluice and embedded cluster …")
         system = SystemUnderTest(Path(options.cluster_dir), Path(home))
         try:
             system.start()

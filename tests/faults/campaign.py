@@ -1,7 +1,7 @@
-"""Faults, in turn and at random from a seed, into a Sluice that is at work.
+"""Injects faults into a Sluice under load, in a random order given by a seed.
 
-Each round: people begin to work, something breaks for a while, heals, and then everything must come
-right without anybody's hand: no job lost, none twice, no false end state, every byte of log.
+Each round starts a load, injects one fault for some time, ends it and checks that Sluice recovers without
+intervention: no job lost or submitted twice, no false end state, logs complete.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ FaultInjector = Callable[[SystemUnderTest, random.Random], AbstractContextManage
 
 @dataclass(frozen=True)
 class InjectedFault:
-    """`break_it` breaks something while its block runs and heals it at the end."""
+    """`inject` returns a context manager: the fault lasts as long as its block."""
 
     name: str
     inject: FaultInjector
-    before_load: bool = False  # it is broken before the round's work begins
+    before_load: bool = False  # inject before the load starts
     max_duration_s: float = 60.0
     timeout_s: float = 150.0
 
@@ -93,7 +93,7 @@ def _command_flag(name: str) -> FaultInjector:
 
 FAULTS = (
     InjectedFault("web killed", _one_shot(_kill_web)),
-    InjectedFault("an engine killed", _one_shot(_kill_one_engine)),
+    InjectedFault("one engine killed", _one_shot(_kill_one_engine)),
     InjectedFault("both engines killed", _one_shot(_kill_engines)),
     InjectedFault("slurmctld stopped", _daemon_down("slurmctld", "stop")),
     InjectedFault("slurmctld hangs", lambda system, rng: system.daemon_suspended("slurmctld")),
@@ -103,17 +103,15 @@ FAULTS = (
     InjectedFault("sshd stopped and connections cut", _login_node_down),
     InjectedFault("sshd hangs", lambda system, rng: system.daemon_suspended("sshd")),
     InjectedFault("PostgreSQL stopped", _postgres_down),
-    InjectedFault("a slurmd gone", _node_down, timeout_s=240.0),
-    InjectedFault("a user's space full", lambda system, rng: system.disk_full(), before_load=True),
+    InjectedFault("slurmd down", _node_down, timeout_s=240.0),
+    InjectedFault("user's disk full", lambda system, rng: system.disk_full(), before_load=True),
     InjectedFault(
-        "sbatch slower than its timeout", _command_flag("slow"), max_duration_s=8.0, timeout_s=300.0
+        "sbatch exceeds its timeout", _command_flag("slow"), max_duration_s=8.0, timeout_s=300.0
     ),
-    InjectedFault(
-        "sbatch's answer lost", _command_flag("mute"), max_duration_s=8.0, timeout_s=240.0
-    ),
+    InjectedFault("sbatch output lost", _command_flag("mute"), max_duration_s=8.0, timeout_s=240.0),
     InjectedFault("sbatch slow", _command_flag("late"), max_duration_s=10.0),
-    InjectedFault("squeue answers with nothing", _command_flag("empty")),
-    InjectedFault("sacct's answer cut", _command_flag("cut")),
+    InjectedFault("squeue output empty", _command_flag("empty")),
+    InjectedFault("sacct output truncated", _command_flag("cut")),
 )
 
 
@@ -146,7 +144,7 @@ class Campaign:
         self._print_line = print_line
 
     def run(self, *, faults: int, minutes: float) -> CampaignReport:
-        """`faults` faults, each kind in turn in a random order; no new round after `minutes`."""
+        """Inject `faults` faults: every kind once per cycle, in random order. No new round after `minutes`."""
         started = time.monotonic()
         watcher = EventWatcher(self.system)
         watcher.start()
@@ -156,7 +154,9 @@ class Campaign:
                     if len(self.report.injected) >= faults:
                         break
                     if time.monotonic() - started > minutes * 60:
-                        self._print_line(f"time is over after {len(self.report.injected)} faults")
+                        self._print_line(
+                            f"time limit reached after {len(self.report.injected)} faults"
+                        )
                         return self.report
                     self._run_round(fault, watcher)
         finally:
@@ -166,7 +166,7 @@ class Campaign:
 
     def _build_jobs(self) -> list[ExpectedJob]:
         number = self.report.rounds
-        # A job to be stopped outlives the longest time that a stop cannot reach it.
+        # A job to be stopped must run longer than a fault can delay the stop.
         stopped_lines = int((self._max_duration_s + 120) / LINE_EVERY_S)
         jobs = []
         for n in range(self._jobs_per_round):
@@ -206,17 +206,17 @@ class Campaign:
         self.report.jobs += len(load.jobs)
         self.report.injected.append(fault.name)
         self.report.findings += [f"{fault.name}: {finding}" for finding in findings]
-        refusals = "".join(f", {n} × {code}" for code, n in sorted(load.retried_statuses.items()))
+        retries = "".join(f", {n} × {code}" for code, n in sorted(load.retried_statuses.items()))
         self._print_line(
             f"{len(self.report.injected):>3}  {fault.name:<34} for {down_s:>4.1f} s, {len(load.jobs)} jobs, "
-            f"all over after {time.monotonic() - started:>5.1f} s{refusals}: "
+            f"ended after {time.monotonic() - started:>5.1f} s{retries}: "
             f"{'ok' if not findings else f'{len(findings)} FINDINGS'}"
         )
         for finding in findings:
             self._print_line(f"       {finding}")
 
     def _reconcile(self) -> None:
-        """Rows and Slurm agree, and nothing of the watching is left on the cluster."""
+        """Check that rows and Slurm agree."""
         try:
             self.system.sluice.manage("jobs", "reconcile")
         except AssertionError as error:

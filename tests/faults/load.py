@@ -1,7 +1,7 @@
-"""Work for a Sluice that is being hurt, and what must hold afterwards.
+"""Load for fault injection, and the checks of its results.
 
-People submit by REST, watch logs and events by websocket and stop jobs, all with the patience of a good
-client: whatever fails is asked again. Every job's output is known beforehand, byte by byte.
+Clients submit by REST, follow logs and events by websocket and stop jobs; they retry every failed request.
+The expected output of every job is known byte by byte.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from tests.faults.system import SystemUnderTest
 
 END_STATES = ("COMPLETED", "FAILED", "STOPPED")
 LINE_EVERY_S = 0.25
-# NUL, a byte that is no UTF-8, and a carriage return: what logs really hold.
+# NUL, an invalid UTF-8 byte and a carriage return: real logs contain them.
 LINE_END = b"\xff\x00\r\n"
 
 
 @dataclass
 class ExpectedJob:
-    """One job of the load and what must become of it."""
+    """One job of the load with its expected end state and output."""
 
     name: str
     owner: str
@@ -39,7 +39,7 @@ class ExpectedJob:
     id: str = ""
     received_log: bytearray = field(default_factory=bytearray)
     log_completed: bool = False
-    truncations: int = 0  # the log was cut or begun anew while it was watched
+    truncations: int = 0  # how often the log was truncated while it was followed
 
     @property
     def output(self) -> bytes:
@@ -66,7 +66,7 @@ class ExpectedJob:
 
 
 class Load:
-    """The people of one round. `start`, then `join`, then `check`."""
+    """The clients of one round. Call `start`, then `check`."""
 
     def __init__(
         self, system: SystemUnderTest, jobs: list[ExpectedJob], *, submit_interval_s: float
@@ -94,16 +94,16 @@ class Load:
 
     def join(self) -> None:
         done = 0
-        while done < len(self._threads):  # those who submit start the watchers
+        while done < len(self._threads):  # submitters start further threads
             self._threads[done].join()
             done += 1
 
-    # -- what people do -------------------------------------------------------------------------------
+    # -- client requests ------------------------------------------------------------------------------
 
     def call_with_retries(
         self, method: str, path: str, owner: str, **options: Any
     ) -> httpx.Response | None:
-        """Asks until there is an answer that is not "try again later". None: patience is over."""
+        """Retry until the response is neither 429 nor 5xx. None on 500 or after the deadline."""
         while time.monotonic() < self.deadline:
             try:
                 response = self.system.sluice.api(method, path, owner, **{"timeout": 30, **options})
@@ -119,7 +119,7 @@ class Load:
                 self.findings.append(f"{method} {path}: 500 {response.text[:200]}")
                 return None
             time.sleep(0.3)
-        self.findings.append(f"{method} {path}: no answer in time")
+        self.findings.append(f"{method} {path}: no response before the deadline")
         return None
 
     def _submit_all(self, jobs: list[ExpectedJob]) -> None:
@@ -132,7 +132,7 @@ class Load:
                 return
             if response.status_code not in (200, 201):
                 self.findings.append(
-                    f"{job.name}: refused: {response.status_code} {response.text[:300]}"
+                    f"{job.name}: rejected: {response.status_code} {response.text[:300]}"
                 )
                 continue
             job.id = response.json()["id"]
@@ -150,7 +150,7 @@ class Load:
             self.findings.append(f"{job.name}: stop: {response.status_code} {response.text[:200]}")
 
     def _watch(self, job: ExpectedJob) -> None:
-        """Bytes of the log as a browser gets them, going on from its offset after every break."""
+        """Follow the log by websocket; reconnect at the current offset after every disconnect."""
         base = self.system.sluice.url.replace("http", "ws", 1)
         token = {"Authorization": f"Bearer {self.system.sluice.token(job.owner)}"}
         while time.monotonic() < self.deadline and not job.log_completed:
@@ -174,13 +174,13 @@ class Load:
             message = json.loads(frame)
             if message["type"] == "log" and message["offset"] != len(job.received_log):
                 self.findings.append(
-                    f"{job.name}: log resumed at {message['offset']}, asked for {len(job.received_log)}"
+                    f"{job.name}: log resumed at {message['offset']}, requested {len(job.received_log)}"
                 )
             elif message["type"] == "truncated":
                 job.truncations += 1
                 job.received_log.clear()
             elif message["type"] in ("gap", "error"):
-                self.findings.append(f"{job.name}: log said {message}")
+                self.findings.append(f"{job.name}: unexpected log frame {message}")
                 job.log_completed = True
                 return
             elif message["type"] == "end":
@@ -202,15 +202,15 @@ class Load:
             time.sleep(0.5)
         return state
 
-    # -- what must hold -------------------------------------------------------------------------------
+    # -- checks ---------------------------------------------------------------------------------------
 
     def check(self) -> list[str]:
-        """Waits for every job's end. Afterwards the findings: empty if all is as it must be."""
+        """Wait for the end of every job and return the findings (empty: no fault found)."""
         for thread in self._submit_threads:
             thread.join()
         for job in self.jobs:
             if not job.id:
-                self.findings.append(f"{job.name}: was never taken")
+                self.findings.append(f"{job.name}: was never accepted")
                 continue
             state = self.wait_for_state(job, *END_STATES)
             if state not in job.states:
@@ -218,7 +218,7 @@ class Load:
                     f"{job.name}: {state}, not {job.states}: {self._describe(job)}"
                 )
         self.join()
-        # The people's patience is over; that of whoever looks into it begins.
+        # Separate deadline for the checks.
         self.deadline = time.monotonic() + 60
         self._check_exactly_once()
         for job in self.jobs:
@@ -232,7 +232,7 @@ class Load:
         return f"{job_json.get('reason', {}).get('text')} (Slurm {job_json.get('slurm_job_id')})"
 
     def list_slurm_runs(self) -> dict[str, list[str]]:
-        """Job id → "attempt slurm-id" of everything that accounting has, requeues counted once."""
+        """Job id → list of "attempt slurm_job_id" from accounting; requeues count once."""
         rows = self.system.daemons.slurm(
             *("sacct", "-a", "-X", "-n", "-P", "-S", "now-6hours", "--format=JobIDRaw,WorkDir")
         )
@@ -257,12 +257,12 @@ class Load:
             job_json = response.json()
             attempts = {run.split()[0] for run in runs}
             if not runs and not (job.should_stop and not job_json["slurm_job_id"]):
-                self.findings.append(f"{job.name}: not in Slurm at all")
+                self.findings.append(f"{job.name}: not found in Slurm")
             elif len(runs) != len(attempts):
                 self.findings.append(f"{job.name}: submitted more than once: {runs}")
             elif runs and f"{job_json['attempt']} {job_json['slurm_job_id']}" not in runs:
                 self.findings.append(
-                    f"{job.name}: says {job_json['slurm_job_id']}, Slurm has {runs}"
+                    f"{job.name}: Sluice has {job_json['slurm_job_id']}, Slurm has {runs}"
                 )
             same_name = self.call_with_retries("GET", f"jobs?name={job.name}", job.owner)
             if same_name is not None and len(same_name.json()["items"]) != 1:
@@ -271,7 +271,7 @@ class Load:
                 )
 
     def was_rerun(self, job: ExpectedJob) -> bool:
-        """Slurm itself ran it again (a lost node), or Sluice did: its log then has another story."""
+        """True if Slurm requeued the job (lost node) or Sluice retried it: its log then differs from `output`."""
         response = self.call_with_retries("GET", f"jobs/{job.id}", job.owner)
         job_json = response.json() if response is not None else {}
         rows = self.system.daemons.slurm(
@@ -296,16 +296,16 @@ class Load:
                 f"{job.name}: {len(log_content)} bytes of log, not the {len(job.output)} written"
             )
         if job.watch_log and not job.log_completed:
-            self.findings.append(f"{job.name}: its log's websocket never said that it ended")
+            self.findings.append(f"{job.name}: no end frame on the log websocket")
         elif job.watch_log and bytes(job.received_log) != log_content:
             self.findings.append(
-                f"{job.name}: watched {len(job.received_log)} bytes that differ from the log's {len(log_content)}"
+                f"{job.name}: received {len(job.received_log)} bytes that differ from the {len(log_content)} in the log"
             )
 
 
 def _strip_shell_messages(log: bytes) -> bytes:
-    """A shell whose child was stopped says so and goes on until it is stopped itself, or until the image
-    below it is gone: these lines are rightly in the log, and not the job's own."""
+    """A shell prints a message when its child is killed, and continues until it is killed itself or its image
+    is unmounted. These lines belong in the log but are not output of the job."""
     for shell_message in (
         b"Terminated\n",
         b"Killed\n",
@@ -317,7 +317,7 @@ def _strip_shell_messages(log: bytes) -> bytes:
 
 
 class EventWatcher(threading.Thread):
-    """An administrator's list page: every event, in order, none missed, whatever breaks in between."""
+    """Follows all events by websocket across disconnects and records gaps and wrong order."""
 
     def __init__(self, system: SystemUnderTest) -> None:
         super().__init__(name="events")
@@ -354,7 +354,7 @@ class EventWatcher(threading.Thread):
         self.join()
 
     def check(self, load: Load) -> list[str]:
-        """An end state is the last word, and every event that REST knows came by."""
+        """No state follows an end state, and every event of the REST API was received."""
         for job in load.jobs:
             if not job.id:
                 continue
@@ -371,7 +371,7 @@ class EventWatcher(threading.Thread):
             else:
                 missing = set(expected_numbers) - {event["number"] for event in selected}
                 self.findings.append(
-                    f"{job.name}: events {sorted(missing)} never came by websocket"
+                    f"{job.name}: events {sorted(missing)} not received by websocket"
                 )
             states = [e["data"]["state"] for e in selected if e["kind"] == "state"]
             premature_ends = [state for state in states[:-1] if state in END_STATES]

@@ -1,4 +1,4 @@
-"""A way to slurmctld on which answers to requests for a step get lost, as those of a controller that hangs."""
+"""TCP proxy in front of slurmctld that drops replies to step creation requests, like a hanging controller."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ import struct
 import threading
 from pathlib import Path
 
-# Slurm's wire: a length (32 bits), then version, flags and the kind of message (16 bits each); all big-endian.
+# Slurm's wire format: length (32 bits), then version, flags and message type (16 bits each), big-endian.
 STEP_CREATE = 5001
 
 
 class LossyControllerProxy:
-    """Passes requests on to the real controller. Of those for a step, the first `losses` get no answer.
+    """Forwards requests to the real controller and drops the first `drop_count` replies to step creation.
 
-    `conf` is a slurm.conf whose users take this way. `hang`: the line stays open and silent, else it is closed.
+    `conf` is a slurm.conf that points to the proxy. `hang`: keep the connection open without a reply instead
+    of closing it.
     """
 
     def __init__(
@@ -41,7 +42,6 @@ class LossyControllerProxy:
         self._server.close()
 
     def remaining_drops(self) -> int:
-        """How many answers may still get lost."""
         return self._drop_count
 
     def _serve(self) -> None:
@@ -56,9 +56,9 @@ class LossyControllerProxy:
         with client, socket.create_connection(("127.0.0.1", self._real_port)) as controller:
             request = _read_message(client)
             controller.sendall(request)
-            answer = _read_message(controller)
+            reply = _read_message(controller)
             if not self._should_drop(request):
-                client.sendall(answer)
+                client.sendall(reply)
             elif self._hang:
                 self._closed.wait()
 

@@ -1,7 +1,7 @@
-"""Many short jobs, people coming and going; afterwards nothing may have leaked on either side.
+"""Soak test: many short jobs and short client sessions; afterwards no resource may have leaked.
 
-Memory, threads, file descriptors of web and engines, SSH sessions and readers on the cluster, temporary
-files: measured after a warm-up, and again when everybody has left.
+Measures memory, threads and file descriptors of web and engines after a warm-up and again when all clients
+have disconnected, and then SSH sessions, reader processes and temporary files on the cluster.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from tests.faults.load import ExpectedJob, Load
 from tests.faults.system import SupervisedProcess, SystemUnderTest
 
 VISITOR_COUNT = 12
-# More than the server has threads for requests that wait for a cluster.
+# More than the server's remote I/O threads.
 CONCURRENT_READERS = 30
-# Longer than connections are kept open for the next command (see docs/admin.md).
+# Longer than idle SSH connections stay open (see docs/admin.md).
 IDLE_WAIT_S = 20.0
-# The allocator keeps some of what a burst needed; a leak grows with the work.
+# The allocator retains some memory after a burst; a leak grows with the number of jobs.
 MEMORY_SLACK_MB = 25.0
 
 
 @dataclass
 class Footprint:
-    """What one process of Sluice holds."""
+    """Resources held by one Sluice process."""
 
     memory_mb: float
     threads: int
@@ -55,10 +55,10 @@ class Footprint:
 
 @dataclass
 class ClusterSide:
-    """What Sluice has running and lying about on the cluster."""
+    """Processes and temporary files of Sluice on the cluster."""
 
-    readers: int  # tail and its like, started by a login
-    sessions: list[str]  # the programs of all that a login has started
+    readers: int  # tail, cat and dd started by a login
+    sessions: list[str]  # command lines of all processes started by a login
     temporary_files: int
 
     @classmethod
@@ -71,17 +71,17 @@ class ClusterSide:
                 continue
             try:
                 environment = (proc / "environ").read_bytes().split(b"\0")
-                words = (proc / "cmdline").read_bytes().split(b"\0")
+                arguments = (proc / "cmdline").read_bytes().split(b"\0")
                 program = os.path.basename(os.readlink(proc / "exe"))
             except OSError:
                 continue
             if marker in environment and not any(
                 v.startswith(b"SLURM_JOB_ID=") for v in environment
             ):
-                # By the file that runs: a follower's `tail` bears a name of its own.
+                # Compare the executable: a follower's `tail` runs under another argv[0].
                 readers += program in ("tail", "cat", "dd")
                 if any(v.startswith(b"SSH_CONNECTION=") for v in environment):
-                    sessions.append(b" ".join(words).decode(errors="replace")[:60].strip())
+                    sessions.append(b" ".join(arguments).decode(errors="replace")[:60].strip())
         scratch = system.daemons.dir / "scratch"
         leftovers = [
             path for path in scratch.rglob("*") if path.name.endswith((".tmp", ".new", ".part"))
@@ -115,7 +115,7 @@ def soak(
                 visitors.read_log_concurrently()
                 time.sleep(IDLE_WAIT_S)
                 before = {p.name: Footprint.of(p) for p in system.processes}
-                print_line(f"      warmed up, everybody left: {format_footprints(before)}")
+                print_line(f"      after warm-up, idle: {format_footprints(before)}")
                 visitors.resume()
     finally:
         visitors.close()
@@ -124,7 +124,7 @@ def soak(
     after = {p.name: Footprint.of(p) for p in system.processes}
     cluster_side = ClusterSide.of(system)
     print_line(
-        f"      everybody left: {format_footprints(after)}; on the cluster: {asdict(cluster_side)}"
+        f"      after the soak, idle: {format_footprints(after)}; on the cluster: {asdict(cluster_side)}"
     )
     for name, first in before.items():
         last = after[name]
@@ -139,7 +139,7 @@ def soak(
                 f"{name}: descriptors grew from {first.descriptors} to {last.descriptors}"
             )
     if cluster_side.readers or cluster_side.temporary_files:
-        findings.append(f"left behind on the cluster: {asdict(cluster_side)}")
+        findings.append(f"leaked on the cluster: {asdict(cluster_side)}")
     for process in system.processes:
         findings += process.unexpected_exits
     return findings
@@ -166,7 +166,7 @@ def format_footprints(footprints: dict[str, Footprint]) -> str:
 
 
 class BackgroundVisitors:
-    """People who open pages, lists and sockets and leave again, some of them rudely."""
+    """Clients that open lists and websockets and disconnect, half of them without a closing handshake."""
 
     def __init__(self, system: SystemUnderTest) -> None:
         self.system = system
@@ -188,18 +188,18 @@ class BackgroundVisitors:
         self._paused.clear()
 
     def read_log_concurrently(self) -> None:
-        """Everybody at once reads a log: the server's pools of threads, which are bounded, are full now."""
+        """Fill the server's thread pools, so that later measurements include all their threads."""
         sluice = self.system.sluice
         newest = sluice.api("GET", "jobs?mine=1&limit=1").json()["items"][0]["id"]
-        with ThreadPoolExecutor(CONCURRENT_READERS) as people:
-            for response in people.map(
+        with ThreadPoolExecutor(CONCURRENT_READERS) as pool:
+            for response in pool.map(
                 lambda _: sluice.api("GET", f"jobs/{newest}/logs/main/0"),
                 range(3 * CONCURRENT_READERS),
             ):
-                # So many at once are more than are let wait for one cluster: some are told so.
+                # More requests than may wait for one cluster: some get 503 cluster_busy.
                 if response.status_code != 200 and response.json().get("code") != "cluster_busy":
                     self.findings.append(
-                        f"a log answered {response.status_code}: {response.text[:200]}"
+                        f"log request: {response.status_code}: {response.text[:200]}"
                     )
 
     def close(self) -> None:
@@ -222,7 +222,7 @@ class BackgroundVisitors:
         sluice = self.system.sluice
         response = sluice.api("GET", "jobs?limit=20", user)
         if response.status_code != 200:
-            self.findings.append(f"the list answered {response.status_code}: {response.text[:200]}")
+            self.findings.append(f"job list: {response.status_code}: {response.text[:200]}")
             return
         base = sluice.url.replace("http", "ws", 1)
         token = {"Authorization": f"Bearer {sluice.token(user)}"}

@@ -1,7 +1,7 @@
-"""A whole Sluice that may be hurt: web, two engines, PostgreSQL and an embedded cluster, all of its own.
+"""System under test for fault injection: web, two engines, PostgreSQL and an embedded cluster, all private.
 
-Starts them, restarts a process of Sluice that died (as systemd would), and stops and starts the daemons
-around it. Knows nothing of jobs.
+Starts them, restarts Sluice processes that exit (like systemd), and stops and starts the daemons. Does not
+handle jobs.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SMALL_DISK_SIZE = "24m"
 
 @dataclass
 class SupervisedProcess:
-    """One process of Sluice, started again whenever it ends. Deaths that nobody asked for are counted."""
+    """One Sluice process, restarted whenever it exits. Exits not caused by `kill` or `stop` are recorded."""
 
     name: str
     argv: list[str]
@@ -54,7 +54,7 @@ class SupervisedProcess:
             )
 
     def kill(self) -> None:
-        """kill -9, as a machine that loses power would."""
+        """SIGKILL, as at a power failure."""
         with self._lock:
             self._killed = True
             if self.popen is not None:
@@ -65,7 +65,9 @@ class SupervisedProcess:
         if self.popen is None or self.popen.poll() is None:
             return
         if not self._killed:
-            self.unexpected_exits.append(f"{self.name} ended by itself ({self.popen.returncode})")
+            self.unexpected_exits.append(
+                f"{self.name} exited unexpectedly ({self.popen.returncode})"
+            )
         if self.auto_restart:
             time.sleep(RESTART_AFTER_S)
             self.start()
@@ -82,7 +84,7 @@ class SupervisedProcess:
 
 
 class Postgres:
-    """A PostgreSQL of our own: a socket in a private directory, no TCP port."""
+    """A private PostgreSQL server: a socket in its directory, no TCP port."""
 
     def __init__(self, directory: Path) -> None:
         self.dir = directory
@@ -126,7 +128,7 @@ class Postgres:
 
 
 class EmbeddedDaemons:
-    """The embedded cluster in a directory of its own, daemon by daemon."""
+    """The embedded cluster in a private directory; its daemons can be stopped one by one."""
 
     def __init__(self, directory: Path) -> None:
         self.dir = directory
@@ -135,8 +137,8 @@ class EmbeddedDaemons:
         self.up()
         env_output = self._cluster("env")
         self.env = {**self._base}
-        for word in shlex.split(env_output, comments=True):
-            name, sign, value = word.partition("=")
+        for assignment in shlex.split(env_output, comments=True):
+            name, sign, value = assignment.partition("=")
             if sign:
                 self.env[name] = value.rstrip(";").replace("$PATH", os.environ["PATH"])
 
@@ -167,7 +169,7 @@ class EmbeddedDaemons:
         return int(json.loads((self.dir / "run" / f"{name}.json").read_text())["pid"])
 
     def end_ssh_sessions(self) -> None:
-        """Cut every open connection, as a login node that loses power does."""
+        """Close every open connection, as at a power failure of the login node."""
         program = (
             "import sys; sys.path.insert(0, sys.argv[1]);"
             "from pathlib import Path; from devtools.embedded_cluster.layout import Layout;"
@@ -177,7 +179,7 @@ class EmbeddedDaemons:
         subprocess.run(argv, env=self.env, check=True, capture_output=True)
 
     def slurm(self, *argv: str) -> str:
-        """A Slurm command as root."""
+        """Run a Slurm command as root."""
         done = subprocess.run(
             argv, env=self.env, capture_output=True, text=True, check=True, timeout=60
         )
@@ -185,7 +187,7 @@ class EmbeddedDaemons:
 
 
 class SystemUnderTest:
-    """Everything together; `close` leaves nothing behind but the embedded cluster's directory."""
+    """All processes together; `close` removes everything except the embedded cluster's directory."""
 
     def __init__(self, cluster_dir: Path, home: Path) -> None:
         self.home = home
@@ -234,7 +236,9 @@ class SystemUnderTest:
                 if time.monotonic() > deadline:
                     raise
             if time.monotonic() > deadline:
-                raise RuntimeError(f"the engine saw no cluster:\n{self.logs()}")
+                raise RuntimeError(
+                    f"the engine did not read the cluster's capacity:\n{self.logs()}"
+                )
             time.sleep(0.3)
 
     def _supervise(self) -> None:
@@ -261,16 +265,16 @@ class SystemUnderTest:
             if file.exists()
         )
 
-    # -- what Slurm's commands answer -----------------------------------------------------------------
+    # -- faulty Slurm commands ------------------------------------------------------------------------
 
     def _wrap_commands(self) -> None:
-        """Slurm's programs behind scripts of ours; a file in `flags` switches a misbehaviour on."""
+        """Replace Slurm's commands by wrapper scripts; a file in `flags` enables a fault."""
         self.flags.mkdir()
         self.flags.chmod(0o755)
         bin_dir = self.flags / "bin"
         bin_dir.mkdir()
         wrapper_scripts = {
-            # Slurm takes the job, but nobody hears the answer before the caller's patience ends.
+            # slow, mute: Slurm accepts the job, but the caller times out or gets no output.
             "sbatch": f"""
 if [ -e {self.flags}/slow ]; then "$REAL" "$@" >/dev/null 2>&1; sleep 300; fi
 if [ -e {self.flags}/mute ]; then "$REAL" "$@" >/dev/null 2>&1; exit 124; fi
@@ -304,10 +308,10 @@ exec "$REAL" "$@\"""",
         finally:
             (self.flags / name).unlink()
 
-    # -- a user's space -------------------------------------------------------------------------------
+    # -- full disk ------------------------------------------------------------------------------------
 
     def _mount_small_disk(self) -> None:
-        """Bob's space is a small file system, so that it can be full."""
+        """Mount a small tmpfs as bob's scratch directory, so that it can be filled."""
         owner = self._user_disk.stat()
         subprocess.run(["umount", "-l", str(self._user_disk)], check=False, capture_output=True)
         options = f"size={SMALL_DISK_SIZE},mode=700,uid={owner.st_uid},gid={owner.st_gid}"
@@ -327,7 +331,7 @@ exec "$REAL" "$@\"""",
         finally:
             filler.unlink()
 
-    # -- a daemon that hangs --------------------------------------------------------------------------
+    # -- hanging daemon -------------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def daemon_suspended(self, name: str) -> Iterator[None]:

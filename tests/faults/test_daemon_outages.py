@@ -1,4 +1,4 @@
-"""Daemons that go away under load: no job lost, none twice, no false end, no restart by hand."""
+"""Daemon outages under load: no job lost or submitted twice, no false end state, no manual restart."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def daemon_pid(cluster: EmbeddedCluster, daemon: str) -> int:
 
 
 def run_under_load(harness: EngineHarness, fault: Callable[[], None]) -> list[Job]:
-    """Jobs keep coming from two people while the fault happens; then everything must come right."""
+    """Two users submit jobs while the fault happens; afterwards every job must complete exactly once."""
     jobs: list[Job] = []
     pause = threading.Event()
 
@@ -92,7 +92,7 @@ def run_under_load(harness: EngineHarness, fault: Callable[[], None]) -> list[Jo
 
 
 @pytest.mark.parametrize("daemon", ["slurmctld", "slurmdbd", "sshd"])
-def test_a_daemon_is_killed_and_comes_back(harness: EngineHarness, daemon: str) -> None:
+def test_daemon_is_killed_and_restarted(harness: EngineHarness, daemon: str) -> None:
     harness.engine().start()
 
     def fault() -> None:
@@ -103,8 +103,8 @@ def test_a_daemon_is_killed_and_comes_back(harness: EngineHarness, daemon: str) 
     run_under_load(harness, fault)
 
 
-def test_a_controller_that_hangs_is_waited_for(harness: EngineHarness) -> None:
-    """Not refused but silent: sbatch may or may not have got through."""
+def test_hanging_controller(harness: EngineHarness) -> None:
+    """Connections are accepted but get no reply, so the outcome of sbatch is unknown."""
     harness.engine().start()
 
     def fault() -> None:
@@ -118,7 +118,7 @@ def test_a_controller_that_hangs_is_waited_for(harness: EngineHarness) -> None:
     run_under_load(harness, fault)
 
 
-def test_an_empty_squeue_answer_ends_nothing(harness: EngineHarness, tmp_path: Path) -> None:
+def test_empty_squeue_output_ends_no_job(harness: EngineHarness, tmp_path: Path) -> None:
     flag = Path("/tmp") / f"sluice-empty-{os.getpid()}"
     wrapper = f'[ -e {flag} ] && exit 0; exec "$REAL" "$@"'
     try:
@@ -135,7 +135,7 @@ def test_an_empty_squeue_answer_ends_nothing(harness: EngineHarness, tmp_path: P
         flag.unlink(missing_ok=True)
 
 
-def test_a_truncated_sacct_answer_ends_nothing(harness: EngineHarness) -> None:
+def test_truncated_sacct_output_ends_no_job(harness: EngineHarness) -> None:
     with wrapped_commands(
         harness, sacct='"$REAL" "$@" | head -c 150', squeue='"$REAL" "$@" | grep -v . ; exit 0'
     ):
@@ -149,7 +149,7 @@ def test_a_truncated_sacct_answer_ends_nothing(harness: EngineHarness) -> None:
 
 
 def test_job_with_lost_sbatch_output_is_adopted(harness: EngineHarness) -> None:
-    """The answer is lost, the job is there: it must be found by its token, not submitted again."""
+    """sbatch succeeded without output: the job must be found by its token, not submitted again."""
     wrapper = '"$REAL" "$@" >/dev/null; sleep 2; exit 124'
     with wrapped_commands(harness, sbatch=wrapper):
         harness.engine().start()

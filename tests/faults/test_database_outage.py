@@ -1,4 +1,4 @@
-"""PostgreSQL goes away under the engine and comes back: nothing lost, nothing twice, no restart by hand."""
+"""PostgreSQL restarts under a running engine: no job lost or submitted twice, no manual restart."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ print("ROWS" + json.dumps([list(row) for row in rows]))
 
 
 class PrivatePostgres:
-    """A server of its own: a socket in a private directory, no TCP port."""
+    """A private PostgreSQL server: a socket in its directory, no TCP port."""
 
     def __init__(self) -> None:
         found = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda p: int(p.parent.name))
@@ -85,7 +85,7 @@ def postgres() -> Iterator[PrivatePostgres]:
         shutil.rmtree(server.dir)
 
 
-def test_the_database_goes_away_under_load(
+def test_database_outage_under_load(
     cluster: EmbeddedCluster, postgres: PrivatePostgres, tmp_path: Path
 ) -> None:
     env = {
@@ -110,8 +110,8 @@ def test_the_database_goes_away_under_load(
         return done.stdout
 
     def rows() -> list[list[str]]:
-        answer = manage("shell", "-v", "0", "-c", PRINT_ROWS)
-        found: list[list[str]] = json.loads(answer.partition("ROWS")[2])
+        output = manage("shell", "-v", "0", "-c", PRINT_ROWS)
+        found: list[list[str]] = json.loads(output.partition("ROWS")[2])
         return found
 
     manage("migrate", "-v", "0")

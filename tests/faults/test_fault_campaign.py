@@ -1,6 +1,6 @@
-"""The short form of `scripts/faults`: a fixed seed and short absences.
+"""A short run of `scripts/faults`: fixed seed, short faults.
 
-Of the faults it takes those that test_engine_faults.py does not show one by one.
+Covers faults that test_daemon_outages.py does not test separately.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tests.faults.system import SystemUnderTest
 
 pytestmark = pytest.mark.cluster
 
-# Beside the other tests, which have clusters of their own.
+# A separate cluster: other tests use the default one.
 CLUSTER_DIR = Path(os.environ.get("SLUICE_CLUSTER_DIR", DEFAULT_CLUSTER_DIR) + "-faults")
 CHOSEN = {
     "web killed",
@@ -27,21 +27,21 @@ CHOSEN = {
     "MariaDB stopped",
     "sshd stopped and connections cut",
     "PostgreSQL stopped",
-    "a user's space full",
-    "sbatch's answer lost",
+    "user's disk full",
+    "sbatch output lost",
 }
 
 
 @pytest.fixture
 def home() -> Iterator[Path]:
-    """Open to the Unix users of the cluster, who run the wrapped commands; pytest's own are not."""
+    """Readable by the cluster's Unix users, who run the wrapped commands; pytest's tmp_path is not."""
     directory = Path(tempfile.mkdtemp(prefix="sluice-faults-"))
     directory.chmod(0o755)
     yield directory
     shutil.rmtree(directory, ignore_errors=True)
 
 
-def test_faults_under_load_leave_nothing_wrong(home: Path) -> None:
+def test_campaign_has_no_findings(home: Path) -> None:
     system = SystemUnderTest(CLUSTER_DIR, home / "system")
     try:
         system.start()

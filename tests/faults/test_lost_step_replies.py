@@ -1,4 +1,4 @@
-"""A controller that hangs at the wrong moment: steps that it made, and of which srun never heard."""
+"""Lost replies to step creation: the controller created the step, but srun got no reply."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ pytestmark = pytest.mark.cluster
 
 @pytest.fixture
 def lossy_controller(cluster: EmbeddedCluster) -> Iterator[Callable[..., LossyControllerProxy]]:
-    """Makes ways to the controller on which answers get lost, readable for the job's owner."""
+    """Creates lossy proxies; their slurm.conf is readable by the job's owner."""
     proxies: list[LossyControllerProxy] = []
-    folder = Path(tempfile.mkdtemp(prefix="sluice-deaf-"))
+    folder = Path(tempfile.mkdtemp(prefix="sluice-lossy-"))
     folder.chmod(0o755)
 
     def lossy_controller(**options: Any) -> LossyControllerProxy:
@@ -41,9 +41,9 @@ def lossy_controller(cluster: EmbeddedCluster) -> Iterator[Callable[..., LossyCo
 def test_step_with_lost_reply_is_relaunched(
     batch_harness: BatchHarness, lossy_controller: Callable[..., LossyControllerProxy], hang: bool
 ) -> None:
-    """srun itself would wait until the time limit, for what Slurm holds for it already."""
+    """srun alone would wait until the time limit for resources that its own lost step holds."""
     proxy = lossy_controller(drop_count=1, hang=hang)
-    # Both fail before the job does: one that is first must not end the other.
+    # The job ends only after both tasks failed, so the first failure does not end the other task.
     role = {"name": "w", "taskNumber": 2, "gpuNumber": 1, "memoryMB": 200, "minFailedTaskCount": 2}
     job = batch_harness.submit(
         {"taskRoles": [{**role, "command": "echo gpu $CUDA_VISIBLE_DEVICES; sleep 2; exit 3"}]},
@@ -51,8 +51,8 @@ def test_step_with_lost_reply_is_relaunched(
     )
     assert job.wait_for_end(120) == ("FAILED", "3:0"), job.log_text("batch")
     assert proxy.remaining_drops() == 0
-    assert "started again" in job.log_text("batch")
-    # Once, and with resources of its own.
+    assert "starting role w again" in job.log_text("batch")
+    # Each task ran once, with its own GPU.
     assert sorted(job.log_text("w", n) for n in range(2)) == ["gpu 0\n", "gpu 1\n"]
 
 

@@ -30,7 +30,7 @@ test("writing undefined removes the value and empty mappings, not lists", () => 
   assert.deepEqual(job, { taskRoles: [{}] });
 });
 
-test("numbers are parsed and other text is kept for the check", () => {
+test("numbers are parsed, other text stays unchanged for the check", () => {
   assert.equal(parseValue("int", " 4 "), 4);
   assert.equal(parseValue("int", "-1"), -1);
   assert.equal(parseValue("int", "many"), "many");

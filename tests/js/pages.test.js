@@ -1,4 +1,4 @@
-// Functions of the pages that need no browser: selection state, texts of the plan, the submission's body.
+// Page functions that need no browser: selection state, plan texts, submission body.
 
 import assert from "node:assert/strict";
 import test from "node:test";

@@ -49,8 +49,6 @@ CAPACITY = Capacity(
 
 @dataclass(frozen=True)
 class SubmittedAttempt:
-    """One submitted attempt."""
-
     cluster: EmbeddedCluster
     plan: Plan
     paths: AttemptPaths
@@ -78,7 +76,7 @@ class SubmittedAttempt:
         line = self.command(
             "scontrol", "--oneliner", "show", "job", self.slurm_job_id
         ).splitlines()[0]
-        values = dict(word.split("=", 1) for word in line.split() if "=" in word)
+        values = dict(field.split("=", 1) for field in line.split() if "=" in field)
         return values["JobState"], values["ExitCode"]
 
     def wait_until(self, what: str, condition: Any, timeout_s: float = 60) -> Any:
@@ -113,8 +111,8 @@ class SubmittedAttempt:
     def verdict(self) -> Verdict:
         return parse_verdict(Path(self.paths.verdict).read_text())
 
-    def wait_for_output(self, role: str, index: int = 0, word: str = "up") -> None:
-        self.wait_until(f"{word} from {role}-{index}", lambda: word in self.log_text(role, index))
+    def wait_for_output(self, role: str, index: int = 0, text: str = "up") -> None:
+        self.wait_until(f"{text} from {role}-{index}", lambda: text in self.log_text(role, index))
 
 
 class BatchHarness:
@@ -160,10 +158,10 @@ class BatchHarness:
             )
         running = SubmittedAttempt(self.cluster, created, paths, "")
         # The submitter's environment must not reach the task.
-        answer = running.command(
+        output = running.command(
             "env", "GATEWAY_SECRET=leak", "sbatch", "--parsable", paths.batch_script
         )
-        running = SubmittedAttempt(self.cluster, created, paths, answer.split(";")[0])
+        running = SubmittedAttempt(self.cluster, created, paths, output.split(";")[0])
         self.jobs.append(running)
         return running
 

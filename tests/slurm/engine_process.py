@@ -1,4 +1,4 @@
-"""The engine as its own process against the embedded cluster, and what its tests ask of both."""
+"""Runs the engine as a separate process against the embedded cluster; helpers of the engine tests."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def database_url() -> str:
 
 @dataclass
 class EngineProcess:
-    """`manage.py engine`, started, killed and started again."""
+    """`manage.py engine` as a subprocess that can be killed and restarted."""
 
     env: dict[str, str]
     log: Path
@@ -53,7 +53,7 @@ class EngineProcess:
             )
 
     def kill(self) -> None:
-        """kill -9, as a machine that loses power would."""
+        """SIGKILL, as at a power failure."""
         if self.process is not None:
             self.process.kill()
             self.process.wait()
@@ -73,7 +73,7 @@ class EngineProcess:
 
 @dataclass
 class EngineHarness:
-    """A registered embedded cluster with its people."""
+    """The registered embedded cluster with users, jobs and engine processes."""
 
     embedded: EmbeddedCluster
     cluster: Cluster
@@ -127,11 +127,11 @@ class EngineHarness:
         )
 
     def disable_containers(self) -> None:
-        """For tests about submitting, not about running: hundreds of containers only heat two cores."""
+        """Run jobs without containers: faster for tests that only need submission."""
         type(self.cluster).objects.update(runtime="none")
 
     def slurm(self, *argv: str) -> str:
-        """A Slurm command as root of the embedded cluster."""
+        """Run a Slurm command as root."""
         done = subprocess.run(
             argv, env=self.embedded.env, capture_output=True, text=True, check=False, timeout=60
         )
@@ -139,8 +139,8 @@ class EngineHarness:
         return done.stdout
 
     def slurm_jobs_by_token(self, jobs: Sequence[Job]) -> dict[str, list[str]]:
-        """Work directory → Slurm job ids, of everything accounting has for these jobs."""
-        wanted = {str(job.pk) for job in jobs}
+        """Work directory → Slurm job ids from accounting, for these jobs."""
+        job_ids = {str(job.pk) for job in jobs}
         found: dict[str, list[str]] = {}
         rows = self.slurm(
             *("sacct", "-a", "-X", "-n", "-P", "-S", "now-2hours", "--format=JobIDRaw,WorkDir")
@@ -148,7 +148,7 @@ class EngineHarness:
         for line in rows.splitlines():
             slurm_job_id, _, work_dir = line.partition("|")
             parts = work_dir.split("/")
-            if len(parts) > 2 and parts[-2] in wanted:
+            if len(parts) > 2 and parts[-2] in job_ids:
                 found.setdefault(work_dir, []).append(slurm_job_id)
         return found
 
@@ -159,7 +159,7 @@ class EngineHarness:
         self,
         condition: Callable[[], bool],
         timeout_s: float = 60,
-        message: str | Callable[[], str] = "not",
+        message: str | Callable[[], str] = "condition not met",
     ) -> None:
         deadline = time.monotonic() + timeout_s
         while not condition():

@@ -1,4 +1,4 @@
-"""Rendered scripts on the embedded cluster, with sbatch and containers."""
+"""Rendered batch scripts on the embedded cluster, with sbatch and containers."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ from tests.slurm.batch_harness import batch_harness as batch_harness
 pytestmark = pytest.mark.cluster
 
 # Every task listens on its port, connects to all tasks of TF_CONFIG, and prints its environment.
-MEETING = textwrap.dedent(
+CONNECT_ALL = textwrap.dedent(
     """
     import json, os, socket, threading, time
     config = json.loads(os.environ["TF_CONFIG"])
     me = config["task"]
     own = config["cluster"][me["type"]][me["index"]]
     server = socket.create_server(("0.0.0.0", int(own.split(":")[1])))
-    everyone = [entry for entries in config["cluster"].values() for entry in entries]
-    heard = []
+    all_addresses = [entry for entries in config["cluster"].values() for entry in entries]
+    received = []
     def serve():
-        while len(heard) < len(everyone):
+        while len(received) < len(all_addresses):
             with server.accept()[0] as peer:
-                heard.append(peer.makefile().readline().strip())
+                received.append(peer.makefile().readline().strip())
     thread = threading.Thread(target=serve)
     thread.start()
-    for entry in everyone:
+    for entry in all_addresses:
         host, port = entry.split(":")
         for _ in range(100):
             try:
@@ -48,20 +48,20 @@ MEETING = textwrap.dedent(
             except ConnectionRefusedError:
                 time.sleep(0.1)
     thread.join(30)
-    print(json.dumps({"env": dict(os.environ), "heard": sorted(heard), "address": socket.gethostbyname(own.split(":")[0])}))
+    print(json.dumps({"env": dict(os.environ), "received": sorted(received), "address": socket.gethostbyname(own.split(":")[0])}))
     """
 )
 
 
-def meeting_roles() -> list[dict[str, Any]]:
-    common = {"command": "python3 meet.py", "memoryMB": 200}
+def connecting_roles() -> list[dict[str, Any]]:
+    common = {"command": "python3 connect_all.py", "memoryMB": 200}
     worker = {"taskNumber": 2, "cpuNumber": 2, "gpuNumber": 1, "gpuType": "a100"}
     grpc = {"portList": [{"label": "grpc", "portNumber": 2}]}
     return [{"name": "ps", **common}, {"name": "worker", **common, **worker, **grpc}]
 
 
 @pytest.mark.parametrize(("placement", "layout"), [("auto", "packed"), ("separate", "het")])
-def test_ps_and_workers_connect_and_get_their_variables(
+def test_all_tasks_connect_and_get_their_variables(
     batch_harness: BatchHarness, placement: str, layout: str
 ) -> None:
     job = batch_harness.submit(
@@ -69,10 +69,10 @@ def test_ps_and_workers_connect_and_get_their_variables(
             "image": "python",
             "framework": "tensorflow",
             "placement": placement,
-            "taskRoles": meeting_roles(),
+            "taskRoles": connecting_roles(),
             "jobEnvs": {"HOSTILE": "it's `id` $(id) \"\\ \n#SBATCH é中"},
         },
-        files={"meet.py": MEETING},
+        files={"connect_all.py": CONNECT_ALL},
     )
     assert job.plan.layout == layout
     assert job.wait_for_end() == ("COMPLETED", "0:0")
@@ -80,10 +80,10 @@ def test_ps_and_workers_connect_and_get_their_variables(
     outputs = {task: json.loads(job.log_text(*task)) for task in tasks}
     states = {task: job.state(*task) for task in tasks}
     all_tasks = sorted(f"{role}-{index}" for role, index in tasks)
-    for (role, index), answer in outputs.items():
-        env, state = answer["env"], states[role, index]
+    for (role, index), output in outputs.items():
+        env, state = output["env"], states[role, index]
         assert state is not None
-        assert answer["heard"] == all_tasks
+        assert output["received"] == all_tasks
         assert env["PAI_CURRENT_TASK_ROLE_NAME"] == role
         assert (
             env["PAI_TASK_INDEX"] == env["PAI_CURRENT_TASK_ROLE_CURRENT_TASK_INDEX"] == str(index)
@@ -103,7 +103,7 @@ def test_ps_and_workers_connect_and_get_their_variables(
         config = json.loads(env["TF_CONFIG"])
         assert config["task"] == {"type": role, "index": index}
         assert config["cluster"] == json.loads(outputs["ps", 0]["env"]["TF_CONFIG"])["cluster"]
-        assert answer["address"] == state.ip
+        assert output["address"] == state.ip
     assert outputs["ps", 0]["env"]["CUDA_VISIBLE_DEVICES"] == ""
     gpus = [
         (states["worker", i].host, outputs["worker", i]["env"]["CUDA_VISIBLE_DEVICES"])
@@ -241,7 +241,7 @@ CATCH = textwrap.dedent(
 
 @pytest.mark.parametrize("how", ["requested", "cancelled"])
 @pytest.mark.parametrize("seconds", ["1", "600"], ids=["obeys", "ignores"])
-def test_stop_gives_sigterm_to_the_tasks_own_process_first(
+def test_stop_sends_sigterm_to_the_task_process_once(
     batch_harness: BatchHarness, how: str, seconds: str
 ) -> None:
     job = batch_harness.submit(
@@ -268,9 +268,8 @@ def test_tasks_get_sigterm_before_the_time_limit(batch_harness: BatchHarness) ->
         files={"catch.py": CATCH},
     )
     job.wait_for_output("w")
-    job.command(
-        "scancel", "--batch", "--signal=USR1", job.slurm_job_id
-    )  # as Slurm sends it because of --signal
+    # Slurm sends this signal because of `#SBATCH --signal`.
+    job.command("scancel", "--batch", "--signal=USR1", job.slurm_job_id)
     job.wait_until("the verdict", lambda: Path(job.paths.verdict).exists())
     assert (job.verdict().verdict, job.verdict().rule) == ("failed", "time_limit")
     assert job.log_text("w").count("SIGTERM") == 1
@@ -285,9 +284,12 @@ def test_output_is_byte_exact(batch_harness: BatchHarness) -> None:
 
 
 def test_out_of_memory_is_reported(batch_harness: BatchHarness) -> None:
-    hog = "import time\nx = bytearray(400 * 1024 * 1024)\nprint('up', flush=True)\ntime.sleep(60)\n"
+    program = (
+        "import time\nx = bytearray(400 * 1024 * 1024)\nprint('up', flush=True)\ntime.sleep(60)\n"
+    )
     job = batch_harness.submit(
-        {"image": "python", "taskRoles": [role("w", "python3 hog.py")]}, files={"hog.py": hog}
+        {"image": "python", "taskRoles": [role("w", "python3 allocate.py")]},
+        files={"allocate.py": program},
     )
     state, _ = job.wait_for_end()
     assert state in ("FAILED", "OUT_OF_MEMORY")
@@ -301,7 +303,7 @@ def test_out_of_memory_is_reported(batch_harness: BatchHarness) -> None:
     ("more", "code", "reason"),
     [
         ({"image": "gone.sif"}, "201:0", "image_missing"),
-        ({"dataDir": "/no/such/place"}, "203:0", "mount_missing"),
+        ({"dataDir": "/no/such/directory"}, "203:0", "mount_missing"),
     ],
 )
 def test_missing_image_or_directory_fails_before_start(
@@ -316,7 +318,7 @@ def test_missing_image_or_directory_fails_before_start(
     assert log.startswith("sluice: there is no ")
 
 
-def test_used_fixed_port_is_reported(batch_harness: BatchHarness) -> None:
+def test_occupied_fixed_port_is_reported(batch_harness: BatchHarness) -> None:
     with socket.create_server(("0.0.0.0", 0)) as server:  # noqa: S104 - as a job on the node would
         port = server.getsockname()[1]
         ports = [{"label": "web", "beginAt": port}]
@@ -325,14 +327,14 @@ def test_used_fixed_port_is_reported(batch_harness: BatchHarness) -> None:
     assert f"port {port} is already in use" in job.log_text("w")
 
 
-def test_debug_keeps_a_failed_task_until_it_is_released(batch_harness: BatchHarness) -> None:
+def test_debug_holds_a_failed_task_until_release(batch_harness: BatchHarness) -> None:
     job = batch_harness.submit({"jobEnvs": {"isDebug": True}, "taskRoles": [role("w", "exit 7")]})
 
-    def is_kept() -> bool:
+    def is_in_debug_state() -> bool:
         state = job.state("w")
         return state is not None and state.state == "debug" and state.exit_code == 7
 
-    job.wait_until("the debug state", is_kept)
+    job.wait_until("the debug state", is_in_debug_state)
     assert job.slurm()[0] == "RUNNING"
     Path(job.paths.release).touch()
     assert job.wait_for_end() == ("FAILED", "7:0")
@@ -347,7 +349,7 @@ def test_requeued_job_reports_its_incarnation(batch_harness: BatchHarness) -> No
     first = job.log_path("w").stat().st_size
 
     def start_requested() -> bool:
-        """Slurm refuses the update while the job is ending."""
+        """Slurm rejects the update while the job is completing."""
         update = ["scontrol", "update", f"JobId={job.slurm_job_id}", "StartTime=now"]
         return not subprocess.run(update, env=job.cluster.env, capture_output=True).returncode
 
@@ -355,8 +357,8 @@ def test_requeued_job_reports_its_incarnation(batch_harness: BatchHarness) -> No
         state = job.state("w")
         return state is not None and state.incarnation == 1 and state.state == "running"
 
-    # Slurm delays a requeued job by two minutes, because a node refuses a credential of the same second as
-    # the revoked one ("Job credential revoked" ends the job). A few seconds are enough.
+    # Slurm delays a requeued job by two minutes, because a node rejects a credential created in the same second
+    # as the revoked one ("Job credential revoked" ends the job). A few seconds suffice.
     job.wait_until("the pending state", lambda: job.slurm()[0] == "PENDING")
     time.sleep(3)
     job.wait_until("the new start time", start_requested)

@@ -1,4 +1,4 @@
-"""The client and the `sluice` command as people use them: a real server, a real cluster, real containers."""
+"""The client library and the `sluice` command against a real server and cluster, with containers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CLIENT = Path(__file__).resolve().parents[2] / "client" / "src"
 TIMEOUT_S = 240
 CliResult = subprocess.CompletedProcess[str]
 
-# A manifest as people have them (FfDL, Prophecis), with this cluster's image and directory.
+# An FfDL/Prophecis manifest with this cluster's image and directory.
 MANIFEST = """\
 name: tf-convolutional-network-tutorial
 description: Convolutional network model using tensorflow
@@ -70,7 +70,7 @@ print("done: Größe 世界", flush=True)
 
 
 class CliUser:
-    """Somebody at a laptop: a home of their own, and the command."""
+    """A user of the `sluice` command with a private home directory."""
 
     def __init__(self, sluice_server: RunningSluice, home: Path, name: str = "alice") -> None:
         self.sluice_server, self.home, self.name = sluice_server, home, name
@@ -99,7 +99,7 @@ class CliUser:
         assert done.returncode == 0, done.stderr + done.stdout
         return json.loads(done.stdout)
 
-    def credentials(self) -> CliResult:
+    def login(self) -> CliResult:
         password = self.sluice_server.passwords[self.name] + "\n"
         return self.run(
             "login", self.sluice_server.url, "--user", self.name, "--password-stdin", stdin=password
@@ -115,15 +115,15 @@ class CliUser:
 @pytest.fixture(scope="module")
 def alice(sluice_server: RunningSluice, tmp_path_factory: pytest.TempPathFactory) -> CliUser:
     user = CliUser(sluice_server, tmp_path_factory.mktemp("alice"))
-    done = user.credentials()
+    done = user.login()
     assert done.returncode == 0, done.stderr
     return user
 
 
 @pytest.fixture(scope="module")
 def client(sluice_server: RunningSluice) -> Iterator[sluice.Client]:
-    with sluice.Client(sluice_server.url, sluice_server.token("alice")) as made:
-        yield made
+    with sluice.Client(sluice_server.url, sluice_server.token("alice")) as new_client:
+        yield new_client
 
 
 def job_file(command: str, name: str = "job", **more: Any) -> dict[str, Any]:
@@ -135,7 +135,7 @@ def job_file(command: str, name: str = "job", **more: Any) -> dict[str, Any]:
 
 
 def shared_directory(cluster: Any) -> Path:
-    """A directory that the tasks of alice may write to, as a site's data directory would be."""
+    """A shared data directory that alice's tasks may write to."""
     import shutil
 
     directory = Path(cluster.dir) / "shared" / "prophecis-data"
@@ -149,13 +149,13 @@ def shared_directory(cluster: Any) -> Path:
 # --- a new user -----------------------------------------------------------------------------------
 
 
-def test_signing_in_and_out(sluice_server: RunningSluice, tmp_path: Path) -> None:
+def test_login_and_logout(sluice_server: RunningSluice, tmp_path: Path) -> None:
     bob = CliUser(sluice_server, tmp_path, "bob")
     wrong = bob.run(
         "login", sluice_server.url, "--user", "bob", "--password-stdin", stdin="wrong\n"
     )
     assert (wrong.returncode, wrong.stdout) == (3, "")
-    assert bob.credentials().returncode == 0
+    assert bob.login().returncode == 0
     config_file = tmp_path / ".config" / "sluice" / "config.toml"
     assert config_file.stat().st_mode & 0o777 == 0o600
     assert bob.json("me")["username"] == "bob"
@@ -169,7 +169,7 @@ def test_signing_in_and_out(sluice_server: RunningSluice, tmp_path: Path) -> Non
     assert "sluice login" in revoked.stderr
 
 
-def test_the_older_variables_work(sluice_server: RunningSluice, tmp_path: Path) -> None:
+def test_legacy_environment_variables(sluice_server: RunningSluice, tmp_path: Path) -> None:
     user = CliUser(sluice_server, tmp_path)
     env = {
         "DLAAS_URL": sluice_server.url,
@@ -221,10 +221,10 @@ def test_train_legacy_manifest(alice: CliUser, cluster: Any) -> None:
     assert numbered[0] == "worker-0      1  read 60000 pictures"
 
 
-# --- how jobs end -----------------------------------------------------------------------------------
+# --- jobs -------------------------------------------------------------------------------------------
 
 
-def test_a_failed_job_is_a_failed_command(alice: CliUser) -> None:
+def test_failed_job_gives_nonzero_exit_code(alice: CliUser) -> None:
     alice.write("fails.json", json.dumps(job_file("echo before; exit 7", "fails")))
     done = alice.run("submit", "fails.json", "--follow")
     assert done.returncode == 1
@@ -234,8 +234,8 @@ def test_a_failed_job_is_a_failed_command(alice: CliUser) -> None:
 
 
 def test_json_output_only(alice: CliUser) -> None:
-    alice.write("speaks.json", json.dumps(job_file("echo one; echo two", "speaks")))
-    done = alice.run("train", "speaks.json", "--json")
+    alice.write("prints.json", json.dumps(job_file("echo one; echo two", "prints")))
+    done = alice.run("train", "prints.json", "--json")
     assert done.returncode == 0, done.stderr
     events = [json.loads(line) for line in done.stdout.splitlines()]
     assert [events[0]["event"], events[-1]["event"]] == ["submitted", "end"]
@@ -255,12 +255,12 @@ def test_invalid_job_file_lists_paths(alice: CliUser) -> None:
     planned = alice.run("plan", "huge.json")
     assert planned.returncode == 1
     assert "GPU" in planned.stderr
-    good = alice.json("plan", "speaks.json")
+    good = alice.json("plan", "prints.json")
     assert good["ok"] is True
     assert good["script"].startswith("#!/bin/bash")
 
 
-def test_ctrl_c_detaches_and_the_job_goes_on(alice: CliUser) -> None:
+def test_ctrl_c_detaches_without_stopping_the_job(alice: CliUser) -> None:
     command = "for i in 1 2 3 4 5 6 7 8; do echo tick $i; sleep 1; done"
     alice.write("ticks.json", json.dumps(job_file(command, "ticks")))
     process = subprocess.Popen(
@@ -285,7 +285,7 @@ def test_ctrl_c_detaches_and_the_job_goes_on(alice: CliUser) -> None:
     assert back.stdout == "".join(f"tick {n}\n" for n in range(1, 9))
 
 
-def test_every_task_with_its_name(alice: CliUser) -> None:
+def test_log_lines_are_prefixed_with_the_task(alice: CliUser) -> None:
     spec = job_file("echo hello from $PAI_TASK_INDEX", "many", taskNumber=3)
     alice.write("many.json", json.dumps(spec))
     done = alice.run("submit", "many.json", "--follow", "--all")
@@ -312,8 +312,8 @@ def test_stop_retry_clone_delete(alice: CliUser) -> None:
 def test_templates(alice: CliUser) -> None:
     spec = job_file("echo rate <% $parameters.rate %>", "from-template")
     alice.write("template.json", json.dumps(spec))
-    made = alice.run("template", "create", "rates", "--file", "template.json", "-p", "rate=0.1")
-    assert made.returncode == 0, made.stderr
+    created = alice.run("template", "create", "rates", "--file", "template.json", "-p", "rate=0.1")
+    assert created.returncode == 0, created.stderr
     assert [row["name"] for row in alice.json("template", "list", "rates")] == ["rates"]
     done = alice.run("template", "submit", "rates", "-p", "rate=0.5", "--follow")
     assert (done.returncode, done.stdout) == (0, "rate 0.5\n"), done.stderr
@@ -330,22 +330,22 @@ def test_capacity_command(alice: CliUser) -> None:
 # --- the library ------------------------------------------------------------------------------------
 
 
-def test_following_survives_a_restart_of_the_server(
+def test_log_follow_survives_server_restart(
     sluice_server: RunningSluice, client: sluice.Client
 ) -> None:
     count = 60
     command = f"for i in $(seq {count}); do echo line $i; sleep 0.3; done"
     job = client.submit(job_file(command, "survives"))
-    got: list[bytes] = []
+    received: list[bytes] = []
     states: list[str] = []
-    reader = threading.Thread(target=lambda: got.extend(client.logs(job, follow=True)))
+    reader = threading.Thread(target=lambda: received.extend(client.logs(job, follow=True)))
     watcher = threading.Thread(
-        target=lambda: client.wait(job, on_change=lambda seen: states.append(seen.state))
+        target=lambda: client.wait(job, on_change=lambda changed: states.append(changed.state))
     )
     reader.start()
     watcher.start()
     deadline = time.monotonic() + TIMEOUT_S
-    while b"line 3\n" not in b"".join(got):
+    while b"line 3\n" not in b"".join(received):
         assert time.monotonic() < deadline
         time.sleep(0.1)
     sluice_server.stop()
@@ -353,11 +353,11 @@ def test_following_survives_a_restart_of_the_server(
     sluice_server.start()
     reader.join(TIMEOUT_S)
     watcher.join(TIMEOUT_S)
-    assert b"".join(got) == b"".join(b"line %d\n" % n for n in range(1, count + 1))
+    assert b"".join(received) == b"".join(b"line %d\n" % n for n in range(1, count + 1))
     assert states[-1] == "COMPLETED"
 
 
-def test_the_same_key_makes_one_job(client: sluice.Client) -> None:
+def test_same_idempotency_key_creates_one_job(client: sluice.Client) -> None:
     file = job_file("true", "once")
     key = f"key-{time.time_ns()}"
     first, second = client.submit(file, key=key), client.submit(file, key=key)
@@ -367,7 +367,7 @@ def test_the_same_key_makes_one_job(client: sluice.Client) -> None:
     client.wait(first, timeout=TIMEOUT_S)
 
 
-def test_bytes_are_exact(client: sluice.Client, tmp_path: Path) -> None:
+def test_logs_and_downloads_are_byte_exact(client: sluice.Client, tmp_path: Path) -> None:
     script = "import sys; sys.stdout.buffer.write(bytes(range(256)) * 1000)"
     job = client.wait(client.submit(job_file(f"python3 -c '{script}'", "bytes")), timeout=TIMEOUT_S)
     assert job.completed
@@ -384,7 +384,9 @@ def test_bytes_are_exact(client: sluice.Client, tmp_path: Path) -> None:
         assert any(name.endswith("main-0.log") for name in archive.getnames())
 
 
-def test_others_see_nothing(sluice_server: RunningSluice, client: sluice.Client) -> None:
+def test_outsider_and_read_token_are_rejected(
+    sluice_server: RunningSluice, client: sluice.Client
+) -> None:
     job = client.submit(job_file("true", "mine"))
     with sluice.Client(sluice_server.url, sluice_server.token("carol")) as carol:
         with pytest.raises(sluice.NotFound):

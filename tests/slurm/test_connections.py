@@ -1,4 +1,4 @@
-"""Connections from Cluster rows to the embedded cluster: each person as their Unix user, refused identities not."""
+"""Connections to the embedded cluster: each user as their Unix user; refused identities never reach sshd."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def count_logins(cluster: EmbeddedCluster, user: str) -> int:
     return log.count(f"Accepted publickey for {user} ") + log.count(f"for {user} from")
 
 
-def test_each_person_is_themselves_and_slurm_answers_them(registered: Cluster) -> None:
+def test_commands_run_as_the_mapped_unix_user(registered: Cluster) -> None:
     for name in ("alice", "bob"):
         unix_user = unix_user_for(User.objects.get(username=name), registered)
         output = connections.transport_for(registered, unix_user).run(["id", "-un"]).text.strip()
@@ -61,7 +61,7 @@ def test_threads_share_one_transport_factory(registered: Cluster) -> None:
     assert len(factories) == 1
 
 
-@pytest.mark.parametrize("unix_user", ["daemon", "root", "sluice-svc", "nobody-of-that-name"])
+@pytest.mark.parametrize("unix_user", ["daemon", "root", "sluice-svc", "no-such-user"])
 def test_refused_users_never_reach_sshd(
     registered: Cluster, cluster: EmbeddedCluster, unix_user: str
 ) -> None:
@@ -72,13 +72,13 @@ def test_refused_users_never_reach_sshd(
     assert count_logins(cluster, unix_user) == before
 
 
-def test_a_person_mapped_to_a_uid_below_the_floor_by_hand_is_refused(registered: Cluster) -> None:
+def test_stored_uid_below_the_floor_is_refused(registered: Cluster) -> None:
     UnixAccount.objects.filter(user__username="alice").update(unix_user="daemon", uid=500)
     with pytest.raises(IdentityRefused, match="UID 500"):
         unix_user_for(User.objects.get(username="alice"), registered)
 
 
-def test_changed_host_key_applies_at_once(registered: Cluster) -> None:
+def test_changed_host_key_applies_immediately(registered: Cluster) -> None:
     assert connections.service_transport(registered).run(["true"]).exit_code == 0
     registered.host_keys = (
         "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIEKxLCDZBoJBGqKcQmYFYGQaJ1Vf8mqUX1oJsT9Rf5CC"

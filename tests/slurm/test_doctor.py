@@ -1,4 +1,4 @@
-"""The doctor on the embedded cluster: all checks OK; with one fault made on purpose, only that check fails."""
+"""The doctor on the embedded cluster: all checks pass; an injected fault fails only its own check."""
 
 from __future__ import annotations
 
@@ -73,9 +73,9 @@ def new_public_key() -> str:
 
 @contextmanager
 def daemon_stopped(cluster: EmbeddedCluster, daemon: str) -> Iterator[None]:
-    def run_cluster_script(verb: str) -> None:
+    def run_cluster_script(action: str) -> None:
         subprocess.run(
-            [PROJECT / "scripts" / "cluster", verb, daemon],
+            [PROJECT / "scripts" / "cluster", action, daemon],
             env=cluster.env,
             check=True,
             capture_output=True,
@@ -101,7 +101,7 @@ def test_healthy_cluster_prints_only_ok(registered: Cluster) -> None:
     assert status.clock_skew_s is not None
 
 
-def test_nothing_is_left_behind_in_the_work_root(
+def test_check_removes_its_files_from_the_work_root(
     registered: Cluster, cluster: EmbeddedCluster
 ) -> None:
     code, _ = check(user="bob")
@@ -110,7 +110,9 @@ def test_nothing_is_left_behind_in_the_work_root(
     assert list(root.glob(".sluice-check-*")) == []
 
 
-def test_slurmdbd_stopped(registered: Cluster, cluster: EmbeddedCluster) -> None:
+def test_stopped_slurmdbd_fails_the_accounting_check(
+    registered: Cluster, cluster: EmbeddedCluster
+) -> None:
     with daemon_stopped(cluster, "slurmdbd"):
         code, lines = check(user="alice")
     assert code == 1
@@ -120,7 +122,7 @@ def test_slurmdbd_stopped(registered: Cluster, cluster: EmbeddedCluster) -> None
     assert "Start slurmdbd" in lines["accounting"]["remedy"]
 
 
-def test_a_wrong_pinned_key(registered: Cluster) -> None:
+def test_wrong_pinned_key_fails_the_host_key_check(registered: Cluster) -> None:
     Cluster.objects.update(host_keys=new_public_key())
     code, lines = check(user="alice")
     assert code == 1
@@ -130,7 +132,7 @@ def test_a_wrong_pinned_key(registered: Cluster) -> None:
     assert "pinned host keys" in lines["host_key"]["remedy"]
 
 
-def test_the_ca_removed_from_sshd(registered: Cluster, cluster: EmbeddedCluster) -> None:
+def test_untrusted_ca_fails_the_login_check(registered: Cluster, cluster: EmbeddedCluster) -> None:
     trusted = cluster.dir / "etc" / "ssh_ca.pub"
     original = trusted.read_text()
     # sshd reads this file at each login, so it need not be restarted.
@@ -142,15 +144,15 @@ def test_the_ca_removed_from_sshd(registered: Cluster, cluster: EmbeddedCluster)
     assert code == 1
     assert keys_with_outcome(lines, "fail") == ["service_login"]
     assert keys_with_outcome(lines, "ok") == ["name", "port", "host_key"]
-    assert "does not let sluice-svc in" in lines["service_login"]["found"]
+    assert "rejects the login of sluice-svc" in lines["service_login"]["found"]
     assert "manage.py ssh_ca" in lines["service_login"]["remedy"]
 
 
-def test_an_open_connection_of_the_pool_hides_nothing(
+def test_check_does_not_reuse_pooled_connections(
     registered: Cluster, cluster: EmbeddedCluster
 ) -> None:
     assert connections.service_transport(registered).run(["true"]).exit_code == 0
-    test_the_ca_removed_from_sshd(registered, cluster)
+    test_untrusted_ca_fails_the_login_check(registered, cluster)
 
 
 @pytest.mark.parametrize(
@@ -161,21 +163,23 @@ def test_an_open_connection_of_the_pool_hides_nothing(
         ("ghost", "Unix user ghost does not exist"),
     ],
 )
-def test_identities_that_are_refused(registered: Cluster, user: str, expected_text: str) -> None:
+def test_refused_identities_fail_the_accounts_check(
+    registered: Cluster, user: str, expected_text: str
+) -> None:
     code, lines = check(user=user)
     assert code == 1
     assert keys_with_outcome(lines, "fail") == ["accounts"]
     assert expected_text in lines["accounts"]["found"]
 
 
-def test_a_runtime_that_is_not_there_and_a_partition_that_is_gone(registered: Cluster) -> None:
+def test_missing_runtime_and_missing_partition(registered: Cluster) -> None:
     Cluster.objects.update(runtime=Cluster.Runtime.ENROOT)
     _, lines = check(user="alice")
     assert keys_with_outcome(lines, "fail") == ["runtime"]
     Namespace.objects.filter(name="cpu").update(partitions=["cpu", "retired"])
     _, lines = check(user="alice")
     assert keys_with_outcome(lines, "fail") == ["partitions"]
-    assert "cpu: retired is not there" in lines["partitions"]["found"]
+    assert "cpu: retired does not exist" in lines["partitions"]["found"]
 
 
 def run_sync(**options: Any) -> tuple[int, str]:
@@ -193,9 +197,9 @@ def test_sync_proposes_and_applies_namespaces(registered: Cluster) -> None:
     assert "Proposed: namespace all on partition all, longest time 7-00:00:00" in text
     assert not Namespace.objects.filter(name="all").exists()
     assert "Created: namespace all" in run_sync(apply=True)[1]
-    made = Namespace.objects.get(name="all")
-    assert made.partitions == ["all"]
-    assert not made.memberships.exists()
+    created = Namespace.objects.get(name="all")
+    assert created.partitions == ["all"]
+    assert not created.memberships.exists()
     assert run_sync()[1] == "All namespaces agree with Slurm.\n"
     capacity = load_capacity(registered)
     assert capacity is not None
@@ -207,14 +211,14 @@ def test_sync_reports_drift(registered: Cluster) -> None:
     Namespace.objects.filter(name="debug").update(partitions=["debug", "gone"], max_time_s=7200)
     Namespace.objects.filter(name="cpu").update(account="nosuch")
     dora = User.objects.create_user("dora")
-    UnixAccount.objects.create(user=dora, cluster=registered, unix_user="nosuchperson")
+    UnixAccount.objects.create(user=dora, cluster=registered, unix_user="nosuchuser")
     Membership.objects.create(user=dora, namespace=Namespace.objects.get(name="v100"))
     code, text = run_sync()
     assert code == 1
     for expected_text in (
-        "namespace debug: partition gone is gone",
-        "namespace debug: longest time 02:00:00 is above 00:10:00 of partition debug",
-        "namespace cpu: account nosuch is gone",
-        "namespace v100: member dora (Unix user nosuchperson) has no association",
+        "namespace debug: partition gone no longer exists",
+        "namespace debug: longest time 02:00:00 exceeds the 00:10:00 of partition debug",
+        "namespace cpu: account nosuch no longer exists",
+        "namespace v100: member dora (Unix user nosuchuser) has no association",
     ):
         assert expected_text in text

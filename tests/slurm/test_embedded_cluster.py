@@ -1,6 +1,6 @@
-"""The embedded cluster itself: what it offers, who gets in, that it heals, and that it leaves nothing behind.
+"""The embedded cluster: nodes and partitions, logins, repair by `up`, and clean shutdown by `down`.
 
-Whatever kills or stops something does so in a second, throw-away cluster, so that the one of the suite is not disturbed.
+Tests that kill or stop daemons use a second, throw-away cluster, so that the shared one is not disturbed.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def wait_for(read: Callable[[], T], condition: Callable[[T], bool], timeout_s: f
 
 @dataclass(frozen=True)
 class SshLogins:
-    """Logs in to an embedded sshd with short-lived certificates, as OpenSSH's own client does."""
+    """Logs in to an embedded sshd with OpenSSH's client and short-lived certificates."""
 
     folder: Path
     port: int
@@ -84,7 +84,7 @@ class SshLogins:
             "BatchMode": "yes",
         }
         ssh_options = [
-            word for name, value in options.items() for word in ("-o", f"{name}={value}")
+            argument for name, value in options.items() for argument in ("-o", f"{name}={value}")
         ]
         return [
             "ssh", "-F", "none", *ssh_options, "-i", str(key), "-p", str(self.port),
@@ -104,9 +104,9 @@ def logins(cluster: EmbeddedCluster, tmp_path_factory: pytest.TempPathFactory) -
 def wait_for_accounting_rows(
     cluster: EmbeddedCluster, slurm_job_id: str, *, allocations: int = 1
 ) -> list[list[str]]:
-    """The job's rows in accounting, once none of them is still on its way.
+    """The job's rows in accounting, when they are complete.
 
-    For a moment slurmdbd shows an ended job without its working directory and a het job as a plain one.
+    For a moment slurmdbd shows an ended job without its work directory and a het job as a plain one.
     """
     fields = "JobID,State,ExitCode,WorkDir"
     unfinished = ("PENDING", "RUNNING", "COMPLETING", "REQUEUED")
@@ -124,7 +124,7 @@ def wait_for_accounting_rows(
     return wait_for(rows, complete)
 
 
-def test_four_nodes_with_their_gpus_and_partitions(cluster: EmbeddedCluster) -> None:
+def test_nodes_gpus_and_partitions(cluster: EmbeddedCluster) -> None:
     nodes = run(["sinfo", "-h", "-N", "-p", "all", "-o", "%N %G %c %m"], env=cluster.env).stdout
     assert nodes.splitlines() == [
         "n1 gpu:a100:4 8 16000",
@@ -144,9 +144,7 @@ def test_four_nodes_with_their_gpus_and_partitions(cluster: EmbeddedCluster) -> 
     assert set(states) <= {"idle", "mixed", "allocated", "completing"}
 
 
-def test_het_job_over_ssh_with_a_certificate_is_completed(
-    cluster: EmbeddedCluster, logins: SshLogins
-) -> None:
+def test_het_job_submitted_over_ssh_completes(cluster: EmbeddedCluster, logins: SshLogins) -> None:
     work = cluster.work_root.format(user="sluice-alice")
     script = f"{work}/het-test.sh"
     submit = logins.run(
@@ -186,12 +184,12 @@ def test_apptainer_runs_each_image_under_srun(
     assert printed in done.stdout
 
 
-def test_a_task_over_its_memory_is_caught(cluster: EmbeddedCluster, logins: SshLogins) -> None:
-    greedy = "import time\nhoard = [bytearray(400 * 2**20)]\ntime.sleep(30)"
+def test_job_over_its_memory_limit_is_killed(cluster: EmbeddedCluster, logins: SshLogins) -> None:
+    program = "import time\ndata = [bytearray(400 * 2**20)]\ntime.sleep(30)"
     work = cluster.work_root.format(user="sluice-bob")
     submit = logins.run(
         "sluice-bob",
-        f"cd {work} && printf '#!/usr/bin/python3\\n%s\\n' '{greedy}' | sbatch --parsable --mem=100M -o oom.out",
+        f"cd {work} && printf '#!/usr/bin/python3\\n%s\\n' '{program}' | sbatch --parsable --mem=100M -o oom.out",
     )
     assert submit.returncode == 0, submit.stderr
     rows = wait_for_accounting_rows(cluster, submit.stdout.strip())
@@ -207,33 +205,31 @@ def test_a_task_over_its_memory_is_caught(cluster: EmbeddedCluster, logins: SshL
         ("nobody", "nobody", True),
         ("sluice-alice", None, False),
     ],
-    ids=["for-another-user", "root", "not-of-the-cluster", "unsigned-key"],
+    ids=["for-another-user", "root", "not-a-cluster-user", "unsigned-key"],
 )
-def test_sshd_lets_nobody_else_in(
+def test_sshd_rejects_other_logins(
     logins: SshLogins, user: str, principal: str | None, sign: bool
 ) -> None:
-    refused = logins.run(user, "id", principal=principal, sign=sign)
-    assert refused.returncode == 255
-    assert "Permission denied" in refused.stderr
-    assert refused.stdout == ""
+    rejected = logins.run(user, "id", principal=principal, sign=sign)
+    assert rejected.returncode == 255
+    assert "Permission denied" in rejected.stderr
+    assert rejected.stdout == ""
 
 
 def test_homes_and_work_roots_are_private(cluster: EmbeddedCluster, logins: SshLogins) -> None:
-    alices = cluster.work_root.format(user="sluice-alice")
-    listing = logins.run("sluice-bob", f"ls {alices} ~sluice-alice")
+    alice_root = cluster.work_root.format(user="sluice-alice")
+    listing = logins.run("sluice-bob", f"ls {alice_root} ~sluice-alice")
     assert listing.returncode != 0
     assert listing.stderr.count("Permission denied") == 2
 
 
-def test_limits_of_a_qos_are_enforced(cluster: EmbeddedCluster, logins: SshLogins) -> None:
-    refused = logins.run("sluice-bob", "sbatch --qos=tiny -c4 --wrap hostname")
-    assert refused.returncode == 1
-    assert "QOSMaxCpuPerJobLimit" in refused.stderr
+def test_qos_limits_are_enforced(cluster: EmbeddedCluster, logins: SshLogins) -> None:
+    rejected = logins.run("sluice-bob", "sbatch --qos=tiny -c4 --wrap hostname")
+    assert rejected.returncode == 1
+    assert "QOSMaxCpuPerJobLimit" in rejected.stderr
 
 
-def test_the_service_account_is_operator_and_the_others_are_not(
-    cluster: EmbeddedCluster, logins: SshLogins
-) -> None:
+def test_only_the_service_account_is_operator(cluster: EmbeddedCluster, logins: SshLogins) -> None:
     output = run(
         ["sacctmgr", "-nP", "show", "user", "format=user,admin,defaultaccount"], env=cluster.env
     ).stdout
@@ -251,7 +247,7 @@ def test_the_service_account_is_operator_and_the_others_are_not(
     assert wait_for_accounting_rows(cluster, held)[0][1].startswith("CANCELLED")
 
 
-# --- a second cluster, to break ---
+# --- tests with a throw-away cluster ---
 
 
 @dataclass(frozen=True)
@@ -261,12 +257,12 @@ class ThrowawayCluster:
     folder: Path
     foreign_temp_table: Path
 
-    def run_unchecked(self, *words: str) -> subprocess.CompletedProcess[str]:
-        return run([PROGRAM, *words], env=self.env, timeout_s=300)
+    def run_unchecked(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return run([PROGRAM, *arguments], env=self.env, timeout_s=300)
 
-    def run_checked(self, *words: str) -> str:
-        done = self.run_unchecked(*words)
-        assert done.returncode == 0, f"{words}: {done.stdout}\n{done.stderr}"
+    def run_checked(self, *arguments: str) -> str:
+        done = self.run_unchecked(*arguments)
+        assert done.returncode == 0, f"{arguments}: {done.stdout}\n{done.stderr}"
         return done.stdout
 
     def daemons(self) -> dict[str, dict[str, object]]:
@@ -293,21 +289,21 @@ class ThrowawayCluster:
         found = []
         for proc in Path("/proc").glob("[0-9]*"):
             try:
-                words = (proc / "cmdline").read_bytes() + (proc / "environ").read_bytes()
+                text = (proc / "cmdline").read_bytes() + (proc / "environ").read_bytes()
                 descriptors = list((proc / "fd").iterdir())
             except OSError:
                 continue
             for descriptor in descriptors:
                 with contextlib.suppress(OSError):
-                    words += b"\n" + os.readlink(descriptor).encode()
-            # This test's own process and its children carry SLUICE_CLUSTER_DIR at most, never a path below it.
-            if f"{self.dir}/".encode() in words:
+                    text += b"\n" + os.readlink(descriptor).encode()
+            # The test process and its children have only SLUICE_CLUSTER_DIR itself, never a path below it.
+            if f"{self.dir}/".encode() in text:
                 found.append((proc / "cmdline").read_text().replace("\0", " "))
         return found
 
 
 def foreign_temp_table() -> Path:
-    """A temporary table as another MariaDB of the same Unix user has it open in the machine's /tmp."""
+    """A temporary table in /tmp, like that of another MariaDB server of the same Unix user."""
     table = Path(tempfile.gettempdir()) / f"#sql-temptable-{os.getpid():x}-1-1.MAI"
     table.touch()
     shutil.chown(table, "slurm")
@@ -316,11 +312,11 @@ def foreign_temp_table() -> Path:
 
 @pytest.fixture(scope="module")
 def throwaway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ThrowawayCluster]:
-    directory = Path(f"/var/lib/sluice/test-spare-{os.getpid()}")
-    # Not the suite's own environment: SLUICE_SSH_CA_KEY of the other cluster would be taken for this one's.
+    directory = Path(f"/var/lib/sluice/test-throwaway-{os.getpid()}")
+    # A minimal environment: SLUICE_SSH_CA_KEY of the shared cluster must not apply to this one.
     env = {"PATH": os.environ["PATH"], "SLUICE_CLUSTER_DIR": str(directory)}
     throwaway = ThrowawayCluster(
-        directory, env, tmp_path_factory.mktemp("spare"), foreign_temp_table()
+        directory, env, tmp_path_factory.mktemp("throwaway"), foreign_temp_table()
     )
     try:
         throwaway.run_checked("up")
@@ -331,13 +327,13 @@ def throwaway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ThrowawayClu
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def test_the_first_up_leaves_temporary_tables_of_other_databases_alone(
+def test_up_keeps_temporary_tables_of_other_databases(
     throwaway: ThrowawayCluster,
 ) -> None:
     assert throwaway.foreign_temp_table.exists()
 
 
-def test_a_second_up_changes_nothing(throwaway: ThrowawayCluster) -> None:
+def test_second_up_changes_nothing(throwaway: ThrowawayCluster) -> None:
     before = throwaway.daemons()
     assert list(before) == list(DAEMONS)
     assert all(row["ok"] for row in before.values())
@@ -346,7 +342,7 @@ def test_a_second_up_changes_nothing(throwaway: ThrowawayCluster) -> None:
 
 
 @pytest.mark.parametrize("name", ["munge", "mariadb", "slurmdbd", "slurmctld", "n1", "sshd"])
-def test_up_heals_a_killed_daemon(throwaway: ThrowawayCluster, name: str) -> None:
+def test_up_restarts_a_killed_daemon(throwaway: ThrowawayCluster, name: str) -> None:
     before = throwaway.daemons()[name]
     os.kill(int(str(before["pid"])), signal.SIGKILL)
     assert throwaway.run_unchecked("status").returncode == 1
@@ -354,11 +350,11 @@ def test_up_heals_a_killed_daemon(throwaway: ThrowawayCluster, name: str) -> Non
     after = throwaway.daemons()
     assert after[name]["pid"] != before["pid"]
     assert all(row["ok"] for row in after.values())
-    result = throwaway.logins().run("sluice-alice", "cd && srun -n1 --mem=50M echo healed")
-    assert result.stdout == "healed\n", result.stderr
+    result = throwaway.logins().run("sluice-alice", "cd && srun -n1 --mem=50M echo restarted")
+    assert result.stdout == "restarted\n", result.stderr
 
 
-def test_up_restarts_a_daemon_that_hangs(throwaway: ThrowawayCluster) -> None:
+def test_up_restarts_a_hanging_daemon(throwaway: ThrowawayCluster) -> None:
     before = throwaway.daemons()["slurmctld"]
     os.kill(int(str(before["pid"])), signal.SIGSTOP)
     throwaway.run_checked("up")
@@ -377,9 +373,9 @@ def test_occupied_port_is_reassigned(throwaway: ThrowawayCluster) -> None:
         assert throwaway.logins().run("sluice-alice", "echo in").stdout == "in\n"
 
 
-def test_down_leaves_no_process_and_keeps_what_waits(throwaway: ThrowawayCluster) -> None:
+def test_down_ends_all_processes_and_keeps_pending_jobs(throwaway: ThrowawayCluster) -> None:
     logins = throwaway.logins()
-    # One job with a child that left its session, one that waits, and an open login.
+    # A job with a child in another session, a pending job, and an open login.
     logins.run(
         "sluice-alice", "cd && sbatch -J runs --mem=50M --wrap 'setsid sleep 700 & srun sleep 701'"
     )
@@ -397,7 +393,7 @@ def test_down_leaves_no_process_and_keeps_what_waits(throwaway: ThrowawayCluster
 
     throwaway.run_checked("up")
     assert throwaway.slurm("squeue", "-h", "-o", "%j %T").split() == ["waits", "PENDING"]
-    # slurmdbd hears of it from slurmctld, in its own time.
+    # slurmctld reports to slurmdbd with a delay.
     wait_for(
         lambda: throwaway.slurm(
             "sacct", "-a", "-X", "-n", "-P", "-S", "now-1hour", "-o", "JobName,State"
@@ -406,15 +402,15 @@ def test_down_leaves_no_process_and_keeps_what_waits(throwaway: ThrowawayCluster
     )
 
 
-def test_down_ends_jobs_whose_daemons_are_gone(throwaway: ThrowawayCluster) -> None:
-    """Nobody is left who could cancel them: the step daemons are found by what they have open."""
+def test_down_ends_jobs_after_their_daemons_were_killed(throwaway: ThrowawayCluster) -> None:
+    """No daemon is left to cancel the jobs; `down` finds slurmstepd by its open files."""
     throwaway.run_checked("up")
     throwaway.logins().run("sluice-alice", "cd && sbatch -J left --mem=50M --wrap 'srun sleep 703'")
     wait_for(lambda: throwaway.slurm("squeue", "-h", "-s"), lambda steps: ".0" in steps)
     for name, daemon in throwaway.daemons().items():
         if name not in ("mariadb", "munge"):
             os.kill(int(str(daemon["pid"])), signal.SIGKILL)
-    assert any("slurmstepd" in words for words in throwaway.processes())
+    assert any("slurmstepd" in command for command in throwaway.processes())
     throwaway.run_checked("down")
     assert throwaway.processes() == []
     throwaway.run_checked("up")
@@ -433,40 +429,38 @@ def test_down_ends_jobs_whose_daemons_are_gone(throwaway: ThrowawayCluster) -> N
         ),
         (lambda directory: directory.touch(), "is not a directory"),
     ],
-    ids=["closed-parent", "not-ours", "file"],
+    ids=["closed-parent", "other-files", "file"],
 )
-def test_up_refuses_a_place_in_one_sentence(
-    prepare: Callable[[Path], object], message: str
-) -> None:
-    parent = Path(f"/var/lib/sluice/test-place-{os.getpid()}")
+def test_up_rejects_an_unusable_directory(prepare: Callable[[Path], object], message: str) -> None:
+    parent = Path(f"/var/lib/sluice/test-directory-{os.getpid()}")
     parent.mkdir(mode=0o755)
     try:
         prepare(parent / "c")
-        refused = run([PROGRAM, "up"], env={**os.environ, "SLUICE_CLUSTER_DIR": str(parent / "c")})
-        assert refused.returncode == 1
-        assert message in refused.stderr
-        assert refused.stderr.count("\n") == 1
+        rejected = run([PROGRAM, "up"], env={**os.environ, "SLUICE_CLUSTER_DIR": str(parent / "c")})
+        assert rejected.returncode == 1
+        assert message in rejected.stderr
+        assert rejected.stderr.count("\n") == 1
     finally:
         shutil.rmtree(parent)
 
 
-def test_reset_deletes_only_what_carries_the_marker(tmp_path: Path) -> None:
+def test_reset_requires_the_marker_file(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").touch()
-    refused = run(
+    rejected = run(
         [PROGRAM, "reset", "--yes"], env={**os.environ, "SLUICE_CLUSTER_DIR": str(tmp_path)}
     )
-    assert refused.returncode == 1
-    assert "does not carry the marker" in refused.stderr
+    assert rejected.returncode == 1
+    assert "does not carry the marker" in rejected.stderr
     assert (tmp_path / "thesis.tex").exists()
 
 
 def test_requires_root(cluster: EmbeddedCluster) -> None:
-    # The project may lie where nobody can read it: the interpreter gets the program on its standard input.
+    # The program drops privileges after its imports: the project may not be readable by other users.
     program = (
         f"import os, sys; sys.path.insert(0, {str(Path(PROGRAM).parents[1])!r}); from devtools.embedded_cluster import cli;"
         "os.setuid(65534); sys.exit(cli.main(['status']))"
     )
-    refused = run(["python3", "-c", program])
-    assert refused.returncode == 1
-    assert refused.stderr.count("\n") == 1
-    assert "must run as root" in refused.stderr
+    rejected = run(["python3", "-c", program])
+    assert rejected.returncode == 1
+    assert rejected.stderr.count("\n") == 1
+    assert "must run as root" in rejected.stderr

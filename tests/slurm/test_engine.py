@@ -1,4 +1,4 @@
-"""The engine as its own process on the real cluster: states, ends, sentences, exactly once, takeover."""
+"""The engine process on the embedded cluster: states, reasons, exactly-once submission, takeover."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def harness(cluster: EmbeddedCluster, tmp_path: Path) -> Iterator[EngineHarness]
 
 @pytest.fixture
 def harness_with_engine(harness: EngineHarness) -> EngineHarness:
-    """With an engine that has seen the cluster."""
+    """With a running engine that has stored the cluster's capacity."""
     harness.engine().start()
     harness.wait(
         lambda: hasattr(type(harness.cluster).objects.get(), "capacity"), 30, "no capacity"
@@ -47,7 +47,7 @@ def harness_with_engine(harness: EngineHarness) -> EngineHarness:
 
 
 def prepare_cluster(harness: EngineHarness) -> None:
-    """Capacity is known before any engine process runs, and jobs run without containers."""
+    """Store the capacity without an engine, and run jobs without containers."""
     from clusters.connections import slurm_client_for
     from clusters.models import store_capacity
 
@@ -56,7 +56,7 @@ def prepare_cluster(harness: EngineHarness) -> None:
 
 
 def test_each_end_has_state_and_reason(harness_with_engine: EngineHarness) -> None:
-    """Real jobs that end in each way; what a lab member reads is checked word by word."""
+    """One real job per kind of end; checks state and reason text."""
     harness = harness_with_engine
     timeout = harness.job("timeout", "sleep 600", timeLimit=60)
     done = harness.job("done", "echo hello")
@@ -99,7 +99,7 @@ def test_each_end_has_state_and_reason(harness_with_engine: EngineHarness) -> No
     assert (retried.attempt_number, retried.retries_counted) == (2, 1)
     kinds = list(events_of(retried).order_by("id").values_list("kind", flat=True))
     assert kinds.count("retrying") == 1
-    assert image.attempt_number == 1, "what cannot help is not tried again"
+    assert image.attempt_number == 1, "a permanent failure is not retried"
     assert events_of(stopped).filter(kind="stop").count() == 1
 
     def all_tasks_final() -> bool:
@@ -120,10 +120,10 @@ def test_each_end_has_state_and_reason(harness_with_engine: EngineHarness) -> No
 
 def test_rejected_submission_has_reason(harness_with_engine: EngineHarness) -> None:
     harness = harness_with_engine
-    Namespace.objects.filter(name="cpu").update(account="nobody")
-    refused = harness.job("refused", "true")
-    harness.wait_for_state(refused, "FAILED")
-    assert "You have no account on the cluster" in render_reason(refused.reason)
+    Namespace.objects.filter(name="cpu").update(account="nosuch")
+    rejected = harness.job("rejected", "true")
+    harness.wait_for_state(rejected, "FAILED")
+    assert "You have no account on the cluster" in render_reason(rejected.reason)
     Namespace.objects.filter(name="cpu").update(account="")
     harness.slurm("scontrol", "update", "partitionname=v100", "state=inactive")
     try:
@@ -140,38 +140,38 @@ def test_rejected_submission_has_reason(harness_with_engine: EngineHarness) -> N
     harness.wait_for_state(later, "COMPLETED", timeout_s=60)
 
 
-def test_limits_stops_deletes_and_files(harness_with_engine: EngineHarness) -> None:
+def test_time_limit_change_stop_and_delete_with_files(harness_with_engine: EngineHarness) -> None:
     harness = harness_with_engine
-    longer = harness.job("longer", "sleep 600", timeLimit=120)  # outlives the next housekeeping
-    gone = harness.job("gone", "sleep 60")
+    longer = harness.job("longer", "sleep 600", timeLimit=120)  # runs until it is stopped below
+    deleted_job = harness.job("deleted", "sleep 60")
     harness.wait_for_state(longer, "RUNNING")
-    harness.wait_for_state(gone, "RUNNING")
+    harness.wait_for_state(deleted_job, "RUNNING")
     actions.change_time_limit(job=longer, by=harness.alice, time_limit_s=1800)
 
     def limit_set() -> bool:
         longer.refresh_from_db()
         return longer.time_limit_s == 1800 and longer.wanted_time_limit_s is None
 
-    harness.wait(limit_set, 15, "limit")
+    harness.wait(limit_set, 15, "time limit not set")
     shown = harness.slurm("squeue", "-h", "-o", "%l", "-j", harness.attempt(longer).slurm_job_id)
     assert shown.strip() == "30:00"
-    directory = Path(harness.attempt(gone).work_dir)
+    directory = Path(harness.attempt(deleted_job).work_dir)
     assert directory.is_dir()
-    actions.delete_job(job=gone, by=harness.alice, stop_first=True, remove_files=True)
+    actions.delete_job(job=deleted_job, by=harness.alice, stop_first=True, remove_files=True)
 
     def deleted() -> bool:
-        gone.refresh_from_db()
-        return gone.deleted_at is not None
+        deleted_job.refresh_from_db()
+        return deleted_job.deleted_at is not None
 
     harness.wait(deleted, 60, "not deleted")
-    assert gone.state == "STOPPED"
+    assert deleted_job.state == "STOPPED"
     harness.wait(lambda: not directory.exists(), 90, "files are still there")
     assert not directory.parent.exists()
     actions.stop_job(job=longer, by=harness.alice)
     harness.wait_for_state(longer, "STOPPED")
 
 
-def test_a_namespace_limit_lets_jobs_in_one_after_the_other(
+def test_running_jobs_limit_of_namespace_queues_jobs(
     harness_with_engine: EngineHarness,
 ) -> None:
     harness = harness_with_engine
@@ -183,7 +183,7 @@ def test_a_namespace_limit_lets_jobs_in_one_after_the_other(
         second.refresh_from_db()
         return second.reason_code == "queued.limit-running"
 
-    harness.wait(is_limited, 15, "not kept back")
+    harness.wait(is_limited, 15, "not limited")
     harness.wait_for_state(second, "COMPLETED", timeout_s=60)
     first.refresh_from_db()
     assert first.state == "COMPLETED"
@@ -193,7 +193,7 @@ def test_a_namespace_limit_lets_jobs_in_one_after_the_other(
 
 
 def check_exactly_once(harness: EngineHarness, jobs: list[Job]) -> None:
-    """Every job is in Slurm once, under the id that its row says."""
+    """Every job is in Slurm exactly once, with the Slurm job id of its attempt."""
     harness.wait(
         lambda: len(harness.slurm_jobs_by_token(jobs)) >= len(jobs),
         60,
@@ -212,7 +212,7 @@ CRASH_POINTS = ["after_token", "before_sbatch", "after_sbatch", "before_save", "
 
 
 @pytest.mark.parametrize("point", [*CRASH_POINTS, "before_transition"])
-def test_a_crash_at_each_point_submits_once(harness: EngineHarness, point: str) -> None:
+def test_crash_at_each_point_submits_once(harness: EngineHarness, point: str) -> None:
     prepare_cluster(harness)
     jobs = [harness.job(f"j{n}", "true") for n in range(4)]
     engine = harness.engine()
@@ -224,7 +224,7 @@ def test_a_crash_at_each_point_submits_once(harness: EngineHarness, point: str) 
     check_exactly_once(harness, jobs)
 
 
-def test_killed_at_random_moments_no_job_is_lost_or_doubled(harness: EngineHarness) -> None:
+def test_engine_killed_at_random_submits_every_job_once(harness: EngineHarness) -> None:
     count, kills = (200, 20) if LONG else (40, 5)
     prepare_cluster(harness)
     rng = random.Random(5)
@@ -245,12 +245,12 @@ def test_killed_at_random_moments_no_job_is_lost_or_doubled(harness: EngineHarne
         harness.wait_for_state(job, *END_STATES, timeout_s=240)
     assert {job.state for job in jobs} == {"COMPLETED"}
     check_exactly_once(harness, jobs)
-    report("%s jobs, %s × kill -9: none lost, none twice", len(jobs), kill_count)
+    report("%s jobs, %s × kill -9: every job submitted once", len(jobs), kill_count)
 
 
 @contextmanager
 def wrapped_commands(harness: EngineHarness, **wrappers: str) -> Iterator[None]:
-    """Slurm's programs for the engine, some of them behind a script of ours; $REAL is the real one."""
+    """Replace Slurm commands of the engine by wrapper scripts; $REAL is the real command."""
     directory = Path(tempfile.mkdtemp(prefix="sluice-wrapped-"))
     directory.chmod(0o755)
     for name in ("sbatch", "squeue", "sacct", "scancel", "scontrol"):
@@ -269,7 +269,7 @@ def wrapped_commands(harness: EngineHarness, **wrappers: str) -> Iterator[None]:
         shutil.rmtree(directory)
 
 
-def test_a_slow_sbatch_of_a_dead_engine_is_not_repeated(harness: EngineHarness) -> None:
+def test_running_sbatch_of_a_killed_engine_is_not_repeated(harness: EngineHarness) -> None:
     """The engine dies while its sbatch still runs on the login node; that sbatch succeeds later."""
     prepare_cluster(harness)
     with wrapped_commands(harness, sbatch='sleep 6; exec "$REAL" "$@"'):
@@ -282,14 +282,14 @@ def _kill_engine_during_sbatch(harness: EngineHarness) -> None:
     engine.start()
     harness.wait(lambda: Attempt.objects.filter(phase="submitting").exists(), 20, "no attempt")
     marker = Path(Attempt.objects.get().work_dir) / "submit.1"
-    harness.wait(marker.exists, 20, "sbatch was not begun")
+    harness.wait(marker.exists, 20, "sbatch was not started")
     engine.kill()
     engine.start()
     harness.wait_for_state(job, "COMPLETED", timeout_s=60)
     check_exactly_once(harness, [job])
 
 
-def test_a_standby_takes_over_within_15_seconds(harness: EngineHarness) -> None:
+def test_standby_takes_over_within_15_seconds(harness: EngineHarness) -> None:
     prepare_cluster(harness)
     first, second = harness.engine(), harness.engine()
     first.start()
@@ -310,7 +310,7 @@ def test_a_standby_takes_over_within_15_seconds(harness: EngineHarness) -> None:
 
 
 def test_end_event_latency(harness_with_engine: EngineHarness) -> None:
-    """From Slurm's end time (whole seconds) to the event row that the hub hands out."""
+    """From Slurm's end time (whole seconds) to the event row."""
     harness = harness_with_engine
     harness.disable_containers()
     jobs = [harness.job(f"j{n}", f"sleep {n % 5}") for n in range(15)]

@@ -1,6 +1,6 @@
-"""What happens to jobs beside Sluice: administrators, limits, lost nodes, full disks; and how a stop goes.
+"""Changes made outside Sluice: administrators, limits, lost nodes, full disks; and how jobs are stopped.
 
-Every test has one engine process and does many things at once: what they wait for is mostly Slurm's own pace.
+Each test combines many cases in one engine process, because most of the time is spent waiting for Slurm.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def harness(cluster: EmbeddedCluster, tmp_path: Path) -> Iterator[EngineHarness]
         try:
             yield new_harness
         finally:
-            # The next test wants the nodes. Nothing there to cancel is no fault.
+            # Free the nodes for the next test.
             for user in ("sluice-alice", "sluice-bob"):
                 argv = ["scancel", "--quiet", "--user", user]
                 subprocess.run(argv, env=cluster.env, check=False)
@@ -67,7 +67,7 @@ def wait_for_reason(
     state: str = "PENDING",
     timeout_s: float = 60,
 ) -> None:
-    """The job says so, in this state, and can say it in Chinese, too."""
+    """Wait for the state and reason text; also check that the reason has a Chinese translation."""
 
     def reason_matches() -> bool:
         job.refresh_from_db()
@@ -84,15 +84,15 @@ def slurm_id(harness: EngineHarness, job: Job) -> str:
     return harness.attempt(job).slurm_job_id
 
 
-def scontrol_update(harness: EngineHarness, job: Job, *what: str) -> None:
-    harness.slurm("scontrol", "update", f"jobid={slurm_id(harness, job)}", *what)
+def scontrol_update(harness: EngineHarness, job: Job, *fields: str) -> None:
+    harness.slurm("scontrol", "update", f"jobid={slurm_id(harness, job)}", *fields)
 
 
 def stop_all(harness: EngineHarness, *jobs: Job) -> None:
     for job in jobs:
         actions.stop_job(job=job, by=job.owner)
     for job in jobs:
-        # A node that was down a moment ago takes its time to let go of a job.
+        # Completing a job takes long on a node that was down shortly before.
         harness.wait_for_state(job, *END_STATES, timeout_s=150)
         assert (job.state, render_reason(job.reason)) == ("STOPPED", "Stopped by alice."), job.name
 
@@ -100,7 +100,7 @@ def stop_all(harness: EngineHarness, *jobs: Job) -> None:
 # -- stopping -----------------------------------------------------------------------------------------
 
 SAVE_ON_SIGTERM = (
-    "trap 'echo asked; sleep 6; echo saved; exit 0' TERM; echo up; while :; do sleep 0.2; done"
+    "trap 'echo SIGTERM; sleep 6; echo saved; exit 0' TERM; echo up; while :; do sleep 0.2; done"
 )
 IGNORE_SIGTERM = "trap '' TERM; echo up; while :; do sleep 0.2; done"
 TWO_ROLES = [
@@ -122,13 +122,13 @@ def batch_script_pid(slurm_job_id: str) -> int:
     raise AssertionError(f"no batch script of {slurm_job_id}")
 
 
-def test_a_stop_gives_every_task_sigterm_and_the_clusters_grace(harness: EngineHarness) -> None:
-    """The cluster's grace (20 s) is longer than Slurm's KillWait here (5 s): a plain scancel would not do."""
+def test_stop_sends_sigterm_to_every_task_and_waits_grace_period(harness: EngineHarness) -> None:
+    """The grace period (20 s) is longer than Slurm's KillWait (5 s), so a plain scancel would kill too early."""
     Cluster.objects.update(grace_s=20)
     simple = harness.job("simple", SAVE_ON_SIGTERM)
     packed = harness.job("packed", taskRoles=TWO_ROLES)
     het = harness.job("het", taskRoles=TWO_ROLES, placement="separate")
-    ignoring = harness.job("deaf", IGNORE_SIGTERM)
+    ignoring = harness.job("ignoring", IGNORE_SIGTERM)
     stuck = harness.job("stuck", "echo up; sleep 300")
     waiting = harness.job("waiting", "true", role={"cpuNumber": 8})
     assert (packed.plan["layout"], het.plan["layout"]) == ("packed", "het")
@@ -139,21 +139,21 @@ def test_a_stop_gives_every_task_sigterm_and_the_clusters_grace(harness: EngineH
     )
     for job, task in [(simple, "main-0"), (packed, "worker-0"), (het, "worker-0"), (ignoring, "main-0"), (stuck, "main-0")]:  # fmt: skip
         harness.wait(lambda job=job, task=task: "up" in log_of(harness, job, task), 30, job.name)  # type: ignore[misc]
-    # Its script hears nothing: only Slurm's own signals can end it.
+    # The batch script is suspended and cannot handle signals: only scancel can end the job.
     script_pid = batch_script_pid(slurm_id(harness, stuck))
     os.kill(script_pid, signal.SIGSTOP)
     settled_at = timezone.now() + SIGNAL_READY_AFTER
     harness.wait(lambda: timezone.now() > settled_at, 20)
     actions.stop_job(job=stuck, by=harness.alice)
-    harness.wait(lambda: harness.attempt(stuck).stop_sent_at is not None, 20, "not asked")
+    harness.wait(lambda: harness.attempt(stuck).stop_sent_at is not None, 20, "stop not sent")
     long_ago = timezone.now() - timedelta(seconds=60)
-    Attempt.objects.filter(job=stuck).update(stop_sent_at=long_ago)  # its time is over
+    Attempt.objects.filter(job=stuck).update(stop_sent_at=long_ago)  # the grace period is over
     stop_all(harness, simple, packed, het, ignoring, stuck, waiting)
     saving = [(simple, "main-0")]
     saving += [(job, role) for job in (packed, het) for role in ("ps-0", "worker-0")]
     for job, task in saving:
         text = log_of(harness, job, task)
-        assert (text.count("asked"), text.count("saved")) == (1, 1), (job.name, task, text)
+        assert (text.count("SIGTERM"), text.count("saved")) == (1, 1), (job.name, task, text)
     assert "saved" not in log_of(harness, ignoring)
     ids = ",".join(
         slurm_id(harness, job) for job in (simple, packed, het, ignoring, stuck, waiting)
@@ -162,18 +162,18 @@ def test_a_stop_gives_every_task_sigterm_and_the_clusters_grace(harness: EngineH
     assert {state.split(" ")[0] for state in states if state} == {"CANCELLED"}
 
 
-# -- waiting ------------------------------------------------------------------------------------------
+# -- pending ------------------------------------------------------------------------------------------
 
 
 @contextmanager
 def temporary_slurm_change(
-    harness: EngineHarness, do: tuple[str, ...], undo: tuple[str, ...]
+    harness: EngineHarness, apply: tuple[str, ...], revert: tuple[str, ...]
 ) -> Iterator[None]:
-    harness.slurm(*do)
+    harness.slurm(*apply)
     try:
         yield
     finally:
-        harness.slurm(*undo)
+        harness.slurm(*revert)
 
 
 def run_as_alice(harness: EngineHarness, *argv: str) -> None:
@@ -186,7 +186,7 @@ LICENSE = ("name=matlab", "server=flex", "type=license")
 
 
 def test_pending_reasons_and_expected_start(harness: EngineHarness, client: Client) -> None:
-    """Everything that an administrator or a limit can hold a job back with, on one node that is taken."""
+    """Every pending reason that administrators or limits can cause, on one occupied node."""
     blocker = harness.job("blocker", "sleep 600", namespace="v100", role={"cpuNumber": 8}, timeLimit=1200)  # fmt: skip
     failing = harness.job("failing", "exit 1")
     harness.wait_for_state(blocker, "RUNNING")
@@ -233,7 +233,7 @@ def test_pending_reasons_and_expected_start(harness: EngineHarness, client: Clie
 
 @contextmanager
 def license_available(harness: EngineHarness) -> Iterator[None]:
-    """One license for the whole cluster, as a site's license server offers it."""
+    """One license for the whole cluster, as from a license server."""
     name = harness.slurm("sacctmgr", "-n", "-P", "show", "cluster", "format=Cluster").strip()
     added = ("count=1", "servertype=flexlm", f"cluster={name}", "percentallowed=100")
     with temporary_slurm_change(
@@ -245,7 +245,7 @@ def license_available(harness: EngineHarness) -> Iterator[None]:
 
 
 def test_jobs_wait_for_limits_licenses_and_partitions(harness: EngineHarness) -> None:
-    """They pass: each job says what it waits for, and goes on by itself when the door opens."""
+    """Temporary obstacles: each job shows its reason and starts without intervention afterwards."""
     drained = ("scontrol", "update", "nodename=n4")
     with (
         temporary_slurm_change(
@@ -276,12 +276,12 @@ def test_jobs_wait_for_limits_licenses_and_partitions(harness: EngineHarness) ->
         harness.wait_for_state(job, "COMPLETED", timeout_s=90)
 
 
-# -- a person's space and account -----------------------------------------------------------------------
+# -- disk space and accounts ----------------------------------------------------------------------------
 
 
 @contextmanager
 def small_work_root(harness: EngineHarness, unix_user: str) -> Iterator[Path]:
-    """The person's work root is a small file system, so that it can be full."""
+    """Mount a small tmpfs as the user's work root, so that it can be filled."""
     home = pwd.getpwnam(unix_user).pw_dir
     work_root = Path(harness.cluster.work_root_for(unix_user, home))
     work_root.mkdir(exist_ok=True)
@@ -330,8 +330,8 @@ def test_full_disk_denied_directory_and_uploaded_code(
 ) -> None:
     settings.UPLOAD_DIR = harness.tmp / "uploads"
     code_job = job_with_code(harness)
-    with small_work_root(harness, "sluice-bob") as space:
-        filler = space / "filler"
+    with small_work_root(harness, "sluice-bob") as work_root:
+        filler = work_root / "filler"
         with suppress(OSError), filler.open("wb", buffering=0) as file:
             while True:
                 file.write(bytes(16 * 1024))
@@ -342,7 +342,7 @@ def test_full_disk_denied_directory_and_uploaded_code(
         harness.wait_for_state(full, "COMPLETED", timeout_s=60)
         assert full.attempt_number == 1
 
-        os.chown(space, 0, 0)
+        os.chown(work_root, 0, 0)
         closed = harness.job("closed", "true", by=harness.bob)
         harness.wait_for_state(closed, "FAILED")
         assert "Sluice could not write the job's files" in render_reason(closed.reason)
@@ -351,9 +351,9 @@ def test_full_disk_denied_directory_and_uploaded_code(
 
 
 def test_deactivated_users(harness: EngineHarness) -> None:
-    """Their running jobs end as they would; what waits here says that it cannot be submitted as them."""
+    """Their running jobs continue; queued jobs fail because they cannot be submitted."""
     Namespace.objects.filter(name="cpu").update(max_running_jobs_per_user=1)
-    running_job = harness.job("going", "sleep 4", by=harness.bob)
+    running_job = harness.job("running", "sleep 4", by=harness.bob)
     harness.wait_for_state(running_job, "RUNNING")
     queued = harness.job("queued", "true", by=harness.bob)
     harness.bob.is_active = False
@@ -362,19 +362,21 @@ def test_deactivated_users(harness: EngineHarness) -> None:
     assert "This person has no active account in Sluice." in render_reason(queued.reason)
     harness.wait_for_state(running_job, "COMPLETED")
 
-    # Slurm takes nobody's association away who has a job (22.05: "Job(s) active, cancel job(s) before remove").
+    # Slurm does not remove an association with active jobs (22.05: "Job(s) active, cancel job(s) before remove").
     removed = ("sacctmgr", "-i", "delete", "user", "where", "name=sluice-alice")
-    back = ("account=lab", "qos=low,normal,tiny", "defaultqos=normal")
-    harness.wait(lambda: not harness.slurm("squeue", "-h", "-u", "sluice-alice"), 30, "still busy")
+    restored = ("account=lab", "qos=low,normal,tiny", "defaultqos=normal")
+    harness.wait(
+        lambda: not harness.slurm("squeue", "-h", "-u", "sluice-alice"), 30, "alice still has jobs"
+    )
     with temporary_slurm_change(
-        harness, removed, ("sacctmgr", "-i", "add", "user", "sluice-alice", *back)
+        harness, removed, ("sacctmgr", "-i", "add", "user", "sluice-alice", *restored)
     ):
         unknown = harness.job("unknown", "true")
         harness.wait_for_state(unknown, "FAILED")
         assert "You have no account on the cluster" in render_reason(unknown.reason)
 
 
-# -- ends and returns that nobody here asked for ----------------------------------------------------------
+# -- external changes to running jobs ---------------------------------------------------------------------
 
 
 def test_external_changes_to_running_jobs(harness: EngineHarness) -> None:
@@ -382,13 +384,13 @@ def test_external_changes_to_running_jobs(harness: EngineHarness) -> None:
     low = harness.job("low", "sleep 600", namespace="v100", role={"cpuNumber": 8})
     harness.wait_for_state(low, "RUNNING")
     mine = harness.job("mine", "sleep 600")
-    requeue_held = harness.job("pushed", "sleep 600")
-    suspended = harness.job("asleep", "sleep 600")
+    requeue_held = harness.job("requeue-held", "sleep 600")
+    suspended = harness.job("suspended", "sleep 600")
     on_gpus = [{**role, "gpuNumber": 1} for role in TWO_ROLES]
     het = harness.job(
         "het", namespace="default", taskRoles=on_gpus, placement="separate", timeLimit=600
     )
-    requeued = harness.job("again", "sleep 600")
+    requeued = harness.job("requeued", "sleep 600")
     for job in (mine, requeued, requeue_held, suspended, het):
         harness.wait_for_state(job, "RUNNING")
     run_as_alice(harness, "scancel", slurm_id(harness, mine))
@@ -397,8 +399,8 @@ def test_external_changes_to_running_jobs(harness: EngineHarness) -> None:
     harness.slurm("scontrol", "suspend", slurm_id(harness, suspended))
     actions.change_time_limit(job=het, by=harness.alice, time_limit_s=1800)
     Namespace.objects.filter(name="v100").update(qos="normal")
-    scontrol_update(harness, low, "requeue=0")  # so that being pushed aside is the end of it
-    preemptor = harness.job("pusher", "sleep 600", namespace="v100", role={"cpuNumber": 7})
+    scontrol_update(harness, low, "requeue=0")  # preemption then ends the Slurm job
+    preemptor = harness.job("preemptor", "sleep 600", namespace="v100", role={"cpuNumber": 7})
     lost = harness.job("lost", "sleep 600", namespace="v100")
 
     wait_for_reason(harness, suspended, "An administrator has suspended the job.", state="RUNNING")
@@ -413,7 +415,7 @@ def test_external_changes_to_running_jobs(harness: EngineHarness) -> None:
     assert requeued.started_at is None
     harness.wait_for_state(preemptor, "RUNNING")
     harness.wait_for_state(lost, "RUNNING")
-    # Not its own fault: a further attempt waits, however few retries the job file allows.
+    # Preemption is not counted as a retry: a further attempt is queued regardless of retryCount.
     harness.wait(lambda: Job.objects.get(pk=low.pk).attempt_number == 2, 40, "no further attempt")
     wait_for_reason(harness, low, "starts when enough nodes are free", timeout_s=40)
     first = Attempt.objects.get(job=low, number=1)
@@ -425,21 +427,21 @@ def test_external_changes_to_running_jobs(harness: EngineHarness) -> None:
     ):
         harness.wait(lambda: Job.objects.get(pk=preemptor.pk).attempt_number == 2, 40, "no retry")
         harness.wait_for_state(lost, "PENDING")
-        assert lost.attempt_number == 1  # Slurm itself has put it back
+        assert lost.attempt_number == 1  # requeued by Slurm
     first = Attempt.objects.get(job=preemptor, number=1)
     assert (first.slurm_state, first.reason_code) == ("NODE_FAIL", "end.node-fail")
     suspended.refresh_from_db()
     assert (suspended.state, render_reason(suspended.reason)) == ("RUNNING", "")
-    harness.wait_for_state(preemptor, "PENDING", "RUNNING")  # its further attempt is Slurm's, too
+    harness.wait_for_state(preemptor, "PENDING", "RUNNING")  # the second attempt was submitted
     stop_all(harness, low, preemptor, lost, requeued, suspended, requeue_held, het)
 
 
-# -- fairness, and the commands ---------------------------------------------------------------------------
+# -- fairness and management commands ---------------------------------------------------------------------
 
 
 @contextmanager
 def hanging_cluster(harness: EngineHarness) -> Iterator[socket.socket]:
-    """Its login node takes connections and says nothing; a job of bob's waits to be sent there."""
+    """A cluster with a login node that accepts connections but never replies, and a queued job of bob."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         template = Cluster.objects.get()
         hanging = Cluster.objects.create(
@@ -453,10 +455,10 @@ def hanging_cluster(harness: EngineHarness) -> Iterator[socket.socket]:
         store_capacity(hanging, load_capacity(template) or pytest.fail("no capacity"))
         UnixAccount.objects.create(user=harness.bob, cluster=hanging, unix_user="sluice-bob")
         hanging_namespace = Namespace.objects.create(
-            name="there", cluster=hanging, partitions=["cpu"]
+            name="hanging", cluster=hanging, partitions=["cpu"]
         )
         Membership.objects.create(user=harness.bob, namespace=hanging_namespace, role="member")
-        harness.job("hanging", "true", by=harness.bob, namespace="there")
+        harness.job("hanging", "true", by=harness.bob, namespace="hanging")
         yield server
 
 
@@ -472,11 +474,11 @@ def test_fairness_across_users_and_clusters(harness: EngineHarness) -> None:
         harness.wait_for_state(single, "PENDING", "RUNNING", "COMPLETED")
         queued_count = Job.objects.filter(owner=harness.alice, state="QUEUED").count()
         assert queued_count > job_count / 2, (
-            f"only {queued_count} of alice's {job_count} jobs were still to come"
+            f"only {queued_count} of alice's {job_count} jobs were still queued"
         )
         harness.wait_for_state(single, "COMPLETED")
         server.settimeout(1)
-        server.accept()[0].close()  # it has been tried, indeed
+        server.accept()[0].close()  # the engine has tried to connect
         assert Job.objects.get(name="hanging").state == "QUEUED"
         alice_jobs = Job.objects.filter(owner=harness.alice, name__startswith="many")
         assert all(outcome.ok for outcome in actions.stop_jobs(jobs=alice_jobs, by=harness.alice))
@@ -486,7 +488,7 @@ def test_fairness_across_users_and_clusters(harness: EngineHarness) -> None:
 
         harness.wait(lambda: not unstopped_states(), 90, lambda: str(unstopped_states()))
         stop_all(harness, blocker)
-        harness.engines[0].kill()  # it would wait for the connection
+        harness.engines[0].kill()  # a normal stop waits for the hanging connection
 
 
 def manage(harness: EngineHarness, *arguments: str) -> tuple[int, str]:

@@ -1,4 +1,4 @@
-"""The example notebook, executed from its first cell to its last against a running Sluice."""
+"""Executes the example notebook against a running Sluice."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.cluster
 CLIENT = Path(__file__).resolve().parents[2] / "client" / "src"
 NOTEBOOK = Path(__file__).resolve().parents[2] / "docs" / "examples" / "frameworks.ipynb"
 
-# In a process of its own: a kernel brings an event loop and warnings of its own.
+# In a separate process: a kernel has its own event loop and emits warnings.
 EXECUTE = """
 import sys, nbformat, nbclient
 book = nbformat.read(sys.argv[1], as_version=4)
@@ -34,7 +34,7 @@ def text_of(cell: dict[str, Any]) -> str:
     return "".join(found)
 
 
-def test_the_notebook_runs(sluice_server: RunningSluice, tmp_path: Path) -> None:
+def test_notebook_runs(sluice_server: RunningSluice, tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", EXECUTE, str(NOTEBOOK), "done.ipynb"],
         cwd=tmp_path,
@@ -60,12 +60,12 @@ def test_the_notebook_runs(sluice_server: RunningSluice, tmp_path: Path) -> None
         f"rank {n} of 3: the sum of all ranks is 3" for n in range(3)
     ]
     assert outputs[10] == "('COMPLETED', 'COMPLETED')"
-    # A rich display: the job as a table, not as a line of Python.
+    # The job has an HTML representation.
     shown = [output.get("data", {}) for cell in cells for output in cell.get("outputs", ())]
     assert any("COMPLETED" in "".join(data.get("text/html", "")) for data in shown)
 
 
-def test_the_notebook_is_kept_without_results() -> None:
+def test_notebook_is_stored_without_outputs() -> None:
     cells = json.loads(NOTEBOOK.read_text())["cells"]
     assert all(not cell.get("outputs") for cell in cells)
     assert all(cell.get("execution_count") is None for cell in cells)

@@ -1,4 +1,4 @@
-"""The running Sluice that other tests rely on: it answers, and its engine runs a job on the real cluster."""
+"""The `sluice_server` fixture: the server responds and its engine runs a job on the embedded cluster."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.sluice_server import RunningSluice
 pytestmark = pytest.mark.cluster
 
 
-def test_a_job_runs_to_its_end(sluice_server: RunningSluice) -> None:
+def test_job_completes(sluice_server: RunningSluice) -> None:
     job = {
         "jobName": "first",
         "image": "python",
@@ -30,7 +30,7 @@ def test_a_job_runs_to_its_end(sluice_server: RunningSluice) -> None:
     assert log.content == b"out of a container\n"
 
 
-def test_the_engine_reads_what_namespaces_can_be_mapped_onto(sluice_server: RunningSluice) -> None:
+def test_engine_stores_accounts_qos_and_slurm_version(sluice_server: RunningSluice) -> None:
     code = (
         "from clusters.models import ClusterStatus; s = ClusterStatus.objects.get(); "
         "print(s.accounts, s.qos, s.slurm_version)"

@@ -1,4 +1,4 @@
-"""`manage.py ssh_ca` prints lines that a real sshd accepts and understands."""
+"""`manage.py ssh_ca` prints configuration lines that sshd accepts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.cluster
 
 
-def test_the_lines_are_sound_for_sshd_and_count_from_one_address_only(
+def test_ca_is_trusted_from_the_given_address_only(
     cluster: EmbeddedCluster, settings: Settings, tmp_path: Path
 ) -> None:
     settings.SSH_CA_KEY_FILE = tmp_path / "ssh" / "ca_key"

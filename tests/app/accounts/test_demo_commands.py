@@ -1,4 +1,4 @@
-"""The demo's people and the embedded cluster: registered once, and what a person changed stays."""
+"""`manage.py demo` and `embedded` are idempotent and keep later changes to users, passwords and rows."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def run(command: str) -> str:
     return out.getvalue()
 
 
-def test_demo_makes_people_once_and_keeps_their_passwords_private(home: Path) -> None:
+def test_demo_creates_users_once_with_private_password_file(home: Path) -> None:
     first = run("demo")
     passwords_file = home / "demo-passwords"
     assert stat.S_IMODE(passwords_file.stat().st_mode) == 0o600
@@ -63,7 +63,7 @@ def test_demo_makes_people_once_and_keeps_their_passwords_private(home: Path) ->
     assert run("demo") == first
 
 
-def test_demo_does_not_touch_a_changed_password(home: Path) -> None:
+def test_demo_keeps_a_changed_password(home: Path) -> None:
     run("demo")
     alice = User.objects.get(username="alice")
     alice.set_password("her own choice")
@@ -73,20 +73,20 @@ def test_demo_does_not_touch_a_changed_password(home: Path) -> None:
     assert alice.check_password("her own choice")
 
 
-def test_demo_people_are_for_the_demo_only(settings: Settings) -> None:
+def test_demo_requires_demo_mode(settings: Settings) -> None:
     settings.DEMO = False
     with pytest.raises(CommandError, match="SLUICE_DEMO"):
         run("demo")
     assert not User.objects.exists()
 
 
-def test_embedded_says_what_is_missing() -> None:
+def test_embedded_requires_cluster_environment() -> None:
     with pytest.raises(CommandError, match=r"scripts/cluster env"):
         run("embedded")
 
 
 @pytest.mark.usefixtures("env")
-def test_embedded_registers_a_cluster_that_the_demo_people_can_use() -> None:
+def test_embedded_registers_a_cluster_usable_by_demo_users() -> None:
     run("demo")
     run("embedded")
     cluster = Cluster.objects.get(name="embedded")
@@ -110,12 +110,12 @@ def test_embedded_registers_a_cluster_that_the_demo_people_can_use() -> None:
     assert {size.name for size in offered} == {"cpu-small", "cpu-large"}
 
 
-def test_embedded_again_brings_facts_up_to_date_and_leaves_the_rest(
+def test_embedded_rerun_updates_connection_fields_only(
     env: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     run("demo")
     run("embedded")
-    Cluster.objects.update(title="Ours", poll_interval_s=9, images_dir="/gone/images")
+    Cluster.objects.update(title="Renamed", poll_interval_s=9, images_dir="/old/images")
     Membership.objects.filter(user__username="bob").delete()
     UnixAccount.objects.filter(user__username="bob").delete()
     Namespace.objects.filter(name="default").update(partitions=["cpu"], max_time_s=7200)
@@ -126,7 +126,7 @@ def test_embedded_again_brings_facts_up_to_date_and_leaves_the_rest(
     cluster = Cluster.objects.get()
     assert (cluster.port, cluster.host_keys) == (22002, NEW_KEY)
     assert cluster.images_dir == str(tmp_path / "images")
-    assert (cluster.title, cluster.poll_interval_s) == ("Ours", 9)
+    assert (cluster.title, cluster.poll_interval_s) == ("Renamed", 9)
     assert not Membership.objects.filter(user__username="bob").exists()
     assert not UnixAccount.objects.filter(user__username="bob").exists()
     assert Namespace.objects.get(name="default").partitions == ["cpu"]

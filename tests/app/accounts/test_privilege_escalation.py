@@ -1,4 +1,4 @@
-"""What people with some rights try in order to have more."""
+"""Attempts to gain privileges or bypass limits are rejected."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def scenario() -> Scenario:
     return make_scenario()
 
 
-# --- leading people away ---------------------------------------------------------------------------
+# --- open redirects --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_preferences_reject_offsite_redirect(client: Client, next_url: str) -> N
 def test_username_spelling_variants_share_login_limit(
     client: Client, scenario: Scenario, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The form takes blanks off and folds full-width letters: all of these are alice."""
+    """The form strips whitespace and normalizes full-width letters (NFKC): all of these are alice."""
     monkeypatch.setattr(sign_in, "SIGN_INS_PER_NAME_PER_MINUTE", 1)
     statuses = [
         client.post("/login", {"username": name, "password": "a guess"}).status_code
@@ -74,8 +74,8 @@ def test_username_spelling_variants_share_login_limit(
     assert statuses == [200, 429, 429, 429]
 
 
-def test_the_admin_site_has_no_sign_in_of_its_own(client: Client, scenario: Scenario) -> None:
-    """Django's would take passwords without counting the tries."""
+def test_admin_login_redirects_to_rate_limited_login(client: Client, scenario: Scenario) -> None:
+    """Django's admin login has no rate limit."""
     guess = {"username": "admin", "password": "a guess", "next": "/admin/"}
     response = client.post("/admin/login/?next=/admin/", guess)
     assert (response.status_code, response["Location"]) == (302, "/login?next=%2Fadmin%2F")
@@ -93,7 +93,7 @@ def new_token(user: User, scope: str) -> tuple[ApiToken, str]:
     )
 
 
-def test_a_read_only_token_revokes_itself_and_no_other(client: Client, scenario: Scenario) -> None:
+def test_read_token_can_revoke_only_itself(client: Client, scenario: Scenario) -> None:
     read_token, secret = new_token(scenario.alice, "read")
     write_token, write_secret = new_token(scenario.alice, "write")
 
@@ -109,7 +109,7 @@ def test_a_read_only_token_revokes_itself_and_no_other(client: Client, scenario:
 
 
 def test_concurrent_searches_are_limited_per_user() -> None:
-    """A search of a huge log waits for the cluster and holds one of a dozen threads meanwhile."""
+    """A search of a large log blocks one of the few remote I/O threads while it waits for the cluster."""
     limiter = ConcurrencyLimiter()
     with limiter.slot(2, "alice"), limiter.slot(2, "alice"), limiter.slot(2, "bob"):
         with pytest.raises(Throttled), limiter.slot(2, "alice"):
@@ -156,9 +156,9 @@ def test_former_member_cannot_edit_namespace_template(scenario: Scenario) -> Non
         )
     template.refresh_from_db()
     assert template.spec == document
-    # Taking it back is fine, and so is the namespace's administrator's change.
+    # The namespace administrator may still edit it; its owner may make it private or delete it.
     change_template(
-        template=template, by=scenario.chief, version=1, changes={"description": "ours"}
+        template=template, by=scenario.chief, version=1, changes={"description": "edited"}
     )
     change_template(
         template=template, by=scenario.bob, version=2, changes={"visibility": "private"}
@@ -170,14 +170,14 @@ def test_former_member_cannot_edit_namespace_template(scenario: Scenario) -> Non
 
 
 class RecheckedConsumer(AuthenticatedConsumer):
-    def __init__(self, answers: list[Any]) -> None:
+    def __init__(self, results: list[Any]) -> None:
         super().__init__()
-        self.answers = answers
+        self.results = results
         self.close_codes: list[int] = []
-        self._load_user = self.next_answer
+        self._load_user = self.next_result
 
-    def next_answer(self) -> Any:
-        response = self.answers.pop(0)
+    def next_result(self) -> Any:
+        response = self.results.pop(0)
         if isinstance(response, Exception):
             raise response
         return response
@@ -187,7 +187,7 @@ class RecheckedConsumer(AuthenticatedConsumer):
 
 
 def test_socket_recheck_continues_after_errors(settings: Any) -> None:
-    """An error that ends the looking would leave the socket open after the person has lost the right."""
+    """If an error ended the recheck loop, the socket would stay open after access is revoked."""
     from django.contrib.auth.models import AnonymousUser
 
     settings.SOCKET_RECHECK_S = 0

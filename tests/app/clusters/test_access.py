@@ -1,4 +1,4 @@
-"""Roles in a namespace: Alice is administrator, Bob member, Vera viewer, Carol is not in it."""
+"""Roles in a namespace: Alice is administrator, Bob member, Vera viewer; Carol has no role in it."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ def scenario() -> AccessScenario:
         "alice": Role.ADMIN,
         "bob": Role.MEMBER,
         "vera": Role.VIEWER,
-        "gone": Role.ADMIN,
+        "inactive": Role.ADMIN,
     }.items():
-        user = User.objects.create_user(name, is_active=name != "gone")
+        user = User.objects.create_user(name, is_active=name != "inactive")
         Membership.objects.create(user=user, namespace=namespace, role=role)
         users[name] = user
     users["carol"] = carol = User.objects.create_user("carol")
@@ -54,7 +54,7 @@ def scenario() -> AccessScenario:
 
 
 @pytest.mark.parametrize(
-    ("who", "role", "sees", "submits", "administers"),
+    ("username", "role", "sees", "submits", "administers"),
     [
         ("alice", Role.ADMIN, True, True, True),
         ("bob", Role.MEMBER, True, True, False),
@@ -62,19 +62,19 @@ def scenario() -> AccessScenario:
         ("carol", None, False, False, False),
         ("root", Role.ADMIN, True, True, True),
         ("staff", None, False, False, False),
-        ("gone", None, False, False, False),
+        ("inactive", None, False, False, False),
         ("anonymous", None, False, False, False),
     ],
 )
 def test_rights_per_role(
     scenario: AccessScenario,
-    who: str,
+    username: str,
     role: Role | None,
     sees: bool,
     submits: bool,
     administers: bool,
 ) -> None:
-    user, namespace = scenario.users[who], scenario.namespace
+    user, namespace = scenario.users[username], scenario.namespace
     assert role_of(user, namespace) == role
     assert roles_of(user).get(namespace.pk) == role
     assert can_see(user, namespace) is sees
@@ -89,10 +89,10 @@ def test_rights_per_role(
 def test_inactive_namespace_is_visible_but_not_submittable(scenario: AccessScenario) -> None:
     scenario.namespace.active = False
     scenario.namespace.save()
-    for who in ("alice", "bob", "root"):
-        assert can_see(scenario.users[who], scenario.namespace)
-        assert not can_submit(scenario.users[who], scenario.namespace)
-        assert not namespaces_submittable_by(scenario.users[who]).contains(scenario.namespace)
+    for username in ("alice", "bob", "root"):
+        assert can_see(scenario.users[username], scenario.namespace)
+        assert not can_submit(scenario.users[username], scenario.namespace)
+        assert not namespaces_submittable_by(scenario.users[username]).contains(scenario.namespace)
 
 
 def test_disabled_cluster_is_not_submittable(scenario: AccessScenario) -> None:

@@ -77,19 +77,19 @@ def populated_namespace() -> Namespace:
         cluster,
         last_pass_at=datetime.now(UTC),
         last_ok_at=datetime.now(UTC),
-        last_error="slurmctld does not answer",
+        last_error="slurmctld does not respond",
         doctor={"lines": [line]},
     )
     return namespace
 
 
-OUR_MODELS = [
+REGISTERED_MODELS = [
     model for model in admin.site._registry if model._meta.app_label in ("clusters", "accounts")
 ]
 
 
 def test_all_models_are_registered() -> None:
-    assert {model.__name__ for model in OUR_MODELS} == {
+    assert {model.__name__ for model in REGISTERED_MODELS} == {
         "CapacitySnapshot",
         "Cluster",
         "Membership",
@@ -101,7 +101,7 @@ def test_all_models_are_registered() -> None:
 
 
 @pytest.mark.usefixtures("populated_namespace")
-@pytest.mark.parametrize("model", OUR_MODELS, ids=lambda model: model.__name__)
+@pytest.mark.parametrize("model", REGISTERED_MODELS, ids=lambda model: model.__name__)
 def test_every_page_renders(sysadmin: Client, model: Any) -> None:
     base = f"admin:{model._meta.app_label}_{model._meta.model_name}"
     listed = sysadmin.get(reverse(f"{base}_changelist"))
@@ -118,7 +118,7 @@ def test_every_page_renders(sysadmin: Client, model: Any) -> None:
 
 def test_cluster_list_shows_status(sysadmin: Client, populated_namespace: Namespace) -> None:
     page = sysadmin.get(reverse("admin:clusters_cluster_changelist")).content.decode()
-    assert "slurmctld does not answer" in page
+    assert "slurmctld does not respond" in page
     assert "login:22" in page
 
 
@@ -219,9 +219,7 @@ def test_namespace_with_missing_partition_can_be_deactivated(
     assert not populated_namespace.active
 
 
-def test_mapping_a_person_to_root_is_refused(
-    sysadmin: Client, populated_namespace: Namespace
-) -> None:
+def test_unix_account_root_is_rejected(sysadmin: Client, populated_namespace: Namespace) -> None:
     alice = User.objects.create_user("alice")
     response = sysadmin.post(
         reverse("admin:clusters_unixaccount_add"),
@@ -256,11 +254,9 @@ EMPTY_INLINES = {
 @pytest.fixture
 def staff_client(client: Client) -> Client:
     """A staff user, not a superuser, with all permissions for users and groups."""
-    person = User.objects.create_user("helper", is_staff=True)
-    person.user_permissions.set(
-        Permission.objects.filter(content_type__model__in=["user", "group"])
-    )
-    client.force_login(person)
+    user = User.objects.create_user("helper", is_staff=True)
+    user.user_permissions.set(Permission.objects.filter(content_type__model__in=["user", "group"]))
+    client.force_login(user)
     return client
 
 
@@ -276,15 +272,15 @@ def test_staff_cannot_grant_privileges(
     me, bob = User.objects.get(username="helper"), User.objects.get(username="bob")
     Group.objects.create(name="all")
     wanted = {"is_superuser": "on", "is_staff": "on", "groups": "1", "user_permissions": "1"}
-    for person in (me, bob):
-        url = reverse("admin:accounts_user_change", args=[person.pk])
-        response = staff_client.post(url, account_form(person, first_name="B", **wanted))
+    for user in (me, bob):
+        url = reverse("admin:accounts_user_change", args=[user.pk])
+        response = staff_client.post(url, account_form(user, first_name="B", **wanted))
         assert response.status_code == 302, response.content.decode()
-        before, person = person, User.objects.get(pk=person.pk)
-        assert person.first_name == "B"
-        assert not person.is_superuser
-        assert person.is_staff == before.is_staff
-        assert not person.groups.exists()
+        before, user = user, User.objects.get(pk=user.pk)
+        assert user.first_name == "B"
+        assert not user.is_superuser
+        assert user.is_staff == before.is_staff
+        assert not user.groups.exists()
     assert not bob.user_permissions.exists()
     assert staff_client.get(reverse("admin:auth_group_add")).status_code == 403
 

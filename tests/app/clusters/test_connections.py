@@ -36,7 +36,7 @@ PASSWD = {
 
 @dataclass
 class FakeTransportFactory:
-    """Answers only getent, and records the user of each command."""
+    """Implements only getent; records the user of each command."""
 
     run_as_users: list[str] = field(default_factory=list)
     closed: bool = False
@@ -81,13 +81,13 @@ def factory(lab: Cluster, monkeypatch: pytest.MonkeyPatch) -> FakeTransportFacto
     return factory
 
 
-def test_a_person_is_looked_up_by_the_service_account_first(
+def test_unix_user_is_looked_up_by_service_account_and_cached(
     lab: Cluster, factory: FakeTransportFactory
 ) -> None:
     assert connections.transport_for(lab, "alice").user == "alice"
     assert factory.run_as_users == ["svc"]
     assert connections.resolve_work_root(lab, "alice") == "/home/alice/sluice"
-    assert factory.run_as_users == ["svc"], "the account is kept for a while"
+    assert factory.run_as_users == ["svc"], "the passwd entry is cached"
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_refused_identities_run_no_command(
     assert factory.run_as_users == expected_users
 
 
-def test_a_uid_on_record_must_be_the_clusters(lab: Cluster, factory: FakeTransportFactory) -> None:
+def test_stored_uid_must_match_the_cluster(lab: Cluster, factory: FakeTransportFactory) -> None:
     alice = User.objects.create_user("alice")
     account = UnixAccount.objects.create(user=alice, cluster=lab, unix_user="alice", uid=2001)
     connections.transport_for(lab, "alice")
@@ -140,7 +140,7 @@ def test_transport_factory_is_cached_until_settings_change(lab: Cluster) -> None
     assert connections.transport_factory_for(lab) is not changed
 
 
-def test_pyslurm_is_used_when_switched_on_and_usable(
+def test_pyslurm_is_used_when_enabled_and_usable(
     lab: Cluster, factory: FakeTransportFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     capacity = Capacity(taken_at=datetime.now(UTC))
@@ -169,11 +169,11 @@ def test_unusable_pyslurm_is_tried_once(
 ) -> None:
     tries = []
 
-    def refuse(slurm_conf: str) -> None:
+    def fail(slurm_conf: str) -> None:
         tries.append(slurm_conf)
         raise SlurmUnavailable("pyslurm cannot be used with this cluster.")
 
-    monkeypatch.setattr(connections, "PyslurmReader", refuse)
+    monkeypatch.setattr(connections, "PyslurmReader", fail)
     lab.use_pyslurm = True
     assert type(connections.slurm_client_for(lab)) is SlurmClient
     assert type(connections.slurm_client_for(lab)) is SlurmClient

@@ -37,8 +37,8 @@ NODE = (
     "CfgTRES=cpu=8,mem=16000M AllocTRES="
 )
 CONFIG = "ClusterName = lab\nSLURM_VERSION = 23.11.4\nAccountingStorageType = accounting_storage/slurmdbd\n"
-# The first key that occurs in the command decides.
-ANSWERS = {
+# Output by command fragment; the first fragment contained in the command wins.
+OUTPUTS = {
     "passwd svc": "svc:x:1500:1500::/home/svc:/bin/bash",
     "passwd alice": "alice:x:2001:2001::/home/alice:/bin/bash",
     "id -u": "2001",
@@ -56,7 +56,7 @@ ANSWERS = {
 class FakeCluster:
     """A transport factory with one fixed output, or an error, per command."""
 
-    answers: dict[str, str | Exception] = field(default_factory=lambda: dict(ANSWERS))
+    outputs: dict[str, str | Exception] = field(default_factory=lambda: dict(OUTPUTS))
     clock: Callable[[], float] = time.time
     files: dict[str, bytes] = field(default_factory=dict)
     commands_run: list[str] = field(default_factory=list)
@@ -82,13 +82,13 @@ class FakeTransport(SubprocessTransport):
         self.fake_cluster.commands_run.append(f"{self.user}: {line}")
         if argv[0] == "date":
             return self._build_result(argv, f"{self.fake_cluster.clock():.9f}")
-        for fragment, answer in self.fake_cluster.answers.items():
+        for fragment, output in self.fake_cluster.outputs.items():
             if fragment in line:
-                if isinstance(answer, Exception):
-                    raise answer
-                if fragment == "srun" and "wrote yes" in answer:
+                if isinstance(output, Exception):
+                    raise output
+                if fragment == "srun" and "wrote yes" in output:
                     self.fake_cluster.files[f"{argv[-4]}.back"] = argv[-3].encode()
-                return self._build_result(argv, answer)
+                return self._build_result(argv, output)
         return self._build_result(argv, "")
 
     @staticmethod
@@ -152,7 +152,7 @@ def failures(lines: Sequence[CheckResult]) -> dict[str, CheckResult]:
 
 def test_healthy_cluster_passes_all_checks(context: CheckContext) -> None:
     lines = list(run_checks(context))
-    assert [line.key for line in lines] == [link.key for link in CHECKS if link.key != "pyslurm"]
+    assert [line.key for line in lines] == [check.key for check in CHECKS if check.key != "pyslurm"]
     assert all_ok(lines), failures(lines)
     assert to_json(lines)["ok"] is True
     assert context.slurm_version == "23.11.4"
@@ -171,7 +171,7 @@ def test_unresolvable_name_stops_all_checks(context: CheckContext) -> None:
     assert fake_cluster(context).commands_run == []
 
 
-def test_a_closed_port(context: CheckContext) -> None:
+def test_closed_port_is_reported(context: CheckContext) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         context.cluster.port = free.getsockname()[1]
     found = failures(list(run_checks(context)))
@@ -180,7 +180,7 @@ def test_a_closed_port(context: CheckContext) -> None:
 
 
 @pytest.mark.parametrize(
-    ("answer", "text", "key", "fragment"),
+    ("output", "text", "key", "fragment"),
     [
         ("passwd svc", "svc:x:900:900::/:/bin/sh", "accounts", "UID 900"),
         ("passwd alice", "", "accounts", "The Unix user alice does not exist"),
@@ -228,9 +228,9 @@ def test_a_closed_port(context: CheckContext) -> None:
     ],
 )
 def test_each_wrong_output_fails_exactly_one_check(
-    context: CheckContext, answer: str, text: str, key: str, fragment: str
+    context: CheckContext, output: str, text: str, key: str, fragment: str
 ) -> None:
-    fake_cluster(context).answers[answer] = text
+    fake_cluster(context).outputs[output] = text
     found = failures(list(run_checks(context)))
     assert list(found) == [key]
     assert fragment in found[key].found
@@ -245,7 +245,7 @@ def test_each_wrong_output_fails_exactly_one_check(
         ("alice", AuthFailed("no"), "person_login", "but rejects alice"),
     ],
 )
-def test_logins_that_fail(
+def test_failed_login_is_reported(
     context: CheckContext, user: str, error: Exception, key: str, fragment: str
 ) -> None:
     fake_cluster(context).login_errors[user] = error
@@ -255,7 +255,7 @@ def test_logins_that_fail(
     assert found[key].remedy
 
 
-def test_a_key_file_has_another_remedy_than_a_certificate(context: CheckContext) -> None:
+def test_login_remedy_differs_for_key_file_and_certificate(context: CheckContext) -> None:
     fake_cluster(context).login_errors["svc"] = AuthFailed("no")
     assert "manage.py ssh_ca" in failures(list(run_checks(context)))["service_login"].remedy
     context.cluster.key_file = "/etc/sluice/keys/{user}"
@@ -267,7 +267,9 @@ def test_a_key_file_has_another_remedy_than_a_certificate(context: CheckContext)
     ("clock_offset_s", "outcome"),
     [(0.2, CheckOutcome.OK), (5, CheckOutcome.WARN), (-300, CheckOutcome.FAIL)],
 )
-def test_clocks(context: CheckContext, clock_offset_s: float, outcome: CheckOutcome) -> None:
+def test_clock_skew_is_reported(
+    context: CheckContext, clock_offset_s: float, outcome: CheckOutcome
+) -> None:
     fake_cluster(context).clock = lambda: time.time() + clock_offset_s
     line = next(line for line in run_checks(context) if line.key == "clock")
     assert line.outcome is outcome
@@ -275,15 +277,15 @@ def test_clocks(context: CheckContext, clock_offset_s: float, outcome: CheckOutc
     assert context.clock_skew_s == pytest.approx(clock_offset_s, abs=0.2)
 
 
-def test_a_work_root_that_cannot_be_written(context: CheckContext) -> None:
+def test_unwritable_work_root_is_reported(context: CheckContext) -> None:
     fake_cluster(context).write_error = RemotePermissionDenied("Permission denied.")
     lines = list(run_checks(context))
     assert list(failures(lines)) == ["work_root"]
     assert not any("srun" in command for command in fake_cluster(context).commands_run)
 
 
-def test_a_step_that_hangs_is_cancelled(context: CheckContext) -> None:
-    fake_cluster(context).answers["srun"] = CommandTimeout("no answer")
+def test_hanging_step_is_cancelled(context: CheckContext) -> None:
+    fake_cluster(context).outputs["srun"] = CommandTimeout("no output")
     found = failures(list(run_checks(context)))
     assert list(found) == ["compute_node"]
     assert any(
@@ -292,7 +294,7 @@ def test_a_step_that_hangs_is_cancelled(context: CheckContext) -> None:
 
 
 def test_busy_partition_is_neither_failure_nor_ok(context: CheckContext) -> None:
-    fake_cluster(context).answers["srun"] = (
+    fake_cluster(context).outputs["srun"] = (
         "STDERR srun: error: Unable to allocate resources: Requested nodes are busy"
     )
     lines = list(run_checks(context))

@@ -1,4 +1,4 @@
-"""Constraints and validation of the clusters models, and the mapping of people to Unix users."""
+"""Constraints and validation of the clusters models, and the mapping of users to Unix accounts."""
 
 from __future__ import annotations
 
@@ -54,19 +54,19 @@ def alice() -> User:
     return User.objects.create_user("alice")
 
 
-def assert_refused(**fields: Any) -> None:
+def assert_database_rejects(**fields: Any) -> None:
     with pytest.raises(IntegrityError), transaction.atomic():
         make_cluster(**fields)
 
 
-def test_database_refuses_impossible_clusters() -> None:
-    assert_refused(host="")
-    assert_refused(service_user="")
-    assert_refused(service_user="root")
-    assert_refused(port=0)
-    assert_refused(port=70000)
-    assert_refused(uid_floor=0)
-    assert_refused(job_port_min=30000, job_port_max=20000)
+def test_database_rejects_invalid_clusters() -> None:
+    assert_database_rejects(host="")
+    assert_database_rejects(service_user="")
+    assert_database_rejects(service_user="root")
+    assert_database_rejects(port=0)
+    assert_database_rejects(port=70000)
+    assert_database_rejects(uid_floor=0)
+    assert_database_rejects(job_port_min=30000, job_port_max=20000)
     assert not Cluster.objects.exists()
 
 
@@ -106,7 +106,7 @@ def test_host_keys_in_ssh_keyscan_and_known_hosts_format(lab: Cluster) -> None:
     assert lab.pinned_host_keys() == [HOST_KEY, HOST_KEY]
 
 
-def test_work_root_is_per_person(lab: Cluster) -> None:
+def test_work_root_is_per_unix_user(lab: Cluster) -> None:
     assert lab.work_root_for("alice", "/home/alice/") == "/home/alice/sluice"
     lab.work_root = "/scratch/{user}/sluice"
     assert lab.work_root_for("alice", "/home/alice") == "/scratch/alice/sluice"
@@ -132,13 +132,13 @@ def make_namespace(cluster: Cluster, **fields: Any) -> Namespace:
         {"max_mem_mib_per_job": 0},
     ],
 )
-def test_database_refuses_impossible_limits(lab: Cluster, fields: dict[str, int]) -> None:
+def test_database_rejects_invalid_limits(lab: Cluster, fields: dict[str, int]) -> None:
     with pytest.raises(IntegrityError), transaction.atomic():
         make_namespace(lab, **fields)
 
 
 @pytest.mark.parametrize("value", [[], ["gpu", "gpu"], ["gpu;rm"], "gpu", [1], None, ["--all"]])
-def test_partitions_are_an_ordered_list_of_names(lab: Cluster, value: Any) -> None:
+def test_partitions_must_be_a_list_of_distinct_names(lab: Cluster, value: Any) -> None:
     namespace = Namespace(name="vision", cluster=lab, partitions=value)
     with pytest.raises(ValidationError) as caught:
         namespace.full_clean()
@@ -154,7 +154,7 @@ def test_rules_include_every_limit(lab: Cluster) -> None:
     assert (rules.max_gpus_per_job, rules.max_time_s, rules.max_nodes_per_job) == (8, 3600, None)
 
 
-def test_one_role_per_person_and_namespace(lab: Cluster, alice: User) -> None:
+def test_one_role_per_user_and_namespace(lab: Cluster, alice: User) -> None:
     namespace = make_namespace(lab)
     Membership.objects.create(user=alice, namespace=namespace)
     with pytest.raises(IntegrityError), transaction.atomic():
@@ -250,7 +250,7 @@ def test_stored_uid_below_the_floor_is_refused(lab: Cluster, alice: User) -> Non
         unix_user_for(alice, lab)
 
 
-def test_database_refuses_root_and_shared_unix_accounts(lab: Cluster, alice: User) -> None:
+def test_database_rejects_root_and_shared_unix_accounts(lab: Cluster, alice: User) -> None:
     bob = User.objects.create_user("bob")
     for fields in ({"unix_user": "root"}, {"unix_user": "x", "uid": 0}, {"unix_user": ""}):
         with pytest.raises(IntegrityError), transaction.atomic():

@@ -1,4 +1,4 @@
-"""`manage.py ssh_ca` shows the public half of a key that nobody else can read."""
+"""`manage.py ssh_ca` creates the CA key with mode 0600 and prints only the public key."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def run_ssh_ca(**options: object) -> str:
     return out.getvalue()
 
 
-def test_the_key_is_made_once_and_only_its_public_half_is_shown(key_file: Path) -> None:
+def test_key_is_created_once_and_only_public_key_is_printed(key_file: Path) -> None:
     public = run_ssh_ca(public_key=True)
     assert parse_host_key(public) in public
     assert stat.S_IMODE(key_file.stat().st_mode) == 0o600
@@ -35,7 +35,7 @@ def test_the_key_is_made_once_and_only_its_public_half_is_shown(key_file: Path) 
     assert "PRIVATE" not in text
 
 
-def test_a_key_that_others_can_read_is_refused_with_the_remedy(key_file: Path) -> None:
+def test_world_readable_key_is_rejected_with_remedy(key_file: Path) -> None:
     run_ssh_ca()
     key_file.chmod(0o644)
     with pytest.raises(CommandError, match="chmod"):

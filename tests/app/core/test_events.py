@@ -1,4 +1,4 @@
-"""Events: numbers that never go back for a reader, the hub, and the websocket on it."""
+"""Events: numbers become visible in order; the hub; the events websocket."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def scenario() -> Scenario:
 
 @pytest.fixture(autouse=True)
 async def close_worker_connections(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[None]:
-    """The test database can only go once no worker thread holds a connection to it."""
+    """The test database can be dropped only when no worker thread holds a connection to it."""
     monkeypatch.setitem(connections.settings["default"], "CONN_MAX_AGE", 0)
     yield
     await sync_to_async(connections.close_all)()
@@ -83,8 +83,8 @@ def start_thread(function: Callable[[], None]) -> threading.Thread:
 
 
 class TestOrder:
-    def test_a_number_never_appears_below_one_already_seen(self, scenario: Scenario) -> None:
-        """A slow transaction that took its number first must also become visible first."""
+    def test_event_numbers_become_visible_in_order(self, scenario: Scenario) -> None:
+        """A slow transaction that allocated its number first must also become visible first."""
         job = scenario.job()
         start = last_event_number()
         numbered, finish, visible_kinds = threading.Event(), threading.Event(), []
@@ -104,14 +104,14 @@ class TestOrder:
         second = start_thread(quick)
         second.join(0.5)
         visible_kinds += [row.kind for row in read_events_since(start)]
-        assert visible_kinds == [], "the later one was visible before the earlier one"
+        assert visible_kinds == [], "the later event was visible before the earlier one"
         finish.set()
         first.join()
         second.join()
         assert [row.kind for row in read_events_since(start)] == ["slow", "quick"]
 
     @pytest.mark.slow
-    def test_many_writers_and_a_reader_that_resumes_by_number(self, scenario: Scenario) -> None:
+    def test_reader_resuming_by_number_misses_no_concurrent_event(self, scenario: Scenario) -> None:
         job = scenario.job()
         start = last_event_number()
         writers, each = 6, 25
@@ -134,7 +134,7 @@ class TestOrder:
             thread.join()
         assert len(received) == len(set(received)) == writers * each
 
-    def test_events_outside_a_transaction_are_refused(self, scenario: Scenario) -> None:
+    def test_recording_events_requires_a_transaction(self, scenario: Scenario) -> None:
         job = scenario.job()
         with pytest.raises(RuntimeError):
             record_events([numbered_event(job, "x")])
@@ -162,21 +162,21 @@ ALL_EVENTS = Visibility(True, None, frozenset())
 
 
 class TestHub:
-    async def test_one_reader_for_many_listeners(self, scenario: Scenario) -> None:
+    async def test_many_subscriptions_share_one_reader(self, scenario: Scenario) -> None:
         job = await sync_to_async(scenario.job)()
         hub = EventHub(poll_interval_s=0.05)
-        listeners = [await hub.subscribe(ALL_EVENTS) for _ in range(20)]
+        subscriptions = [await hub.subscribe(ALL_EVENTS) for _ in range(20)]
         await sync_to_async(record_ticks)(scenario, job, n=3)
-        for listener in listeners:
-            received = [await asyncio.wait_for(listener.queue.get(), 5) for _ in range(3)]
+        for subscription in subscriptions:
+            received = [await asyncio.wait_for(subscription.queue.get(), 5) for _ in range(3)]
             assert [row.data["n"] for row in received if row] == [0, 1, 2]
-        for listener in listeners:
-            hub.unsubscribe(listener)
+        for subscription in subscriptions:
+            hub.unsubscribe(subscription)
         polls = hub.polls
         await asyncio.sleep(0.3)
-        assert hub.polls == polls, "it reads although nobody listens"
+        assert hub.polls == polls, "the hub polls without subscriptions"
 
-    async def test_a_listener_that_cannot_keep_up_is_dropped(self) -> None:
+    async def test_slow_subscription_is_dropped(self) -> None:
         hub = EventHub()
         slow = Subscription(ALL_EVENTS, 0, asyncio.Queue(maxsize=2))
         hub._subscriptions.add(slow)
@@ -189,7 +189,7 @@ class TestHub:
         assert hub.subscription_count == 0
         assert [slow.queue.get_nowait() for _ in range(2)][-1] is None
 
-    async def test_nothing_falls_between_backfill_and_live(self, scenario: Scenario) -> None:
+    async def test_no_event_is_lost_between_backfill_and_live(self, scenario: Scenario) -> None:
         job = await sync_to_async(scenario.job)()
         since = await sync_to_async(last_event_number)()
         hub = EventHub(poll_interval_s=0.02)
@@ -201,7 +201,7 @@ class TestHub:
 
         writer = asyncio.create_task(write())
         received: list[int] = []
-        for _ in range(8):  # disconnects at any moment, comes back with its last number
+        for _ in range(8):  # disconnect at an arbitrary moment, resume from the last number
             subscription = await hub.subscribe(ALL_EVENTS)
             missed = await hub.backfill(subscription, since)
             assert missed is not None
@@ -294,7 +294,7 @@ async def read_close_code(communicator: WebsocketCommunicator) -> int:
 
 
 class TestSocket:
-    async def test_changes_arrive_with_their_sentence(self, scenario: Scenario) -> None:
+    async def test_event_frames_include_translated_reason(self, scenario: Scenario) -> None:
         ws = await open_socket(scenario.alice)
         assert (await read_frame(ws))["type"] == "hello"
         job = await sync_to_async(scenario.job)()
@@ -309,9 +309,7 @@ class TestSocket:
         assert events[0]["number"] < events[1]["number"]
         await ws.disconnect()
 
-    async def test_resume_by_number_misses_nothing_and_repeats_nothing(
-        self, scenario: Scenario
-    ) -> None:
+    async def test_resume_by_number_has_no_gap_and_no_duplicate(self, scenario: Scenario) -> None:
         first = await sync_to_async(scenario.job)("one")
         since = await sync_to_async(last_event_number)()
         await sync_to_async(scenario.job)("two")
@@ -341,7 +339,7 @@ class TestSocket:
     @pytest.mark.parametrize(
         "origin", ["http://evil.example", "http://localhost:81", "https://localhost.evil", "null"]
     )
-    async def test_another_origin_is_refused(self, scenario: Scenario, origin: str) -> None:
+    async def test_other_origin_is_rejected(self, scenario: Scenario, origin: str) -> None:
         ws = make_communicator(await sync_to_async(session_of)(scenario.alice), origin=origin)
         accepted, code = await ws.connect(timeout=5)
         assert (accepted, code) == (False, websockets.CLOSE_FORBIDDEN)
@@ -350,7 +348,7 @@ class TestSocket:
         ws = make_communicator(await sync_to_async(session_of)(scenario.alice), origin="")
         assert await ws.connect(timeout=5) == (False, websockets.CLOSE_SIGNED_OUT)
 
-    async def test_anonymous_is_refused(self, scenario: Scenario) -> None:
+    async def test_anonymous_is_rejected(self, scenario: Scenario) -> None:
         assert (await make_communicator().connect(timeout=5))[0] is False
         assert (await make_communicator("no-such-session").connect(timeout=5))[0] is False
 
@@ -369,7 +367,7 @@ class TestSocket:
         assert (await read_frame(ws))["type"] == "hello"
         await ws.disconnect()
 
-    async def test_signing_out_closes_the_socket(self, scenario: Scenario) -> None:
+    async def test_sign_out_closes_the_socket(self, scenario: Scenario) -> None:
         key = await sync_to_async(session_of)(scenario.alice)
         ws = make_communicator(key)
         assert (await ws.connect(timeout=5))[0]
@@ -384,9 +382,7 @@ class TestSocket:
         assert await read_close_code(ws) == websockets.CLOSE_SIGNED_OUT
 
     @pytest.mark.slow
-    async def test_a_lost_membership_ends_the_view_without_reconnecting(
-        self, scenario: Scenario
-    ) -> None:
+    async def test_removed_member_receives_no_further_events(self, scenario: Scenario) -> None:
         ws = await open_socket(scenario.viewer)
         await read_frame(ws)
         await Membership.objects.filter(user=scenario.viewer).adelete()
@@ -414,12 +410,12 @@ class TestSocket:
         assert (await read_frame(ws))["type"] == expected
         await ws.disconnect()
 
-    async def test_no_such_socket(self, scenario: Scenario) -> None:
+    async def test_unknown_socket_path_is_rejected(self, scenario: Scenario) -> None:
         ws = make_communicator(await sync_to_async(session_of)(scenario.alice), path="/ws/nothing")
         assert (await ws.connect(timeout=5))[0] is False
 
     @pytest.mark.slow
-    async def test_the_database_may_be_away_for_a_moment(
+    async def test_hub_recovers_from_database_errors(
         self, scenario: Scenario, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         from django.db import OperationalError

@@ -34,7 +34,7 @@ def test_columns_match_orm_including_related_row() -> None:
     assert values(found.cluster) == values(expected.cluster)
 
 
-def test_times_and_several_columns() -> None:
+def test_lookup_by_several_columns_with_datetimes() -> None:
     scenario = make_scenario()
     token, _secret = create_token(
         user=scenario.alice, name="t", scope="read", expires_at=timezone.now() + timedelta(days=1)
@@ -47,11 +47,11 @@ def test_times_and_several_columns() -> None:
     assert found.user == scenario.alice
 
 
-def test_nothing_found_is_none() -> None:
+def test_missing_row_is_none() -> None:
     assert CompiledLookup(Namespace, ("name",)).first("nowhere") is None
 
 
-def test_a_found_row_can_be_saved_again() -> None:
+def test_found_row_can_be_saved() -> None:
     scenario = make_scenario()
     found = CompiledLookup(Namespace, ("name",)).first("lab")
     assert found is not None

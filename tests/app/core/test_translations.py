@@ -1,4 +1,4 @@
-"""Nothing that the server says to a person is English only: the sources, the catalogue and real answers."""
+"""Every user-visible text is translated: checks of sources, catalogue and real responses."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ SOURCES = [
     if "migrations" not in path.parts and "commands" not in path.parts
 ]
 CHINESE = re.compile(r"[\u4e00-\u9fff]")
-# Three words in a row that no name, path or value of the files below holds.
+# Three consecutive lower-case words; no name, path or value in the files below matches.
 ENGLISH = re.compile(r"\b[a-z]{2,} [a-z]{2,} [a-z]{2,}\b")
 GETTEXT_FUNCTIONS = {
     "_",
@@ -58,12 +58,12 @@ GETTEXT_FUNCTIONS = {
     "pgettext",
     "pgettext_lazy",
 }
-# Names that are the same in every language.
+# Names that are identical in every language.
 UNTRANSLATED_NAMES = {"Slurm", "slurm", "conf", "pyslurm", "QOS", "CPU", "GPU", "CPUs", "GPUs", "SHA", "hello", "all", "reduce", "JSON", "YAML", "SSH", "Unix", "UID", "JavaScript", "Jupyter", "VNC",
         "TensorBoard", "Octopus", "OpenPAI", "API", "Sluice", "PyTorch", "TensorFlow", "Horovod", "MXNet", "XGBoost",
         "PaddlePaddle", "MPI", "Apptainer", "Singularity", "enroot", "Pyxis", "MB", "GB", "MiB"}  # fmt: skip
 
-# Which argument of whose call is shown to people.
+# Position of the user-visible argument, by name of the called function or class.
 SHOWN_ARGUMENT = {
     **{name: 0 for name, kind in vars(cluster_errors).items() if isinstance(kind, type)},
     **{name: 0 for name, kind in vars(job_errors).items() if isinstance(kind, type)},
@@ -87,7 +87,7 @@ def iter_calls() -> Iterator[tuple[Path, ast.Call, str]]:
 
 
 def is_text(node: ast.expr) -> bool:
-    """A literal, an f-string, or strings that are put together: nothing that can be extracted."""
+    """True for a literal, an f-string or a concatenation: text that gettext cannot extract here."""
     if isinstance(node, ast.BinOp):
         return is_text(node.left) or is_text(node.right)
     if isinstance(node, ast.IfExp):
@@ -97,7 +97,7 @@ def is_text(node: ast.expr) -> bool:
     )
 
 
-def test_no_error_or_warning_is_made_of_bare_text() -> None:
+def test_errors_and_warnings_use_translatable_messages() -> None:
     bare = [
         f"{path.relative_to(PROJECT)}:{node.lineno} {name}"
         for path, node, name in iter_calls()
@@ -109,7 +109,7 @@ def test_no_error_or_warning_is_made_of_bare_text() -> None:
 
 
 def test_every_marked_template_is_a_literal_with_chinese() -> None:
-    templates: set[tuple[str, ...]] = set()  # with its context, if it has one
+    templates: set[tuple[str, ...]] = set()  # (msgid,) or (context, msgid)
     for path, node, name in iter_calls():
         if name in GETTEXT_FUNCTIONS and node.args:
             given = node.args[: 2 if name.startswith("pgettext") else 1]
@@ -136,7 +136,7 @@ def translated(first: str, second: str = "") -> str:
 
 
 def english_words(template: str) -> set[str]:
-    """The English words of a template; names of things are the same in all languages."""
+    """The English words of a template, without untranslated names and placeholders."""
     return (
         set(re.findall(r"[A-Za-z]{2,}", re.sub(r"%\(\w+\)\w", "", template))) - UNTRANSLATED_NAMES
     )
@@ -195,7 +195,7 @@ def test_unreadable_stored_messages_do_not_fail(stored: Any, expected_text: str)
     assert translate(stored) == expected_text
 
 
-# What really comes back
+# Responses
 
 pytestmark = pytest.mark.django_db
 ROLE = {"name": "worker", "command": "true"}
@@ -219,7 +219,7 @@ BAD_FILES: list[Any] = [
     job(placement="near"), job(namespace="nowhere"), job(virtualCluster="other"), job(jobEnvs={"1": 2}), job(jobEnvs=[1]),
     job(jobEnvs={"IFS": "x"}), job(jobEnvs={"A": "x" * 200_000}), job(mounts=[{"source": "x", "target": "/"}]),
     job(mounts=[{"source": "/a:b", "target": "/x/.."}]), job(mounts=[{"source": "/a", "target": "/x"}] * 2),
-    job(services=[{"kind": "telnet"}]), job(services=[{"kind": "ssh", "role": "nobody"}]), job(framework="pytorc"),
+    job(services=[{"kind": "telnet"}]), job(services=[{"kind": "ssh", "role": "unknown"}]), job(framework="pytorc"),
     job(framework={"name": "tensorflow", "strategy": "ps"}), job(framework={"name": "pytorch", "strategy": "odd"}),
     job(alerts={"overtime": [{"overtime_checker": 0}]}), job(alerts={"overtime": [{"overtime_checker": "x"}]}),
     job(alerts={"deadline": [{"deadline_checker": "soon"}]}), job(code={"selector": "codeFile"}), job(secrets=["TOKEN"]),
@@ -239,7 +239,7 @@ WARNED_FILES: list[Any] = [
     job(killAllOnCompletedTaskNumber=1, gpuTypeList=["a"], retryCount=-2, jobEnvs={"PAI_JOB_NAME": "x"}),
     role(storageGB=1, tmp=1, dockerImage="x", taskNumber=2, portList=[{"label": "a", "beginAt": 80}, {"label": "b", "beginAt": 9000}]),
     {key: value for key, value in JOB.items() if key != "namespace"},
-    "// ours\n" + json.dumps(JOB)[:-1] + ",}",
+    "// comment\n" + json.dumps(JOB)[:-1] + ",}",
     *(path.read_text() for path in sorted((PROJECT / "tests/unit/jobs/jobfiles").glob("*.*")) if path.suffix in (".yaml", ".json") and path.stem != "wrong"),
 ]  # fmt: skip
 
@@ -265,7 +265,7 @@ def post(client: Client, path: str, body: Any) -> Any:
 
 
 def user_messages(response: Any) -> list[str]:
-    """Everything in an answer that is a sentence for a person."""
+    """All user-visible texts of a response."""
     body = response.json()
     found = [body[name] for name in ("title", "detail", "plan_words") if body.get(name)]
     for name in ("errors", "problems", "warnings", "notes", "obstacles"):
@@ -283,21 +283,21 @@ def assert_chinese(response: Any, context: Any = "") -> None:
     )
 
 
-def test_what_is_wrong_with_a_job_file_is_said_in_chinese(alice: Client) -> None:
+def test_job_file_problems_are_translated(alice: Client) -> None:
     for file in BAD_FILES:
         response = post(alice, "jobs/plan", file)
         assert response.status_code in (400, 422) or not response.json()["ok"], file
         assert_chinese(response, file)
 
 
-def test_warnings_and_plans_are_said_in_chinese(alice: Client) -> None:
+def test_warnings_and_plans_are_translated(alice: Client) -> None:
     for file in WARNED_FILES:
         response = post(alice, "jobs/plan", file)
         assert response.status_code in (400, 422) or response.json()["warnings"], file
         assert_chinese(response, file)
 
 
-def test_a_warning_is_kept_for_readers_of_any_language(alice: Client, scenario: Scenario) -> None:
+def test_stored_warning_is_translated_when_shown(alice: Client, scenario: Scenario) -> None:
     created = post(alice, "jobs", job(gpuTypeList=["a"]))
     assert [one["message"] for one in created.json()["warnings"]] == ["已忽略：请设置 gpuType。"]
     row = Job.objects.get(pk=created.json()["id"])
@@ -311,16 +311,14 @@ def test_a_warning_is_kept_for_readers_of_any_language(alice: Client, scenario: 
     assert "is ignored: an old one." in alice.get(f"/jobs/{row.pk}").content.decode()
 
 
-def test_a_refusal_of_the_cluster_is_kept_for_readers_of_any_language(
-    alice: Client, scenario: Scenario
-) -> None:
-    refused = ConnectFailed(
+def test_stored_cluster_error_is_translated_when_shown(alice: Client, scenario: Scenario) -> None:
+    error = ConnectFailed(
         msg(
             "ssh.connection-broke-twice", "The connection to %(name)s was lost twice.", name="login"
         )
     )
     created = scenario.job()
-    created.reason = Reason("end.no-space", {"error": refused.user_message})
+    created.reason = Reason("end.no-space", {"error": error.user_message})
     created.save()
     for language, expected_text in (
         ("zh-hans", "与 login 的连接断开了两次。"),
@@ -331,13 +329,13 @@ def test_a_refusal_of_the_cluster_is_kept_for_readers_of_any_language(
         ).json()["reason"]
         assert reason["text"].endswith(expected_text)
         assert reason["params"] == {"error": expected_text}
-    store_status(scenario.cluster, last_error=serialize(refused.user_message))
+    store_status(scenario.cluster, last_error=serialize(error.user_message))
     alice.force_login(scenario.admin)
     shown = alice.get("/api/v1/clusters").json()["items"][0]["last_error"]
     assert shown == "与 login 的连接断开了两次。"
 
 
-def test_the_doctor_s_findings_are_kept_for_readers_of_any_language(scenario: Scenario) -> None:
+def test_stored_check_results_are_translated_when_shown(scenario: Scenario) -> None:
     line = CheckResult(
         "port",
         msg("doctor.port", "Port"),
@@ -365,13 +363,13 @@ BAD_REQUESTS: list[tuple[str, str, Any]] = [
     ("GET", "jobs/{job}/files?root=x", None), ("GET", "jobs/{job}/script?attempt=9", None), ("POST", "templates", {"name": ""}),
     ("POST", "templates", {"name": "t", "spec": {}, "visibility": "namespace"}), ("POST", "templates", {"name": "t", "job_file": "["}),
     ("POST", "templates", {"name": "t", "spec": JOB, "parameters": [{"name": "1", "kind": "whole", "default": "x"}]}),
-    ("POST", "templates", {"name": "t", "spec": job(description="<% $parameters.nobody %>")}), ("GET", "templates/00000000-0000-0000-0000-000000000000", None),
+    ("POST", "templates", {"name": "t", "spec": job(description="<% $parameters.unknown %>")}), ("GET", "templates/00000000-0000-0000-0000-000000000000", None),
     ("GET", "uploads/" + "0" * 64, None), ("POST", "uploads", b"not an archive"), ("POST", "tokens", {}), ("POST", "tokens", {"name": "t", "scopes": ["all"]}),
     ("DELETE", "tokens/99", None), ("GET", "specs?namespace=nowhere", None),
 ]  # fmt: skip
 
 
-def test_what_is_wrong_with_a_request_is_said_in_chinese(alice: Client, scenario: Scenario) -> None:
+def test_request_errors_are_translated(alice: Client, scenario: Scenario) -> None:
     job_id = str(scenario.job().pk)
     for method, path, body in BAD_REQUESTS:
         buckets.clear()

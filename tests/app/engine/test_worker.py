@@ -105,7 +105,7 @@ def test_cluster_error_is_counted_stored_and_backed_off(scenario: Scenario) -> N
     work = counting_pass(worker)
     work.error = ConnectFailed("No route.", detail="EHOSTUNREACH")
     worker.run_due_passes()
-    assert counting_pass(worker, 1).runs == 1, "one failing pass does not keep others from running"
+    assert counting_pass(worker, 1).runs == 1, "a failing pass does not block other passes"
     assert "No route." in ClusterStatus.objects.get().last_error
     assert worker.context.stats.failures["ConnectFailed"] == 1
     worker.run_due_passes()
@@ -131,7 +131,7 @@ def test_disabled_cluster_runs_only_passes_that_declare_it(scenario: Scenario) -
     assert ClusterStatus.objects.get().last_pass_at is not None
 
 
-def test_single_run_completes_its_passes_and_close_reaches_all(scenario: Scenario) -> None:
+def test_single_run_completes_passes_and_close_closes_all(scenario: Scenario) -> None:
     worker = make_worker(scenario, CountingPass, AlwaysPass)
     worker.run_all_passes()
     worker.close()
@@ -162,7 +162,7 @@ def test_uploads_are_deleted_once_a_day(
     assert lease is not None
     worker = ClusterWorker(scenario.cluster, lease, lambda context: [UploadsPass(context)])
     worker.run_due_passes()
-    assert calls == [], "not in the first minute, when there is more to do"
+    assert calls == [], "the first run comes after the first minute"
     worker.scheduled[0].due_at = 0
     for _ in range(2):
         worker.run_due_passes()

@@ -1,4 +1,4 @@
-"""Sign-in, preferences, health and the headers that every answer carries."""
+"""Sign-in, preferences, health endpoints and the headers of every response."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ def test_login_redirect_and_return(client: Client, alice: User) -> None:
     assert client.get("/").status_code == 200
 
 
-def test_a_wrong_password_says_so_and_keeps_the_name(client: Client, alice: User) -> None:
+def test_wrong_password_shows_error_and_keeps_user_name(client: Client, alice: User) -> None:
     response = client.post(reverse("login"), {"username": "alice", "password": "wrong"})
     page = response.content.decode()
     assert "Wrong user name or password" in page
     assert 'value="alice"' in page
 
 
-def test_guessing_passwords_is_slowed_down(
+def test_password_guesses_are_rate_limited(
     client: Client, alice: User, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sign_in, "SIGN_INS_PER_NAME_PER_MINUTE", 1)
@@ -62,27 +62,26 @@ def test_guessing_passwords_is_slowed_down(
     ]
     assert statuses[0] == 200
     assert statuses[-1] == 429
-    # Someone else is not kept out by it.
+    # The limit is per user name.
     other = client.post(reverse("login"), {"username": "bob", "password": "wrong"})
     assert other.status_code == 200
 
 
-def test_the_database_file_is_for_its_owner_only(tmp_path: Path) -> None:
+def test_database_file_is_readable_by_owner_only(tmp_path: Path) -> None:
     old, new = tmp_path / "old.sqlite3", tmp_path / "home" / "new.sqlite3"
-    old.write_bytes(b"kept")
+    old.write_bytes(b"data")
     old.chmod(0o644)
     for database in (old, new):
         restrict_database_permissions(database)
         assert stat.S_IMODE(database.stat().st_mode) == 0o600
-    assert old.read_bytes() == b"kept"
+    assert old.read_bytes() == b"data"
     assert stat.S_IMODE(new.parent.stat().st_mode) == 0o700
     (tmp_path / "file").write_bytes(b"")
-    restrict_database_permissions(
-        tmp_path / "file" / "below" / "x.sqlite3"
-    )  # cannot be: left to the database to say
+    # An impossible path raises no error here; opening the database reports it.
+    restrict_database_permissions(tmp_path / "file" / "below" / "x.sqlite3")
 
 
-def test_sign_in_does_not_lead_away_to_another_site(client: Client, alice: User) -> None:
+def test_sign_in_rejects_offsite_redirect(client: Client, alice: User) -> None:
     response = client.post(
         reverse("login") + "?next=https://evil.example/",
         {"username": "alice", "password": "correct horse battery", "next": "https://evil.example/"},
@@ -90,7 +89,7 @@ def test_sign_in_does_not_lead_away_to_another_site(client: Client, alice: User)
     assert response["Location"] == "/"
 
 
-def test_language_follows_the_browser_and_then_the_choice(client: Client, alice: User) -> None:
+def test_saved_language_overrides_browser_language(client: Client, alice: User) -> None:
     page = client.get(reverse("login"), headers={"accept-language": "zh-CN,zh;q=0.9"})
     assert 'lang="zh-hans"' in page.content.decode()
     client.force_login(alice)
@@ -128,12 +127,12 @@ def test_security_headers(client: Client, db: None) -> None:
     assert response["Referrer-Policy"] == "same-origin"
 
 
-def test_healthz_needs_nothing(client: Client) -> None:
+def test_healthz_needs_no_database(client: Client) -> None:
     response = client.get("/healthz")
     assert (response.status_code, response.content) == (200, b"ok\n")
 
 
-def test_readyz_tells_what_is_not_ready(client: Client, db: None) -> None:
+def test_readyz_lists_failed_checks_for_local_clients_only(client: Client, db: None) -> None:
     response = client.get("/readyz")
     assert response.status_code == 200
     assert response.json() == {"ready": True, "checks": {"database": {"ok": True}}}
@@ -166,14 +165,14 @@ def run_check(**environment: str) -> subprocess.CompletedProcess[str]:
     ("secret", "expected_error"),
     [("", "SLUICE_SECRET_KEY is not set"), ("changeme", "too short or well known")],
 )
-def test_production_refuses_a_missing_or_known_secret(secret: str, expected_error: str) -> None:
+def test_production_rejects_missing_or_weak_secret(secret: str, expected_error: str) -> None:
     outcome = run_check(SLUICE_SECRET_KEY=secret)
     assert outcome.returncode != 0
     assert expected_error in outcome.stderr
 
 
 @pytest.mark.slow
-def test_production_behind_tls_passes_djangos_own_check() -> None:
+def test_production_behind_tls_passes_deploy_check() -> None:
     outcome = run_check(SLUICE_SECRET_KEY="k" * 20 + "x7Qp" * 10, SLUICE_BEHIND_TLS="1")
     assert outcome.returncode == 0, outcome.stderr
     assert "W004" not in outcome.stderr  # HSTS
@@ -183,7 +182,7 @@ def test_production_behind_tls_passes_djangos_own_check() -> None:
 
 @pytest.mark.slow
 def test_static_files_for_production_are_complete(tmp_path: Path) -> None:
-    """The hashed storage refuses a stylesheet that names a file which is not there."""
+    """ManifestStaticFilesStorage fails on a stylesheet that references a missing file."""
     outcome = subprocess.run(
         [sys.executable, "manage.py", "collectstatic", "--no-input"],
         cwd=PROJECT,

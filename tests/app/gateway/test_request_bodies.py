@@ -1,4 +1,4 @@
-"""Large bodies on a real socket: refused early, or passed on without filling memory."""
+"""Large request bodies over a real socket: rejected early, or streamed without buffering in memory."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from gateway.bodies import is_authenticated_request
 
 PROJECT = Path(__file__).resolve().parents[3]
 
-# Counts what it is sent, and says how large the process ever was.
+# Responds with the number of bytes received and the peak memory of the process.
 SERVER_PROGRAM = """
 import json, resource, sys
 sys.path.insert(0, {project!r})
@@ -34,13 +34,13 @@ from daphne.endpoints import build_endpoint_description_strings
 from gateway import bodies
 from gateway.server import BackpressureServer
 
-# Who is who is the database's to say, and asked in a test of its own.
-def known(authorization, cookie):
+# Replaces the database lookup, which test_upload_authentication covers.
+def fake_authentication(authorization, cookie):
     if authorization == "Bearer anyone":
-        raise RuntimeError("the database is away")
+        raise RuntimeError("the database is down")
     return authorization == "Bearer good"
 
-bodies.is_authenticated_request = known
+bodies.is_authenticated_request = fake_authentication
 
 async def application(scope, receive, send):
     count = 0
@@ -96,7 +96,7 @@ def post(
     return result
 
 
-def test_a_large_upload_is_not_held_in_memory(port: int) -> None:
+def test_large_upload_is_not_buffered_in_memory(port: int) -> None:
     content_type = "multipart/form-data; boundary=x"
     small = post(port, "/api/v1/uploads", b"--x--", 5, content_type)
     assert small["count"] == 5
@@ -110,7 +110,7 @@ def test_a_large_upload_is_not_held_in_memory(port: int) -> None:
 
 
 def read_refusal(port: int, request: str, body: bytes = b"") -> tuple[bytes, dict[str, object]]:
-    """What is answered to a request's head, before its body; then the connection ends."""
+    """The response sent before the request body was read; the server then closes the connection."""
     with socket.create_connection(("127.0.0.1", port), timeout=20) as client:
         client.sendall(request.replace("\n", "\r\n").encode() + b"\r\n\r\n" + body)
         response = b""
@@ -138,13 +138,17 @@ def test_oversized_body_is_rejected_before_upload(port: int, path: str, length: 
     assert body["detail"] == "请求体过大，超出此地址的限制。"
 
 
-@pytest.mark.parametrize("who", ["", "\nAuthorization: Bearer bad", "\nCookie: sessionid=x"])
+@pytest.mark.parametrize(
+    "credentials", ["", "\nAuthorization: Bearer bad", "\nCookie: sessionid=x"]
+)
 @pytest.mark.parametrize("framing", ["Content-Length: 5000000", "Transfer-Encoding: chunked"])
-def test_unauthenticated_upload_is_rejected_early(port: int, who: str, framing: str) -> None:
-    """Of a body that tells no length, as much is read as anybody may send."""
+def test_unauthenticated_upload_is_rejected_early(
+    port: int, credentials: str, framing: str
+) -> None:
+    """A body without Content-Length is read up to the limit for unauthenticated requests."""
     chunks = b"" if "Length" in framing else 3 * (b"100000\r\n" + bytes(1024**2) + b"\r\n")
     head, body = read_refusal(
-        port, f"POST /api/v1/uploads?filename=a HTTP/1.1\nHost: x\n{framing}{who}", chunks
+        port, f"POST /api/v1/uploads?filename=a HTTP/1.1\nHost: x\n{framing}{credentials}", chunks
     )
     assert head.startswith(b"HTTP/1.1 401 ")
     assert b"Connection: close" in head
@@ -162,7 +166,7 @@ def test_upload_gets_503_while_database_is_down(port: int) -> None:
 
 
 def test_body_that_ends_during_authentication(port: int) -> None:
-    """All of it is in the socket at once, and no length was told."""
+    """The whole chunked body is in the socket buffer before authentication finishes."""
     chunks = b"2c0000\r\n" + bytes(0x2C0000) + b"\r\n0\r\n\r\n"
     with socket.create_connection(("127.0.0.1", port), timeout=20) as client:
         client.sendall(
@@ -186,7 +190,7 @@ def test_upload_authentication() -> None:
     assert is_authenticated_request(f"Bearer {secret}", "")
     assert is_authenticated_request("", session)
     assert not is_authenticated_request("Bearer slc_wrong", session)
-    assert not is_authenticated_request("", "sessionid=nobodys")
+    assert not is_authenticated_request("", "sessionid=unknown")
     assert not is_authenticated_request("", "")
     revoke_token(token=token)
     browser.logout()
@@ -194,7 +198,7 @@ def test_upload_authentication() -> None:
     assert not is_authenticated_request("", session)
 
 
-def test_a_body_of_unknown_length_is_cut_off_at_the_limit(port: int) -> None:
+def test_chunked_body_is_cut_off_at_the_limit(port: int) -> None:
     with socket.create_connection(("127.0.0.1", port), timeout=20) as client:
         client.sendall(b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
         chunk = b"100000\r\n" + bytes(1024**2) + b"\r\n"

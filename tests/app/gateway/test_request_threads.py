@@ -1,4 +1,4 @@
-"""The pool of request threads: a client that leaves while it waits is not served for nothing."""
+"""The request thread pools: queued requests of disconnected clients are skipped; remote I/O has its own pool."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ SCOPE = {
 
 
 class Client:
-    """One request; `leave` hangs up."""
+    """An ASGI client with one request; `disconnect` closes the connection."""
 
     def __init__(self) -> None:
         self.sent: list[Mapping[str, Any]] = []
@@ -59,7 +59,7 @@ class Client:
 def single_thread_handler(
     monkeypatch: pytest.MonkeyPatch,
 ) -> tuple[ThreadedHandler, threading.Event, list[str]]:
-    """A handler with a single thread, whose answers wait for the event."""
+    """A handler with a single thread; its responses wait for the event."""
     release, served = threading.Event(), []
     with override_settings(WEB_THREADS=1):
         handler = ThreadedHandler()
@@ -107,18 +107,18 @@ async def test_started_request_completes(
 
 
 class HangingTransport(SubprocessTransport):
-    """Its file system does not answer before `go`."""
+    """Commands block until `release` is set, then time out."""
 
     def __init__(self, release: threading.Event) -> None:
-        self._go = release
+        self._release = release
 
     def run(self, argv: Any, **more: Any) -> Any:
-        self._go.wait(30)
-        raise CommandTimeout("no answer")
+        self._release.wait(30)
+        raise CommandTimeout("no response")
 
 
 @pytest.mark.django_db(transaction=True)
-async def test_a_cluster_that_hangs_leaves_threads_for_the_rest(
+async def test_hanging_cluster_does_not_block_other_requests(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     release = threading.Event()
@@ -137,16 +137,16 @@ async def test_a_cluster_that_hangs_leaves_threads_for_the_rest(
         try:
             files = [start_request(f"/api/v1/jobs/{job.pk}/files") for _ in range(6)]
             tasks = [task for _client, task in files]
-            # Four of six find two waiting already, and are sent away.
+            # Two of six requests wait for the cluster; the other four get 503.
             while sum(task.done() for task in tasks) < 4:
                 await asyncio.wait(
                     [task for task in tasks if not task.done()],
                     timeout=20,
                     return_when=asyncio.FIRST_COMPLETED,
                 )
-            refused = [client.sent[0] for client, task in files if task.done()]
-            assert [response["status"] for response in refused] == [503] * 4
-            assert all(b"Retry-After" in dict(response["headers"]) for response in refused)
+            rejected = [client.sent[0] for client, task in files if task.done()]
+            assert [response["status"] for response in rejected] == [503] * 4
+            assert all(b"Retry-After" in dict(response["headers"]) for response in rejected)
             listing, task = start_request("/api/v1/jobs")
             await asyncio.wait_for(task, 20)
             assert listing.sent[0]["status"] == 200
@@ -194,7 +194,7 @@ async def test_cancelled_download_is_closed_after_read() -> None:
 
 
 def test_cluster_views_use_remote_io_threads() -> None:
-    """The views that ask one, and no others, are known to the handler by their addresses."""
+    """REMOTE_IO_PATHS matches exactly the URLs of views that access a cluster."""
     for pattern in urlpatterns:
         view: Any = pattern.callback
         calls_cluster = "cluster_request_slot(" in inspect.getsource(

@@ -1,4 +1,4 @@
-"""What people can do with jobs: permission, atomicity, events, double clicks."""
+"""Job actions: permissions, atomicity, events, repeated calls."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import pytest
 from django.db import IntegrityError, connection, transaction
 from django.test.utils import CaptureQueriesContext
 
-from accounts.models import User
 from clusters.models import CapacitySnapshot, Membership, Namespace
 from core.errors import (
     ClusterNotReady,
@@ -47,20 +46,24 @@ def mark_ended(job: Job, state: str = "FAILED") -> Job:
 
 
 class TestAccess:
-    TABLE: dict[str, set[str]] = {
+    ALLOWED_ACTIONS: dict[str, set[str]] = {
         "alice": {"view", "edit", "stop", "delete", "time_limit", "retry", "clone"},
         "bob": {"view", "clone"},
-        "viewer": {"view", "clone"},  # where a copy may go is checked when it is made
+        "viewer": {"view", "clone"},  # the target namespace is checked when the clone is created
         "chief": {"view", "clone", "stop", "delete", "time_limit"},
         "carol": set(),
         "admin": {"view", "edit", "stop", "delete", "time_limit", "retry", "clone"},
     }
 
-    @pytest.mark.parametrize("who", sorted(TABLE))
-    def test_who_may_do_what(self, scenario: Scenario, who: str) -> None:
-        job, person = scenario.job(), getattr(scenario, who)
-        assert {str(verb) for verb in JobAction if can(person, verb, job)} == self.TABLE[who]
-        assert jobs_visible_to(person).filter(pk=job.pk).exists() is ("view" in self.TABLE[who])
+    @pytest.mark.parametrize("username", sorted(ALLOWED_ACTIONS))
+    def test_allowed_actions_per_role(self, scenario: Scenario, username: str) -> None:
+        job, user = scenario.job(), getattr(scenario, username)
+        assert {
+            str(action) for action in JobAction if can(user, action, job)
+        } == self.ALLOWED_ACTIONS[username]
+        assert jobs_visible_to(user).filter(pk=job.pk).exists() is (
+            "view" in self.ALLOWED_ACTIONS[username]
+        )
 
     def test_anonymous_and_inactive_users_see_nothing(self, scenario: Scenario) -> None:
         from django.contrib.auth.models import AnonymousUser
@@ -79,9 +82,9 @@ class TestAccess:
         assert not can(scenario.alice, JobAction.RETRY, job)
         assert not can(scenario.alice, JobAction.TIME_LIMIT, job)
 
-    @pytest.mark.parametrize("who", ["bob", "viewer", "carol"])
-    def test_services_check_permissions(self, scenario: Scenario, who: str) -> None:
-        job, by = scenario.job(), getattr(scenario, who)
+    @pytest.mark.parametrize("username", ["bob", "viewer", "carol"])
+    def test_actions_check_permissions(self, scenario: Scenario, username: str) -> None:
+        job, by = scenario.job(), getattr(scenario, username)
         calls: list[Any] = [
             lambda: actions.stop_job(job=job, by=by),
             lambda: actions.delete_job(job=job, by=by, stop_first=True),
@@ -95,7 +98,7 @@ class TestAccess:
         job.refresh_from_db()
         assert (job.wanted, job.deleted_at, job.description) == (DesiredState.RUN, None, "")
 
-    def test_a_hidden_job_and_a_missing_one_get_the_same_answer(self, scenario: Scenario) -> None:
+    def test_invisible_job_and_missing_job_give_the_same_error(self, scenario: Scenario) -> None:
         job = scenario.job()
         with pytest.raises(NotAllowed) as hidden:
             actions.stop_job(job=job, by=scenario.carol)
@@ -105,7 +108,7 @@ class TestAccess:
 
 
 class TestCreate:
-    def test_a_job_is_queued_with_its_plan_and_totals(self, scenario: Scenario) -> None:
+    def test_job_is_created_queued_with_plan_and_totals(self, scenario: Scenario) -> None:
         job = scenario.job(labels={"project": "x"})
         job.refresh_from_db()
         assert (job.state, job.reason_code, job.owner, job.cluster) == (
@@ -121,21 +124,19 @@ class TestCreate:
         assert (event.kind, event.actor, event.actor_name) == ("created", "person", "alice")
         assert (event.owner_id, event.namespace_id) == (scenario.alice.pk, scenario.lab.pk)
 
-    @pytest.mark.parametrize("who", ["viewer", "carol"])
-    def test_only_members_submit(self, scenario: Scenario, who: str) -> None:
+    @pytest.mark.parametrize("username", ["viewer", "carol"])
+    def test_only_members_can_submit(self, scenario: Scenario, username: str) -> None:
         with pytest.raises(NotAllowed):
-            scenario.job(by=getattr(scenario, who))
+            scenario.job(by=getattr(scenario, username))
         assert not Job.objects.exists()
 
-    def test_what_can_never_start_is_refused_with_the_plans_reasons(
-        self, scenario: Scenario
-    ) -> None:
+    def test_unschedulable_job_is_rejected_with_plan_problems(self, scenario: Scenario) -> None:
         spec = make_spec(
             taskRoles=[{"name": "w", "command": "true", "cpuNumber": 99, "memoryMB": 100}]
         )
-        with pytest.raises(PlanError) as refused:
+        with pytest.raises(PlanError) as error:
             actions.create_job(by=scenario.alice, spec=spec, namespace=scenario.lab)
-        assert refused.value.problems[0].path == "taskRoles[0].cpuNumber"
+        assert error.value.problems[0].path == "taskRoles[0].cpuNumber"
         assert not Event.objects.exists()
 
     def test_submission_needs_capacity_snapshot(self, scenario: Scenario) -> None:
@@ -143,7 +144,7 @@ class TestCreate:
         with pytest.raises(ClusterNotReady):
             scenario.job()
 
-    def test_a_name_is_unique_per_owner_among_live_jobs(self, scenario: Scenario) -> None:
+    def test_name_is_unique_per_owner_among_live_jobs(self, scenario: Scenario) -> None:
         first = scenario.job("train")
         with pytest.raises(NameTaken):
             scenario.job("train")
@@ -164,26 +165,26 @@ class TestCreate:
     @pytest.mark.parametrize(
         "labels", [{"": "x"}, {"a\n": "x"}, {"k": "v" * 501}, {f"k{i}": "v" for i in range(51)}]
     )
-    def test_labels_have_bounds(self, scenario: Scenario, labels: dict[str, str]) -> None:
+    def test_label_limits(self, scenario: Scenario, labels: dict[str, str]) -> None:
         with pytest.raises(InvalidValue):
             scenario.job(labels=labels)
 
 
 class TestStopAndDelete:
-    def test_stop_before_submission_is_the_end(self, scenario: Scenario) -> None:
+    def test_stop_before_submission_ends_the_job(self, scenario: Scenario) -> None:
         job = actions.stop_job(job=scenario.job(secrets={"a": "b"}), by=scenario.alice)
         assert (job.state, job.reason_code) == (JobState.STOPPED, "end.stopped-before")
         assert job.ended_at is not None
         assert not JobSecret.objects.exists()
 
-    def test_a_job_in_slurm_is_stopped_by_the_engine(self, scenario: Scenario) -> None:
+    def test_stop_of_submitted_job_sets_desired_state(self, scenario: Scenario) -> None:
         job = scenario.job()
         scenario.create_live_attempt(job)
         job = actions.stop_job(job=job, by=scenario.chief)
         assert (job.state, job.wanted, job.stopped_by) == ("RUNNING", DesiredState.STOP, "chief")
         assert job.is_stopping
 
-    def test_stopping_twice_is_one_stop(self, scenario: Scenario) -> None:
+    def test_second_stop_is_ignored(self, scenario: Scenario) -> None:
         job = scenario.job()
         scenario.create_live_attempt(job)
         actions.stop_job(job=job, by=scenario.alice)
@@ -191,7 +192,7 @@ class TestStopAndDelete:
         job.refresh_from_db()
         assert (event_kinds(job), job.stopped_by) == (["created", "stop"], "alice")
 
-    def test_only_an_ended_job_is_deleted(self, scenario: Scenario) -> None:
+    def test_only_ended_jobs_can_be_deleted(self, scenario: Scenario) -> None:
         job = scenario.job()
         with pytest.raises(InvalidTransition):
             actions.delete_job(job=job, by=scenario.alice)
@@ -204,7 +205,7 @@ class TestStopAndDelete:
         assert event_kinds(job) == ["created", "stop", "deleted"]
         assert not jobs_visible_to(scenario.alice).exists()
 
-    def test_delete_while_stopping_is_remembered(self, scenario: Scenario) -> None:
+    def test_delete_while_stopping_sets_desired_state_delete(self, scenario: Scenario) -> None:
         job = scenario.job()
         scenario.create_live_attempt(job)
         actions.stop_job(job=job, by=scenario.alice)
@@ -212,16 +213,16 @@ class TestStopAndDelete:
         job.refresh_from_db()
         assert (job.wanted, job.deleted_at, job.state) == (DesiredState.DELETE, None, "RUNNING")
 
-    def test_stop_and_delete_of_a_queued_job_deletes_at_once(self, scenario: Scenario) -> None:
+    def test_stop_and_delete_of_a_queued_job_is_immediate(self, scenario: Scenario) -> None:
         job = actions.delete_job(job=scenario.job(), by=scenario.alice, stop_first=True)
         assert (job.state, job.deleted_at is not None) == (JobState.STOPPED, True)
 
-    def test_the_database_itself_refuses_to_delete_a_live_job(self, scenario: Scenario) -> None:
+    def test_database_constraint_rejects_deleting_a_live_job(self, scenario: Scenario) -> None:
         job = scenario.job()
         with pytest.raises(IntegrityError), transaction.atomic():
             Job.objects.filter(pk=job.pk).update(deleted_at="2026-01-01T00:00:00Z")
 
-    def test_batches_do_what_they_may_and_say_what_they_may_not(self, scenario: Scenario) -> None:
+    def test_batch_returns_an_outcome_per_job(self, scenario: Scenario) -> None:
         mine, other = scenario.job("a"), scenario.job("b", by=scenario.bob)
         outcomes = actions.stop_jobs(jobs=[mine, other], by=scenario.alice)
         assert [(o.ok, o.code) for o in outcomes] == [(True, ""), (False, "not_allowed")]
@@ -230,7 +231,7 @@ class TestStopAndDelete:
 
 
 class TestRetryAndClone:
-    def test_retry_is_a_further_attempt_of_the_same_job(self, scenario: Scenario) -> None:
+    def test_retry_queues_the_same_job_once(self, scenario: Scenario) -> None:
         job = mark_ended(scenario.job())
         Job.objects.filter(pk=job.pk).update(exit_code=3, retries_counted=2)
         job = actions.retry_job(job=job, by=scenario.alice)
@@ -238,7 +239,7 @@ class TestRetryAndClone:
         assert (job.state, job.exit_code, job.retries_counted) == (JobState.QUEUED, None, 0)
         assert event_kinds(job) == ["created", "retry"]
 
-    def test_retry_needs_an_end_and_a_free_name(self, scenario: Scenario) -> None:
+    def test_retry_requires_ended_job_and_free_name(self, scenario: Scenario) -> None:
         job = scenario.job()
         scenario.create_live_attempt(job)
         with pytest.raises(InvalidTransition):
@@ -248,7 +249,7 @@ class TestRetryAndClone:
         with pytest.raises(NameTaken):
             actions.retry_job(job=job, by=scenario.alice)
 
-    def test_secrets_are_not_kept_for_a_retry(self, scenario: Scenario) -> None:
+    def test_job_with_deleted_secrets_cannot_be_retried_or_cloned(self, scenario: Scenario) -> None:
         job = mark_ended(scenario.job(secrets={"a": "b"}))
         with pytest.raises(InvalidTransition):
             actions.retry_job(job=job, by=scenario.alice)
@@ -282,7 +283,7 @@ class TestChange:
         assert (job.time_limit_s, job.wanted_time_limit_s) == (600, 1200)
         assert event_kinds(job) == ["created", "time-limit", "time-limit"]
 
-    def test_time_limit_keeps_the_namespaces_bounds(self, scenario: Scenario) -> None:
+    def test_time_limit_respects_namespace_maximum(self, scenario: Scenario) -> None:
         Namespace.objects.filter(pk=scenario.lab.pk).update(max_time_s=3600)
         job = scenario.job()
         for seconds in (10, 3601):
@@ -292,26 +293,26 @@ class TestChange:
         with pytest.raises(InvalidTransition):
             actions.change_time_limit(job=mark_ended(job), by=scenario.alice, time_limit_s=60)
 
-    def test_only_real_edits_are_events(self, scenario: Scenario) -> None:
+    def test_unchanged_edit_writes_no_event(self, scenario: Scenario) -> None:
         job = scenario.job()
         actions.update_job(job=job, by=scenario.alice, description="hello", labels={"a": "b"})
         actions.update_job(job=job, by=scenario.alice, description="hello")
         assert event_kinds(job) == ["created", "edited"]
 
-    def test_a_failed_verb_leaves_no_event(self, scenario: Scenario) -> None:
+    def test_failed_action_writes_no_event(self, scenario: Scenario) -> None:
         job = scenario.job()
         with pytest.raises(JobError):
             actions.change_time_limit(job=job, by=scenario.alice, time_limit_s=1)
         assert event_kinds(job) == ["created"]
 
 
-def test_lists_use_their_indexes(scenario: Scenario) -> None:
-    """100,000 jobs must list quickly: the database may not sort or scan."""
-    person: User = scenario.alice
+def test_list_queries_use_indexes(scenario: Scenario) -> None:
+    """Listing must stay fast with 100,000 jobs: no sort, no sequential scan."""
+    user = scenario.alice
     queries = [
-        Job.objects.not_deleted().filter(owner=person).newest_first()[:50],
+        Job.objects.not_deleted().filter(owner=user).newest_first()[:50],
         Job.objects.not_deleted().filter(namespace=scenario.lab).newest_first()[:50],
-        Job.objects.not_deleted().filter(owner=person, state="RUNNING").newest_first()[:50],
+        Job.objects.not_deleted().filter(owner=user, state="RUNNING").newest_first()[:50],
         Job.objects.not_deleted().newest_first()[:50],
     ]
     if connection.vendor != "sqlite":
@@ -326,9 +327,7 @@ def test_lists_use_their_indexes(scenario: Scenario) -> None:
 
 
 def test_creating_a_job_takes_a_constant_number_of_queries(scenario: Scenario) -> None:
-    with CaptureQueriesContext(
-        connection,
-    ) as few:
+    with CaptureQueriesContext(connection) as few:
         scenario.job("one")
     for n in range(20):
         scenario.job(f"n{n}")
@@ -337,8 +336,8 @@ def test_creating_a_job_takes_a_constant_number_of_queries(scenario: Scenario) -
     assert len(many) == len(few)
 
 
-def test_only_the_owner_has_files_removed(scenario: Scenario) -> None:
-    """They are removed as the owner: an administrator of the namespace does not decide that."""
+def test_only_the_owner_can_remove_files(scenario: Scenario) -> None:
+    """Files are removed as the owner's Unix user, so a namespace administrator may not request it."""
     job = scenario.job("files")
     actions.stop_job(job=job, by=scenario.alice)
     with pytest.raises(NotAllowed):

@@ -1,4 +1,4 @@
-"""Every endpoint × every kind of person: who gets what. An endpoint that the table does not know fails."""
+"""Status code of every endpoint for every role. An endpoint missing from CASES fails the test."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.app.scenario import Scenario, make_scenario, make_spec
 pytestmark = pytest.mark.django_db
 
 USERS = ("anonymous", "outsider", "viewer", "member", "owner", "ns_admin", "admin")
-# What the table's short forms say for: nobody, outsider, viewer, member, owner, namespace admin, admin.
+# Expected status codes, in the order of USERS.
 EVERYONE = (401, 200, 200, 200, 200, 200, 200)
 NAMESPACE_READERS = (401, 404, 200, 200, 200, 200, 200)
 OWNER_AND_ADMIN = (401, 404, 403, 403, 200, 403, 200)
@@ -41,11 +41,11 @@ class ApiData:
     scenario: Scenario
     live: Job
     ended: Job
-    template: JobTemplate  # alice's, for the namespace
+    template: JobTemplate  # owned by alice, visible in the namespace
     tokens: dict[str, ApiToken] = field(default_factory=dict)
     uploads: dict[str, str] = field(default_factory=dict)
 
-    def user_for(self, who: str) -> User | None:
+    def user_for(self, role: str) -> User | None:
         return {
             "anonymous": None,
             "outsider": self.scenario.carol,
@@ -54,7 +54,7 @@ class ApiData:
             "owner": self.scenario.alice,
             "ns_admin": self.scenario.chief,
             "admin": self.scenario.admin,
-        }[who]
+        }[role]
 
 
 def code_zip() -> bytes:
@@ -90,10 +90,10 @@ def api_data(settings: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> A
         namespace="lab",
     )
     data = ApiData(scenario, live, ended, template)
-    for who in USERS[1:]:
-        user = data.user_for(who)
+    for role in USERS[1:]:
+        user = data.user_for(role)
         assert user is not None
-        data.tokens[who], _secret = create_token(
+        data.tokens[role], _secret = create_token(
             user=user, name="t", scope="read", expires_at=ended.created_at.replace(year=2099)
         )
     data.uploads["owner"] = receive_upload(io.BytesIO(code_zip()), by=scenario.alice).sha256
@@ -136,19 +136,19 @@ class EndpointCase:
 
 
 def live(path: str = "") -> Callable[[ApiData, str], str]:
-    return lambda api_data, who: f"/jobs/{api_data.live.pk}{path}"
+    return lambda api_data, role: f"/jobs/{api_data.live.pk}{path}"
 
 
 def ended(path: str = "") -> Callable[[ApiData, str], str]:
-    return lambda api_data, who: f"/jobs/{api_data.ended.pk}{path}"
+    return lambda api_data, role: f"/jobs/{api_data.ended.pk}{path}"
 
 
 def template(path: str = "") -> Callable[[ApiData, str], str]:
-    return lambda api_data, who: f"/templates/{api_data.template.pk}{path}"
+    return lambda api_data, role: f"/templates/{api_data.template.pk}{path}"
 
 
 def fixed_path(path: str) -> Callable[[ApiData, str], str]:
-    return lambda api_data, who: path
+    return lambda api_data, role: path
 
 
 CASES = [
@@ -180,7 +180,7 @@ CASES = [
     EndpointCase("GET", "templates", fixed_path("/templates"), EVERYONE),
     EndpointCase("POST", "templates", fixed_path("/templates"), (401, 201, 201, 201, 201, 201, 201), lambda w: {"name": "mine", "spec": JOB_FILE}),
     EndpointCase("POST", "templates", fixed_path("/templates"), (401, 404, 201, 201, 201, 201, 201), lambda w: {"name": "mine", "from_job": str(w.live.pk)}),
-    EndpointCase("POST", "templates", fixed_path("/templates"), (401, 400, 403, 201, 201, 201, 201), lambda w: {"name": "ours", "spec": JOB_FILE, "visibility": "namespace", "namespace": "lab"}),
+    EndpointCase("POST", "templates", fixed_path("/templates"), (401, 400, 403, 201, 201, 201, 201), lambda w: {"name": "shared2", "spec": JOB_FILE, "visibility": "namespace", "namespace": "lab"}),
     EndpointCase("POST", "templates-batch-delete", fixed_path("/templates/batch/delete"), EVERYONE, lambda w: {"ids": [str(w.template.pk)]}),
     EndpointCase("GET", "template", template(), NAMESPACE_READERS),
     EndpointCase("PATCH", "template", template(), NAMESPACE_ADMINS, lambda w: {"version": 1, "name": "renamed"}),
@@ -189,8 +189,8 @@ CASES = [
     EndpointCase("POST", "template-submit", template("/submit"), (401, 404, 403, 201, 201, 201, 201), lambda w: {}),
     EndpointCase("GET", "uploads", fixed_path("/uploads"), EVERYONE),
     EndpointCase("POST", "uploads", fixed_path("/uploads"), (401, 201, 201, 201, 201, 201, 201), lambda w: code_zip(), "application/zip"),
-    EndpointCase("GET", "upload", lambda w, who: f"/uploads/{w.uploads['owner']}", (401, 404, 404, 404, 200, 404, 404)),
-    EndpointCase("DELETE", "upload", lambda w, who: f"/uploads/{w.uploads['owner']}", (401, 404, 404, 404, 204, 404, 404)),
+    EndpointCase("GET", "upload", lambda w, role: f"/uploads/{w.uploads['owner']}", (401, 404, 404, 404, 200, 404, 404)),
+    EndpointCase("DELETE", "upload", lambda w, role: f"/uploads/{w.uploads['owner']}", (401, 404, 404, 404, 204, 404, 404)),
     EndpointCase("GET", "namespaces", fixed_path("/namespaces"), EVERYONE),
     EndpointCase("GET", "clusters", fixed_path("/clusters"), EVERYONE),
     EndpointCase("GET", "capacity", fixed_path("/capacity"), EVERYONE),
@@ -200,7 +200,7 @@ CASES = [
     EndpointCase("GET", "job-file-schema", fixed_path("/job-file-schema"), EVERYONE),
     EndpointCase("GET", "api-tokens", fixed_path("/tokens"), EVERYONE),
     EndpointCase("POST", "api-tokens", fixed_path("/tokens"), (401, 201, 201, 201, 201, 201, 201), lambda w: {"name": "new"}),
-    EndpointCase("DELETE", "api-token", lambda w, who: f"/tokens/{w.tokens['owner'].pk}", (401, 404, 404, 404, 204, 404, 404)),
+    EndpointCase("DELETE", "api-token", lambda w, role: f"/tokens/{w.tokens['owner'].pk}", (401, 404, 404, 404, 204, 404, 404)),
     EndpointCase("GET", "api-schema", fixed_path("/schema"), (200,) * 7),
     EndpointCase("GET", "api-docs", fixed_path("/docs"), (200,) * 7),
 ]  # fmt: skip
@@ -216,17 +216,17 @@ def case_id(case: EndpointCase) -> str:
 @pytest.mark.parametrize("case", CASES, ids=case_id)
 def test_endpoint_status_per_role(api_data: ApiData, case: EndpointCase) -> None:
     statuses = []
-    for who in USERS:
+    for role in USERS:
         client = Client()
-        user = api_data.user_for(who)
+        user = api_data.user_for(role)
         if user is not None:
             client.force_login(user)
         body = case.body(api_data) if case.body else {}
         with transaction.atomic():
-            # Each person finds the world as it was.
+            # Rolled back, so that every user starts with the same data.
             response = client.generic(
                 case.method,
-                "/api/v1" + case.address(api_data, who),
+                "/api/v1" + case.address(api_data, role),
                 body if isinstance(body, bytes) else json.dumps(body),
                 content_type=case.content_type,
             )
@@ -246,7 +246,7 @@ def test_endpoint_status_per_role(api_data: ApiData, case: EndpointCase) -> None
 
 
 def api_endpoints() -> Iterator[tuple[str, str]]:
-    """(method, name) of everything that the resolver knows below /api/v1/."""
+    """(method, name) of every URL pattern below /api/v1/."""
 
     def walk(patterns: list[URLPattern | URLResolver], inside: bool) -> Iterator[tuple[str, str]]:
         for pattern in patterns:
@@ -265,21 +265,21 @@ def api_endpoints() -> Iterator[tuple[str, str]]:
 def test_every_endpoint_has_a_case() -> None:
     known = {(case.method, case.name) for case in CASES}
     found = set(api_endpoints())
-    # Live logs have a table of their own, beside their endpoints.
+    # Access to logs is tested in test_log_stream.
     found = {(method, name) for method, name in found if not name.startswith("job-log")}
     assert found == known
 
 
-def test_lists_hold_only_what_the_person_may_see(api_data: ApiData) -> None:
+def test_lists_contain_only_visible_jobs(api_data: ApiData) -> None:
     api_data.scenario.job("hidden", by=api_data.scenario.admin)
     Job.objects.filter(name="hidden").update(namespace=api_data.scenario.private)
     visible_names = {}
-    for who in USERS[1:]:
+    for role in USERS[1:]:
         client = Client()
-        user = api_data.user_for(who)
+        user = api_data.user_for(role)
         assert user is not None
         client.force_login(user)
-        visible_names[who] = {job["name"] for job in client.get("/api/v1/jobs").json()["items"]}
+        visible_names[role] = {job["name"] for job in client.get("/api/v1/jobs").json()["items"]}
     lab = {"live", "ended"}
     assert visible_names == {
         "outsider": {"hidden"},

@@ -1,4 +1,4 @@
-"""The examples of docs/api.md, run as they stand against a server."""
+"""Runs the shell examples of docs/api.md against a live server."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def shell_examples() -> str:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_the_examples_run(live_server: Any, settings: Any, tmp_path: Path) -> None:
+def test_shell_examples_of_api_docs(live_server: Any, settings: Any, tmp_path: Path) -> None:
     settings.UPLOAD_DIR = tmp_path / "uploads"
     buckets.clear()
     scenario = make_scenario()

@@ -1,4 +1,4 @@
-"""Submitting through the API in every form, twice, wrong, too large; uploads, templates, tokens."""
+"""The jobs API: submission formats, idempotency, invalid and oversized bodies, uploads, templates, tokens."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def send(client: Client, path: str, body: Any, method: str = "POST", **extra: An
 def code_zip(text: str = "print('hello')\n") -> bytes:
     data = io.BytesIO()
     with zipfile.ZipFile(data, "w") as archive:
-        # Without a time of its own: the same bytes every time.
+        # ZipInfo has a fixed timestamp, so the bytes are deterministic.
         archive.writestr(zipfile.ZipInfo("train.py"), text)
     return data.getvalue()
 
@@ -87,7 +87,7 @@ def code_zip(text: str = "print('hello')\n") -> bytes:
     ("body", "content_type"),
     [
         (JOB, "application/json"),
-        ("// ours\n" + json.dumps(JOB), "application/json"),
+        ("// comment\n" + json.dumps(JOB), "application/json"),
         (yaml.safe_dump(JOB), "application/yaml"),
         (yaml.safe_dump(JOB), "text/yaml; charset=utf-8"),
         (V2, "application/yaml"),
@@ -96,7 +96,7 @@ def code_zip(text: str = "print('hello')\n") -> bytes:
     ],
     ids=["json", "comments", "yaml", "text-yaml", "v2", "envelope", "envelope-text"],
 )
-def test_a_job_file_in_any_form_becomes_a_job(alice: Client, body: Any, content_type: str) -> None:
+def test_job_file_is_accepted_in_every_format(alice: Client, body: Any, content_type: str) -> None:
     response = send(alice, "jobs", body, content_type=content_type)
     assert response.status_code == 201, response.content
     job = response.json()
@@ -111,7 +111,7 @@ def test_a_job_file_in_any_form_becomes_a_job(alice: Client, body: Any, content_
     assert accepted.content == as_yaml.content
 
 
-def test_multipart_brings_manifest_and_code(alice: Client, scenario: Scenario) -> None:
+def test_multipart_with_manifest_and_code(alice: Client, scenario: Scenario) -> None:
     response = alice.post(
         "/api/v1/jobs",
         {
@@ -166,7 +166,7 @@ def test_unreadable_job_files_are_rejected_with_detail(
     assert not Job.objects.exists()
 
 
-def test_problems_name_the_path_and_the_nearest_field(alice: Client) -> None:
+def test_problems_have_path_and_suggestion(alice: Client) -> None:
     body = {**JOB, "taskRoles": [{"name": "w", "command": "x", "cpuNumbr": 1, "gpuNumber": "many"}]}
     errors = {error["path"]: error for error in send(alice, "jobs", body).json()["errors"]}
     assert errors["taskRoles[0].cpuNumbr"]["suggestion"] == "cpuNumber"
@@ -189,9 +189,9 @@ def test_plan_endpoint_creates_nothing(alice: Client, scenario: Scenario) -> Non
     assert plan["plan_words"].startswith("1 node of cpu")
     assert plan["script"].startswith("#!/bin/bash")
     huge = {**JOB, "taskRoles": [{"name": "w", "command": "x", "cpuNumber": 5000}]}
-    refused = send(reader, "jobs/plan", huge).json()
-    assert refused["ok"] is False
-    assert refused["problems"]
+    rejected = send(reader, "jobs/plan", huge).json()
+    assert rejected["ok"] is False
+    assert rejected["problems"]
     assert send(alice, "jobs", huge).status_code == 422
     body = {"manifest": json.dumps(JOB), "code": SimpleUploadedFile("c.zip", code_zip())}
     assert alice.post("/api/v1/jobs/plan", body).json()["ok"] is True
@@ -199,10 +199,10 @@ def test_plan_endpoint_creates_nothing(alice: Client, scenario: Scenario) -> Non
     assert not CodeUpload.objects.exists()
 
 
-# Sent twice
+# Idempotency
 
 
-def test_the_same_key_and_body_make_one_job(alice: Client, scenario: Scenario) -> None:
+def test_same_idempotency_key_and_body_create_one_job(alice: Client, scenario: Scenario) -> None:
     key = {"headers": {"idempotency-key": "k1"}}
     first = send(alice, "jobs", JOB, **key)
     repeated = send(alice, "jobs", JOB, **key)
@@ -217,7 +217,9 @@ def test_the_same_key_and_body_make_one_job(alice: Client, scenario: Scenario) -
     assert Job.objects.count() == 2
 
 
-def test_clone_retry_and_templates_take_a_key_too(alice: Client, scenario: Scenario) -> None:
+def test_clone_retry_and_template_submit_accept_an_idempotency_key(
+    alice: Client, scenario: Scenario
+) -> None:
     job = scenario.job("first")
     created = send(alice, "templates", {"name": "t", "spec": JOB}).json()
     Job.objects.filter(pk=job.pk).update(state="FAILED", ended_at=timezone.now())
@@ -232,7 +234,7 @@ def test_clone_retry_and_templates_take_a_key_too(alice: Client, scenario: Scena
         assert repeated["Idempotent-Replayed"] == "true"
         assert first["Location"] == repeated["Location"] == f"/api/v1/jobs/{first.json()['id']}"
         assert send(alice, path, other, **key).json()["code"] == "idempotency_key_reused"
-        # Nor for another kind of request.
+        # The key is rejected for another endpoint, too.
         assert send(alice, "jobs", JOB, **key).status_code == 409
     assert Job.objects.count() == 3
     retry, key = f"jobs/{job.pk}/retry", {"headers": {"idempotency-key": "again"}}
@@ -242,7 +244,7 @@ def test_clone_retry_and_templates_take_a_key_too(alice: Client, scenario: Scena
     assert send(alice, retry, "", headers={"idempotency-key": "x" * 201}).status_code == 400
 
 
-def test_a_copy_that_was_changed_names_its_origin(alice: Client, scenario: Scenario) -> None:
+def test_edited_clone_records_its_origin(alice: Client, scenario: Scenario) -> None:
     job, hidden = (
         scenario.job("first"),
         Job.objects.create(
@@ -263,7 +265,7 @@ def test_a_copy_that_was_changed_names_its_origin(alice: Client, scenario: Scena
     assert page.context["page"]["clonedFrom"] == str(job.pk)
 
 
-def test_a_key_whose_request_failed_can_be_used_again(alice: Client) -> None:
+def test_idempotency_key_of_failed_request_is_reusable(alice: Client) -> None:
     key = {"headers": {"idempotency-key": "k2"}}
     assert send(alice, "jobs", {**JOB, "image": 7}, **key).status_code == 400
     assert send(alice, "jobs", JOB, **key).status_code == 201
@@ -295,7 +297,7 @@ def test_uploads_are_deduplicated_and_private(
         == 201
     )
     assert len(files_below(settings.UPLOAD_DIR)) == 1
-    # A job still uses it: given back by both, the bytes stay.
+    # A job still uses the upload: after both users deleted it, the file stays.
     for client in (alice, bob):
         assert client.delete(f"/api/v1/uploads/{sha256}").status_code == 204
     assert upload_path(CodeUpload.objects.get()).exists()
@@ -323,17 +325,17 @@ def test_unused_uploads_are_deleted(alice: Client, scenario: Scenario, settings:
     expected_hashes = {fresh.sha256, Job.objects.get(name="live").code_upload.sha256}
     assert {path.name for path in files_below(top)} == expected_hashes
     assert set(CodeUpload.objects.values_list("sha256", flat=True)) == expected_hashes
-    for verb in ("retry", "clone"):
-        refused = send(alice, f"jobs/{ended.pk}/{verb}", {} if verb == "clone" else "")
-        assert refused.status_code == 409
-        assert "was deleted" in refused.json()["detail"]
+    for action in ("retry", "clone"):
+        rejected = send(alice, f"jobs/{ended.pk}/{action}", {} if action == "clone" else "")
+        assert rejected.status_code == 409
+        assert "was deleted" in rejected.json()["detail"]
 
 
 @pytest.mark.parametrize(
     ("data", "status"),
     [(b"no archive", 422), (code_zip()[:-30], 422), (b"", 400), (b"PK\x03\x04" + bytes(5000), 422)],
 )
-def test_a_refused_or_cut_upload_leaves_nothing(
+def test_rejected_or_truncated_upload_leaves_no_file(
     alice: Client, settings: Any, data: bytes, status: int
 ) -> None:
     assert send(alice, "uploads", data, content_type="application/zip").status_code == status
@@ -345,7 +347,7 @@ def test_a_refused_or_cut_upload_leaves_nothing(
     assert not Job.objects.exists()
 
 
-def test_too_much_code_is_refused(alice: Client, settings: Any) -> None:
+def test_upload_size_limits(alice: Client, settings: Any) -> None:
     settings.UPLOAD_MAX_BYTES = 1000
     response = send(alice, "uploads", code_zip("x" * 5000), content_type="application/zip")
     assert response.status_code == 413
@@ -356,7 +358,7 @@ def test_too_much_code_is_refused(alice: Client, settings: Any) -> None:
     assert files_below(settings.UPLOAD_DIR) == []
 
 
-def test_a_file_that_needs_code_says_so(alice: Client) -> None:
+def test_missing_code_is_a_problem(alice: Client) -> None:
     body = {**JOB, "code": {"selector": "codeFile"}}
     response = send(alice, "jobs", body)
     assert (response.status_code, response.json()["errors"][0]["code"]) == (400, "code_missing")
@@ -365,7 +367,7 @@ def test_a_file_that_needs_code_says_so(alice: Client) -> None:
 # Templates
 
 
-def test_a_template_asks_for_its_parameters(alice: Client) -> None:
+def test_template_requires_its_parameters(alice: Client) -> None:
     spec = {
         **JOB,
         "taskRoles": [
@@ -396,14 +398,12 @@ def test_a_template_asks_for_its_parameters(alice: Client) -> None:
     assert wrong.json()["errors"][0]["code"] == "unknown_parameter"
 
 
-def test_the_login_of_a_private_image_reaches_the_node_and_nothing_else(
-    alice: Client, scenario: Scenario
-) -> None:
+def test_image_login_is_written_to_role_data_only(alice: Client, scenario: Scenario) -> None:
     login = "uri: registry.lab/x:1, auth: {username: reader, password: it's secret}"
     text = V2.replace("uri: busybox", login)
     plan = send(alice, "jobs/plan", text, content_type="application/yaml").json()
     sent = send(alice, "jobs", text, content_type="application/yaml")
-    # As the page does: the document by itself, the login beside it.
+    # The submit page sends the document and the image logins separately.
     shown = alice.post(
         "/submit/check", json.dumps({"text": text, "import": True}), "application/json"
     ).json()
@@ -415,7 +415,7 @@ def test_the_login_of_a_private_image_reaches_the_node_and_nothing_else(
         files = render_attempt(job, paths, unix_user="alice", options=options).files
         assert "registry.lab/x:1 reader 'it'\"'\"'s secret'" in files["roles.sh"]
         assert "has_image_logins=1" in files["batch.sh"]
-        assert files["roles.sh"].count("s secret") == 1  # a login, not a variable of the tasks
+        assert files["roles.sh"].count("s secret") == 1  # not exported to the tasks
         assert "s secret" not in json.dumps([files["batch.sh"], files["task.sh"]])
         assert "s secret" not in json.dumps([job.spec, job.plan, job.warnings])
     assert Job.objects.count() == 2
@@ -426,7 +426,7 @@ def test_the_login_of_a_private_image_reaches_the_node_and_nothing_else(
     assert any("registry.lab/x:1" in warning["message"] for warning in planned["warnings"])
 
 
-def test_a_v2_file_finds_the_storages_of_the_cluster(alice: Client, scenario: Scenario) -> None:
+def test_v2_storages_are_mapped_to_cluster_storages(alice: Client, scenario: Scenario) -> None:
     job_file = V2 + "extras: {storages: [{name: team}, {name: other, mountPath: /o}]}\n"
     Cluster.objects.update(storages={"team": "/data/team", "home": "~/x"})
     planned = send(alice, "jobs/plan", job_file, content_type="application/yaml").json()
@@ -437,20 +437,20 @@ def test_a_v2_file_finds_the_storages_of_the_cluster(alice: Client, scenario: Sc
     )
 
 
-def test_a_v2_file_brings_its_parameters_and_no_secrets(alice: Client) -> None:
+def test_v2_template_has_parameters_but_no_secrets(alice: Client) -> None:
     created = send(alice, "templates", {"name": "v2", "job_file": V2}).json()
     assert [(p["name"], p["default"]) for p in created["parameters"]] == [("lr", 0.1)]
     job = send(alice, f"templates/{created['id']}/submit", {"parameters": {"lr": 3}}).json()
     file = alice.get(job["links"]["self"] + "/spec").json()
     assert "--lr 3" in file["taskRoles"][0]["command"]
     secret = V2 + "secrets: {password: hunter2}\n"
-    refused = send(
+    rejected = send(
         alice,
         "templates",
         {"name": "s", "job_file": secret.replace("train.py", "train.py <% $secrets.password %>")},
     )
-    assert (refused.status_code, refused.json()["errors"][0]["path"]) == (400, "secrets")
-    assert "hunter2" not in refused.content.decode()
+    assert (rejected.status_code, rejected.json()["errors"][0]["path"]) == (400, "secrets")
+    assert "hunter2" not in rejected.content.decode()
     assert JobTemplate.objects.count() == 1
 
 
@@ -486,7 +486,7 @@ def make_token_client(scenario: Scenario) -> Callable[..., tuple[ApiToken, Clien
     return make
 
 
-def test_a_token_is_shown_once_and_kept_as_a_hash(alice: Client) -> None:
+def test_token_is_shown_once_and_stored_as_hash(alice: Client) -> None:
     response = send(alice, "tokens", {"name": "laptop", "scope": "write"})
     secret = response.json()["token"]
     row = ApiToken.objects.get()
@@ -524,14 +524,14 @@ def test_invalid_tokens_are_rejected(scenario: Scenario, make_token_client: Any,
     assert response["WWW-Authenticate"].startswith("Bearer")
 
 
-def test_a_read_only_token_only_reads(make_token_client: Any) -> None:
+def test_read_token_cannot_write(make_token_client: Any) -> None:
     _row, client = make_token_client("read")
     assert client.get("/api/v1/jobs").status_code == 200
     response = send(client, "jobs", JOB)
     assert (response.status_code, response.json()["code"]) == (403, "token_read_only")
 
 
-def test_last_use_is_noted_at_most_once_a_minute(make_token_client: Any) -> None:
+def test_last_use_is_recorded_at_most_once_a_minute(make_token_client: Any) -> None:
     _row, client = make_token_client()
     client.get("/api/v1/me")
     first = ApiToken.objects.get().last_used_at
@@ -543,7 +543,7 @@ def test_last_use_is_noted_at_most_once_a_minute(make_token_client: Any) -> None
     assert ApiToken.objects.get().last_used_at > first - timedelta(minutes=1)
 
 
-def test_name_and_password_make_a_token_and_nothing_else(
+def test_basic_authentication_is_accepted_only_for_creating_tokens(
     scenario: Scenario, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("accounts.api.SIGN_INS_PER_MINUTE", 3)
@@ -559,7 +559,7 @@ def test_name_and_password_make_a_token_and_nothing_else(
     assert results[-1] == 429
 
 
-def test_a_page_needs_its_csrf_header(scenario: Scenario) -> None:
+def test_session_requests_require_csrf_header(scenario: Scenario) -> None:
     client = Client(enforce_csrf_checks=True)
     client.force_login(scenario.alice)
     assert send(client, "jobs", JOB).status_code == 403
@@ -580,7 +580,7 @@ def test_throttled_requests_get_retry_after(alice: Client, settings: Any) -> Non
     assert results[-1].json()["code"] == "throttled"
 
 
-def test_a_bucket_refills_steadily() -> None:
+def test_rate_limit_bucket_refills_continuously() -> None:
     found = RateLimitBuckets()
     assert [found.take("a", 60, now=0.0) for _ in range(60)] == [0.0] * 60
     assert found.take("a", 60, now=0.0) == pytest.approx(1.0)
@@ -589,10 +589,10 @@ def test_a_bucket_refills_steadily() -> None:
     assert found.take("b", 60, now=1.1) == 0.0
 
 
-# The rest
+# Job changes, language, docs, unknown URLs
 
 
-def test_changing_a_job(alice: Client, scenario: Scenario) -> None:
+def test_job_update(alice: Client, scenario: Scenario) -> None:
     job = scenario.job("x")
     path = f"jobs/{job.pk}"
     body = {"description": "new", "labels": {"a": "b"}, "time_limit_s": 600}
@@ -611,13 +611,13 @@ def test_changing_a_job(alice: Client, scenario: Scenario) -> None:
     ):
         assert send(alice, path, wrong, "PATCH").status_code == 400, wrong
     Membership.objects.filter(user=scenario.alice).delete()
-    # Left the namespace: still theirs to look at and to stop, no longer to lengthen.
+    # A former member may view and stop the job, but not extend its time limit.
     assert send(alice, path, {"time_limit_s": 900}, "PATCH").status_code == 403
     assert send(alice, f"{path}/stop", "").json()["state"] == "STOPPED"
     assert [e["kind"] for e in alice.get(f"/api/v1/{path}/events").json()["items"]][-1] == "stop"
 
 
-def test_reasons_come_in_the_request_s_language(alice: Client, scenario: Scenario) -> None:
+def test_reasons_are_translated_to_the_request_language(alice: Client, scenario: Scenario) -> None:
     job = scenario.job("x")
     texts = {
         language: alice.get(f"/api/v1/jobs/{job.pk}", headers={"accept-language": language}).json()[
@@ -629,17 +629,17 @@ def test_reasons_come_in_the_request_s_language(alice: Client, scenario: Scenari
     assert texts["en"]["text"].startswith("Sluice will submit")
 
 
-def test_docs_load_nothing_from_elsewhere(client: Client) -> None:
+def test_docs_load_no_external_resources(client: Client) -> None:
     page = client.get("/api/v1/docs")
     text = page.content.decode()
     assert page.status_code == 200
     assert "//cdn" not in text
     assert "https://" not in text
-    assert "<script>" not in text, "the policy allows no inline script"
+    assert "<script>" not in text, "the Content-Security-Policy forbids inline scripts"
     assert "script-src 'self'" in page["Content-Security-Policy"]
 
 
-def test_unknown_addresses_and_methods(alice: Client) -> None:
+def test_unknown_urls_and_methods(alice: Client) -> None:
     lost = alice.get("/api/v1/nothing")
     assert (lost.status_code, lost["Content-Type"]) == (404, "application/problem+json")
     wrong = alice.put("/api/v1/jobs")

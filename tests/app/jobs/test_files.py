@@ -1,4 +1,4 @@
-"""A job's files through the API, read as a real Unix user of this machine: names, links, ranges, tars."""
+"""The files API, reading as a real local Unix user: names, symlinks, ranges, tar archives."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.django_db
 
 
 def unix_user() -> str:
-    """Never root: a system account of this machine where the tests run as root."""
+    """The current user, or `nobody` if the tests run as root."""
     return "nobody" if os.geteuid() == 0 else pwd.getpwuid(os.geteuid()).pw_name
 
 
@@ -37,7 +37,7 @@ def scenario() -> Scenario:
 def job(
     scenario: Scenario, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: Any
 ) -> Iterator[Job]:
-    # Not below pytest's own directory, which is closed to other users.
+    # pytest's tmp_path is not readable by other users.
     root = Path("/tmp") / f"sluice-files-{os.getpid()}-{tmp_path_factory.mktemp('x').name}"
     created_job = scenario.job("files")
     attempt = scenario.create_live_attempt(created_job)
@@ -67,7 +67,7 @@ def read_body(response: Any) -> bytes:
     return b"".join(response.streaming_content)
 
 
-def test_a_directory_is_listed(alice: Client, job: Job) -> None:
+def test_list_directory(alice: Client, job: Job) -> None:
     listed = alice.get(f"/api/v1/jobs/{job.pk}/files").json()
     kinds = {item["name"]: item["kind"] for item in listed["items"]}
     assert kinds == {
@@ -96,7 +96,7 @@ def test_a_directory_is_listed(alice: Client, job: Job) -> None:
         ("bytes=9-3", 416, None),
     ],
 )
-def test_a_file_comes_whole_or_in_part(
+def test_download_with_range(
     alice: Client, job: Job, header: str, status: int, part: slice | None
 ) -> None:
     headers = {"range": header} if header else {}
@@ -125,14 +125,16 @@ def test_a_file_comes_whole_or_in_part(
         ("a\nb", 400),
     ],
 )
-def test_no_path_leads_out(alice: Client, job: Job, path: str, status: int) -> None:
+def test_paths_outside_the_work_directory_are_rejected(
+    alice: Client, job: Job, path: str, status: int
+) -> None:
     response = alice.get(f"/api/v1/jobs/{job.pk}/files/download", {"path": path})
     assert response.status_code == status
     if response.streaming:
         assert b"secret" not in read_body(response)
 
 
-def test_a_tar_holds_files_and_directories_and_no_link(alice: Client, job: Job) -> None:
+def test_tar_contains_files_and_directories_but_no_symlinks(alice: Client, job: Job) -> None:
     response = alice.get(f"/api/v1/jobs/{job.pk}/files/tar")
     with tarfile.open(fileobj=io.BytesIO(read_body(response))) as tar:
         assert set(tar.getnames()) == {"logs", "logs/worker-0.log", "空 <b>.txt", "empty"}
@@ -142,10 +144,10 @@ def test_a_tar_holds_files_and_directories_and_no_link(alice: Client, job: Job) 
 
 
 @pytest.mark.parametrize("named", [True, False], ids=["outputDir", "by default"])
-def test_results_are_where_the_tasks_write_them(
+def test_output_root_is_output_dir_or_task_directory(
     scenario: Scenario, alice: Client, job: Job, named: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without an outputDir that is the directory they worked in, for whoever may see the job's own."""
+    """Without outputDir the root is the tasks' working directory, readable by everyone who may view the job."""
     attempt = Attempt.objects.get(job=job)
     top = Path(attempt.work_dir).parent
     work_dir = top / "jobs" / str(job.pk) / "1"
@@ -170,10 +172,10 @@ def test_results_are_where_the_tasks_write_them(
 
 
 @pytest.mark.parametrize("output", ["link", "dots", "own"])
-def test_an_output_directory_opens_nothing_else_to_others(
+def test_output_dir_exposes_no_other_files_to_non_owners(
     scenario: Scenario, alice: Client, job: Job, output: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Inside by its name is not inside: links and dots lead out, and the attempt's own holds secrets."""
+    """Symlinks and `..` leave the work directory, and the attempt's directory contains secrets."""
     attempt = Attempt.objects.get(job=job)
     top = Path(attempt.work_dir).parent
     work_dir = top / "jobs" / str(job.pk) / "1"

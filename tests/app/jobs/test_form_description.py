@@ -1,4 +1,4 @@
-"""The form description: every field of the form comes from the model's metadata, in both languages."""
+"""The form description: every form field comes from the model's metadata, in both languages."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def all_fields(description: dict[str, Any]) -> Iterator[dict[str, Any]]:
         pending += field["fields"]
 
 
-def test_every_field_of_the_form_has_a_label_and_a_tip() -> None:
+def test_every_form_field_has_a_label_and_a_tip() -> None:
     schema = build_json_schema()
     for section in (schema, *schema["$defs"].values()):
         for name, field in section["properties"].items():
@@ -79,7 +79,7 @@ def test_new_rows_have_required_fields_and_defaults() -> None:
     }
 
 
-def test_the_schema_is_localized_without_changing_the_shared_one() -> None:
+def test_localized_schema_is_a_copy() -> None:
     with translation.override("zh-hans"):
         chinese = localized_schema()
     chinese["properties"]["jobName"]["title"] = "changed"
@@ -90,7 +90,7 @@ def test_the_schema_is_localized_without_changing_the_shared_one() -> None:
 
 
 @pytest.mark.django_db
-def test_the_submit_page_has_a_control_for_every_field() -> None:
+def test_submit_page_has_a_control_for_every_field() -> None:
     scenario = make_scenario()
     UnixAccount.objects.create(user=scenario.alice, cluster=scenario.cluster, unix_user="u-alice")
     client = Client()

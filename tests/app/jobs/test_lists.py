@@ -1,4 +1,4 @@
-"""Lists of jobs: filters, every sort order, pagination, selected fields, cursors and wrong parameters."""
+"""Job lists: filters, sort orders, pagination, selected fields, cursors, invalid parameters."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.django_db
 
 @pytest.fixture
 def scenario() -> Scenario:
-    """Sixty jobs of four people in two namespaces, with equal times and missing ones."""
+    """Sixty jobs of four users in two namespaces, with equal and missing timestamps."""
     scenario = make_scenario()
     rng = random.Random(7)
     now = timezone.now()
@@ -72,7 +72,7 @@ def all_pages(user: User, job_filter: JobFilter, limit: int) -> list[str]:
         after = page.next_key
         if after is None:
             return ids
-    raise AssertionError("pages without end")
+    raise AssertionError("pagination does not end")
 
 
 FILTERS: list[dict[str, Any]] = [
@@ -91,11 +91,11 @@ FILTERS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("who", ["alice", "viewer", "carol", "admin"])
+@pytest.mark.parametrize("username", ["alice", "viewer", "carol", "admin"])
 def test_pagination_is_complete_and_ordered(
-    scenario: Scenario, who: str, monkeypatch: pytest.MonkeyPatch
+    scenario: Scenario, username: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    user: User = getattr(scenario, who)
+    user: User = getattr(scenario, username)
     visible_ids = {str(pk) for pk in jobs_visible_to(user).values_list("pk", flat=True)}
     for number, fields in enumerate(FILTERS):
         job_filter = JobFilter(**fields)
@@ -115,27 +115,25 @@ def test_pagination_is_complete_and_ordered(
 
 
 @pytest.mark.parametrize("sort", SORT_KEYS)
-def test_every_sort_pages_through_equal_and_missing_values(scenario: Scenario, sort: str) -> None:
+def test_every_sort_order_handles_equal_and_null_values(scenario: Scenario, sort: str) -> None:
     job_filter = JobFilter(sort=sort)
     ids = all_pages(scenario.admin, job_filter, limit=4)
     assert len(ids) == jobs_visible_to(scenario.admin).count()
     rows = {str(job.pk): getattr(job, job_filter.column) for job in Job.objects.all()}
     values = [rows[pk] for pk in ids]
     present = [value for value in values if value is not None]
-    assert values[: len(present)] == present, "those without a value come last"
+    assert values[: len(present)] == present, "null values come last"
     assert present == sorted(present, reverse=sort.startswith("-"))
 
 
-def test_a_list_costs_the_same_queries_however_long_it_is(
-    scenario: Scenario, client: Client
-) -> None:
+def test_query_count_is_independent_of_page_size(scenario: Scenario, client: Client) -> None:
     client.force_login(scenario.alice)
     counts = []
     for limit in (1, 50):
         with CaptureQueriesContext(connection) as queries:
             assert client.get("/api/v1/jobs", {"limit": limit}).status_code == 200
         counts.append(len(queries))
-    # Session, person, roles, rows.
+    # Session, user, roles, rows.
     assert counts == [4, 4]
     pk = Job.objects.filter(owner=scenario.alice, deleted_at=None).values_list("pk", flat=True)[0]
     with CaptureQueriesContext(connection) as queries:
@@ -143,7 +141,7 @@ def test_a_list_costs_the_same_queries_however_long_it_is(
     assert len(queries) == 4
 
 
-def test_jobs_are_found_by_words_ids_and_slurm_ids(scenario: Scenario, client: Client) -> None:
+def test_search_by_text_id_and_slurm_job_id(scenario: Scenario, client: Client) -> None:
     client.force_login(scenario.alice)
     job = scenario.job("needle-in-hay")
     Attempt.objects.create(
@@ -170,15 +168,15 @@ def test_jobs_are_found_by_words_ids_and_slurm_ids(scenario: Scenario, client: C
     assert client.get("/api/v1/jobs", {"q": "needle 4712"}).json()["items"] == []
 
 
-def test_cursors_are_bound_to_their_query_and_person(scenario: Scenario, client: Client) -> None:
+def test_cursors_are_bound_to_query_and_user(scenario: Scenario, client: Client) -> None:
     client.force_login(scenario.alice)
     cursor = client.get("/api/v1/jobs", {"limit": 2}).json()["next"]
     assert client.get("/api/v1/jobs", {"limit": 5, "cursor": cursor}).status_code == 200
 
     def code(query: dict[str, Any]) -> str:
-        answer = client.get("/api/v1/jobs", query)
-        assert answer.status_code == 400
-        return str(answer.json()["errors"][0]["code"])
+        response = client.get("/api/v1/jobs", query)
+        assert response.status_code == 400
+        return str(response.json()["errors"][0]["code"])
 
     assert code({"cursor": cursor, "sort": "name"}) == "cursor_of_another_query"
     assert code({"cursor": cursor, "state": "RUNNING"}) == "cursor_of_another_query"
@@ -188,9 +186,7 @@ def test_cursors_are_bound_to_their_query_and_person(scenario: Scenario, client:
     assert code({"cursor": cursor}) == "cursor_of_another_query"
 
 
-def test_times_and_ids_read_alike_from_rows_and_from_the_orm(
-    scenario: Scenario, client: Client
-) -> None:
+def test_list_rows_match_the_orm(scenario: Scenario, client: Client) -> None:
     client.force_login(scenario.admin)
     items = {
         item["id"]: item for item in client.get("/api/v1/jobs", {"limit": 200}).json()["items"]
@@ -206,7 +202,7 @@ def test_times_and_ids_read_alike_from_rows_and_from_the_orm(
     assert items == {}
 
 
-def test_wrong_parameters_are_named(scenario: Scenario, client: Client) -> None:
+def test_invalid_parameters_are_listed(scenario: Scenario, client: Client) -> None:
     client.force_login(scenario.alice)
     wrong = {
         "state": "RUNING",
@@ -217,10 +213,10 @@ def test_wrong_parameters_are_named(scenario: Scenario, client: Client) -> None:
         "id": "7",
         "stat": "x",
     }
-    answer = client.get("/api/v1/jobs", wrong)
-    assert answer.status_code == 400
-    assert {error["path"] for error in answer.json()["errors"]} == set(wrong)
-    messages = {error["path"]: error["message"] for error in answer.json()["errors"]}
+    response = client.get("/api/v1/jobs", wrong)
+    assert response.status_code == 400
+    assert {error["path"] for error in response.json()["errors"]} == set(wrong)
+    messages = {error["path"]: error["message"] for error in response.json()["errors"]}
     assert "“state”" in messages["stat"]
     assert "“RUNNING”" in messages["state"]
     assert "“name”" in messages["sort"]
@@ -229,14 +225,12 @@ def test_wrong_parameters_are_named(scenario: Scenario, client: Client) -> None:
         assert client.get("/api/v1/jobs", query).status_code == 400
 
 
-def test_selected_fields_have_the_values_of_the_whole_job(
-    scenario: Scenario, client: Client
-) -> None:
+def test_selected_fields_equal_those_of_the_full_job(scenario: Scenario, client: Client) -> None:
     client.force_login(scenario.alice)
     whole = client.get("/api/v1/jobs", {"limit": 1000}).json()["items"]
     assert tuple(whole[0]) == JOB_FIELDS
-    live = [name for name in JOB_FIELDS if name not in ("duration_s", "time_left_s")]
-    for name in live:
+    time_independent = [name for name in JOB_FIELDS if name not in ("duration_s", "time_left_s")]
+    for name in time_independent:
         items = client.get("/api/v1/jobs", {"limit": 1000, "fields": name}).json()["items"]
         assert items == [{name: item[name]} for item in whole], name
     query = {"fields": "state,id", "sort": "name", "limit": 5}
@@ -249,8 +243,8 @@ def test_selected_fields_have_the_values_of_the_whole_job(
 def test_limit_and_fields_are_validated(scenario: Scenario, client: Client) -> None:
     client.force_login(scenario.alice)
     assert client.get("/api/v1/jobs", {"limit": 1000}).status_code == 200
-    answer = client.get("/api/v1/jobs", {"limit": 1001, "fields": "id,stat"})
-    assert answer.status_code == 400
-    messages = {error["path"]: error["message"] for error in answer.json()["errors"]}
+    response = client.get("/api/v1/jobs", {"limit": 1001, "fields": "id,stat"})
+    assert response.status_code == 400
+    messages = {error["path"]: error["message"] for error in response.json()["errors"]}
     assert "1000" in messages["limit"]
     assert "“state”" in messages["fields"]

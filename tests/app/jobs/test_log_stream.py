@@ -1,4 +1,4 @@
-"""Logs: bytes by offset, one follower for many viewers, the websocket. Real files, a real `tail`."""
+"""Logs: reading by offset, one follower for many viewers, the websocket. Uses real files and `tail`."""
 
 from __future__ import annotations
 
@@ -128,10 +128,10 @@ class TestReading:
         assert (past.data, past.size) == (b"", 10)
 
     @pytest.mark.parametrize(("offset", "expected"), [(5, 5), (-3, 7), (-99, 0), (99, 99), (0, 0)])
-    def test_offsets_below_zero_count_from_the_end(self, offset: int, expected: int) -> None:
+    def test_negative_offsets_count_from_the_end(self, offset: int, expected: int) -> None:
         assert resolve_offset(offset, 10) == expected
 
-    def test_only_logs_that_the_job_has(self, log_data: LogData) -> None:
+    def test_unknown_role_or_index_is_not_found(self, log_data: LogData) -> None:
         for role, index in [("worker", 1), ("worker", -1), ("ps", 0), ("../x", 0), ("batch", 1)]:
             with pytest.raises(LogNotFound):
                 find_log(
@@ -139,7 +139,7 @@ class TestReading:
                 )
         assert find_log(user=log_data.scenario.alice, job_id=log_data.job.pk, role="batch", index=0)
 
-    def test_a_role_may_be_called_batch(self, log_data: LogData) -> None:
+    def test_role_named_batch_hides_the_batch_log(self, log_data: LogData) -> None:
         log_data.job.spec["taskRoles"][0]["name"] = "batch"
         log_data.job.save()
         (log_data.directory / "logs" / "batch.log").write_bytes(b"the script's")
@@ -154,17 +154,17 @@ class TestReading:
         ]
 
     def test_outsider_cannot_find_logs(self, log_data: LogData) -> None:
-        for person in (log_data.scenario.bob, log_data.scenario.viewer, log_data.scenario.admin):
-            assert find_log(user=person, job_id=log_data.job.pk, role="worker", index=0)[1]
+        for user in (log_data.scenario.bob, log_data.scenario.viewer, log_data.scenario.admin):
+            assert find_log(user=user, job_id=log_data.job.pk, role="worker", index=0)[1]
         with pytest.raises(LogNotFound):
             find_log(user=log_data.scenario.carol, job_id=log_data.job.pk, role="worker", index=0)
 
-    def test_the_list_tells_sizes_and_what_is_not_there_yet(self, log_data: LogData) -> None:
+    def test_list_has_sizes_and_none_for_missing_files(self, log_data: LogData) -> None:
         log_data.write(b"abc")
         listed = {(e.role, e.index): e.size for e in list_logs(log_data.job, log_data.attempt)}
         assert listed == {("batch", 0): None, ("worker", 0): 3}
 
-    def test_search_answers_offsets(self, log_data: LogData) -> None:
+    def test_search_returns_offsets_and_lines(self, log_data: LogData) -> None:
         log_data.write(b"one two\nthree \xff\x00 two\nTWO $(id) -e\n")
         assert [(m.offset, m.line) for m in search_log(log_data.log, text="two")] == [
             (4, 1),
@@ -221,7 +221,7 @@ class TestFollowers:
         assert not thread.is_alive()
 
     @pytest.mark.slow
-    async def test_a_viewer_far_behind_reads_the_file_and_not_our_memory(
+    async def test_slow_viewer_reads_from_the_file_beyond_the_ring_buffer(
         self, log_data: LogData
     ) -> None:
         content = random.Random(2).randbytes(4 * RING_BYTES)
@@ -232,7 +232,7 @@ class TestFollowers:
         assert follower._ring_bytes <= RING_BYTES
         await registry.leave(log_data.log, follower)
 
-    async def test_a_cut_file_begins_anew(self, log_data: LogData) -> None:
+    async def test_truncated_file_is_read_from_the_start(self, log_data: LogData) -> None:
         log_data.write(b"old old old")
         registry = FollowerRegistry()
         follower = await registry.join(log_data.log)
@@ -251,12 +251,12 @@ class TestFollowers:
     async def test_immediate_leave_stops_follower(
         self, log_data: LogData, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Also before the reader's thread had its first turn, and when the leaving itself is cancelled."""
-        begun = threading.Event()
+        """Also if the reader thread has not started reading, and if `leave` is cancelled."""
+        release = threading.Event()
         read = Follower._read_stream
 
         def read_late(follower: Follower, *arguments: Any) -> None:
-            begun.wait(10)
+            release.wait(10)
             read(follower, *arguments)
 
         monkeypatch.setattr(Follower, "_read_stream", read_late)
@@ -269,11 +269,13 @@ class TestFollowers:
             if cancelled:
                 leaving.cancel()
             await asyncio.gather(leaving, return_exceptions=True)
-            begun.set()
+            release.set()
             assert follower._thread is not None
             await asyncio.to_thread(follower._thread.join, 10)
-            assert not follower._thread.is_alive(), f"it still follows (cancelled: {cancelled})"
-            begun.clear()
+            assert not follower._thread.is_alive(), (
+                f"the follower still runs (cancelled: {cancelled})"
+            )
+            release.clear()
 
 
 async def read_frames(
@@ -300,16 +302,16 @@ Open = Callable[..., Awaitable[WebsocketCommunicator]]
 
 
 class TestSocket:
-    async def test_from_the_first_byte_to_the_verdict(self, log_data: LogData) -> None:
+    async def test_stream_from_first_byte_to_exit_code(self, log_data: LogData) -> None:
         log_data.write(b"first \xff\x00 \xe4\xb8")
         socket = await open_socket(log_data.scenario.alice, log_data.address)
-        _, begun = await read_frames(socket, lambda frame: frame["type"] == "log")
+        _, started = await read_frames(socket, lambda frame: frame["type"] == "log")
         log_data.write(b"\xad line\n")
         await asyncio.sleep(0.3)
         await sync_to_async(log_data.end_task)(3)
         data, messages = await read_frames(socket, is_end)
         assert data == b"first \xff\x00 \xe4\xb8\xad line\n"
-        assert begun[-1] == {"type": "log", "offset": 0, "size": 11, "attempt": 1}
+        assert started[-1] == {"type": "log", "offset": 0, "size": 11, "attempt": 1}
         assert messages[-1] == {"type": "end", "state": "failed", "exit_code": 3}
         assert await read_close_code(socket) == 1000
 
@@ -323,7 +325,7 @@ class TestSocket:
         )
         assert (await read_frames(socket, is_end))[0] == b"789"
 
-    async def test_waits_for_a_file_that_is_not_there_yet(self, log_data: LogData) -> None:
+    async def test_waits_for_a_missing_file(self, log_data: LogData) -> None:
         socket = await open_socket(log_data.scenario.alice, log_data.address)
         first = await socket.receive_output(timeout=10)
         assert json.loads(first["text"])["size"] == 0
@@ -335,7 +337,7 @@ class TestSocket:
         assert data == b"hello"
         assert messages[-1]["type"] == "end"
 
-    async def test_waits_for_a_job_that_was_not_submitted_yet(self, log_data: LogData) -> None:
+    async def test_waits_for_an_unsubmitted_job(self, log_data: LogData) -> None:
         job = await sync_to_async(log_data.scenario.job)("later")
         socket = await open_socket(log_data.scenario.alice, f"/ws/jobs/{job.pk}/logs/worker/0")
         messages = json.loads((await socket.receive_output(timeout=5))["text"])
@@ -343,7 +345,7 @@ class TestSocket:
         await socket.disconnect()
 
     @pytest.mark.slow
-    async def test_a_database_that_restarts_is_waited_for(
+    async def test_stream_survives_database_errors(
         self, log_data: LogData, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         real, failures = followers_module._find_ending, iter([True, True])
@@ -367,15 +369,13 @@ class TestSocket:
         self, log_data: LogData, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def failing_check(*arguments: Any) -> Any:
-            raise KeyError("a mistake of ours")
+            raise KeyError("programming error")
 
         monkeypatch.setattr(followers_module, "_find_ending", failing_check)
         socket = await open_socket(log_data.scenario.alice, log_data.address)
         assert await read_close_code(socket) == 1011
 
-    async def test_a_log_that_is_gone_says_so_in_the_reader_s_language(
-        self, log_data: LogData
-    ) -> None:
+    async def test_missing_log_gives_a_translated_error(self, log_data: LogData) -> None:
         await sync_to_async(log_data.end_task)()
         log_data.scenario.alice.language = "zh-hans"
         await log_data.scenario.alice.asave()
@@ -386,7 +386,7 @@ class TestSocket:
         assert messages[-1]["message"].startswith("此日志已不在集群上")
 
     @pytest.mark.parametrize("state", ["stopped", "failed"])
-    async def test_a_task_that_ended_before_it_began_has_an_empty_log(
+    async def test_task_that_never_started_has_an_empty_log(
         self, log_data: LogData, state: str
     ) -> None:
         if state == "failed":
@@ -402,18 +402,20 @@ class TestSocket:
         part = await sync_to_async(read_log)(log_data.log, offset=0, limit=10)
         assert (part.data, part.complete) == (b"", True)
 
-    async def test_strangers_and_unknown_logs_find_nothing(self, log_data: LogData) -> None:
+    async def test_outsiders_and_unknown_logs_get_not_found(self, log_data: LogData) -> None:
         socket = await open_socket(log_data.scenario.carol, log_data.address)
         assert await read_close_code(socket) == CLOSE_NOT_FOUND
         socket = await open_socket(
-            log_data.scenario.alice, log_data.address.replace("worker", "nobody")
+            log_data.scenario.alice, log_data.address.replace("worker", "unknown")
         )
         assert await read_close_code(socket) == CLOSE_NOT_FOUND
         socket = await open_socket(log_data.scenario.alice, log_data.address + "?attempt=9")
         assert await read_close_code(socket) == CLOSE_NOT_FOUND
 
     @pytest.mark.slow
-    async def test_lost_and_resumed_many_times_while_it_is_written(self, log_data: LogData) -> None:
+    async def test_repeated_resume_while_log_is_written_loses_no_byte(
+        self, log_data: LogData
+    ) -> None:
         rng = random.Random(3)
         content = rng.randbytes(1_000_000)
         received = b""

@@ -1,4 +1,4 @@
-"""The pages: access by role, number of queries, escaping of hostile names."""
+"""The pages: access by role, number of queries, escaping of hostile names, translation."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ def signed_in_client(user: User, **more: str) -> Client:
     return client
 
 
-# --- who gets in -----------------------------------------------------------------------------------------
+# --- access ----------------------------------------------------------------------------------------------
 
-# Everyone who is signed in; the rest of the cast gets the same.
+# Open to every signed-in user.
 PAGES_FOR_EVERYONE = [
     "home",
     "home_live",
@@ -67,25 +67,24 @@ PAGES_FOR_EVERYONE = [
 
 
 @pytest.mark.parametrize("name", PAGES_FOR_EVERYONE)
-@pytest.mark.parametrize("person", ["alice", "viewer", "chief", "carol", "admin"])
-def test_pages_for_everyone(scenario: Scenario, name: str, person: str) -> None:
+@pytest.mark.parametrize("username", ["alice", "viewer", "chief", "carol", "admin"])
+def test_pages_for_everyone(scenario: Scenario, name: str, username: str) -> None:
     scenario.job()
-    assert signed_in_client(getattr(scenario, person)).get(reverse(name)).status_code == 200
+    assert signed_in_client(getattr(scenario, username)).get(reverse(name)).status_code == 200
 
 
 @pytest.mark.parametrize(
     "address", [*PAGES_FOR_EVERYONE, "clusters", "audit", "namespace_new", "job_rows"]
 )
 def test_anonymous_users_are_redirected_to_login(scenario: Scenario, address: str) -> None:
-    where = reverse(address) + "?scope=all"
-    response = Client().get(where)
+    response = Client().get(reverse(address) + "?scope=all")
     assert response.status_code == 302
     assert response["Location"].startswith("/login?next=")
     assert reverse(address).strip("/") in response["Location"]
 
 
 @pytest.mark.parametrize(
-    ("name", "person", "status"),
+    ("name", "username", "status"),
     [
         ("clusters", "alice", 403),
         ("clusters", "chief", 403),
@@ -98,15 +97,17 @@ def test_anonymous_users_are_redirected_to_login(scenario: Scenario, address: st
         ("namespace_new", "admin", 200),
     ],
 )
-def test_admin_page_access(scenario: Scenario, name: str, person: str, status: int) -> None:
-    assert signed_in_client(getattr(scenario, person)).get(reverse(name)).status_code == status
+def test_admin_page_access(scenario: Scenario, name: str, username: str, status: int) -> None:
+    assert signed_in_client(getattr(scenario, username)).get(reverse(name)).status_code == status
 
 
 @pytest.mark.parametrize(
-    ("person", "status"), [("alice", 403), ("chief", 200), ("carol", 404), ("admin", 200)]
+    ("username", "status"), [("alice", 403), ("chief", 200), ("carol", 404), ("admin", 200)]
 )
-def test_only_administrators_open_a_namespace(scenario: Scenario, person: str, status: int) -> None:
-    client = signed_in_client(getattr(scenario, person))
+def test_only_administrators_can_open_a_namespace(
+    scenario: Scenario, username: str, status: int
+) -> None:
+    client = signed_in_client(getattr(scenario, username))
     assert client.get(reverse("namespace", args=[scenario.lab.pk])).status_code == status
     response = client.post(
         reverse("namespace_members", args=[scenario.lab.pk]),
@@ -117,7 +118,7 @@ def test_only_administrators_open_a_namespace(scenario: Scenario, person: str, s
     assert response.status_code == (302 if status == 200 else status)
 
 
-def test_an_administrator_of_a_namespace_cannot_change_its_mapping(scenario: Scenario) -> None:
+def test_namespace_administrator_cannot_change_its_mapping(scenario: Scenario) -> None:
     response = signed_in_client(scenario.chief).post(
         reverse("namespace", args=[scenario.lab.pk]), {"name": "lab", "partitions": "gpu"}
     )
@@ -127,24 +128,24 @@ def test_an_administrator_of_a_namespace_cannot_change_its_mapping(scenario: Sce
 
 
 @pytest.mark.parametrize(
-    ("person", "status"),
+    ("username", "status"),
     [("alice", 200), ("bob", 200), ("viewer", 200), ("chief", 200), ("carol", 404), ("admin", 200)],
 )
 @pytest.mark.parametrize("name", ["job", "job_live"])
-def test_only_namespace_members_open_a_job(
-    scenario: Scenario, person: str, status: int, name: str
+def test_only_namespace_members_can_open_a_job(
+    scenario: Scenario, username: str, status: int, name: str
 ) -> None:
     job = scenario.job()
-    client = signed_in_client(getattr(scenario, person))
+    client = signed_in_client(getattr(scenario, username))
     assert client.get(reverse(name, args=[job.pk])).status_code == status
 
 
-@pytest.mark.parametrize("verb", ["stop", "retry", "clone", "delete", "time-limit", "describe"])
-def test_outsiders_cannot_act_on_a_job(scenario: Scenario, verb: str) -> None:
+@pytest.mark.parametrize("action", ["stop", "retry", "clone", "delete", "time-limit", "describe"])
+def test_outsiders_cannot_act_on_a_job(scenario: Scenario, action: str) -> None:
     job = scenario.job()
     before = Job.objects.filter(pk=job.pk).values().get()
     response = signed_in_client(scenario.carol).post(
-        reverse("job_action", args=[job.pk, verb]), {"time_limit": "2h", "description": "x"}
+        reverse("job_action", args=[job.pk, action]), {"time_limit": "2h", "description": "x"}
     )
     assert response.status_code == 404
     assert Job.objects.filter(pk=job.pk).values().get() == before
@@ -158,7 +159,7 @@ def test_rows_by_id_respect_visibility(scenario: Scenario) -> None:
     assert "secret-name" in signed_in_client(scenario.bob).get(rows).content.decode()
 
 
-def test_audit_shows_administrators_their_own_namespaces_only(scenario: Scenario) -> None:
+def test_audit_is_limited_to_administered_namespaces(scenario: Scenario) -> None:
     scenario.job("in-the-lab")
     other = actions.create_job(
         by=scenario.carol,
@@ -179,7 +180,7 @@ def test_audit_shows_administrators_their_own_namespaces_only(scenario: Scenario
     assert "in-the-lab" in settings_page.content.decode()
 
 
-# --- what the pages do ---------------------------------------------------------------------------------------
+# --- forms and lists -----------------------------------------------------------------------------------------
 
 
 def test_members_are_added_changed_removed_and_audited(scenario: Scenario) -> None:
@@ -199,7 +200,7 @@ def test_members_are_added_changed_removed_and_audited(scenario: Scenario) -> No
     assert "carol" in log
 
 
-def test_a_namespace_is_created_and_mapped(scenario: Scenario) -> None:
+def test_namespace_is_created_with_validated_mapping(scenario: Scenario) -> None:
     client = signed_in_client(scenario.admin)
     fields = {"name": "new", "cluster": scenario.cluster.pk, "active": "on", "max_time_s": "8h"}
     wrong = client.post(reverse("namespace_new"), {**fields, "partitions": "nowhere"})
@@ -223,7 +224,7 @@ def test_cluster_check_is_requested_from_engine(scenario: Scenario) -> None:
     assert "disabled" in page
 
 
-def test_a_form_sent_twice_creates_one_clone(scenario: Scenario) -> None:
+def test_form_submitted_twice_creates_one_clone(scenario: Scenario) -> None:
     job, client = scenario.job(), signed_in_client(scenario.alice)
     page = client.get(reverse("job", args=[job.pk])).content.decode()
     key = re.search(r'name="key" value="(\w+-clone)"', page)
@@ -234,7 +235,7 @@ def test_a_form_sent_twice_creates_one_clone(scenario: Scenario) -> None:
     assert Job.objects.count() == 2
 
 
-def test_a_token_is_shown_once(scenario: Scenario) -> None:
+def test_token_is_shown_once(scenario: Scenario) -> None:
     client = signed_in_client(scenario.alice)
     created = client.post(reverse("tokens"), {"name": HOSTILE, "scope": "write", "days": "30"})
     text = created.content.decode()
@@ -337,10 +338,10 @@ def test_job_history_has_no_duplicates(scenario: Scenario) -> None:
     assert history[: history.index("</ol>")].count("<li") == 2
 
 
-# --- bad names -------------------------------------------------------------------------------------------------
+# --- hostile names ---------------------------------------------------------------------------------------------
 
 
-def test_hostile_names_are_text_everywhere(scenario: Scenario) -> None:
+def test_hostile_names_are_escaped_on_every_page(scenario: Scenario) -> None:
     job = scenario.job()
     attempt = scenario.create_live_attempt(job)
     Task.objects.create(attempt=attempt, role=HOSTILE, index=0, node=HOSTILE, ports={HOSTILE: [1]})
@@ -378,7 +379,7 @@ def test_hostile_names_are_text_everywhere(scenario: Scenario) -> None:
 
 
 @pytest.mark.parametrize("name", ["x" * 255, "长" * 255, "\u202e" + "a" * 200])
-def test_long_names(scenario: Scenario, name: str) -> None:
+def test_long_names_render(scenario: Scenario, name: str) -> None:
     job = scenario.job()
     Job.objects.filter(pk=job.pk).update(name=name)
     client = signed_in_client(scenario.alice)
@@ -386,18 +387,18 @@ def test_long_names(scenario: Scenario, name: str) -> None:
         assert client.get(page).status_code == 200
 
 
-# --- an old cluster's data --------------------------------------------------------------------------------------
+# --- stale cluster data -----------------------------------------------------------------------------------------
 
 
 def test_stale_cluster_data_is_announced(scenario: Scenario) -> None:
     job = scenario.job()
     scenario.create_live_attempt(job)
     client = signed_in_client(scenario.alice)
-    where = [reverse("home"), reverse("jobs"), reverse("job", args=[job.pk])]
-    for page in where:
+    pages = [reverse("home"), reverse("jobs"), reverse("job", args=[job.pk])]
+    for page in pages:
         assert "does not respond" not in client.get(page).content.decode(), page
     store_status(scenario.cluster, last_ok_at=timezone.now() - timedelta(hours=1))
-    for page in where:
+    for page in pages:
         assert "Cluster c1 does not respond" in client.get(page).content.decode(), page
 
 

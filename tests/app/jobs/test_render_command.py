@@ -1,3 +1,5 @@
+"""`manage.py render`: prints plan and batch script of a job file without a cluster."""
+
 from __future__ import annotations
 
 import json
@@ -32,7 +34,7 @@ def run(tmp_path: Path, job: dict[str, object], *arguments: str) -> tuple[str, s
 
 
 @pytest.mark.django_db
-def test_plan_and_script_are_printed_without_any_cluster(tmp_path: Path) -> None:
+def test_plan_and_script_are_printed_without_a_cluster(tmp_path: Path) -> None:
     out, err = run(tmp_path, JOB, "--runtime", "enroot", "--user", "alice")
     assert "1 node of example: 1 × ps (1 CPU, 100 MB), 2 × worker" in out
     assert "#SBATCH --job-name=mnist" in out
@@ -41,7 +43,7 @@ def test_plan_and_script_are_printed_without_any_cluster(tmp_path: Path) -> None
 
 
 @pytest.mark.django_db
-def test_all_files_of_the_attempt(tmp_path: Path) -> None:
+def test_all_option_prints_every_file_of_the_attempt(tmp_path: Path) -> None:
     out, _ = run(tmp_path, JOB, "--all")
     for path in ("batch.sh", "task.sh", "enter.sh", "roles.sh"):
         assert f"======== {path}\n" in out
@@ -56,7 +58,7 @@ def test_all_files_of_the_attempt(tmp_path: Path) -> None:
         (JOB, ("--namespace", "nowhere"), "There is no namespace nowhere"),
     ],
 )
-def test_refusals_are_command_errors(
+def test_invalid_jobs_raise_command_errors(
     tmp_path: Path, job: dict[str, object], arguments: tuple[str, ...], message: str
 ) -> None:
     with pytest.raises(CommandError, match=message):

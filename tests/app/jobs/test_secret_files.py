@@ -1,4 +1,4 @@
-"""Other members of a namespace may read a job's directory, except the values of its secrets."""
+"""Namespace members may read a job's directory, except the file that contains its secrets."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SECRET = b"variable TOKEN hunter2"
 
 
 class LocalDiskTransport(Transport):
-    """A cluster whose files are on the local disk."""
+    """A transport to the local disk."""
 
     def run(self, argv: Sequence[str], **_more: Any) -> CommandResult:
         done = subprocess.run(argv, capture_output=True, check=False)
@@ -98,18 +98,18 @@ def file_client(
     return FileApiClient(attempt)
 
 
-def test_the_owner_reads_everything(scenario: Scenario, file_client: FileApiClient) -> None:
+def test_owner_can_read_all_files(scenario: Scenario, file_client: FileApiClient) -> None:
     assert "roles.sh" in file_client.names(scenario.alice)
     assert "roles.sh" in file_client.tar_names(scenario.alice)
     response = file_client.get(scenario.alice, "/download?path=roles.sh")
     assert b"".join(response.streaming_content) == SECRET
 
 
-@pytest.mark.parametrize("who", ["viewer", "bob", "chief"])
+@pytest.mark.parametrize("username", ["viewer", "bob", "chief"])
 def test_others_can_read_the_job_but_not_its_secrets(
-    scenario: Scenario, file_client: FileApiClient, who: str
+    scenario: Scenario, file_client: FileApiClient, username: str
 ) -> None:
-    user = getattr(scenario, who)
+    user = getattr(scenario, username)
     assert file_client.names(user) == {"logs", "work", "elsewhere"}
     assert file_client.tar_names(user) == {"logs", "logs/roles.sh", "work", "work/roles.sh"}
     for path in ("roles.sh", ".//roles.sh", "work/link", "elsewhere"):

@@ -29,9 +29,9 @@ HOSTILE = "</script><script>alert(1)</script>"
 @pytest.fixture
 def scenario() -> Scenario:
     created = make_scenario()
-    for person in (created.alice, created.bob, created.viewer, created.admin):
+    for user in (created.alice, created.bob, created.viewer, created.admin):
         UnixAccount.objects.create(
-            user=person, cluster=created.cluster, unix_user=f"u-{person.username}"
+            user=user, cluster=created.cluster, unix_user=f"u-{user.username}"
         )
     return created
 
@@ -84,7 +84,7 @@ def test_only_submittable_namespaces_are_offered(scenario: Scenario) -> None:
     }
 
 
-def test_a_viewer_sees_that_no_namespace_is_submittable(scenario: Scenario) -> None:
+def test_viewer_has_no_submittable_namespace(scenario: Scenario) -> None:
     response = client_for(scenario.viewer).get("/submit")
     text = response.content.decode()
     assert "No namespace to submit to" in text
@@ -92,7 +92,7 @@ def test_a_viewer_sees_that_no_namespace_is_submittable(scenario: Scenario) -> N
     assert "job-form" not in text
 
 
-def test_the_default_job_has_no_problems(scenario: Scenario) -> None:
+def test_default_job_has_no_problems(scenario: Scenario) -> None:
     client = client_for(scenario.alice)
     default_document = page_data(client)["document"]
     response = check(client, document=default_document, format="json")
@@ -103,7 +103,7 @@ def test_the_default_job_has_no_problems(scenario: Scenario) -> None:
     assert "#SBATCH" in response["preview"]["script"]
 
 
-def test_the_default_job_takes_the_smallest_size_and_a_free_name(scenario: Scenario) -> None:
+def test_default_job_has_the_smallest_size_and_a_free_name(scenario: Scenario) -> None:
     for name, cpus in (("big", 8), ("small", 2)):
         ResourceSpec.objects.create(name=name, title=name, cpus=cpus, mem_mib=cpus * 1000)
     scenario.job("hello")
@@ -112,7 +112,7 @@ def test_the_default_job_takes_the_smallest_size_and_a_free_name(scenario: Scena
     assert default_document["taskRoles"][0]["cpuNumber"] == 2
 
 
-def test_every_problem_has_its_path_and_its_line(scenario: Scenario) -> None:
+def test_every_problem_has_path_and_line(scenario: Scenario) -> None:
     role = {"name": "main", "command": "", "cpuNumber": "many"}
     response = check(client_for(scenario.alice), document=document(taskRoles=[role]), format="yaml")
     found = {problem["path"]: problem["line"] for problem in response["problems"]}
@@ -123,7 +123,7 @@ def test_every_problem_has_its_path_and_its_line(scenario: Scenario) -> None:
     assert response["document"]["taskRoles"][0]["cpuNumber"] == "many"
 
 
-def test_unparsable_text_is_reported_with_its_line(scenario: Scenario) -> None:
+def test_unparsable_text_is_reported_with_line(scenario: Scenario) -> None:
     response = check(
         client_for(scenario.alice), text='{"jobName": "a",\n "image" "b"}', format="json"
     )
@@ -141,7 +141,7 @@ def test_unschedulable_job_is_reported_at_its_field(scenario: Scenario) -> None:
     assert "Set cpuNumber to 8 or less." in problem["message"]
 
 
-def test_a_foreign_file_becomes_a_job_file_with_its_warnings(scenario: Scenario) -> None:
+def test_imported_file_is_converted_to_a_job_file(scenario: Scenario) -> None:
     text = "name: old\nversion: '1.0'\ngpus: 0\ncpus: 1\nmemory: 1Gb\nnamespace: lab\nframework:\n  name: busybox\n  version: latest\n  command: date\n"
     response = check(
         client_for(scenario.alice),
@@ -157,14 +157,14 @@ def test_a_foreign_file_becomes_a_job_file_with_its_warnings(scenario: Scenario)
     assert [problem["path"] for problem in response["problems"]] == ["code"]
 
 
-def test_a_foreign_file_with_an_unknown_namespace_still_fills_the_form(scenario: Scenario) -> None:
+def test_import_with_unknown_namespace_still_fills_the_form(scenario: Scenario) -> None:
     text = json.dumps(document(virtualCluster="elsewhere", namespace=None))
     response = check(client_for(scenario.alice), text=text, filename="v1.json", **{"import": True})
     assert response["document"]["jobName"] == "one"
     assert response["problems"][0]["path"] == "namespace"
 
 
-def test_secrets_of_a_file_go_back_to_the_page_that_sent_them(scenario: Scenario) -> None:
+def test_imported_secrets_are_returned_separately(scenario: Scenario) -> None:
     text = """
 protocolVersion: 2
 name: v2
@@ -186,13 +186,13 @@ taskRoles:
     assert "topsecret" not in response["preview"]["script"]
 
 
-def test_a_namespace_without_submit_permission_is_a_problem(scenario: Scenario) -> None:
+def test_namespace_without_submit_permission_is_a_problem(scenario: Scenario) -> None:
     response = check(client_for(scenario.viewer), document=document(), format="json")
     assert [problem["path"] for problem in response["problems"]] == ["namespace"]
     assert "not submit jobs" in response["problems"][0]["message"]
 
 
-def test_a_foreign_namespace_is_unknown(scenario: Scenario) -> None:
+def test_invisible_namespace_is_unknown(scenario: Scenario) -> None:
     response = check(
         client_for(scenario.alice), document=document(namespace="private"), format="json"
     )
@@ -200,7 +200,7 @@ def test_a_foreign_namespace_is_unknown(scenario: Scenario) -> None:
     assert "preview" not in response
 
 
-def test_secret_values_are_not_sent_to_the_check(scenario: Scenario) -> None:
+def test_check_needs_only_the_names_of_secrets(scenario: Scenario) -> None:
     job_document = document(secrets=["TOKEN"])
     client = client_for(scenario.alice)
     assert check(client, document=job_document)["problems"][0]["path"] == "secrets.TOKEN"
@@ -218,7 +218,7 @@ def test_malformed_check_requests_get_an_error(scenario: Scenario, body: str) ->
     assert response.json().get("problems") or response.json().get("detail")
 
 
-def test_hostile_names_stay_data(scenario: Scenario) -> None:
+def test_hostile_names_are_escaped(scenario: Scenario) -> None:
     scenario.lab.description = HOSTILE
     scenario.lab.save()
     text = client_for(scenario.alice).get("/submit").content.decode()
@@ -227,7 +227,7 @@ def test_hostile_names_stay_data(scenario: Scenario) -> None:
     assert response["problems"][0]["path"] == "jobName"
 
 
-def test_a_clone_fills_the_form_and_takes_a_free_name(scenario: Scenario) -> None:
+def test_clone_fills_the_form_with_a_free_name(scenario: Scenario) -> None:
     job = scenario.job("train")
     data = page_data(client_for(scenario.bob), f"/submit?clone={job.pk}")
     assert data["document"]["jobName"] == "train"
@@ -248,7 +248,7 @@ def test_page_and_check_in_chinese(scenario: Scenario) -> None:
 
 
 @translation.override("en")
-def test_every_strategy_and_dialect_has_a_title_to_translate() -> None:
+def test_every_strategy_and_dialect_has_a_translatable_title() -> None:
     assert set(STRATEGY_TITLES) == {f"{one.framework}/{one.name}" for one in STRATEGIES}
     assert {str(STRATEGY_TITLES[f"{one.framework}/{one.name}"]) for one in STRATEGIES} == {
         one.title for one in STRATEGIES
@@ -258,7 +258,7 @@ def test_every_strategy_and_dialect_has_a_title_to_translate() -> None:
     }
 
 
-def test_expected_start_follows_the_limits_of_what_runs(scenario: Scenario) -> None:
+def test_expected_start_follows_time_limits_of_running_jobs(scenario: Scenario) -> None:
     node = Node("n4", "allocated", True, 8, 8, 16000, 16000, (), (), ("cpu",))
     gpu = Node("n1", "idle", True, 8, 0, 16000, 0, (GpuCount("a100", 4, 0),), (), ("gpu",))
     busy = Capacity(CAPACITY.taken_at, (node, gpu), CAPACITY.partitions)

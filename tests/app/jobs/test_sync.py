@@ -1,4 +1,4 @@
-"""Parts of the engine without a cluster: lease, writes, outcomes, records, reports, metrics."""
+"""Job synchronization without a cluster: lease, writes, submit outcomes, polling, task reports, metrics."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ class TestOutcomes:
         assert job.not_before is not None
 
     def test_unknown_outcome_keeps_its_marker(self, scenario: Scenario) -> None:
-        error = CommandTimeout("no answer")
+        error = CommandTimeout("no response")
         attempt, job = apply_submit_outcome(
             create_submitting_attempt(scenario), SubmitOutcome("t", error=error)
         )
@@ -199,13 +199,15 @@ class TestOutcomes:
     def test_submission_abandoned_for_stop(self, scenario: Scenario) -> None:
         attempt = create_submitting_attempt(scenario)
         attempt.job = actions.stop_job(job=attempt.job, by=scenario.alice)
-        assert attempt.job.state == "QUEUED", "sbatch may be running: only the engine can tell"
+        assert attempt.job.state == "QUEUED", (
+            "sbatch may be running; only the engine knows the outcome"
+        )
         attempt, job = apply_submit_outcome(
-            attempt, SubmitOutcome("t", error=SubmissionAbandoned("given up"))
+            attempt, SubmitOutcome("t", error=SubmissionAbandoned("abandoned"))
         )
         assert (attempt.phase, job.state) == ("refused", "STOPPED")
 
-    def test_stopped_while_being_submitted_is_still_adopted(self, scenario: Scenario) -> None:
+    def test_job_stopped_during_submission_is_adopted(self, scenario: Scenario) -> None:
         attempt = create_submitting_attempt(scenario)
         attempt.job = actions.stop_job(job=attempt.job, by=scenario.alice)
         attempt, job = apply_submit_outcome(attempt, SubmitOutcome("t", slurm_job_id="5"))
@@ -213,21 +215,21 @@ class TestOutcomes:
 
 
 @pytest.mark.parametrize(
-    ("answers", "paused"),
+    ("results", "paused"),
     [
         (["7", "8"], False),
         (["7", None], False),  # slow Slurm: the rest was not started in time
         ([None, None], True),
-        (["7", SlurmUnavailable("away"), None], True),
+        (["7", SlurmUnavailable("down"), None], True),
         (["7", SubmitRejected("no"), "8"], False),
         (["7", SubmitRejected("too fast", retryable=True), None], True),
-        ([CommandTimeout("no answer"), "7"], True),
+        ([CommandTimeout("no response"), "7"], True),
     ],
 )
-def test_submission_pause_conditions(answers: list[Any], paused: bool) -> None:
+def test_submission_pause_conditions(results: list[Any], paused: bool) -> None:
     outcomes = [
         SubmitOutcome("t", slurm_job_id=a) if isinstance(a, str) else SubmitOutcome("t", error=a)
-        for a in answers
+        for a in results
     ]
     assert should_pause(outcomes) is paused
 
@@ -259,15 +261,15 @@ def new_poller(scenario: Scenario) -> Poller:
 
 
 def age_end(poller: Poller, attempt_id: int, seconds: float) -> None:
-    """As if the attempt's end had been seen that much earlier."""
+    """Move the time at which the attempt's end was first seen into the past."""
     memory = poller._memory[attempt_id]
     assert memory.end_seen_at is not None
     memory.end_seen_at -= seconds
 
 
 def record_of(attempt: Attempt, state: str, **more: Any) -> JobRecord:
-    place = {"work_dir": attempt.work_dir, "user": attempt.unix_user}
-    return record(state, attempt.slurm_job_id, **place, **more)
+    identity = {"work_dir": attempt.work_dir, "user": attempt.unix_user}
+    return record(state, attempt.slurm_job_id, **identity, **more)
 
 
 class TestPolling:
@@ -398,7 +400,7 @@ class TestReports:
         "tasks/odd.state:nonsense\n\x1e/w/b/1\n\x1d\n\x1e/w/c/1\nbegan:\n"
     )
 
-    def test_many_attempts_in_one_answer(self) -> None:
+    def test_one_output_with_several_attempts(self) -> None:
         reports = parse_reports(self.TEXT)
         assert reports["/w/a/1"].verdict is not None
         assert reports["/w/a/1"].verdict.exit_code == 3
@@ -419,7 +421,9 @@ class TestReports:
             ("launch_failed", 206, "end.launch-failed", FailureKind.TRANSIENT),
         ],
     )
-    def test_verdicts(self, reason: str, exit_code: int, code: str, failure: FailureKind) -> None:
+    def test_verdict_gives_reason_and_failure_kind(
+        self, reason: str, exit_code: int, code: str, failure: FailureKind
+    ) -> None:
         verdict = Verdict("failed", "min_failed", "w", 0, exit_code, reason)
         verdict_reason, kind = interpret_verdict(verdict)
         assert verdict_reason is not None
@@ -429,7 +433,7 @@ class TestReports:
             "end.launch-failed",
         )
 
-    def test_tasks_that_never_ended_are_stopped_with_the_job(self) -> None:
+    def test_unfinished_tasks_are_stopped_with_the_job(self) -> None:
         tasks = [Task(role="w", index=n) for n in range(3)]
         states = [
             TaskState("w", 0, "ended", exit_code=0, started=1.0, ended=2.0),
@@ -448,7 +452,7 @@ class TestReports:
         assert lease is not None
         context = PassContext(scenario.cluster, lease)
         reader = TaskReader(context)
-        answers = {
+        reports = {
             1: AttemptReport(None, (), started=False),
             2: AttemptReport(None, ()),
             3: AttemptReport(None, (), False, False),
@@ -458,7 +462,7 @@ class TestReports:
 
         def fetch_reports(ids: list[int]) -> None:
             queried.append(ids)
-            reader._store_reports({key: answers[key] for key in ids if key in answers})
+            reader._store_reports({key: reports[key] for key in ids if key in reports})
 
         monkeypatch.setattr(reader, "fetch_reports", fetch_reports)
         poller = Poller(context, reader)
@@ -471,7 +475,7 @@ class TestReports:
         assert queried == [[1, 2, 3, 4, 5], [1, 4]]
         age_end(poller, 1, 60)
         assert poller._read_reports({1: "COMPLETED"}) == set()
-        assert reader.pop_report(1) == answers[1]
+        assert reader.pop_report(1) == reports[1]
 
     def test_stale_task_report_is_not_final(
         self, scenario: Scenario, monkeypatch: pytest.MonkeyPatch
@@ -484,15 +488,17 @@ class TestReports:
         lease = Lease.acquire(job.cluster, "me")
         assert lease is not None
         reader = TaskReader(PassContext(job.cluster, lease))
-        began: list[tuple[list[Any], Any]] = []
-        monkeypatch.setattr(reader, "_start_reads", lambda rows, then: began.append((rows, then)))
+        started_reads: list[tuple[list[Any], Any]] = []
+        monkeypatch.setattr(
+            reader, "_start_reads", lambda rows, then: started_reads.append((rows, then))
+        )
         for phase, state, then_state, final in (
             ("live", TaskState("worker", 0, "running"), "running", False),
             ("ended", TaskState("worker", 0, "ended", exit_code=0, ended=2.0), "succeeded", True),
         ):
             Attempt.objects.update(phase=phase)
             reader.run()
-            rows, write = began[-1]
+            rows, write = started_reads[-1]
             assert [row[0] for row in rows] == [attempt.pk]
             Attempt.objects.update(phase=Attempt.Phase.ENDED)
             write({attempt.pk: AttemptReport(None, (state,))})
@@ -517,7 +523,7 @@ def test_every_reason_message_renders() -> None:
 
 
 class TestMetrics:
-    def test_counts(self, scenario: Scenario, client: Client) -> None:
+    def test_job_and_engine_metrics(self, scenario: Scenario, client: Client) -> None:
         scenario.job()
         Lease.acquire(scenario.cluster, "one")
         EngineLease.objects.update(stats={"passes": 7, "commands": {"squeue": 7}})
@@ -528,16 +534,16 @@ class TestMetrics:
         assert 'sluice_engine_commands_total{cluster="c1",command="squeue"} 7.0' in text
         assert "sluice_data_age_seconds" in text
 
-    def test_who_may_read(self, scenario: Scenario, client: Client, settings: Any) -> None:
-        away = {"REMOTE_ADDR": "192.0.2.7"}
+    def test_metrics_access(self, scenario: Scenario, client: Client, settings: Any) -> None:
+        remote = {"REMOTE_ADDR": "192.0.2.7"}
         assert client.get("/metrics").status_code == 200
-        assert client.get("/metrics", **away).status_code == 403
+        assert client.get("/metrics", **remote).status_code == 403
         assert client.get("/metrics", headers={"x-forwarded-for": "1.2.3.4"}).status_code == 403
         settings.METRICS_TOKEN = "right-token"
         for token, status in (("right-token", 200), ("wrong", 403)):
             headers = {"authorization": f"Bearer {token}"}
-            assert client.get("/metrics", headers=headers, **away).status_code == status
+            assert client.get("/metrics", headers=headers, **remote).status_code == status
         client.force_login(scenario.alice)
-        assert client.get("/metrics", **away).status_code == 403
+        assert client.get("/metrics", **remote).status_code == 403
         client.force_login(scenario.admin)
-        assert client.get("/metrics", **away).status_code == 200
+        assert client.get("/metrics", **remote).status_code == 200

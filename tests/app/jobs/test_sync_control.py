@@ -1,4 +1,4 @@
-"""Control requests are sent with operator rights: they must reach the owner's Slurm jobs only."""
+"""Control requests run with operator rights and must affect only the owner's Slurm jobs."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ pytestmark = pytest.mark.django_db
 
 
 class RecordingTransport(Transport):
-    """Records the commands and returns success, except for those in `errors`."""
+    """Records commands; they succeed unless `errors` contains one of their arguments."""
 
     def __init__(self) -> None:
         self.commands_run: list[list[str]] = []
-        self.errors: dict[str, bytes] = {}  # by an argument of the command
+        self.errors: dict[str, bytes] = {}  # argument → stderr
 
     def run(self, argv: Sequence[str], **_more: object) -> CommandResult:
         self.commands_run.append(list(argv))
-        for word, stderr in self.errors.items():
-            if word in argv:
+        for argument, stderr in self.errors.items():
+            if argument in argv:
                 return CommandResult(tuple(argv), 1, b"", stderr)
         return CommandResult(tuple(argv), 0, b"", b"")
 
@@ -77,7 +77,7 @@ def run_control_pass(scenario: Scenario, slurm: FakeSlurmClient) -> None:
 
 
 def bob_attempt_with_slurm_id(scenario: Scenario, slurm_job_id: str) -> Attempt:
-    """The output of sbatch passes through bob's login and files: he can forge any job id."""
+    """sbatch runs as bob, so he can forge any Slurm job id in its output."""
     attempt = scenario.create_live_attempt(scenario.job("mine", by=scenario.bob), slurm_job_id)
     Attempt.objects.filter(pk=attempt.pk).update(unix_user="bob")
     attempt.refresh_from_db()
@@ -138,7 +138,7 @@ def test_job_that_cannot_receive_signal_is_cancelled(
     assert sent_stops(scenario, FakeSlurmClient()) == [CANCELLED]
 
 
-def test_requeued_job_is_cancelled_at_once(scenario: Scenario) -> None:
+def test_requeued_job_is_cancelled_immediately(scenario: Scenario) -> None:
     create_stopping_attempt(scenario, slurm_state="RUNNING", running_for_s=60)
     slurm = FakeSlurmClient()
     slurm.recorder.errors["--batch"] = (

@@ -30,12 +30,12 @@ taskRoles:
 
 @pytest.fixture
 def scenario() -> Scenario:
-    made = make_scenario()
-    for person in (made.alice, made.bob):
+    created = make_scenario()
+    for user in (created.alice, created.bob):
         UnixAccount.objects.create(
-            user=person, cluster=made.cluster, unix_user=f"u-{person.username}"
+            user=user, cluster=created.cluster, unix_user=f"u-{user.username}"
         )
-    return made
+    return created
 
 
 def client_for(user: User) -> Client:
@@ -99,7 +99,7 @@ def test_visibility_and_edit_permission(
 ) -> None:
     namespace = "lab" if visibility == "namespace" else None
     template = make_template(scenario.alice, visibility=visibility, namespace=namespace)
-    changes = {"alice", "admin"} | ({"chief"} if visibility == "namespace" else set())
+    editors = {"alice", "admin"} | ({"chief"} if visibility == "namespace" else set())
     for name in ("alice", "bob", "viewer", "chief", "carol", "admin"):
         client = client_for(getattr(scenario, name))
         expected = 200 if name in visible_to else 404
@@ -107,12 +107,12 @@ def test_visibility_and_edit_permission(
         assert client.get(f"/templates/{template.pk}/use").status_code == expected, name
         assert ("trial" in client.get("/templates").content.decode()) == (name in visible_to), name
         client.post("/templates/delete", {"id": str(template.pk)})
-        assert JobTemplate.objects.filter(pk=template.pk).exists() == (name not in changes), name
-        if name in changes:
+        assert JobTemplate.objects.filter(pk=template.pk).exists() == (name not in editors), name
+        if name in editors:
             template = make_template(scenario.alice, visibility=visibility, namespace=namespace)
 
 
-def test_the_list_is_filtered_by_scope_and_search(scenario: Scenario) -> None:
+def test_list_filters_by_scope_and_search(scenario: Scenario) -> None:
     make_template(scenario.alice, "mine alone")
     make_template(scenario.bob, "for all", visibility="public")
     client = client_for(scenario.alice)
@@ -127,18 +127,19 @@ def test_the_list_is_filtered_by_scope_and_search(scenario: Scenario) -> None:
     assert names["q=zzz"] == set()
 
 
-def test_a_template_is_created_and_changed(scenario: Scenario) -> None:
+def test_template_is_created_and_changed(scenario: Scenario) -> None:
     client = client_for(scenario.alice)
     response = client.post("/templates/new", form_data())
-    made = JobTemplate.objects.get()
-    assert response.headers["Location"] == f"/templates/{made.pk}"
+    created = JobTemplate.objects.get()
+    assert response.headers["Location"] == f"/templates/{created.pk}"
     assert (
-        made.parameters[0] == TemplateParameter("cores", "Cores", kind="whole", default=1).to_json()
+        created.parameters[0]
+        == TemplateParameter("cores", "Cores", kind="whole", default=1).to_json()
     )
-    assert made.parameters[1]["required"] is True
-    client.post(f"/templates/{made.pk}", form_data(name="other", version="1"))
-    made.refresh_from_db()
-    assert (made.name, made.version) == ("other", 2)
+    assert created.parameters[1]["required"] is True
+    client.post(f"/templates/{created.pk}", form_data(name="other", version="1"))
+    created.refresh_from_db()
+    assert (created.name, created.version) == ("other", 2)
 
 
 def test_invalid_input_stays_in_the_form(scenario: Scenario) -> None:
@@ -160,16 +161,16 @@ def test_invalid_input_stays_in_the_form(scenario: Scenario) -> None:
 def test_edit_conflict_keeps_both_versions(scenario: Scenario) -> None:
     client = client_for(scenario.alice)
     template = make_template(scenario.alice)
-    other_edit = JOB_FILE.replace("trial", "theirs")
+    other_edit = JOB_FILE.replace("trial", "concurrent")
     mine = JOB_FILE.replace("trial", "mine")
     client.post(f"/templates/{template.pk}", form_data(job_file=other_edit, version="1"))
     response = client.post(f"/templates/{template.pk}", form_data(job_file=mine, version="1"))
     text = response.content.decode()
     assert response.status_code == 409
     assert "jobName: mine" in text
-    assert "jobName: theirs" in text
+    assert "jobName: concurrent" in text
     template.refresh_from_db()
-    assert template.spec["jobName"] == "theirs"
+    assert template.spec["jobName"] == "concurrent"
     resubmitted = client.post(
         f"/templates/{template.pk}",
         form_data(job_file=mine, version=str(response.context["form_data"].version)),
@@ -179,14 +180,14 @@ def test_edit_conflict_keeps_both_versions(scenario: Scenario) -> None:
     assert template.spec["jobName"] == "mine"
 
 
-def test_a_template_from_a_job(scenario: Scenario) -> None:
+def test_new_template_from_a_job(scenario: Scenario) -> None:
     job = scenario.job("trained")
     text = client_for(scenario.bob).get(f"/templates/new?job={job.pk}").content.decode()
     assert "jobName: trained" in text
     assert client_for(scenario.carol).get(f"/templates/new?job={job.pk}").status_code == 404
 
 
-def test_a_copy_belongs_to_its_maker(scenario: Scenario) -> None:
+def test_copy_belongs_to_the_copying_user(scenario: Scenario) -> None:
     template = make_template(scenario.alice, visibility="public")
     response = client_for(scenario.carol).post(f"/templates/{template.pk}/copy")
     copy = JobTemplate.objects.get(owner=scenario.carol)
@@ -198,7 +199,7 @@ def test_a_copy_belongs_to_its_maker(scenario: Scenario) -> None:
     )
 
 
-def test_several_are_deleted_and_failures_reported(scenario: Scenario) -> None:
+def test_batch_delete_reports_failures(scenario: Scenario) -> None:
     mine = [make_template(scenario.alice, f"t{number}") for number in range(3)]
     foreign = make_template(scenario.bob, "bobs", visibility="public")
     ids = [str(template.pk) for template in [*mine, foreign]] + ["nonsense"]
@@ -209,7 +210,7 @@ def test_several_are_deleted_and_failures_reported(scenario: Scenario) -> None:
     assert list(JobTemplate.objects.all()) == [foreign]
 
 
-def test_the_check_marks_the_line(scenario: Scenario) -> None:
+def test_check_reports_lines(scenario: Scenario) -> None:
     client = client_for(scenario.alice)
     assert client.post("/templates/check", form_data()).json()["problems"] == []
     wrong = client.post(
@@ -220,23 +221,23 @@ def test_the_check_marks_the_line(scenario: Scenario) -> None:
     assert "word" in undeclared.json()["problems"][0]["message"]
 
 
-def test_parameters_are_entered_and_the_job_submitted(scenario: Scenario) -> None:
+def test_submit_with_parameters_creates_one_job(scenario: Scenario) -> None:
     client = client_for(scenario.alice)
     template = make_template(scenario.alice)
     assert (
         client.get(f"/submit?template={template.pk}").headers["Location"]
         == f"/templates/{template.pk}/use"
     )
-    answers = {"p-cores": "2", "p-word": HOSTILE, "action": "submit", "key": "k"}
-    for _twice in range(2):  # the second click finds the first job
-        response = client.post(f"/templates/{template.pk}/use", answers)
+    values = {"p-cores": "2", "p-word": HOSTILE, "action": "submit", "key": "k"}
+    for _twice in range(2):  # the second request returns the first job
+        response = client.post(f"/templates/{template.pk}/use", values)
         job = Job.objects.get()
         assert response.headers["Location"] == f"/jobs/{job.pk}"
     assert job.spec["taskRoles"][0]["cpuNumber"] == 2
     assert job.spec["taskRoles"][0]["command"] == f"echo {HOSTILE}"
 
 
-def test_a_missing_or_invalid_value_is_reported_at_its_field(scenario: Scenario) -> None:
+def test_invalid_parameter_is_reported_at_its_field(scenario: Scenario) -> None:
     template = make_template(scenario.alice)
     response = client_for(scenario.alice).post(
         f"/templates/{template.pk}/use", {"p-cores": "two", "p-word": "", "action": "submit"}
@@ -248,7 +249,7 @@ def test_a_missing_or_invalid_value_is_reported_at_its_field(scenario: Scenario)
     assert not Job.objects.exists()
 
 
-def test_the_form_opens_filled_in(scenario: Scenario) -> None:
+def test_open_in_form_fills_the_submit_page(scenario: Scenario) -> None:
     template = make_template(scenario.alice)
     response = client_for(scenario.alice).post(
         f"/templates/{template.pk}/use",
@@ -260,7 +261,7 @@ def test_the_form_opens_filled_in(scenario: Scenario) -> None:
     assert response.context["page"]["origin"] == "trial"
 
 
-def test_an_impossible_plan_is_reported_on_the_page(scenario: Scenario) -> None:
+def test_unschedulable_job_is_reported_on_the_page(scenario: Scenario) -> None:
     template = make_template(scenario.alice)
     response = client_for(scenario.alice).post(
         f"/templates/{template.pk}/use", {"p-cores": "99", "p-word": "x", "action": "submit"}
