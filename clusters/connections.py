@@ -30,6 +30,7 @@ from clusters.transport.credentials import CertificateCredentials, KeyFileCreden
 from clusters.transport.identity import IdentityPolicy, check_unix_name
 from clusters.transport.ssh import SshCluster
 from core.messages import msg
+from core.runtime import process_state
 
 # How long a UID and home directory from the cluster stay cached.
 PASSWD_CACHE_TTL_S = 600.0
@@ -64,14 +65,14 @@ class _ConnectionSettings:
 
 
 class TransportFactory(Protocol):
-    """Gives transports of one cluster for any permitted Unix user."""
+    """Creates transports of one cluster for any permitted Unix user."""
 
     def transport(self, user: str) -> Transport: ...
     def close_all(self) -> None: ...
 
 
 @dataclass(slots=True)
-class _Cache:
+class _ConnectionCache:
     lock: threading.Lock = field(default_factory=threading.Lock)
     transport_factories: dict[int, tuple[_ConnectionSettings, TransportFactory]] = field(
         default_factory=dict
@@ -83,7 +84,8 @@ class _Cache:
     readers: dict[str, tuple[float, PyslurmReader | None]] = field(default_factory=dict)
 
 
-_cache = _Cache()
+def _connection_cache() -> _ConnectionCache:
+    return process_state.get(_ConnectionCache)
 
 
 def slurm_commands_for(cluster: Cluster) -> SlurmCommands:
@@ -149,8 +151,9 @@ class PyslurmClient(SlurmClient):
 
 def _pyslurm_reader_for(cluster: Cluster) -> PyslurmReader | None:
     """None if pyslurm is unusable: the caller then uses commands. Retried after PYSLURM_RETRY_S."""
-    with _cache.readers_lock:
-        tried_at, reader = _cache.readers.get(cluster.slurm_conf, (float("-inf"), None))
+    cache = _connection_cache()
+    with cache.readers_lock:
+        tried_at, reader = cache.readers.get(cluster.slurm_conf, (float("-inf"), None))
         if reader is None and time.monotonic() - tried_at > PYSLURM_RETRY_S:
             try:
                 reader = PyslurmReader(cluster.slurm_conf)
@@ -161,7 +164,7 @@ def _pyslurm_reader_for(cluster: Cluster) -> PyslurmReader | None:
                     error.user_message,
                     extra={"action": "pyslurm_unusable", "detail": error.detail},
                 )
-            _cache.readers[cluster.slurm_conf] = (time.monotonic(), reader)
+            cache.readers[cluster.slurm_conf] = (time.monotonic(), reader)
     return reader
 
 
@@ -177,12 +180,13 @@ def get_passwd_entry(cluster: Cluster, unix_user: str) -> PasswdEntry:
     """The cluster's passwd entry of a Unix user, cached for PASSWD_CACHE_TTL_S."""
     check_unix_name(unix_user)
     key = (cluster.pk, _connection_settings(cluster), unix_user)
-    with _cache.lock:
-        cached_at, account = _cache.accounts.get(key, (float("-inf"), None))
+    cache = _connection_cache()
+    with cache.lock:
+        cached_at, account = cache.accounts.get(key, (float("-inf"), None))
     if account is None or time.monotonic() - cached_at > PASSWD_CACHE_TTL_S:
         account = fetch_passwd_entry(service_transport(cluster), unix_user)
-        with _cache.lock:
-            _cache.accounts[key] = (time.monotonic(), account)
+        with cache.lock:
+            cache.accounts[key] = (time.monotonic(), account)
     return account
 
 
@@ -217,7 +221,7 @@ def fetch_user_name(transport: Transport, uid: int) -> str:
     account = _parse_passwd_entry(
         transport.run(["getent", "passwd", str(uid)], timeout_s=UID_LOOKUP_TIMEOUT_S)
     )
-    # getent prefers a user whose name is that number.
+    # For a number, getent first returns a user with that name.
     return account.name if account is not None and account.uid == uid else ""
 
 
@@ -251,13 +255,14 @@ def check_may_act_as(cluster: Cluster, account: PasswdEntry) -> None:
 
 def close_all_connections() -> None:
     """Close all connections and clear the caches: after a fork, and between tests."""
-    with _cache.lock:
+    cache = _connection_cache()
+    with cache.lock:
         transport_factories = [
-            transport_factory for _, transport_factory in _cache.transport_factories.values()
+            transport_factory for _, transport_factory in cache.transport_factories.values()
         ]
-        _cache.transport_factories.clear()
-        _cache.accounts.clear()
-        _cache.readers.clear()
+        cache.transport_factories.clear()
+        cache.accounts.clear()
+        cache.readers.clear()
     for transport_factory in transport_factories:
         transport_factory.close_all()
 
@@ -265,12 +270,13 @@ def close_all_connections() -> None:
 def transport_factory_for(cluster: Cluster) -> TransportFactory:
     """The cached factory; a new one if the cluster's connection settings changed."""
     connection_settings = _connection_settings(cluster)
-    with _cache.lock:
-        cached = _cache.transport_factories.get(cluster.pk)
+    cache = _connection_cache()
+    with cache.lock:
+        cached = cache.transport_factories.get(cluster.pk)
         if cached and cached[0] == connection_settings:
             return cached[1]
         transport_factory = create_transport_factory(cluster)
-        _cache.transport_factories[cluster.pk] = (connection_settings, transport_factory)
+        cache.transport_factories[cluster.pk] = (connection_settings, transport_factory)
     if cached:
         cached[1].close_all()
     return transport_factory

@@ -205,7 +205,7 @@ class NamespaceForm(NamespaceModelForm):
 
     def clean(self) -> dict[str, Any] | None:
         cleaned = super().clean()
-        # Only if changed: a namespace whose partition no longer exists can still be deactivated.
+        # Only if changed: a namespace can be deactivated although its partition no longer exists.
         if {"partitions", "cluster"} & set(self.changed_data):
             self._check_partitions()
         return cleaned

@@ -709,7 +709,7 @@ def unix_user_for(user: User | AnonymousUser, cluster: Cluster) -> str:
         )
     name = user.username
     check_unix_user(name, cluster)
-    # A person whose username equals another person's Unix user must not act as that Unix user.
+    # A person must not act as a Unix user that is mapped to another person, even if the username is equal.
     if _ACCOUNT_BY_UNIX_USER.first(cluster.pk, name) is not None:
         raise IdentityRefused(
             msg(

@@ -274,10 +274,10 @@ def _limit_drifts(
     namespace: NamespaceView, partitions: Sequence[Partition], slurm: SlurmView
 ) -> Iterator[Drift]:
     rules = namespace.rules
-    for whose, slurm_limits in _slurm_limits(rules, partitions, slurm):
-        for what, ours in _namespace_limits(namespace).items():
+    for source, slurm_limits in _slurm_limits(rules, partitions, slurm):
+        for what, own_limit in _namespace_limits(namespace).items():
             allowed = slurm_limits.get(what)
-            if ours is not None and allowed is not None and ours > allowed:
+            if own_limit is not None and allowed is not None and own_limit > allowed:
                 show = format_time_limit if what == MAX_TIME else str
                 yield Drift(
                     rules.name,
@@ -286,9 +286,9 @@ def _limit_drifts(
                         "comparison.above-such-jobs-would",
                         "%(limit)s %(value)s exceeds the %(allowed)s of %(source)s: such jobs would be rejected or never start",
                         limit=what,
-                        value=show(ours),
+                        value=show(own_limit),
                         allowed=show(allowed),
-                        source=whose,
+                        source=source,
                     ),
                     msg(
                         "comparison.lower-raise-slurm",

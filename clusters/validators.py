@@ -155,10 +155,10 @@ def validate_key_file(value: str) -> None:
 
 def parse_host_key(line: str) -> str:
     """`type base64` of one pinned key; takes lines of known_hosts, ssh-keyscan and *.pub files."""
-    words = line.split()
-    if words and words[0] not in HOST_KEY_TYPES:
-        words = words[1:]  # host names in lines of known_hosts and ssh-keyscan
-    if len(words) < 2 or words[0] not in HOST_KEY_TYPES:
+    fields = line.split()
+    if fields and fields[0] not in HOST_KEY_TYPES:
+        fields = fields[1:]  # host names in lines of known_hosts and ssh-keyscan
+    if len(fields) < 2 or fields[0] not in HOST_KEY_TYPES:
         raise ValidationError(
             _(
                 "“%(line)s” is not a host key. Give one per line as printed by ssh-keyscan, for "
@@ -168,14 +168,14 @@ def parse_host_key(line: str) -> str:
             params={"line": line[:60]},
         )
     try:
-        load_ssh_public_key(f"{words[0]} {words[1]}".encode())
+        load_ssh_public_key(f"{fields[0]} {fields[1]}".encode())
     except (ValueError, UnsupportedAlgorithm) as error:
         raise ValidationError(
             _("The %(type)s key is truncated or damaged: copy the whole line."),
             code="host_key",
-            params={"type": words[0]},
+            params={"type": fields[0]},
         ) from error
-    return f"{words[0]} {words[1]}"
+    return f"{fields[0]} {fields[1]}"
 
 
 def parse_host_keys(value: str) -> list[str]:

@@ -1,7 +1,19 @@
-"""What a service may refuse, as values: a stable code, parameters, and one sentence.
+"""Errors that actions raise when they refuse a request: a stable code, parameters, and one sentence.
 
-No Django and no HTTP here: `gateway` maps these to answers in one table. Mistakes in a job file are
-`jobs.jobfile.SpecError` and `jobs.plan.PlanError`; what a cluster does is in `clusters.errors`.
+Uses neither Django nor HTTP: `gateway.problems` maps these errors to responses. Problems of a job file are
+`jobs.jobfile.SpecError` and `jobs.plan.PlanError`; errors of a cluster are in `clusters.errors`.
+
+    JobError
+    ├── NotAllowed
+    │   └── NotFound
+    ├── NameTaken
+    ├── InvalidTransition
+    ├── InvalidValue
+    ├── ClusterBusy
+    ├── ClusterNotReady
+    ├── VersionConflict
+    ├── TooLarge
+    └── KeyReused
 """
 
 from __future__ import annotations
@@ -12,7 +24,7 @@ from core.messages import Message
 
 
 class JobError(Exception):
-    """Base of what services refuse."""
+    """Base class of all refusals."""
 
     code = "refused"
 
@@ -23,7 +35,7 @@ class JobError(Exception):
 
 
 class NotAllowed(JobError):
-    """The person may not do this."""
+    """The person lacks the permission."""
 
     code = "not_allowed"
 
@@ -35,48 +47,48 @@ class NameTaken(JobError):
 
 
 class InvalidTransition(JobError):
-    """Not in this state."""
+    """The job's state does not allow this action."""
 
     code = "invalid_transition"
 
 
 class InvalidValue(JobError):
-    """A value is out of its bounds."""
+    """A value is out of range."""
 
     code = "invalid_value"
 
 
 class ClusterBusy(JobError):
-    """As many requests as may already wait for this cluster."""
+    """The maximum number of requests already waits for this cluster."""
 
     code = "cluster_busy"
 
 
 class ClusterNotReady(JobError):
-    """Nothing is known of the cluster yet, so no plan can be made."""
+    """The cluster's capacity has not been read yet, so no plan can be made."""
 
     code = "cluster_not_ready"
 
 
 class NotFound(NotAllowed):
-    """There is no such thing, or the person may not know of it."""
+    """The object does not exist, or the person may not see it."""
 
     code = "not_found"
 
 
 class VersionConflict(JobError):
-    """Someone changed it meanwhile."""
+    """The object was changed after the version that the request names."""
 
     code = "version_conflict"
 
 
 class TooLarge(JobError):
-    """More bytes than are taken."""
+    """The request has more bytes than the limit allows."""
 
     code = "too_large"
 
 
 class KeyReused(JobError):
-    """The same Idempotency-Key came with another request."""
+    """The Idempotency-Key was used before with a different request."""
 
     code = "idempotency_key_reused"

@@ -26,7 +26,7 @@ def duration(seconds: float | None) -> str:
 
 
 def compact_duration(seconds: float | None) -> str:
-    """For narrow columns, the same in every language and as Slurm writes it: 2-03:04, 1:02:03, 0:07."""
+    """For narrow columns, in Slurm's format and the same in every language: 2-03:04, 1:02:03, 0:07."""
     if seconds is None:
         return "–"
     minutes, left = divmod(int(seconds), 60)
@@ -52,7 +52,7 @@ def filesize(size: int | None) -> str:
     amount = float(size)
     for unit in ("B", "kB", "MB", "GB"):
         if amount < 1000 or unit == "GB":
-            # Not .3g alone, which writes 1e+03.
+            # .3g alone formats 1000 as 1e+03.
             return f"{float(f'{amount:.3g}'):g} {unit}"
         amount /= 1000
     return ""

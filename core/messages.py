@@ -1,7 +1,7 @@
 """Messages for people, created where the reader's language is not known.
 
 A `Message` is a `str` with its English text, its template and its parameters; `core.translation.translate`
-gives it in the reader's language. `msg` makes messages that rows may store: a row holds the code and the
+translates it into the reader's language. `msg` makes messages that rows may store: a row holds the code and the
 parameters, and the template comes from the catalogue, so English may be reworded at any time. `_` makes
 messages that are only answered at once. `scripts/check_translations` extracts both. Pure.
 """

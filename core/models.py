@@ -15,7 +15,7 @@ class Event(models.Model):
     """Append-only record of something that happened to a subject (today: a job).
 
     Readers see numbers only grow; `core.events.records.record` guarantees it. There is no foreign key:
-    this app knows no other. An app that deletes a subject deletes its events.
+    core depends on no other app. An app that deletes a subject deletes its events.
     """
 
     class Actor(models.TextChoices):

@@ -1,13 +1,14 @@
-"""State of this process: one object that holds every pool, hub, registry, limiter and cache.
+"""State of this process: one object that holds the pools, hubs, registries, limiters and caches.
 
 A component is built at its first use, one per process, or one per event loop if it has asyncio objects:
 `core.events.hub.EventHub`, `jobs.logs.follower.FollowerRegistry` (per loop);
 `core.api.throttle.RateLimitBuckets`, `core.api.concurrency.ConcurrencyLimiter`,
-`clusters.connections` (transport factories and accounts), `jobs.sync.attempt_files.ImageNameCache`.
+`clusters.connections` (transport factories, passwd entries, pyslurm readers),
+`jobs.sync.attempt_files.ImageNameCache`. `core.api.throttle` and `core.api.concurrency` fetch theirs at import.
 
 Module globals that remain hold no state of requests or jobs: registries filled at start (declared event
-types, pass factories, profile context), `lru_cache`s of pure functions, the write lock of SQLite
-(`core.sqlite.base`) and the thread pool of downloads (`core.api.streams`).
+types, pass factories, profile context), `lru_cache`s of pure functions, compiled queries (`core.lookup`), the
+write lock of SQLite (`core.sqlite.base`) and the thread pool of downloads (`core.api.streams`).
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ def not_found(request: HttpRequest, exception: Exception) -> HttpResponse:
 
 
 def server_error(request: HttpRequest) -> HttpResponse:
-    """Uses neither the database nor context processors: either may be what failed."""
+    """Does not use the database or context processors: either may have failed."""
     if problems.is_api(request):
         return problems.problem_for_status(500, request)
     return HttpResponse(render_to_string("500.html"), status=500)

@@ -1,7 +1,7 @@
-"""The one table from exceptions to HTTP answers of the API: problem+json (RFC 9457).
+"""Maps exceptions to HTTP responses of the API: problem+json (RFC 9457).
 
-Every answer has a stable `code`, one sentence in `detail` and, where single values are at fault, their
-paths in `errors`. Raw stderr and tracebacks go to the log only. Pages have their own in `gateway.views`.
+Every response has a stable `code`, one sentence in `detail` and, if single values are invalid, their paths in
+`errors`. Raw stderr and tracebacks go to the log only. Error pages are in `gateway.error_pages`.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class ProblemType:
     code: str
 
 
-# The nearest class of the exception's own tree counts, whatever the order here.
+# Looked up along the exception's MRO: the most specific class applies; the order here does not matter.
 PROBLEM_TYPES: Mapping[type[BaseException], ProblemType] = {
     SpecError: ProblemType(400, "job_file_invalid"),
     PlanError: ProblemType(422, "job_cannot_run"),
@@ -107,7 +107,7 @@ def find_problem_type(error: BaseException) -> ProblemType | None:
     else:
         return None
     if isinstance(error, drf.APIException) and not isinstance(error, drf.ValidationError):
-        # An exception that was given a code of its own keeps it.
+        # A code set by the code that raised the exception takes precedence over the table's.
         code = error.get_codes()
         known = code == error.default_code and type(error) in PROBLEM_TYPES
         if isinstance(code, str) and not known:
@@ -123,7 +123,7 @@ def problem_response(
     errors: list[dict[str, Any]] | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> HttpResponse:
-    """One answer as problem+json."""
+    """A problem+json response."""
     body: dict[str, Any] = {
         "type": f"urn:sluice:problem:{code}",
         "title": status_title(status),
@@ -158,7 +158,7 @@ def status_title(status: int) -> str:
 
 
 def exception_handler(error: Exception, context: Mapping[str, Any]) -> HttpResponse | None:
-    """DRF's EXCEPTION_HANDLER. None: nobody expected this; it becomes a 500 and goes to the log."""
+    """DRF's EXCEPTION_HANDLER. None: unexpected exception; Django logs it and responds with 500."""
     problem_type = find_problem_type(error)
     if problem_type is None:
         return None
@@ -217,10 +217,10 @@ def _errors(error: Exception) -> Iterator[dict[str, Any]]:
 
 
 def _flatten(detail: Any, path: str) -> Iterator[dict[str, Any]]:
-    """DRF's tree of messages as a list: `parameters[2].name`."""
+    """Flatten DRF's tree of messages; paths look like `parameters[2].name`."""
     if isinstance(detail, Mapping):
         for key, value in detail.items():
-            # DRF keeps a list's faults either in a list or by index in a mapping.
+            # DRF has the errors of a list either in a list or by index in a mapping.
             if isinstance(key, int):
                 inner = f"{path}[{key}]"
             elif key == "non_field_errors":
@@ -251,7 +251,7 @@ def _headers(
         yield "Allow", ", ".join(view.allowed_methods)
 
 
-# Where no view was reached: unknown addresses, broken requests, our own faults.
+# Errors outside of views: unknown URLs, malformed requests, internal errors.
 
 
 def is_api(request: HttpRequest) -> bool:

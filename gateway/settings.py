@@ -54,7 +54,7 @@ KNOWN_BAD_SECRETS = {"secret", "changeme", "change-me", "insecure", "django-inse
 
 
 def secret_key() -> str:
-    """The signing secret: from the environment; made and kept in a 0600 file only for the demo."""
+    """The signing secret from the environment; the demo generates one and stores it in a file with mode 0600."""
     given = os.environ.get("SLUICE_SECRET_KEY", "")
     if given:
         if (
@@ -154,8 +154,8 @@ DATABASES = {
 
 
 def restrict_database_permissions(database: Path) -> None:
-    """The file holds sessions and password hashes: nobody else's to read. SQLite's -wal and -shm follow it."""
-    # Where it cannot be made, the database itself says so, to those commands that need it.
+    """Mode 0600: the file holds sessions and password hashes. SQLite creates -wal and -shm with the same mode."""
+    # If the file cannot be created, commands that need the database fail with the database's own error.
     with contextlib.suppress(OSError):
         database.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         os.close(os.open(database, os.O_RDWR | os.O_CREAT, 0o600))
@@ -167,14 +167,14 @@ if DATABASES["default"]["ENGINE"] == "django.db.backends.sqlite3":
     DATABASES["default"]["ENGINE"] = "core.sqlite"
     if not TESTING:
         restrict_database_permissions(Path(DATABASES["default"]["NAME"]))
-    # WAL lets readers go on while the engine writes; IMMEDIATE takes the write lock at the start of
-    # a transaction, so that two writers wait for each other instead of failing half-way.
+    # WAL: readers are not blocked while the engine writes. IMMEDIATE takes the write lock at the start of a
+    # transaction: a second writer waits instead of failing in the middle of its transaction.
     DATABASES["default"]["OPTIONS"] = {
         "timeout": 30,
         "transaction_mode": "IMMEDIATE",
         "init_command": "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL;",
     }
-    # A file for the tests, too: an in-memory database is shared by threads under other, harsher locks.
+    # Tests use a file, too: threads share an in-memory database through table locks (shared cache mode).
     DATABASES["default"]["TEST"] = {
         "NAME": f"{tempfile.gettempdir()}/sluice-test-{os.getpid()}.sqlite3"
     }
@@ -201,8 +201,8 @@ USE_TZ = True
 
 STATIC_URL = "static/"
 STATICFILES_DIRS = [BASE_DIR / "static"]
-# Served straight from the tree in the demo; elsewhere `manage.py collectstatic` gives the files names
-# with their hash in it, compressed, for browsers to keep for ever.
+# The demo serves the source tree. Otherwise `manage.py collectstatic` writes compressed files with a hash in
+# their names, which browsers cache without an expiry.
 SERVE_FROM_SOURCE = DEBUG or DEMO
 STATIC_ROOT = None if SERVE_FROM_SOURCE else SLUICE_HOME / "static"
 STORAGES = {
@@ -236,7 +236,7 @@ CONTENT_SECURITY_POLICY = "; ".join(
         "default-src 'self'",
         "connect-src 'self'",
         "img-src 'self' data:",
-        # Tabler and xterm.js set element styles from script; that needs no inline <style> of ours.
+        # unsafe-inline: Tabler and xterm.js set element styles from scripts. Sluice has no inline <style>.
         "style-src 'self' 'unsafe-inline'",
         "script-src 'self'",
         "worker-src 'self' blob:",
@@ -250,7 +250,7 @@ CONTENT_SECURITY_POLICY = "; ".join(
 # --- API ------------------------------------------------------------------------------------
 
 API_MAX_BODY_BYTES = env_int("SLUICE_API_MAX_BODY_BYTES", 2 * 1024 * 1024)
-# Requests that a person may make in a minute, in each web process; a burst of so many at once is fine.
+# Requests per person, minute and web process. They may all come in one burst.
 API_READS_PER_MINUTE = env_int("SLUICE_API_READS_PER_MINUTE", 3000)
 API_WRITES_PER_MINUTE = env_int("SLUICE_API_WRITES_PER_MINUTE", 600)
 API_TOKEN_DEFAULT_DAYS = env_int("SLUICE_API_TOKEN_DEFAULT_DAYS", 90)
@@ -273,7 +273,7 @@ REST_FRAMEWORK = {
     "DEFAULT_PARSER_CLASSES": ["core.api.parsers.JsonParser"],
     "DEFAULT_CONTENT_NEGOTIATION_CLASS": "core.api.parsers.JsonContentNegotiation",
     "EXCEPTION_HANDLER": "gateway.problems.exception_handler",
-    # `?format=` is ours: it chooses between JSON and YAML of a job file.
+    # Disabled, because `?format=` chooses between JSON and YAML of a job file.
     "URL_FORMAT_OVERRIDE": None,
     "UNAUTHENTICATED_USER": "django.contrib.auth.models.AnonymousUser",
 }
@@ -293,8 +293,8 @@ SPECTACULAR_SETTINGS = {
 
 # --- web process ----------------------------------------------------------------------------
 
-# Requests worked on at once, each thread with a database connection of its own; and those beside them that
-# wait for a cluster (files, logs). More of the first only get in each other's way.
+# Threads for requests, each with its own database connection, and further threads for requests that wait for a
+# cluster (files, logs). More of the first reduce throughput: Python runs one thread at a time.
 WEB_THREADS = env_int("SLUICE_WEB_THREADS", 4)
 WEB_REMOTE_IO_THREADS = env_int("SLUICE_WEB_WAITING_THREADS", 12)
 
@@ -305,10 +305,10 @@ SSH_CA_KEY_FILE = Path(os.environ.get("SLUICE_SSH_CA_KEY") or SLUICE_HOME / "ssh
 # Sluice never acts as a Unix user below this UID, and never as root.
 UID_FLOOR = env_int("SLUICE_UID_FLOOR", 1000)
 
-# Deleted jobs stay hidden for a while before their rows go; events are kept for the timelines.
+# Rows of deleted jobs are hidden for this long before they are removed; events stay for the timelines.
 KEEP_DELETED_JOBS_DAYS = env_int("SLUICE_KEEP_DELETED_JOBS_DAYS", 30)
 KEEP_EVENTS_DAYS = env_int("SLUICE_KEEP_EVENTS_DAYS", 365)
-# Uploaded code that no live job needs, after its last use.
+# Uploaded code that no live job needs is removed this long after its last use.
 KEEP_UPLOADS_DAYS = env_int("SLUICE_KEEP_UPLOADS_DAYS", 90)
 
 # --- websockets -----------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The one map of addresses."""
+"""URL configuration of the project."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gateway import health
 from gateway.prometheus import metrics
 
 urlpatterns: list[URLPattern | URLResolver] = [
-    # First, since Django tries one after the other: programs ask far more often than people.
+    # First: Django matches in order, and most requests are API requests.
     path("api/v1/", include("gateway.api_urls")),
     path("", include("jobs.web.urls")),
     path("login", sign_in.SignInView.as_view(), name="login"),

@@ -138,7 +138,7 @@ def reason_columns(reason: Reason) -> dict[str, Any]:
     }
 
 
-# Columns whose change alone is no event, except while the job is pending.
+# A change of only these columns is not an event, except while the job is pending.
 _SILENT_COLUMNS = {"lost_since", "expected_start"}
 
 

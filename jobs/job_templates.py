@@ -102,7 +102,7 @@ def declared_parameters(document: Mapping[str, Any]) -> list[TemplateParameter]:
 
 
 def _validate(document: Mapping[str, Any], parameters: Sequence[TemplateParameter]) -> None:
-    """Check that the template gives a valid job file, with placeholder values for missing defaults."""
+    """Check that the template renders to a valid job file, with placeholder values for missing defaults."""
     if len(parameters) > MAX_PARAMETERS:
         raise InvalidValue(
             _("At most %(limit)s parameters.", limit=MAX_PARAMETERS),

@@ -214,7 +214,7 @@ def _removing_probe_files(context: CheckContext) -> Iterator[None]:
         yield
     finally:
         if context.probe_file:
-            # If the cluster does not respond any more, a result already says so.
+            # If the cluster does not respond any more, an earlier result reports it.
             with suppress(ClusterError):
                 context.user_transport().run(
                     ["rm", "-f", context.probe_file, f"{context.probe_file}.back"]

@@ -289,12 +289,14 @@ def check_compute_node(context: CheckContext) -> str:
     return _check_probe_report(context, transport, token)
 
 
-def _srun_failure(namespace: Namespace, words: str) -> CheckFailed:
+def _srun_failure(namespace: Namespace, stderr: str) -> CheckFailed:
     last = (
-        words.splitlines()[-1] if words else msg("doctor.srun-said-nothing", "srun printed nothing")
+        stderr.splitlines()[-1]
+        if stderr
+        else msg("doctor.srun-said-nothing", "srun printed nothing")
     )
     # Messages of srun --immediate when its time is up (22.05 to 25.11).
-    if "Requested nodes are busy" in words or "Immediate execution impossible" in words:
+    if "Requested nodes are busy" in stderr or "Immediate execution impossible" in stderr:
         return CheckFailed(
             msg(
                 "doctor.no-core-partition-free",
@@ -372,17 +374,17 @@ def _check_probe_report(context: CheckContext, transport: Transport, token: str)
 
 def check_runtime(context: CheckContext) -> str:
     runtime, host = context.cluster.runtime, context.node_report["host"]
-    words = context.node_report.get("runtime", "")
+    version = context.node_report.get("runtime", "")
     if runtime == Cluster.Runtime.NONE:
         return msg("doctor.none-wanted-commands-run", "not used: commands run on the node itself")
-    if not any(letter.isdigit() for letter in words) or "not found" in words:
+    if not any(letter.isdigit() for letter in version) or "not found" in version:
         raise CheckFailed(
             msg(
                 "doctor.does-not-run-node",
                 "%(runtime)s does not run on node %(host)s: %(error)s",
                 runtime=runtime,
                 host=host,
-                error=words[:200] or msg("doctor.no-answer", "no response"),
+                error=version[:200] or msg("doctor.no-answer", "no response"),
             ),
             msg(
                 "doctor.install-all-compute-nodes",
@@ -404,4 +406,4 @@ def check_runtime(context: CheckContext) -> str:
                     "Add it to plugstack.conf on the login node and on all compute nodes.",
                 ),
             )
-    return msg("doctor.node", "%(version)s on node %(host)s", version=words, host=host)
+    return msg("doctor.node", "%(version)s on node %(host)s", version=version, host=host)

@@ -1,6 +1,6 @@
 """The Slurm client: build a command, run it through a Transport, parse the output.
 
-Holds no knowledge of Slurm's formats (the modules beside it) nor of connections (clusters.transport). Methods
+Formats are in the other modules of this package, connections in clusters.transport. Methods
 raise clusters.errors; an empty list means that Slurm answered and has no rows.
 """
 
@@ -48,7 +48,7 @@ class SlurmClient:
     # -- jobs ---------------------------------------------------------------------------------------
 
     def list_queue(self) -> list[JobRecord]:
-        """All jobs that slurmctld knows, with those ended within MinJobAge. Runs one squeue."""
+        """All jobs in slurmctld, including those ended within MinJobAge. Runs one squeue."""
         separator = new_separator()
         argv = squeue.build_squeue_argv(self.commands, separator=separator)
         return squeue.parse_squeue(self._run_query(argv), separator=separator)

@@ -115,9 +115,9 @@ def parse_control(result: CommandResult) -> ControlResult:
         lowered = line.lower()
         # A line without a number repeats the previous one ("slurm_suspend error: Invalid job id specified").
         numbers = re.findall(r"\b\d+(?:[+_]\d+)?\b", line)
-        if any(words in lowered for words in _NOT_FOUND_MESSAGES):
+        if any(phrase in lowered for phrase in _NOT_FOUND_MESSAGES):
             missing_ids += numbers[-1:]
-        elif any(words in lowered for words in _REFUSED_MESSAGES):
+        elif any(phrase in lowered for phrase in _REFUSED_MESSAGES):
             refusals.append(extract_error_message(line))
     if result.exit_code != 0 and not missing_ids:
         raise _control_error(result, refusals)

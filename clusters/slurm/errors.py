@@ -67,14 +67,14 @@ def extract_error_message(stderr: str) -> str:
     chosen = [line for line in lines if _ERROR_LINE.search(line)] or lines
     if not chosen:
         return ""
-    words = re.sub(r"^(?:\w+: )?(?:(?:\w+ )?(?:error|fatal): )?", "", chosen[-1])
-    return words.removeprefix("Batch job submission failed: ").strip()
+    message = re.sub(r"^(?:\w+: )?(?:(?:\w+ )?(?:error|fatal): )?", "", chosen[-1])
+    return message.removeprefix("Batch job submission failed: ").strip()
 
 
 def is_not_found(result: CommandResult) -> bool:
-    """Slurm answered that it does not know the job."""
+    """True if Slurm reported that the job does not exist."""
     text = result.error_text.lower()
-    return any(words in text for words in _NOT_FOUND)
+    return any(phrase in text for phrase in _NOT_FOUND)
 
 
 def raise_for_failure(result: CommandResult) -> None:
@@ -107,7 +107,7 @@ def classify_failure(result: CommandResult) -> ClusterError:
             ),
             detail=text,
         )
-    if any(words in lowered for words in _DATABASE_UNAVAILABLE):
+    if any(phrase in lowered for phrase in _DATABASE_UNAVAILABLE):
         return SlurmUnavailable(
             msg(
                 "slurm.slurm-accounting-database-does",
@@ -115,16 +115,16 @@ def classify_failure(result: CommandResult) -> ClusterError:
             ),
             detail=text,
         )
-    if any(words in lowered for words in _CONTROLLER_UNAVAILABLE):
+    if any(phrase in lowered for phrase in _CONTROLLER_UNAVAILABLE):
         return SlurmUnavailable(
             msg("pyslurm.slurm-controller-does-not", "Slurm's controller does not respond."),
             detail=text,
         )
-    words = extract_error_message(text) or msg(
+    message = extract_error_message(text) or msg(
         "slurm.exit-code", "exit code %(code)s", code=result.exit_code
     )
     return CommandFailed(
-        msg("slurm.slurm-refused", "Slurm rejected the request: %(error)s", error=words),
+        msg("slurm.slurm-refused", "Slurm rejected the request: %(error)s", error=message),
         exit_code=result.exit_code,
         detail=text,
     )
@@ -398,7 +398,7 @@ def classify_submit_failure(exit_code: int, stderr: str) -> ClusterError:
     the request. CommandTimeout: outcome unknown; search for the job by its work directory before a retry.
     """
     lowered = stderr.lower()
-    if exit_code in (124, 137) or any(words in lowered for words in _OUTCOME_UNKNOWN):
+    if exit_code in (124, 137) or any(phrase in lowered for phrase in _OUTCOME_UNKNOWN):
         return CommandTimeout(
             msg(
                 "slurm.slurm-did-not-answer",
@@ -417,11 +417,11 @@ def classify_submit_failure(exit_code: int, stderr: str) -> ClusterError:
     failure = classify_failure(result)
     if isinstance(failure, SlurmUnavailable) or exit_code == 127:
         return failure
-    words = extract_error_message(stderr) or msg(
+    message = extract_error_message(stderr) or msg(
         "slurm.exit-code", "exit code %(code)s", code=exit_code
     )
     return SubmitRejected(
-        msg("slurm.slurm-refused-job", "Slurm rejected the job: %(error)s", error=words),
+        msg("slurm.slurm-refused-job", "Slurm rejected the job: %(error)s", error=message),
         detail=stderr,
     )
 

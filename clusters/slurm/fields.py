@@ -19,7 +19,7 @@ from clusters.errors import SlurmParseError
 from core.messages import msg
 
 NO_VALUE = frozenset({"", "N/A", "NONE", "UNKNOWN", "(NULL)", "NOT_SET", "INVALID", "NULL"})
-# One poll parses thousands of rows whose times, limits and TRES repeat: caching the parsed values halves the time.
+# Times, limits and TRES repeat in the thousands of rows of a poll: caching the parsed values halves the time.
 PARSE_CACHE_SIZE = 8192
 UNLIMITED = frozenset({"UNLIMITED", "INFINITE", "PARTITION_LIMIT"})
 
@@ -316,7 +316,7 @@ def parse_pairs(line: str) -> dict[str, str]:
     """One line of `scontrol -o`: `Key=value Key=value with spaces Key=`.
 
     Values may contain spaces (Reason, Comment, OS) and `x=y`. Free text of the form ` word=` cannot be
-    distinguished from a key; of a repeated key the first value is kept.
+    distinguished from a key; of a repeated key the first value applies.
     """
     keys = list(_KEY.finditer(line))
     pairs: dict[str, str] = {}

@@ -156,25 +156,25 @@ _UNUSABLE_FLAGS = frozenset(
 
 def parse_node_state(text: str) -> NodeState:
     """scontrol's `IDLE+DRAIN+NOT_RESPONDING`, `DOWN*`; sinfo's `mix-`, `idle~`, `alloc+`, `drng`."""
-    words: list[str] = []
-    for word in text.strip().upper().split("+"):
-        base_name = word.rstrip("*~#!%$@^-")
-        words += [_SHORT_STATES.get(base_name, base_name)] if base_name else []
-        words += [_STATE_SUFFIXES[suffix] for suffix in word[len(base_name) :]]
-    if not words:
+    names: list[str] = []
+    for name_and_suffixes in text.strip().upper().split("+"):
+        base_name = name_and_suffixes.rstrip("*~#!%$@^-")
+        names += [_SHORT_STATES.get(base_name, base_name)] if base_name else []
+        names += [_STATE_SUFFIXES[suffix] for suffix in name_and_suffixes[len(base_name) :]]
+    if not names:
         raise parse_error("a node has no state", text)
-    base, flags = words[0], tuple(words[1:])
-    draining = {"DRAIN", "DRAINED", "DRAINING"} & set(words)
+    base, flags = names[0], tuple(names[1:])
+    draining = {"DRAIN", "DRAINED", "DRAINING"} & set(names)
     if base == "DOWN":
         name = "down"
     elif draining:
         busy = base in ("MIXED", "ALLOCATED", "DRAINING") or "COMPLETING" in flags
         name = "draining" if busy else "drained"
     else:
-        special = [word for word in words if word in _UNUSABLE_FLAGS]
+        special = [flag for flag in names if flag in _UNUSABLE_FLAGS]
         name = (special[0] if special else base).lower()
     usable = base not in ("DOWN", "ERROR", "FUTURE", "UNKNOWN", "INVAL") and not (
-        _UNUSABLE_FLAGS & set(words)
+        _UNUSABLE_FLAGS & set(names)
     )
     return NodeState(name={"maintenance": "maint"}.get(name, name), usable=usable, flags=flags)
 

@@ -1,6 +1,6 @@
 """sacctmgr show assoc, qos and user: build the commands, parse their rows.
 
-sacctmgr has no --delimiter. Administrators choose its names; a `|` in one gives a row with too many fields,
+sacctmgr has no --delimiter. Administrators choose its names; a `|` in one makes a row with too many fields,
 which is a parse error. Pure.
 """
 

@@ -32,7 +32,7 @@ class SubmitRequest:
     script_path: str
     options: tuple[str, ...] = ()  # further long options of sbatch, `--name` or `--name=value`
     # A file that must not exist yet. Only the process that creates it runs sbatch for this request; the result is
-    # stored beside it (.out, .err, .end). "": no protection against a second submission.
+    # stored in the same directory (.out, .err, .end). "": no protection against a second submission.
     marker: str = ""
     abandon: bool = False  # only create the marker, so that the job can no longer be submitted
 
@@ -117,7 +117,7 @@ def _parse_job_id(stdout: str) -> str:
 # With a marker the program is idempotent, also if two gateways run it at once: `set -C` (noclobber) lets exactly one
 # process create the marker and run sbatch. The others print the stored result, or 124 while there is none.
 # SBATCH_* and SLURM_* of the login environment would override the script (SBATCH_PARTITION, …): all but SLURM_CONF
-# are removed. After a "controller unavailable" error the program stops, because the other jobs would fail alike.
+# are removed. After a "controller unavailable" error the program stops, because the other jobs would fail with the same error.
 # One `timeout` around the program limits a hanging sbatch (a `timeout` process per sbatch costs a fifth of sbatch's own
 # time). No sbatch starts after the window, so each has its minimum time. The TERM trap makes sh wait for an sbatch that
 # ignores SIGTERM until `timeout` sends SIGKILL to both: after the command has ended, no sbatch runs.

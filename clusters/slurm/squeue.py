@@ -1,4 +1,4 @@
-"""squeue: build the command for all jobs that slurmctld knows, parse its rows. Pure."""
+"""squeue: build the command for all jobs in slurmctld, parse its rows. Pure."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def build_squeue_argv(
     job_ids: Sequence[str] = (),
     users: Sequence[str] = (),
 ) -> list[str]:
-    """All jobs that slurmctld knows, with those ended in the last MinJobAge seconds.
+    """All jobs in slurmctld, including those ended in the last MinJobAge seconds.
 
     -a: include hidden partitions. -t all: include ended jobs. squeue fails on an unknown id in `job_ids` if it is
     the only one, and otherwise omits it without an error.
@@ -79,7 +79,7 @@ def parse_squeue(result: CommandResult, *, separator: str) -> list[JobRecord]:
     return [_cached_squeue_record(row) for row in raw_rows]
 
 
-# Between two polls most rows are identical: each text is parsed once and gives the same object.
+# Between two polls most rows are identical: each text is parsed once and cached.
 @lru_cache(maxsize=12_000)
 def _cached_squeue_record(row: str) -> JobRecord:
     return _parse_squeue_row(row.split(FIELD_SEPARATOR))

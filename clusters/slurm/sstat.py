@@ -42,7 +42,7 @@ def build_sstat_argv(commands: SlurmCommands, *, job_ids: Sequence[str]) -> list
 
 
 def parse_sstat(result: CommandResult) -> list[StepUsage]:
-    # A job without running steps gives an error message with exit code 0 (22.05): no rows, not a failure.
+    # For a job without running steps sstat prints an error but exits with 0 (22.05): no rows, not a failure.
     if re.search(r"no steps running for job|couldn't get steps", result.error_text, re.IGNORECASE):
         return []
     raise_for_failure(result)

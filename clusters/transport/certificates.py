@@ -1,7 +1,7 @@
 """Sluice's SSH certificate authority: one ed25519 key in a file, and certificates valid for minutes.
 
 Owns the CA key file (0600 in a 0700 directory, created on first use) and the permissions of a certificate.
-Does not decide who may act as whom and opens no connection.
+Does not decide which person may act as which user, and opens no connection.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class CaKeyUnusable(ClusterError):
 
 @dataclass(frozen=True, slots=True)
 class SignedKey:
-    """A fresh private key and its certificate. Kept in memory only."""
+    """A new private key and its certificate. Held in memory only."""
 
     private_key: str  # OpenSSH's own format
     certificate: str  # one line, as in a -cert.pub file

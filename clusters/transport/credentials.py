@@ -26,7 +26,7 @@ class LoginKey:
 
 
 class Credentials(Protocol):
-    """Gives the key that proves to the login node that Sluice may act as a user."""
+    """Provides the key with which Sluice authenticates to the login node as a user."""
 
     def key_for(self, user: str, *, allow_tunnel: bool = False) -> LoginKey: ...
 
@@ -60,7 +60,7 @@ class CertificateCredentials:
 
 @dataclass(frozen=True)
 class KeyFileCredentials:
-    """One private key file per user, for sites whose sshd cannot trust a CA. `{user}` in `pattern` is the name.
+    """One private key file per user, for sites where sshd cannot trust a CA. `{user}` in `pattern` is the name.
 
     Only Sluice may read the files; the public half is in the user's authorized_keys.
     """

@@ -57,7 +57,7 @@ find . ! -type d -exec sh -c '
 
 # Two processes: tail, and a watcher that ends tail when stdin closes or no heartbeat came for three minutes
 # (the connection vanished). tail's messages start with argv[0], a random mark, and go to stdout like
-# the data: error(3) flushes stdout first, so the order is kept.
+# the data: error(3) flushes stdout first, so the order is preserved.
 # -s: tail's polling interval where it cannot use inotify (NFS, Lustre, a file that does not exist yet).
 _FOLLOW_SCRIPT = (
     "export LC_ALL=C; "
@@ -203,8 +203,8 @@ _FILE_ERRORS: tuple[tuple[str, type[RemoteFileError], Message], ...] = (
 
 def build_file_error(path: str, stderr: str) -> RemoteFileError:
     """Map an error message of a command (C locale) or of an OSError to an exception for `path`."""
-    for words, kind, template in _FILE_ERRORS:
-        if words in stderr:
+    for phrase, kind, template in _FILE_ERRORS:
+        if phrase in stderr:
             return kind(template.fill(path=path), detail=stderr)
     last = stderr.strip().splitlines()[-1:] or [msg("file.no-reason-given", "no reason was given")]
     return RemoteFileError(
@@ -256,7 +256,7 @@ class TailSplitter:
                 return
             end = buffer.find(b"\n", at)
             if end < 0 and len(buffer) - at > MAX_TAIL_MESSAGE_BYTES:
-                # The log itself contains the mark: this is no message of tail's.
+                # The log itself contains the mark: not a message of tail.
                 yield buffer, ""
                 return
             if end < 0:
@@ -264,8 +264,8 @@ class TailSplitter:
                 if at:
                     yield buffer[:at], ""
                 return
-            words = buffer[at + len(self._mark) : end].decode("utf-8", errors="replace")
-            yield buffer[:at], words
+            message = buffer[at + len(self._mark) : end].decode("utf-8", errors="replace")
+            yield buffer[:at], message
             buffer = buffer[end + 1 :]
 
     def _mark_prefix_at_end(self, buffer: bytes) -> int:
@@ -279,8 +279,8 @@ class TailSplitter:
 
 # Error texts of GNU tail (C locale) for a log that cannot be read yet.
 _TAIL_ERRORS = {
-    str(words): words
-    for words in (
+    str(message): message
+    for message in (
         msg("file.no-such-file-directory", "No such file or directory"),
         msg("file.permission-denied", "Permission denied"),
         msg("file.not-directory", "Not a directory"),
@@ -320,40 +320,40 @@ class FollowState:
                     "Internal error: a log was followed before its reader started.",
                 )
             )
-        for data, words in self._splitter.feed(chunk):
+        for data, message in self._splitter.feed(chunk):
             if data:
                 if self._file_replaced:
                     yield self._restart_at_zero(msg("file.file-replaced", "The file was replaced."))
                 yield FollowEvent("data", self.offset, data)
                 self.offset += len(data)
-            if words:
-                yield from self._handle_tail_message(words)
+            if message:
+                yield from self._handle_tail_message(message)
             if self.needs_restart:
                 return
 
-    def _handle_tail_message(self, words: str) -> Iterator[FollowEvent]:
-        if words.endswith("file truncated"):
+    def _handle_tail_message(self, message: str) -> Iterator[FollowEvent]:
+        if message.endswith("file truncated"):
             yield self._restart_at_zero(msg("file.file-cut", "The file was truncated."))
-        elif words.endswith("has been replaced;  following new file"):
+        elif message.endswith("has been replaced;  following new file"):
             yield self._restart_at_zero(msg("file.file-replaced", "The file was replaced."))
-        elif words.endswith("has appeared;  following new file"):
+        elif message.endswith("has appeared;  following new file"):
             if self.offset:
                 yield self._restart_at_zero(msg("file.file-replaced", "The file was replaced."))
             # A tail that started without the file either polls for ever or prints nothing before the next
             # change (both seen with 9.1): start a new one.
             self.needs_restart = True
-        elif words.endswith("has become accessible"):
-            # tail would print all of it again from 0, although it may be the same file: continue at our offset.
+        elif message.endswith("has become accessible"):
+            # tail would print the whole file again, although it may be the same one: restart at the stored offset.
             self.needs_restart = True
-        elif _TAIL_WAITING.search(words):
-            if "has become inaccessible: No such file" in words and self.offset:
+        elif _TAIL_WAITING.search(message):
+            if "has become inaccessible: No such file" in message and self.offset:
                 self._file_replaced = True
             # "cannot watch": tail gets no further events for this file.
-            self.needs_restart = words.startswith("cannot watch")
+            self.needs_restart = message.startswith("cannot watch")
             yield FollowEvent(
                 "waiting",
                 self.offset,
-                reason=_TAIL_ERRORS.get(error_text := words.rpartition(": ")[2], error_text),
+                reason=_TAIL_ERRORS.get(error_text := message.rpartition(": ")[2], error_text),
             )
 
     def _restart_at_zero(self, reason: str) -> FollowEvent:

@@ -40,7 +40,7 @@ MAX_BACKOFF_S = 10.0
 
 
 class RunningProgram(abc.ABC):
-    """A started program whose output is read while it runs. `close` may be called from any thread."""
+    """A started program; its output is read while it runs. `close` may be called from any thread."""
 
     @abc.abstractmethod
     def read(self, limit: int, timeout_s: float) -> bytes:
@@ -74,7 +74,7 @@ def check_argv(argv: Sequence[str]) -> None:
 
 
 class StreamedTransport(Transport):
-    """A Transport whose file work is done by the programs of `clusters.transport.file_commands`."""
+    """A Transport that accesses files with the programs of `clusters.transport.file_commands`."""
 
     @abc.abstractmethod
     def _start(self, argv: Sequence[str]) -> RunningProgram:
@@ -179,7 +179,7 @@ class FileFollower(AbstractContextManager[Iterator[FollowEvent]], Iterator[Follo
         self._program: RunningProgram | None = None
         self._backoff_s = 0.0
         self._waiting_reported = False  # a "waiting" event was sent since the last data
-        self._last_heartbeat_at = 0.0  # when the watcher process beside tail got its last heartbeat
+        self._last_heartbeat_at = 0.0  # when tail's watcher process got its last heartbeat
 
     def __enter__(self) -> Iterator[FollowEvent]:
         return self
@@ -248,15 +248,15 @@ class FileFollower(AbstractContextManager[Iterator[FollowEvent]], Iterator[Follo
         silent = False
         try:
             exit_code, stderr = program.result(timeout_s=2.0)
-            words = stderr.decode("utf-8", errors="replace").strip()
+            message = stderr.decode("utf-8", errors="replace").strip()
             problem = ClusterError(
                 msg(
                     "file.reader-cluster-ended",
                     "The log reader on the cluster ended (%(error)s).",
-                    error=words or exit_code,
+                    error=message or exit_code,
                 )
             )
-            # The watcher ended tail because a slow viewer delayed our heartbeats: restart without an event.
+            # The watcher ended tail because a slow viewer delayed the heartbeats: restart without an event.
             silent = not self._backoff_s
         except OutcomeUnknown as lost:
             problem = lost

@@ -134,7 +134,7 @@ class ConnectionCheckout(Generic[_Connection]):
         self._pool._release(self, session_refused=True, connection_dead=False)
 
     def connection_dead(self) -> None:
-        """It does not answer: no new work on it. What runs there may still end well."""
+        """The connection does not respond: start no new commands on it. Running ones may still complete."""
         self._pool._release(self, session_refused=False, connection_dead=True)
 
 

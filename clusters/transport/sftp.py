@@ -1,7 +1,8 @@
 """stat and reads of at most 128 KiB by SFTP, on one session that a connection keeps open.
 
-Measured against commands (paramiko 5.1, OpenSSH 9.2, loopback): a stat takes 0.3 ms instead of 11 to 16 ms, a read of
-20 KB 1 ms instead of 17 to 27 ms. All other file work is done by commands (`clusters.transport.files`).
+Measured against commands (paramiko 5.1, OpenSSH 9.2, loopback, one run on a busy machine): stat 0.26 ms instead of
+15.7 ms, a 20 KB read 1.0 ms instead of 27 ms, a 128 KB read 6.2 ms instead of 17.6 ms. All other file work is done by
+commands (`clusters.transport.files`).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from clusters.transport import file_commands
 from clusters.transport.base import FileStat
 from core.messages import msg
 
-# Longer reads by SFTP, one round trip per 32 KiB, take longer than starting a command.
+# SFTP needs one round trip per 32 KiB. At 128 KB it is still faster than a command (see above); longer reads use commands.
 MAX_READ_BYTES = 128 * 1024
 
 _Result = TypeVar("_Result")

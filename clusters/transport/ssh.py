@@ -38,7 +38,7 @@ from core.messages import msg
 # Linux accepts 128 KiB for one argument, and sshd passes the whole line to the shell as one.
 MAX_LINE_BYTES = 120 * 1024
 SFTP_TIMEOUT_S = 30.0
-# The limit on the login node is later than ours, so that ours decides what is reported.
+# The login node's limit is longer than the local one, so that the local one expires first and is reported.
 REMOTE_LIMIT_MARGIN_S = 1.0
 # Between SIGTERM and SIGKILL when a command reaches its limit on the login node.
 KILL_AFTER_S = 2

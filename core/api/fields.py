@@ -1,6 +1,6 @@
 """Strict serializer fields for request bodies, and the shape of problem+json.
 
-Shapes of answers are in `core.api.shapes`.
+Shapes of responses are in `core.api.shapes`.
 """
 
 from __future__ import annotations

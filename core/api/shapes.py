@@ -1,7 +1,7 @@
-"""API shapes: one TypedDict per JSON object that the API answers.
+"""API shapes: one TypedDict per JSON object that the API returns.
 
-The TypedDict types the code that builds the answer, and `serializer_of` derives the OpenAPI schema from it.
-`RowShape` builds answers from database rows where every field declares its columns (`From`).
+The TypedDict types the code that builds the response, and `serializer_of` derives the OpenAPI schema from it.
+`RowShape` builds responses from database rows where every field declares its columns (`From`).
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class From:
 
 @dataclass(frozen=True, slots=True)
 class Sparse:
-    """Marks a list whose items may lack fields, because a request can select fields."""
+    """Marks a list with items that may lack fields, because a request can select fields."""
 
 
 @dataclass(frozen=True, slots=True)

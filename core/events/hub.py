@@ -1,7 +1,7 @@
 """The event hub of one web process: reads new events once and distributes them to subscribers.
 
 It polls only while there are subscriptions. Their queues are bounded: a subscriber that cannot keep up
-is dropped and reconnects with the last number it saw. The hub belongs to one event loop and knows no
+is dropped and reconnects with the last number it saw. One hub per event loop; it does not depend on
 websockets.
 """
 

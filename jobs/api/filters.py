@@ -211,7 +211,8 @@ JOB_LIST_PARAMETERS = [
     _parameter("mine", "Only your own.", bool),
     _parameter("name", "The exact name."),
     _parameter(
-        "q", "Words; each a part of the name, description or owner, or (the beginning of) an id."
+        "q",
+        "Search terms; each must be part of the name, description or owner, or the beginning of an id.",
     ),
     _parameter("id", "Ids, separated by commas.", {"type": "string"}),
     _parameter("slurm_id", "Slurm's id, such as 123 or 123+0."),

@@ -1,4 +1,4 @@
-"""The detailed answer of one job, and idempotent creation of jobs."""
+"""The detailed response for one job, and idempotent creation of jobs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ IDEMPOTENCY_KEY_HEADER = OpenApiParameter(
     "Idempotency-Key",
     {"type": "string", "minLength": 1, "maxLength": MAX_IDEMPOTENCY_KEY_LENGTH},
     OpenApiParameter.HEADER,
-    description="A repeated request with the same key and content answers the first job (200).",
+    description="A repeated request with the same key and content returns the first job (200).",
 )
 REPLAYED_RESPONSE = {
     200: OpenApiResponse(
@@ -54,7 +54,7 @@ def read_idempotency_key(request: Request) -> str:
 def respond_idempotently(
     request: Request, *, fingerprint: str, create: Callable[[], Job], status: int = 201
 ) -> HttpResponse:
-    """Create a job, or answer the one created before with the same Idempotency-Key."""
+    """Create a job, or return the one created before with the same Idempotency-Key."""
     job, replayed = create_job_once(
         by=authenticated_user(request),
         key=read_idempotency_key(request),

@@ -29,7 +29,7 @@ _END_STATE_VALUES = frozenset(state.value for state in END_STATES)
 
 @dataclass(frozen=True, slots=True)
 class JobContext:
-    """What a job's answer depends on besides its row."""
+    """What a job's response depends on in addition to its row."""
 
     access: JobAccess
     now: datetime

@@ -45,7 +45,7 @@ class JobFileField(serializers.JSONField):
 
 
 class SubmitOptionsSerializer(StrictSerializer):
-    """Options beside the job file."""
+    """Options sent with the job file."""
 
     secrets = serializers.DictField(
         child=StrictCharField(max_length=100_000, allow_blank=True, trim_whitespace=False),
@@ -73,10 +73,10 @@ class SubmitEnvelopeSerializer(SubmitOptionsSerializer):
     image_logins = serializers.DictField(
         child=ImageLoginSerializer(),
         required=False,
-        help_text="Logins for registries, by the image's name in the job file. Kept as secrets are.",
+        help_text="Logins for registries, by the image's name in the job file. Stored like secrets.",
     )
     cloned_from = serializers.UUIDField(
-        required=False, help_text="The job whose job file this is, changed or not."
+        required=False, help_text="Id of the job that the job file was copied from."
     )
 
 
@@ -286,7 +286,7 @@ _JOB_FILE = {
 }
 _ENVELOPE = {
     "type": "object",
-    "description": "A job file with what belongs to it.",
+    "description": "A job file with its options.",
     "properties": {
         "job": {"type": ["object", "string"], "description": "The job file, or its text."},
         "secrets": {"type": "object", "additionalProperties": {"type": "string"}},
@@ -313,7 +313,7 @@ _ENVELOPE = {
         "cloned_from": {
             "type": "string",
             "format": "uuid",
-            "description": "The job whose job file this is, changed or not.",
+            "description": "Id of the job that the job file was copied from.",
         },
     },
     "required": ["job"],

@@ -160,7 +160,7 @@ class JobPlanView(APIView):
     @extend_schema(
         operation_id="jobs_plan",
         tags=["jobs"],
-        summary="What would become of a job file: plan in words, script, warnings, refusals",
+        summary="Plan a job file without submitting it: plan as text, script, warnings, problems",
         request=jobfiles.REQUEST,
         responses={
             200: serializer_of(shapes.PreviewShape),
@@ -267,12 +267,12 @@ class JobDetailView(APIView):
         summary="Delete an ended job, or stop and delete a live one",
         parameters=[
             OpenApiParameter("remove_files", bool, description="Also its files on the cluster."),
-            OpenApiParameter("stop_first", bool, description="Stop it first if it still lives."),
+            OpenApiParameter("stop_first", bool, description="Stop it first if it is live."),
         ],
         responses={
             204: OpenApiResponse(description="Deleted."),
             202: OpenApiResponse(
-                serializer_of(JobDetailShape), description="Being stopped; deleted then."
+                serializer_of(JobDetailShape), description="Being stopped; deleted afterwards."
             ),
             **problem_responses(400, 403, 404, 409),
         },
@@ -311,7 +311,7 @@ class JobRetryView(APIView):
     @extend_schema(
         operation_id="jobs_retry",
         tags=["jobs"],
-        summary="Run an ended job once more, as a further attempt",
+        summary="Run an ended job again, as a new attempt",
         parameters=[IDEMPOTENCY_KEY_HEADER],
         request=None,
         responses={
@@ -382,7 +382,7 @@ class JobSpecView(APIView):
             OpenApiParameter(
                 "format",
                 {"type": "string", "enum": ["json", "yaml"]},
-                description="Absent: YAML if Accept asks for it, else JSON.",
+                description="Absent: YAML if the Accept header requests it, else JSON.",
             )
         ],
         responses={
@@ -406,7 +406,7 @@ class JobScriptView(APIView):
     @extend_schema(
         operation_id="jobs_script",
         tags=["jobs"],
-        summary="What sbatch was given",
+        summary="The batch script given to sbatch",
         parameters=[ATTEMPT_PARAMETER],
         responses={200: serializer_of(shapes.ScriptShape), **problem_responses(400, 404)},
     )
@@ -428,7 +428,7 @@ class JobEventListView(APIView):
     @extend_schema(
         operation_id="jobs_events",
         tags=["jobs"],
-        summary="What happened to it, oldest first",
+        summary="Events of a job, oldest first",
         parameters=[
             OpenApiParameter(
                 "since", {"type": "integer", "minimum": 0}, description="Only later numbers."
@@ -466,7 +466,7 @@ class JobTaskListView(APIView):
     @extend_schema(
         operation_id="jobs_tasks",
         tags=["jobs"],
-        summary="Its tasks: node, ports, state, exit code",
+        summary="Tasks of a job: node, ports, state, exit code",
         parameters=[ATTEMPT_PARAMETER],
         responses={200: serializer_of(shapes.TaskListShape), **problem_responses(400, 404)},
     )
@@ -486,7 +486,7 @@ class JobAttemptListView(APIView):
     @extend_schema(
         operation_id="jobs_attempts",
         tags=["jobs"],
-        summary="Every run of it in Slurm",
+        summary="Attempts of a job",
         responses={200: serializer_of(shapes.AttemptListShape), **problem_responses(404)},
     )
     def get(self, request: Request, id: uuid.UUID) -> HttpResponse:

@@ -58,13 +58,13 @@ _OFFSET = OpenApiParameter(
 _LIMIT = OpenApiParameter(
     "limit",
     _integer_schema(1, MAX_READ_BYTES, DEFAULT_READ_BYTES),
-    description="Bytes at the most.",
+    description="Maximum number of bytes.",
 )
 _SEARCH = [
     OpenApiParameter(
         "grep",
         {"type": "string", "maxLength": MAX_PATTERN_LENGTH},
-        description="Answer where this text stands, instead of bytes.",
+        description="Return the positions of this text instead of bytes.",
     ),
     OpenApiParameter("ignore_case", bool, description="With grep."),
     OpenApiParameter(
@@ -74,10 +74,10 @@ _SEARCH = [
 _HEADERS = [
     OpenApiParameter(name, kind, OpenApiParameter.HEADER, response=[200], description=description)
     for name, kind, description in (
-        ("X-Log-Offset", int, "Where the first byte of the body stands."),
+        ("X-Log-Offset", int, "Offset of the first byte of the body."),
         ("X-Log-Size", int, "The log's size now."),
         ("X-Log-Complete", int, "1: the task has ended and the body reaches the end."),
-        ("X-Log-Attempt", int, "The attempt whose log this is."),
+        ("X-Log-Attempt", int, "Number of the attempt that wrote the log."),
     )
 ]
 
@@ -126,7 +126,7 @@ class LogReadView(APIView):
     @extend_schema(
         operation_id="jobs_logs_read",
         tags=["logs"],
-        summary="Exact bytes from an offset (or a Range), or where a text stands",
+        summary="Bytes of a log from an offset (or a Range), or the positions of a text",
         parameters=[ATTEMPT_PARAMETER, _OFFSET, _LIMIT, *_SEARCH, *_HEADERS],
         responses={
             (200, _OCTET_STREAM): _BINARY_RESPONSE,

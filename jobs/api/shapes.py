@@ -1,4 +1,4 @@
-"""Shapes of the API's answers, apart from those of a job itself (`jobs.api.job_shape`).
+"""Shapes of the API's responses, except those of a job (`jobs.api.job_shape`).
 
 The schema is derived from these definitions; see `core.api.shapes`.
 """

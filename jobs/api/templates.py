@@ -150,7 +150,7 @@ class TemplateListView(APIView):
         tags=["templates"],
         summary="Templates that you may use, last changed first",
         parameters=[
-            OpenApiParameter("q", str, description="Words in name, description or owner."),
+            OpenApiParameter("q", str, description="Search text in name, description or owner."),
             OpenApiParameter("mine", bool, description="Only your own."),
             OpenApiParameter("visibility", {"type": "string", "enum": VISIBILITIES}),
             OpenApiParameter("namespace", str),
@@ -198,7 +198,7 @@ class TemplateListView(APIView):
     @extend_schema(
         operation_id="templates_create",
         tags=["templates"],
-        summary="Keep a job file, or a job's, as a template",
+        summary="Create a template from a job file or from a job",
         request=TemplateCreateSerializer,
         responses={
             201: serializer_of(shapes.TemplateDetailShape),
@@ -246,7 +246,7 @@ class TemplateDetailView(APIView):
     @extend_schema(
         operation_id="templates_change",
         tags=["templates"],
-        summary="Change a template; `version` says which one you saw",
+        summary="Change a template; `version` is the one that the change is based on",
         request=TemplateUpdateSerializer,
         responses={
             200: serializer_of(shapes.TemplateDetailShape),
@@ -291,7 +291,7 @@ class TemplateCopyView(APIView):
     @extend_schema(
         operation_id="templates_copy",
         tags=["templates"],
-        summary="A private copy of your own",
+        summary="Copy a template; the copy is private",
         request=TemplateCopySerializer,
         responses={
             201: serializer_of(shapes.TemplateDetailShape),

@@ -141,7 +141,7 @@ class UploadDetailView(APIView):
     @extend_schema(
         operation_id="uploads_get",
         tags=["uploads"],
-        summary="Whether you have uploaded this already",
+        summary="Whether you have uploaded code with this SHA-256",
         responses={200: serializer_of(shapes.UploadShape), **problem_responses(404)},
     )
     def get(self, request: Request, sha256: str) -> HttpResponse:
@@ -153,8 +153,8 @@ class UploadDetailView(APIView):
     @extend_schema(
         operation_id="uploads_delete",
         tags=["uploads"],
-        summary="Give an upload back; jobs that use it keep it",
-        responses={204: OpenApiResponse(description="Gone."), **problem_responses(404)},
+        summary="Delete an upload; jobs that use it are not affected",
+        responses={204: OpenApiResponse(description="Deleted."), **problem_responses(404)},
     )
     def delete(self, request: Request, sha256: str) -> HttpResponse:
         user = authenticated_user(request)

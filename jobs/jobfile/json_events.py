@@ -1,7 +1,7 @@
-"""JSON text as the events that PyYAML's parser gives, so that one builder makes values of both formats.
+"""Parses JSON text into the event types of PyYAML's parser, so that one builder makes values of both formats.
 
-Comments and trailing commas are skipped and remembered. libyaml 0.2 cannot read all JSON: it refuses
-surrogate pairs in \\u escapes and keys of more than 1,024 characters. Knows no limits. Pure.
+Comments and trailing commas are skipped and recorded. libyaml 0.2 cannot read all JSON: it rejects
+surrogate pairs in \\u escapes and keys of more than 1,024 characters. Enforces no limits. Pure.
 """
 
 from __future__ import annotations

@@ -350,8 +350,8 @@ def _event_position(event: Any) -> Position:
 
 # Frequent messages of libyaml 0.2 and PyYAML 6.0, for translation; others are shown unchanged.
 _YAML_MESSAGES: Mapping[str, Message] = {
-    str(words): words
-    for words in (
+    str(message): message
+    for message in (
         _("mapping values are not allowed in this context"),
         _("mapping values are not allowed here"),
         _("mapping keys are not allowed in this context"),
@@ -418,8 +418,8 @@ def _yaml_problem(error: yaml.YAMLError, text: str) -> Problem:
             "yaml_tab",
             line=line,
         )
-    words = getattr(error, "problem", None)
-    reason = _YAML_MESSAGES.get(words, words) if words else _("it cannot be read")
+    problem = getattr(error, "problem", None)
+    reason = _YAML_MESSAGES.get(problem, problem) if problem else _("it cannot be read")
     if context := getattr(error, "context", None):
         reason = _(
             "%(words)s %(context)s", words=reason, context=_YAML_MESSAGES.get(context, context)

@@ -1,6 +1,6 @@
 """Rules between fields of a job file.
 
-Each rule accepts a spec or the raw mapping of a file whose other values may be wrong, so that one
+Each rule accepts a spec or the raw mapping of a file with other, possibly invalid values, so that one
 validation reports all problems. Pure.
 """
 

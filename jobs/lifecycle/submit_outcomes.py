@@ -37,13 +37,13 @@ RETRY_DELAY_S = 5.0
 REFUSED_RETRY_DELAY_S = 20.0
 UNKNOWN_OUTCOME_RETRY_S = 3.0
 
-# Reason code of an attempt whose token neither squeue nor sacct has.
+# Reason code of an attempt if neither squeue nor sacct has its token.
 NOT_FOUND_IN_SLURM = "submit.denied"
 
 
 @dataclass(frozen=True, slots=True)
 class AttemptSnapshot:
-    """What the row says about an attempt that is being submitted."""
+    """Stored fields of an attempt that is being submitted."""
 
     submit_try: int = 1
     unanswered_since: datetime | None = None
@@ -120,7 +120,7 @@ def should_pause(outcomes: Sequence[SubmitOutcome]) -> bool:
     return aborted or any(isinstance(outcome.error, unresponsive) for outcome in attempted)
 
 
-# -- attempts whose outcome is unknown ----------------------------------------------------------------
+# -- attempts with an unknown outcome ------------------------------------------------------------------
 
 
 def decide_token_absent(attempt: AttemptSnapshot) -> Mapping[str, Any]:

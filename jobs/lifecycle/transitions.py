@@ -61,7 +61,7 @@ ABSENT = Observation(ObservationStatus.ABSENT)
 
 @dataclass(frozen=True, slots=True)
 class JobSnapshot:
-    """What the rows say about a job, and what its batch script reported."""
+    """Stored fields of a job, and the report of its batch script."""
 
     state: JobState
     wanted: DesiredState = DesiredState.RUN
@@ -74,7 +74,7 @@ class JobSnapshot:
     expected_start: datetime | None = None
     time_limit_s: int | None = None
     lost_since: datetime | None = None  # squeue and sacct have not had it since then
-    script_reason: Reason | None = None  # why the batch script says it ended
+    script_reason: Reason | None = None  # why it ended, as reported by the batch script
     script_failure: FailureKind = FailureKind.NONE
     script_never_started: bool = False  # the batch script left no trace of a start
 
@@ -181,7 +181,7 @@ class EndOutcome:
     failure: FailureKind = FailureKind.NONE
 
 
-# `clusters.slurm.states` says which Slurm states are final; this table, what each means for a job.
+# `clusters.slurm.states` defines which Slurm states are final; this table, the job state for each.
 END_OUTCOMES: Mapping[str, EndOutcome] = {
     "COMPLETED": EndOutcome(JobState.COMPLETED, "end.completed"),
     "FAILED": EndOutcome(JobState.FAILED, "end.exit", FailureKind.UNKNOWN),
@@ -197,7 +197,7 @@ END_OUTCOMES: Mapping[str, EndOutcome] = {
     "CANCELLED": EndOutcome(JobState.STOPPED, "end.cancelled"),
 }
 
-# How long squeue and sacct must both lack a job before the page says so. slurmdbd lagged by seconds
+# How long squeue and sacct must both lack a job before the page reports it. slurmdbd lagged by seconds
 # after 100 submissions; slurmctld keeps ended jobs for MinJobAge (300 s by default).
 LOST_AFTER = timedelta(seconds=60)
 # Slurm's start estimate moves a little at every scheduling cycle; smaller moves are not stored.

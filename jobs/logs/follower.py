@@ -3,7 +3,7 @@
 A follower's thread reads the stream from the cluster into a ring buffer of recent bytes. Each viewer
 reads at its own pace: from the ring, or, further back, from the file in cached blocks that viewers share.
 A slow viewer therefore holds no memory. When the last viewer leaves, the thread and the reader on the
-cluster end. Knows no websockets; belongs to one event loop.
+cluster end. Does not depend on websockets; runs on one event loop.
 """
 
 from __future__ import annotations
@@ -276,7 +276,7 @@ class Viewer:
         if follower.failure is not None:
             raise follower.failure
         if self._generation != follower.generation or self.offset > follower.end:
-            # Also an offset beyond the end: it belongs to an earlier file.
+            # Also for an offset beyond the end: it refers to an earlier file.
             self._generation = follower.generation
             self.offset = 0
             return Frame("truncated")

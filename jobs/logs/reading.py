@@ -100,7 +100,7 @@ class SearchMatch:
 
 
 def task_counts(job: Job) -> dict[str, int]:
-    """Role → number of tasks, as the job file says."""
+    """Role → number of tasks in the job file."""
     return {role["name"]: int(role.get("taskNumber", 1)) for role in job.spec["taskRoles"]}
 
 

@@ -40,7 +40,7 @@ def _is_cluster_path(text: str) -> bool:
 def resolve_directories(
     spec: JobSpec, paths: AttemptPaths, *, options: RenderOptions
 ) -> Directories:
-    """Of a spec whose path variables are substituted (`substitute_paths`)."""
+    """Of a spec after `substitute_paths`."""
     uploaded = spec.code is not None and spec.code.selector == "codeFile"
     code = paths.code_dir if uploaded else spec.code_dir
     binds = _list_binds(spec, paths, code, options)

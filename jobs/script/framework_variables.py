@@ -1,6 +1,6 @@
 """The environment variables that a training framework's tasks get, per strategy.
 
-Values that are only known when tasks run are expressions; this module knows neither Slurm nor bash.
+Values that are only known when tasks run are expressions; this module depends on neither Slurm nor bash.
 Sluice starts one process per task, and a task sees only its own GPUs, numbered from 0: the local rank
 is always 0, and each task is one "node" of the framework.
 """

@@ -1,6 +1,6 @@
-"""Strings as shell words: the only place where the renderer quotes.
+"""Quotes strings as shell words. The only module where the renderer quotes.
 
-Every string from a person passes `quote` or `quote_path` before it stands in a script. Pure.
+Every string from a person passes `quote` or `quote_path` before it is put into a script. Pure.
 """
 
 from __future__ import annotations
@@ -10,19 +10,19 @@ from collections.abc import Iterable
 
 
 def quote(text: str) -> str:
-    """A string as one word of sh or bash, whatever it contains."""
+    """Any string as one word of sh or bash."""
     return shlex.quote(text)
 
 
 def quote_path(text: str) -> str:
-    """Like `quote`; a leading ~ is the owner's home directory, which only the node knows."""
+    """Like `quote`; a leading ~ becomes $HOME, because the home directory is only known on the node."""
     if text == "~":
         return '"$HOME"'
     return f'"$HOME"{quote(text[1:])}' if text.startswith("~/") else quote(text)
 
 
 def render_array(name: str, words: Iterable[str], comment: str = "") -> str:
-    """A bash array of words that are quoted already."""
+    """A bash array of words that are already quoted."""
     return f"{name}=({' '.join(words)})" + (f" # {comment}" if comment else "")
 
 

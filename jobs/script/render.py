@@ -1,6 +1,6 @@
 """From a plan to the files of an attempt: batch.sh, task.sh, enter.sh and roles.sh.
 
-The same input gives the same bytes. task.sh and enter.sh never change; batch.sh begins with the job's
+The same input renders to the same bytes. task.sh and enter.sh never change; batch.sh begins with the job's
 data; roles.sh is data only. Every string from a person is quoted (`quoting`); only commands are code, and
 they run as the job's owner. Pure apart from reading the files in shell/ once.
 """

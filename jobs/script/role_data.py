@@ -77,13 +77,13 @@ def render_role_data(
 def _render_logins(logins: Mapping[str, Mapping[str, str]]) -> list[str]:
     if not logins:
         return []
-    words = (
+    lines = (
         f"  {quote(source)} {quote(login.get('username', ''))} {quote(login.get('password', ''))}"
         for source, login in logins.items()
     )
     return [
         "image_logins=( # image, user name, password; batch.sh fetches images with them",
-        *words,
+        *lines,
         ")",
     ]
 

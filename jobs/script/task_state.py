@@ -14,7 +14,7 @@ STOP_SIGNAL = "USR2"
 
 
 class ScriptExit(IntEnum):
-    """Exit codes of the scripts themselves. A task may exit with the same number; `reason` tells them apart."""
+    """Exit codes of the scripts themselves. A task may exit with the same number; `reason` distinguishes them."""
 
     START_FAILED = 200  # the attempt's directory is not usable
     IMAGE_MISSING = 201  # reason image_missing: permanent
@@ -77,7 +77,7 @@ class Verdict:
 
     @property
     def permanent(self) -> bool:
-        """True if a retry would fail the same way."""
+        """True if a retry would fail with the same error."""
         return self.reason in PERMANENT_REASONS
 
 

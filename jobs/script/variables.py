@@ -26,7 +26,7 @@ from jobs.script.expressions import (
 )
 from jobs.script.framework_variables import framework_variables
 
-# Every task has these two, beside the ports of its role's portList.
+# Every task has these two ports in addition to its role's portList.
 IMPLICIT_PORTS = (Port(label="http"), Port(label="ssh"))
 
 
@@ -49,7 +49,7 @@ def to_octopus_name(name: str) -> str:
 
 
 def _format_count(spec: JobSpec, count: int | None) -> str:
-    # OpenPAI v1 gives empty text for an absent rule, v2 gives -1.
+    # For an absent rule OpenPAI v1 sets the empty string, v2 sets -1.
     off = "-1" if spec.imported_from == "openpai-v2" else ""
     return off if count is None else str(count)
 

@@ -1,6 +1,6 @@
 """Code archives: detects the format, checks all entries before unpacking, converts to a plain tar.
 
-Knows zip, tar and tar.gz. The output of `tar_chunks` contains only directories, files, and links that stay
+Reads zip, tar and tar.gz. The output of `tar_chunks` contains only directories, files, and links that stay
 inside; it can be piped to `tar -x` in an empty directory. Reads only the given file; no Django.
 """
 

@@ -88,7 +88,7 @@ LIST_COLUMNS = frozenset(_COLUMNS) - DETAIL_COLUMNS
 def fetch_job_rows(
     keys_sql: str, params: Sequence[Any], *, order: str = "", columns: Collection[str]
 ) -> list[JobRow]:
-    """The rows whose ids `keys_sql` selects; columns that are not named are None.
+    """The rows with the ids that `keys_sql` selects; columns that are not named are None.
 
     `order` is an ORDER BY clause on columns of `j`.
     """
@@ -180,7 +180,7 @@ def _parse_json(value: Any) -> Any:
     return json.loads(value) if isinstance(value, str | bytes) else value
 
 
-# PostgreSQL's driver gives typed values; raw cursors return JSON as text.
+# PostgreSQL's driver returns typed values; raw cursors return JSON as text.
 _CONVERTERS: Mapping[Kind, Callable[[Any], Any] | None] = {
     "plain": None,
     "uuid": str,

@@ -165,7 +165,7 @@ def _page_keys(
         params += [*where_params, *branch.values()]
     if len(selects) == 1:
         return selects[0], params
-    # UNION removes duplicates: a person's own job in a namespace of theirs.
+    # UNION removes duplicates: a person's own job in a namespace of which the person is a member.
     union = " UNION ".join(f"SELECT * FROM ({select}) b{n}" for n, select in enumerate(selects))
     return f"SELECT {columns} FROM ({union}) u {order}", params
 

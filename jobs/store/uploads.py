@@ -29,7 +29,7 @@ from jobs.store.archives import Limits, check_archive, tar_chunks
 if TYPE_CHECKING:
     from accounts.models import User
 
-# A .part file unchanged for this long belongs to a process that died.
+# A .part file unchanged for this long was left by a process that died.
 ABANDONED_AFTER_S = 6 * 3600
 
 
@@ -164,7 +164,7 @@ def _remove_abandoned(
 
 
 def receive_upload(stream: IO[bytes], *, by: User, filename: str = "") -> CodeUpload:
-    """Store everything that the stream gives as an upload of the person."""
+    """Store the content of the stream as an upload of the person."""
     incoming = IncomingUpload()
     try:
         while chunk := stream.read(256 * 1024):

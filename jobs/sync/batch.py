@@ -69,7 +69,7 @@ class PrepareResult(NamedTuple):
 
 
 class SendResult(NamedTuple):
-    ok: bool  # False: the next batch would fail the same way
+    ok: bool  # False: the next batch would fail with the same error
     pause_s: float
 
 
@@ -207,8 +207,8 @@ class Batch:
             try:
                 rendered = render_attempt(job, paths, unix_user=unix_user, options=options)
             except (RenderError, SecretsUnreadable, ValueError) as error:
-                words = getattr(error, "message", str(error))
-                failed.append((job, Reason("end.unplannable", {"error": words})))
+                message = getattr(error, "message", str(error))
+                failed.append((job, Reason("end.unplannable", {"error": message})))
                 continue
             row = attempt or Attempt(
                 job=job,
@@ -229,7 +229,7 @@ class Batch:
         ]
 
     def _commit_tokens(self) -> None:
-        """Insert the attempts of new jobs. From here on every engine knows their tokens."""
+        """Insert the attempts of new jobs. From then on every engine can find their tokens."""
         new_submissions = [pending for pending in self._pending if pending.is_new]
         if not new_submissions:
             return

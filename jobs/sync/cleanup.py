@@ -60,7 +60,7 @@ class DeletedJobsPass(Pass):
             purge_events_before(now - timedelta(days=settings.KEEP_EVENTS_DAYS))
 
     def _remove_files(self) -> None:
-        """Remove directories whose owners requested it, as their Unix users."""
+        """Remove directories at the request of their owners, as the owners' Unix users."""
         jobs = Job.objects.filter(
             cluster=self.context.cluster,
             deleted_at__isnull=False,

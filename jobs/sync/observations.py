@@ -40,7 +40,7 @@ def is_cancelled(record: JobRecord) -> bool:
 
 
 def is_missing_from_queue(record: JobRecord) -> bool:
-    """sacct says it is live, squeue lacks it: accounting lags, or never got the end."""
+    """sacct has it as live, squeue lacks it: accounting lags, or never received the end."""
     return record.source == "sacct" and record.phase is not SlurmPhase.ENDED
 
 
@@ -57,12 +57,12 @@ def fingerprint_record(record: JobRecord | None) -> Fingerprint:
     )
 
 
-# Of a het job whose leader did not complete, the component states that give the cause.
+# If the leader of a het job did not complete, these component states are the cause.
 _DECISIVE_STATES = ("OUT_OF_MEMORY", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "BOOT_FAIL", "DEADLINE")
 
 
 def leading_record(group: Sequence[JobRecord]) -> JobRecord:
-    """The record that decides for a job of several: the leader's, whose batch script ran the job."""
+    """The record that decides for a het job: the leader's, because the leader runs the batch script."""
     if len(group) == 1:
         return group[0]
     leader = min(group, key=lambda record: record.het_offset or 0)

@@ -60,7 +60,7 @@ MAX_RETRY_DELAY_S = 15.0
 # sacct accepts about this many ids in one command; the others wait for the next poll.
 IDS_PER_POLL = 1000
 # A submission with an unknown outcome: sbatch is killed after 46 s, slurmdbd lags by seconds. It is sent
-# again only if neither squeue nor sacct has the token after the first time and for the second.
+# again only if squeue and sacct lack the token after TOKEN_SEARCH_AFTER and then for TOKEN_ABSENT_FOR_S.
 TOKEN_SEARCH_AFTER = timedelta(seconds=60)
 TOKEN_ABSENT_FOR_S = 30.0
 # How long an end waits for accounting and for the script's report before it is written without them.
@@ -86,7 +86,7 @@ class LiveRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SubmittingRow:
-    """An attempt whose submission has no known outcome."""
+    """An attempt with an unknown submission outcome."""
 
     attempt_id: int
     work_dir: str
@@ -134,7 +134,7 @@ class ObservedRecord(NamedTuple):
     record: JobRecord | None
 
 
-# Stands for: accounting will soon say more than squeue. Leave the job unchanged until then.
+# Placeholder: accounting will soon have more than squeue. The job stays unchanged until then.
 _ACCOUNTING_PENDING = JobRecord("0", "0", parse_job_state("COMPLETING"), "squeue")
 
 
@@ -237,7 +237,7 @@ class Poller(Pass):
 
     @staticmethod
     def _needs_accounting(result: PollResult, row: LiveRow) -> bool:
-        """squeue lacks the job; or it was cancelled, and squeue does not say by whom (22.05 to 26.05)."""
+        """squeue lacks the job; or it was cancelled, and squeue does not show who cancelled it (22.05 to 26.05)."""
         group = own_records(result.by_leader, row)
         return group is None or (
             row.wanted == DesiredState.RUN and is_cancelled(leading_record(group))
@@ -274,7 +274,7 @@ class Poller(Pass):
     def _search_tokens(
         self, slurm: SlurmClient, result: PollResult, rows: Sequence[SubmittingRow]
     ) -> None:
-        """Adopt attempts whose tokens Slurm has; let those be sent again that it certainly lacks."""
+        """Adopt attempts if Slurm has their tokens; release those for resubmission that it certainly lacks."""
         found = _match_tokens(result.records, rows)
         overdue = [row for row in rows if row.attempt_id not in found and _is_overdue(row)]
         not_found: set[int] = set()
@@ -309,7 +309,7 @@ class Poller(Pass):
     # -- observations ---------------------------------------------------------------------------------
 
     def _changed_observations(self, result: PollResult) -> dict[int, ObservedRecord]:
-        """By attempt id: only attempts whose row or record differs from the last poll."""
+        """By attempt id: only attempts with a row or record that differs from the last poll."""
         changed: dict[int, ObservedRecord] = {}
         for row in result.rows:
             record = self._authoritative_record(result, row)
@@ -363,7 +363,7 @@ class Poller(Pass):
     def _resolve_canceller_names(
         self, slurm: SlurmClient, changed: dict[int, ObservedRecord]
     ) -> None:
-        """Slurm gives a UID. Look up at most one name per poll: a user database may hang."""
+        """Slurm reports a UID. Look up at most one name per poll: the user database may hang."""
         lookup_allowed = True
         for attempt_id, (observation, record) in changed.items():
             uid = observation.cancelled_by_uid
@@ -461,7 +461,7 @@ class Poller(Pass):
 
 
 def _needs_report(observation: Observation) -> bool:
-    """Whether the script's report says more than Slurm: which task failed, or that it never started."""
+    """Whether the script's report has more than Slurm: which task failed, or that it never started."""
     if observation.slurm_state == "COMPLETED" and observation.started_at and observation.ended_at:
         return (
             observation.ended_at - observation.started_at

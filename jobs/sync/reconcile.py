@@ -21,7 +21,7 @@ class Difference:
     description: str
 
 
-# An attempt's directory: `…/jobs/<job uuid>/<attempt>`. The UUID tells it from a person's own "jobs" directory.
+# An attempt's directory: `…/jobs/<job uuid>/<attempt>`. The UUID distinguishes it from a person's own "jobs" directory.
 _TOKEN_PATTERN = re.compile(r"/jobs/[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}/[0-9]+\Z")
 
 _EXPECTED_STATES = {

@@ -122,7 +122,7 @@ def detect_dialect(document: Any) -> Dialect:
     if any(key.lower().replace("_", "") in ("jobname", "taskroles") for key in document):
         return DIALECTS[
             1
-        ]  # Sluice's own format with a misspelt key: its validation gives the best message
+        ]  # Sluice's own format with a misspelt key: its validation has the best message
     known = join_with_commas(
         [
             msg(

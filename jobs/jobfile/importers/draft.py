@@ -92,7 +92,7 @@ class Draft:
                 )
 
     def as_mapping(self, value: Any, source_loc: Loc) -> Mapping[str, Any]:
-        """The mapping at a path; any other type is a problem and gives an empty mapping."""
+        """The mapping at a path; any other type is a problem and returns an empty mapping."""
         if value is None:
             return {}
         if not isinstance(value, Mapping):
@@ -109,7 +109,7 @@ class Draft:
         return value
 
     def as_list(self, value: Any, source_loc: Loc) -> list[Any]:
-        """The list at a path; any other type is a problem and gives an empty list."""
+        """The list at a path; any other type is a problem and returns an empty list."""
         if value is None:
             return []
         if not isinstance(value, list):

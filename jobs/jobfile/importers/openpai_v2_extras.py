@@ -19,7 +19,7 @@ RenderCommands = Callable[[Any, Loc, Mapping[str, Any]], list[str]]
 
 
 class ExtrasImporter:
-    """Adds to a draft whose roles are complete; `render_commands` replaces placeholders in commands."""
+    """Extends a draft with complete roles; `render_commands` replaces placeholders in commands."""
 
     def __init__(
         self,
