@@ -125,7 +125,7 @@ def test_init_creates_a_runnable_example(run: Command, tmp_path: Path) -> None:
     )
     assert trained.stdout.startswith("epoch 1 loss 0.")
     again = run("init", "my job")
-    assert (again.returncode, "there already" in again.stderr) == (1, True)
+    assert (again.returncode, "already exists" in again.stderr) == (1, True)
 
 
 def test_initial_manifest_is_a_valid_job_file(run: Command, tmp_path: Path) -> None:
@@ -268,11 +268,11 @@ def test_template_parameters() -> None:
 def test_progress_bar_only_on_a_terminal(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with output.progress_bar("Fetching") as update:
+    with output.progress_bar("Downloading") as update:
         assert update is None
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     monkeypatch.setenv("TERM", "xterm")
-    with output.progress_bar("Fetching") as update:
+    with output.progress_bar("Downloading") as update:
         assert update is not None
         update("model.bin", 500, 1000)
         update("unknown length", 500, 0)
@@ -280,7 +280,7 @@ def test_progress_bar_only_on_a_terminal(
         update("model.bin", 1000, 1000)
     captured = capsys.readouterr()
     assert captured.out == ""
-    assert "Fetching model.bin" in captured.err
+    assert "Downloading model.bin" in captured.err
 
 
 def test_client_imports_no_server_code() -> None:

@@ -276,7 +276,7 @@ def test_ctrl_c_detaches_without_stopping_the_job(alice: CliUser) -> None:
     process.send_signal(signal.SIGINT)
     _rest, stderr = process.communicate(timeout=TIMEOUT_S)
     assert process.returncode == 130
-    assert "the job goes on" in stderr
+    assert "the job continues" in stderr
     assert "Traceback" not in stderr
     job = alice.json("show", "ticks")
     assert f"sluice attach {job['id']}" in stderr

@@ -1,4 +1,4 @@
-"""Sluice from Python: jobs for a Slurm cluster, submitted, watched and fetched over HTTP."""
+"""Python client of Sluice: submit jobs to a Slurm cluster, follow them and download results, over HTTP."""
 
 from __future__ import annotations
 

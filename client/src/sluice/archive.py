@@ -1,4 +1,4 @@
-"""Packs a directory of code reproducibly: the same content gives the same bytes, so it is uploaded once."""
+"""Packs a directory of code reproducibly: the same content produces the same bytes, so it is uploaded once."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def open_archive(code: str | os.PathLike[str], *, max_bytes: int = MAX_BYTES) ->
     elif path.is_file():
         yield describe_archive(path, path.name, max_bytes)
     else:
-        raise Invalid(t("There is no file or directory {path}.", path=str(path)), code="no_code")
+        raise Invalid(t("{path} does not exist.", path=str(path)), code="no_code")
 
 
 def describe_archive(path: Path, name: str, max_bytes: int) -> Archive:
@@ -72,8 +72,7 @@ def describe_archive(path: Path, name: str, max_bytes: int) -> Archive:
 def too_large_error(path: Path, max_bytes: int) -> TooLarge:
     return TooLarge(
         t(
-            "The code in {path} is larger than {limit} MB. Leave data and results out of it; put "
-            "them on the cluster.",
+            "The code in {path} is larger than {limit} MB. Move data and results to the cluster.",
             path=str(path),
             limit=max_bytes // 1_000_000,
         ),
@@ -82,7 +81,7 @@ def too_large_error(path: Path, max_bytes: int) -> TooLarge:
 
 
 def pack(directory: Path, target: Path, *, max_bytes: int = MAX_BYTES) -> None:
-    """Sorted, without owners and without a gzip timestamp: the same tree gives the same archive."""
+    """Sorted, without owners and without a gzip timestamp: the same tree produces the same archive."""
     root, count = directory.resolve(), 0
     with (
         target.open("wb") as raw,
@@ -112,7 +111,7 @@ def pack(directory: Path, target: Path, *, max_bytes: int = MAX_BYTES) -> None:
 
 
 def walk(root: Path) -> Iterator[Path]:
-    """Files and directories in a fixed order; links are followed where they stay inside."""
+    """Files and directories in a fixed order. Links inside `root` are packed; others raise Invalid."""
     for folder, folders, files in os.walk(root):
         folders[:] = sorted(name for name in folders if name not in EXCLUDED_NAMES)
         for name in [*folders, *sorted(files)]:
@@ -124,8 +123,7 @@ def walk(root: Path) -> Iterator[Path]:
                 if not path.resolve().is_relative_to(root):
                     raise Invalid(
                         t(
-                            "{path} is a link that leads out of the code. Replace it by what it "
-                            "stands for.",
+                            "{path} is a link to a file outside the code directory. Replace it with the file itself.",
                             path=str(path),
                         ),
                         code="link_out",

@@ -47,7 +47,7 @@ def parse_job_id(job: JobLike) -> str:
         return str(uuid.UUID(text))
     except ValueError:
         raise Invalid(
-            t("{id} is no job's id; “sluice list” shows the ids.", id=repr(text)), code="bad_id"
+            t("{id} is not a job id; “sluice list” shows the ids.", id=repr(text)), code="bad_id"
         ) from None
 
 
@@ -57,7 +57,7 @@ def load_job_file(job: JobFile) -> Mapping[str, Any] | str:
         try:
             return Path(job).expanduser().read_text(encoding="utf-8-sig")
         except UnicodeDecodeError:
-            raise Invalid(t("{path} is no text file.", path=str(job)), code="not_text") from None
+            raise Invalid(t("{path} is not a text file.", path=str(job)), code="not_text") from None
         except OSError as error:
             raise Invalid(
                 t("{path} cannot be read: {problem}.", path=str(job), problem=error.strerror),
@@ -67,7 +67,10 @@ def load_job_file(job: JobFile) -> Mapping[str, Any] | str:
         return job.spec()
     if isinstance(job, str) and not any(sign in job for sign in "\n{:"):
         raise Invalid(
-            t("{text} is no job file. To send a file, give pathlib.Path({text}).", text=repr(job)),
+            t(
+                "{text} is not a job file. To send a file, pass pathlib.Path({text}).",
+                text=repr(job),
+            ),
             code="not_a_job_file",
         )
     return job
@@ -125,10 +128,10 @@ class Client:
         key: str = "",
         progress: Progress | None = None,
     ) -> Job:
-        """Submit a job file in any format that the server knows, with a directory or archive of code.
+        """Submit a job file in any supported format, with a directory or archive of code.
 
-        An Idempotency-Key always goes along, so that a repeat after a lost answer makes no second job;
-        give your own `key` to hold that over restarts of your program too.
+        Always sends an Idempotency-Key, so that a repeated request after a lost response creates no second
+        job. Pass your own `key` to keep this guarantee after a restart of your program.
         """
         body = self._envelope(job, code, name, namespace, secrets, progress)
         return Job.from_json(
@@ -181,7 +184,7 @@ class Client:
                 return archive.sha256
             except NotFound:
                 pass
-            answer = self.session.json(
+            upload = self.session.json(
                 "POST",
                 "uploads",
                 params={"filename": archive.name},
@@ -193,7 +196,7 @@ class Client:
                 # Addressed by content, so a repeated upload is harmless.
                 repeatable=True,
             )
-        return str(answer["sha256"])
+        return str(upload["sha256"])
 
     # --- reading ------------------------------------------------------------------------------------
 
@@ -215,7 +218,7 @@ class Client:
         sort: str = "",
         limit: int | None = None,
     ) -> Iterator[Job]:
-        """Jobs, newest first unless `sort` says otherwise; pages are fetched on demand."""
+        """Jobs, newest first unless `sort` is given; pages are fetched on demand."""
         params: dict[str, Any] = {
             "state": state,
             "namespace": namespace,
@@ -238,7 +241,7 @@ class Client:
         return Job.from_json(self.session.json("GET", f"jobs/{parse_job_id(job)}"))
 
     def find(self, word: str) -> Job:
-        """A job by its id, the beginning of its id, a Slurm id, or its exact name (the newest so named)."""
+        """A job by its id, the beginning of its id, a Slurm id, or its exact name (the newest of that name)."""
         try:
             return self.show(str(uuid.UUID(word)))
         except ValueError:
@@ -258,11 +261,14 @@ class Client:
                 return self.show(found[0])
             if found:
                 raise Invalid(
-                    t("Several jobs begin with {word}; give more of the id.", word=word),
+                    t(
+                        "Several job ids begin with {word}; give more characters of the id.",
+                        word=word,
+                    ),
                     code="ambiguous",
                 )
         raise NotFound(
-            t("There is no job {word}; “sluice list” shows your jobs.", word=repr(word)),
+            t("Job {word} does not exist; “sluice list” shows your jobs.", word=repr(word)),
             code="not_found",
             status=404,
         )
@@ -319,7 +325,7 @@ class Client:
             if on_change:
                 on_change(last)
         if last is None:
-            raise SluiceError(t("The server told nothing about the job."))
+            raise SluiceError(t("The server sent no data about the job."))
         return last
 
     # --- actions ---------------------------------------------------------------------------------------
@@ -341,7 +347,7 @@ class Client:
         return Job.from_json(raw) if raw else None
 
     def retry(self, job: JobLike, *, key: str = "") -> Job:
-        """Run the same job again, as a further attempt."""
+        """Run the same job again, as a new attempt."""
         return Job.from_json(
             self.session.json(
                 "POST", f"jobs/{parse_job_id(job)}/retry", headers=idempotency_headers(key)
@@ -385,7 +391,7 @@ class Client:
         attempt: int | None = None,
         on_wait: WaitCallback | None = None,
     ) -> LogStream:
-        """A task's output. Without a role: the main one's. An offset below 0 counts from the end."""
+        """A task's output. Without a role: the main role's. A negative offset counts from the end."""
         job_id = parse_job_id(job)
         return LogStream(
             self.session,
@@ -408,7 +414,7 @@ class Client:
     def files(
         self, job: JobLike, path: str = "", *, root: str = "work", attempt: int | None = None
     ) -> Sequence[File]:
-        """One directory of a job: of its own one ("work") or of its results ("output")."""
+        """List a directory below the attempt's directory ("work") or the results ("output")."""
         params = {"path": path, "root": root, "attempt": attempt}
         rows = self.session.json("GET", f"jobs/{parse_job_id(job)}/files", params=params)["items"]
         return [File.from_json(row) for row in rows]
@@ -512,7 +518,7 @@ class Client:
 
 
 class Templates:
-    """Job files with parameters that people keep and share."""
+    """Templates: saved job files with parameters."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -549,12 +555,12 @@ class Templates:
             pass
         found = [row for row in self.list(q=word) if row.name == word]
         if len(found) != 1:
-            words = (
+            message = (
                 t("Several templates are named {word}; give the id.", word=repr(word))
                 if found
-                else t("There is no template {word}.", word=repr(word))
+                else t("Template {word} does not exist.", word=repr(word))
             )
-            raise NotFound(words, code="not_found", status=404)
+            raise NotFound(message, code="not_found", status=404)
         return self.show(found[0].id)
 
     def create(
@@ -672,7 +678,7 @@ def iter_pages(
 
 
 def default_log_role(spec: Mapping[str, Any]) -> str:
-    """The role whose output is shown by default: the main role, else the one that trains, else the first."""
+    """The role shown by default: the main role, else chief, master or worker of a framework, else the first."""
     roles = [role for role in spec.get("taskRoles") or () if isinstance(role, Mapping)]
     if not roles:
         raise NotFound(t("The job file has no roles."), code="no_roles")
@@ -691,7 +697,7 @@ def parse_template_id(template: str) -> str:
     try:
         return str(uuid.UUID(template))
     except ValueError:
-        raise Invalid(t("{id} is no template's id.", id=repr(template)), code="bad_id") from None
+        raise Invalid(t("{id} is not a template id.", id=repr(template)), code="bad_id") from None
 
 
 def isoformat_utc(value: datetime | None) -> str | None:

@@ -69,8 +69,8 @@ def read_config() -> dict[str, str]:
 
 def write_config(values: Mapping[str, str]) -> Path:
     path = config_path()
-    lines = ["# Written by “sluice login”. The token is a password: keep this file to yourself."]
-    # JSON's strings are TOML's basic strings.
+    lines = ["# Written by “sluice login”. The token is a password: do not share this file."]
+    # JSON strings are valid TOML basic strings.
     lines += [f"{key} = {json.dumps(value)}" for key, value in values.items()]
     write_private(path, "\n".join(lines) + "\n")
     return path
@@ -87,7 +87,7 @@ def write_private(path: Path, text: str) -> None:
 
 
 def resolve_connection(url: str | None = None) -> Connection:
-    """Raises NotConfigured with what to do."""
+    """Server URL and token. Raises NotConfigured with a hint."""
     environment = os.environ
     stored = read_config()
     base_url = (
@@ -95,7 +95,9 @@ def resolve_connection(url: str | None = None) -> Connection:
     )
     if not base_url:
         raise NotConfigured(
-            t("Sluice's address is not known. Run: sluice login  (or set SLUICE_URL)"),
+            t(
+                "The address of the Sluice server is not set. Run: sluice login  (or set SLUICE_URL)"
+            ),
             code="no_url",
         )
     if token := environment.get("SLUICE_TOKEN"):

@@ -53,7 +53,7 @@ class Unauthorized(SluiceError):
 
 
 class Forbidden(SluiceError):
-    """Known, but not allowed."""
+    """The user or the token lacks the permission."""
 
 
 class NotFound(SluiceError):
@@ -61,7 +61,7 @@ class NotFound(SluiceError):
 
 
 class Conflict(SluiceError):
-    """Conflict with the present state: already ended, changed meanwhile, name taken."""
+    """Conflict with the current state: already ended, changed since it was read, name taken."""
 
 
 class TooLarge(SluiceError):

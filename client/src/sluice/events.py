@@ -117,7 +117,7 @@ class JobWatcher:
     def _check_deadline(self) -> None:
         if self._deadline is not None and time.monotonic() >= self._deadline:
             raise WaitTimeout(
-                t("The job {id} has not ended in the given time; it goes on.", id=self._job_id),
+                t("Job {id} has not ended within the timeout; it continues.", id=self._job_id),
                 code="wait_timeout",
             )
 

@@ -60,7 +60,7 @@ def memory_mib(value: int | str) -> int:
     found = _MEMORY.fullmatch(str(value))
     if found is None or isinstance(value, bool):
         raise Invalid(
-            t("{value} is no amount of memory; write it as 4GB or 512MB.", value=repr(value)),
+            t("{value} is not an amount of memory; write it as 4GB or 512MB.", value=repr(value)),
             code="memory",
         )
     return max(1, round(float(found[1]) * _MIB[found[2].lower()]))
@@ -102,10 +102,10 @@ class FrameworkJob:
         roles: Mapping[str, Mapping[str, Any]] | None = None,
         client: Client | None = None,
     ) -> None:
-        """`cpus`, `memory`, `gpus` are of each task; `roles` gives single roles other values, in the job
-        file's words: roles={"ps": {"cpuNumber": 4, "memoryMB": 8192}}. `params` become --key=value.
-        `code` is a directory or archive here that travels with the job; `code_dir`, `data` and `output`
-        are directories on the cluster."""
+        """`cpus`, `memory` and `gpus` apply to each task; `roles` overrides fields of single roles, with the
+        job file's field names: roles={"ps": {"cpuNumber": 4, "memoryMB": 8192}}. `params` become --key=value.
+        `code` is a local directory or archive that is uploaded; `code_dir`, `data` and `output` are
+        directories on the cluster."""
         self.name = name
         self.strategy = self._resolve_strategy(strategy)
         self.code = code
@@ -165,21 +165,21 @@ class FrameworkJob:
 
     def _resolve_strategy(self, given: str) -> str:
         known = self.strategies()
-        word = re.sub(r"[^a-z0-9]", "", given.lower())
-        word = _STRATEGY_ALIASES.get(word, word) if word not in known else word
-        if not word:
+        name = re.sub(r"[^a-z0-9]", "", given.lower())
+        name = _STRATEGY_ALIASES.get(name, name) if name not in known else name
+        if not name:
             return known[0]
-        if word not in known:
+        if name not in known:
             raise Invalid(
                 t(
-                    "{framework} knows no strategy {given}; it knows {known}.",
+                    "{framework} has no strategy {given}; it has {known}.",
                     framework=self.framework,
                     given=repr(given),
                     known=", ".join(known),
                 ),
                 code="strategy",
             )
-        return word
+        return name
 
     def _build_roles(
         self,
@@ -207,7 +207,7 @@ class FrameworkJob:
         for role in given:
             if not counts.get(role):
                 raise Invalid(
-                    t("roles names {role}, which this job does not have.", role=repr(role)),
+                    t("roles contains {role}, but this job has no such role.", role=repr(role)),
                     code="roles",
                 )
         main_role = "chief" if counts["chief"] else "worker"
@@ -240,13 +240,13 @@ class FrameworkJob:
         return self.client.plan(self)
 
     def submit(self, *, client: Client | None = None) -> Job:
-        """Submit it once; submit again after it ended for a new job with the same file."""
+        """Submit the job. After it ended, another call submits a new job with the same job file."""
         if client is not None:
             self._client = client
         if self._job is not None and not self.client.show(self._job).ended:
             raise Invalid(
                 t(
-                    "This job was submitted already ({id}). Wait for it or stop it.",
+                    "This job is already submitted ({id}). Wait for it or stop it.",
                     id=self._job.id,
                 ),
                 code="submitted",
@@ -256,7 +256,7 @@ class FrameworkJob:
 
     @property
     def job(self) -> Job:
-        """The job as last seen."""
+        """The job as last read from the server."""
         if self._job is None:
             raise Invalid(
                 t("This job has not been submitted: call submit()."), code="not_submitted"
@@ -269,7 +269,7 @@ class FrameworkJob:
 
     @property
     def status(self) -> str:
-        """Its state now: QUEUED, PENDING, RUNNING, COMPLETED, FAILED or STOPPED."""
+        """The current state: QUEUED, PENDING, RUNNING, COMPLETED, FAILED or STOPPED. Sends a request."""
         self._job = self.client.show(self.job)
         return self._job.state
 
@@ -293,7 +293,7 @@ class FrameworkJob:
         return self._job
 
     def download(self, to: str | os.PathLike[str]) -> Sequence[Path]:
-        """Its results, into a directory here."""
+        """Download the results into a local directory."""
         return self.client.download_tree(self.job, to)
 
     def __repr__(self) -> str:

@@ -49,9 +49,7 @@ def normalize_url(url: str) -> str:
     except ValueError:
         port_is_valid = False
     if not port_is_valid or parts.scheme not in ("http", "https") or not parts.hostname:
-        raise Invalid(
-            t("{url} is no address; give one such as https://sluice.example.org.", url=url)
-        )
+        raise Invalid(t("{url} is not a URL; use one such as https://sluice.example.org.", url=url))
     return f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/')}".removesuffix("/api/v1")
 
 
@@ -160,7 +158,7 @@ class ApiSession:
         self, path: str, *, params: Mapping[str, Any] | None = None, headers: Mapping[str, str]
     ) -> Iterator[httpx.Response]:
         """One response with a streamed body. Network failures raise httpx.TransportError."""
-        # Offsets count bytes of the file, so no compression on the way.
+        # Not compressed: offsets are byte positions in the file.
         stream_headers = {"Accept-Encoding": "identity", **headers}
         with self._http.stream(
             "GET", path, params=encode_params(params), headers=stream_headers
@@ -172,10 +170,10 @@ class ApiSession:
 
     def unreachable_error(self, error: Exception) -> Unreachable:
         if isinstance(error, httpx.TimeoutException):
-            message = t("{url} did not answer in time. Try again.", url=self.url)
+            message = t("{url} did not respond in time. Try again.", url=self.url)
         elif "CERTIFICATE" in str(error).upper():
             message = t(
-                "{url} shows a certificate that is not trusted here: {problem}",
+                "The certificate of {url} is not trusted: {problem}",
                 url=self.url,
                 problem=str(error),
             )
@@ -226,7 +224,10 @@ def decode_json(response: httpx.Response) -> Any:
         return response.json()
     except ValueError:
         raise ServerFailed(
-            t("{url} answers, but not as Sluice does. Check the address.", url=response.url.host),
+            t(
+                "{url} responds, but is not a Sluice server. Check the address.",
+                url=response.url.host,
+            ),
             code="not_sluice",
             status=response.status_code,
         ) from None
@@ -265,7 +266,7 @@ def _parse_foreign_error(response: httpx.Response) -> SluiceError:
     status = response.status_code
     if response.is_redirect:
         message = t(
-            "The server sends us on to {place}. Use that address.",
+            "The server redirects to {place}. Use that address.",
             place=response.headers.get("Location", "?"),
         )
         return SluiceError(message, code="moved", status=status)
@@ -274,6 +275,8 @@ def _parse_foreign_error(response: httpx.Response) -> SluiceError:
     if status in TRANSIENT_STATUSES:
         message = t("Sluice is not available at the moment (HTTP {status}).", status=status)
         return ServerFailed(message, code="unavailable", status=status)
-    message = t("{url} answers, but not as Sluice does. Check the address.", url=response.url.host)
+    message = t(
+        "{url} responds, but is not a Sluice server. Check the address.", url=response.url.host
+    )
     kind = ERROR_BY_STATUS.get(status, ServerFailed)
     return kind(message, code="not_sluice", status=status)

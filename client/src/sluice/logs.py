@@ -1,5 +1,5 @@
 """One log as a stream of bytes addressed by offset: after a reconnect no byte is lost or repeated.
-By websocket while the log grows, else by REST, also where websockets are blocked."""
+Uses a websocket to follow a growing log; REST otherwise, or if websockets are blocked."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class LogStream:
             try:
                 data, complete = self._read_chunk()
             except NotFound:
-                # No log yet, or no job any more.
+                # There is no log yet, or the job was deleted.
                 if self._job_ended():
                     return
                 data, complete = b"", False
@@ -142,7 +142,7 @@ class LogStream:
                 failed_tries = failed_tries + 1 if self.offset == before else 0
                 if failed_tries >= MAX_FAILED_TRIES:
                     raise self.session.unreachable_error(error) from error
-                # REST gives permanent errors: token revoked, job deleted.
+                # A REST request shows permanent errors: token revoked, job deleted.
                 self._raise_if_job_gone()
                 time.sleep(backoff_s(failed_tries))
 
@@ -163,7 +163,7 @@ class LogStream:
                 try:
                     frame = socket.recv(timeout=RECV_TIMEOUT_S)
                 except TimeoutError:
-                    continue  # silence is no error: the library's pings detect a dead connection
+                    continue  # no data is not an error: the library's pings detect a dead connection
                 except ConnectionClosed as closed:
                     if error := error_for_close_code(closed.rcvd.code if closed.rcvd else 0):
                         raise error from closed

@@ -1,6 +1,6 @@
-"""What the client says to people, in English or Chinese. `t` is the only door; the words stand in `chinese`.
+"""Messages of the client in English or Chinese. All go through `t`; the translations are in `chinese`.
 
-A sentence is its own key. Values go in by name, after the choice of language.
+The English text is the key of its translation. Values are inserted by name after translation.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from sluice.chinese import CHINESE
 
 @lru_cache(maxsize=1)
 def language() -> str:
-    """By POSIX: LC_ALL over LC_MESSAGES over LANG."""
+    """In the order of POSIX: LC_ALL, LC_MESSAGES, LANG."""
     for name in ("LC_ALL", "LC_MESSAGES", "LANG"):
         if value := os.environ.get(name, ""):
             return "zh" if value.lower().startswith("zh") else "en"

@@ -39,7 +39,7 @@ class WebSocketUnavailable(Exception):
 
 
 def open_socket(session: ApiSession, path: str, params: Mapping[str, object]) -> ClientConnection:
-    """Raises SluiceError (permanent), SocketLost (temporary) or NoSockets (only HTTP works)."""
+    """Raises SluiceError (permanent), SocketLost (temporary) or WebSocketUnavailable (only HTTP works)."""
     query = urlencode({key: value for key, value in params.items() if value is not None})
     address = f"{session.socket_url}{path}{'?' + query if query else ''}"
     context = None
@@ -77,10 +77,10 @@ def open_socket(session: ApiSession, path: str, params: Mapping[str, object]) ->
 
 
 def error_for_close_code(code: int) -> SluiceError | None:
-    """Whether a reconnect would end with the same close code."""
+    """The error for a close code that a reconnect would meet again; None: reconnect."""
     if code == CLOSE_SIGNED_OUT:
         return Unauthorized(
-            t("This token is not known, was revoked or has expired. Run: sluice login"),
+            t("The token is unknown, revoked or expired. Run: sluice login"),
             code="token_invalid",
             status=401,
         )
@@ -88,6 +88,6 @@ def error_for_close_code(code: int) -> SluiceError | None:
         return Forbidden(t("You may no longer see this."), code="forbidden", status=403)
     if code == CLOSE_NOT_FOUND:
         return NotFound(
-            t("There is no such job or log, or you may not see it."), code="not_found", status=404
+            t("The job or log does not exist, or you may not see it."), code="not_found", status=404
         )
     return None

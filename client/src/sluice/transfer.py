@@ -125,7 +125,7 @@ def download_stream(
     target: Path,
     progress: Progress | None = None,
 ) -> Path:
-    """Download a body of unknown length; it is kept only if complete."""
+    """Download a body of unknown length; an incomplete file is removed."""
     part = target.with_name(target.name + ".part")
     done = 0
     try:
@@ -149,6 +149,9 @@ def safe_name(name: str) -> str:
     """A file name of the server as a local name that stays inside the directory."""
     if not name or name in (".", "..") or "/" in name or "\0" in name or os.sep in name:
         raise Invalid(
-            t("The job has a file named {name}, which cannot be kept here.", name=repr(name))
+            t(
+                "The job has a file named {name}, which cannot be stored on this computer.",
+                name=repr(name),
+            )
         )
     return name

@@ -115,9 +115,9 @@ def test_complete_job() -> None:
 def test_inconsistent_arguments_are_rejected() -> None:
     with pytest.raises(sluice.Invalid, match="ps was 0"):
         sluice.TensorFlowJob("a", command="x", workers=2)
-    with pytest.raises(sluice.Invalid, match="knows no strategy"):
+    with pytest.raises(sluice.Invalid, match="has no strategy"):
         sluice.PyTorchJob("a", command="x", strategy="ps")
-    with pytest.raises(sluice.Invalid, match="does not have"):
+    with pytest.raises(sluice.Invalid, match="has no such role"):
         sluice.PyTorchJob("a", command="x", roles={"ps": {}})
     with pytest.raises(sluice.Invalid, match="call submit"):
         _ = sluice.PyTorchJob("a", command="x").id

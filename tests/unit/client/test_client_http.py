@@ -75,7 +75,7 @@ def test_job_creation_is_retried_with_the_same_idempotency_key(method_name: str)
 
 def test_non_idempotent_request_is_sent_once() -> None:
     server = FakeServer(httpx.ReadTimeout("no answer"))
-    with pytest.raises(sluice.Unreachable, match="did not answer in time"):
+    with pytest.raises(sluice.Unreachable, match="did not respond in time"):
         server.client().templates.copy(JOB["id"])
     assert len(server.requests) == 1
 
@@ -131,9 +131,9 @@ def test_error_status_maps_to_exception(status: int, error_class: type[sluice.Sl
 
 
 def test_non_sluice_response_is_rejected() -> None:
-    with pytest.raises(sluice.ServerFailed, match="not as Sluice does"):
+    with pytest.raises(sluice.ServerFailed, match="not a Sluice server"):
         FakeServer(httpx.Response(200, text="<html>router</html>")).client().me()
-    with pytest.raises(sluice.NotFound, match="not as Sluice does"):
+    with pytest.raises(sluice.NotFound, match="not a Sluice server"):
         FakeServer(httpx.Response(404, text="<html>router</html>")).client().me()
 
 
@@ -211,7 +211,7 @@ def test_token_is_not_in_repr() -> None:
 
 def test_invalid_id_is_rejected_before_any_request() -> None:
     server = FakeServer()
-    with pytest.raises(sluice.Invalid, match="no job's id"):
+    with pytest.raises(sluice.Invalid, match="not a job id"):
         server.client().show("../tokens")
     assert server.requests == []
 

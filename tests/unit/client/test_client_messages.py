@@ -57,7 +57,7 @@ def test_language_follows_environment(
     messages.language.cache_clear()
     try:
         assert messages.language() == language
-        text = messages.t("There is no template {word}.", word="x")
-        assert text == ("没有模板 x。" if language == "zh" else "There is no template x.")
+        text = messages.t("Template {word} does not exist.", word="x")
+        assert text == ("模板 x 不存在。" if language == "zh" else "Template x does not exist.")
     finally:
         messages.language.cache_clear()

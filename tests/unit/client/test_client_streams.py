@@ -215,6 +215,6 @@ def test_wait_timeout() -> None:
 
     with socket_server(handler) as url:
         client = sluice.Client(url, "t", transport=job_transport("RUNNING"))
-        with pytest.raises(sluice.WaitTimeout, match="goes on"):
+        with pytest.raises(sluice.WaitTimeout, match="continues"):
             client.wait(ID, timeout=0.2)
         client.close()

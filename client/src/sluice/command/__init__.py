@@ -21,7 +21,7 @@ def make_app() -> typer.Typer:
         pretty_exceptions_enable=False,
         rich_markup_mode=None,
         context_settings={"help_option_names": ["-h", "--help"]},
-        help=t("Jobs for a Slurm cluster: submit them, watch them, fetch what they made."),
+        help=t("Submit jobs to a Slurm cluster, follow them and download their results."),
     )
     start.register(app)
     jobs.register(app)
@@ -42,7 +42,7 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.exit(output.EXIT_DETACHED)
     except BrokenPipeError:
-        # The reader of our output has closed the pipe (| head); not an error.
+        # The reader of stdout has closed the pipe (| head); not an error.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(output.EXIT_FAILED)
     except OSError as error:

@@ -68,7 +68,7 @@ class Printer:
 
 
 class JobAttachment:
-    """One stay with one job."""
+    """Follows one job until it ends or the user detaches."""
 
     def __init__(
         self, client: Client, job: Job, *, role: str = "", index: int = 0, all_tasks: bool = False
@@ -104,19 +104,19 @@ class JobAttachment:
 
     def _print_state(self, job: Job) -> None:
         if job.ended:
-            return  # the verdict, after the last of the output
+            return  # `_print_result` prints it after the last output
         if output.mode.json:
             output.print_json({"event": "state", "job": job.raw})
             return
-        words = [job.state + (f" ({t('stopping')})" if job.stopping else "")]
+        parts = [job.state + (f" ({t('stopping')})" if job.stopping else "")]
         if str(job.reason):
-            words.append(str(job.reason))
+            parts.append(str(job.reason))
         if job.state == "PENDING" and job.expected_start:
-            words.append(t("expected start {at}", at=output.timestamp_text(job.expected_start)))
+            parts.append(t("expected start {at}", at=output.timestamp_text(job.expected_start)))
         if job.attempt > 1:
-            words.append(t("attempt {number}", number=job.attempt))
+            parts.append(t("attempt {number}", number=job.attempt))
         style = output.STATE_STYLES.get(job.state, "")
-        output.print_message(f"{time.strftime('%H:%M:%S')}  " + "  ".join(words), style)
+        output.print_message(f"{time.strftime('%H:%M:%S')}  " + "  ".join(parts), style)
 
     def _start_reader(self, job: Job) -> None:
         """Start a reader thread for each attempt."""
@@ -135,7 +135,7 @@ class JobAttachment:
             for chunk in stream:
                 self._printer.write(self._role, self._index, chunk)
         except NotFound:
-            pass  # the task never had a log; the verdict has the reason
+            pass  # the task never had a log; the result has the reason
         except SluiceError as error:
             output.print_message(
                 t("The output cannot be read: {problem}", problem=error.message), "red"
@@ -171,11 +171,11 @@ class JobAttachment:
         if output.mode.json:
             output.print_json({"event": "end", "job": job.raw})
         else:
-            words = f"{job.state}  {job.reason}".rstrip()
+            text = f"{job.state}  {job.reason}".rstrip()
             if job.exit_code:
-                words += "  " + t("exit code {code}", code=job.exit_code)
-            words += "  " + t("after {time}", time=output.duration_text(job.duration_s or 0))
-            output.print_message(words, output.STATE_STYLES.get(job.state, ""))
+                text += "  " + t("exit code {code}", code=job.exit_code)
+            text += "  " + t("after {time}", time=output.duration_text(job.duration_s or 0))
+            output.print_message(text, output.STATE_STYLES.get(job.state, ""))
         return 0 if job.completed else EXIT_FAILED
 
     def _print_detach_hint(self) -> None:
@@ -183,13 +183,13 @@ class JobAttachment:
             output.print_json({"event": "detached", "job": self._job.raw})
             return
         output.print_message("")
-        output.print_message(t("Detached; the job goes on."), "bold")
-        output.print_message(t("  come back:  sluice attach {id}", id=self._job.id))
-        output.print_message(t("  stop it:    sluice stop {id}", id=self._job.id))
+        output.print_message(t("Detached; the job continues."), "bold")
+        output.print_message(t("  attach again:  sluice attach {id}", id=self._job.id))
+        output.print_message(t("  stop the job:  sluice stop {id}", id=self._job.id))
 
 
 def attach_and_exit(
     client: Client, job: Job, *, role: str = "", index: int = 0, all_tasks: bool = False
 ) -> None:
-    """Attach, and end the command with the job's verdict."""
+    """Follow the job and exit with its result."""
     raise typer.Exit(JobAttachment(client, job, role=role, index=index, all_tasks=all_tasks).run())

@@ -35,20 +35,22 @@ from sluice.values import Job, Plan
 
 def register(app: typer.Typer) -> None:
     """Add these commands, in the order of the help."""
-    app.command("train", help=t("Submit a manifest with its code and stay until the job ends."))(
-        train
+    app.command(
+        "train", help=t("Submit a manifest with its code and follow the job until it ends.")
+    )(train)
+    app.command("submit", help=t("Submit a job file; --follow follows the job until it ends."))(
+        submit
     )
-    app.command("submit", help=t("Submit a job file; --follow stays until the job ends."))(submit)
-    app.command("plan", help=t("What would become of a job file; nothing is submitted."))(plan)
+    app.command("plan", help=t("Show the plan of a job file without submitting it."))(plan)
     app.command("list", help=t("Jobs that you may see, newest first."))(list_jobs)
     app.command("show", help=t("One job: its state, the reason, its tasks."))(show)
-    app.command("attach", help=t("Stay with a job: its state and output until it ends."))(attach)
-    app.command("wait", help=t("Wait for the end, in silence."))(wait)
+    app.command("attach", help=t("Follow a job: its state and output until it ends."))(attach)
+    app.command("wait", help=t("Wait for the end without printing output."))(wait)
     app.command("stop", help=t("Stop jobs."))(stop)
     app.command("halt", help=t("The same as stop."))(stop)
     app.command("delete", help=t("Delete jobs; those that still run are stopped first."))(delete)
-    app.command("retry", help=t("Run an ended job once more, as a further attempt."))(retry)
-    app.command("clone", help=t("The same job file as a new job."))(clone)
+    app.command("retry", help=t("Run an ended job again, as a new attempt."))(retry)
+    app.command("clone", help=t("Submit the same job file as a new job."))(clone)
     app.command("limit", help=t("Change the time limit of a job."))(limit)
 
 
@@ -78,7 +80,7 @@ def upload_progress(update: Callable[[str, int, int], None] | None) -> Progress 
 def print_warnings(warnings: tuple[str, ...]) -> None:
     if not output.mode.json:
         for warning in warnings:
-            output.print_message(t("Note: {words}", words=warning), "yellow")
+            output.print_message(t("Warning: {message}", message=warning), "yellow")
 
 
 def submit_job_file(
@@ -89,7 +91,7 @@ def submit_job_file(
     namespace: str,
     secret: list[str] | None,
 ) -> Job:
-    with output.progress_bar(t("Sending the code")) as update:
+    with output.progress_bar(t("Uploading the code")) as update:
         job = client.submit(
             read_job_file(manifest),
             code=code,
@@ -112,7 +114,7 @@ def train(
     index: IndexOption = 0,
     all_tasks: AllOption = False,
     detach: Annotated[
-        bool, typer.Option("--detach", "-d", help=t("Submit and come back at once."))
+        bool, typer.Option("--detach", "-d", help=t("Submit and return immediately."))
     ] = False,
     json: JsonOption = False,
 ) -> None:
@@ -130,7 +132,7 @@ def submit(
     namespace: NamespaceOption = "",
     secret: SecretOption = None,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help=t("Stay until the job ends."))
+        bool, typer.Option("--follow", "-f", help=t("Follow the job until it ends."))
     ] = False,
     role: RoleOption = "",
     index: IndexOption = 0,
@@ -162,7 +164,7 @@ def plan(
     script: Annotated[bool, typer.Option("--script", help=t("Only the batch script."))] = False,
     json: JsonOption = False,
 ) -> None:
-    with Client() as client, output.progress_bar(t("Sending the code")) as update:
+    with Client() as client, output.progress_bar(t("Uploading the code")) as update:
         job_plan = client.plan(
             read_job_file(manifest),
             code=code,
@@ -187,11 +189,11 @@ def show_plan(job_plan: Plan, script: bool) -> None:
     if job_plan.ok and job_plan.starts_now:
         output.print_message(t("It could start now."), "green")
     elif job_plan.ok and job_plan.starts_now is False:
-        output.print_message(t("It would have to wait: what it needs is not free now."), "yellow")
+        output.print_message(t("It would have to wait: the resources are not free now."), "yellow")
         if job_plan.expected_start:
             at = output.timestamp_text(job_plan.expected_start)
             output.print_message(
-                t("By the time limits of what runs, it could start by {at}.", at=at)
+                t("Estimated from the time limits of running jobs, it could start by {at}.", at=at)
             )
     if job_plan.ok and not job_plan.may_submit:
         output.print_message(
@@ -201,16 +203,16 @@ def show_plan(job_plan: Plan, script: bool) -> None:
 
 def list_jobs(
     query: Annotated[
-        str, typer.Argument(metavar="[WORDS]", help=t("Part of a name, description, owner or id."))
+        str, typer.Argument(metavar="[TEXT]", help=t("Part of a name, description, owner or id."))
     ] = "",
     state: Annotated[
         list[str] | None, typer.Option("--state", "-s", help=t("Only in these states."))
     ] = None,
     namespace: Annotated[
-        list[str] | None, typer.Option("--namespace", "-n", help=t("Only of these namespaces."))
+        list[str] | None, typer.Option("--namespace", "-n", help=t("Only in these namespaces."))
     ] = None,
     owner: Annotated[
-        list[str] | None, typer.Option("--owner", "-o", help=t("Only of these people."))
+        list[str] | None, typer.Option("--owner", "-o", help=t("Only of these owners."))
     ] = None,
     mine: Annotated[bool, typer.Option("--mine", "-m", help=t("Only your own."))] = False,
     label: Annotated[
@@ -222,14 +224,16 @@ def list_jobs(
     sort: Annotated[
         str, typer.Option("--sort", help=t("For example created, -started, name."))
     ] = "",
-    limit: Annotated[int, typer.Option("--limit", min=0, help=t("At most so many; 0: all."))] = 20,
+    limit: Annotated[
+        int, typer.Option("--limit", min=0, help=t("Maximum number of jobs; 0: all."))
+    ] = 20,
     json: JsonOption = False,
 ) -> None:
     with Client() as client:
         jobs = list(
             client.list(
                 q=query,
-                state=[word.upper() for word in state or ()],
+                state=[name.upper() for name in state or ()],
                 namespace=namespace or (),
                 owner=owner or (),
                 mine=mine,
@@ -244,7 +248,7 @@ def list_jobs(
 
 def show_list(jobs: list[Job]) -> None:
     if not jobs:
-        output.print_message(t("There are no such jobs."))
+        output.print_message(t("No jobs found."))
         return
     output.table(
         (
@@ -281,9 +285,11 @@ def show(
     id: JobArgument,
     file: Annotated[bool, typer.Option("--file", help=t("Only the job file, as YAML."))] = False,
     script: Annotated[
-        bool, typer.Option("--script", help=t("Only what sbatch was given."))
+        bool, typer.Option("--script", help=t("Only the batch script given to sbatch."))
     ] = False,
-    events: Annotated[bool, typer.Option("--events", help=t("Only what happened to it."))] = False,
+    events: Annotated[
+        bool, typer.Option("--events", help=t("Only the events of the job."))
+    ] = False,
     json: JsonOption = False,
 ) -> None:
     with Client() as client:
@@ -328,7 +334,7 @@ def show_job(client: Client, job: Job) -> None:
             (t("Namespace"), job.namespace),
             (t("Slurm id"), job.slurm_job_id),
             (t("Attempt"), job.attempt if job.attempt > 1 else ""),
-            (t("Needs"), output.resources_text(job)),
+            (t("Resources"), output.resources_text(job)),
             (t("Submitted"), output.timestamp_text(job.created_at)),
             (
                 t("Expected start"),
@@ -373,7 +379,7 @@ def attach(
 def wait(
     id: JobArgument,
     timeout: Annotated[
-        float | None, typer.Option("--timeout", min=0, help=t("Seconds to wait at most."))
+        float | None, typer.Option("--timeout", min=0, help=t("Maximum wait in seconds."))
     ] = None,
     json: JsonOption = False,
 ) -> None:
@@ -387,15 +393,15 @@ def for_each_job(ids: list[str], apply: Callable[[Client, Job], object]) -> None
     """Apply an action to many jobs; the exit code is 0 only if all succeeded."""
     done, failed = [], 0
     with Client() as client:
-        for word in ids:
+        for job_id in ids:
             try:
-                job = client.find(word)
+                job = client.find(job_id)
                 done.append(apply(client, job))
             except SluiceError as error:
                 if len(ids) == 1:
                     raise
                 failed += 1
-                output.print_message(f"{word}: {error.message}", "red")
+                output.print_message(f"{job_id}: {error.message}", "red")
     if output.mode.json:
         output.print_json(done if len(ids) > 1 else done[0])
     if failed:
@@ -427,13 +433,15 @@ def delete(
     def apply(client: Client, job: Job) -> object:
         ask = not yes and sys.stdin.isatty() and not output.mode.json
         if ask and not job.ended:
-            words = t("{name} has not ended. Stop and delete it?", name=job.name)
-            typer.confirm(words, abort=True, err=True)
+            question = t("{name} has not ended. Stop and delete it?", name=job.name)
+            typer.confirm(question, abort=True, err=True)
         stopping_job = client.delete(job, remove_files=files, stop_first=True)
         if stopping_job is None:
             output.print_message(t("{name} is deleted.", name=job.name))
         else:
-            output.print_message(t("{name} is being stopped and is deleted then.", name=job.name))
+            output.print_message(
+                t("{name} is being stopped and will then be deleted.", name=job.name)
+            )
         return {"id": job.id, "deleted": stopping_job is None}
 
     for_each_job(ids, apply)
@@ -442,7 +450,7 @@ def delete(
 def retry(
     id: JobArgument,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help=t("Stay until the job ends."))
+        bool, typer.Option("--follow", "-f", help=t("Follow the job until it ends."))
     ] = False,
     json: JsonOption = False,
 ) -> None:
@@ -458,7 +466,7 @@ def clone(
     name: NameOption = "",
     namespace: NamespaceOption = "",
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help=t("Stay until the job ends."))
+        bool, typer.Option("--follow", "-f", help=t("Follow the job until it ends."))
     ] = False,
     json: JsonOption = False,
 ) -> None:
@@ -480,7 +488,7 @@ def limit(
     output.print_result(
         job.raw,
         lambda: output.print_message(
-            t("The time limit becomes {time}.", time=output.duration_text(seconds))
+            t("The time limit changes to {time}.", time=output.duration_text(seconds))
         ),
     )
 
@@ -498,5 +506,7 @@ def parse_duration(text: str) -> int:
             break
     total += int(number or 0)
     if not total:
-        raise Invalid(t("{text} is no time; write it as 90m, 2h30m or 1d.", text=text), code="time")
+        raise Invalid(
+            t("{text} is not a duration; write it as 90m, 2h30m or 1d.", text=text), code="time"
+        )
     return total

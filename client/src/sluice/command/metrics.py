@@ -1,4 +1,4 @@
-"""Numbers out of a log, by the regular expressions of the job file's `metrics` (FfDL's evaluation_metrics)."""
+"""Extracts numbers from a log with the regular expressions of the job file's `metrics` (FfDL's evaluation_metrics)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class MetricGroup:
 
 
 def parse_metric_groups(spec: Mapping[str, Any]) -> list[MetricGroup]:
-    """Raises Invalid where the job file names no expressions."""
+    """Raises Invalid if the job file has no regular expressions or an invalid one."""
     metrics = spec.get("metrics") or {}
     parsed = []
     for name, row in (metrics.get("groups") or {}).items():
@@ -29,7 +29,7 @@ def parse_metric_groups(spec: Mapping[str, Any]) -> list[MetricGroup]:
         except re.error as error:
             raise Invalid(
                 t(
-                    "The regular expression of the metrics group {name} is not right: {problem}.",
+                    "The regular expression of the metrics group {name} is invalid: {problem}.",
                     name=name,
                     problem=str(error),
                 ),
@@ -40,8 +40,7 @@ def parse_metric_groups(spec: Mapping[str, Any]) -> list[MetricGroup]:
     if not parsed:
         raise Invalid(
             t(
-                "This job's file has no metrics groups with a regex. Add evaluation_metrics (or "
-                "metrics) to the next one; curves of TensorBoard are on the job's page."
+                "The job file has no metrics groups with a regex. Add evaluation_metrics (or metrics) to the next job file; TensorBoard curves are on the job's page."
             ),
             code="no_metrics",
         )

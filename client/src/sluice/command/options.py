@@ -24,27 +24,27 @@ def complete_jobs(incomplete: str) -> list[tuple[str, str]]:
 
 
 JsonOption = Annotated[
-    bool, typer.Option("--json", help=t("Answer in JSON on stdout."), callback=output.set_json_mode)
+    bool, typer.Option("--json", help=t("Print JSON on stdout."), callback=output.set_json_mode)
 ]
 JobArgument = Annotated[
     str,
     typer.Argument(
         metavar="ID",
-        help=t("The job's id, its beginning, its Slurm id or its name."),
+        help=t("The job's id, the beginning of its id, its Slurm id or its name."),
         autocompletion=complete_jobs,
     ),
 ]
 JobArguments = Annotated[
     list[str],
-    typer.Argument(metavar="ID...", help=t("The jobs."), autocompletion=complete_jobs),
+    typer.Argument(
+        metavar="ID...", help=t("The jobs: ids, Slurm ids or names."), autocompletion=complete_jobs
+    ),
 ]
 ManifestArgument = Annotated[
     Path,
     typer.Argument(
         metavar="MANIFEST",
-        help=t(
-            "The job file: JSON or YAML, in any format that Sluice knows; - reads it from stdin."
-        ),
+        help=t("The job file: JSON or YAML, in any supported format; - reads it from stdin."),
     ),
 ]
 CodeArgument = Annotated[
@@ -60,19 +60,21 @@ SecretOption = Annotated[
     typer.Option(
         "--secret",
         metavar="NAME[=VALUE]",
-        help=t("A secret of the job; without a value it is taken from the environment."),
+        help=t("A secret of the job; without a value it is read from the environment."),
     ),
 ]
 RoleOption = Annotated[
-    str, typer.Option("--role", "-r", help=t("Whose output; else the main role."))
+    str, typer.Option("--role", "-r", help=t("Role to show the output of; default: the main role."))
 ]
 IndexOption = Annotated[
-    int, typer.Option("--index", "-i", min=0, help=t("Which task of the role."))
+    int, typer.Option("--index", "-i", min=0, help=t("Index of the task in the role."))
 ]
 AllOption = Annotated[
-    bool, typer.Option("--all", "-a", help=t("Every task's output, each line with its task."))
+    bool,
+    typer.Option("--all", "-a", help=t("Output of all tasks; each line starts with its task.")),
 ]
 AttemptOption = Annotated[
-    int | None, typer.Option("--attempt", min=1, help=t("Which attempt; else the newest."))
+    int | None,
+    typer.Option("--attempt", min=1, help=t("Number of the attempt; default: the newest.")),
 ]
-YesOption = Annotated[bool, typer.Option("--yes", "-y", help=t("Do not ask."))]
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help=t("Do not ask for confirmation."))]

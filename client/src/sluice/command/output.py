@@ -92,7 +92,7 @@ def print_error(error: SluiceError) -> int:
         print_json({"error": {"code": error.code, "message": error.message, "errors": errors}})
     else:
         print_message(error.message, "red")
-        # A single one is what the sentence tells already.
+        # The message already contains a single error.
         for field in error.errors[:20] if len(error.errors) > 1 else ():
             print_message(f"  {field}")
         if isinstance(error, Unauthorized) and "sluice login" not in error.message:
@@ -122,21 +122,21 @@ def print_fields(rows: Iterable[tuple[str, object]]) -> None:
 
 
 def state_text(job: Job) -> Text:
-    words = job.state + (f" ({t('stopping')})" if job.stopping else "")
-    return Text(words, style=STATE_STYLES.get(job.state, ""))
+    text = job.state + (f" ({t('stopping')})" if job.stopping else "")
+    return Text(text, style=STATE_STYLES.get(job.state, ""))
 
 
 def task_state_text(state: str) -> str:
     """A state unknown to this client is shown as the server sent it."""
-    words = {
+    labels = {
         "waiting": t("waiting"),
-        "pulling": t("fetching the image"),
+        "pulling": t("pulling the image"),
         "running": t("running"),
         "succeeded": t("succeeded"),
         "failed": t("failed"),
         "stopped": t("stopped"),
     }
-    return words.get(state, state)
+    return labels.get(state, state)
 
 
 def duration_text(seconds: int | None) -> str:
@@ -195,8 +195,8 @@ def progress_bar(title: str) -> Iterator[Callable[[str, int, int], None] | None]
 
         def update(name: str, done: int, total: int) -> None:
             if name not in bars:
-                words = strip_control(f"{title} {name}".strip())
-                bars[name] = progress.add_task(words, total=total or None)
+                label = strip_control(f"{title} {name}".strip())
+                bars[name] = progress.add_task(label, total=total or None)
             progress.update(bars[name], completed=done, total=total or None)
             if total and done >= total and name:
                 progress.remove_task(bars.pop(name))

@@ -28,19 +28,23 @@ from sluice.messages import t
 from sluice.values import Job
 
 FollowOption = Annotated[
-    bool, typer.Option("--follow", "-f", help=t("Go on until the task has ended."))
+    bool, typer.Option("--follow", "-f", help=t("Follow until the task has ended."))
 ]
 MetricsOption = Annotated[
-    bool, typer.Option("--metrics", help=t("Only the numbers that the job file's metrics find."))
+    bool, typer.Option("--metrics", help=t("Only the numbers matched by the job file's metrics."))
 ]
 
 
 def register(app: typer.Typer) -> None:
-    app.command("logs", help=t("A task's output, exactly as it was written."))(logs)
-    app.command("loglines", help=t("The same by lines, each with its task and number."))(loglines)
-    app.command("emetrics", help=t("Numbers in the output, by the job file's metrics."))(emetrics)
+    app.command("logs", help=t("The output of a task, byte for byte."))(logs)
+    app.command(
+        "loglines", help=t("The output of a task by lines, each with task and line number.")
+    )(loglines)
+    app.command("emetrics", help=t("Numbers in the output, matched by the job file's metrics."))(
+        emetrics
+    )
     app.command("files", help=t("The files of a job on the cluster."))(files)
-    app.command("download", help=t("Fetch a job's code or results."))(download)
+    app.command("download", help=t("Download a job's code or results."))(download)
 
 
 def open_log_stream(
@@ -152,8 +156,8 @@ def show_metrics(
             output.print_json({"role": stream.role, "index": index, **row})
         else:
             pairs = {**row["meta"], **row["values"]}
-            words = "  ".join(f"{name}={value}" for name, value in pairs.items())
-            output.print_text(f"{row['group']}  {output.strip_control(words)}")
+            text = "  ".join(f"{name}={value}" for name, value in pairs.items())
+            output.print_text(f"{row['group']}  {output.strip_control(text)}")
 
 
 RootOption = Annotated[
@@ -199,7 +203,7 @@ def download(
     filename: Annotated[
         str,
         typer.Option(
-            "--filename", help=t("Where to: a directory, or a name ending in .zip or .tar.")
+            "--filename", help=t("Target: a directory, or a file name ending in .zip or .tar.")
         ),
     ] = "",
     path: Annotated[
@@ -216,7 +220,7 @@ def download(
         kind = "definition" if definition else "results"
         root = root or ("work" if definition else "output")
         target = Path(filename or f"{safe_filename(job.name)}-{job.id[:8]}-{kind}")
-        with output.progress_bar(t("Fetching")) as update:
+        with output.progress_bar(t("Downloading")) as update:
             if definition and not path:
                 paths = fetch_definition(client, job, target, attempt, update)
             elif target.suffix == ".tar":
@@ -226,7 +230,7 @@ def download(
             else:
                 paths = fetch(client, job, target, path, root, attempt, update)
     if not paths:
-        output.print_message(t("There is nothing to fetch: the directory is empty."), "yellow")
+        output.print_message(t("Nothing to download: the directory is empty."), "yellow")
     output.print_result(
         {"target": str(target), "files": [str(file) for file in paths]},
         lambda: output.print_message(
@@ -247,14 +251,12 @@ def fetch(
     attempt: int | None,
     update: Update,
 ) -> list[Path]:
-    """A single file, or a directory with all below it."""
+    """Download a single file, or a directory recursively."""
     if path:
         parent, _, name = path.strip("/").rpartition("/")
         entries = {f.name: f for f in client.files(job, parent, root=root, attempt=attempt)}
         if name not in entries:
-            raise NotFound(
-                t("There is no {path} among the job's files.", path=path), code="file_missing"
-            )
+            raise NotFound(t("The job has no file {path}.", path=path), code="file_missing")
         if entries[name].kind != "dir":
             progress = None if update is None else lambda done, total: update(name, done, total)
             return [
@@ -268,7 +270,7 @@ def fetch(
 def fetch_definition(
     client: Client, job: Job, target: Path, attempt: int | None, update: Update
 ) -> list[Path]:
-    """The job file, and the code where some was uploaded."""
+    """Download the job file, and the code if it was uploaded."""
     if target.suffix == ".tar":
         return [client.download_tar(job, target, "code", root="work", attempt=attempt)]
     with tempfile.TemporaryDirectory(prefix="sluice-") as temporary:
@@ -283,7 +285,7 @@ def fetch_definition(
         except NotFound:
             (directory / "code").rmdir()
             output.print_message(
-                t("No code was uploaded with this job; only the job file is there.")
+                t("No code was uploaded with this job; only the job file is available.")
             )
         return write_zip(directory, target, paths) if target.suffix == ".zip" else paths
 

@@ -1,4 +1,4 @@
-"""Other commands: sign in, first project, capacity, completion, version, help."""
+"""General commands: sign-in, example project, capacity, completion, version, help."""
 
 from __future__ import annotations
 
@@ -22,22 +22,24 @@ SHELLS = ("bash", "zsh", "fish")
 
 
 def register(app: typer.Typer) -> None:
-    app.command("login", help=t("Sign in once; the token is kept for later commands."))(login)
-    app.command("logout", help=t("Revoke the kept token and forget it."))(logout)
-    app.command("me", help=t("Who you are and where you may submit."))(me)
-    app.command("tokens", help=t("Your tokens; --revoke takes one back."))(tokens)
-    app.command("init", help=t("A new directory with a manifest and code to begin with."))(init)
-    app.command("capacity", help=t("What the machines have free, and what you could start now."))(
-        capacity
+    app.command("login", help=t("Sign in once; the token is stored for later commands."))(login)
+    app.command("logout", help=t("Revoke and delete the stored token."))(logout)
+    app.command("me", help=t("Your user name, and the namespaces you may submit to."))(me)
+    app.command("tokens", help=t("Your tokens; --revoke revokes one."))(tokens)
+    app.command("init", help=t("Create a directory with an example manifest and code."))(init)
+    app.command(
+        "capacity", help=t("Free resources of the clusters, and what you could start now.")
+    )(capacity)
+    app.command("completion", help=t("Print the completion script for bash, zsh or fish."))(
+        completion
     )
-    app.command("completion", help=t("Print the completion for bash, zsh or fish."))(completion)
     app.command("version", help=t("The version of this command."))(version)
     app.command("help", help=t("This list, or the help of one command."))(help_)
 
 
 def login(
     url: Annotated[str, typer.Argument(metavar="[URL]", help=t("Sluice's address."))] = "",
-    user: Annotated[str, typer.Option("--user", "-u", help=t("Your name there."))] = "",
+    user: Annotated[str, typer.Option("--user", "-u", help=t("Your user name."))] = "",
     token: Annotated[
         str, typer.Option("--token", help=t("A token made on the page, instead of a password."))
     ] = "",
@@ -48,7 +50,9 @@ def login(
 ) -> None:
     address = normalize_url(url or prompt_text(t("Sluice's address"), read_config().get("url", "")))
     if address.startswith("http://") and not is_loopback(address):
-        output.print_message(t("Careful: {url} is not encrypted.", url=address), "yellow")
+        output.print_message(
+            t("Warning: the connection to {url} is not encrypted.", url=address), "yellow"
+        )
     if not token and not user and not password_stdin:
         user = prompt_text(t("User name (empty: sign in with a token)"), "", allow_empty=True)
     stdin_secret = sys.stdin.readline().strip() if password_stdin else ""
@@ -75,14 +79,14 @@ def is_loopback(url: str) -> bool:
 
 def prompt_text(label: str, default: str, *, allow_empty: bool = False) -> str:
     if not sys.stdin.isatty():
-        raise Invalid(t("Nobody can be asked here. Give the address and --user."), code="usage")
+        raise Invalid(t("Input is not a terminal. Give the address and --user."), code="usage")
     answer = typer.prompt(label, default=default or ("" if allow_empty else None), err=True)
     return str(answer).strip()
 
 
 def prompt_hidden(label: str) -> str:
     if not sys.stdin.isatty():
-        raise Invalid(t("Nobody can be asked here. Use --password-stdin."), code="usage")
+        raise Invalid(t("Input is not a terminal. Use --password-stdin."), code="usage")
     return str(typer.prompt(label, hide_input=True, err=True))
 
 
@@ -115,7 +119,7 @@ def me(json: JsonOption = False) -> None:
             (
                 (t("Server"), url),
                 (t("User"), user_info["username"]),
-                (t("Token may"), user_info["scope"]),
+                (t("Token scope"), user_info["scope"]),
                 (t("Namespaces"), places or t("none")),
             )
         )
@@ -134,7 +138,7 @@ def tokens(
     output.print_result(
         [token.raw for token in result],
         lambda: output.table(
-            ("#", t("NAME"), t("BEGINS WITH"), t("MAY"), t("EXPIRES"), t("LAST USED"), ""),
+            ("#", t("NAME"), t("PREFIX"), t("SCOPE"), t("EXPIRES"), t("LAST USED"), ""),
             (
                 (
                     token.id,
@@ -152,12 +156,14 @@ def tokens(
 
 
 def init(
-    name: Annotated[str, typer.Argument(metavar="NAME", help=t("Of the directory and the job."))],
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help=t("Name of the directory and the job."))
+    ],
     json: JsonOption = False,
 ) -> None:
     directory = Path(name)
     if directory.exists():
-        raise Invalid(t("{path} is there already; take another name.", path=name), code="exists")
+        raise Invalid(t("{path} already exists; choose another name.", path=name), code="exists")
     namespace, image = first_namespace()
     starter = resources("sluice") / "starter"
     (directory / "code").mkdir(parents=True)
@@ -218,7 +224,7 @@ def capacity(json: JsonOption = False) -> None:
         )
         output.print_text("")
         output.table(
-            (t("NAMESPACE"), t("CPUS FOR A JOB"), t("MEMORY FOR A JOB"), t("GPUS FOR A JOB")),
+            (t("NAMESPACE"), t("CPUS PER JOB"), t("MEMORY PER JOB"), t("GPUS PER JOB")),
             (
                 (row["namespace"], row["cpus"], f"{row['mem_mib']} MiB", gpus(row))
                 for row in result["namespaces"]
@@ -233,7 +239,7 @@ def completion(
     shell: Annotated[str, typer.Argument(metavar="SHELL", help="bash, zsh, fish")],
 ) -> None:
     if shell not in SHELLS:
-        raise Invalid(t("There is completion for bash, zsh and fish."), code="usage")
+        raise Invalid(t("Completion exists for bash, zsh and fish."), code="usage")
     from typer.completion import get_completion_script  # type: ignore[attr-defined]
 
     output.print_text(
@@ -254,7 +260,7 @@ def version(json: JsonOption = False) -> None:
 def help_(
     context: typer.Context,
     command: Annotated[
-        str, typer.Argument(metavar="[COMMAND]", help=t("Which command; else all."))
+        str, typer.Argument(metavar="[COMMAND]", help=t("Name of the command; default: all."))
     ] = "",
 ) -> None:
     parent = context.parent
@@ -265,6 +271,6 @@ def help_(
         return
     result = parent.command.get_command(parent, command)  # type: ignore[attr-defined]
     if result is None:
-        raise Invalid(t("There is no command {name}.", name=repr(command)), code="usage")
+        raise Invalid(t("Unknown command {name}.", name=repr(command)), code="usage")
     with result.make_context(f"sluice {command}", [], parent=parent, resilient_parsing=True) as own:
         output.print_text(result.get_help(own))

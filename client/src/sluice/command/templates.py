@@ -1,4 +1,4 @@
-"""`sluice template …`: job files with parameters that people keep and share."""
+"""`sluice template …`: commands for templates, i.e. saved job files with parameters."""
 
 from __future__ import annotations
 
@@ -28,18 +28,20 @@ TemplateArgument = Annotated[
 
 
 def make_app() -> typer.Typer:
-    app = typer.Typer(no_args_is_help=True, help=t("Job files with parameters, kept and shared."))
+    app = typer.Typer(
+        no_args_is_help=True, help=t("Manage templates: saved job files with parameters.")
+    )
     app.command("list", help=t("Templates that you may use."))(list_templates)
     app.command("show", help=t("One template with its parameters and its job file."))(show)
-    app.command("create", help=t("Keep a job file, or a job's, as a template."))(create)
+    app.command("create", help=t("Create a template from a job file or from a job."))(create)
     app.command("submit", help=t("Submit a job from a template."))(submit)
-    app.command("delete", help=t("Delete a template; jobs made from it stay."))(delete)
+    app.command("delete", help=t("Delete a template; jobs created from it remain."))(delete)
     return app
 
 
 def list_templates(
     query: Annotated[
-        str, typer.Argument(metavar="[WORDS]", help=t("Part of a name, description, owner or id."))
+        str, typer.Argument(metavar="[TEXT]", help=t("Part of a name, description, owner or id."))
     ] = "",
     mine: Annotated[bool, typer.Option("--mine", "-m", help=t("Only your own."))] = False,
     json: JsonOption = False,
@@ -49,7 +51,7 @@ def list_templates(
     output.print_result(
         [template.raw for template in result],
         lambda: output.table(
-            (t("ID"), t("NAME"), t("OWNER"), t("FOR"), t("PARAMETERS"), t("DESCRIPTION")),
+            (t("ID"), t("NAME"), t("OWNER"), t("VISIBILITY"), t("PARAMETERS"), t("DESCRIPTION")),
             (
                 (
                     row.id[:8],
@@ -91,21 +93,24 @@ def show_template(result: Template) -> None:
 def create(
     name: Annotated[str, typer.Argument(metavar="NAME", help=t("The template's name."))],
     file: Annotated[
-        Path | None, typer.Option("--file", "-f", help=t("A job file to keep."))
+        Path | None, typer.Option("--file", "-f", help=t("Create it from this job file."))
     ] = None,
-    from_job: Annotated[str, typer.Option("--from-job", help=t("A job to take it from."))] = "",
+    from_job: Annotated[str, typer.Option("--from-job", help=t("Create it from this job."))] = "",
     parameter: Annotated[
         list[str] | None,
         typer.Option(
             "--parameter", "-p", metavar="NAME[=DEFAULT]", help=t("A parameter of the job file.")
         ),
     ] = None,
-    description: Annotated[str, typer.Option("--description", help=t("For people."))] = "",
+    description: Annotated[
+        str, typer.Option("--description", help=t("Description of the template."))
+    ] = "",
     visibility: Annotated[
-        str, typer.Option("--for", help=t("private, namespace or public."))
+        str, typer.Option("--for", help=t("Visibility: private, namespace or public."))
     ] = "private",
     namespace: Annotated[
-        str, typer.Option("--namespace", "-n", help=t("Whose members may use it."))
+        str,
+        typer.Option("--namespace", "-n", help=t("Namespace; its members may use the template.")),
     ] = "",
     json: JsonOption = False,
 ) -> None:
@@ -143,7 +148,7 @@ def submit(
     template: TemplateArgument,
     parameter: Annotated[
         list[str] | None,
-        typer.Option("--parameter", "-p", metavar="NAME=VALUE", help=t("A parameter's value.")),
+        typer.Option("--parameter", "-p", metavar="NAME=VALUE", help=t("Value of a parameter.")),
     ] = None,
     name: NameOption = "",
     namespace: NamespaceOption = "",
@@ -153,12 +158,12 @@ def submit(
     ] = None,
     secret: SecretOption = None,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help=t("Stay until the job ends."))
+        bool, typer.Option("--follow", "-f", help=t("Follow the job until it ends."))
     ] = False,
     json: JsonOption = False,
 ) -> None:
     with Client() as client:
-        with output.progress_bar(t("Sending the code")) as update:
+        with output.progress_bar(t("Uploading the code")) as update:
             job = client.templates.submit(
                 client.templates.find(template).id,
                 parse_values(parameter),

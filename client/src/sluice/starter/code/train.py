@@ -1,4 +1,4 @@
-"""A first training: a straight line through noisy points. Replace it by your own."""
+"""Example training: fits a straight line to noisy points. Replace it with your own code."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ for epoch in range(1, options.epochs + 1):
         slope, offset = slope - 0.1 * error * x, offset - 0.1 * error
     loss = sum((slope * x + offset - y) ** 2 for x, y in points) / len(points)
     print(f"epoch {epoch} loss {loss:.4f}", flush=True)  # noqa: T201
-    time.sleep(0.6)  # slow enough to be watched
+    time.sleep(0.6)  # so that the output can be followed
 
 options.result.mkdir(parents=True, exist_ok=True)
 (options.result / "model.json").write_text(json.dumps({"slope": slope, "offset": offset}))
