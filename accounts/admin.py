@@ -1,4 +1,4 @@
-"""Admin site of users. `clusters.admin` adds their namespaces and Unix accounts."""
+"""Django admin pages for users and groups. `clusters.admin` adds a user's namespaces and Unix accounts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 else:
     BaseUserAdmin, PasswordForm = DjangoUserAdmin, AdminPasswordChangeForm
 
-# Only superusers may set these fields: they grant every right.
+# Only superusers may change these fields: with them a person could give every permission to themselves.
 PRIVILEGE_FIELDS = ("is_superuser", "is_staff", "groups", "user_permissions")
 
 admin.site.site_header = _("Sluice administration")
@@ -30,7 +30,7 @@ admin.site.index_title = _("Clusters, namespaces and people")
 
 
 class ResetPasswordForm(PasswordForm):
-    """A password reset by an administrator also revokes tokens made with the old password."""
+    """Resets a password and revokes the person's API tokens, which may have been created with the old password."""
 
     def save(self, commit: bool = True) -> User:
         user: User = super().save(commit)
@@ -96,8 +96,10 @@ class UserAdmin(BaseUserAdmin):
 
 
 def _may_manage(request: HttpRequest, account: User | None) -> bool:
-    """Only superusers change accounts of superusers and staff: a new password would allow signing in
-    as them."""
+    """Whether the person may change this account.
+
+    Only superusers may change other superusers and staff: with a new password one could sign in as them.
+    """
     if request.user.is_superuser or account is None or account.pk == request.user.pk:
         return True
     return not (account.is_superuser or account.is_staff)
@@ -108,7 +110,7 @@ admin.site.unregister(Group)
 
 @admin.register(Group)
 class GroupAdmin(DjangoGroupAdmin):
-    """Groups carry permissions, so only superusers change them."""
+    """Only superusers may change groups, because groups grant permissions."""
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         return request.user.is_superuser

@@ -1,8 +1,8 @@
-"""`/api/v1/tokens`: a person's own tokens. Creating one needs a session or a password, not a token."""
+"""`/api/v1/tokens`: a person's own API tokens. Creating one needs a session or the password, not a token."""
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from django.conf import settings
@@ -26,10 +26,11 @@ from accounts.tokens import (
 )
 from core.api.fields import StrictCharField, StrictSerializer
 from core.api.schema import problem_responses
-from core.api.throttle import buckets
+from core.api.shapes import format_optional_timestamp, format_timestamp
+from core.api.throttle import rate_limit_buckets
 
-SIGN_INS_PER_MINUTE = 10
-MAX_TOKENS = 100
+PASSWORD_CHECKS_PER_MINUTE = 10
+MAX_TOKENS_PER_PERSON = 100
 
 
 class TokenAnswer(serializers.Serializer[Any]):
@@ -70,7 +71,7 @@ class NewToken(StrictSerializer):
 
 
 class PasswordAuthentication(BasicAuthentication):
-    """Name and password, for `sluice login`: accepted only at the token endpoint and rate-limited."""
+    """HTTP basic authentication, for `sluice login`. Only the endpoint that creates tokens accepts it. Rate-limited."""
 
     www_authenticate_realm = "sluice"
 
@@ -79,26 +80,23 @@ class PasswordAuthentication(BasicAuthentication):
     ) -> Any:
         address = request.META.get("REMOTE_ADDR", "") if request is not None else ""
         for key in (f"sign-in:{userid[:150]}", f"sign-in-from:{address}"):
-            if wait := buckets.take(key, SIGN_INS_PER_MINUTE):
+            if wait := rate_limit_buckets.take(key, PASSWORD_CHECKS_PER_MINUTE):
                 raise Throttled(wait=wait)
         return super().authenticate_credentials(userid, password, request)
 
 
-def as_dict(token: ApiToken, current: Any) -> dict[str, Any]:
+def build_token_answer(token: ApiToken, current: Any) -> dict[str, Any]:
+    """The JSON of a token. `current`: the token of this request, if it was authenticated with one."""
     return {
         "id": token.pk,
         "name": token.name,
         "prefix": token.prefix,
         "scope": token.scope,
-        "created_at": _iso(token.created_at),
-        "expires_at": _iso(token.expires_at),
-        "last_used_at": _iso(token.last_used_at),
+        "created_at": format_timestamp(token.created_at),
+        "expires_at": format_timestamp(token.expires_at),
+        "last_used_at": format_optional_timestamp(token.last_used_at),
         "is_current": isinstance(current, ApiToken) and current.pk == token.pk,
     }
-
-
-def _iso(value: datetime | None) -> str | None:
-    return value.astimezone(UTC).isoformat().replace("+00:00", "Z") if value else None
 
 
 class TokenListView(APIView):
@@ -116,7 +114,7 @@ class TokenListView(APIView):
     )
     def get(self, request: Request) -> Response:
         tokens = ApiToken.objects.filter(user=authenticated_user(request), revoked_at__isnull=True)
-        return Response({"items": [as_dict(token, request.auth) for token in tokens]})
+        return Response({"items": [build_token_answer(token, request.auth) for token in tokens]})
 
     @extend_schema(
         operation_id="tokens_create",
@@ -137,7 +135,7 @@ class TokenListView(APIView):
         live = ApiToken.objects.filter(
             user=authenticated_user(request), revoked_at__isnull=True, expires_at__gt=timezone.now()
         )
-        if live.count() >= MAX_TOKENS:
+        if live.count() >= MAX_TOKENS_PER_PERSON:
             raise TooManyTokens
         expires_at = values.get("expires_at") or timezone.now() + timedelta(
             days=settings.API_TOKEN_DEFAULT_DAYS
@@ -149,7 +147,8 @@ class TokenListView(APIView):
             expires_at=expires_at,
         )
         return Response(
-            {**as_dict(token, request.auth), "token": secret}, status=status.HTTP_201_CREATED
+            {**build_token_answer(token, request.auth), "token": secret},
+            status=status.HTTP_201_CREATED,
         )
 
 
@@ -160,7 +159,7 @@ class TooManyTokens(PermissionDenied):
     def __init__(self) -> None:
         super().__init__(
             _("You have %(count)s tokens. Revoke one that is no longer used.")
-            % {"count": MAX_TOKENS}
+            % {"count": MAX_TOKENS_PER_PERSON}
         )
 
 

@@ -1,4 +1,4 @@
-"""Users and API tokens. Permissions on clusters and jobs are in `clusters.access` and `jobs.store.access`."""
+"""Tables of users and API tokens. Permissions are in `clusters.access` and `jobs.store.access`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class User(AbstractUser):
 
 
 class ApiToken(models.Model):
-    """A token with which a program acts as a person. Only its SHA-256 is stored; created by `accounts.tokens`."""
+    """A token with which a program acts as a person. The row has only its SHA-256; `accounts.tokens` creates it."""
 
     class Scope(models.TextChoices):
         READ = "read", _("read only")

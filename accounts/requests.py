@@ -1,4 +1,4 @@
-"""The typed user of an API request."""
+"""Access to the user of an API request, with its type."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from accounts.models import User
 
 
 def authenticated_user(request: Request) -> User:
-    """Permission classes admit only authenticated users; anything else is a programming error."""
+    """Return the request's user as `User`. Raises NotAuthenticated, which permission classes normally prevent."""
     if not isinstance(request.user, User):
         raise NotAuthenticated
     return request.user

@@ -1,7 +1,7 @@
 """API tokens: creation, revocation and authentication of requests.
 
-A token is `slc_` and 32 random bytes: the prefix lets secret scanners find leaks, and the randomness makes an
-unsalted SHA-256 sufficient. Authentication costs one query.
+A token is `slc_` followed by 32 random bytes in base64. Secret scanners find leaked tokens by the prefix. Because the
+bytes are random, the stored SHA-256 needs no salt. Authentication takes one query.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from core.lookup import CompiledLookup
 if TYPE_CHECKING:
     from rest_framework.views import APIView
 
-PREFIX = "slc_"
-SHOWN_PREFIX_LENGTH = 12
+TOKEN_PREFIX = "slc_"  # noqa: S105
+SHOWN_PREFIX_LENGTH = 12  # characters of a token that are stored and shown, to tell tokens apart
 LAST_USED_UPDATE_INTERVAL = timedelta(minutes=1)
-_BY_DIGEST = CompiledLookup(ApiToken, ("digest",), related="user")
+_TOKEN_BY_DIGEST = CompiledLookup(ApiToken, ("digest",), related="user")
 
 
 def hash_secret(secret: str) -> str:
@@ -43,8 +43,8 @@ def hash_secret(secret: str) -> str:
 def create_token(
     *, user: User, name: str, scope: str, expires_at: datetime
 ) -> tuple[ApiToken, str]:
-    """Return the row and the secret. The secret is not stored."""
-    secret = PREFIX + secrets.token_urlsafe(32)
+    """Return the row and the secret. The secret is not stored. Callers check `expires_at` (API_TOKEN_MAX_DAYS)."""
+    secret = TOKEN_PREFIX + secrets.token_urlsafe(32)
     token = ApiToken.objects.create(
         user=user,
         name=name,
@@ -61,34 +61,37 @@ def revoke_token(*, token: ApiToken) -> None:
 
 
 def revoke_user_tokens(*, user: User) -> int:
-    """Revoke all valid tokens of a person and return their number."""
-    usable = ApiToken.objects.filter(user=user, revoked_at__isnull=True)
-    return usable.update(revoked_at=timezone.now())
+    """Revoke all tokens of a person and return the number of those that were not revoked before."""
+    not_revoked = ApiToken.objects.filter(user=user, revoked_at__isnull=True)
+    return not_revoked.update(revoked_at=timezone.now())
 
 
 def find_token(secret: str) -> ApiToken | None:
-    """The token if it is valid and its owner active, else None. Updates `last_used_at`."""
-    if not secret.startswith(PREFIX):
+    """The token with this secret; None if it is unknown, revoked or expired, or its owner is inactive.
+
+    Updates `last_used_at`, at most once per LAST_USED_UPDATE_INTERVAL.
+    """
+    if not secret.startswith(TOKEN_PREFIX):
         return None
-    token = _BY_DIGEST.first(hash_secret(secret))
+    token = _TOKEN_BY_DIGEST.first(hash_secret(secret))
     now = timezone.now()
     if token is None or token.revoked_at or token.expires_at <= now or not token.user.is_active:
         return None
     if token.last_used_at is None or now - token.last_used_at >= LAST_USED_UPDATE_INTERVAL:
-        # The condition makes only one of many concurrent requests write.
+        # Of several concurrent requests only one writes: for the others the condition is no longer true.
         stale = Q(last_used_at__isnull=True) | Q(last_used_at__lte=now - LAST_USED_UPDATE_INTERVAL)
         ApiToken.objects.filter(stale, pk=token.pk).update(last_used_at=now)
     return token
 
 
 def user_from_token(secret: str) -> User | None:
-    """The token's owner, for websockets."""
+    """The owner of a valid token; None if the token is not valid."""
     token = find_token(secret)
     return token.user if token else None
 
 
 class TokenAuthentication(BaseAuthentication):
-    """`Authorization: Bearer slc_…`."""
+    """Authenticates requests by the header `Authorization: Bearer slc_…`."""
 
     def authenticate(self, request: Request) -> tuple[User, ApiToken] | None:
         scheme, _space, value = get_authorization_header(request).partition(b" ")
@@ -107,7 +110,7 @@ class TokenAuthentication(BaseAuthentication):
 
 
 class _HeadersOnly:
-    """Proxy of a request without a body: Django's CSRF check would otherwise parse a whole upload."""
+    """A request with an empty POST. Otherwise Django's CSRF check would parse the whole body of an upload."""
 
     POST = QueryDict()
 
@@ -122,16 +125,17 @@ class _HeadersOnly:
 
 
 class HeaderCsrfSessionAuthentication(SessionAuthentication):
-    """Session authentication; unsafe methods need the header X-CSRFToken."""
+    """Session authentication that takes the CSRF token from the header X-CSRFToken only, not from the body."""
 
     def enforce_csrf(self, request: HttpRequest) -> None:
         super().enforce_csrf(_HeadersOnly(request))  # type: ignore[arg-type]
 
 
 class TokenScopePermission(BasePermission):
-    """Requires authentication, and the scope `write` for changes. Other rules are in `jobs.store.access`.
+    """Requires authentication, and for changes a token with the scope `write`.
 
-    A view lists in `reading_methods` unsafe methods that change nothing, such as a dry run.
+    A view lists in `reading_methods` the unsafe HTTP methods that need only the scope `read`, such as the POST of a
+    dry run. Permissions on jobs are in `jobs.store.access`.
     """
 
     def has_permission(self, request: Request, view: APIView) -> bool:

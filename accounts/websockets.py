@@ -1,6 +1,6 @@
-"""Base of all websockets: Origin check, authentication, limit per person, periodic permission check.
+"""What all websockets share: Origin check, authentication, a limit per person, periodic permission checks.
 
-Browsers authenticate by session cookie, programs by bearer token. Frames are defined by the consumers.
+Browsers authenticate by session cookie, programs by bearer token. The consumers of other apps define the frames.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Person = User | AnonymousUser
 
 logger = logging.getLogger(__name__)
 
-# Application close codes, handled by the pages and the client; 1008 does not name the reason.
+# Close codes of Sluice, which the pages and the client interpret. The standard code 1008 has no reason.
 CLOSE_SIGNED_OUT = 4401
 CLOSE_FORBIDDEN = 4403
 CLOSE_NOT_FOUND = 4404
@@ -41,8 +41,8 @@ CLOSE_TOO_MANY = 4429
 Scope = dict[str, Any]
 
 
-def origin_allowed(origin: str, host: str) -> bool:
-    """True for the page's own host and for origins in CSRF_TRUSTED_ORIGINS."""
+def is_origin_allowed(origin: str, host: str) -> bool:
+    """Whether the origin is the requested host itself or is in CSRF_TRUSTED_ORIGINS."""
     if origin in settings.CSRF_TRUSTED_ORIGINS:
         return True
     domain, _port = split_domain_port(host)
@@ -52,31 +52,31 @@ def origin_allowed(origin: str, host: str) -> bool:
     return parts.scheme in ("http", "https") and parts.netloc.lower() == host.lower()
 
 
-def _header(scope: Scope, name: bytes) -> str:
+def _get_header(scope: Scope, name: bytes) -> str:
     for key, value in scope.get("headers", ()):
         if key == name:
             return bytes(value).decode("latin-1")
     return ""
 
 
-def _cookie(scope: Scope, name: str) -> str:
+def _get_cookie(scope: Scope, name: str) -> str:
     cookies = SimpleCookie()
     with contextlib.suppress(CookieError):
-        cookies.load(_header(scope, b"cookie"))
+        cookies.load(_get_header(scope, b"cookie"))
     morsel = cookies.get(name)
     return morsel.value if morsel else ""
 
 
 def socket_language(scope: Scope, user: User) -> str:
-    """The language cookie, else the person's preference, else Accept-Language."""
-    chosen = _cookie(scope, settings.LANGUAGE_COOKIE_NAME)
+    """The language of the cookie; without one the person's preference; without one that of Accept-Language."""
+    chosen = _get_cookie(scope, settings.LANGUAGE_COOKIE_NAME)
     if chosen not in dict(settings.LANGUAGES):
-        chosen = user.language or negotiate_language(_header(scope, b"accept-language"))
+        chosen = user.language or negotiate_language(_get_header(scope, b"accept-language"))
     return chosen or str(settings.LANGUAGE_CODE)
 
 
 def user_from_session(session_key: str) -> Person:
-    """The session's user; anonymous after sign-out or a password change."""
+    """The session's user; AnonymousUser if the session ended by sign-out or by a password change."""
     if not session_key:
         return AnonymousUser()
     request = HttpRequest()
@@ -85,20 +85,20 @@ def user_from_session(session_key: str) -> Person:
 
 
 class SocketAuthMiddleware:
-    """ASGI middleware: accepts websockets only from an allowed origin and an authenticated person.
+    """ASGI middleware that accepts only websockets of authenticated people from an allowed origin.
 
-    The session cookie counts only together with an Origin header: browsers always send it, so a request without
-    one is from a program and needs a token.
+    Without an Origin header the session cookie is ignored. Browsers always send that header, so a request without it
+    comes from a program and needs a token.
     """
 
     def __init__(self, app: Callable[..., Awaitable[None]]) -> None:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
-        origin = _header(scope, b"origin")
-        scheme, _, token = _header(scope, b"authorization").partition(" ")
+        origin = _get_header(scope, b"origin")
+        scheme, _, token = _get_header(scope, b"authorization").partition(" ")
         bearer = token.strip() if scheme.lower() == "bearer" else ""
-        if origin and not origin_allowed(origin, _header(scope, b"host")):
+        if origin and not is_origin_allowed(origin, _get_header(scope, b"host")):
             logger.warning(
                 "websocket rejected: origin %r is not allowed",
                 origin,
@@ -111,7 +111,7 @@ class SocketAuthMiddleware:
             if bearer:
                 return user_from_token(bearer) or AnonymousUser()
             return (
-                user_from_session(_cookie(scope, settings.SESSION_COOKIE_NAME))
+                user_from_session(_get_cookie(scope, settings.SESSION_COOKIE_NAME))
                 if origin
                 else AnonymousUser()
             )
@@ -123,11 +123,11 @@ class SocketAuthMiddleware:
         await self.app({**scope, "user": user, "load_user": load_user}, receive, send)
 
 
-_open_sockets: Counter[int] = Counter()
+_open_sockets: Counter[int] = Counter()  # open websockets of this process, by user id
 
 
 class AuthenticatedConsumer(AsyncWebsocketConsumer):
-    """A websocket of one authenticated person. Subclasses override `on_open`, `on_close`, `check_permission`."""
+    """A websocket of an authenticated person. Subclasses override `on_open`, `on_close` and `check_permission`."""
 
     user: User
     language = "en"
@@ -176,8 +176,8 @@ class AuthenticatedConsumer(AsyncWebsocketConsumer):
                     await self.close(code=CLOSE_FORBIDDEN, reason="no longer allowed")
                     return
             except Exception:
-                # The database may be unavailable for a moment. Keep the socket and repeat the check: it is
-                # what closes the sockets of a person who lost the permission.
+                # The database may be temporarily unavailable. Keep the websocket open and continue to check:
+                # nothing else closes the websocket of a person who loses the permission.
                 logger.warning(
                     "could not re-check a websocket",
                     exc_info=True,
@@ -185,14 +185,14 @@ class AuthenticatedConsumer(AsyncWebsocketConsumer):
                 )
 
     def check_permission(self) -> bool:
-        """Whether the person may (still) use this socket. Runs in a thread; may query."""
+        """Whether the person may (still) use this websocket. Runs in a thread, so it may query the database."""
         return True
 
     async def on_open(self) -> None:
-        """Called once the socket is accepted and permitted."""
+        """Called after the websocket was accepted and `check_permission` returned True."""
 
     async def on_close(self) -> None:
-        """Release what `on_open` acquired."""
+        """Release what `on_open` acquired. Called at disconnect, also if `on_open` was not called."""
 
 
 def count_open_sockets() -> int:

@@ -1,9 +1,9 @@
-"""Errors that actions raise when they refuse a request: a stable code, parameters, and one sentence.
+"""Exceptions of actions that refuse a request: each has a stable code, parameters and a message for the person.
 
-Uses neither Django nor HTTP: `gateway.problems` maps these errors to responses. Problems of a job file are
+Independent of Django and HTTP: `gateway.problems` maps them to HTTP responses. Errors in a job file are
 `jobs.jobfile.SpecError` and `jobs.plan.PlanError`; errors of a cluster are in `clusters.errors`.
 
-    JobError
+    ActionRefused
     ├── NotAllowed
     │   └── NotFound
     ├── NameTaken
@@ -23,8 +23,8 @@ from typing import Any
 from core.messages import Message
 
 
-class JobError(Exception):
-    """Base class of all refusals."""
+class ActionRefused(Exception):
+    """Base class: an action refuses the request."""
 
     code = "refused"
 
@@ -34,38 +34,38 @@ class JobError(Exception):
         self.params = params
 
 
-class NotAllowed(JobError):
+class NotAllowed(ActionRefused):
     """The person lacks the permission."""
 
     code = "not_allowed"
 
 
-class NameTaken(JobError):
+class NameTaken(ActionRefused):
     """Another live job of the same owner has this name."""
 
     code = "name_taken"
 
 
-class InvalidTransition(JobError):
-    """The job's state does not allow this action."""
+class InvalidTransition(ActionRefused):
+    """The action is not possible in the job's present state."""
 
     code = "invalid_transition"
 
 
-class InvalidValue(JobError):
-    """A value is out of range."""
+class InvalidValue(ActionRefused):
+    """A value is outside its allowed range."""
 
     code = "invalid_value"
 
 
-class ClusterBusy(JobError):
+class ClusterBusy(ActionRefused):
     """The maximum number of requests already waits for this cluster."""
 
     code = "cluster_busy"
 
 
-class ClusterNotReady(JobError):
-    """The cluster's capacity has not been read yet, so no plan can be made."""
+class ClusterNotReady(ActionRefused):
+    """The cluster's capacity was not polled yet, so no plan can be made."""
 
     code = "cluster_not_ready"
 
@@ -76,19 +76,19 @@ class NotFound(NotAllowed):
     code = "not_found"
 
 
-class VersionConflict(JobError):
-    """The object was changed after the version that the request names."""
+class VersionConflict(ActionRefused):
+    """Another request changed the object after the person had read it."""
 
     code = "version_conflict"
 
 
-class TooLarge(JobError):
-    """The request has more bytes than the limit allows."""
+class TooLarge(ActionRefused):
+    """The uploaded data exceeds a size limit."""
 
     code = "too_large"
 
 
-class KeyReused(JobError):
-    """The Idempotency-Key was used before with a different request."""
+class KeyReused(ActionRefused):
+    """The Idempotency-Key was used before, for a request with other content."""
 
     code = "idempotency_key_reused"

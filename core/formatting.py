@@ -1,6 +1,6 @@
 """Durations, memory and file sizes as text, for pages, commands and messages.
 
-static/sluice/format.js has the same formats; tests/formatting_cases.json tests both.
+static/sluice/format.js implements the same formats; tests of both use tests/formatting_cases.json.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from django.utils.translation import gettext
 
 
 def duration(seconds: float | None) -> str:
-    """Two units: 3 d 4 h, 2 h 05 min, 4 min 09 s, 7 s."""
+    """The two largest units: 3 d 4 h, 2 h 05 min, 4 min 09 s, 7 s."""
     if seconds is None:
         return "–"
     whole = int(seconds)
@@ -26,7 +26,7 @@ def duration(seconds: float | None) -> str:
 
 
 def compact_duration(seconds: float | None) -> str:
-    """For narrow columns, in Slurm's format and the same in every language: 2-03:04, 1:02:03, 0:07."""
+    """Slurm's format, for narrow columns: 2-03:04 (days, hours, minutes), 1:02:03, 0:07. Not translated."""
     if seconds is None:
         return "–"
     minutes, left = divmod(int(seconds), 60)
@@ -52,7 +52,7 @@ def filesize(size: int | None) -> str:
     amount = float(size)
     for unit in ("B", "kB", "MB", "GB"):
         if amount < 1000 or unit == "GB":
-            # .3g alone formats 1000 as 1e+03.
+            # Three significant digits. The format .3g alone would write 1000 as 1e+03.
             return f"{float(f'{amount:.3g}'):g} {unit}"
         amount /= 1000
     return ""

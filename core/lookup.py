@@ -1,7 +1,7 @@
-"""Lookup of one row by fixed columns, with SQL and value converters compiled once.
+"""Lookup of one row by fixed columns, with SQL text and value converters prepared once.
 
-For lookups that every request makes (token, namespace, Unix account): 0.1 ms instead of the ORM's 0.9 ms, which is
-mostly query compilation. Returns ordinary model instances.
+For lookups that every request makes (token, namespace, Unix account): 0.1 ms instead of the 0.9 ms that the ORM
+needs, mostly to build the SQL. Returns ordinary model instances.
 """
 
 from __future__ import annotations
@@ -19,13 +19,17 @@ M = TypeVar("M", bound=Model)
 
 @dataclass(frozen=True)
 class CompiledLookup(Generic[M]):
-    """`model.objects.select_related(related).filter(**columns).first()`."""
+    """Equivalent of `model.objects.select_related(related).filter(<columns>).first()`.
+
+    `related`: the name of a foreign key, which must not be null; "" for none.
+    """
 
     model: type[M]
     columns: tuple[str, ...]
     related: str = ""
 
     def first(self, *values: Any) -> M | None:
+        """Return a row with these values in `columns`, in that order; None if there is none."""
         with connection.cursor() as cursor:
             cursor.execute(self._sql, values)
             row = cursor.fetchone()
@@ -65,7 +69,7 @@ class CompiledLookup(Generic[M]):
 
 
 class _Table:
-    """Select list and converters of one model."""
+    """The columns of one model in a SELECT statement, and the converters of their values."""
 
     def __init__(self, model: type[Model], alias: str) -> None:
         quote = connection.ops.quote_name

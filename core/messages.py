@@ -1,9 +1,10 @@
 """Messages for people, created where the reader's language is not known.
 
-A `Message` is a `str` with its English text, its template and its parameters; `core.translation.translate`
-translates it into the reader's language. `msg` makes messages that rows may store: a row holds the code and the
-parameters, and the template comes from the catalogue, so English may be reworded at any time. `_` makes
-messages that are only answered at once. `scripts/check_translations` extracts both. Pure.
+A `Message` is a `str` of the English text that also has the template and the parameters;
+`core.translation.translate` returns it in the reader's language. `msg` makes messages that the database may store: a
+row contains code and parameters, and the template is taken from the catalogue, so the English text may be reworded
+later. `_` makes messages without a code, which are never stored. `scripts/check_translations` extracts the templates
+of both. Pure.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ CATALOGUE_FILE = Path(__file__).with_name("message_catalogue.json")
 
 
 class Message(str):
-    """English text with its template. Parameters are plain values or messages."""
+    """The English text of a message, with its template and parameters. A parameter may itself be a message."""
 
     code: str  # "" for a message that is never stored
     template: str
-    plural: str  # the template for any count but one; "" where nothing is counted
+    plural: str  # the template if the parameter `count` is not 1; "" if the message has no count
     params: Mapping[str, Any]
 
     def __new__(
@@ -40,21 +41,22 @@ class Message(str):
         return self
 
     def fill(self, /, **params: Any) -> Self:
-        """The same message with parameters, for tables that declare messages without them."""
+        """The same message with these parameters. For constants that are declared without parameters."""
         return type(self)(self.template, params, plural=self.plural, code=self.code)
 
 
 def msg(code: str, template: str, /, **params: Any) -> Message:
-    """A message that a row may store. The code is stable; the template may be reworded."""
+    """A message that the database may store. The code must stay; the template may be reworded."""
     return Message(template, params, code=code)
 
 
 def msg_plural(code: str, singular: str, plural: str, count: int, /, **params: Any) -> Message:
-    """Templates contain the number as %(count)s."""
+    """Like `msg`, with a template for one and one for other counts. The templates contain %(count)s."""
     return Message(singular, {"count": count, **params}, plural=plural, code=code)
 
 
 def gettext(template: str, /, **params: Any) -> Message:
+    """A message that is never stored."""
     return Message(template, params)
 
 
@@ -63,13 +65,13 @@ _ = gettext
 
 @lru_cache(maxsize=1)
 def catalogue() -> Mapping[str, list[str]]:
-    """[template] or [singular, plural] of each code, as `scripts/check_translations --write` extracts them."""
+    """Code → [template] or [singular, plural]. `scripts/check_translations --write` writes the file."""
     entries: dict[str, list[str]] = json.loads(CATALOGUE_FILE.read_text(encoding="utf-8"))
     return entries
 
 
 def find_message(code: str, params: Mapping[str, Any]) -> Message | None:
-    """The message of a stored code; None if no such code exists or a parameter is missing."""
+    """The message with this code and these parameters; None if the code is unknown or a parameter is missing."""
     if code not in catalogue():
         return None
     template, *plural = catalogue()[code]
@@ -81,7 +83,7 @@ def find_message(code: str, params: Mapping[str, Any]) -> Message | None:
 
 
 def serialize(value: Any) -> Any:
-    """JSON for a row: code and parameters of a message; other values unchanged or as text."""
+    """JSON for the database: a message with a code becomes code and parameters, a number stays, others become text."""
     if isinstance(value, Message) and value.code:
         params = {name: serialize(param) for name, param in value.params.items()}
         return {"code": value.code, "params": params}
@@ -89,7 +91,7 @@ def serialize(value: Any) -> Any:
 
 
 def deserialize(value: Any) -> Any:
-    """The message that a row holds; other values unchanged."""
+    """The message for the JSON that `serialize` returned. Values other than messages stay unchanged."""
     if not isinstance(value, Mapping):
         return value
     code = str(value.get("code", ""))
@@ -97,7 +99,7 @@ def deserialize(value: Any) -> Any:
 
 
 def join_with_and(parts: Sequence[str]) -> str:
-    """ "a, b and c"; a single part unchanged."""
+    """Join the parts as "a, b and c". A single part stays unchanged."""
     if len(parts) < 2:
         return parts[0] if parts else ""
     head = join_with_commas(parts[:-1])
@@ -105,7 +107,7 @@ def join_with_and(parts: Sequence[str]) -> str:
 
 
 def join_with_commas(parts: Sequence[str]) -> str:
-    """ "a, b, c"; a message if a part is one."""
+    """Join the parts as "a, b, c". The result is a message if one of the parts is a message."""
     if not any(isinstance(part, Message) for part in parts):
         return ", ".join(parts)
     text = parts[0]
@@ -115,7 +117,7 @@ def join_with_commas(parts: Sequence[str]) -> str:
 
 
 def join_messages(*messages: str) -> Message:
-    """Sentences one after the other; empty ones are left out."""
+    """Join sentences with a space, without the empty ones."""
     first, *others = [message for message in messages if message] or [""]
     text = first if isinstance(first, Message) else msg("join.text", "%(text)s", text=first)
     for other in others:

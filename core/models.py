@@ -1,6 +1,6 @@
 """Tables that every app uses: numbered events and idempotency keys.
 
-Written only by `core.events.records` and `core.api.idempotency`.
+Only `core.events.records` and `core.api.idempotency` write them.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from django.utils.translation import gettext_lazy as _
 class Event(models.Model):
     """Append-only record of something that happened to a subject (today: a job).
 
-    Readers see numbers only grow; `core.events.records.record` guarantees it. There is no foreign key:
-    core depends on no other app. An app that deletes a subject deletes its events.
+    `core.events.records.record_events` guarantees that readers receive increasing numbers. The subject is no
+    foreign key, because `core` imports no other app. An app that deletes a subject deletes its events.
     """
 
     class Actor(models.TextChoices):
@@ -50,7 +50,7 @@ class Event(models.Model):
 
 
 class IdempotencyKey(models.Model):
-    """One request that may be repeated: the same key and content return the first result."""
+    """The Idempotency-Key of one request. A repeated request with the same key returns the first result."""
 
     user = models.ForeignKey(
         settings.AUTH_USER_MODEL,

@@ -1,4 +1,4 @@
-"""State and tuning of a process as a whole: garbage collection, and crash points of the fault tests."""
+"""Garbage collection settings of a process, and crash points for the fault tests."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ import signal
 
 from django.conf import settings
 
-# Allocations before a collection. Python's default of 700 is a fraction of one request.
+# Number of new objects that starts a collection. With Python's default of 700 each request would start several.
 GC_THRESHOLD = 20_000
 
 
 def freeze_startup_objects() -> None:
-    """Exclude objects created at startup from garbage collection."""
+    """Exclude the objects created at startup from garbage collection, and collect less often."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(GC_THRESHOLD)
 
 
 def crash_point(name: str) -> None:
-    """Kill this process here if SLUICE_CRASH_AT names the point. Only with DEMO settings."""
+    """Kill this process with SIGKILL if SLUICE_CRASH_AT is `name`. For fault tests; only with SLUICE_DEMO=1."""
     if settings.DEMO and os.environ.get("SLUICE_CRASH_AT") == name:
         os.kill(os.getpid(), signal.SIGKILL)

@@ -1,14 +1,13 @@
-"""State of this process: one object that holds the pools, hubs, registries, limiters and caches.
+"""State of this process: one object that holds the pools, hubs, registries, limiters and caches (components).
 
-A component is built at its first use, one per process, or one per event loop if it has asyncio objects:
-`core.events.hub.EventHub`, `jobs.logs.follower.FollowerRegistry` (per loop);
-`core.api.throttle.RateLimitBuckets`, `core.api.concurrency.ConcurrencyLimiter`,
-`clusters.connections` (transport factories, passwd entries, pyslurm readers),
-`jobs.sync.attempt_files.ImageNameCache`. `core.api.throttle` and `core.api.concurrency` fetch theirs at import.
+A component is created at its first use. There is one per process; components with asyncio objects exist once per
+event loop: `core.events.hub.EventHub`, `jobs.logs.follower.FollowerRegistry`. Per process:
+`core.api.throttle.RateLimitBuckets`, `core.api.concurrency.ConcurrencyLimiter`, the cache of `clusters.connections`,
+`jobs.sync.attempt_files.ImageNameCache`. `core.api.throttle` and `core.api.concurrency` get theirs at import.
 
-Module globals that remain hold no state of requests or jobs: registries filled at start (declared event
-types, pass factories, profile context), `lru_cache`s of pure functions, compiled queries (`core.lookup`), the
-write lock of SQLite (`core.sqlite.base`) and the thread pool of downloads (`core.api.streams`).
+Not here, but module globals: registries filled at start (declared event types, pass factories, profile context),
+`lru_cache`s of pure functions, compiled queries (`core.lookup`), the write lock of SQLite (`core.sqlite.base`), the thread pool of downloads
+(`core.api.streams`) and the count of open websockets (`accounts.websockets`).
 """
 
 from __future__ import annotations
@@ -21,13 +20,15 @@ T = TypeVar("T")
 
 
 class ProcessState:
+    """The components of this process, by class."""
+
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._components: dict[type[Any], Any] = {}
         self._loop_components: dict[tuple[asyncio.AbstractEventLoop, type[Any]], Any] = {}
 
     def get(self, component: type[T]) -> T:
-        """The process's instance of a class without constructor arguments."""
+        """Return this process's instance of the class; create it without arguments at the first call."""
         with self._lock:
             if component not in self._components:
                 self._components[component] = component()
@@ -35,7 +36,7 @@ class ProcessState:
         return found
 
     def get_for_loop(self, component: type[T]) -> T:
-        """The instance of the running event loop. Those of closed loops are dropped."""
+        """Return the running event loop's instance of the class. Drops the instances of closed loops."""
         loop = asyncio.get_running_loop()
         with self._lock:
             for key in [key for key in self._loop_components if key[0].is_closed()]:
@@ -46,7 +47,7 @@ class ProcessState:
         return found
 
     def reset(self) -> None:
-        """Drop all components, as in a process that has just started. For tests."""
+        """Drop all components, so that `get` creates new ones. For tests."""
         with self._lock:
             self._components.clear()
             self._loop_components.clear()

@@ -1,4 +1,4 @@
-"""Runs blocking calls of coroutines in threads with a valid database connection."""
+"""Runs blocking functions for coroutines, in threads with a valid database connection."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ T = TypeVar("T")
 
 
 async def run_in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Run a blocking call in a thread, so that the event loop and other websockets do not wait."""
+    """Run a blocking function in a thread, so that it does not block the event loop."""
 
     def call() -> T:
-        # A worker thread keeps its connection; close it here if it is broken or expired.
+        # A worker thread keeps its database connection between calls: close it if it is broken or too old.
         close_old_connections()
         try:
             return function(*args, **kwargs)

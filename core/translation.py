@@ -1,7 +1,7 @@
 """Translates messages into the reader's language.
 
-The only module that passes `core.messages` to Django's catalogues: pages, the API, websockets and commands
-call `translate` when they show a message or a stored row.
+The only module that looks up messages of `core.messages` in Django's translation catalogues. Pages, the API,
+websockets and commands call `translate` when they show a message or a stored message.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from core.messages import Message, deserialize
 
 
 def translate(text: object) -> str:
-    """A message, or the code and parameters that a row holds of one; other text unchanged."""
+    """Translate a message, or the JSON of a stored message. Other text stays unchanged."""
     message = deserialize(text)
     if not isinstance(message, Message):
         return str(message)
@@ -32,7 +32,7 @@ def translate(text: object) -> str:
 
 
 def negotiate_language(header: str) -> str:
-    """The first supported language of an Accept-Language header; "" for none."""
+    """The first supported language in an Accept-Language header; "" if none is supported."""
     for code, _weight in parse_accept_lang_header(header):
         with suppress(LookupError):
             return get_supported_language_variant(code)
@@ -40,7 +40,7 @@ def negotiate_language(header: str) -> str:
 
 
 def console_language() -> str:
-    """The language of a command's terminal, by POSIX: LC_ALL over LC_MESSAGES over LANG."""
+    """The language for a command's output. As in POSIX, LC_ALL precedes LC_MESSAGES, which precedes LANG."""
     locale_values = (os.environ.get(name, "") for name in ("LC_ALL", "LC_MESSAGES", "LANG"))
     locale_name = next((value for value in locale_values if value), "")
     return "zh-hans" if locale_name.lower().startswith("zh") else "en"

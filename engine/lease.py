@@ -1,7 +1,7 @@
-"""The lease that makes one engine the leader of a cluster: a database row that expires by itself.
+"""The lease that makes one engine the leader of a cluster: a database row with an expiry time.
 
-All times are the database's, so engines on machines with different clocks agree. Every write of the
-engine happens inside `fenced_transaction()`, which fails once another engine has taken over.
+All times come from the database's clock, so the clocks of the engines' machines may differ. The engine writes only
+inside `fenced_transaction()`, which raises LeaseLost after another engine has taken the lease.
 """
 
 from __future__ import annotations
@@ -24,25 +24,28 @@ from clusters.passes import LeaseLost
 
 logger = logging.getLogger(__name__)
 
-# A standby takes over at most LEASE_TTL_S + STANDBY_INTERVAL_S after the leader died: within 15 s.
+# After the leader dies, a standby takes over within LEASE_TTL_S + STANDBY_INTERVAL_S. The documentation promises 15 s.
 LEASE_TTL_S = 9
 RENEW_INTERVAL_S = 2.5
 STANDBY_INTERVAL_S = 2.0
 
 
 def generate_holder_name() -> str:
+    """A name for one engine process, unique also if process ids are reused."""
     return f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
 
 
 @dataclass(frozen=True, slots=True)
 class Lease:
+    """The lease of one cluster as this engine acquired it."""
+
     cluster_id: int
     holder: str
     fence: int
 
     @classmethod
     def acquire(cls, cluster: Cluster, holder: str) -> Lease | None:
-        """Take the lease if it is free or expired; None: another engine holds it."""
+        """Take the lease if it is free, expired or already held by `holder`; None if another engine holds it."""
         EngineLease.objects.get_or_create(cluster=cluster)
         available = Q(expires_at__isnull=True) | Q(expires_at__lt=Now()) | Q(holder=holder)
         updated = EngineLease.objects.filter(available, cluster=cluster).update(
@@ -67,8 +70,8 @@ class Lease:
         return Q(cluster_id=self.cluster_id, holder=self.holder, fence=self.fence)
 
     def renew(self) -> bool:
-        """False: it expired or was taken; stop working."""
-        # A transaction although it is one statement: on SQLite `core.sqlite` queues writing transactions.
+        """Extend the lease. Return False if it expired or another engine took it."""
+        # One statement needs no transaction, but the write lock of `core.sqlite` works only for transactions.
         with transaction.atomic():
             renewed = EngineLease.objects.filter(
                 self._ownership_filter(), expires_at__gt=Now()
@@ -80,7 +83,7 @@ class Lease:
 
     @contextmanager
     def fenced_transaction(self) -> Iterator[None]:
-        """A transaction that commits only while this engine holds the lease. Raises LeaseLost."""
+        """A transaction during which no other engine can take the lease. Raises LeaseLost if it is not held."""
         with transaction.atomic():
             held = (
                 EngineLease.objects.select_for_update(no_key=True)

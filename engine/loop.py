@@ -1,7 +1,7 @@
-"""The engine process: a thread per cluster, one thread that renews the leases.
+"""The engine process: one thread per cluster that runs its passes, and one thread that renews the leases.
 
-`Engine().run(stop)` works until the event is set and survives losing the database; `Engine().run_once()`
-runs every pass once for each cluster and returns. Knows no Slurm.
+`Engine().run(stop)` runs until the event `stop` is set and retries if the database is unavailable. `Engine().run_once()`
+runs each pass once for each enabled cluster and returns. This module contains nothing about Slurm.
 """
 
 from __future__ import annotations
@@ -30,16 +30,18 @@ DATABASE_RETRY_S = 1.0
 
 
 class Engine:
+    """One engine process. `holder` is its name in the leases."""
+
     def __init__(self, *, holder: str = "") -> None:
         self.holder = holder or generate_holder_name()
         self._threads: dict[int, threading.Thread] = {}
         self._leases: dict[int, Lease] = {}
         self._lock = threading.Lock()
 
-    # -- until stopped --------------------------------------------------------------------------------
+    # -- run until stopped --------------------------------------------------------------------------------
 
     def run(self, stop: threading.Event) -> None:
-        """Work until `stop` is set. Database and cluster errors are retried."""
+        """Run the passes of all clusters until `stop` is set. Retries after errors of the database or a cluster."""
         logger.info("engine %s starts", self.holder, extra={"action": "engine_start"})
         renewer = threading.Thread(target=self._renew_leases, args=(stop,), name="engine-renew")
         renewer.start()
@@ -56,7 +58,7 @@ class Engine:
         logger.info("engine %s stops", self.holder, extra={"action": "engine_stop"})
 
     def _start_threads(self, stop: threading.Event) -> None:
-        """Start missing threads, also for disabled clusters: some passes run for them too."""
+        """Start the missing threads of clusters. Disabled clusters have one too, because some passes run for them."""
         for cluster in Cluster.objects.all():
             thread = self._threads.get(cluster.pk)
             if thread is None or not thread.is_alive():
@@ -67,7 +69,7 @@ class Engine:
                 thread.start()
 
     def _run_cluster(self, cluster_id: int, stop: threading.Event) -> None:
-        """Stand by until the lease of one cluster is free, then lead until it is lost."""
+        """Wait until the lease of the cluster is free, then run its passes until the lease is lost. Repeat."""
         while not stop.is_set():
             try:
                 close_old_connections()
@@ -134,10 +136,10 @@ class Engine:
         )
         time.sleep(DATABASE_RETRY_S)
 
-    # -- once -----------------------------------------------------------------------------------------
+    # -- run once -----------------------------------------------------------------------------------------
 
     def run_once(self, *, lease_timeout_s: float = LEASE_TTL_S + 2.0) -> list[str]:
-        """Run the passes once for every enabled cluster; returns names of clusters led by others."""
+        """Run the passes once for every enabled cluster. Return the names of clusters that other engines lead."""
         skipped = []
         for cluster in Cluster.objects.filter(enabled=True):
             lease = self._acquire_with_timeout(cluster, lease_timeout_s)

@@ -1,7 +1,8 @@
 """Runs the registered passes of one cluster while this engine holds its lease.
 
-The worker knows when a pass is due, what a ClusterError costs (back-off, log line, cluster status) and
-nothing about what a pass does. One unreachable cluster delays only its own worker.
+Each pass decides how long to wait after a success (`interval_s`) and after a failure (`retry_delay_s`); the worker only
+schedules it. The worker logs and counts every ClusterError and stores it in the cluster's status. Each cluster has its
+own worker and thread, so an unreachable cluster does not delay the others.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ from engine.lease import Lease
 
 logger = logging.getLogger(__name__)
 
-# Delay between two rounds: the latency of a new job or a stop request until a pass sees its row.
+# Delay between two rounds. A pass that runs in every round sees a new row, such as a stop request, after this time.
 ROUND_INTERVAL_S = 0.4
 STATUS_WRITE_INTERVAL_S = 2.0
 
 
 @dataclass
 class ScheduledPass:
-    """A pass and when it is due next, by the monotonic clock."""
+    """A pass and the time of its next run, by `time.monotonic()`."""
 
     work: Pass
     due_at: float
@@ -41,6 +42,8 @@ class ScheduledPass:
 
 
 class ClusterWorker:
+    """The passes of one cluster. Created when this engine has acquired the lease, closed when it is lost."""
+
     def __init__(
         self, cluster: Cluster, lease: Lease, factory: PassFactory = create_passes
     ) -> None:
@@ -53,7 +56,7 @@ class ClusterWorker:
         self._status_due_at = 0.0
 
     def run_due_passes(self) -> None:
-        """One round. Raises LeaseLost and DatabaseError; logs and counts cluster errors."""
+        """Run each pass that is due and has work (one round). Raises LeaseLost and DatabaseError."""
         cluster = self.context.cluster = Cluster.objects.get(pk=self.context.cluster.pk)
         for scheduled in self.scheduled:
             work = scheduled.work
@@ -65,7 +68,7 @@ class ClusterWorker:
             self._store_status()
 
     def run_all_passes(self) -> None:
-        """Every pass once, waiting for its threads: for `engine --once` and the tests."""
+        """Run every pass once and wait for the threads that it starts. For `engine --once` and for tests."""
         for scheduled in self.scheduled:
             if scheduled.work.runs_once:
                 self._run(scheduled, to_completion=True)
@@ -107,7 +110,10 @@ class ClusterWorker:
     def _store_status(
         self, *, slurm_answered: bool = False, error: ClusterError | None = None
     ) -> None:
-        """Pages show the age of the data: written at every error, else every STATUS_WRITE_INTERVAL_S."""
+        """Store the time and result of the last pass, from which pages show the age of the data.
+
+        Errors are stored at once, successes at most once per STATUS_WRITE_INTERVAL_S.
+        """
         if error is None and time.monotonic() < self._status_due_at:
             return
         self._status_due_at = time.monotonic() + STATUS_WRITE_INTERVAL_S

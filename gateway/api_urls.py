@@ -1,4 +1,4 @@
-"""URLs below `/api/v1/`: jobs, tokens, the schema and its page."""
+"""URLs below `/api/v1/`: jobs, tokens, the OpenAPI schema and its documentation page."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from django.urls import include, path
 from drf_spectacular.views import SpectacularSwaggerSplitView
 
 from accounts.api import TokenListView, TokenView
-from core.api.schema import schema
+from core.api.schema import schema_view
 
 urlpatterns = [
     path("", include("jobs.api.urls")),
     path("tokens", TokenListView.as_view(), name="api-tokens"),
     path("tokens/<int:id>", TokenView.as_view(), name="api-token"),
-    path("schema", schema, name="api-schema"),
-    # Page and script are separate URLs: the Content-Security-Policy forbids inline scripts and other hosts.
+    path("schema", schema_view, name="api-schema"),
+    # The "split" view serves the page's script from a URL: the Content-Security-Policy forbids inline scripts.
     path(
         "docs",
         SpectacularSwaggerSplitView.as_view(

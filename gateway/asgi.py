@@ -1,4 +1,4 @@
-"""The ASGI application: HTTP by Django, websockets by Channels."""
+"""The ASGI application: Django handles HTTP, Channels handles websockets."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ os.environ.setdefault("DJANGO_SETTINGS_MODULE", "gateway.settings")
 
 setup(set_prefix=False)
 
-# After django.setup(): these import models.
+# These modules import models, which is possible only after django.setup().
 from accounts.websockets import SocketAuthMiddleware  # noqa: E402
 from gateway.routing import websocket_urlpatterns  # noqa: E402
 from gateway.threads import ThreadedHandler  # noqa: E402

@@ -1,9 +1,9 @@
-"""Request bodies: size limits while they arrive, and no large body in memory.
+"""Request bodies: enforces size limits while a body is received, and keeps large bodies out of memory.
 
-Twisted parses every multipart body into memory, and Daphne 4.2 puts a whole body into a queue before the
-application reads it. Here a large body stays in its temporary file until it is read. Only upload URLs
-accept a large one, and only with a valid token or session in the headers; anything else is refused before
-it reaches the disk.
+Twisted parses every multipart body into memory, and Daphne 4.2 puts a whole body into a queue before the application
+reads it. Here a large body stays in Twisted's temporary file until the application reads it. Only upload URLs accept a
+large body, and only if the headers have a valid token or session; other large bodies are refused while they are
+received.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ from core.translation import negotiate_language, translate
 
 logger = logging.getLogger(__name__)
 
-CHUNK_BYTES = 256 * 1024
-# Allowance for multipart boundaries and the manifest.
+BODY_CHUNK_BYTES = 256 * 1024
+# Added to the limit of an upload for the multipart boundaries and the manifest.
 MULTIPART_OVERHEAD_BYTES = 16 * 1024 * 1024
 UPLOAD_PATHS = (b"/api/v1/jobs", b"/api/v1/jobs/plan", b"/api/v1/uploads")
+# HTTP status → reason phrase, code and message of the response to a refused body.
 REFUSALS = {
     401: (
         "Unauthorized",
@@ -49,7 +50,8 @@ REFUSALS = {
 
 
 def build_refusal(status: int, accept_language: str) -> bytes:
-    # Imported late: it imports all models.
+    """The problem+json body of the response to a refused body."""
+    # Imported here, because it imports models and this module is imported before they are loaded.
     from gateway.problems import problem_response
 
     _reason, code, message = REFUSALS[status]
@@ -58,19 +60,20 @@ def build_refusal(status: int, accept_language: str) -> bytes:
 
 
 def default_body_limit() -> int:
-    """For forms and JSON without authentication. Views apply their own smaller limits."""
+    """The size limit in bytes of bodies that need no authentication: forms and JSON. Views have smaller limits."""
     forms = int(settings.DATA_UPLOAD_MAX_MEMORY_SIZE or 0)
-    return max(int(settings.API_MAX_BODY_BYTES), forms) + CHUNK_BYTES
+    return max(int(settings.API_MAX_BODY_BYTES), forms) + BODY_CHUNK_BYTES
 
 
 def body_limit(path: bytes) -> int:
+    """The size limit in bytes of bodies sent to this URL path."""
     if path.partition(b"?")[0] in UPLOAD_PATHS:
         return int(settings.UPLOAD_MAX_BYTES) + MULTIPART_OVERHEAD_BYTES
     return default_body_limit()
 
 
 def is_authenticated_request(authorization: str, cookie: str) -> bool:
-    """Whether the headers have a valid token or session. Reads the database."""
+    """Whether these headers have a valid token or session. Queries the database."""
     from accounts.tokens import user_from_token
     from accounts.websockets import user_from_session
 
@@ -84,19 +87,21 @@ def is_authenticated_request(authorization: str, cookie: str) -> bool:
             morsel = None
         return user_from_session(morsel.value if morsel else "").is_authenticated
     finally:
-        connections.close_all()  # the thread is Twisted's and may stay idle for hours
+        connections.close_all()  # this thread of Twisted's pool may stay idle for hours
 
 
 class BoundedRequest(WebRequest):  # type: ignore[misc]
-    """Overrides Twisted's methods. While the sender of a large body is authenticated, reading pauses."""
+    """A request with size limits. Receiving pauses while the sender of a large body is being authenticated.
+
+    The camelCase methods override those of Twisted.
+    """
 
     _refused = False
     _authenticating = False
     _authenticated = False
     _received_bytes = 0
-    _deferred_request: tuple[bytes, bytes, bytes] | None = (
-        None  # the request was complete before authentication was
-    )
+    # Arguments of `requestReceived`, if the whole request was received before authentication ended.
+    _deferred_request: tuple[bytes, bytes, bytes] | None = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -112,7 +117,9 @@ class BoundedRequest(WebRequest):  # type: ignore[misc]
         self._received_bytes += len(data)
         self._check_size(self._received_bytes)
         if self._authenticating:
-            self._buffered.append(data)  # read before the pause: at most one buffer
+            self._buffered.append(
+                data
+            )  # data received before the pause took effect: at most one read buffer
         elif not self._refused:
             super().handleContentChunk(data)
 
@@ -140,9 +147,9 @@ class BoundedRequest(WebRequest):  # type: ignore[misc]
         )
 
     def _on_authentication(self, authenticated: bool | None) -> None:
-        """None: the lookup failed. Respond 503, not 401; the token may be valid."""
+        """Continue or refuse the request. None: the lookup failed, so respond 503 and not 401."""
         self._authenticating = False
-        if self.channel is None:  # disconnected meanwhile
+        if self.channel is None:  # the client has disconnected
             return
         if not authenticated:
             self._refuse(503 if authenticated is None else 401)
@@ -157,7 +164,7 @@ class BoundedRequest(WebRequest):  # type: ignore[misc]
             self.channel._networkProducer.resumeProducing()
 
     def _on_authentication_error(self, failure: Any) -> None:
-        """The database did not answer."""
+        """Called if `is_authenticated_request` raised an exception: the database is unavailable."""
         logger.warning(
             "the sender of a large body could not be authenticated: %s",
             failure.getErrorMessage(),
@@ -183,17 +190,19 @@ class BoundedRequest(WebRequest):  # type: ignore[misc]
 
 
 class BoundedFactory(HTTPFactory):  # type: ignore[misc]
+    """Daphne's HTTP factory with `BoundedRequest` as its request class."""
+
     def buildProtocol(self, addr: Any) -> Any:  # noqa: N802
         protocol = super().buildProtocol(addr)
         protocol.requestFactory = BoundedRequest
         return protocol
 
     def log(self, request: Any) -> None:
-        """Twisted would format an access log line for each request, although no log is open."""
+        """Do nothing: Twisted's method formats an access log line for each request, although no log is open."""
 
 
 class BodyQueue(asyncio.Queue[dict[str, Any]]):
-    """The application's messages, the body first, read from its file on demand."""
+    """The queue of ASGI messages for the application. It returns the body first, in chunks read from its file."""
 
     def __init__(self, body: IO[bytes]) -> None:
         super().__init__()
@@ -201,7 +210,7 @@ class BodyQueue(asyncio.Queue[dict[str, Any]]):
 
     async def get(self) -> dict[str, Any]:
         if self._body is not None:
-            chunk = self._body.read(CHUNK_BYTES)
+            chunk = self._body.read(BODY_CHUNK_BYTES)
             if chunk:
                 return {"type": "http.request", "body": chunk, "more_body": True}
             self._body.close()
@@ -210,7 +219,7 @@ class BodyQueue(asyncio.Queue[dict[str, Any]]):
 
 
 def detach_body(protocol: Any) -> BodyQueue | None:
-    """The queue for a large body, taken away from Daphne; None for a small body."""
+    """Return a queue that reads a large body from its file, and give Daphne an empty body; None for a small body."""
     body = protocol.content
     if isinstance(body, io.BytesIO):
         return None

@@ -1,4 +1,4 @@
-"""Pages for HTTP errors; problem+json where the API was called."""
+"""Views for HTTP errors: problem+json for requests to the API, HTML pages for others."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def error_page(status: int, title: str, sentence: str, request: HttpRequest) -> 
 
 
 def bad_request(request: HttpRequest, exception: Exception) -> HttpResponse:
-    if problems.is_api(request):
+    if problems.is_api_request(request):
         return problems.problem_for_status(400, request)
     return error_page(
         400,
@@ -27,7 +27,7 @@ def bad_request(request: HttpRequest, exception: Exception) -> HttpResponse:
 
 
 def permission_denied(request: HttpRequest, exception: Exception) -> HttpResponse:
-    if problems.is_api(request):
+    if problems.is_api_request(request):
         return problems.problem_for_status(403, request)
     return error_page(
         403,
@@ -38,7 +38,7 @@ def permission_denied(request: HttpRequest, exception: Exception) -> HttpRespons
 
 
 def not_found(request: HttpRequest, exception: Exception) -> HttpResponse:
-    if problems.is_api(request):
+    if problems.is_api_request(request):
         return problems.problem_for_status(404, request)
     return error_page(
         404,
@@ -49,8 +49,8 @@ def not_found(request: HttpRequest, exception: Exception) -> HttpResponse:
 
 
 def server_error(request: HttpRequest) -> HttpResponse:
-    """Does not use the database or context processors: either may have failed."""
-    if problems.is_api(request):
+    """Render a page without database and context processors, because these may have caused the error."""
+    if problems.is_api_request(request):
         return problems.problem_for_status(500, request)
     return HttpResponse(render_to_string("500.html"), status=500)
 

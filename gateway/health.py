@@ -15,23 +15,23 @@ from django.views.decorators.http import require_GET
 from clusters.models import ClusterStatus
 from gateway.prometheus import can_read_metrics
 
-# Passes run every few seconds; without one for this long, no engine is working.
+# Passes run every few seconds. If the last one is older than this, no engine is running.
 ENGINE_STALE_AFTER = timedelta(seconds=60)
 
 
 @require_GET
 @never_cache
 def healthz(request: HttpRequest) -> HttpResponse:
-    """This process answers. Checks nothing else, which a restart would not repair."""
+    """Report that this process responds. Checks nothing else: a restart of it would not repair other failures."""
     return HttpResponse("ok\n", content_type="text/plain")
 
 
 @require_GET
 @never_cache
 def readyz(request: HttpRequest) -> JsonResponse:
-    """Whether work can be done: database, the engine's last pass, each cluster.
+    """Report whether the database, the engine and every enabled cluster work.
 
-    Everyone gets `ready`; the single checks only those who may read the metrics.
+    Everyone gets `ready`; only those who may read the metrics get the result of each check.
     """
     checks: dict[str, dict[str, Any]] = {}
     detailed = False
@@ -49,7 +49,7 @@ def readyz(request: HttpRequest) -> JsonResponse:
 
 
 def _cluster_checks() -> dict[str, dict[str, Any]]:
-    """Per enabled cluster: whether an engine runs its passes and the cluster answers."""
+    """For each enabled cluster: whether an engine runs its passes and whether the cluster responds."""
     now = timezone.now()
     checks: dict[str, dict[str, Any]] = {}
     statuses = ClusterStatus.objects.filter(cluster__enabled=True).select_related("cluster")

@@ -1,7 +1,7 @@
-"""Maps exceptions to HTTP responses of the API: problem+json (RFC 9457).
+"""The table from exceptions to error responses of the API: problem+json (RFC 9457).
 
-Every response has a stable `code`, one sentence in `detail` and, if single values are invalid, their paths in
-`errors`. Raw stderr and tracebacks go to the log only. Error pages are in `gateway.error_pages`.
+Every error response has a stable `code`, one sentence in `detail` and, if single values are invalid, their paths in
+`errors`. Raw stderr and tracebacks are written only to the log. Error pages are in `gateway.error_pages`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from rest_framework import exceptions as drf
 from rest_framework.views import set_rollback
 
 from clusters import errors as cluster_errors
-from core import errors as job_errors
+from core import errors as core_errors
 from core.translation import translate
 from jobs.jobfile import SpecError
 from jobs.plan import PlanError
@@ -37,33 +37,35 @@ from jobs.store.archives import ArchiveRefused
 
 logger = logging.getLogger(__name__)
 
-CONTENT_TYPE = "application/problem+json"
-RETRY_AFTER_S = 5
-API_PREFIX = "/api/"
+PROBLEM_CONTENT_TYPE = "application/problem+json"
+RETRY_AFTER_S = 5  # for responses with status 503
+API_PATH_PREFIX = "/api/"
 
 
 @dataclass(frozen=True, slots=True)
 class ProblemType:
+    """HTTP status and code of an error response."""
+
     status: int
     code: str
 
 
-# Looked up along the exception's MRO: the most specific class applies; the order here does not matter.
+# The entry of the exception's class applies; without one, that of its nearest base class. The order has no meaning.
 PROBLEM_TYPES: Mapping[type[BaseException], ProblemType] = {
     SpecError: ProblemType(400, "job_file_invalid"),
     PlanError: ProblemType(422, "job_cannot_run"),
     ArchiveRefused: ProblemType(422, "archive_refused"),
-    job_errors.JobError: ProblemType(409, "refused"),
-    job_errors.NotAllowed: ProblemType(403, "forbidden"),
-    job_errors.NotFound: ProblemType(404, "not_found"),
-    job_errors.NameTaken: ProblemType(409, "name_taken"),
-    job_errors.InvalidTransition: ProblemType(409, "invalid_transition"),
-    job_errors.InvalidValue: ProblemType(400, "invalid_value"),
-    job_errors.VersionConflict: ProblemType(409, "version_conflict"),
-    job_errors.TooLarge: ProblemType(413, "too_large"),
-    job_errors.KeyReused: ProblemType(409, "idempotency_key_reused"),
-    job_errors.ClusterBusy: ProblemType(503, "cluster_busy"),
-    job_errors.ClusterNotReady: ProblemType(503, "cluster_not_ready"),
+    core_errors.ActionRefused: ProblemType(409, "refused"),
+    core_errors.NotAllowed: ProblemType(403, "forbidden"),
+    core_errors.NotFound: ProblemType(404, "not_found"),
+    core_errors.NameTaken: ProblemType(409, "name_taken"),
+    core_errors.InvalidTransition: ProblemType(409, "invalid_transition"),
+    core_errors.InvalidValue: ProblemType(400, "invalid_value"),
+    core_errors.VersionConflict: ProblemType(409, "version_conflict"),
+    core_errors.TooLarge: ProblemType(413, "too_large"),
+    core_errors.KeyReused: ProblemType(409, "idempotency_key_reused"),
+    core_errors.ClusterBusy: ProblemType(503, "cluster_busy"),
+    core_errors.ClusterNotReady: ProblemType(503, "cluster_not_ready"),
     Http404: ProblemType(404, "not_found"),
     ObjectDoesNotExist: ProblemType(404, "not_found"),
     PermissionDenied: ProblemType(403, "forbidden"),
@@ -101,13 +103,14 @@ PROBLEM_TYPES: Mapping[type[BaseException], ProblemType] = {
 
 
 def find_problem_type(error: BaseException) -> ProblemType | None:
+    """The problem type of an exception; None if PROBLEM_TYPES has no entry for it."""
     for kind in type(error).__mro__:
         if found := PROBLEM_TYPES.get(kind):
             break
     else:
         return None
     if isinstance(error, drf.APIException) and not isinstance(error, drf.ValidationError):
-        # A code set by the code that raised the exception takes precedence over the table's.
+        # A DRF exception that was raised with its own code keeps that code and its status.
         code = error.get_codes()
         known = code == error.default_code and type(error) in PROBLEM_TYPES
         if isinstance(code, str) and not known:
@@ -123,7 +126,7 @@ def problem_response(
     errors: list[dict[str, Any]] | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> HttpResponse:
-    """A problem+json response."""
+    """Build an error response as problem+json."""
     body: dict[str, Any] = {
         "type": f"urn:sluice:problem:{code}",
         "title": status_title(status),
@@ -132,7 +135,7 @@ def problem_response(
         "detail": detail,
         "errors": errors or [],
     }
-    response = HttpResponse(json.dumps(body), status=status, content_type=CONTENT_TYPE)
+    response = HttpResponse(json.dumps(body), status=status, content_type=PROBLEM_CONTENT_TYPE)
     for name, value in (headers or {}).items():
         response[name] = value
     return response
@@ -158,7 +161,7 @@ def status_title(status: int) -> str:
 
 
 def exception_handler(error: Exception, context: Mapping[str, Any]) -> HttpResponse | None:
-    """DRF's EXCEPTION_HANDLER. None: unexpected exception; Django logs it and responds with 500."""
+    """DRF's EXCEPTION_HANDLER. Returns None for an exception without an entry: Django logs it and responds 500."""
     problem_type = find_problem_type(error)
     if problem_type is None:
         return None
@@ -174,18 +177,18 @@ def exception_handler(error: Exception, context: Mapping[str, Any]) -> HttpRespo
         status=problem_type.status,
         code=problem_type.code,
         detail=_detail_text(error, problem_type),
-        errors=list(_errors(error)),
-        headers=dict(_headers(error, problem_type, context)),
+        errors=list(_list_errors(error)),
+        headers=dict(_list_headers(error, problem_type, context)),
     )
 
 
 def _detail_text(error: Exception, problem_type: ProblemType) -> str:
-    if isinstance(error, cluster_errors.ClusterError | job_errors.JobError | ArchiveRefused):
+    if isinstance(error, cluster_errors.ClusterError | core_errors.ActionRefused | ArchiveRefused):
         return translate(error.user_message)
     if isinstance(error, SpecError | PlanError):
         return summarize_problems(error.problems)
     if isinstance(error, drf.ValidationError | DjangoValidationError):
-        found = list(_errors(error))
+        found = list(_list_errors(error))
         prefix = f"{found[0]['path']}: " if found and found[0]["path"] else ""
         return prefix + str(found[0]["message"]) if found else _("The request is invalid.")
     if isinstance(error, drf.APIException):
@@ -200,7 +203,7 @@ def _detail_text(error: Exception, problem_type: ProblemType) -> str:
     return sentences.get(problem_type.code) or str(error) or _("The request could not be parsed.")
 
 
-def _errors(error: Exception) -> Iterator[dict[str, Any]]:
+def _list_errors(error: Exception) -> Iterator[dict[str, Any]]:
     if isinstance(error, SpecError | PlanError):
         for found in error.problems:
             yield serialize_problem(found)
@@ -217,10 +220,10 @@ def _errors(error: Exception) -> Iterator[dict[str, Any]]:
 
 
 def _flatten(detail: Any, path: str) -> Iterator[dict[str, Any]]:
-    """Flatten DRF's tree of messages; paths look like `parameters[2].name`."""
+    """Turn DRF's tree of error messages into a list with paths such as `parameters[2].name`."""
     if isinstance(detail, Mapping):
         for key, value in detail.items():
-            # DRF has the errors of a list either in a list or by index in a mapping.
+            # DRF reports errors of list items in a list, or in a mapping by index.
             if isinstance(key, int):
                 inner = f"{path}[{key}]"
             elif key == "non_field_errors":
@@ -237,7 +240,7 @@ def _flatten(detail: Any, path: str) -> Iterator[dict[str, Any]]:
         yield {"path": path, "message": str(detail), "code": code}
 
 
-def _headers(
+def _list_headers(
     error: Exception, problem_type: ProblemType, context: Mapping[str, Any]
 ) -> Iterator[tuple[str, str]]:
     if isinstance(error, drf.Throttled):
@@ -251,14 +254,15 @@ def _headers(
         yield "Allow", ", ".join(view.allowed_methods)
 
 
-# Errors outside of views: unknown URLs, malformed requests, internal errors.
+# Error responses without a DRF view: unknown URLs, malformed requests, internal errors.
 
 
-def is_api(request: HttpRequest) -> bool:
-    return request.path.startswith(API_PREFIX)
+def is_api_request(request: HttpRequest) -> bool:
+    return request.path.startswith(API_PATH_PREFIX)
 
 
 def problem_for_status(status: int, request: HttpRequest) -> HttpResponse:
+    """The problem+json response for a request that no view of the API handled."""
     codes = {400: "bad_request", 403: "forbidden", 404: "not_found", 500: "internal_error"}
     sentences = {
         400: _("The request could not be parsed."),

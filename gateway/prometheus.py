@@ -1,7 +1,7 @@
 """`/metrics` for Prometheus: jobs by state, the engine's polls, the age of the data.
 
-Everything is read from the database, so any web process answers for every engine. Open to requests from
-this machine, to administrators, and with the bearer token METRICS_TOKEN.
+All metrics except the number of websockets come from the database, so every web process reports all engines. Allowed
+are requests from this machine, administrators, and requests with the bearer token METRICS_TOKEN.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ from jobs.models import Job
 
 
 class SluiceCollector(Collector):
+    """Reads the metrics from the database, for one request."""
+
     def collect(self) -> Iterable[Metric]:
         yield self._jobs()
         yield from self._clusters()
@@ -113,12 +115,13 @@ class SluiceCollector(Collector):
 
 
 def can_read_metrics(request: HttpRequest) -> bool:
+    """Whether the request has the metrics token, is an administrator's, or comes from this machine without a proxy."""
     scheme, _, token = request.headers.get("Authorization", "").partition(" ")
     if settings.METRICS_TOKEN and scheme.lower() == "bearer":
         return compare_digest(token.strip().encode(), settings.METRICS_TOKEN.encode())
     if request.user.is_authenticated and request.user.is_active and request.user.is_superuser:
         return True
-    # Behind a proxy every request comes from loopback: then only the token counts.
+    # Behind a proxy on this machine every request comes from loopback, so the address proves nothing.
     proxied = settings.BEHIND_TLS or any(
         name in request.headers for name in ("X-Forwarded-For", "Forwarded", "X-Real-Ip")
     )

@@ -1,8 +1,8 @@
-"""Daphne with back-pressure: `send` waits while the client does not read.
+"""Daphne with back-pressure: the application's `await send(…)` waits while the client does not read.
 
-Daphne 4.2 hands every frame and body chunk to Twisted's write buffer, which has no bound: one slow
-reader of a large log would hold all of it in memory. Here the transport's pause and resume block the
-application's `await send(…)`.
+Daphne 4.2 puts every frame and body chunk into Twisted's write buffer, which has no size limit: for one slow reader of
+a large log the whole log would be in memory. Twisted tells a registered producer to pause when the buffer is full and
+to resume when it is empty; here `send` waits in between.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from zope.interface import implementer
 
 from gateway.bodies import BoundedFactory, detach_body
 
-# Autobahn's 1 s default resets the connection before slow clients have read everything.
+# With Autobahn's default of 1 s, slow clients are disconnected before they have read everything.
 CLOSE_HANDSHAKE_TIMEOUT_S = 60.0
-# Daphne's pings detect a vanished client; this only bounds one wait.
+# How often a waiting `send` checks whether the client has disconnected.
 DRAIN_RECHECK_S = 1.0
 
 
 @implementer(IPushProducer)
 class WriteFlowControl:
-    """Cleared by the transport when its write buffer is full, set when it has drained."""
+    """A producer with an event that is cleared while the transport's write buffer is full."""
 
     def __init__(self) -> None:
         self.writable = asyncio.Event()
@@ -46,7 +46,7 @@ class WriteFlowControl:
 
 
 class BackpressureServer(Server):  # type: ignore[misc]
-    """Flow control per websocket and per streamed HTTP response; request bodies by `gateway.bodies`."""
+    """Daphne's server with flow control for websockets and streamed responses, and `gateway.bodies` for requests."""
 
     @property
     def http_factory(self) -> BoundedFactory:
@@ -54,7 +54,7 @@ class BackpressureServer(Server):  # type: ignore[misc]
 
     @http_factory.setter
     def http_factory(self, factory: Any) -> None:
-        # Daphne 4.2 creates its factory in `run`; this setter replaces it.
+        # Daphne 4.2 assigns its own factory in `run`; this setter replaces it by ours.
         self._http_factory = BoundedFactory(self)
 
     @property
@@ -81,8 +81,8 @@ class BackpressureServer(Server):  # type: ignore[misc]
         last_chunk = message["type"] == "http.response.body" and not message.get("more_body")
         if last_chunk:
             self._release_flow_control(protocol)
-        # After the client's close frame Autobahn accepts no message, and Daphne does not know yet. The
-        # application gets `websocket.disconnect` soon.
+        # After the client's close frame Autobahn raises Disconnected for every message. Daphne learns of the close
+        # later and then sends `websocket.disconnect` to the application.
         with contextlib.suppress(Disconnected):
             await super().handle_reply(protocol, message)
         if message["type"] == "websocket.send" or message.get("more_body"):
@@ -93,12 +93,12 @@ class BackpressureServer(Server):  # type: ignore[misc]
         while (
             flow_control is not None
             and not flow_control.writable.is_set()
-            and self._connected(protocol)
+            and self._is_connected(protocol)
         ):
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(flow_control.writable.wait(), DRAIN_RECHECK_S)
 
-    def _connected(self, protocol: Any) -> bool:
+    def _is_connected(self, protocol: Any) -> bool:
         details = self.connections.get(protocol)
         return details is not None and not details.get("disconnected")
 
@@ -109,7 +109,7 @@ class BackpressureServer(Server):  # type: ignore[misc]
         if "flow_control" not in details:
             flow_control = details["flow_control"] = WriteFlowControl()
             if isinstance(protocol, WebSocketProtocol):
-                # After the upgrade the HTTP channel is still the registered producer.
+                # After the upgrade to a websocket, the HTTP channel is still registered as producer.
                 protocol.transport.unregisterProducer()
                 protocol.transport.registerProducer(flow_control, True)
             else:

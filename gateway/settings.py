@@ -1,8 +1,8 @@
-"""Settings, all from the environment.
+"""Django settings, read from environment variables.
 
-`SLUICE_HOME` (default `var/` in the project) holds everything that Sluice itself writes: the SQLite
-database, the demo secret, the SSH certificate authority, uploads. Outside the demo
-(`SLUICE_DEMO=1`, or under the tests) a missing or well-known secret stops the start.
+`SLUICE_HOME` (default: `var/` in the project) is the directory of all files that Sluice writes: the SQLite database,
+the demo's secret key, the key of the SSH certificate authority, uploads. Outside the demo (`SLUICE_DEMO=1`) and the
+tests, Sluice does not start if the secret key is missing or well known.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def env_list(name: str, default: str = "") -> list[str]:
 
 
 SLUICE_HOME = Path(os.environ.get("SLUICE_HOME") or BASE_DIR / "var")
-# mypy's Django plugin imports the settings, too.
+# Also true under mypy, because its Django plugin imports the settings.
 TESTING = not sys.modules.keys().isdisjoint({"pytest", "mypy"})
 DEMO = env_flag("SLUICE_DEMO", default=TESTING)
 DEBUG = env_flag("SLUICE_DEBUG")
@@ -53,8 +53,8 @@ DEBUG = env_flag("SLUICE_DEBUG")
 KNOWN_BAD_SECRETS = {"secret", "changeme", "change-me", "insecure", "django-insecure"}
 
 
-def secret_key() -> str:
-    """The signing secret from the environment; the demo generates one and stores it in a file with mode 0600."""
+def load_secret_key() -> str:
+    """The value of SLUICE_SECRET_KEY. Only the demo creates a key itself, in a file with mode 0600."""
     given = os.environ.get("SLUICE_SECRET_KEY", "")
     if given:
         if (
@@ -84,13 +84,13 @@ def secret_key() -> str:
     return path.read_text()
 
 
-SECRET_KEY = secret_key()
+SECRET_KEY = load_secret_key()
 ALLOWED_HOSTS = env_list("SLUICE_ALLOWED_HOSTS", "localhost,127.0.0.1,[::1]")
 CSRF_FAILURE_VIEW = "gateway.error_pages.csrf_failure"
 CSRF_TRUSTED_ORIGINS = env_list("SLUICE_TRUSTED_ORIGINS")
 
 INSTALLED_APPS = [
-    # Before django.contrib.auth: `accounts` replaces its command changepassword.
+    # Sluice's apps precede django.contrib.auth, so that the command changepassword of `accounts` replaces Django's.
     "core",
     "accounts",
     "clusters",
@@ -154,8 +154,11 @@ DATABASES = {
 
 
 def restrict_database_permissions(database: Path) -> None:
-    """Mode 0600: the file holds sessions and password hashes. SQLite creates -wal and -shm with the same mode."""
-    # If the file cannot be created, commands that need the database fail with the database's own error.
+    """Set mode 0600, because the file contains sessions and password hashes.
+
+    SQLite creates its -wal and -shm files with the mode of the database file.
+    """
+    # If the file cannot be created, the first query reports it; commands without queries still work.
     with contextlib.suppress(OSError):
         database.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         os.close(os.open(database, os.O_RDWR | os.O_CREAT, 0o600))
@@ -167,14 +170,14 @@ if DATABASES["default"]["ENGINE"] == "django.db.backends.sqlite3":
     DATABASES["default"]["ENGINE"] = "core.sqlite"
     if not TESTING:
         restrict_database_permissions(Path(DATABASES["default"]["NAME"]))
-    # WAL: readers are not blocked while the engine writes. IMMEDIATE takes the write lock at the start of a
-    # transaction: a second writer waits instead of failing in the middle of its transaction.
+    # With WAL, readers do not wait for a writer. IMMEDIATE takes the write lock at the start of a transaction: a second
+    # writer waits there, instead of failing with "database is locked" at its first write.
     DATABASES["default"]["OPTIONS"] = {
         "timeout": 30,
         "transaction_mode": "IMMEDIATE",
         "init_command": "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL;",
     }
-    # Tests use a file, too: threads share an in-memory database through table locks (shared cache mode).
+    # The tests use a file as well: threads share an in-memory database with table locks, which fail without waiting.
     DATABASES["default"]["TEST"] = {
         "NAME": f"{tempfile.gettempdir()}/sluice-test-{os.getpid()}.sqlite3"
     }
@@ -201,8 +204,8 @@ USE_TZ = True
 
 STATIC_URL = "static/"
 STATICFILES_DIRS = [BASE_DIR / "static"]
-# The demo serves the source tree. Otherwise `manage.py collectstatic` writes compressed files with a hash in
-# their names, which browsers cache without an expiry.
+# The demo serves static files from the source tree. Otherwise `manage.py collectstatic` compresses them and adds a hash
+# of the content to their names, so that browsers may cache them without a time limit.
 SERVE_FROM_SOURCE = DEBUG or DEMO
 STATIC_ROOT = None if SERVE_FROM_SOURCE else SLUICE_HOME / "static"
 STORAGES = {
@@ -228,15 +231,15 @@ if BEHIND_TLS:
     SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https")
     SECURE_HSTS_SECONDS = env_int("SLUICE_HSTS_SECONDS", 31_536_000)
     SECURE_HSTS_INCLUDE_SUBDOMAINS = True
-    # The health checks come from the load balancer, in plain HTTP.
     SECURE_SSL_REDIRECT = True
+    # Load balancers send health checks over plain HTTP.
     SECURE_REDIRECT_EXEMPT = [r"^healthz$", r"^readyz$"]
 CONTENT_SECURITY_POLICY = "; ".join(
     (
         "default-src 'self'",
         "connect-src 'self'",
         "img-src 'self' data:",
-        # unsafe-inline: Tabler and xterm.js set element styles from scripts. Sluice has no inline <style>.
+        # xterm.js and Tabler need 'unsafe-inline': they set styles of elements by script.
         "style-src 'self' 'unsafe-inline'",
         "script-src 'self'",
         "worker-src 'self' blob:",
@@ -250,11 +253,12 @@ CONTENT_SECURITY_POLICY = "; ".join(
 # --- API ------------------------------------------------------------------------------------
 
 API_MAX_BODY_BYTES = env_int("SLUICE_API_MAX_BODY_BYTES", 2 * 1024 * 1024)
-# Requests per person, minute and web process. They may all come in one burst.
+# Requests of a person per minute and web process. All of a minute's requests may come at once.
 API_READS_PER_MINUTE = env_int("SLUICE_API_READS_PER_MINUTE", 3000)
 API_WRITES_PER_MINUTE = env_int("SLUICE_API_WRITES_PER_MINUTE", 600)
-API_TOKEN_DEFAULT_DAYS = env_int("SLUICE_API_TOKEN_DEFAULT_DAYS", 90)
 API_TOKEN_MAX_DAYS = env_int("SLUICE_API_TOKEN_MAX_DAYS", 366)
+# The lifetime of a token for which none was requested. The page and the API use it without a further check.
+API_TOKEN_DEFAULT_DAYS = min(env_int("SLUICE_API_TOKEN_DEFAULT_DAYS", 90), API_TOKEN_MAX_DAYS)
 UPLOAD_DIR = Path(os.environ.get("SLUICE_UPLOAD_DIR") or SLUICE_HOME / "uploads")
 UPLOAD_MAX_BYTES = env_int("SLUICE_UPLOAD_MAX_BYTES", 1024**3)
 UPLOAD_MAX_UNPACKED_BYTES = env_int("SLUICE_UPLOAD_MAX_UNPACKED_BYTES", 8 * 1024**3)
@@ -273,7 +277,7 @@ REST_FRAMEWORK = {
     "DEFAULT_PARSER_CLASSES": ["core.api.parsers.JsonParser"],
     "DEFAULT_CONTENT_NEGOTIATION_CLASS": "core.api.parsers.JsonContentNegotiation",
     "EXCEPTION_HANDLER": "gateway.problems.exception_handler",
-    # Disabled, because `?format=` chooses between JSON and YAML of a job file.
+    # Disables DRF's use of `?format=`: Sluice's own parameter of that name selects JSON or YAML for a job file.
     "URL_FORMAT_OVERRIDE": None,
     "UNAUTHENTICATED_USER": "django.contrib.auth.models.AnonymousUser",
 }
@@ -293,36 +297,36 @@ SPECTACULAR_SETTINGS = {
 
 # --- web process ----------------------------------------------------------------------------
 
-# Threads for requests, each with its own database connection, and further threads for requests that wait for a
-# cluster (files, logs). More of the first reduce throughput: Python runs one thread at a time.
+# Threads that handle requests, each with its own database connection. More threads would not be faster, because they
+# compete for the interpreter lock. Requests that wait for a cluster (files, logs) have separate threads.
 WEB_THREADS = env_int("SLUICE_WEB_THREADS", 4)
 WEB_REMOTE_IO_THREADS = env_int("SLUICE_WEB_WAITING_THREADS", 12)
 
 # --- clusters and engine --------------------------------------------------------------------
 
-# Sluice's own SSH certificate authority: created on first use, mode 0600.
+# The private key of Sluice's SSH certificate authority. Created at the first use, with mode 0600.
 SSH_CA_KEY_FILE = Path(os.environ.get("SLUICE_SSH_CA_KEY") or SLUICE_HOME / "ssh" / "ca_key")
-# Sluice never acts as a Unix user below this UID, and never as root.
+# Default of the lowest UID of a new cluster. Sluice never acts as a Unix user with a lower UID.
 UID_FLOOR = env_int("SLUICE_UID_FLOOR", 1000)
 
-# Rows of deleted jobs are hidden for this long before they are removed; events stay for the timelines.
+# After this many days the rows of deleted jobs, and events, are removed from the database.
 KEEP_DELETED_JOBS_DAYS = env_int("SLUICE_KEEP_DELETED_JOBS_DAYS", 30)
 KEEP_EVENTS_DAYS = env_int("SLUICE_KEEP_EVENTS_DAYS", 365)
-# Uploaded code that no live job needs is removed this long after its last use.
+# Uploaded code is deleted this many days after its last use, unless a live job needs it.
 KEEP_UPLOADS_DAYS = env_int("SLUICE_KEEP_UPLOADS_DAYS", 90)
 
 # --- websockets -----------------------------------------------------------------------------
 
 SOCKETS_PER_PERSON = env_int("SLUICE_SOCKETS_PER_PERSON", 50)
-# How soon an open websocket notices that its person signed out or lost a right.
+# Interval at which an open websocket checks that its person is still signed in and still has the permission.
 SOCKET_RECHECK_S = env_int("SLUICE_SOCKET_RECHECK_S", 10)
 
 # --- metrics --------------------------------------------------------------------------------
 
-# `/metrics` answers loopback and administrators; others need this as a bearer token.
+# Bearer token for `/metrics`. Requests from loopback and from administrators need no token.
 METRICS_TOKEN = os.environ.get("SLUICE_METRICS_TOKEN", "")
 
-# --- logs: one JSON object a line, each with an `action` --------------------------------------
+# --- logs: one JSON object per line, each with a field `action` -------------------------------
 
 LOG_FORMAT = os.environ.get("SLUICE_LOG_FORMAT", "plain" if DEMO else "json")
 LOGGING = {
@@ -339,7 +343,7 @@ LOGGING = {
     "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": LOG_FORMAT}},
     "root": {"handlers": ["stderr"], "level": os.environ.get("SLUICE_LOG_LEVEL", "INFO")},
     "loggers": {
-        # Certificates, channels and key exchanges at INFO are noise; failures reach us as errors.
+        # At INFO, paramiko logs each connection and channel. Its failures raise exceptions, which Sluice logs.
         "paramiko": {"level": "WARNING"},
         "daphne": {"level": "WARNING"},
         "django.channels.server": {"level": "WARNING"},

@@ -1,10 +1,9 @@
 """Handles Django requests in a fixed pool of threads with persistent database connections.
 
-Under ASGI, Django 5.2 starts a thread and a database connection per request and switches between thread
-and event loop at each middleware: most of a small request's time. All our views and middlewares are
-synchronous, so a request runs in one thread from start to response. The pool is small because threads
-compete for the interpreter lock. Streamed responses are sent from the event loop and end when the client
-disconnects.
+Under ASGI, Django 5.2 starts a thread and opens a database connection for each request, and switches between thread
+and event loop at each middleware. For a small request this takes most of the time. All views and middlewares of Sluice
+are synchronous, so here one thread handles a request from start to response. The pool is small because threads compete
+for the interpreter lock. Streamed responses are sent from the event loop and end when the client disconnects.
 """
 
 from __future__ import annotations
@@ -24,10 +23,10 @@ from django.core.handlers.asgi import ASGIHandler, get_script_prefix
 from django.http.response import HttpResponseBase
 from django.urls import set_script_prefix
 
-# Files and logs are read on the cluster: these requests mostly wait, so they have threads of their own.
+# Requests for files and logs mostly wait for a cluster. They have separate threads, so that others need not wait.
 REMOTE_IO_PATHS = re.compile(r"/api/v1/jobs/[^/]+/(files|logs)\b")
 
-# Most responses are ready by then and need no task that waits for a disconnect.
+# Most responses are ready within this time. Only for longer requests a task watches for a disconnect of the client.
 DISCONNECT_CHECK_DELAY_S = 0.5
 
 T = TypeVar("T")
@@ -70,9 +69,9 @@ class ThreadedHandler(ASGIHandler):
             body.close()
 
     async def _respond_unless_disconnected(self, scope: Any, body: Any, receive: Receive) -> Any:
-        """None: the client disconnected while its request waited for a thread.
+        """Return the response; None if the client disconnected while its request waited for a thread.
 
-        Otherwise abandoned requests would still be processed and delay the ones after them.
+        Such a request is dropped, so that it does not delay the requests after it.
         """
         threads = (
             self._remote_io_threads
@@ -91,7 +90,7 @@ class ThreadedHandler(ASGIHandler):
             )
             if work.cancel():
                 return None
-            return await response_future  # already running: complete it
+            return await response_future  # a request that has started cannot be cancelled
         finally:
             disconnect_task.cancel()
             with contextlib.suppress(asyncio.CancelledError, RequestAborted):
@@ -110,7 +109,7 @@ class ThreadedHandler(ASGIHandler):
         response: Any = self.get_response(request) if request is not None else error
         response._handler_class = type(self)
         if not response.streaming:
-            # Sends `request_finished` in the thread that used the database connection.
+            # `close` sends the signal request_finished, which must be sent in the thread of the database connection.
             response.close()
         return response
 

@@ -1,4 +1,4 @@
-"""URL configuration of the project."""
+"""All URLs; those of the API and of the job pages are included from `gateway.api_urls` and `jobs.web.urls`."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from gateway import health
 from gateway.prometheus import metrics
 
 urlpatterns: list[URLPattern | URLResolver] = [
-    # First: Django matches in order, and most requests are API requests.
+    # The API comes first: Django tries the patterns in order, and most requests are API requests.
     path("api/v1/", include("gateway.api_urls")),
     path("", include("jobs.web.urls")),
     path("login", sign_in.SignInView.as_view(), name="login"),
     path("logout", LogoutView.as_view(), name="logout"),
-    path("profile", profile.profile, name="profile"),
+    path("profile", profile.profile_page, name="profile"),
     path("profile/password", profile.ChangePasswordView.as_view(), name="password_change"),
-    path("tokens", profile.tokens, name="tokens"),
-    path("tokens/<int:token_id>/revoke", profile.revoke, name="token_revoke"),
+    path("tokens", profile.tokens_page, name="tokens"),
+    path("tokens/<int:token_id>/revoke", profile.revoke_token_view, name="token_revoke"),
     path("preferences", sign_in.set_preferences, name="preferences"),
     path(
         "i18n.js",

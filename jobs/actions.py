@@ -21,10 +21,10 @@ from clusters.errors import ClusterError
 from clusters.models import Namespace, load_capacity, unix_user_for
 from core.api.idempotency import get_or_create_for_key
 from core.errors import (
+    ActionRefused,
     ClusterNotReady,
     InvalidTransition,
     InvalidValue,
-    JobError,
     NameTaken,
     NotAllowed,
 )
@@ -389,7 +389,7 @@ def _batch(jobs: Iterable[Job], action: Callable[[Job], object]) -> list[JobOutc
         try:
             action(job)
             outcomes.append(JobOutcome(job.pk, True))
-        except JobError as error:
+        except ActionRefused as error:
             outcomes.append(JobOutcome(job.pk, False, error.code, error.user_message))
         except ClusterError as error:
             outcomes.append(JobOutcome(job.pk, False, "cluster", error.user_message))

@@ -23,7 +23,7 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.debug import sensitive_post_parameters
 from django.views.decorators.http import require_http_methods, require_POST
 
-from accounts.api import MAX_TOKENS
+from accounts.api import MAX_TOKENS_PER_PERSON
 from accounts.models import ApiToken, User
 from accounts.tokens import create_token, revoke_token, revoke_user_tokens
 from accounts.web.sign_in import THEME_COOKIE, set_preference_cookie
@@ -33,20 +33,20 @@ if TYPE_CHECKING:
 else:
     UserModelForm = forms.ModelForm
 
-# Functions from a user to template context, registered by apps above this one.
-_profile_context: list[Callable[[User], dict[str, Any]]] = []
+_profile_context_functions: list[Callable[[User], dict[str, Any]]] = []
 
 
-def add_profile_context(contribute: Callable[[User], dict[str, Any]]) -> None:
-    _profile_context.append(contribute)
+def add_profile_context(get_context: Callable[[User], dict[str, Any]]) -> None:
+    """Register a function of an app above this one that returns template context for a user's profile page."""
+    _profile_context_functions.append(get_context)
 
 
-LIFETIMES_DAYS = (7, 30, 90, 180, 366)
+TOKEN_LIFETIMES_DAYS = (7, 30, 90, 180, 366)
 WIDGET_CSS_CLASSES = ((forms.Select, "form-select"), (forms.CheckboxInput, "form-check-input"))
 
 
 def add_form_css_classes(form: forms.BaseForm) -> None:
-    """Add CSS classes, and link each error to its field for screen readers."""
+    """Add CSS classes to the form's fields, and mark fields with errors as invalid for screen readers."""
     for name, field in form.fields.items():
         field.widget.attrs["class"] = next(
             (name for kind, name in WIDGET_CSS_CLASSES if isinstance(field.widget, kind)),
@@ -70,7 +70,7 @@ class ProfileForm(UserModelForm):
 
 @require_http_methods(["GET", "POST"])
 @login_required
-def profile(request: HttpRequest) -> HttpResponse:
+def profile_page(request: HttpRequest) -> HttpResponse:
     user = cast("User", request.user)
     form = ProfileForm(request.POST or None, instance=user)
     if request.method == "POST" and form.is_valid():
@@ -82,8 +82,8 @@ def profile(request: HttpRequest) -> HttpResponse:
         set_preference_cookie(response, THEME_COOKIE, user.theme)
         return response
     context: dict[str, Any] = {"form": form}
-    for contribute in _profile_context:
-        context |= contribute(user)
+    for get_context in _profile_context_functions:
+        context |= get_context(user)
     return render(request, "account/profile.html", context)
 
 
@@ -124,7 +124,7 @@ class TokenForm(forms.Form):
         super().__init__(*args, **kwargs)
         days = sorted(
             {
-                *(n for n in LIFETIMES_DAYS if n <= settings.API_TOKEN_MAX_DAYS),
+                *(n for n in TOKEN_LIFETIMES_DAYS if n <= settings.API_TOKEN_MAX_DAYS),
                 settings.API_TOKEN_DEFAULT_DAYS,
             }
         )
@@ -138,14 +138,14 @@ class TokenForm(forms.Form):
 @never_cache
 @sensitive_post_parameters()
 @login_required
-def tokens(request: HttpRequest) -> HttpResponse:
-    """The person's tokens. The secret of a new one is shown only in this response."""
+def tokens_page(request: HttpRequest) -> HttpResponse:
+    """List the person's tokens and create one. The secret of a new token is only in this response."""
     user = cast("User", request.user)
     form = TokenForm(request.POST or None)
     usable = ApiToken.objects.filter(user=user, revoked_at=None)
     secret = ""
     if request.method == "POST" and form.is_valid():
-        if usable.filter(expires_at__gt=timezone.now()).count() >= MAX_TOKENS:
+        if usable.filter(expires_at__gt=timezone.now()).count() >= MAX_TOKENS_PER_PERSON:
             form.add_error(None, _("You have too many tokens. Revoke those you do not need."))
         else:
             _token, secret = create_token(
@@ -170,7 +170,7 @@ def tokens(request: HttpRequest) -> HttpResponse:
 
 @require_POST
 @login_required
-def revoke(request: HttpRequest, token_id: int) -> HttpResponse:
+def revoke_token_view(request: HttpRequest, token_id: int) -> HttpResponse:
     token = get_object_or_404(ApiToken, pk=token_id, user=cast("User", request.user))
     revoke_token(token=token)
     messages.success(request, _("The token “%(name)s” no longer works.") % {"name": token.name})

@@ -1,4 +1,4 @@
-"""Sign-in with rate limits, and the language and theme preferences."""
+"""Views for sign-in, with rate limits, and for the preferences (language and theme)."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_POST
 
 from accounts.models import User
-from core.api.throttle import buckets
+from core.api.throttle import rate_limit_buckets
 
-# Per minute. A whole lab may share one address, so the limit per address is higher.
+# Many people may share one IP address, so the limit per address is higher than the limit per user name.
 SIGN_INS_PER_NAME_PER_MINUTE = 10
 SIGN_INS_PER_ADDRESS_PER_MINUTE = 60
-PREFERENCE_MAX_AGE_S = 365 * 24 * 3600
+PREFERENCE_COOKIE_MAX_AGE_S = 365 * 24 * 3600
 THEME_COOKIE = "sluice_theme"
 
 
 def set_preference_cookie(response: HttpResponse, name: str, value: str) -> None:
     response.set_cookie(
-        name, value, max_age=PREFERENCE_MAX_AGE_S, samesite="Lax", secure=settings.BEHIND_TLS
+        name, value, max_age=PREFERENCE_COOKIE_MAX_AGE_S, samesite="Lax", secure=settings.BEHIND_TLS
     )
 
 
 class SignInView(LoginView):
-    """The login page. Sign-in applies the person's saved language and theme."""
+    """The login page. After sign-in it sets the cookies of the person's saved language and theme."""
 
     redirect_authenticated_user = True
 
     def post(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
-        # Normalized as the form does, so that spellings of one name share a limit.
+        # Normalize as Django's form does, so that different spellings of one name count together.
         name = unicodedata.normalize("NFKC", request.POST.get("username", "")).strip()[:150]
         address = request.META.get("REMOTE_ADDR", "")
         limits = (
@@ -47,7 +47,7 @@ class SignInView(LoginView):
             (f"sign-in-from:{address}", SIGN_INS_PER_ADDRESS_PER_MINUTE),
         )
         for key, per_minute in limits:
-            if wait_s := buckets.take(key, per_minute):
+            if wait_s := rate_limit_buckets.take(key, per_minute):
                 context = self.get_context_data(wait_s=math.ceil(wait_s))
                 answer = self.render_to_response(context, status=429)
                 answer["Retry-After"] = str(math.ceil(wait_s))
@@ -65,7 +65,7 @@ class SignInView(LoginView):
 
 @never_cache
 def admin_sign_in(request: HttpRequest) -> HttpResponse:
-    """Redirect to the only sign-in page: the admin site's own has no rate limit."""
+    """Replace the admin site's login page, which has no rate limit, by a redirect to Sluice's login page."""
     if request.user.is_authenticated:
         if not request.user.is_staff:
             raise PermissionDenied
@@ -76,14 +76,14 @@ def admin_sign_in(request: HttpRequest) -> HttpResponse:
 
 @require_POST
 def set_preferences(request: HttpRequest) -> HttpResponse:
-    """Set language and theme; stored with the person when signed in."""
+    """Set the cookies of language and theme, and store them in the user's row if a person is signed in."""
     next_url = request.POST.get("next", "")
     if not url_has_allowed_host_and_scheme(
         next_url, allowed_hosts={request.get_host()}, require_https=request.is_secure()
     ):
         next_url = "/"
     parts = urlsplit(next_url)
-    # One leading slash: a browser reads a path that begins with two as another host.
+    # Exactly one leading slash: a browser takes a path that starts with two slashes for another host.
     path = "/" + parts.path.lstrip("/\\")
     response = HttpResponseRedirect(path + (f"?{parts.query}" if parts.query else ""))
     changed = []

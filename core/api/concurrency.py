@@ -1,7 +1,7 @@
-"""Limits on concurrent slow requests, per person and per cluster.
+"""Limits the number of slow requests that run at the same time, per person and per cluster.
 
-Each such request occupies one of the process's few threads, and a cluster with a hanging file system blocks it for
-half a minute. The limit keeps threads free for other requests. Counted in the memory of this process.
+A request that reads from a cluster occupies one of this process's few threads, and a hanging file system blocks that
+thread for half a minute. The limit keeps threads free for other requests. Each web process counts its own requests.
 """
 
 from __future__ import annotations
@@ -20,13 +20,18 @@ from core.runtime import process_state
 
 
 class ConcurrencyLimiter:
+    """Counts the requests in progress per key, for example per cluster."""
+
     def __init__(self) -> None:
         self._in_use: Counter[str] = Counter()
         self._lock = threading.Lock()
 
     @contextmanager
     def slot(self, limit: int, key: str, error: Exception | None = None) -> Iterator[None]:
-        """Raises the given error, or Throttled, when all slots are taken."""
+        """Count one request of `key` while the context is open.
+
+        Raises `error` (default: Throttled) if `limit` requests of this key are already in progress.
+        """
         with self._lock:
             if self._in_use[key] >= limit:
                 raise error or Throttled(wait=1)
@@ -48,7 +53,10 @@ concurrency_limiter = process_state.get(ConcurrencyLimiter)
 
 
 def cluster_request_slot(cluster_id: int, name: str) -> AbstractContextManager[None]:
-    """Held while a request's thread waits for a cluster. Raises ClusterBusy."""
+    """Count one request that waits for this cluster while the context is open.
+
+    Raises ClusterBusy if requests for this cluster already occupy half of the threads for remote I/O.
+    """
     busy_error = ClusterBusy(
         _(
             "Cluster %(cluster)s responds slowly and many requests are waiting. Try again in a moment.",

@@ -1,6 +1,6 @@
-"""Strict serializer fields for request bodies, and the shape of problem+json.
+"""Serializer fields for request bodies that accept only the exact JSON type, and the schema of problem+json.
 
-Shapes of responses are in `core.api.shapes`.
+The types of other response bodies are in `core.api.shapes`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from rest_framework import serializers
 
 
 class StrictSerializer(serializers.Serializer[Any]):
-    """Rejects unknown fields and suggests the closest known one."""
+    """Rejects a request with unknown fields; the error suggests the known field with the closest name."""
 
     def to_internal_value(self, data: Any) -> Any:
         if isinstance(data, dict):
@@ -36,7 +36,7 @@ def _unknown_field(name: str, known: list[str]) -> str:
 
 
 class StrictCharField(serializers.CharField):
-    """Strings only: DRF's field converts numbers and booleans to text."""
+    """Accepts only JSON strings. DRF's CharField also accepts numbers and converts them to text."""
 
     def to_internal_value(self, data: Any) -> str:
         if not isinstance(data, str):
@@ -45,7 +45,7 @@ class StrictCharField(serializers.CharField):
 
 
 class StrictIntegerField(serializers.IntegerField):
-    """Integers only: DRF's field also accepts "1", 1.0 and true."""
+    """Accepts only JSON integers. DRF's IntegerField also accepts "1", 1.0 and true."""
 
     def to_internal_value(self, data: Any) -> int:
         if isinstance(data, bool) or not isinstance(data, int):
@@ -54,7 +54,7 @@ class StrictIntegerField(serializers.IntegerField):
 
 
 class StrictBooleanField(serializers.BooleanField):
-    """true or false only: DRF's field also accepts "yes" and 1."""
+    """Accepts only true and false. DRF's BooleanField also accepts "yes" and 1."""
 
     def to_internal_value(self, data: Any) -> bool:
         if not isinstance(data, bool):

@@ -16,7 +16,7 @@ from core.errors import KeyReused, NotFound
 from core.messages import _
 from core.models import IdempotencyKey
 
-KEY_LIFETIME = timedelta(days=2)
+IDEMPOTENCY_KEY_LIFETIME = timedelta(days=2)
 
 
 class _HasUuid(Protocol):
@@ -40,16 +40,17 @@ def get_or_create_for_key(
     create: Callable[[], T],
     find: Callable[[uuid.UUID], T | None],
 ) -> tuple[T, bool]:
-    """Return the object of this key and whether it existed before. Raises KeyReused for other content.
+    """Return the object created for this key, and True if an earlier request created it.
 
-    Without a key every call creates an object. The key's row and the object are written in one transaction: a
-    concurrent second request waits at the unique index, and a failed one leaves no key.
+    Raises KeyReused if the key was used with another fingerprint. Without a key every call creates an object.
+    The key's row and the object are written in one transaction: a concurrent request with the same key waits at
+    the unique index, and a failed request leaves no key.
     """
     if not key:
         return create(), False
     try:
         with transaction.atomic():
-            expired = timezone.now() - KEY_LIFETIME
+            expired = timezone.now() - IDEMPOTENCY_KEY_LIFETIME
             IdempotencyKey.objects.filter(user_id=user_id, created_at__lt=expired).delete()
             row = IdempotencyKey.objects.filter(user_id=user_id, key=key).first()
             if row is None:

@@ -12,28 +12,31 @@ from django.core import signing
 from django.utils.translation import gettext as _
 from rest_framework.exceptions import ValidationError
 
-SALT = "sluice.cursor"
+CURSOR_SALT = "sluice.cursor"
 MAX_CURSOR_LENGTH = 2000
 
 
-def fingerprint(*parts: Any) -> str:
+def compute_query_fingerprint(*parts: Any) -> str:
+    """A short hash of the query that a cursor belongs to: the person, the filters and the sort order."""
     text = json.dumps(parts, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def encode_cursor(key: tuple[Any, uuid.UUID], query: str) -> str:
+    """Return a cursor after the row with this sort value and id, for the query with this fingerprint."""
     value, last_id = key
     kind = "v"
     if isinstance(value, datetime):
         kind, value = "t", value.isoformat()
-    return signing.dumps([query, kind, value, last_id.hex], salt=SALT)
+    return signing.dumps([query, kind, value, last_id.hex], salt=CURSOR_SALT)
 
 
 def decode_cursor(cursor: str, query: str) -> tuple[Any, uuid.UUID]:
+    """Return sort value and id of the last row. Raises ValidationError for a cursor of another query."""
     try:
         if len(cursor) > MAX_CURSOR_LENGTH:
             raise ValueError
-        issued_for, kind, value, last_id = signing.loads(cursor, salt=SALT)
+        issued_for, kind, value, last_id = signing.loads(cursor, salt=CURSOR_SALT)
         key = (datetime.fromisoformat(value) if kind == "t" else value), uuid.UUID(last_id)
     except (signing.BadSignature, ValueError, TypeError) as error:
         raise ValidationError(

@@ -1,4 +1,4 @@
-"""Parsers of request bodies: size limits, and conversion to values that the database can store.
+"""Parses JSON request bodies into values that the database can store.
 
 A body that is too large, nested too deeply, not Unicode or not JSON is rejected before the view runs.
 """
@@ -20,7 +20,7 @@ from rest_framework.request import Request
 
 JSON_TYPES = ("application/json",)
 YAML_TYPES = ("application/yaml", "application/x-yaml", "text/yaml", "text/x-yaml")
-MAX_DEPTH = 100
+MAX_JSON_DEPTH = 100
 
 
 class BodyTooLarge(APIException):
@@ -34,7 +34,7 @@ class BodyTooLarge(APIException):
 
 
 def read_body(stream: IO[bytes], context: Mapping[str, Any] | None) -> bytes:
-    """Return the whole body. Raises BodyTooLarge, if possible already from Content-Length."""
+    """Return the whole body. Raises BodyTooLarge; if Content-Length exceeds the limit, without reading the body."""
     limit: int = settings.API_MAX_BODY_BYTES
     request = (context or {}).get("request")
     try:
@@ -49,7 +49,7 @@ def read_body(stream: IO[bytes], context: Mapping[str, Any] | None) -> bytes:
     return body
 
 
-# Messages of Python's json module, listed for translation; others are shown untranslated.
+# Error messages of Python's json module that have translations. Messages not listed here are shown in English.
 JSON_ERROR_MESSAGES = (
     gettext_noop("Expecting value"),
     gettext_noop("Expecting ',' delimiter"),
@@ -93,7 +93,7 @@ def _reject_constant(constant: str) -> Any:
 
 def _check_depth(value: Any) -> None:
     level = [value]
-    for _depth in range(MAX_DEPTH):
+    for _depth in range(MAX_JSON_DEPTH):
         level = [
             item
             for found in level
@@ -102,7 +102,7 @@ def _check_depth(value: Any) -> None:
         ]
         if not level:
             return
-    raise ParseError(_("The body is nested more than %(depth)s deep.") % {"depth": MAX_DEPTH})
+    raise ParseError(_("The body is nested more than %(depth)s deep.") % {"depth": MAX_JSON_DEPTH})
 
 
 def _iter_strings(value: Any) -> Iterator[str]:
@@ -138,10 +138,9 @@ class JsonParser(BaseParser):
 
 
 class JsonContentNegotiation(BaseContentNegotiation):
-    """Content negotiation is JSON only; views that return YAML or bytes choose the type themselves."""
+    """Selects JSON whatever the Accept header contains. Views that return YAML or bytes read the header themselves."""
 
     def select_parser(self, request: Request, parsers: Any) -> BaseParser | None:
-        # A body without Content-Type is read as JSON; curl's default type is not.
         kind = (request.content_type or "").partition(";")[0].strip().lower()
         for parser in parsers:
             if kind == parser.media_type or kind in getattr(parser, "media_types", ()):

@@ -10,7 +10,7 @@ from django.http import HttpResponse
 
 
 def json_response(body: Any, status: int = 200) -> HttpResponse:
-    """Skips DRF's renderers and content negotiation, which cost more than the query."""
+    """Build a JSON response without DRF's renderers and content negotiation, which take longer than the query."""
     try:
         text = orjson.dumps(body)
     except TypeError:

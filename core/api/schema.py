@@ -45,25 +45,25 @@ def problem_responses(*statuses: int) -> dict[tuple[int, str], OpenApiResponse]:
 
 @lru_cache(maxsize=1)
 def render_schema() -> str:
-    """The OpenAPI document. English only and cached: generating it takes one second of CPU."""
+    """Return the OpenAPI document in English. Cached, because generating it takes one second of CPU time."""
     with translation.override("en"):
         document = SchemaGenerator(api_version="1").get_schema(request=None, public=True)  # type: ignore[no-untyped-call]
     return json.dumps(document)
 
 
 @require_GET
-def schema(request: HttpRequest) -> HttpResponse:
-    """`/api/v1/schema`: needs no authentication; it contains no data."""
+def schema_view(request: HttpRequest) -> HttpResponse:
+    """`GET /api/v1/schema`. Needs no authentication, because the document contains no data of people."""
     return HttpResponse(render_schema(), content_type="application/vnd.oai.openapi+json")
 
 
 def add_common_responses(result: dict[str, Any], generator: Any, **_options: Any) -> dict[str, Any]:
-    """Add the error responses that every operation can give."""
+    """Add the error responses that every operation can return. A postprocessing hook of drf-spectacular."""
     reference = {"$ref": "#/components/schemas/Problem"}
     for path in result["paths"].values():
         for method, operation in path.items():
             responses = operation["responses"]
-            # 403: a read-only token, or a session request without CSRF token.
+            # 403: the token has the scope `read`, or a session request has no CSRF token.
             error_statuses = (401, 429, 503) if method == "get" else (401, 403, 429, 503)
             for status in error_statuses:
                 responses.setdefault(

@@ -1,7 +1,7 @@
-"""API shapes: one TypedDict per JSON object that the API returns.
+"""Shapes. A shape is the type of one JSON object of the API: a TypedDict with the object's fields.
 
-The TypedDict types the code that builds the response, and `serializer_of` derives the OpenAPI schema from it.
-`RowShape` builds responses from database rows where every field declares its columns (`From`).
+The code that builds a response body is type-checked against the shape, and `serializer_of` derives the OpenAPI schema
+from it. `RowShape` builds objects of a shape from database rows, if each field declares its columns with `From`.
 """
 
 from __future__ import annotations
@@ -34,21 +34,24 @@ Context = TypeVar("Context")
 
 @dataclass(frozen=True, slots=True)
 class Help:
-    """The field's description in the schema."""
+    """The description of a field in the OpenAPI schema."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """The values of a Django choices field, with their labels."""
+    """The allowed values of a field with their labels: the `choices` of a Django field."""
 
     pairs: Sequence[Any]
 
 
 @dataclass(frozen=True, slots=True)
 class From:
-    """The columns that a field is built from. Without `build` the value is that of the only column."""
+    """The columns that a field is built from.
+
+    `build(row, context)` computes the value; without it the value is that of the only column.
+    """
 
     columns: tuple[str, ...]
     build: Callable[[Any, Any], Any] | None = None
@@ -56,16 +59,18 @@ class From:
 
 @dataclass(frozen=True, slots=True)
 class Sparse:
-    """Marks a list with items that may lack fields, because a request can select fields."""
+    """Marks a list whose items may lack fields, because the request can select the fields it needs."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Format:
+class _SerializerField:
+    """The serializer field of a string in a special format."""
+
     field: type[serializers.Field[Any, Any, Any, Any]]
 
 
-Timestamp = Annotated[str, _Format(serializers.DateTimeField)]
-Uuid = Annotated[str, _Format(serializers.UUIDField)]
+Timestamp = Annotated[str, _SerializerField(serializers.DateTimeField)]
+Uuid = Annotated[str, _SerializerField(serializers.UUIDField)]
 
 
 class AnyJsonField(serializers.JSONField):
@@ -83,11 +88,14 @@ _FIELD_TYPES: Mapping[Any, type[serializers.Field[Any, Any, Any, Any]]] = {
 
 @lru_cache(maxsize=256)
 def serializer_of(shape: Any, sparse: bool = False) -> type[serializers.Serializer[Any]]:
-    """The serializer that describes the shape in the schema. Its component is named without `Shape`."""
+    """Return the serializer that describes the shape in the OpenAPI schema.
+
+    The schema names it without the suffix `Shape`. `sparse`: no field is required.
+    """
     attributes: dict[str, Any] = {"__doc__": shape.__doc__, "__module__": shape.__module__}
     options = {"required": False} if sparse else {}
     for name, annotation in get_type_hints(shape, include_extras=True).items():
-        attributes[name] = _field(annotation, **options)
+        attributes[name] = _build_field(annotation, **options)
     name = shape.__name__.removesuffix("Shape") + "Serializer"
     make_class: Any = type(serializers.Serializer)
     serializer: type[serializers.Serializer[Any]] = make_class(
@@ -96,49 +104,52 @@ def serializer_of(shape: Any, sparse: bool = False) -> type[serializers.Serializ
     return serializer
 
 
-def _field(annotation: Any, **options: Any) -> Any:
+def _build_field(annotation: Any, **options: Any) -> Any:
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is NotRequired:
-        return _field(arguments[0], required=False, **options)
+        return _build_field(arguments[0], required=False, **options)
     if origin is Annotated:
-        return _annotated_field(arguments[0], arguments[1:], options)
+        return _build_annotated_field(arguments[0], arguments[1:], options)
     if origin in (Union, UnionType):
         (member,) = (argument for argument in arguments if argument is not NoneType)
-        return _field(member, allow_null=True, **options)
+        return _build_field(member, allow_null=True, **options)
     if origin is Literal:
         return serializers.ChoiceField(choices=list(arguments), **options)
     if origin is list:
         if is_typeddict(arguments[0]):
             return serializer_of(arguments[0])(many=True, **options)
-        return serializers.ListField(child=_field(arguments[0]), **options)
+        return serializers.ListField(child=_build_field(arguments[0]), **options)
     if origin is dict:
-        return serializers.DictField(child=_field(arguments[1]), **options)
+        return serializers.DictField(child=_build_field(arguments[1]), **options)
     if is_typeddict(annotation):
         return serializer_of(annotation)(**options)
     return _FIELD_TYPES[annotation](**options)
 
 
-def _annotated_field(annotation: Any, metadata: Sequence[Any], options: dict[str, Any]) -> Any:
+def _build_annotated_field(
+    annotation: Any, metadata: Sequence[Any], options: dict[str, Any]
+) -> Any:
     for item in metadata:
         if isinstance(item, Help):
             options["help_text"] = item.text
         elif isinstance(item, Choices):
             return serializers.ChoiceField(choices=item.pairs, **options)
-        elif isinstance(item, _Format):
+        elif isinstance(item, _SerializerField):
             return item.field(**options)
         elif isinstance(item, Sparse):
             (item_shape,) = get_args(annotation)
             return serializer_of(item_shape, sparse=True)(many=True, **options)
-    return _field(annotation, **options)
+    return _build_field(annotation, **options)
 
 
 class RowShape(Generic[Row, Context]):
-    """Builds one shape, or some of its fields, from rows and a context."""
+    """Builds objects of one shape, or only the given fields of it, from database rows."""
 
     def __init__(self, shape: Any, fields: Collection[str] = ()) -> None:
-        sources = _sources(shape)
+        sources = _column_sources(shape)
         names = [name for name in sources if not fields or name in fields]
-        # Computed fields first get the value of their first column, so that the order of keys is the shape's.
+        # `build` sets a computed field to its first column at first and then replaces the value: this keeps the
+        # keys in the order of the shape.
         self._names = names
         self._values = _attributes_getter([sources[name].columns[0] for name in names])
         self._computed = [
@@ -154,8 +165,8 @@ class RowShape(Generic[Row, Context]):
 
 
 @lru_cache(maxsize=64)
-def _sources(shape: Any) -> dict[str, From]:
-    """Field name → source, of the fields that declare one."""
+def _column_sources(shape: Any) -> dict[str, From]:
+    """Field name → `From`, for the fields that declare one."""
     return {
         name: item
         for name, annotation in get_type_hints(shape, include_extras=True).items()
@@ -170,7 +181,7 @@ def _attributes_getter(columns: Sequence[str]) -> Callable[[Any], tuple[Any, ...
 
 
 def format_timestamp(value: datetime) -> str:
-    """ISO 8601 in UTC with a Z."""
+    """The time in ISO 8601 format, in UTC, with the suffix Z."""
     utc = value if value.tzinfo is UTC else value.astimezone(UTC)
     return utc.isoformat()[:-6] + "Z"
 

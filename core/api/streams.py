@@ -1,4 +1,4 @@
-"""Streamed responses: chunks are forwarded as they arrive, under ASGI and WSGI."""
+"""Streamed responses: each chunk is sent to the client as soon as it is read, under ASGI and WSGI."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from django.utils.translation import gettext as _
 from rest_framework.exceptions import APIException
 from rest_framework.request import Request
 
-# A separate thread pool: a cluster that hangs in the middle of a file must not delay websockets.
+# Downloads have their own thread pool, so that a cluster that hangs while a file is read does not delay websockets.
 _reader_threads = ThreadPoolExecutor(max_workers=32, thread_name_prefix="download")
 _RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})\Z")
 
@@ -28,7 +28,10 @@ class RangeNotSatisfiable(APIException):
 def stream_attachment(
     request: HttpRequest, chunks: Iterator[bytes], *, content_type: str, filename: str
 ) -> StreamingHttpResponse:
-    """Always an attachment, so that a person's file is never rendered in this origin."""
+    """Stream the chunks as a download.
+
+    Content-Disposition is always `attachment`: the browser must not render a person's HTML file in Sluice's origin.
+    """
     body = _iterate_in_threads(chunks) if isinstance(request, ASGIRequest) else chunks
     response = StreamingHttpResponse(body, content_type=content_type)
     response["Content-Disposition"] = f"attachment; filename*=UTF-8''{quote(filename)}"
@@ -52,12 +55,15 @@ async def _iterate_in_threads(chunks: Iterator[bytes]) -> AsyncIterator[bytes]:
     finally:
         close = getattr(chunks, "close", None)
         if close is not None and pending_read is not None:
-            # A client disconnects while a chunk is being read: the read finishes in its thread and is not awaited.
+            # If the client disconnected while a chunk is being read, close the iterator after that read.
             pending_read.add_done_callback(lambda _read: _reader_threads.submit(close))
 
 
 def parse_range(request: Request, size: int) -> tuple[int, int]:
-    """Start and end (exclusive) of the Range header. Multiple ranges are ignored, as RFC 9110 allows."""
+    """Return start and end (exclusive) of the Range header.
+
+    Without a Range header, and for several ranges, the range is the whole file; RFC 9110 allows to ignore them.
+    """
     match = _RANGE.match(request.headers.get("Range", "").strip())
     if not match or match.groups() == ("", ""):
         return 0, size

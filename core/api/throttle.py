@@ -1,6 +1,6 @@
-"""Rate limits of the API: one token bucket per person and kind of request.
+"""Rate limits of the API and of sign-in: one token bucket per key.
 
-Buckets are in the memory of the process, so a check costs no query; each web process has its own.
+The buckets are in memory, so a check needs no query; each web process has its own buckets.
 """
 
 from __future__ import annotations
@@ -23,20 +23,21 @@ MAX_BUCKETS = 10_000
 
 
 class RateLimitBuckets:
-    """`take` returns 0.0, or the seconds until the key's bucket has a token again."""
+    """Token buckets by key. A new bucket is full; it holds the tokens of one minute."""
 
     def __init__(self) -> None:
-        self._levels: dict[str, tuple[float, float]] = {}
+        self._levels: dict[str, tuple[float, float]] = {}  # key → tokens, time of the last change
         self._lock = threading.Lock()
 
     def take(self, key: str, per_minute: int, now: float | None = None) -> float:
+        """Take one token and return 0.0, or return the seconds until the bucket has one."""
         now = time.monotonic() if now is None else now
         refill = per_minute / 60
         with self._lock:
             level, updated_at = self._levels.pop(key, (float(per_minute), now))
             level = min(float(per_minute), level + (now - updated_at) * refill)
             allowed = level >= 1
-            # Reinserted at the end, so the first entry is the least recently used.
+            # `pop` and this assignment move the key to the end: the first key is the least recently used one.
             self._levels[key] = (level - 1 if allowed else level, now)
             if len(self._levels) > MAX_BUCKETS:
                 del self._levels[next(iter(self._levels))]
@@ -47,18 +48,20 @@ class RateLimitBuckets:
             self._levels.clear()
 
 
-buckets = process_state.get(RateLimitBuckets)
+rate_limit_buckets = process_state.get(RateLimitBuckets)
 
 
 class UserRateThrottle(BaseThrottle):
-    """Separate buckets for reads and writes."""
+    """Limits the requests of each user per minute, with separate limits for reads and writes."""
 
     wait_s = 0.0
 
     def allow_request(self, request: Request, view: APIView) -> bool:
         reading = request.method in SAFE_METHODS
         per_minute = settings.API_READS_PER_MINUTE if reading else settings.API_WRITES_PER_MINUTE
-        self.wait_s = buckets.take(f"{'r' if reading else 'w'}:{request.user.pk}", per_minute)
+        self.wait_s = rate_limit_buckets.take(
+            f"{'r' if reading else 'w'}:{request.user.pk}", per_minute
+        )
         return self.wait_s == 0.0
 
     def wait(self) -> float:

@@ -1,8 +1,8 @@
-"""The event hub of one web process: reads new events once and distributes them to subscribers.
+"""The event hub of one web process: reads new events from the database once and distributes them to subscriptions.
 
-It polls only while there are subscriptions. Their queues are bounded: a subscriber that cannot keep up
-is dropped and reconnects with the last number it saw. One hub per event loop; it does not depend on
-websockets.
+The hub polls the database only while there are subscriptions. The queue of a subscription is bounded: if it is full,
+the hub drops the subscription, and the client reconnects with the last event number it received. The hub belongs to
+one event loop and does not depend on websockets.
 """
 
 from __future__ import annotations
@@ -22,23 +22,25 @@ from core.threads import run_in_thread
 logger = logging.getLogger(__name__)
 
 POLL_INTERVAL_S = 0.3
-BATCH_SIZE = 500
-QUEUE_SIZE = 2000
-# Beyond this many events it is cheaper for a page to fetch its list again.
-MAX_BACKFILL = 5000
+READ_BATCH_SIZE = 500
+SUBSCRIPTION_QUEUE_SIZE = 2000
+# A client that missed more events than this gets a reset: reloading its lists costs less than the events.
+MAX_BACKFILL_EVENTS = 5000
 
 
 @dataclass(eq=False)
 class Subscription:
+    """The events for one websocket. None in the queue: the hub has dropped the subscription."""
+
     visibility: Visibility
-    start_after: int  # live delivery begins above this number
+    start_after: int  # the queue receives events with higher numbers than this
     queue: asyncio.Queue[EventRow | None] = field(
-        default_factory=lambda: asyncio.Queue(maxsize=QUEUE_SIZE)
+        default_factory=lambda: asyncio.Queue(maxsize=SUBSCRIPTION_QUEUE_SIZE)
     )
     too_slow: bool = False
 
     def offer(self, event: EventRow) -> bool:
-        """False: the queue is full; drop the subscription."""
+        """Queue the event if it is visible. Return False if the queue is full: the hub drops the subscription."""
         if not self.visibility.allows(owner_id=event.owner_id, namespace_id=event.namespace_id):
             return True
         try:
@@ -56,19 +58,20 @@ class EventHub:
         self._cursor = 0
         self._poller: asyncio.Task[None] | None = None
         self._start_lock = asyncio.Lock()
-        self.polls = 0  # for tests and metrics
+        self.poll_count = 0  # for tests
 
     @property
     def subscription_count(self) -> int:
         return len(self._subscriptions)
 
     async def subscribe(self, visibility: Visibility) -> Subscription:
-        """Deliver events above `start_after` from now on; `backfill` reads earlier ones."""
+        """Return a subscription to all events above its `start_after`; `backfill` reads earlier events."""
         async with self._start_lock:
             if self._poller is None or self._poller.done():
                 self._cursor = await run_in_thread(last_event_number)
                 self._poller = asyncio.create_task(self._poll())
-            # No await between reading the cursor and adding: no event can be missed.
+            # There must be no await between reading the cursor and adding the subscription, or the poller could
+            # distribute events in between, which this subscription would miss.
             subscription = Subscription(visibility=visibility, start_after=self._cursor)
             self._subscriptions.add(subscription)
         return subscription
@@ -80,7 +83,11 @@ class EventHub:
             self._poller = None
 
     async def backfill(self, subscription: Subscription, since: int) -> list[EventRow] | None:
-        """Visible events in (since, start_after]; None: `since` is too old or unknown, reset the client."""
+        """Return the visible events after number `since`, up to and including `start_after`.
+
+        None: events after `since` were deleted, there are too many, or `since` is from another database. The
+        client must then reload its lists.
+        """
         return await run_in_thread(
             _read_between, since, subscription.start_after, subscription.visibility
         )
@@ -89,9 +96,11 @@ class EventHub:
         while True:
             await asyncio.sleep(self._poll_interval_s)
             try:
-                while events := await run_in_thread(read_events_since, self._cursor, BATCH_SIZE):
+                while events := await run_in_thread(
+                    read_events_since, self._cursor, READ_BATCH_SIZE
+                ):
                     self._distribute(events)
-                    if len(events) < BATCH_SIZE:
+                    if len(events) < READ_BATCH_SIZE:
                         break
             except DatabaseError:
                 logger.warning(
@@ -100,7 +109,7 @@ class EventHub:
                     extra={"action": "hub_read_failed"},
                 )
                 await asyncio.sleep(1.0)
-            self.polls += 1
+            self.poll_count += 1
 
     def _distribute(self, events: list[EventRow]) -> None:
         for event in events:
@@ -112,7 +121,7 @@ class EventHub:
 
 
 def _mark_dropped(subscription: Subscription) -> None:
-    """Put None into the full queue: the sender closes the websocket."""
+    """Replace the oldest event of the full queue by None, on which the consumer closes its websocket."""
     with contextlib.suppress(asyncio.QueueEmpty):
         subscription.queue.get_nowait()
     subscription.queue.put_nowait(None)
@@ -120,14 +129,14 @@ def _mark_dropped(subscription: Subscription) -> None:
 
 def _read_between(since: int, until: int, visibility: Visibility) -> list[EventRow] | None:
     if since > until:
-        return None  # a number of another database
+        return None  # higher than any stored number: `since` is from another database
     oldest = oldest_event_number()
     if since < until and (oldest is None or oldest > since + 1) and _was_purged(since, oldest):
         return None
     events: list[EventRow] = []
     cursor = since
     while cursor < until:
-        rows = read_events_since(cursor, BATCH_SIZE)
+        rows = read_events_since(cursor, READ_BATCH_SIZE)
         if not rows:
             break
         cursor = rows[-1].number
@@ -137,13 +146,13 @@ def _read_between(since: int, until: int, visibility: Visibility) -> list[EventR
             if row.number <= until
             and visibility.allows(owner_id=row.owner_id, namespace_id=row.namespace_id)
         ]
-        if cursor - since > MAX_BACKFILL and cursor < until:
+        if cursor - since > MAX_BACKFILL_EVENTS and cursor < until:
             return None
     return events
 
 
 def _was_purged(since: int, oldest: int | None) -> bool:
-    """Whether events between `since` and the oldest stored one existed and were purged."""
+    """Whether events between `since` and the oldest stored event existed and were deleted."""
     return since > 0 or (oldest is not None and oldest > 1)
 
 

@@ -1,9 +1,9 @@
-"""Numbered events: writes them in order, reads them from a number on.
+"""Writes events with increasing numbers and reads the events after a number.
 
-A reader that saw number N must never get a smaller one later. PostgreSQL assigns ids before commit, so
-two transactions may become visible in the other order; `record_events` therefore holds one advisory
-lock from numbering to commit. Write events last in a transaction, so that no row lock is
-awaited while that lock is held.
+A reader that has received number N must never get a smaller number later. PostgreSQL assigns ids before commit, so
+a transaction with smaller ids may commit after one with larger ids. `record_events` therefore takes an advisory lock
+before the ids are assigned and holds it until commit. Call it last in a transaction: a transaction that waited for
+a row lock while it holds the advisory lock would block all other writers of events.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from core.events.types import check_event
 from core.models import Event
 
 Actor = Event.Actor
-# Any constant that nothing else uses in this database.
+# The key of the advisory lock: a number that no other advisory lock of this database uses.
 _EVENT_LOCK_ID = 0x51C1CE0E
 
 
@@ -39,7 +39,7 @@ class NewEvent:
 
 @dataclass(frozen=True, slots=True)
 class EventRow:
-    """A stored event."""
+    """An event as stored, with its number."""
 
     number: int
     subject_type: str
@@ -53,7 +53,7 @@ class EventRow:
     data: dict[str, Any]
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON for clients; the key of the subject is its type: `"job": "<uuid>"`."""
+        """JSON for clients. The subject's key is its type, for example `"job": "<uuid>"`."""
         return {
             "number": self.number,
             self.subject_type: str(self.subject_id),
@@ -120,12 +120,12 @@ def last_event_number() -> int:
 
 
 def oldest_event_number() -> int | None:
-    """The oldest number still stored."""
+    """The smallest stored number; None if no event is stored."""
     return Event.objects.order_by("id").values_list("id", flat=True).first()
 
 
 def purge_events_before(cutoff: datetime) -> int:
-    """Delete old events; a reader with an older number gets a reset and reads its lists again."""
+    """Delete events before `cutoff` and return their number. Clients that missed them must reload their lists."""
     return Event.objects.filter(at__lt=cutoff).delete()[0]
 
 

@@ -1,6 +1,6 @@
-"""Declared event types: every kind of event has a model of its data that forbids unknown fields.
+"""Declared kinds of events. Each has a pydantic model of its data, which forbids unknown fields.
 
-An app declares its kinds at import time; `core.events.records.record_events` refuses any other.
+An app declares its kinds at import time; `core.events.records.record_events` refuses undeclared kinds.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ from pydantic.alias_generators import to_camel
 
 
 class EventData(BaseModel):
-    """Base of the data of an event. Keys are camelCase, as websocket clients receive them."""
+    """Base class of the models of event data. Keys are camelCase, as websocket clients receive them."""
 
     model_config = ConfigDict(extra="forbid", alias_generator=to_camel)
 
 
-_declared: dict[tuple[str, str], type[EventData]] = {}
+_declared_models: dict[tuple[str, str], type[EventData]] = {}  # by subject type and kind
 
 
 def declare_event(subject_type: str, kind: str, data: type[EventData]) -> None:
-    _declared[subject_type, kind] = data
+    _declared_models[subject_type, kind] = data
 
 
 def check_event(subject_type: str, kind: str, data: dict[str, Any]) -> None:
-    """Raises ValueError for an undeclared kind or for data that does not fit its model."""
-    model = _declared.get((subject_type, kind))
+    """Raise ValueError if the kind is not declared or the data does not match its model."""
+    model = _declared_models.get((subject_type, kind))
     if model is None:
         raise ValueError(f"event kind {kind!r} of {subject_type!r} is not declared")
     model.model_validate(data)

@@ -1,6 +1,6 @@
-"""What a person may see, as plain values, so that no query is needed per event or row.
+"""Which jobs and events a person may see, as plain values: a check needs no query per event or row.
 
-The values are computed by `jobs.store.access.visibility_of`.
+`jobs.store.access.visibility_of` computes the values.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Visibility:
+    """A person sees what they own and what belongs to one of their namespaces; a superuser sees all."""
+
     sees_all: bool
     user_id: int | None
     namespace_ids: frozenset[int]

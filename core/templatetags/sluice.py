@@ -1,4 +1,4 @@
-"""Template tags for numbers, times, icons and query strings of all pages."""
+"""Template tags and filters of all pages: durations, sizes, times, icons, query strings."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def icon(name: str, css_class: str = "") -> SafeString:
 
 @register.filter
 def local_time(value: Any) -> SafeString | str:
-    """A time shown in the reader's time zone by times.js; without JavaScript in the server's."""
+    """A <time> element. times.js shows it in the reader's time zone; without JavaScript it has the server's."""
     if not value:
         return "–"
     if isinstance(value, str):
@@ -55,7 +55,7 @@ def percentage(part: float | None, whole: float | None) -> int:
 
 @register.simple_tag(takes_context=True)
 def with_query(context: dict[str, Any], **changes: Any) -> str:
-    """The page's query string with changed parameters; empty ones and the cursor are removed."""
+    """The page's query string with these parameters changed. Removes the cursor and parameters set to "" or None."""
     query = context["request"].GET.copy()
     query.pop("cursor", None)
     for name, value in changes.items():

@@ -1,4 +1,4 @@
-"""Response headers in addition to Django's."""
+"""Middleware that adds response headers which Django does not set."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from django.http.response import HttpResponseBase
 def content_security_policy(
     get_response: Callable[[HttpRequest], HttpResponseBase],
 ) -> Callable[[HttpRequest], HttpResponseBase]:
-    """Set the same Content-Security-Policy on every response; it needs no nonces."""
+    """Set the setting CONTENT_SECURITY_POLICY as header on every response that has none."""
 
     def middleware(request: HttpRequest) -> HttpResponseBase:
         response = get_response(request)

@@ -11,7 +11,13 @@ from rest_framework.request import Request
 from rest_framework.views import APIView
 
 from accounts.requests import authenticated_user
-from clusters.access import Role, namespaces_visible_to, roles_of
+from clusters.access import (
+    Role,
+    accepts_jobs,
+    can_role_submit,
+    namespaces_visible_to,
+    roles_of,
+)
 from clusters.capacity import Capacity, Node
 from clusters.models import CapacitySnapshot, Cluster, ClusterStatus, Namespace, ResourceSpec
 from core.api.responses import json_response
@@ -28,7 +34,7 @@ MAX_STATUS_AGE_S = 60
 
 
 def _can_submit(role: Role, namespace: Namespace) -> bool:
-    return namespace.active and namespace.cluster.enabled and role in (Role.MEMBER, Role.ADMIN)
+    return can_role_submit(role, accepts_jobs=accepts_jobs(namespace))
 
 
 def _visible_namespaces(request: Request) -> list[tuple[Namespace, Role]]:

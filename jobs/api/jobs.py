@@ -27,7 +27,7 @@ from core.api.fields import (
     StrictSerializer,
 )
 from core.api.idempotency import compute_fingerprint
-from core.api.pagination import decode_cursor, encode_cursor, fingerprint
+from core.api.pagination import compute_query_fingerprint, decode_cursor, encode_cursor
 from core.api.responses import json_response
 from core.api.schema import problem_responses
 from core.api.shapes import format_optional_timestamp, format_timestamp, serializer_of
@@ -94,7 +94,7 @@ class JobListView(APIView):
     def get(self, request: Request) -> HttpResponse:
         user = authenticated_user(request)
         list_query = parse_job_list_query(request.query_params)
-        query = fingerprint(user.pk, repr(list_query.job_filter))
+        query = compute_query_fingerprint(user.pk, repr(list_query.job_filter))
         after = decode_cursor(list_query.cursor, query) if list_query.cursor else None
         shape = job_with_fields(list_query.fields)
         page = list_jobs_page(

@@ -23,11 +23,11 @@ from core.api.fields import (
     StrictSerializer,
 )
 from core.api.idempotency import compute_fingerprint
-from core.api.pagination import decode_cursor, encode_cursor, fingerprint
+from core.api.pagination import compute_query_fingerprint, decode_cursor, encode_cursor
 from core.api.responses import json_response
 from core.api.schema import problem_responses
 from core.api.shapes import AnyJsonField, format_timestamp, serializer_of
-from core.errors import JobError
+from core.errors import ActionRefused
 from core.translation import translate
 from jobs import job_templates
 from jobs.api import shapes
@@ -179,7 +179,9 @@ class TemplateListView(APIView):
                 | Q(description__icontains=word)
                 | Q(owner__username__icontains=word)
             )
-        query_fingerprint = fingerprint("templates", user.pk, search, mine, visibility, namespace)
+        query_fingerprint = compute_query_fingerprint(
+            "templates", user.pk, search, mine, visibility, namespace
+        )
         if cursor:
             updated_at, last_id = decode_cursor(cursor, query_fingerprint)
             rows = rows.filter(
@@ -365,7 +367,7 @@ class TemplateBatchDeleteView(APIView):
                 job_templates.delete_template(
                     template=job_templates.find_template(id=id, by=user), by=user
                 )
-            except JobError as error:
+            except ActionRefused as error:
                 message = translate(error.user_message)
                 outcome = {"id": str(id), "ok": False, "code": error.code, "message": message}
             items.append(outcome)

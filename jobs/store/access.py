@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from django.db.models import Q, QuerySet
 
-from clusters.access import Role, role_of, roles_of
+from clusters.access import Role, accepts_jobs, can_role_submit, role_of, roles_of
 from core.errors import NotFound
 from core.events.visibility import Visibility
 from core.messages import _
@@ -136,7 +136,7 @@ def can(user: Person, action: JobAction | str, job: Job) -> bool:
         user,
         role,
         owner_id=job.owner_id,
-        accepts_jobs=job.namespace.active and job.namespace.cluster.enabled,
+        accepts_jobs=accepts_jobs(job.namespace),
     )
 
 
@@ -152,7 +152,7 @@ def allowed_actions(
     if user.is_superuser:
         return _ALL_ACTIONS
     if owner_id == user.pk:
-        may_submit = accepts_jobs and role in (Role.MEMBER, Role.ADMIN)
+        may_submit = can_role_submit(role, accepts_jobs=accepts_jobs)
         return _ALL_ACTIONS if may_submit else _OWNER_ACTIONS
     if role is None:
         return frozenset()

@@ -20,7 +20,7 @@ from django.views.decorators.http import require_GET, require_POST
 from rest_framework.exceptions import ValidationError
 
 from clusters.models import Membership
-from core.api.pagination import decode_cursor, encode_cursor, fingerprint
+from core.api.pagination import compute_query_fingerprint, decode_cursor, encode_cursor
 from core.api.shapes import format_timestamp
 from jobs import actions
 from jobs.api.filters import parse_job_list_query
@@ -126,7 +126,7 @@ def stale_clusters(jobs: list[Any]) -> list[dict[str, Any]]:
 @login_required
 def job_list(request: HttpRequest) -> HttpResponse:
     job_filter, scope, problems = parse_job_filter(request)
-    query = fingerprint(request.user.pk, repr(job_filter))
+    query = compute_query_fingerprint(request.user.pk, repr(job_filter))
     after = None
     if cursor := request.GET.get("cursor"):
         try:

@@ -20,7 +20,7 @@ from django.views.decorators.http import require_GET, require_POST
 from clusters.forms import format_time_limit
 from core import messages as sentences
 from core.api.idempotency import compute_fingerprint
-from core.errors import JobError, NotFound
+from core.errors import ActionRefused, NotFound
 from core.models import Event
 from core.translation import translate
 from jobs import actions
@@ -218,7 +218,7 @@ def _time_limit(job: Job, user: User, request: HttpRequest) -> tuple[str, str]:
     try:
         seconds = parse_duration(request.POST.get("time_limit", "").strip())
     except ValueError as problem:
-        raise JobError(
+        raise ActionRefused(
             sentences.gettext(
                 "That is not a length of time. Write it like 2h30m, 90m or 1-12:00:00."
             )
@@ -252,7 +252,7 @@ def job_action(request: HttpRequest, job_id: uuid.UUID, verb: str) -> HttpRespon
     job_url = reverse("job", args=[job_id])
     try:
         message, redirect_url = action(job, cast("User", request.user), request)
-    except JobError as problem:
+    except ActionRefused as problem:
         messages.error(request, translate(problem.user_message))
         return HttpResponseRedirect(job_url)
     except (PlanError, SpecError) as problem:

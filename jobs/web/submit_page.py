@@ -30,7 +30,7 @@ from django.views.decorators.http import require_GET, require_POST
 from clusters.access import can_submit, namespaces_submittable_by, namespaces_visible_to
 from clusters.capacity import Capacity
 from clusters.models import CapacitySnapshot, Namespace, ResourceSpec
-from core.errors import JobError
+from core.errors import ActionRefused
 from core.translation import translate
 from jobs.actions import find_unused_name, load_spec
 from jobs.form_description import describe_form
@@ -120,7 +120,7 @@ def _submit_from_template(request: HttpRequest, template_id: str) -> HttpRespons
 def get_template_or_404(request: HttpRequest, template_id: Any) -> JobTemplate:
     try:
         return find_template(id=uuid.UUID(str(template_id)), by=cast("User", request.user))
-    except (ValueError, JobError) as problem:
+    except (ValueError, ActionRefused) as problem:
         raise Http404 from problem
 
 
@@ -344,7 +344,7 @@ def check_job_file(user: User, body: Mapping[str, Any]) -> dict[str, Any]:
         )
     except SpecError as error:
         return result | {"problems": _problem_rows(error.problems, lines)}
-    except JobError as error:
+    except ActionRefused as error:
         return result | {
             "problems": [
                 {"path": "code", "message": translate(error.user_message), "code": error.code}

@@ -29,7 +29,7 @@ from clusters.access import namespaces_submittable_by, namespaces_visible_to
 from clusters.errors import ClusterError
 from core import messages as sentences
 from core.api.idempotency import compute_fingerprint
-from core.errors import JobError, VersionConflict
+from core.errors import ActionRefused, VersionConflict
 from core.translation import translate
 from jobs import job_templates
 from jobs.actions import create_job_once
@@ -138,7 +138,7 @@ def delete_templates(request: HttpRequest) -> HttpResponse:
         try:
             job_templates.delete_template(template=template, by=user)
             deleted_count += 1
-        except JobError as problem:
+        except ActionRefused as problem:
             messages.error(request, f"{template.name}: {translate(problem.user_message)}")
     if deleted_count:
         text = ngettext(
@@ -270,13 +270,13 @@ def template_new(request: HttpRequest) -> HttpResponse:
                 return HttpResponseRedirect(reverse("template", args=[created.pk]))
         except SpecError as error:
             problems = list(error.problems)
-        except JobError as error:
+        except ActionRefused as error:
             problems = [_problem_from_error(error)]
         return _render_editor(request, form_data, problems=problems)
     return _render_editor(request, _initial_form_data(request, user))
 
 
-def _problem_from_error(error: JobError) -> Problem:
+def _problem_from_error(error: ActionRefused) -> Problem:
     path = "namespace" if "namespace" in (*error.params, error.params.get("field")) else ""
     return Problem(path, error.user_message, error.code)
 
@@ -331,7 +331,7 @@ def template_edit(request: HttpRequest, template_id: uuid.UUID) -> HttpResponse:
         return _render_conflict(request, form_data, get_template_or_404(request, template_id))
     except SpecError as error:
         problems = list(error.problems)
-    except JobError as error:
+    except ActionRefused as error:
         problems = [_problem_from_error(error)]
     return _render_editor(request, form_data, template=template, problems=problems)
 
@@ -432,7 +432,7 @@ def template_use(request: HttpRequest, template_id: uuid.UUID) -> HttpResponse:
             return _submit_or_open_form(request, template, _filled_values(parameters, data))
         except (SpecError, PlanError) as error:
             problems = list(error.problems)
-        except JobError as error:
+        except ActionRefused as error:
             problems = [Problem("", error.user_message, error.code)]
         except ClusterError as error:
             problems = [Problem("", error.user_message, "cluster")]

@@ -1,4 +1,4 @@
-"""Django's changepassword, which also revokes the person's API tokens."""
+"""`manage.py changepassword`: Django's command, extended to revoke the person's API tokens."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from accounts.tokens import revoke_user_tokens
 
 class Command(DjangoCommand):
     def handle(self, *args: Any, **options: Any) -> str | None:
-        output = super().handle(*args, **options)  # CommandError unless it was changed
+        output = super().handle(
+            *args, **options
+        )  # raises CommandError if the password was not changed
         name = options["username"] or getpass.getuser()
         count = revoke_user_tokens(user=User.objects.get_by_natural_key(name))
         if count:

@@ -1,4 +1,4 @@
-"""Creates the demo users with random passwords, stored in a file with mode 0600."""
+"""`manage.py demo`: creates the demo users with random passwords and stores these in a file with mode 0600."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from django.db import transaction
 
 from accounts.models import User
 
-# carol belongs to no namespace.
-PEOPLE = {"admin": "Administrator", "alice": "Alice", "bob": "Bob", "carol": "Carol"}
-# Without vowels and ambiguous characters: easy to type, and no words.
-LETTERS = "bcdfghjkmnpqrstvwxz23456789"
+# User name → first name. carol belongs to no namespace.
+DEMO_USERS = {"admin": "Administrator", "alice": "Alice", "bob": "Bob", "carol": "Carol"}
+# No vowels, so that no password contains a word; no characters that look alike (l and 1, o and 0).
+PASSWORD_ALPHABET = "bcdfghjkmnpqrstvwxz23456789"  # noqa: S105
 
 
 def generate_password() -> str:
-    return "-".join("".join(secrets.choice(LETTERS) for _ in range(4)) for _ in range(3))
+    return "-".join("".join(secrets.choice(PASSWORD_ALPHABET) for _ in range(4)) for _ in range(3))
 
 
 def read_passwords(path: Path) -> dict[str, str]:
@@ -51,10 +51,10 @@ class Command(BaseCommand):
             raise CommandError("Demo people belong to a demo only: set SLUICE_DEMO=1.")
         path = settings.SLUICE_HOME / "demo-passwords"
         passwords = read_passwords(path)
-        for name, first_name in PEOPLE.items():
+        for name, first_name in DEMO_USERS.items():
             if User.objects.filter(username=name).exists():
                 continue
-            # Written before the user is created: after a crash in between the password is still known.
+            # Store the password before creating the user: after a crash in between it is still in the file.
             passwords.setdefault(name, generate_password())
             write_passwords(path, passwords)
             with transaction.atomic():
@@ -66,7 +66,7 @@ class Command(BaseCommand):
                     is_staff=name == "admin",
                 )
         self.stdout.write("Sign in as:")
-        for name in PEOPLE:
+        for name in DEMO_USERS:
             user = User.objects.get(username=name)
             known = name in passwords and user.check_password(passwords[name])
             self.stdout.write(f"  {name:8} {passwords[name] if known else '(password changed)'}")

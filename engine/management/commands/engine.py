@@ -1,4 +1,4 @@
-"""`manage.py engine`: an engine process. Any number may run; one leads each cluster, others stand by."""
+"""`manage.py engine`: runs an engine process. Of several, one is the leader of each cluster; the others stand by."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Command(BaseCommand):
 
 
 def _stop_at_eof(stop: threading.Event) -> None:
-    # Not `sys.stdin`: Python aborts at exit if a thread is reading it.
+    # os.read instead of sys.stdin: Python aborts at exit if a thread is still reading sys.stdin.
     while os.read(0, 4096):
         pass
     stop.set()

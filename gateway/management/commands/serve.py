@@ -1,4 +1,4 @@
-"""`manage.py serve`: web server and engine together, for one machine. Run them separately in production."""
+"""`manage.py serve`: runs the web server and, as its child process, an engine. In production start them separately."""
 
 from __future__ import annotations
 
@@ -19,18 +19,19 @@ from core.process import freeze_startup_objects
 
 logger = logging.getLogger(__name__)
 
-# A log line passes through several threads; Python's default switch interval of 5 ms would delay each.
+# A line of a followed log passes through several threads, each of which may wait for one switch interval of the
+# interpreter lock. Python's default is 5 ms.
 THREAD_SWITCH_INTERVAL_S = 0.001
-# Back-off of engine restarts; reset after STABLE_AFTER_S.
-RESTART_DELAYS_S = (1.0, 2.0, 5.0, 15.0)
-STABLE_AFTER_S = 60.0
+# Delays before the first and later restarts of the engine. An engine that ran longer than ENGINE_STABLE_AFTER_S is
+# restarted after the first delay again.
+ENGINE_RESTART_DELAYS_S = (1.0, 2.0, 5.0, 15.0)
+ENGINE_STABLE_AFTER_S = 60.0
 
 
 class EngineSupervisor:
-    """Runs `manage.py engine` as a separate process, which does not share the interpreter lock.
+    """Runs `manage.py engine` as a child process, which has its own interpreter lock, and restarts it when it exits.
 
-    It exits at the end of its standard input, so also when this process is killed. If it exits by itself,
-    it is restarted.
+    The child exits at the end of its standard input, so it also ends when this process is killed.
     """
 
     def __init__(self) -> None:
@@ -57,9 +58,9 @@ class EngineSupervisor:
             exit_status = self._run_once()
             if self._stopping.is_set():
                 return
-            if time.monotonic() - started > STABLE_AFTER_S:
+            if time.monotonic() - started > ENGINE_STABLE_AFTER_S:
                 restarts = 0
-            pause_s = RESTART_DELAYS_S[min(restarts, len(RESTART_DELAYS_S) - 1)]
+            pause_s = ENGINE_RESTART_DELAYS_S[min(restarts, len(ENGINE_RESTART_DELAYS_S) - 1)]
             restarts += 1
             logger.error(
                 "the engine exited (%s) and is restarted in %s s",
@@ -70,12 +71,12 @@ class EngineSupervisor:
             self._stopping.wait(pause_s)
 
     def _run_once(self) -> int | str:
-        """The exit code, or why the process could not be started."""
+        """Run the engine until it exits. Return its exit code, or the error if it could not be started."""
         try:
             with self._lock:
                 if self._stopping.is_set():
                     return ""
-                # Own session: Ctrl-C in the terminal goes to the server, which then ends both.
+                # A new session, so that Ctrl-C sends SIGINT only to this process, which then stops the engine.
                 self._process = subprocess.Popen(
                     [sys.executable, str(settings.BASE_DIR / "manage.py"), "engine", "--until-eof"],
                     stdin=subprocess.PIPE,
@@ -105,8 +106,8 @@ class Command(BaseCommand):
             self._serve(options["host"], options["port"])
 
     def _serve(self, host: str, port: int) -> None:
-        """Until SIGTERM or Ctrl-C: the reactor handles both."""
-        # Imported late: Daphne installs its reactor, which no other command should get.
+        """Run the web server until SIGTERM or Ctrl-C, which Twisted's reactor handles."""
+        # Imported here, because importing Daphne installs Twisted's asyncio reactor.
         from daphne.endpoints import build_endpoint_description_strings
 
         from gateway.asgi import application
@@ -117,7 +118,7 @@ class Command(BaseCommand):
             application=application,
             endpoints=build_endpoint_description_strings(host=host, port=port),
             server_name="sluice",
-            # Trust X-Forwarded-For only behind the proxy.
+            # Without a proxy, clients could set X-Forwarded-For themselves.
             proxy_forwarded_address_header="X-Forwarded-For" if settings.BEHIND_TLS else None,
             ready_callable=lambda: self.stdout.write(
                 f"Sluice answers at http://{display_host}:{port}/"

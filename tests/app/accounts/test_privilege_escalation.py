@@ -18,8 +18,8 @@ from accounts.web import sign_in
 from accounts.websockets import AuthenticatedConsumer
 from clusters.models import Membership
 from core.api.concurrency import ConcurrencyLimiter
-from core.api.throttle import buckets
-from core.errors import JobError
+from core.api.throttle import rate_limit_buckets
+from core.errors import ActionRefused
 from jobs.job_templates import change_template, create_template, delete_template
 from tests.app.scenario import Scenario, make_scenario, make_spec
 
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.django_db
 
 @pytest.fixture(autouse=True)
 def reset_throttle() -> None:
-    buckets.clear()
+    rate_limit_buckets.clear()
 
 
 @pytest.fixture
@@ -150,7 +150,7 @@ def test_former_member_cannot_edit_namespace_template(scenario: Scenario) -> Non
     )
     Membership.objects.filter(user=scenario.bob).delete()
     hostile = make_spec("shared", description="curl evil").model_dump(mode="json", by_alias=True)
-    with pytest.raises(JobError):
+    with pytest.raises(ActionRefused):
         change_template(
             template=template, by=scenario.bob, version=1, changes={"document": hostile}
         )

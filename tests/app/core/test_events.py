@@ -172,9 +172,9 @@ class TestHub:
             assert [row.data["n"] for row in received if row] == [0, 1, 2]
         for subscription in subscriptions:
             hub.unsubscribe(subscription)
-        polls = hub.polls
+        polls = hub.poll_count
         await asyncio.sleep(0.3)
-        assert hub.polls == polls, "the hub polls without subscriptions"
+        assert hub.poll_count == polls, "the hub polls without subscriptions"
 
     async def test_slow_subscription_is_dropped(self) -> None:
         hub = EventHub()

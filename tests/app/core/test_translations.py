@@ -22,7 +22,7 @@ from clusters.errors import ConnectFailed
 from clusters.models import store_status
 from core import errors as job_errors
 from core import messages
-from core.api.throttle import buckets
+from core.api.throttle import rate_limit_buckets
 from core.messages import (
     _,
     deserialize,
@@ -246,7 +246,7 @@ WARNED_FILES: list[Any] = [
 
 @pytest.fixture
 def scenario() -> Scenario:
-    buckets.clear()
+    rate_limit_buckets.clear()
     return make_scenario()
 
 
@@ -258,7 +258,7 @@ def alice(scenario: Scenario) -> Client:
 
 
 def post(client: Client, path: str, body: Any) -> Any:
-    buckets.clear()
+    rate_limit_buckets.clear()
     data = body if isinstance(body, str | bytes) else json.dumps(body)
     kind = "application/yaml" if isinstance(body, str) else "application/json"
     return client.post(f"/api/v1/{path}", data, content_type=kind)
@@ -372,7 +372,7 @@ BAD_REQUESTS: list[tuple[str, str, Any]] = [
 def test_request_errors_are_translated(alice: Client, scenario: Scenario) -> None:
     job_id = str(scenario.job().pk)
     for method, path, body in BAD_REQUESTS:
-        buckets.clear()
+        rate_limit_buckets.clear()
         url = "/api/v1/" + path.replace("{job}", job_id)
         data = body if isinstance(body, bytes) else json.dumps(body) if body is not None else ""
         response = alice.generic(method, url, data, content_type="application/json")

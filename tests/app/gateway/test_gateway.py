@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import runpy
 import stat
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from django.urls import reverse
 from accounts.models import User
 from accounts.web import sign_in
 from clusters.models import Cluster, store_status
-from core.api.throttle import buckets
+from core.api.throttle import rate_limit_buckets
 from gateway.settings import restrict_database_permissions
 
 PROJECT = Path(__file__).resolve().parents[3]
@@ -24,7 +25,7 @@ PROJECT = Path(__file__).resolve().parents[3]
 
 @pytest.fixture(autouse=True)
 def reset_throttle() -> None:
-    buckets.clear()
+    rate_limit_buckets.clear()
 
 
 @pytest.fixture
@@ -169,6 +170,16 @@ def test_production_rejects_missing_or_weak_secret(secret: str, expected_error: 
     outcome = run_check(SLUICE_SECRET_KEY=secret)
     assert outcome.returncode != 0
     assert expected_error in outcome.stderr
+
+
+@pytest.mark.parametrize(("default_days", "expected_days"), [("90", 30), ("7", 7)])
+def test_default_token_lifetime_is_not_above_the_maximum(
+    default_days: str, expected_days: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLUICE_API_TOKEN_MAX_DAYS", "30")
+    monkeypatch.setenv("SLUICE_API_TOKEN_DEFAULT_DAYS", default_days)
+    loaded = runpy.run_path(str(PROJECT / "gateway" / "settings.py"))
+    assert loaded["API_TOKEN_DEFAULT_DAYS"] == expected_days
 
 
 @pytest.mark.slow

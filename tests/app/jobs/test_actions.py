@@ -10,10 +10,10 @@ from django.test.utils import CaptureQueriesContext
 
 from clusters.models import CapacitySnapshot, Membership, Namespace
 from core.errors import (
+    ActionRefused,
     ClusterNotReady,
     InvalidTransition,
     InvalidValue,
-    JobError,
     NameTaken,
     NotAllowed,
 )
@@ -301,7 +301,7 @@ class TestChange:
 
     def test_failed_action_writes_no_event(self, scenario: Scenario) -> None:
         job = scenario.job()
-        with pytest.raises(JobError):
+        with pytest.raises(ActionRefused):
             actions.change_time_limit(job=job, by=scenario.alice, time_limit_s=1)
         assert event_kinds(job) == ["created"]
 

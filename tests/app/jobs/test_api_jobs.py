@@ -21,7 +21,7 @@ from django.utils import timezone
 from accounts.models import ApiToken
 from accounts.tokens import create_token, hash_secret
 from clusters.models import Cluster, Membership
-from core.api.throttle import RateLimitBuckets, buckets
+from core.api.throttle import RateLimitBuckets, rate_limit_buckets
 from jobs.models import CodeUpload, Job, JobTemplate
 from jobs.script.paths import AttemptPaths
 from jobs.script.render import RenderOptions
@@ -55,7 +55,7 @@ defaults: {virtualCluster: lab}
 @pytest.fixture
 def scenario(settings: Any, tmp_path: Path) -> Scenario:
     settings.UPLOAD_DIR = tmp_path / "uploads"
-    buckets.clear()
+    rate_limit_buckets.clear()
     return make_scenario()
 
 
