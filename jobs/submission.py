@@ -26,7 +26,7 @@ from jobs.plan import Note, Plan, PlanError, can_start_now
 from jobs.script.paths import AttemptPaths
 from jobs.script.render import RenderError, render_files
 from jobs.start_estimate import estimate_start
-from jobs.store.render_options import build_render_options
+from jobs.store.cluster_render_options import build_render_options
 
 if TYPE_CHECKING:
     from accounts.models import User

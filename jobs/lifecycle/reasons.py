@@ -1,7 +1,7 @@
-"""The message of a job's reason, in the reader's language.
+"""The messages of reasons (`jobs.lifecycle.states.Reason`) and their translation to the reader's language.
 
-Owns the messages of the reason codes (`jobs.lifecycle.states.Reason`); why a job waits in Slurm's queue
-comes from `clusters.slurm.reasons`. Rows store the code and its parameters.
+Rows store only the code and parameters of a reason. The messages for Slurm's own reasons of a pending job are
+in `clusters.slurm.reasons`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from core.translation import translate
 from jobs.lifecycle.states import Reason
 
 REASON_MESSAGES: tuple[Message, ...] = (
-    # before Slurm has it
+    # The job is not yet in Slurm.
     msg("queued", "Sluice will submit the job shortly."),
     msg(
         "queued.limit-running",
@@ -41,7 +41,7 @@ REASON_MESSAGES: tuple[Message, ...] = (
         "Slurm did not confirm the submission. Sluice checks whether the job exists before retrying.",
     ),
     msg("queued.retry-later", "Sluice will retry the job shortly."),
-    # in Slurm
+    # The job is in Slurm.
     msg("stopping", "The job is being stopped."),
     msg("running.suspended", "An administrator has suspended the job. It keeps its nodes."),
     msg("running.configuring", "The job has its nodes; they are being prepared."),
@@ -52,7 +52,7 @@ REASON_MESSAGES: tuple[Message, ...] = (
     ),
     msg("slurm.unknown-state", "Slurm reports a state that Sluice does not know: %(state)s."),
     msg("retrying", "The last attempt failed: %(failure)s Sluice retries the job."),
-    # ends
+    # The job has ended.
     msg("end.completed", "The job completed."),
     msg("end.failed", "The job failed. Slurm reported no exit code."),
     msg(
@@ -154,12 +154,12 @@ def signal_name(number: int) -> str:
 
 
 def translate_params(params: Mapping[str, Any]) -> dict[str, Any]:
-    """A reason's parameters; messages among them in the reader's language."""
+    """Translate the messages among a reason's parameters to the reader's language."""
     return {k: translate(v) if isinstance(v, Mapping) else v for k, v in params.items()}
 
 
 def translate_event_data(data: Mapping[str, Any]) -> dict[str, Any]:
-    """An event's data with the reason's text in the reader's language."""
+    """Add the text of the reason, in the reader's language, to an event's data."""
     translated = dict(data)
     if code := data.get("reasonCode"):
         params = data.get("reasonParams") or {}
@@ -171,7 +171,7 @@ def translate_event_data(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def reason_message(code: str, params: Mapping[str, Any]) -> Message | None:
-    """The message of a reason code; None for an unknown code."""
+    """Build the message of a reason code. None if the code is unknown."""
     if code == "pending":
         return explain_reason(str(params.get("slurm", ""))).message
     values = dict(params)
@@ -187,7 +187,10 @@ def reason_message(code: str, params: Mapping[str, Any]) -> Message | None:
 
 
 def render_reason_code(code: str, params: Mapping[str, Any] | None = None, text: str = "") -> str:
-    """The text of a reason code; empty for no reason; Slurm's own text for an unknown code."""
+    """Render the text of a reason code in the reader's language.
+
+    An empty code gives empty text; an unknown code gives `text`, which is Slurm's own.
+    """
     message = reason_message(code, params or {}) if code else ""
     return text or code if message is None else translate(message).strip()
 

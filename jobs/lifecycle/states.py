@@ -13,7 +13,7 @@ from typing import Any
 from core.messages import serialize
 
 # A shell reports "killed by signal N" as exit code 128 + N.
-SIGNAL_EXIT_BASE = 128
+SIGNAL_EXIT_CODE_BASE = 128
 
 
 class JobState(StrEnum):
@@ -30,27 +30,28 @@ END_STATES = (JobState.COMPLETED, JobState.FAILED, JobState.STOPPED)
 
 
 class AttemptPhase(StrEnum):
-    SUBMITTING = "submitting"  # the outcome of sbatch is not known
+    SUBMITTING = "submitting"  # sbatch has not run, or its outcome is not known
     LIVE = "live"  # has a Slurm job id
-    ENDED = "ended"
+    ENDED = "ended"  # was a Slurm job, which has ended
     REFUSED = "refused"  # never became a Slurm job
 
 
 class DesiredState(StrEnum):
-    """What the person requested; the engine makes the cluster agree."""
+    """What a person wants of a job; the engine acts on it."""
 
     RUN = "run"
     STOP = "stop"
-    DELETE = "delete"  # stop, then delete
+    DELETE = "delete"  # stop the job, then delete it
 
 
 class FailureKind(StrEnum):
-    """Classes of the retry policy."""
+    """Kinds of failures; they decide whether a job is retried."""
 
     NONE = ""
-    TRANSIENT = "transient"  # caused by the cluster: always retried, never counted
-    PERMANENT = "permanent"  # would fail again: never retried
-    UNKNOWN = "unknown"  # retried up to retryCount
+    # Caused by the cluster; always retried and not counted against retryCount.
+    TRANSIENT = "transient"
+    PERMANENT = "permanent"  # a retry would fail again; never retried
+    UNKNOWN = "unknown"  # retried up to retryCount times
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,14 +63,14 @@ class Reason:
     text: str = ""
 
     def serialize_params(self) -> dict[str, Any]:
-        """For a row: messages among the parameters keep their template."""
+        """Convert the parameters to JSON for a row. Messages among them stay translatable."""
         return {name: serialize(value) for name, value in self.params.items()}
 
 
 def exit_reason(exit_code: int | None, signal: int | None) -> Reason:
-    """The reason of an exit. An exit code above 128 counts as a signal."""
-    if not signal and exit_code and SIGNAL_EXIT_BASE < exit_code <= SIGNAL_EXIT_BASE + 64:
-        signal = exit_code - SIGNAL_EXIT_BASE
+    """Build the reason for the end of a program. An exit code from 129 to 192 means a signal."""
+    if not signal and exit_code and SIGNAL_EXIT_CODE_BASE < exit_code <= SIGNAL_EXIT_CODE_BASE + 64:
+        signal = exit_code - SIGNAL_EXIT_CODE_BASE
     if signal:
         return Reason("end.signal", {"signal": signal})
     if exit_code is None:

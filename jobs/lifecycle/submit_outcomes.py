@@ -1,7 +1,7 @@
-"""Decides what follows from one try to submit an attempt: adopted, refused, or held for another try.
+"""Decides what follows from one try to submit an attempt: adopt the Slurm job, refuse the job, or try again later.
 
-Pure. A marker file on the cluster lets sbatch run once per `submit_try` (`clusters.slurm.sbatch`), so an
-unknown outcome keeps its number and only a certain failure gets the next one.
+A marker file on the cluster makes sure that sbatch runs once per number `submit_try` (`clusters.slurm.sbatch`).
+After an unknown outcome the next try has the same number; only after a certain failure it has a new one. Pure.
 """
 
 from __future__ import annotations
@@ -33,27 +33,28 @@ from jobs.lifecycle.transitions import (
     decide_refusal,
 )
 
-RETRY_DELAY_S = 5.0
+# Delays before the next try to submit an attempt.
+SUBMIT_RETRY_DELAY_S = 5.0
 REFUSED_RETRY_DELAY_S = 20.0
-UNKNOWN_OUTCOME_RETRY_S = 3.0
+UNKNOWN_OUTCOME_RETRY_DELAY_S = 3.0
 
-# Reason code of an attempt if neither squeue nor sacct has its token.
+# Reason code of an attempt whose submission token is neither in squeue nor in sacct.
 NOT_FOUND_IN_SLURM = "submit.denied"
 
 
 @dataclass(frozen=True, slots=True)
 class AttemptSnapshot:
-    """Stored fields of an attempt that is being submitted."""
+    """The columns of an attempt's row that decide about its submission."""
 
-    submit_try: int = 1
-    unanswered_since: datetime | None = None
+    submit_try: int = 1  # number of the current try to submit
+    unanswered_since: datetime | None = None  # since when the outcome of sbatch is unknown
     reason_code: str = ""
 
 
 def decide_submit_outcome(
     job: JobSnapshot, attempt: AttemptSnapshot, outcome: SubmitOutcome, now: datetime
 ) -> Transition | None:
-    """What one outcome of sbatch means. None: sbatch was not tried, nothing changes."""
+    """Decide the transition after one outcome of sbatch. None if sbatch was not tried: nothing changes."""
     error = outcome.error
     if outcome.slurm_job_id:
         return decide_adoption(job, outcome.slurm_job_id, now)
@@ -68,11 +69,11 @@ def decide_submit_outcome(
         return decide_hold(
             job,
             Reason("queued.no-answer"),
-            until=now + timedelta(seconds=UNKNOWN_OUTCOME_RETRY_S),
+            until=now + timedelta(seconds=UNKNOWN_OUTCOME_RETRY_DELAY_S),
             attempt={"unanswered_since": attempt.unanswered_since or now},
         )
-    # Certain: no Slurm job exists.
-    delay_s = RETRY_DELAY_S if isinstance(error, SlurmUnavailable) else REFUSED_RETRY_DELAY_S
+    # With all other errors it is certain that no Slurm job exists.
+    delay_s = SUBMIT_RETRY_DELAY_S if isinstance(error, SlurmUnavailable) else REFUSED_RETRY_DELAY_S
     reason, _ = reason_for_error(error)
     if isinstance(error, RemoteFileError):
         reason = Reason("queued.refused-for-now", {"error": error.user_message})
@@ -84,14 +85,17 @@ def decide_submit_outcome(
 def decide_unsendable(
     job: JobSnapshot, attempt: AttemptSnapshot | None, reason: Reason, now: datetime
 ) -> Transition:
-    """The job cannot be sent to sbatch. Refuse it, unless an earlier try has an unknown outcome."""
+    """Decide about a job that cannot be sent to sbatch: refuse it.
+
+    If the outcome of an earlier try is unknown, the job stays queued, because it may exist in Slurm.
+    """
     if attempt is not None and attempt.unanswered_since is not None:
         return decide_hold(job, reason)
     return decide_refusal(job, reason, now)
 
 
 def reason_for_error(error: ClusterError) -> tuple[Reason, bool]:
-    """Why a batch could not be sent, and whether that is final."""
+    """Convert an error to the reason why jobs could not be submitted, and whether a retry is useless."""
     params = {"error": error.user_message}
     if isinstance(error, IdentityRefused):
         return Reason("end.identity", params), True
@@ -109,10 +113,10 @@ def reason_for_error(error: ClusterError) -> tuple[Reason, bool]:
 
 
 def should_pause(outcomes: Sequence[SubmitOutcome]) -> bool:
-    """Whether the owner's next batch should wait.
+    """Decide whether the next batch of submissions of the same owner should wait.
 
-    True if Slurm was unavailable or timed out, or the batch stopped before its first submission or
-    after an error. A batch cut short only by time returns False.
+    True if Slurm was unavailable or timed out, or if the batch stopped before its first submission or after
+    an error. False if the batch was only cut short because its time was over.
     """
     attempted = [outcome for outcome in outcomes if outcome.attempted]
     aborted = len(attempted) < len(outcomes) and (not attempted or attempted[-1].error is not None)
@@ -120,19 +124,22 @@ def should_pause(outcomes: Sequence[SubmitOutcome]) -> bool:
     return aborted or any(isinstance(outcome.error, unresponsive) for outcome in attempted)
 
 
-# -- attempts with an unknown outcome ------------------------------------------------------------------
+# -- attempts whose submission has an unknown outcome -------------------------------------------------
 
 
 def decide_token_absent(attempt: AttemptSnapshot) -> Mapping[str, Any]:
-    """Attempt columns after squeue and sacct both lacked the token for long enough: try again."""
+    """Decide the new columns of an attempt that Slurm does not have: it is submitted again.
+
+    Called when the token has been absent from squeue and sacct for long enough.
+    """
     return {**_next_try(attempt), "reason_code": NOT_FOUND_IN_SLURM}
 
 
 def decide_relocated(attempt: AttemptSnapshot, now: datetime) -> Mapping[str, Any]:
-    """Attempt columns after the owner's Unix user or work root changed during an open submission.
+    """Decide the new columns of an attempt whose owner's Unix user or work root changed during its submission.
 
-    The token is in the old place, where sbatch cannot be run again. Search for it first; give the
-    attempt up once Slurm lacks it, and the job gets a new attempt in the new place.
+    The token names the old directory, where sbatch cannot run again. First Slurm is searched for the token.
+    Once Slurm certainly lacks it, the attempt is refused, and the job gets a new attempt in the new directory.
     """
     if attempt.reason_code == NOT_FOUND_IN_SLURM:
         return {"phase": AttemptPhase.REFUSED.value, "tasks_final": True}

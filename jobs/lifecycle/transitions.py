@@ -1,7 +1,7 @@
-"""Decides every change of a job's state: values in, one `Transition` out. No clock, no Django, no I/O.
+"""Decides every change of a job's state. Pure: functions return a `Transition`; no clock, no Django, no I/O.
 
-A job ends only by Slurm's own record of it, by a submission that certainly made no Slurm job, or by a
-person's stop request. "Not found" and "not reachable" leave the state unchanged.
+A job ends only because Slurm recorded its end, because a submission certainly made no Slurm job, or because a
+person requested a stop. "Not found" and "not reachable" leave the state unchanged.
 `jobs.changes` writes transitions; no other module sets a job's state or an attempt's phase.
 """
 
@@ -32,27 +32,27 @@ NO_REASON = Reason()
 class ObservationStatus(StrEnum):
     """What one poll established about one job."""
 
-    FOUND = "seen"  # squeue or sacct has a row for it
-    ABSENT = "absent"  # both answered, neither has it
-    UNREACHABLE = "unreachable"  # a source that may have it did not answer
+    FOUND = "seen"  # squeue or sacct has a row for the job
+    ABSENT = "absent"  # squeue and sacct answered, and neither has the job
+    UNREACHABLE = "unreachable"  # squeue or sacct did not answer, so the job may exist
 
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """The result of one poll for one job. Times are the cluster's own clock."""
+    """The result of one poll for one job. Times are those of the cluster's clock."""
 
     status: ObservationStatus
-    slurm_state: str = ""  # base state, long upper-case name
-    pending_reason: str = ""  # Slurm's reason name of a pending job
+    slurm_state: str = ""  # Slurm's name of the base state, such as COMPLETING
+    pending_reason: str = ""  # Slurm's name of the reason why the job is pending
     exit_code: int | None = None
     signal: int | None = None
     started_at: datetime | None = None
     ended_at: datetime | None = None
     expected_start: datetime | None = None
     cancelled_by_uid: int | None = None
-    cancelled_by: str = ""  # the name of that user on the cluster, if known
+    cancelled_by: str = ""  # name of the user with this UID on the cluster; empty: not known
     time_limit_s: int | None = None
-    text: str = ""
+    text: str = ""  # Slurm's own text of the reason
 
 
 UNREACHABLE = Observation(ObservationStatus.UNREACHABLE)
@@ -61,46 +61,46 @@ ABSENT = Observation(ObservationStatus.ABSENT)
 
 @dataclass(frozen=True, slots=True)
 class JobSnapshot:
-    """Stored fields of a job, and the report of its batch script."""
+    """The columns of a job that decide transitions, and what its batch script reported."""
 
     state: JobState
     wanted: DesiredState = DesiredState.RUN
     reason: Reason = NO_REASON
     attempt_number: int = 1
     retry_count: int = 0  # the job file's retryCount: -2, -1, 0, …
-    retries_counted: int = 0
+    retries_counted: int = 0  # retries so far that count against retryCount
     stopped_by: str = ""  # username of the person who requested the stop
     started_at: datetime | None = None
     expected_start: datetime | None = None
     time_limit_s: int | None = None
-    lost_since: datetime | None = None  # squeue and sacct have not had it since then
-    script_reason: Reason | None = None  # why it ended, as reported by the batch script
-    script_failure: FailureKind = FailureKind.NONE
-    script_never_started: bool = False  # the batch script left no trace of a start
+    lost_since: datetime | None = None  # since when neither squeue nor sacct has the job
+    script_reason: Reason | None = None  # why the job ended, according to its batch script
+    script_failure: FailureKind = FailureKind.NONE  # kind of failure, according to the batch script
+    script_never_started: bool = False  # True: there is no batch log, so the script did not start
 
 
 class TransitionKind(StrEnum):
-    """What happened; selects the event that is recorded."""
+    """What happened to the job; decides which event is recorded."""
 
-    HELD = "held"  # stays QUEUED, with a reason and maybe a delay
+    HELD = "held"  # the job stays QUEUED, with a new reason and possibly a delay
     SUBMITTED = "submitted"
-    REFUSED = "refused"  # ended without ever being a Slurm job
+    REFUSED = "refused"  # the job ended and never was a Slurm job
     OBSERVED = "observed"  # Slurm reported a live state
     ENDED = "ended"
-    RETRYING = "retrying"  # the attempt ended, a further one follows
+    RETRYING = "retrying"  # the attempt ended, and Sluice makes a further one
     STOP_REQUESTED = "stop requested"
     REQUEUED = "requeued"  # a person requested a further attempt
 
 
 @dataclass(frozen=True, slots=True)
 class Transition:
-    """The new state of a job and all columns that change with it in its row and its attempt's."""
+    """The new state of a job and all columns that change with it."""
 
     kind: TransitionKind
     state: JobState
     reason: Reason
-    job: Mapping[str, Any] = field(default_factory=dict)
-    attempt: Mapping[str, Any] = field(default_factory=dict)
+    job: Mapping[str, Any] = field(default_factory=dict)  # changed columns of the job's row
+    attempt: Mapping[str, Any] = field(default_factory=dict)  # changed columns of the attempt's row
     attempt_reason: Reason | None = None  # None leaves the attempt's reason unchanged
 
     @property
@@ -110,11 +110,12 @@ class Transition:
 
 # -- before Slurm has the job -------------------------------------------------------------------------
 
+# The first transition of a new job.
 INITIAL = Transition(TransitionKind.REQUEUED, JobState.QUEUED, Reason("queued"))
 
 
 def decide_adoption(job: JobSnapshot, slurm_job_id: str, now: datetime) -> Transition:
-    """Slurm has the job: sbatch printed its id, or it was found by its submission token."""
+    """Adopt a Slurm job: sbatch printed its id, or it was found by its submission token."""
     reason = (
         Reason("pending", {"slurm": "None"})
         if job.wanted is DesiredState.RUN
@@ -135,7 +136,7 @@ def decide_adoption(job: JobSnapshot, slurm_job_id: str, now: datetime) -> Trans
 
 
 def decide_refusal(job: JobSnapshot, reason: Reason, now: datetime) -> Transition:
-    """The job certainly never became a Slurm job and cannot become one."""
+    """End a job that certainly never became a Slurm job and cannot become one."""
     stopped = job.wanted is not DesiredState.RUN
     if stopped:
         reason = Reason("end.stopped-before", {"by": job.stopped_by})
@@ -161,7 +162,7 @@ def decide_hold(
     until: datetime | None = None,
     attempt: Mapping[str, Any] | None = None,
 ) -> Transition:
-    """The job stays queued: show why, and do not try again before `until`."""
+    """Keep the job queued, show the reason, and do not try to submit it before `until`."""
     return Transition(
         TransitionKind.HELD,
         job.state,
@@ -176,12 +177,14 @@ def decide_hold(
 
 @dataclass(frozen=True, slots=True)
 class EndOutcome:
+    """What a final Slurm state means for a job."""
+
     state: JobState
-    code: str
+    code: str  # reason code
     failure: FailureKind = FailureKind.NONE
 
 
-# `clusters.slurm.states` defines which Slurm states are final; this table, the job state for each.
+# What each final Slurm state means for a job. `clusters.slurm.states` defines which states are final.
 END_OUTCOMES: Mapping[str, EndOutcome] = {
     "COMPLETED": EndOutcome(JobState.COMPLETED, "end.completed"),
     "FAILED": EndOutcome(JobState.FAILED, "end.exit", FailureKind.UNKNOWN),
@@ -197,15 +200,16 @@ END_OUTCOMES: Mapping[str, EndOutcome] = {
     "CANCELLED": EndOutcome(JobState.STOPPED, "end.cancelled"),
 }
 
-# How long squeue and sacct must both lack a job before the page reports it. slurmdbd lagged by seconds
-# after 100 submissions; slurmctld keeps ended jobs for MinJobAge (300 s by default).
+# How long a job must be absent from squeue and sacct before its reason says that Slurm has no record of it.
+# slurmdbd may show a job seconds late (measured after 100 submissions); slurmctld keeps ended jobs for
+# MinJobAge (300 s by default).
 LOST_AFTER = timedelta(seconds=60)
-# Slurm's start estimate moves a little at every scheduling cycle; smaller moves are not stored.
+# Slurm changes the expected start a little in every scheduling cycle; changes smaller than this are not stored.
 EXPECTED_START_TOLERANCE_S = 60.0
 
 
 def decide_observation(job: JobSnapshot, observation: Observation, now: datetime) -> Transition:
-    """The result of one poll. An end state is never left."""
+    """Decide the transition after one poll. A job in an end state stays in it."""
     if job.state in END_STATES or observation.status is ObservationStatus.UNREACHABLE:
         return _unchanged(job)
     if observation.status is ObservationStatus.ABSENT:
@@ -221,7 +225,7 @@ def decide_observation(job: JobSnapshot, observation: Observation, now: datetime
             expected_start=_stable_start(job.expected_start, observation.expected_start, now),
             time_limit_s=time_limit_s,
         )
-    # ENDING (COMPLETING) is still RUNNING: the exit code is not known yet.
+    # A job in Slurm's state COMPLETING (phase ENDING) is still RUNNING: its exit code is not known yet.
     if phase in (SlurmPhase.STARTING, SlurmPhase.RUNNING, SlurmPhase.ENDING):
         return _observed(
             JobState.RUNNING,
@@ -229,7 +233,7 @@ def decide_observation(job: JobSnapshot, observation: Observation, now: datetime
             started_at=observation.started_at or job.started_at,
             time_limit_s=time_limit_s,
         )
-    # A state of a newer Slurm: show it and change nothing else.
+    # A newer Slurm may report a state that Sluice does not know: show it and change nothing else.
     return _unchanged(job, Reason("slurm.unknown-state", {"state": observation.slurm_state}))
 
 
@@ -271,7 +275,10 @@ def _unchanged(
 
 
 def _stable_start(old: datetime | None, new: datetime | None, now: datetime) -> datetime | None:
-    """The stored estimate, unless the new one differs by a minute and a tenth of the remaining time."""
+    """Choose between the stored and the new expected start.
+
+    The stored one is kept if they differ by less than a minute, or by less than a tenth of the remaining time.
+    """
     if old and new:
         remaining_s = max(0.0, (new - now).total_seconds())
         if abs((new - old).total_seconds()) < max(EXPECTED_START_TOLERANCE_S, remaining_s / 10):
@@ -285,7 +292,7 @@ def _decide_absent(job: JobSnapshot, now: datetime) -> Transition:
         return _unchanged(job, lost_since=since)
     if job.wanted is DesiredState.RUN:
         return _unchanged(job, Reason("slurm.lost"), lost_since=since)
-    # Slurm has nothing left to stop: the person's request ends the job, not its absence.
+    # A person requested a stop and Slurm has no job to cancel, so the request itself ends the job.
     return _ended(
         job,
         JobState.STOPPED,
@@ -332,7 +339,7 @@ def _decide_end(job: JobSnapshot, observation: Observation, now: datetime) -> Tr
             failure = job.script_failure
     if job.wanted is not DesiredState.RUN:
         if state is not JobState.COMPLETED:
-            # A script that turns SIGTERM into a non-zero exit code was stopped all the same.
+            # A requested stop ends a job as STOPPED, even if its script exits non-zero after SIGTERM.
             state, reason = JobState.STOPPED, Reason("end.stopped", {"by": job.stopped_by})
         return _ended(job, state, reason, observation, now)
     retry, is_counted = should_retry(state, failure, job.retry_count, job.retries_counted)
@@ -345,7 +352,7 @@ def _decide_end(job: JobSnapshot, observation: Observation, now: datetime) -> Tr
         job={
             **_requeued_job(now),
             "retries_counted": job.retries_counted + is_counted,
-            "not_before": now + timedelta(seconds=retry_delay_s(job.attempt_number)),
+            "not_before": now + timedelta(seconds=next_attempt_delay_s(job.attempt_number)),
         },
         attempt=_ended_attempt(job, observation, now),
         attempt_reason=reason,
@@ -412,7 +419,10 @@ def _end_reason(job: JobSnapshot, observation: Observation, end: EndOutcome) -> 
 def should_retry(
     state: JobState, failure: FailureKind, retry_count: int, retries_counted: int
 ) -> tuple[bool, bool]:
-    """(retry, it counts). Checked in OpenPAI's order: transient, permanent, then the count."""
+    """Decide whether to retry a job, and whether the retry counts against `retry_count`: (retry, is_counted).
+
+    The checks have OpenPAI's order: transient failure, permanent failure, then the count.
+    """
     if state is JobState.STOPPED:
         return False, False
     if failure is FailureKind.TRANSIENT:
@@ -427,17 +437,21 @@ def should_retry(
     return False, False
 
 
-def retry_delay_s(attempts_so_far: int) -> int:
-    """Back-off before a further attempt: 2, 4, 8 … at most 300 s, because `-1` never stops retrying."""
+def next_attempt_delay_s(attempts_so_far: int) -> int:
+    """Compute the delay before the next attempt: 2, 4, 8 … s, at most 300 s.
+
+    The delay grows because a retryCount of -1 or -2 retries without end.
+    """
     return min(300, int(2 ** min(attempts_so_far, 9)))
 
 
 def decide_stop(
     job: JobSnapshot, wanted: DesiredState, by: str, *, has_open_attempt: bool, now: datetime
 ) -> Transition:
-    """A person requests the end of a live job. Without an open attempt it ends at once.
+    """Decide what follows when a person requests the end of a live job.
 
-    With one, sbatch may be running or Slurm may have the job: only the engine can end it.
+    A job without an open attempt ends at once. With an open attempt, sbatch may be running or Slurm may have
+    the job, so the engine must end it.
     """
     request = {"wanted": wanted.value, "stopped_by": by}
     if has_open_attempt:
@@ -453,7 +467,7 @@ def decide_stop(
 
 
 def decide_requeue(now: datetime) -> Transition:
-    """A person requests a further attempt of an ended job."""
+    """Queue an ended job again, because a person requested a further attempt."""
     return Transition(
         TransitionKind.REQUEUED,
         JobState.QUEUED,
@@ -463,7 +477,7 @@ def decide_requeue(now: datetime) -> Transition:
 
 
 def _requeued_job(now: datetime) -> dict[str, Any]:
-    """Columns that a further attempt resets."""
+    """The columns of a job that are reset before a further attempt."""
     return {
         "wanted": DesiredState.RUN.value,
         "stopped_by": "",

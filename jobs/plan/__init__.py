@@ -1,4 +1,4 @@
-"""Where and in which layout a job runs: `plan` decides, `describe_plan` describes it."""
+"""Planning: `plan` decides where and in which layout a job runs, `describe_plan` describes the result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a plan fits on the cluster's nodes, in total or on what is free now. Pure."""
+"""Checks whether a plan fits on the cluster's nodes: on their total resources, or on those free now. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from jobs.plan.model import Group, Note, Plan, StartCheck
 from jobs.plan.placement import RoleRequirement
 
 
-def _group_requirement(plan: Plan, group: Group) -> RoleRequirement:
+def _build_group_requirement(plan: Plan, group: Group) -> RoleRequirement:
     role = plan.roles_of(group)[0]
     return RoleRequirement(
         role.tasks, role.cpus, role.mem_mib, role.gpus, role.gpu_type, role.per_node
@@ -17,6 +17,7 @@ def _group_requirement(plan: Plan, group: Group) -> RoleRequirement:
 
 
 def fits_capacity(plan: Plan, capacity: Capacity, *, free: bool) -> bool:
+    """Check a plan against the free resources (`free`) or the total resources of the cluster's nodes."""
     nodes = [
         placement.select_nodes(capacity, group.partition, plan.constraint, usable_only=free)
         for group in plan.groups
@@ -29,14 +30,14 @@ def fits_capacity(plan: Plan, capacity: Capacity, *, free: bool) -> bool:
             >= group.nodes
         )
     pairs = [
-        (_group_requirement(plan, group), found)
+        (_build_group_requirement(plan, group), found)
         for group, found in zip(plan.groups, nodes, strict=True)
     ]
     return placement.assign_separate_nodes(pairs, free=free) is not None
 
 
 def can_start_now(plan: Plan, capacity: Capacity) -> StartCheck:
-    """Whether free resources suffice now. Slurm may still start another job first."""
+    """Check whether the free resources suffice now. Slurm may still start another job first."""
     obstacles = []
     for group in plan.groups:
         partition = capacity.partition(group.partition)
@@ -71,7 +72,7 @@ def can_start_now(plan: Plan, capacity: Capacity) -> StartCheck:
 
 
 def _find_shortages(plan: Plan, group: Group, capacity: Capacity) -> list[Note]:
-    """The resources that a partition's nodes lack, one obstacle each."""
+    """List the free resources that the group's partition lacks for the plan, one note for each."""
     nodes = placement.select_nodes(capacity, group.partition, plan.constraint, usable_only=True)
     role = plan.roles_of(group)[0]
     multiplier = group.nodes if group.shared else role.tasks
@@ -123,7 +124,9 @@ def _find_shortages(plan: Plan, group: Group, capacity: Capacity) -> list[Note]:
         )
         if fitting >= group.nodes:
             return []
-    elif placement.nodes_needed(nodes, _group_requirement(plan, group), free=True) is not None:
+    elif (
+        placement.nodes_needed(nodes, _build_group_requirement(plan, group), free=True) is not None
+    ):
         return []
     return [
         Note(

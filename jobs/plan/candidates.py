@@ -1,6 +1,7 @@
-"""Which partitions can run a job: partitions of the namespace, time limit, and each role alone.
+"""Finds the partitions that can run a job, and reports why others cannot.
 
-Holds the state of one run of `plan` and collects its problems. Pure.
+Checks the partitions of the namespace, the time limit, and each role alone; `planner` then places all roles
+together. `PlanningState` collects the problems. Pure.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from jobs.plan.placement import RoleRequirement
 
 @dataclass(slots=True)
 class PlanningState:
-    """State of one run of `plan`: spec, possible partitions, problems found so far."""
+    """The input of one planning, the partitions that are still possible, and the problems found so far."""
 
     spec: JobSpec
     rules: NamespaceRules
@@ -39,21 +40,23 @@ class PlanningState:
             Problem(path=path, message=message, code=code, suggestion=suggestion, params=params)
         )
 
-    def nodes(self, partition: Partition) -> list[Node]:
+    def eligible_nodes(self, partition: Partition) -> list[Node]:
+        """The partition's nodes that satisfy the namespace's constraint, busy or not."""
         return placement.select_nodes(self.capacity, partition.name, self.rules.constraint)
 
     def max_nodes(self, partition: Partition) -> int:
+        """The most nodes of the partition that one job may use."""
         limits = (partition.max_nodes_per_job, self.rules.max_nodes_per_job, len(partition.nodes))
         return min(limit for limit in limits if limit is not None)
 
 
-def role_requirement(spec: JobSpec, role: TaskRole) -> RoleRequirement:
-    # A fixed port exists once per node, so tasks with the same one cannot share a node.
+def build_role_requirement(spec: JobSpec, role: TaskRole) -> RoleRequirement:
+    # A fixed port can be used once per node, so two tasks with the same fixed port cannot share a node.
     exclusive_node = role.placement == "separate" or any(port.begin_at for port in role.port_list)
     return RoleRequirement(
         tasks=role.task_number,
         cpus=role.cpu_number,
-        # Groups of one role request memory per CPU, which Slurm takes in whole MiB.
+        # A group of one role requests memory per CPU, which must be a whole number of MiB in Slurm.
         mem_mib=math.ceil(role.memory_mb / role.cpu_number) * role.cpu_number,
         gpus=role.gpu_number,
         gpu_type=spec.gpu_type_of(role).lower() if role.gpu_number else "",
@@ -62,7 +65,10 @@ def role_requirement(spec: JobSpec, role: TaskRole) -> RoleRequirement:
 
 
 def select_partitions(state: PlanningState) -> list[Partition]:
-    """The namespace's partitions that exist and take its account and QOS, those that are up first."""
+    """Select the namespace's partitions that exist and allow its account and QOS. Those that are up come first.
+
+    Adds a problem if there is none.
+    """
     rules = state.rules
     found, why = [], []
     for name in rules.partitions:
@@ -115,7 +121,10 @@ def select_partitions(state: PlanningState) -> list[Partition]:
 
 
 def resolve_time_limit(state: PlanningState) -> int | None:
-    """The time limit to request. Drops partitions that allow less; a problem if none is left."""
+    """Decide the time limit to request from Slurm, in seconds.
+
+    Removes the partitions that allow less from `state.partitions`; adds a problem if all of them do.
+    """
     asked = state.spec.time_limit
     rules = state.rules
     if asked is not None and rules.max_time_s is not None and asked > rules.max_time_s:
@@ -165,18 +174,23 @@ def _reject_time_limit(state: PlanningState, asked: int, longest: int, who: Mess
 
 
 def check_roles(state: PlanningState) -> bool:
-    """Checks for each role alone that some partition's nodes can hold it."""
+    """Check for each role alone that the nodes of some partition can hold it. Adds a problem for each that does not fit."""
     before = len(state.problems)
     for index, (role, requirement) in enumerate(
         zip(state.spec.task_roles, state.requirements, strict=True)
     ):
-        if not any(can_hold(state, partition, requirement) for partition in state.partitions):
+        if not any(
+            can_partition_hold(state, partition, requirement) for partition in state.partitions
+        ):
             _reject_role(state, index, role, requirement)
     return len(state.problems) == before
 
 
-def can_hold(state: PlanningState, partition: Partition, requirement: RoleRequirement) -> bool:
-    count = placement.nodes_needed(state.nodes(partition), requirement)
+def can_partition_hold(
+    state: PlanningState, partition: Partition, requirement: RoleRequirement
+) -> bool:
+    """Whether the tasks of a role fit on the partition's nodes within the limit of nodes per job."""
+    count = placement.nodes_needed(state.eligible_nodes(partition), requirement)
     return count is not None and count <= state.max_nodes(partition)
 
 
@@ -185,7 +199,7 @@ def _reject_role(
 ) -> None:
     path = f"taskRoles[{index}]"
     where = join_with_and([p.name for p in state.partitions])
-    nodes = [node for partition in state.partitions for node in state.nodes(partition)]
+    nodes = [node for partition in state.partitions for node in state.eligible_nodes(partition)]
     if requirement.gpus and not any(node.gpu_total(requirement.gpu_type) for node in nodes):
         types = sorted({gpu.type for node in nodes for gpu in node.gpus if gpu.type})
         state.add_problem(
@@ -219,7 +233,8 @@ def _reject_role(
     most = max(
         sum(
             sorted(
-                (placement.count_tasks_on(n, requirement) for n in state.nodes(p)), reverse=True
+                (placement.count_tasks_on(n, requirement) for n in state.eligible_nodes(p)),
+                reverse=True,
             )[: state.max_nodes(p)]
         )
         for p in state.partitions
@@ -290,7 +305,10 @@ def _reject_task_size(
     nodes: list[Node],
     where: str,
 ) -> None:
-    """One task is larger than any node: reports the resources that are too large, or their combination."""
+    """Add the problems of a role whose single task is larger than any node.
+
+    Reports each resource that no node has, or the combination if no node has all of them together.
+    """
     with_gpus = [
         node for node in nodes if node.gpu_total(requirement.gpu_type) >= requirement.gpus
     ] or nodes

@@ -1,4 +1,4 @@
-"""Variables that a job file may name but a shell, the kernel or a container runtime cannot pass on. Pure."""
+"""Checks variables and paths of a job file that a shell, Linux or a container runtime cannot pass to tasks. Pure."""
 
 from __future__ import annotations
 
@@ -8,19 +8,21 @@ from collections.abc import Iterator
 from core.messages import msg
 from jobs.jobfile import JobSpec, Problem
 
-# bash and sh reserve these: assigning one is an error or has another effect.
+# Variables that bash and sh reserve: setting one is an error or has another effect.
 _SHELL_RESERVED = re.compile(
     r"_|IFS|UID|EUID|PPID|GROUPS|PWD|OLDPWD|SHLVL|SHELLOPTS|BASHOPTS|BASHPID|RANDOM|SRANDOM|SECONDS|LINENO"
     r"|OPTIND|OPTARG|OPTERR|DIRSTACK|FUNCNAME|PIPESTATUS|HISTCMD|EPOCHSECONDS|EPOCHREALTIME|POSIXLY_CORRECT"
     r"|BASH|BASH_(?!ENV$).*|COMP_.*|EXECIGNORE|FUNCNEST|_sluice_.*"
 )
-# Linux: one string of execve is at most 128 KiB with its name and NUL, all of them a quarter of the stack (2 MiB).
+# Limits of Linux' execve: one variable has at most 128 KiB, with its name and the final NUL; all arguments and
+# variables together have a quarter of the stack limit, which is 2 MiB by default. Half of that is left for others.
 MAX_VARIABLE_BYTES = 128 * 1024 - 1
 MAX_ENVIRONMENT_BYTES = 1024 * 1024
 _BIND_SEPARATORS = re.compile(r"[:,]")
 
 
 def check_task_inputs(spec: JobSpec) -> Iterator[Problem]:
+    """Find the variables and directories of a job that cannot be passed to its tasks."""
     yield from _check_variables("jobEnvs", spec.job_env_texts)
     for i, role in enumerate(spec.task_roles):
         yield from _check_variables(f"taskRoles[{i}].env", role.env_texts)

@@ -1,4 +1,4 @@
-"""A plan as plain values, stored with the job as JSON, and its description. Pure."""
+"""The plan of a job as plain values, which are stored with the job as JSON, and its description. Pure."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ Layout = Literal["simple", "packed", "het"]
 
 @dataclass(frozen=True, slots=True)
 class RolePlan:
-    """Resources of each task of one role. `index` is the role's position in the job file."""
+    """The plan of one role. `cpus`, `mem_mib`, `shm_mib` and `gpus` are those of each task."""
 
-    index: int
+    index: int  # position of the role in the job file
     name: str
     tasks: int
     cpus: int
     mem_mib: int
     shm_mib: int
     gpus: int
-    gpu_type: str  # "" = any
-    group: int
-    per_node: int | None  # maximum of tasks of this role on one node; None: Slurm decides
+    gpu_type: str  # empty: any
+    group: int  # index of the role's group
+    per_node: int | None  # most tasks of this role on one node; None: Slurm decides
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +37,9 @@ class Group:
 
     index: int
     partition: str
-    shared: bool
-    nodes: int  # minimum
-    fixed_nodes: bool  # exactly `nodes`
+    shared: bool  # several roles share the nodes
+    nodes: int  # number of nodes, or the minimum
+    fixed_nodes: bool  # True: exactly `nodes`; False: at least `nodes`
     cpus: int
     mem_mib: int
     gpus: int
@@ -54,9 +54,9 @@ class Totals:
     nodes: int
     cpus: int
     mem_mib: int
-    gpus: dict[str, int]  # by type; "" = any
+    gpus: dict[str, int]  # GPU type → number; the key "" means any type
     time_limit_s: int | None
-    machine_hours: float | None  # nodes times time limit
+    machine_hours: float | None  # number of nodes × time limit in hours
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,12 +111,12 @@ class Plan:
 
 
 def _fields(value: Any) -> dict[str, Any]:
-    """Fields of one dataclass. `asdict` also copies nested values and takes ten times as long."""
+    """Convert one dataclass to a dict. `dataclasses.asdict` also copies nested values and takes ten times as long."""
     return {name: getattr(value, name) for name in value.__slots__}
 
 
 class PlanError(Exception):
-    """The job can never start. `problems` is never empty; `suggestion` is the nearest change that would help."""
+    """The job can never start. `problems` is never empty; a problem's `suggestion` names a change that would help."""
 
     def __init__(self, problems: Iterable[Problem]) -> None:
         self.problems = tuple(problems)
@@ -127,7 +127,7 @@ class PlanError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class StartCheck:
-    """Whether a plan could start on free resources now; if so, `obstacles` is empty."""
+    """The reasons why a plan cannot start on free resources now; none if it can."""
 
     obstacles: tuple[Note, ...] = ()
 
@@ -156,7 +156,7 @@ def format_gpus(gpus: int, gpu_type: str) -> str:
 
 
 def describe_plan(plan: Plan) -> list[Message]:
-    """One message per group: "1 node of gpu: 1 × ps (1 CPU, 2 GB), 2 × worker (4 CPU, 16 GB, 1 × a100 each)"."""
+    """Describe each group in one message, such as "1 node of gpu: 1 × ps (1 CPU, 2 GB), 2 × worker (4 CPU, 16 GB, 1 × a100 each)"."""
     return [_describe_group(group, plan.roles_of(group)) for group in plan.groups]
 
 

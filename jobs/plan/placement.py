@@ -1,7 +1,7 @@
 """Placement arithmetic: how many tasks of a role fit on a node, and how many nodes roles need.
 
-Uses total resources (`free=False`) or those that are free now. Does not know job files, namespaces or
-Slurm options. Pure.
+Functions compute with the total resources of nodes (`free=False`) or with those that are free now
+(`free=True`). Does not know job files, namespaces or Slurm options. Pure.
 """
 
 from __future__ import annotations
@@ -17,31 +17,31 @@ _PLAIN_CONSTRAINT = re.compile(r"[\w.:-]+(?:&[\w.:-]+)*")
 
 @dataclass(frozen=True, slots=True)
 class RoleRequirement:
-    """A number of equal tasks and the resources of each."""
+    """The tasks of a role and the resources of each."""
 
     tasks: int
     cpus: int
     mem_mib: int
     gpus: int = 0
-    gpu_type: str = ""  # "": any
-    max_per_node: int | None = None  # 1: one task per node
+    gpu_type: str = ""  # empty: any
+    max_per_node: int | None = None  # most tasks on one node; None: no limit
 
 
 @dataclass(frozen=True, slots=True)
 class PerNodeAllocation:
-    """The same resources on each of `nodes` nodes: `per_node[i]` tasks of need i."""
+    """An allocation of `nodes` nodes that roles share, with the same resources on each node."""
 
     nodes: int
-    per_node: tuple[int, ...]
+    per_node: tuple[int, ...]  # tasks of each role on one node, in the order of the requirements
     cpus: int
     mem_mib: int
     gpus: int
     gpu_type: str
-    idle_gpus: int  # GPUs requested only because all nodes of a group are equal
+    idle_gpus: int  # GPUs that no task uses; requested because all nodes get the same resources
 
 
 def matches_constraint(node: Node, constraint: str) -> bool:
-    """Whether a node can satisfy a constraint; only Slurm evaluates expressions beyond `a&b`."""
+    """Whether a node may satisfy a constraint. True for expressions other than `a&b`, which only Slurm evaluates."""
     if not _PLAIN_CONSTRAINT.fullmatch(constraint):
         return True
     return set(constraint.split("&")) <= set(node.features)
@@ -58,7 +58,7 @@ def select_nodes(
 
 
 def count_tasks_on(node: Node, requirement: RoleRequirement, *, free: bool = False) -> int:
-    """How many of these tasks fit on one node."""
+    """Count the tasks of a role that fit on one node."""
     cpus = node.cpus - (node.cpus_used if free else 0)
     mem_mib = node.mem_mib - (node.mem_mib_used if free else 0)
     count = min(cpus // requirement.cpus, mem_mib // requirement.mem_mib)
@@ -73,7 +73,7 @@ def count_tasks_on(node: Node, requirement: RoleRequirement, *, free: bool = Fal
 def nodes_needed(
     nodes: Iterable[Node], requirement: RoleRequirement, *, free: bool = False
 ) -> int | None:
-    """The fewest nodes for all tasks of one need; None if all nodes together are too few."""
+    """Compute the fewest nodes for all tasks of one role. None if all nodes together are too few."""
     remaining = requirement.tasks
     used = 0
     for count in sorted(
@@ -89,10 +89,10 @@ def nodes_needed(
 def assign_separate_nodes(
     groups: Sequence[tuple[RoleRequirement, Sequence[Node]]], *, free: bool = False
 ) -> list[int] | None:
-    """Node counts when no two needs share a node, or None when there are too few nodes.
+    """Compute the number of nodes of each role if no two roles share a node. None if there are too few nodes.
 
-    Greedy: needs with the fewest possible nodes come first and take the nodes that the fewest other needs
-    could use.
+    `groups` pairs each role's requirement with the nodes it may use. Greedy: roles with the fewest possible
+    nodes come first, and take the nodes that the fewest other roles could use.
     """
     candidate_count: dict[str, int] = {}
     fitting: list[list[tuple[int, Node]]] = []
@@ -124,7 +124,7 @@ def assign_separate_nodes(
 def allocate_per_node(
     requirements: Sequence[RoleRequirement], nodes: int
 ) -> PerNodeAllocation | None:
-    """Equal resources on each node for needs that share nodes; None if a need's tasks per node are limited."""
+    """Spread the tasks of all roles over `nodes` equal nodes. None if a role would exceed its `max_per_node`."""
     per_node = tuple(-(-requirement.tasks // nodes) for requirement in requirements)
     for requirement, count in zip(requirements, per_node, strict=True):
         if requirement.max_per_node is not None and count > requirement.max_per_node:
@@ -141,7 +141,7 @@ def allocate_per_node(
     )
 
 
-def can_hold(node: Node, allocation: PerNodeAllocation, *, free: bool = False) -> bool:
+def can_node_hold(node: Node, allocation: PerNodeAllocation, *, free: bool = False) -> bool:
     requirement = RoleRequirement(
         1, allocation.cpus, allocation.mem_mib, allocation.gpus, allocation.gpu_type
     )
@@ -155,14 +155,17 @@ def pack_onto_nodes(
     fewest: bool = False,
     max_nodes: int | None = None,
 ) -> PerNodeAllocation | None:
-    """How needs share nodes: without idle GPUs if possible, then on the fewest nodes."""
+    """Find how roles share nodes: with the fewest idle GPUs, then on the fewest nodes.
+
+    With `fewest`, on the fewest nodes, even if GPUs are idle. None if it is impossible.
+    """
     best: PerNodeAllocation | None = None
     limit = min(
         len(nodes), max(requirement.tasks for requirement in requirements), max_nodes or len(nodes)
     )
     for count in range(1, limit + 1):
         allocation = allocate_per_node(requirements, count)
-        if allocation is None or sum(can_hold(node, allocation) for node in nodes) < count:
+        if allocation is None or sum(can_node_hold(node, allocation) for node in nodes) < count:
             continue
         if best is None or allocation.idle_gpus < best.idle_gpus:
             best = allocation

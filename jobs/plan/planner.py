@@ -1,7 +1,7 @@
-"""From a job file to its layout, or to the reasons why it can never start.
+"""Plans a job: chooses its layout, partitions and nodes, or reports why it can never start.
 
-Chooses simple, packed or het, a partition and nodes for every role, and checks limits. Reports all
-problems at once, each with the nearest possible value. Pure.
+The layout is simple (one role), packed (roles share nodes) or het (one component of a heterogeneous job per
+role). Reports all problems at once, each with a value that would be possible. Pure.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from jobs.plan import placement
 from jobs.plan.availability import fits_capacity
 from jobs.plan.candidates import (
     PlanningState,
-    can_hold,
+    build_role_requirement,
+    can_partition_hold,
     check_roles,
     resolve_time_limit,
-    role_requirement,
     select_partitions,
 )
 from jobs.plan.environment import check_task_inputs
@@ -37,10 +37,10 @@ from jobs.plan.placement import PerNodeAllocation
 
 
 def plan(spec: JobSpec, rules: NamespaceRules, capacity: Capacity) -> Plan:
-    """The plan of a job. Raises PlanError with all problems."""
+    """Plan a job. Raises PlanError with all problems."""
     state = PlanningState(spec, rules, capacity)
     state.problems.extend(check_task_inputs(spec))
-    state.requirements = [role_requirement(spec, role) for role in spec.task_roles]
+    state.requirements = [build_role_requirement(spec, role) for role in spec.task_roles]
     state.partitions = select_partitions(state)
     if state.partitions:
         time_limit_s = resolve_time_limit(state)
@@ -56,11 +56,16 @@ def plan(spec: JobSpec, rules: NamespaceRules, capacity: Capacity) -> Plan:
 def _choose_layout(
     state: PlanningState,
 ) -> tuple[Layout, list[tuple[Partition, list[int], PerNodeAllocation | int]]] | None:
-    """The groups: partition, roles, and equal slots (shared) or number of nodes of each."""
+    """Choose the layout and its groups. None, with a problem added, if the roles do not fit together.
+
+    A group is (partition, positions of its roles, allocation if roles share nodes, else number of nodes).
+    """
     roles = range(len(state.requirements))
     if len(state.requirements) == 1:
-        partition = next(p for p in state.partitions if can_hold(state, p, state.requirements[0]))
-        count = placement.nodes_needed(state.nodes(partition), state.requirements[0]) or 1
+        partition = next(
+            p for p in state.partitions if can_partition_hold(state, p, state.requirements[0])
+        )
+        count = placement.nodes_needed(state.eligible_nodes(partition), state.requirements[0]) or 1
         return "simple", [(partition, [0], count)]
     requested = state.spec.placement
     packed = None if requested == "separate" else _try_pack(state)
@@ -85,7 +90,7 @@ def _try_pack(state: PlanningState) -> tuple[Partition, PerNodeAllocation] | Non
     for partition in state.partitions:
         allocation = placement.pack_onto_nodes(
             state.requirements,
-            state.nodes(partition),
+            state.eligible_nodes(partition),
             fewest=state.spec.placement == "pack",
             max_nodes=state.max_nodes(partition),
         )
@@ -95,16 +100,19 @@ def _try_pack(state: PlanningState) -> tuple[Partition, PerNodeAllocation] | Non
 
 
 def _try_separate(state: PlanningState) -> list[tuple[Partition, int]] | None:
-    """Each role in the first partition that can hold it, or in a later one if that has too few nodes."""
+    """Place each role on nodes of its own. Returns (partition, number of nodes) by role, or None.
+
+    Each role gets the first partition that can hold it, or a later one if that has too few nodes for all.
+    """
     candidates: list[list[Partition]] = [
-        [p for p in state.partitions if can_hold(state, p, requirement)]
+        [p for p in state.partitions if can_partition_hold(state, p, requirement)]
         for requirement in state.requirements
     ]
     current = [options[0] for options in candidates]
     for assignment in [current, *_alternatives(candidates)]:
         counts = placement.assign_separate_nodes(
             [
-                (requirement, state.nodes(p))
+                (requirement, state.eligible_nodes(p))
                 for requirement, p in zip(state.requirements, assignment, strict=True)
             ]
         )
@@ -114,7 +122,10 @@ def _try_separate(state: PlanningState) -> list[tuple[Partition, int]] | None:
 
 
 def _alternatives(candidates: list[list[Partition]]) -> Iterable[list[Partition]]:
-    """Other partitions for one role at a time, then all roles in their last possible partition."""
+    """List further assignments of partitions to roles to try after the first.
+
+    First another partition for one role at a time, then the last possible partition for all roles.
+    """
     first = [options[0] for options in candidates]
     for i, options in enumerate(candidates):
         for other in options[1:]:
@@ -123,7 +134,7 @@ def _alternatives(candidates: list[list[Partition]]) -> Iterable[list[Partition]
 
 
 def _find_port_conflict(spec: JobSpec) -> tuple[int, str, str] | None:
-    """A fixed port that two roles use: (port, role, role)."""
+    """Find a fixed port that two roles use. Returns (port, role name, role name) or None."""
     taken: list[tuple[int, int, str]] = []
     for role in spec.task_roles:
         for port in role.port_list:
@@ -139,7 +150,7 @@ def _find_port_conflict(spec: JobSpec) -> tuple[int, str, str] | None:
 
 def _reject_layout(state: PlanningState) -> None:
     spec, names = state.spec, join_with_and([p.name for p in state.partitions])
-    available = max(len(state.nodes(p)) for p in state.partitions)
+    available = max(len(state.eligible_nodes(p)) for p in state.partitions)
     roles = len(state.requirements)
     conflict = _find_port_conflict(spec)
     if conflict is not None:

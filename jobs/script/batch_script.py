@@ -1,4 +1,7 @@
-"""batch.sh: the #SBATCH header and the job's data in front of the fixed shell/batch.sh. Pure."""
+"""Renders the beginning of batch.sh: the sbatch options (#SBATCH lines) and the job's data.
+
+The text of shell/batch.sh, which is the same for all jobs, follows it. Pure.
+"""
 
 from __future__ import annotations
 
@@ -10,18 +13,22 @@ from jobs.jobfile.fields import format_duration
 from jobs.plan import Group, Plan, RolePlan, describe_plan
 from jobs.script.context import RenderContext
 from jobs.script.framework_variables import uses_srun_mpi
-from jobs.script.options import RenderError, RenderOptions
 from jobs.script.paths import AttemptPaths
 from jobs.script.quoting import quote, quote_path, render_array, render_case_function
+from jobs.script.render_options import RenderError, RenderOptions
 from jobs.script.task_state import ScriptExit, render_exit_codes
 
-# Slurm sends --signal up to a minute early: a shorter job would get it at its start.
+# Slurm sends the signal of `sbatch --signal` up to a minute earlier than requested, so a job with a shorter time
+# limit could get it at its start.
 MIN_TIME_LIMIT_FOR_SIGNAL_S = 300
 _PLAIN_OPTION = re.compile(r"[\w./:=,+@~&|*!()\[\]-]+")
 
 
 def render_sbatch_line(option: str, value: object) -> str:
-    """One #SBATCH line. sbatch splits it into words like a shell, but expands nothing."""
+    """Render one #SBATCH line. Raises RenderError.
+
+    sbatch splits the line into words like a shell, but expands no variables.
+    """
     text = str(value)
     if any(ord(c) < 32 for c in text):
         raise RenderError(
@@ -37,7 +44,7 @@ def render_sbatch_line(option: str, value: object) -> str:
 
 
 def _build_group_options(plan: Plan, group: Group) -> list[tuple[str, object]]:
-    """Options of one allocation: per task if a single role has it, else per node."""
+    """Build the sbatch options of one allocation: per task if one role has it alone, else per node."""
     roles = plan.roles_of(group)
     gpu = f"{group.gpu_type}:{group.gpus}" if group.gpu_type else f"{group.gpus}"
     options: list[tuple[str, object]] = [("partition", group.partition)]
@@ -102,14 +109,16 @@ def _build_step_options(plan: Plan, role: RolePlan, mpi: str) -> list[str]:
     if role.per_node is not None:
         nodes = -(-role.tasks // role.per_node)
         even = nodes * role.per_node == role.tasks
-        # srun accepts --ntasks-per-node only if it divides the tasks evenly; cyclic is the next best.
+        # srun accepts --ntasks-per-node only if every node gets the same number of tasks. Otherwise
+        # --distribution=cyclic spreads the tasks as evenly as possible.
         spread = f"--ntasks-per-node={role.per_node}" if even else "--distribution=cyclic"
         arguments += [f"--nodes={nodes}", spread]
     if group.shared:
         arguments.append(f"--mem={(role.per_node or 1) * role.mem_mib}M")
     else:
         arguments.append(f"--mem-per-cpu={role.mem_mib // role.cpus}M")
-    # Slurm 22.05: with a GPU type in the step's options tasks see no GPU; without --gpu-bind, all of the step's.
+    # Slurm 22.05: if the options of a step name a GPU type, its tasks see no GPU. Without --gpu-bind, each task sees
+    # all GPUs of the step.
     arguments += (
         [f"--gpus-per-task={role.gpus}", f"--gpu-bind=per_task:{role.gpus}"]
         if role.gpus
@@ -120,7 +129,10 @@ def _build_step_options(plan: Plan, role: RolePlan, mpi: str) -> list[str]:
 
 
 def _completion_rules(role: TaskRole) -> tuple[int, int, int]:
-    """(minFailed, minSucceeded, main): 0 disables a rule. The end of a main role ends the job."""
+    """Decide the completion rules of a role for batch.sh: (minFailed, minSucceeded, isMain).
+
+    0 disables a rule. The end of a main role ends the job.
+    """
     failed = role.min_failed_task_count or 0
     succeeded = role.min_succeeded_task_count or 0
     if role.is_main:
@@ -140,7 +152,7 @@ _BATCH_EXITS = (
 
 
 def render_batch_data(context: RenderContext) -> str:
-    """The part of batch.sh that differs between jobs; shell/batch.sh follows it."""
+    """Render the part of batch.sh that differs between jobs; shell/batch.sh follows it."""
     plan = context.plan
     rules = [_completion_rules(role) for role in context.spec.task_roles]
     lines = [
@@ -180,7 +192,7 @@ def render_batch_data(context: RenderContext) -> str:
 
 
 def _render_image_data(context: RenderContext) -> list[str]:
-    images, program = context.images, context.program
+    images, program = context.images, context.runtime_program
     lines = [
         render_array("image_files", (quote_path(i.path) if i.path else "''" for i in images)),
         render_array("image_sources", (quote(i.source) for i in images)),

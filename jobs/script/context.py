@@ -1,4 +1,4 @@
-"""What all parts of one rendering share: spec, plan, options, directories, images and registry logins. Pure."""
+"""The input of the functions that render one attempt: spec, plan, options, directories, images, logins. Pure."""
 
 from __future__ import annotations
 
@@ -10,22 +10,26 @@ from jobs.jobfile import JobSpec, TaskRole
 from jobs.plan import Plan
 from jobs.script.directories import Directories, check_enroot_binds, resolve_directories
 from jobs.script.images import ResolvedImage, resolve_image
-from jobs.script.options import RenderError, RenderOptions
 from jobs.script.paths import AttemptPaths
+from jobs.script.render_options import RenderError, RenderOptions
 
 
 @dataclass(frozen=True, slots=True)
 class RenderContext:
+    """Everything that decides the content of an attempt's files."""
+
     spec: JobSpec
     plan: Plan
     paths: AttemptPaths
     options: RenderOptions
     dirs: Directories
-    images: tuple[ResolvedImage, ...]  # by role
-    logins: Mapping[str, Mapping[str, str]] = field(default_factory=dict, repr=False)  # by source
+    images: tuple[ResolvedImage, ...]  # one per role, in the order of the job file
+    # Source of an image → login of its registry.
+    logins: Mapping[str, Mapping[str, str]] = field(default_factory=dict, repr=False)
 
     @property
-    def program(self) -> str:
+    def runtime_program(self) -> str:
+        """The program that starts containers."""
         return self.options.runtime_program or self.options.runtime
 
 
@@ -38,7 +42,11 @@ def build_context(
     default_image: str,
     image_logins: Mapping[str, Mapping[str, str]],
 ) -> RenderContext:
-    """`spec` has its path variables substituted; `image_logins` go by the image's name in the job file."""
+    """Resolve the directories, images and registry logins of a job. Raises RenderError.
+
+    `spec` has its path variables substituted (`substitute_paths`). `image_logins` maps the name of an image in
+    the job file to its login.
+    """
     dirs = resolve_directories(spec, paths, options=options)
     if options.runtime in ("enroot", "pyxis"):
         check_enroot_binds(dirs.binds)

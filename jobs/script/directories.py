@@ -1,4 +1,4 @@
-"""A job's directories on the cluster: which are mounted where, required, created. Pure."""
+"""A job's directories on the cluster: where containers mount them, and which must exist or are created. Pure."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ from dataclasses import dataclass
 
 from core.messages import msg
 from jobs.jobfile import JobSpec
-from jobs.script.options import RenderError, RenderOptions
 from jobs.script.paths import AttemptPaths
+from jobs.script.render_options import RenderError, RenderOptions
 from jobs.script.variables import directory_variables
 
 
 @dataclass(frozen=True, slots=True)
 class Bind:
-    """One directory of the node in the containers."""
+    """A directory of the node that is mounted in the containers of a job."""
 
-    source: str  # may begin with ~
-    target: str
+    source: str  # path on the node; may begin with ~
+    target: str  # path in the container
     read_only: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Directories:
-    """The job's directories on the cluster, and where containers have them."""
+    """The job's directories on the cluster, and where containers mount them."""
 
-    work: str
-    variables: dict[str, str]  # values may begin with ~
+    work: str  # working directory of the tasks
+    variables: dict[str, str]  # environment variables with directories; values may begin with ~
     binds: tuple[Bind, ...]
-    required: tuple[str, ...]
-    created: tuple[str, ...]
+    required: tuple[str, ...]  # the job fails if one of these does not exist
+    created: tuple[str, ...]  # the batch script creates these
 
 
 def _is_cluster_path(text: str) -> bool:
@@ -40,7 +40,7 @@ def _is_cluster_path(text: str) -> bool:
 def resolve_directories(
     spec: JobSpec, paths: AttemptPaths, *, options: RenderOptions
 ) -> Directories:
-    """Of a spec after `substitute_paths`."""
+    """Decide the directories of a job. `spec` has its path variables substituted (`substitute_paths`)."""
     uploaded = spec.code is not None and spec.code.selector == "codeFile"
     code = paths.code_dir if uploaded else spec.code_dir
     binds = _list_binds(spec, paths, code, options)
@@ -67,7 +67,11 @@ def resolve_directories(
 def _list_binds(
     spec: JobSpec, paths: AttemptPaths, code: str, options: RenderOptions
 ) -> tuple[Bind, ...]:
-    """Job directories keep their paths and get OpenPAI's aliases; a later bind replaces one with the same target."""
+    """List the mounts of the job's containers.
+
+    The job's directories are mounted at their own paths and at the paths that OpenPAI uses (/code, /dataset).
+    Of several mounts with the same target, the last one is used.
+    """
     binds = [Bind(path, path) for path in options.site_binds]
     binds += [Bind(paths.dir, paths.dir), Bind("~", "/userhome")]
     for source, alias, read_only in (
@@ -85,9 +89,9 @@ def _list_binds(
 
 
 def check_enroot_binds(binds: Iterable[Bind]) -> None:
-    """Enroot and pyxis write mounts into an fstab: it cannot hold blanks, and ${…} is substituted.
+    """Check that enroot and pyxis can mount the paths. Raises RenderError.
 
-    Raises RenderError.
+    They write mounts into an fstab file, which cannot contain spaces and in which ${…} is substituted.
     """
     for bind in binds:
         for path in (bind.source, bind.target):

@@ -1,7 +1,7 @@
-"""Values that are only known when tasks run: text with references to hosts, ports and indices.
+"""Expressions: values that are known only when tasks run, as text with references to hosts, ports and indices.
 
-`variables` and `framework_variables` build them, `role_data` writes them for the expander in
-shell/task.sh. `evaluate` defines what they mean; a test compares the expander with it. Pure.
+`variables` and `framework_variables` build expressions, `role_data` writes them to roles.sh, and the function
+`expand` in shell/task.sh evaluates them. `evaluate` defines their meaning; a test compares `expand` with it. Pure.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class LiteralText:
-    """Text, unchanged."""
+    """Text that is used unchanged."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class TaskHost:
-    """Address of the host of one task."""
+    """Address of the host of the given task."""
 
     role: str
     index: int
@@ -27,7 +27,7 @@ class TaskHost:
 
 @dataclass(frozen=True, slots=True)
 class TaskPort:
-    """First port with this label of one task."""
+    """First port with this label of the given task."""
 
     role: str
     index: int
@@ -36,17 +36,21 @@ class TaskPort:
 
 @dataclass(frozen=True, slots=True)
 class HostList:
-    """All tasks of a role in index order, separated by commas: host, or host:port if a label is given."""
+    """List of all tasks of a role in index order, separated by commas.
+
+    An entry is host, or host:port if a label is given; the port is the task's first one with this label.
+    """
 
     role: str
     label: str = ""
-    before: str = ""  # put before each entry, such as a JSON quote; printable ASCII without a slash
-    after: str = ""
+    # Text before each entry, such as a JSON quote; printable ASCII without a slash.
+    before: str = ""
+    after: str = ""  # text after each entry
 
 
 @dataclass(frozen=True, slots=True)
 class CurrentIndex:
-    """Index of the current task in its role, plus a number."""
+    """Index of the current task in its role, plus `offset`."""
 
     offset: int = 0
 
@@ -93,9 +97,9 @@ class Variable:
 
 @dataclass(frozen=True, slots=True)
 class VariableFamily:
-    """One variable for every task i of `role`, named prefix + i + suffix; the same in all tasks of the job.
+    """A set of environment variables with one variable for every task i of `role`, named prefix + i + suffix.
 
-    In its value the current task is task i of `role`.
+    Every task of the job gets all of them. In the value, "current task" means task i of `role`.
     """
 
     role: str
@@ -106,10 +110,10 @@ class VariableFamily:
 
 @dataclass(frozen=True, slots=True)
 class TaskAddresses:
-    """The table of peers: hosts and ports of all tasks. Roles by name, tasks by index."""
+    """Hosts and ports of all tasks of a job, as in the file peers.<restart count>."""
 
-    hosts: Mapping[str, Sequence[str]]
-    ports: Mapping[str, Sequence[Mapping[str, Sequence[int]]]]  # role → task → label → ports
+    hosts: Mapping[str, Sequence[str]]  # role name → host of each task, by index
+    ports: Mapping[str, Sequence[Mapping[str, Sequence[int]]]]  # role name → task → label → ports
 
 
 def constant(text: object) -> Expression:
@@ -117,7 +121,7 @@ def constant(text: object) -> Expression:
 
 
 def evaluate(expression: Expression, addresses: TaskAddresses, *, role: str, index: int) -> str:
-    """The text that task `index` of `role` gets."""
+    """Compute the text of an expression for task `index` of `role`."""
     return "".join(_evaluate_part(part, addresses, role, index) for part in expression)
 
 
@@ -150,7 +154,7 @@ def _host_list(part: HostList, addresses: TaskAddresses) -> str:
 
 
 def evaluate_family(family: VariableFamily, addresses: TaskAddresses) -> dict[str, str]:
-    """All variables of a family."""
+    """Compute the names and texts of all variables of a family."""
     return {
         f"{family.prefix}{index}{family.suffix}": evaluate(
             family.value, addresses, role=family.role, index=index

@@ -1,6 +1,6 @@
-"""The environment variables that a training framework's tasks get, per strategy.
+"""The environment variables that tasks get for the job's training framework and strategy.
 
-Values that are only known when tasks run are expressions; this module depends on neither Slurm nor bash.
+Values that are known only when the tasks run, such as addresses, are expressions (`expressions`).
 Sluice starts one process per task, and a task sees only its own GPUs, numbered from 0: the local rank
 is always 0, and each task is one "node" of the framework.
 """
@@ -25,7 +25,8 @@ from jobs.script.expressions import (
     constant,
 )
 
-# The framework uses the role's port with one of these labels, else `http`, which every task has.
+# The framework listens on the role's port with one of these labels; without such a port, on `http`, which every task
+# has.
 _PORT_LABELS = (
     "tensorflow",
     "tf",
@@ -46,7 +47,7 @@ def port_label(role: TaskRole) -> str:
 
 
 def framework_variables(spec: JobSpec) -> dict[str, tuple[Variable, ...]]:
-    """Variables of the job's framework by role; none for roles without a part in it."""
+    """Build the framework's variables by role name. Roles that have no part in the framework get none."""
     assignment = assign_roles(spec)
     if assignment is None:
         return {role.name: () for role in spec.task_roles}
@@ -67,7 +68,7 @@ def uses_srun_mpi(spec: JobSpec) -> bool:
 
 
 def _host_port_list(roles: tuple[TaskRole, ...], before: str = "", after: str = "") -> list[Any]:
-    """host:port of every task of several roles, separated by commas."""
+    """Build the parts of an expression that lists host:port of every task of the roles, separated by commas."""
     parts: list[Any] = []
     for role in roles:
         if parts:
@@ -96,7 +97,7 @@ def _build_tensorflow(assignment: RoleAssignment, role: TaskRole) -> list[Variab
 
 
 def _rendezvous_address(assignment: RoleAssignment, *parts: str) -> tuple[Expression, Expression]:
-    """Host and port of the first task, which the others connect to."""
+    """Build expressions for host and port of the first task of these parts, which the other tasks connect to."""
     leader = assignment.roles(*parts)[0]
     return (TaskHost(leader.name, 0),), (TaskPort(leader.name, 0, port_label(leader)),)
 
@@ -128,7 +129,7 @@ def _build_pytorch(assignment: RoleAssignment, role: TaskRole) -> list[Variable]
 
 
 def _host_slots(roles: tuple[TaskRole, ...]) -> Expression:
-    """host:slots of every task, the format of horovodrun -H and mpirun -H."""
+    """Build an expression that lists host:slots of every task, the format of horovodrun -H and mpirun -H."""
     parts: list[Any] = []
     for role in roles:
         if parts:

@@ -1,7 +1,7 @@
-"""From an image's name in a job file to the image file on the cluster. Pure: accesses no files.
+"""Resolves an image's name in a job file to the image file on the cluster. Pure: accesses no files.
 
-A name is an alias of the site, a path, a file in the site's image directory, or else the name in a
-registry; the batch script fetches the latter into a cache directory of the job's owner.
+A name is an alias of the site, a path, a file in the site's image directory, or else a name in a registry.
+The batch script fetches images of a registry into a cache directory of the job's owner.
 """
 
 from __future__ import annotations
@@ -18,12 +18,10 @@ _URI = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class ResolvedImage:
-    """`path` is the image file; if it does not exist it is fetched from `source`, if that is not empty.
+    """The image file of a role, and where to fetch it from."""
 
-    A path may begin with ~/, the owner's home directory.
-    """
-
-    path: str
+    path: str  # may begin with ~/, the owner's home directory
+    # URI in a registry; the batch script fetches it if `path` does not exist; empty: never.
     source: str = ""
 
 
@@ -47,7 +45,7 @@ def resolve_image(
     aliases: Mapping[str, str] | None = None,
     cache_dir: str = "~/.cache/sluice/images",
 ) -> ResolvedImage:
-    """`files` are the names in `images_dir`."""
+    """Find the image file for the name of an image. `files` are the names of the files in `images_dir`."""
     name = (aliases or {}).get(name, name)
     if name.startswith(("/", "~/")):
         return ResolvedImage(name)
@@ -68,7 +66,7 @@ def resolve_image(
 
 
 def _enroot_uri(source: str) -> str:
-    """Enroot separates the registry by #: docker://nvcr.io#nvidia/pytorch:24.01."""
+    """Convert a URI to enroot's syntax, which has # after the registry: docker://nvcr.io#nvidia/pytorch:24.01."""
     scheme, _, rest = source.partition("://")
     registry, slash, image = rest.partition("/")
     if slash and "#" not in rest and ("." in registry or ":" in registry):

@@ -5,13 +5,13 @@ from __future__ import annotations
 import posixpath
 from dataclasses import dataclass
 
-# Of an attempt's directory: data of its roles, which may hold the values of secrets.
+# Name of the file in an attempt's directory with the data of its roles. It may hold the values of secrets.
 ROLE_DATA_FILE = "roles.sh"
 
 
 @dataclass(frozen=True, slots=True)
 class AttemptPaths:
-    """`<work root>/jobs/<job uuid>/<attempt>/` and its contents."""
+    """Paths of an attempt's directory `<work root>/jobs/<job uuid>/<attempt>/` and of the files in it."""
 
     work_root: str
     job_uuid: str
@@ -25,7 +25,7 @@ class AttemptPaths:
 
     @classmethod
     def from_dir(cls, directory: str) -> AttemptPaths:
-        """From the attempt's directory, as stored with the attempt."""
+        """Build the paths from the attempt's directory, which is stored in the attempt's row. Raises ValueError."""
         job_dir, attempt = posixpath.split(directory)
         jobs_dir, job_uuid = posixpath.split(job_dir)
         paths = cls(posixpath.dirname(jobs_dir), job_uuid, int(attempt))
@@ -39,7 +39,7 @@ class AttemptPaths:
 
     @property
     def dir(self) -> str:
-        """The work directory: the submission token in squeue and sacct, and the job's --chdir."""
+        """The work directory: sbatch gets it as --chdir; squeue and sacct show it, so it is the submission token."""
         return posixpath.join(self.job_dir, str(self.attempt))
 
     def path_to(self, *names: str) -> str:
@@ -55,7 +55,7 @@ class AttemptPaths:
 
     @property
     def code_dir(self) -> str:
-        """Uploaded code is unpacked here."""
+        """The directory that uploaded code is unpacked into."""
         return self.path_to("code")
 
     @property
@@ -71,12 +71,13 @@ class AttemptPaths:
         return self.path_to("tasks")
 
     @property
-    def verdict(self) -> str:
-        return self.path_to("verdict")
+    def script_result(self) -> str:
+        """The batch script writes its result here (`jobs.script.task_state.ScriptResult`)."""
+        return self.path_to("result")
 
     @property
-    def release(self) -> str:
-        """If this file exists, failed tasks that isDebug keeps running end."""
+    def release_marker(self) -> str:
+        """Creating this file ends the failed tasks that `isDebug` kept alive."""
         return self.path_to("release")
 
     def task_log(self, role: str, index: int) -> str:

@@ -1,6 +1,6 @@
-"""Quotes strings as shell words. The only module where the renderer quotes.
+"""Quotes strings for shell scripts. No other module of the renderer quotes.
 
-Every string from a person passes `quote` or `quote_path` before it is put into a script. Pure.
+Every string from a person must pass `quote` or `quote_path` before it is written to a script. Pure.
 """
 
 from __future__ import annotations
@@ -10,26 +10,29 @@ from collections.abc import Iterable
 
 
 def quote(text: str) -> str:
-    """Any string as one word of sh or bash."""
+    """Quote a string as one word of sh or bash, whatever characters it contains."""
     return shlex.quote(text)
 
 
 def quote_path(text: str) -> str:
-    """Like `quote`; a leading ~ becomes $HOME, because the home directory is only known on the node."""
+    """Quote a path. A leading ~ becomes $HOME, because the home directory is known only on the node."""
     if text == "~":
         return '"$HOME"'
     return f'"$HOME"{quote(text[1:])}' if text.startswith("~/") else quote(text)
 
 
 def render_array(name: str, words: Iterable[str], comment: str = "") -> str:
-    """A bash array of words that are already quoted."""
+    """Render a bash array. `words` must be quoted already."""
     return f"{name}=({' '.join(words)})" + (f" # {comment}" if comment else "")
 
 
 def render_case_function(
     name: str, cases: Iterable[tuple[int, list[str]]], before: Iterable[str] = ()
 ) -> list[str]:
-    """A bash function that runs the lines `before`, then those of the role number in its argument."""
+    """Render a bash function with the number of a role as its argument.
+
+    It runs the lines `before`, then the lines in `cases` that belong to that number.
+    """
     lines = [f"{name}() {{", *(f"  {line}" for line in before), "  case $1 in"]
     for number, body in cases:
         lines += [f"    {number})", *(f"      {line}" for line in body), "      ;;"]

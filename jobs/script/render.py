@@ -1,8 +1,8 @@
-"""From a plan to the files of an attempt: batch.sh, task.sh, enter.sh and roles.sh.
+"""Renders the files of an attempt from its plan: batch.sh, task.sh, enter.sh and roles.sh.
 
-The same input renders to the same bytes. task.sh and enter.sh never change; batch.sh begins with the job's
-data; roles.sh is data only. Every string from a person is quoted (`quoting`); only commands are code, and
-they run as the job's owner. Pure apart from reading the files in shell/ once.
+The same input gives the same bytes. task.sh and enter.sh are the same for all jobs; batch.sh begins with the
+job's data; roles.sh is data only. Every string from a person is quoted (`quoting`); only the commands of the
+job file run as code, as the job's owner. Pure, except that it reads the files in shell/ once.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from jobs.plan import Plan
 from jobs.script.batch_script import render_batch_data
 from jobs.script.context import build_context
 from jobs.script.directories import resolve_directories
-from jobs.script.options import RUNTIMES, RenderError, RenderOptions, Runtime
 from jobs.script.paths import ROLE_DATA_FILE, AttemptPaths
+from jobs.script.render_options import RUNTIMES, RenderError, RenderOptions, Runtime
 from jobs.script.role_data import render_role_data
 from jobs.script.variables import substitute_paths
 
@@ -36,10 +36,10 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class RenderedJob:
-    """Files by path relative to the attempt's directory; all are text, readable by the owner only."""
+    """The rendered files of an attempt."""
 
     batch_script: str
-    files: dict[str, str]
+    files: dict[str, str]  # file name in the attempt's directory → text; includes batch.sh
 
 
 @cache
@@ -59,10 +59,10 @@ def render_files(
     image_logins: Mapping[str, Mapping[str, str]] | None = None,
     job_name: str = "",
 ) -> RenderedJob:
-    """The files of an attempt.
+    """Render the files of an attempt. Raises RenderError.
 
-    `secrets` holds the values of variables that the job file only names; `image_logins` the registry logins
-    by the image's name in the job file. Both are written to roles.sh only. Raises RenderError.
+    `secrets` maps the names of secret variables to their values. `image_logins` maps the name of an image in
+    the job file to the login of its registry. Both are written to roles.sh only.
     """
     options = options or RenderOptions()
     spec = substitute_paths(spec, user=user, fs_uri=options.fs_uri)
@@ -87,5 +87,5 @@ def render_files(
 
 
 def filter_image_files(names: Collection[str]) -> frozenset[str]:
-    """RenderOptions.image_files from a directory listing."""
+    """Select the names of image files from a directory listing, for `RenderOptions.image_files`."""
     return frozenset(name for name in names if name.endswith((".sif", ".sqsh", ".img")))

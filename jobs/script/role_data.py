@@ -1,7 +1,7 @@
-"""roles.sh: everything that task.sh needs to know of a job and its roles, as data in bash syntax.
+"""Renders roles.sh: everything that task.sh needs to know of a job and its roles, as data in bash syntax.
 
-Settings, ports, mounts, environment variables, commands and registry logins. Only quoted words and calls
-of the fixed functions of shell/task.sh; the file holds the values of secrets. Pure.
+The file has settings, ports, mounts, environment variables, commands and registry logins, and may hold the
+values of secrets. It consists of quoted words and calls of the functions in shell/task.sh. Pure.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def render_role_data(
         f"is_debug={int(context.spec.is_debug)}",
         f"task_count={context.spec.task_count} # of all roles",
         f"port_low={options.port_low} port_high={options.port_high} ports_per_task={_ports_per_task(context)}",
-        f"runtime={options.runtime} runtime_program={quote_path(context.program)} gpu_option={quote(options.gpu_option)}",
+        f"runtime={options.runtime} runtime_program={quote_path(context.runtime_program)} gpu_option={quote(options.gpu_option)}",
         render_exit_codes(*_TASK_EXITS),
         "mounts=( # source, target, rw or ro",
         *(
@@ -63,7 +63,7 @@ def render_role_data(
         "",
         *render_case_function("role_settings", _list_role_settings(context)),
         "",
-        "# Environment variables; the last one of a name counts. task.sh explains the parts of a template.",
+        "# Environment variables. If a name occurs twice, the last value counts. task.sh explains the parts of a template.",
         *_render_variables(context, user=user, job_name=job_name, secrets=secrets),
         "",
         *render_case_function(
@@ -92,7 +92,10 @@ def _render_logins(logins: Mapping[str, Mapping[str, str]]) -> list[str]:
 
 
 def _ports_per_task(context: RenderContext) -> int:
-    """The part of the port range that each task has for itself: 4 times its ports where the range allows it."""
+    """The number of ports of the port range that each task searches for free ones.
+
+    It is four times the ports that a task needs, or the ports that it needs if the range is too small for that.
+    """
     requested = max(
         sum(p.port_number for p in list_task_ports(r) if not p.begin_at)
         for r in context.spec.task_roles
@@ -175,7 +178,7 @@ def _render_family(family: VariableFamily) -> str:
 
 
 def render_parts(expression: Expression) -> str:
-    """An expression as the words that `expand` in shell/task.sh reads; adjacent texts become one word."""
+    """Render an expression as the arguments of `expand` in shell/task.sh. Adjacent texts become one argument."""
     words: list[str] = []
     for part in expression:
         if isinstance(part, LiteralText) and words and words[-1].startswith("="):
@@ -186,6 +189,7 @@ def render_parts(expression: Expression) -> str:
 
 
 def encode_part(part: ExpressionPart) -> str:
+    """Encode one part of an expression as an argument of `expand` in shell/task.sh."""
     match part:
         case LiteralText(text):
             return f"={text}"

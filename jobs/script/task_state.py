@@ -1,6 +1,6 @@
-"""Files and exit codes of a running attempt: task states and the verdict.
+"""Formats of the files and exit codes by which an attempt's scripts report to the engine.
 
-The contract between the scripts (`jobs/script/shell`) that write them and the engine that reads them. Pure.
+The scripts in `jobs/script/shell` write a state file per task and one result file; the engine reads them. Pure.
 """
 
 from __future__ import annotations
@@ -8,48 +8,53 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import IntEnum
 
-# Sent to the batch script only (scancel --batch). It sends SIGTERM to every task, SIGKILL after the grace
-# period, and then cancels the job.
+# The signal that stops a job; only the batch script gets it (scancel --batch). The batch script then sends
+# SIGTERM to every task, SIGKILL after the grace period, and cancels the job.
 STOP_SIGNAL = "USR2"
 
 
 class ScriptExit(IntEnum):
-    """Exit codes of the scripts themselves. A task may exit with the same number; `reason` distinguishes them."""
+    """Exit codes of batch.sh, task.sh and enter.sh.
 
-    START_FAILED = 200  # the attempt's directory is not usable
-    IMAGE_MISSING = 201  # reason image_missing: permanent
+    The command of a job may exit with the same number; the task's `reason` is then empty.
+    """
+
+    START_FAILED = 200  # reason start_failed: the attempt's directory is not usable
+    IMAGE_MISSING = 201  # reason image_missing: the image does not exist; not retried
     IMAGE_FAILED = 202  # reason image_failed: the image could not be fetched or unpacked
-    MOUNT_MISSING = 203  # reason mount_missing: a directory of the job does not exist: permanent
+    MOUNT_MISSING = 203  # reason mount_missing: a directory of the job does not exist; not retried
     PORT_TAKEN = 204  # reason port_taken: a fixed port was in use on the node
-    TASK_LOST = 205  # reason lost: a step ended without the task's own report
-    LAUNCH_FAILED = 206  # reason launch_failed: Slurm created no step, nothing has run: transient
-    WORK_DIR_MISSING = 207
-    STOPPED = 143  # reason stopped
+    TASK_LOST = 205  # reason lost: the step ended, but the task had not reported its end
+    LAUNCH_FAILED = 206  # reason launch_failed: Slurm created no step, no task ran; always retried
+    WORK_DIR_MISSING = 207  # the task's working directory does not exist in the container
+    STOPPED = 143  # reason stopped: the task or job was stopped
 
 
 def render_exit_codes(*codes: ScriptExit) -> str:
-    """Assignments for a script: exit_image_missing=201 …"""
+    """Render shell assignments of exit codes: exit_image_missing=201 exit_port_taken=204."""
     return " ".join(f"exit_{code.name.lower()}={code.value}" for code in codes)
 
 
+# Reasons with which a retry would fail again.
 PERMANENT_REASONS = frozenset({"image_missing", "mount_missing"})
 
 
 @dataclass(frozen=True, slots=True)
 class TaskState:
-    """One task as task.sh last described it. Empty or None: not known yet."""
+    """The last state file of one task. Fields that are not known yet are empty or None."""
 
     role: str
     index: int
     state: str  # pulling, starting, running, debug, ended
-    incarnation: int = 0  # Slurm's restart count: 1 after the first requeue
+    restart_count: int = 0  # SLURM_RESTART_COUNT: 1 after the first requeue
     host: str = ""
     ip: str = ""
     ports: dict[str, tuple[int, ...]] = field(default_factory=dict)
     gpus: tuple[str, ...] = ()
     step: str = ""
     pid: int | None = None
-    log_offset: int = 0  # start of this incarnation's output in the task's log
+    # Where the output since the last requeue begins in the task's log, in bytes.
+    log_offset: int = 0
     started: float | None = None
     ended: float | None = None
     exit_code: int | None = None
@@ -63,25 +68,26 @@ class TaskState:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    """The batch script's result for the job, with the rule and task that decided it."""
+class ScriptResult:
+    """The result file of the batch script: how the job ended, and the rule and task that decided it."""
 
-    verdict: str  # completed, failed, stopped
+    outcome: str  # completed, failed, stopped
     rule: str  # all_ended, min_failed, min_succeeded, main_role, start, stop, time_limit
     role: str = ""
     index: int | None = None
     exit_code: int = 0
     reason: str = ""
-    incarnation: int = 0
+    restart_count: int = 0
     ended: float | None = None
 
     @property
-    def permanent(self) -> bool:
-        """True if a retry would fail with the same error."""
+    def is_permanent(self) -> bool:
+        """True if a retry would fail the same way."""
         return self.reason in PERMANENT_REASONS
 
 
 def _parse_pairs(text: str) -> dict[str, str]:
+    """Parse lines of the form KEY=VALUE."""
     return dict(line.partition("=")[::2] for line in text.splitlines() if "=" in line)
 
 
@@ -90,7 +96,7 @@ def _parse_int(text: str) -> int | None:
 
 
 def _parse_seconds(text: str) -> float | None:
-    # EPOCHREALTIME has a comma in some locales.
+    # bash writes EPOCHREALTIME with a decimal comma in some locales.
     try:
         return float(text.replace(",", "."))
     except ValueError:
@@ -98,6 +104,7 @@ def _parse_seconds(text: str) -> float | None:
 
 
 def _parse_ports(text: str) -> dict[str, tuple[int, ...]]:
+    """Parse ports by label from text such as http:2000;data:2001,2002;"""
     ports_by_label = {}
     for entry in filter(None, text.split(";")):
         label, _, numbers = entry.rpartition(":")
@@ -106,7 +113,7 @@ def _parse_ports(text: str) -> dict[str, tuple[int, ...]]:
 
 
 def parse_task_state(text: str) -> TaskState:
-    """A task's state file. Raises ValueError if it is not complete."""
+    """Parse a task's state file. Raises ValueError if it is not complete."""
     values = _parse_pairs(text)
     index = _parse_int(values.get("index", ""))
     if not values.get("role") or index is None or not values.get("state"):
@@ -115,7 +122,7 @@ def parse_task_state(text: str) -> TaskState:
         role=values["role"],
         index=index,
         state=values["state"],
-        incarnation=_parse_int(values.get("incarnation", "")) or 0,
+        restart_count=_parse_int(values.get("restart_count", "")) or 0,
         host=values.get("host", ""),
         ip=values.get("ip", ""),
         ports=_parse_ports(values.get("ports", "")),
@@ -132,19 +139,19 @@ def parse_task_state(text: str) -> TaskState:
     )
 
 
-def parse_verdict(text: str) -> Verdict:
-    """The attempt's verdict file. Raises ValueError if it is not complete."""
+def parse_script_result(text: str) -> ScriptResult:
+    """Parse the batch script's result file. Raises ValueError if it is not complete."""
     values = _parse_pairs(text)
     code = _parse_int(values.get("exit_code", ""))
-    if values.get("verdict") not in ("completed", "failed", "stopped") or code is None:
-        raise ValueError("not a verdict file")
-    return Verdict(
-        verdict=values["verdict"],
+    if values.get("outcome") not in ("completed", "failed", "stopped") or code is None:
+        raise ValueError("not a result file of a batch script")
+    return ScriptResult(
+        outcome=values["outcome"],
         rule=values.get("rule", ""),
         role=values.get("role", ""),
         index=_parse_int(values.get("index", "")),
         exit_code=code,
         reason=values.get("reason", ""),
-        incarnation=_parse_int(values.get("incarnation", "")) or 0,
+        restart_count=_parse_int(values.get("restart_count", "")) or 0,
         ended=_parse_seconds(values.get("ended", "")),
     )

@@ -1,7 +1,8 @@
 """The environment variables that every task gets: constants, and expressions for values known at run time.
 
-Names are those that existing jobs rely on (OpenPAI v1 and v2, FfDL, Octopus). Frameworks' variables are in
-`framework_variables`; task.sh passes on Slurm's own (CUDA_VISIBLE_DEVICES and others). Pure.
+The names are those of OpenPAI v1 and v2, FfDL and Octopus, because existing jobs use them. The variables of
+training frameworks are in `framework_variables`. task.sh adds the variables that Slurm sets itself
+(CUDA_VISIBLE_DEVICES and others). Pure.
 """
 
 from __future__ import annotations
@@ -26,32 +27,36 @@ from jobs.script.expressions import (
 )
 from jobs.script.framework_variables import framework_variables
 
-# Every task has these two ports in addition to its role's portList.
+# Every task has these two ports in addition to those in its role's portList.
 IMPLICIT_PORTS = (Port(label="http"), Port(label="ssh"))
 
 
 def list_task_ports(role: TaskRole) -> tuple[Port, ...]:
-    """All ports of a task of this role, including http and ssh."""
+    """List all ports of a task of this role, including http and ssh."""
     entries = {port.label for port in role.port_list}
     implicit = tuple(port for port in IMPLICIT_PORTS if port.label not in entries)
     return (*implicit, *role.port_list)
 
 
 def variable_name_forms(name: str) -> tuple[str, ...]:
-    """Forms of a role's or port's name in variable names: unchanged if possible, and reduced to letters and digits."""
+    """List the forms of a role's or port's name that variable names contain.
+
+    One form has only lower-case letters and digits; if the name itself can be part of a variable name, it is
+    the other form.
+    """
     bare = identifier(name)
     return (name, bare) if is_identifier(name) and name != bare else (bare,)
 
 
 def to_octopus_name(name: str) -> str:
-    """A role's name in Octopus' variables: task0 → TASK0, ps-server → PS_SERVER."""
+    """Convert a role's name to its form in Octopus' variables: task0 → TASK0, ps-server → PS_SERVER."""
     return "".join(c if c.isalnum() and c.isascii() else "_" for c in name).upper()
 
 
 def _format_count(spec: JobSpec, count: int | None) -> str:
-    # For an absent rule OpenPAI v1 sets the empty string, v2 sets -1.
-    off = "-1" if spec.imported_from == "openpai-v2" else ""
-    return off if count is None else str(count)
+    # For a completion rule that is not set, OpenPAI v1 sets the variable to empty text, v2 to -1.
+    unset = "-1" if spec.imported_from == "openpai-v2" else ""
+    return unset if count is None else str(count)
 
 
 def _format_resources(role: TaskRole) -> str:
@@ -61,7 +66,7 @@ def _format_resources(role: TaskRole) -> str:
 def job_variables(
     spec: JobSpec, *, user: str, job_name: str = "", fs_uri: str = "", training_id: str = ""
 ) -> dict[str, str]:
-    """Variables with the same value in every task, known before the run."""
+    """Build the variables that have the same value in every task of the job and are known before it runs."""
     name = job_name or spec.job_name
     roles = ",".join(role.name for role in spec.task_roles)
     role_count, task_count = str(len(spec.task_roles)), str(spec.task_count)
@@ -103,12 +108,12 @@ def job_variables(
 
 
 def octopus_role_names(position: int, role: TaskRole) -> tuple[str, ...]:
-    """Octopus names roles by their number (TASK0); the role's own name is set as well."""
+    """List the forms of a role in Octopus' variables: by its number (TASK0), as in Octopus, and by its name."""
     return tuple(dict.fromkeys((f"TASK{position}", to_octopus_name(role.name))))
 
 
 def role_variables(spec: JobSpec, role: TaskRole) -> dict[str, str]:
-    """Variables with the same value in every task of one role, known before the run."""
+    """Build the variables that have the same value in every task of one role and are known before the job runs."""
     position = spec.task_roles.index(role)
     number = str(role.task_number)
     return {
@@ -137,16 +142,16 @@ def role_variables(spec: JobSpec, role: TaskRole) -> dict[str, str]:
 
 
 def user_variables(spec: JobSpec, role: TaskRole) -> dict[str, str]:
-    """The job's own variables, replaced by the role's."""
+    """Merge the variables that the job file sets for the job and for the role; the role's take precedence."""
     return {**spec.job_env_texts, **role.env_texts}
 
 
 def directory_variables(
     spec: JobSpec, *, data: str, output: str, code: str, work: str, attempt: str, fs_uri: str
 ) -> dict[str, str]:
-    """The job's directories, under OpenPAI's names and under FfDL's.
+    """Build the variables with the job's directories, under OpenPAI's and FfDL's names.
 
-    FfDL's names are common words that jobs set themselves: a job's own value takes precedence.
+    FfDL's names are common words, such as DATA_DIR. If the job file sets one of them, its value is kept.
     """
     result = output or work
     ffdl_values = {
@@ -172,10 +177,10 @@ def directory_variables(
 def static_variables(
     spec: JobSpec, *, user: str, job_name: str = "", fs_uri: str = "", training_id: str = ""
 ) -> dict[str, dict[str, str]]:
-    """By role, all variables known before the run.
+    """Build all variables that are known before the job runs, by role name.
 
-    Sluice's values replace the job's own for names with a reserved prefix. Names such as TRAINING_ID and
-    GPU_COUNT are common words: there the job's own value takes precedence.
+    If Sluice and the job file both set a variable, Sluice's value is used for names with a reserved prefix,
+    and the job file's value for others, because names such as GPU_COUNT are common words.
     """
     shared = job_variables(
         spec, user=user, job_name=job_name, fs_uri=fs_uri, training_id=training_id
@@ -200,10 +205,10 @@ _HOME = re.compile(r"\A\$(?:HOME|\{HOME\})(?=/|\Z)")
 
 
 def substitute_paths(spec: JobSpec, *, user: str, fs_uri: str = "") -> JobSpec:
-    """The spec with $PAI_DEFAULT_FS_URI, $PAI_JOB_NAME, $PAI_USER_NAME, $PAI_USERNAME and $USER substituted.
+    """Substitute variables in the spec's paths: directories, authFile and sources of mounts.
 
-    Applies to the directories and files of the base format and to the mounts' sources. A leading $HOME
-    becomes ~, which is substituted on the node.
+    The variables are $PAI_DEFAULT_FS_URI, $PAI_JOB_NAME, $PAI_USER_NAME, $PAI_USERNAME and $USER. A leading
+    $HOME becomes ~, which the scripts replace on the node.
     """
     values = {
         "PAI_DEFAULT_FS_URI": fs_uri.rstrip("/"),
@@ -232,13 +237,14 @@ def substitute_paths(spec: JobSpec, *, user: str, fs_uri: str = "") -> JobSpec:
 
 @dataclass(frozen=True, slots=True)
 class RuntimeVariables:
-    """Variables that depend on hosts and ports; task.sh expands them."""
+    """Variables that depend on the hosts and ports of tasks; task.sh computes their values."""
 
     shared: tuple[Variable, ...]  # the same in every task
-    families: tuple[VariableFamily, ...]  # one variable per task of a role, the same in every task
-    by_role: dict[
-        str, tuple[Variable, ...]
-    ]  # by the current task's role, including the framework's
+    families: tuple[
+        VariableFamily, ...
+    ]  # one variable for each task of a role; every task gets all of them
+    # Role name → variables that only tasks of this role get, including the framework's.
+    by_role: dict[str, tuple[Variable, ...]]
 
 
 def runtime_variables(spec: JobSpec) -> RuntimeVariables:

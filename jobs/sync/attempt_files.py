@@ -18,7 +18,7 @@ from jobs.plan import Plan
 from jobs.script.paths import AttemptPaths
 from jobs.script.render import RenderedJob, RenderOptions, filter_image_files, render_files
 from jobs.store import secrets as job_secrets
-from jobs.store.render_options import build_render_options
+from jobs.store.cluster_render_options import build_render_options
 
 logger = logging.getLogger(__name__)
 

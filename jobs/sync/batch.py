@@ -30,8 +30,8 @@ from core.process import crash_point
 from jobs.lifecycle.states import DesiredState, JobState, Reason
 from jobs.lifecycle.submit_outcomes import (
     REFUSED_RETRY_DELAY_S,
-    RETRY_DELAY_S,
-    UNKNOWN_OUTCOME_RETRY_S,
+    SUBMIT_RETRY_DELAY_S,
+    UNKNOWN_OUTCOME_RETRY_DELAY_S,
     reason_for_error,
     should_pause,
 )
@@ -181,7 +181,7 @@ class Batch:
             else:
                 counts[job.namespace_id] = used + 1
                 admitted.append(job)
-        hold_jobs(self.lease, held, delay_s=RETRY_DELAY_S)
+        hold_jobs(self.lease, held, delay_s=SUBMIT_RETRY_DELAY_S)
         return admitted
 
     # -- preparation ----------------------------------------------------------------------------------
@@ -282,7 +282,7 @@ class Batch:
         crash_point("after_sbatch")
         save_outcomes(self.lease, self.attempt_ids, outcomes)
         pause = should_pause(outcomes)
-        return SendResult(not pause, UNKNOWN_OUTCOME_RETRY_S if pause else 0.0)
+        return SendResult(not pause, UNKNOWN_OUTCOME_RETRY_DELAY_S if pause else 0.0)
 
     def _build_requests(self) -> list[SubmitRequest]:
         stop_requested = set(
@@ -313,7 +313,7 @@ class Batch:
             return True, 0.0
         hold_jobs(self.lease, reasons)
         disk_full = isinstance(error, RemoteDiskFull)
-        return False, REFUSED_RETRY_DELAY_S if disk_full else RETRY_DELAY_S
+        return False, REFUSED_RETRY_DELAY_S if disk_full else SUBMIT_RETRY_DELAY_S
 
     def _log_error(self, error: ClusterError) -> None:
         self.stats.count_failure(type(error).__name__)

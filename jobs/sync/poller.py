@@ -51,7 +51,7 @@ from jobs.sync.observations import (
     own_records,
 )
 from jobs.sync.outcomes import save_token_search
-from jobs.sync.task_reader import TaskReader, interpret_verdict
+from jobs.sync.task_reader import TaskReader, interpret_script_result
 
 logger = logging.getLogger(__name__)
 
@@ -450,7 +450,9 @@ class Poller(Pass):
         if report is None:
             return snapshot
         reason, failure = (
-            interpret_verdict(report.verdict) if report.verdict else (None, FailureKind.NONE)
+            interpret_script_result(report.script_result)
+            if report.script_result
+            else (None, FailureKind.NONE)
         )
         return replace(
             snapshot,

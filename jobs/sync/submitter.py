@@ -18,7 +18,7 @@ from django.utils import timezone
 
 from clusters.passes import LeaseLost, Pass, PassContext
 from jobs.lifecycle.states import JobState
-from jobs.lifecycle.submit_outcomes import RETRY_DELAY_S
+from jobs.lifecycle.submit_outcomes import SUBMIT_RETRY_DELAY_S
 from jobs.models import Job
 from jobs.sync.batch import Batch, SendResult
 
@@ -88,7 +88,7 @@ class Submitter(Pass):
             self._active[owner_id] = self._pool.submit(self._run_turn, owner_id)
 
     def _run_turn(self, owner_id: int) -> None:
-        more, pause_s = False, RETRY_DELAY_S
+        more, pause_s = False, SUBMIT_RETRY_DELAY_S
         try:
             close_old_connections()
             more, pause_s = self._submit_batches(owner_id)

@@ -1,4 +1,4 @@
-"""The pass that reads the tasks' state files and the batch script's verdict, as the jobs' owners.
+"""The pass that reads the tasks' state files and the batch script's result, as the jobs' owners.
 
 One command per Unix user reads many attempts. Reads run in threads and are waited for only briefly, so
 that a hanging file system of one user does not delay the others.
@@ -30,7 +30,7 @@ from core.events.records import Actor, NewEvent, record_events
 from jobs.events import JobEventKind, job_event
 from jobs.lifecycle.states import FailureKind, Reason, exit_reason
 from jobs.models import Attempt, Task
-from jobs.script.task_state import TaskState, Verdict, parse_task_state, parse_verdict
+from jobs.script.task_state import ScriptResult, TaskState, parse_script_result, parse_task_state
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ for dir; do
   printf '\036%s\n' "$dir"
   cd -- "$dir" 2>/dev/null || { printf '\035\n'; continue; }
   [ ! -e logs/batch.log ] || echo began:
-  grep -aHs -m 40 '' verdict tasks/*.state | cut -c 1-500
+  grep -aHs -m 40 '' result tasks/*.state | cut -c 1-500
 done
 """
 
@@ -60,7 +60,7 @@ done
 class AttemptReport:
     """What one attempt wrote about itself."""
 
-    verdict: Verdict | None
+    script_result: ScriptResult | None
     tasks: tuple[TaskState, ...]
     directory_exists: bool = True
     # Its run left a trace: Slurm creates the batch script's log when it starts it.
@@ -79,10 +79,10 @@ def parse_reports(text: str) -> dict[str, AttemptReport]:
                 files[name].append(content)
         started = bool(files)
         files.pop("began", None)
-        verdict = _parse_or_none(parse_verdict, files.pop("verdict", None))
+        script_result = _parse_or_none(parse_script_result, files.pop("result", None))
         tasks = [_parse_or_none(parse_task_state, lines) for lines in files.values()]
         reports[directory] = AttemptReport(
-            verdict, tuple(t for t in tasks if t is not None), "\x1d" not in rest, started
+            script_result, tuple(t for t in tasks if t is not None), "\x1d" not in rest, started
         )
     return reports
 
@@ -105,14 +105,14 @@ def read_reports(transport: Transport, directories: Sequence[str]) -> dict[str, 
     return parse_reports(result.text)
 
 
-def interpret_verdict(verdict: Verdict) -> tuple[Reason | None, FailureKind]:
-    """The batch script's verdict as a reason and a kind of failure."""
-    if verdict.verdict != "failed":
+def interpret_script_result(result: ScriptResult) -> tuple[Reason | None, FailureKind]:
+    """Translate the batch script's result to a reason and a kind of failure."""
+    if result.outcome != "failed":
         return None, FailureKind.NONE
-    if verdict.reason == "launch_failed":
+    if result.reason == "launch_failed":
         return Reason("end.launch-failed"), FailureKind.TRANSIENT
-    task = f"{verdict.role}-{verdict.index}" if verdict.role else ""
-    failure = FailureKind.PERMANENT if verdict.permanent else FailureKind.NONE
+    task = f"{result.role}-{result.index}" if result.role else ""
+    failure = FailureKind.PERMANENT if result.is_permanent else FailureKind.NONE
     reason_codes = {
         "image_missing": "end.image-missing",
         "image_failed": "end.image-failed",
@@ -121,11 +121,11 @@ def interpret_verdict(verdict: Verdict) -> tuple[Reason | None, FailureKind]:
         "out_of_memory": "end.task-memory",
         "lost": "end.task-lost",
     }
-    if code := reason_codes.get(verdict.reason):
+    if code := reason_codes.get(result.reason):
         return Reason(code, {"task": task}), failure
     if not task:
         return None, failure
-    exit_status_reason = exit_reason(verdict.exit_code, None)
+    exit_status_reason = exit_reason(result.exit_code, None)
     code = {"end.signal": "end.task-signal", "end.exit": "end.task-exit"}.get(
         exit_status_reason.code, exit_status_reason.code
     )

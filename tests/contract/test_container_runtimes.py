@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from jobs.script.paths import AttemptPaths
-from jobs.script.task_state import parse_task_state, parse_verdict
+from jobs.script.task_state import parse_script_result, parse_task_state
 from tests.unit.jobs.rendering import render_job
 
 RECORD_ARGUMENTS = """#!/bin/bash
@@ -117,8 +117,8 @@ def check_outcome(node: FakeSlurmNode, code: int) -> None:
     assert Path(node.paths.task_log("w", 0)).read_text() == "it's `me` 0\n"
     state = parse_task_state(Path(node.paths.task_state("w", 0)).read_text())
     assert (state.state, state.exit_code, state.host) == ("ended", 3, "n1")
-    verdict = parse_verdict(Path(node.paths.verdict).read_text())
-    assert (verdict.verdict, verdict.rule, verdict.role, verdict.index) == (
+    result = parse_script_result(Path(node.paths.script_result).read_text())
+    assert (result.outcome, result.rule, result.role, result.index) == (
         "failed",
         "min_failed",
         "w",

@@ -64,5 +64,5 @@ def test_lost_replies_fail_packed_job(
     job = batch_harness.submit({"taskRoles": roles}, slurm_conf=proxy.conf)
     assert job.plan.layout == "packed"
     assert job.wait_for_end() == ("FAILED", f"{ScriptExit.LAUNCH_FAILED.value}:0")
-    assert job.verdict().reason == "launch_failed"
+    assert job.script_result().reason == "launch_failed"
     assert job.log_text("a") + job.log_text("b") == ""

@@ -21,10 +21,10 @@ from jobs.plan import Plan, plan
 from jobs.script.paths import AttemptPaths
 from jobs.script.render import RenderOptions, filter_image_files, render_files
 from jobs.script.task_state import (
+    ScriptResult,
     TaskState,
-    Verdict,
+    parse_script_result,
     parse_task_state,
-    parse_verdict,
 )
 from tests.conftest import EmbeddedCluster
 
@@ -108,8 +108,8 @@ class SubmittedAttempt:
         path = Path(self.paths.task_state(role, index))
         return parse_task_state(path.read_text()) if path.exists() else None
 
-    def verdict(self) -> Verdict:
-        return parse_verdict(Path(self.paths.verdict).read_text())
+    def script_result(self) -> ScriptResult:
+        return parse_script_result(Path(self.paths.script_result).read_text())
 
     def wait_for_output(self, role: str, index: int = 0, text: str = "up") -> None:
         self.wait_until(f"{text} from {role}-{index}", lambda: text in self.log_text(role, index))

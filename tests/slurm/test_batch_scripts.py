@@ -211,8 +211,8 @@ def test_completion_rules(
 ) -> None:
     job = batch_harness.submit({"taskRoles": roles})
     assert job.wait_for_end() == expected
-    verdict = job.verdict()
-    assert verdict.rule == rule
+    result = job.script_result()
+    assert result.rule == rule
     ends = []
     for role_spec in roles:
         for index in range(role_spec.get("taskNumber", 1)):
@@ -220,7 +220,7 @@ def test_completion_rules(
             assert state is not None
             assert state.state == "ended"
             ends.append(state.ended or 0)
-    assert max(ends) - (verdict.ended or 0) < 4  # the other tasks ended within seconds
+    assert max(ends) - (result.ended or 0) < 4  # the other tasks ended within seconds
 
 
 CATCH = textwrap.dedent(
@@ -258,8 +258,8 @@ def test_stop_sends_sigterm_to_the_task_process_once(
     assert text.count("SIGTERM") == 1
     assert ("saved" in text) == (seconds == "1")
     assert took_s < 15
-    job.wait_until("the verdict", lambda: Path(job.paths.verdict).exists(), 10)
-    assert job.verdict().verdict == "stopped"
+    job.wait_until("the result", lambda: Path(job.paths.script_result).exists(), 10)
+    assert job.script_result().outcome == "stopped"
 
 
 def test_tasks_get_sigterm_before_the_time_limit(batch_harness: BatchHarness) -> None:
@@ -270,8 +270,8 @@ def test_tasks_get_sigterm_before_the_time_limit(batch_harness: BatchHarness) ->
     job.wait_for_output("w")
     # Slurm sends this signal because of `#SBATCH --signal`.
     job.command("scancel", "--batch", "--signal=USR1", job.slurm_job_id)
-    job.wait_until("the verdict", lambda: Path(job.paths.verdict).exists())
-    assert (job.verdict().verdict, job.verdict().rule) == ("failed", "time_limit")
+    job.wait_until("the result", lambda: Path(job.paths.script_result).exists())
+    assert (job.script_result().outcome, job.script_result().rule) == ("failed", "time_limit")
     assert job.log_text("w").count("SIGTERM") == 1
 
 
@@ -293,7 +293,7 @@ def test_out_of_memory_is_reported(batch_harness: BatchHarness) -> None:
     )
     state, _ = job.wait_for_end()
     assert state in ("FAILED", "OUT_OF_MEMORY")
-    assert job.verdict().reason == "out_of_memory"
+    assert job.script_result().reason == "out_of_memory"
     task_state = job.state("w")
     assert task_state is not None
     assert task_state.reason == "out_of_memory"
@@ -311,8 +311,8 @@ def test_missing_image_or_directory_fails_before_start(
 ) -> None:
     job = batch_harness.submit({**more, "taskRoles": [role("w", "echo ran")]})
     assert job.wait_for_end() == ("FAILED", code)
-    assert job.verdict().permanent
-    assert job.verdict().reason == reason
+    assert job.script_result().is_permanent
+    assert job.script_result().reason == reason
     log = job.log_text("w")
     assert "ran" not in log
     assert log.startswith("sluice: there is no ")
@@ -336,11 +336,11 @@ def test_debug_holds_a_failed_task_until_release(batch_harness: BatchHarness) ->
 
     job.wait_until("the debug state", is_in_debug_state)
     assert job.slurm()[0] == "RUNNING"
-    Path(job.paths.release).touch()
+    Path(job.paths.release_marker).touch()
     assert job.wait_for_end() == ("FAILED", "7:0")
 
 
-def test_requeued_job_reports_its_incarnation(batch_harness: BatchHarness) -> None:
+def test_requeued_job_reports_its_restart_count(batch_harness: BatchHarness) -> None:
     job = batch_harness.submit(
         {"taskRoles": [role("w", "echo up $SLURM_RESTART_COUNT; sleep 600")]}
     )
@@ -355,14 +355,14 @@ def test_requeued_job_reports_its_incarnation(batch_harness: BatchHarness) -> No
 
     def is_restarted() -> bool:
         state = job.state("w")
-        return state is not None and state.incarnation == 1 and state.state == "running"
+        return state is not None and state.restart_count == 1 and state.state == "running"
 
     # Slurm delays a requeued job by two minutes, because a node rejects a credential created in the same second
     # as the revoked one ("Job credential revoked" ends the job). A few seconds suffice.
     job.wait_until("the pending state", lambda: job.slurm()[0] == "PENDING")
     time.sleep(3)
     job.wait_until("the new start time", start_requested)
-    job.wait_until("the second incarnation", is_restarted)
+    job.wait_until("the restart", is_restarted)
     state = job.state("w")
     assert state is not None
     assert state.log_offset >= first > 0
@@ -404,7 +404,7 @@ def test_registry_image_is_fetched_once_and_reported_as_pulling(
     slow.command("scancel", "--batch", f"--signal={STOP_SIGNAL}", slow.slurm_job_id)
     assert [job.wait_for_end() for job in jobs] == [("COMPLETED", "0:0")] * 2
     assert slow.wait_for_end()[0] == "CANCELLED"
-    assert slow.verdict().verdict == "stopped"
+    assert slow.script_result().outcome == "stopped"
     pulls = (root / "pulls").read_text().splitlines()
     assert sorted(pulls) == ["pull docker://org/app:1.0", "pull docker://org/slow:1.0"]
     shutil.rmtree(root)

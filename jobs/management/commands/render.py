@@ -20,7 +20,7 @@ from jobs.jobfile.importers import load_text
 from jobs.plan import Plan, PlanError, describe_plan, plan
 from jobs.script.paths import AttemptPaths
 from jobs.script.render import RUNTIMES, RenderError, RenderOptions, render_files
-from jobs.store.render_options import build_render_options
+from jobs.store.cluster_render_options import build_render_options
 
 EXAMPLE_NODES = 64
 

@@ -1,15 +1,16 @@
 # ---- How the job runs -----------------------------------------------------------------------
-# Starts one step per role; srun runs task.sh once per task. Every task reports "ready" with its address
-# and ports. When all have, this script writes them to the file peers.INCARNATION and tells the tasks to
-# go. Reports travel through srun's standard output, so nothing polls a shared file system. The first
-# completion rule that holds decides the job's verdict and the exit code of this script.
+# This script starts one step per role; srun runs task.sh once per task. Every task reports "ready" with its
+# address and ports. When all tasks have reported, this script writes the addresses and ports to the file
+# peers.RESTART_COUNT and sends "go" to the tasks. Tasks write their reports to their standard output, and
+# srun forwards it to this script, so nothing polls a shared file system. The first completion rule that
+# holds decides the outcome of the job (completed, failed or stopped) and the exit code of this script.
 
 set -u
 umask 077
-incarnation=${SLURM_RESTART_COUNT:-0} # a requeued job runs again in the same directory
+restart_count=${SLURM_RESTART_COUNT:-0} # how often Slurm has requeued the job; it runs in the same directory again
 task_count=0
 ready_tasks=0 ended_tasks=0 live_steps=0 started=0 stopping=0 stop_requested=0 time_limit_near=0
-partial_line='' verdict='' job_exit=0 deciding_role='' deciding_index=''
+partial_line='' outcome='' job_exit=0 deciding_role='' deciding_index=''
 declare -A address ports host task_ended
 declare -a failed succeeded ended_in_role step_id step_live go_pipe
 
@@ -19,47 +20,49 @@ now() { printf '%s' "${EPOCHREALTIME:-$(date +%s)}"; }
 # write_atomically FILE: replaces the file by standard input; readers see the old file or the new one.
 write_atomically() { cat >"$1.new" && mv -f "$1.new" "$1"; }
 
-# write_task_state ROLE INDEX KEY=VALUE…: writes the state file of a task that cannot do so itself.
+# write_task_state ROLE INDEX KEY=VALUE…: writes the state file of a task whose task.sh does not run.
 write_task_state() {
   local name=${role_names[$1]}-$2
   {
-    printf 'role=%s\nindex=%s\nincarnation=%s\n' "${role_names[$1]}" "$2" "$incarnation"
+    printf 'role=%s\nindex=%s\nrestart_count=%s\n' "${role_names[$1]}" "$2" "$restart_count"
     printf 'host=%s\nip=%s\n' "${host[$1.$2]-}" "${address[$1.$2]-}"
     printf '%s\n' "${@:3}"
   } | write_atomically "tasks/$name.state"
 }
 
-# decide VERDICT RULE ROLE INDEX EXIT_CODE REASON: sets and writes the verdict. Only the first call has an effect.
+# decide OUTCOME RULE ROLE INDEX EXIT_CODE REASON: sets the outcome of the job and writes the file "result".
+# Only the first call has an effect.
 decide() {
-  [[ -z $verdict ]] || return 0
-  verdict=$1 job_exit=$5
+  [[ -z $outcome ]] || return 0
+  outcome=$1 job_exit=$5
   local rule=$2 role=''
   ((time_limit_near)) && [[ $1 == failed ]] && rule=time_limit
   [[ -n $3 ]] && role=${role_names[$3]}
-  printf 'verdict=%s\nrule=%s\nrole=%s\nindex=%s\nexit_code=%s\nreason=%s\nincarnation=%s\nended=%s\n' \
-    "$verdict" "$rule" "$role" "$4" "$5" "$6" "$incarnation" "$(now)" | write_atomically verdict
-  log_message "$verdict: $rule ${role:+$role-$4 }exit code $5 ${6:+($6)}"
+  printf 'outcome=%s\nrule=%s\nrole=%s\nindex=%s\nexit_code=%s\nreason=%s\nrestart_count=%s\nended=%s\n' \
+    "$outcome" "$rule" "$role" "$4" "$5" "$6" "$restart_count" "$(now)" | write_atomically result
+  log_message "$outcome: $rule ${role:+$role-$4 }exit code $5 ${6:+($6)}"
   deciding_role=$3 deciding_index=$4
 }
 
 prepare() {
   cd "$attempt_dir" || exit "$exit_start_failed"
   mkdir -p logs tasks work
-  rm -f tasks/*.state peers.* verdict release
+  rm -f tasks/*.state peers.* result release
   pipes=$(mktemp -d "${TMPDIR:-/tmp}/sluice.XXXXXXXX") || exit "$exit_start_failed"
   mkfifo "$pipes/events"
   exec {events}<>"$pipes/events"
-  # Slurm signals a whole process tree (proctrack/linuxproc) or only this shell (proctrack/cgroup,
-  # scancel --batch). If the canary process is dead after a signal, Slurm has signalled the tasks, too.
+  # Slurm sends a signal to all processes of the job (proctrack/linuxproc) or only to this shell
+  # (proctrack/cgroup, scancel --batch). The canary process tells which: if the signal ended it, Slurm has
+  # signalled the tasks, too.
   sleep infinity &
   canary=$!
   disown "$canary"
   trap 'rm -rf "$pipes"; kill "$canary" 2>/dev/null' EXIT
   trap 'stopping=1' TERM                  # from Slurm: cancelled, preempted, requeued, time limit
   trap 'stopping=1 stop_requested=1' USR2 # a requested stop: scancel --batch --signal=USR2
-  trap 'time_limit_near=1' USR1           # from Slurm (--signal), before the time limit
+  trap 'time_limit_near=1' USR1           # from Slurm (sbatch --signal), before the time limit
   local name r
-  # Each srun gets all its options as arguments; sbatch's variables would add to them.
+  # Each srun gets all its options as arguments; the variables that sbatch sets would add further options.
   for name in "${!SLURM_@}"; do
     case $name in
       SLURM_GPU* | SLURM_TRES* | SLURM_MEM_PER* | SLURM_CPUS_PER_TASK* | SLURM_NTASKS* | SLURM_NPROCS* | \
@@ -72,7 +75,8 @@ prepare() {
   done
 }
 
-# fail_start EXIT_CODE REASON MESSAGE [ROLE]: writes the message to the tasks' logs and fails the job.
+# fail_start EXIT_CODE REASON MESSAGE [ROLE]: fails the job before its tasks start. Writes the message to the
+# logs of all tasks, or of the tasks of ROLE.
 fail_start() {
   local r i
   for r in "${!role_names[@]}"; do
@@ -85,7 +89,7 @@ fail_start() {
   decide failed start "${4-}" "${4:+0}" "$1" "$2"
 }
 
-# Creates created_dirs; fails the job if one of required_dirs does not exist.
+# check_directories: creates the directories in created_dirs; fails the job if one in required_dirs does not exist.
 check_directories() {
   local dir
   for dir in "${created_dirs[@]}"; do
@@ -96,7 +100,8 @@ check_directories() {
   done
 }
 
-# load_image_login SOURCE: exports user name and password for a registry, from authFile or roles.sh.
+# load_image_login SOURCE: exports the user name and password for fetching an image. They come from the file
+# that authFile in the job file names, or from roles.sh, which takes precedence.
 load_image_login() {
   local user='' password='' i image_logins=()
   if [[ -n $auth_file ]]; then # OpenPAI's format: registry, user name and password, one per line
@@ -114,7 +119,7 @@ load_image_login() {
   export SINGULARITY_DOCKER_USERNAME=$user SINGULARITY_DOCKER_PASSWORD=$password
 }
 
-# fetch_image SOURCE FILE: fetches an image under a lock, since other jobs may need the same file.
+# fetch_image SOURCE FILE: fetches an image while it holds a lock, because another job may fetch the same file.
 fetch_image() {
   mkdir -p "${2%/*}"
   (
@@ -124,18 +129,18 @@ fetch_image() {
   ) 9>"$2.lock"
 }
 
-# Images are files that must exist, or are fetched into the owner's cache.
+# check_images: fetches missing images that have a source in a registry; fails the job if an image is missing then.
 check_images() {
   local r i
   for r in "${!role_names[@]}"; do
-    [[ -z $verdict && -n ${image_files[r]} && ! -e ${image_files[r]} ]] || continue
+    [[ -z $outcome && -n ${image_files[r]} && ! -e ${image_files[r]} ]] || continue
     if [[ -z ${image_sources[r]} ]]; then
       fail_start "$exit_image_missing" image_missing "there is no container image ${image_files[r]}" "$r"
       continue
     fi
     for ((i = 0; i < role_tasks[r]; i++)); do write_task_state "$r" "$i" state=pulling "image=${image_sources[r]}"; done
     log_message "fetching ${image_sources[r]}"
-    # In the background: bash runs traps only after a foreground command has ended.
+    # Run in the background, because bash runs traps only after a foreground command has ended.
     { fetch_image "${image_sources[r]}" "${image_files[r]}" 2>&1 | tee "$pipes/fetch.log"; } &
     while ((!stopping)) && kill -0 "$!" 2>/dev/null; do wait "$!"; done
     if ((stopping)); then
@@ -151,12 +156,13 @@ check_images() {
   done
 }
 
-# A controller that hangs may create a role's step although its reply is lost. srun (22.05) repeats the
-# request after a minute, gets "resources are busy" (because of that unused step, which scancel does not
-# remove), and repeats until the time limit. No task has run, so srun is killed here and started again.
+# If slurmctld hangs, it may create a role's step although its reply to srun is lost. srun (22.05) repeats the
+# request after a minute. The answer is then "nodes are busy", because of the unused step, which scancel does
+# not remove, and srun repeats the request until the time limit. No task has run, so this script kills srun
+# and starts it again. srun prints these messages when it is in that state:
 no_reply='step creation (temporarily|still) disabled, retrying \((Socket timed out|Zero Bytes|Requested nodes are busy)'
 
-# watch_srun ROLE: copies srun's messages, and kills srun if it waits for a step because of a lost reply.
+# watch_srun ROLE: copies srun's messages to the batch log; kills srun if it waits for a step because of a lost reply.
 watch_srun() {
   local line status read_timeout=()
   while :; do
@@ -167,7 +173,7 @@ watch_srun() {
       printf '%s\n' "$line" >&2
     fi
     read_timeout=()
-    if ((status > 128)); then # no "Step created" has followed
+    if ((status > 128)); then # timeout: srun has not printed "Step created" within 5 s after such a message
       : >"$pipes/no_reply.$1"
       kill "$(<"$pipes/srun_pid.$1")"
     elif ((status)); then
@@ -178,12 +184,12 @@ watch_srun() {
   done
 }
 
-# reply_was_lost ROLE: srun got no step, but Slurm may have created one.
+# reply_was_lost ROLE: true if srun got no step, but Slurm may have created one.
 reply_was_lost() {
   [[ -e $pipes/no_reply.$1 ]] || grep -qE 'Unable to create step for job [0-9]+: (Socket timed out|Zero Bytes)' "$pipes/srun.$1"
 }
 
-# controller_was_unreachable ROLE: srun created no step because slurmctld did not reply (22.05).
+# controller_was_unreachable ROLE: true if srun created no step because slurmctld did not reply (22.05).
 controller_was_unreachable() {
   grep -qE -e 'Unable to (confirm allocation|create step) for job [0-9]+: Unable to contact slurm controller' \
     -e 'Unable to confirm allocation for job [0-9]+: (Socket timed out|Zero Bytes)' "$pipes/srun.$1"
@@ -197,9 +203,9 @@ has_own_allocation() {
   done
 }
 
-# start_step ROLE: runs srun; again for up to ten minutes if the controller does not reply.
+# start_step ROLE: runs srun for the role's tasks. If slurmctld does not reply, repeats this for up to ten minutes.
 start_step() {
-  trap : TERM USR1 USR2 # only the parent handles them
+  trap : TERM USR1 USR2 # the parent process handles these signals
   local options code reason='' lost=0 deadline=$((SECONDS + 600))
   step_options "$1"
   while :; do
@@ -210,17 +216,18 @@ start_step() {
     (
       printf '%s' "$BASHPID" >"$pipes/srun_pid.$1"
       exec srun "${options[@]}" --export=ALL --input=all --kill-on-bad-exit=0 --wait=0 --job-name="${role_names[$1]}" \
-        /bin/bash "$attempt_dir/task.sh" "$attempt_dir" "$1" "$incarnation"
+        /bin/bash "$attempt_dir/task.sh" "$attempt_dir" "$1" "$restart_count"
     ) <"$pipes/go.$1" >"$pipes/events" 2> >(watch_srun "$1") || code=$?
     ((code && SECONDS < deadline)) || break
     sleep 0.2 # until watch_srun has written the last messages
     [[ ! -e $pipes/decided ]] || break
     if reply_was_lost "$1"; then
       if has_own_allocation "$1"; then
-        # Overlap with the unused step. It holds the memory, too; --mem=0 is all memory of the job.
+        # The unused step holds the role's CPUs and memory: the new step shares them. --mem=0 requests all
+        # memory of the job.
         options=("${options[@]/#--mem*/--mem=0}" --overlap)
       elif ((lost++)); then
-        code=$exit_launch_failed reason=launch_failed # an overlapping step would use another role's resources
+        code=$exit_launch_failed reason=launch_failed # a step with --overlap would use another role's resources
         break
       fi
     elif ! controller_was_unreachable "$1"; then
@@ -259,7 +266,7 @@ slurm_job_of() {
   printf '%s' "${!name:-$SLURM_JOB_ID}"
 }
 
-# print_peers: one line per task: role, index, host, address, ports.
+# print_peers: prints one line per task: role, index, host, address, ports.
 print_peers() {
   local r i
   for r in "${!role_names[@]}"; do
@@ -269,11 +276,12 @@ print_peers() {
   done
 }
 
-on_ready() { # ROLE INDEX STEP HOST ADDRESS PORTS
+# on_ready ROLE INDEX STEP HOST ADDRESS PORTS: handles the report of a task that waits for "go".
+on_ready() {
   step_id[$1]=$3 host[$1.$2]=$4 address[$1.$2]=$5 ports[$1.$2]=$6
   ((ready_tasks += 1))
   ((ready_tasks == task_count)) || return 0
-  if ! print_peers | write_atomically "peers.$incarnation"; then
+  if ! print_peers | write_atomically "peers.$restart_count"; then
     fail_start "$exit_start_failed" start_failed "the addresses of the tasks could not be written to $attempt_dir"
     return
   fi
@@ -283,13 +291,14 @@ on_ready() { # ROLE INDEX STEP HOST ADDRESS PORTS
   log_message "all $task_count tasks are ready and start"
 }
 
-on_ended() { # ROLE INDEX EXIT_CODE REASON
+# on_ended ROLE INDEX EXIT_CODE REASON: handles the end of a task and checks the completion rules.
+on_ended() {
   [[ -z ${task_ended[$1.$2]-} ]] || return 0
   task_ended[$1.$2]=1
   ((ended_tasks += 1, ended_in_role[$1] += 1))
   if (($3 == 0)); then ((succeeded[$1] += 1)); else ((failed[$1] += 1)); fi
   if [[ $4 == stopped ]] && ((!time_limit_near)); then
-    decide stopped stop '' '' "$exit_stopped" stopped # not by this script: scancel
+    decide stopped stop '' '' "$exit_stopped" stopped # someone cancelled the step with scancel
   elif ((!started)); then
     decide failed start "$@"
   elif ((min_failed[$1] && failed[$1] >= min_failed[$1])); then
@@ -303,29 +312,33 @@ on_ended() { # ROLE INDEX EXIT_CODE REASON
   fi
 }
 
-# ran_out_of_memory ROLE: Slurm reports this only in srun's messages at the end of the step.
+# ran_out_of_memory ROLE: true if a task of the role exceeded its memory. Slurm reports this only in srun's
+# messages at the end of the step.
 ran_out_of_memory() {
   grep -qiE 'exceeded .*memory limit|oom[-_ ]?kill|out[-_ ]of[-_ ]memory' "$pipes/srun.$1"
 }
 
-# If the deciding task was killed with SIGKILL, srun's messages tell whether memory was the reason.
+# mark_out_of_memory: if SIGKILL ended the task that decided the outcome and srun's messages name memory as the
+# cause, writes the reason out_of_memory to the result file and the task's state file.
 mark_out_of_memory() {
-  [[ $verdict == failed && -n $deciding_role ]] && ((job_exit == 137)) || return 0
+  [[ $outcome == failed && -n $deciding_role ]] && ((job_exit == 137)) || return 0
   ran_out_of_memory "$deciding_role" || return 0
   local file
-  for file in verdict "tasks/${role_names[deciding_role]}-$deciding_index.state"; do
+  for file in result "tasks/${role_names[deciding_role]}-$deciding_index.state"; do
     sed 's/^reason=$/reason=out_of_memory/' "$file" | write_atomically "$file"
   done
 }
 
-on_step() { # ROLE EXIT_CODE [REASON]: srun has ended; tasks without a report or final state are lost
+# on_step ROLE EXIT_CODE [REASON]: handles the end of a role's srun. A task without an "ended" report and without
+# a final state file is lost.
+on_step() {
   local i code reason file key value
   step_live[$1]=0
   ((live_steps -= 1))
   for ((i = 0; i < role_tasks[$1]; i++)); do
     [[ -z ${task_ended[$1.$i]-} ]] || continue
     file=tasks/${role_names[$1]}-$i.state code='' reason=''
-    if grep -qs '^state=ended$' "$file"; then # it ended; only its report was lost
+    if grep -qs '^state=ended$' "$file"; then # the task ended; only its report was lost
       while IFS='=' read -r key value; do
         case $key in exit_code) code=$value ;; reason) reason=$value ;; esac
       done <"$file"
@@ -340,7 +353,7 @@ on_step() { # ROLE EXIT_CODE [REASON]: srun has ended; tasks without a report or
   done
 }
 
-# next_event: handles one report, or returns after one second without any.
+# next_event: handles the next report; returns after one second if there is none.
 next_event() {
   local line kind a b c d e f
   if ! IFS= read -r -t 1 -u "$events" line; then
@@ -356,15 +369,16 @@ next_event() {
   esac
 }
 
-# wait_for_steps SECONDS: waits until all steps have ended, at most this long.
+# wait_for_steps SECONDS: handles reports until all steps have ended, for at most this long.
 wait_for_steps() {
   local deadline=$((SECONDS + $1))
   while ((live_steps > 0 && SECONDS < deadline)); do next_event; done
 }
 
+# supervise: handles reports and signals until the outcome is decided.
 supervise() {
   local warned=0
-  while [[ -z $verdict ]]; do
+  while [[ -z $outcome ]]; do
     next_event
     if ((time_limit_near && !warned)); then
       warned=1
@@ -375,23 +389,25 @@ supervise() {
   done
 }
 
+# finish: ends the remaining tasks and exits with the code of the outcome.
 finish() {
   local signalled_by_slurm=0
   : >"$pipes/decided"
   if ((stopping)); then
-    sleep 0.3 # Slurm signals the processes one after another
+    sleep 0.3 # Slurm signals the processes one after another; the canary may be later than this shell
     kill -0 "$canary" 2>/dev/null || signalled_by_slurm=1
   fi
   ((live_steps == 0 || signalled_by_slurm)) || end_steps
   wait_for_steps $((grace_s + 10))
   mark_out_of_memory
-  # Slurm should record CANCELLED or TIMEOUT, which only it can set: cancel the job, or wait for the limit.
-  # Not after SIGTERM: Slurm has decided then, and scancel would undo a requeue.
+  # Slurm's accounting should show CANCELLED after a requested stop and TIMEOUT at the time limit. Only Slurm
+  # sets these states, so this script cancels the job, or waits for the time limit. After SIGTERM from Slurm
+  # it does neither: Slurm has already decided how the job ends, and scancel would undo a requeue.
   if ((stop_requested)); then
     scancel --quiet "$SLURM_JOB_ID"
     sleep 30 &
     wait "$!"
-  elif [[ $verdict == failed ]] && ((time_limit_near)); then
+  elif [[ $outcome == failed ]] && ((time_limit_near)); then
     sleep "$((grace_s + 90))" &
     wait "$!"
   fi
@@ -400,7 +416,7 @@ finish() {
 
 prepare
 check_directories
-[[ -n $verdict ]] || check_images
-[[ -n $verdict ]] || start_steps
+[[ -n $outcome ]] || check_images
+[[ -n $outcome ]] || start_steps
 supervise
 finish

@@ -1,13 +1,14 @@
 #!/bin/sh
 # Runs inside the container: sets the task's variables and runs its commands. Plain sh, for images without bash.
-# Usage: enter.sh WORK_DIR <ENVIRONMENT   task.sh writes ENVIRONMENT: lines of sh that export the task's
-# variables and set _sluice_pre, _sluice_command and _sluice_post.
+# Usage: enter.sh WORK_DIR <ENVIRONMENT
+# ENVIRONMENT is text that task.sh writes: lines of sh that export the task's variables and set _sluice_pre,
+# _sluice_command and _sluice_post, the commands to run.
 # shellcheck disable=SC1091,SC2154
 
 _sluice_work=$1
-# Before the job's own PATH is set.
+# Find the shell before the job's own PATH is set.
 _sluice_shell=$(command -v bash || command -v sh)
-# The log is for the task's output: messages of this shell ("Terminated") are dropped.
+# Drop messages of this shell such as "Terminated": the log is for the task's output. File descriptor 3 is the log.
 exec 3>&2 2>/dev/null
 
 . /dev/fd/0
@@ -18,8 +19,9 @@ if ! cd "$_sluice_work"; then
   exit 207
 fi
 
-# SIGTERM reaches every process of the task. This shell only waits; the shell that runs the commands lets
-# the current program handle the signal, and then exits, unless the job sets a trap of its own.
+# Every process of the task gets SIGTERM. This shell ignores it and waits for the shell that runs the commands.
+# That shell waits until the current program has handled the signal and then exits with 143, unless the
+# job's commands set a trap of their own.
 trap : TERM
 for _sluice_text in "$_sluice_pre" "$_sluice_command" "$_sluice_post"; do
   [ -n "$_sluice_text" ] || continue

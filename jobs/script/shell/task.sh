@@ -1,18 +1,18 @@
 #!/bin/bash
-# Runs one task of a job. Usage, under srun: task.sh ATTEMPT_DIR ROLE INCARNATION
-# 1. Finds the node's address and free ports, and reports "ready" on standard output, which srun carries
+# Runs one task of a job. Usage, under srun: task.sh ATTEMPT_DIR ROLE RESTART_COUNT
+# 1. Finds the node's address and free ports, and reports "ready" on standard output, which srun forwards
 #    to the batch script.
-# 2. Waits for "go" on standard input: the batch script has written the addresses of all tasks to
-#    peers.INCARNATION.
+# 2. Waits for "go" on standard input. The batch script sends it after it has written the addresses of all
+#    tasks to the file peers.RESTART_COUNT.
 # 3. Starts enter.sh in the role's container with the task's variables. The task's output goes to its log.
 # 4. Reports "ended" with the exit code.
-# The job's data is in roles.sh: arrays, settings, and the functions role_settings, role_variables and
-# role_commands, which call `variable`, `template` and `family` of this file.
+# roles.sh has the data of the job: settings, arrays, and the functions role_settings, role_variables and
+# role_commands. role_variables calls the functions `variable`, `template` and `family` of this file.
 # shellcheck disable=SC2154,SC2329  # roles.sh sets variables and calls functions
 
 set -u
 umask 077
-attempt_dir=${1:?} role=${2:?} incarnation=${3:?} # ROLE is a number; INCARNATION counts requeues
+attempt_dir=${1:?} role=${2:?} restart_count=${3:?} # ROLE is the number of the role; RESTART_COUNT is Slurm's count of requeues
 index=${SLURM_PROCID:?}
 # shellcheck source=/dev/null
 . "$attempt_dir/roles.sh" || exit
@@ -30,7 +30,7 @@ now() { printf '%s' "${EPOCHREALTIME:-$(date +%s)}"; }
 
 write_state() {
   {
-    printf 'role=%s\nindex=%s\nincarnation=%s\nstate=%s\n' "$role_name" "$index" "$incarnation" "$state"
+    printf 'role=%s\nindex=%s\nrestart_count=%s\nstate=%s\n' "$role_name" "$index" "$restart_count" "$state"
     printf 'host=%s\nip=%s\nports=%s\ngpus=%s\n' "$node" "$ip" "$(format_ports)" "${CUDA_VISIBLE_DEVICES-}"
     printf 'step=%s\npid=%s\nlog_offset=%s\n' "${SLURM_STEP_ID-}" "$task_pid" "$log_offset"
     printf 'started=%s\nended=%s\nexit_code=%s\nsignal=%s\nreason=%s\n' "$started" "$ended" "$exit_code" "$signal" "$reason"
@@ -56,7 +56,8 @@ finish_task() {
 
 # ---- Address and ports ------------------------------------------------------------------------
 
-# Sets ip, the address that other nodes reach this one by: of the node's name, else of Slurm's NodeAddr.
+# find_address: sets ip, the address by which other nodes reach this node. It is the address of the node's name;
+# if that is unknown or a loopback address, the address of Slurm's NodeAddr; else the node's first address.
 find_address() {
   local fields node_info
   read -ra fields <<<"$(getent ahostsv4 "$node" 2>/dev/null)"
@@ -73,6 +74,7 @@ find_address() {
 }
 
 declare -A port_taken
+# read_used_ports: sets port_taken[PORT]=1 for every TCP port in use on the node.
 read_used_ports() {
   local local_address rest
   while read -r _ local_address rest; do
@@ -80,8 +82,8 @@ read_used_ports() {
   done < <(cat /proc/net/tcp /proc/net/tcp6 2>/dev/null)
 }
 
-# Sets task_ports. Each task of the job searches its own slice of the port range, so that no two tasks
-# choose the same port.
+# pick_ports: sets task_ports. Each task of the job begins its search at another place of the port range, so
+# that two tasks on one node do not choose the same port.
 pick_ports() {
   local i n port span=$((port_high - port_low + 1))
   local next=$(((SLURM_JOB_ID * 7919 + (first_task + index) * ports_per_task) % span)) tried=0 found
@@ -111,10 +113,12 @@ pick_ports() {
 
 # ---- Environment variables --------------------------------------------------------------------
 
-declare -A peer_ip peer_ports peer_count # by role/index, role/index/label, role
-environment=()                           # lines of sh, read by enter.sh
+declare -A peer_ip    # address of each task, by ROLE/INDEX
+declare -A peer_ports # ports of each task with commas, by ROLE/INDEX/LABEL
+declare -A peer_count # number of tasks, by ROLE
+environment=()        # lines of sh, read by enter.sh
 
-# read_peers: reads the addresses of all tasks. Fails if the file is not complete.
+# read_peers: reads the addresses and ports of all tasks. Fails if the file is not complete.
 read_peers() {
   local peer_role peer_index peer_address ports entry rows=0
   while read -r peer_role peer_index _ peer_address ports; do
@@ -125,24 +129,25 @@ read_peers() {
       peer_ports[$peer_role/$peer_index/${entry%:*}]=${entry##*:}
     done
     ((rows += 1))
-  done <"$attempt_dir/peers.$incarnation"
+  done <"$attempt_dir/peers.$restart_count"
   ((rows == task_count))
 }
 
 # assign NAME VALUE: adds the line NAME='VALUE' for enter.sh.
 assign() { environment+=("$1='${2//\'/\'\\\'\'}'"); }
 
-# variable NAME VALUE: one environment variable.
+# variable NAME VALUE: sets an environment variable of the task.
 variable() { assign "export $1" "$2"; }
 
-# template NAME PART…: one environment variable, see expand.
+# template NAME PART…: sets an environment variable of the task to the expanded parts (see expand).
 template() {
   local value
   expand "$role_name/$index" "${@:2}"
   variable "$1" "$value"
 }
 
-# family ROLE PREFIX SUFFIX PART…: a variable for each task of a role, named PREFIX, index, SUFFIX.
+# family ROLE PREFIX SUFFIX PART…: sets one environment variable for each task i of ROLE, named PREFIX i SUFFIX,
+# to the parts expanded for task i (see expand).
 family() {
   local i value count=${peer_count[$1]}
   for ((i = 0; i < count; i++)); do
@@ -151,14 +156,15 @@ family() {
   done
 }
 
-# expand ROLE/INDEX PART…: sets value, the parts joined. Parts are:
+# expand ROLE/INDEX PART…: sets the variable `value` to the expanded parts, joined. A part is one of:
 #   =TEXT                            the text
 #   host/ROLE/INDEX                  address of a task
 #   port/ROLE/INDEX/LABEL            first port of a task with this label
-#   hosts/ROLE/LABEL/BEFORE/AFTER    all tasks of a role with commas: address, or address:port with a LABEL
-#   index/N                          index of the task given as first argument, plus N
-#   own_host, own_port/LABEL         address and first port of that task
-#   own_ports/LABEL                  its ports with this label, with commas
+#   hosts/ROLE/LABEL/BEFORE/AFTER    list of all tasks of a role, see expand_hosts
+#   index/N                          INDEX of the first argument, plus N
+#   own_host                         address of the task ROLE/INDEX
+#   own_port/LABEL                   first port of the task ROLE/INDEX with this label
+#   own_ports/LABEL                  all ports of the task ROLE/INDEX with this label, with commas
 expand() {
   local part own=$1
   value=''
@@ -176,7 +182,9 @@ expand() {
   done
 }
 
-# expand_hosts ROLE/LABEL/BEFORE/AFTER: appends the list to value.
+# expand_hosts ROLE/LABEL/BEFORE/AFTER: appends to the variable `value` a list with commas of one entry per task of
+# ROLE: its address, or address:port (first port with LABEL) if LABEL is not empty. BEFORE and AFTER, such as
+# JSON quotes, enclose each entry.
 expand_hosts() {
   local i list='' entry rest=$1 list_role label before after
   list_role=${rest%%/*} rest=${rest#*/}
@@ -190,8 +198,8 @@ expand_hosts() {
   value+=$list
 }
 
-# build_environment: sets environment. Container runtimes start with an empty environment, so Slurm's
-# variables are passed on, too.
+# build_environment: sets `environment`, the lines that enter.sh runs. Container runtimes start with an empty
+# environment, so the lines also set the variables of Slurm, GPUs and PMI that the task needs.
 build_environment() {
   local exported pre_command command post_command
   for exported in $(compgen -e); do
@@ -209,22 +217,23 @@ build_environment() {
 
 # ---- The task ---------------------------------------------------------------------------------
 
+# wait_for_go: waits until the batch script sends "go" and the file with the addresses of all tasks is complete.
 wait_for_go() {
   local part status answer='' deadline
   while :; do
     IFS= read -r -t 2 part
     status=$?
-    answer+=$part # a timeout may split the line
+    answer+=$part # a read that timed out may have returned part of the line
     ((stopping)) && finish_task "$exit_stopped" stopped
     ((status > 128)) && continue
     [[ $status == 0 && $answer == go ]] && break
     finish_task "$exit_stopped" lost
   done
-  deadline=$((SECONDS + 30)) # a network file system may show the file late
+  deadline=$((SECONDS + 30)) # a network file system may show the file some seconds late
   until read_peers 2>/dev/null; do
     ((stopping)) && finish_task "$exit_stopped" stopped
     if ((SECONDS >= deadline)); then
-      printf 'sluice: %s cannot be read on %s\n' "$attempt_dir/peers.$incarnation" "$node" >>"$log"
+      printf 'sluice: %s cannot be read on %s\n' "$attempt_dir/peers.$restart_count" "$node" >>"$log"
       finish_task "$exit_start_failed" start_failed
     fi
     sleep 0.5
@@ -242,15 +251,15 @@ container_argv() {
       [[ -z $gpu_option ]] || ((!role_gpus)) || argv+=("$gpu_option")
       ;;
     enroot)
-      # The name holds job, role and task, because nodes may share enroot's data directory.
-      container=sluice-$SLURM_JOB_ID-$role-$index-$incarnation
+      # The container's name must be unique in the cluster, because nodes may share enroot's data directory.
+      container=sluice-$SLURM_JOB_ID-$role-$index-$restart_count
       export ENROOT_RUNTIME_PATH=${TMPDIR:-/tmp}/enroot-$UID-$SLURM_JOB_ID
       mkdir -p "$ENROOT_RUNTIME_PATH"
       "$runtime_program" create --name "$container" "$image_file" >>"$log" 2>&1 || finish_task "$exit_image_failed" image_failed
       trap '"$runtime_program" remove --force "$container" >/dev/null 2>&1' EXIT
       argv=("$runtime_program" start --rw)
       ;;
-    pyxis | none) return ;; # srun has started this script in the container, or there is none
+    pyxis | none) return ;; # pyxis: srun has started this script in the container; none: there is no container
   esac
   for ((i = 0; i < ${#mounts[@]}; i += 3)); do
     mount=${mounts[i]}:${mounts[i + 1]} mode=${mounts[i + 2]}
@@ -268,8 +277,9 @@ container_argv() {
   fi
 }
 
-# Slurm signals every process of the step (proctrack/linuxproc) or only this one (proctrack/cgroup).
-# If the canary process is alive after a signal, the task did not get it and gets it from here.
+# on_term: handles SIGTERM: makes sure that the task gets it, and starts a timer that sends SIGKILL after the
+# grace period. Slurm signals every process of the step (proctrack/linuxproc) or only this shell
+# (proctrack/cgroup). The canary process tells which: if it is still alive, the task has not got the signal.
 on_term() {
   interrupted=1
   ((stopping)) && return
@@ -286,12 +296,13 @@ on_term() {
   disown "$kill_timer"
 }
 
+# run_task: runs the task in its container and waits for its end; sets exit_code.
 run_task() {
   local argv=() input
   ((role_gpus)) || export CUDA_VISIBLE_DEVICES=
   build_environment
   container_argv
-  exec {input}< <(printf '%s\n' "${environment[@]}") # a pipe: values of secrets stay off the disk
+  exec {input}< <(printf '%s\n' "${environment[@]}") # a pipe, so that values of secrets are not written to disk
   set -m # the task gets a process group, so that signals reach all its processes
   "${argv[@]}" /bin/sh "$attempt_dir/enter.sh" "$work_dir" <&"$input" {input}<&- >>"$log" 2>&1 &
   task_pid=$!
@@ -307,10 +318,11 @@ run_task() {
     exit_code=$?
     ((interrupted))
   do interrupted=0; done
-  kill -KILL -- "-$task_pid" 2>/dev/null # processes that the task left behind
+  kill -KILL -- "-$task_pid" 2>/dev/null # child processes that the task did not end
 }
 
-# isDebug: a failed task keeps its node until the job is stopped or a file named "release" exists.
+# hold_for_debugging: waits, so that a failed task of a job with isDebug keeps its node for inspection. Returns when
+# the job is stopped or someone creates the file "release" in the attempt's directory.
 hold_for_debugging() {
   state=debug
   write_state

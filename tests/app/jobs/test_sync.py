@@ -33,14 +33,14 @@ from jobs.lifecycle.transitions import (
     decide_observation,
 )
 from jobs.models import Attempt, Job, JobSecret, Task
-from jobs.script.task_state import TaskState, Verdict
+from jobs.script.task_state import ScriptResult, TaskState
 from jobs.sync.observations import build_observation, leading_record
 from jobs.sync.outcomes import apply_outcome
 from jobs.sync.poller import Poller
 from jobs.sync.task_reader import (
     AttemptReport,
     TaskReader,
-    interpret_verdict,
+    interpret_script_result,
     merge_task_states,
     parse_reports,
 )
@@ -393,8 +393,8 @@ class FakeSlurmClient:
 
 class TestReports:
     TEXT = (
-        "\x1e/w/a/1\nverdict:verdict=failed\nverdict:rule=min_failed\nverdict:role=worker\n"
-        "verdict:index=1\nverdict:exit_code=3\nverdict:reason=\n"
+        "\x1e/w/a/1\nresult:outcome=failed\nresult:rule=min_failed\nresult:role=worker\n"
+        "result:index=1\nresult:exit_code=3\nresult:reason=\n"
         "tasks/worker-0.state:role=worker\ntasks/worker-0.state:index=0\n"
         "tasks/worker-0.state:state=running\ntasks/worker-0.state:ports=http:20001;\n"
         "tasks/odd.state:nonsense\n\x1e/w/b/1\n\x1d\n\x1e/w/c/1\nbegan:\n"
@@ -402,11 +402,14 @@ class TestReports:
 
     def test_one_output_with_several_attempts(self) -> None:
         reports = parse_reports(self.TEXT)
-        assert reports["/w/a/1"].verdict is not None
-        assert reports["/w/a/1"].verdict.exit_code == 3
+        assert reports["/w/a/1"].script_result is not None
+        assert reports["/w/a/1"].script_result.exit_code == 3
         (task,) = reports["/w/a/1"].tasks
         assert (task.role, task.state, task.ports) == ("worker", "running", {"http": (20001,)})
-        assert (reports["/w/b/1"].directory_exists, reports["/w/b/1"].verdict) == (False, None)
+        assert (reports["/w/b/1"].directory_exists, reports["/w/b/1"].script_result) == (
+            False,
+            None,
+        )
         assert [reports[f"/w/{name}/1"].started for name in "abc"] == [True, False, True]
 
     @pytest.mark.parametrize(
@@ -421,14 +424,14 @@ class TestReports:
             ("launch_failed", 206, "end.launch-failed", FailureKind.TRANSIENT),
         ],
     )
-    def test_verdict_gives_reason_and_failure_kind(
+    def test_script_result_gives_reason_and_failure_kind(
         self, reason: str, exit_code: int, code: str, failure: FailureKind
     ) -> None:
-        verdict = Verdict("failed", "min_failed", "w", 0, exit_code, reason)
-        verdict_reason, kind = interpret_verdict(verdict)
-        assert verdict_reason is not None
-        assert (verdict_reason.code, kind) == (code, failure)
-        assert "w-0" in render_reason(verdict_reason) or code in (
+        result = ScriptResult("failed", "min_failed", "w", 0, exit_code, reason)
+        result_reason, kind = interpret_script_result(result)
+        assert result_reason is not None
+        assert (result_reason.code, kind) == (code, failure)
+        assert "w-0" in render_reason(result_reason) or code in (
             "end.mount-missing",
             "end.launch-failed",
         )

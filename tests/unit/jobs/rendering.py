@@ -39,7 +39,7 @@ TASK_FUNCTIONS = (SHELL / "task.sh").read_text().removesuffix(_MAIN)
 
 
 def format_peers(addresses: TaskAddresses) -> str:
-    """The file peers.INCARNATION as batch.sh writes it."""
+    """The file peers.RESTART_COUNT as batch.sh writes it."""
     lines = []
     for role, hosts in addresses.hosts.items():
         for index, host in enumerate(hosts):

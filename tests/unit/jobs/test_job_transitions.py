@@ -34,7 +34,7 @@ from jobs.lifecycle.transitions import (
     decide_refusal,
     decide_requeue,
     decide_stop,
-    retry_delay_s,
+    next_attempt_delay_s,
     should_retry,
 )
 from tests.example_counts import scale_examples
@@ -217,16 +217,16 @@ def test_requeued_preempted_and_held_jobs_are_pending() -> None:
     assert held.reason == Reason("pending", {"slurm": "JobHeldAdmin"})
 
 
-def test_verdict_of_the_script_names_the_failed_task() -> None:
-    verdict = Reason("end.task-exit", {"task": "worker-1", "exit_code": 3})
+def test_script_result_names_the_failed_task() -> None:
+    script_reason = Reason("end.task-exit", {"task": "worker-1", "exit_code": 3})
     facts = JobSnapshot(
         JobState.RUNNING,
-        script_reason=verdict,
+        script_reason=script_reason,
         script_failure=FailureKind.PERMANENT,
         retry_count=-1,
     )
     decision = decide_observation(facts, make_observation("FAILED", exit_code=3), NOW)
-    assert decision.reason == verdict
+    assert decision.reason == script_reason
     assert not is_retry(decision)
     # For ends caused by Slurm, such as a timeout, Slurm's reason has precedence.
     assert decide_observation(facts, make_observation("TIMEOUT"), NOW).reason.code == "end.timeout"
@@ -279,8 +279,8 @@ def test_retried_job_is_queued_with_the_reason() -> None:
     assert decision.reason == Reason("retrying", {"code": "end.exit", "exit_code": 3})
 
 
-def test_retry_delay_grows_up_to_five_minutes() -> None:
-    delays = [retry_delay_s(n) for n in range(1, 2000)]
+def test_retries_slow_down_but_never_stop() -> None:
+    delays = [next_attempt_delay_s(n) for n in range(1, 2000)]
     assert delays[:3] == [2, 4, 8]
     assert delays == sorted(delays)
     assert max(delays) == 300

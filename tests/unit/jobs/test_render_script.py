@@ -11,7 +11,7 @@ import pytest
 
 from jobs.script.images import ResolvedImage, resolve_image
 from jobs.script.render import RUNTIMES, RenderedJob, RenderError
-from jobs.script.task_state import parse_task_state, parse_verdict
+from jobs.script.task_state import parse_script_result, parse_task_state
 from tests.unit.jobs.rendering import render_job
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -144,21 +144,21 @@ def test_images(name: str, runtime: str, expected: ResolvedImage) -> None:
     assert found == expected
 
 
-def test_parse_state_and_verdict_files() -> None:
+def test_parse_state_and_result_files() -> None:
     state = parse_task_state(
-        "role=a.b\nindex=3\nincarnation=1\nstate=ended\nhost=n1\nip=10.0.0.1\nports=http:1;x:2,3;\n"
+        "role=a.b\nindex=3\nrestart_count=1\nstate=ended\nhost=n1\nip=10.0.0.1\nports=http:1;x:2,3;\n"
         "gpus=0,1\nstep=2\npid=77\nlog_offset=5\nstarted=1.5\nended=2.5\nexit_code=137\nsignal=9\nreason=out_of_memory\n"
     )
-    assert (state.role, state.index, state.incarnation, state.signal) == ("a.b", 3, 1, 9)
+    assert (state.role, state.index, state.restart_count, state.signal) == ("a.b", 3, 1, 9)
     assert state.ports == {"http": (1,), "x": (2, 3)}
     assert state.gpus == ("0", "1")
-    verdict = parse_verdict(
-        "verdict=failed\nrule=start\nrole=w\nindex=0\nexit_code=201\nreason=image_missing\n"
+    result = parse_script_result(
+        "outcome=failed\nrule=start\nrole=w\nindex=0\nexit_code=201\nreason=image_missing\n"
     )
-    assert verdict.permanent
-    assert verdict.exit_code == 201
-    for broken in ("", "role=x\n", "verdict=maybe\nexit_code=0\n"):
+    assert result.is_permanent
+    assert result.exit_code == 201
+    for broken in ("", "role=x\n", "outcome=maybe\nexit_code=0\n"):
         with pytest.raises(ValueError, match="not a"):
             parse_task_state(broken)
         with pytest.raises(ValueError, match="not a"):
-            parse_verdict(broken)
+            parse_script_result(broken)

@@ -23,8 +23,8 @@ from jobs.lifecycle.states import DesiredState, JobState, Reason
 from jobs.lifecycle.submit_outcomes import (
     NOT_FOUND_IN_SLURM,
     REFUSED_RETRY_DELAY_S,
-    RETRY_DELAY_S,
-    UNKNOWN_OUTCOME_RETRY_S,
+    SUBMIT_RETRY_DELAY_S,
+    UNKNOWN_OUTCOME_RETRY_DELAY_S,
     AttemptSnapshot,
     decide_relocated,
     decide_submit_outcome,
@@ -75,7 +75,7 @@ def test_unknown_outcome_keeps_submit_try_and_unanswered_since() -> None:
     transition = decide(CommandTimeout("no answer"))
     assert (transition.kind, transition.state) == (TransitionKind.HELD, JobState.QUEUED)
     assert transition.attempt == {"unanswered_since": NOW}
-    assert transition.job["not_before"] == NOW + timedelta(seconds=UNKNOWN_OUTCOME_RETRY_S)
+    assert transition.job["not_before"] == NOW + timedelta(seconds=UNKNOWN_OUTCOME_RETRY_DELAY_S)
     again = decide(CommandTimeout("no answer"), attempt=AttemptSnapshot(1, EARLIER))
     assert again.attempt == {"unanswered_since": EARLIER}
 
@@ -83,7 +83,7 @@ def test_unknown_outcome_keeps_submit_try_and_unanswered_since() -> None:
 @pytest.mark.parametrize(
     ("error", "code", "delay_s"),
     [
-        (SlurmUnavailable("away"), "queued.slurm-down", RETRY_DELAY_S),
+        (SlurmUnavailable("away"), "queued.slurm-down", SUBMIT_RETRY_DELAY_S),
         (SubmitRejected("x", retryable=True), "queued.refused-for-now", REFUSED_RETRY_DELAY_S),
         (RemoteFileError("x"), "queued.refused-for-now", REFUSED_RETRY_DELAY_S),
     ],

@@ -1,4 +1,4 @@
-"""Converts a cluster's settings to the renderer's options. Reads rows only."""
+"""Builds the renderer's options from the settings in a cluster's row. Makes no query."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _GPU_OPTIONS: dict[str, Literal["--nv", "--rocm", ""]] = {"nvidia": "--nv", "amd
 def build_render_options(
     cluster: Cluster, *, image_cache_dir: str = "", image_names: Collection[str] = ()
 ) -> RenderOptions:
-    """`image_names`: known files of the cluster's image directory."""
+    """Build the options from a cluster's row. `image_names` are the file names in its image directory."""
     defaults = RenderOptions()
     return RenderOptions(
         runtime=cluster.runtime,  # type: ignore[arg-type]  # the model's choices are these words
