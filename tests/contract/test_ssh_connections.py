@@ -181,7 +181,7 @@ def test_low_uid_known_only_on_the_cluster_is_rejected_before_any_command(
 ) -> None:
     monkeypatch.setattr(identity, "_local_uid", lambda user: None)
     strict = connect(policy=IdentityPolicy(min_uid=60_000))
-    with pytest.raises(IdentityRefused, match="below UID 60000"):
+    with pytest.raises(IdentityRefused, match="below the lowest allowed UID 60000"):
         strict.transport(ALICE).run(["true"])
     assert strict.stats().connections == 0
 
