@@ -34,7 +34,7 @@ from jobs.changes import Changes, PersonEvent, apply_transition
 from jobs.events import JobEventKind, build_state_data, job_event
 from jobs.jobfile import JobSpec
 from jobs.lifecycle.states import DesiredState, JobState
-from jobs.lifecycle.transitions import INITIAL, Transition, decide_requeue, decide_stop
+from jobs.lifecycle.transitions import INITIAL_TRANSITION, Transition, decide_requeue, decide_stop
 from jobs.models import Attempt, CodeUpload, Job
 from jobs.plan import Plan, plan
 from jobs.store import secrets as job_secrets
@@ -97,14 +97,14 @@ def create_job(
         retry_count=spec.retry_count,
         has_secrets=bool(secrets or image_logins),
         **_plan_columns(job_plan),
-        state=INITIAL.state.value,
+        state=INITIAL_TRANSITION.state.value,
     )
-    job.reason = INITIAL.reason
+    job.reason = INITIAL_TRANSITION.reason
     try:
         with transaction.atomic():
             _require_code(job)
             job.save(force_insert=True)
-            job_secrets.store(job, secrets or {}, image_logins)
+            job_secrets.store_secrets(job, secrets or {}, image_logins)
             _record_event(
                 job, JobEventKind.CREATED, by, {"name": job.name, **build_state_data(job)}
             )

@@ -61,7 +61,7 @@ class Changes:
         _write_rows(Attempt, self._attempts)
         _write_rows(Job, self._jobs)
         if self._ended:
-            job_secrets.delete(self._ended)
+            job_secrets.delete_secrets(self._ended)
         record_events(self._events)
 
 

@@ -21,7 +21,7 @@ from jobs.models import Attempt, Job
 from jobs.script.paths import ROLE_DATA_FILE, AttemptPaths
 from jobs.script.render import RenderOptions, resolve_directories
 from jobs.script.variables import substitute_paths
-from jobs.store.archives import ArchiveRefused, safe_path
+from jobs.store.archives import ArchiveRefused, check_entry_path
 
 ROOTS = ("work", "output")
 MAX_TAR_FILES = 20_000
@@ -56,7 +56,7 @@ def resolve_path(
     that lie elsewhere than in the attempt's own directory.
     """
     try:
-        relative_path = safe_path(path)
+        relative_path = check_entry_path(path)
     except ArchiveRefused as refused:
         raise InvalidValue(refused.user_message, path=path[:200]) from refused
     transport = transport_for(job.cluster, attempt.unix_user)

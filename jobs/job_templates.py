@@ -109,9 +109,9 @@ def _validate(document: Mapping[str, Any], parameters: Sequence[TemplateParamete
             most=MAX_PARAMETERS,
         )
     check_parameters(parameters, document)
-    placeholder_values = {parameter.name: parameter.placeholder_value() for parameter in parameters}
+    placeholder_values = {parameter.name: parameter.sample_value() for parameter in parameters}
     loaded = load_document(fill_template(document, parameters, placeholder_values))
-    if loaded.secrets or loaded.image_auth:
+    if loaded.secrets or loaded.image_logins:
         raise SpecError(
             [
                 Problem(

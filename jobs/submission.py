@@ -94,7 +94,7 @@ def parse_submission(
             code="code_missing",
         )
     values = {**loaded.secrets, **(secrets or {})}
-    logins = _select_logins(spec, {**loaded.image_auth, **(image_logins or {})})
+    logins = _select_logins(spec, {**loaded.image_logins, **(image_logins or {})})
     if target.cluster.runtime not in RUNTIMES_WITH_REGISTRY_LOGIN:
         warnings += _build_dropped_login_warnings(logins)
         logins = {}

@@ -17,7 +17,7 @@ from rest_framework.exceptions import ErrorDetail, ValidationError
 
 from jobs.api.job_shape import JOB_FIELDS
 from jobs.lifecycle.states import JobState
-from jobs.store.listing import DEFAULT_LIMIT, MAX_LIMIT, SORT_COLUMNS, JobFilter
+from jobs.store.listing import DEFAULT_PAGE_SIZE, MAX_PAGE_SIZE, SORT_COLUMNS, JobFilter
 
 MAX_VALUES = 50
 MAX_TEXT_LENGTH = 255
@@ -159,7 +159,7 @@ def parse_job_list_query(raw: QueryDict) -> JobListQuery:
     )
     request = JobListQuery(
         job_filter=job_filter,
-        limit=query.integer("limit", DEFAULT_LIMIT, 1, MAX_LIMIT),
+        limit=query.integer("limit", DEFAULT_PAGE_SIZE, 1, MAX_PAGE_SIZE),
         cursor=query.text("cursor", limit=2000),
         count=bool(query.boolean("count")),
         fields=query.choice_list("fields", list(JOB_FIELDS)),
@@ -191,7 +191,7 @@ def page_parameters(max_limit: int) -> list[OpenApiParameter]:
         _parameter(
             "limit",
             "How many on a page.",
-            {"type": "integer", "minimum": 1, "maximum": max_limit, "default": DEFAULT_LIMIT},
+            {"type": "integer", "minimum": 1, "maximum": max_limit, "default": DEFAULT_PAGE_SIZE},
         ),
         _parameter("cursor", "`next` of the page before; keep everything else as it was."),
     ]
@@ -233,5 +233,5 @@ JOB_LIST_PARAMETERS = [
         style="form",
     ),
     _parameter("count", "Also count all that match (slower).", bool),
-    *page_parameters(MAX_LIMIT),
+    *page_parameters(MAX_PAGE_SIZE),
 ]

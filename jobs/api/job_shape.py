@@ -15,7 +15,7 @@ import orjson
 from django.utils.translation import get_language
 
 from core.api.shapes import Choices, From, Help, RowShape, Sparse, Timestamp, Uuid
-from jobs.lifecycle.reasons import render_reason_code, translate_params
+from jobs.lifecycle.reasons import render_reason_code, translate_reason_params
 from jobs.lifecycle.states import END_STATES, DesiredState, JobState
 from jobs.models import JOB_STATE_CHOICES
 from jobs.plan import Plan
@@ -100,7 +100,7 @@ def serialize_reason(code: str, params: Mapping[str, Any], slurm_text: str) -> R
     return {
         "code": code,
         "text": text,
-        "params": translate_params(params),
+        "params": translate_reason_params(params),
         "slurm_text": slurm_text,
     }
 

@@ -1,4 +1,4 @@
-"""The job file: its model, reading and writing its text."""
+"""The job file: its model, and functions that read and write its text."""
 
 from __future__ import annotations
 

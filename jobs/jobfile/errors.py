@@ -1,7 +1,7 @@
-"""Problems and warnings of a job file as values: all problems at once, each with its path and rule.
+"""Problems and warnings of a job file, each with its path and message.
 
-Messages are templates with parameters (`core.messages`); pages, the API and the command line translate
-them but add no text of their own. Pure.
+A refused file is reported with all its problems at once. Messages are templates with parameters
+(`core.messages`); web pages, REST API and command line translate them and add no text of their own. Pure.
 """
 
 from __future__ import annotations
@@ -13,14 +13,16 @@ from typing import Any, NoReturn
 
 from core.messages import Message, _, serialize
 
-MAX_SHOWN_VALUE = 80
+MAX_SHOWN_VALUE_CHARS = 80
 
-Loc = tuple[str | int, ...]  # path in a document: ("taskRoles", 1, "name")
+Loc = tuple[
+    str | int, ...
+]  # location: path of a value in a document, such as ("taskRoles", 1, "name")
 
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Line and column of a value in the text, counted from 1."""
+    """Line and column of a value in the text of a job file, counted from 1."""
 
     line: int
     column: int
@@ -28,10 +30,10 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One violation. `code` and `params` are stable, for programs; `message` is for people."""
+    """One violation in a job file. `code` and `params` are for programs and do not change; `message` is for people."""
 
-    path: str  # as people write it: taskRoles[1].portList[0].beginAt; "" is the whole file
-    message: Message  # the violated rule, and how to fix it
+    path: str  # such as taskRoles[1].portList[0].beginAt; "" means the whole file
+    message: Message  # names the violated rule, and how to comply
     code: str = "invalid"
     value: str = ""  # the value in the file, shortened
     suggestion: str = ""  # a known key or value with a similar spelling
@@ -60,7 +62,7 @@ class Problem:
         return replace(self, line=position.line, column=position.column)
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON responses."""
+        """Convert the problem to a dict for JSON responses."""
         return {
             "path": self.path,
             "message": self.message,
@@ -87,7 +89,7 @@ class SpecWarning:
         return _("%(place)s: %(message)s", place=self.path or _("job file"), message=self.message)
 
     def serialize(self) -> dict[str, Any]:
-        """As stored with a job; translated when shown."""
+        """Convert the warning to JSON that is stored with a job. The message is translated when it is shown."""
         return {"path": self.path, "message": serialize(self.message), "line": self.line}
 
 
@@ -107,10 +109,12 @@ class SpecError(Exception):
 
 
 def shorten(value: object) -> str:
-    """A value as it would be written in a file, shortened to one line of a message."""
+    """Format a value as in a job file, shortened to at most MAX_SHOWN_VALUE_CHARS printable characters."""
     text = value if isinstance(value, str) else _to_json_text(value)
-    text = "".join(c if c.isprintable() else "·" for c in text[: MAX_SHOWN_VALUE * 2])
-    return text if len(text) <= MAX_SHOWN_VALUE else text[: MAX_SHOWN_VALUE - 1] + "…"
+    text = "".join(c if c.isprintable() else "·" for c in text[: MAX_SHOWN_VALUE_CHARS * 2])
+    if len(text) <= MAX_SHOWN_VALUE_CHARS:
+        return text
+    return text[: MAX_SHOWN_VALUE_CHARS - 1] + "…"
 
 
 def _to_json_text(value: object) -> str:
@@ -121,7 +125,7 @@ def _to_json_text(value: object) -> str:
 
 
 def format_path(loc: Loc) -> str:
-    """taskRoles[1].portList[0].beginAt"""
+    """Format a location as text, such as taskRoles[1].portList[0].beginAt."""
     text = ""
     for part in loc:
         if isinstance(part, int):

@@ -1,6 +1,6 @@
-"""Types of values in a job file: names, paths, numbers, durations, environment values.
+"""Types of values in a job file: names, paths, numbers, durations, values of environment variables.
 
-Each is a pydantic annotation with a rule and the message for a value that violates it. Pure.
+Each is a pydantic annotation with a validator, which has the message for invalid values. Pure.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from pydantic_core import PydanticCustomError
 
 from core.messages import Message, _
 
-# Environment variables of these prefixes are set by Sluice and Slurm; a job file cannot override them.
+# Sluice and Slurm set the environment variables with these prefixes; a job file cannot override them.
 RESERVED_PREFIXES = ("PAI_", "VC_", "SLURM_", "SLUICE_")
 MAX_COMMAND_BYTES = 256 * 1024
-MAX_TEXT = 64 * 1024
-MAX_ENV_VALUE = 128 * 1024  # Linux refuses a longer single string in execve (MAX_ARG_STRLEN)
-MAX_PATH = 4096
-MAX_NAME = 255
+MAX_TEXT_CHARS = 64 * 1024
+MAX_ENV_VALUE_BYTES = 128 * 1024  # execve of Linux refuses longer strings (MAX_ARG_STRLEN)
+MAX_PATH_CHARS = 4096
+MAX_NAME_CHARS = 255
 MAX_DURATION_S = 3650 * 86400
 
 _IDEOGRAPHS = "\u3007\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
@@ -39,8 +39,9 @@ _NOT_ALNUM = re.compile(r"[^A-Za-z0-9]")
 
 
 def validation_error(code: str, message: Message, **params: Any) -> PydanticCustomError:
-    """Error for a violated rule; the message is used unchanged."""
-    # pydantic formats the template with its context, so braces in the message are escaped.
+    """Build the error that a validator raises for an invalid value."""
+    # pydantic fills its template from the context. The message is a value of the context, so that braces in it are
+    # not taken for a template.
     return PydanticCustomError(
         "sluice_" + code,
         "{message}",
@@ -65,7 +66,7 @@ def _require_text(value: Any, what: str = "") -> str:
 
 
 def describe_type(value: object) -> str:
-    """The type of a value, named as in job files."""
+    """Name the type of a value in the words of job files, such as "a list"."""
     if value is None:
         return _("null")
     if isinstance(value, bool):
@@ -99,12 +100,12 @@ def _require_line(value: Any, *, limit: int) -> str:
 
 def _validate_text(value: Any) -> str:
     text = _require_text(value)
-    if len(text) > MAX_TEXT:
+    if len(text) > MAX_TEXT_CHARS:
         raise validation_error(
             "too_long",
             _(
                 "must have at most %(limit)s characters; it has %(count)s.",
-                limit=MAX_TEXT,
+                limit=MAX_TEXT_CHARS,
                 count=len(text),
             ),
         )
@@ -112,7 +113,7 @@ def _validate_text(value: Any) -> str:
 
 
 def _validate_job_name(value: Any) -> str:
-    name = _require_line(value, limit=MAX_NAME)
+    name = _require_line(value, limit=MAX_NAME_CHARS)
     if not _JOB_NAME.match(name) or name in (".", ".."):
         raise validation_error(
             "name",
@@ -125,18 +126,18 @@ def _validate_role_name(value: Any) -> str:
     name = _require_line(value, limit=128)
     if not _ROLE_NAME.match(name):
         raise validation_error("role_name", _("must consist of letters, digits and - . _ ~."))
-    if not identifier(name):
+    if not to_identifier(name):
         raise validation_error("role_name", _("must contain at least one letter or digit."))
     return name
 
 
-def identifier(name: str) -> str:
-    """A role's or port's name reduced to what a variable name may contain."""
+def to_identifier(name: str) -> str:
+    """Reduce a name to lower-case ASCII letters and digits, as in names of variables: ps-server → psserver."""
     return _NOT_ALNUM.sub("", name).lower()
 
 
 def is_identifier(name: str) -> bool:
-    """True if the name can be part of a shell variable name unchanged, after a prefix."""
+    """Whether a name can be a part of a variable name unchanged. It may begin with a digit."""
     return re.fullmatch(r"[A-Za-z0-9_]+", name) is not None
 
 
@@ -169,7 +170,7 @@ def _validate_image(value: Any) -> str:
 
 
 def _validate_path(value: Any) -> str:
-    return _require_line(value, limit=MAX_PATH)
+    return _require_line(value, limit=MAX_PATH_CHARS)
 
 
 def _validate_gpu_type(value: Any) -> str:
@@ -209,7 +210,7 @@ def _validate_mount_target(value: Any) -> str:
 
 
 def _validate_env_name(value: Any) -> str:
-    name = _require_line(value, limit=MAX_NAME)
+    name = _require_line(value, limit=MAX_NAME_CHARS)
     if not _ENV_NAME.match(name):
         raise validation_error(
             "env_name",
@@ -244,7 +245,7 @@ def _parse_integer(value: Any) -> int:
         return value
     if isinstance(value, float) and value.is_integer() and abs(value) < 1e15:
         return int(value)
-    # Other systems' validators convert "4" to 4, and existing files rely on it.
+    # Text such as "4" is accepted: OpenPAI's validator converts it, and existing files rely on that.
     if isinstance(value, str) and re.fullmatch(r"\s*[+-]?[0-9]{1,15}\s*", value):
         return int(value)
     raise validation_error(
@@ -262,7 +263,7 @@ def parse_bounded_integer(value: Any, low: int, high: int) -> int:
 
 
 def bounded_integer(low: int, high: int) -> BeforeValidator:
-    """A whole number within bounds."""
+    """Build a validator that accepts whole numbers from `low` to `high`."""
     return BeforeValidator(lambda value: parse_bounded_integer(value, low, high))
 
 
@@ -291,15 +292,15 @@ def _validate_env_value(value: Any) -> EnvScalar:
             raise validation_error("too_large", _("is too large a number."))
         return value
     text = _require_text(value, _("text, a number or true/false"))
-    if len(text.encode()) > MAX_ENV_VALUE:
+    if len(text.encode()) > MAX_ENV_VALUE_BYTES:
         raise validation_error(
-            "too_long", _("must have at most %(limit)s bytes.", limit=MAX_ENV_VALUE)
+            "too_long", _("must have at most %(limit)s bytes.", limit=MAX_ENV_VALUE_BYTES)
         )
     return text
 
 
 def format_env_value(value: EnvScalar) -> str:
-    """A value as the text that tasks get in their environment."""
+    """Format the value of an environment variable as the text that tasks get."""
     if isinstance(value, bool):
         return "true" if value else "false"
     return value if isinstance(value, str) else repr(value)
@@ -310,7 +311,7 @@ def _parse_parameter_value(value: Any) -> str:
 
 
 def _validate_json_value(value: Any) -> Any:
-    """Any JSON value; its text must be valid in every database."""
+    """Accept any JSON value whose text every database can store."""
     if isinstance(value, str):
         return _require_text(value)
     if isinstance(value, float) and not math.isfinite(value):
@@ -335,7 +336,7 @@ def _validate_json_value(value: Any) -> Any:
 
 # Durations
 
-_UNITS = {"w": 7 * 86400, "d": 86400, "h": 3600, "m": 60, "s": 1}
+_SECONDS_PER_UNIT = {"w": 7 * 86400, "d": 86400, "h": 3600, "m": 60, "s": 1}
 _UNIT_DURATION = re.compile(
     r"(?:(?P<w>\d{1,9})w)?(?:(?P<d>\d{1,9})d)?(?:(?P<h>\d{1,9})h)?(?:(?P<m>\d{1,9})m(?:in)?)?(?:(?P<s>\d{1,9})s)?"
 )
@@ -346,16 +347,17 @@ _CLOCK_DURATION = re.compile(
 
 
 def parse_duration(value: Any) -> int:
-    """Seconds from a number, 90m, 2h30m, 02:30:00 or 1-02:00:00 (days-hours:minutes:seconds)."""
+    """Parse a duration to seconds: a number, 90m, 2h30m, 02:30:00 or 1-02:00:00 (days-hours:minutes:seconds)."""
     seconds: int | None = None
     if isinstance(value, str):
         text = re.sub(r"\s+", "", value[:100]).lower()
         if clock := _CLOCK_DURATION.fullmatch(text):
             part = {key[0]: int(found or 0) for key, found in clock.groupdict().items() if found}
-            seconds = sum(_UNITS[unit] * number for unit, number in part.items())
+            seconds = sum(_SECONDS_PER_UNIT[unit] * number for unit, number in part.items())
         elif text and (units := _UNIT_DURATION.fullmatch(text)):
             seconds = sum(
-                _UNITS[unit] * int(found or 0) for unit, found in units.groupdict().items()
+                _SECONDS_PER_UNIT[unit] * int(found or 0)
+                for unit, found in units.groupdict().items()
             )
         elif re.fullmatch(r"\d{1,12}", text):
             seconds = int(text)
@@ -375,7 +377,7 @@ def parse_duration(value: Any) -> int:
 
 
 def format_duration(seconds: int) -> str:
-    """Slurm's format: 02:30:00, 1-02:00:00."""
+    """Format seconds in Slurm's format: 02:30:00 or 1-02:00:00."""
     days, rest = divmod(seconds, 86400)
     clock = f"{rest // 3600:02}:{rest % 3600 // 60:02}:{rest % 60:02}"
     return f"{days}-{clock}" if days else clock
@@ -386,7 +388,7 @@ Line = Annotated[str, BeforeValidator(lambda value: _require_line(value, limit=1
 JobName = Annotated[
     str,
     BeforeValidator(_validate_job_name),
-    WithJsonSchema({"type": "string", "pattern": JOB_NAME_PATTERN, "maxLength": MAX_NAME}),
+    WithJsonSchema({"type": "string", "pattern": JOB_NAME_PATTERN, "maxLength": MAX_NAME_CHARS}),
 ]
 RoleName = Annotated[
     str,

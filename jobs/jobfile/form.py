@@ -1,7 +1,7 @@
-"""Form metadata of job file fields: where a form shows a field and how.
+"""Form metadata of job file fields: where the submit form shows a field, and how.
 
-`form()` is given as `json_schema_extra` of a field in the model, next to `title` (the label) and
-`description` (the tip). `jobs.form_description` builds forms from it. Pure.
+Fields of the model have the result of `form()` as `json_schema_extra`, besides `title` (the label) and
+`description` (the explanation). `jobs.form_description` builds forms from them. Pure.
 """
 
 from __future__ import annotations
@@ -27,10 +27,12 @@ def form(
     minimum: int | None = None,
     initial: Any = None,
 ) -> dict[str, Any]:
-    """Fields of one group are shown together in the model's order; lists and professional fields last.
+    """Build the form metadata of a field.
 
-    `distributed` fields are hidden for single-task jobs. `choices` maps values to labels; `add` is
-    the label of the button that adds a row; `initial` is the value in a new row, if not the default.
+    The form shows the fields of one `group` together, in the order of the model, with lists and `professional`
+    fields last. `distributed` fields are hidden for jobs with a single task. `choices` maps values to labels.
+    `add` is the label of the button that adds a row to a list. `initial` is the value in a new row, if it is not
+    the field's default.
     """
     options = {
         "group": group,

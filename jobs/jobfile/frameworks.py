@@ -1,4 +1,4 @@
-"""Training frameworks: their strategies, the roles that each requires, and the part of each role.
+"""Training frameworks: their strategies, and the part (ps, worker, chief …) that each role of a job has.
 
 Owns the table of strategies. The variables that tasks get are in `jobs.script.framework_variables`. Pure.
 """
@@ -12,10 +12,10 @@ from functools import reduce
 from typing import Any
 
 from core.messages import Message, join_messages, msg
-from jobs.jobfile.fields import identifier
+from jobs.jobfile.fields import to_identifier
 from jobs.jobfile.model import JobSpec, TaskRole
 
-# Role names in job files → names of the framework's parts.
+# Name of a role in job files → part of the framework.
 _ROLE_ALIASES: Mapping[str, str] = {
     "ps": "ps",
     "psserver": "ps",
@@ -41,19 +41,26 @@ _ROLE_ALIASES: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Strategy:
-    """One method of a framework to distribute the work."""
+    """One way in which a framework distributes the work over tasks."""
 
     framework: str
     name: str
-    title: str  # for the form
-    required: tuple[str, ...]  # kinds of roles that must exist
-    optional: tuple[str, ...] = ()
-    variables: tuple[str, ...] = ()  # names that each task gets, for the form's explanation
+    title: str  # shown in the submit form
+    required: tuple[str, ...]  # parts that must have a role
+    optional: tuple[str, ...] = ()  # parts that may have a role
+    variables: tuple[str, ...] = ()  # names of variables that tasks get; shown in the submit form
 
 
-_TORCH = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK", "NODE_RANK")
-_TORCHRUN = ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "NNODES", "PET_NNODES", "PET_NODE_RANK")
-_DMLC = (
+_TORCH_VARIABLES = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK", "NODE_RANK")
+_TORCHRUN_VARIABLES = (
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "NODE_RANK",
+    "NNODES",
+    "PET_NNODES",
+    "PET_NODE_RANK",
+)
+_DMLC_VARIABLES = (
     "DMLC_ROLE",
     "DMLC_PS_ROOT_URI",
     "DMLC_PS_ROOT_PORT",
@@ -63,13 +70,18 @@ _DMLC = (
     "DMLC_NUM_SERVER",
     "DMLC_TASK_ID",
 )
-_PADDLE = (
+_PADDLE_VARIABLES = (
     "PADDLE_TRAINER_ID",
     "PADDLE_TRAINERS_NUM",
     "PADDLE_TRAINER_ENDPOINTS",
     "PADDLE_CURRENT_ENDPOINT",
 )
-_HOROVOD = ("HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_HOSTS")
+_HOROVOD_VARIABLES = (
+    "HOROVOD_RANK",
+    "HOROVOD_SIZE",
+    "HOROVOD_GLOO_RENDEZVOUS_ADDR",
+    "HOROVOD_HOSTS",
+)
 
 # The first strategy of a framework is its default.
 STRATEGIES: tuple[Strategy, ...] = (
@@ -90,13 +102,28 @@ STRATEGIES: tuple[Strategy, ...] = (
         ("TF_CONFIG",),
     ),
     Strategy(
-        "pytorch", "ddp", "PyTorch, distributed data parallel", ("worker",), ("chief",), _TORCH
+        "pytorch",
+        "ddp",
+        "PyTorch, distributed data parallel",
+        ("worker",),
+        ("chief",),
+        _TORCH_VARIABLES,
     ),
     Strategy(
-        "pytorch", "torchrun", "PyTorch, started by torchrun", ("worker",), ("chief",), _TORCHRUN
+        "pytorch",
+        "torchrun",
+        "PyTorch, started by torchrun",
+        ("worker",),
+        ("chief",),
+        _TORCHRUN_VARIABLES,
     ),
     Strategy(
-        "horovod", "ring", "Horovod, ring all-reduce over Gloo", ("worker",), ("chief",), _HOROVOD
+        "horovod",
+        "ring",
+        "Horovod, ring all-reduce over Gloo",
+        ("worker",),
+        ("chief",),
+        _HOROVOD_VARIABLES,
     ),
     Strategy(
         "horovod",
@@ -106,9 +133,20 @@ STRATEGIES: tuple[Strategy, ...] = (
         ("chief",),
         ("HOROVOD_HOSTS", "HOROVOD_NUM_PROC"),
     ),
-    Strategy("mxnet", "ps", "MXNet, parameter servers", ("scheduler", "ps", "worker"), (), _DMLC),
-    Strategy("xgboost", "rabit", "XGBoost, all-reduce", ("worker",), ("scheduler", "ps"), _DMLC),
-    Strategy("paddle", "collective", "PaddlePaddle, collective", ("worker",), (), _PADDLE),
+    Strategy(
+        "mxnet",
+        "ps",
+        "MXNet, parameter servers",
+        ("scheduler", "ps", "worker"),
+        (),
+        _DMLC_VARIABLES,
+    ),
+    Strategy(
+        "xgboost", "rabit", "XGBoost, all-reduce", ("worker",), ("scheduler", "ps"), _DMLC_VARIABLES
+    ),
+    Strategy(
+        "paddle", "collective", "PaddlePaddle, collective", ("worker",), (), _PADDLE_VARIABLES
+    ),
     Strategy("mpi", "srun", "MPI, started by srun", ("worker",), ("chief",), ("MPI_HOST_LIST",)),
     Strategy(
         "mpi",
@@ -151,8 +189,8 @@ def list_frameworks() -> tuple[str, ...]:
 
 
 def find_strategy(framework: str, strategy: str = "") -> Strategy:
-    """The strategy for the names in a job file. Raises FrameworkError."""
-    name = identifier(framework)
+    """Find the strategy by the names in a job file, which may be aliases. Raises FrameworkError."""
+    name = to_identifier(framework)
     name = _FRAMEWORK_ALIASES.get(name, name)
     known = [row for row in STRATEGIES if row.framework == name]
     if not known:
@@ -168,7 +206,7 @@ def find_strategy(framework: str, strategy: str = "") -> Strategy:
             else ""
         )
         raise FrameworkError(join_messages(choices, hint))
-    requested = identifier(strategy)
+    requested = to_identifier(strategy)
     requested = _STRATEGY_ALIASES.get(requested, requested)
     if not requested:
         return known[0]
@@ -208,7 +246,7 @@ class RoleAssignment:
         return sum(role.task_number for role in self.roles(*parts))
 
     def rank_of_first_task(self, role: TaskRole, *parts: str) -> int:
-        """Ranks count through the roles in the order of `parts`."""
+        """Compute the rank of a role's first task. Ranks count all tasks of `parts`, in that order."""
         rank = 0
         for other in self.roles(*parts):
             if other == role:
@@ -218,18 +256,21 @@ class RoleAssignment:
 
 
 def assign_roles(spec: JobSpec) -> RoleAssignment | None:
-    """Assigns a part to each role. Raises FrameworkError if a required part has no role."""
+    """Assign a part of the framework to each role, by the role's name. None if the job has no framework.
+
+    Raises FrameworkError if a required part has no role.
+    """
     if spec.framework is None:
         return None
     strategy = find_strategy(spec.framework.name, spec.framework.strategy)
     parts: dict[str, list[TaskRole]] = {}
     known = set(strategy.required) | set(strategy.optional)
     for role in spec.task_roles:
-        part = _ROLE_ALIASES.get(identifier(role.name), "")
+        part = _ROLE_ALIASES.get(to_identifier(role.name), "")
         if part in known:
             parts.setdefault(part, []).append(role)
     if strategy.required == ("worker",) and "worker" not in parts:
-        # A job with only "main", or with a single role of any name: that role is the worker.
+        # If no role is named worker, the chief is the worker; without a chief, a job's only role is, whatever its name.
         only_role = list(spec.task_roles) if len(spec.task_roles) == 1 else []
         if workers := parts.pop("chief", only_role):
             parts["worker"] = workers
@@ -271,10 +312,11 @@ def build_roles(
     counts: Mapping[str, int],
     resources: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> tuple[TaskRole, ...]:
-    """Roles from counts: build_roles("tensorflow", "ps", command=…, counts={"worker": 2, "ps": 1}).
+    """Build the roles of a job for a strategy. Raises FrameworkError.
 
-    `resources` sets other fields of TaskRole by part (cpu_number, image, command, …); "*" is for all parts.
-    Servers (ps, scheduler) get no GPU of "*", and the job completes without them.
+    `counts` maps parts to numbers of tasks: {"worker": 2, "ps": 1}. `resources` maps parts to other fields of
+    TaskRole (cpu_number, image, command, …); the key "*" is for all parts. Servers (ps, scheduler) do not get the
+    GPUs of "*", and the job completes without waiting for them.
     """
     row = find_strategy(framework, strategy)
     known = (*row.required, *row.optional)
@@ -305,7 +347,7 @@ def build_roles(
         if part in ("ps", "scheduler"):
             fields["gpu_number"] = 0
         elif part == completing_part and "ps" in row.required:
-            # Servers never end by themselves: the job completes when its workers (or chief) have.
+            # Servers never end by themselves, so the job completes when its chief or its workers have succeeded.
             fields["min_succeeded_task_count"] = counts[part]
         fields.update(overrides.get(part, {}))
         roles.append(TaskRole(name=part, task_number=counts[part], **fields))

@@ -1,7 +1,8 @@
-"""Parses JSON text into the event types of PyYAML's parser, so that one builder makes values of both formats.
+"""A JSON parser that yields the same events as PyYAML's parser, so that `parse` builds both formats in one way.
 
-Comments and trailing commas are skipped and recorded. libyaml 0.2 cannot read all JSON: it rejects
-surrogate pairs in \\u escapes and keys of more than 1,024 characters. Enforces no limits. Pure.
+Comments and trailing commas are skipped, and `list_warnings` reports them. libyaml 0.2 is not used for JSON,
+because it refuses surrogate pairs in \\u escapes and keys of more than 1,024 characters. `parse` enforces the
+limits. Pure.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ _LITERALS = ("true", "false", "null")
 
 
 class JsonEvents:
-    """Iterator of the events of one JSON document. Raises SpecError at a syntax error."""
+    """The events of one JSON document. Iterating raises SpecError at a syntax error."""
 
     def __init__(self, text: str) -> None:
         self.text = text
         self.position = 0
-        self.comment: Position | None = None  # the first one
-        self.trailing_comma: Position | None = None
+        self.comment: Position | None = None  # position of the first comment
+        self.trailing_comma: Position | None = None  # position of the first trailing comma
         self._line_starts = [0, *(match.end() for match in re.finditer("\n", text))]
         self._line = 0
 
@@ -63,7 +64,7 @@ class JsonEvents:
     def _mark(self) -> yaml.Mark:
         starts = self._line_starts
         while self._line + 1 < len(starts) and starts[self._line + 1] <= self.position:
-            self._line += 1  # scanning only moves forward
+            self._line += 1  # the position only increases, so the search continues at the last line
         return yaml.Mark("", self.position, self._line, self.position - starts[self._line], None, 0)
 
     def _current_position(self) -> Position:
@@ -112,6 +113,7 @@ class JsonEvents:
             yield yaml.ScalarEvent(None, None, (True, False), self._scan_plain(loc), mark)
 
     def _scan_plain(self, loc: Loc) -> str:
+        """Scan a number, true, false or null."""
         if match := _NUMBER.match(self.text, self.position):
             self.position = match.end()
             return match.group()

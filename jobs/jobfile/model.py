@@ -1,8 +1,8 @@
 """The job file as one frozen pydantic model: the single definition of a job.
 
-Files use camelCase keys, Python uses snake_case attributes. Field metadata holds label (`title`),
-tip (`description`) and form layout (`form`). Validation here needs only the file; checks against a
-namespace or a cluster belong to the planner. Pure.
+Files use camelCase keys, Python uses snake_case attributes. The metadata of a field has its label (`title`), its
+explanation (`description`) and its place in the submit form (`form`). This module checks what can be checked with
+the file alone; the planner checks a job against its namespace and cluster. Pure.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ from jobs.jobfile.fields import (
     Text,
     bounded_integer,
     format_env_value,
-    identifier,
     parse_bounded_integer,
     validation_error,
 )
@@ -48,7 +47,7 @@ from jobs.jobfile.sections import (
     choice,
 )
 
-RULES_CODE = "rules"  # code of the one error that reports all rules between fields
+RULES_CODE = "rules"  # code of the error that reports the violated rules between fields
 _NAMESPACE_KEYS = ("namespace", "virtualCluster")
 _PLACEMENT_ALIASES = {"packed": "pack", "spread": "separate", "separated": "separate", "": "auto"}
 
@@ -217,16 +216,11 @@ class TaskRole(Section):
     @model_validator(mode="before")
     @classmethod
     def _accept_parameter_mapping(cls, value: Any) -> Any:
-        """Accept {lr: 0.1} in place of [{key: lr, value: 0.1}]."""
+        """Convert parameters written as {lr: 0.1} to [{key: lr, value: 0.1}]."""
         if isinstance(value, Mapping) and isinstance(value.get("parameters"), Mapping):
             entries = [{"key": k, "value": v} for k, v in value["parameters"].items()]
             return {**value, "parameters": entries}
         return value
-
-    @property
-    def identifier(self) -> str:
-        """The name with the characters replaced that variable names cannot hold."""
-        return identifier(self.name)
 
     @property
     def env_texts(self) -> dict[str, str]:
@@ -431,7 +425,10 @@ class JobSpec(Section):
     @model_validator(mode="before")
     @classmethod
     def _accept_virtual_cluster(cls, value: Any) -> Any:
-        """Rename virtualCluster to namespace; "" means the default. A rule rejects conflicting values."""
+        """Rename virtualCluster to namespace, and drop an empty value, which means the default namespace.
+
+        If both keys have different values, both stay, and a rule between fields reports them.
+        """
         if not isinstance(value, Mapping):
             return value
         rest = {k: v for k, v in value.items() if k not in _NAMESPACE_KEYS or v not in (None, "")}

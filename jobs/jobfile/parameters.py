@@ -1,7 +1,7 @@
-"""Parameters of templates: `<% $parameters.name %>` in a job file's values, replaced as data.
+"""Parameters of templates: replaces placeholders `<% $parameters.name %>` in the values of a job file.
 
-The syntax is that of OpenPAI v2 files. A value that consists of one placeholder gets the parameter's type
-(a number stays a number); inside other text it becomes text. Keys are never replaced. Pure.
+The syntax is that of OpenPAI v2 files. If a value is nothing but one placeholder, it becomes the parameter's value
+with its type (a number stays a number); a placeholder inside other text becomes text. Keys are never replaced. Pure.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ PLACEHOLDER = re.compile(r"<%\s*\$parameters\.([A-Za-z_][A-Za-z0-9_]*)\s*%>")
 PARAMETER_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}\Z")
 PARAMETER_KINDS = ("text", "whole", "number", "flag", "choice")
 MAX_PARAMETERS = 100
-MAX_TEXT = 10_000
-MAX_INTEGER = 2**53
+MAX_PARAMETER_CHARS = 10_000
+MAX_PARAMETER_NUMBER = 2**53  # JavaScript represents whole numbers exactly up to here
 
 Scalar = str | int | float | bool
 
 
 @dataclass(frozen=True, slots=True)
 class TemplateParameter:
-    """One field of the submit form."""
+    """One parameter of a template; the submit form has a field for it."""
 
     name: str
     title: str = ""
@@ -53,28 +53,31 @@ class TemplateParameter:
     def from_json(cls, value: Mapping[str, Any]) -> TemplateParameter:
         return cls(**{**value, "choices": tuple(value.get("choices", ()))})
 
-    def placeholder_value(self) -> Scalar:
-        """A value to validate the job file with if there is no default."""
+    def sample_value(self) -> Scalar:
+        """The default, or else some valid value, to check a template's job file before people give values."""
         if self.default is not None:
             return self.default
         if self.kind == "choice":
             return self.choices[0] if self.choices else "x"
-        placeholder_values: dict[str, Scalar] = {
+        sample_values: dict[str, Scalar] = {
             "text": "x",
             "whole": 1,
             "number": 1,
             "flag": False,
         }
-        return placeholder_values[self.kind]
+        return sample_values[self.kind]
 
 
-def find_closest(word: str, known: Sequence[str]) -> str:
+def find_similar_name(word: str, known: Sequence[str]) -> str:
     found = get_close_matches(word, known, n=1, cutoff=0.5)
     return found[0] if found else ""
 
 
-def parse_value(parameter: TemplateParameter, value: Any) -> Scalar:
-    """The value converted to the parameter's kind; text is parsed as a number for numeric kinds."""
+def parse_parameter_value(parameter: TemplateParameter, value: Any) -> Scalar:
+    """Check a value and convert it to the parameter's kind. Raises SpecError.
+
+    Text is accepted for numbers and flags, such as "4" and "true".
+    """
     path = f"parameters.{parameter.name}"
 
     def refuse(message: Message) -> SpecError:
@@ -85,9 +88,12 @@ def parse_value(parameter: TemplateParameter, value: Any) -> Scalar:
         if isinstance(value, bool) or not isinstance(value, str | int | float):
             raise refuse(_("must be text."))
         text = str(value)
-        if len(text) > MAX_TEXT or "\0" in text:
+        if len(text) > MAX_PARAMETER_CHARS or "\0" in text:
             raise refuse(
-                _("must be text of at most %(limit)s characters, without NUL.", limit=MAX_TEXT)
+                _(
+                    "must be text of at most %(limit)s characters, without NUL.",
+                    limit=MAX_PARAMETER_CHARS,
+                )
             )
         if kind == "choice" and text not in parameter.choices:
             raise refuse(_("must be one of %(choices)s.", choices=", ".join(parameter.choices)))
@@ -112,13 +118,13 @@ def _parse_number(value: Any) -> int | float | None:
             return None
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    if abs(value) > MAX_INTEGER or not math.isfinite(value):
+    if abs(value) > MAX_PARAMETER_NUMBER or not math.isfinite(value):
         return None
     return value
 
 
 def find_parameter_names(value: Any) -> set[str]:
-    """Names of all parameters that a job file refers to."""
+    """Find the names of all parameters that the placeholders of a job file name."""
     return {name for text in _iter_strings(value) for name in PLACEHOLDER.findall(text)}
 
 
@@ -133,31 +139,33 @@ def _iter_strings(value: Any) -> Iterator[str]:
             yield from _iter_strings(item)
 
 
-def substitute(value: Any, values: Mapping[str, Scalar]) -> Any:
-    """The job file with known placeholders replaced; unknown ones stay."""
+def substitute_parameters(value: Any, values: Mapping[str, Scalar]) -> Any:
+    """Replace the placeholders in a job file. Placeholders of parameters without a value stay."""
     if isinstance(value, str):
         sole_placeholder = PLACEHOLDER.fullmatch(value)
         if sole_placeholder and sole_placeholder.group(1) in values:
             return values[sole_placeholder.group(1)]
         return PLACEHOLDER.sub(
-            lambda match: scalar_to_text(values[match[1]]) if match[1] in values else match[0],
+            lambda match: (
+                format_parameter_value(values[match[1]]) if match[1] in values else match[0]
+            ),
             value,
         )
     if isinstance(value, Mapping):
-        return {key: substitute(item, values) for key, item in value.items()}
+        return {key: substitute_parameters(item, values) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [substitute(item, values) for item in value]
+        return [substitute_parameters(item, values) for item in value]
     return value
 
 
-def scalar_to_text(value: Scalar) -> str:
+def format_parameter_value(value: Scalar) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     return str(value)
 
 
 def check_parameters(parameters: Sequence[TemplateParameter], job_file: Any) -> None:
-    """Checks names and defaults, and that the job file refers to declared parameters only."""
+    """Check the parameters of a template, and that its job file uses only these. Raises SpecError."""
     problems: list[Problem] = []
     names = [parameter.name for parameter in parameters]
     for index, parameter in enumerate(parameters):
@@ -174,7 +182,7 @@ def check_parameters(parameters: Sequence[TemplateParameter], job_file: Any) -> 
             )
         elif parameter.default is not None:
             try:
-                parse_value(parameter, parameter.default)
+                parse_parameter_value(parameter, parameter.default)
             except SpecError as error:
                 problems.append(Problem(f"{path}.default", error.problems[0].message, "default"))
     for name in sorted(find_parameter_names(job_file) - set(names)):
@@ -183,7 +191,7 @@ def check_parameters(parameters: Sequence[TemplateParameter], job_file: Any) -> 
                 "spec",
                 _("uses the parameter %(name)s, which the template does not declare.", name=name),
                 "unknown_parameter",
-                suggestion=find_closest(name, names),
+                suggestion=find_similar_name(name, names),
             )
         )
     if problems:
@@ -193,7 +201,7 @@ def check_parameters(parameters: Sequence[TemplateParameter], job_file: Any) -> 
 def fill_template(
     job_file: Any, parameters: Sequence[TemplateParameter], given: Mapping[str, Any]
 ) -> Any:
-    """The job file with the given values, and the defaults for the others."""
+    """Replace the placeholders in a template's job file by the given values, or by defaults. Raises SpecError."""
     by_name = {parameter.name: parameter for parameter in parameters}
     problems: list[Problem] = []
     for name in given:
@@ -203,7 +211,7 @@ def fill_template(
                     f"parameters.{name[:80]}",
                     _("is not a parameter of this template."),
                     "unknown_parameter",
-                    suggestion=find_closest(name, list(by_name)),
+                    suggestion=find_similar_name(name, list(by_name)),
                 )
             )
     values: dict[str, Scalar] = {}
@@ -217,11 +225,11 @@ def fill_template(
                 problems.append(Problem(f"parameters.{name}", _("is required."), "required"))
                 continue
             if value is None:
-                value = "" if parameter.kind == "text" else parameter.placeholder_value()
+                value = "" if parameter.kind == "text" else parameter.sample_value()
         try:
-            values[name] = parse_value(parameter, value)
+            values[name] = parse_parameter_value(parameter, value)
         except SpecError as error:
             problems.extend(error.problems)
     if problems:
         raise SpecError(problems)
-    return substitute(job_file, values)
+    return substitute_parameters(job_file, values)

@@ -1,8 +1,7 @@
-"""From the bytes of a job file to plain values, with the line and column of each.
+"""Parses the bytes of a job file, JSON or YAML, to plain values with the line and column of each.
 
-JSON (comments and trailing commas are ignored with a warning) and YAML, both within limits that refuse
-hostile input early. YAML scalars follow YAML 1.2: `yes` and `on` are text, 012 is twelve, 1:30 is text.
-Does not know what the values mean. Pure.
+Comments and trailing commas in JSON are ignored with a warning. Limits refuse hostile input early. YAML scalars
+follow YAML 1.2: `yes` and `on` are text, 012 is twelve, 1:30 is text. Does not know what the values mean. Pure.
 """
 
 from __future__ import annotations
@@ -27,16 +26,16 @@ from jobs.jobfile.errors import (
 from jobs.jobfile.json_events import JsonEvents
 
 MAX_FILE_BYTES = 1024 * 1024
-MAX_DEPTH = 50
-MAX_NODES = 20_000  # an alias counts as all values that it repeats
-MAX_DIGITS = 300
+MAX_NESTING_DEPTH = 50  # nested mappings and lists
+MAX_VALUES = 20_000  # values in a file; a YAML alias counts as all values that it repeats
+MAX_NUMBER_DIGITS = 300  # of a number
 
 _FORBIDDEN_CHARACTER = re.compile("[\x00\ud800-\udfff]")
 
 
 @dataclass(slots=True)
 class ParsedFile:
-    """A document with the position of each value."""
+    """The values of a file (`document`) with the position of each."""
 
     document: Any
     positions: dict[Loc, Position]
@@ -45,7 +44,10 @@ class ParsedFile:
 
 
 def parse_text(text: str | bytes, *, filename: str = "") -> ParsedFile:
-    """Reads a file as JSON or YAML. The name only decides about text that begins like JSON. Raises SpecError."""
+    """Parse the text of a file as JSON or YAML. Raises SpecError.
+
+    Text that begins like JSON is parsed as JSON, unless the file name ends in .yaml or .yml.
+    """
     decoded = _decode(text)
     if not decoded.strip():
         raise SpecError.single("", _("is empty."), code="empty")
@@ -68,7 +70,7 @@ def _parse_yaml(text: str) -> ParsedFile:
         builder = _DocumentBuilder(iter(yaml.parse(text, Loader=_YAML_LOADER)), is_json=False)
         document = builder.build_document()
     except yaml.YAMLError as error:
-        raise SpecError([_yaml_problem(error, text)]) from error
+        raise SpecError([_build_yaml_problem(error, text)]) from error
     return ParsedFile(document, builder.positions, "yaml")
 
 
@@ -102,12 +104,11 @@ def _check_text(text: str, loc: Loc, position: Position) -> str:
     return text
 
 
-_YAML_LOADER: Any = getattr(
-    yaml, "CSafeLoader", yaml.SafeLoader
-)  # libyaml's parser is ten times faster
+# CSafeLoader uses libyaml, whose parser is ten times faster than PyYAML's own.
+_YAML_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
-NULL_TEXTS = ("", "~", "null", "Null", "NULL")
-BOOL_TEXTS = {
+YAML_NULL_TEXTS = ("", "~", "null", "Null", "NULL")
+YAML_BOOL_TEXTS = {
     "true": True,
     "True": True,
     "TRUE": True,
@@ -117,8 +118,8 @@ BOOL_TEXTS = {
 }
 YAML_INT = re.compile(r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+")
 YAML_FLOAT = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?")
-YAML_SPECIAL = re.compile(r"[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)")
-_TAGS = {
+YAML_INF_OR_NAN = re.compile(r"[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)")
+_STANDARD_YAML_TAGS = {
     f"tag:yaml.org,2002:{name}": name
     for name in ("str", "int", "float", "bool", "null", "map", "seq")
 }
@@ -126,14 +127,19 @@ _TAGS = {
 
 @dataclass(slots=True)
 class _Anchor:
+    """The value of a YAML anchor (&name), for aliases (*name) that repeat it."""
+
     value: Any = None
-    nodes: int = 0
-    depth: int = 0
-    done: bool = False
+    nodes: int = 0  # number of values in it
+    depth: int = 0  # levels of nesting in it
+    is_complete: bool = False
 
 
 class _DocumentBuilder:
-    """Builds values from parser events, within limits, without PyYAML's constructors."""
+    """Builds the values of a document from the parser's events and enforces the limits.
+
+    PyYAML's own constructors have no limits and follow YAML 1.1, so they are not used.
+    """
 
     def __init__(self, events: Iterator[Any], *, is_json: bool) -> None:
         self.events = events
@@ -181,7 +187,7 @@ class _DocumentBuilder:
                 value.append(self._build_node(event, (*loc, len(value)), depth + 1))
         else:
             value = self._parse_scalar(event, loc, position)
-        anchor.value, anchor.nodes, anchor.done = value, self.nodes - nodes_before + 1, True
+        anchor.value, anchor.nodes, anchor.is_complete = value, self.nodes - nodes_before + 1, True
         anchor.depth = self.deepest - depth
         self.deepest = max(self.deepest, deepest_before)
         return value
@@ -189,23 +195,23 @@ class _DocumentBuilder:
     def _count_nodes(self, nodes: int, depth: int, position: Position) -> None:
         self.nodes += nodes
         self.deepest = max(self.deepest, depth)
-        if depth > MAX_DEPTH:
+        if depth > MAX_NESTING_DEPTH:
             raise_problem(
                 (),
                 position,
                 "too_deep",
-                _("is nested deeper than %(limit)s levels.", limit=MAX_DEPTH),
+                _("is nested deeper than %(limit)s levels.", limit=MAX_NESTING_DEPTH),
             )
-        if self.nodes > MAX_NODES:
+        if self.nodes > MAX_VALUES:
             raise_problem(
                 (),
                 position,
                 "too_many_values",
-                _("contains more than %(limit)s values.", limit=f"{MAX_NODES:,}")
+                _("contains more than %(limit)s values.", limit=f"{MAX_VALUES:,}")
                 if self.is_json
                 else _(
                     "contains more than %(limit)s values after alias expansion.",
-                    limit=f"{MAX_NODES:,}",
+                    limit=f"{MAX_VALUES:,}",
                 ),
             )
 
@@ -218,7 +224,7 @@ class _DocumentBuilder:
                 "unknown_alias",
                 _("*%(anchor)s has no earlier &%(anchor)s.", anchor=event.anchor),
             )
-        if not anchor.done:
+        if not anchor.is_complete:
             raise_problem(
                 loc,
                 position,
@@ -263,7 +269,7 @@ class _DocumentBuilder:
         return {**merged, **result} if merged else result
 
     def _build_key(self, event: Any, loc: Loc, depth: int) -> Any:
-        if self.is_json:  # always text; not counted as a value
+        if self.is_json:  # a key in JSON is always text and does not count as a value
             return _check_text(event.value, loc, _event_position(event))
         return self._build_node(event, (*loc, ""), depth + 1)
 
@@ -296,7 +302,7 @@ class _DocumentBuilder:
     def _parse_scalar(self, event: Any, loc: Loc, position: Position) -> Any:
         text = _check_text(event.value, loc, position)
         if event.tag not in (None, "!"):
-            kind = _TAGS.get(event.tag)
+            kind = _STANDARD_YAML_TAGS.get(event.tag)
             if kind in (None, "map", "seq"):
                 raise_problem(
                     loc,
@@ -318,14 +324,14 @@ class _DocumentBuilder:
 
 
 def _parse_plain_scalar(text: str, loc: Loc, position: Position) -> Any:
-    """An unquoted scalar by YAML 1.2's core rules."""
-    if text in NULL_TEXTS:
+    """Parse an unquoted scalar by the core schema of YAML 1.2."""
+    if text in YAML_NULL_TEXTS:
         return None
-    if text in BOOL_TEXTS:
-        return BOOL_TEXTS[text]
+    if text in YAML_BOOL_TEXTS:
+        return YAML_BOOL_TEXTS[text]
     if text[0] not in "+-.0123456789":
         return text
-    if len(text) > MAX_DIGITS:
+    if len(text) > MAX_NUMBER_DIGITS:
         if YAML_FLOAT.fullmatch(text):
             raise_problem(loc, position, "too_large", _("is too long a number."), text)
         return text
@@ -333,7 +339,7 @@ def _parse_plain_scalar(text: str, loc: Loc, position: Position) -> Any:
         return int(text, {"0o": 8, "0x": 16}.get(text[:2], 10))
     if YAML_FLOAT.fullmatch(text):
         return float(text)
-    if YAML_SPECIAL.fullmatch(text):
+    if YAML_INF_OR_NAN.fullmatch(text):
         raise_problem(
             loc,
             position,
@@ -348,7 +354,7 @@ def _event_position(event: Any) -> Position:
     return Position(event.start_mark.line + 1, event.start_mark.column + 1)
 
 
-# Frequent messages of libyaml 0.2 and PyYAML 6.0, for translation; others are shown unchanged.
+# Frequent error messages of libyaml 0.2 and PyYAML 6.0, listed here to be translated. Others are shown unchanged.
 _YAML_MESSAGES: Mapping[str, Message] = {
     str(message): message
     for message in (
@@ -395,7 +401,7 @@ _YAML_MESSAGES: Mapping[str, Message] = {
 }
 
 
-def _yaml_problem(error: yaml.YAMLError, text: str) -> Problem:
+def _build_yaml_problem(error: yaml.YAMLError, text: str) -> Problem:
     mark = getattr(error, "problem_mark", None)
     if mark is None:
         reason = str(getattr(error, "reason", "") or error).splitlines()[0]

@@ -1,7 +1,7 @@
-"""Rules between fields of a job file.
+"""Rules between fields of a job file, such as "shmMB is at most memoryMB".
 
-Each rule accepts a spec or the raw mapping of a file with other, possibly invalid values, so that one
-validation reports all problems. Pure.
+The rules accept a spec, or the mapping of a file that has other problems, so that one validation reports the
+violated rules together with the other problems. Pure.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from pydantic.alias_generators import to_camel
 
 from core.messages import Message, _
 from jobs.jobfile.errors import Loc
-from jobs.jobfile.fields import identifier
+from jobs.jobfile.fields import to_identifier
 
 MAX_ROLES = 100
 MAX_TASKS = 2000
 
-_ALIASES = {"memory_mb": "memoryMB", "shm_mb": "shmMB"}
+# Keys in the file that are not the camelCase form of the attribute.
+_IRREGULAR_KEYS = {"memory_mb": "memoryMB", "shm_mb": "shmMB"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,15 +33,15 @@ class RuleViolation:
     value: object = ""
 
 
-def _get(section: Any, name: str) -> Any:
+def _get_field(section: Any, name: str) -> Any:
     if isinstance(section, Mapping):
-        return section.get(_ALIASES.get(name) or to_camel(name), section.get(name))
+        return section.get(_IRREGULAR_KEYS.get(name) or to_camel(name), section.get(name))
     return getattr(section, name, None)
 
 
-def _number(section: Any, name: str, default: int) -> int | None:
-    """The number, or None if it is not valid (the field's own validation reports that)."""
-    value = _get(section, name)
+def _get_number(section: Any, name: str, default: int) -> int | None:
+    """The number in a field, or None if the value is not valid; the field's own validation reports that."""
+    value = _get_field(section, name)
     if value is None:
         return default
     if isinstance(value, str) and value.strip().isdigit() and len(value) < 16:
@@ -48,18 +49,20 @@ def _number(section: Any, name: str, default: int) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
-def _items(section: Any, name: str) -> Sequence[Any]:
-    value = _get(section, name)
+def _get_list(section: Any, name: str) -> Sequence[Any]:
+    value = _get_field(section, name)
     return value if isinstance(value, list | tuple) else ()
 
 
 def find_rule_violations(job: Any) -> Iterator[RuleViolation]:
-    """All rules between fields that `job`, a JobSpec or a file's mapping, violates."""
-    roles = _items(job, "task_roles")
+    """Find all violated rules between fields of `job`, which is a JobSpec or the mapping of a file."""
+    roles = _get_list(job, "task_roles")
     for index, role in enumerate(roles):
         loc: Loc = ("taskRoles", index)
         yield from _check_role(role, loc)
-        yield from _check_unique(_items(role, "port_list"), "label", (*loc, "portList"), _("label"))
+        yield from _check_unique(
+            _get_list(role, "port_list"), "label", (*loc, "portList"), _("label")
+        )
         yield from _check_ports(role, loc)
     yield from _check_unique(roles, "name", ("taskRoles",), _("role name"))
     yield from _check_counts(job, roles)
@@ -71,14 +74,14 @@ def find_rule_violations(job: Any) -> Iterator[RuleViolation]:
 
 def _check_counts(job: Any, roles: Sequence[Any]) -> Iterator[RuleViolation]:
     loc: Loc = ("taskRoles",)
-    if isinstance(_get(job, "task_roles"), list | tuple) and not roles:
+    if isinstance(_get_field(job, "task_roles"), list | tuple) and not roles:
         yield RuleViolation(loc, "too_few_roles", _("must have at least one role."))
     if len(roles) > MAX_ROLES:
         message = _(
             "may have %(limit)s roles; it has %(count)s.", limit=MAX_ROLES, count=len(roles)
         )
         yield RuleViolation(loc, "too_many_roles", message, len(roles))
-    tasks = sum(_number(role, "task_number", 1) or 0 for role in roles)
+    tasks = sum(_get_number(role, "task_number", 1) or 0 for role in roles)
     if tasks > MAX_TASKS:
         message = _(
             "all roles together may have %(limit)s tasks; these have %(tasks)s.",
@@ -89,7 +92,7 @@ def _check_counts(job: Any, roles: Sequence[Any]) -> Iterator[RuleViolation]:
 
 
 def _check_role(role: Any, loc: Loc) -> Iterator[RuleViolation]:
-    memory, shm = _number(role, "memory_mb", 100), _number(role, "shm_mb", 64)
+    memory, shm = _get_number(role, "memory_mb", 100), _get_number(role, "shm_mb", 64)
     if memory is not None and shm is not None and shm > memory >= 100:
         yield RuleViolation(
             (*loc, "shmMB"),
@@ -100,9 +103,9 @@ def _check_role(role: Any, loc: Loc) -> Iterator[RuleViolation]:
             ),
             shm,
         )
-    tasks = _number(role, "task_number", 1)
+    tasks = _get_number(role, "task_number", 1)
     for name in ("min_failed_task_count", "min_succeeded_task_count"):
-        count = _number(role, name, 0)
+        count = _get_number(role, name, 0)
         if count and tasks and count > tasks:
             yield RuleViolation(
                 (*loc, to_camel(name)),
@@ -118,11 +121,11 @@ def _check_role(role: Any, loc: Loc) -> Iterator[RuleViolation]:
 def _check_unique(
     sections: Sequence[Any], field: str, loc: Loc, what: Message
 ) -> Iterator[RuleViolation]:
-    """Names must differ, also in the form used in variable names."""
+    """Check that the names of sections differ, also in the form that variable names contain."""
     seen: dict[str, str] = {}
     for index, section in enumerate(sections):
-        name = _get(section, field)
-        bare = identifier(name) if isinstance(name, str) else ""
+        name = _get_field(section, field)
+        bare = to_identifier(name) if isinstance(name, str) else ""
         if not bare:
             continue
         other = seen.setdefault(bare, name)
@@ -139,7 +142,7 @@ def _check_unique(
                 ),
                 name,
             )
-        elif any(_get(earlier, field) == name for earlier in sections[:index]):
+        elif any(_get_field(earlier, field) == name for earlier in sections[:index]):
             yield RuleViolation(
                 (*loc, index, field),
                 "duplicate",
@@ -150,9 +153,9 @@ def _check_unique(
 
 def _check_ports(role: Any, loc: Loc) -> Iterator[RuleViolation]:
     used_ranges: list[tuple[int, int, str]] = []
-    for index, port in enumerate(_items(role, "port_list")):
-        begin, count = _number(port, "begin_at", 0), _number(port, "port_number", 1)
-        label = _get(port, "label")
+    for index, port in enumerate(_get_list(role, "port_list")):
+        begin, count = _get_number(port, "begin_at", 0), _get_number(port, "port_number", 1)
+        label = _get_field(port, "label")
         if not begin or not count or begin + count > 65536 or not isinstance(label, str):
             continue
         for low, high, other in used_ranges:
@@ -168,8 +171,8 @@ def _check_ports(role: Any, loc: Loc) -> Iterator[RuleViolation]:
 
 def _check_mounts(job: Any) -> Iterator[RuleViolation]:
     seen: set[str] = set()
-    for index, mount in enumerate(_items(job, "mounts")):
-        target = _get(mount, "target")
+    for index, mount in enumerate(_get_list(job, "mounts")):
+        target = _get_field(mount, "target")
         if not isinstance(target, str):
             continue
         target = target.rstrip("/")
@@ -181,9 +184,9 @@ def _check_mounts(job: Any) -> Iterator[RuleViolation]:
 
 
 def _check_services(job: Any, roles: Sequence[Any]) -> Iterator[RuleViolation]:
-    names = [_get(role, "name") for role in roles]
-    for index, service in enumerate(_items(job, "services")):
-        role = _get(service, "role")
+    names = [_get_field(role, "name") for role in roles]
+    for index, service in enumerate(_get_list(job, "services")):
+        role = _get_field(service, "role")
         if isinstance(role, str) and role and role not in names:
             known = ", ".join(dict.fromkeys(name for name in names if isinstance(name, str)))
             yield RuleViolation(
@@ -196,11 +199,11 @@ def _check_services(job: Any, roles: Sequence[Any]) -> Iterator[RuleViolation]:
 
 def _check_image(job: Any, roles: Sequence[Any]) -> Iterator[RuleViolation]:
     has_image = (
-        _get(job, "image") is not None
+        _get_field(job, "image") is not None
         if isinstance(job, Mapping)
         else "image" in job.model_fields_set or job.image
     )
-    if not has_image and not (roles and all(_get(role, "image") for role in roles)):
+    if not has_image and not (roles and all(_get_field(role, "image") for role in roles)):
         yield RuleViolation(
             ("image",),
             "missing",

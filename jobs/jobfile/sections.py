@@ -1,7 +1,7 @@
-"""Sections of the job file below roles and jobs: ports, arguments, mounts, alerts and others.
+"""Models of the job file's sections inside jobs and roles: ports, arguments, mounts, alerts and others.
 
-`Section` is the base of every section with camelCase keys; alerts keep the keys of Prophecis
-manifests. Labels, tips and form layout are field metadata (`jobs.jobfile.form`). Pure.
+`Section` is the base class of every section with camelCase keys; alerts have the keys of Prophecis manifests.
+Label, explanation and place in the form are metadata of each field (`jobs.jobfile.form`). Pure.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from jobs.jobfile.fields import (
 )
 from jobs.jobfile.form import form
 
+# Fields in which null has a meaning.
 _NULLABLE_FIELDS = frozenset(
     (
         "minFailedTaskCount",
@@ -40,7 +41,7 @@ _NULLABLE_FIELDS = frozenset(
 
 
 def choice(*known: str) -> BeforeValidator:
-    """One of the known values, in any case."""
+    """Build a validator that accepts one of the known values, in upper or lower case."""
 
     def check(value: Any) -> str:
         found = next(
@@ -58,6 +59,8 @@ def choice(*known: str) -> BeforeValidator:
 
 
 class Section(BaseModel):
+    """Base class of sections: immutable, camelCase keys in files, no unknown keys."""
+
     model_config = ConfigDict(
         frozen=True,
         extra="forbid",
@@ -70,7 +73,10 @@ class Section(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _drop_nulls(cls, value: Any) -> Any:
-        """An empty YAML value (`description:`) is null. Only counts give null a meaning."""
+        """Drop keys with the value null, which an empty YAML value (`description:`) gives.
+
+        Only completion counts keep null, because it means "no rule" there.
+        """
         if isinstance(value, Mapping) and any(v is None for v in value.values()):
             return {k: v for k, v in value.items() if v is not None or k in _NULLABLE_FIELDS}
         return value
@@ -162,7 +168,8 @@ class Framework(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _from_name(cls, value: Any) -> Any:
+    def _accept_name(cls, value: Any) -> Any:
+        """Accept the name of a framework alone in place of the section."""
         return {"name": value} if isinstance(value, str) else value
 
 
@@ -204,7 +211,7 @@ class Service(Section):
 
 
 class _AlertSection(BaseModel):
-    """Keys as in Prophecis manifests, so that alerts can be copied from them."""
+    """Base class of alerts. Keys are those of Prophecis manifests, so that alerts can be copied from them."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 

@@ -1,6 +1,6 @@
-"""A spec as text: one canonical JSON or YAML form that loads into the same spec.
+"""Writes a spec as JSON or YAML text that loads into the same spec.
 
-Also builds the JSON schema and the table of fields from the model. Pure.
+Also builds the JSON schema and the documentation's table of fields from the model. Pure.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from jobs.jobfile.fields import Duration
 from jobs.jobfile.model import JobSpec
 from jobs.jobfile.parse import YAML_FLOAT, YAML_INT
 
-# Fields of the base format are always written, so that a file shows the defaults that were used.
+# Fields of the base format (OpenPAI v1). They are always written, so that a file shows the defaults that were used.
 _ALWAYS_WRITTEN = frozenset(
     [
         "jobName",
@@ -50,7 +50,7 @@ _ALWAYS_WRITTEN_IN_ROLE = frozenset(
 
 
 def to_document(spec: JobSpec) -> dict[str, Any]:
-    """The job file's mapping; empty fields that Sluice added to the base format are left out."""
+    """Convert a spec to the mapping of a job file. Leaves out fields that are empty and not in the base format."""
     full = spec.model_dump(mode="json", by_alias=True)
     document = {
         key: value for key, value in full.items() if key in _ALWAYS_WRITTEN or _is_set(key, value)
@@ -70,12 +70,12 @@ def _is_set(key: str, value: Any) -> bool:
 
 
 def dump(spec: JobSpec, format: Literal["json", "yaml"] = "json") -> str:
-    """The canonical text of a spec. load(dump(spec)) == spec."""
+    """Write a spec as text. Loading the text gives the same spec."""
     return dump_document(to_document(spec), format)
 
 
 def dump_document(document: Any, format: Literal["json", "yaml"] = "json") -> str:
-    """Any document as text in the same form, even if it is not a valid job file."""
+    """Write a document as text in the same style, even if it is not a valid job file."""
     if format == "json":
         return json.dumps(document, ensure_ascii=False, indent=2) + "\n"
     return yaml.dump(
@@ -89,7 +89,7 @@ def dump_document(document: Any, format: Literal["json", "yaml"] = "json") -> st
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes text that YAML 1.1 or 1.2 would read as another type."""
+    """A YAML dumper that quotes text which YAML 1.1 or 1.2 would read as another type, and writes no aliases."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
@@ -100,7 +100,7 @@ def _represent_str(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
     if _fits_block_style(text):
         style = "|"
     elif not text.isprintable():
-        style = '"'  # double quotes escape what other styles fold, strip or refuse
+        style = '"'  # only double quotes can escape non-printable characters
     elif YAML_INT.fullmatch(text) or YAML_FLOAT.fullmatch(text):
         style = "'"
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
@@ -123,7 +123,7 @@ _Dumper.add_representer(str, _represent_str)
 
 
 def build_json_schema() -> dict[str, Any]:
-    """The JSON schema of job files, for editors and the OpenAPI document."""
+    """Build the JSON schema of job files, for editors and the OpenAPI document."""
     schema = JobSpec.model_json_schema(by_alias=True)
     schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
     schema["title"] = "Sluice job file"
@@ -136,7 +136,7 @@ def build_json_schema() -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class FieldRow:
-    """One field, for the documentation."""
+    """One row of the documentation's table of fields."""
 
     path: str
     kind: str
@@ -146,12 +146,12 @@ class FieldRow:
 
 
 def list_fields() -> list[FieldRow]:
-    """Every field of the job file, in order, nested ones after their parent."""
-    return _field_rows(JobSpec, "")
+    """List every field of the job file in the model's order, nested fields after their parent."""
+    return _build_field_rows(JobSpec, "")
 
 
 def render_field_table() -> str:
-    """The table of fields for the documentation."""
+    """Render the table of fields for the documentation, in Markdown."""
     lines = ["| field | kind | default | meaning |", "|---|---|---|---|"]
     for row in list_fields():
         default = "required" if row.required else f"`{row.default}`" if row.default else ""
@@ -160,40 +160,41 @@ def render_field_table() -> str:
     return "\n".join(lines) + "\n"
 
 
-def _field_rows(model: type[BaseModel], prefix: str) -> list[FieldRow]:
+def _build_field_rows(model: type[BaseModel], prefix: str) -> list[FieldRow]:
     rows = []
     for name, field in model.model_fields.items():
         path = f"{prefix}{field.alias or name}"
-        nested, is_list = _nested_model(field.annotation)
+        nested, is_list = _find_nested_model(field.annotation)
         rows.append(
             FieldRow(
                 path=path,
-                kind=_field_kind(field),
+                kind=_name_field_kind(field),
                 required=field.is_required(),
                 default=_format_default(field),
                 description=field.description or "",
             )
         )
         if nested is not None:
-            rows += _field_rows(nested, path + ("[]." if is_list else "."))
+            rows += _build_field_rows(nested, path + ("[]." if is_list else "."))
     return rows
 
 
-def _nested_model(annotation: Any) -> tuple[type[BaseModel] | None, bool]:
+def _find_nested_model(annotation: Any) -> tuple[type[BaseModel] | None, bool]:
+    """Find the model in a field's annotation: (model or None, whether the field is a list of it)."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation, False
     origin = get_origin(annotation)
     if origin in (tuple, Union, UnionType):
         for argument in get_args(annotation):
-            model, _ = _nested_model(argument)
+            model, _ = _find_nested_model(argument)
             if model is not None:
                 return model, origin is tuple
     return None, False
 
 
-def _field_kind(field: FieldInfo) -> str:
+def _name_field_kind(field: FieldInfo) -> str:
     annotation = field.annotation
-    nested, is_list = _nested_model(annotation)
+    nested, is_list = _find_nested_model(annotation)
     if is_list or get_origin(annotation) is tuple:
         return "list"
     if nested is not None or get_origin(annotation) is dict:

@@ -1,4 +1,4 @@
-"""From a file's mapping to a JobSpec, or to all its problems with path and rule.
+"""Validates the mapping of a job file: returns a JobSpec or raises all problems at once.
 
 Converts pydantic's errors into problems; no other module reads pydantic errors. Pure.
 """
@@ -22,11 +22,12 @@ from jobs.jobfile.rules import RuleViolation, find_rule_violations
 MAX_PROBLEMS = 100
 
 Positions = Mapping[Loc, Position]
+# Maps a location in an importer's document to the location in the original file.
 SourceLocator = Callable[[Loc], Loc]
 
 
 def nearest_position(positions: Positions, loc: Loc) -> Position | None:
-    """Position of a value, or of the nearest enclosing value that has one."""
+    """Find the position of a value, or of the nearest enclosing value that has one."""
     while loc not in positions:
         if not loc:
             return None
@@ -37,10 +38,10 @@ def nearest_position(positions: Positions, loc: Loc) -> Position | None:
 def validate_document(
     document: Any, *, positions: Positions | None = None, source_of: SourceLocator | None = None
 ) -> JobSpec:
-    """The spec that a mapping with the job file's keys describes. Raises SpecError.
+    """Validate a mapping with the keys of a job file. Raises SpecError.
 
-    For a document made by an importer, `source_of` maps a path to the path in the original file, so that
-    problems name the paths of that file.
+    If an importer made the document, `source_of` maps a location in it to the location in the original file, so
+    that problems name the paths of the original file.
     """
     if not isinstance(document, Mapping):
         raise SpecError.single(
@@ -55,15 +56,15 @@ def validate_document(
     except ValidationError as error:
         for details in error.errors(include_url=False):
             if details["type"] != f"sluice_{RULES_CODE}":
-                loc = _clean_loc(details["loc"], document)
-                problems[loc, details["type"]] = _pydantic_problem(details, loc, document)
+                loc = _convert_loc(details["loc"], document)
+                problems[loc, details["type"]] = _build_pydantic_problem(details, loc, document)
     for rule in find_rule_violations(document) if spec is None else ():
         for key in [key for key in problems if key[0] == rule.loc]:
             del problems[key]
-        problems[rule.loc, rule.code] = _rule_problem(rule)
+        problems[rule.loc, rule.code] = _build_rule_problem(rule)
     if problems:
         raise SpecError(_locate_problems(problems, positions, source_of))
-    if spec is None:  # the model and the rules on the raw mapping disagree: a programming error
+    if spec is None:  # the model refused what the rules on the mapping accept: a programming error
         raise SpecError.single("", _("is not a valid job file."))
     return spec
 
@@ -94,8 +95,11 @@ def _locate_problems(
     return located
 
 
-def _clean_loc(loc: tuple[int | str, ...], document: Any) -> Loc:
-    """pydantic's path as a path of the file, in which parameters may be a mapping."""
+def _convert_loc(loc: tuple[int | str, ...], document: Any) -> Loc:
+    """Convert the location in a pydantic error to the location in the file.
+
+    They differ where the file has a mapping and the model a list (`parameters`), and for the keys of mappings.
+    """
     clean: list[str | int] = []
     value = document
     for part in loc:
@@ -108,15 +112,15 @@ def _clean_loc(loc: tuple[int | str, ...], document: Any) -> Loc:
     return tuple(clean)
 
 
-def _rule_problem(rule: RuleViolation) -> Problem:
+def _build_rule_problem(rule: RuleViolation) -> Problem:
     return Problem(format_path(rule.loc), rule.message, code=rule.code, value=shorten(rule.value))
 
 
-def _pydantic_problem(details: ErrorDetails, loc: Loc, document: Any) -> Problem:
+def _build_pydantic_problem(details: ErrorDetails, loc: Loc, document: Any) -> Problem:
     kind = details["type"]
     value = _value_at(document, loc)
     if kind == "extra_forbidden":
-        return _unknown_key(loc, value)
+        return _build_unknown_key_problem(loc, value)
     context = details.get("ctx") or {}
     if kind.startswith("sluice_"):
         code = kind.removeprefix("sluice_")
@@ -152,9 +156,9 @@ _PYDANTIC_MESSAGES: Mapping[str, Callable[[Mapping[str, Any], object], Message]]
 }
 
 
-def _unknown_key(loc: Loc, value: object) -> Problem:
+def _build_unknown_key_problem(loc: Loc, value: object) -> Problem:
     key = str(loc[-1])
-    known = _known_keys(loc[:-1])
+    known = _list_known_keys(loc[:-1])
     folded = {name.lower().replace("_", ""): name for name in known}
     matches = get_close_matches(key.lower().replace("_", ""), folded, n=1, cutoff=0.7)
     suggestion = folded[matches[0]] if matches else ""
@@ -172,8 +176,8 @@ def _unknown_key(loc: Loc, value: object) -> Problem:
     )
 
 
-def _known_keys(loc: Loc) -> list[str]:
-    """The keys of the model at a path."""
+def _list_known_keys(loc: Loc) -> list[str]:
+    """List the keys that the section at a location may have."""
     model: type[BaseModel] | None = JobSpec
     for part in loc:
         if model is None or isinstance(part, int):

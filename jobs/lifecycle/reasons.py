@@ -153,7 +153,7 @@ def signal_name(number: int) -> str:
         return msg("signal.number", "signal %(number)s", number=number)
 
 
-def translate_params(params: Mapping[str, Any]) -> dict[str, Any]:
+def translate_reason_params(params: Mapping[str, Any]) -> dict[str, Any]:
     """Translate the messages among a reason's parameters to the reader's language."""
     return {k: translate(v) if isinstance(v, Mapping) else v for k, v in params.items()}
 
@@ -163,7 +163,7 @@ def translate_event_data(data: Mapping[str, Any]) -> dict[str, Any]:
     translated = dict(data)
     if code := data.get("reasonCode"):
         params = data.get("reasonParams") or {}
-        translated["reasonParams"] = translate_params(params)
+        translated["reasonParams"] = translate_reason_params(params)
         translated["reason"] = render_reason_code(code, params, data.get("reasonText", ""))
     if "refused" in data:
         translated["refused"] = translate(data["refused"])

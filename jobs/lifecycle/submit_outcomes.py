@@ -78,7 +78,7 @@ def decide_submit_outcome(
     if isinstance(error, RemoteFileError):
         reason = Reason("queued.refused-for-now", {"error": error.user_message})
     return decide_hold(
-        job, reason, until=now + timedelta(seconds=delay_s), attempt=_next_try(attempt)
+        job, reason, until=now + timedelta(seconds=delay_s), attempt=_next_try_columns(attempt)
     )
 
 
@@ -132,7 +132,7 @@ def decide_token_absent(attempt: AttemptSnapshot) -> Mapping[str, Any]:
 
     Called when the token has been absent from squeue and sacct for long enough.
     """
-    return {**_next_try(attempt), "reason_code": NOT_FOUND_IN_SLURM}
+    return {**_next_try_columns(attempt), "reason_code": NOT_FOUND_IN_SLURM}
 
 
 def decide_relocated(attempt: AttemptSnapshot, now: datetime) -> Mapping[str, Any]:
@@ -146,5 +146,5 @@ def decide_relocated(attempt: AttemptSnapshot, now: datetime) -> Mapping[str, An
     return {"unanswered_since": attempt.unanswered_since or now}
 
 
-def _next_try(attempt: AttemptSnapshot) -> dict[str, Any]:
+def _next_try_columns(attempt: AttemptSnapshot) -> dict[str, Any]:
     return {"submit_try": attempt.submit_try + 1, "unanswered_since": None}

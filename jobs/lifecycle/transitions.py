@@ -111,7 +111,7 @@ class Transition:
 # -- before Slurm has the job -------------------------------------------------------------------------
 
 # The first transition of a new job.
-INITIAL = Transition(TransitionKind.REQUEUED, JobState.QUEUED, Reason("queued"))
+INITIAL_TRANSITION = Transition(TransitionKind.REQUEUED, JobState.QUEUED, Reason("queued"))
 
 
 def decide_adoption(job: JobSnapshot, slurm_job_id: str, now: datetime) -> Transition:
@@ -144,7 +144,7 @@ def decide_refusal(job: JobSnapshot, reason: Reason, now: datetime) -> Transitio
         TransitionKind.REFUSED,
         JobState.STOPPED if stopped else JobState.FAILED,
         reason,
-        job={"ended_at": now, "not_before": None, **_deletion(job, now)},
+        job={"ended_at": now, "not_before": None, **_deletion_columns(job, now)},
         attempt={
             "phase": AttemptPhase.REFUSED.value,
             "ended_at": now,
@@ -211,7 +211,7 @@ EXPECTED_START_TOLERANCE_S = 60.0
 def decide_observation(job: JobSnapshot, observation: Observation, now: datetime) -> Transition:
     """Decide the transition after one poll. A job in an end state stays in it."""
     if job.state in END_STATES or observation.status is ObservationStatus.UNREACHABLE:
-        return _unchanged(job)
+        return _keep_state(job)
     if observation.status is ObservationStatus.ABSENT:
         return _decide_absent(job, now)
     phase = lookup_job_state(observation.slurm_state).phase
@@ -219,25 +219,27 @@ def decide_observation(job: JobSnapshot, observation: Observation, now: datetime
         return _decide_end(job, observation, now)
     time_limit_s = observation.time_limit_s or job.time_limit_s
     if phase is SlurmPhase.WAITING:
-        return _observed(
+        return _build_observed_transition(
             JobState.PENDING,
             _waiting_reason(job, observation),
-            expected_start=_stable_start(job.expected_start, observation.expected_start, now),
+            expected_start=_choose_expected_start(
+                job.expected_start, observation.expected_start, now
+            ),
             time_limit_s=time_limit_s,
         )
     # A job in Slurm's state COMPLETING (phase ENDING) is still RUNNING: its exit code is not known yet.
     if phase in (SlurmPhase.STARTING, SlurmPhase.RUNNING, SlurmPhase.ENDING):
-        return _observed(
+        return _build_observed_transition(
             JobState.RUNNING,
             _running_reason(job, observation),
             started_at=observation.started_at or job.started_at,
             time_limit_s=time_limit_s,
         )
     # A newer Slurm may report a state that Sluice does not know: show it and change nothing else.
-    return _unchanged(job, Reason("slurm.unknown-state", {"state": observation.slurm_state}))
+    return _keep_state(job, Reason("slurm.unknown-state", {"state": observation.slurm_state}))
 
 
-def _observed(
+def _build_observed_transition(
     state: JobState,
     reason: Reason,
     *,
@@ -261,10 +263,10 @@ def _observed(
     )
 
 
-def _unchanged(
+def _keep_state(
     job: JobSnapshot, reason: Reason | None = None, lost_since: datetime | None = None
 ) -> Transition:
-    return _observed(
+    return _build_observed_transition(
         job.state,
         reason or job.reason,
         started_at=job.started_at,
@@ -274,7 +276,9 @@ def _unchanged(
     )
 
 
-def _stable_start(old: datetime | None, new: datetime | None, now: datetime) -> datetime | None:
+def _choose_expected_start(
+    old: datetime | None, new: datetime | None, now: datetime
+) -> datetime | None:
     """Choose between the stored and the new expected start.
 
     The stored one is kept if they differ by less than a minute, or by less than a tenth of the remaining time.
@@ -289,11 +293,11 @@ def _stable_start(old: datetime | None, new: datetime | None, now: datetime) -> 
 def _decide_absent(job: JobSnapshot, now: datetime) -> Transition:
     since = job.lost_since or now
     if now - since < LOST_AFTER:
-        return _unchanged(job, lost_since=since)
+        return _keep_state(job, lost_since=since)
     if job.wanted is DesiredState.RUN:
-        return _unchanged(job, Reason("slurm.lost"), lost_since=since)
+        return _keep_state(job, Reason("slurm.lost"), lost_since=since)
     # A person requested a stop and Slurm has no job to cancel, so the request itself ends the job.
-    return _ended(
+    return _build_end_transition(
         job,
         JobState.STOPPED,
         Reason("end.stopped-unknown", {"by": job.stopped_by}),
@@ -341,25 +345,25 @@ def _decide_end(job: JobSnapshot, observation: Observation, now: datetime) -> Tr
         if state is not JobState.COMPLETED:
             # A requested stop ends a job as STOPPED, even if its script exits non-zero after SIGTERM.
             state, reason = JobState.STOPPED, Reason("end.stopped", {"by": job.stopped_by})
-        return _ended(job, state, reason, observation, now)
+        return _build_end_transition(job, state, reason, observation, now)
     retry, is_counted = should_retry(state, failure, job.retry_count, job.retries_counted)
     if not retry:
-        return _ended(job, state, reason, observation, now)
+        return _build_end_transition(job, state, reason, observation, now)
     return Transition(
         TransitionKind.RETRYING,
         JobState.QUEUED,
         Reason("retrying", {"code": reason.code, **reason.params}),
         job={
-            **_requeued_job(now),
+            **_requeued_job_columns(now),
             "retries_counted": job.retries_counted + is_counted,
             "not_before": now + timedelta(seconds=next_attempt_delay_s(job.attempt_number)),
         },
-        attempt=_ended_attempt(job, observation, now),
+        attempt=_ended_attempt_columns(job, observation, now),
         attempt_reason=reason,
     )
 
 
-def _ended(
+def _build_end_transition(
     job: JobSnapshot,
     state: JobState,
     reason: Reason,
@@ -380,14 +384,16 @@ def _ended(
             "lost_since": lost_since,
             "time_limit_s": observation.time_limit_s or job.time_limit_s,
             "wanted_time_limit_s": None,
-            **_deletion(job, now),
+            **_deletion_columns(job, now),
         },
-        attempt=_ended_attempt(job, observation, now),
+        attempt=_ended_attempt_columns(job, observation, now),
         attempt_reason=reason,
     )
 
 
-def _ended_attempt(job: JobSnapshot, observation: Observation, now: datetime) -> dict[str, Any]:
+def _ended_attempt_columns(
+    job: JobSnapshot, observation: Observation, now: datetime
+) -> dict[str, Any]:
     return {
         "phase": AttemptPhase.ENDED.value,
         "started_at": observation.started_at or job.started_at,
@@ -472,11 +478,11 @@ def decide_requeue(now: datetime) -> Transition:
         TransitionKind.REQUEUED,
         JobState.QUEUED,
         Reason("queued"),
-        job={**_requeued_job(now), "retries_counted": 0, "not_before": None},
+        job={**_requeued_job_columns(now), "retries_counted": 0, "not_before": None},
     )
 
 
-def _requeued_job(now: datetime) -> dict[str, Any]:
+def _requeued_job_columns(now: datetime) -> dict[str, Any]:
     """The columns of a job that are reset before a further attempt."""
     return {
         "wanted": DesiredState.RUN.value,
@@ -491,5 +497,5 @@ def _requeued_job(now: datetime) -> dict[str, Any]:
     }
 
 
-def _deletion(job: JobSnapshot, now: datetime) -> dict[str, Any]:
+def _deletion_columns(job: JobSnapshot, now: datetime) -> dict[str, Any]:
     return {"deleted_at": now} if job.wanted is DesiredState.DELETE else {}

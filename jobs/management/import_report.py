@@ -1,8 +1,8 @@
 """`python -m jobs.management.import_report PATH…`: check a directory of job files.
 
-Prints a table of file, format, verdict, warnings and first problem. With --verdicts it compares the
-results with those of another system's validators: a JSON mapping from the file's path to `ok`, and
-optionally `normalized` (v1 with defaults), `entrypoints` and `env` (v2). Only reads files.
+Prints a table of file, format, result, warnings and first problem. With --expected FILE it compares the results
+with those of another system's validator. FILE is a JSON mapping from a job file's path to that system's result:
+`ok`, and optionally `normalized` (v1 with defaults), `entrypoints` and `env` (v2). Only reads files.
 """
 
 from __future__ import annotations
@@ -21,15 +21,17 @@ from jobs.jobfile.serialize import to_document
 from jobs.script.variables import job_variables
 
 SUFFIXES = (".json", ".yaml", ".yml")
-# Values that contain the submitting user's name; not compared.
+# Variables whose values contain the name of the submitting user. They are not compared.
 USER_VARIABLES = ("PAI_JOB_NAME", "PAI_FRAMEWORK_NAME", "PAI_USER_NAME", "PAI_USERNAME")
 
 
 @dataclass(slots=True)
 class ReportRow:
+    """The result for one job file."""
+
     name: str
     dialect: str = "?"
-    verdict: str = "refused"
+    result: str = "refused"  # or "accepted"
     warnings: list[str] = field(default_factory=list)
     problem: str = ""
     differences: list[str] = field(default_factory=list)
@@ -44,47 +46,48 @@ def find_job_files(paths: list[Path]) -> Iterator[tuple[str, Path]]:
                 yield str(found.relative_to(path)), found
 
 
-def check_file(name: str, data: bytes, verdict: Mapping[str, Any] | None) -> ReportRow:
+def check_file(name: str, data: bytes, expected: Mapping[str, Any] | None) -> ReportRow:
+    """Import one job file; compare with another system's result for it, if given."""
     row = ReportRow(name)
     try:
-        result = load_text(data, filename=name)
+        loaded = load_text(data, filename=name)
     except SpecError as error:
         row.dialect = error.dialect or "?"
         row.problem = str(error.problems[0])
         if len(error.problems) > 1:
             row.problem += f" (and {len(error.problems) - 1} more)"
-        if verdict and verdict.get("ok"):
+        if expected and expected.get("ok"):
             row.differences.append("accepted by the other system, refused here")
         return row
-    row.dialect, row.verdict = result.dialect, "accepted"
-    row.warnings = [str(warning) for warning in result.warnings]
-    if verdict and verdict.get("ok"):
-        row.differences += compare_with_verdict(result, verdict)
+    row.dialect, row.result = loaded.dialect, "accepted"
+    row.warnings = [str(warning) for warning in loaded.warnings]
+    if expected and expected.get("ok"):
+        row.differences += find_differences(loaded, expected)
     return row
 
 
-def compare_with_verdict(result: LoadResult, verdict: Mapping[str, Any]) -> list[str]:
-    """Differences from the other system's result for the same file."""
+def find_differences(loaded: LoadResult, expected: Mapping[str, Any]) -> list[str]:
+    """List the differences from the other system's result for the same file."""
     found = []
-    if "normalized" in verdict and (
-        differences := _format_differences(_as_v1(result), verdict["normalized"])
+    if "normalized" in expected and (
+        differences := _format_differences(_to_v1_document(loaded), expected["normalized"])
     ):
         found.append(f"normalized: {differences}")
-    if "entrypoints" in verdict:
-        commands = {role.name: role.command for role in result.spec.task_roles}
-        if differences := _format_differences(commands, verdict["entrypoints"]):
+    if "entrypoints" in expected:
+        commands = {role.name: role.command for role in loaded.spec.task_roles}
+        if differences := _format_differences(commands, expected["entrypoints"]):
             found.append(f"entrypoints: {differences}")
-    if "env" in verdict:
-        actual = job_variables(result.spec, user="user")
-        expected = {k: str(v) for k, v in verdict["env"].items() if k not in USER_VARIABLES}
-        if differences := _format_differences({k: actual.get(k) for k in expected}, expected):
+    if "env" in expected:
+        actual = job_variables(loaded.spec, user="user")
+        variables = {k: str(v) for k, v in expected["env"].items() if k not in USER_VARIABLES}
+        if differences := _format_differences({k: actual.get(k) for k in variables}, variables):
             found.append(f"env: {differences}")
     return found
 
 
-def _as_v1(result: LoadResult) -> dict[str, Any]:
-    """The job with only the keys of OpenPAI v1."""
-    document = to_document(result.spec)
+def _to_v1_document(loaded: LoadResult) -> dict[str, Any]:
+    """Convert the job to a document with the keys of OpenPAI v1."""
+    document = to_document(loaded.spec)
     document["virtualCluster"] = document.pop("namespace")
     if "jobEnvs" not in document:
         document["jobEnvs"] = {}
@@ -104,36 +107,36 @@ def main(arguments: list[str] | None = None) -> int:
         prog="python -m jobs.management.import_report", description=__doc__
     )
     parser.add_argument("paths", nargs="+", type=Path, metavar="PATH")
-    parser.add_argument("--verdicts", type=Path, help="JSON file of another system's verdicts")
+    parser.add_argument("--expected", type=Path, help="JSON file of another system's results")
     parser.add_argument("-v", "--verbose", action="store_true", help="print every warning")
     options = parser.parse_args(arguments)
-    verdicts = json.loads(options.verdicts.read_text()) if options.verdicts else {}
+    expected = json.loads(options.expected.read_text()) if options.expected else {}
     rows = [
-        check_file(name, path.read_bytes(), verdicts.get(name))
+        check_file(name, path.read_bytes(), expected.get(name))
         for name, path in find_job_files(options.paths)
-        if path != options.verdicts
+        if path != options.expected
     ]
-    sys.stdout.write(render_table(rows, verbose=options.verbose, verdict_count=len(verdicts)))
+    sys.stdout.write(render_table(rows, verbose=options.verbose, expected_count=len(expected)))
     return 1 if any(row.differences for row in rows) else 0
 
 
-def render_table(rows: list[ReportRow], *, verbose: bool, verdict_count: int) -> str:
+def render_table(rows: list[ReportRow], *, verbose: bool, expected_count: int) -> str:
     width = max([len(row.name) for row in rows] + [4])
-    lines = [f"{'file':{width}}  {'format':10}  {'verdict':8}  warnings  first problem"]
+    lines = [f"{'file':{width}}  {'format':10}  {'result':8}  warnings  first problem"]
     for row in rows:
         lines.append(
-            f"{row.name:{width}}  {row.dialect:10}  {row.verdict:8}  {len(row.warnings):8}  {row.problem}".rstrip()
+            f"{row.name:{width}}  {row.dialect:10}  {row.result:8}  {len(row.warnings):8}  {row.problem}".rstrip()
         )
         lines += [f"    differs: {text}" for text in row.differences]
         lines += [f"    warning: {text}" for text in row.warnings] if verbose else []
-    accepted = sum(row.verdict == "accepted" for row in rows)
+    accepted = sum(row.result == "accepted" for row in rows)
     warned = sum(bool(row.warnings) for row in rows)
     differing = sum(bool(row.differences) for row in rows)
     lines.append(
         f"{len(rows)} files: {accepted} accepted ({warned} with warnings), {len(rows) - accepted} refused."
     )
-    if verdict_count:
-        lines.append(f"Compared with {verdict_count} verdicts: {differing} files differ.")
+    if expected_count:
+        lines.append(f"Compared with {expected_count} expected results: {differing} files differ.")
     return "\n".join(lines) + "\n"
 
 

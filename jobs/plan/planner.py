@@ -109,7 +109,7 @@ def _try_separate(state: PlanningState) -> list[tuple[Partition, int]] | None:
         for requirement in state.requirements
     ]
     current = [options[0] for options in candidates]
-    for assignment in [current, *_alternatives(candidates)]:
+    for assignment in [current, *_list_alternatives(candidates)]:
         counts = placement.assign_separate_nodes(
             [
                 (requirement, state.eligible_nodes(p))
@@ -121,7 +121,7 @@ def _try_separate(state: PlanningState) -> list[tuple[Partition, int]] | None:
     return None
 
 
-def _alternatives(candidates: list[list[Partition]]) -> Iterable[list[Partition]]:
+def _list_alternatives(candidates: list[list[Partition]]) -> Iterable[list[Partition]]:
     """List further assignments of partitions to roles to try after the first.
 
     First another partition for one role at a time, then the last possible partition for all roles.

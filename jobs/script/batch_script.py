@@ -21,7 +21,7 @@ from jobs.script.task_state import ScriptExit, render_exit_codes
 # Slurm sends the signal of `sbatch --signal` up to a minute earlier than requested, so a job with a shorter time
 # limit could get it at its start.
 MIN_TIME_LIMIT_FOR_SIGNAL_S = 300
-_PLAIN_OPTION = re.compile(r"[\w./:=,+@~&|*!()\[\]-]+")
+_UNQUOTED_OPTION_VALUE = re.compile(r"[\w./:=,+@~&|*!()\[\]-]+")
 
 
 def render_sbatch_line(option: str, value: object) -> str:
@@ -38,7 +38,7 @@ def render_sbatch_line(option: str, value: object) -> str:
                 option=option,
             )
         )
-    if not _PLAIN_OPTION.fullmatch(text):
+    if not _UNQUOTED_OPTION_VALUE.fullmatch(text):
         text = '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
     return f"#SBATCH --{option}={text}"
 
@@ -140,7 +140,7 @@ def _completion_rules(role: TaskRole) -> tuple[int, int, int]:
     return failed, succeeded, 0
 
 
-_BATCH_EXITS = (
+_BATCH_EXIT_CODES = (
     ScriptExit.START_FAILED,
     ScriptExit.IMAGE_MISSING,
     ScriptExit.IMAGE_FAILED,
@@ -179,7 +179,7 @@ def render_batch_data(context: RenderContext) -> str:
         *_render_image_data(context),
         render_array("created_dirs", (quote_path(d) for d in context.dirs.created)),
         render_array("required_dirs", (quote_path(d) for d in context.dirs.required)),
-        render_exit_codes(*_BATCH_EXITS),
+        render_exit_codes(*_BATCH_EXIT_CODES),
         "",
         "# step_options ROLE: sets options, the arguments of the role's srun.",
         *render_case_function(

@@ -11,9 +11,14 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-_IMAGE_SUFFIX = {"apptainer": ".sif", "singularity": ".sif", "enroot": ".sqsh", "pyxis": ".sqsh"}
+_IMAGE_SUFFIX_BY_RUNTIME = {
+    "apptainer": ".sif",
+    "singularity": ".sif",
+    "enroot": ".sqsh",
+    "pyxis": ".sqsh",
+}
 _UNSAFE_FILE_CHARACTER = re.compile(r"[^A-Za-z0-9._-]")
-_URI = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
+_URI_SCHEME = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +32,7 @@ class ResolvedImage:
 
 def candidate_file_names(name: str, runtime: str) -> tuple[str, ...]:
     """File names in an image directory that an image's name may refer to, best match first."""
-    suffix = _IMAGE_SUFFIX[runtime]
+    suffix = _IMAGE_SUFFIX_BY_RUNTIME[runtime]
     safe_name = _UNSAFE_FILE_CHARACTER.sub("_", name)
     names = (
         safe_name if safe_name.endswith(suffix) else safe_name + suffix,
@@ -56,11 +61,12 @@ def resolve_image(
                 return ResolvedImage(posixpath.join(images_dir, file))
         if unprefixed.endswith((".sif", ".sqsh", ".img")):
             return ResolvedImage(posixpath.join(images_dir, posixpath.basename(unprefixed)))
-    source = name if _URI.match(name) else f"docker://{name}"
+    source = name if _URI_SCHEME.match(name) else f"docker://{name}"
     if runtime in ("enroot", "pyxis"):
         source = _enroot_uri(source)
     cache_file_name = (
-        _UNSAFE_FILE_CHARACTER.sub("_", name.removeprefix("docker://")) + _IMAGE_SUFFIX[runtime]
+        _UNSAFE_FILE_CHARACTER.sub("_", name.removeprefix("docker://"))
+        + _IMAGE_SUFFIX_BY_RUNTIME[runtime]
     )
     return ResolvedImage(posixpath.join(cache_dir, cache_file_name), source)
 

@@ -29,7 +29,7 @@ from jobs.script.quoting import quote, quote_path, render_array, render_case_fun
 from jobs.script.task_state import ScriptExit, render_exit_codes
 from jobs.script.variables import list_task_ports, runtime_variables, static_variables
 
-_TASK_EXITS = (
+_TASK_EXIT_CODES = (
     ScriptExit.START_FAILED,
     ScriptExit.IMAGE_FAILED,
     ScriptExit.PORT_TAKEN,
@@ -52,7 +52,7 @@ def render_role_data(
         f"task_count={context.spec.task_count} # of all roles",
         f"port_low={options.port_low} port_high={options.port_high} ports_per_task={_ports_per_task(context)}",
         f"runtime={options.runtime} runtime_program={quote_path(context.runtime_program)} gpu_option={quote(options.gpu_option)}",
-        render_exit_codes(*_TASK_EXITS),
+        render_exit_codes(*_TASK_EXIT_CODES),
         "mounts=( # source, target, rw or ro",
         *(
             f"  {quote_path(b.source)} {quote_path(b.target)} {'ro' if b.read_only else 'rw'}"

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from jobs.jobfile.fields import RESERVED_PREFIXES, identifier, is_identifier
+from jobs.jobfile.fields import RESERVED_PREFIXES, is_identifier, to_identifier
 from jobs.jobfile.model import JobSpec, TaskRole
 from jobs.jobfile.sections import Port
 from jobs.script.expressions import (
@@ -44,7 +44,7 @@ def variable_name_forms(name: str) -> tuple[str, ...]:
     One form has only lower-case letters and digits; if the name itself can be part of a variable name, it is
     the other form.
     """
-    bare = identifier(name)
+    bare = to_identifier(name)
     return (name, bare) if is_identifier(name) and name != bare else (bare,)
 
 
@@ -53,7 +53,7 @@ def to_octopus_name(name: str) -> str:
     return "".join(c if c.isalnum() and c.isascii() else "_" for c in name).upper()
 
 
-def _format_count(spec: JobSpec, count: int | None) -> str:
+def _format_completion_count(spec: JobSpec, count: int | None) -> str:
     # For a completion rule that is not set, OpenPAI v1 sets the variable to empty text, v2 to -1.
     unset = "-1" if spec.imported_from == "openpai-v2" else ""
     return unset if count is None else str(count)
@@ -96,10 +96,10 @@ def job_variables(
         for form in variable_name_forms(role.name):
             values[f"PAI_TASK_ROLE_TASK_COUNT_{form}"] = str(role.task_number)
             values[f"PAI_RESOURCE_{form}"] = _format_resources(role)
-            values[f"PAI_MIN_FAILED_TASK_COUNT_{form}"] = _format_count(
+            values[f"PAI_MIN_FAILED_TASK_COUNT_{form}"] = _format_completion_count(
                 spec, role.min_failed_task_count
             )
-            values[f"PAI_MIN_SUCCEEDED_TASK_COUNT_{form}"] = _format_count(
+            values[f"PAI_MIN_SUCCEEDED_TASK_COUNT_{form}"] = _format_completion_count(
                 spec, role.min_succeeded_task_count
             )
         for form in octopus_role_names(position, role):
@@ -126,10 +126,10 @@ def role_variables(spec: JobSpec, role: TaskRole) -> dict[str, str]:
         "PAI_CURRENT_TASK_ROLE_MEM_MB": str(role.memory_mb),
         "PAI_CURRENT_TASK_ROLE_SHM_MB": str(role.shm_mb),
         "PAI_CURRENT_TASK_ROLE_GPU_COUNT": str(role.gpu_number),
-        "PAI_CURRENT_TASK_ROLE_MIN_FAILED_TASK_COUNT": _format_count(
+        "PAI_CURRENT_TASK_ROLE_MIN_FAILED_TASK_COUNT": _format_completion_count(
             spec, role.min_failed_task_count
         ),
-        "PAI_CURRENT_TASK_ROLE_MIN_SUCCEEDED_TASK_COUNT": _format_count(
+        "PAI_CURRENT_TASK_ROLE_MIN_SUCCEEDED_TASK_COUNT": _format_completion_count(
             spec, role.min_succeeded_task_count
         ),
         "PAI_TASK_CPU_NUM": str(role.cpu_number),
@@ -201,7 +201,7 @@ def static_variables(
 _PATH_VARIABLE = re.compile(
     r"\$(?:\{(?P<braced>[A-Z_]+)\}|(?P<bare>PAI_(?:DEFAULT_FS_URI|JOB_NAME|USER_NAME|USERNAME)|USER)(?![A-Za-z0-9_]))"
 )
-_HOME = re.compile(r"\A\$(?:HOME|\{HOME\})(?=/|\Z)")
+_LEADING_HOME = re.compile(r"\A\$(?:HOME|\{HOME\})(?=/|\Z)")
 
 
 def substitute_paths(spec: JobSpec, *, user: str, fs_uri: str = "") -> JobSpec:
@@ -221,7 +221,7 @@ def substitute_paths(spec: JobSpec, *, user: str, fs_uri: str = "") -> JobSpec:
     def substitute_variables(path: str) -> str:
         return _PATH_VARIABLE.sub(
             lambda match: values.get(match["braced"] or match["bare"], match.group()),
-            _HOME.sub("~", path),
+            _LEADING_HOME.sub("~", path),
         )
 
     fields = ("auth_file", "data_dir", "output_dir", "code_dir", "model_dir")

@@ -37,18 +37,20 @@ class JobAction(StrEnum):
     STOP = "stop"
     DELETE = "delete"
     TIME_LIMIT = "time_limit"
-    RETRY = "retry"  # runs again as its owner
-    CLONE = "clone"  # runs as the person who clones
+    RETRY = "retry"  # the job runs again as its owner
+    CLONE = "clone"  # the new job runs as the person who clones
 
 
-# Actions of a namespace administrator on other people's jobs. EDIT is excluded because description and labels
-# belong to the owner; RETRY is excluded because the job would run as the owner.
+# Actions that a namespace administrator may take on other people's jobs, in addition to those of a viewer.
+# EDIT is excluded, because description and labels belong to the owner. RETRY is excluded, because the job would
+# run as its owner.
 _NAMESPACE_ADMIN_EXTRA_ACTIONS = frozenset({JobAction.STOP, JobAction.DELETE, JobAction.TIME_LIMIT})
-# An owner who left the namespace may still view, stop, delete and clone, but not start a job there.
+# Actions of an owner who may no longer submit to the job's namespace. RETRY and TIME_LIMIT are excluded.
 _OWNER_ACTIONS = frozenset(
     {JobAction.VIEW, JobAction.EDIT, JobAction.STOP, JobAction.DELETE, JobAction.CLONE}
 )
-# The permission to submit to the target namespace is checked when the clone is created.
+# Actions of everyone who sees a job. CLONE is included, because the permission to submit to the target namespace is
+# checked when the new job is created.
 _VIEWER_ACTIONS = frozenset({JobAction.VIEW, JobAction.CLONE})
 _NAMESPACE_ADMIN_ACTIONS = _NAMESPACE_ADMIN_EXTRA_ACTIONS | _VIEWER_ACTIONS
 _ALL_ACTIONS = frozenset(JobAction)
@@ -56,11 +58,11 @@ _ALL_ACTIONS = frozenset(JobAction)
 
 @dataclass(frozen=True, slots=True)
 class JobAccess:
-    """A person's visibility and roles, loaded once per request."""
+    """Which jobs a person sees, and the person's roles in namespaces. Loaded once per request."""
 
     user: Person
-    visibility: Visibility | None
-    roles: Mapping[int, Role]  # by namespace id; empty for a superuser
+    visibility: Visibility | None  # None: sees no job
+    roles: Mapping[int, Role]  # namespace id → role; empty for a superuser
 
     def role_in(self, namespace_id: int) -> Role | None:
         return Role.ADMIN if self.user.is_superuser else self.roles.get(namespace_id)
@@ -71,8 +73,8 @@ class JobAccess:
         )
 
 
-def job_access(user: Person) -> JobAccess:
-    """One query, none for a superuser."""
+def load_job_access(user: Person) -> JobAccess:
+    """Load a person's visibility and roles with one query, or none for a superuser."""
     if not user.is_authenticated or not user.is_active:
         return JobAccess(user, None, {})
     if user.is_superuser:
@@ -82,12 +84,15 @@ def job_access(user: Person) -> JobAccess:
 
 
 def visibility_of(user: Person) -> Visibility | None:
-    """None: the person sees nothing (not signed in, or deactivated)."""
-    return job_access(user).visibility
+    """The jobs that a person sees; None for a person who is not signed in or is deactivated, and sees no job."""
+    return load_job_access(user).visibility
 
 
 def visibility_branches(visibility: Visibility | None) -> list[Mapping[str, int | None]]:
-    """`Visibility.allows` as alternatives of column → value; an empty one means every job."""
+    """Express visibility as branches: a person sees the jobs that match at least one of them.
+
+    A branch maps columns of a job to the values that they must have; an empty branch matches every job.
+    """
     if visibility is None:
         return []
     if visibility.sees_all:
@@ -96,21 +101,21 @@ def visibility_branches(visibility: Visibility | None) -> list[Mapping[str, int 
     return [{"owner_id": visibility.user_id}, *namespaces]
 
 
-def any_branch(branches: Collection[Mapping[str, Any]]) -> Q:
-    """True of a job that matches one of the branches."""
+def match_any_branch(branches: Collection[Mapping[str, Any]]) -> Q:
+    """Build the condition that a job matches at least one of the branches."""
     if {} in branches:
         return Q()
     return reduce(or_, (Q(**branch) for branch in branches), Q(pk__in=[]))
 
 
 def jobs_visible_to(user: Person) -> QuerySet[Job]:
-    """All jobs that the person may see, without deleted ones."""
+    """Select all jobs that the person may see. Deleted jobs are excluded."""
     branches = visibility_branches(visibility_of(user))
-    return Job.objects.not_deleted().filter(any_branch(branches))
+    return Job.objects.not_deleted().filter(match_any_branch(branches))
 
 
 def find_job(user: Person, job_id: uuid.UUID | str) -> Job:
-    """A job that the person may see, with owner, namespace and cluster loaded. Raises NotFound."""
+    """Load a job that the person may see, with owner, namespace and cluster. Raises NotFound."""
     try:
         id_ = job_id if isinstance(job_id, uuid.UUID) else uuid.UUID(job_id)
     except ValueError:
@@ -126,6 +131,7 @@ def job_not_found(job_id: uuid.UUID | str) -> NotFound:
 
 
 def can(user: Person, action: JobAction | str, job: Job) -> bool:
+    """Whether the person may take the action on the job. False for deleted jobs."""
     action = JobAction(action)
     if job.deleted_at is not None:
         return False
@@ -143,9 +149,9 @@ def can(user: Person, action: JobAction | str, job: Job) -> bool:
 def allowed_actions(
     user: Person, role: Role | None, *, owner_id: int, accepts_jobs: bool
 ) -> frozenset[JobAction]:
-    """Actions allowed to a person with this role in the job's namespace. Makes no query.
+    """Decide which actions a person with this role in the job's namespace may take on the job. Makes no query.
 
-    `accepts_jobs`: the namespace is active and its cluster enabled.
+    `accepts_jobs` tells whether the namespace is active and its cluster enabled.
     """
     if not user.is_authenticated or not user.is_active:
         return frozenset()
@@ -160,12 +166,18 @@ def allowed_actions(
 
 
 def can_remove_files(user: Person, job: Job) -> bool:
-    """Files on the cluster are removed as the owner's Unix user, so only the owner or a superuser may do it."""
+    """Whether the person may remove the job's files on the cluster.
+
+    They are removed as the owner's Unix user, so only the owner and superusers may do it.
+    """
     return bool(user.is_superuser or job.owner_id == user.pk)
 
 
 def can_read_output(user: Person, job: Job) -> bool:
-    """Only the owner or a superuser: the output directory may be the owner's home, and task variables hold secrets."""
+    """Whether the person may read the job's files and logs: only the owner and superusers.
+
+    The output directory may be the owner's home directory, and the variables of tasks may contain secrets.
+    """
     return (
         user.is_authenticated and user.is_active and (user.is_superuser or job.owner_id == user.pk)
     )

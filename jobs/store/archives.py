@@ -1,7 +1,7 @@
-"""Code archives: detects the format, checks all entries before unpacking, converts to a plain tar.
+"""Archives of uploaded code (zip, tar, tar.gz): checks them and converts them to an uncompressed tar.
 
-Reads zip, tar and tar.gz. The output of `tar_chunks` contains only directories, files, and links that stay
-inside; it can be piped to `tar -x` in an empty directory. Reads only the given file; no Django.
+All entries are checked before anything is unpacked. The output of `iter_tar_chunks` contains only directories,
+files, and links that stay inside the archive; `tar -x` can unpack it in an empty directory. No Django.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from typing import IO, Literal
 
 from core.messages import Message, _
 
-Format = Literal["zip", "tar", "tar.gz"]
-Kind = Literal["file", "dir", "symlink", "hardlink"]
+ArchiveFormat = Literal["zip", "tar", "tar.gz"]
+EntryKind = Literal["file", "dir", "symlink", "hardlink"]
 
-CHUNK = 256 * 1024
+CHUNK_BYTES = 256 * 1024
 MAX_PATH_BYTES = 1024
 MAX_NAME_BYTES = 255
-MAX_DEPTH = 64
+MAX_PATH_DEPTH = 64
 MAX_LINK_HOPS = 40
-# Valid archives have smaller headers; tarfile would read a larger one into memory.
+# Headers of valid archives are smaller. tarfile reads a header into memory, so a larger one is refused.
 MAX_HEADER_BYTES = 1024 * 1024
 GZIP_MAGIC, ZIP_MAGICS = b"\x1f\x8b", (b"PK\x03\x04", b"PK\x05\x06")
 UNSUPPORTED_FORMATS = {
@@ -38,20 +38,23 @@ UNSUPPORTED_FORMATS = {
     b"Rar!": "RAR",
     b"\x28\xb5\x2f\xfd": "zstd",
 }
-_ZIP_CREATED_ON_UNIX = 3  # zip's "made by" values of systems with Unix modes
+# Value of "version made by" of a zip entry from Unix: such an entry has a Unix mode.
+_ZIP_CREATED_ON_UNIX = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ArchiveLimits:
+    """The largest archive that is accepted."""
+
     files: int = 50_000
     unpacked_bytes: int = 8 * 1024**3
-    ratio: int = 200  # unpacked : packed
-    # Small archives may exceed the ratio: zeros compress well.
+    ratio: int = 200  # unpacked size / packed size
+    # Archives with a smaller unpacked size may exceed the ratio, because files of zeros compress well.
     ratio_exempt_bytes: int = 64 * 1024**2
 
 
 class ArchiveRefused(Exception):
-    """The archive is broken or hostile. `code` is stable; the message names the entry and the reason."""
+    """The archive is damaged, hostile or too large. `code` is stable; the message names the entry and the reason."""
 
     def __init__(self, code: str, message: Message, *, entry: str = "") -> None:
         super().__init__(message)
@@ -62,36 +65,37 @@ class ArchiveRefused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ArchiveInfo:
-    format: Format
+    format: ArchiveFormat
     files: int
     unpacked_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One entry of an archive with its checked relative path."""
+    """One entry of an archive."""
 
-    path: str
-    kind: Kind
+    path: str  # relative path, checked by `check_entry_path`
+    kind: EntryKind
     size: int = 0
     mode: int = 0o644
     mtime: int = 0
-    target: str = ""
+    target: str = ""  # of a link
     open: Callable[[], IO[bytes]] | None = None
 
 
 @dataclass(slots=True)
 class _EntryChecker:
-    """Totals of the entries so far, and the limits for further ones."""
+    """Checks the entries of one archive, one after another, against each other and the limits."""
 
     packed_bytes: int
-    limits: Limits
-    kinds: dict[str, Kind] = field(default_factory=dict)
+    limits: ArchiveLimits
+    kinds: dict[str, EntryKind] = field(default_factory=dict)
     links: dict[str, str] = field(default_factory=dict)
     count: int = 0
     unpacked_bytes: int = 0
 
     def add(self, entry: Entry) -> None:
+        """Check the next entry. Raises ArchiveRefused."""
         self.count += 1
         self.unpacked_bytes += entry.size
         if self.count > self.limits.files:
@@ -99,7 +103,7 @@ class _EntryChecker:
                 "too_many_files",
                 _("The archive contains more than %(files)s files.", files=self.limits.files),
             )
-        check_sizes(self.unpacked_bytes, self.packed_bytes, self.limits)
+        check_unpacked_size(self.unpacked_bytes, self.packed_bytes, self.limits)
         existing_kind = self.kinds.get(entry.path)
         if existing_kind and not (existing_kind == entry.kind == "dir"):
             raise ArchiveRefused(
@@ -135,7 +139,7 @@ class _EntryChecker:
             self.links[entry.path] = entry.target
 
     def check_links(self) -> None:
-        """Checks that every link resolves to a path inside, also through other links."""
+        """Check that every symbolic link leads to a path inside the archive, even through other links."""
         for path in self.links:
             if not _resolves_inside(path, self.links):
                 raise ArchiveRefused(
@@ -148,7 +152,7 @@ class _EntryChecker:
                 )
 
 
-def check_sizes(unpacked_bytes: int, packed_bytes: int, limits: Limits) -> None:
+def check_unpacked_size(unpacked_bytes: int, packed_bytes: int, limits: ArchiveLimits) -> None:
     if unpacked_bytes > limits.unpacked_bytes:
         raise ArchiveRefused(
             "too_large",
@@ -193,8 +197,8 @@ def _printable(name: str) -> str:
     return f"“{text[:80]}{'…' if len(text) > 80 else ''}”"
 
 
-def safe_path(name: str) -> str:
-    """An entry's name as a clean relative path; "" for the root itself."""
+def check_entry_path(name: str) -> str:
+    """Check an entry's name and return it as a relative path; "" for the root itself. Raises ArchiveRefused."""
 
     def refuse(code: str, why: Message) -> ArchiveRefused:
         return ArchiveRefused(
@@ -216,14 +220,14 @@ def safe_path(name: str) -> str:
     parts = [part for part in name.split("/") if part not in ("", ".")]
     if ".." in parts:
         raise refuse("climbs_out", _("leaves the archive with “..”"))
-    if len(raw) > MAX_PATH_BYTES or len(parts) > MAX_DEPTH:
+    if len(raw) > MAX_PATH_BYTES or len(parts) > MAX_PATH_DEPTH:
         raise refuse("bad_name", _("has too long a path"))
     if any(len(part.encode()) > MAX_NAME_BYTES for part in parts):
         raise refuse("bad_name", _("has too long a name"))
     return "/".join(parts)
 
 
-def detect_format(path: Path) -> Format:
+def detect_format(path: Path) -> ArchiveFormat:
     with path.open("rb") as file:
         head = file.read(512)
     if head[:4] in ZIP_MAGICS:
@@ -253,12 +257,12 @@ def _looks_like_old_tar(head: bytes) -> bool:
     return True
 
 
-def check_archive(path: Path, limits: Limits | None = None) -> ArchiveInfo:
-    """Summary of an archive, without unpacking it to disk."""
-    limits = limits or Limits()
+def check_archive(path: Path, limits: ArchiveLimits | None = None) -> ArchiveInfo:
+    """Check an archive without unpacking it to disk, and summarize it. Raises ArchiveRefused."""
+    limits = limits or ArchiveLimits()
     kind = detect_format(path)
     checker = _EntryChecker(packed_bytes=path.stat().st_size, limits=limits)
-    with _entries(path, kind, limits) as entries:
+    with _open_entries(path, kind, limits) as entries:
         for entry in entries:
             checker.add(entry)
     checker.check_links()
@@ -267,12 +271,12 @@ def check_archive(path: Path, limits: Limits | None = None) -> ArchiveInfo:
     return ArchiveInfo(format=kind, files=checker.count, unpacked_bytes=checker.unpacked_bytes)
 
 
-def tar_chunks(path: Path, limits: Limits | None = None) -> Iterator[bytes]:
-    """The archive as an uncompressed tar in chunks; checks every entry again."""
-    limits = limits or Limits()
+def iter_tar_chunks(path: Path, limits: ArchiveLimits | None = None) -> Iterator[bytes]:
+    """Convert the archive to an uncompressed tar, in chunks. Checks every entry again; raises ArchiveRefused."""
+    limits = limits or ArchiveLimits()
     kind = detect_format(path)
     checker = _EntryChecker(packed_bytes=path.stat().st_size, limits=limits)
-    with _entries(path, kind, limits) as entries:
+    with _open_entries(path, kind, limits) as entries:
         for entry in entries:
             checker.add(entry)
             yield _build_tar_header(entry).tobuf(tarfile.PAX_FORMAT)
@@ -301,7 +305,7 @@ def _build_tar_header(entry: Entry) -> tarfile.TarInfo:
 def _iter_file_blocks(source: IO[bytes], entry: Entry) -> Iterator[bytes]:
     remaining = entry.size
     while remaining:
-        chunk = source.read(min(CHUNK, remaining))
+        chunk = source.read(min(CHUNK_BYTES, remaining))
         if not chunk:
             raise ArchiveRefused(
                 "broken",
@@ -315,20 +319,21 @@ def _iter_file_blocks(source: IO[bytes], entry: Entry) -> Iterator[bytes]:
 
 
 @contextmanager
-def _entries(path: Path, kind: Format, limits: Limits) -> Iterator[Iterator[Entry]]:
+def _open_entries(
+    path: Path, kind: ArchiveFormat, limits: ArchiveLimits
+) -> Iterator[Iterator[Entry]]:
     try:
         if kind == "zip":
             with zipfile.ZipFile(path) as archive:
-                yield _zip_entries(archive, path.stat().st_size, limits)
+                yield _iter_zip_entries(archive, path.stat().st_size, limits)
             return
         with path.open("rb") as raw:
             stream: IO[bytes] | gzip.GzipFile = raw
             if kind == "tar.gz":
-                # GzipFile supports read and seek; only forward reads happen here.
                 stream = gzip.GzipFile(fileobj=raw, mode="rb")
             limited = _LimitedStream(stream, path.stat().st_size, limits)
             with tarfile.open(fileobj=limited, mode="r:", errorlevel=2) as tar:
-                yield _tar_entries(tar)
+                yield _iter_tar_entries(tar)
             limited.drain()
     except ArchiveRefused:
         raise
@@ -349,10 +354,10 @@ def _entries(path: Path, kind: Format, limits: Limits) -> Iterator[Iterator[Entr
 
 
 class _LimitedStream(io.RawIOBase):
-    """A stream for forward reads that ends with an error at the limits."""
+    """A stream that raises ArchiveRefused when more is read than the limits allow."""
 
     def __init__(
-        self, stream: IO[bytes] | gzip.GzipFile, packed_bytes: int, limits: Limits
+        self, stream: IO[bytes] | gzip.GzipFile, packed_bytes: int, limits: ArchiveLimits
     ) -> None:
         self._stream = stream
         self._packed_bytes = packed_bytes
@@ -379,7 +384,7 @@ class _LimitedStream(io.RawIOBase):
         if whence != 0:
             raise ArchiveRefused("broken", _("The archive is damaged."))
         while self._position < offset:
-            if not (data := self._stream.read(min(CHUNK, offset - self._position))):
+            if not (data := self._stream.read(min(CHUNK_BYTES, offset - self._position))):
                 break
             self._advance(self._position + len(data))
         if offset < self._position:
@@ -389,19 +394,19 @@ class _LimitedStream(io.RawIOBase):
 
     def _advance(self, position: int) -> None:
         self._position = position
-        # Headers and padding add to the size of the files.
+        # `position` includes headers and padding, which are not part of the size of the files.
         overhead_bytes = self._limits.files * 2 * tarfile.BLOCKSIZE
-        check_sizes(max(0, position - overhead_bytes), self._packed_bytes, self._limits)
+        check_unpacked_size(max(0, position - overhead_bytes), self._packed_bytes, self._limits)
 
     def drain(self) -> None:
-        """Reads to the end: only there a truncated gzip stream is detected."""
-        while data := self._stream.read(CHUNK):
+        """Read to the end, because gzip detects a truncated stream only there."""
+        while data := self._stream.read(CHUNK_BYTES):
             self._advance(self._position + len(data))
 
 
-def _tar_entries(tar: tarfile.TarFile) -> Iterator[Entry]:
+def _iter_tar_entries(tar: tarfile.TarFile) -> Iterator[Entry]:
     for member in tar:
-        path = safe_path(member.name)
+        path = check_entry_path(member.name)
         if member.isdir():
             if path:
                 yield Entry(path, "dir", mtime=int(member.mtime))
@@ -423,7 +428,7 @@ def _tar_entries(tar: tarfile.TarFile) -> Iterator[Entry]:
             )
         elif member.islnk():
             yield Entry(
-                path, "hardlink", mtime=int(member.mtime), target=safe_path(member.linkname)
+                path, "hardlink", mtime=int(member.mtime), target=check_entry_path(member.linkname)
             )
         else:
             yield Entry(
@@ -432,11 +437,11 @@ def _tar_entries(tar: tarfile.TarFile) -> Iterator[Entry]:
                 size=member.size,
                 mode=member.mode,
                 mtime=int(member.mtime),
-                open=lambda member=member: _tar_file(tar, member),  # type: ignore[misc]
+                open=lambda member=member: _open_tar_member(tar, member),  # type: ignore[misc]
             )
 
 
-def _tar_file(tar: tarfile.TarFile, member: tarfile.TarInfo) -> IO[bytes]:
+def _open_tar_member(tar: tarfile.TarFile, member: tarfile.TarInfo) -> IO[bytes]:
     file = tar.extractfile(member)
     if file is None:
         raise ArchiveRefused("broken", _("%(name)s cannot be read.", name=_printable(member.name)))
@@ -453,19 +458,21 @@ def _check_link_target(target: str, path: str) -> str:
     return target
 
 
-def _zip_entries(archive: zipfile.ZipFile, packed_bytes: int, limits: Limits) -> Iterator[Entry]:
+def _iter_zip_entries(
+    archive: zipfile.ZipFile, packed_bytes: int, limits: ArchiveLimits
+) -> Iterator[Entry]:
     infos = archive.infolist()
     if len(infos) > limits.files:
         raise ArchiveRefused(
             "too_many_files",
             _("The archive contains more than %(files)s files.", files=limits.files),
         )
-    # Entries that share compressed bytes let a small file unpack to any size.
+    # If entries share compressed bytes, a small archive can unpack to any size (zip bomb).
     if sum(info.compress_size for info in infos) > packed_bytes:
         raise ArchiveRefused("bomb", _("Entries of the archive overlap each other."))
     for info in infos:
-        # `orig_filename` is unchanged; zipfile cuts `filename` at a NUL.
-        path = safe_path(info.orig_filename)
+        # Check `orig_filename`, because zipfile cuts `filename` at a NUL character.
+        path = check_entry_path(info.orig_filename)
         if info.flag_bits & 0x1:
             raise ArchiveRefused(
                 "encrypted", _("%(path)s is encrypted.", path=_printable(path)), entry=path

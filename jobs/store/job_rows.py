@@ -1,7 +1,7 @@
 """Job rows for lists and single reads: one query joins job, owner, namespace, cluster and current attempt.
 
-Written in SQL because the ORM takes ten times as long to compile and convert them. `JobRow` is the only
-definition of the columns. Values have the same types on SQLite and PostgreSQL. Permissions are the caller's.
+The queries are SQL, because the ORM takes ten times as long to compile them and convert the rows. `JobRow` is
+the only definition of the columns. Values have the same types on SQLite and PostgreSQL. Callers check permissions.
 """
 
 from __future__ import annotations
@@ -21,18 +21,21 @@ from django.db import connection
 from clusters.models import Cluster, ClusterStatus, Namespace
 from jobs.models import Attempt, Job
 
-Kind = Literal["plain", "uuid", "time", "json", "bool"]
+ColumnKind = Literal["plain", "uuid", "time", "json", "bool"]
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """Source of a row's value: j job, o owner, n namespace, c cluster, s cluster status, a current attempt."""
+    """The SQL column of a `JobRow` field.
+
+    Tables in `source`: j job, o owner, n namespace, c cluster, s cluster status, a current attempt.
+    """
 
     source: str
-    kind: Kind = "plain"
+    kind: ColumnKind = "plain"
 
 
-IsoTime = str  # ISO 8601 in UTC with a Z
+IsoTime = str  # time in UTC as ISO 8601, such as 2026-01-31T18:00:00Z
 
 
 class JobRow(NamedTuple):
@@ -80,7 +83,7 @@ _COLUMNS: Mapping[str, Column] = {
     name: get_args(annotation)[1]
     for name, annotation in get_type_hints(JobRow, include_extras=True).items()
 }
-# Large columns that only a single job's page needs.
+# Large columns that lists do not need, only the page of one job.
 DETAIL_COLUMNS = frozenset({"warnings", "plan"})
 LIST_COLUMNS = frozenset(_COLUMNS) - DETAIL_COLUMNS
 
@@ -88,11 +91,11 @@ LIST_COLUMNS = frozenset(_COLUMNS) - DETAIL_COLUMNS
 def fetch_job_rows(
     keys_sql: str, params: Sequence[Any], *, order: str = "", columns: Collection[str]
 ) -> list[JobRow]:
-    """The rows with the ids that `keys_sql` selects; columns that are not named are None.
+    """Fetch the rows whose ids `keys_sql` selects. Fields that are not in `columns` are None.
 
-    `order` is an ORDER BY clause on columns of `j`.
+    `order` is an ORDER BY clause on columns of the job table, which has the alias `j`.
     """
-    sql = _select(connection.vendor, frozenset(columns)).format(keys=keys_sql, order=order)
+    sql = _build_select(connection.vendor, frozenset(columns)).format(keys=keys_sql, order=order)
     with connection.cursor() as cursor:
         cursor.execute(sql, params)
         if connection.vendor == "sqlite":
@@ -108,7 +111,7 @@ def fetch_job_rows(
 
 
 def fetch_job_row(job_id: uuid.UUID, *, columns: Collection[str]) -> JobRow | None:
-    """The row of a job that is not deleted."""
+    """Fetch the row of one job. None if it does not exist or is deleted."""
     keys = f"SELECT id FROM {quoted_table(Job)} WHERE id = %s AND deleted_at IS NULL"  # noqa: S608
     param = Job._meta.pk.get_db_prep_value(job_id, connection)
     rows = fetch_job_rows(keys, [param], columns=columns)
@@ -121,11 +124,11 @@ def quoted_table(model: Any) -> str:
 
 
 @lru_cache(maxsize=256)
-def _select(vendor: str, columns: frozenset[str]) -> str:
-    """The statement, with {keys} and {order} left open. Tables without a wanted column are not joined."""
+def _build_select(vendor: str, columns: frozenset[str]) -> str:
+    """Build the SELECT statement with placeholders {keys} and {order}. Joins only tables with a requested column."""
     sources = [column.source if name in columns else "NULL" for name, column in _COLUMNS.items()]
-    # SQLite keeps the order of tables around CROSS JOIN, so rows come in the order of the keys. A sort would
-    # copy the whole rows.
+    # SQLite does not reorder the tables of a CROSS JOIN, so the rows have the order of the keys. Sorting them
+    # again would copy the whole rows.
     join, order = ("CROSS JOIN", "") if vendor == "sqlite" else ("JOIN", "{order}")
     joins = {
         "o": f"{join} {quoted_table(get_user_model())} o ON o.id = j.owner_id",
@@ -145,10 +148,10 @@ def _select(vendor: str, columns: frozenset[str]) -> str:
 
 
 def _select_as_json(select: str, columns: frozenset[str]) -> str:
-    """The whole result as one JSON text, with values converted by SQLite.
+    """Wrap a query so that SQLite converts the values and returns the whole result as one JSON text.
 
-    Python's SQLite driver releases the interpreter lock for every row; with many threads each release waits to
-    get it back, which halved the requests that a process can serve.
+    Python's SQLite driver releases the interpreter lock (GIL) for every row and then waits to get it back. With
+    many threads this halved the number of requests that a process can serve.
     """
     names = [f"c{index}" for index in range(len(_COLUMNS))]
     values = [
@@ -161,8 +164,9 @@ def _select_as_json(select: str, columns: frozenset[str]) -> str:
     )
 
 
-# SQLite stores UUIDs as 32 hexadecimal digits, times as text in UTC without offset, JSON as text, booleans as 0 and 1.
-_SQLITE_EXPRESSIONS: Mapping[Kind, str] = {
+# Expressions that convert SQLite's values. It stores UUIDs as 32 hexadecimal digits, times as text in UTC without
+# offset, JSON as text, and booleans as 0 and 1.
+_SQLITE_EXPRESSIONS: Mapping[ColumnKind, str] = {
     "plain": "{c}",
     "uuid": "substr({c}, 1, 8) || '-' || substr({c}, 9, 4) || '-' || substr({c}, 13, 4) || '-' || "
     "substr({c}, 17, 4) || '-' || substr({c}, 21)",
@@ -180,8 +184,9 @@ def _parse_json(value: Any) -> Any:
     return json.loads(value) if isinstance(value, str | bytes) else value
 
 
-# PostgreSQL's driver returns typed values; raw cursors return JSON as text.
-_CONVERTERS: Mapping[Kind, Callable[[Any], Any] | None] = {
+# Functions that convert PostgreSQL's values. Its driver returns Python types, except that raw cursors return JSON as
+# text.
+_CONVERTERS: Mapping[ColumnKind, Callable[[Any], Any] | None] = {
     "plain": None,
     "uuid": str,
     "time": _format_time,

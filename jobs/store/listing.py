@@ -1,7 +1,8 @@
-"""Lists of jobs: filter, sort and page. The API and the pages use the same functions.
+"""Lists of jobs: filter, sort and paginate. The REST API and the web pages use the same functions.
 
-Pages continue after the last row's key, never by offset, so a page costs the same however many jobs exist.
-A list is the union of branches that each walk one index: the person's own jobs and those of each namespace.
+A page begins after the key of the previous page's last row, not at an offset, so a page costs the same however
+many jobs exist. The query of a list is a union of branches: one for the person's own jobs and one for the jobs of
+each of the person's namespaces. The database answers each branch from one index.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from django.db.models.lookups import Exact, IsNull
 
 from clusters.models import Namespace
 from jobs.models import Attempt, Job
-from jobs.store.access import JobAccess, any_branch, job_access, visibility_branches
+from jobs.store.access import JobAccess, load_job_access, match_any_branch, visibility_branches
 from jobs.store.job_rows import (
     LIST_COLUMNS,
     JobRow,
@@ -33,11 +34,11 @@ from jobs.store.job_rows import (
 if TYPE_CHECKING:
     from jobs.store.access import Person
 
-DEFAULT_LIMIT = 50
-MAX_LIMIT = 1000
-# With more branches the union costs more than one scan.
-MAX_BRANCHES = 24
-# Sort key of the API → column; a leading "-" means descending.
+DEFAULT_PAGE_SIZE = 50
+MAX_PAGE_SIZE = 1000
+# A union of more branches costs more than one scan of the table.
+MAX_UNION_BRANCHES = 24
+# Sort key in the REST API → column. In a request, a leading "-" of the key means descending order.
 SORT_COLUMNS: Mapping[str, str] = {
     "created": "created_at",
     "submitted": "submitted_at",
@@ -49,7 +50,7 @@ SORT_COLUMNS: Mapping[str, str] = {
     "mem": "mem_mib",
     "gpus": "gpus",
 }
-_NULLABLE = frozenset({"submitted_at", "started_at", "ended_at"})
+_NULLABLE_SORT_COLUMNS = frozenset({"submitted_at", "started_at", "ended_at"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,33 +60,37 @@ class JobFilter:
     states: tuple[str, ...] = ()
     namespaces: tuple[str, ...] = ()
     owners: tuple[str, ...] = ()
-    mine: bool = False
-    name: str = ""
-    q: str = ""
+    mine: bool = False  # only the person's own jobs
+    name: str = ""  # exact name
+    q: str = ""  # words to search for; each must match
     ids: tuple[uuid.UUID, ...] = ()
     slurm_id: str = ""
     gpu_type: str = ""
     distributed: bool | None = None
-    labels: tuple[tuple[str, str | None], ...] = ()
+    labels: tuple[tuple[str, str | None], ...] = ()  # (key, value); value None: the label exists
+    # Time column → (first time, end); None: no limit.
     ranges: Mapping[str, tuple[datetime | None, datetime | None]] = field(default_factory=dict)
     sort: str = "-created"
 
     @property
-    def column(self) -> str:
+    def sort_column(self) -> str:
         return SORT_COLUMNS[self.sort.removeprefix("-")]
 
     @property
-    def descending(self) -> bool:
+    def is_descending(self) -> bool:
         return self.sort.startswith("-")
 
 
-PageKey: TypeAlias = tuple[Any, uuid.UUID]  # value of the sort column, id
+# Position of a row in a list: value of the sort column, job id.
+PageKey: TypeAlias = tuple[Any, uuid.UUID]
 
 
 @dataclass(frozen=True, slots=True)
 class JobPage:
+    """One page of a list."""
+
     rows: list[JobRow]
-    next_key: PageKey | None
+    next_key: PageKey | None  # key of the last row; None: this is the last page
     access: JobAccess
 
 
@@ -94,48 +99,57 @@ def list_jobs_page(
     job_filter: JobFilter,
     *,
     after: PageKey | None = None,
-    limit: int = DEFAULT_LIMIT,
+    limit: int = DEFAULT_PAGE_SIZE,
     columns: Collection[str] = LIST_COLUMNS,
 ) -> JobPage:
-    """One page in two queries: the person's roles, the rows."""
-    access = job_access(user)
-    branches = _branches(access, job_filter)
+    """Load one page of the jobs that the person sees, beginning after the key `after`.
+
+    Makes two queries: one for the person's roles, one for the rows.
+    """
+    access = load_job_access(user)
+    branches = _build_branches(access, job_filter)
     if not branches:
         return JobPage([], None, access)
-    keys_sql, params = _page_keys(branches, job_filter, after, limit + 1)
-    wanted = {*columns, "id", job_filter.column}
-    order = _order_by(job_filter, "j.")
+    keys_sql, params = _build_page_keys_sql(branches, job_filter, after, limit + 1)
+    wanted = {*columns, "id", job_filter.sort_column}
+    order = _build_order_by(job_filter, "j.")
     rows = fetch_job_rows(keys_sql, params, order=order, columns=wanted)
     next_key = None
     if len(rows) > limit:
         rows = rows[:limit]
-        next_key = _page_key(rows[-1], job_filter)
+        next_key = _build_page_key(rows[-1], job_filter)
     return JobPage(rows, next_key, access)
 
 
 def count_jobs(user: Person, job_filter: JobFilter) -> int:
-    branches = _branches(job_access(user), job_filter)
-    jobs = Job.objects.not_deleted().filter(_conditions(job_filter), any_branch(branches))
+    branches = _build_branches(load_job_access(user), job_filter)
+    jobs = Job.objects.not_deleted().filter(
+        _build_conditions(job_filter), match_any_branch(branches)
+    )
     return jobs.count()
 
 
 def find_job_row(
     user: Person, job_id: uuid.UUID, *, columns: Collection[str] = LIST_COLUMNS
 ) -> tuple[JobRow, JobAccess] | None:
-    """One job's row and the person's access; None if they may not see it."""
+    """Load one job's row and the person's access. None if the person may not see the job."""
     row = fetch_job_row(job_id, columns={*columns, "owner_id", "namespace_id"})
     if row is None:
         return None
-    access = job_access(user)
+    access = load_job_access(user)
     visible = access.sees(owner_id=row.owner_id, namespace_id=row.namespace_id)
     return (row, access) if visible else None
 
 
-Branch: TypeAlias = Mapping[str, Any]  # column → value; empty: every job
+# Condition on a job: column → required value. An empty branch matches every job.
+Branch: TypeAlias = Mapping[str, Any]
 
 
-def _branches(access: JobAccess, job_filter: JobFilter) -> list[Branch]:
-    """The visible jobs in the wanted states, as alternatives that an index serves."""
+def _build_branches(access: JobAccess, job_filter: JobFilter) -> list[Branch]:
+    """Build one branch per visibility condition and requested state.
+
+    The list is the union of the branches. Each of them has an index, so the database need not scan the table.
+    """
     visible: list[Branch] = list(visibility_branches(access.visibility))
     if visible and job_filter.mine:
         visible = [{"owner_id": access.user.pk}]
@@ -143,19 +157,19 @@ def _branches(access: JobAccess, job_filter: JobFilter) -> list[Branch]:
     return [{**branch, **state} for branch in visible for state in states]
 
 
-def _page_keys(
+def _build_page_keys_sql(
     branches: Sequence[Branch], job_filter: JobFilter, after: PageKey | None, limit: int
 ) -> tuple[str, list[Any]]:
-    """SQL that selects the ids of a page, and its parameters."""
-    conditions = _conditions(job_filter)
+    """Build the SQL that selects the ids and sort values of a page's jobs, and its parameters."""
+    conditions = _build_conditions(job_filter)
     if after is not None:
-        conditions &= _after_key(job_filter, after)
-    if len(branches) > MAX_BRANCHES:
-        conditions &= any_branch(branches)
+        conditions &= _build_after_key_condition(job_filter, after)
+    if len(branches) > MAX_UNION_BRANCHES:
+        conditions &= match_any_branch(branches)
         branches = [{}]
-    where, where_params = _compile(conditions)
-    order = f"{_order_by(job_filter)} LIMIT {limit}"
-    columns = f"id, {job_filter.column}"
+    where, where_params = _compile_conditions(conditions)
+    order = f"{_build_order_by(job_filter)} LIMIT {limit}"
+    columns = f"id, {job_filter.sort_column}"
     selects, params = [], list[Any]()
     for branch in branches:
         branch_where = "".join(f" AND {column} = %s" for column in branch)
@@ -165,46 +179,56 @@ def _page_keys(
         params += [*where_params, *branch.values()]
     if len(selects) == 1:
         return selects[0], params
-    # UNION removes duplicates: a person's own job in a namespace of which the person is a member.
+    # A person's own job in one of their namespaces is in two branches; UNION removes the duplicate.
     union = " UNION ".join(f"SELECT * FROM ({select}) b{n}" for n, select in enumerate(selects))
     return f"SELECT {columns} FROM ({union}) u {order}", params
 
 
-def _compile(conditions: Q) -> tuple[str, list[Any]]:
-    """Conditions on the job table alone, compiled once for all branches."""
+def _compile_conditions(conditions: Q) -> tuple[str, list[Any]]:
+    """Compile conditions to SQL and parameters, once for all branches.
+
+    The conditions may use columns of the job table only.
+    """
     query = Job.objects.not_deleted().filter(conditions).query
     where, params = query.get_compiler(connection=connection).compile(query.where)
     return where, list(params)
 
 
-def _order_by(job_filter: JobFilter, prefix: str = "") -> str:
-    """Jobs without a value of the sort column come last in both directions."""
-    column, direction = job_filter.column, "DESC" if job_filter.descending else "ASC"
-    nulls = " NULLS LAST" if column in _NULLABLE else ""
+def _build_order_by(job_filter: JobFilter, prefix: str = "") -> str:
+    """Build the ORDER BY clause. Jobs without a value in the sort column come last in both directions."""
+    column, direction = job_filter.sort_column, "DESC" if job_filter.is_descending else "ASC"
+    nulls = " NULLS LAST" if column in _NULLABLE_SORT_COLUMNS else ""
     return f"ORDER BY {prefix}{column} {direction}{nulls}, {prefix}id {direction}"
 
 
-def _page_key(row: JobRow, job_filter: JobFilter) -> PageKey:
-    value = getattr(row, job_filter.column)
-    if value is not None and job_filter.column.endswith("_at"):
+def _build_page_key(row: JobRow, job_filter: JobFilter) -> PageKey:
+    value = getattr(row, job_filter.sort_column)
+    if value is not None and job_filter.sort_column.endswith("_at"):
         value = datetime.fromisoformat(value)
     return value, uuid.UUID(row.id)
 
 
-def _after_key(job_filter: JobFilter, key: PageKey) -> Q:
+def _build_after_key_condition(job_filter: JobFilter, key: PageKey) -> Q:
     value, last_id = key
-    column, comparison = job_filter.column, "lt" if job_filter.descending else "gt"
+    column, comparison = job_filter.sort_column, "lt" if job_filter.is_descending else "gt"
     later_id = Q(**{f"id__{comparison}": last_id})
     if value is None:
         return Q(**{f"{column}__isnull": True}) & later_id
     later = Q(**{f"{column}__{comparison}": value}) | Q(**{column: value}) & later_id
-    # The redundant bound lets an index scan start at the key.
+    # This bound follows from `later`; with it the database starts the index scan at the key.
     after_key = Q(**{f"{column}__{comparison}e": value}) & later
-    return after_key | Q(**{f"{column}__isnull": True}) if column in _NULLABLE else after_key
+    return (
+        after_key | Q(**{f"{column}__isnull": True})
+        if column in _NULLABLE_SORT_COLUMNS
+        else after_key
+    )
 
 
-def _conditions(job_filter: JobFilter) -> Q:
-    """The filter without states and visibility. Other tables appear only in subqueries."""
+def _build_conditions(job_filter: JobFilter) -> Q:
+    """Build the conditions of a filter, except states and visibility, which are in the branches.
+
+    Other tables than the job table are used only in subqueries.
+    """
     conditions = Q()
     if job_filter.namespaces:
         names = Namespace.objects.filter(name__in=job_filter.namespaces)
@@ -213,7 +237,7 @@ def _conditions(job_filter: JobFilter) -> Q:
         people = get_user_model()._default_manager.filter(username__in=job_filter.owners)
         conditions &= Q(owner__in=people.values("pk"))
     if job_filter.slurm_id:
-        conditions &= Q(pk__in=_by_slurm_id(job_filter.slurm_id))
+        conditions &= Q(pk__in=_select_jobs_by_slurm_id(job_filter.slurm_id))
     for lookup, wanted in (
         ("pk__in", job_filter.ids or None),
         ("name", job_filter.name or None),
@@ -228,23 +252,27 @@ def _conditions(job_filter: JobFilter) -> Q:
         if until is not None:
             conditions &= Q(**{f"{column}__lt": until})
     for word in job_filter.q.split():
-        conditions &= _match_word(word)
+        conditions &= _build_word_condition(word)
     for key, value in job_filter.labels:
         label = Cast(KeyTextTransform(key, "labels"), TextField())
         conditions &= Q(IsNull(label, False) if value is None else Exact(label, value))
     return conditions
 
 
-def _by_slurm_id(slurm_id: str) -> QuerySet[Attempt, Any]:
-    """A component's id (`123+0`) also finds its job."""
+def _select_jobs_by_slurm_id(slurm_id: str) -> QuerySet[Attempt, Any]:
+    """Select the ids of jobs by Slurm job id. The id of a het job's component (`123+0`) also matches `123`."""
     whole = slurm_id.partition("+")[0]
     return Attempt.objects.filter(slurm_job_id__in={slurm_id, whole}).values("job_id")
 
 
-def _match_word(word: str) -> Q:
-    """One word of a search: part of the name, the description or the owner's name, or an id."""
+def _build_word_condition(word: str) -> Q:
+    """Build the condition for one word of a search.
+
+    It matches a part of the name, the description or the owner's name, the beginning of the job's id, or a Slurm
+    job id.
+    """
     found = Q(name__icontains=word) | Q(description__icontains=word)
-    # A subquery runs once; a join would compare the name for every row.
+    # A subquery compares the names of users once; a join would compare the name for every job.
     people = get_user_model()._default_manager.filter(username__icontains=word)
     found |= Q(owner__in=people.values("pk"))
     compact = word.replace("-", "").lower()
@@ -252,5 +280,5 @@ def _match_word(word: str) -> Q:
         low, high = compact.ljust(32, "0"), compact.ljust(32, "f")
         found |= Q(pk__gte=uuid.UUID(low), pk__lte=uuid.UUID(high))
     if word[0].isdigit() and word.replace("+", "").isdigit() and len(word) <= 40:
-        found |= Q(pk__in=_by_slurm_id(word))
+        found |= Q(pk__in=_select_jobs_by_slurm_id(word))
     return found

@@ -1,6 +1,7 @@
-"""A job's secrets at rest: encrypted with a key derived from SECRET_KEY, deleted when the job ends.
+"""Stores a job's secrets: values of secret task variables and logins of image registries.
 
-Values of task variables and logins of image registries. They are never in the spec, the plan, an event or a log.
+They are encrypted with a key derived from SECRET_KEY and deleted when the job ends. They are never part of the
+spec, the plan, an event or a log.
 """
 
 from __future__ import annotations
@@ -20,40 +21,42 @@ from jobs.models import Job, JobSecret
 
 
 class SecretsUnreadable(Exception):
-    """SECRET_KEY differs from the one that encrypted them."""
+    """The secrets cannot be decrypted, because SECRET_KEY has changed since they were stored."""
 
     message = _(
         "The job's secrets were stored with another SLUICE_SECRET_KEY. Submit the job again."
     )
 
 
-def _fernet() -> Fernet:
+def _build_cipher() -> Fernet:
     digest = hashlib.sha256(b"sluice job secrets\0" + settings.SECRET_KEY.encode()).digest()
     return Fernet(base64.urlsafe_b64encode(digest))
 
 
-# Not a valid variable name, so it cannot collide.
+# Logins are stored beside the variables, under this prefix and the image's name. The prefix contains spaces, so
+# such a key cannot be the name of a variable.
 _LOGIN_PREFIX = "login for "
 
 
-def store(
+def store_secrets(
     job: Job, values: Mapping[str, str], image_logins: Mapping[str, Mapping[str, str]] | None = None
 ) -> None:
-    """Values of variables, and registry logins by image name."""
+    """Store the values of secret variables, and the registry logins by image name. Replaces earlier ones."""
     payload: dict[str, Any] = dict(values)
     payload |= {_LOGIN_PREFIX + image: dict(login) for image, login in (image_logins or {}).items()}
     if payload:
-        data = _fernet().encrypt(json.dumps(payload).encode())
+        data = _build_cipher().encrypt(json.dumps(payload).encode())
         JobSecret.objects.update_or_create(job=job, defaults={"data": data})
 
 
-def load(job: Job) -> dict[str, str]:
-    """Values of variables."""
+def load_secret_values(job: Job) -> dict[str, str]:
+    """Load the values of the job's secret variables. Raises SecretsUnreadable."""
     found = _load(job).items()
     return {name: str(value) for name, value in found if not name.startswith(_LOGIN_PREFIX)}
 
 
 def load_image_logins(job: Job) -> dict[str, dict[str, str]]:
+    """Load the registry logins by image name. Raises SecretsUnreadable."""
     found = _load(job).items()
     return {
         name.removeprefix(_LOGIN_PREFIX): login
@@ -67,11 +70,11 @@ def _load(job: Job) -> dict[str, Any]:
     if row is None:
         return {}
     try:
-        values: dict[str, Any] = json.loads(_fernet().decrypt(bytes(row.data)))
+        values: dict[str, Any] = json.loads(_build_cipher().decrypt(bytes(row.data)))
     except InvalidToken as error:
         raise SecretsUnreadable(SecretsUnreadable.message) from error
     return values
 
 
-def delete(job_ids: Iterable[UUID]) -> None:
+def delete_secrets(job_ids: Iterable[UUID]) -> None:
     JobSecret.objects.filter(job__in=list(job_ids)).delete()

@@ -1,7 +1,7 @@
-"""Uploaded code: received to disk, checked, stored once per SHA-256, streamed to the engine.
+"""Uploaded code: receives archives, checks them, stores each once per SHA-256, and streams them to the engine.
 
-Files are below `UPLOAD_DIR`, mode 0600, named by their SHA-256. A person may use only their own uploads, even if they
-know another's SHA-256. An interrupted or rejected upload leaves no file.
+Files are below `UPLOAD_DIR`, have mode 0600 and are named by their SHA-256. A person may use only uploads of their
+own, even if they know the SHA-256 of another person's. An interrupted or rejected upload leaves no file.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from django.utils import timezone
 from core.errors import NotFound, TooLarge
 from core.messages import _
 from jobs.models import CodeUpload, Job, UploadOwner
-from jobs.store.archives import Limits, check_archive, tar_chunks
+from jobs.store.archives import ArchiveLimits, check_archive, iter_tar_chunks
 
 if TYPE_CHECKING:
     from accounts.models import User
 
-# A .part file unchanged for this long was left by a process that died.
-ABANDONED_AFTER_S = 6 * 3600
+# A .part file, or a stored file without a row, that is older than this was left by a process that died.
+ABANDONED_FILE_AGE_S = 6 * 3600
 
 
-def _limits() -> Limits:
-    return Limits(
+def _archive_limits() -> ArchiveLimits:
+    return ArchiveLimits(
         files=settings.UPLOAD_MAX_FILES, unpacked_bytes=settings.UPLOAD_MAX_UNPACKED_BYTES
     )
 
@@ -50,10 +50,11 @@ def _storage_path(sha256: str) -> Path:
 def _make_dir(name: str) -> Path:
     """Create a directory below UPLOAD_DIR, readable only by this Unix user."""
     top = Path(settings.UPLOAD_DIR)
-    # One at a time: pathlib does not apply `mode` to parents.
+    # Create the two levels one at a time, because pathlib does not apply `mode` to parents.
     top.mkdir(parents=True, exist_ok=True, mode=0o700)
     if top.stat().st_mode & 0o077:
-        with contextlib.suppress(PermissionError):  # owned by another user, who set the mode
+        # PermissionError: another user owns the directory and has set its mode.
+        with contextlib.suppress(PermissionError):
             top.chmod(0o700)
     folder = top / name
     folder.mkdir(exist_ok=True, mode=0o700)
@@ -61,11 +62,11 @@ def _make_dir(name: str) -> Path:
 
 
 class IncomingUpload:
-    """An upload in progress: hashed while written, deleted unless `store` succeeds."""
+    """An upload in progress: a temporary file, which is deleted unless `store` succeeds."""
 
     def __init__(self) -> None:
         folder = _make_dir("incoming")
-        _remove_abandoned(folder)
+        _remove_abandoned_files(folder)
         self._path = folder / f"{secrets.token_hex(16)}.part"
         self._file = os.fdopen(
             os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb"
@@ -92,10 +93,10 @@ class IncomingUpload:
         self._path.unlink(missing_ok=True)
 
     def validate(self) -> CodeUpload:
-        """Check the archive and return an unsaved CodeUpload; deletes the file. Raises ArchiveRefused."""
+        """Check the archive, delete the file and return an unsaved CodeUpload. Raises ArchiveRefused."""
         try:
             self._file.close()
-            info = check_archive(self._path, _limits())
+            info = check_archive(self._path, _archive_limits())
             return CodeUpload(sha256=self._hash.hexdigest(), size=self.size, format=info.format)
         finally:
             self.discard()
@@ -104,7 +105,7 @@ class IncomingUpload:
         """Check the archive and store it. Raises ArchiveRefused, TooLarge."""
         try:
             self._file.close()
-            info = check_archive(self._path, _limits())
+            info = check_archive(self._path, _archive_limits())
             sha256 = self._hash.hexdigest()
             _check_upload_quota(by, sha256, self.size)
             place = _storage_path(sha256)
@@ -123,7 +124,8 @@ class IncomingUpload:
                 UploadOwner.objects.get_or_create(
                     upload=upload, user=by, defaults={"filename": _sanitize_filename(filename)}
                 )
-                # Inside the transaction that holds the row, so that it is not pruned in between.
+                # In the same transaction as get_or_create, so that `prune_uploads` cannot delete the row before
+                # the file is in place.
                 touch_upload(upload)
                 os.replace(self._path, place)
             return upload
@@ -150,21 +152,22 @@ def _check_upload_quota(by: User, sha256: str, size: int) -> None:
         )
 
 
-def _remove_abandoned(
+def _remove_abandoned_files(
     folder: Path, pattern: str = "*.part", keep: Collection[str] = frozenset()
 ) -> None:
+    """Delete the old files of a directory that match the pattern, except those named in `keep`."""
     for part in folder.glob(pattern):
         if part.name in keep:
             continue
         try:
-            if time.time() - part.stat().st_mtime > ABANDONED_AFTER_S:
+            if time.time() - part.stat().st_mtime > ABANDONED_FILE_AGE_S:
                 part.unlink()
         except FileNotFoundError:
             continue
 
 
 def receive_upload(stream: IO[bytes], *, by: User, filename: str = "") -> CodeUpload:
-    """Store the content of the stream as an upload of the person."""
+    """Read the stream to its end and store it as an upload of the person. Raises ArchiveRefused, TooLarge."""
     incoming = IncomingUpload()
     try:
         while chunk := stream.read(256 * 1024):
@@ -176,7 +179,7 @@ def receive_upload(stream: IO[bytes], *, by: User, filename: str = "") -> CodeUp
 
 
 def find_upload(*, sha256: str, by: User) -> CodeUpload:
-    """An upload that the person may use. Raises NotFound."""
+    """Find an upload of the person by its SHA-256 and restart its retention time. Raises NotFound."""
     found = CodeUpload.objects.filter(sha256=sha256.lower(), owners__user=by).first()
     if found is None:
         raise NotFound(_("You have no upload with this SHA-256."), sha256=sha256[:64])
@@ -185,12 +188,12 @@ def find_upload(*, sha256: str, by: User) -> CodeUpload:
 
 
 def touch_upload(upload: CodeUpload) -> None:
-    """Restart the retention time of the upload."""
+    """Record that the upload is used now, which restarts its retention time."""
     CodeUpload.objects.filter(pk=upload.pk).update(last_used_at=timezone.now())
 
 
 def release_upload(*, upload: CodeUpload, by: User) -> None:
-    """Remove the person's ownership; deletes the file when no owner and no job is left."""
+    """Remove the person's ownership of an upload. Deletes the upload if it has no other owner and no job."""
     with transaction.atomic():
         UploadOwner.objects.filter(upload=upload, user=by).delete()
         if upload.owners.exists() or upload.jobs.exists():
@@ -207,39 +210,39 @@ def clean_up_uploads() -> int:
     cutoff = timezone.now() - timedelta(days=settings.KEEP_UPLOADS_DAYS)
     removed = prune_uploads(unused_since=cutoff)
     top = Path(settings.UPLOAD_DIR)
-    _remove_abandoned(top / "incoming")
+    _remove_abandoned_files(top / "incoming")
     for folder in top.glob("[0-9a-f][0-9a-f]"):
         known = set(
             CodeUpload.objects.filter(sha256__startswith=folder.name).values_list(
                 "sha256", flat=True
             )
         )
-        _remove_abandoned(folder, "*", keep=known)
+        _remove_abandoned_files(folder, "*", keep=known)
     return removed
 
 
 def prune_uploads(*, unused_since: datetime) -> int:
-    """Remove uploads not used since then and not needed by a live job. Returns their number.
+    """Delete the uploads that were last used before `unused_since` and that no live job needs.
 
-    Ended jobs stay; retrying one reports that its code was removed.
+    Returns the number of uploads deleted. Ended jobs of such an upload lose their code and cannot be retried.
     """
     stale = CodeUpload.objects.filter(last_used_at__lt=unused_since)
     removed = 0
     for pk in list(stale.values_list("pk", flat=True)):
         with transaction.atomic():
-            # Checked again under the lock: a job that uses the upload updates `last_used_at` first.
+            # Check again while the row is locked: submitting a job with the upload updates `last_used_at` first.
             upload = stale.select_for_update().filter(pk=pk).first()
             if upload is None or Job.objects.live().filter(code_upload=upload).exists():
                 continue
             Job.objects.filter(code_upload=upload).update(code_upload=None)
             upload.delete()
-            # Before the lock is released: a later upload of the same content writes the file again.
+            # Delete the file before the lock is released, because a later upload of the same content writes it again.
             upload_path(upload).unlink(missing_ok=True)
         removed += 1
     return removed
 
 
 def stream_upload_tar(upload: CodeUpload) -> Iterator[bytes]:
-    """A plain tar, which the engine unpacks into the job's empty code directory."""
+    """Stream the upload as an uncompressed tar, which the engine unpacks into the job's empty code directory."""
     touch_upload(upload)
-    return tar_chunks(upload_path(upload), _limits())
+    return iter_tar_chunks(upload_path(upload), _archive_limits())

@@ -84,7 +84,7 @@ def render_attempt(
         user=unix_user,
         options=options,
         default_image=job.namespace.default_image,
-        secrets=job_secrets.load(job) if job.has_secrets else None,
+        secrets=job_secrets.load_secret_values(job) if job.has_secrets else None,
         image_logins=job_secrets.load_image_logins(job) if job.has_secrets else None,
     )
 

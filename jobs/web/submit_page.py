@@ -328,7 +328,7 @@ def check_job_file(user: User, body: Mapping[str, Any]) -> dict[str, Any]:
         "document": document,
         # Secrets found in the imported text go back to the page and are not stored.
         "secrets": dict(loaded.secrets),
-        "imageLogins": _complete_logins(loaded.image_auth),
+        "imageLogins": _complete_logins(loaded.image_logins),
         "warnings": [serialize_warning(warning) for warning in loaded.warnings],
     }
     if body.get("import"):
@@ -339,7 +339,7 @@ def check_job_file(user: User, body: Mapping[str, Any]) -> dict[str, Any]:
             by=user,
             document=document,
             secrets={**loaded.secrets, **_secret_placeholders(body.get("secrets"))},
-            image_logins=loaded.image_auth,
+            image_logins=loaded.image_logins,
             code=_find_upload(user, body.get("code")),
         )
     except SpecError as error:

@@ -401,7 +401,7 @@ def template_check(request: HttpRequest) -> HttpResponse:
         used = sorted(find_parameter_names(document))
         parameters = form_data.parameters()
         check_parameters(parameters, document)
-        placeholders = {parameter.name: parameter.placeholder_value() for parameter in parameters}
+        placeholders = {parameter.name: parameter.sample_value() for parameter in parameters}
         load_document(fill_template(document, parameters, placeholders))
     except SpecError as error:
         lines = _line_numbers(form_data.text)

@@ -1,6 +1,6 @@
-"""From the text of a job file in any dialect to a spec with warnings, or to all its problems.
+"""Loads job files of any dialect: returns a spec with warnings, or raises all problems at once.
 
-Detects the dialect. Pure: no Django, no network, no files.
+Detects the dialect and calls its importer. Pure: no Django, no network, no files.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from jobs.jobfile.importers.draft import Draft, SiteCatalog
 from jobs.jobfile.importers.ffdl import import_ffdl
 from jobs.jobfile.importers.native import find_suspicious_values, import_native
 from jobs.jobfile.importers.octopus import import_octopus
-from jobs.jobfile.importers.openpai_v2 import import_v2
+from jobs.jobfile.importers.openpai_v2 import import_openpai_v2
 from jobs.jobfile.model import JobSpec
 from jobs.jobfile.parse import ParsedFile, parse_text
 from jobs.jobfile.validation import Positions, nearest_position, validate_document
@@ -35,27 +35,29 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class LoadResult:
-    """A job file that was accepted."""
+    """An accepted job file."""
 
     spec: JobSpec
     warnings: tuple[SpecWarning, ...]
     dialect: str  # a Dialect's name
     format: str = "json"
-    # Values that must not be stored or shown: variable → value, image → login.
+    # These must not be stored with the spec or shown: variable → value, image → registry login.
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
-    image_auth: Mapping[str, Mapping[str, str]] = field(default_factory=dict, repr=False)
+    image_logins: Mapping[str, Mapping[str, str]] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
+    """A format of job files and its importer."""
+
     name: str
-    title: str
-    identifying_fields: str
+    title: str  # shown to people
+    identifying_fields: str  # fields by which it is recognized; shown to people
     matches: Callable[[Mapping[str, Any]], bool]
     import_document: Callable[[Mapping[str, Any], SiteCatalog], Draft]
 
 
-def _is_v2(document: Mapping[str, Any]) -> bool:
+def _is_openpai_v2(document: Mapping[str, Any]) -> bool:
     return "protocolVersion" in document or (
         isinstance(document.get("taskRoles"), Mapping) and "jobName" not in document
     )
@@ -76,7 +78,7 @@ def _is_ffdl(document: Mapping[str, Any]) -> bool:
 
 # The first dialect that matches a document imports it.
 DIALECTS: tuple[Dialect, ...] = (
-    Dialect("openpai-v2", "OpenPAI v2", "protocolVersion", _is_v2, import_v2),
+    Dialect("openpai-v2", "OpenPAI v2", "protocolVersion", _is_openpai_v2, import_openpai_v2),
     Dialect(
         "sluice",
         msg("import.job-file", "job file"),
@@ -105,7 +107,7 @@ DIALECTS: tuple[Dialect, ...] = (
 
 
 def detect_dialect(document: Any) -> Dialect:
-    """The dialect of a document. Raises SpecError if none matches."""
+    """Detect the dialect of a document. Raises SpecError if it is of no known one."""
     if not isinstance(document, Mapping):
         raise SpecError.single(
             "",
@@ -120,9 +122,8 @@ def detect_dialect(document: Any) -> Dialect:
     if match is not None:
         return match
     if any(key.lower().replace("_", "") in ("jobname", "taskroles") for key in document):
-        return DIALECTS[
-            1
-        ]  # Sluice's own format with a misspelt key: its validation has the best message
+        # Sluice's own format with a misspelt key: its validation gives the best message.
+        return next(dialect for dialect in DIALECTS if dialect.name == "sluice")
     known = join_with_commas(
         [
             msg(
@@ -148,12 +149,12 @@ def detect_dialect(document: Any) -> Dialect:
 def load_text(
     text: str | bytes, *, filename: str = "", site: SiteCatalog | None = None
 ) -> LoadResult:
-    """A job from the text of a file in any dialect. Raises SpecError."""
+    """Load a job from the text of a file in any dialect. Raises SpecError."""
     return _load(parse_text(text, filename=filename), site or SiteCatalog())
 
 
 def load_document(document: Any, *, site: SiteCatalog | None = None) -> LoadResult:
-    """A job from parsed values (an API request's body). Raises SpecError."""
+    """Load a job from values that are already parsed, such as the body of an API request. Raises SpecError."""
     return _load(ParsedFile(document, {}, "json"), site or SiteCatalog())
 
 
@@ -172,7 +173,7 @@ def _load(parsed: ParsedFile, site: SiteCatalog) -> LoadResult:
         dialect=dialect.name,
         format=parsed.format,
         secrets=draft.secrets,
-        image_auth=draft.image_auth,
+        image_logins=draft.image_logins,
     )
 
 
@@ -185,7 +186,7 @@ def _validate_draft(draft: Draft, positions: Positions, dialect: str) -> JobSpec
     try:
         spec = validate_document(draft.document, positions=positions, source_of=draft.source_of)
     except SpecError as error:
-        # The importer's own problem for the same path is more precise.
+        # If the importer has reported a problem for a path, it is more precise than that of the validation.
         problems += [problem for problem in error.problems if problem.path not in reported_paths]
     if (message := _check_framework(spec, draft.document)) is not None:
         loc = draft.source_of(("framework",))
@@ -198,7 +199,7 @@ def _validate_draft(draft: Draft, positions: Positions, dialect: str) -> JobSpec
 
 
 def _check_framework(spec: JobSpec | None, document: Mapping[str, Any]) -> Message | None:
-    """Roles are checked if the spec is valid; framework and strategy always."""
+    """Check the names of framework and strategy, and if the spec is valid, its roles. Returns the problem or None."""
     try:
         if spec is not None:
             assign_roles(spec)

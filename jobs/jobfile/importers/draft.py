@@ -1,7 +1,7 @@
-"""The draft that importers fill: a job file, the source path of each value, problems and warnings.
+"""The draft that an importer fills: a document with Sluice's keys, and the problems and warnings it found.
 
-An importer reads another system's format leniently and writes a document with Sluice's keys; problems
-found later name the paths of the original file. Pure.
+For each value the draft also stores its location in the original file, so that problems found later name the
+paths of the original file. Pure.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from jobs.jobfile.fields import describe_type
 
 @dataclass(frozen=True, slots=True)
 class SiteCatalog:
-    """The site's meaning of names in imported files. Names without an entry stay unresolved, with a warning."""
+    """What names of storages and sizes in imported files mean at this site. An unknown name gives a warning."""
 
     storages: Mapping[str, str] = field(default_factory=dict)  # storage name → directory
     sizes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # size → TaskRole fields
@@ -31,15 +31,17 @@ class Draft:
 
     dialect: str
     document: dict[str, Any] = field(default_factory=dict)
-    sources: dict[Loc, Loc] = field(default_factory=dict)
+    sources: dict[Loc, Loc] = field(
+        default_factory=dict
+    )  # location in `document` → in the original file
     warnings: list[tuple[Loc, Message]] = field(default_factory=list)
     problems: list[tuple[Loc, Problem]] = field(default_factory=list)
-    # Not part of the job file: variable → value, image → login.
+    # These are not part of the document: variable → value, image → registry login.
     secrets: dict[str, str] = field(default_factory=dict)
-    image_auth: dict[str, dict[str, str]] = field(default_factory=dict)
+    image_logins: dict[str, dict[str, str]] = field(default_factory=dict)
 
     def set_value(self, loc: Loc, value: Any, source: Loc) -> None:
-        """Sets a value of the job file; its parent containers must exist."""
+        """Set a value of the document. The mappings and lists that contain it must exist."""
         container: Any = self.document
         for part in loc[:-1]:
             container = container[part]
@@ -49,12 +51,12 @@ class Draft:
     def copy_field(
         self, source: Mapping[str, Any], key: str, loc: Loc, source_loc: Loc = ()
     ) -> None:
-        """Copies a field if the source has it."""
+        """Copy a field of the original file to the document, if the file has it."""
         if source.get(key) is not None:
             self.set_value(loc, source[key], (*source_loc, key))
 
     def source_of(self, loc: Loc) -> Loc:
-        """The path in the original file that a path of the job file was made from."""
+        """Find the location in the original file from which the value at `loc` in the document was made."""
         rest: Loc = ()
         while loc and loc not in self.sources:
             loc, rest = loc[:-1], (loc[-1], *rest)
@@ -73,7 +75,7 @@ class Draft:
     def reject_unknown_keys(
         self, mapping: Mapping[str, Any], known: Iterable[str], source_loc: Loc = ()
     ) -> None:
-        """Reports fields that the dialect itself does not allow."""
+        """Add a problem for each field that the dialect does not allow."""
         names = list(known)
         for key in mapping:
             if key not in names:
@@ -92,7 +94,7 @@ class Draft:
                 )
 
     def as_mapping(self, value: Any, source_loc: Loc) -> Mapping[str, Any]:
-        """The mapping at a path; any other type is a problem and returns an empty mapping."""
+        """Return the value if it is a mapping. Otherwise return an empty one, and add a problem unless it is None."""
         if value is None:
             return {}
         if not isinstance(value, Mapping):
@@ -109,7 +111,7 @@ class Draft:
         return value
 
     def as_list(self, value: Any, source_loc: Loc) -> list[Any]:
-        """The list at a path; any other type is a problem and returns an empty list."""
+        """Return the value if it is a list. Otherwise return an empty one, and add a problem unless it is None."""
         if value is None:
             return []
         if not isinstance(value, list):
@@ -126,7 +128,7 @@ class Draft:
         return value
 
     def round_up(self, value: Any, source_loc: Loc, what: Message) -> Any:
-        """A count; a fraction, which other systems allow, is rounded up with a warning."""
+        """Round a fraction up to a whole number, with a warning. Other systems allow fractions of CPUs and GPUs."""
         number = value
         if isinstance(value, str):
             try:

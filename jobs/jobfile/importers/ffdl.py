@@ -1,4 +1,4 @@
-"""FfDL and Prophecis DI manifests into our job file. Pure."""
+"""Imports manifests of FfDL and Prophecis DI. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from jobs.jobfile.fields import JOB_NAME_PATTERN
 from jobs.jobfile.importers.draft import Draft, SiteCatalog
 from jobs.jobfile.importers.placeholders import format_scalar
 
-# Fields of the manifests that are ignored, with the warning for each.
+# Fields of manifests that are ignored → warning.
 _IGNORED_FIELDS = {
     "code_path": msg(
         "import.ffdl.code-uploaded-job-ignored", "is ignored: the code is uploaded with the job."
@@ -47,7 +47,7 @@ _KNOWN_FIELDS = [
     "job_alert",
 ]
 
-# Mebibytes per unit. FfDL counts GB as GiB, and its users write 1Gb for it.
+# MiB per unit, in lower case. FfDL takes GB as GiB, and its users write 1Gb for it.
 _MIB_PER_UNIT = {
     "": 1,
     "m": 1,
@@ -65,7 +65,7 @@ _MEMORY = re.compile(r"\s*(?P<number>[0-9]+(?:\.[0-9]+)?)\s*(?P<unit>[A-Za-z]*)\
 
 
 def parse_memory_mib(value: Any) -> int | None:
-    """1Gb, 512 MiB, … in MiB; None if it is no amount of memory. A number without a unit is in MB."""
+    """Parse an amount of memory such as 1Gb or 512 MiB to MiB; a number without a unit is in MiB. None if invalid."""
     found = _MEMORY.fullmatch(value if isinstance(value, str) else str(value))
     unit = _MIB_PER_UNIT.get(found["unit"].lower()) if found else None
     if found is None or unit is None or isinstance(value, bool) or len(found["number"]) > 15:
@@ -86,23 +86,23 @@ class _ManifestImporter:
     def run(self) -> Draft:
         draft, source = self.draft, self.source
         draft.document = {"taskRoles": [], "image": "", "importedFrom": "ffdl"}
-        self._name()
+        self._import_name()
         draft.copy_field(source, "description", ("description",))
         draft.copy_field(source, "namespace", ("namespace",))
         draft.copy_field(source, "gpu_type", ("gpuType",))
         if (version := format_scalar(source.get("version"))) is not None:
             draft.document["labels"] = {"version": version}
         framework = draft.as_mapping(source.get("framework"), ("framework",))
-        self._image(framework)
-        self._roles(framework)
-        self._data_stores()
-        self._code()
-        self._metrics()
+        self._import_image(framework)
+        self._import_roles(framework)
+        self._import_data_stores()
+        self._import_code()
+        self._import_metrics()
         draft.copy_field(source, "job_alert", ("alerts",))
         self._warn_ignored_fields(framework)
         return draft
 
-    def _name(self) -> None:
+    def _import_name(self) -> None:
         name = format_scalar(self.source.get("name"))
         if name is not None:
             fit = re.sub(JOB_NAME_PATTERN.replace("^[", "[^").removesuffix("+$"), "-", name.strip())
@@ -118,7 +118,7 @@ class _ManifestImporter:
             self.draft.set_value(("jobName",), fit, ("name",))
         self.draft.sources[("jobName",)] = ("name",)
 
-    def _image(self, framework: Mapping[str, Any]) -> None:
+    def _import_image(self, framework: Mapping[str, Any]) -> None:
         name, version = (format_scalar(framework.get(key)) for key in ("name", "version"))
         if not name:
             self.draft.add_problem(
@@ -157,7 +157,7 @@ class _ManifestImporter:
             amount = self.draft.raise_to_minimum(amount, 100, (key,))
         return amount
 
-    def _roles(self, framework: Mapping[str, Any]) -> None:
+    def _import_roles(self, framework: Mapping[str, Any]) -> None:
         draft = self.draft
         learners = self._read_count("learners", 1)
         pss = self._read_count("pss", 0)
@@ -186,11 +186,13 @@ class _ManifestImporter:
         for key, source in sources.items():
             draft.sources["taskRoles", index, key] = source
         if distributed:
-            self._framework(framework, pss)
+            self._detect_framework(framework, pss)
 
     def _join_option_lines(self, text: str) -> str:
-        """Joins lines that begin with an option: manifests break long commands there, and YAML's `>` keeps the line
-        break before an indented line."""
+        """Join lines that begin with an option to the line before, with a warning.
+
+        Manifests break long commands before options, and YAML's `>` keeps the line break before an indented line.
+        """
         joined_lines = _LINE_CONTINUATION.sub(" ", text.strip())
         if joined_lines != text.strip():
             message = msg(
@@ -222,7 +224,7 @@ class _ManifestImporter:
             draft.sources["taskRoles", 0, key] = (name,)
         draft.sources["taskRoles", 0, "command"] = ("framework", "command")
 
-    def _framework(self, framework: Mapping[str, Any], pss: Any) -> None:
+    def _detect_framework(self, framework: Mapping[str, Any], pss: Any) -> None:
         image_name = f"{framework.get('name')}:{framework.get('version')}".lower()
         if self.source.get("job_type") == "dist-tf" or pss:
             found = {"name": "tensorflow", "strategy": "ps" if pss else "multiworker"}
@@ -238,7 +240,7 @@ class _ManifestImporter:
 
     # Directories
 
-    def _data_stores(self) -> None:
+    def _import_data_stores(self) -> None:
         draft = self.draft
         fields = {
             "training_data": "dataDir",
@@ -296,7 +298,7 @@ class _ManifestImporter:
             ),
         )
 
-    def _code(self) -> None:
+    def _import_code(self) -> None:
         selector = self.source.get("code_selector")
         if selector is None or selector == "codeFile":
             self.draft.set_value(("code",), {"selector": "codeFile"}, ("code_selector",))
@@ -314,7 +316,7 @@ class _ManifestImporter:
             )
             self.draft.add_problem(("code_selector",), message, value=selector)
 
-    def _metrics(self) -> None:
+    def _import_metrics(self) -> None:
         source_loc: Loc = ("evaluation_metrics",)
         section = self.draft.as_mapping(self.source.get("evaluation_metrics"), source_loc)
         if not section:

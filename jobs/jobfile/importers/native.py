@@ -1,6 +1,6 @@
-"""Sluice's own job file: OpenPAI v1 JSON and its variants, with fields that such files often contain.
+"""Imports job files of Sluice's own format, which is OpenPAI v1's with further fields.
 
-Does not change the meaning of a valid file; only accepts fields that other systems wrote. Pure.
+Converts or drops, with a warning, some fields that files of OpenPAI v1 often contain. Pure.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def _convert_role(role: Any, index: int, draft: Draft) -> Any:
 
 
 def find_suspicious_values(spec: JobSpec) -> list[tuple[tuple[str | int, ...], Message]]:
-    """Warnings for valid values that are probably not intended."""
+    """Find valid values that are probably not intended, with a warning for each."""
     suspicious: list[tuple[tuple[str | int, ...], Message]] = []
     for name in spec.job_envs:
         if name.startswith(RESERVED_PREFIXES):

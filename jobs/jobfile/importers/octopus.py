@@ -91,7 +91,7 @@ class _OctopusImporter:
         ):
             draft.copy_field(source, key, (field,))
         for index, entry in enumerate(draft.as_list(source.get("config"), ("config",))):
-            self._role(index, draft.as_mapping(entry, ("config", index)))
+            self._import_role(index, draft.as_mapping(entry, ("config", index)))
         if draft.document.get("image") is None:
             draft.document["image"] = ""
             draft.add_warning(
@@ -112,12 +112,12 @@ class _OctopusImporter:
                 )
         return draft
 
-    def _role(self, index: int, role: Mapping[str, Any]) -> None:
+    def _import_role(self, index: int, role: Mapping[str, Any]) -> None:
         draft = self.draft
         target_loc: Loc = ("taskRoles", index)
         source_loc: Loc = ("config", index)
         draft.document["taskRoles"].append(
-            {"name": self._name(index, role.get("name"), source_loc)}
+            {"name": self._choose_role_name(index, role.get("name"), source_loc)}
         )
         draft.sources[target_loc] = source_loc
         for key, field in (
@@ -130,7 +130,7 @@ class _OctopusImporter:
         for key in ("minFailedTaskCount", "minSucceededTaskCount"):
             if role.get(key):  # 0 means "not set" in Octopus
                 draft.set_value((*target_loc, key), role[key], (*source_loc, key))
-        self._size(role.get("resourceSpecId"), target_loc, (*source_loc, "resourceSpecId"))
+        self._apply_size(role.get("resourceSpecId"), target_loc, (*source_loc, "resourceSpecId"))
         parameters = [
             entry
             for entry in draft.as_list(role.get("parameters"), (*source_loc, "parameters"))
@@ -139,7 +139,7 @@ class _OctopusImporter:
         draft.set_value((*target_loc, "parameters"), parameters, (*source_loc, "parameters"))
         draft.set_value(
             (*target_loc, "env"),
-            self._env(role.get("envs"), (*source_loc, "envs")),
+            self._convert_env(role.get("envs"), (*source_loc, "envs")),
             (*source_loc, "envs"),
         )
         for key in role:
@@ -149,7 +149,7 @@ class _OctopusImporter:
                     msg("import.ffdl.no-meaning-ignored", "is not supported and is ignored."),
                 )
 
-    def _name(self, index: int, name: Any, source_loc: Loc) -> Any:
+    def _choose_role_name(self, index: int, name: Any, source_loc: Loc) -> Any:
         given = format_scalar(name)
         if not given:
             return f"task{index}"
@@ -165,7 +165,7 @@ class _OctopusImporter:
             return f"task{index}"
         return given
 
-    def _size(self, requested: Any, target_loc: Loc, source_loc: Loc) -> None:
+    def _apply_size(self, requested: Any, target_loc: Loc, source_loc: Loc) -> None:
         size = format_scalar(requested)
         if not size:
             return
@@ -183,7 +183,7 @@ class _OctopusImporter:
         for field, value in fields.items():
             self.draft.set_value((*target_loc, field), value, source_loc)
 
-    def _env(self, given: Any, source_loc: Loc) -> Any:
+    def _convert_env(self, given: Any, source_loc: Loc) -> Any:
         if not isinstance(given, list):
             return given or {}
         pairs = (

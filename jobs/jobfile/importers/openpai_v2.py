@@ -59,11 +59,11 @@ _ROLE_FIELDS = [
 ]
 
 
-def import_v2(source: Mapping[str, Any], site: SiteCatalog) -> Draft:
-    return _V2Importer(source, site).run()
+def import_openpai_v2(source: Mapping[str, Any], site: SiteCatalog) -> Draft:
+    return _OpenpaiV2Importer(source, site).run()
 
 
-class _V2Importer:
+class _OpenpaiV2Importer:
     def __init__(self, source: Mapping[str, Any], site: SiteCatalog) -> None:
         self.source = source
         self.site = site
@@ -101,7 +101,7 @@ class _V2Importer:
         }
         if labels:
             draft.document["labels"] = labels
-        self._prerequisites()
+        self._read_prerequisites()
         defaults = draft.as_mapping(source.get("defaults"), ("defaults",))
         for key in defaults:
             if key not in ("virtualCluster", "deployment"):
@@ -110,21 +110,21 @@ class _V2Importer:
                     msg("import.ffdl.no-meaning-ignored", "is not supported and is ignored."),
                 )
         draft.copy_field(defaults, "virtualCluster", ("namespace",), ("defaults",))
-        deployment = self._deployment(defaults.get("deployment"))
+        deployment = self._find_deployment(defaults.get("deployment"))
         for name, role in draft.as_mapping(source.get("taskRoles"), ("taskRoles",)).items():
-            self._role(name, draft.as_mapping(role, ("taskRoles", name)), deployment)
+            self._import_role(name, draft.as_mapping(role, ("taskRoles", name)), deployment)
         if not draft.document["taskRoles"] and not draft.problems:
             draft.add_problem(
                 ("taskRoles",),
                 msg("import.openpai.must-least-one-role", "must have at least one role."),
             )
-        ExtrasImporter(source, self.site, draft, self.role_index, self._commands).run()
-        self._secrets()
+        ExtrasImporter(source, self.site, draft, self.role_index, self._render_commands).run()
+        self._list_secrets()
         return draft
 
     # Prerequisites, templates, secrets
 
-    def _prerequisites(self) -> None:
+    def _read_prerequisites(self) -> None:
         for index, entry in enumerate(
             self.draft.as_list(self.source.get("prerequisites"), ("prerequisites",))
         ):
@@ -152,9 +152,9 @@ class _V2Importer:
                 )
             self.prerequisites[kind, name] = item
             if item.get("auth") is not None:
-                self._auth(item, (*source_loc, "auth"))
+                self._read_image_login(item, (*source_loc, "auth"))
 
-    def _auth(self, item: Mapping[str, Any], source_loc: Loc) -> None:
+    def _read_image_login(self, item: Mapping[str, Any], source_loc: Loc) -> None:
         section = self.draft.as_mapping(item["auth"], source_loc)
         login = {}
         for key in ("username", "password", "registryuri"):
@@ -162,7 +162,7 @@ class _V2Importer:
             if text is not None:
                 login[key] = render_template(text, {}, self._secret_value)
         if login and isinstance(item.get("uri"), str):
-            self.draft.image_auth[item["uri"]] = login
+            self.draft.image_logins[item["uri"]] = login
             self.draft.add_warning(
                 source_loc,
                 msg(
@@ -192,12 +192,12 @@ class _V2Importer:
             )
         return f"${{{variable}}}"
 
-    def _secrets(self) -> None:
+    def _list_secrets(self) -> None:
         if self.draft.secrets:
             self.draft.document["secrets"] = sorted(self.draft.secrets)
 
-    def _commands(self, value: Any, source_loc: Loc, role: Mapping[str, Any]) -> list[str]:
-        """Each command with placeholders replaced and whitespace trimmed, as OpenPAI does."""
+    def _render_commands(self, value: Any, source_loc: Loc, role: Mapping[str, Any]) -> list[str]:
+        """Replace the placeholders in each command and trim whitespace, as OpenPAI does."""
         context: dict[str, Any] = {"parameters": self.source.get("parameters") or {}}
         for kind in ("script", "output", "data"):
             found = self.prerequisites.get((kind, str(role.get(kind))))
@@ -230,8 +230,8 @@ class _V2Importer:
 
     # Roles
 
-    def _deployment(self, name: Any) -> Mapping[str, Any]:
-        """Pre- and post-commands of the default deployment, by role."""
+    def _find_deployment(self, name: Any) -> Mapping[str, Any]:
+        """Find the pre- and post-commands of the default deployment, by role name."""
         draft = self.draft
         chosen: Mapping[str, Any] = {}
         names = []
@@ -260,7 +260,9 @@ class _V2Importer:
             )
         return chosen
 
-    def _role(self, name: str, role: Mapping[str, Any], deployment: Mapping[str, Any]) -> None:
+    def _import_role(
+        self, name: str, role: Mapping[str, Any], deployment: Mapping[str, Any]
+    ) -> None:
         draft = self.draft
         source_loc: Loc = ("taskRoles", name)
         index = len(draft.document["taskRoles"])
@@ -270,9 +272,9 @@ class _V2Importer:
         draft.sources[target_loc] = source_loc
         draft.reject_unknown_keys(role, _ROLE_FIELDS, source_loc)
         draft.copy_field(role, "instances", (*target_loc, "taskNumber"), source_loc)
-        self._image(role, target_loc, source_loc)
-        self._resources(role, target_loc, source_loc)
-        self._completion(role, target_loc, source_loc)
+        self._import_image(role, target_loc, source_loc)
+        self._import_resources(role, target_loc, source_loc)
+        self._import_completion(role, target_loc, source_loc)
         for kind in ("script", "output", "data"):
             requested = role.get(kind)
             if requested is not None and (kind, str(requested)) not in self.prerequisites:
@@ -295,13 +297,13 @@ class _V2Importer:
             )
         deployment_role = draft.as_mapping(deployment.get(name), ("deployments",))
         commands = [
-            *self._commands(deployment_role.get("preCommands"), ("deployments",), role),
-            *self._commands(role.get("commands"), (*source_loc, "commands"), role),
-            *self._commands(deployment_role.get("postCommands"), ("deployments",), role),
+            *self._render_commands(deployment_role.get("preCommands"), ("deployments",), role),
+            *self._render_commands(role.get("commands"), (*source_loc, "commands"), role),
+            *self._render_commands(deployment_role.get("postCommands"), ("deployments",), role),
         ]
         draft.set_value((*target_loc, "command"), "\n".join(commands), (*source_loc, "commands"))
 
-    def _image(self, role: Mapping[str, Any], target_loc: Loc, source_loc: Loc) -> None:
+    def _import_image(self, role: Mapping[str, Any], target_loc: Loc, source_loc: Loc) -> None:
         requested = role.get("dockerImage")
         found = self.prerequisites.get(("dockerimage", str(requested)))
         if found is None:
@@ -319,7 +321,7 @@ class _V2Importer:
         elif uri != self.draft.document["image"]:
             self.draft.set_value((*target_loc, "image"), uri, (*source_loc, "dockerImage"))
 
-    def _resources(self, role: Mapping[str, Any], target_loc: Loc, source_loc: Loc) -> None:
+    def _import_resources(self, role: Mapping[str, Any], target_loc: Loc, source_loc: Loc) -> None:
         draft = self.draft
         resources_loc: Loc = (*source_loc, "resourcePerInstance")
         section = draft.as_mapping(role.get("resourcePerInstance"), resources_loc)
@@ -365,7 +367,7 @@ class _V2Importer:
                 ),
             )
 
-    def _completion(self, role: Mapping[str, Any], target_loc: Loc, source_loc: Loc) -> None:
+    def _import_completion(self, role: Mapping[str, Any], target_loc: Loc, source_loc: Loc) -> None:
         draft = self.draft
         section = draft.as_mapping(role.get("completion"), (*source_loc, "completion"))
         draft.reject_unknown_keys(

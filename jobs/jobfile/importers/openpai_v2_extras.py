@@ -13,13 +13,16 @@ from jobs.jobfile.importers.placeholders import (
     format_scalar,
 )
 
-PLUGINS = "com.microsoft.pai.runtimeplugin"
+PLUGINS_KEY = "com.microsoft.pai.runtimeplugin"
 
 RenderCommands = Callable[[Any, Loc, Mapping[str, Any]], list[str]]
 
 
 class ExtrasImporter:
-    """Extends a draft with complete roles; `render_commands` replaces placeholders in commands."""
+    """Adds the `extras` of a file to a draft whose roles are complete.
+
+    `render_commands` replaces placeholders in commands.
+    """
 
     def __init__(
         self,
@@ -39,16 +42,17 @@ class ExtrasImporter:
         draft = self.draft
         extras = dict(draft.as_mapping(self.source.get("extras"), ("extras",)))
         for index, entry in enumerate(
-            draft.as_list(extras.pop(PLUGINS, None), ("extras", PLUGINS))
+            draft.as_list(extras.pop(PLUGINS_KEY, None), ("extras", PLUGINS_KEY))
         ):
-            self._plugin(
-                draft.as_mapping(entry, ("extras", PLUGINS, index)), ("extras", PLUGINS, index)
+            self._import_plugin(
+                draft.as_mapping(entry, ("extras", PLUGINS_KEY, index)),
+                ("extras", PLUGINS_KEY, index),
             )
         for index, entry in enumerate(
             draft.as_list(extras.pop("storages", None), ("extras", "storages"))
         ):
             storage = draft.as_mapping(entry, ("extras", "storages", index))
-            self._storage(
+            self._add_storage_mount(
                 storage.get("name"), storage.get("mountPath"), ("extras", "storages", index)
             )
         hived_scheduler = draft.as_mapping(
@@ -75,11 +79,11 @@ class ExtrasImporter:
                     "is ignored: all tasks of a job start together.",
                 ),
             )
-        self._notifications(extras.pop("jobStatusChangeNotification", None))
+        self._import_notifications(extras.pop("jobStatusChangeNotification", None))
         if extras:
             draft.set_value(("extras",), extras, ("extras",))
 
-    def _notifications(self, section: Any) -> None:
+    def _import_notifications(self, section: Any) -> None:
         source_loc: Loc = ("extras", "jobStatusChangeNotification")
         requested = self.draft.as_mapping(section, source_loc)
         events = {"succeeded": "COMPLETED", "failed": "FAILED"}
@@ -96,23 +100,25 @@ class ExtrasImporter:
                     ),
                 )
 
-    def _plugin(self, plugin: Mapping[str, Any], source_loc: Loc) -> None:
-        roles = self._plugin_roles(plugin, source_loc)
+    def _import_plugin(self, plugin: Mapping[str, Any], source_loc: Loc) -> None:
+        roles = self._find_plugin_roles(plugin, source_loc)
         section = self.draft.as_mapping(plugin.get("parameters"), (*source_loc, "parameters"))
         name = plugin.get("plugin")
         if name == "ssh":
-            self._ssh(section, roles, source_loc)
+            self._import_ssh_plugin(section, roles, source_loc)
         elif name == "tensorboard":
-            self._tensorboard(section, roles, source_loc)
+            self._import_tensorboard_plugin(section, roles, source_loc)
         elif name == "cmd":
-            self._cmd(section, roles, source_loc)
+            self._import_cmd_plugin(section, roles, source_loc)
         elif name == "git":
-            self._git(section, roles, source_loc)
+            self._import_git_plugin(section, roles, source_loc)
         elif name == "teamwise_storage":
             for storage in self.draft.as_list(
                 section.get("storageConfigNames"), (*source_loc, "parameters", "storageConfigNames")
             ):
-                self._storage(storage, None, (*source_loc, "parameters", "storageConfigNames"))
+                self._add_storage_mount(
+                    storage, None, (*source_loc, "parameters", "storageConfigNames")
+                )
         else:
             self.draft.add_warning(
                 source_loc,
@@ -131,7 +137,7 @@ class ExtrasImporter:
                 ),
             )
 
-    def _plugin_roles(self, plugin: Mapping[str, Any], source_loc: Loc) -> list[str]:
+    def _find_plugin_roles(self, plugin: Mapping[str, Any], source_loc: Loc) -> list[str]:
         requested = plugin.get("taskroles")
         if requested is None:
             return list(self.role_index)
@@ -153,7 +159,9 @@ class ExtrasImporter:
             services.append(service)
             self.draft.sources["services", len(services) - 1] = source_loc
 
-    def _ssh(self, section: Mapping[str, Any], roles: list[str], source_loc: Loc) -> None:
+    def _import_ssh_plugin(
+        self, section: Mapping[str, Any], roles: list[str], source_loc: Loc
+    ) -> None:
         for role in roles:
             self._add_service({"kind": "ssh", "role": role, "portLabel": "ssh"}, source_loc)
         if section.get("userssh"):
@@ -170,7 +178,9 @@ class ExtrasImporter:
                 msg("import.ffdl.no-meaning-ignored", "is not supported and is ignored."),
             )
 
-    def _tensorboard(self, section: Mapping[str, Any], roles: list[str], source_loc: Loc) -> None:
+    def _import_tensorboard_plugin(
+        self, section: Mapping[str, Any], roles: list[str], source_loc: Loc
+    ) -> None:
         folders = section.get("logdir")
         log_directory = (
             next(iter(folders.values()), "") if isinstance(folders, Mapping) else folders or ""
@@ -179,7 +189,9 @@ class ExtrasImporter:
             {"kind": "tensorboard", "role": (roles or [""])[0], "path": log_directory}, source_loc
         )
 
-    def _cmd(self, section: Mapping[str, Any], roles: list[str], source_loc: Loc) -> None:
+    def _import_cmd_plugin(
+        self, section: Mapping[str, Any], roles: list[str], source_loc: Loc
+    ) -> None:
         parameters_loc: Loc = (*source_loc, "parameters")
         known = {"taskStarts": "preCommands", "taskSucceeds": "postCommands"}
         lists: list[tuple[str, Any, Loc]] = [
@@ -214,7 +226,9 @@ class ExtrasImporter:
             entries.append(script)
             self.draft.sources["taskRoles", index, field] = commands_loc
 
-    def _git(self, section: Mapping[str, Any], roles: list[str], source_loc: Loc) -> None:
+    def _import_git_plugin(
+        self, section: Mapping[str, Any], roles: list[str], source_loc: Loc
+    ) -> None:
         repository = format_scalar(section.get("repo"))
         if not repository:
             self.draft.add_warning(
@@ -244,7 +258,7 @@ class ExtrasImporter:
         for role in roles:
             self._add_commands(role, "preCommands", [command], (*source_loc, "parameters"))
 
-    def _storage(self, name: Any, target: Any, source_loc: Loc) -> None:
+    def _add_storage_mount(self, name: Any, target: Any, source_loc: Loc) -> None:
         target = target or f"/mnt/{name}"
         folder = self.site.storages.get(str(name))
         if folder is None:

@@ -1,6 +1,6 @@
-"""OpenPAI v2's `<% $parameters.x %>` templates. Pure.
+"""Replaces OpenPAI v2's placeholders such as `<% $parameters.x %>` in commands. Pure.
 
-Values of secrets never become part of a command: their references become environment variables.
+A value of a secret never becomes part of a command: its placeholder becomes a reference to an environment variable.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from collections.abc import Callable, Mapping
 from decimal import Decimal
 from typing import Any
 
-_TEMPLATE = re.compile(r"<%\s*\$(?P<root>[A-Za-z_]+)(?P<path>(?:\.[\w-]+|\[\d+\])*)\s*%>")
-_STEP = re.compile(r"\.(?P<key>[\w-]+)|\[(?P<index>\d+)\]")
-VARIABLE_PREFIX = "PAI_SECRETS_"
+_PLACEHOLDER = re.compile(r"<%\s*\$(?P<root>[A-Za-z_]+)(?P<path>(?:\.[\w-]+|\[\d+\])*)\s*%>")
+_PATH_STEP = re.compile(r"\.(?P<key>[\w-]+)|\[(?P<index>\d+)\]")
+SECRET_VARIABLE_PREFIX = "PAI_SECRETS_"  # noqa: S105  # a prefix of names
 
 
 def resolve_path(root: Any, path: str) -> Any:
-    """The value at the path .a.b[0], or None."""
+    """Find the value at a path such as .a.b[0]. None if there is none."""
     value = root
-    for step in _STEP.finditer(path):
+    for step in _PATH_STEP.finditer(path):
         try:
             value = value[step["key"]] if step["key"] is not None else value[int(step["index"])]
         except (KeyError, IndexError, TypeError):
@@ -27,17 +27,17 @@ def resolve_path(root: Any, path: str) -> Any:
 
 
 def format_scalar(value: Any) -> str | None:
-    """A scalar as OpenPAI formats it (JavaScript's number format); None for other types."""
+    """Format a scalar as OpenPAI does, numbers as in JavaScript. None for other types."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, float):
-        return _javascript_number(value)
+        return _format_javascript_number(value)
     if isinstance(value, str | int):
         return str(value)
     return None
 
 
-def _javascript_number(value: float) -> str:
+def _format_javascript_number(value: float) -> str:
     if value == 0:
         return "0"
     if 1e-6 <= abs(value) < 1e21:
@@ -51,9 +51,9 @@ def _javascript_number(value: float) -> str:
 def render_template(
     text: str, context: Mapping[str, Any], resolve_secret: Callable[[str], str | None]
 ) -> str:
-    """Replaces references that the context defines; unknown references stay.
+    """Replace the placeholders whose values `context` has. Other placeholders stay.
 
-    `secret` maps the path behind $secrets to its replacement, or None.
+    `resolve_secret` returns the replacement for the path behind `$secrets`, or None.
     """
 
     def replace(match: re.Match[str]) -> str:
@@ -65,9 +65,9 @@ def render_template(
             value_text = None
         return match.group() if value_text is None else value_text
 
-    return _TEMPLATE.sub(replace, text)
+    return _PLACEHOLDER.sub(replace, text)
 
 
 def secret_variable_name(path: str) -> str:
-    """The environment variable that carries a secret: .token → PAI_SECRETS_token."""
-    return VARIABLE_PREFIX + re.sub(r"\W+", "_", path.strip(".]").replace("[", "_"))
+    """Name the environment variable that has the value of a secret: .token → PAI_SECRETS_token."""
+    return SECRET_VARIABLE_PREFIX + re.sub(r"\W+", "_", path.strip(".]").replace("[", "_"))

@@ -14,11 +14,11 @@ from jobs.sync.reconcile import find_differences
 
 
 class Command(BaseCommand):
-    help = "Compare jobs with Slurm. `reconcile` prints the differences; the engine mends them."
+    help = "Compare jobs with Slurm. `reconcile` prints the differences; the engine corrects them."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("action", choices=["reconcile"])
-        parser.add_argument("--cluster", default="", help="only this one")
+        parser.add_argument("--cluster", default="", help="compare only this cluster")
 
     def handle(self, *args: Any, **options: Any) -> None:
         clusters = Cluster.objects.filter(enabled=True)

@@ -22,7 +22,7 @@ from jobs.script.paths import AttemptPaths
 from jobs.script.render import RUNTIMES, RenderError, RenderOptions, render_files
 from jobs.store.cluster_render_options import build_render_options
 
-EXAMPLE_NODES = 64
+EXAMPLE_NODE_COUNT = 64
 
 
 class Command(BaseCommand):
@@ -41,14 +41,14 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         try:
-            loaded = load_text(_read(options["file"]), filename=options["file"])
+            loaded = load_text(_read_job_file(options["file"]), filename=options["file"])
             for warning in loaded.warnings:
                 self.stderr.write(f"warning: {warning}")
-            self._print(loaded.spec, options)
+            self._print_scripts(loaded.spec, options)
         except (SpecError, PlanError, RenderError) as error:
             raise CommandError(str(error)) from error
 
-    def _print(self, spec: JobSpec, options: dict[str, Any]) -> None:
+    def _print_scripts(self, spec: JobSpec, options: dict[str, Any]) -> None:
         user = options["user"] or getpass.getuser()
         namespace = _find_namespace(options["namespace"] or spec.namespace)
         if namespace is None and options["namespace"]:
@@ -59,7 +59,7 @@ class Command(BaseCommand):
                 "note: planned on an example cluster: the namespace or its cluster is unknown."
             )
         rules = namespace.rules() if namespace and capacity else EXAMPLE_RULES
-        job_plan = plan(spec, rules, capacity or example_cluster(spec))
+        job_plan = plan(spec, rules, capacity or build_example_capacity(spec))
         render_options = build_render_options(namespace.cluster) if namespace else RenderOptions()
         if options["runtime"]:
             render_options = replace(render_options, runtime=options["runtime"])
@@ -73,13 +73,13 @@ class Command(BaseCommand):
             options=render_options,
             default_image=rules.default_image,
         )
-        self.stdout.write(_plan_text(job_plan))
+        self.stdout.write(_format_plan(job_plan))
         files = rendered.files if options["all"] else {"batch.sh": rendered.batch_script}
         for path, text in files.items():
             self.stdout.write(f"\n======== {path}\n{text}")
 
 
-def _read(name: str) -> bytes:
+def _read_job_file(name: str) -> bytes:
     if name == "-":
         return sys.stdin.buffer.read()
     try:
@@ -91,11 +91,11 @@ def _read(name: str) -> bytes:
 def _find_namespace(name: str) -> Namespace | None:
     try:
         return Namespace.objects.select_related("cluster").filter(name=name).first()
-    except DatabaseError:  # no database yet: plan on an example cluster
+    except DatabaseError:  # the database has no tables yet: plan on an example cluster
         return None
 
 
-def _plan_text(job_plan: Plan) -> str:
+def _format_plan(job_plan: Plan) -> str:
     totals = job_plan.totals
     gpus = ", ".join(f"{count}×{kind or 'GPU'}" for kind, count in totals.gpus.items()) or "none"
     hours = (
@@ -116,10 +116,10 @@ def _plan_text(job_plan: Plan) -> str:
 EXAMPLE_RULES = NamespaceRules("example", ("example",), default_time_s=86400)
 
 
-def example_cluster(spec: JobSpec) -> Capacity:
-    """Large equal nodes with eight GPUs of each type in the job file."""
+def build_example_capacity(spec: JobSpec) -> Capacity:
+    """Build a cluster of large equal nodes, each with eight GPUs of every type that the job file names."""
     types = sorted({spec.gpu_type_of(role).lower() for role in spec.task_roles if role.gpu_number})
-    names = tuple(f"node{number:02}" for number in range(1, EXAMPLE_NODES + 1))
+    names = tuple(f"node{number:02}" for number in range(1, EXAMPLE_NODE_COUNT + 1))
     gpus = tuple(GpuCount(kind, 8, 0) for kind in types)
     nodes = tuple(Node(name, "idle", True, 128, 0, 1024**2, 0, gpus=gpus) for name in names)
     partition = Partition("example", True, True, names, None, None)

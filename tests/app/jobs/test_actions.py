@@ -157,7 +157,7 @@ class TestCreate:
         job = scenario.job(secrets={"token": "hunter2-secret"})
         row = JobSecret.objects.get(job=job)
         assert b"hunter2" not in bytes(row.data)
-        assert job_secrets.load(job) == {"token": "hunter2-secret"}
+        assert job_secrets.load_secret_values(job) == {"token": "hunter2-secret"}
         with connection.cursor() as cursor:
             cursor.execute("SELECT spec, plan FROM jobs_job")
             assert "hunter2" not in str(cursor.fetchall())

@@ -110,7 +110,7 @@ def test_pagination_is_complete_and_ordered(
         sorted_filter = replace(job_filter, sort=SORT_KEYS[number % len(SORT_KEYS)])
         by_union = all_pages(user, sorted_filter, limit=9)
         with monkeypatch.context() as patched:
-            patched.setattr(listing, "MAX_BRANCHES", 0)
+            patched.setattr(listing, "MAX_UNION_BRANCHES", 0)
             assert all_pages(user, sorted_filter, limit=9) == by_union
 
 
@@ -119,7 +119,7 @@ def test_every_sort_order_handles_equal_and_null_values(scenario: Scenario, sort
     job_filter = JobFilter(sort=sort)
     ids = all_pages(scenario.admin, job_filter, limit=4)
     assert len(ids) == jobs_visible_to(scenario.admin).count()
-    rows = {str(job.pk): getattr(job, job_filter.column) for job in Job.objects.all()}
+    rows = {str(job.pk): getattr(job, job_filter.sort_column) for job in Job.objects.all()}
     values = [rows[pk] for pk in ids]
     present = [value for value in values if value is not None]
     assert values[: len(present)] == present, "null values come last"

@@ -15,7 +15,7 @@ from jobs.jobfile import (
     Service,
     TaskRole,
 )
-from jobs.jobfile.fields import identifier
+from jobs.jobfile.fields import to_identifier
 
 # Quotes, substitutions, line breaks, YAML scalars and non-Latin scripts.
 HOSTILE_TEXTS = (
@@ -64,7 +64,7 @@ commands = texts.filter(lambda text: text.strip())
 lines = st.text(
     st.characters(exclude_categories=("Cs", "Cc"), exclude_characters="\u2028\u2029"), max_size=30
 )
-names = st.from_regex(r"[A-Za-z0-9._~-]{1,12}", fullmatch=True).filter(identifier)
+names = st.from_regex(r"[A-Za-z0-9._~-]{1,12}", fullmatch=True).filter(to_identifier)
 job_names = st.from_regex(r"[A-Za-z0-9中文._~-]{1,20}", fullmatch=True).filter(
     lambda name: name not in (".", "..")
 )
@@ -96,7 +96,7 @@ json_values = st.recursive(
 def task_roles(draw: st.DrawFn, name: str) -> TaskRole:
     tasks = draw(st.integers(1, 5))
     memory = draw(st.integers(100, 100_000))
-    labels = draw(st.lists(names, max_size=3, unique_by=identifier))
+    labels = draw(st.lists(names, max_size=3, unique_by=to_identifier))
     return TaskRole(
         name=name,
         task_number=tasks,
@@ -125,7 +125,7 @@ def task_roles(draw: st.DrawFn, name: str) -> TaskRole:
 
 @st.composite
 def job_specs(draw: st.DrawFn, max_roles: int = 3) -> JobSpec:
-    role_names = draw(st.lists(names, min_size=1, max_size=max_roles, unique_by=identifier))
+    role_names = draw(st.lists(names, min_size=1, max_size=max_roles, unique_by=to_identifier))
     targets = draw(st.lists(_mount_parts, max_size=2, unique=True))
     return JobSpec(
         job_name=draw(job_names),

@@ -17,10 +17,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jobs.store.archives import ArchiveRefused, Limits, check_archive, safe_path, tar_chunks
+from jobs.store.archives import (
+    ArchiveLimits,
+    ArchiveRefused,
+    check_archive,
+    check_entry_path,
+    iter_tar_chunks,
+)
 from tests.example_counts import scale_examples
 
-SMALL_LIMITS = Limits(files=50, unpacked_bytes=4 * 1024**2, ratio=50, ratio_exempt_bytes=256 * 1024)
+SMALL_LIMITS = ArchiveLimits(
+    files=50, unpacked_bytes=4 * 1024**2, ratio=50, ratio_exempt_bytes=256 * 1024
+)
 
 
 def make_tar(path: Path, members: list[tuple[tarfile.TarInfo, bytes]], mode: Any = "w") -> Path:
@@ -51,7 +59,7 @@ def make_zip(path: Path, files: dict[str, bytes], modes: dict[str, int] | None =
 
 
 def unpack(path: Path, into: Path) -> Path:
-    with tarfile.open(fileobj=io.BytesIO(b"".join(tar_chunks(path)))) as tar:
+    with tarfile.open(fileobj=io.BytesIO(b"".join(iter_tar_chunks(path)))) as tar:
         tar.extractall(into, filter="data")
     return into
 
@@ -219,16 +227,16 @@ def test_hostile_archives_are_rejected_with_their_code(tmp_path: Path, name: str
         check_archive(path, SMALL_LIMITS)
     assert caught.value.code == code
     assert caught.value.user_message.endswith((".", ").")), caught.value.user_message
-    # tar_chunks applies the same checks itself; it raises at the hostile entry, or at the end at the latest.
+    # iter_tar_chunks applies the same checks itself; it raises at the hostile entry, or at the end at the latest.
     if code not in ("empty",):
         with pytest.raises(ArchiveRefused):
-            b"".join(tar_chunks(path, SMALL_LIMITS))
+            b"".join(iter_tar_chunks(path, SMALL_LIMITS))
 
 
 @given(st.text(max_size=60))
 def test_safe_paths_stay_inside_the_root(name: str) -> None:
     try:
-        path = safe_path(name)
+        path = check_entry_path(name)
     except ArchiveRefused:
         return
     assert os.path.normpath(os.path.join("/root", path)).startswith("/root")
@@ -256,7 +264,7 @@ def test_corrupted_archives_are_read_or_rejected(
     path.write_bytes(raw)
     try:
         check_archive(path, SMALL_LIMITS)
-        size = len(b"".join(tar_chunks(path, SMALL_LIMITS)))
+        size = len(b"".join(iter_tar_chunks(path, SMALL_LIMITS)))
     except ArchiveRefused:
         size = 0
     assert size < 20_000

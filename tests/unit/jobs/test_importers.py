@@ -134,7 +134,7 @@ class TestOpenPaiV2:
     def test_secrets_are_returned_separately_from_the_spec(self):
         assert self.result.secrets == {"PAI_SECRETS_token": "s3cr3t"}
         assert self.result.spec.secrets == ("PAI_SECRETS_token",)
-        assert self.result.image_auth == {
+        assert self.result.image_logins == {
             "registry.lab/torch:2.3": {
                 "username": "robot",
                 "password": "hunter2",
@@ -513,28 +513,28 @@ class TestReport:
         (tmp_path / "good.json").write_text(json.dumps(good))
         (tmp_path / "bad.json").write_text("{}")
         (tmp_path / "v2.yaml").write_text(json.dumps(v2()))
-        verdicts = tmp_path / "verdicts.txt"
-        expected_verdicts = {
+        expected_file = tmp_path / "expected.txt"
+        expected = {
             "good.json": {"ok": True, "normalized": {"virtualCluster": "default", "retryCount": 0}},
             "bad.json": {"ok": False},
             "v2.yaml": {"ok": True, "entrypoints": {"main": "true"}, "env": {"PAI_TASKS_NUM": 1}},
         }
-        verdicts.write_text(json.dumps(expected_verdicts))
-        assert main([str(tmp_path), "--verdicts", str(verdicts)]) == 0
+        expected_file.write_text(json.dumps(expected))
+        assert main([str(tmp_path), "--expected", str(expected_file)]) == 0
         text = capsys.readouterr().out
         assert "3 files: 2 accepted (0 with warnings), 1 refused." in text
-        assert "Compared with 3 verdicts: 0 files differ." in text
-        expected_verdicts["good.json"]["normalized"] = {"retryCount": 1}
-        expected_verdicts["bad.json"]["ok"] = True
-        expected_verdicts["v2.yaml"] |= {
+        assert "Compared with 3 expected results: 0 files differ." in text
+        expected["good.json"]["normalized"] = {"retryCount": 1}
+        expected["bad.json"]["ok"] = True
+        expected["v2.yaml"] |= {
             "entrypoints": {"main": "false"},
             "env": {"PAI_TASKS_NUM": 2},
         }
-        verdicts.write_text(json.dumps(expected_verdicts))
-        assert main([str(tmp_path), "--verdicts", str(verdicts)]) == 1
+        expected_file.write_text(json.dumps(expected))
+        assert main([str(tmp_path), "--expected", str(expected_file)]) == 1
         text = capsys.readouterr().out
         assert text.count("differs:") == 4
         assert "retryCount is 0, not 1" in text
 
     def test_empty_table(self):
-        assert "0 files" in render_table([], verbose=True, verdict_count=0)
+        assert "0 files" in render_table([], verbose=True, expected_count=0)

@@ -15,7 +15,7 @@ from jobs.jobfile.parameters import (
     check_parameters,
     fill_template,
     find_parameter_names,
-    substitute,
+    substitute_parameters,
 )
 
 LR = TemplateParameter("lr", kind="number", default=0.1)
@@ -47,9 +47,11 @@ def test_values_keep_their_types() -> None:
 
 def test_values_are_not_parsed_as_placeholders_or_structure() -> None:
     hostile = '"}, {"a": "<% $parameters.lr %>"'
-    filled = substitute({"x": "<% $parameters.data %>"}, {"data": hostile, "lr": 1})
+    filled = substitute_parameters({"x": "<% $parameters.data %>"}, {"data": hostile, "lr": 1})
     assert filled == {"x": hostile}
-    assert substitute({"<% $parameters.data %>": 1}, {"data": "k"}) == {"<% $parameters.data %>": 1}
+    assert substitute_parameters({"<% $parameters.data %>": 1}, {"data": "k"}) == {
+        "<% $parameters.data %>": 1
+    }
 
 
 @pytest.mark.parametrize(
@@ -106,6 +108,5 @@ def test_sample_values_and_json_round_trip(parameter: TemplateParameter) -> None
     fill_template(
         FILE,
         ALL,
-        {p.name: p.placeholder_value() for p in required}
-        | {parameter.name: parameter.placeholder_value()},
+        {p.name: p.sample_value() for p in required} | {parameter.name: parameter.sample_value()},
     )
