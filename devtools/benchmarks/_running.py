@@ -48,7 +48,7 @@ def wait_for_capacity(sluice: RunningSluice) -> None:
     deadline = time.monotonic() + 120
     while not sluice.api("GET", "capacity").json()["clusters"]:
         if time.monotonic() > deadline:
-            raise RuntimeError(f"the engine saw no cluster:\n{sluice.log}")
+            raise RuntimeError(f"the engine read no capacity:\n{sluice.log}")
         time.sleep(0.2)
 
 

@@ -235,7 +235,7 @@ class WholeList:
 
 
 def read_whole_list(bench: BenchServer, query: str) -> WholeList:
-    """Read all jobs, page by page, and parse every answer as a client does."""
+    """Read all jobs, page by page, and parse every response as a client does."""
     connection = bench.connect()
     started, size, requests = time.perf_counter(), 0, 0
     cursor: str | None = ""
@@ -248,7 +248,7 @@ def read_whole_list(bench: BenchServer, query: str) -> WholeList:
 
 
 def measure_whole_list(bench: BenchServer, repeat: int) -> Iterator[BenchmarkResult]:
-    """Alternates between the queries, so that all of them meet the same load of the machine."""
+    """Alternates between the queries, so that other load of the machine affects all of them."""
     queries = {
         "pages": "limit=200",
         "one request": "limit=1000",
@@ -315,7 +315,7 @@ def measure(*, quick: bool = False) -> Iterator[BenchmarkResult]:
         healthz_rate = measure_request_rate(large, [("/healthz", "-")], seconds)
         lists = [(JOBS_PATH, token) for token in large.tokens]
         yield BenchmarkResult(
-            f"lists a second, {CLIENTS} clients",
+            f"lists per second, {CLIENTS} clients",
             measure_request_rate(large, lists, seconds),
             "/s",
             baseline=healthz_rate,
@@ -325,7 +325,7 @@ def measure(*, quick: bool = False) -> Iterator[BenchmarkResult]:
         )
         details = [(f"{JOBS_PATH}/{id}", large.tokens[0]) for id in large.ids]
         yield BenchmarkResult(
-            f"single jobs a second, {CLIENTS} clients",
+            f"single jobs per second, {CLIENTS} clients",
             measure_request_rate(large, details, seconds),
             "/s",
             baseline=healthz_rate,

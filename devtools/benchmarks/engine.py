@@ -1,6 +1,6 @@
 """The engine against bare Slurm commands: submitting many jobs, polling thousands of them.
 
-Runs on the embedded cluster with a database of its own; its Slurm jobs are held and cancelled again.
+Runs on the embedded cluster with a separate database; its Slurm jobs are held and cancelled afterwards.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def embedded_environment() -> dict[str, str]:
 
 
 def set_up() -> Cluster:
-    """A fresh database, the demo's people, the embedded cluster registered."""
+    """A new database with the demo users and the embedded cluster registered."""
     os.environ.update(embedded_environment())
     home = Path(os.environ["SLUICE_HOME"])
     for stale_file in home.glob("engine-bench.sqlite3*"):
@@ -112,7 +112,7 @@ def measure_submission(cluster: Cluster, count: int) -> Iterator[BenchmarkResult
         create_job(by=alice, spec=spec, namespace=namespace)
     transport = transport_for(cluster, "sluice-alice")
     root = transport.run(["mktemp", "-d"]).text.strip()
-    # The same scripts as ours, already in their directories: the loop has only sbatch to do.
+    # The same scripts, already in their directories: the loop runs only sbatch.
     options = render_options(cluster, "sluice-alice")
     files = []
     for n, job in enumerate(Job.objects.select_related("namespace")):
@@ -190,7 +190,9 @@ def measure_polling(cluster: Cluster, sizes: list[int]) -> Iterator[BenchmarkRes
     EngineLease.objects.update(expires_at="2100-01-01T00:00:00Z")
     slurm = slurm_client_for(cluster)
     total = 0
-    missing_ids = [str(900_000_000 + n) for n in range(20)]  # what squeue lacks is asked of sacct
+    missing_ids = [
+        str(900_000_000 + n) for n in range(20)
+    ]  # the poll runs sacct for jobs that squeue lacks
     all_ids: list[str] = []
     try:
         for size in sizes:
@@ -227,7 +229,7 @@ def measure_polling(cluster: Cluster, sizes: list[int]) -> Iterator[BenchmarkRes
                 baseline.append(time.perf_counter() - started)
             live = Attempt.objects.filter(phase="live").count()
             yield BenchmarkResult(
-                f"a look at {live:,} live jobs", statistics.median(measured) * 1000, "ms",
+                f"a poll of {live:,} live jobs", statistics.median(measured) * 1000, "ms",
                 statistics.median(baseline) * 1000, "bare squeue and sacct", target_ratio=2.0,
                 note=", ".join(f"{v} {k}" for k, v in sorted(ran.items())),
             )  # fmt: skip

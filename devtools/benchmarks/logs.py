@@ -83,8 +83,8 @@ def open_log(sluice: RunningSluice, job: str, query: str) -> ClientConnection:
 def data_frames(sluice: RunningSluice, job: str, query: str) -> Iterator[bytes]:
     """The frames of a log, read from the socket directly.
 
-    Not by `connect`: its thread that receives, and the queue from it to the reader, would add
-    to the time of each line, while lines of the ssh side come directly from a pipe.
+    Not with `connect`: its receiver thread and its queue would add to the time of each line, while lines of
+    the ssh side come directly from a pipe.
     """
     uri = parse_uri(log_url(sluice, job, query))
     protocol = ClientProtocol(uri, max_size=None)
@@ -137,8 +137,8 @@ def measure_latency(sluice: RunningSluice, ssh: OpenSsh, count: int) -> Iterator
     listeners = [threading.Thread(target=listen) for listen in (listen_sluice, listen_ssh)]
     for listener in listeners:
         listener.start()
-    # Nothing else meanwhile: the stream ends with the task, and questions about its state would be
-    # answered by the server, and waited for by these threads, at the cost of the lines measured.
+    # No other requests meanwhile: the stream ends with the task, and polling its state would load the
+    # server and these threads and delay the measured lines.
     listeners[0].join()
     process.terminate()
     listeners[1].join()

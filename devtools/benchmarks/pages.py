@@ -1,7 +1,7 @@
 """Pages with 100,000 jobs in the database: the list, the home page, and a job of 500 tasks.
 
 Measures the CPU time of a whole request through Django and SQLite, which other load on the machine does not
-change; wall-clock time and number of queries are noted beside it.
+change; wall-clock time and number of queries are in the note.
 No cluster is needed.
 """
 

@@ -102,7 +102,7 @@ def measure(*, quick: bool) -> Iterator[BenchmarkResult]:
 @dataclass(frozen=True)
 class Round:
     accepted_s: float
-    ours_s: float
+    sluice_s: float
     loop_s: float
 
 
@@ -112,22 +112,22 @@ def run_round(
     jobs_by_user: dict[str, tuple[str, int]],
     unix_users: Sequence[str],
 ) -> Round:
-    accepted_s, ours_s = submit_by_rest(sluice, jobs_by_user)
+    accepted_s, sluice_s = submit_by_rest(sluice, jobs_by_user)
     scripts = {user: take_work_directories(sluice, user) for user in unix_users}
     wait_until_ended(sluice, [token for token, _ in jobs_by_user.values()])
-    return Round(accepted_s, ours_s, submit_by_sbatch(sluice, openssh, scripts))
+    return Round(accepted_s, sluice_s, submit_by_sbatch(sluice, openssh, scripts))
 
 
 def build_result(name: str, rounds: list[Round], baseline: str, count: int) -> BenchmarkResult:
     """Medians of rounds in which both sides run one after the other, because the machine's speed varies."""
-    ours_s, loop_s, accepted_s = (
+    sluice_s, loop_s, accepted_s = (
         statistics.median(getattr(each, what) for each in rounds)
-        for what in ("ours_s", "loop_s", "accepted_s")
+        for what in ("sluice_s", "loop_s", "accepted_s")
     )
     return BenchmarkResult(
-        name, ours_s, "s", loop_s, baseline, target_ratio=TARGET,
-        note=f"{count / ours_s:.0f} jobs/s ({count / loop_s:.0f}/s); all accepted after {accepted_s:.1f} s; "
-        f"rounds {', '.join(f'{each.ours_s / each.loop_s:.2f}' for each in rounds)} ×",
+        name, sluice_s, "s", loop_s, baseline, target_ratio=TARGET,
+        note=f"{count / sluice_s:.0f} jobs/s ({count / loop_s:.0f}/s); all accepted after {accepted_s:.1f} s; "
+        f"rounds {', '.join(f'{each.sluice_s / each.loop_s:.2f}' for each in rounds)} ×",
     )  # fmt: skip
 
 

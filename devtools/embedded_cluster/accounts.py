@@ -1,7 +1,7 @@
 """Users of the embedded cluster: Unix accounts of the machine and their associations in Slurm's accounting.
 
-The Unix accounts are shared by all embedded clusters of the machine and are never removed. An account that the
-machine already had is never touched.
+The Unix accounts are shared by all embedded clusters of the machine and are never removed. Accounts that the
+machine already had are never changed.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def ensure_unix_accounts() -> list[str]:
     ensure_directory(SHARED_DIR, "root", 0o755)
     ensure_directory(SHARED_DIR / "home", "root", 0o755)
     created = []
-    with lock_file(SHARED_DIR / "accounts.lock", "another cluster making the accounts"):
+    with lock_file(SHARED_DIR / "accounts.lock", "another cluster that creates the accounts"):
         for name in USERS:
             if ensure_unix_account(name):
                 created.append(name)
@@ -81,7 +81,7 @@ def ensure_unix_account(name: str) -> bool:
         if account.pw_gecos.split(",")[0] != GECOS:
             raise ClusterSetupError(
                 f"This machine has an account {name} that is not Sluice's (its comment is not “{GECOS}”): "
-                "rename or remove that account, since it is not touched."
+                "rename or remove that account; scripts/cluster does not change it."
             )
     if account.pw_uid < MIN_UID:
         raise ClusterSetupError(

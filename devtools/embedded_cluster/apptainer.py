@@ -106,7 +106,7 @@ def debian_source() -> PackageSource:
         if codename in source.suites and "main" in source.components:
             return source
     raise ClusterSetupError(
-        f"No package source for Debian {codename} main was found in /etc/apt, from which Apptainer could be had: "
+        f"No package source for Debian {codename} main was found in /etc/apt, which is needed for Apptainer: "
         "install Apptainer, then run this again."
     )
 

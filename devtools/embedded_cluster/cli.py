@@ -13,12 +13,12 @@ from devtools.embedded_cluster import apptainer, operations
 from devtools.embedded_cluster.console import ClusterSetupError, print_error
 from devtools.embedded_cluster.layout import SERVICE_USER, Layout, cluster_dir, read_ports
 
-DESCRIPTION = """A private, complete, real Slurm cluster on this machine: slurmctld, slurmdbd with MariaDB, four nodes,
+DESCRIPTION = """A complete Slurm cluster on this machine: slurmctld, slurmdbd with MariaDB, four nodes,
 an sshd on loopback that trusts Sluice's certificate authority, Apptainer and two images. It has its own
-directory, ports, sockets and keys; the machine's own Slurm, MariaDB and sshd are not touched."""
+directory, ports, sockets and keys; the machine's own Slurm, MariaDB and sshd are not affected."""
 
 EPILOG = """environment:
-  SLUICE_CLUSTER_DIR   the cluster's directory (default /var/lib/sluice/cluster); each directory is a cluster of its own
+  SLUICE_CLUSTER_DIR   the cluster's directory (default /var/lib/sluice/cluster); each directory is a separate cluster
   SLUICE_SSH_CA_KEY    the private key of the certificate authority (default: ssh/ca_key in that directory)
 
 examples:
@@ -43,28 +43,30 @@ def build_parser() -> argparse.ArgumentParser:
     up.add_argument(
         "--no-images",
         action="store_true",
-        help="leave Apptainer and the images out (quicker the first time)",
+        help="without Apptainer and the images (faster first start)",
     )
     commands.add_parser(
-        "down", help="stop everything of it; running jobs are cancelled, waiting ones are kept"
+        "down", help="stop the cluster; running jobs are cancelled, pending jobs stay queued"
     )
     status = commands.add_parser(
         "status", help="show each daemon; exit code 0 only if all of them work"
     )
     status.add_argument("--json", action="store_true", help="as JSON")
-    commands.add_parser("env", help="print the exports for using it from a shell")
+    commands.add_parser("env", help="print shell commands that set the environment for the cluster")
     logs = commands.add_parser("logs", help="show the last lines of the logs")
-    logs.add_argument("name", nargs="?", metavar="NAME", help="one daemon's log; all without it")
-    logs.add_argument("-f", "--follow", action="store_true", help="go on showing what is added")
+    logs.add_argument("name", nargs="?", metavar="NAME", help="one daemon; default: all")
+    logs.add_argument("-f", "--follow", action="store_true", help="follow the logs")
     logs.add_argument(
-        "-n", "--lines", type=int, default=20, help="how many lines of each (default 20)"
+        "-n", "--lines", type=int, default=20, help="number of lines of each log (default 20)"
     )
-    reset = commands.add_parser("reset", help="stop it and delete its directory's contents")
+    reset = commands.add_parser(
+        "reset", help="stop the cluster and delete the contents of its directory"
+    )
     reset.add_argument("--yes", action="store_true", help="do not prompt")
     for name, text in (
         ("start", "start one daemon"),
         ("stop", "stop one daemon"),
-        ("kill", "kill one daemon with SIGKILL, to see what a crash does"),
+        ("kill", "kill one daemon with SIGKILL, to test a crash"),
     ):
         one = commands.add_parser(name, help=text)
         one.add_argument(
@@ -148,7 +150,7 @@ def confirm_and_reset(layout: Layout, *, confirmed: bool) -> int:
             return 1
     operations.reset(layout)
     print(
-        f"The cluster in {layout.dir} is gone. The Unix accounts stay, since other clusters may use them."
+        f"The cluster in {layout.dir} was deleted. The Unix accounts remain, because other clusters may use them."
     )
     return 0
 
@@ -193,7 +195,7 @@ def main(argv: list[str]) -> int:
     arguments = build_parser().parse_args(argv)
     if os.geteuid() != 0:
         print_error(
-            "the embedded cluster makes accounts and daemons, so this must run as root: try it with sudo."
+            "scripts/cluster creates accounts and starts daemons and must run as root: use sudo."
         )
         return 1
     try:
@@ -206,5 +208,5 @@ def main(argv: list[str]) -> int:
         print_error(f"{error.strerror or error} ({error.filename or Path.cwd()}).")
         return 1
     except KeyboardInterrupt:
-        print_error("interrupted; run the same command again to go on.")
+        print_error("interrupted; run the same command again to continue.")
         return 130

@@ -1,6 +1,6 @@
 """Renders and writes every configuration file of the embedded cluster.
 
-Rendering is a function of the layout, the ports and the machine's name; the same input gives the same text, so
+Rendering is a function of the layout, the ports and the machine's name; the same input renders to the same text, so
 a running daemon is restarted only when its configuration changed.
 """
 
@@ -78,7 +78,7 @@ def render_slurm_conf(layout: Layout, ports: dict[str, int]) -> str:
         "SlurmdSyslogDebug=quiet",
         "MailProg=/bin/true",
         "MpiDefault=none",
-        # Needs no cgroups: works in containers and beside another Slurm on the same host.
+        # Needs no cgroups: works in containers and with another Slurm on the same host.
         "ProctrackType=proctrack/linuxproc",
         *memory.slurm_conf_lines(layout),
         "JobAcctGatherType=jobacct_gather/linux",

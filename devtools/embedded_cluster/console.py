@@ -1,7 +1,7 @@
 """Terminal output while the cluster starts or stops: numbered steps, notes, one-sentence errors.
 
 Owns the exception that ends a command (`ClusterSetupError`) and runs child programs with a clean
-environment. Knows nothing about Slurm.
+environment. Independent of Slurm.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def run(
         raise ClusterSetupError(f"The program {argv[0]} is missing on this machine.") from error
     except subprocess.TimeoutExpired as error:
         raise ClusterSetupError(
-            f"{' '.join(argv)} did not answer within {timeout_s:.0f} s."
+            f"{' '.join(argv)} did not respond within {timeout_s:.0f} s."
         ) from error
     if check and done.returncode != 0:
         output = " ".join((done.stderr.strip() or done.stdout.strip()).split())[-400:]

@@ -55,7 +55,7 @@ class Daemon:
 
     @property
     def output(self) -> Path:
-        """File for its standard output: its log, or a second file beside the log that the daemon writes itself."""
+        """File for its standard output: its log, or a second file if the daemon writes its log itself."""
         return self.layout.log / f"{self.name}.{'out' if self.writes_own_log else 'log'}"
 
     @property
@@ -79,8 +79,8 @@ class Daemon:
     def process(self) -> Process | None:
         """The running daemon: the one recorded, else one found by its command line.
 
-        The second case covers a run that was killed before it wrote its record, and Slurm 23.11 and later, whose
-        daemons replace themselves by a new process when they are reconfigured.
+        The second case covers a run that was killed before it wrote its record, and daemons of Slurm 23.11 and later,
+        which replace themselves with a new process when they are reconfigured.
         """
         record = self.read_record()
         with contextlib.suppress(KeyError, TypeError, ValueError):
@@ -143,7 +143,7 @@ class Daemon:
                 )
             if time.monotonic() > deadline:
                 raise ClusterSetupError(
-                    f"{self.name} runs but did not answer within {self.start_timeout_s:.0f} s: {self.last_log_line()}"
+                    f"{self.name} runs but did not respond within {self.start_timeout_s:.0f} s: {self.last_log_line()}"
                 )
             time.sleep(pause_s)
             pause_s = min(pause_s * 1.5, 0.3)
@@ -163,7 +163,7 @@ class Daemon:
                 ]
                 if lines:
                     return f"“{(error_lines or lines)[-1][-300:]}” (log: {log})"
-        return f"it said nothing (log: {self.output})"
+        return f"no output (log: {self.output})"
 
     def stop(self) -> bool:
         """Stop it if it runs; returns whether it ran."""
@@ -184,7 +184,7 @@ class Daemon:
         return True
 
     def ensure(self) -> str:
-        """Make it run with its present configuration; returns what was done ('' for nothing)."""
+        """Make it run with its current configuration; returns what was done ('' for nothing)."""
         process = self.process()
         if process is None:
             self.start()
@@ -198,7 +198,7 @@ class Daemon:
             if time.monotonic() > deadline:
                 self.stop()
                 self.start()
-                return "restarted, since it did not answer"
+                return "restarted, because it did not respond"
             time.sleep(0.1)
         return ""
 

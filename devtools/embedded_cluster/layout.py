@@ -149,7 +149,7 @@ class Layout:
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """Lock: one `scripts/cluster` at a time changes this cluster; a second one waits."""
-        with lock_file(self.dir / "lock", f"another scripts/cluster at work on {self.dir}"):
+        with lock_file(self.dir / "lock", f"another scripts/cluster that works on {self.dir}"):
             yield
 
 
@@ -174,7 +174,7 @@ def ensure_directory(path: Path, user: str, mode: int) -> None:
     path.mkdir(parents=True, exist_ok=True)
     if path.is_symlink():
         raise ClusterSetupError(
-            f"{path} is a symbolic link, which could lead root anywhere: remove it."
+            f"{path} is a symbolic link, and following it as root is unsafe: remove it."
         )
     account = pwd.getpwnam(user)
     current = path.stat()
@@ -221,7 +221,7 @@ def check_directory(layout: Layout) -> None:
     if path.is_dir() and not layout.marker.exists() and any(path.iterdir()):
         raise ClusterSetupError(
             f"{path} holds files but no embedded cluster: choose an empty SLUICE_CLUSTER_DIR, "
-            "so that nothing of yours is overwritten."
+            "so that no other files are overwritten."
         )
 
 
@@ -294,7 +294,7 @@ def assign_ports(layout: Layout, *, running: Iterable[str]) -> list[str]:
 
     `running` are the daemons that hold their own port now. Returns a sentence for each changed port.
     """
-    with lock_file(SHARED_DIR / "ports.lock", "another cluster choosing its ports"):
+    with lock_file(SHARED_DIR / "ports.lock", "another cluster that chooses its ports"):
         ports, messages = read_ports(layout), []
         running_names = set(running)
         rng = random.Random(str(layout.dir))  # noqa: S311 spreads clusters over the range, no secret

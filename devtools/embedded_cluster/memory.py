@@ -2,7 +2,7 @@
 
 With a usable cgroup v1 memory controller the kernel does it and Slurm reports OUT_OF_MEMORY. Everywhere else slurmd
 checks each task every two seconds and ends the step that is over its limit (OverMemoryKill), which Slurm 22.05 reports
-as FAILED or CANCELLED with the words "exceeded memory limit". Cgroup v2 is not used: Slurm needs systemd's D-Bus or
+as FAILED or CANCELLED with the message "exceeded memory limit". Cgroup v2 is not used: Slurm needs systemd's D-Bus or
 a delegated tree for it, which containers and machines without systemd lack.
 """
 
@@ -82,8 +82,8 @@ def first_job_id(layout: Layout, ports: dict[str, int], *, is_default: bool) -> 
 def remove_cgroups(layout: Layout) -> None:
     """Remove cgroups that Slurm left behind for killed jobs of this cluster.
 
-    A new cluster in this directory starts with the same job ids, and Slurm does not start a job whose group is already
-    there with a smaller limit. Groups of other clusters stay: a group is empty for a moment when a job starts.
+    A new cluster in this directory starts with the same job ids, and Slurm does not start a job if its group already
+    exists with a smaller limit. Groups of other clusters are not removed: a group is empty for a moment when a job starts.
     """
     controller, first = memory_controller(), read_state(layout).get("first_job_id")
     if controller is None or first is None:

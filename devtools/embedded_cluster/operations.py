@@ -78,7 +78,7 @@ def prepare(layout: Layout, steps: ProgressSteps) -> Path:
         remarks += [f"installed {', '.join(installed)}"] if installed else ["all there"]
     with steps.step("Unix accounts") as remarks:
         created = accounts.ensure_unix_accounts()
-        remarks += [f"made {', '.join(created)}"] if created else ["all there"]
+        remarks += [f"created {', '.join(created)}"] if created else ["all there"]
     with steps.step(f"configuration in {layout.etc}"):
         layout.prepare()
         running = [name for name, daemon in known_daemons(layout).items() if daemon.process()]
@@ -129,7 +129,7 @@ def start_nodes(layout: Layout, remarks: list[str]) -> None:
         write_configuration(layout, read_ports(layout))
         daemons["slurmctld"].ensure()
         done = {name: daemons[name].ensure() for name in NODE_NAMES}
-        remarks.append("cgroups proved unusable, so memory is watched by polling")
+        remarks.append("cgroups are unusable; memory limits are enforced by polling")
     remarks += [f"{name} {what}" for name, what in done.items() if what] or ["were running"]
     wait_for_nodes(layout, remarks)
 
@@ -337,9 +337,9 @@ def status(layout: Layout) -> list[DaemonStatus]:
             state = "stopped"
         elif name == "slurmctld" and not rows[0].ok:
             # Clients of munge would retry for half a minute.
-            state = "not answering, since munge is not"
+            state = "not responding, because munge does not"
         elif not daemon.is_responding():
-            state = "not answering"
+            state = "not responding"
         else:
             state = "running"
             if name == "slurmctld":
@@ -356,7 +356,7 @@ def reset(layout: Layout) -> None:
         return
     if not layout.marker.is_file() or layout.dir.is_symlink():
         raise ClusterSetupError(
-            f"{layout.dir} does not carry the marker of an embedded cluster: it is not deleted."
+            f"{layout.dir} has no marker file of an embedded cluster: it is not deleted."
         )
     down(layout)
     for entry in sorted(layout.dir.iterdir(), key=lambda path: path == layout.marker):

@@ -97,7 +97,7 @@ def install(requirements: Sequence[Requirement], *, log: Path) -> list[str]:
     if not shutil.which("apt-get", path=SYSTEM_PATH):
         raise ClusterSetupError(
             f"This machine lacks {', '.join(names)} and has no apt-get to install them: "
-            "install them by your package manager and run this again."
+            "install them with your package manager and run this again."
         )
     environment = {"DEBIAN_FRONTEND": "noninteractive", "NEEDRESTART_MODE": "l"}
     options = ["-o", "DPkg::Lock::Timeout=300", "-o", "Acquire::Retries=2"]

@@ -130,7 +130,7 @@ def all_processes() -> Iterator[Process]:
 
 
 def find_by_token(program: str, token: str) -> Process | None:
-    """The process of this program whose command line or environment contains a file or node name of this cluster.
+    """The process of this program that has a file or node name of this cluster in its command line or environment.
 
     The oldest one: short-lived children of a daemon start with a copy of its command line.
     """
@@ -162,7 +162,7 @@ def descendants(roots: Iterable[Process]) -> list[Process]:
 
 
 def socket_inodes(port: int, *, column: int = 1, state: str | None = None) -> set[str]:
-    """Inodes of TCP sockets whose local (column 1) or remote (column 2) port is this one."""
+    """Inodes of TCP sockets with this local (column 1) or remote (column 2) port."""
     port_hex = f"{port:04X}"
     found = set()
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
