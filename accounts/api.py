@@ -36,7 +36,9 @@ MAX_TOKENS_PER_PERSON = 100
 class TokenAnswer(serializers.Serializer[Any]):
     id = serializers.IntegerField()
     name = serializers.CharField()
-    prefix = serializers.CharField(help_text="How the secret begins, to tell tokens apart.")
+    prefix = serializers.CharField(
+        help_text="First characters of the secret, to distinguish tokens."
+    )
     scope = serializers.ChoiceField(choices=ApiToken.Scope.choices)
     created_at = serializers.DateTimeField()
     expires_at = serializers.DateTimeField()

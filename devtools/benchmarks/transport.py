@@ -178,7 +178,7 @@ def measure_files(bench: SshComparison, quick: bool) -> Iterator[BenchmarkResult
         bench.transport.write_files(f"{bench.root}/sluice{next(counter)}", content)
 
     def openssh() -> None:
-        where = f"{bench.root}/theirs{next(counter)}"
+        where = f"{bench.root}/openssh{next(counter)}"
         script = 'mkdir -p "$1" && tar -x -f - -C "$1"'
         pack = ["tar", "-c", "-C", str(bench.directory / "files"), "."]
         with subprocess.Popen(pack, stdout=subprocess.PIPE) as packing:

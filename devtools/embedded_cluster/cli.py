@@ -130,7 +130,7 @@ def show_logs(layout: Layout, name: str | None, *, follow: bool, lines: int) -> 
     if not files:
         raise ClusterSetupError(f"There are no logs in {layout.log} yet.")
     sys.stdout.flush()
-    os.execvp(  # noqa: S606 the terminal belongs to tail from here on
+    os.execvp(  # noqa: S606 tail takes over the terminal
         "tail", ["tail", f"--lines={lines}", *(["-F"] if follow else []), "--", *map(str, files)]
     )
 

@@ -196,7 +196,7 @@ def slurm_user() -> str:
 
 
 def check_directory(layout: Layout) -> None:
-    """Raise for a directory that the demo accounts cannot enter, that holds other files, or whose path is too long."""
+    """Raise for a directory that the demo accounts cannot enter, that holds other files, or that has too long a path."""
     path = layout.dir
     if len(str(path)) > MAX_DIR_LENGTH:
         raise ClusterSetupError(

@@ -103,12 +103,12 @@ def _find_shortages(plan: Plan, group: Group, capacity: Capacity) -> list[Note]:
                 partition=group.partition,
                 free=max(0, free),
                 unit=unit,
-                requested=asked,
+                requested=requested,
             ),
-            {"partition": group.partition, "free": max(0, free), "asked": asked},
+            {"partition": group.partition, "free": max(0, free), "asked": requested},
         )
-        for key, asked, free, unit in measures
-        if asked > free
+        for key, requested, free, unit in measures
+        if requested > free
     ]
     if found:
         return found

@@ -321,8 +321,8 @@ def _check_limits(state: PlanningState, totals: Totals) -> None:
         ("mem", totals.mem_mib, rules.max_mem_mib_per_job, msg("plan.mb-memory", "MB of memory")),
         ("gpus", sum(totals.gpus.values()), rules.max_gpus_per_job, msg("plan.gpus", "GPUs")),
     )
-    for key, asked, most, unit in limits:
-        if most is not None and asked > most:
+    for key, requested, most, unit in limits:
+        if most is not None and requested > most:
             state.add_problem(
                 f"namespace_{key}",
                 "taskRoles",
@@ -332,7 +332,7 @@ def _check_limits(state: PlanningState, totals: Totals) -> None:
                     name=rules.name,
                     most=most,
                     unit=unit,
-                    requested=asked,
+                    requested=requested,
                 ),
                 msg(
                     "plan.ask-most-all",
@@ -340,7 +340,7 @@ def _check_limits(state: PlanningState, totals: Totals) -> None:
                     most=most,
                     unit=unit,
                 ),
-                asked=asked,
+                asked=requested,
                 most=most,
             )
 

@@ -17,7 +17,7 @@ def build_render_options(
     """Build the options from a cluster's row. `image_names` are the file names in its image directory."""
     defaults = RenderOptions()
     return RenderOptions(
-        runtime=cluster.runtime,  # type: ignore[arg-type]  # the model's choices are these words
+        runtime=cluster.runtime,  # type: ignore[arg-type]  # the model's choices are these values
         runtime_program=cluster.runtime_program,
         images_dir=cluster.images_dir,
         image_files=filter_image_files(image_names),

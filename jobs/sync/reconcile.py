@@ -60,20 +60,20 @@ def find_differences(cluster: Cluster) -> list[Difference]:
 
 def _compare(attempt: Attempt, group: list[JobRecord] | None) -> str:
     if attempt.phase == Attempt.Phase.SUBMITTING:
-        return "its submission has not been answered yet"
+        return "the outcome of its submission is unknown"
     own_records = [
         r for r in group or () if r.work_dir == attempt.work_dir and r.user == attempt.unix_user
     ]
     if not own_records:
-        return f"the row says {attempt.job.state}; Slurm does not know it"
+        return f"stored state {attempt.job.state}; Slurm has no such job"
     record = leading_record(own_records)
     if record.phase is SlurmPhase.ENDED:
-        return f"the row says {attempt.job.state}; Slurm says {record.reported.name}"
+        return f"stored state {attempt.job.state}; Slurm reports {record.reported.name}"
     expected = _EXPECTED_STATES.get(record.phase)
     if expected is not None and attempt.job.state not in expected:
-        return f"the row says {attempt.job.state}; Slurm says {record.reported.name}"
+        return f"stored state {attempt.job.state}; Slurm reports {record.reported.name}"
     if attempt.job.wanted != DesiredState.RUN:
-        return f"a stop is wanted; Slurm says {record.reported.name}"
+        return f"a stop is requested; Slurm reports {record.reported.name}"
     return ""
 
 

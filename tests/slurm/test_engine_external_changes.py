@@ -523,7 +523,9 @@ def test_engine_once_and_reconcile(harness: EngineHarness) -> None:
     ).strip()
     code, shown = manage(harness, "jobs", "reconcile")
     assert code == 1
-    assert f"{ids['long']}  long ({long.pk}): the row says RUNNING; Slurm says CANCELLED" in shown
+    assert (
+        f"{ids['long']}  long ({long.pk}): stored state RUNNING; Slurm reports CANCELLED" in shown
+    )
     assert f"{foreign_job_id}  -: no row for Slurm's job in {unknown_dir}" in shown
     assert "embedded: 1 live jobs, 2 differences" in shown
     harness.slurm("scancel", foreign_job_id)
