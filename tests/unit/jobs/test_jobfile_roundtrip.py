@@ -92,7 +92,7 @@ def test_field_table():
 
 def test_documentation_field_table_and_example_are_current():
     text = (Path(__file__).parents[3] / "docs" / "jobfile.md").read_text()
-    shown = text.split("a test keeps them equal -->\n")[1].split("<!-- end of fields")[0]
+    shown = text.split("a test compares them -->\n")[1].split("<!-- end of fields")[0]
     assert shown == render_field_table()
     spec = load_text(text.split("```yaml\n")[1].split("```")[0]).spec
     assert [role.name for role in spec.task_roles] == ["ps", "worker"]
