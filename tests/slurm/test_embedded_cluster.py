@@ -450,7 +450,7 @@ def test_reset_requires_the_marker_file(tmp_path: Path) -> None:
         [PROGRAM, "reset", "--yes"], env={**os.environ, "SLUICE_CLUSTER_DIR": str(tmp_path)}
     )
     assert rejected.returncode == 1
-    assert "does not carry the marker" in rejected.stderr
+    assert "has no marker file" in rejected.stderr
     assert (tmp_path / "thesis.tex").exists()
 
 
