@@ -1,4 +1,4 @@
-"""OpenAPI descriptions of the authentication schemes. Imported by `accounts.api`."""
+"""Descriptions of the authentication schemes for the OpenAPI document, as extensions of drf-spectacular."""
 
 from __future__ import annotations
 

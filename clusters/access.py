@@ -88,7 +88,10 @@ def accepts_jobs(namespace: Namespace) -> bool:
 
 
 def can_role_submit(role: Role | None, *, accepts_jobs: bool) -> bool:
-    """Whether a person with this role may submit to a namespace. `accepts_jobs`: see the function of that name."""
+    """Whether a person with this role in a namespace may submit jobs to it.
+
+    `accepts_jobs`: the namespace is active and its cluster is enabled.
+    """
     return accepts_jobs and role in SUBMITTER_ROLES
 
 

@@ -75,16 +75,16 @@ class SizeInline(SizeTabularInline):
         return super().formfield_for_foreignkey(db_field, request, label=_("size"), **kwargs)
 
 
-def _caption(row: Any) -> str:
+def _size_caption(row: Any) -> str:
     return str(row.resourcespec)
 
 
-# The caption of each row; by default Django shows the name of its through table.
-SizeInline.model.__str__ = _caption  # type: ignore[method-assign]
+# Django shows `__str__` as the caption of each row. The default of a through table is its own class name.
+SizeInline.model.__str__ = _size_caption  # type: ignore[method-assign]
 
 
 class StatusInline(StatusTabularInline):
-    """Read-only: written by the engine and the doctor."""
+    """The status of a cluster. Read-only, because the engine and the doctor write it."""
 
     model = ClusterStatus
     can_delete = False
@@ -183,7 +183,7 @@ class ClusterAdmin(ClusterModelAdmin):
     @admin.action(description=_("Check the connection to the selected clusters"))
     def check_connection(self, request: HttpRequest, queryset: QuerySet[Cluster]) -> None:
         """Run the doctor and show the first failure; all results are stored and shown on the cluster's page."""
-        # Imported here because it imports SSH, which other manage.py commands do not need.
+        # Imported here, because it imports the SSH library, which most manage.py commands do not need.
         from clusters import doctor
 
         for cluster in queryset:
@@ -322,7 +322,7 @@ class ResourceSpecAdmin(ResourceSpecModelAdmin):
 
 @admin.register(CapacitySnapshot)
 class CapacityAdmin(CapacityModelAdmin):
-    """Read-only: written by the engine."""
+    """The capacity of clusters. Read-only, because the engine writes it."""
 
     list_display = ("cluster", "taken_at", "node_summary", "gpu_summary")
     list_select_related = ("cluster",)

@@ -1,6 +1,6 @@
-"""Capacity of a cluster as plain values: nodes, partitions, GPUs by type, used and total.
+"""The capacity of a cluster as plain values: nodes, partitions, and GPUs by type, each with total and used amounts.
 
-Parsed from Slurm's output by `clusters.slurm.nodes`, stored as JSON, read by the planner and the pages.
+`clusters.slurm.nodes` parses it from Slurm's output; the database stores it as JSON; the planner and the pages read it.
 Pure: no Django, no I/O.
 """
 
@@ -27,7 +27,9 @@ class GpuCount:
 class Node:
     name: str
     state: str  # Slurm's base state in lower case: idle, mixed, allocated, down, drained, …
-    usable: bool  # jobs can start here, now or when it is free (not down, drained, reserved)
+    usable: (
+        bool  # Slurm may start jobs on it, now or when it is free: not down, drained or reserved
+    )
     cpus: int
     cpus_used: int
     mem_mib: int
@@ -35,7 +37,7 @@ class Node:
     gpus: tuple[GpuCount, ...] = ()
     features: tuple[str, ...] = ()
     partitions: tuple[str, ...] = ()
-    reason: str = ""  # set by an administrator, for a node that is down or drained
+    reason: str = ""  # why the node is down or drained, as an administrator or Slurm set it
 
     def gpu_total(self, gpu_type: str = "") -> int:
         return sum(g.total for g in self.gpus if not gpu_type or g.type == gpu_type)
@@ -59,7 +61,7 @@ class Partition:
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """A snapshot of one cluster."""
+    """Nodes and partitions of one cluster at one time."""
 
     taken_at: datetime
     nodes: tuple[Node, ...] = ()
@@ -114,7 +116,7 @@ class Capacity:
 
 @dataclass(frozen=True, slots=True)
 class NamespaceRules:
-    """What the planner needs of a namespace: partitions, account, QOS, limits. None: no limit."""
+    """The settings of a namespace that the planner needs: partitions, account, QOS, limits. None: no limit."""
 
     name: str
     partitions: tuple[str, ...]  # in order of preference

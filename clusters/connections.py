@@ -1,8 +1,8 @@
 """Builds transports and Slurm clients for a cluster and a Unix user. The only module that creates transports.
 
-Caches one transport factory per cluster and process, and replaces it when its connection settings change.
-Refuses identities before a connection is made: names by the rules of `clusters.transport.identity`, UIDs by the
-cluster's own user database, which the service account queries.
+Caches one transport factory per cluster and process, and replaces it when the cluster's connection settings change.
+Before connecting, checks the Unix user name (rules: `clusters.transport.identity`) and its UID (looked up on the cluster
+as the service account).
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from clusters.transport.ssh import SshCluster
 from core.messages import msg
 from core.runtime import process_state
 
-# How long a UID and home directory from the cluster stay cached.
+# How long a UID and home directory that were looked up on the cluster are cached.
 PASSWD_CACHE_TTL_S = 600.0
-# pyslurm is tested in a child process, which may take a minute.
+# Delay before pyslurm is tried again after a failure: the test in a child process may take a minute.
 PYSLURM_RETRY_S = 600.0
-# A name for a UID is optional: do not wait long for a user database that hangs.
+# Short, because the name of a UID is only for display and the user database of the cluster may hang.
 UID_LOOKUP_TIMEOUT_S = 5.0
 
 logger = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ class PasswdEntry:
 
 @dataclass(frozen=True, slots=True)
 class _ConnectionSettings:
-    """The settings that determine the connection; a change requires a new transport factory."""
+    """The settings of a cluster that affect its connections. If one changes, a new transport factory is created."""
 
     host: str
     port: int
@@ -97,7 +97,7 @@ def certificate_authority() -> CertificateAuthority:
 
 
 def create_transport_factory(cluster: Cluster) -> TransportFactory:
-    """A factory outside the cache. It connects on first use; the caller closes it."""
+    """Create a transport factory that is not cached. It connects at the first use; the caller must close it."""
     policy = IdentityPolicy(cluster.uid_floor)
     credentials = (
         KeyFileCredentials(cluster.key_file)
@@ -116,7 +116,7 @@ def service_transport(cluster: Cluster) -> Transport:
 
 
 def transport_for(cluster: Cluster, unix_user: str) -> Transport:
-    """A transport as a person's Unix user. Raises IdentityRefused before a connection as that user."""
+    """A transport as a person's Unix user. Raises IdentityRefused, before connecting as that user."""
     check_unix_user(unix_user, cluster)
     check_may_act_as(cluster, get_passwd_entry(cluster, unix_user))
     return transport_factory_for(cluster).transport(unix_user)
@@ -134,7 +134,7 @@ def slurm_client_for(cluster: Cluster, unix_user: str = "") -> SlurmClient:
 
 
 class PyslurmClient(SlurmClient):
-    """Reads nodes, partitions and live jobs from libslurm; everything else by commands."""
+    """A Slurm client that reads nodes, partitions and live jobs with pyslurm, and the rest with commands."""
 
     def __init__(
         self, transport: Transport, commands: SlurmCommands, reader: PyslurmReader
@@ -145,12 +145,12 @@ class PyslurmClient(SlurmClient):
     def list_queue(self) -> list[JobRecord]:
         return self._reader.list_queue()
 
-    def capacity(self) -> Capacity:
-        return self._reader.capacity()
+    def read_capacity(self) -> Capacity:
+        return self._reader.read_capacity()
 
 
 def _pyslurm_reader_for(cluster: Cluster) -> PyslurmReader | None:
-    """None if pyslurm is unusable: the caller then uses commands. Retried after PYSLURM_RETRY_S."""
+    """The pyslurm reader of a cluster; None if pyslurm is unusable. Tries again after PYSLURM_RETRY_S."""
     cache = _connection_cache()
     with cache.readers_lock:
         tried_at, reader = cache.readers.get(cluster.slurm_conf, (float("-inf"), None))
@@ -191,7 +191,7 @@ def get_passwd_entry(cluster: Cluster, unix_user: str) -> PasswdEntry:
 
 
 def fetch_passwd_entry(transport: Transport, unix_user: str) -> PasswdEntry:
-    """Query the user database of the login node. Raises IdentityRefused."""
+    """Look up a Unix user on the login node. Raises IdentityRefused if it does not exist."""
     result = transport.run(["getent", "passwd", unix_user])
     account = _parse_passwd_entry(result)
     if account is None:
@@ -204,7 +204,8 @@ def fetch_passwd_entry(transport: Transport, unix_user: str) -> PasswdEntry:
             detail=result.error_text,
         )
     if account.name != unix_user:
-        # Another spelling would bypass the rules by name: one person per Unix user, never the service account.
+        # getent may accept other spellings of a name. They would bypass the checks by name: that a Unix user belongs
+        # to one person, and that it is not the service account.
         raise IdentityRefused(
             msg(
                 "connection.cluster-calls-user-not",
@@ -233,7 +234,7 @@ def _parse_passwd_entry(result: CommandResult) -> PasswdEntry | None:
 
 
 def check_may_act_as(cluster: Cluster, account: PasswdEntry) -> None:
-    """Raise IdentityRefused unless a person may act as this account."""
+    """Raise IdentityRefused if people may not act as this account, or its UID differs from the one on record."""
     check_unix_user(account.name, cluster, uid=account.uid)
     expected = (
         UnixAccount.objects.filter(cluster=cluster, unix_user=account.name)
@@ -254,7 +255,7 @@ def check_may_act_as(cluster: Cluster, account: PasswdEntry) -> None:
 
 
 def close_all_connections() -> None:
-    """Close all connections and clear the caches: after a fork, and between tests."""
+    """Close all connections and clear the caches. Call it after a fork and between tests."""
     cache = _connection_cache()
     with cache.lock:
         transport_factories = [
@@ -268,7 +269,7 @@ def close_all_connections() -> None:
 
 
 def transport_factory_for(cluster: Cluster) -> TransportFactory:
-    """The cached factory; a new one if the cluster's connection settings changed."""
+    """The cached transport factory of a cluster. Replaced if the cluster's connection settings changed."""
     connection_settings = _connection_settings(cluster)
     cache = _connection_cache()
     with cache.lock:
@@ -284,7 +285,10 @@ def transport_factory_for(cluster: Cluster) -> TransportFactory:
 
 @contextmanager
 def uncached_transport_factory(cluster: Cluster) -> Iterator[TransportFactory]:
-    """For one diagnosis: an open pooled connection does not prove that the next login works."""
+    """A transport factory for the doctor, closed at the end of the context.
+
+    It opens new connections: a connection that is already open does not prove that the next login works.
+    """
     transport_factory = create_transport_factory(cluster)
     try:
         yield transport_factory

@@ -1,4 +1,4 @@
-"""Errors between Sluice and a cluster.
+"""Errors of connections to a cluster, of commands and files on it, and of Slurm.
 
     ClusterError
     ├── BadArgument (also a ValueError)
@@ -16,7 +16,7 @@
     │   ├── RemotePermissionDenied
     │   └── RemoteDiskFull        retryable
     ├── SlurmUnavailable          retryable
-    ├── SubmitRejected            retryable if the error says so
+    ├── SubmitRejected            retryable or not, set per error
     │   └── SubmissionAbandoned   (clusters.slurm.sbatch)
     └── SlurmParseError
 
@@ -59,11 +59,11 @@ class HostKeyMismatch(AuthFailed):
 
 
 class IdentityRefused(AuthFailed):
-    """Sluice refuses to act as this Unix user (root, below the UID floor, not mapped)."""
+    """Sluice refuses to act as this Unix user: it is root, has too low a UID, or is not mapped to the person."""
 
 
 class OutcomeUnknown(ClusterError):
-    """The command was sent and no result came back: it may or may not have run.
+    """The command was sent, but its result was not received: it may or may not have run.
 
     Check the outcome before running it again.
     """
@@ -110,7 +110,7 @@ class RemoteDiskFull(RemoteFileError):
 
 
 class SlurmUnavailable(ClusterError):
-    """slurmctld or slurmdbd did not answer. Carries no information about any job."""
+    """slurmctld or slurmdbd did not answer. Nothing follows from this about the state of any job."""
 
     retryable = True
 

@@ -1,6 +1,6 @@
 """Forms for clusters and namespaces, shared by the admin site and the administrators' pages.
 
-Lists are edited as one item per line and times in Slurm's format, instead of as JSON and seconds.
+In these forms a list has one item per line, and a time has Slurm's format; the database stores JSON and seconds.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _AMOUNT = re.compile(r"(?P<number>\d{1,9})\s*(?P<unit>[smhd])\Z")
 
 
 def parse_time_limit(text: str) -> int:
-    """Seconds of `8:00` or `08:00:00` (hours first), `2-00:00:00`, `90m`, `8h`, `2d`."""
+    """Parse `8:00` (hours and minutes), `08:00:00`, `2-00:00:00`, `90m`, `8h` or `2d` into seconds."""
     text = text.strip()
     if match := _AMOUNT.match(text):
         return int(match["number"]) * _UNITS[match["unit"]]
@@ -52,7 +52,7 @@ def format_time_limit(seconds: int) -> str:
 
 
 class TimeLimitField(forms.CharField):
-    """Seconds in the database, `8:00:00`, `2-00:00:00`, `8h` or `2d` in the form."""
+    """A form field with text such as `8:00:00`, `2-00:00:00`, `8h` or `2d`; its value is in seconds."""
 
     def prepare_value(self, value: Any) -> Any:
         return format_time_limit(value) if isinstance(value, int) else value

@@ -1,7 +1,7 @@
-"""Clusters, namespaces, memberships, Unix accounts and sizes, as administrators configure them.
+"""Tables of clusters, namespaces, memberships, Unix accounts and sizes, which administrators edit.
 
-Permissions are in `clusters.access`, connections in `clusters.connections`. What the engine observes
-(ClusterStatus, CapacitySnapshot) has tables of its own, so its writes never overwrite an administrator's.
+The engine stores what it observes in other tables (ClusterStatus, CapacitySnapshot), so that it never overwrites an
+administrator's change. Permissions are in `clusters.access`, connections in `clusters.connections`.
 """
 
 from __future__ import annotations
@@ -287,7 +287,7 @@ class Cluster(models.Model):
             )
 
     def pinned_host_keys(self) -> list[str]:
-        """`type base64` per key."""
+        """The pinned host keys, each as `type base64`."""
         return validators.parse_host_keys(self.host_keys)
 
     def work_root_for(self, unix_user: str, home: str) -> str:
@@ -309,7 +309,7 @@ class ClusterStatus(models.Model):
     last_error_at = models.DateTimeField(_("last error at"), null=True, blank=True)
     slurm_version = models.CharField(_("Slurm version"), max_length=40, blank=True)
     clock_skew_s = models.FloatField(_("clock skew (s)"), null=True, blank=True)
-    # Account and QOS names for the pages on which namespaces are edited.
+    # Names of all accounts and QOS in Slurm, which the pages offer when a namespace is edited.
     accounts = models.JSONField(_("accounts"), default=list, blank=True)
     qos = models.JSONField(_("QOS"), default=list, blank=True)
     doctor = models.JSONField(_("last check"), default=dict, blank=True)
@@ -333,7 +333,7 @@ class ClusterStatus(models.Model):
 
 
 class EngineLease(models.Model):
-    """The leader of a cluster. `fence` grows with every change of leader; writes under an old fence fail."""
+    """The engine that is the leader of a cluster. Every change of leader increases `fence`; see `engine.lease`."""
 
     cluster = models.OneToOneField(
         Cluster,
@@ -344,7 +344,7 @@ class EngineLease(models.Model):
     holder = models.CharField(_("holder"), max_length=200, blank=True)
     fence = models.PositiveBigIntegerField(_("fence"), default=0)
     expires_at = models.DateTimeField(_("expires"), null=True, blank=True)
-    # Counters for /metrics, stored because any web process may serve them.
+    # Counters of the engine for /metrics. Stored here, because any web process may serve /metrics.
     stats = models.JSONField(_("counters"), default=dict, blank=True)
 
     class Meta:
@@ -641,7 +641,7 @@ class CapacitySnapshot(models.Model):
 
 
 def load_capacity(cluster: Cluster) -> Capacity | None:
-    """The last stored capacity; None before the first one."""
+    """The last stored capacity of a cluster; None if none was stored yet."""
     with connection.cursor() as cursor:
         cursor.execute(_CAPACITY_SQL, [cluster.pk])
         row = cursor.fetchone()
@@ -650,7 +650,7 @@ def load_capacity(cluster: Cluster) -> Capacity | None:
 
 @lru_cache(maxsize=8)
 def _parse_capacity(text: str) -> Capacity:
-    """Cached: parsing 1,000 nodes is slow, and every submission needs the capacity."""
+    """Parse a stored capacity. Cached, because every submission needs it and parsing 1,000 nodes is slow."""
     return Capacity.from_json(json.loads(text))
 
 
@@ -666,13 +666,13 @@ def store_capacity(cluster: Cluster, capacity: Capacity) -> None:
 
 
 def store_status(cluster: Cluster, **observed: Any) -> None:
-    """Write only the given fields of a cluster's status; creates the row on first use."""
+    """Write the given fields of a cluster's status and leave the others. Creates the row if it is missing."""
     if not ClusterStatus.objects.filter(cluster=cluster).update(**observed):
         ClusterStatus.objects.update_or_create(cluster=cluster, defaults=observed)
 
 
 def check_unix_user(unix_user: str, cluster: Cluster, *, uid: int | None = None) -> None:
-    """Raise IdentityRefused unless a person may act as this Unix user; with `uid`, check the UID floor too."""
+    """Raise IdentityRefused unless people may act as this Unix user. With `uid`, also check the lowest UID."""
     check_unix_name(unix_user)
     if unix_user == cluster.service_user:
         raise IdentityRefused(

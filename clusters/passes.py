@@ -1,7 +1,7 @@
 """Passes: the units of work that apps register and the engine runs repeatedly for each cluster.
 
-An app calls `register_passes()` in its `AppConfig.ready()`. The engine is above every app and imports
-none of them; an app uses only the types of this module: `Pass`, `PassContext`, `Lease`, `EngineStats`.
+An app calls `register_passes()` in its `AppConfig.ready()`. The package `engine` imports no app that defines passes, and
+these apps do not import `engine`: they use the types of this module.
 """
 
 from __future__ import annotations
@@ -20,10 +20,12 @@ from clusters.slurm.client import SlurmClient
 
 
 class LeaseLost(Exception):
-    """Another engine is the leader of this cluster: stop at once, write nothing more."""
+    """This engine is no longer the leader of the cluster and must not write anything more."""
 
 
 class Lease(Protocol):
+    """The part of `engine.lease.Lease` that passes use."""
+
     def fenced_transaction(self) -> AbstractContextManager[None]:
         """A transaction that commits only while the lease is held. Raises LeaseLost."""
         ...
@@ -31,7 +33,7 @@ class Lease(Protocol):
 
 @dataclass
 class EngineStats:
-    """Counters since this engine took the lease. Safe to use from several threads."""
+    """Counters of one cluster since this engine acquired the lease. Thread-safe."""
 
     passes: int = 0
     pass_seconds_total: float = 0.0
@@ -71,9 +73,9 @@ class EngineStats:
 
 @dataclass
 class PassContext:
-    """What the passes of one cluster share while this engine holds the lease.
+    """The objects that the passes of one cluster share while this engine holds the lease.
 
-    The worker replaces `cluster` by the current row before each round.
+    The worker reads the row of the cluster again before each round and stores it in `cluster`.
     """
 
     cluster: Cluster
@@ -87,38 +89,43 @@ class PassContext:
 
 
 class Pass(ABC):
-    """One unit of work of one cluster. Built when the lease is acquired, closed when it is lost."""
+    """A unit of work that the engine repeats for one cluster.
+
+    Created when this engine acquires the lease of the cluster, closed when it loses it.
+    """
 
     name: ClassVar[str]  # also the prefix of the log action: `<name>_failed`
     initial_delay_s: ClassVar[float] = 0.0
-    runs_while_disabled: ClassVar[bool] = False  # also for a cluster with `enabled=False`
-    runs_once: ClassVar[bool] = True  # part of `engine --once`
-    sets_cluster_status: ClassVar[bool] = False  # success and failure show in ClusterStatus
+    runs_while_disabled: ClassVar[bool] = False  # run also while the cluster has `enabled=False`
+    runs_once: ClassVar[bool] = True  # run also in `engine --once`
+    sets_cluster_status: ClassVar[bool] = (
+        False  # store success and failure of a run in ClusterStatus
+    )
 
     def __init__(self, context: PassContext) -> None:
         self.context = context
 
     def interval_s(self) -> float:
-        """Delay between the end of a run and the next one; 0 means in every round of the worker."""
+        """Seconds between the end of a run and the next run. With 0 the pass runs in every round of the worker."""
         return 0.0
 
     def retry_delay_s(self, consecutive_failures: int) -> float:
-        """Delay after a run that raised ClusterError."""
+        """Seconds until the next run after one that raised ClusterError. The worker passes the number of failures."""
         return self.interval_s()
 
     def has_work(self) -> bool:
-        """Checked once the pass is due. False skips the run without starting a new interval."""
+        """Whether a run is needed. Called in each round while the pass is due; if False, it stays due."""
         return True
 
     @abstractmethod
     def run(self) -> bool:
-        """Do what is due; must not block for long. True if Slurm answered.
+        """Do the work; must not block for long. Return True if Slurm answered.
 
-        Raises ClusterError, which the worker logs and counts, and LeaseLost.
+        May raise ClusterError, which the worker logs and counts, and LeaseLost.
         """
 
     def run_to_completion(self) -> bool:
-        """Like `run`, and wait for work that `run` hands to threads. For `engine --once`."""
+        """Like `run`, but wait for the threads that `run` starts. For `engine --once`."""
         return self.run()
 
     def close(self) -> None:
@@ -131,7 +138,7 @@ _factories: list[PassFactory] = []
 
 
 def register_passes(factory: PassFactory) -> None:
-    """Add an app's passes. They run in the order of registration, which is that of INSTALLED_APPS."""
+    """Register a function that creates an app's passes. Passes run in the order of INSTALLED_APPS."""
     _factories.append(factory)
 
 

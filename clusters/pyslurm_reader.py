@@ -1,7 +1,7 @@
-"""Reads nodes, partitions and live jobs with pyslurm, if the installed pyslurm matches the cluster's Slurm release.
+"""Reads nodes, partitions and live jobs with pyslurm instead of Slurm's commands.
 
-Optional and off by default (Cluster.use_pyslurm). Read-only; returns the same records as the commands of
-`clusters.slurm.client`. pyslurm is imported only when a reader is created.
+Off by default (Cluster.use_pyslurm); the installed pyslurm must match the cluster's Slurm release. Returns the same
+types as `clusters.slurm.client` and changes nothing in Slurm. pyslurm is imported only when a reader is created.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from clusters.slurm.records import JobRecord
 from clusters.slurm.states import SlurmPhase, parse_job_state
 from core.messages import msg
 
-# The attributes used of pyslurm 25.11 and 26.05. A release that lacks one of them is refused.
+# The attributes of pyslurm 25.11 and 26.05 that this module uses. A pyslurm without one of them is refused.
 REQUIRED_ATTRIBUTES: Mapping[str, tuple[str, ...]] = {
     "": ("slurm_init", "Jobs", "Nodes", "Partitions", "RPCError"),
     "Job": (
@@ -78,15 +78,15 @@ REQUIRED_ATTRIBUTES: Mapping[str, tuple[str, ...]] = {
     ),
 }
 
-# libslurm's slurm_init() calls exit() if it finds no usable configuration, after up to 59 s (25.11). A child process
-# runs it first, so that only the child exits.
+# Without a usable configuration libslurm's slurm_init() calls exit(), after up to 59 s (25.11). A child process runs
+# it first, so that only the child exits.
 _PROBE_PROGRAM = "import pyslurm, sys; pyslurm.slurm_init(sys.argv[1]); pyslurm.Partitions.load()"
 PROBE_TIMEOUT_S = 70.0
 _NO_VALUE = (None, 0xFFFFFFFE, 0xFFFFFFFF)
 
 
 class PyslurmReader:
-    """Create one per process: libslurm has one configuration per process."""
+    """Reads one cluster. All readers of a process must use the same slurm.conf, because libslurm loads only one."""
 
     def __init__(self, slurm_conf: str) -> None:
         self.slurm_conf = slurm_conf
@@ -105,7 +105,7 @@ class PyslurmReader:
     def list_queue(self) -> list[JobRecord]:
         return [_build_job_record(job) for job in self._load_all("Jobs")]
 
-    def capacity(self) -> Capacity:
+    def read_capacity(self) -> Capacity:
         return Capacity(
             taken_at=datetime.now(UTC),
             nodes=tuple(_build_node(node) for node in self._load_all("Nodes")),
@@ -138,7 +138,7 @@ def _load_pyslurm(slurm_conf: str) -> ModuleType:
             ),
             detail=probe.stderr.decode("utf-8", errors="replace")[-2000:],
         )
-    # Without the variable the import calls slurm_init().
+    # Without this variable, `import pyslurm` itself calls slurm_init().
     os.environ["PYSLURM_DISABLE_AUTO_INIT"] = "1"
     module = importlib.import_module("pyslurm")
     missing = [name for name in REQUIRED_ATTRIBUTES[""] if not hasattr(module, name)]
@@ -161,7 +161,7 @@ def _load_pyslurm(slurm_conf: str) -> ModuleType:
 
 
 def _parse_int(value: Any) -> int | None:
-    """pyslurm returns some of Slurm's NO_VAL numbers unchanged, and UNLIMITED as a string."""
+    """The number; None for Slurm's NO_VAL, which pyslurm returns as a number, and UNLIMITED, which is a string."""
     return value if isinstance(value, int) and value not in _NO_VALUE else None
 
 
@@ -176,7 +176,10 @@ def _minutes_to_seconds(value: Any) -> int | None:
 
 
 def _format_job_id(job: Any) -> str:
-    """The id in squeue's format. The het offset is None for a leader, 4294967294 for a plain job (25.11)."""
+    """The job id in squeue's format.
+
+    pyslurm 25.11 has the het offset None for a het leader and 4294967294 for a job that is no het job.
+    """
     leader = _parse_int(job.heterogeneous_id)
     if leader:
         return f"{leader}+{_parse_int(job.heterogeneous_offset) or 0}"
@@ -219,7 +222,10 @@ def _build_job_record(job: Any) -> JobRecord:
 def _build_gpu_counts(
     configured: Mapping[str, Any] | None, used: Mapping[str, Any] | None
 ) -> tuple[GpuCount, ...]:
-    """From pyslurm's {"gpu:a100": 4} or {"gpu": 4}; values of `used` are numbers or mappings with "count"."""
+    """Build GPU counts from pyslurm's {"gpu:a100": 4} or {"gpu": 4}.
+
+    The values of `used` are numbers or mappings with the key "count".
+    """
     counts = _parse_gpu_counts(configured)
     in_use = _parse_gpu_counts(used)
     return tuple(GpuCount(kind, counts[kind], in_use.get(kind, 0)) for kind in sorted(counts))

@@ -1,7 +1,7 @@
-"""Compares namespaces with Slurm: differences (drifts), and proposals for partitions without a namespace.
+"""Compares namespaces with Slurm: finds differences (drifts) and proposes namespaces for partitions without one.
 
-`read_slurm` reads Slurm, `compare_with_slurm` compares with the database; neither writes. `store_slurm_names` and
-`create_namespaces` write.
+`read_slurm` reads from Slurm and `compare_with_slurm` compares the result with the database; neither writes. Only
+`store_slurm_names` and `create_namespaces` write to the database.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from core.messages import Message, msg
 @dataclass(frozen=True, slots=True)
 class Member:
     username: str
-    unix_user: str  # "": none, because of `refusal`
-    refusal: str = ""
+    unix_user: str  # "" if the person has no Unix user on the cluster
+    refusal: str = ""  # why the person has none
 
 
 @dataclass(frozen=True, slots=True)
 class NamespaceView:
-    """What the comparison needs of a namespace."""
+    """The data of a namespace that is compared."""
 
     rules: NamespaceRules
     max_running_jobs_per_user: int | None = None
@@ -36,7 +36,7 @@ class NamespaceView:
 
 @dataclass(frozen=True, slots=True)
 class SlurmView:
-    """What the comparison needs of Slurm."""
+    """The data of Slurm that is compared."""
 
     cluster_name: str
     capacity: Capacity
@@ -47,7 +47,7 @@ class SlurmView:
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """One difference between a namespace and Slurm, with what to do about it."""
+    """One difference between a namespace and Slurm, and how to remove it."""
 
     namespace: str
     code: str
@@ -57,7 +57,7 @@ class Drift:
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """A namespace to create for a partition without one."""
+    """A proposed namespace for a partition that no namespace uses."""
 
     name: str
     partition: str
@@ -72,13 +72,13 @@ class DriftReport:
 
 
 def find_drifts(namespaces: Sequence[NamespaceView], slurm: SlurmView) -> list[Drift]:
-    return [drift for namespace in namespaces for drift in _drifts(namespace, slurm)]
+    return [drift for namespace in namespaces for drift in _find_namespace_drifts(namespace, slurm)]
 
 
 def propose_namespaces(
     slurm: SlurmView, used_partitions: Iterable[str], existing_names: Iterable[str]
 ) -> list[Proposal]:
-    """One namespace per partition outside `used_partitions`, with a name outside `existing_names`."""
+    """Propose a namespace for each partition not in `used_partitions`, with a name not in `existing_names`."""
     used_partitions, existing_names = set(used_partitions), set(existing_names)
     proposals = []
     for partition in slurm.capacity.partitions:
@@ -97,7 +97,7 @@ def propose_namespaces(
     return proposals
 
 
-def _drifts(namespace: NamespaceView, slurm: SlurmView) -> Iterator[Drift]:
+def _find_namespace_drifts(namespace: NamespaceView, slurm: SlurmView) -> Iterator[Drift]:
     rules = namespace.rules
     partitions = []
     for name in rules.partitions:
@@ -262,6 +262,7 @@ def _association_applies(row: Association, unix_user: str, rules: NamespaceRules
     )
 
 
+# The names of limits. They are messages for people and also the keys by which limits are compared.
 MAX_TIME = msg("comparison.longest-time", "longest time")
 MAX_NODES = msg("comparison.nodes-per-job", "nodes per job")
 MAX_GPUS = msg("comparison.gpus-per-job", "GPUs per job")
@@ -275,25 +276,25 @@ def _limit_drifts(
 ) -> Iterator[Drift]:
     rules = namespace.rules
     for source, slurm_limits in _slurm_limits(rules, partitions, slurm):
-        for what, own_limit in _namespace_limits(namespace).items():
-            allowed = slurm_limits.get(what)
+        for limit_name, own_limit in _namespace_limits(namespace).items():
+            allowed = slurm_limits.get(limit_name)
             if own_limit is not None and allowed is not None and own_limit > allowed:
-                show = format_time_limit if what == MAX_TIME else str
+                format_value = format_time_limit if limit_name == MAX_TIME else str
                 yield Drift(
                     rules.name,
                     "limit_above_slurm",
                     msg(
                         "comparison.above-such-jobs-would",
                         "%(limit)s %(value)s exceeds the %(allowed)s of %(source)s: such jobs would be rejected or never start",
-                        limit=what,
-                        value=show(own_limit),
-                        allowed=show(allowed),
+                        limit=limit_name,
+                        value=format_value(own_limit),
+                        allowed=format_value(allowed),
                         source=source,
                     ),
                     msg(
                         "comparison.lower-raise-slurm",
                         "lower it to %(allowed)s, or raise the limit in Slurm",
-                        allowed=show(allowed),
+                        allowed=format_value(allowed),
                     ),
                 )
 
@@ -313,6 +314,7 @@ def _namespace_limits(namespace: NamespaceView) -> dict[str, int | None]:
 def _slurm_limits(
     rules: NamespaceRules, partitions: Sequence[Partition], slurm: SlurmView
 ) -> Iterator[tuple[str, dict[str, int | None]]]:
+    """Pairs (source, limits): the limits of each partition, of the QOS and of the account."""
     for partition in partitions:
         yield (
             msg("comparison.partition", "partition %(name)s", name=partition.name),
@@ -368,7 +370,7 @@ def compare_with_slurm(cluster: Cluster, slurm: SlurmView) -> DriftReport:
 
 
 def store_slurm_names(cluster: Cluster, slurm: SlurmView) -> None:
-    """Store capacity, account and QOS names for the pages on which namespaces are edited."""
+    """Store capacity, account names and QOS names, which the pages offer when a namespace is edited."""
     store_capacity(cluster, slurm.capacity)
     store_status(
         cluster,
@@ -397,13 +399,13 @@ def create_namespaces(cluster: Cluster, proposals: Sequence[Proposal]) -> list[N
 def read_slurm(cluster: Cluster) -> SlurmView:
     """Read capacity, associations and QOS as the service account. Raises ClusterError."""
     slurm = slurm_client_for(cluster)
-    config = slurm.config()
+    config = slurm.read_config()
     enforced = config.raw.get("AccountingStorageEnforce", "")
     return SlurmView(
         cluster_name=config.cluster_name,
-        capacity=slurm.capacity(),
-        associations=tuple(slurm.associations(cluster=config.cluster_name)),
-        qos=tuple(slurm.qos()),
+        capacity=slurm.read_capacity(),
+        associations=tuple(slurm.list_associations(cluster=config.cluster_name)),
+        qos=tuple(slurm.list_qos()),
         enforces_associations="associations" in enforced or "limits" in enforced,
     )
 
@@ -411,7 +413,7 @@ def read_slurm(cluster: Cluster) -> SlurmView:
 def _namespace_view(namespace: Namespace) -> NamespaceView:
     members = []
     for membership in namespace.memberships.all():
-        # Superusers need no account on the cluster.
+        # Viewers do not submit, and superusers need no Unix account on the cluster.
         if membership.role == membership.Role.VIEWER or membership.user.is_superuser:
             continue
         try:

@@ -1,4 +1,4 @@
-"""The engine's passes over a cluster itself: capacity, names from accounting, requested diagnostics."""
+"""The engine's passes for a cluster apart from its jobs: capacity, accounting names, requested diagnostics."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def cluster_passes(context: PassContext) -> Sequence[Pass]:
 
 
 class CapacityPass(Pass):
-    """Stores what the cluster has and what of it is free."""
+    """Stores the capacity of the cluster: its nodes and partitions, and what is in use."""
 
     name = "capacity"
     sets_cluster_status = True
@@ -41,7 +41,7 @@ class CapacityPass(Pass):
 
     def run(self) -> bool:
         self.context.stats.count_command("scontrol", 2)
-        capacity = self.context.slurm_client().capacity()
+        capacity = self.context.slurm_client().read_capacity()
         with self.context.lease.fenced_transaction():
             store_capacity(self.context.cluster, capacity)
         return True
@@ -60,9 +60,9 @@ class AccountingPass(Pass):
     def run(self) -> bool:
         self.context.stats.count_command("sacctmgr", 2)
         slurm = self.context.slurm_client()
-        accounts = sorted({row.account for row in slurm.associations() if row.account})
-        qos = sorted(row.name for row in slurm.qos())
-        version = ".".join(str(part) for part in slurm.version())
+        accounts = sorted({row.account for row in slurm.list_associations() if row.account})
+        qos = sorted(row.name for row in slurm.list_qos())
+        version = ".".join(str(part) for part in slurm.read_version())
         with self.context.lease.fenced_transaction():
             store_status(self.context.cluster, accounts=accounts, qos=qos, slurm_version=version)
         return True
@@ -71,7 +71,7 @@ class AccountingPass(Pass):
 class DiagnosticsPass(Pass):
     """Starts the diagnostics that an administrator requested on a page, one run at a time.
 
-    A run takes many seconds, so it has a thread of its own.
+    The checks take many seconds, so they run in a separate thread.
     """
 
     name = "diagnostics"
@@ -90,7 +90,7 @@ class DiagnosticsPass(Pass):
             return False
         cluster = self.context.cluster
         requests = ClusterStatus.objects.filter(cluster=cluster, doctor_requested_at__isnull=False)
-        # The conditional update is the claim: of two engines, one updates the row.
+        # Only one engine can change the row from "requested" to "running": that engine runs the checks.
         if requests.update(doctor_requested_at=None, doctor_running_since=timezone.now()):
             self._thread = threading.Thread(
                 target=_run_doctor, args=(cluster,), name=f"doctor-{cluster.name}", daemon=True

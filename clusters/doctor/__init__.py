@@ -1,7 +1,7 @@
 """The doctor: runs the checks of a cluster in order and reports for each what was found and what to do.
 
-`run_checks` yields results; it prints nothing. A check whose requirement failed is "not tried". Connections are
-new, not pooled: an open connection would hide a login that no longer works. Checks remove the files they write.
+`run_checks` yields the results and prints nothing. If a check fails, the checks that require it are "not tried". The
+doctor opens new connections, because an open one would hide that logins no longer work. It removes its test files.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def uses_pyslurm(cluster: Cluster) -> bool:
 
 
 CHECKS: tuple[Check, ...] = (
-    Check("name", msg("doctor.name", "Name"), login_checks.check_name),
+    Check("name", msg("doctor.name", "Name"), login_checks.check_host_name),
     Check("port", msg("doctor.port", "Port"), login_checks.check_port, ("name",)),
     Check(
         "host_key",
@@ -152,7 +152,7 @@ CHECK_TITLES = {check.key: check.title for check in CHECKS}
 
 
 def run_checks(context: CheckContext) -> Iterator[CheckResult]:
-    """Yield the results, each as soon as it is known."""
+    """Run the checks that apply to the cluster and yield each result as soon as it is known."""
     checks = [check for check in CHECKS if check.applies_to(context.cluster)]
     applicable_keys = {check.key for check in checks}
     failed_keys: set[str] = set()
@@ -224,9 +224,9 @@ def _removing_probe_files(context: CheckContext) -> Iterator[None]:
 def check_cluster(
     cluster: Cluster, *, unix_user: str, namespaces: Sequence[Namespace]
 ) -> Iterator[CheckResult]:
-    """Run the checks over new connections and store the results for the administrators' pages.
+    """Run the checks with new connections, yield the results and store them for the administrators' pages.
 
-    The compute node check uses the first of the namespaces.
+    The check of a compute node submits to the first of `namespaces`.
     """
     results: list[CheckResult] = []
     with uncached_transport_factory(cluster) as transport_factory:
@@ -245,17 +245,17 @@ def check_cluster(
 
 
 def select_test_account(cluster: Cluster, requested_user: str = "") -> tuple[str, list[Namespace]]:
-    """The Unix user of the login check, and the namespaces, those of that person first.
+    """Return the Unix user for the login check, and the cluster's namespaces, those of that person first.
 
-    The user is `requested_user` or the first member with a Unix account. Raises IdentityRefused if the
-    requested person has none.
+    The person is `requested_user`, or without one the first member of a namespace who has a Unix user on the cluster.
+    Raises IdentityRefused if the requested person has none.
     """
     namespaces = list(cluster.namespaces.filter(active=True))
     people = get_user_model().objects.filter(is_active=True).order_by("username")
     if requested_user:
         person = people.filter(username=requested_user).first()
         if person is None:
-            # A Unix user by name; the checks refuse root and low UIDs.
+            # Not a user of Sluice: the name of a Unix user. The checks refuse root and low UIDs.
             return requested_user, namespaces
         return unix_user_for(person, cluster), _member_namespaces_first(person, namespaces)
     members = Membership.objects.filter(namespace__in=namespaces)
@@ -277,7 +277,7 @@ def all_ok(results: Sequence[CheckResult]) -> bool:
 
 
 def to_json(results: Sequence[CheckResult]) -> dict[str, Any]:
-    """For ClusterStatus.doctor: messages are stored untranslated."""
+    """JSON for the field `doctor` of ClusterStatus. Messages are stored as code and parameters."""
     rows = [
         {
             "key": result.key,

@@ -34,7 +34,7 @@ class CheckResult:
 
 
 class CheckFailed(Exception):
-    """A check failed."""
+    """Raised by a check. `outcome`: failed, passed with a warning, or could not be tried."""
 
     def __init__(
         self, found: Message, remedy: str, outcome: CheckOutcome = CheckOutcome.FAIL
@@ -47,10 +47,10 @@ class CheckFailed(Exception):
 
 @dataclass(slots=True)
 class CheckContext:
-    """What is checked, and what earlier checks found for later ones."""
+    """The cluster to check, and results of earlier checks that later checks need."""
 
     cluster: Cluster
-    transport_factory: TransportFactory  # outside the cache
+    transport_factory: TransportFactory  # not cached, so that it opens new connections
     commands: SlurmCommands
     namespaces: Sequence[Namespace]
     unix_user: str = ""
@@ -75,9 +75,11 @@ class CheckContext:
 
 @dataclass(frozen=True, slots=True)
 class Check:
+    """One check. `requires`: keys of checks that must not fail before; `run` returns what was found."""
+
     key: str
     title: Message
     run: Callable[[CheckContext], str]
     requires: tuple[str, ...] = ()
-    remedy: str = ""  # for a ClusterError that the check does not handle itself
+    remedy: str = ""  # shown if the check raises a ClusterError
     applies_to: Callable[[Cluster], bool] = lambda cluster: True

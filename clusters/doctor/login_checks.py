@@ -13,11 +13,11 @@ from clusters.transport.identity import check_uid
 from core.messages import Message, msg
 
 PORT_TIMEOUT_S = 10.0
-# Certificates tolerate two minutes (CLOCK_TOLERANCE_S); a few seconds already distort displayed times.
+# Certificates tolerate a clock skew of two minutes (CLOCK_TOLERANCE_S); displayed times are wrong after a few seconds.
 SKEW_WARN_S, SKEW_FAIL_S = 2.0, 60.0
 
 
-def check_name(context: CheckContext) -> str:
+def check_host_name(context: CheckContext) -> str:
     host = context.cluster.host
     try:
         found = socket.getaddrinfo(host, context.cluster.port, type=socket.SOCK_STREAM)
@@ -109,7 +109,8 @@ def check_host_key(context: CheckContext) -> str:
             ),
         ) from error
     except AuthFailed as error:
-        context.service_auth_error = error  # the host key was right: the login comes after it
+        # The host key is checked before the login, so it was right. `check_service_login` reports this error.
+        context.service_auth_error = error
     return msg(
         "doctor.pinned", "%(names)s, as pinned", names=", ".join(key.split()[0] for key in pinned)
     )
@@ -148,7 +149,7 @@ def _login_remedy(cluster: Cluster, name: str) -> Message:
 
 
 def check_accounts(context: CheckContext) -> str:
-    """Runs before the first login as a person."""
+    """Check the UIDs of the service account and of the person, before the first login as that person."""
     entries = [context.service_account] if context.service_account else []
     if context.unix_user:
         context.account = fetch_passwd_entry(context.service_transport(), context.unix_user)

@@ -1,4 +1,4 @@
-"""Checks beyond the login node: Slurm's daemons and rights, files, a compute node and its containers."""
+"""Checks of Slurm's daemons and permissions, of the work root, and of a compute node and its container runtime."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from clusters.transport.base import FileToWrite, Transport
 from core.messages import join_with_commas, msg
 
 MIN_SLURM_VERSION, MAX_SLURM_VERSION = (22, 5), (26, 5)
-# How long srun waits for a free core, and how long the whole step may take.
+# How long srun waits for a free core (--immediate), and how long the whole srun command may take.
 SRUN_IMMEDIATE_S = 30
 PROBE_TIMEOUT_S = 90.0
-# Network file systems show a new file on another machine with a delay (NFS: up to acregmax).
+# On a network file system a new file becomes visible on other machines after a delay (NFS: up to acregmax).
 FILE_VISIBLE_TIMEOUT_S = 20.0
 
 
 def check_version(context: CheckContext) -> str:
-    version = context.slurm().version()
+    version = context.slurm().read_version()
     context.slurm_version = f"{version[0]}.{version[1]:02}.{version[2]}"
     if not MIN_SLURM_VERSION <= version[:2] <= MAX_SLURM_VERSION:
         raise CheckFailed(
@@ -71,7 +71,7 @@ def check_controller(context: CheckContext) -> str:
 
 
 def check_pyslurm(context: CheckContext) -> str:
-    capacity = PyslurmReader(context.cluster.slurm_conf).capacity()
+    capacity = PyslurmReader(context.cluster.slurm_conf).read_capacity()
     return msg(
         "doctor.reads-nodes-partitions",
         "reads %(count)s nodes and %(partitions)s partitions",
@@ -82,7 +82,7 @@ def check_pyslurm(context: CheckContext) -> str:
 
 def check_accounting(context: CheckContext) -> str:
     slurm = context.slurm()
-    if not slurm.config().accounting:
+    if not slurm.read_config().accounting:
         raise CheckFailed(
             msg("doctor.slurm-accounting-switched-off", "Slurm's accounting is disabled."),
             msg(
@@ -91,7 +91,7 @@ def check_accounting(context: CheckContext) -> str:
             ),
         )
     try:
-        context.slurm_users = slurm.users()
+        context.slurm_users = slurm.list_users()
     except SlurmUnavailable as error:
         raise CheckFailed(
             msg(
@@ -131,7 +131,7 @@ def check_operator(context: CheckContext) -> str:
 
 
 def check_partitions(context: CheckContext) -> str:
-    up = {partition.name: partition.up for partition in context.slurm().capacity().partitions}
+    up = {partition.name: partition.up for partition in context.slurm().read_capacity().partitions}
     if not context.namespaces:
         raise CheckFailed(
             msg(
@@ -188,7 +188,7 @@ def check_partitions(context: CheckContext) -> str:
 
 
 def check_work_root(context: CheckContext) -> str:
-    assert context.account is not None  # noqa: S101 - a needed link
+    assert context.account is not None  # noqa: S101 - set by check_accounts, which is required
     root = context.cluster.work_root_for(context.unix_user, context.account.home)
     token = secrets.token_hex(8)
     path = f"{root}/.sluice-check-{token}"
@@ -228,7 +228,7 @@ def check_work_root(context: CheckContext) -> str:
     )
 
 
-# Prints one "key value" pair a line. Paths and the token are arguments, not part of the script.
+# Prints one "key value" pair per line. The paths and the token are passed as arguments of the script.
 _PROBE_SCRIPT = """
 echo "host ${SLURMD_NODENAME:-$(hostname)}"
 if [ "$(cat -- "$1" 2>/dev/null)" = "$2" ]; then echo "seen yes"; else echo "seen no"; fi

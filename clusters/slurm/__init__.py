@@ -1,4 +1,4 @@
-"""Slurm commands: build the argv, parse the output. The rest of Sluice imports values from here.
+"""Slurm commands: builds their argv and parses their output. Other packages import the record types from here.
 
 One module per command: squeue, sacct, sstat, sbatch, sacctmgr, scontrol (read-only commands), nodes (scontrol
 show node and partition), control (scancel and the scontrol commands that change a job). Shared: records (a job

@@ -25,9 +25,10 @@ from clusters.transport.base import CommandResult, Transport
 COMMAND_TIMEOUT_S = 60.0
 MAX_ROWS_OUTPUT_BYTES = 256 * 1024 * 1024  # a row is about 400 bytes: half a million jobs
 SBATCH_MIN_TIMEOUT_S = 30
-# One command starts sbatch only within this time; the caller sends the remaining jobs with its next command.
+# The command of `submit_many` starts no further sbatch after this time. The caller submits the remaining jobs with
+# its next command.
 SUBMIT_START_WINDOW_S = 10
-# Added to the timeout for the network and for an sbatch that ignores SIGTERM until SIGKILL.
+# Added to the timeout of that command, for the network and for an sbatch that ends only by SIGKILL.
 SUBMIT_SLACK_S = 15
 # sacct -j takes one comma-separated argument. An SSH command line may have 128 KiB; an id takes about 10 bytes.
 IDS_PER_COMMAND = 1000
@@ -56,8 +57,8 @@ class SlurmClient:
     def list_accounted_jobs(self, *, since: datetime) -> list[JobRecord]:
         """Jobs in the accounting database that were active or ended after `since`. Runs one sacct.
 
-        Each run of a requeued job is a row of its own (see clusters.slurm.newest_runs). Jobs cancelled before
-        they became eligible are missing: use `list_accounted_jobs_by_id`.
+        A requeued job has one record per run (see `clusters.slurm.newest_runs`). Jobs that were cancelled before
+        they became eligible are missing; `list_accounted_jobs_by_id` returns them.
         """
         separator = new_separator()
         argv = sacct.build_sacct_argv(self.commands, separator=separator, since=since)
@@ -74,13 +75,13 @@ class SlurmClient:
             records += sacct.parse_sacct(self._run_query(argv), separator=separator)
         return records
 
-    def steps(self, slurm_job_id: str) -> list[StepRecord]:
+    def list_steps(self, slurm_job_id: str) -> list[StepRecord]:
         separator = new_separator()
         argv = sacct.build_steps_argv(self.commands, separator=separator, job_ids=[slurm_job_id])
         return sacct.parse_steps(self._run_query(argv), separator=separator)
 
-    def usage(self, slurm_job_id: str) -> list[StepUsage]:
-        """Current usage of a running job's steps. Slurm permits this only for the job's owner and root."""
+    def list_step_usage(self, slurm_job_id: str) -> list[StepUsage]:
+        """The current resource usage of each step of a running job. Only the job's owner and root may read it."""
         argv = sstat.build_sstat_argv(self.commands, job_ids=[slurm_job_id])
         return sstat.parse_sstat(self._run_query(argv))
 
@@ -91,10 +92,9 @@ class SlurmClient:
     # -- submission and control -----------------------------------------------------------------------
 
     def submit_many(self, submissions: Sequence[SubmitRequest]) -> list[SubmitOutcome]:
-        """Submit in order, with one command. The scripts must exist on the cluster.
+        """Submit jobs in this order with one command. Their scripts must already be on the cluster.
 
-        Raises OutcomeUnknown if the output was lost: then any of the jobs may exist. ConnectFailed means that
-        none was submitted.
+        Raises OutcomeUnknown if the output was lost: any of the jobs may exist then. After ConnectFailed none exists.
         """
         if not submissions:
             return []
@@ -110,7 +110,7 @@ class SlurmClient:
             stdin=sbatch.build_submit_many_stdin(submissions),
             timeout_s=SUBMIT_START_WINDOW_S + SBATCH_MIN_TIMEOUT_S + SUBMIT_SLACK_S,
         )
-        # The shell program did not start (no sh, no timeout): nothing was submitted.
+        # The shell program did not start, for example without `timeout` on the login node: nothing was submitted.
         if result.exit_code not in (0, 3) and separator not in result.text:
             raise classify_failure(result)
         return sbatch.parse_submit_many(result.stdout, submissions, separator=separator)
@@ -123,7 +123,7 @@ class SlurmClient:
         return sbatch.parse_test_only(result)
 
     def cancel(self, job_ids: Sequence[str], *, user: str = "") -> ControlResult:
-        """Cancel jobs; with `user`, only those of that Unix user."""
+        """Cancel jobs; with `user`, only the jobs of that Unix user."""
         return self._run_control(
             control.build_scancel_argv(self.commands, job_ids=job_ids, user=user)
         )
@@ -136,7 +136,7 @@ class SlurmClient:
         target: control.SignalTarget = "all",
         user: str = "",
     ) -> ControlResult:
-        """Send a signal without cancelling; with `user`, only to jobs of that Unix user."""
+        """Send a signal to jobs without cancelling them; with `user`, only to jobs of that Unix user."""
         argv = control.build_scancel_argv(
             self.commands, job_ids=job_ids, user=user, signal=name, target=target
         )
@@ -160,23 +160,25 @@ class SlurmClient:
 
     # -- the cluster --------------------------------------------------------------------------------
 
-    def capacity(self) -> Capacity:
-        """Nodes and partitions. Runs two commands, independent of the number of nodes."""
+    def read_capacity(self) -> Capacity:
+        """Read all nodes and partitions. Runs two commands, whatever the number of nodes."""
         node_rows = self._run_query(nodes.build_show_nodes_argv(self.commands))
         partition_rows = self._run_query(nodes.build_show_partitions_argv(self.commands))
         return nodes.parse_capacity(node_rows, partition_rows, taken_at=datetime.now(UTC))
 
-    def associations(self, *, cluster: str = "", users: Sequence[str] = ()) -> list[Association]:
+    def list_associations(
+        self, *, cluster: str = "", users: Sequence[str] = ()
+    ) -> list[Association]:
         argv = sacctmgr.build_associations_argv(self.commands, cluster=cluster, users=users)
         return sacctmgr.parse_associations(self._run_query(argv))
 
-    def qos(self) -> list[Qos]:
+    def list_qos(self) -> list[Qos]:
         return sacctmgr.parse_qos(self._run_query(sacctmgr.build_qos_argv(self.commands)))
 
-    def users(self) -> list[SlurmUser]:
+    def list_users(self) -> list[SlurmUser]:
         return sacctmgr.parse_users(self._run_query(sacctmgr.build_users_argv(self.commands)))
 
-    def config(self) -> SlurmConfig:
+    def read_config(self) -> SlurmConfig:
         return scontrol.parse_show_config(
             self._run_query(scontrol.build_show_config_argv(self.commands))
         )
@@ -184,6 +186,6 @@ class SlurmClient:
     def ping(self) -> list[Controller]:
         return scontrol.parse_ping(self._run_query(scontrol.build_ping_argv(self.commands)))
 
-    def version(self) -> tuple[int, int, int]:
-        """Version of the programs on the login node; `config().version` is the controller's."""
+    def read_version(self) -> tuple[int, int, int]:
+        """The version of Slurm's commands on the login node. `read_config().version` is the controller's."""
         return scontrol.parse_version(self._run_query(scontrol.build_version_argv(self.commands)))

@@ -41,7 +41,7 @@ def build_scancel_argv(
     signal: str = "",
     target: SignalTarget = "steps",
 ) -> list[str]:
-    """Cancel jobs; with `signal` only send that signal to `target`: the steps, the batch script, or both ("all").
+    """argv that cancels jobs, or with `signal` only sends it to the steps, the batch script or both (`target`).
 
     The id of a het leader covers all its components. With `user`, scancel silently skips jobs of other users.
     """
@@ -57,7 +57,7 @@ def build_scancel_argv(
 def build_time_limit_argv(
     commands: SlurmCommands, *, job_ids: Sequence[str], seconds: int
 ) -> list[str]:
-    """Set the time limit, rounded up to whole minutes. Only a Slurm operator may raise it.
+    """argv that sets the time limit, rounded up to whole minutes. Only a Slurm operator may raise a limit.
 
     scontrol takes a comma-separated list. The id of a het leader changes all components (seen on 22.05).
     """
@@ -81,9 +81,9 @@ def build_requeue_argv(commands: SlurmCommands, *, job_ids: Sequence[str]) -> li
 
 @dataclass(frozen=True, slots=True)
 class ControlResult:
-    """The jobs that Slurm does not know or that have ended, and the refusals for the others."""
+    """The result of a control request. A job that is in neither list was changed."""
 
-    missing_ids: tuple[str, ...] = ()
+    missing_ids: tuple[str, ...] = ()  # jobs that have ended or that Slurm does not know
     refusals: tuple[str, ...] = ()  # Slurm's error message, one per job
 
 
@@ -108,7 +108,7 @@ _REFUSED_MESSAGES = (
 
 
 def parse_control(result: CommandResult) -> ControlResult:
-    """Raises SlurmUnavailable if Slurm did not answer, CommandFailed if it refused the request for all jobs."""
+    """Parse stderr. Raises SlurmUnavailable if Slurm did not answer, CommandFailed if it refused the whole request."""
     missing_ids: list[str] = []
     refusals: list[str] = []
     for line in result.error_text.splitlines():

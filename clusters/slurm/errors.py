@@ -1,7 +1,7 @@
 """Classifies failed Slurm commands: unavailable, not found, refused, or outcome unknown.
 
-Output without rows counts as a result only if the command exited with 0 and printed no error. Everything else
-becomes one of clusters.errors, with a message for the person and Slurm's stderr in `detail`. Pure.
+Empty output means "no rows" only if the command exited with 0 and printed no error. All other results become an
+exception of clusters.errors, with a message for the person and Slurm's stderr in `detail`. Pure.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from clusters.slurm.reasons import explain_reason
 from clusters.transport.base import CommandResult
 from core.messages import Message, msg
 
-# `sacct: error: …`, `slurm_load_jobs error: …`, `sbatch: fatal: …`; not a login banner or a locale warning.
+# Matches `sacct: error: …`, `slurm_load_jobs error: …`, `sbatch: fatal: …`, but no login banner or locale warning.
 _ERROR_LINE = re.compile(r"(?:^|\s)(?:error|fatal): ", re.MULTILINE)
 
 _CONTROLLER_UNAVAILABLE = (
@@ -145,12 +145,14 @@ def _program_name(result: CommandResult) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Rejection:
-    error_text: str  # of slurm_errno.c, in lower case
+    """An error message of sbatch, and what Sluice shows for it."""
+
+    error_text: str  # Slurm's message (slurm_errno.c) in lower case
     message: Message
     retryable: bool = False
 
 
-# The request or the response was lost: slurmctld may have accepted the job.
+# With these messages of sbatch, slurmctld may have accepted the job: the request or its response was lost.
 _OUTCOME_UNKNOWN = (
     "socket timed out on send/recv",
     "unable to contact slurm controller (receive failure)",
@@ -386,7 +388,8 @@ _REJECTIONS = (
     ),
 )
 
-# `sbatch: error: QOSMaxSubmitJobPerUserLimit`, alone on its line before "Job violates accounting/QOS policy".
+# The name of the limit: sbatch prints `sbatch: error: QOSMaxSubmitJobPerUserLimit` as a separate line before
+# "Job violates accounting/QOS policy".
 _POLICY_NAME = re.compile(r"error: ((?:QOS|Assoc|Max)[A-Za-z]+)\s*$", re.MULTILINE)
 _POLICY = "job violates accounting/qos policy"
 

@@ -1,7 +1,7 @@
 """Slurm's value formats: times, durations, memory, TRES, node lists, rows; and the common part of every argv.
 
-All parsers of the package use these functions, so "N/A", `1-02:03:04`, `2Gn` and truncated rows are handled in
-one place. Pure.
+All parsers of this package use these functions, so that values such as "N/A", `1-02:03:04` and `2Gn`, and truncated
+rows, are handled only here. Pure.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ NO_VALUE = frozenset({"", "N/A", "NONE", "UNKNOWN", "(NULL)", "NOT_SET", "INVALI
 PARSE_CACHE_SIZE = 8192
 UNLIMITED = frozenset({"UNLIMITED", "INFINITE", "PARTITION_LIMIT"})
 
-# Variables of a login environment that filter or reformat the output. squeue -o fails if SQUEUE_FORMAT2 is set.
+# Environment variables that change or filter the output of commands; a person's login shell may set them. For example,
+# `squeue -o` fails if SQUEUE_FORMAT2 is set.
 _FILTER_VARIABLES = (
     "SLURM_CLUSTERS",
     "SQUEUE_ACCOUNT",
@@ -56,16 +57,16 @@ class SlurmCommands:
         return f"{self.bin_dir.rstrip('/')}/{name}" if self.bin_dir else name
 
     def query_argv(self, name: str, *arguments: str) -> list[str]:
-        """argv of a read-only command, with times as epoch seconds and independent of the login environment.
+        """argv of a read-only command. It prints times as epoch seconds and ignores the login environment.
 
-        TZ=UTC covers times that ignore SLURM_TIME_FORMAT, and times that are arguments (sacct -S).
+        TZ=UTC is for times that Slurm prints without SLURM_TIME_FORMAT, and for times in arguments (sacct -S).
         """
         unset = [part for variable in _FILTER_VARIABLES for part in ("-u", variable)]
         settings = ["TZ=UTC", "SLURM_TIME_FORMAT=%s", *self._conf_env()]
         return ["env", *unset, *settings, self.program(name), *arguments]
 
     def action_argv(self, name: str, *arguments: str) -> list[str]:
-        """argv of a command with side effects. Adds no variables: sbatch passes its environment to the job."""
+        """argv of a command that changes something. Sets only SLURM_CONF: sbatch passes its environment to the job."""
         conf = self._conf_env()
         return [*(["env", *conf] if conf else []), self.program(name), *arguments]
 
@@ -76,7 +77,7 @@ class SlurmCommands:
 # -- rows -------------------------------------------------------------------------------------------
 
 
-# First character of every separator.
+# The first character of every separator of `new_separator`.
 FIELD_SEPARATOR = "\x1f"
 
 
@@ -102,7 +103,7 @@ def parse_error(what: str, row: str) -> SlurmParseError:
 
 
 def split_rows(text: str, separator: str, columns: int) -> Iterator[list[str]]:
-    """Rows of `columns` fields, each field followed by `separator`, each row by a newline.
+    """Split the output into rows of `columns` fields. Each field ends with `separator`, each row with a newline.
 
     Fields may contain any other text, also newlines. A truncated row or a wrong number of fields raises
     SlurmParseError; no row is dropped silently.
@@ -124,7 +125,7 @@ def split_rows(text: str, separator: str, columns: int) -> Iterator[list[str]]:
 
 
 def split_raw_rows(text: str, separator: str, columns: int) -> list[str] | None:
-    """The same rows, each as one string with FIELD_SEPARATOR between the fields: usable as a cache key.
+    """The rows of `split_rows`, each as one string with FIELD_SEPARATOR between the fields, to be used as cache key.
 
     None if a field contains FIELD_SEPARATOR or the output is truncated; then use `split_rows`.
     """
@@ -145,7 +146,7 @@ def has_value(text: str) -> bool:
 
 @lru_cache(maxsize=PARSE_CACHE_SIZE)
 def parse_time(text: str) -> datetime | None:
-    """Epoch seconds (SLURM_TIME_FORMAT=%s), or ISO 8601 without a zone, which is UTC because of TZ=UTC."""
+    """Parse epoch seconds (SLURM_TIME_FORMAT=%s) or ISO 8601; without a zone the time is in UTC (TZ=UTC)."""
     word = text.strip()
     if not has_value(word) or word == "0":
         return None
@@ -163,7 +164,7 @@ _DURATION = re.compile(r"(?:(?P<days>\d+)-)?(?P<clock>\d+(?::\d+){0,2})(?:\.\d+)
 
 @lru_cache(maxsize=PARSE_CACHE_SIZE)
 def parse_duration_s(text: str) -> int | None:
-    """`1-02:03:04`, `02:03:04`, `03:04` (minutes and seconds), `5` (minutes). None: no value or unlimited."""
+    """Parse `1-02:03:04`, `02:03:04`, `03:04` (minutes, seconds) or `5` (minutes). None: no value or unlimited."""
     word = text.strip()
     if not has_value(word) or word.upper() in UNLIMITED:
         return None
@@ -192,7 +193,7 @@ _MIB = {"K": 1 / 1024, "": 1, "M": 1, "G": 1024, "T": 1024**2, "P": 1024**3}
 
 
 def parse_mem_mib(text: str) -> int:
-    """`16G`, `4000M`, `2.50T`, `2Gn` (per node), `500Mc` (per CPU); without a unit: MiB."""
+    """Parse `16G`, `4000M`, `2.50T`, `2Gn` (per node) or `500Mc` (per CPU). A number without a unit is in MiB."""
     match = _MEMORY.match(text.strip())
     if match is None:
         raise parse_error(f"“{text}” is not an amount of memory", text)
@@ -200,7 +201,7 @@ def parse_mem_mib(text: str) -> int:
 
 
 def parse_mem_bytes(text: str) -> int | None:
-    """Used memory (MaxRSS of sacct and sstat); a number without a unit is in bytes."""
+    """Parse used memory (MaxRSS of sacct and sstat). A number without a unit is in bytes."""
     word = text.strip()
     if not has_value(word):
         return None
@@ -233,7 +234,7 @@ class ExitStatus:
 
 @lru_cache(maxsize=PARSE_CACHE_SIZE)
 def parse_exit_status(text: str) -> ExitStatus | None:
-    """`3:0` of sacct and scontrol: exit code and signal."""
+    """Parse `3:0` of sacct and scontrol: exit code 3, signal 0."""
     word = text.strip()
     if not has_value(word):
         return None
@@ -244,7 +245,7 @@ def parse_exit_status(text: str) -> ExitStatus | None:
 
 
 def expand_nodes(text: str) -> tuple[str, ...]:
-    """Names of `n[1-3,7]` in order, expanded by ClusterShell."""
+    """The node names of `n[1-3,7]`, in order."""
     word = text.strip()
     # squeue and sacct print "None assigned" or "(null)" for a job without nodes.
     if not has_value(word) or word.lower() == "none assigned":
@@ -264,7 +265,7 @@ def fold_nodes(names: Sequence[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Tres:
-    """`cpu=4,mem=16G,node=1,billing=4,gres/gpu=2,gres/gpu:a100=2`."""
+    """Slurm's trackable resources, such as `cpu=4,mem=16G,node=1,billing=4,gres/gpu=2,gres/gpu:a100=2`."""
 
     cpus: int | None = None
     mem_mib: int | None = None
@@ -313,7 +314,7 @@ _KEY = re.compile(r"(?:^|(?<= ))([A-Za-z][\w:/()-]*)=")
 
 
 def parse_pairs(line: str) -> dict[str, str]:
-    """One line of `scontrol -o`: `Key=value Key=value with spaces Key=`.
+    """Parse one line of `scontrol -o`: `Key=value Key=value with spaces Key=`.
 
     Values may contain spaces (Reason, Comment, OS) and `x=y`. Free text of the form ` word=` cannot be
     distinguished from a key; of a repeated key the first value applies.

@@ -1,6 +1,6 @@
-"""scontrol show node and show partition: build the commands, parse them into clusters.capacity.
+"""`scontrol show node` and `scontrol show partition`: builds the commands, parses their output into a Capacity.
 
-Two commands cover the whole cluster, independent of the number of nodes. Pure.
+Each command returns all nodes or all partitions of the cluster. Pure.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from clusters.transport.base import CommandResult
 
 
 def build_show_nodes_argv(commands: SlurmCommands) -> list[str]:
-    """-d prints GresUsed. -a includes nodes of hidden partitions."""
+    """argv for all nodes. -d adds GresUsed to the output; -a includes the nodes of hidden partitions."""
     return commands.query_argv("scontrol", "-a", "-o", "-d", "show", "node")
 
 
@@ -134,7 +134,8 @@ _SHORT_STATES = {
 _BASE_STATES = frozenset(
     {"IDLE", "MIXED", "ALLOCATED", "DOWN", "ERROR", "FUTURE", "UNKNOWN", "INVAL"}
 )
-# No job can start while one of these is set. PLANNED, COMPLETING and the power states are temporary.
+# Slurm starts no job on a node with one of these flags. Not listed: PLANNED, COMPLETING and the power states, which
+# end by themselves.
 _UNUSABLE_FLAGS = frozenset(
     {
         "DRAIN",
@@ -155,7 +156,7 @@ _UNUSABLE_FLAGS = frozenset(
 
 
 def parse_node_state(text: str) -> NodeState:
-    """scontrol's `IDLE+DRAIN+NOT_RESPONDING`, `DOWN*`; sinfo's `mix-`, `idle~`, `alloc+`, `drng`."""
+    """Parse scontrol's `IDLE+DRAIN+NOT_RESPONDING` and `DOWN*`, and sinfo's `mix-`, `idle~`, `alloc+`, `drng`."""
     names: list[str] = []
     for name_and_suffixes in text.strip().upper().split("+"):
         base_name = name_and_suffixes.rstrip("*~#!%$@^-")
@@ -188,7 +189,7 @@ _SCALE = {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4, "P": 1024*
 
 
 def parse_gres(text: str) -> dict[tuple[str, str], int]:
-    """(name, type) → count; the type is "" if the site configures none."""
+    """Parse a gres list into (name, type) → count. The type is "" if the site configures no types."""
     counts: dict[tuple[str, str], int] = defaultdict(int)
     position = 0
     text = text.strip().removeprefix("gres:") if has_value(text) else ""
@@ -242,5 +243,5 @@ def _parse_partition(line: str, pairs: dict[str, str]) -> Partition:
 
 
 def _parse_allowed(text: str) -> tuple[str, ...]:
-    """`ALL` or a list. With DenyAccounts configured, Slurm prints no AllowAccounts."""
+    """Parse `ALL` or a list; empty if all are allowed. With DenyAccounts, Slurm prints no AllowAccounts."""
     return () if text.strip().upper() == "ALL" else _split_list(text)

@@ -1,7 +1,7 @@
-"""Messages for Slurm's reasons: why a job waits, and whether waiting can help.
+"""Messages for Slurm's reasons: why a job waits or ended, and whether waiting can help.
 
-Covers every name of `enum job_state_reason` up to 26.05. The names of limits are composed, so their messages
-are made of an owner, a resource and a scope instead of two hundred sentences. Pure.
+Covers every name of `enum job_state_reason` up to 26.05. About two hundred of them name a limit and consist of an
+owner, a resource and a scope (QOSMaxGRESPerUser); their messages are composed in the same manner. Pure.
 """
 
 from __future__ import annotations
@@ -15,22 +15,26 @@ from core.messages import Message, msg
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """Why a job waits, as a message for its owner."""
+    """The message for one of Slurm's reasons."""
 
     message: Message
-    temporary: bool = True  # waiting can help; False: a person must change something
+    temporary: bool = (
+        True  # True: the job may start without a change; False: a person must change something
+    )
 
 
-def _by_name(messages: Iterable[Message], temporary: bool) -> dict[str, Explanation]:
+def _explanations_by_name(messages: Iterable[Message], temporary: bool) -> dict[str, Explanation]:
+    """Slurm's name of the reason → explanation. The name is the last part of the message's code."""
     return {
         message.code.removeprefix("slurm-reason."): Explanation(message, temporary)
         for message in messages
     }
 
 
-# By Slurm's name. Some are reasons of an end; Slurm reports them in the same field.
+# Slurm's name of a reason → explanation. Slurm has one field for the reason why a job waits and the reason why it
+# ended, so both kinds are in this table.
 REASONS: dict[str, Explanation] = {
-    **_by_name(
+    **_explanations_by_name(
         (
             msg("slurm-reason.None", "Slurm has not considered the job yet."),
             msg("slurm-reason.Priority", "Jobs with a higher priority are ahead in the queue."),
@@ -116,7 +120,7 @@ REASONS: dict[str, Explanation] = {
         ),
         temporary=True,
     ),
-    **_by_name(
+    **_explanations_by_name(
         (
             msg(
                 "slurm-reason.DependencyNeverSatisfied",
@@ -200,7 +204,7 @@ REASONS: dict[str, Explanation] = {
 }
 _BY_LOWER = {name.lower(): explanation for name, explanation in REASONS.items()}
 
-# QOSMaxGRESPerUser, AssocGrpCPURunMinutesLimit, MaxSubmitJobsPerAccount, QOSMinCpuNotSatisfied, …
+# Matches QOSMaxGRESPerUser, AssocGrpCPURunMinutesLimit, MaxSubmitJobsPerAccount, QOSMinCpuNotSatisfied, …
 _LIMIT = re.compile(
     r"""(?P<owner>QOS|Assoc|)(?P<kind>Grp|Max|Min)
         (?P<what>Cpu|Memory|Mem|Node|Energy|GRES|License|BB|Billing|Unknown
@@ -276,7 +280,7 @@ def _limit_code(kind: str, what: str, time: str, scope: str) -> str:
         return "running_time"
     if scope in ("perjob", "pernode") or (kind == "max" and time):
         return "per_one"
-    # GrpWall is a budget like the …Minutes limits: it counts the run time of all past jobs.
+    # GrpWall and the …Minutes limits are budgets: they count the run time of all past jobs.
     if time or what == "wall":
         return "budget"
     if kind == "grp":
@@ -300,7 +304,8 @@ def _explain_limit(name: str) -> Explanation | None:
     return Explanation(_LIMIT_MESSAGES[code].fill(**params), code in _TEMPORARY_LIMITS)
 
 
-# Instead of a name slurmctld may report free text in the same field (state_desc), with spaces or underscores.
+# slurmctld may report free text (state_desc) instead of the name of a reason, with spaces or underscores.
+# Beginning of the text → explanation.
 _FREE_TEXT_REASONS: tuple[tuple[str, Explanation], ...] = (
     ("nodes required for job are down", REASONS["ReqNodeNotAvail"]),
     ("reqnodenotavail", REASONS["ReqNodeNotAvail"]),
@@ -340,7 +345,7 @@ _FREE_TEXT_REASONS: tuple[tuple[str, Explanation], ...] = (
 
 
 def explain_reason(reason: str) -> Explanation:
-    """The message for Slurm's reason (squeue %r, sacct Reason). An unknown reason is quoted."""
+    """The explanation of a reason as squeue (%r) or sacct (Reason) prints it. Quotes an unknown reason."""
     text = reason.strip().strip("()")
     if found := _BY_LOWER.get(text.lower()):
         return found

@@ -1,6 +1,6 @@
-"""One record type for a job, whichever source reported it: squeue, sacct or pyslurm.
+"""The record of a job, of the same type for squeue, sacct and pyslurm.
 
-Also decides which of several records of one job is current. The modules of the commands fill it. Pure.
+Also decides which of several records of one job is the current one. The modules of the commands create records. Pure.
 """
 
 from __future__ import annotations
@@ -115,9 +115,9 @@ def attach_row(error: SlurmParseError, row: Sequence[str]) -> SlurmParseError:
 
 
 def newest_runs(records: Iterable[JobRecord]) -> dict[str, JobRecord]:
-    """The newest run per raw id, by submit time: sacct -D has one row per run of a requeued job.
+    """The record with the latest submit time per raw id. sacct -D prints one row per run of a requeued job.
 
-    The submit time also separates jobs when Slurm reuses ids after MaxJobId.
+    This also selects the newer job if Slurm reuses an id after MaxJobId.
     """
     newest: dict[str, JobRecord] = {}
     oldest_time = datetime.min.replace(tzinfo=UTC)
@@ -130,7 +130,7 @@ def newest_runs(records: Iterable[JobRecord]) -> dict[str, JobRecord]:
 
 
 def merge_records(live: Iterable[JobRecord], recorded: Iterable[JobRecord]) -> dict[str, JobRecord]:
-    """The current record per raw id from one squeue and one sacct.
+    """The current record per raw id, from the records of squeue (`live`) and sacct (`recorded`).
 
     squeue takes precedence: of a preempted or requeued job, `sacct -S` shows only the run that ended (PREEMPTED,
     NODE_FAIL, …) and not the one that waits. If both report the end of the same run, sacct's row is used once it

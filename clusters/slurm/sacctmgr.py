@@ -127,7 +127,7 @@ def _split_list(text: str) -> tuple[str, ...]:
 def build_associations_argv(
     commands: SlurmCommands, *, cluster: str = "", users: Sequence[str] = ()
 ) -> list[str]:
-    """Filter by `cluster`, because one slurmdbd can serve several."""
+    """argv for the associations of `users` on `cluster`. One slurmdbd can have associations of several clusters."""
     conditions = ["where"] if cluster or users else []
     conditions += [f"cluster={cluster}"] if cluster else []
     conditions += [f"user={','.join(users)}"] if users else []

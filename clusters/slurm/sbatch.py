@@ -25,7 +25,7 @@ from core.messages import msg
 
 @dataclass(frozen=True, slots=True)
 class SubmitRequest:
-    """One job to submit: a script on the cluster and the job's work directory."""
+    """One job to submit: its script on the cluster, its work directory and its options."""
 
     token: str  # identifies the request; returned with the outcome
     work_dir: str
@@ -98,7 +98,7 @@ def parse_submit(result: CommandResult) -> str:
 
 
 def _parse_job_id(stdout: str) -> str:
-    """`123` or `123;cluster`. A site's job_submit plugin may print lines before it."""
+    """Parse `123` or `123;cluster` in the last line. A site's job_submit plugin may print lines before it."""
     last_line = stdout.strip().rpartition("\n")[2]
     match = _PARSABLE_OUTPUT.match(last_line)
     if match is None:
@@ -114,7 +114,7 @@ def _parse_job_id(stdout: str) -> str:
 # the options. stdout per job: SEP token SEP <stdout of sbatch> SEP exit code SEP stderr SEP newline. It is written
 # while the program runs, so truncated output shows which jobs were started and which were accepted.
 #
-# With a marker the program is idempotent, also if two gateways run it at once: `set -C` (noclobber) lets exactly one
+# With a marker the program is idempotent, also if two engines run it at once: `set -C` (noclobber) lets exactly one
 # process create the marker and run sbatch. The others print the stored result, or 124 while there is none.
 # SBATCH_* and SLURM_* of the login environment would override the script (SBATCH_PARTITION, …): all but SLURM_CONF
 # are removed. After a "controller unavailable" error the program stops, because the other jobs would fail with the same error.
@@ -303,13 +303,13 @@ _TEST_ONLY = re.compile(
 def build_test_only_argv(
     commands: SlurmCommands, *, work_dir: str, options: Sequence[str] = (), script_path: str = ""
 ) -> list[str]:
-    """Nothing is submitted. Without a script path sbatch reads the script from stdin."""
+    """argv that estimates the start and submits nothing. Without a path sbatch reads the script from stdin."""
     script = [script_path] if script_path else []
     return commands.query_argv("sbatch", "--test-only", f"--chdir={work_dir}", *options, *script)
 
 
 def parse_test_only(result: CommandResult) -> ExpectedStart:
-    """Raises SubmitRejected if sbatch would refuse the job. sbatch prints the estimate on stderr."""
+    """Parse the estimate, which sbatch prints on stderr. Raises SubmitRejected if sbatch would refuse the job."""
     match = _TEST_ONLY.search(result.error_text)
     if match is None or result.exit_code != 0:
         failure = classify_submit_failure(result.exit_code or 1, result.error_text)

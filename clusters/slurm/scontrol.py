@@ -30,7 +30,7 @@ def parse_show_job(result: CommandResult) -> list[dict[str, str]]:
 
 @dataclass(frozen=True, slots=True)
 class SlurmConfig:
-    """The used settings of `scontrol show config`."""
+    """The settings of `scontrol show config` that Sluice uses; `raw` has all."""
 
     cluster_name: str
     version: str  # "22.05.8"
@@ -66,7 +66,7 @@ def parse_show_config(result: CommandResult) -> SlurmConfig:
 
 
 def _parse_first_int(text: str) -> int | None:
-    """`300 sec`"""
+    """Parse the number in a value such as `300 sec`."""
     return parse_int(text.split(" ")[0]) if text else None
 
 
@@ -86,7 +86,7 @@ _PING = re.compile(r"Slurmctld\((?P<role>[^)]+)\) at (?P<host>\S+) is (?P<state>
 
 
 def parse_ping(result: CommandResult) -> list[Controller]:
-    """scontrol ping exits with 1 if all controllers are DOWN; the output is still valid."""
+    """Parse the output of scontrol ping, also if it exits with 1 because all controllers are DOWN."""
     controllers = [
         Controller(host=match["host"], role=match["role"], up=match["state"] == "UP")
         for match in _PING.finditer(result.text)
@@ -102,7 +102,7 @@ def build_version_argv(commands: SlurmCommands) -> list[str]:
 
 
 def parse_version(result: CommandResult) -> tuple[int, int, int]:
-    """`slurm-wlm 22.05.8`, `slurm 25.11.0-0rc1`: (year, month, patch)."""
+    """Parse `slurm-wlm 22.05.8` or `slurm 25.11.0-0rc1` into (year, month, patch)."""
     raise_for_failure(result)
     match = re.search(r"(\d+)\.(\d+)\.(\d+)", result.text)
     if match is None:

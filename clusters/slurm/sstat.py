@@ -34,7 +34,7 @@ class StepUsage:
 
 
 def build_sstat_argv(commands: SlurmCommands, *, job_ids: Sequence[str]) -> list[str]:
-    """sstat has no --delimiter. The fields are numbers and ids, so `|` cannot occur in them."""
+    """argv for the usage of all steps. sstat separates fields by `|`, which cannot occur in numbers and ids."""
     fields = ",".join(_SSTAT_FIELDS)
     return commands.query_argv(
         "sstat", "-a", "-n", "-P", f"--format={fields}", "-j", ",".join(job_ids)

@@ -1,4 +1,4 @@
-"""Slurm's job states: one table with long and short names and the phase of each.
+"""Slurm's job states: a table with the long name, the short name and the phase of each state.
 
 A state that is not in the table keeps its name, gets the phase UNKNOWN and is logged once; it is never treated
 as ended. Pure.
@@ -16,14 +16,16 @@ logger = logging.getLogger(__name__)
 
 
 class SlurmPhase(enum.Enum):
-    """Slurm's states reduced to what the lifecycle needs."""
+    """The phase of a job in Slurm. Each of Slurm's states belongs to one phase."""
 
     WAITING = "waiting"  # not started, or requeued
     STARTING = "starting"  # nodes are allocated, the batch script does not run yet
     RUNNING = "running"  # holds its nodes, also while suspended
     ENDING = "ending"  # has ended, the final state is not known yet: poll again
     ENDED = "ended"
-    UNKNOWN = "unknown"  # no usable information: keep the previous state
+    UNKNOWN = (
+        "unknown"  # the state gives no usable information: Sluice keeps the job's previous state
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """The Transport interface: run commands and access files on a cluster as one Unix user.
 
-`clusters.transport.ssh` implements it; tests/contract is its contract. All calls are synchronous and thread-safe.
-Implementations, not callers, decide identity, quoting, timeouts and output limits.
+`clusters.transport.ssh` implements it; tests/contract tests every implementation. All calls are synchronous and
+thread-safe. Implementations check the identity, quote arguments, and enforce timeouts and output limits.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ DEFAULT_MAX_OUTPUT_BYTES = 32 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class CommandResult:
-    """Exit code and output of a command. Bytes: output on a cluster need not be UTF-8."""
+    """Exit code and output of a command. The output is bytes, because it need not be UTF-8."""
 
     argv: tuple[str, ...]
     exit_code: int
@@ -109,21 +109,21 @@ class Transport(abc.ABC):
 
     @abc.abstractmethod
     def read_at(self, path: str, offset: int, limit: int) -> bytes:
-        """At most `limit` bytes from `offset`; empty past the end."""
+        """Read at most `limit` bytes from `offset`; b"" if the offset is past the end of the file."""
 
     @abc.abstractmethod
     def read_stream(
         self, path: str, offset: int = 0, limit: int | None = None
     ) -> Generator[bytes, None, None]:
-        """The bytes from `offset`, in chunks, up to `limit` or the end of the file at that time.
+        """Yield chunks of the file from `offset` on: `limit` bytes, or up to the end that it has when read.
 
-        A missing or unreadable file raises here, before the first chunk. At most one window is read
-        ahead; closing the generator ends the transfer.
+        Raises already when called, if the file is missing or unreadable. Reads at most one SSH window ahead of the
+        caller; closing the generator ends the transfer.
         """
 
     @abc.abstractmethod
     def stat(self, path: str) -> FileStat:
-        """Follows links. Raises RemoteFileMissing, RemotePermissionDenied."""
+        """Size, times and mode of a file; follows links. Raises RemoteFileMissing, RemotePermissionDenied."""
 
     @abc.abstractmethod
     def list_dir(self, path: str) -> list[DirEntry]:
@@ -142,5 +142,5 @@ class Transport(abc.ABC):
         """A TCP stream from the login node to host:port."""
 
     def close(self) -> None:
-        """Release what this transport holds."""
+        """Release the resources of this transport."""
         return None

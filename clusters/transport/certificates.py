@@ -1,6 +1,6 @@
 """Sluice's SSH certificate authority: one ed25519 key in a file, and certificates valid for minutes.
 
-Owns the CA key file (0600 in a 0700 directory, created on first use) and the permissions of a certificate.
+Creates the CA key file at the first use (mode 0600 in a directory with mode 0700) and sets what a certificate permits.
 Does not decide which person may act as which user, and opens no connection.
 """
 
@@ -22,7 +22,8 @@ from clusters.errors import ClusterError
 from core.messages import msg
 
 DEFAULT_VALID_S = 600
-# sshd refuses certificates that are not valid yet; the clocks of gateway and login node may differ.
+# Certificates are valid from this long before they are signed: sshd refuses one that is not valid yet, and the login
+# node's clock may be behind.
 CLOCK_TOLERANCE_S = 120
 
 
@@ -82,8 +83,8 @@ class CertificateAuthority:
     ) -> SignedKey:
         """A fresh key that may log in as `user` only, for `valid_s` from now.
 
-        It permits commands and SFTP: no terminal, no agent, no X11, no user rc; TCP forwarding only if
-        it is signed for a tunnel.
+        The certificate permits commands and SFTP, but no terminal, agent forwarding, X11 or user rc file; TCP
+        forwarding only with `allow_tunnel`.
         """
         now = time.time()
         private_key = Ed25519PrivateKey.generate()
@@ -112,7 +113,7 @@ class CertificateAuthority:
 
 
 def _create_key_file(path: Path) -> None:
-    """Safe if several processes create it at once: the first complete file wins."""
+    """Create the CA key. If several processes do so at once, all use the first complete file."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     text = Ed25519PrivateKey.generate().private_bytes(
         serialization.Encoding.PEM,

@@ -25,18 +25,18 @@ from clusters.errors import (
 from clusters.transport.files import RunningProgram
 from core.messages import msg
 
-# Larger packets than the usual 32 KiB: paramiko's cost is per packet.
+# Larger than the usual 32 KiB, because paramiko needs a fixed time per packet.
 PACKET_BYTES = 128 * 1024
 # paramiko 5.1's Channel.sendall copies the unsent rest for each packet: pass it small pieces.
 SEND_BYTES = 256 * 1024
-# Limit of what start-up files of a login shell may print before the command's own output.
+# How much the start-up files of a login shell may print before the command's own output.
 MAX_LOGIN_OUTPUT_BYTES = 64 * 1024
 # Exit codes of GNU timeout: 124 after SIGTERM, 137 after SIGKILL (-k).
 TIMEOUT_EXIT_CODES = frozenset({124, 137})
 
 
 class ChannelConnection(Protocol):
-    """What a channel needs to know of its connection."""
+    """The attributes of a connection that a channel uses."""
 
     @property
     def host_name(self) -> str: ...
@@ -47,7 +47,11 @@ class ChannelConnection(Protocol):
 
 
 class RemoteProgram(RunningProgram):
-    """A command on its own channel. Output before `mark` is printed by start-up files and dropped."""
+    """A command on its own channel.
+
+    The command line prints `mark` before the command's output. What comes before the mark was printed by start-up
+    files of the login shell and is dropped.
+    """
 
     def __init__(
         self,
@@ -86,7 +90,7 @@ class RemoteProgram(RunningProgram):
         finally:
             watchdog.cancel()
 
-    # -- all output at the end -----------------------------------------------------------------
+    # -- output read at the end -----------------------------------------------------------------
 
     def communicate(
         self, stdin: bytes, deadline: float, max_output_bytes: int
@@ -128,7 +132,8 @@ class RemoteProgram(RunningProgram):
         if len(stdin) <= self._channel.out_window_size:
             self._send_and_close_stdin(stdin)
         else:
-            # More than the window: the command may not read on before its output is read.
+            # More than the SSH window. The command may read further only after its output was read, so a separate
+            # thread sends.
             threading.Thread(target=self._send_and_close_stdin, args=(stdin,), daemon=True).start()
 
     def _send_and_close_stdin(self, stdin: bytes) -> None:
@@ -162,7 +167,7 @@ class RemoteProgram(RunningProgram):
             # the received bytes are lost.
             raise self._connection_lost_error() from error
 
-    # -- output as it comes --------------------------------------------------------------------
+    # -- output read while the command runs --------------------------------------------------------------------
 
     def read(self, limit: int, timeout_s: float) -> bytes:
         deadline = time.monotonic() + timeout_s

@@ -31,19 +31,19 @@ from clusters.transport.identity import (
 from clusters.transport.sftp import NotStarted, SftpFiles
 from core.messages import msg
 
-# paramiko's reader thread wakes this often to check whether it was closed; `_close_transport` wakes it at once.
+# Interval at which paramiko's reader thread checks whether it was closed. `_close_transport` wakes it at once.
 READER_POLL_S = 5.0
 WINDOW_BYTES = 4 * 1024 * 1024
 
-# paramiko logs errors with tracebacks that we handle (a refused session, a broken connection). Our exceptions
-# carry what matters; set this logger's level to see the rest.
+# paramiko logs tracebacks of errors that Sluice handles (a refused session, a broken connection). The exceptions of
+# this package have the relevant part; to see paramiko's log, set the level of this logger.
 PARAMIKO_LOG = "clusters.transport.ssh.paramiko"
 if logging.getLogger(PARAMIKO_LOG).level == logging.NOTSET:
     logging.getLogger(PARAMIKO_LOG).setLevel(logging.CRITICAL)
 
 
 class SessionRefused(Exception):
-    """sshd does not open one more session on this connection (MaxSessions)."""
+    """sshd refused a further session on this connection (MaxSessions)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,16 +287,18 @@ class Connection:
     def start(
         self, build_line: Callable[[str], str], *, program_name: str, timeout_s: float
     ) -> RemoteProgram:
-        """Start a command line that prints the mark it is given before its own output.
+        """Run the line that `build_line(mark)` returns in the login shell.
 
-        Raises NotStarted and SessionRefused if nothing was started.
+        `mark` is a random string. The line must print it before the output of the command, so that RemoteProgram can
+        drop what start-up files of the shell print. Raises NotStarted or SessionRefused if nothing was started.
         """
         mark = secrets.token_hex(8)
         try:
             channel = self._open_channel()
         except (paramiko.SSHException, OSError, EOFError) as problem:
             if self.alive and "Timeout" not in str(problem):
-                # Not always a ChannelException: paramiko keeps one saved error for all threads.
+                # Do not test for ChannelException: paramiko saves one exception per connection, so that this thread
+                # may get the exception of another one.
                 raise SessionRefused(str(problem)) from problem
             raise NotStarted(str(problem)) from problem
         program = RemoteProgram(channel, self, mark=mark, program_name=program_name)

@@ -60,8 +60,9 @@ class CertificateCredentials:
 
 @dataclass(frozen=True)
 class KeyFileCredentials:
-    """One private key file per user, for sites where sshd cannot trust a CA. `{user}` in `pattern` is the name.
+    """One private key file per Unix user, for sites where sshd cannot trust a CA.
 
+    `pattern` is the path of the files; `{user}` in it stands for the name of the Unix user.
     Only Sluice may read the files; the public half is in the user's authorized_keys.
     """
 

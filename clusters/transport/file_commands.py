@@ -64,6 +64,7 @@ _FOLLOW_SCRIPT = (
     '( while IFS= read -r -t 180 _; do :; done; kill "$$" ) <&0 >/dev/null 2>&1 & '
     'exec -a "$1" tail -s 0.2 -c "+$2" -F -- "$3" </dev/null 2>&1'
 )
+# Sent to the watcher's stdin at this interval.
 HEARTBEAT = b"\n"
 HEARTBEAT_S = 60.0
 
@@ -73,7 +74,7 @@ MAX_TAIL_MESSAGE_BYTES = 32 * 1024
 
 
 def build_unpack_command(root: str, files: Sequence[FileToWrite]) -> tuple[list[str], bytes]:
-    """argv and stdin. The command works in the deepest directory that all files share."""
+    """argv and stdin of the command that writes the files. It unpacks into the deepest directory common to all."""
     members = [_parse_member_path(file.path) for file in files]
     shared = PurePosixPath(os.path.commonpath([member.parent for member in members]))
     pieces = []
@@ -132,7 +133,7 @@ def build_file_stat(*, size: int, mtime: float, mode: int) -> FileStat:
 
 
 def build_list_argv(path: str) -> list[str]:
-    # With "/." find fails with "Not a directory" for a plain file; without it, it prints nothing.
+    # "/." makes find fail with "Not a directory" if the path is a plain file. Without it, find would print nothing.
     start = f"{path}/." if path.startswith("/") else f"./{path}/."
     fields = r"%f\0%y\0%s\0%T@\0%m\0"
     return ["env", "LC_ALL=C", "find", start, "-mindepth", "1", "-maxdepth", "1", "-printf", fields]
@@ -202,7 +203,7 @@ _FILE_ERRORS: tuple[tuple[str, type[RemoteFileError], Message], ...] = (
 
 
 def build_file_error(path: str, stderr: str) -> RemoteFileError:
-    """Map an error message of a command (C locale) or of an OSError to an exception for `path`."""
+    """The exception for an error message of a command (in the C locale) or of an OSError that concerns `path`."""
     for phrase, kind, template in _FILE_ERRORS:
         if phrase in stderr:
             return kind(template.fill(path=path), detail=stderr)
@@ -226,7 +227,11 @@ def raise_file_error(path: str, stderr: bytes) -> NoReturn:
 
 
 def new_follow_mark() -> str:
-    """argv[0] for tail. Starts with a byte that logs do not end with, so that no data is held back."""
+    """A random argv[0] for tail, with which its messages begin.
+
+    TailSplitter holds back data that may be the beginning of the mark. The first byte of the mark is one that logs
+    hardly contain, so that this is rare.
+    """
     return f"\x1esluice-{secrets.token_hex(16)}"
 
 
@@ -236,7 +241,7 @@ def build_follow_argv(path: str, offset: int, mark: str) -> list[str]:
 
 
 class TailSplitter:
-    """Separates tail's messages from the file's bytes in one stream. Exact for any bytes."""
+    """Separates tail's messages from the bytes of the file in tail's output, whatever bytes the file has."""
 
     def __init__(self, mark: str) -> None:
         self._mark = mark.encode() + b": "
@@ -301,7 +306,7 @@ class FollowState:
     def __init__(self, offset: int) -> None:
         self.offset = offset
         self.needs_restart = False  # start a new tail at `resume_offset`
-        self._file_replaced = False  # the next data under this name is another file's
+        self._file_replaced = False  # the next data comes from another file with the same name
         self._splitter: TailSplitter | None = None
 
     @property

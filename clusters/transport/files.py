@@ -1,6 +1,6 @@
-"""File access by commands: write, read, list and follow files through a transport's `run` and `_start`.
+"""File access by commands: writes, reads, lists and follows files with a transport's `run` and `_start`.
 
-Decides when a follower restarts after the connection broke. Does not know SSH.
+Also restarts the reader of a followed file after the connection broke. Independent of SSH.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from clusters.transport.base import (
 from core.messages import msg
 
 CHUNK_BYTES = 256 * 1024
-# A reader without output for this long waits for a file system that does not respond.
+# If a read gives no data for this long, the file system of the cluster does not respond: the read fails.
 STALL_TIMEOUT_S = 120.0
 WRITE_TIMEOUT_S = 120.0
 MAX_BACKOFF_S = 10.0
@@ -81,7 +81,7 @@ class StreamedTransport(Transport):
         """Start a program that may run for long."""
 
     def _run_idempotent(self, argv: Sequence[str], *, stdin: bytes = b"") -> CommandResult:
-        """Run again if the connection broke. Only for commands that may run twice."""
+        """Run a command, and run it again if the connection broke. Only for commands that may run twice."""
         try:
             return self.run(argv, stdin=stdin, timeout_s=WRITE_TIMEOUT_S)
         except ConnectionLost:
@@ -158,7 +158,8 @@ def _read_chunk(program: RunningProgram, path: str) -> bytes:
 def _iter_chunks(program: RunningProgram, path: str) -> Generator[bytes, None, None]:
     try:
         chunk = _read_chunk(program, path)
-        yield b""  # consumed by read_stream: only a started generator runs its `finally`
+        # `read_stream` takes this empty chunk to start the generator: only a started one runs its `finally`.
+        yield b""
         while chunk:
             yield chunk
             chunk = _read_chunk(program, path)
@@ -167,7 +168,7 @@ def _iter_chunks(program: RunningProgram, path: str) -> Generator[bytes, None, N
 
 
 class FileFollower(AbstractContextManager[Iterator[FollowEvent]], Iterator[FollowEvent]):
-    """One followed file. One thread iterates; any thread may close it."""
+    """Iterator over the events of one followed file. One thread iterates; any thread may close it."""
 
     def __init__(self, transport: StreamedTransport, path: str, offset: int) -> None:
         self._transport = transport

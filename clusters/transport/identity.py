@@ -1,7 +1,7 @@
-"""The identity rules of SSH connections: which host keys are trusted, and which Unix users Sluice acts as.
+"""The identity rules of SSH connections: which host keys are trusted, and which Unix users Sluice may act as.
 
-Functions of text and numbers, so that every SSH library can use them; the only I/O is one lookup in the local
-user database. Root, system accounts and names that tools misread are refused before a connection is made.
+Refuses root, system accounts and names that programs misread, before a connection is made. Independent of the SSH
+library: the functions take text and numbers. The only I/O is a lookup in the user database of this machine.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from clusters.errors import AuthFailed, HostKeyMismatch, IdentityRefused
 from core.messages import msg
 
-# Allows j.doe, and name@realm of directory services; no leading dash or dot, no blanks, no slashes. A
-# name of only digits is refused: chown, id and sudo would read it as a UID ("0" is root).
+# Allows j.doe and the name@realm of directory services, but no leading hyphen or dot, no blanks and no slashes. A name
+# of digits only is refused, because chown, id and sudo take it for a UID ("0" is root).
 USER_NAME = re.compile(r"(?!\d+\Z)[A-Za-z0-9_][A-Za-z0-9_.@-]{0,63}\Z", re.ASCII)
 FORBIDDEN_NAMES = frozenset({"root", "toor"})
 
@@ -43,7 +43,7 @@ def check_unix_name(name: str) -> None:
 
 
 def check_uid(name: str, uid: int, floor: int) -> None:
-    """Raise IdentityRefused for root under any name, and for system accounts below the floor."""
+    """Raise IdentityRefused for UID 0 (root, whatever its name) and for UIDs below `floor` (system accounts)."""
     if uid == 0:
         raise IdentityRefused(
             msg(
@@ -66,12 +66,12 @@ def check_uid(name: str, uid: int, floor: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class IdentityPolicy:
-    """The identity rule of one cluster."""
+    """Which Unix users Sluice may act as on one cluster: those with a valid name and a UID of at least `min_uid`."""
 
     min_uid: int = 1000
 
-    def check_name(self, user: str, uid: int | None = None) -> None:
-        """Refuse `user` by its name, by the UID it is mapped to, or by its UID on this machine."""
+    def check_user(self, user: str, uid: int | None = None) -> None:
+        """Raise IdentityRefused for a forbidden name or UID. Checks `uid` and the user's UID on this machine."""
         check_unix_name(user)
         for known in (uid, _local_uid(user)):
             if known is not None:
@@ -81,7 +81,7 @@ class IdentityPolicy:
         check_uid(user, uid, self.min_uid)
 
 
-# Names may be mapped by the login node: the UID that `id` prints after the login decides.
+# Run after the login: the login node may map a name to another account, so the UID that `id` prints is checked too.
 LOGIN_UID_COMMAND = "exec id -u"
 
 
@@ -113,13 +113,16 @@ def _local_uid(user: str) -> int | None:
 
 
 def host_key_fingerprint(key_base64: str) -> str:
-    """As `ssh-keygen -lf` prints it."""
+    """The SHA-256 fingerprint of a host key, in the format of `ssh-keygen -lf`."""
     digest = hashlib.sha256(base64.b64decode(key_base64)).digest()
     return f"SHA256:{base64.b64encode(digest).decode().rstrip('=')}"
 
 
 def order_host_key_types(offered: Iterable[str], pinned_lines: Sequence[str]) -> list[str]:
-    """Algorithms of pinned keys first: a server with several host keys then shows one that is pinned."""
+    """Sort the algorithms so that those of pinned keys come first.
+
+    A server with several host keys then presents one that is pinned.
+    """
     pinned_types = {line.split()[0] for line in pinned_lines}
 
     def is_pinned(algorithm: str) -> bool:
@@ -133,7 +136,7 @@ def order_host_key_types(offered: Iterable[str], pinned_lines: Sequence[str]) ->
 def check_host_key(
     *, host: str, pinned_lines: Sequence[str], key_type: str, key_base64: str
 ) -> None:
-    """Raise HostKeyMismatch unless the key is pinned. `pinned_lines`: as in a .pub file."""
+    """Raise HostKeyMismatch unless the key is pinned. `pinned_lines` have the format of a .pub file."""
     pinned = {tuple(line.split()[:2]) for line in pinned_lines}
     if (key_type, key_base64) in pinned:
         return

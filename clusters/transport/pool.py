@@ -1,7 +1,7 @@
-"""The connection pool: one connection per user, more when all its sessions are in use.
+"""The connection pool: one connection per Unix user, and further ones when all sessions of these are in use.
 
-Counts and waits only; the caller's `connect` function makes connections. After a failed connection or login,
-callers get the same error without a new attempt until the back-off ends.
+The `connect` function of the caller opens connections; this module counts their sessions and waits for free ones. After
+a failed connection or login, callers get the same error without a new attempt until the back-off ends.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import Generic, Literal, Protocol, TypeVar
 from clusters.errors import ClusterError, ConnectFailed, HostKeyMismatch
 from core.messages import msg
 
-# How long a refused session lowers a connection's capacity. sshd may not have freed a session that just ended
-# (9.2 does so after it has read its other input), or its MaxSessions is lower than assumed.
+# After sshd refused a session, the pool opens no further session on that connection for this long. Either sshd has not
+# freed a session that just ended (9.2 first reads its other input), or its MaxSessions is lower than assumed.
 REFUSAL_TTL_S = 1.0
-# How long to wait for such a session before a further connection is opened.
+# How long to wait for a session that just ended to be freed, before a further connection is opened.
 SESSION_WAIT_S = 0.3
 
 
@@ -34,6 +34,8 @@ class PooledConnection(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PoolOptions:
+    """Limits and times of a pool."""
+
     max_sessions_per_connection: int = 10  # sshd's MaxSessions, 10 unless changed
     max_connections_per_user: int = 20
     max_long_sessions_per_user: int = (
@@ -68,7 +70,7 @@ class _Slot(Generic[_Connection]):
     refused_at: float = 0.0
     sessions_at_refusal: int = 0  # open sessions when sshd refused one more
     sessions: int = 0
-    sftp_requests: int = 0  # they keep the connection open but need no session each
+    sftp_requests: int = 0  # requests in progress; all share the connection's one SFTP session
     idle_since: float = 0.0
     retired: bool = False  # gets no new work; closed when its last session ends
 
@@ -130,11 +132,11 @@ class ConnectionCheckout(Generic[_Connection]):
         self._pool._release(self, session_refused=False, connection_dead=False)
 
     def session_refused(self) -> None:
-        """sshd opened no session: this connection is full."""
+        """Release it because sshd refused the session: the pool opens no more on this connection for a while."""
         self._pool._release(self, session_refused=True, connection_dead=False)
 
     def connection_dead(self) -> None:
-        """The connection does not respond: start no new commands on it. Running ones may still complete."""
+        """Release it because the connection does not respond. It gets no new work; running commands may complete."""
         self._pool._release(self, session_refused=False, connection_dead=True)
 
 
@@ -150,7 +152,10 @@ class ConnectionPool(Generic[_Connection]):
         self._reaper: threading.Thread | None = None
 
     def checkout(self, user: str, kind: SessionKind = "command") -> ConnectionCheckout[_Connection]:
-        """Raises ConnectFailed or AuthFailed; nothing was sent to the cluster then."""
+        """Return a connection with a free session; wait for one or connect if there is none.
+
+        Raises ConnectFailed or AuthFailed; no command was sent to the cluster then.
+        """
         started_at = time.monotonic()
         while True:
             with self._condition:
@@ -218,12 +223,12 @@ class ConnectionPool(Generic[_Connection]):
         if reaper is not None:
             reaper.join()
 
-    # -- with the lock held -----------------------------------------------------------------------
+    # -- methods called with the lock held -----------------------------------------------------------------------
 
     def _free_slot(
         self, user_pool: _UserPool[_Connection], kind: SessionKind
     ) -> _Slot[_Connection] | None:
-        """The connection with most sessions that has a free one, so that the others become idle."""
+        """The usable connection with most open sessions, so that other connections become idle and are closed."""
         user_pool.slots = [slot for slot in user_pool.slots if slot.connection.alive]
         usable = [
             slot
@@ -266,7 +271,7 @@ class ConnectionPool(Generic[_Connection]):
         )
         self._failures[key] = _Failure(error, time.monotonic() + backoff_s, backoff_s)
 
-    # -- without the lock -------------------------------------------------------------------------------
+    # -- methods called without the lock -------------------------------------------------------------------------------
 
     def _checkout_new_connection(
         self, user: str, user_pool: _UserPool[_Connection], kind: SessionKind
@@ -311,7 +316,7 @@ class ConnectionPool(Generic[_Connection]):
                 slot.sessions_at_refusal = slot.sessions + slot.connection.persistent_sessions
             else:
                 slot.idle_since = time.monotonic()
-            # A connection that refuses its first session is useless.
+            # A connection on which sshd refuses the first session cannot be used.
             slot.retired = (
                 slot.retired
                 or connection_dead

@@ -1,4 +1,4 @@
-"""stat and reads of at most 128 KiB by SFTP, on one session that a connection keeps open.
+"""File status and reads of at most 128 KiB by SFTP, on one session per connection that stays open.
 
 Measured against commands (paramiko 5.1, OpenSSH 9.2, loopback, one run on a busy machine): stat 0.26 ms instead of
 15.7 ms, a 20 KB read 1.0 ms instead of 27 ms, a 128 KB read 6.2 ms instead of 17.6 ms. All other file work is done by
@@ -30,7 +30,7 @@ class NotStarted(Exception):
 
 
 class SftpUnusable(Exception):
-    """This login has no working SFTP: use commands."""
+    """SFTP does not work on this connection: the caller must use commands."""
 
 
 class SftpConnection(Protocol):

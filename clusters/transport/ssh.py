@@ -35,12 +35,12 @@ from clusters.transport.pool import (
 from clusters.transport.sftp import MAX_READ_BYTES, NotStarted, SftpUnusable
 from core.messages import msg
 
-# Linux accepts 128 KiB for one argument, and sshd passes the whole line to the shell as one.
+# sshd passes the whole line to the shell as one argument, and Linux accepts at most 128 KiB for an argument.
 MAX_LINE_BYTES = 120 * 1024
 SFTP_TIMEOUT_S = 30.0
 # The login node's limit is longer than the local one, so that the local one expires first and is reported.
 REMOTE_LIMIT_MARGIN_S = 1.0
-# Between SIGTERM and SIGKILL when a command reaches its limit on the login node.
+# Time between SIGTERM and SIGKILL for a command that reaches its time limit on the login node.
 KILL_AFTER_S = 2
 # Limit of a read or a followed file on the login node. A follower starts a new reader then.
 STREAM_LIMIT_S = 24 * 3600.0
@@ -112,12 +112,12 @@ class SshCluster:
         return open_connection(self.target, user, self._credentials, self.policy)
 
     def connect_for_tunnel(self, user: str) -> Connection:
-        """Outside the pool: only this connection's certificate permits forwarding."""
+        """Open a connection outside the pool. Only its certificate permits TCP forwarding."""
         return open_connection(self.target, user, self._credentials, self.policy, allow_tunnel=True)
 
     def transport(self, user: str, *, uid: int | None = None) -> SshTransport:
-        """Raises IdentityRefused for root, low UIDs and invalid names, before a connection is made."""
-        self.policy.check_name(user, uid)
+        """A transport as `user`. Raises IdentityRefused for root, low UIDs and invalid names, before connecting."""
+        self.policy.check_user(user, uid)
         return SshTransport(self, user)
 
     def stats(self) -> PoolStats:
@@ -131,7 +131,7 @@ class SshTransport(StreamedTransport):
     """Created by SshCluster.transport; the pool holds its connections."""
 
     def __init__(self, cluster: SshCluster, user: str) -> None:
-        cluster.policy.check_name(user)
+        cluster.policy.check_user(user)
         self.user = user
         self._cluster = cluster
 
@@ -144,7 +144,7 @@ class SshTransport(StreamedTransport):
         max_output_bytes: int = DEFAULT_MAX_OUTPUT_BYTES,
     ) -> CommandResult:
         program = self._start_program("command", argv, timeout_s)
-        # Not counting the time to connect: that has limits of its own, and nothing was started then.
+        # The timeout begins when the command is started. Connecting before has its own time limits.
         deadline = program.started_at + timeout_s
         try:
             exit_code, stdout, stderr = program.communicate(stdin, deadline, max_output_bytes)
@@ -175,7 +175,10 @@ class SshTransport(StreamedTransport):
     def _with_connection(
         self, work: Callable[[Connection], _Result], kind: SessionKind
     ) -> tuple[ConnectionCheckout[Connection], _Result]:
-        """Do `work` on a connection with a free session. One that was dead before `work` began is replaced once."""
+        """Call `work` with a connection that has a free session, and return its checkout and the result.
+
+        If the connection was dead before anything was sent, try once more with another one.
+        """
         retried = False
         while True:
             checkout = self._cluster.pool.checkout(self.user, kind)

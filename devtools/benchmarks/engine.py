@@ -62,7 +62,7 @@ def set_up() -> Cluster:
         User.objects.create_user(name)
     call_command("embedded", verbosity=0)
     cluster = Cluster.objects.get()
-    store_capacity(cluster, slurm_client_for(cluster).capacity())
+    store_capacity(cluster, slurm_client_for(cluster).read_capacity())
     return cluster
 
 

@@ -89,21 +89,21 @@ def test_start_estimate(slurm):
 
 
 def test_capacity_config_and_version(slurm):
-    capacity = slurm.capacity()
+    capacity = slurm.read_capacity()
     assert sum(node.gpu_total("a100") for node in capacity.nodes_in_partition("gpu")) == 8
-    assert slurm.config().accounting
+    assert slurm.read_config().accounting
     assert any(controller.up for controller in slurm.ping())
-    assert slurm.version() >= (22, 5, 0)
+    assert slurm.read_version() >= (22, 5, 0)
 
 
 def test_accounting_queries(slurm, transport):
-    assert {a.account for a in slurm.associations(users=[transport.user])} == {"lab"}
-    assert "normal" in {qos.name for qos in slurm.qos()}
-    assert transport.user in {user.name for user in slurm.users()}
+    assert {a.account for a in slurm.list_associations(users=[transport.user])} == {"lab"}
+    assert "normal" in {qos.name for qos in slurm.list_qos()}
+    assert transport.user in {user.name for user in slurm.list_users()}
 
 
 def test_unknown_ids_return_empty(slurm):
     assert slurm.show_job("67043000") == []
     assert slurm.list_accounted_jobs_by_id(["67043000"]) == []
-    assert slurm.steps("67043000") == []
+    assert slurm.list_steps("67043000") == []
     assert slurm.submit_many([]) == []

@@ -31,7 +31,7 @@ from jobs.actions import create_job
 from jobs.jobfile import JobSpec
 alice = User.objects.get(username="alice")
 cluster = Cluster.objects.get()
-store_capacity(cluster, slurm_client_for(cluster).capacity())
+store_capacity(cluster, slurm_client_for(cluster).read_capacity())
 for n in range(12):
     role = {"name": "main", "command": f"sleep {n % 4}", "memoryMB": 100}
     spec = JobSpec.model_validate({"jobName": f"j{n}", "image": "busybox", "taskRoles": [role]})

@@ -122,7 +122,7 @@ def test_jobs_match_those_of_the_slurm_commands(fake_pyslurm):
 
 
 def test_capacity(fake_pyslurm):
-    capacity = pyslurm_reader.PyslurmReader("/etc/slurm.conf").capacity()
+    capacity = pyslurm_reader.PyslurmReader("/etc/slurm.conf").read_capacity()
     assert capacity.nodes[0].gpus == (GpuCount("a100", 4, 2),)
     assert [(node.state, node.usable) for node in capacity.nodes] == [
         ("mixed", True),

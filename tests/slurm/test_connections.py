@@ -50,7 +50,7 @@ def test_commands_run_as_the_mapped_unix_user(registered: Cluster) -> None:
         assert output == unix_user == f"sluice-{name}"
         assert connections.slurm_client_for(registered, unix_user).ping()[0].up
     assert connections.service_transport(registered).user == "sluice-svc"
-    assert len(connections.slurm_client_for(registered).capacity().nodes) == 4
+    assert len(connections.slurm_client_for(registered).read_capacity().nodes) == 4
 
 
 def test_threads_share_one_transport_factory(registered: Cluster) -> None:

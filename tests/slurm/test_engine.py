@@ -51,7 +51,7 @@ def prepare_cluster(harness: EngineHarness) -> None:
     from clusters.connections import slurm_client_for
     from clusters.models import store_capacity
 
-    store_capacity(harness.cluster, slurm_client_for(harness.cluster).capacity())
+    store_capacity(harness.cluster, slurm_client_for(harness.cluster).read_capacity())
     harness.disable_containers()
 
 

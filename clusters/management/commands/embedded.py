@@ -1,7 +1,7 @@
 """`manage.py embedded`: registers the embedded cluster from the variables of `scripts/cluster env`.
 
-Idempotent: later runs keep what an administrator changed and update only the connection (host, port, host key) and
-directories that no longer exist.
+May be run again: it then updates only the connection (host, port, host key) and paths that no longer exist, and keeps
+other changes of an administrator.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from clusters.models import Cluster, Membership, Namespace, ResourceSpec, UnixAc
 if TYPE_CHECKING:
     from accounts.models import User
 
-NAME = "embedded"
+CLUSTER_NAME = "embedded"
 Role = Membership.Role
 
-# A description is stored in one text, so each has both languages.
+# The description of a namespace has no translations, so each text is in English and Chinese.
 NAMESPACES: dict[str, dict[str, Any]] = {
     "default": {
         "partitions": ["gpu", "cpu"],
@@ -124,7 +124,7 @@ class Command(BaseCommand):
     @transaction.atomic
     def handle(self, *args: Any, **options: Any) -> None:
         machine_settings = read_machine_settings()
-        cluster = Cluster.objects.filter(name=NAME).first()
+        cluster = Cluster.objects.filter(name=CLUSTER_NAME).first()
         if cluster is None:
             self._register(machine_settings)
             return
@@ -151,7 +151,7 @@ class Command(BaseCommand):
 
     def _register(self, machine_settings: dict[str, Any]) -> None:
         cluster = Cluster(
-            name=NAME,
+            name=CLUSTER_NAME,
             title="Embedded Slurm",
             map_by_name=False,
             # The embedded GPUs are simulated; there is no driver to bind into containers.
@@ -169,12 +169,12 @@ class Command(BaseCommand):
         for name, unix_user in UNIX_USERS.items():
             if name in people:
                 UnixAccount.objects.create(user=people[name], cluster=cluster, unix_user=unix_user)
-        namespaces = {name: self._namespace(cluster, name, people) for name in NAMESPACES}
-        self._sizes(namespaces)
+        namespaces = {name: self._create_namespace(cluster, name, people) for name in NAMESPACES}
+        self._create_sizes(namespaces)
         self.stdout.write(f"Embedded cluster registered, with namespaces {', '.join(namespaces)}.")
 
     @staticmethod
-    def _namespace(cluster: Cluster, name: str, people: dict[str, User]) -> Namespace:
+    def _create_namespace(cluster: Cluster, name: str, people: dict[str, User]) -> Namespace:
         namespace, created = Namespace.objects.get_or_create(
             name=name,
             defaults={"cluster": cluster, "default_image": "python.sif", **NAMESPACES[name]},
@@ -189,7 +189,7 @@ class Command(BaseCommand):
         return namespace
 
     @staticmethod
-    def _sizes(namespaces: dict[str, Namespace]) -> None:
+    def _create_sizes(namespaces: dict[str, Namespace]) -> None:
         for order, fields in enumerate(SIZES, start=1):
             values = {**fields, "order": order * 10}
             offered_in = values.pop("namespaces", [])

@@ -150,14 +150,14 @@ def test_pyslurm_is_used_when_enabled_and_usable(
         def __init__(self, slurm_conf: str) -> None:
             configs.append(slurm_conf)
 
-        def capacity(self) -> Capacity:
+        def read_capacity(self) -> Capacity:
             return capacity
 
     monkeypatch.setattr(connections, "PyslurmReader", FakeReader)
     assert type(connections.slurm_client_for(lab)) is SlurmClient
     lab.use_pyslurm, lab.slurm_conf = True, "/etc/slurm.conf"
-    assert connections.slurm_client_for(lab).capacity() is capacity
-    assert connections.slurm_client_for(lab).capacity() is capacity
+    assert connections.slurm_client_for(lab).read_capacity() is capacity
+    assert connections.slurm_client_for(lab).read_capacity() is capacity
     assert configs == ["/etc/slurm.conf"]
 
 
