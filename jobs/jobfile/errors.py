@@ -15,9 +15,8 @@ from core.messages import Message, _, serialize
 
 MAX_SHOWN_VALUE_CHARS = 80
 
-Loc = tuple[
-    str | int, ...
-]  # location: path of a value in a document, such as ("taskRoles", 1, "name")
+# Location: path of a value in a document, such as ("taskRoles", 1, "name").
+Loc = tuple[str | int, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ from jobs.jobfile.json_events import JsonEvents
 MAX_FILE_BYTES = 1024 * 1024
 MAX_NESTING_DEPTH = 50  # nested mappings and lists
 MAX_VALUES = 20_000  # values in a file; a YAML alias counts as all values that it repeats
-MAX_NUMBER_DIGITS = 300  # of a number
+MAX_NUMBER_DIGITS = 300
 
 _FORBIDDEN_CHARACTER = re.compile("[\x00\ud800-\udfff]")
 

@@ -55,8 +55,8 @@ class Observation:
     text: str = ""  # Slurm's own text of the reason
 
 
-UNREACHABLE = Observation(ObservationStatus.UNREACHABLE)
-ABSENT = Observation(ObservationStatus.ABSENT)
+UNREACHABLE_OBSERVATION = Observation(ObservationStatus.UNREACHABLE)
+ABSENT_OBSERVATION = Observation(ObservationStatus.ABSENT)
 
 
 @dataclass(frozen=True, slots=True)

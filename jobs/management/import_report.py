@@ -18,9 +18,9 @@ from typing import Any
 from jobs.jobfile.errors import SpecError
 from jobs.jobfile.importers import LoadResult, load_text
 from jobs.jobfile.serialize import to_document
-from jobs.script.variables import job_variables
+from jobs.script.variables import build_job_variables
 
-SUFFIXES = (".json", ".yaml", ".yml")
+JOB_FILE_SUFFIXES = (".json", ".yaml", ".yml")
 # Variables whose values contain the name of the submitting user. They are not compared.
 USER_VARIABLES = ("PAI_JOB_NAME", "PAI_FRAMEWORK_NAME", "PAI_USER_NAME", "PAI_USERNAME")
 
@@ -42,7 +42,7 @@ def find_job_files(paths: list[Path]) -> Iterator[tuple[str, Path]]:
         if path.is_file():
             yield path.name, path
         for found in sorted(path.rglob("*")) if path.is_dir() else ():
-            if found.suffix.lower() in SUFFIXES:
+            if found.suffix.lower() in JOB_FILE_SUFFIXES:
                 yield str(found.relative_to(path)), found
 
 
@@ -78,7 +78,7 @@ def find_differences(loaded: LoadResult, expected: Mapping[str, Any]) -> list[st
         if differences := _format_differences(commands, expected["entrypoints"]):
             found.append(f"entrypoints: {differences}")
     if "env" in expected:
-        actual = job_variables(loaded.spec, user="user")
+        actual = build_job_variables(loaded.spec, user="user")
         variables = {k: str(v) for k, v in expected["env"].items() if k not in USER_VARIABLES}
         if differences := _format_differences({k: actual.get(k) for k in variables}, variables):
             found.append(f"env: {differences}")

@@ -125,7 +125,8 @@ def _find_shortages(plan: Plan, group: Group, capacity: Capacity) -> list[Note]:
         if fitting >= group.nodes:
             return []
     elif (
-        placement.nodes_needed(nodes, _build_group_requirement(plan, group), free=True) is not None
+        placement.count_nodes_needed(nodes, _build_group_requirement(plan, group), free=True)
+        is not None
     ):
         return []
     return [

@@ -190,7 +190,7 @@ def can_partition_hold(
     state: PlanningState, partition: Partition, requirement: RoleRequirement
 ) -> bool:
     """Whether the tasks of a role fit on the partition's nodes within the limit of nodes per job."""
-    count = placement.nodes_needed(state.eligible_nodes(partition), requirement)
+    count = placement.count_nodes_needed(state.eligible_nodes(partition), requirement)
     return count is not None and count <= state.max_nodes(partition)
 
 

@@ -85,12 +85,12 @@ class Plan:
         return [role for role in self.roles if role.group == group.index]
 
     def to_json(self) -> dict[str, Any]:
-        notes = [{**_fields(note), "message": serialize(note.message)} for note in self.notes]
+        notes = [{**_to_dict(note), "message": serialize(note.message)} for note in self.notes]
         return {
-            **_fields(self),
-            "roles": [_fields(role) for role in self.roles],
-            "groups": [_fields(group) for group in self.groups],
-            "totals": _fields(self.totals),
+            **_to_dict(self),
+            "roles": [_to_dict(role) for role in self.roles],
+            "groups": [_to_dict(group) for group in self.groups],
+            "totals": _to_dict(self.totals),
             "notes": notes,
         }
 
@@ -110,7 +110,7 @@ class Plan:
         )
 
 
-def _fields(value: Any) -> dict[str, Any]:
+def _to_dict(value: Any) -> dict[str, Any]:
     """Convert one dataclass to a dict. `dataclasses.asdict` also copies nested values and takes ten times as long."""
     return {name: getattr(value, name) for name in value.__slots__}
 

@@ -70,7 +70,7 @@ def count_tasks_on(node: Node, requirement: RoleRequirement, *, free: bool = Fal
     return max(0, count)
 
 
-def nodes_needed(
+def count_nodes_needed(
     nodes: Iterable[Node], requirement: RoleRequirement, *, free: bool = False
 ) -> int | None:
     """Compute the fewest nodes for all tasks of one role. None if all nodes together are too few."""

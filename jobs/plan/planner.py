@@ -65,7 +65,10 @@ def _choose_layout(
         partition = next(
             p for p in state.partitions if can_partition_hold(state, p, state.requirements[0])
         )
-        count = placement.nodes_needed(state.eligible_nodes(partition), state.requirements[0]) or 1
+        count = (
+            placement.count_nodes_needed(state.eligible_nodes(partition), state.requirements[0])
+            or 1
+        )
         return "simple", [(partition, [0], count)]
     requested = state.spec.placement
     packed = None if requested == "separate" else _try_pack(state)

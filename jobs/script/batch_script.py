@@ -128,7 +128,7 @@ def _build_step_options(plan: Plan, role: RolePlan, mpi: str) -> list[str]:
     return arguments
 
 
-def _completion_rules(role: TaskRole) -> tuple[int, int, int]:
+def _decide_completion_rules(role: TaskRole) -> tuple[int, int, int]:
     """Decide the completion rules of a role for batch.sh: (minFailed, minSucceeded, isMain).
 
     0 disables a rule. The end of a main role ends the job.
@@ -154,7 +154,7 @@ _BATCH_EXIT_CODES = (
 def render_batch_data(context: RenderContext) -> str:
     """Render the part of batch.sh that differs between jobs; shell/batch.sh follows it."""
     plan = context.plan
-    rules = [_completion_rules(role) for role in context.spec.task_roles]
+    rules = [_decide_completion_rules(role) for role in context.spec.task_roles]
     lines = [
         *_render_header(context.spec, plan, context.paths, context.options),
         "# shellcheck disable=SC2016  # text in single quotes is data",

@@ -10,7 +10,7 @@ from core.messages import msg
 from jobs.jobfile import JobSpec
 from jobs.script.paths import AttemptPaths
 from jobs.script.render_options import RenderError, RenderOptions
-from jobs.script.variables import directory_variables
+from jobs.script.variables import build_directory_variables
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ def resolve_directories(
     required = [bind.source for bind in binds if bind.source not in (paths.dir, "~", *created)]
     return Directories(
         work=work,
-        variables=directory_variables(
+        variables=build_directory_variables(
             spec,
             data=spec.data_dir,
             output=spec.output_dir,

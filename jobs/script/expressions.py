@@ -1,7 +1,7 @@
 """Expressions: values that are known only when tasks run, as text with references to hosts, ports and indices.
 
 `variables` and `framework_variables` build expressions, `role_data` writes them to roles.sh, and the function
-`expand` in shell/task.sh evaluates them. `evaluate` defines their meaning; a test compares `expand` with it. Pure.
+`expand` in shell/task.sh evaluates them. `evaluate_expression` defines their meaning; a test compares `expand` with it. Pure.
 """
 
 from __future__ import annotations
@@ -116,11 +116,13 @@ class TaskAddresses:
     ports: Mapping[str, Sequence[Mapping[str, Sequence[int]]]]  # role name → task → label → ports
 
 
-def constant(text: object) -> Expression:
+def constant_expression(text: object) -> Expression:
     return (LiteralText(str(text)),)
 
 
-def evaluate(expression: Expression, addresses: TaskAddresses, *, role: str, index: int) -> str:
+def evaluate_expression(
+    expression: Expression, addresses: TaskAddresses, *, role: str, index: int
+) -> str:
     """Compute the text of an expression for task `index` of `role`."""
     return "".join(_evaluate_part(part, addresses, role, index) for part in expression)
 
@@ -156,7 +158,7 @@ def _host_list(part: HostList, addresses: TaskAddresses) -> str:
 def evaluate_family(family: VariableFamily, addresses: TaskAddresses) -> dict[str, str]:
     """Compute the names and texts of all variables of a family."""
     return {
-        f"{family.prefix}{index}{family.suffix}": evaluate(
+        f"{family.prefix}{index}{family.suffix}": evaluate_expression(
             family.value, addresses, role=family.role, index=index
         )
         for index in range(len(addresses.hosts[family.role]))

@@ -22,7 +22,7 @@ from jobs.script.expressions import (
     TaskHost,
     TaskPort,
     Variable,
-    constant,
+    constant_expression,
 )
 
 # The framework listens on the role's port with one of these labels; without such a port, on `http`, which every task
@@ -46,7 +46,7 @@ def port_label(role: TaskRole) -> str:
     return next((labels[label] for label in _PORT_LABELS if label in labels), "http")
 
 
-def framework_variables(spec: JobSpec) -> dict[str, tuple[Variable, ...]]:
+def build_framework_variables(spec: JobSpec) -> dict[str, tuple[Variable, ...]]:
     """Build the framework's variables by role name. Roles that have no part in the framework get none."""
     assignment = assign_roles(spec)
     if assignment is None:
@@ -67,7 +67,9 @@ def uses_srun_mpi(spec: JobSpec) -> bool:
     )
 
 
-def _host_port_list(roles: tuple[TaskRole, ...], before: str = "", after: str = "") -> list[Any]:
+def _build_host_port_list(
+    roles: tuple[TaskRole, ...], before: str = "", after: str = ""
+) -> list[Any]:
     """Build the parts of an expression that lists host:port of every task of the roles, separated by commas."""
     parts: list[Any] = []
     for role in roles:
@@ -84,7 +86,7 @@ def _build_tensorflow(assignment: RoleAssignment, role: TaskRole) -> list[Variab
         kinds = [kind for kind in kinds if kind != "ps"]
     for position, kind in enumerate(kinds):
         parts.append(LiteralText(f'{", " if position else ""}"{kind}": ['))
-        parts.extend(_host_port_list(assignment.roles(kind), '"', '"'))
+        parts.extend(_build_host_port_list(assignment.roles(kind), '"', '"'))
         parts.append(LiteralText("]"))
     part = assignment.part_of(role)
     first = assignment.rank_of_first_task(role, part)
@@ -96,15 +98,17 @@ def _build_tensorflow(assignment: RoleAssignment, role: TaskRole) -> list[Variab
     return [Variable("TF_CONFIG", tuple(parts))]
 
 
-def _rendezvous_address(assignment: RoleAssignment, *parts: str) -> tuple[Expression, Expression]:
+def _build_rendezvous_address(
+    assignment: RoleAssignment, *parts: str
+) -> tuple[Expression, Expression]:
     """Build expressions for host and port of the first task of these parts, which the other tasks connect to."""
     leader = assignment.roles(*parts)[0]
     return (TaskHost(leader.name, 0),), (TaskPort(leader.name, 0, port_label(leader)),)
 
 
 def _build_pytorch(assignment: RoleAssignment, role: TaskRole) -> list[Variable]:
-    host, port = _rendezvous_address(assignment, "chief", "worker")
-    size = constant(assignment.count("chief", "worker"))
+    host, port = _build_rendezvous_address(assignment, "chief", "worker")
+    size = constant_expression(assignment.count("chief", "worker"))
     rank: Expression = (CurrentIndex(assignment.rank_of_first_task(role, "chief", "worker")),)
     master_address = [Variable("MASTER_ADDR", host), Variable("MASTER_PORT", port)]
     if assignment.strategy.name == "torchrun":
@@ -116,19 +120,19 @@ def _build_pytorch(assignment: RoleAssignment, role: TaskRole) -> list[Variable]
             Variable("PET_NODE_RANK", rank),
             Variable("PET_MASTER_ADDR", host),
             Variable("PET_MASTER_PORT", port),
-            Variable("PET_NPROC_PER_NODE", constant(max(1, role.gpu_number))),
+            Variable("PET_NPROC_PER_NODE", constant_expression(max(1, role.gpu_number))),
         ]
     return [
         *master_address,
         Variable("RANK", rank),
         Variable("WORLD_SIZE", size),
-        Variable("LOCAL_RANK", constant(0)),
-        Variable("LOCAL_WORLD_SIZE", constant(1)),
+        Variable("LOCAL_RANK", constant_expression(0)),
+        Variable("LOCAL_WORLD_SIZE", constant_expression(1)),
         Variable("NODE_RANK", rank),
     ]
 
 
-def _host_slots(roles: tuple[TaskRole, ...]) -> Expression:
+def _build_host_slots(roles: tuple[TaskRole, ...]) -> Expression:
     """Build an expression that lists host:slots of every task, the format of horovodrun -H and mpirun -H."""
     parts: list[Any] = []
     for role in roles:
@@ -140,22 +144,22 @@ def _host_slots(roles: tuple[TaskRole, ...]) -> Expression:
 
 def _build_horovod(assignment: RoleAssignment, role: TaskRole) -> list[Variable]:
     roles = assignment.roles("chief", "worker")
-    hosts = Variable("HOROVOD_HOSTS", _host_slots(roles))
+    hosts = Variable("HOROVOD_HOSTS", _build_host_slots(roles))
     if assignment.strategy.name == "horovodrun":
         processes = sum(r.task_number * max(1, r.gpu_number) for r in roles)
-        return [hosts, Variable("HOROVOD_NUM_PROC", constant(processes))]
-    host, port = _rendezvous_address(assignment, "chief", "worker")
+        return [hosts, Variable("HOROVOD_NUM_PROC", constant_expression(processes))]
+    host, port = _build_rendezvous_address(assignment, "chief", "worker")
     rank: Expression = (CurrentIndex(assignment.rank_of_first_task(role, "chief", "worker")),)
-    size = constant(assignment.count("chief", "worker"))
+    size = constant_expression(assignment.count("chief", "worker"))
     return [
         Variable("HOROVOD_RANK", rank),
         Variable("HOROVOD_SIZE", size),
-        Variable("HOROVOD_LOCAL_RANK", constant(0)),
-        Variable("HOROVOD_LOCAL_SIZE", constant(1)),
+        Variable("HOROVOD_LOCAL_RANK", constant_expression(0)),
+        Variable("HOROVOD_LOCAL_SIZE", constant_expression(1)),
         Variable("HOROVOD_CROSS_RANK", rank),
         Variable("HOROVOD_CROSS_SIZE", size),
-        Variable("HOROVOD_CONTROLLER", constant("gloo")),
-        Variable("HOROVOD_CPU_OPERATIONS", constant("gloo")),
+        Variable("HOROVOD_CONTROLLER", constant_expression("gloo")),
+        Variable("HOROVOD_CPU_OPERATIONS", constant_expression("gloo")),
         Variable("HOROVOD_GLOO_RENDEZVOUS_ADDR", host),
         Variable("HOROVOD_GLOO_RENDEZVOUS_PORT", port),
         hosts,
@@ -163,17 +167,17 @@ def _build_horovod(assignment: RoleAssignment, role: TaskRole) -> list[Variable]
 
 
 def _build_dmlc(assignment: RoleAssignment, role: TaskRole) -> list[Variable]:
-    host, port = _rendezvous_address(assignment, "scheduler", "worker")
+    host, port = _build_rendezvous_address(assignment, "scheduler", "worker")
     part = assignment.part_of(role)
     dmlc_role = {"ps": "server"}.get(part, part)
     return [
-        Variable("DMLC_ROLE", constant(dmlc_role)),
+        Variable("DMLC_ROLE", constant_expression(dmlc_role)),
         Variable("DMLC_PS_ROOT_URI", host),
         Variable("DMLC_PS_ROOT_PORT", port),
         Variable("DMLC_TRACKER_URI", host),
         Variable("DMLC_TRACKER_PORT", port),
-        Variable("DMLC_NUM_WORKER", constant(assignment.count("worker"))),
-        Variable("DMLC_NUM_SERVER", constant(assignment.count("ps"))),
+        Variable("DMLC_NUM_WORKER", constant_expression(assignment.count("worker"))),
+        Variable("DMLC_NUM_SERVER", constant_expression(assignment.count("ps"))),
         Variable("DMLC_TASK_ID", (CurrentIndex(assignment.rank_of_first_task(role, part)),)),
     ]
 
@@ -184,8 +188,8 @@ def _build_paddle(assignment: RoleAssignment, role: TaskRole) -> list[Variable]:
         Variable(
             "PADDLE_TRAINER_ID", (CurrentIndex(assignment.rank_of_first_task(role, "worker")),)
         ),
-        Variable("PADDLE_TRAINERS_NUM", constant(assignment.count("worker"))),
-        Variable("PADDLE_TRAINER_ENDPOINTS", tuple(_host_port_list(workers))),
+        Variable("PADDLE_TRAINERS_NUM", constant_expression(assignment.count("worker"))),
+        Variable("PADDLE_TRAINER_ENDPOINTS", tuple(_build_host_port_list(workers))),
         Variable(
             "PADDLE_CURRENT_ENDPOINT",
             (CurrentHost(), LiteralText(":"), CurrentPort(port_label(role))),
@@ -196,8 +200,8 @@ def _build_paddle(assignment: RoleAssignment, role: TaskRole) -> list[Variable]:
 def _build_mpi(assignment: RoleAssignment, role: TaskRole) -> list[Variable]:
     rank: Expression = (CurrentIndex(assignment.rank_of_first_task(role, "chief", "worker")),)
     return [
-        Variable("MPI_HOST_LIST", _host_slots(assignment.roles("chief", "worker"))),
-        Variable("MPI_WORLD_SIZE", constant(assignment.count("chief", "worker"))),
+        Variable("MPI_HOST_LIST", _build_host_slots(assignment.roles("chief", "worker"))),
+        Variable("MPI_WORLD_SIZE", constant_expression(assignment.count("chief", "worker"))),
         Variable("MPI_RANK", rank),
     ]
 

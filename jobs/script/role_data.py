@@ -27,7 +27,7 @@ from jobs.script.expressions import (
 )
 from jobs.script.quoting import quote, quote_path, render_array, render_case_function
 from jobs.script.task_state import ScriptExit, render_exit_codes
-from jobs.script.variables import list_task_ports, runtime_variables, static_variables
+from jobs.script.variables import build_runtime_variables, build_static_variables, list_task_ports
 
 _TASK_EXIT_CODES = (
     ScriptExit.START_FAILED,
@@ -35,7 +35,9 @@ _TASK_EXIT_CODES = (
     ScriptExit.PORT_TAKEN,
     ScriptExit.STOPPED,
 )
-_STRICT_MODE = "set -o errexit -o nounset\n(set -o pipefail) 2>/dev/null && set -o pipefail\n"
+_STRICT_SHELL_LINES = (
+    "set -o errexit -o nounset\n(set -o pipefail) 2>/dev/null && set -o pipefail\n"
+)
 
 
 def render_role_data(
@@ -131,8 +133,8 @@ def _render_variables(
     context: RenderContext, *, user: str, job_name: str, secrets: Mapping[str, str]
 ) -> list[str]:
     spec = context.spec
-    runtime = runtime_variables(spec)
-    static = static_variables(
+    runtime = build_runtime_variables(spec)
+    static = build_static_variables(
         spec,
         user=user,
         job_name=job_name,
@@ -213,7 +215,7 @@ def encode_part(part: ExpressionPart) -> str:
 
 
 def _render_commands(role: TaskRole) -> list[str]:
-    command = (_STRICT_MODE if role.strict_shell else "") + role.command.rstrip()
+    command = (_STRICT_SHELL_LINES if role.strict_shell else "") + role.command.rstrip()
     for parameter in role.parameters:
         command += " " + quote(f"--{parameter.key}={parameter.value}")
     texts = {"pre_command": "", "command": command, "post_command": ""}

@@ -25,7 +25,7 @@ from jobs.script.expressions import (
     Variable,
     VariableFamily,
 )
-from jobs.script.framework_variables import framework_variables
+from jobs.script.framework_variables import build_framework_variables
 
 # Every task has these two ports in addition to those in its role's portList.
 IMPLICIT_PORTS = (Port(label="http"), Port(label="ssh"))
@@ -63,7 +63,7 @@ def _format_resources(role: TaskRole) -> str:
     return f"{role.gpu_number},{role.cpu_number},{role.memory_mb},{role.shm_mb}"
 
 
-def job_variables(
+def build_job_variables(
     spec: JobSpec, *, user: str, job_name: str = "", fs_uri: str = "", training_id: str = ""
 ) -> dict[str, str]:
     """Build the variables that have the same value in every task of the job and are known before it runs."""
@@ -112,7 +112,7 @@ def octopus_role_names(position: int, role: TaskRole) -> tuple[str, ...]:
     return tuple(dict.fromkeys((f"TASK{position}", to_octopus_name(role.name))))
 
 
-def role_variables(spec: JobSpec, role: TaskRole) -> dict[str, str]:
+def build_role_variables(spec: JobSpec, role: TaskRole) -> dict[str, str]:
     """Build the variables that have the same value in every task of one role and are known before the job runs."""
     position = spec.task_roles.index(role)
     number = str(role.task_number)
@@ -141,12 +141,12 @@ def role_variables(spec: JobSpec, role: TaskRole) -> dict[str, str]:
     }
 
 
-def user_variables(spec: JobSpec, role: TaskRole) -> dict[str, str]:
+def merge_user_variables(spec: JobSpec, role: TaskRole) -> dict[str, str]:
     """Merge the variables that the job file sets for the job and for the role; the role's take precedence."""
     return {**spec.job_env_texts, **role.env_texts}
 
 
-def directory_variables(
+def build_directory_variables(
     spec: JobSpec, *, data: str, output: str, code: str, work: str, attempt: str, fs_uri: str
 ) -> dict[str, str]:
     """Build the variables with the job's directories, under OpenPAI's and FfDL's names.
@@ -174,7 +174,7 @@ def directory_variables(
     }
 
 
-def static_variables(
+def build_static_variables(
     spec: JobSpec, *, user: str, job_name: str = "", fs_uri: str = "", training_id: str = ""
 ) -> dict[str, dict[str, str]]:
     """Build all variables that are known before the job runs, by role name.
@@ -182,13 +182,13 @@ def static_variables(
     If Sluice and the job file both set a variable, Sluice's value is used for names with a reserved prefix,
     and the job file's value for others, because names such as GPU_COUNT are common words.
     """
-    shared = job_variables(
+    shared = build_job_variables(
         spec, user=user, job_name=job_name, fs_uri=fs_uri, training_id=training_id
     )
     result = {}
     for role in spec.task_roles:
-        sluice_values = {**shared, **role_variables(spec, role)}
-        job_values = user_variables(spec, role)
+        sluice_values = {**shared, **build_role_variables(spec, role)}
+        job_values = merge_user_variables(spec, role)
         kept_values = {
             name: value
             for name, value in job_values.items()
@@ -247,8 +247,8 @@ class RuntimeVariables:
     by_role: dict[str, tuple[Variable, ...]]
 
 
-def runtime_variables(spec: JobSpec) -> RuntimeVariables:
-    framework_values = framework_variables(spec)
+def build_runtime_variables(spec: JobSpec) -> RuntimeVariables:
+    framework_values = build_framework_variables(spec)
     return RuntimeVariables(
         shared=tuple(_shared_variables(spec)),
         families=tuple(family for role in spec.task_roles for family in _task_families(role)),

@@ -108,7 +108,7 @@ class _EntryChecker:
         if existing_kind and not (existing_kind == entry.kind == "dir"):
             raise ArchiveRefused(
                 "duplicate",
-                _("%(path)s is in the archive twice.", path=_printable(entry.path)),
+                _("%(path)s is in the archive twice.", path=_format_name(entry.path)),
                 entry=entry.path,
             )
         parts = entry.path.split("/")
@@ -119,8 +119,8 @@ class _EntryChecker:
                     "through_link",
                     _(
                         "%(path)s is below %(parent)s, which is not a directory.",
-                        path=_printable(entry.path),
-                        parent=_printable(parent),
+                        path=_format_name(entry.path),
+                        parent=_format_name(parent),
                     ),
                     entry=entry.path,
                 )
@@ -130,7 +130,7 @@ class _EntryChecker:
                 "link_out",
                 _(
                     "%(path)s is a hard link to something that is not in the archive.",
-                    path=_printable(entry.path),
+                    path=_format_name(entry.path),
                 ),
                 entry=entry.path,
             )
@@ -146,7 +146,7 @@ class _EntryChecker:
                     "link_out",
                     _(
                         "%(path)s is a link to a file outside the archive or a missing file.",
-                        path=_printable(path),
+                        path=_format_name(path),
                     ),
                     entry=path,
                 )
@@ -192,7 +192,7 @@ def _resolves_inside(link: str, links: dict[str, str]) -> bool:
     return True
 
 
-def _printable(name: str) -> str:
+def _format_name(name: str) -> str:
     text = "".join(c if c.isprintable() else "·" for c in name)
     return f"“{text[:80]}{'…' if len(text) > 80 else ''}”"
 
@@ -203,7 +203,7 @@ def check_entry_path(name: str) -> str:
     def refuse(code: str, why: Message) -> ArchiveRefused:
         return ArchiveRefused(
             code,
-            _("The entry %(name)s %(problem)s.", name=_printable(name), problem=why),
+            _("The entry %(name)s %(problem)s.", name=_format_name(name), problem=why),
             entry=name,
         )
 
@@ -309,7 +309,7 @@ def _iter_file_blocks(source: IO[bytes], entry: Entry) -> Iterator[bytes]:
         if not chunk:
             raise ArchiveRefused(
                 "broken",
-                _("%(path)s is shorter than its header states.", path=_printable(entry.path)),
+                _("%(path)s is shorter than its header states.", path=_format_name(entry.path)),
                 entry=entry.path,
             )
         remaining -= len(chunk)
@@ -416,7 +416,7 @@ def _iter_tar_entries(tar: tarfile.TarFile) -> Iterator[Entry]:
         if member.issparse() or not (member.isreg() or member.issym() or member.islnk()):
             raise ArchiveRefused(
                 "special_file",
-                _("%(path)s is a device, a pipe or another special file.", path=_printable(path)),
+                _("%(path)s is a device, a pipe or another special file.", path=_format_name(path)),
                 entry=path,
             )
         if member.issym():
@@ -444,7 +444,9 @@ def _iter_tar_entries(tar: tarfile.TarFile) -> Iterator[Entry]:
 def _open_tar_member(tar: tarfile.TarFile, member: tarfile.TarInfo) -> IO[bytes]:
     file = tar.extractfile(member)
     if file is None:
-        raise ArchiveRefused("broken", _("%(name)s cannot be read.", name=_printable(member.name)))
+        raise ArchiveRefused(
+            "broken", _("%(name)s cannot be read.", name=_format_name(member.name))
+        )
     return file
 
 
@@ -452,7 +454,7 @@ def _check_link_target(target: str, path: str) -> str:
     if not target or len(target) > MAX_PATH_BYTES or any(ord(c) < 32 for c in target):
         raise ArchiveRefused(
             "link_out",
-            _("%(path)s is a link to a missing file.", path=_printable(path)),
+            _("%(path)s is a link to a missing file.", path=_format_name(path)),
             entry=path,
         )
     return target
@@ -475,7 +477,7 @@ def _iter_zip_entries(
         path = check_entry_path(info.orig_filename)
         if info.flag_bits & 0x1:
             raise ArchiveRefused(
-                "encrypted", _("%(path)s is encrypted.", path=_printable(path)), entry=path
+                "encrypted", _("%(path)s is encrypted.", path=_format_name(path)), entry=path
             )
         mode = info.external_attr >> 16 if info.create_system == _ZIP_CREATED_ON_UNIX else 0o644
         if info.is_dir():
@@ -489,7 +491,7 @@ def _iter_zip_entries(
             if info.file_size > MAX_PATH_BYTES:
                 raise ArchiveRefused(
                     "link_out",
-                    _("%(path)s is a link to a missing file.", path=_printable(path)),
+                    _("%(path)s is a link to a missing file.", path=_format_name(path)),
                     entry=path,
                 )
             target = archive.read(info).decode("utf-8", errors="surrogateescape")
@@ -505,6 +507,6 @@ def _iter_zip_entries(
         else:
             raise ArchiveRefused(
                 "special_file",
-                _("%(path)s is a device, a pipe or another special file.", path=_printable(path)),
+                _("%(path)s is a device, a pipe or another special file.", path=_format_name(path)),
                 entry=path,
             )

@@ -33,8 +33,8 @@ from core.process import crash_point
 from jobs.changes import Changes, apply_transition
 from jobs.lifecycle.states import DesiredState, FailureKind
 from jobs.lifecycle.transitions import (
-    ABSENT,
-    UNREACHABLE,
+    ABSENT_OBSERVATION,
+    UNREACHABLE_OBSERVATION,
     JobSnapshot,
     Observation,
     ObservationStatus,
@@ -328,9 +328,9 @@ class Poller(Pass):
             if record is not None and not absent:
                 changed[row.attempt_id] = ObservedRecord(build_observation(record), record)
             elif row.slurm_job_id in result.accounting_ids:
-                changed[row.attempt_id] = ObservedRecord(ABSENT, None)
+                changed[row.attempt_id] = ObservedRecord(ABSENT_OBSERVATION, None)
             else:
-                changed[row.attempt_id] = ObservedRecord(UNREACHABLE, None)
+                changed[row.attempt_id] = ObservedRecord(UNREACHABLE_OBSERVATION, None)
         return changed
 
     def _authoritative_record(self, result: PollResult, row: LiveRow) -> JobRecord | None:

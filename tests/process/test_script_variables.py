@@ -1,4 +1,4 @@
-"""shell/task.sh expands variables to the same values as `evaluate`."""
+"""shell/task.sh expands variables to the same values as `evaluate_expression`."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from jobs.script.expressions import (
     TaskAddresses,
     TaskHost,
     TaskPort,
-    evaluate,
+    evaluate_expression,
     evaluate_family,
 )
 from jobs.script.paths import AttemptPaths
 from jobs.script.quoting import quote
 from jobs.script.role_data import render_parts
-from jobs.script.variables import list_task_ports, runtime_variables, static_variables
+from jobs.script.variables import build_runtime_variables, build_static_variables, list_task_ports
 from tests.example_counts import scale_examples
 from tests.unit.jobs.rendering import TASK_FUNCTIONS, format_peers, render_job
 from tests.unit.jobs.strategies import texts
@@ -110,7 +110,7 @@ def test_expander_agrees_with_evaluate(
     )
     actual = run_expander(tmp_path, 0, index, roles_text, ADDRESSES)
     for number, expression in enumerate(expressions):
-        expected = evaluate(expression, ADDRESSES, role=role, index=index)
+        expected = evaluate_expression(expression, ADDRESSES, role=role, index=index)
         assert actual[f"V{number}"] == expected
 
 
@@ -156,15 +156,15 @@ def test_variables_of_every_framework(tmp_path: Path, strategy: Strategy) -> Non
     addresses = addresses_of(spec)
     paths = AttemptPaths(str(tmp_path), "j", 1)
     rendered = render_job(spec.model_dump(by_alias=True), paths)
-    runtime = runtime_variables(spec)
+    runtime = build_runtime_variables(spec)
     for position, role in enumerate(spec.task_roles):
         index = role.task_number - 1
-        expected = static_variables(spec, user="alice", training_id="j")[role.name]
+        expected = build_static_variables(spec, user="alice", training_id="j")[role.name]
         expected.pop("PAI_DEFAULT_FS_URI")
         for family in runtime.families:
             expected |= evaluate_family(family, addresses)
         for variable in (*runtime.shared, *runtime.by_role[role.name]):
-            expected[variable.name] = evaluate(
+            expected[variable.name] = evaluate_expression(
                 variable.value, addresses, role=role.name, index=index
             )
         actual = run_expander(tmp_path, position, index, rendered.files["roles.sh"], addresses)

@@ -31,9 +31,8 @@ class Draft:
 
     dialect: str
     document: dict[str, Any] = field(default_factory=dict)
-    sources: dict[Loc, Loc] = field(
-        default_factory=dict
-    )  # location in `document` → in the original file
+    # Location in `document` → location in the original file.
+    sources: dict[Loc, Loc] = field(default_factory=dict)
     warnings: list[tuple[Loc, Message]] = field(default_factory=list)
     problems: list[tuple[Loc, Problem]] = field(default_factory=list)
     # These are not part of the document: variable → value, image → registry login.

@@ -8,8 +8,8 @@ import pytest
 
 from jobs.jobfile import Framework, JobSpec, Port, TaskRole
 from jobs.jobfile.frameworks import STRATEGIES, FrameworkError, build_roles, find_strategy
-from jobs.script.expressions import TaskAddresses, evaluate
-from jobs.script.framework_variables import framework_variables, uses_srun_mpi
+from jobs.script.expressions import TaskAddresses, evaluate_expression
+from jobs.script.framework_variables import build_framework_variables, uses_srun_mpi
 
 
 def job(framework: str, strategy: str = "", **counts: int) -> JobSpec:
@@ -36,9 +36,11 @@ def build_addresses(spec: JobSpec) -> TaskAddresses:
 
 
 def evaluate_variables(spec: JobSpec, role: str, index: int) -> dict[str, str]:
-    variables = framework_variables(spec)[role]
+    variables = build_framework_variables(spec)[role]
     addresses = build_addresses(spec)
-    return {v.name: evaluate(v.value, addresses, role=role, index=index) for v in variables}
+    return {
+        v.name: evaluate_expression(v.value, addresses, role=role, index=index) for v in variables
+    }
 
 
 def test_tensorflow_ps_has_the_same_cluster_in_every_task():
@@ -174,7 +176,7 @@ def test_mpi_is_started_by_srun_by_default():
 )
 def test_framework_errors(framework: str, strategy: str, roles: dict[str, int], expected_text: str):
     with pytest.raises(FrameworkError, match=expected_text.replace("?", r"\?")):
-        framework_variables(job(framework, strategy, **roles))
+        build_framework_variables(job(framework, strategy, **roles))
 
 
 @pytest.mark.parametrize("row", STRATEGIES, ids=lambda row: f"{row.framework}-{row.name}")

@@ -20,10 +20,10 @@ from jobs.lifecycle.states import (
     exit_reason,
 )
 from jobs.lifecycle.transitions import (
-    ABSENT,
+    ABSENT_OBSERVATION,
     END_OUTCOMES,
     LOST_AFTER,
-    UNREACHABLE,
+    UNREACHABLE_OBSERVATION,
     JobSnapshot,
     Observation,
     ObservationStatus,
@@ -107,7 +107,7 @@ def test_unreachable_cluster_changes_nothing(job_state: JobState) -> None:
     facts = JobSnapshot(
         job_state, reason=Reason("pending", {"slurm": "Priority"}), started_at=STARTED
     )
-    decision = decide_observation(facts, UNREACHABLE, NOW)
+    decision = decide_observation(facts, UNREACHABLE_OBSERVATION, NOW)
     assert (decision.state, decision.reason, decision.job["started_at"]) == (
         job_state,
         facts.reason,
@@ -118,10 +118,12 @@ def test_unreachable_cluster_changes_nothing(job_state: JobState) -> None:
 
 def test_absent_job_is_reported_lost_and_does_not_end() -> None:
     facts = JobSnapshot(JobState.RUNNING, started_at=STARTED)
-    first = decide_observation(facts, ABSENT, NOW)
+    first = decide_observation(facts, ABSENT_OBSERVATION, NOW)
     assert (first.state, first.job["lost_since"], first.reason) == (JobState.RUNNING, NOW, Reason())
     later = decide_observation(
-        JobSnapshot(JobState.RUNNING, started_at=STARTED, lost_since=NOW), ABSENT, NOW + LOST_AFTER
+        JobSnapshot(JobState.RUNNING, started_at=STARTED, lost_since=NOW),
+        ABSENT_OBSERVATION,
+        NOW + LOST_AFTER,
     )
     assert (later.state, later.reason.code) == (JobState.RUNNING, "slurm.lost")
     assert "phase" not in later.attempt
@@ -137,7 +139,7 @@ def test_stop_of_lost_job_ends_it() -> None:
     facts = JobSnapshot(
         JobState.RUNNING, wanted=DesiredState.STOP, stopped_by="alice", lost_since=NOW - LOST_AFTER
     )
-    decision = decide_observation(facts, ABSENT, NOW)
+    decision = decide_observation(facts, ABSENT_OBSERVATION, NOW)
     assert decision.state is JobState.STOPPED
     assert decision.reason == Reason("end.stopped-unknown", {"by": "alice"})
 
@@ -313,8 +315,8 @@ def _step(
 
 
 observations = st.one_of(
-    st.just(ABSENT),
-    st.just(UNREACHABLE),
+    st.just(ABSENT_OBSERVATION),
+    st.just(UNREACHABLE_OBSERVATION),
     st.builds(
         Observation,
         status=st.just(ObservationStatus.FOUND),
@@ -354,7 +356,7 @@ def test_no_observation_sequence_ends_job_without_slurm(
                 observation.slurm_state in END_OUTCOMES
                 and observation.status is ObservationStatus.FOUND
             )
-            closed_by_owner = wanted is not DesiredState.RUN and observation is ABSENT
+            closed_by_owner = wanted is not DesiredState.RUN and observation is ABSENT_OBSERVATION
             assert slurm_reported_end or closed_by_owner
             if facts.state in (JobState.COMPLETED, JobState.FAILED):
                 assert slurm_reported_end

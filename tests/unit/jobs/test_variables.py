@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from jobs.jobfile import JobSpec, Port, TaskRole
-from jobs.script.expressions import TaskAddresses, evaluate, evaluate_family
+from jobs.script.expressions import TaskAddresses, evaluate_expression, evaluate_family
 from jobs.script.variables import (
-    directory_variables,
+    build_directory_variables,
+    build_runtime_variables,
+    build_static_variables,
     list_task_ports,
-    runtime_variables,
-    static_variables,
     variable_name_forms,
 )
 
@@ -48,10 +48,12 @@ ADDRESSES = TaskAddresses(
 
 
 def all_variables(role: str, index: int) -> dict[str, str]:
-    runtime = runtime_variables(SPEC)
-    values = dict(static_variables(SPEC, user="alice")[role])
+    runtime = build_runtime_variables(SPEC)
+    values = dict(build_static_variables(SPEC, user="alice")[role])
     for variable in (*runtime.shared, *runtime.by_role[role]):
-        values[variable.name] = evaluate(variable.value, ADDRESSES, role=role, index=index)
+        values[variable.name] = evaluate_expression(
+            variable.value, ADDRESSES, role=role, index=index
+        )
     for family in runtime.families:
         values.update(evaluate_family(family, ADDRESSES))
     return values
@@ -120,12 +122,12 @@ def test_all_names_are_shell_identifiers():
 
 
 def test_jobs_cannot_override_reserved_variables():
-    assert static_variables(SPEC, user="alice")["ps-server"]["PAI_JOB_NAME"] == "mnist"
+    assert build_static_variables(SPEC, user="alice")["ps-server"]["PAI_JOB_NAME"] == "mnist"
 
 
 def test_jobs_can_override_variables_without_reserved_prefix():
     spec = SPEC.model_copy(update={"job_envs": {"GPU_COUNT": 9, "DATA_DIR": "/mine"}})
-    assert static_variables(spec, user="alice")["Worker"]["GPU_COUNT"] == "9"
+    assert build_static_variables(spec, user="alice")["Worker"]["GPU_COUNT"] == "9"
     directories = {
         "data": "/d",
         "output": "",
@@ -134,8 +136,8 @@ def test_jobs_can_override_variables_without_reserved_prefix():
         "attempt": "/a",
         "fs_uri": "/f",
     }
-    assert "DATA_DIR" not in directory_variables(spec, **directories)
-    assert directory_variables(SPEC, **directories) == {
+    assert "DATA_DIR" not in build_directory_variables(spec, **directories)
+    assert build_directory_variables(SPEC, **directories) == {
         "PAI_DATA_DIR": "/d",
         "PAI_OUTPUT_DIR": "",
         "PAI_CODE_DIR": "",
@@ -153,7 +155,7 @@ def test_jobs_can_override_variables_without_reserved_prefix():
 
 def test_openpai_v2_jobs_get_minus_one_for_an_unset_minimum():
     spec = SPEC.model_copy(update={"imported_from": "openpai-v2"})
-    values = static_variables(spec, user="alice")["Worker"]
+    values = build_static_variables(spec, user="alice")["Worker"]
     assert values["PAI_MIN_FAILED_TASK_COUNT_Worker"] == "-1"
 
 
