@@ -1,7 +1,7 @@
-"""Actions on jobs. Each checks permission, is atomic and writes its event.
+"""Actions on jobs. Each action checks permission, is atomic and records its event.
 
-Actions only write rows; the engine makes the cluster agree. Every action may be repeated (a double click)
-without effect. Events are written last in each transaction (see `core.events.records`).
+Actions only write rows; the engine makes the cluster agree. Repeating an action, for example by a double
+click, has no further effect. Events are written last in each transaction (see `core.events.records`).
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from core.errors import (
 )
 from core.events.records import Actor, record_events
 from core.messages import _
-from jobs.changes import Changes, PersonEvent, apply_transition
-from jobs.events import JobEventKind, build_state_data, job_event
+from jobs.changes import Changes, RequestedEvent, apply_transition
+from jobs.events import JobEventKind, build_job_event, build_state_data
 from jobs.jobfile import JobSpec
 from jobs.lifecycle.states import DesiredState, JobState
 from jobs.lifecycle.transitions import INITIAL_TRANSITION, Transition, decide_requeue, decide_stop
@@ -46,11 +46,11 @@ if TYPE_CHECKING:
 WATCH_DURATION_S = 30
 MAX_LABELS = 50
 MIN_TIME_LIMIT_S = 60
-_LABEL = re.compile(r"[^\x00-\x1f]{1,100}\Z")
+_LABEL_NAME_PATTERN = re.compile(r"[^\x00-\x1f]{1,100}\Z")
 
 
 def plan_job(*, spec: JobSpec, namespace: Namespace) -> Plan:
-    """The plan of a job with the current capacity. Raises PlanError, ClusterNotReady."""
+    """Plan a job on the cluster's stored capacity. Raises PlanError, ClusterNotReady."""
     capacity = load_capacity(namespace.cluster)
     if capacity is None:
         raise ClusterNotReady(
@@ -81,7 +81,7 @@ def create_job(
             _("You may not submit jobs to namespace %(name)s.", name=namespace.name),
             namespace=namespace.name,
         )
-    unix_user_for(by, namespace.cluster)  # refuse now rather than at submission
+    unix_user_for(by, namespace.cluster)  # raises IdentityRefused now, not later in the engine
     job_plan = plan_job(spec=spec, namespace=namespace)
     job = Job(
         owner=by,
@@ -96,7 +96,7 @@ def create_job(
         cloned_from=cloned_from,
         retry_count=spec.retry_count,
         has_secrets=bool(secrets or image_logins),
-        **_plan_columns(job_plan),
+        **_build_plan_columns(job_plan),
         state=INITIAL_TRANSITION.state.value,
     )
     job.reason = INITIAL_TRANSITION.reason
@@ -109,14 +109,17 @@ def create_job(
                 job, JobEventKind.CREATED, by, {"name": job.name, **build_state_data(job)}
             )
     except IntegrityError as error:
-        raise _name_taken(by, spec.job_name) from error
+        raise _build_name_taken_error(by, spec.job_name) from error
     return job
 
 
 def create_job_once(
     *, by: User, key: str, fingerprint: str, create: Callable[[], Job]
 ) -> tuple[Job, bool]:
-    """The job of an idempotency key, and whether it existed before (`get_or_create_for_key`)."""
+    """Create a job once per idempotency key.
+
+    Returns the job of the key, and whether an earlier request had created it.
+    """
     return get_or_create_for_key(
         user_id=by.pk,
         key=key,
@@ -127,7 +130,10 @@ def create_job_once(
 
 
 def _require_code(job: Job) -> None:
-    """Keep the uploaded code for this job. Raises InvalidTransition if it was deleted already."""
+    """Mark the job's uploaded code as used now, so that cleanup keeps it.
+
+    Raises InvalidTransition if the code was deleted already.
+    """
     if (job.spec.get("code") or {}).get("selector") != "codeFile":
         return
     uploads = CodeUpload.objects.filter(pk=job.code_upload_id or 0)
@@ -142,7 +148,7 @@ def _require_code(job: Job) -> None:
         )
 
 
-def _plan_columns(job_plan: Plan) -> dict[str, Any]:
+def _build_plan_columns(job_plan: Plan) -> dict[str, Any]:
     totals = job_plan.totals
     return {
         "plan": job_plan.to_json(),
@@ -158,17 +164,17 @@ def _plan_columns(job_plan: Plan) -> dict[str, Any]:
 
 
 def stop_job(*, job: Job, by: User) -> Job:
-    """Request the end of a job. A job that ended or is being stopped stays unchanged."""
+    """Request the stop of a job. A job that has ended or is being stopped already stays unchanged."""
     with transaction.atomic():
         job = _lock_job(job, by, JobAction.STOP)
         if job.is_ended or job.wanted != DesiredState.RUN:
             return job
-        transition = _stop_transition(job, by, DesiredState.STOP)
-        _apply_transition(job, transition, PersonEvent(JobEventKind.STOP, by.get_username()))
+        transition = _decide_stop_transition(job, by, DesiredState.STOP)
+        _save_transition(job, transition, RequestedEvent(JobEventKind.STOP, by.get_username()))
     return job
 
 
-def _stop_transition(job: Job, by: User, wanted: DesiredState) -> Transition:
+def _decide_stop_transition(job: Job, by: User, wanted: DesiredState) -> Transition:
     return decide_stop(
         job.snapshot(),
         wanted,
@@ -178,16 +184,18 @@ def _stop_transition(job: Job, by: User, wanted: DesiredState) -> Transition:
     )
 
 
-def _apply_transition(job: Job, transition: Transition, event: PersonEvent, **more: Any) -> None:
-    """Write a transition, further columns of the job, and the event."""
+def _save_transition(
+    job: Job, transition: Transition, event: RequestedEvent, **columns: Any
+) -> None:
+    """Save a transition, its event and the given columns of the job."""
     changes = Changes()
-    changes.update_job(job, **more)
+    changes.set_job_columns(job, **columns)
     apply_transition(changes, job, None, transition, event)
     changes.write()
 
 
 def delete_job(*, job: Job, by: User, remove_files: bool = False, stop_first: bool = False) -> Job:
-    """Delete an ended job; with `stop_first` also a live one, once it has stopped."""
+    """Delete an ended job. With `stop_first`, stop a live job; it is deleted when it has ended."""
     with transaction.atomic():
         job = _lock_job(job, by, JobAction.DELETE)
         if job.deleted_at is not None:
@@ -213,10 +221,10 @@ def delete_job(*, job: Job, by: User, remove_files: bool = False, stop_first: bo
         if job.is_live:
             if job.wanted == DesiredState.DELETE:
                 return job
-            transition = _stop_transition(job, by, DesiredState.DELETE)
+            transition = _decide_stop_transition(job, by, DesiredState.DELETE)
             kind = JobEventKind.DELETED if transition.job_ends else JobEventKind.STOP
-            event = PersonEvent(kind, by.get_username(), data)
-            _apply_transition(job, transition, event, remove_files=remove_files)
+            event = RequestedEvent(kind, by.get_username(), data)
+            _save_transition(job, transition, event, remove_files=remove_files)
         else:
             job.deleted_at, job.remove_files = timezone.now(), remove_files
             job.save(update_fields=["deleted_at", "remove_files"])
@@ -227,7 +235,7 @@ def delete_job(*, job: Job, by: User, remove_files: bool = False, stop_first: bo
 def retry_job(*, job: Job, by: User) -> Job:
     """Queue an ended job again, as a further attempt."""
     if job.is_live and job.wanted == DesiredState.RUN and job.state == JobState.QUEUED:
-        return job  # a repeated request
+        return job  # the same request was sent twice
     try:
         with transaction.atomic():
             job = _lock_job(job, by, JobAction.RETRY)
@@ -249,11 +257,11 @@ def retry_job(*, job: Job, by: User) -> Job:
                 )
             _require_code(job)
             new_plan = plan_job(spec=load_spec(job), namespace=job.namespace)
-            event = PersonEvent(JobEventKind.RETRY, by.get_username())
+            event = RequestedEvent(JobEventKind.RETRY, by.get_username())
             transition = decide_requeue(timezone.now())
-            _apply_transition(job, transition, event, **_plan_columns(new_plan))
+            _save_transition(job, transition, event, **_build_plan_columns(new_plan))
     except IntegrityError as error:
-        raise _name_taken(job.owner, job.name) from error
+        raise _build_name_taken_error(job.owner, job.name) from error
     return job
 
 
@@ -287,7 +295,7 @@ def clone_job(
 
 
 def find_unused_name(owner: User, name: str) -> str:
-    """The name itself, or with -2, -3 … when a live job of the owner has it."""
+    """Return `name`, with -2, -3 … appended if a live job of the owner already has that name."""
     base = re.sub(r"-\d{1,4}\Z", "", name)[:240] or name
     taken = set(
         Job.objects.live().filter(owner=owner, name__startswith=base).values_list("name", flat=True)
@@ -298,7 +306,7 @@ def find_unused_name(owner: User, name: str) -> str:
 
 
 def change_time_limit(*, job: Job, by: User, time_limit_s: int) -> Job:
-    """Request another time limit; the engine sets it as the service account."""
+    """Change the time limit of a live job. If the job is in Slurm, the engine changes it there later."""
     with transaction.atomic():
         job = _lock_job(job, by, JobAction.TIME_LIMIT)
         longest = job.namespace.max_time_s
@@ -348,6 +356,7 @@ def update_job(
     description: str | None = None,
     labels: Mapping[str, str] | None = None,
 ) -> Job:
+    """Change the description and labels of a job. None leaves a value unchanged."""
     with transaction.atomic():
         job = _lock_job(job, by, JobAction.EDIT)
         changed: dict[str, Any] = {}
@@ -363,6 +372,8 @@ def update_job(
 
 @dataclass(frozen=True, slots=True)
 class JobOutcome:
+    """The result of a batch action for one job; `code` and `message` describe the error."""
+
     job_id: UUID
     ok: bool
     code: str = ""
@@ -370,20 +381,20 @@ class JobOutcome:
 
 
 def stop_jobs(*, jobs: Iterable[Job], by: User) -> list[JobOutcome]:
-    return _batch(jobs, lambda job: stop_job(job=job, by=by))
+    return _run_batch(jobs, lambda job: stop_job(job=job, by=by))
 
 
 def delete_jobs(
     *, jobs: Iterable[Job], by: User, remove_files: bool = False, stop_first: bool = False
 ) -> list[JobOutcome]:
-    return _batch(
+    return _run_batch(
         jobs,
         lambda job: delete_job(job=job, by=by, remove_files=remove_files, stop_first=stop_first),
     )
 
 
-def _batch(jobs: Iterable[Job], action: Callable[[Job], object]) -> list[JobOutcome]:
-    """One transaction per job: a failure does not affect the others."""
+def _run_batch(jobs: Iterable[Job], action: Callable[[Job], object]) -> list[JobOutcome]:
+    """Run the action for each job in its own transaction, so that a failure does not affect other jobs."""
     outcomes = []
     for job in jobs:
         try:
@@ -397,7 +408,7 @@ def _batch(jobs: Iterable[Job], action: Callable[[Job], object]) -> list[JobOutc
 
 
 def watch_job(*, job: Job) -> None:
-    """Let the engine read the tasks' state files for the next WATCH_DURATION_S."""
+    """Mark the job as watched: for WATCH_DURATION_S the engine reads the state files of its tasks."""
     now = timezone.now()
     if job.is_live and (
         job.watched_until is None
@@ -413,7 +424,7 @@ def load_spec(job: Job) -> JobSpec:
 
 
 def _lock_job(job: Job, by: User, verb: JobAction) -> Job:
-    """The current row, locked until the end of the transaction. Raises NotFound, NotAllowed."""
+    """Load the job and lock its row until the end of the transaction. Raises NotFound, NotAllowed."""
     found = (
         Job.objects.select_for_update(of=("self",))
         .select_related("namespace", "cluster", "owner")
@@ -440,10 +451,10 @@ def _has_open_attempt(job: Job) -> bool:
 
 
 def _record_event(job: Job, kind: JobEventKind, by: User, data: dict[str, Any]) -> None:
-    record_events([job_event(job, kind, data, Actor.PERSON, by.get_username())])
+    record_events([build_job_event(job, kind, data, Actor.PERSON, by.get_username())])
 
 
-def _name_taken(owner: User, name: str) -> NameTaken:
+def _build_name_taken_error(owner: User, name: str) -> NameTaken:
     return NameTaken(
         _(
             "%(owner)s already has a job named %(name)s that has not ended. Choose another "
@@ -459,7 +470,7 @@ def _validate_labels(labels: Mapping[str, str]) -> dict[str, str]:
     if len(labels) > MAX_LABELS:
         raise InvalidValue(_("At most %(limit)s labels.", limit=MAX_LABELS), most=MAX_LABELS)
     for key, value in labels.items():
-        if not _LABEL.match(key) or len(str(value)) > 500:
+        if not _LABEL_NAME_PATTERN.match(key) or len(str(value)) > 500:
             raise InvalidValue(
                 _(
                     "Label %(key)r: names are 1 to 100 printable characters, values text of at most 500.",

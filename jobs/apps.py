@@ -11,6 +11,6 @@ class JobsConfig(AppConfig):
 
     def ready(self) -> None:
         from clusters.passes import register_passes
-        from jobs.sync.passes import job_passes
+        from jobs.sync.passes import build_job_passes
 
-        register_passes(job_passes)
+        register_passes(build_job_passes)

@@ -1,6 +1,7 @@
-"""Writes changes of jobs: only columns that changed, equal changes in one statement, events last.
+"""Collects and saves changes of jobs and attempts, with their events.
 
-`Changes` collects the changes of one transaction. `apply_transition` is the only function that sets a
+`Changes` collects the changes of one transaction. Only columns that differ are saved; rows that get the same
+values share one UPDATE; events are written last. `apply_transition` is the only function that sets a
 job's state or an attempt's phase; the engine calls it inside `Lease.fenced_transaction()`.
 """
 
@@ -16,7 +17,7 @@ from django.core.serializers.json import DjangoJSONEncoder
 from django.db.models import Model
 
 from core.events.records import Actor, NewEvent, record_events
-from jobs.events import JobEventKind, build_state_data, job_event
+from jobs.events import JobEventKind, build_job_event, build_state_data
 from jobs.lifecycle.states import JobState, Reason
 from jobs.lifecycle.transitions import Transition, TransitionKind
 from jobs.models import Attempt, Job
@@ -27,18 +28,19 @@ ROWS_PER_UPDATE = 400
 
 @dataclass
 class Changes:
-    """Changes of one transaction, written by `write`."""
+    """The changes of one transaction. Nothing is saved before `write` is called."""
 
     _jobs: dict[Any, tuple[Job, dict[str, Any]]] = field(default_factory=dict)
     _attempts: dict[Any, tuple[Attempt, dict[str, Any]]] = field(default_factory=dict)
     _events: list[NewEvent] = field(default_factory=list)
-    _ended: list[Any] = field(default_factory=list)
+    _job_ids_without_secrets: list[Any] = field(default_factory=list)
 
-    def update_job(self, job: Job, **values: Any) -> set[str]:
-        """Set columns of the row; returns the names of those that differ."""
+    def set_job_columns(self, job: Job, **values: Any) -> set[str]:
+        """Set columns of the job and return the names of the columns whose value changed."""
         return _collect(self._jobs, job, values)
 
-    def update_attempt(self, attempt: Attempt, **values: Any) -> set[str]:
+    def set_attempt_columns(self, attempt: Attempt, **values: Any) -> set[str]:
+        """Set columns of the attempt and return the names of the columns whose value changed."""
         return _collect(self._attempts, attempt, values)
 
     def add_event(
@@ -50,18 +52,20 @@ class Changes:
         actor: Actor = Actor.SLUICE,
         actor_name: str = "",
     ) -> None:
-        """Add an event with the job's state as it is now in `job`."""
+        """Add an event. Its data contains the state that `job` has at the time of this call."""
         event_data = {**build_state_data(job), **(data or {})}
-        self._events.append(job_event(job, kind, event_data, actor, actor_name))
+        self._events.append(build_job_event(job, kind, event_data, actor, actor_name))
 
     def delete_secrets(self, job: Job) -> None:
-        self._ended.append(job.pk)
+        """Let `write` delete the job's secret values."""
+        self._job_ids_without_secrets.append(job.pk)
 
     def write(self) -> None:
+        """Save the collected changes and events."""
         _write_rows(Attempt, self._attempts)
         _write_rows(Job, self._jobs)
-        if self._ended:
-            job_secrets.delete_secrets(self._ended)
+        if self._job_ids_without_secrets:
+            job_secrets.delete_secrets(self._job_ids_without_secrets)
         record_events(self._events)
 
 
@@ -92,8 +96,8 @@ def _write_rows(model: type[Model], collected: dict[Any, tuple[Any, dict[str, An
 
 
 @dataclass(frozen=True, slots=True)
-class PersonEvent:
-    """The event of a transition that a person requested."""
+class RequestedEvent:
+    """The event to record for a transition that a person requested."""
 
     kind: JobEventKind
     username: str
@@ -105,26 +109,29 @@ def apply_transition(
     job: Job,
     attempt: Attempt | None,
     transition: Transition,
-    person_event: PersonEvent | None = None,
+    requested_event: RequestedEvent | None = None,
 ) -> None:
-    """Put a transition into the rows of a job and its current attempt, and record its event."""
+    """Add a transition and its event to `changes`; `Changes.write` saves them.
+
+    Without `requested_event`, the event is derived from the transition.
+    """
     if attempt is not None:
         attempt_reason = transition.attempt_reason
         columns = reason_columns(attempt_reason) if attempt_reason is not None else {}
-        changes.update_attempt(attempt, **transition.attempt, **columns)
+        changes.set_attempt_columns(attempt, **transition.attempt, **columns)
     old_state = JobState(job.state)
-    changed = changes.update_job(
+    changed = changes.set_job_columns(
         job, state=transition.state.value, **reason_columns(transition.reason), **transition.job
     )
     if transition.job_ends:
         changes.delete_secrets(job)
-    if person_event is not None:
+    if requested_event is not None:
         changes.add_event(
             job,
-            person_event.kind,
-            person_event.data,
+            requested_event.kind,
+            requested_event.data,
             actor=Actor.PERSON,
-            actor_name=person_event.username,
+            actor_name=requested_event.username,
         )
     else:
         _record_engine_event(changes, job, attempt, transition, old_state, changed)
@@ -138,8 +145,8 @@ def reason_columns(reason: Reason) -> dict[str, Any]:
     }
 
 
-# A change of only these columns is not an event, except while the job is pending.
-_SILENT_COLUMNS = {"lost_since", "expected_start"}
+# If only these columns change, an event is recorded only for a pending job.
+_COLUMNS_WITHOUT_EVENT = {"lost_since", "expected_start"}
 
 
 def _record_engine_event(
@@ -165,7 +172,7 @@ def _record_engine_event(
         changes.add_event(job, JobEventKind.STATE, actor=Actor.SLUICE if refused else Actor.SLURM)
         if "deleted_at" in changed:
             changes.add_event(job, JobEventKind.DELETED, {"removeFiles": job.remove_files})
-    elif changed - _SILENT_COLUMNS or (changed and old_state is JobState.PENDING):
+    elif changed - _COLUMNS_WITHOUT_EVENT or (changed and old_state is JobState.PENDING):
         state_changed = "state" in changed
         changes.add_event(
             job,

@@ -1,4 +1,4 @@
-"""Events of jobs: the declared kinds, their data, and how to build one from a job's row."""
+"""Events of jobs: the declared kinds, the model of each kind's data, and functions that build events."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ SUBJECT = "job"
 
 class JobEventKind(StrEnum):
     CREATED = "created"
-    SUBMITTED = "submitted"  # sbatch accepted it
+    SUBMITTED = "submitted"  # sbatch accepted the job
     STATE = "state"
-    REASON = "reason"  # same state, other reason
-    RETRYING = "retrying"  # an attempt ended and another follows
+    REASON = "reason"  # the reason changed, the state did not
+    RETRYING = "retrying"  # an attempt ended and the engine makes another
     STOP = "stop"
     RETRY = "retry"
     TIME_LIMIT = "time-limit"
@@ -31,7 +31,7 @@ class JobEventKind(StrEnum):
 
 
 class StateData(EventData):
-    """Data of every state change: enough to update a list row without a request."""
+    """State of a job after an event: all that a page needs to update a list row without a request."""
 
     state: str
     reason_code: str
@@ -65,7 +65,9 @@ class TimeLimitData(StateData):
 
 
 class StopData(StateData):
-    remove_files: bool = False  # the first event of deleting a live job
+    remove_files: bool = (
+        False  # True only if the stop is part of deleting a live job with its files
+    )
 
 
 class DeletedData(StateData):
@@ -91,7 +93,7 @@ class TasksData(EventData):
     tasks: list[TaskChange]
 
 
-_DATA: dict[JobEventKind, type[EventData]] = {
+_DATA_MODELS: dict[JobEventKind, type[EventData]] = {
     JobEventKind.CREATED: CreatedData,
     JobEventKind.SUBMITTED: SubmittedData,
     JobEventKind.STATE: StateData,
@@ -104,11 +106,11 @@ _DATA: dict[JobEventKind, type[EventData]] = {
     JobEventKind.DELETED: DeletedData,
     JobEventKind.TASKS: TasksData,
 }
-for _kind, _model in _DATA.items():
+for _kind, _model in _DATA_MODELS.items():
     declare_event(SUBJECT, _kind, _model)
 
 
-def job_event(
+def build_job_event(
     job: Job,
     kind: JobEventKind,
     data: dict[str, Any],
@@ -123,7 +125,7 @@ def events_of(job: Job) -> QuerySet[Event]:
 
 
 def build_state_data(job: Job) -> dict[str, Any]:
-    """`StateData` of a job's row."""
+    """Build the JSON form of `StateData` from a job."""
     return {
         "state": job.state,
         "reasonCode": job.reason_code,
@@ -132,13 +134,13 @@ def build_state_data(job: Job) -> dict[str, Any]:
         "wanted": job.wanted,
         "attempt": job.attempt_number,
         "exitCode": job.exit_code,
-        "submittedAt": _iso(job.submitted_at),
-        "startedAt": _iso(job.started_at),
-        "endedAt": _iso(job.ended_at),
-        "expectedStart": _iso(job.expected_start),
+        "submittedAt": _format_iso(job.submitted_at),
+        "startedAt": _format_iso(job.started_at),
+        "endedAt": _format_iso(job.ended_at),
+        "expectedStart": _format_iso(job.expected_start),
         "timeLimitS": job.time_limit_s,
     }
 
 
-def _iso(value: datetime | None) -> str | None:
+def _format_iso(value: datetime | None) -> str | None:
     return value.isoformat() if value else None

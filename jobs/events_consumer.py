@@ -1,8 +1,8 @@
 """The websocket of job events: `/ws/events?since=N`.
 
-Frames, all JSON text: `{"type": "hello", "number": N}` once, then `{"type": "events", "events": […]}`;
-`{"type": "reset", "number": N}` if the requested number is too old: fetch the lists again and continue
-from N. A client that reconnects with the last number it saw gets every event exactly once.
+All frames are JSON text. First `{"type": "hello", "number": N}`, then `{"type": "events", "events": […]}`.
+If the requested number is too old, `{"type": "reset", "number": N}` replaces `hello`: the client fetches its
+lists again and continues from N. A client that reconnects with the last number it saw gets every event once.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MAX_EVENTS_PER_FRAME = 200
 
 
 def build_event_frame(event: EventRow, language: str) -> dict[str, Any]:
-    """The event as JSON, with its reason translated."""
+    """Return the event as JSON values, with its reason translated."""
     frame = event.as_dict()
     with translation.override(language):
         frame["data"] = translate_event_data(event.data)
@@ -48,7 +48,7 @@ class EventsConsumer(AuthenticatedConsumer):
         assert self._visibility is not None  # noqa: S101 - set by check_permission
         hub = get_hub()
         self._subscription = await hub.subscribe(self._visibility)
-        since = self._requested_number()
+        since = self._parse_since()
         if since is None:
             await self._send({"type": "hello", "number": self._subscription.start_after})
         else:
@@ -60,7 +60,7 @@ class EventsConsumer(AuthenticatedConsumer):
                 await self._send_events(missed)
         self._sender_task = asyncio.create_task(self._forward(self._subscription))
 
-    def _requested_number(self) -> int | None:
+    def _parse_since(self) -> int | None:
         query = parse_qs(self.scope.get("query_string", b"").decode("latin-1"))
         value = query.get("since", [""])[0]
         return int(value) if value.isdecimal() and len(value) < 19 else None
@@ -86,7 +86,7 @@ class EventsConsumer(AuthenticatedConsumer):
         await self.send(text_data=json.dumps(frame, ensure_ascii=False))
 
     async def receive(self, text_data: str | None = None, bytes_data: bytes | None = None) -> None:
-        """Messages of the client are ignored."""
+        """Ignore messages of the client."""
 
     async def on_close(self) -> None:
         if self._subscription is not None:
@@ -96,7 +96,7 @@ class EventsConsumer(AuthenticatedConsumer):
 
 
 class UnknownSocketConsumer(AsyncWebsocketConsumer):
-    """Any other address: close the websocket instead of logging an error."""
+    """Closes websockets with an unknown URL; without it, Channels would log an error."""
 
     async def connect(self) -> None:
         await self.close(code=CLOSE_NOT_FOUND)

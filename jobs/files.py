@@ -1,7 +1,7 @@
-"""A job's files on the cluster: list, read and tar them as the job's owner, below one root.
+"""Lists, reads and archives a job's files on the cluster, with the rights of the job's owner.
 
-Read-only. A requested path is resolved on the cluster, links included, and must be below the root. Permissions
-are decided by `jobs.store.access`.
+Nothing is changed on the cluster. A requested path is resolved there, including symbolic links, and must be
+below one of two roots: the work directory or the output directory. `jobs.store.access` decides permissions.
 """
 
 from __future__ import annotations
@@ -30,13 +30,16 @@ MAX_TAR_DEPTH = 40
 
 @dataclass(frozen=True, slots=True)
 class ResolvedPath:
-    """A checked directory or file of an attempt; `real` is its resolved path on the cluster."""
+    """A file or directory of an attempt that the person may read.
+
+    `real_path` is its path on the cluster without symbolic links, `path` the requested path below the root.
+    """
 
     transport: Transport
     real_path: str
     path: str
     stat: FileStat
-    hidden_name: str = ""  # a name directly below, which is left out
+    hidden_name: str = ""  # entry of this directory that the person may not read; left out of lists
 
 
 def find_job_attempt(job: Job, number: int | None) -> Attempt:
@@ -50,17 +53,18 @@ def find_job_attempt(job: Job, number: int | None) -> Attempt:
 def resolve_path(
     *, job: Job, attempt: Attempt, root: str, path: str, for_owner: bool
 ) -> ResolvedPath:
-    """Raises NotFound, NotAllowed, InvalidValue, RemoteFileMissing and other ClusterErrors.
+    """Resolve a requested path on the cluster and check that it may be read.
 
-    `for_owner`: also what only the owner may read: what the tasks are given as environment, and results
-    that lie elsewhere than in the attempt's own directory.
+    With `for_owner`, paths are allowed that only the owner may read: the file with the tasks' environment
+    variables, and an output directory outside the work directory.
+    Raises NotFound, NotAllowed, InvalidValue, RemoteFileMissing and other ClusterErrors.
     """
     try:
         relative_path = check_entry_path(path)
     except ArchiveRefused as refused:
         raise InvalidValue(refused.user_message, path=path[:200]) from refused
     transport = transport_for(job.cluster, attempt.unix_user)
-    base = attempt.work_dir if root == "work" else _output_dir(job, attempt)
+    base = attempt.work_dir if root == "work" else _resolve_output_dir(job, attempt)
     if not for_owner and not _is_within(posixpath.normpath(base), attempt.work_dir):
         raise NotAllowed(_("Only the owner may read a job's output directory."))
     argv = [
@@ -86,7 +90,7 @@ def resolve_path(
     )
     if not _is_within(real_path, real_base):
         raise RemoteFileMissing(_("%(path)s is outside the job's files.", path=relative_path))
-    # Checked again after resolution: a link may point anywhere.
+    # Check again after resolution: the output directory may be a symbolic link to another place.
     if not for_owner and not _is_within(real_base, real_work_dir):
         raise NotAllowed(_("Only the owner may read a job's output directory."))
     if not for_owner and _is_within(real_path, posixpath.join(real_work_dir, ROLE_DATA_FILE)):
@@ -99,8 +103,8 @@ def _is_within(path: str, directory: str) -> bool:
     return path == directory or path.startswith(directory.rstrip("/") + "/")
 
 
-def _output_dir(job: Job, attempt: Attempt) -> str:
-    """RESULT_DIR: the job file's outputDir, else the directory that the tasks worked in."""
+def _resolve_output_dir(job: Job, attempt: Attempt) -> str:
+    """Return the absolute path of RESULT_DIR: the job file's outputDir, or else the tasks' working directory."""
     home = get_passwd_entry(job.cluster, attempt.unix_user).home
     work_root = attempt.work_dir.rsplit("/", 3)[0]
     options = RenderOptions(fs_uri=job.cluster.default_fs_uri or "~")
@@ -140,17 +144,19 @@ def read_file(
 
 
 def stream_tar(resolved: ResolvedPath) -> Iterator[bytes]:
-    """Stream a directory as a tar; unreadable files are left out."""
+    """Stream a directory as a tar archive, without the files that cannot be read."""
     if resolved.stat.kind != "dir":
         raise InvalidValue(
             _("%(path)s is not a directory.", path=resolved.path or _("This")), path=resolved.path
         )
-    return _tar(resolved.transport, resolved.real_path, list_files(resolved))
+    return _stream_tar_entries(resolved.transport, resolved.real_path, list_files(resolved))
 
 
-def _tar(transport: Transport, top: str, first: list[DirEntry]) -> Iterator[bytes]:
+def _stream_tar_entries(
+    transport: Transport, top: str, top_entries: list[DirEntry]
+) -> Iterator[bytes]:
     count = 0
-    folders: list[tuple[str, list[DirEntry]]] = [("", first)]
+    folders: list[tuple[str, list[DirEntry]]] = [("", top_entries)]
     while folders:
         folder, entries = folders.pop()
         for entry in entries:
@@ -165,11 +171,11 @@ def _tar(transport: Transport, top: str, first: list[DirEntry]) -> Iterator[byte
             name = posixpath.join(folder, entry.name)
             real_path = posixpath.join(top, name)
             if entry.stat.kind == "dir":
-                yield _tar_header(name, entry.stat).tobuf(tarfile.PAX_FORMAT)
+                yield _build_tar_header(name, entry.stat).tobuf(tarfile.PAX_FORMAT)
                 if name.count("/") < MAX_TAR_DEPTH:
                     folders.append((name, _list_or_empty(transport, real_path)))
             elif entry.stat.kind == "file":
-                yield from _tar_file(transport, real_path, name, entry.stat)
+                yield from _stream_tar_file(transport, real_path, name, entry.stat)
     yield bytes(2 * tarfile.BLOCKSIZE)
 
 
@@ -180,7 +186,7 @@ def _list_or_empty(transport: Transport, path: str) -> list[DirEntry]:
         return []
 
 
-def _tar_header(name: str, stat: FileStat) -> tarfile.TarInfo:
+def _build_tar_header(name: str, stat: FileStat) -> tarfile.TarInfo:
     info = tarfile.TarInfo(name)
     info.mtime, info.mode = max(0, int(stat.mtime)), stat.mode & 0o777
     if stat.kind == "dir":
@@ -190,15 +196,17 @@ def _tar_header(name: str, stat: FileStat) -> tarfile.TarInfo:
     return info
 
 
-def _tar_file(transport: Transport, real_path: str, name: str, stat: FileStat) -> Iterator[bytes]:
-    """Yield exactly the length in the header, even if the file changes meanwhile."""
+def _stream_tar_file(
+    transport: Transport, real_path: str, name: str, stat: FileStat
+) -> Iterator[bytes]:
+    """Yield header and content. The content has the size in the header even if the file changes meanwhile."""
     chunks: Iterator[bytes] = iter(())
     if stat.size:
         try:
             chunks = transport.read_stream(real_path, 0, stat.size)
         except RemoteFileError:
             return
-    yield _tar_header(name, stat).tobuf(tarfile.PAX_FORMAT)
+    yield _build_tar_header(name, stat).tobuf(tarfile.PAX_FORMAT)
     left = stat.size
     for chunk in chunks:
         left -= len(chunk)

@@ -1,7 +1,7 @@
-"""The job file's fields as one description, in the reader's language: for forms, editors and the API.
+"""Describes the job file's fields in the reader's language, for the form, the editor and the API.
 
-Labels, tips, help, order and mode come from the model's field metadata (`jobs.jobfile.form`). This
-module translates them and derives the control of each field from its JSON schema. No HTML here.
+Labels, tips, help texts and order come from the field metadata of the model (`jobs.jobfile.form`). This
+module translates them and derives the form control of each field from its JSON schema. It builds no HTML.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from jobs.jobfile import build_json_schema
 from jobs.jobfile.form import FORM_KEY
 
 Schema = dict[str, Any]
-WIDTHS = {"int": "quarter", "nullint": "quarter", "float": "quarter"}
+CONTROL_WIDTHS = {"int": "quarter", "nullint": "quarter", "float": "quarter"}
 LIST_CONTROLS = ("rows", "map", "section")
 FULL_WIDTH_CONTROLS = ("textarea", "flag", *LIST_CONTROLS)
 
 
 def localized_schema() -> Schema:
-    """The JSON schema of job files, with titles and descriptions in the active language."""
-    return copy.deepcopy(_localized_schema(get_language() or ""))
+    """Return the JSON schema of job files, with titles and descriptions in the active language."""
+    return copy.deepcopy(_build_localized_schema(get_language() or ""))
 
 
 @lru_cache(maxsize=8)
-def _localized_schema(language: str) -> Schema:
+def _build_localized_schema(language: str) -> Schema:
     schema = build_json_schema()
     for section in (schema, *schema["$defs"].values()):
         section["properties"] = {
@@ -65,15 +65,15 @@ def _translate(text: str) -> str:
 
 
 def describe_form() -> dict[str, Any]:
-    """The form's fields: {"job": groups, "role": groups, "rows": row templates of lists}."""
+    """Return {"job": fields by group, "role": fields by group, "rows": the fields of a row of each list}."""
     schema = localized_schema()
     job = _group_fields(schema, schema)
     role = _group_fields(schema["$defs"]["TaskRole"], schema)
     fields = [field for groups in (job, role) for group in groups.values() for field in group]
-    return {"job": job, "role": role, "rows": _row_templates(fields, "")}
+    return {"job": job, "role": role, "rows": _build_row_templates(fields, "")}
 
 
-def _row_templates(fields: list[dict[str, Any]], prefix: str) -> list[dict[str, Any]]:
+def _build_row_templates(fields: list[dict[str, Any]], prefix: str) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     for field in fields:
         path = f"{prefix}{field['name']}"
@@ -81,20 +81,20 @@ def _row_templates(fields: list[dict[str, Any]], prefix: str) -> list[dict[str, 
             new_row = json.dumps(field["new_row"], ensure_ascii=False)
             rows.append({"path": path, "fields": field["fields"], "new_row": new_row})
         elif field["control"] == "section":
-            rows += _row_templates(field["fields"], f"{path}.")
+            rows += _build_row_templates(field["fields"], f"{path}.")
     return rows
 
 
 def _group_fields(section: Schema, root: Schema) -> dict[str, list[dict[str, Any]]]:
     groups: dict[str, list[dict[str, Any]]] = {}
-    for field in _section_fields(section, root):
+    for field in _describe_section_fields(section, root):
         groups.setdefault(field["group"], []).append(field)
     for fields in groups.values():
         fields.sort(key=lambda field: (field["professional"], field["control"] in LIST_CONTROLS))
     return groups
 
 
-def _section_fields(section: Schema, root: Schema) -> list[dict[str, Any]]:
+def _describe_section_fields(section: Schema, root: Schema) -> list[dict[str, Any]]:
     required = section.get("required", ())
     return [
         _describe_field(name, field, root, required=name in required)
@@ -105,11 +105,15 @@ def _section_fields(section: Schema, root: Schema) -> list[dict[str, Any]]:
 
 def _describe_field(name: str, field: Schema, root: Schema, *, required: bool) -> dict[str, Any]:
     options: Mapping[str, Any] = field[FORM_KEY]
-    value_schema, nullable = _resolve(field, root)
-    control = options.get("widget") or _control(value_schema, nullable, options)
-    width = options.get("width") or WIDTHS.get(control)
-    items = _resolve(value_schema["items"], root)[0] if "items" in value_schema else value_schema
-    nested = _section_fields(items, root) if "properties" in items else []
+    value_schema, nullable = _resolve_value_schema(field, root)
+    control = options.get("widget") or _choose_control(value_schema, nullable, options)
+    width = options.get("width") or CONTROL_WIDTHS.get(control)
+    items = (
+        _resolve_value_schema(value_schema["items"], root)[0]
+        if "items" in value_schema
+        else value_schema
+    )
+    nested = _describe_section_fields(items, root) if "properties" in items else []
     return {
         "name": name,
         "label": field.get("title", name),
@@ -128,12 +132,12 @@ def _describe_field(name: str, field: Schema, root: Schema, *, required: bool) -
         "control": control,
         "width": width or ("full" if control in FULL_WIDTH_CONTROLS else "half"),
         "fields": nested,
-        "new_row": _new_row(items, nested),
+        "new_row": _build_new_row(items, nested),
     }
 
 
-def _resolve(field: Schema, root: Schema) -> tuple[Schema, bool]:
-    """The schema behind `$ref` and `anyOf: [..., null]`, and whether null is allowed."""
+def _resolve_value_schema(field: Schema, root: Schema) -> tuple[Schema, bool]:
+    """Resolve `$ref` and `anyOf: [..., null]`. Returns the schema of the value, and whether null is allowed."""
     options = field.get("anyOf", [field])
     value_schema = next(option for option in options if option.get("type") != "null")
     if "$ref" in value_schema:
@@ -141,7 +145,7 @@ def _resolve(field: Schema, root: Schema) -> tuple[Schema, bool]:
     return value_schema, len(options) > 1
 
 
-def _control(schema: Schema, nullable: bool, options: Mapping[str, Any]) -> str:
+def _choose_control(schema: Schema, nullable: bool, options: Mapping[str, Any]) -> str:
     kind = schema.get("type")
     if options["choices"]:
         return "select"
@@ -155,8 +159,8 @@ def _control(schema: Schema, nullable: bool, options: Mapping[str, Any]) -> str:
     return names.get(str(kind), "text")
 
 
-def _new_row(items: Schema, fields: list[dict[str, Any]]) -> dict[str, Any]:
-    """The value of a row that was just added: required fields empty, others at their default."""
+def _build_new_row(items: Schema, fields: list[dict[str, Any]]) -> dict[str, Any]:
+    """Build the initial value of a row that a person adds: required fields empty, others at their default."""
     row: dict[str, Any] = {}
     for field in fields:
         options = items["properties"][field["name"]][FORM_KEY]

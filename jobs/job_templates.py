@@ -1,7 +1,7 @@
 """Templates: saved job files with parameters, private, for a namespace or public.
 
-Owns their permissions. A change names the version it is based on, so of two concurrent edits the second fails. The
-job file is stored as given, in any dialect.
+Decides who may use and change a template. A change names the version on which it is based; of two concurrent
+changes the second fails. The job file is stored as given, in any dialect.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def templates_visible_to(user: User | AnonymousUser) -> QuerySet[JobTemplate]:
 
 
 def can_edit_template(user: User, template: JobTemplate) -> bool:
-    """The owner, administrators of the template's namespace, and superusers."""
+    """Allow the owner, superusers and, for a template of a namespace, that namespace's administrators."""
     if user.is_superuser or template.owner_id == user.pk:
         return True
     return (
@@ -78,15 +78,15 @@ def parse_template_text(text: str) -> dict[str, Any]:
 
 
 def build_document_from_job(job: Job) -> dict[str, Any]:
-    """The job's file, without its uploaded code."""
+    """Return the job's job file, without the reference to uploaded code."""
     document = to_document(actions.load_spec(job))
     if document.get("code", {}).get("selector") == "codeFile":
         document.pop("code")
     return document
 
 
-def declared_parameters(document: Mapping[str, Any]) -> list[TemplateParameter]:
-    """Parameters declared in an OpenPAI v2 file, used if the template declares none."""
+def find_declared_parameters(document: Mapping[str, Any]) -> list[TemplateParameter]:
+    """Return the parameters that an OpenPAI v2 file declares; used if the template itself declares none."""
     declared = document.get("parameters")
     if "protocolVersion" not in document or not isinstance(declared, Mapping):
         return []
@@ -101,8 +101,10 @@ def declared_parameters(document: Mapping[str, Any]) -> list[TemplateParameter]:
     return found
 
 
-def _validate(document: Mapping[str, Any], parameters: Sequence[TemplateParameter]) -> None:
-    """Check that the template renders to a valid job file, with placeholder values for missing defaults."""
+def _validate_template(
+    document: Mapping[str, Any], parameters: Sequence[TemplateParameter]
+) -> None:
+    """Check that the template gives a valid job file if each parameter has its default or a placeholder."""
     if len(parameters) > MAX_PARAMETERS:
         raise InvalidValue(
             _("At most %(limit)s parameters.", limit=MAX_PARAMETERS),
@@ -154,8 +156,8 @@ def create_template(
     visibility: str = Visibility.PRIVATE,
     namespace: str | None = None,
 ) -> JobTemplate:
-    declared = list(parameters) or declared_parameters(document)
-    _validate(document, declared)
+    declared = list(parameters) or find_declared_parameters(document)
+    _validate_template(document, declared)
     return JobTemplate.objects.create(
         owner=by,
         name=name,
@@ -170,12 +172,15 @@ def create_template(
 def change_template(
     *, template: JobTemplate, by: User, version: int, changes: Mapping[str, Any]
 ) -> JobTemplate:
-    """`changes` holds any of name, description, visibility, namespace, document, parameters."""
+    """Change a template that still has the given version.
+
+    `changes` holds any of name, description, visibility, namespace, document, parameters.
+    """
     if not can_edit_template(by, template):
         raise NotAllowed(_("You may use this template, but not change it. Copy it first."))
     values = dict(changes)
     visibility = values.get("visibility", template.visibility)
-    # Only members change a namespace's template; an owner who left the namespace may not.
+    # `_resolve_namespace` refuses an owner who is no longer a member of the template's namespace.
     if visibility == Visibility.NAMESPACE or "namespace" in values:
         current = template.namespace.name if template.namespace else None
         values["namespace"] = _resolve_namespace(values.get("namespace", current), visibility, by)
@@ -185,9 +190,9 @@ def change_template(
     parameters = values.get("parameters")
     if parameters is None:
         parameters = parameters_from_json(template.parameters)
-    _validate(document, parameters)
+    _validate_template(document, parameters)
     values["parameters"] = [parameter.to_json() for parameter in parameters]
-    # The version in the condition lets only one of two concurrent changes succeed.
+    # The condition on the version lets only one of two concurrent changes succeed.
     changed = JobTemplate.objects.filter(pk=template.pk, version=version).update(
         **values, version=version + 1, updated_at=timezone.now()
     )
@@ -207,7 +212,7 @@ def parameters_from_json(rows: Sequence[Mapping[str, Any]]) -> list[TemplatePara
 
 
 def copy_template(*, template: JobTemplate, by: User, name: str = "") -> JobTemplate:
-    """A private copy owned by the person."""
+    """Create a private copy that belongs to the person."""
     return JobTemplate.objects.create(
         owner=by,
         name=(name or f"{template.name} (2)")[:120],
@@ -233,14 +238,14 @@ def build_submission(
     secrets: Mapping[str, str] | None = None,
     code: CodeUpload | None = None,
 ) -> SubmissionRequest:
-    """Fill in the parameters and parse the result as the person's job file."""
+    """Fill in the parameters and parse the resulting job file as a submission of the person."""
     document = fill_template(template.spec, parameters_from_json(template.parameters), values)
     submission = parse_submission(
         by=by, document=document, secrets=secrets, code=code, name=name, namespace=namespace
     )
     if name:
         return submission
-    # A live job may have the name already: append a number.
+    # Append a number if a live job of the person has this name already.
     unused_name = actions.find_unused_name(by, submission.spec.job_name)
     spec = submission.spec.model_copy(update={"job_name": unused_name})
     return SubmissionRequest(

@@ -1,7 +1,7 @@
-"""Rows of jobs, attempts, tasks, job templates and code uploads.
+"""Tables of jobs, attempts, tasks, job templates and code uploads.
 
-Rows are changed by `jobs.actions` (requests of people) and `jobs.sync` (results from Slurm), both through
-`jobs.changes`; who may see or change them is in `jobs.store.access`.
+`jobs.actions` (requests of people) and `jobs.sync` (results from Slurm) change the rows of jobs and attempts
+through `jobs.changes`. `jobs.store.access` decides who may see or change them.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ WANTED_CHOICES = [
     (DesiredState.STOP.value, _("stop")),
     (DesiredState.DELETE.value, _("stop and delete")),
 ]
-LIVE_VALUES = [state.value for state in LIVE_STATES]
-END_VALUES = [state.value for state in END_STATES]
+LIVE_STATE_VALUES = [state.value for state in LIVE_STATES]
+END_STATE_VALUES = [state.value for state in END_STATES]
 
 
 class CodeUpload(models.Model):
-    """An uploaded archive, stored once per content."""
+    """An uploaded code archive. Equal archives of several people are stored once."""
 
     sha256 = models.CharField(_("SHA-256"), max_length=64, unique=True)
     size = models.PositiveBigIntegerField(_("size (bytes)"))
@@ -68,18 +68,18 @@ class JobQuerySet(models.QuerySet["Job"]):
         return self.filter(deleted_at__isnull=True)
 
     def live(self) -> JobQuerySet:
-        return self.filter(state__in=LIVE_VALUES)
+        return self.filter(state__in=LIVE_STATE_VALUES)
 
     def ended(self) -> JobQuerySet:
-        return self.filter(state__in=END_VALUES)
+        return self.filter(state__in=END_STATE_VALUES)
 
     def newest_first(self) -> JobQuerySet:
-        """The order of every list; `(created_at, id)` is the paging key."""
+        """Sort as every list does; `(created_at, id)` is the key of its pages."""
         return self.order_by("-created_at", "-id")
 
 
 class Job(models.Model):
-    """A submitted job. `state` is what was observed; `wanted` what its owner requested."""
+    """A submitted job. `state` is the state last observed in Slurm, `wanted` the state that a person requested."""
 
     id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
     owner = models.ForeignKey(
@@ -94,7 +94,7 @@ class Job(models.Model):
         related_name="jobs",
         verbose_name=_("namespace"),
     )
-    # Copied from the namespace: every poll selects by cluster.
+    # A copy of the namespace's cluster: every poll selects jobs by cluster, without a join.
     cluster = models.ForeignKey(
         "clusters.Cluster",
         on_delete=models.PROTECT,
@@ -143,7 +143,7 @@ class Job(models.Model):
     ended_at = models.DateTimeField(_("ended"), null=True, blank=True)
     expected_start = models.DateTimeField(_("expected start"), null=True, blank=True)
     time_limit_s = models.PositiveIntegerField(_("time limit (s)"), null=True, blank=True)
-    # Null while squeue or sacct has the job.
+    # Time since which neither squeue nor sacct has the job; null while one of them has it.
     lost_since = models.DateTimeField(_("unknown to Slurm since"), null=True, blank=True)
     watched_until = models.DateTimeField(_("watched until"), null=True, blank=True)
     deleted_at = models.DateTimeField(_("deleted"), null=True, blank=True)
@@ -153,7 +153,7 @@ class Job(models.Model):
     retry_count = models.IntegerField(_("retry count"), default=0)
     retries_counted = models.PositiveIntegerField(_("retries so far"), default=0)
 
-    # Totals of the plan, for lists.
+    # Totals of the plan, stored as columns for lists.
     cpus = models.PositiveIntegerField(_("CPUs"), default=0)
     mem_mib = models.PositiveBigIntegerField(_("memory (MiB)"), default=0)
     gpus = models.PositiveIntegerField(_("GPUs"), default=0)
@@ -170,18 +170,18 @@ class Job(models.Model):
         constraints = [
             models.UniqueConstraint(
                 fields=["owner", "name"],
-                condition=Q(state__in=LIVE_VALUES),
+                condition=Q(state__in=LIVE_STATE_VALUES),
                 name="job_name_once_per_owner_while_live",
             ),
             models.CheckConstraint(
-                condition=Q(state__in=LIVE_VALUES + END_VALUES), name="job_state_known"
+                condition=Q(state__in=LIVE_STATE_VALUES + END_STATE_VALUES), name="job_state_known"
             ),
             models.CheckConstraint(
                 condition=Q(wanted__in=[value.value for value in DesiredState]),
                 name="job_wanted_known",
             ),
             models.CheckConstraint(
-                condition=Q(deleted_at__isnull=True) | Q(state__in=END_VALUES),
+                condition=Q(deleted_at__isnull=True) | Q(state__in=END_STATE_VALUES),
                 name="job_deleted_only_in_an_end_state",
             ),
         ]
@@ -199,7 +199,7 @@ class Job(models.Model):
             models.Index(
                 fields=["cluster", "state"],
                 name="job_live_of_cluster",
-                condition=Q(state__in=LIVE_VALUES),
+                condition=Q(state__in=LIVE_STATE_VALUES),
             ),
             models.Index(
                 fields=["deleted_at"], name="job_deleted", condition=Q(deleted_at__isnull=False)
@@ -211,11 +211,11 @@ class Job(models.Model):
 
     @property
     def is_live(self) -> bool:
-        return self.state in LIVE_VALUES
+        return self.state in LIVE_STATE_VALUES
 
     @property
     def is_ended(self) -> bool:
-        return self.state in END_VALUES
+        return self.state in END_STATE_VALUES
 
     @property
     def is_stopping(self) -> bool:
@@ -232,7 +232,7 @@ class Job(models.Model):
         self.reason_text = value.text
 
     def snapshot(self) -> JobSnapshot:
-        """The input of a decision of `jobs.lifecycle`."""
+        """Return the values on which `jobs.lifecycle` decides."""
         return JobSnapshot(
             state=JobState(self.state),
             wanted=DesiredState(self.wanted),
@@ -260,7 +260,10 @@ class Job(models.Model):
 
 
 class JobSecret(models.Model):
-    """A live job's secret values, encrypted with a key derived from SECRET_KEY; deleted at its end."""
+    """The secret values of a live job, encrypted with a key derived from SECRET_KEY.
+
+    The row is deleted when the job ends.
+    """
 
     job = models.OneToOneField(
         Job, on_delete=models.CASCADE, related_name="secret", verbose_name=_("job")
@@ -298,7 +301,7 @@ class Attempt(models.Model):
     unix_user = models.CharField(_("Unix user"), max_length=32)
     work_dir = models.CharField(_("work directory"), max_length=500, unique=True)
     script = models.TextField(_("batch script"), blank=True)
-    # One more than the submissions that certainly failed; names the marker file on the cluster.
+    # 1 plus the number of submissions that certainly failed. Part of the marker file's name on the cluster.
     submit_try = models.PositiveIntegerField(_("submission"), default=1)
     slurm_job_id = models.CharField(_("Slurm job"), max_length=40, blank=True)
     component_ids = models.JSONField(_("components"), default=list, blank=True)
@@ -315,7 +318,7 @@ class Attempt(models.Model):
     submitted_at = models.DateTimeField(_("submitted"), null=True, blank=True)
     started_at = models.DateTimeField(_("started"), null=True, blank=True)
     ended_at = models.DateTimeField(_("ended"), null=True, blank=True)
-    # State files are read while the job is watched, and once more after the end.
+    # The tasks' state files are read while the job is watched, and a last time after the attempt's end.
     tasks_read_at = models.DateTimeField(_("tasks read"), null=True, blank=True)
     tasks_final = models.BooleanField(_("tasks final"), default=False)
 
@@ -359,7 +362,7 @@ class Attempt(models.Model):
 
 
 class Task(models.Model):
-    """One container of a role, as its state file reports it."""
+    """One container of a role, with the state from its state file."""
 
     class State(models.TextChoices):
         WAITING = "waiting", _("waiting")
@@ -398,7 +401,7 @@ class Task(models.Model):
 
 
 class JobTemplate(models.Model):
-    """A saved job file with parameters. `version` grows with every change and detects concurrent edits."""
+    """A saved job file with parameters. Every change increments `version`, which detects concurrent edits."""
 
     class Visibility(models.TextChoices):
         PRIVATE = "private", _("only you")
@@ -454,7 +457,7 @@ class JobTemplate(models.Model):
 
 
 class UploadOwner(models.Model):
-    """Who may use an upload: people who uploaded its content. Knowing the SHA-256 is not enough."""
+    """A person who uploaded an archive and may therefore use it. Knowing its SHA-256 is not enough."""
 
     upload = models.ForeignKey(
         CodeUpload,

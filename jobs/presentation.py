@@ -1,4 +1,4 @@
-"""Problems, warnings, notes and plans of job files for API answers and pages, in the reader's language.
+"""Formats problems, warnings, notes and plans for API responses and pages, in the reader's language.
 
 Owns no message texts: those are in `jobs.jobfile` and `jobs.plan`.
 """
@@ -18,7 +18,7 @@ def serialize_problem(problem: Problem) -> dict[str, Any]:
     return {
         **problem.as_dict(),
         "message": translate(problem.message),
-        # The planner suggests in sentences, the reader of files names the nearest word.
+        # The planner suggests with a sentence (a Message), the job file parser with the nearest valid word (str).
         "suggestion": translate(problem.suggestion)
         if isinstance(problem.suggestion, Message)
         else problem.suggestion,
@@ -26,24 +26,26 @@ def serialize_problem(problem: Problem) -> dict[str, Any]:
 
 
 def format_problem(problem: Problem) -> str:
-    """The message and, where it is a sentence, what to do instead."""
+    """Return the problem's message, followed by its suggestion if that is a sentence."""
     suggestion = problem.suggestion if isinstance(problem.suggestion, Message) else ""
     return translate(join_messages(problem.message, suggestion))
 
 
 def summarize_problems(problems: Sequence[Problem]) -> str:
-    """The first with its place and what to do instead, and how many more there are: one line."""
+    """Return one line: the first problem with its path and suggestion, and the number of other problems."""
     first, more = problems[0], len(problems) - 1
     suggestion = first.suggestion
     if suggestion and not isinstance(suggestion, Message):
-        known = suggestion in first.message
-        suggestion = "" if known else _('Did you mean "%(suggestion)s"?', suggestion=suggestion)
+        is_in_message = suggestion in first.message
+        suggestion = (
+            "" if is_in_message else _('Did you mean "%(suggestion)s"?', suggestion=suggestion)
+        )
     rest = _("There are %(count)s more problems.", count=more) if more else ""
     return translate(join_messages(first.located_message(), suggestion, rest))
 
 
 def serialize_warning(warning: SpecWarning | Mapping[str, Any]) -> dict[str, Any]:
-    """Of a warning, or of what a job's row keeps of one."""
+    """Translate a warning, given as an object or in the JSON form stored with a job."""
     if isinstance(warning, SpecWarning):
         return {"path": warning.path, "message": translate(warning.message), "line": warning.line}
     return {**warning, "message": translate(warning.get("message", ""))}
@@ -58,5 +60,5 @@ def serialize_plan(plan: Plan) -> dict[str, Any]:
 
 
 def format_plan(plan: Plan) -> list[str]:
-    """One line per allocation."""
+    """Return one translated line per allocation of the plan."""
     return [translate(line) for line in describe_plan(plan)]

@@ -1,7 +1,7 @@
 """Estimates when a job that does not fit now could start, from the time limits of running jobs.
 
-Uses rows only; Slurm's own estimate follows once it has the job. Jobs usually end before their limit, and
-other queued jobs may start first.
+Reads only the database. Once Slurm has the job, Slurm's own estimate replaces this one. The estimate can be too late,
+because jobs usually end before their limit, or too early, because other queued jobs may start first.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MAX_RUNNING_JOBS = 200
 
 
 def estimate_start(cluster: Cluster, plan: Plan) -> datetime | None:
-    """The end of the first running job, in the order of their limits, after which the plan fits."""
+    """Return the earliest end of a running job's time limit after which the plan fits; None if it never does."""
     capacity = load_capacity(cluster)
     if capacity is None:
         return None
@@ -52,7 +52,7 @@ def _list_running_jobs(cluster: Cluster) -> list[tuple[datetime, Job, tuple[str,
 
 
 def _release_job(capacity: Capacity, job: Job, names: tuple[str, ...]) -> Capacity:
-    """The capacity without this job, assuming that its resources are spread evenly over its nodes."""
+    """Return the capacity without this job, assuming that its nodes have equal shares of its resources."""
     node_share = 1 / max(1, len(names))
     cpus, mem = math.ceil(job.cpus * node_share), math.ceil(job.mem_mib * node_share)
     gpus = math.ceil(job.gpus * node_share)

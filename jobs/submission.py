@@ -1,6 +1,6 @@
 """Submission and preview of a job: parses the job file, resolves namespace, sizes, secrets and code.
 
-Used by the API, templates and pages. Writes only through `jobs.actions`.
+The API, templates and pages use it. It changes rows only through `jobs.actions`.
 """
 
 from __future__ import annotations
@@ -32,17 +32,18 @@ if TYPE_CHECKING:
     from accounts.models import User
 
 _T = TypeVar("_T")
-# Runtimes that read the registry login from variables; others use their own files.
+# Container runtimes that take a registry login from environment variables. The others read it from their own
+# files on the cluster, so a login in a job file cannot be passed to them.
 RUNTIMES_WITH_REGISTRY_LOGIN = ("apptainer", "singularity")
 DEFAULT_NAMESPACE = "default"
 _NAMESPACE_BY_NAME = CompiledLookup(Namespace, ("name",), related="cluster")
-# Work directory shown in previews; nothing is written there.
+# Job id in the paths of a previewed script. No job has it.
 PREVIEW_JOB_ID = "00000000-0000-0000-0000-000000000000"
 
 
 @dataclass(frozen=True, slots=True)
 class SubmissionRequest:
-    """A parsed job file and its namespace."""
+    """A parsed and validated job file with its namespace, secrets and code; not yet a job."""
 
     spec: JobSpec
     namespace: Namespace
@@ -65,8 +66,11 @@ def parse_submission(
     name: str = "",
     namespace: str = "",
 ) -> SubmissionRequest:
-    """Read a job file from `text` or `document`. Raises SpecError with every problem."""
-    site = build_site(by)
+    """Parse a job file from `text`, or from `document` if `text` is None.
+
+    `name`, `namespace` and `code` replace the job file's own values. Raises SpecError with all problems found.
+    """
+    site = build_site_catalog(by)
     loaded = (
         load_document(document, site=site)
         if text is None
@@ -109,22 +113,22 @@ def parse_submission(
     )
 
 
-def build_site(by: User) -> SiteCatalog:
-    """The sizes and storages that files of other systems may name."""
+def build_site_catalog(by: User) -> SiteCatalog:
+    """Build the catalogue of sizes and storages, to which job files of other dialects refer by name."""
     return SiteCatalog(
         sizes=_LazyMapping(_load_sizes), storages=_LazyMapping(lambda: _load_storages(by))
     )
 
 
 class _LazyMapping(Mapping[str, _T]):
-    """Loaded lazily: most job files name none."""
+    """A mapping that is loaded at its first use: most job files refer to no size or storage."""
 
-    def __init__(self, read: Callable[[], Mapping[str, _T]]) -> None:
-        self._read = read
+    def __init__(self, load: Callable[[], Mapping[str, _T]]) -> None:
+        self._load = load
 
     @cached_property
     def _rows(self) -> Mapping[str, _T]:
-        return self._read()
+        return self._load()
 
     def __getitem__(self, name: str) -> _T:
         return self._rows[name]
@@ -137,12 +141,15 @@ class _LazyMapping(Mapping[str, _T]):
 
 
 def _load_sizes() -> dict[str, dict[str, Any]]:
-    """Size → TaskRole fields."""
-    return {row.name: _size_fields(row) for row in ResourceSpec.objects.all()}
+    """Return the fields of a TaskRole for each size, by the name of the size."""
+    return {row.name: _build_size_fields(row) for row in ResourceSpec.objects.all()}
 
 
 def _load_storages(by: User) -> dict[str, str]:
-    """Storages of the clusters that the person can submit to; names with conflicting meanings are dropped."""
+    """Return the directory of each storage on the clusters that the person can submit to.
+
+    A name that stands for different directories on two clusters is left out.
+    """
     found: dict[str, str] = {}
     ambiguous = set()
     clusters = Cluster.objects.filter(namespaces__in=namespaces_submittable_by(by)).distinct()
@@ -154,7 +161,7 @@ def _load_storages(by: User) -> dict[str, str]:
     return {name: folder for name, folder in found.items() if name not in ambiguous}
 
 
-def _size_fields(row: ResourceSpec) -> dict[str, Any]:
+def _build_size_fields(row: ResourceSpec) -> dict[str, Any]:
     size: dict[str, Any] = {
         "cpuNumber": row.cpus,
         "memoryMB": row.mem_mib,
@@ -268,14 +275,13 @@ def submit(*, by: User, submission: SubmissionRequest, cloned_from: Any = None) 
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """Result of planning a job without creating it."""
+    """The result of planning a submission without creating a job."""
 
     submission: SubmissionRequest
     plan: Plan | None = None
     starts_now: bool | None = None
-    expected_start: datetime | None = (
-        None  # if it has to wait: an estimate, see jobs.start_estimate
-    )
+    # An estimate of `jobs.start_estimate`; only set if the job cannot start now.
+    expected_start: datetime | None = None
     obstacles: tuple[Note, ...] = ()
     script: str = ""
     problems: tuple[Problem, ...] = ()
@@ -286,7 +292,10 @@ class Preview:
 
 
 def preview(*, by: User, submission: SubmissionRequest) -> Preview:
-    """Plan, script and obstacles. Reads the database only, never the cluster."""
+    """Plan a submission, render its script and list what prevents an immediate start.
+
+    Reads only the database, never the cluster.
+    """
     try:
         job_plan = plan_job(spec=submission.spec, namespace=submission.namespace)
     except PlanError as error:
@@ -319,7 +328,7 @@ def preview(*, by: User, submission: SubmissionRequest) -> Preview:
 
 
 def _render_script(submission: SubmissionRequest, job_plan: Plan, unix_user: str) -> str:
-    """Rendered as the engine does, with the conventional home directory."""
+    """Render the batch script as the engine does, but assume that the home directory is /home/<user>."""
     cluster = submission.namespace.cluster
     home = f"/home/{unix_user}"
     options = build_render_options(

@@ -6,7 +6,7 @@ PROJECT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 cd "$PROJECT" || exit 1
 export SLUICE_HOME="${SLUICE_HOME:-$PROJECT/var}"
 LOG_DIR="$SLUICE_HOME/log"
-# With PYTHONDONTWRITEBYTECODE set, every command would compile all modules again.
+# If PYTHONDONTWRITEBYTECODE were set, every command would compile all modules again.
 unset PYTHONDONTWRITEBYTECODE
 
 # shellcheck disable=SC2034  # used by the scripts that source this file
@@ -63,7 +63,7 @@ write_stamp() {
 
 package_installed() { dpkg-query -W -f='${Status}' "$1" 2>/dev/null | grep -q 'ok installed'; }
 
-# Debian packages start their services when installed. A temporary policy-rc.d prevents that.
+# apt_install PACKAGE…: installs packages. A temporary policy-rc.d prevents that they start their services.
 apt_install() {
   local policy=/usr/sbin/policy-rc.d made=0
   if [ ! -e "$policy" ]; then
@@ -138,7 +138,7 @@ npm_install() {
 }
 ensure_browser_libraries() {
   local stamp="$PROJECT/static/vendor/.installed" inputs=(package.json package-lock.json scripts/vendor)
-  # The tests load some libraries from node_modules itself.
+  # node_modules must exist as well, because the tests load some libraries from there.
   [ -d "$PROJECT/node_modules" ] && stamp_matches "$stamp" "${inputs[@]}" && return 0
   step "Downloading browser libraries with npm" npm_install
   step "Copying browser libraries to static/vendor" "$PYTHON" scripts/vendor

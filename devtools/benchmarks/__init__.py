@@ -15,17 +15,16 @@ from typing import Any
 
 @dataclass(frozen=True)
 class BenchmarkResult:
-    """One line of the table. `measured` and `baseline` are in `unit`; lower is better unless `higher_is_better`."""
+    """One row of the table. `measured` and `baseline` are in `unit`; lower is better unless `higher_is_better`."""
 
     name: str
     measured: float
     unit: str
     baseline: float | None = None
     baseline_name: str = ""
-    target_ratio: float | None = (
-        None  # upper bound of measured / baseline (lower bound with `higher_is_better`)
-    )
-    limit: float | None = None  # upper bound of measured (lower bound with `higher_is_better`)
+    # Upper bounds of measured / baseline and of measured; lower bounds with `higher_is_better`.
+    target_ratio: float | None = None
+    limit: float | None = None
     higher_is_better: bool = False
     note: str = ""
 
@@ -35,23 +34,23 @@ class BenchmarkResult:
 
     @property
     def passed(self) -> bool | None:
-        """None if the row has no target."""
-        verdicts = []
+        """Whether the bounds hold; None if the row has none."""
+        checks = []
         if self.target_ratio is not None and self.ratio is not None:
-            verdicts.append(self._within(self.ratio, self.target_ratio))
+            checks.append(self._is_within(self.ratio, self.target_ratio))
         if self.limit is not None:
-            verdicts.append(self._within(self.measured, self.limit))
-        return all(verdicts) if verdicts else None
+            checks.append(self._is_within(self.measured, self.limit))
+        return all(checks) if checks else None
 
-    def _within(self, value: float, bound: float) -> bool:
+    def _is_within(self, value: float, bound: float) -> bool:
         return value >= bound if self.higher_is_better else value <= bound
 
     def as_json(self) -> dict[str, Any]:
         return {**asdict(self), "ratio": self.ratio, "passed": self.passed}
 
 
-def timed(action: Callable[[], object], *, repeat: int) -> list[float]:
-    """Seconds of each of `repeat` calls."""
+def time_calls_s(action: Callable[[], object], *, repeat: int) -> list[float]:
+    """Call the action `repeat` times and return the duration of each call in seconds."""
     durations = []
     for _ in range(repeat):
         started = time.perf_counter()
@@ -61,4 +60,5 @@ def timed(action: Callable[[], object], *, repeat: int) -> list[float]:
 
 
 def p95(values: list[float]) -> float:
+    """Return the 95th percentile."""
     return statistics.quantiles(values, n=20)[-1] if len(values) > 1 else values[0]

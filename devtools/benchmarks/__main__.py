@@ -17,7 +17,7 @@ from pathlib import Path
 from devtools import benchmarks
 from devtools.benchmarks import BenchmarkResult
 
-# It leaves thousands of ended jobs in Slurm, which keeps listing them for minutes.
+# This benchmark leaves thousands of ended jobs, which squeue lists for minutes and which slow the others.
 RUN_LAST = "engine"
 
 
@@ -28,7 +28,7 @@ def list_benchmarks() -> list[str]:
 
 
 def measure(name: str, *, quick: bool) -> Iterator[BenchmarkResult]:
-    """The results of one benchmark. A failure becomes a row, and the others still run."""
+    """Yield the results of one benchmark. A failure becomes a row, so that the other benchmarks still run."""
     try:
         yield from importlib.import_module(f"devtools.benchmarks.{name}").measure(quick=quick)
     except Exception as error:  # noqa: BLE001 - printed, and the run continues
@@ -46,7 +46,7 @@ def format_value(value: float | None, unit: str = "") -> str:
 
 
 def format_result(row: BenchmarkResult) -> str:
-    verdict = {True: "ok", False: "MISSED", None: ""}[row.passed]
+    result = {True: "ok", False: "MISSED", None: ""}[row.passed]
     sign = "≥" if row.higher_is_better else "≤"
     bounds = []
     if row.target_ratio is not None:
@@ -55,7 +55,7 @@ def format_result(row: BenchmarkResult) -> str:
         bounds.append(f"{sign} {format_value(row.limit, row.unit)}")
     return (
         f"{row.name:<46}{format_value(row.measured, row.unit):>14}{format_value(row.baseline, row.unit):>14}"
-        f"{format_value(row.ratio, '×'):>10}  {', '.join(bounds):<16}{verdict:<8}{row.note}"
+        f"{format_value(row.ratio, '×'):>10}  {', '.join(bounds):<16}{result:<8}{row.note}"
     )
 
 

@@ -1,4 +1,4 @@
-"""A running Sluice with the embedded cluster, for benchmarks of the complete system."""
+"""Starts a Sluice server with the embedded cluster, for benchmarks of the complete system."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ NO_RATE_LIMITS = {
 
 @contextlib.contextmanager
 def sluice_server(*options: str) -> Iterator[RunningSluice]:
-    """`manage.py serve OPTIONS` with a fresh database; returns after the engine has read the capacity."""
+    """Run `manage.py serve OPTIONS` with a new database; yields when the engine has read the capacity."""
     home = Path(tempfile.mkdtemp(prefix="sluice-bench-"))
     environment = {**os.environ, **cluster_environment()}
-    # The DJANGO settings of the benchmark process do not apply to the server.
+    # The benchmark's own DJANGO_* variables must not affect the server.
     environment = {k: v for k, v in environment.items() if not k.startswith("DJANGO")}
     environment["PATH"] = os.environ["PATH"]
     sluice = make_sluice(environment, home, **NO_RATE_LIMITS)
@@ -53,7 +53,7 @@ def wait_for_capacity(sluice: RunningSluice) -> None:
 
 
 def wait_until_empty(list_items: Callable[[], Sequence[Any]], *, interval_s: float) -> None:
-    """Wait until a list is empty; raises after five minutes."""
+    """Call `list_items` until it returns an empty list; raises after five minutes."""
     deadline = time.monotonic() + 300
     while remaining := list_items():
         if time.monotonic() > deadline:
@@ -62,14 +62,14 @@ def wait_until_empty(list_items: Callable[[], Sequence[Any]], *, interval_s: flo
 
 
 def run_slurm(sluice: RunningSluice, *argv: str) -> str:
-    """A Slurm command of the embedded cluster, as root."""
+    """Run a Slurm command on the embedded cluster as root and return its output."""
     done = subprocess.run(argv, env=sluice.env, capture_output=True, text=True, check=True)
     return done.stdout
 
 
 @contextlib.contextmanager
 def partition_down(sluice: RunningSluice) -> Iterator[None]:
-    """Keep jobs pending: running jobs would share the cores with what is measured."""
+    """Set the partition down, so that jobs stay pending: running jobs would use the cores of the benchmark."""
     run_slurm(sluice, "scontrol", "update", "partitionname=cpu", "state=down")
     try:
         yield
@@ -77,13 +77,13 @@ def partition_down(sluice: RunningSluice) -> Iterator[None]:
         run_slurm(sluice, "scontrol", "update", "partitionname=cpu", "state=up")
 
 
-def job_file(name: str, command: str, *, image: str = "busybox") -> dict[str, Any]:
+def build_job_file(name: str, command: str, *, image: str = "busybox") -> dict[str, Any]:
     role = {"name": "main", "command": command, "cpuNumber": 1, "memoryMB": 100}
     return {"jobName": name, "image": image, "namespace": "cpu", "taskRoles": [role]}
 
 
 def submit(sluice: RunningSluice, name: str, command: str, **job_options: Any) -> str:
-    response = sluice.api("POST", "jobs", json=job_file(name, command, **job_options))
+    response = sluice.api("POST", "jobs", json=build_job_file(name, command, **job_options))
     if response.status_code != 201:
         raise RuntimeError(f"{response.status_code} {response.text}")
     return str(response.json()["id"])
@@ -99,19 +99,19 @@ def wait_for_state(sluice: RunningSluice, job: str, *states: str, timeout_s: flo
         time.sleep(0.2)
 
 
-def log_path(sluice: RunningSluice, job: str) -> str:
+def find_log_path(sluice: RunningSluice, job: str) -> str:
     attempt = sluice.api("GET", f"jobs/{job}/attempts").json()["items"][-1]
     return f"{attempt['work_dir']}/logs/main-0.log"
 
 
-def memory_mb(pid: int) -> float:
+def read_memory_mb(pid: int) -> float:
     match = re.search(r"VmRSS:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
     if match is None:
         raise RuntimeError(f"no process {pid}")
     return int(match[1]) / 1024
 
 
-def server_pid(sluice: RunningSluice) -> int:
+def get_server_pid(sluice: RunningSluice) -> int:
     if sluice.process is None:
         raise RuntimeError("not started")
     return sluice.process.pid

@@ -1,7 +1,7 @@
 """The REST API with 1,000 and with 100,000 jobs: latency of lists, requests per second, the whole list.
 
-The servers are `manage.py serve --no-engine` on SQLite; no cluster is needed. Baselines of the same run: the
-small database for the large one, /healthz for request rates, pages of 200 for the whole list in one request.
+The servers are `manage.py serve --no-engine` on SQLite; no cluster is needed. The large database is compared with the
+small one, request rates with /healthz, and the whole list in one request with pages of 200 jobs.
 """
 
 from __future__ import annotations
@@ -24,17 +24,18 @@ from typing import Any
 
 from devtools.benchmarks import BenchmarkResult, p95
 
-PROJECT = Path(__file__).resolve().parents[2]
+PROJECT_DIR = Path(__file__).resolve().parents[2]
 SMALL_COUNT, LARGE_COUNT = 1_000, 100_000
 CLIENTS = 20
 JOBS_PATH = "/api/v1/jobs"
 WHOLE_LIST_FIELDS = "id,name,state,owner,created_at"
 
 
-# Runs in a subprocess: fills a database.
+# Functions of the subprocess, in which Django is set up.
 
 
 def seed(count: int) -> None:
+    """Fill a new database with jobs of fifty users, and print tokens and job ids as JSON."""
     import django
 
     django.setup()
@@ -105,6 +106,7 @@ def seed(count: int) -> None:
 
 
 def count_queries(token: str) -> int:
+    """Count the database queries of one request for the list of jobs."""
     import django
 
     django.setup()
@@ -129,8 +131,8 @@ class BenchServer:
     port: int
     server: subprocess.Popen[bytes]
     tokens: list[str]
-    admin_token: str  # of a superuser, who sees every job
-    ids: list[str]  # of the first person's jobs
+    admin_token: str  # token of a superuser, who sees every job
+    ids: list[str]  # ids of the first person's jobs
 
     def connect(self) -> http.client.HTTPConnection:
         return http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
@@ -149,7 +151,7 @@ class BenchServer:
         shutil.rmtree(self.home)
 
 
-def _environment(home: Path) -> dict[str, str]:
+def _build_environment(home: Path) -> dict[str, str]:
     return {
         **os.environ,
         "SLUICE_HOME": str(home),
@@ -157,7 +159,7 @@ def _environment(home: Path) -> dict[str, str]:
         "SLUICE_LOG_LEVEL": "ERROR",
         "DATABASE_URL": "",
         "DJANGO_SETTINGS_MODULE": "gateway.settings",
-        "PYTHONPATH": str(PROJECT),
+        "PYTHONPATH": str(PROJECT_DIR),
         "SLUICE_API_READS_PER_MINUTE": "10000000",
     }
 
@@ -165,8 +167,8 @@ def _environment(home: Path) -> dict[str, str]:
 def _run_in_subprocess(home: Path, *argv: str) -> Any:
     result = subprocess.run(
         [sys.executable, "-m", "devtools.benchmarks.api", *argv],
-        env=_environment(home),
-        cwd=PROJECT,
+        env=_build_environment(home),
+        cwd=PROJECT_DIR,
         stdout=subprocess.PIPE,
         check=True,
     )
@@ -181,8 +183,8 @@ def start_server(count: int) -> BenchServer:
         port = probe.getsockname()[1]
     server = subprocess.Popen(
         [sys.executable, "manage.py", "serve", "--no-engine", "--port", str(port)],
-        env=_environment(home),
-        cwd=PROJECT,
+        env=_build_environment(home),
+        cwd=PROJECT_DIR,
         stdout=subprocess.DEVNULL,
     )
     bench = BenchServer(home, port, server, **seeded)
@@ -196,7 +198,7 @@ def start_server(count: int) -> BenchServer:
 
 
 def measure_latency_ms(bench: BenchServer, path: str, repeat: int, users: int) -> list[float]:
-    """Milliseconds of each request of a sequential client."""
+    """Send requests one after the other and return the duration of each in milliseconds."""
     connection = bench.connect()
     durations = []
     for n in range(repeat + 10):
@@ -207,7 +209,7 @@ def measure_latency_ms(bench: BenchServer, path: str, repeat: int, users: int) -
 
 
 def measure_request_rate(bench: BenchServer, paths: list[tuple[str, str]], seconds: float) -> float:
-    """Requests per second of CLIENTS concurrent clients with one connection each."""
+    """Return the requests per second of CLIENTS concurrent clients with one connection each."""
     counts = [0] * CLIENTS
     end = time.monotonic() + seconds
 
@@ -248,7 +250,7 @@ def read_whole_list(bench: BenchServer, query: str) -> WholeList:
 
 
 def measure_whole_list(bench: BenchServer, repeat: int) -> Iterator[BenchmarkResult]:
-    """Alternates between the queries, so that other load of the machine affects all of them."""
+    """Measure the queries alternately, so that other load on the machine affects all of them."""
     queries = {
         "pages": "limit=200",
         "one request": "limit=1000",
@@ -287,7 +289,7 @@ def measure(*, quick: bool = False) -> Iterator[BenchmarkResult]:
             for bench in (small, large):
                 path = JOBS_PATH + query
                 if title == "list, second page":
-                    # A cursor is valid only for the person who got it.
+                    # A cursor is valid only for the person who received it.
                     body = json.loads(bench.get(bench.connect(), JOBS_PATH, bench.tokens[0]))
                     path = f"{JOBS_PATH}?cursor={body['next']}"
                 paths.append(path)

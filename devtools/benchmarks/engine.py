@@ -1,6 +1,6 @@
-"""The engine against bare Slurm commands: submitting many jobs, polling thousands of them.
+"""The engine compared with plain Slurm commands: submitting many jobs, polling thousands of jobs.
 
-Runs on the embedded cluster with a separate database; its Slurm jobs are held and cancelled afterwards.
+Runs on the embedded cluster with its own database. Its Slurm jobs never start and are cancelled at the end.
 """
 
 from __future__ import annotations
@@ -23,16 +23,19 @@ if TYPE_CHECKING:
     from accounts.models import User
     from clusters.models import Cluster
 
-PROJECT = Path(__file__).resolve().parents[2]
+PROJECT_DIR = Path(__file__).resolve().parents[2]
 USERS = ("alice", "bob", "carol")
 
 
-def embedded_environment() -> dict[str, str]:
+def load_cluster_environment() -> dict[str, str]:
     subprocess.run(
-        [str(PROJECT / "scripts" / "cluster"), "up"], check=True, stdout=subprocess.DEVNULL
+        [str(PROJECT_DIR / "scripts" / "cluster"), "up"], check=True, stdout=subprocess.DEVNULL
     )
     env_output = subprocess.run(
-        [str(PROJECT / "scripts" / "cluster"), "env"], check=True, capture_output=True, text=True
+        [str(PROJECT_DIR / "scripts" / "cluster"), "env"],
+        check=True,
+        capture_output=True,
+        text=True,
     ).stdout
     exported = {}
     for word in shlex.split(env_output, comments=True):
@@ -43,8 +46,8 @@ def embedded_environment() -> dict[str, str]:
 
 
 def set_up() -> Cluster:
-    """A new database with the demo users and the embedded cluster registered."""
-    os.environ.update(embedded_environment())
+    """Create a new database with the demo users and the embedded cluster; returns the cluster."""
+    os.environ.update(load_cluster_environment())
     home = Path(os.environ["SLUICE_HOME"])
     for stale_file in home.glob("engine-bench.sqlite3*"):
         stale_file.unlink()
@@ -68,7 +71,7 @@ def set_up() -> Cluster:
 
 def measure(*, quick: bool) -> Iterator[BenchmarkResult]:
     cluster = set_up()
-    # Nothing may start: both sides would then measure the jobs themselves on this machine's cores.
+    # Jobs must not start: they would use the machine's cores and distort the measurement.
     set_partition_state("down")
     try:
         yield from measure_submission(cluster, 100 if quick else 500)
@@ -95,7 +98,7 @@ def measure_submission(cluster: Cluster, count: int) -> Iterator[BenchmarkResult
     from jobs.jobfile import JobSpec
     from jobs.models import Attempt, Job
     from jobs.script.paths import AttemptPaths
-    from jobs.sync.attempt_files import render_attempt, render_options
+    from jobs.sync.attempt_files import load_render_options, render_attempt
     from jobs.sync.submitter import Submitter
 
     alice: User = User.objects.get(username="alice")
@@ -112,8 +115,8 @@ def measure_submission(cluster: Cluster, count: int) -> Iterator[BenchmarkResult
         create_job(by=alice, spec=spec, namespace=namespace)
     transport = transport_for(cluster, "sluice-alice")
     root = transport.run(["mktemp", "-d"]).text.strip()
-    # The same scripts, already in their directories: the loop runs only sbatch.
-    options = render_options(cluster, "sluice-alice")
+    # Write the scripts that Sluice renders in advance, so that the measured loop runs only sbatch.
+    options = load_render_options(cluster, "sluice-alice")
     files = []
     for n, job in enumerate(Job.objects.select_related("namespace")):
         paths = AttemptPaths(root, f"j{n}", 1)
@@ -134,7 +137,7 @@ def measure_submission(cluster: Cluster, count: int) -> Iterator[BenchmarkResult
         ["env", conf, "sh", "-c", loop, "sh", str(count), root], timeout_s=600
     )
     baseline = time.perf_counter() - started
-    cancel(cluster, sbatch_output.text.split())
+    cancel_jobs(cluster, sbatch_output.text.split())
 
     lease = Lease.acquire(cluster, "bench")
     if lease is None:
@@ -151,13 +154,13 @@ def measure_submission(cluster: Cluster, count: int) -> Iterator[BenchmarkResult
         f"{count} jobs of one person to Slurm", measured, "s", baseline, "sbatch in a loop over one SSH session",
         target_ratio=1.5, note=f"{done} have their id; files, rows and events included",
     )  # fmt: skip
-    cancel(cluster, list(Attempt.objects.values_list("slurm_job_id", flat=True)))
+    cancel_jobs(cluster, list(Attempt.objects.values_list("slurm_job_id", flat=True)))
     EngineLease.objects.all().delete()
     Attempt.objects.all().delete()
     Job.objects.all().delete()
 
 
-def cancel(cluster: Cluster, ids: list[str]) -> None:
+def cancel_jobs(cluster: Cluster, ids: list[str]) -> None:
     from clusters.connections import slurm_client_for
 
     for start in range(0, len(ids), 500):
@@ -190,9 +193,8 @@ def measure_polling(cluster: Cluster, sizes: list[int]) -> Iterator[BenchmarkRes
     EngineLease.objects.update(expires_at="2100-01-01T00:00:00Z")
     slurm = slurm_client_for(cluster)
     total = 0
-    missing_ids = [
-        str(900_000_000 + n) for n in range(20)
-    ]  # the poll runs sacct for jobs that squeue lacks
+    # Jobs that squeue lacks, so that each poll runs sacct.
+    missing_ids = [str(900_000_000 + n) for n in range(20)]
     all_ids: list[str] = []
     try:
         for size in sizes:
@@ -206,13 +208,13 @@ def measure_polling(cluster: Cluster, sizes: list[int]) -> Iterator[BenchmarkRes
             rows = [(slurm_id, f"{root}/{total + 1 + n}") for n, slurm_id in enumerate(ids)]
             if total == 0:
                 rows += [(slurm_id, f"/nowhere/{slurm_id}") for slurm_id in missing_ids]
-            add_rows(cluster, rows)
+            create_live_rows(cluster, rows)
             all_ids += ids
             total = size
             context = PassContext(cluster, lease)
             stats = context.stats
             poller = Poller(context, TaskReader(context))
-            poller.run()  # the first one writes every row
+            poller.run()  # not measured: the first poll saves every row
             measured, baseline = [], []
             for _ in range(5):
                 before = dict(stats.commands)
@@ -234,11 +236,11 @@ def measure_polling(cluster: Cluster, sizes: list[int]) -> Iterator[BenchmarkRes
                 note=", ".join(f"{v} {k}" for k, v in sorted(ran.items())),
             )  # fmt: skip
     finally:
-        cancel(cluster, all_ids)
+        cancel_jobs(cluster, all_ids)
         alice.run(["rm", "-rf", root], timeout_s=120)
 
 
-def add_rows(cluster: Cluster, rows: list[tuple[str, str]]) -> None:
+def create_live_rows(cluster: Cluster, rows: list[tuple[str, str]]) -> None:
     from accounts.models import User
     from clusters.models import Namespace
     from jobs.models import Attempt, Job

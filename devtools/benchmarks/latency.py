@@ -1,6 +1,6 @@
-"""Delay between an event in Slurm (by its own timestamps) and its websocket frame.
+"""The delay between the start or end of a job, according to Slurm's timestamps, and the websocket frame about it.
 
-Slurm truncates timestamps to seconds, which adds half a second to each figure on average.
+Slurm truncates its timestamps to seconds, which adds half a second to each delay on average.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tests.sluice_server import RunningSluice
 
 
 class StateListener:
-    """Records when each job's state arrived."""
+    """Records when each state of each job arrived over the websocket."""
 
     def __init__(self, sluice: RunningSluice) -> None:
         self.arrival_times: dict[tuple[str, str], float] = {}
@@ -77,7 +77,7 @@ def measure_job_ends(
     jobs = []
     for n in range(count):
         jobs.append(submit(sluice, f"end-{n}", f"sleep {1 + n % 3}"))
-        time.sleep(0.7)  # few at a time, so that the cores are not the bottleneck
+        time.sleep(0.7)  # run few jobs at a time, so that the cores are not the bottleneck
     for job in jobs:
         wait_for_state(sluice, job, *END_STATES)
         listener.wait_for(job, "COMPLETED")

@@ -1,6 +1,6 @@
-"""Live logs by websocket and REST, compared with plain ssh on the same files at the same time.
+"""Reading logs by websocket and REST, compared with plain ssh on the same files at the same time.
 
-The ssh side uses one open connection (ControlMaster), the fastest variant of plain ssh.
+The ssh commands use one open connection (ControlMaster), which is the fastest way to use ssh.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from websockets.uri import parse_uri
 from clusters.transport.certificates import CertificateAuthority
 from devtools.benchmarks import BenchmarkResult, p95
 from devtools.benchmarks._running import (
-    log_path,
-    memory_mb,
-    server_pid,
+    find_log_path,
+    get_server_pid,
+    read_memory_mb,
     sluice_server,
     submit,
     wait_for_state,
@@ -43,7 +43,7 @@ ALICE = USERS[0]
 
 def measure(*, quick: bool) -> Iterator[BenchmarkResult]:
     with sluice_server() as sluice, tempfile.TemporaryDirectory() as directory:
-        ssh = plain_ssh(Path(directory))
+        ssh = open_ssh(Path(directory))
         try:
             yield from measure_latency(sluice, ssh, 100 if quick else 400)
             yield from measure_large_log(sluice, ssh, 50 if quick else 200)
@@ -52,7 +52,7 @@ def measure(*, quick: bool) -> Iterator[BenchmarkResult]:
             ssh.close()
 
 
-def plain_ssh(directory: Path) -> OpenSsh:
+def open_ssh(directory: Path) -> OpenSsh:
     cluster_env = cluster_environment()
     authority = CertificateAuthority(Path(cluster_env["SLUICE_SSH_CA_KEY"]))
 
@@ -72,24 +72,26 @@ def log_url(sluice: RunningSluice, job: str, query: str) -> str:
     return f"{base}/ws/jobs/{job}/logs/main/0?lossless=1&{query}"
 
 
-def headers(sluice: RunningSluice) -> dict[str, str]:
+def build_headers(sluice: RunningSluice) -> dict[str, str]:
     return {"Authorization": f"Bearer {sluice.token()}"}
 
 
 def open_log(sluice: RunningSluice, job: str, query: str) -> ClientConnection:
-    return connect(log_url(sluice, job, query), additional_headers=headers(sluice), max_size=None)
+    return connect(
+        log_url(sluice, job, query), additional_headers=build_headers(sluice), max_size=None
+    )
 
 
-def data_frames(sluice: RunningSluice, job: str, query: str) -> Iterator[bytes]:
-    """The frames of a log, read from the socket directly.
+def iter_data_frames(sluice: RunningSluice, job: str, query: str) -> Iterator[bytes]:
+    """Yield the binary frames of a log, read directly from the socket.
 
-    Not with `connect`: its receiver thread and its queue would add to the time of each line, while lines of
-    the ssh side come directly from a pipe.
+    `connect` of websockets is not used: its receiving thread and queue would add to the time of each line,
+    while the lines of ssh are read directly from a pipe.
     """
     uri = parse_uri(log_url(sluice, job, query))
     protocol = ClientProtocol(uri, max_size=None)
     request = protocol.connect()
-    request.headers.update(headers(sluice))
+    request.headers.update(build_headers(sluice))
     protocol.send_request(request)
     with socket.create_connection((uri.host, uri.port)) as line:
         line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -104,11 +106,11 @@ def data_frames(sluice: RunningSluice, job: str, query: str) -> Iterator[bytes]:
                     yield bytes(event.data)
 
 
-# -- a line, from written to seen ---------------------------------------------------------------------
+# -- latency of a line ---------------------------------------------------------------------
 
 
 def measure_latency(sluice: RunningSluice, ssh: OpenSsh, count: int) -> Iterator[BenchmarkResult]:
-    """A job prints the time; both sides record when the line arrived."""
+    """Run a job that prints the current time, and record when each line arrives by websocket and by ssh."""
     program = (
         f"import sys,time\ntime.sleep(4)\nfor n in range({count}):\n"
         " sys.stdout.write(f'{time.time()}\\n'); sys.stdout.flush(); time.sleep(0.03)\ntime.sleep(2)"
@@ -121,7 +123,7 @@ def measure_latency(sluice: RunningSluice, ssh: OpenSsh, count: int) -> Iterator
         now = time.time()
         delays[who] += [now - float(line) for line in data.split()]
 
-    tail = ssh.argv(ALICE, "tail", "-c", "+1", "-F", log_path(sluice, job))
+    tail = ssh.argv(ALICE, "tail", "-c", "+1", "-F", find_log_path(sluice, job))
     process = subprocess.Popen(tail, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
 
     def listen_ssh() -> None:
@@ -130,15 +132,14 @@ def measure_latency(sluice: RunningSluice, ssh: OpenSsh, count: int) -> Iterator
 
     def listen_sluice() -> None:
         partial = b""
-        for data in data_frames(sluice, job, "offset=0"):
+        for data in iter_data_frames(sluice, job, "offset=0"):
             complete, _, partial = (partial + data).rpartition(b"\n")
             note("sluice", complete)
 
     listeners = [threading.Thread(target=listen) for listen in (listen_sluice, listen_ssh)]
     for listener in listeners:
         listener.start()
-    # No other requests meanwhile: the stream ends with the task, and polling its state would load the
-    # server and these threads and delay the measured lines.
+    # Send no other requests meanwhile, because they would delay the measured lines. The stream ends with the task.
     listeners[0].join()
     process.terminate()
     listeners[1].join()
@@ -161,7 +162,7 @@ def measure_large_log(
 ) -> Iterator[BenchmarkResult]:
     job = submit(sluice, "large", "true")
     wait_for_state(sluice, job, "COMPLETED")
-    path = Path(log_path(sluice, job))
+    path = Path(find_log_path(sluice, job))
     with path.open("r+b") as log:
         for _ in range(size_mb):
             log.write(os.urandom(10**6))
@@ -171,7 +172,7 @@ def measure_large_log(
         "websocket": lambda: read_by_websocket(sluice, job),
     }
     rates: dict[str, list[float]] = {method: [] for method in methods}
-    for _ in range(3):  # interleaved, so that other load affects all methods
+    for _ in range(3):  # alternate between the methods, so that other load affects all of them
         for method, read in methods.items():
             started = time.perf_counter()
             byte_count = read()
@@ -196,7 +197,7 @@ def read_by_websocket(sluice: RunningSluice, job: str) -> int:
 
 def read_by_rest(sluice: RunningSluice, job: str) -> int:
     url = f"{sluice.url}/api/v1/jobs/{job}/logs/main/0/download"
-    with httpx.stream("GET", url, headers=headers(sluice), timeout=120) as answer:
+    with httpx.stream("GET", url, headers=build_headers(sluice), timeout=120) as answer:
         return sum(len(chunk) for chunk in answer.iter_raw())
 
 
@@ -220,7 +221,7 @@ def read_last_screen(sluice: RunningSluice, job: str) -> None:
 
 
 def count_follower_processes(path: str) -> int:
-    """Processes on the cluster that follow this file."""
+    """Count the processes on the cluster that follow this file."""
     count = 0
     for entry in Path("/proc").glob("[0-9]*/cmdline"):
         try:
@@ -236,7 +237,7 @@ def measure_viewers(sluice: RunningSluice, count: int) -> Iterator[BenchmarkResu
     command = f"sleep 15; i=0; while [ $i -lt {lines} ]; do echo line $i $(seq -s , 40); i=$((i+1)); usleep 50000; done"
     job = submit(sluice, "viewers", command)
     wait_for_state(sluice, job, "RUNNING")
-    before_mb = memory_mb(server_pid(sluice))
+    before_mb = read_memory_mb(get_server_pid(sluice))
     peak_mb, max_readers, received = asyncio.run(run_viewers(sluice, job, count))
     log_content = sluice.api("GET", f"jobs/{job}/logs/main/0?limit=4000000").content
     mismatches = sum(data != log_content for data in received)
@@ -255,8 +256,8 @@ def measure_viewers(sluice: RunningSluice, count: int) -> Iterator[BenchmarkResu
 async def run_viewers(
     sluice: RunningSluice, job: str, count: int
 ) -> tuple[float, int, list[bytes]]:
-    path = log_path(sluice, job)
-    url, token = log_url(sluice, job, "offset=0"), headers(sluice)
+    path = find_log_path(sluice, job)
+    url, token = log_url(sluice, job, "offset=0"), build_headers(sluice)
 
     async def view() -> bytes:
         data = bytearray()
@@ -272,6 +273,6 @@ async def run_viewers(
     peak_mb, max_readers = 0.0, 0
     while not all(task.done() for task in tasks):
         await asyncio.sleep(1)
-        peak_mb = max(peak_mb, memory_mb(server_pid(sluice)))
+        peak_mb = max(peak_mb, read_memory_mb(get_server_pid(sluice)))
         max_readers = max(max_readers, await asyncio.to_thread(count_follower_processes, path))
     return peak_mb, max_readers, [task.result() for task in tasks]

@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from devtools.benchmarks import BenchmarkResult
 from devtools.benchmarks._running import (
     PROJECT_DIR,
-    memory_mb,
+    get_server_pid,
     partition_down,
+    read_memory_mb,
     run_slurm,
-    server_pid,
     sluice_server,
     wait_for_capacity,
 )
@@ -32,7 +32,7 @@ def measure(*, quick: bool) -> Iterator[BenchmarkResult]:
             wait_for_capacity(sluice)
             sluice.api("GET", "jobs")
             time.sleep(seconds)
-            yield from measure_memory(server_pid(sluice), engine.pid, "idle", limit=LIMIT_MB)
+            yield from measure_memory(get_server_pid(sluice), engine.pid, "idle", limit=LIMIT_MB)
             with partition_down(sluice):
                 submit_by_rest(sluice, {"alice": (sluice.token("alice"), jobs)})
 
@@ -48,7 +48,7 @@ def measure(*, quick: bool) -> Iterator[BenchmarkResult]:
                     reader.join()
                 run_slurm(sluice, "scancel", "-u", "sluice-alice")
             label = f"after {jobs} jobs and 20 readers"
-            yield from measure_memory(server_pid(sluice), engine.pid, label, limit=None)
+            yield from measure_memory(get_server_pid(sluice), engine.pid, label, limit=None)
         finally:
             engine.terminate()
             engine.wait()
@@ -57,7 +57,7 @@ def measure(*, quick: bool) -> Iterator[BenchmarkResult]:
 def measure_memory(
     web: int, engine: int, label_text: str, *, limit: float | None
 ) -> Iterator[BenchmarkResult]:
-    web_mb, engine_mb = memory_mb(web), memory_mb(engine)
+    web_mb, engine_mb = read_memory_mb(web), read_memory_mb(engine)
     yield BenchmarkResult(
         f"memory of web and engine, {label_text}", web_mb + engine_mb, "MB", limit=limit,
         note=f"web {web_mb:.0f}, engine {engine_mb:.0f}",

@@ -1,8 +1,7 @@
-"""Pages with 100,000 jobs in the database: the list, the home page, and a job of 500 tasks.
+"""The time of pages with 100,000 jobs in the database: the job list, the home page, and a job of 500 tasks.
 
-Measures the CPU time of a whole request through Django and SQLite, which other load on the machine does not
-change; wall-clock time and number of queries are in the note.
-No cluster is needed.
+Measures the CPU time of a whole request through Django and SQLite, because other load on the machine does not
+affect it. Wall-clock time and number of queries are reported as notes. No cluster is needed.
 """
 
 from __future__ import annotations
@@ -19,20 +18,20 @@ from typing import Any
 
 from devtools.benchmarks import BenchmarkResult, p95
 
-PROJECT = Path(__file__).resolve().parents[2]
-JOBS, QUICK_JOBS = 100_000, 5_000
-TASKS = 500
+PROJECT_DIR = Path(__file__).resolve().parents[2]
+JOB_COUNT, QUICK_JOB_COUNT = 100_000, 5_000
+TASK_COUNT = 500
 
 
 def measure(*, quick: bool) -> Iterator[BenchmarkResult]:
-    count = QUICK_JOBS if quick else JOBS
+    count = QUICK_JOB_COUNT if quick else JOB_COUNT
     with tempfile.TemporaryDirectory(prefix="sluice-bench-") as home:
         environment = {
             **os.environ,
             "SLUICE_HOME": home,
             "SLUICE_DEMO": "1",
             "DJANGO_SETTINGS_MODULE": "gateway.settings",
-            "PYTHONPATH": str(PROJECT),
+            "PYTHONPATH": str(PROJECT_DIR),
         }
         environment.pop("DATABASE_URL", None)
         result = subprocess.run(
@@ -44,7 +43,7 @@ def measure(*, quick: bool) -> Iterator[BenchmarkResult]:
                 "10" if quick else "40",
             ],
             env=environment,
-            cwd=PROJECT,
+            cwd=PROJECT_DIR,
             capture_output=True,
             text=True,
             check=False,
@@ -57,8 +56,8 @@ def measure(*, quick: bool) -> Iterator[BenchmarkResult]:
         ("job list, search", None),
         ("job list, everyone's", 200),
         ("home", 200),
-        (f"job of {TASKS} tasks", 300),
-        (f"live parts of {TASKS} tasks", 300),
+        (f"job of {TASK_COUNT} tasks", 300),
+        (f"live parts of {TASK_COUNT} tasks", 300),
     ):
         yield BenchmarkResult(
             f"{name}: p95 of the server's time ({count:,} jobs)",
@@ -69,7 +68,7 @@ def measure(*, quick: bool) -> Iterator[BenchmarkResult]:
         )
 
 
-# Subprocess.
+# Functions of the subprocess, in which Django is set up.
 
 
 def seed_database(count: int) -> tuple[Any, Any]:
@@ -80,9 +79,9 @@ def seed_database(count: int) -> tuple[Any, Any]:
     from jobs.models import Attempt, Job, Task
 
     job = Job.objects.select_related("owner").order_by("created_at").first()
-    assert job is not None  # noqa: S101 - the seed made it
-    spec = {**job.spec, "taskRoles": [{**job.spec["taskRoles"][0], "taskNumber": TASKS}]}
-    Job.objects.filter(pk=job.pk).update(spec=spec, task_count=TASKS, is_distributed=True)
+    assert job is not None  # noqa: S101 - created by seed()
+    spec = {**job.spec, "taskRoles": [{**job.spec["taskRoles"][0], "taskNumber": TASK_COUNT}]}
+    Job.objects.filter(pk=job.pk).update(spec=spec, task_count=TASK_COUNT, is_distributed=True)
     attempt, _created = Attempt.objects.get_or_create(
         job=job,
         number=job.attempt_number,
@@ -104,12 +103,12 @@ def seed_database(count: int) -> tuple[Any, Any]:
             ports={"ssh": [10_000 + index], "http": [20_000 + index]},
             gpus="0,1",
         )
-        for index in range(TASKS)
+        for index in range(TASK_COUNT)
     )
     return job, job.owner
 
 
-def run(count: int, repeat: int) -> dict[str, dict[str, float]]:
+def measure_pages(count: int, repeat: int) -> dict[str, dict[str, float]]:
     job, owner = seed_database(count)
     from django.db import connection
     from django.test import Client
@@ -123,8 +122,8 @@ def run(count: int, repeat: int) -> dict[str, dict[str, float]]:
         "job list, search": reverse("jobs") + "?scope=all&q=resnet-77",
         "job list, everyone's": reverse("jobs") + "?scope=all",
         "home": reverse("home"),
-        f"job of {TASKS} tasks": reverse("job", args=[job.pk]),
-        f"live parts of {TASKS} tasks": reverse("job_live", args=[job.pk]),
+        f"job of {TASK_COUNT} tasks": reverse("job", args=[job.pk]),
+        f"live parts of {TASK_COUNT} tasks": reverse("job_live", args=[job.pk]),
     }
     results = {}
     for name, url in pages.items():
@@ -150,4 +149,4 @@ def run(count: int, repeat: int) -> dict[str, dict[str, float]]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(run(int(sys.argv[1]), int(sys.argv[2]))))
+    print(json.dumps(measure_pages(int(sys.argv[1]), int(sys.argv[2]))))

@@ -1,4 +1,4 @@
-"""Times of planning and rendering, with fixed limits: no other system to compare with."""
+"""The times of planning and rendering, compared with fixed limits because there is no baseline."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from clusters.capacity import Capacity, NamespaceRules, Node, Partition
-from devtools.benchmarks import BenchmarkResult, timed
+from devtools.benchmarks import BenchmarkResult, time_calls_s
 from jobs.jobfile import JobSpec
 from jobs.plan import Plan, plan
 from jobs.script.paths import AttemptPaths
@@ -23,7 +23,7 @@ RULES = NamespaceRules("lab", ("cpu",))
 PATHS = AttemptPaths("/scratch/alice", "bench", 1)
 
 
-def _spec(*tasks: int) -> JobSpec:
+def _build_spec(*tasks: int) -> JobSpec:
     names = ("ps", "worker", "evaluator")
     roles: list[dict[str, Any]] = [
         {"name": names[i], "taskNumber": count, "command": "python train.py"}
@@ -36,7 +36,7 @@ def _spec(*tasks: int) -> JobSpec:
 def measure(quick: bool) -> Iterator[BenchmarkResult]:
     repeat = 20 if quick else 200
     for name, tasks, limit_ms in (("3 roles", (1, 2, 1), 2.0), ("500 tasks", (20, 480), 20.0)):
-        spec = _spec(*tasks)
+        spec = _build_spec(*tasks)
         job_plan = plan(spec, RULES, CAPACITY)
 
         def run_render(spec: JobSpec = spec, job_plan: Plan = job_plan) -> None:
@@ -46,6 +46,6 @@ def measure(quick: bool) -> Iterator[BenchmarkResult]:
             plan(spec, RULES, CAPACITY)
 
         for label, action, limit in (("render", run_render, limit_ms), ("plan", run_plan, None)):
-            # The minimum: other load on the machine only adds time.
-            best_ms = min(timed(action, repeat=repeat)) * 1000
+            # Use the minimum, because other load on the machine only adds time.
+            best_ms = min(time_calls_s(action, repeat=repeat)) * 1000
             yield BenchmarkResult(f"{label}, {name}", best_ms, "ms", limit=limit)

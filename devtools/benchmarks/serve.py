@@ -1,7 +1,7 @@
-"""Requests per second and p95 with many concurrent clients; the baseline is /healthz.
+"""Requests per second and 95th percentile of latency with many concurrent clients; the baseline is /healthz.
 
-The servers are `manage.py serve` on SQLite, web only, with 1,000 and with 100,000 jobs. wrk makes the
-requests; it shares the machine's cores with the server.
+The servers are `manage.py serve --no-engine` on SQLite, with 1,000 and with 100,000 jobs. wrk sends the requests
+and shares the machine's cores with the server.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from devtools.benchmarks.api import JOBS_PATH, LARGE_COUNT, SMALL_COUNT, BenchSe
 
 CLIENTS = (20, 100, 500)
 MIN_RATES = {"list": 200, "job": 300}
-# Each thread requests the next path of the list; the results are printed as one line of JSON.
-LUA = """
+# The script for wrk: requests the paths of the list in turn and prints the results as one line of JSON.
+WRK_SCRIPT = """
 local requests = {{{requests}}}
 local n = 0
 function request()
@@ -45,7 +45,7 @@ def run_wrk(
 ) -> WrkResult:
     requests = ", ".join(f'{{"{path}", "{token}"}}' for path, token in paths)
     with tempfile.NamedTemporaryFile("w", suffix=".lua") as script:
-        script.write(LUA.format(requests=requests))
+        script.write(WRK_SCRIPT.format(requests=requests))
         script.flush()
         argv = ["wrk", "-t", "1", "-c", str(clients), "-d", f"{seconds}s", "--timeout", "30s"]
         done = subprocess.run(

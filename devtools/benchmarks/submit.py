@@ -1,7 +1,6 @@
-"""Submission by REST until every job has its Slurm id, compared with sbatch in a loop over one SSH connection.
+"""The time to submit jobs by REST until each has a Slurm id, compared with sbatch in a loop over one SSH connection.
 
-Both sides submit the same batch scripts. The partition is down, so that jobs stay pending and do not use
-the cores.
+Both submit the same batch scripts. The partition is down, so that jobs stay pending and do not use the cores.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ import httpx
 
 from devtools.benchmarks import BenchmarkResult
 from devtools.benchmarks._running import (
-    job_file,
+    build_job_file,
     partition_down,
     run_slurm,
     sluice_server,
@@ -39,10 +38,10 @@ from tests.sluice_server import RunningSluice
 CLIENTS = 10
 EXTRA_USERS = 8  # Unix accounts in addition to those of the demo users
 UNIX_USERS = ("sluice-alice", "sluice-bob", *(f"sluice-more{n}" for n in range(1, EXTRA_USERS + 1)))
-TARGET = 1.5
+TARGET_RATIO = 1.5
 
 
-# Subprocess, with the settings of the measured server.
+# Function of the subprocess, which has the settings of the measured server.
 
 
 def create_users() -> None:
@@ -71,7 +70,7 @@ def create_users() -> None:
     print(json.dumps(tokens))
 
 
-# Parent process: the clients.
+# Functions of the parent process.
 
 
 def measure(*, quick: bool) -> Iterator[BenchmarkResult]:
@@ -103,7 +102,7 @@ def measure(*, quick: bool) -> Iterator[BenchmarkResult]:
 class Round:
     accepted_s: float
     sluice_s: float
-    loop_s: float
+    sbatch_s: float
 
 
 def run_round(
@@ -119,20 +118,20 @@ def run_round(
 
 
 def build_result(name: str, rounds: list[Round], baseline: str, count: int) -> BenchmarkResult:
-    """Medians of rounds in which both sides run one after the other, because the machine's speed varies."""
-    sluice_s, loop_s, accepted_s = (
+    """Build a result from the medians of the rounds. Each round measures both sides, because the machine's speed varies."""
+    sluice_s, sbatch_s, accepted_s = (
         statistics.median(getattr(each, what) for each in rounds)
-        for what in ("sluice_s", "loop_s", "accepted_s")
+        for what in ("sluice_s", "sbatch_s", "accepted_s")
     )
     return BenchmarkResult(
-        name, sluice_s, "s", loop_s, baseline, target_ratio=TARGET,
-        note=f"{count / sluice_s:.0f} jobs/s ({count / loop_s:.0f}/s); all accepted after {accepted_s:.1f} s; "
-        f"rounds {', '.join(f'{each.sluice_s / each.loop_s:.2f}' for each in rounds)} ×",
+        name, sluice_s, "s", sbatch_s, baseline, target_ratio=TARGET_RATIO,
+        note=f"{count / sluice_s:.0f} jobs/s ({count / sbatch_s:.0f}/s); all accepted after {accepted_s:.1f} s; "
+        f"rounds {', '.join(f'{each.sluice_s / each.sbatch_s:.2f}' for each in rounds)} ×",
     )  # fmt: skip
 
 
 def wait_until_ended(sluice: RunningSluice, tokens: Sequence[str]) -> None:
-    """Wait until the engine has processed jobs cancelled with scancel, so that this work is not measured next."""
+    """Wait until the engine has processed the cancelled jobs, so that this work does not affect the next measurement."""
 
     def unfinished(token: str) -> Any:
         path = f"{sluice.url}/api/v1/jobs?mine=1&state=PENDING&state=RUNNING&limit=1"
@@ -157,12 +156,15 @@ def create_user_tokens(sluice: RunningSluice) -> dict[str, str]:
 def submit_by_rest(
     sluice: RunningSluice, jobs_by_user: dict[str, tuple[str, int]]
 ) -> tuple[float, float]:
-    """`jobs_by_user`: token and number of jobs. Returns the seconds until all are accepted and until all have a Slurm id."""
+    """Submit jobs of several users; `jobs_by_user` has the token and the number of jobs of each.
+
+    Returns the seconds until all jobs were accepted, and until all have a Slurm id.
+    """
     local = threading.local()
     host = sluice.url.removeprefix("http://")
 
     def call(method: str, path: str, token: str, document: Any = None) -> Any:
-        # Not httpx: its 3 ms per request would distort the result on two cores.
+        # http.client instead of httpx, whose 3 ms of CPU time per request would distort the result.
         if not hasattr(local, "connection"):
             local.connection = http.client.HTTPConnection(host, timeout=120)
         headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
@@ -179,7 +181,7 @@ def submit_by_rest(
     started = time.perf_counter()
     with ThreadPoolExecutor(CLIENTS) as clients:
         posts = [
-            clients.submit(call, "POST", "jobs", token, job_file(f"{user}-{n}", "true"))
+            clients.submit(call, "POST", "jobs", token, build_job_file(f"{user}-{n}", "true"))
             for user, (token, count) in jobs_by_user.items()
             for n in range(count)
         ]
@@ -192,10 +194,10 @@ def submit_by_rest(
 
 
 def take_work_directories(sluice: RunningSluice, unix_user: str) -> list[str]:
-    """Work directories of the Slurm jobs of this Unix user; cancels the jobs."""
-    unfinished = run_slurm(sluice, "squeue", "-h", "-u", unix_user, "-o", "%Z").split()
+    """Return the work directories of this Unix user's Slurm jobs, and cancel the jobs."""
+    work_dirs = run_slurm(sluice, "squeue", "-h", "-u", unix_user, "-o", "%Z").split()
     run_slurm(sluice, "scancel", "-u", unix_user)
-    return unfinished
+    return work_dirs
 
 
 def submit_by_sbatch(

@@ -20,13 +20,13 @@ from clusters.transport.credentials import CertificateCredentials
 from clusters.transport.ssh import SshCluster
 from devtools.benchmarks import BenchmarkResult, p95
 
-PROJECT = Path(__file__).resolve().parents[2]
+PROJECT_DIR = Path(__file__).resolve().parents[2]
 USERS = ("sluice-alice", "sluice-bob", "sluice-carol")
 THREADS = 20
 
 
 class OpenSsh:
-    """ssh with a control master per user: the reference."""
+    """The baseline: ssh commands over one open connection (control master) per user."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class OpenSsh:
 def cluster_environment() -> dict[str, str]:
     environment = {**os.environ}
     environment.setdefault("SLUICE_CLUSTER_DIR", "/var/lib/sluice/test-cluster")
-    program = str(PROJECT / "scripts" / "cluster")
+    program = str(PROJECT_DIR / "scripts" / "cluster")
     subprocess.run([program, "up"], env=environment, check=True, capture_output=True)
     printed = subprocess.run(
         [program, "env"], env=environment, check=True, capture_output=True, text=True
@@ -81,7 +81,7 @@ def cluster_environment() -> dict[str, str]:
 
 
 class SshComparison:
-    """Sluice and OpenSSH connected to the same sshd, and a directory of the first user."""
+    """Connections of Sluice and of OpenSSH to the same sshd, and a directory of the first user for files."""
 
     def __init__(self, directory: Path, users: Sequence[str] = USERS) -> None:
         self.directory = directory
@@ -104,7 +104,7 @@ class SshComparison:
         work_root = cluster_env["SLUICE_EMBEDDED_WORK_ROOT"].format(user=USERS[0])
         self.root = f"{work_root}/bench-{os.getpid()}"
         self.transport.run(["mkdir", "-p", self.root])
-        for user in users:  # connections are open on both sides before anything is measured
+        for user in users:  # open all connections before anything is measured
             self.sluice_ssh.transport(user).run(["true"])
             self.openssh.run(user, "true")
 
@@ -123,7 +123,7 @@ def time_call_s(action: Callable[[], object]) -> float:
 def measure_alternating(
     sluice_ssh: Callable[[], object], openssh: Callable[[], object], rounds: int
 ) -> tuple[float, float]:
-    """Medians of alternating calls, so that other load affects both."""
+    """Call both actions alternately, so that other load affects both; returns the medians in seconds."""
     pairs = [(time_call_s(sluice_ssh), time_call_s(openssh)) for _ in range(rounds)]
     return statistics.median(a for a, _ in pairs), statistics.median(b for _, b in pairs)
 
@@ -232,7 +232,7 @@ def measure_files(bench: SshComparison, quick: bool) -> Iterator[BenchmarkResult
 
 
 def measure_logs(bench: SshComparison, quick: bool) -> Iterator[BenchmarkResult]:
-    """Both follow the same file; each line contains the time at which it was written."""
+    """Follow one file with both; each line of it contains the time at which it was written."""
     path = f"{bench.root}/log"
     bench.transport.run(["touch", path])
     count = 40 if quick else 200

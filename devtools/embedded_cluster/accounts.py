@@ -1,7 +1,7 @@
-"""Users of the embedded cluster: Unix accounts of the machine and their associations in Slurm's accounting.
+"""Creates the users of the embedded cluster: Unix accounts, and their associations in Slurm's accounting.
 
-The Unix accounts are shared by all embedded clusters of the machine and are never removed. Accounts that the
-machine already had are never changed.
+All embedded clusters of the machine share the Unix accounts, which are never removed. Accounts that were not created
+by this program are never changed.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import pwd
 
 from devtools.embedded_cluster import apptainer
 from devtools.embedded_cluster.console import ClusterSetupError, run
-from devtools.embedded_cluster.daemons import slurm_environment
+from devtools.embedded_cluster.daemons import build_slurm_environment
 from devtools.embedded_cluster.layout import (
     CLUSTER_NAME,
     SERVICE_USER,
@@ -24,12 +24,12 @@ from devtools.embedded_cluster.layout import (
     write_state,
 )
 
-GECOS = "Sluice embedded cluster"
+ACCOUNT_COMMENT = "Sluice embedded cluster"
 MIN_UID = 1000
 SLURM_ACCOUNT = "lab"
 QOS_NAMES = "low,normal,tiny"
-# Increase when the rows below change, so that existing clusters are updated.
-RECIPE_VERSION = 2
+# Increase this when the accounts or QOS below change, so that existing clusters are updated.
+ACCOUNTING_VERSION = 2
 
 # (name, settings) of each QOS. "normal" is Slurm's default; its jobs may preempt (requeue) jobs of "low".
 QOS_SETTINGS = (
@@ -67,10 +67,11 @@ def ensure_unix_account(name: str) -> bool:
     try:
         account = pwd.getpwnam(name)
     except KeyError:
-        # "*" and not "!": without PAM, sshd treats "!" as a locked account and rejects its certificates.
+        # The password is "*" and not "!": without PAM, sshd treats "!" as a locked account and rejects its
+        # certificates.
         run(
             [
-                "useradd", "--comment", GECOS, "--home-dir", str(home), "--create-home", "--user-group",
+                "useradd", "--comment", ACCOUNT_COMMENT, "--home-dir", str(home), "--create-home", "--user-group",
                 "--shell", "/bin/bash", "--password", "*", "--key", f"UID_MIN={MIN_UID}",
                 "--key", "HOME_MODE=0700", name,
             ]
@@ -78,9 +79,9 @@ def ensure_unix_account(name: str) -> bool:
         account, created = pwd.getpwnam(name), True
     else:
         created = False
-        if account.pw_gecos.split(",")[0] != GECOS:
+        if account.pw_gecos.split(",")[0] != ACCOUNT_COMMENT:
             raise ClusterSetupError(
-                f"This machine has an account {name} that is not Sluice's (its comment is not “{GECOS}”): "
+                f"This machine has an account {name} that is not Sluice's (its comment is not “{ACCOUNT_COMMENT}”): "
                 "rename or remove that account; scripts/cluster does not change it."
             )
     if account.pw_uid < MIN_UID:
@@ -93,7 +94,7 @@ def ensure_unix_account(name: str) -> bool:
 
 
 def write_profile(name: str) -> None:
-    """Add Apptainer to PATH in login shells, where /etc/profile resets it."""
+    """Add Apptainer to PATH in .profile, because /etc/profile resets PATH in login shells."""
     profile = SHARED_DIR / "home" / name / ".profile"
     if not profile.is_symlink():
         line = f'PATH="{apptainer.PREFIX}/bin:$PATH"\n'
@@ -102,45 +103,49 @@ def write_profile(name: str) -> None:
             write_atomically(profile, text + line, user=name)
 
 
-def sacctmgr(layout: Layout, *arguments: str, check: bool = True) -> str:
+def run_sacctmgr(layout: Layout, *arguments: str, check: bool = True) -> str:
     return run(
-        ["sacctmgr", *arguments], env=slurm_environment(layout), check=check, timeout_s=60
+        ["sacctmgr", *arguments], env=build_slurm_environment(layout), check=check, timeout_s=60
     ).stdout
 
 
 def ensure_cluster_entry(layout: Layout) -> None:
     """Register the cluster in slurmdbd; slurmctld does not start without it."""
-    if CLUSTER_NAME not in sacctmgr(layout, "-nP", "show", "cluster", "format=cluster").split():
-        sacctmgr(layout, "-i", "add", "cluster", CLUSTER_NAME)
+    if CLUSTER_NAME not in run_sacctmgr(layout, "-nP", "show", "cluster", "format=cluster").split():
+        run_sacctmgr(layout, "-i", "add", "cluster", CLUSTER_NAME)
 
 
 def ensure_slurm_accounts(layout: Layout) -> bool:
     """Create account, QOS and users in Slurm's accounting; returns whether something was missing.
 
-    Must run after slurmctld has registered: that creates the TRES gres/gpu, which a QOS limit names.
+    Call it after slurmctld has registered with slurmdbd: that creates the TRES gres/gpu, which a QOS limit names.
     """
-    if read_state(layout).get("accounting") == RECIPE_VERSION and accounts_match(layout):
+    if read_state(layout).get("accounting") == ACCOUNTING_VERSION and accounts_match(layout):
         return False
-    existing_qos = sacctmgr(layout, "-nP", "show", "qos", "format=name").split()
+    existing_qos = run_sacctmgr(layout, "-nP", "show", "qos", "format=name").split()
     for name, settings in QOS_SETTINGS:
         if name not in existing_qos:
-            sacctmgr(layout, "-i", "add", "qos", name)
-        sacctmgr(layout, "-i", "modify", "qos", name, "set", *settings)
-    if SLURM_ACCOUNT not in sacctmgr(layout, "-nP", "show", "account", "format=account").split():
-        sacctmgr(
+            run_sacctmgr(layout, "-i", "add", "qos", name)
+        run_sacctmgr(layout, "-i", "modify", "qos", name, "set", *settings)
+    if (
+        SLURM_ACCOUNT
+        not in run_sacctmgr(layout, "-nP", "show", "account", "format=account").split()
+    ):
+        run_sacctmgr(
             layout, "-i", "add", "account", SLURM_ACCOUNT, f"cluster={CLUSTER_NAME}",
             "Description=the lab of the demonstration", "Organization=sluice",
         )  # fmt: skip
-    # sacctmgr exits 1 with "Nothing modified" if nothing had to change; the check below decides.
-    sacctmgr(
+    # sacctmgr exits with 1 and "Nothing modified" if nothing had to change, so its exit codes are ignored;
+    # `accounts_match` checks the result.
+    run_sacctmgr(
         layout, "-i", "add", "user", ",".join(USERS), f"account={SLURM_ACCOUNT}", f"cluster={CLUSTER_NAME}",
         f"DefaultAccount={SLURM_ACCOUNT}", f"qos={QOS_NAMES}", "DefaultQOS=normal", check=False,
     )  # fmt: skip
-    sacctmgr(
+    run_sacctmgr(
         layout, "-i", "modify", "user", "where", f"name={','.join(USERS)}", f"account={SLURM_ACCOUNT}",
         f"cluster={CLUSTER_NAME}", "set", f"qos={QOS_NAMES}", "DefaultQOS=normal", check=False,
     )  # fmt: skip
-    sacctmgr(
+    run_sacctmgr(
         layout,
         "-i",
         "modify",
@@ -151,7 +156,7 @@ def ensure_slurm_accounts(layout: Layout) -> bool:
         "AdminLevel=Operator",
         check=False,
     )
-    write_state(layout, {**read_state(layout), "accounting": RECIPE_VERSION})
+    write_state(layout, {**read_state(layout), "accounting": ACCOUNTING_VERSION})
     if not accounts_match(layout):
         raise ClusterSetupError(
             f"Slurm's accounting did not take the demo accounts: see {layout.log}/slurmdbd.log."
@@ -160,7 +165,8 @@ def ensure_slurm_accounts(layout: Layout) -> bool:
 
 
 def accounts_match(layout: Layout) -> bool:
-    rows = sacctmgr(
+    """Return whether Slurm's accounting has the users with the expected rights."""
+    rows = run_sacctmgr(
         layout,
         "-nP",
         "show",

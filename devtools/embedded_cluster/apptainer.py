@@ -1,8 +1,8 @@
-"""Apptainer for the embedded clusters of this machine.
+"""Provides Apptainer for the embedded clusters of this machine.
 
-Uses the installed Apptainer or the package of the machine's sources; else (Debian 12) the build of Debian unstable,
-unpacked with its own C library into a private prefix. The machine's apt configuration is never changed: sources,
-lists and cache for Debian unstable are private and temporary.
+Uses the installed Apptainer, or installs it from the machine's package sources. Where these lack it (Debian 12), the
+package of Debian unstable is unpacked, with its own C library, into a private directory (PREFIX). The machine's apt
+configuration is never changed: the sources, lists and cache for Debian unstable are private and temporary.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from devtools.embedded_cluster.console import SYSTEM_PATH, ClusterSetupError, ru
 from devtools.embedded_cluster.layout import SHARED_DIR, lock_file
 from devtools.embedded_cluster.packages import (
     Requirement,
-    debian_architecture,
+    get_debian_architecture,
     install,
     is_available_in_apt,
 )
-from devtools.embedded_cluster.sources import PackageSource, machine_sources, os_release
+from devtools.embedded_cluster.sources import PackageSource, read_machine_sources, read_os_release
 
 PREFIX = SHARED_DIR / "apptainer"
 COMPLETE_MARKER = PREFIX / ".complete"
@@ -34,32 +34,37 @@ REQUIREMENTS = (
 FUSE_DEVICE = Path("/dev/fuse")
 
 
-def system_program(*names: str) -> str | None:
+def find_system_program(*names: str) -> str | None:
+    """Return the path of the first of these programs that the machine has."""
     found = (shutil.which(name, path=SYSTEM_PATH) for name in names)
     return next((path for path in found if path), None)
 
 
-def login_path(system_path: str) -> str:
-    """Independent of whether Apptainer is installed yet, so that sshd needs no restart afterwards."""
+def build_login_path(system_path: str) -> str:
+    """Return PATH for SSH logins, with the directory of the private Apptainer first.
+
+    The result does not depend on whether Apptainer is installed, so that sshd needs no restart after its installation.
+    """
     return f"{PREFIX}/bin:{system_path}"
 
 
-def path_entry() -> str:
+def find_path_entry() -> str:
+    """Return the directory of the private Apptainer; empty if there is none."""
     return f"{PREFIX}/bin" if (PREFIX / "bin").is_dir() else ""
 
 
-def apptainer_path() -> str:
+def find_apptainer() -> str:
     private = PREFIX / "bin" / "apptainer"
-    return str(private) if private.exists() else system_program("apptainer") or "apptainer"
+    return str(private) if private.exists() else find_system_program("apptainer") or "apptainer"
 
 
 def ensure_installed(*, log: Path) -> list[str]:
-    """Make `apptainer` usable by the demo accounts; returns where it comes from."""
+    """Make `apptainer` usable by the demo accounts; returns a text about which Apptainer is used."""
     with lock_file(SHARED_DIR / "apptainer.lock", "another cluster providing Apptainer"):
         allow_fuse_access()
-        if COMPLETE_MARKER.exists() and Path(apptainer_path()).exists():
+        if COMPLETE_MARKER.exists() and Path(find_apptainer()).exists():
             return [f"{COMPLETE_MARKER.read_text().strip()}, in {PREFIX}"]
-        system_binary = system_program("apptainer", "singularity")
+        system_binary = find_system_program("apptainer", "singularity")
         if system_binary is None:
             system_binary = install_from_system_sources(log)
         if system_binary is None:
@@ -73,7 +78,7 @@ def ensure_installed(*, log: Path) -> list[str]:
 
 
 def allow_fuse_access() -> None:
-    """Give /dev/fuse mode 0666 for unprivileged image mounts, as udev does; not all machines have udev."""
+    """Set mode 0666 on /dev/fuse, which mounting images without root needs. Machines without udev lack it."""
     if FUSE_DEVICE.exists() and FUSE_DEVICE.stat().st_mode & 0o666 != 0o666:
         FUSE_DEVICE.chmod(0o666)
 
@@ -82,7 +87,7 @@ def install_from_system_sources(log: Path) -> str | None:
     for package in ("apptainer", "singularity-container"):
         if is_available_in_apt(package):
             install([Requirement(package, package.split("-")[0]), *REQUIREMENTS], log=log)
-            return system_program("apptainer", "singularity")
+            return find_system_program("apptainer", "singularity")
     return None
 
 
@@ -94,15 +99,15 @@ def link_as_apptainer(target: str) -> None:
         link.symlink_to(target)
 
 
-def debian_source() -> PackageSource:
-    release = os_release()
+def find_debian_source() -> PackageSource:
+    release = read_os_release()
     if release.get("ID") != "debian":
         raise ClusterSetupError(
             "This machine has no apptainer or singularity and its package sources offer none: "
             "install Apptainer, then run this again."
         )
     codename = release.get("VERSION_CODENAME", "sid")
-    for source in machine_sources():
+    for source in read_machine_sources():
         if codename in source.suites and "main" in source.components:
             return source
     raise ClusterSetupError(
@@ -111,12 +116,15 @@ def debian_source() -> PackageSource:
     )
 
 
-def write_private_apt(folder: Path, source: PackageSource) -> dict[str, str]:
-    """A private apt configuration below `folder`: Debian unstable only, no installed packages."""
+def write_private_apt_configuration(folder: Path, source: PackageSource) -> dict[str, str]:
+    """Write an apt configuration below `folder` that has Debian unstable as its only source.
+
+    It regards no package as installed. Returns the environment variables with which apt uses it.
+    """
     for name in ("lists/partial", "cache/archives/partial", "empty", "debs"):
         (folder / name).mkdir(parents=True)
     (folder / "status").touch()
-    options = [f"arch={debian_architecture()}"]
+    options = [f"arch={get_debian_architecture()}"]
     if source.signed_by:
         options.append(f"signed-by={source.signed_by}")
     (folder / "sources.list").write_text(f"deb [{' '.join(options)}] {source.uri} sid main\n")
@@ -137,7 +145,10 @@ def write_private_apt(folder: Path, source: PackageSource) -> dict[str, str]:
 
 
 def resolve_libraries(package: str, env: dict[str, str]) -> list[str]:
-    """The package and the libraries it depends on; helper programs come from the machine's packages."""
+    """Return the package and all libraries on which it depends.
+
+    Programs on which it depends are left out: the machine's own packages provide them (REQUIREMENTS).
+    """
     found, pending = [package], [package]
     while pending:
         output = run(["apt-cache", "depends", "--important", *pending], env=env).stdout
@@ -152,7 +163,7 @@ def install_from_debian_unstable(log: Path) -> None:
     shutil.rmtree(build_dir, ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix="sluice-apt-", dir=SHARED_DIR) as name:
         folder = Path(name)
-        env = write_private_apt(folder, debian_source())
+        env = write_private_apt_configuration(folder, find_debian_source())
         failed = run_logged(["apt-get", "update"], log=log, env=env)
         packages = resolve_libraries("apptainer", env) if not failed else []
         download = ["sh", "-c", 'cd "$0" && exec apt-get download "$@"', str(folder / "debs")]
@@ -167,7 +178,7 @@ def install_from_debian_unstable(log: Path) -> None:
     shutil.rmtree(PREFIX, ignore_errors=True)
     build_dir.rename(PREFIX)
     try:
-        version = run([apptainer_path(), "--version"]).stdout.strip()
+        version = run([find_apptainer(), "--version"]).stdout.strip()
     except ClusterSetupError:
         shutil.rmtree(PREFIX, ignore_errors=True)
         raise
@@ -175,7 +186,7 @@ def install_from_debian_unstable(log: Path) -> None:
 
 
 def patch_binaries(build_dir: Path) -> None:
-    """Make the programs use the unpacked C library and find their files below the prefix."""
+    """Change the programs so that they use the unpacked C library and find their files below PREFIX."""
     programs = [
         build_dir / "usr/bin/apptainer",
         *build_dir.glob("usr/lib*/**/apptainer/bin/starter"),
@@ -187,7 +198,7 @@ def patch_binaries(build_dir: Path) -> None:
         raise ClusterSetupError(
             "Debian's apptainer package has changed its layout: install Apptainer yourself."
         )
-    # The tree is renamed to its final name when complete, so paths in it already use that name.
+    # `build_dir` is renamed to PREFIX when it is complete, so the programs get the paths below PREFIX.
     final_paths = [PREFIX / path.relative_to(build_dir) for path in (loaders[0], *libraries)]
     for path in programs:
         run(
@@ -210,7 +221,10 @@ def patch_binaries(build_dir: Path) -> None:
 
 
 def disable_missing_binds(configuration: Path) -> None:
-    """Create /etc/localtime if missing: Apptainer binds it by default and does not start without it."""
+    """Comment out the bind paths that this machine lacks, for example /etc/localtime.
+
+    Apptainer does not start a container if a configured bind path is missing.
+    """
     lines = configuration.read_text().splitlines() if configuration.exists() else []
     for number, line in enumerate(lines):
         match = re.match(r"bind path = ([^:\s]+)", line)

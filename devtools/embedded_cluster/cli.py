@@ -1,4 +1,4 @@
-"""The command line of `scripts/cluster`: arguments in, exit code out."""
+"""The command line of `scripts/cluster`: parses arguments, runs the operation, returns the exit code."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from devtools.embedded_cluster import apptainer, operations
 from devtools.embedded_cluster.console import ClusterSetupError, print_error
-from devtools.embedded_cluster.layout import SERVICE_USER, Layout, cluster_dir, read_ports
+from devtools.embedded_cluster.layout import SERVICE_USER, Layout, get_cluster_dir, read_ports
 
 DESCRIPTION = """A complete Slurm cluster on this machine: slurmctld, slurmdbd with MariaDB, four nodes,
 an sshd on loopback that trusts Sluice's certificate authority, Apptainer and two images. It has its own
@@ -115,7 +115,7 @@ def build_environment(layout: Layout) -> dict[str, str]:
 def print_environment(layout: Layout) -> int:
     for name, value in build_environment(layout).items():
         print(f"export {name}={shlex.quote(value)}")
-    extra_path = apptainer.path_entry()
+    extra_path = apptainer.find_path_entry()
     if extra_path:
         print(f'export PATH={shlex.quote(extra_path)}:"$PATH"')
     return 0
@@ -130,7 +130,7 @@ def show_logs(layout: Layout, name: str | None, *, follow: bool, lines: int) -> 
     if not files:
         raise ClusterSetupError(f"There are no logs in {layout.log} yet.")
     sys.stdout.flush()
-    os.execvp(  # noqa: S606 tail takes over the terminal
+    os.execvp(  # noqa: S606 tail replaces this process
         "tail", ["tail", f"--lines={lines}", *(["-F"] if follow else []), "--", *map(str, files)]
     )
 
@@ -159,7 +159,7 @@ def run_daemon_command(layout: Layout, command: str, name: str) -> int:
     daemon = operations.find_daemon(layout, name)
     with layout.locked():
         if command == "start":
-            print(f"{name}: {daemon.ensure() or 'was running'}")
+            print(f"{name}: {daemon.ensure_running() or 'was running'}")
         else:
             was_running = daemon.stop() if command == "stop" else daemon.kill()
             print(f"{name}: {'ended' if was_running else 'was not running'}")
@@ -167,7 +167,7 @@ def run_daemon_command(layout: Layout, command: str, name: str) -> int:
 
 
 def dispatch(arguments: argparse.Namespace) -> int:
-    layout = Layout(cluster_dir())
+    layout = Layout(get_cluster_dir())
     command = arguments.command
     if command == "up":
         operations.up(layout, with_images=not arguments.no_images)
@@ -204,7 +204,7 @@ def main(argv: list[str]) -> int:
         print_error(str(error))
         return 1
     except OSError as error:
-        # Disk full, read-only file system and similar: the system's message names the cause and the file.
+        # For example a full disk or a read-only file system; the message names the cause and the file.
         print_error(f"{error.strerror or error} ({error.filename or Path.cwd()}).")
         return 1
     except KeyboardInterrupt:

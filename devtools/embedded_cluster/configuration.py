@@ -1,7 +1,7 @@
 """Renders and writes every configuration file of the embedded cluster.
 
-Rendering is a function of the layout, the ports and the machine's name; the same input renders to the same text, so
-a running daemon is restarted only when its configuration changed.
+The rendered text depends only on the layout, the ports and the machine, so that a running daemon is restarted only when
+its configuration changed.
 """
 
 from __future__ import annotations
@@ -28,32 +28,32 @@ from devtools.embedded_cluster.layout import (
 
 
 @cache
-def slurm_version() -> tuple[int, int]:
+def get_slurm_version() -> tuple[int, int]:
     match = re.search(r"(\d+)\.(\d+)", run(["slurmctld", "-V"]).stdout)
     return (int(match[1]), int(match[2])) if match else (0, 0)
 
 
-def host_name() -> str:
+def get_host_name() -> str:
     return socket.gethostname().split(".")[0]
 
 
-def host_loopback_address() -> str:
-    """The loopback address that the machine's name resolves to, or ''.
+def find_host_loopback_address() -> str:
+    """Return the loopback address to which the host name resolves; empty if it resolves to another address.
 
-    With NoInAddrAny Slurm's daemons bind to the address of the host name. That is loopback where the name resolves to
-    it (Debian: 127.0.1.1); elsewhere they must listen on all addresses, and only munge protects them.
+    With NoInAddrAny Slurm's daemons listen only on the address of the host name. That protects them if it is a loopback
+    address (Debian: 127.0.1.1). On other machines they listen on all addresses, and only munge protects them.
     """
     try:
-        address = socket.gethostbyname(host_name())
+        address = socket.gethostbyname(get_host_name())
     except OSError:
         return ""
     return address if ipaddress.ip_address(address).is_loopback else ""
 
 
 def render_slurm_conf(layout: Layout, ports: dict[str, int]) -> str:
-    host, loopback = host_name(), host_loopback_address()
+    host, loopback = get_host_name(), find_host_loopback_address()
     address = loopback or "127.0.0.1"
-    first_id = memory.first_job_id(layout, ports, is_default=layout.dir == DEFAULT_DIR)
+    first_id = memory.assign_first_job_id(layout, ports, is_default=layout.dir == DEFAULT_DIR)
     lines = [
         "# Written by scripts/cluster; changes here are overwritten by the next `up`.",
         f"ClusterName={CLUSTER_NAME}",
@@ -78,12 +78,12 @@ def render_slurm_conf(layout: Layout, ports: dict[str, int]) -> str:
         "SlurmdSyslogDebug=quiet",
         "MailProg=/bin/true",
         "MpiDefault=none",
-        # Needs no cgroups: works in containers and with another Slurm on the same host.
+        # This plugin needs no cgroups, so it works in containers and on a host with another Slurm.
         "ProctrackType=proctrack/linuxproc",
-        *memory.slurm_conf_lines(layout),
+        *memory.render_slurm_conf_lines(layout),
         "JobAcctGatherType=jobacct_gather/linux",
         "JobAcctGatherFrequency=task=2",
-        "SwitchType=switch/none" if slurm_version() < (23, 11) else "# SwitchType: none",
+        "SwitchType=switch/none" if get_slurm_version() < (23, 11) else "# SwitchType: none",
         "PropagateResourceLimits=NONE",
         "PrologFlags=Alloc",
         "SlurmdParameters=config_overrides",
@@ -117,7 +117,7 @@ def render_slurm_conf(layout: Layout, ports: dict[str, int]) -> str:
         "AccountingStorageType=accounting_storage/slurmdbd",
         "AccountingStorageHost=localhost",
         f"AccountingStoragePort={ports['slurmdbd']}",
-        # For connections to slurmdbd this option, not AuthInfo, names munge's socket.
+        # For connections to slurmdbd, this option names munge's socket instead of AuthInfo.
         f"AccountingStoragePass={layout.munge_socket}",
         "AccountingStorageEnforce=associations,limits,qos",
         "AccountingStorageTRES=gres/gpu,gres/gpu:a100,gres/gpu:v100",
@@ -156,7 +156,8 @@ def render_slurmdbd_conf(layout: Layout, ports: dict[str, int]) -> str:
                 f"LogFile={layout.log}/slurmdbd.log",
                 f"PidFile={layout.dir}/state/slurmdbd.pid",
                 "StorageType=accounting_storage/mysql",
-                # No password and no port: MariaDB authenticates the process by the Unix socket (MYSQL_UNIX_PORT).
+                # No StoragePass and StoragePort: MariaDB authenticates the Unix user over its Unix socket, which
+                # the variable MYSQL_UNIX_PORT names.
                 "StorageHost=localhost",
                 f"StorageUser={slurm_user()}",
                 "StorageLoc=slurm_acct_db",
@@ -203,7 +204,7 @@ tmpdir={layout.dir}/mariadb
 
 
 def render_sshd_config(layout: Layout, ports: dict[str, int]) -> str:
-    path = apptainer.login_path(SYSTEM_PATH)
+    path = apptainer.build_login_path(SYSTEM_PATH)
     return f"""# Written by scripts/cluster; changes here are overwritten by the next `up`.
 ListenAddress 127.0.0.1
 Port {ports["sshd"]}
@@ -242,7 +243,7 @@ Subsystem sftp internal-sftp
 
 
 def make_gpu_devices(layout: Layout) -> None:
-    """Slurm requires a device file for each GPU; a copy of /dev/null (1, 3) is harmless."""
+    """Create a device file for each simulated GPU, as Slurm requires. Each is a copy of /dev/null (1, 3)."""
     for node in NODES:
         for index in range(node.gpus):
             path = layout.gpu_devices / f"{node.name}-gpu{index}"
@@ -280,7 +281,9 @@ def write_configuration(layout: Layout, ports: dict[str, int]) -> None:
         layout.etc / "slurmdbd.conf", render_slurmdbd_conf(layout, ports), mode=0o600, user=slurm
     )
     write_atomically(layout.etc / "gres.conf", render_gres_conf(layout))
-    write_atomically(layout.etc / "cgroup.conf", memory.render_cgroup_conf(layout, slurm_version()))
+    write_atomically(
+        layout.etc / "cgroup.conf", memory.render_cgroup_conf(layout, get_slurm_version())
+    )
     write_atomically(
         layout.etc / "plugstack.conf", "# No plugins: the machine's own are not read.\n"
     )

@@ -1,7 +1,6 @@
-"""Terminal output while the cluster starts or stops: numbered steps, notes, one-sentence errors.
+"""Prints progress and errors of `scripts/cluster`, and runs commands with a clean environment.
 
-Owns the exception that ends a command (`ClusterSetupError`) and runs child programs with a clean
-environment. Independent of Slurm.
+Owns `ClusterSetupError`, the exception that ends `scripts/cluster` with a message. Independent of Slurm.
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ class ClusterSetupError(Exception):
     """An error with a one-sentence message for the user, shown without a traceback."""
 
 
-def clean_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
-    """An environment without variables of the caller (SLURM_*, MYSQL_*, LD_*) that could select another cluster."""
+def build_clean_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Build an environment without the caller's variables: SLURM_*, MYSQL_* or LD_* could select another cluster."""
     environment = {"PATH": SYSTEM_PATH, "LANG": "C.UTF-8", "HOME": "/root", "SHELL": "/bin/bash"}
     proxies = ("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
     environment.update({name: os.environ[name] for name in ("TZ", *proxies) if name in os.environ})
@@ -42,7 +41,7 @@ def run(
     try:
         done = subprocess.run(
             list(argv),
-            env=clean_environment(env),
+            env=build_clean_environment(env),
             input=stdin_text,
             stdin=subprocess.DEVNULL if stdin_text is None else None,
             capture_output=True,
@@ -80,7 +79,7 @@ def run_logged(
         try:
             return subprocess.run(
                 list(argv),
-                env=clean_environment(env),
+                env=build_clean_environment(env),
                 stdin=subprocess.DEVNULL,
                 stdout=stream,
                 stderr=subprocess.STDOUT,
@@ -97,7 +96,7 @@ def run_logged(
 
 
 class ProgressSteps:
-    """Prints `[ 3/12] starting slurmctld … ok (1.2 s)` for each step, and notes."""
+    """Prints a line such as `[ 3/12] starting slurmctld … ok (1.2 s)` for each step, and notes."""
 
     def __init__(self, total: int) -> None:
         self.total = total
@@ -106,7 +105,10 @@ class ProgressSteps:
 
     @contextlib.contextmanager
     def step(self, title: str) -> Iterator[list[str]]:
-        """Append text for the end of the line, such as "was running", to the list it yields."""
+        """Print the start of a step's line, and its end when the block is left.
+
+        Yields a list; texts appended to it, such as "was running", are printed at the end of the line.
+        """
         self.done += 1
         print(f"[{self.done:2d}/{self.total}] {title} … ", end="", flush=True)
         self._open_line = True

@@ -1,7 +1,7 @@
-"""The daemons of a cluster: starting, readiness check and stopping of each.
+"""Starts, checks and stops single daemons of a cluster. `operations` defines their order.
 
-Each runs in the foreground in its own session, so that its pid is known from the start and a Ctrl-C in the
-caller's terminal does not reach it. Single daemons only; `operations` has the order.
+Each daemon runs in the foreground in its own session, so that its pid is known from the start and a Ctrl-C in the
+caller's terminal does not reach it.
 """
 
 from __future__ import annotations
@@ -21,14 +21,19 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from devtools.embedded_cluster.console import SYSTEM_PATH, ClusterSetupError, clean_environment, run
+from devtools.embedded_cluster.console import (
+    SYSTEM_PATH,
+    ClusterSetupError,
+    build_clean_environment,
+    run,
+)
 from devtools.embedded_cluster.layout import NODES, Layout, account_or_root, read_ports
 from devtools.embedded_cluster.processes import (
     Process,
     find_by_token,
+    find_process,
+    find_socket_inodes,
     holds_socket,
-    process_by_pid,
-    socket_inodes,
 )
 
 LOG_LIMIT_BYTES = 20 * 2**20
@@ -50,12 +55,12 @@ class Daemon:
     writes_own_log: bool = False
 
     @property
-    def record(self) -> Path:
+    def record_file(self) -> Path:
         return self.layout.run / f"{self.name}.json"
 
     @property
-    def output(self) -> Path:
-        """File for its standard output: its log, or a second file if the daemon writes its log itself."""
+    def output_file(self) -> Path:
+        """The file for standard output: the log, or a second file if the daemon writes its log itself."""
         return self.layout.log / f"{self.name}.{'out' if self.writes_own_log else 'log'}"
 
     @property
@@ -63,7 +68,7 @@ class Daemon:
         return self.layout.log / f"{self.name}.log"
 
     def fingerprint(self) -> str:
-        """Changes when a running daemon must be restarted."""
+        """Return a digest of command and configuration. If it changes, a running daemon must be restarted."""
         digest = hashlib.sha256(json.dumps([self.argv, dict(self.env), self.user]).encode())
         for path in self.config_files:
             digest.update(path.read_bytes() if path.exists() else b"-")
@@ -71,21 +76,21 @@ class Daemon:
 
     def read_record(self) -> dict[str, object]:
         try:
-            record = json.loads(self.record.read_text())
+            record = json.loads(self.record_file.read_text())
         except (FileNotFoundError, json.JSONDecodeError):
             return {}
         return record if isinstance(record, dict) else {}
 
-    def process(self) -> Process | None:
-        """The running daemon: the one recorded, else one found by its command line.
+    def find_process(self) -> Process | None:
+        """Find the running daemon by its record, or else by its command line.
 
-        The second case covers a run that was killed before it wrote its record, and daemons of Slurm 23.11 and later,
-        which replace themselves with a new process when they are reconfigured.
+        The second case is needed if `scripts/cluster` was killed before it wrote the record, and since Slurm 23.11, whose
+        daemons replace themselves by a new process when they are reconfigured.
         """
         record = self.read_record()
         with contextlib.suppress(KeyError, TypeError, ValueError):
             process = Process(int(str(record["pid"])), int(str(record["start_ticks"])))
-            if process.alive():
+            if process.is_alive():
                 return process
         return find_by_token(os.path.basename(self.argv[0]), self.token)
 
@@ -93,16 +98,16 @@ class Daemon:
         return self.read_record().get("fingerprint") == self.fingerprint()
 
     def start(self) -> None:
-        """Start it and wait until it is ready."""
+        """Start the daemon and wait until it responds."""
         program = shutil.which(self.argv[0], path=SYSTEM_PATH)
         if program is None:
             raise ClusterSetupError(f"The program {self.argv[0]} is missing on this machine.")
         if self.log_file.exists() and self.log_file.stat().st_size > LOG_LIMIT_BYTES:
             self.log_file.replace(self.log_file.with_suffix(".log.1"))
-        with self.output.open("wb" if self.writes_own_log else "ab") as output:
+        with self.output_file.open("wb" if self.writes_own_log else "ab") as output:
             child = subprocess.Popen(
                 [program, *self.argv[1:]],
-                env=clean_environment(self.env),
+                env=build_clean_environment(self.env),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -113,7 +118,7 @@ class Daemon:
                 group=self._group(),
                 extra_groups=[] if self.user != "root" else None,
             )
-        process = process_by_pid(child.pid)
+        process = find_process(child.pid)
         if process is not None:
             self.write_record(process)
         self.wait_until_responding(child)
@@ -129,15 +134,15 @@ class Daemon:
             "start_ticks": process.start_ticks,
             "fingerprint": self.fingerprint(),
         }
-        temporary = self.record.with_suffix(".new")
+        temporary = self.record_file.with_suffix(".new")
         temporary.write_text(json.dumps(record))
-        temporary.replace(self.record)
+        temporary.replace(self.record_file)
 
     def wait_until_responding(self, child: subprocess.Popen[bytes]) -> None:
         deadline = time.monotonic() + self.start_timeout_s
         pause_s = 0.02
         while not self.is_responding():
-            if child.poll() is not None and self.process() is None:
+            if child.poll() is not None and self.find_process() is None:
                 raise ClusterSetupError(
                     f"{self.name} ended with code {child.returncode} right after its start: {self.last_log_line()}"
                 )
@@ -149,7 +154,7 @@ class Daemon:
             pause_s = min(pause_s * 1.5, 0.3)
 
     def last_log_line(self) -> str:
-        for log in (self.output, self.log_file):
+        for log in (self.output_file, self.log_file):
             if log.exists():
                 lines = [
                     line.strip()
@@ -163,29 +168,29 @@ class Daemon:
                 ]
                 if lines:
                     return f"“{(error_lines or lines)[-1][-300:]}” (log: {log})"
-        return f"no output (log: {self.output})"
+        return f"no output (log: {self.output_file})"
 
     def stop(self) -> bool:
-        """Stop it if it runs; returns whether it ran."""
-        process = self.process()
+        """Stop the daemon if it runs; returns whether it ran."""
+        process = self.find_process()
         if process is None:
-            self.record.unlink(missing_ok=True)
+            self.record_file.unlink(missing_ok=True)
             return False
         process.stop(stop_timeout_s=self.stop_timeout_s)
-        self.record.unlink(missing_ok=True)
+        self.record_file.unlink(missing_ok=True)
         return True
 
     def kill(self) -> bool:
-        process = self.process()
+        process = self.find_process()
         if process is None:
             return False
         process.send_signal(signal.SIGKILL)
         process.wait(5)
         return True
 
-    def ensure(self) -> str:
-        """Make it run with its current configuration; returns what was done ('' for nothing)."""
-        process = self.process()
+    def ensure_running(self) -> str:
+        """Make sure that the daemon runs with its current configuration; returns what was done, empty for nothing."""
+        process = self.find_process()
         if process is None:
             self.start()
             return "started"
@@ -203,7 +208,7 @@ class Daemon:
         return ""
 
 
-def slurm_environment(layout: Layout) -> dict[str, str]:
+def build_slurm_environment(layout: Layout) -> dict[str, str]:
     return {"SLURM_CONF": str(layout.slurm_conf)}
 
 
@@ -216,16 +221,16 @@ def tcp_responds(port: int, *, banner: bytes = b"") -> bool:
 
 
 def is_listening(find_process: Callable[[], Process | None], port: int) -> bool:
-    """Whether the daemon itself listens there (another process on the port must not count).
+    """Return whether the daemon itself, and not another process, listens on the port.
 
-    Read from the kernel's tables, not by connecting: slurmd logs an error for each connection without a message.
+    The kernel's tables are read instead of connecting, because slurmd logs an error for each connection without a message.
     """
     process = find_process()
-    return process is not None and holds_socket(process, socket_inodes(port, state="0A"))
+    return process is not None and holds_socket(process, find_socket_inodes(port, state="0A"))
 
 
 def node_is_listening(daemons: Mapping[str, Daemon], name: str) -> bool:
-    return is_listening(daemons[name].process, daemons[name].port or 0)
+    return is_listening(daemons[name].find_process, daemons[name].port or 0)
 
 
 def unix_socket_responds(path: Path) -> bool:
@@ -247,15 +252,17 @@ def munge_responds(layout: Layout) -> bool:
 
 def controller_responds(layout: Layout) -> bool:
     with contextlib.suppress(ClusterSetupError):
-        result = run(["scontrol", "ping"], env=slurm_environment(layout), check=False, timeout_s=8)
+        result = run(
+            ["scontrol", "ping"], env=build_slurm_environment(layout), check=False, timeout_s=8
+        )
         return result.returncode == 0 and " is UP" in result.stdout
     return False
 
 
 def build_daemons(layout: Layout) -> dict[str, Daemon]:
-    """All daemons of the cluster, in the order in which they start."""
+    """Build all daemons of the cluster, in the order in which they start."""
     ports = read_ports(layout)
-    slurm_env = slurm_environment(layout)
+    slurm_env = build_slurm_environment(layout)
     munge = layout.dir / "munge"
     slurm_files = tuple(layout.etc / name for name in ("slurm.conf", "gres.conf", "cgroup.conf"))
     daemons: dict[str, Daemon] = {}
@@ -294,10 +301,10 @@ def build_daemons(layout: Layout) -> dict[str, Daemon]:
             name="slurmdbd",
             layout=layout,
             argv=["slurmdbd", "-D"],
-            # slurmdbd has no option for its configuration file; only its environment identifies the cluster.
+            # slurmdbd has no option for its configuration file, so its environment must identify the cluster.
             token=f"MYSQL_UNIX_PORT={layout.mariadb_socket}",
             env={**slurm_env, "MYSQL_UNIX_PORT": str(layout.mariadb_socket)},
-            is_responding=lambda: is_listening(daemons["slurmdbd"].process, ports["slurmdbd"]),
+            is_responding=lambda: is_listening(daemons["slurmdbd"].find_process, ports["slurmdbd"]),
             config_files=(layout.etc / "slurmdbd.conf",),
             port=ports.get("slurmdbd"),
             writes_own_log=True,

@@ -1,6 +1,6 @@
-"""The two container images of the embedded cluster, built here from the machine's own package sources.
+"""Builds the two container images of the embedded cluster from the machine's own package sources.
 
-Built once per machine into a shared cache and linked into each cluster; nothing comes from an image registry.
+They are built once per machine into a shared cache and hard-linked into each cluster. No image registry is used.
 """
 
 from __future__ import annotations
@@ -15,38 +15,38 @@ from devtools.embedded_cluster import apptainer
 from devtools.embedded_cluster.console import ClusterSetupError, run, run_logged
 from devtools.embedded_cluster.layout import SHARED_DIR, Layout, ensure_directory, lock_file
 from devtools.embedded_cluster.packages import Requirement, install
-from devtools.embedded_cluster.sources import distribution_sources, os_release
+from devtools.embedded_cluster.sources import read_distribution_sources, read_os_release
 
-CACHE = SHARED_DIR / "images"
+IMAGE_CACHE_DIR = SHARED_DIR / "images"
 # Increase when a recipe below changes, so that cached images are rebuilt.
 RECIPE_VERSION = 1
 EXCLUDED_SHARE_DIRS = ("doc", "man", "info", "locale", "lintian", "zoneinfo", "bug", "doc-base")
 
 
 def ensure_installed(layout: Layout, *, log: Path) -> list[str]:
-    """Put both images into the cluster's directory; returns what was built."""
-    ensure_directory(CACHE, "root", 0o755)
+    """Put both images into the cluster's directory; returns a text for each image that was built."""
+    ensure_directory(IMAGE_CACHE_DIR, "root", 0o755)
     built = []
-    with lock_file(CACHE / "lock", "another cluster building the images"):
+    with lock_file(IMAGE_CACHE_DIR / "lock", "another cluster building the images"):
         recipes = {"busybox": make_busybox_root, "python": make_python_root}
         for name, make_root in recipes.items():
-            cached = cached_image(name)
+            cached = get_cached_path(name)
             if not cached.exists():
-                build(cached, make_root, log)
+                build_image(cached, make_root, log)
                 built.append(f"built {name}.sif ({cached.stat().st_size / 2**20:.1f} MB)")
-            link(cached, layout.images / f"{name}.sif")
+            link_image(cached, layout.images / f"{name}.sif")
     return built or ["all there"]
 
 
-def cached_image(name: str) -> Path:
-    return CACHE / f"{name}-{RECIPE_VERSION}.sif"
+def get_cached_path(name: str) -> Path:
+    return IMAGE_CACHE_DIR / f"{name}-{RECIPE_VERSION}.sif"
 
 
 def are_cached() -> bool:
-    return all(cached_image(name).exists() for name in ("busybox", "python"))
+    return all(get_cached_path(name).exists() for name in ("busybox", "python"))
 
 
-def link(cached: Path, target: Path) -> None:
+def link_image(cached: Path, target: Path) -> None:
     if target.exists() and (
         target.samefile(cached) or target.stat().st_size == cached.stat().st_size
     ):
@@ -55,20 +55,20 @@ def link(cached: Path, target: Path) -> None:
     temporary.unlink(missing_ok=True)
     try:
         os.link(cached, temporary)
-    except OSError:  # another file system
+    except OSError:  # the cluster is on another file system than the cache
         shutil.copyfile(cached, temporary)
     temporary.replace(target)
 
 
-def build(cached: Path, make_root: Callable[[Path, Path], None], log: Path) -> None:
-    with tempfile.TemporaryDirectory(prefix=".building-", dir=CACHE) as name:
+def build_image(cached: Path, make_root: Callable[[Path, Path], None], log: Path) -> None:
+    with tempfile.TemporaryDirectory(prefix=".building-", dir=IMAGE_CACHE_DIR) as name:
         folder = Path(name)
         root = folder / "root"
         make_root(root, log)
         image = folder / "image.sif"
         environment = {"APPTAINER_TMPDIR": name, "APPTAINER_CACHEDIR": f"{name}/cache"}
         code = run_logged(
-            [apptainer.apptainer_path(), "build", str(image), str(root)], log=log, env=environment
+            [apptainer.find_apptainer(), "build", str(image), str(root)], log=log, env=environment
         )
         if code != 0:
             raise ClusterSetupError(f"Apptainer could not build {cached.name}: see {log}.")
@@ -77,7 +77,10 @@ def build(cached: Path, make_root: Callable[[Path, Path], None], log: Path) -> N
 
 
 def make_busybox_root(root: Path, log: Path) -> None:
-    """The package is unpacked, not installed: it would replace the machine's busybox."""
+    """Create the root directory of the busybox image.
+
+    The package is unpacked, not installed, because it would replace the machine's busybox.
+    """
     root.mkdir()
     unpacked = root.with_name("unpacked")
     download = ["sh", "-c", 'cd "$0" && exec apt-get -o APT::Sandbox::User=root download "$@"']
@@ -118,7 +121,7 @@ def make_busybox_root(root: Path, log: Path) -> None:
 def make_python_root(root: Path, log: Path) -> None:
     install([Requirement("mmdebstrap", "mmdebstrap")], log=log)
     sources = []
-    for source in distribution_sources():
+    for source in read_distribution_sources():
         options = f"[signed-by={source.signed_by}] " if source.signed_by else ""
         for suite in source.suites:
             sources.append(f"deb {options}{source.uri} {suite} {' '.join(source.components)}")
@@ -130,7 +133,7 @@ def make_python_root(root: Path, log: Path) -> None:
     command = [
         "mmdebstrap", "--mode=root", "--variant=essential", "--include=python3,bash,ca-certificates",
         *excluded, '--aptopt=Acquire::Languages "none"', '--aptopt=APT::Install-Recommends "false"',
-        os_release()["VERSION_CODENAME"], str(root), *sources,
+        read_os_release()["VERSION_CODENAME"], str(root), *sources,
     ]  # fmt: skip
     if run_logged(command, log=log) != 0:
         raise ClusterSetupError(

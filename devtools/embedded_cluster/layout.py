@@ -1,6 +1,7 @@
-"""Paths and ports of an embedded cluster, and the check whether a directory can hold one.
+"""The paths and ports of an embedded cluster, and the check whether a directory can be used for one.
 
-One `Layout` per cluster directory. Reads and writes the directory's state file and marker; starts nothing.
+Each cluster directory has one `Layout`. This module reads and writes the directory's state file and marker; it starts
+no process.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ from pathlib import Path
 from devtools.embedded_cluster.console import ClusterSetupError
 
 DEFAULT_DIR = Path("/var/lib/sluice/cluster")
-# Shared by all the embedded clusters of a machine: accounts' homes, Apptainer, built images.
+# Shared by all embedded clusters of a machine: home directories of the accounts, Apptainer, built images.
 SHARED_DIR = Path("/var/lib/sluice")
 MARKER = ".sluice-cluster"
 MARKER_TEXT = "This directory is an embedded Slurm cluster of Sluice; `scripts/cluster reset` may delete it.\n"
 
 CLUSTER_NAME = "sluice"
 SERVICE_USER = "sluice-svc"
-# For benchmarks with more users than the demo has.
+# Number of additional accounts, for benchmarks with more users than the demo has.
 EXTRA_USERS = int(os.environ.get("SLUICE_CLUSTER_MORE_PEOPLE") or 0)
 DEMO_USERS = (
     *("sluice-alice", "sluice-bob", "sluice-carol"),
@@ -36,10 +37,10 @@ DEMO_USERS = (
 )
 USERS = (*DEMO_USERS, SERVICE_USER)
 
-# Below Linux' range for outgoing connections (32768 and up), so that no client takes such a port.
+# Below Linux's port range for outgoing connections (32768 and up), so that no outgoing connection occupies one.
 PORT_RANGE = range(21000, 29000)
 PORT_NAMES = ("slurmctld", "slurmdbd", "sshd", "n1", "n2", "n3", "n4")
-# sockaddr_un holds 107 characters; the longest socket below the directory needs about 20.
+# The path of a Unix socket has at most 107 characters; the longest one below the directory needs about 20 of them.
 MAX_DIR_LENGTH = 80
 
 
@@ -148,12 +149,12 @@ class Layout:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Lock: one `scripts/cluster` at a time changes this cluster; a second one waits."""
+        """Hold the cluster's lock, so that only one `scripts/cluster` changes it; a second one waits."""
         with lock_file(self.dir / "lock", f"another scripts/cluster that works on {self.dir}"):
             yield
 
 
-def cluster_dir() -> Path:
+def get_cluster_dir() -> Path:
     configured = os.environ.get("SLUICE_CLUSTER_DIR", "")
     return Path(os.path.abspath(configured)) if configured else DEFAULT_DIR
 
@@ -170,7 +171,7 @@ def lock_file(path: Path, holder: str) -> Iterator[None]:
 
 
 def ensure_directory(path: Path, user: str, mode: int) -> None:
-    """Create the directory if missing and set owner and mode; a symbolic link in its place is an error."""
+    """Create the directory if it is missing, and set owner and mode. Raises if the path is a symbolic link."""
     path.mkdir(parents=True, exist_ok=True)
     if path.is_symlink():
         raise ClusterSetupError(
@@ -196,14 +197,17 @@ def slurm_user() -> str:
 
 
 def check_directory(layout: Layout) -> None:
-    """Raise for a directory that the demo accounts cannot enter, that holds other files, or that has too long a path."""
+    """Raise ClusterSetupError if the directory cannot be used.
+
+    For example, the demo accounts cannot enter it, it contains other files, or its path is too long.
+    """
     path = layout.dir
     if len(str(path)) > MAX_DIR_LENGTH:
         raise ClusterSetupError(
             f"{path} is too long a path for Unix sockets below it: "
             f"choose a SLUICE_CLUSTER_DIR of at most {MAX_DIR_LENGTH} characters."
         )
-    # Slurm's configuration files have no quoting: these characters would end a value or start a comment.
+    # Slurm's configuration files have no quoting: other characters could end a value or start a comment.
     if any(not (c.isalnum() or c in "/._-+@") for c in str(path)):
         raise ClusterSetupError(
             f"{path} has a character that Slurm's configuration cannot hold: "
@@ -249,7 +253,7 @@ def write_state(layout: Layout, state: dict[str, object]) -> None:
 
 
 def write_atomically(path: Path, text: str, *, mode: int = 0o644, user: str = "root") -> bool:
-    """Write the file if its content differs; returns whether it did."""
+    """Replace the file if its content differs from `text`; returns whether it did."""
     account = pwd.getpwnam(user)
     temporary = path.with_name(f".{path.name}.new")
     try:
@@ -275,7 +279,7 @@ def read_ports(layout: Layout) -> dict[str, int]:
 
 
 def port_is_free(port: int) -> bool:
-    """Whether no process listens on this port, on any address of the machine."""
+    """Return whether no process listens on this port on any address of the machine."""
     for family, address in ((socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")):  # noqa: S104 a test, no service
         try:
             with socket.socket(family, socket.SOCK_STREAM) as probe:
@@ -284,20 +288,22 @@ def port_is_free(port: int) -> bool:
                     probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
                 probe.bind((address, port))
         except OSError as error:
-            if family == socket.AF_INET or error.errno == 98:  # a machine without IPv6 is fine
+            if (
+                family == socket.AF_INET or error.errno == 98
+            ):  # other errors mean that the machine has no IPv6
                 return False
     return True
 
 
 def assign_ports(layout: Layout, *, running: Iterable[str]) -> list[str]:
-    """Keep each port of this cluster, or choose a free one if it has none or another process took it.
+    """Assign a free port to each daemon that has none or whose port another process uses; the others keep theirs.
 
-    `running` are the daemons that hold their own port now. Returns a sentence for each changed port.
+    `running` are the daemons that run now and use their own ports. Returns a message for each changed port.
     """
     with lock_file(SHARED_DIR / "ports.lock", "another cluster that chooses its ports"):
         ports, messages = read_ports(layout), []
         running_names = set(running)
-        rng = random.Random(str(layout.dir))  # noqa: S311 spreads clusters over the range, no secret
+        rng = random.Random(str(layout.dir))  # noqa: S311 not for security: distributes clusters over the range
         candidates = iter(rng.sample(PORT_RANGE, len(PORT_RANGE)))
         assigned: dict[str, int] = {}
         for name in PORT_NAMES:

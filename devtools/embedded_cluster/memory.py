@@ -1,9 +1,9 @@
-"""How this machine enforces the memory limit of a task.
+"""Chooses how the embedded cluster enforces the memory limit of tasks, and configures Slurm for it.
 
-With a usable cgroup v1 memory controller the kernel does it and Slurm reports OUT_OF_MEMORY. Everywhere else slurmd
-checks each task every two seconds and ends the step that is over its limit (OverMemoryKill), which Slurm 22.05 reports
-as FAILED or CANCELLED with the message "exceeded memory limit". Cgroup v2 is not used: Slurm needs systemd's D-Bus or
-a delegated tree for it, which containers and machines without systemd lack.
+With a usable cgroup v1 memory controller the kernel enforces the limit and Slurm reports OUT_OF_MEMORY. Without one,
+slurmd checks each task every two seconds and ends a step that exceeds its limit (OverMemoryKill), which Slurm 22.05
+reports as FAILED or CANCELLED with the text "exceeded memory limit". Cgroup v2 is not used: Slurm needs systemd's
+D-Bus or a delegated tree for it, which containers and machines without systemd lack.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from pathlib import Path
 from devtools.embedded_cluster.layout import NODES, Layout, read_state, write_state
 
 CGROUP, POLLING = "cgroup", "polling"
-# Distance of the first job ids of clusters on one machine.
-JOB_ID_RANGE = 1000
+# Number of job ids that each cluster on a machine may use, so that the ids of two clusters do not overlap.
+JOB_IDS_PER_CLUSTER = 1000
 
 
-def memory_controller() -> Path | None:
-    """The mount point of the v1 memory controller, if it is where Slurm expects it and root can use it."""
+def find_memory_controller() -> Path | None:
+    """Return the mount point of the cgroup v1 memory controller; None if Slurm or root cannot use it."""
     for line in Path("/proc/mounts").read_text().splitlines():
         _, path, kind, options, *_ = line.split()
         if kind == "cgroup" and "memory" in options.split(",") and Path(path).name == "memory":
@@ -37,26 +37,27 @@ def memory_controller() -> Path | None:
     return None
 
 
-def memory_enforcement(layout: Layout) -> str:
-    """The method of this cluster; polling permanently once cgroups proved unusable."""
+def get_memory_enforcement(layout: Layout) -> str:
+    """Return CGROUP or POLLING. A cluster for which `use_polling` was called stays with POLLING."""
     if read_state(layout).get("memory") == POLLING:
         return POLLING
-    return CGROUP if memory_controller() else POLLING
+    return CGROUP if find_memory_controller() else POLLING
 
 
 def use_polling(layout: Layout) -> None:
+    """Store that cgroups are not usable for this cluster."""
     write_state(layout, {**read_state(layout), "memory": POLLING})
 
 
-def slurm_conf_lines(layout: Layout) -> list[str]:
-    if memory_enforcement(layout) == CGROUP:
+def render_slurm_conf_lines(layout: Layout) -> list[str]:
+    if get_memory_enforcement(layout) == CGROUP:
         return ["TaskPlugin=task/cgroup"]
     return ["TaskPlugin=task/none", "JobAcctGatherParams=OverMemoryKill"]
 
 
 def render_cgroup_conf(layout: Layout, slurm_version: tuple[int, int]) -> str:
-    controller = memory_controller()
-    if memory_enforcement(layout) == CGROUP and controller is not None:
+    controller = find_memory_controller()
+    if get_memory_enforcement(layout) == CGROUP and controller is not None:
         return (
             f"CgroupPlugin=cgroup/v1\nCgroupMountpoint={controller.parent}\n"
             "ConstrainRAMSpace=yes\nConstrainSwapSpace=yes\nAllowedSwapSpace=0\n"
@@ -64,40 +65,44 @@ def render_cgroup_conf(layout: Layout, slurm_version: tuple[int, int]) -> str:
         )
     if slurm_version >= (24, 5):
         return "CgroupPlugin=disabled\n"
-    # Older releases load the plugin they detect even if nothing uses it, and that of v2 fails without D-Bus. That
-    # of v1 touches nothing until it is used.
+    # Slurm before 24.05 loads the cgroup plugin that it detects even if nothing uses it, and the v2 plugin fails
+    # without D-Bus. The v1 plugin accesses no cgroup until something uses it.
     return f"CgroupPlugin=cgroup/v1\nCgroupMountpoint={layout.dir}/no-cgroup\n"
 
 
-def first_job_id(layout: Layout, ports: dict[str, int], *, is_default: bool) -> int:
-    """Clusters on one machine use the same cgroup names (slurm_n1/uid_…/job_…), so their job ids must not overlap."""
+def assign_first_job_id(layout: Layout, ports: dict[str, int], *, is_default: bool) -> int:
+    """Return the cluster's first job id, and choose it at the first call.
+
+    Clusters on one machine use the same cgroup names (slurm_n1/uid_…/job_…), so their job ids must not overlap.
+    """
     state = read_state(layout)
     if "first_job_id" not in state:
-        first_id = 1 if is_default else (ports["slurmctld"] - 20000) * JOB_ID_RANGE + 1
+        first_id = 1 if is_default else (ports["slurmctld"] - 20000) * JOB_IDS_PER_CLUSTER + 1
         write_state(layout, {**state, "first_job_id": first_id})
         return first_id
     return int(str(state["first_job_id"]))
 
 
 def remove_cgroups(layout: Layout) -> None:
-    """Remove cgroups that Slurm left behind for killed jobs of this cluster.
+    """Remove the cgroups of killed jobs of this cluster, which Slurm does not remove.
 
-    A new cluster in this directory starts with the same job ids, and Slurm does not start a job if its group already
-    exists with a smaller limit. Groups of other clusters are not removed: a group is empty for a moment when a job starts.
+    After a reset the cluster starts with the same job ids again, and Slurm does not start a job if its cgroup exists
+    with a smaller limit. Cgroups of other clusters are not touched: a cgroup without processes may belong to a job
+    that is just starting.
     """
-    controller, first = memory_controller(), read_state(layout).get("first_job_id")
+    controller, first = find_memory_controller(), read_state(layout).get("first_job_id")
     if controller is None or first is None:
         return
-    own_job_ids = range(int(str(first)), int(str(first)) + JOB_ID_RANGE)
+    own_job_ids = range(int(str(first)), int(str(first)) + JOB_IDS_PER_CLUSTER)
     for node in NODES:
         top = controller / f"slurm_{node.name}"
         jobs = [group for group in top.glob("uid_*/job_*") if int(group.name[4:]) in own_job_ids]
-        for group in (*(step for job in jobs for step in _descendants(job)), *jobs, top):
-            # One that is in use, by another cluster, cannot be removed.
+        for group in (*(step for job in jobs for step in _list_descendants(job)), *jobs, top):
+            # rmdir fails for a cgroup that another cluster uses.
             with contextlib.suppress(OSError):
                 group.rmdir()
 
 
-def _descendants(group: Path) -> list[Path]:
-    """Deepest first, as they can be removed."""
+def _list_descendants(group: Path) -> list[Path]:
+    """List the cgroups below `group`, deepest first, because only empty ones can be removed."""
     return sorted((path for path in group.rglob("*") if path.is_dir()), reverse=True)

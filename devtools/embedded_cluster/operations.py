@@ -1,6 +1,6 @@
 """Operations on a whole cluster: start or repair it, stop it, report its status.
 
-Owns the order in which daemons start and stop.
+Defines the order in which daemons start and stop.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from devtools.embedded_cluster import accounts, apptainer, images, memory, packages
 from devtools.embedded_cluster.configuration import write_configuration
 from devtools.embedded_cluster.console import ClusterSetupError, ProgressSteps, run
-from devtools.embedded_cluster.daemons import Daemon, build_daemons, slurm_environment
+from devtools.embedded_cluster.daemons import Daemon, build_daemons, build_slurm_environment
 from devtools.embedded_cluster.layout import (
     NODES,
     SHARED_DIR,
@@ -30,13 +30,13 @@ from devtools.embedded_cluster.layout import (
 )
 from devtools.embedded_cluster.processes import (
     Process,
-    all_processes,
-    descendants,
     find_by_token,
+    find_descendants,
+    find_socket_inodes,
     holds_socket,
     is_connected,
-    open_files,
-    socket_inodes,
+    iter_open_files,
+    iter_processes,
     terminate_all,
 )
 
@@ -71,7 +71,7 @@ def up(layout: Layout, *, with_images: bool = True) -> None:
 
 
 def prepare(layout: Layout, steps: ProgressSteps) -> Path:
-    """Packages, accounts, directories, configuration; returns the log file of long commands."""
+    """Prepare packages, accounts, directories and configuration; returns the log file of the installation commands."""
     bootstrap_log = SHARED_DIR / "install.log"
     with steps.step(f"packages (log: {bootstrap_log})") as remarks:
         installed = packages.install(packages.CLUSTER_REQUIREMENTS, log=bootstrap_log)
@@ -81,29 +81,31 @@ def prepare(layout: Layout, steps: ProgressSteps) -> Path:
         remarks += [f"created {', '.join(created)}"] if created else ["all there"]
     with steps.step(f"configuration in {layout.etc}"):
         layout.prepare()
-        running = [name for name, daemon in known_daemons(layout).items() if daemon.process()]
+        running = [
+            name for name, daemon in build_known_daemons(layout).items() if daemon.find_process()
+        ]
         for message in assign_ports(layout, running=running):
             steps.note(message)
         write_configuration(layout, read_ports(layout))
     return bootstrap_log
 
 
-def known_daemons(layout: Layout) -> dict[str, Daemon]:
-    """The daemons, or none before the cluster was first brought up."""
+def build_known_daemons(layout: Layout) -> dict[str, Daemon]:
+    """Return the daemons; empty before the first `up`, which assigns their ports."""
     return build_daemons(layout) if read_ports(layout) else {}
 
 
 def start_daemons(layout: Layout, steps: ProgressSteps) -> None:
     daemons = build_daemons(layout)
     with steps.step("starting munge") as remarks:
-        remarks.append(daemons["munge"].ensure() or "was running")
+        remarks.append(daemons["munge"].ensure_running() or "was running")
     with steps.step("starting mariadb") as remarks:
         remarks.append(ensure_database(layout, daemons["mariadb"]) or "was running")
     with steps.step("starting slurmdbd") as remarks:
-        remarks.append(daemons["slurmdbd"].ensure() or "was running")
+        remarks.append(daemons["slurmdbd"].ensure_running() or "was running")
         accounts.ensure_cluster_entry(layout)
     with steps.step("starting slurmctld") as remarks:
-        remarks.append(daemons["slurmctld"].ensure() or "was running")
+        remarks.append(daemons["slurmctld"].ensure_running() or "was running")
         if wait_for_accounting(daemons):
             remarks.append("connected to slurmdbd")
     with steps.step("Slurm accounts") as remarks:
@@ -112,23 +114,24 @@ def start_daemons(layout: Layout, steps: ProgressSteps) -> None:
         start_nodes(layout, remarks)
     with steps.step("starting sshd") as remarks:
         Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
-        remarks.append(daemons["sshd"].ensure() or "was running")
+        remarks.append(daemons["sshd"].ensure_running() or "was running")
 
 
 def start_nodes(layout: Layout, remarks: list[str]) -> None:
     daemons = build_daemons(layout)
     try:
-        if not any(daemons[name].process() for name in NODE_NAMES):
+        if not any(daemons[name].find_process() for name in NODE_NAMES):
             memory.remove_cgroups(layout)
-        done = {name: daemons[name].ensure() for name in NODE_NAMES}
+        done = {name: daemons[name].ensure_running() for name in NODE_NAMES}
     except ClusterSetupError:
-        if memory.memory_enforcement(layout) == memory.POLLING:
+        if memory.get_memory_enforcement(layout) == memory.POLLING:
             raise
-        # Depends on the machine; without it everything works except the state OUT_OF_MEMORY.
+        # Some machines have cgroups that slurmd cannot use. With polling everything works except the state
+        # OUT_OF_MEMORY.
         memory.use_polling(layout)
         write_configuration(layout, read_ports(layout))
-        daemons["slurmctld"].ensure()
-        done = {name: daemons[name].ensure() for name in NODE_NAMES}
+        daemons["slurmctld"].ensure_running()
+        done = {name: daemons[name].ensure_running() for name in NODE_NAMES}
         remarks.append("cgroups are unusable; memory limits are enforced by polling")
     remarks += [f"{name} {what}" for name, what in done.items() if what] or ["were running"]
     wait_for_nodes(layout, remarks)
@@ -136,9 +139,9 @@ def start_nodes(layout: Layout, remarks: list[str]) -> None:
 
 def ensure_database(layout: Layout, daemon: Daemon) -> str:
     data = layout.mariadb_data
-    complete = layout.dir / "mariadb" / "installed"
-    if not complete.exists():
-        # An incomplete installation holds no data yet.
+    complete_marker = layout.dir / "mariadb" / "installed"
+    if not complete_marker.exists():
+        # Without the marker the installation was interrupted, so there is no data to keep.
         daemon.stop()
         shutil.rmtree(data, ignore_errors=True)
         user = slurm_user()
@@ -148,14 +151,14 @@ def ensure_database(layout: Layout, daemon: Daemon) -> str:
                 "mariadb-install-db", "--no-defaults", f"--user={user}", f"--datadir={data}",
                 "--auth-root-authentication-method=socket", f"--auth-root-socket-user={user}",
                 "--skip-test-db", "--skip-name-resolve",
-                # MariaDB deletes temporary tables when it starts; in /tmp they may be
-                # those of another server.
+                # MariaDB deletes temporary tables in this directory when it starts; in /tmp they
+                # could belong to another server.
                 f"--tmpdir={data.parent}",
             ],
             timeout_s=300,
         )  # fmt: skip
-        complete.touch()
-    return daemon.ensure()
+        complete_marker.touch()
+    return daemon.ensure_running()
 
 
 def wait_for_accounting(daemons: dict[str, Daemon], timeout_s: float = 45) -> bool:
@@ -163,7 +166,7 @@ def wait_for_accounting(daemons: dict[str, Daemon], timeout_s: float = 45) -> bo
     port, waited = daemons["slurmdbd"].port or 0, False
     deadline = time.monotonic() + timeout_s
     while True:
-        controller = daemons["slurmctld"].process()
+        controller = daemons["slurmctld"].find_process()
         if controller is not None and is_connected(controller, port):
             return waited
         if time.monotonic() > deadline:
@@ -175,10 +178,10 @@ def wait_for_accounting(daemons: dict[str, Daemon], timeout_s: float = 45) -> bo
         time.sleep(0.2)
 
 
-def node_states(layout: Layout) -> dict[str, str]:
+def read_node_states(layout: Layout) -> dict[str, str]:
     output = run(
         ["sinfo", "-h", "-N", "-o", "%N %T"],
-        env=slurm_environment(layout),
+        env=build_slurm_environment(layout),
         check=False,
         timeout_s=30,
     ).stdout
@@ -186,7 +189,10 @@ def node_states(layout: Layout) -> dict[str, str]:
 
 
 def is_usable(state: str) -> bool:
-    """Slurm marks a node that does not respond with a trailing *. Drained nodes stay drained: an administrator did that."""
+    """Return whether a node in this state needs no repair.
+
+    Slurm appends * to the state of a node that does not respond. A drained node needs no repair: a person drained it.
+    """
     return not state.endswith("*") and not state.startswith(
         ("down", "unk", "inval", "fail", "future")
     )
@@ -196,7 +202,7 @@ def wait_for_nodes(layout: Layout, remarks: list[str], timeout_s: float = 40) ->
     deadline = time.monotonic() + timeout_s
     resumed: set[str] = set()
     while True:
-        states = node_states(layout)
+        states = read_node_states(layout)
         unusable = {
             name: states.get(name, "missing")
             for name in NODE_NAMES
@@ -208,7 +214,7 @@ def wait_for_nodes(layout: Layout, remarks: list[str], timeout_s: float = 40) ->
             if state == "down" and name not in resumed:
                 resumed.add(name)
                 update = ["scontrol", "update", f"nodename={name}", "state=resume"]
-                run(update, env=slurm_environment(layout), check=False)
+                run(update, env=build_slurm_environment(layout), check=False)
         if time.monotonic() > deadline:
             summary = ", ".join(f"{name} is {state}" for name, state in unusable.items())
             raise ClusterSetupError(
@@ -220,23 +226,23 @@ def wait_for_nodes(layout: Layout, remarks: list[str], timeout_s: float = 40) ->
 
 
 def down(layout: Layout) -> int:
-    """Stop everything of this cluster; returns how many processes it ended."""
-    daemons = known_daemons(layout)
+    """Stop all processes of this cluster; returns how many it ended."""
+    daemons = build_known_daemons(layout)
     if not daemons:
         return 0
     with layout.locked():
-        controller = daemons["slurmctld"].process()
-        if controller is not None and any(daemons[name].process() for name in NODE_NAMES):
+        controller = daemons["slurmctld"].find_process()
+        if controller is not None and any(daemons[name].find_process() for name in NODE_NAMES):
             cancel_running_jobs(layout)
-        # sshd first: a login in progress then shows up in one of the next process scans.
+        # Stop sshd first, so that no new session starts while the existing ones are ended.
         count = int(daemons["sshd"].stop())
         while ended := end_ssh_sessions(layout):
             count += ended
-        # slurmctld before slurmd: else it would see its nodes disappear and mark their jobs failed.
+        # Stop slurmctld before slurmd. Otherwise it would lose its nodes and mark their jobs as failed.
         count += daemons["slurmctld"].stop()
         for name in NODE_NAMES:
             count += daemons[name].stop()
-        count += terminate_all(job_processes(layout), stop_timeout_s=5)
+        count += terminate_all(find_job_processes(layout), stop_timeout_s=5)
         for name in ("slurmdbd", "mariadb", "munge"):
             count += daemons[name].stop()
         memory.remove_cgroups(layout)
@@ -245,7 +251,7 @@ def down(layout: Layout) -> int:
 
 def cancel_running_jobs(layout: Layout) -> None:
     """Cancel running jobs, so that accounting records their end; pending jobs stay pending until the next `up`."""
-    env = slurm_environment(layout)
+    env = build_slurm_environment(layout)
     running = "RUNNING,SUSPENDED,STOPPED,CONFIGURING"
     try:
         job_ids = run(
@@ -254,10 +260,10 @@ def cancel_running_jobs(layout: Layout) -> None:
         if job_ids:
             run(["scancel", *sorted(set(job_ids))], env=env, check=False, timeout_s=20)
     except ClusterSetupError:
-        return  # A slurmctld that does not respond is stopped nevertheless.
+        return  # slurmctld does not respond; it is stopped without cancelling the jobs
 
 
-def user_ids() -> set[int]:
+def get_user_ids() -> set[int]:
     found = set()
     for user in USERS:
         try:
@@ -271,17 +277,17 @@ def has_variable(environment: list[bytes], prefix: bytes) -> bool:
     return any(variable.startswith(prefix) for variable in environment)
 
 
-def job_processes(layout: Layout) -> list[Process]:
-    """Step daemons of this cluster, their descendants, and processes of demo accounts' jobs outside of them."""
+def find_job_processes(layout: Layout) -> list[Process]:
+    """Find the step daemons of this cluster, their descendants, and other processes of the demo accounts' jobs."""
     marker = f"SLURM_CONF={layout.slurm_conf}".encode()
     logs = f"{os.path.realpath(layout.log)}/"
-    uids, stepds, detached = user_ids(), [], []
-    for process in all_processes():
+    uids, stepds, detached = get_user_ids(), [], []
+    for process in iter_processes():
         environment = process.raw_environment()
-        # Debian's program is slurmstepd-wlm. Its title overwrites its arguments and environment; the open log file of
-        # its node identifies the cluster.
+        # Debian's program is slurmstepd-wlm. It overwrites its arguments and environment with a process title, so the
+        # open log file of its node must identify the cluster.
         if os.path.basename(process.executable()).startswith("slurmstepd"):
-            if any(path.startswith(logs) for path in open_files(process)):
+            if any(path.startswith(logs) for path in iter_open_files(process)):
                 stepds.append(process)
         elif (
             process.uid() in uids
@@ -289,31 +295,31 @@ def job_processes(layout: Layout) -> list[Process]:
             and has_variable(environment, b"SLURM_JOB_ID=")
         ):
             detached.append(process)
-    return [*descendants(stepds), *detached, *stepds]
+    return [*find_descendants(stepds), *detached, *stepds]
 
 
 def end_ssh_sessions(layout: Layout) -> int:
-    """Session processes of this cluster's sshd, and the commands of those sessions."""
+    """End the session processes of this cluster's sshd and the commands of those sessions; returns their number."""
     port = read_ports(layout)["sshd"]
-    inodes = socket_inodes(port)
+    inodes = find_socket_inodes(port)
     listener = find_by_token("sshd", f"-f {layout.etc}/sshd_config")
     servers = [
         process
-        for process in all_processes()
+        for process in iter_processes()
         if process != listener
         and os.path.basename(process.executable()).startswith("sshd")
         and holds_socket(process, inodes)
     ]
-    uids, marker = user_ids(), f"SLURM_CONF={layout.slurm_conf}".encode()
+    uids, marker = get_user_ids(), f"SLURM_CONF={layout.slurm_conf}".encode()
     orphans = [
         process
-        for process in all_processes()
+        for process in iter_processes()
         if process.uid() in uids
         and marker in (environment := process.raw_environment())
         and has_variable(environment, b"SSH_CONNECTION=")
         and not has_variable(environment, b"SLURM_JOB_ID=")
     ]
-    return terminate_all([*descendants(servers), *orphans, *servers], stop_timeout_s=3)
+    return terminate_all([*find_descendants(servers), *orphans, *servers], stop_timeout_s=3)
 
 
 @dataclass(frozen=True)
@@ -331,19 +337,19 @@ class DaemonStatus:
 def status(layout: Layout) -> list[DaemonStatus]:
     rows: list[DaemonStatus] = []
     states: dict[str, str] = {}
-    for name, daemon in known_daemons(layout).items():
-        process = daemon.process()
+    for name, daemon in build_known_daemons(layout).items():
+        process = daemon.find_process()
         if process is None:
             state = "stopped"
         elif name == "slurmctld" and not rows[0].ok:
-            # Clients of munge would retry for half a minute.
+            # Do not check slurmctld: the command would retry to reach munge for half a minute.
             state = "not responding, because munge does not"
         elif not daemon.is_responding():
             state = "not responding"
         else:
             state = "running"
             if name == "slurmctld":
-                states = node_states(layout)
+                states = read_node_states(layout)
             elif name in states:
                 state = f"running, {states[name]}" if is_usable(states[name]) else states[name]
         rows.append(DaemonStatus(name, process.pid if process else None, daemon.port, state))
@@ -365,7 +371,7 @@ def reset(layout: Layout) -> None:
 
 
 def find_daemon(layout: Layout, name: str) -> Daemon:
-    daemons = known_daemons(layout)
+    daemons = build_known_daemons(layout)
     if not daemons:
         raise ClusterSetupError(
             f"There is no cluster in {layout.dir} yet: run scripts/cluster up first."

@@ -1,7 +1,7 @@
-"""Installs missing Debian packages, and only those, with apt.
+"""Installs missing Debian packages with apt.
 
-Never starts a service, never upgrades installed packages, and never calls apt if nothing is missing, so that
-no network is needed then.
+Starts no services and upgrades no installed packages. If nothing is missing, apt is not called, so that no network is
+needed.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from pathlib import Path
 
 from devtools.embedded_cluster.console import SYSTEM_PATH, ClusterSetupError, run, run_logged
 
-POLICY = Path("/usr/sbin/policy-rc.d")
+POLICY_FILE = Path("/usr/sbin/policy-rc.d")
 POLICY_TEXT = "#!/bin/sh\n# Temporary, by Sluice's scripts/cluster: packages must not start services.\nexit 101\n"
 
 
 @dataclass(frozen=True)
 class Requirement:
-    """A package, and the program or file pattern that shows that it, or an equivalent, is installed."""
+    """A package, and the program or file pattern whose presence means that it or an equivalent is installed."""
 
     package: str
     provides: str
@@ -57,22 +57,22 @@ def find_missing(requirements: Sequence[Requirement]) -> list[Requirement]:
 
 
 @contextlib.contextmanager
-def services_disabled() -> Iterator[None]:
-    """policy-rc.d: prevents Debian packages from starting services when installed."""
-    if POLICY.exists() and POLICY.read_text(errors="replace") != POLICY_TEXT:
-        # The machine already has a policy; keep it.
+def prevent_service_starts() -> Iterator[None]:
+    """Write a policy-rc.d for the time of the block: it prevents packages from starting services at installation."""
+    if POLICY_FILE.exists() and POLICY_FILE.read_text(errors="replace") != POLICY_TEXT:
+        # Keep a policy that the machine has already.
         yield
         return
-    POLICY.write_text(POLICY_TEXT)
-    POLICY.chmod(0o755)
+    POLICY_FILE.write_text(POLICY_TEXT)
+    POLICY_FILE.chmod(0o755)
     try:
         yield
     finally:
-        POLICY.unlink(missing_ok=True)
+        POLICY_FILE.unlink(missing_ok=True)
 
 
 def disable_units(requirements: Sequence[Requirement]) -> None:
-    """Disable ssh at boot if this program installed openssh-server: it must not open port 22."""
+    """Disable the services of newly installed packages, so that they do not start at boot (sshd on port 22)."""
     units = [requirement.unit for requirement in requirements if requirement.unit]
     if units and shutil.which("systemctl", path=SYSTEM_PATH):
         run(["systemctl", "disable", *units], check=False)
@@ -89,7 +89,7 @@ def is_available_in_apt(package: str) -> bool:
 
 
 def install(requirements: Sequence[Requirement], *, log: Path) -> list[str]:
-    """Install what is missing of `needs`; returns the names of the installed packages."""
+    """Install the packages that are missing; returns their names."""
     missing = find_missing(requirements)
     if not missing:
         return []
@@ -105,7 +105,7 @@ def install(requirements: Sequence[Requirement], *, log: Path) -> list[str]:
         "apt-get", "install", "-y", "--no-install-recommends", "--no-upgrade",
         "-o", "Dpkg::Options::=--force-confold", *options, *names,
     ]  # fmt: skip
-    with services_disabled():
+    with prevent_service_starts():
         if run_logged(["apt-get", "update", *options], log=log, env=environment) != 0:
             with log.open("a") as stream:
                 stream.write("apt-get update failed; trying with the lists that the machine has\n")
@@ -120,7 +120,7 @@ def install(requirements: Sequence[Requirement], *, log: Path) -> list[str]:
     return names
 
 
-def debian_architecture() -> str:
+def get_debian_architecture() -> str:
     return run(["dpkg", "--print-architecture"]).stdout.strip()
 
 

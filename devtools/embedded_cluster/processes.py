@@ -1,7 +1,7 @@
-"""Processes by pid and start time: find, signal, wait, end.
+"""Finds, signals, waits for and ends processes.
 
-The kernel reuses pids, so a process is (pid, start time); signals go through a pidfd and reach that process or
-none. No process is identified by its program name alone.
+The kernel reuses pids, so a process is identified by pid and start time. Signals are sent through a pidfd, so that they
+reach that process or none. No process is identified by its program name alone.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Process:
     def proc_dir(self) -> Path:
         return Path("/proc") / str(self.pid)
 
-    def alive(self) -> bool:
+    def is_alive(self) -> bool:
         stat = read_stat(self.pid)
         return stat is not None and stat.start_ticks == self.start_ticks and stat.state not in "ZX"
 
@@ -33,16 +33,16 @@ class Process:
         with contextlib.suppress(ProcessLookupError):
             descriptor = os.pidfd_open(self.pid)
             try:
-                # Checked after opening: from now on the descriptor refers to this process only.
-                if self.alive():
+                # Check after opening the pidfd, which from then on refers to one process only.
+                if self.is_alive():
                     signal.pidfd_send_signal(descriptor, number)
             finally:
                 os.close(descriptor)
 
     def wait(self, timeout_s: float) -> bool:
-        """Whether it ended within the time. A zombie counts as ended."""
+        """Wait until the process ends; returns whether it did within the time. A zombie counts as ended."""
         deadline = time.monotonic() + timeout_s
-        while self.alive():
+        while self.is_alive():
             remaining = deadline - time.monotonic()
             if remaining <= 0:
                 return False
@@ -57,9 +57,9 @@ class Process:
         return True
 
     def stop(self, *, stop_timeout_s: float) -> bool:
-        """SIGTERM, then SIGKILL; returns whether SIGTERM was enough."""
+        """Send SIGTERM, then SIGKILL if needed; returns whether SIGTERM was enough."""
         self.send_signal(signal.SIGTERM)
-        # A stopped (SIGSTOP) process does not handle SIGTERM.
+        # A process stopped by SIGSTOP handles SIGTERM only after SIGCONT.
         self.send_signal(signal.SIGCONT)
         if self.wait(stop_timeout_s):
             return True
@@ -111,58 +111,59 @@ def read_stat(pid: int) -> Stat | None:
     raw = read_bytes(Path("/proc") / str(pid) / "stat")
     if not raw:
         return None
-    # The second field, the command name in parentheses, may contain blanks and parentheses.
+    # Split after the last parenthesis: the second field, the command name in parentheses, may contain spaces
+    # and parentheses itself.
     fields = raw.rpartition(b")")[2].split()
     return Stat(state=fields[0].decode(), parent=int(fields[1]), start_ticks=int(fields[19]))
 
 
-def process_by_pid(pid: int) -> Process | None:
+def find_process(pid: int) -> Process | None:
     stat = read_stat(pid)
     return Process(pid, stat.start_ticks) if stat else None
 
 
-def all_processes() -> Iterator[Process]:
+def iter_processes() -> Iterator[Process]:
     for entry in os.listdir("/proc"):
         if entry.isdigit():
-            process = process_by_pid(int(entry))
+            process = find_process(int(entry))
             if process is not None:
                 yield process
 
 
 def find_by_token(program: str, token: str) -> Process | None:
-    """The process of this program that has a file or node name of this cluster in its command line or environment.
+    """Find the process of a program whose command line contains `token`, or whose environment has it as a variable.
 
-    The oldest one: short-lived children of a daemon start with a copy of its command line.
+    Returns the oldest one, because short-lived children of a daemon start with a copy of its command line.
     """
     found = [
         process
-        for process in all_processes()
+        for process in iter_processes()
         if os.path.basename(process.executable()) == program
         and (token in " ".join(process.arguments()) or token.encode() in process.raw_environment())
-        and process.alive()
+        and process.is_alive()
     ]
     return min(found, key=lambda process: (process.start_ticks, process.pid), default=None)
 
 
-def descendants(roots: Iterable[Process]) -> list[Process]:
+def find_descendants(roots: Iterable[Process]) -> list[Process]:
     children: dict[int, list[int]] = {}
-    for process in all_processes():
+    for process in iter_processes():
         stat = read_stat(process.pid)
         if stat:
             children.setdefault(stat.parent, []).append(process.pid)
     found: list[Process] = []
-    pending = [root.pid for root in roots if root.alive()]
+    pending = [root.pid for root in roots if root.is_alive()]
     while pending:
         for pid in children.get(pending.pop(), ()):
-            child = process_by_pid(pid)
+            child = find_process(pid)
             if child is not None:
                 found.append(child)
                 pending.append(pid)
     return found
 
 
-def socket_inodes(port: int, *, column: int = 1, state: str | None = None) -> set[str]:
-    """Inodes of TCP sockets with this local (column 1) or remote (column 2) port."""
+def find_socket_inodes(port: int, *, column: int = 1, state: str | None = None) -> set[str]:
+    """Return the inodes of the TCP sockets with this local (column 1) or remote (column 2) port."""
     port_hex = f"{port:04X}"
     found = set()
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
@@ -173,8 +174,8 @@ def socket_inodes(port: int, *, column: int = 1, state: str | None = None) -> se
     return found
 
 
-def open_files(process: Process) -> Iterator[str]:
-    """Targets of its open descriptors: paths, `socket:[…]`."""
+def iter_open_files(process: Process) -> Iterator[str]:
+    """Yield the targets of the process's open file descriptors: paths and `socket:[…]`."""
     try:
         descriptors = list((process.proc_dir / "fd").iterdir())
     except OSError:
@@ -186,25 +187,26 @@ def open_files(process: Process) -> Iterator[str]:
 
 def holds_socket(process: Process, inodes: set[str]) -> bool:
     return any(
-        target.startswith("socket:[") and target[8:-1] in inodes for target in open_files(process)
+        target.startswith("socket:[") and target[8:-1] in inodes
+        for target in iter_open_files(process)
     )
 
 
 def is_connected(process: Process, port: int) -> bool:
-    """Whether the process has an established connection to that port."""
-    return holds_socket(process, socket_inodes(port, column=2, state="01"))
+    """Return whether the process has an established connection to that port."""
+    return holds_socket(process, find_socket_inodes(port, column=2, state="01"))
 
 
 def terminate_all(processes: Iterable[Process], *, stop_timeout_s: float) -> int:
-    """End many processes: SIGTERM to all, wait, SIGKILL to the remaining; returns their number."""
-    targets = [process for process in processes if process.alive()]
+    """End processes: SIGTERM to all, wait, then SIGKILL to the remaining. Returns how many were running."""
+    targets = [process for process in processes if process.is_alive()]
     for process in targets:
         process.send_signal(signal.SIGTERM)
         process.send_signal(signal.SIGCONT)
     deadline = time.monotonic() + stop_timeout_s
     for process in targets:
         process.wait(max(0.0, deadline - time.monotonic()))
-    remaining = [process for process in targets if process.alive()]
+    remaining = [process for process in targets if process.is_alive()]
     for process in remaining:
         process.send_signal(signal.SIGKILL)
     for process in remaining:

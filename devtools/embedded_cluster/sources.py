@@ -12,7 +12,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class PackageSource:
-    """A package source and the key that signs it."""
+    """A package source of apt; `signed_by` is the file of its signing key, or empty."""
 
     uri: str
     suites: tuple[str, ...]
@@ -21,6 +21,7 @@ class PackageSource:
 
 
 def parse_one_line(text: str) -> list[PackageSource]:
+    """Parse the one-line format of sources.list(5)."""
     found = []
     for line in text.splitlines():
         match = re.match(r"\s*deb\s+(?:\[([^\]]*)\]\s+)?(\S+)\s+(\S+)\s+([^#]+)", line)
@@ -34,10 +35,11 @@ def parse_one_line(text: str) -> list[PackageSource]:
 
 
 def parse_deb822(text: str) -> list[PackageSource]:
+    """Parse the deb822 format of sources.list(5)."""
     found = []
     for paragraph in re.split(r"\n\s*\n", text):
         lines = [line for line in paragraph.splitlines() if not line.startswith("#")]
-        # Fields continue on lines that start with a blank. An inline key has no file name.
+        # Lines that start with a space continue a field and are skipped: only an inline key has them.
         fields = {
             name.strip().lower(): value.strip()
             for name, sign, value in (line.partition(":") for line in lines)
@@ -58,7 +60,7 @@ def parse_deb822(text: str) -> list[PackageSource]:
     return found
 
 
-def machine_sources(apt: Path = Path("/etc/apt")) -> list[PackageSource]:
+def read_machine_sources(apt: Path = Path("/etc/apt")) -> list[PackageSource]:
     found = []
     if (apt / "sources.list").is_file():
         found += parse_one_line((apt / "sources.list").read_text(errors="replace"))
@@ -70,16 +72,16 @@ def machine_sources(apt: Path = Path("/etc/apt")) -> list[PackageSource]:
     return found
 
 
-def os_release() -> dict[str, str]:
+def read_os_release() -> dict[str, str]:
     pairs = (line.partition("=") for line in Path("/etc/os-release").read_text().splitlines())
     return {name: value.strip('"') for name, _, value in pairs}
 
 
-def distribution_sources() -> list[PackageSource]:
-    """The sources of the distribution's release, updates and security fixes; no third-party sources."""
-    codename = os_release().get("VERSION_CODENAME", "")
+def read_distribution_sources() -> list[PackageSource]:
+    """Return the sources of the distribution's release, updates and security fixes, without third-party sources."""
+    codename = read_os_release().get("VERSION_CODENAME", "")
     found = []
-    for source in machine_sources():
+    for source in read_machine_sources():
         suites = tuple(
             suite for suite in source.suites if codename and suite.split("-")[0] == codename
         )

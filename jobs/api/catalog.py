@@ -29,7 +29,7 @@ from jobs.api.filters import QueryParser
 from jobs.form_description import localized_schema
 from jobs.plan.placement import select_nodes
 
-# A cluster polled successfully within this time counts as answering.
+# A cluster whose last successful poll is at most this old counts as answering.
 MAX_STATUS_AGE_S = 60
 
 
@@ -37,7 +37,7 @@ def _can_submit(role: Role, namespace: Namespace) -> bool:
     return can_role_submit(role, accepts_jobs=accepts_jobs(namespace))
 
 
-def _visible_namespaces(request: Request) -> list[tuple[Namespace, Role]]:
+def _list_visible_namespaces(request: Request) -> list[tuple[Namespace, Role]]:
     user = authenticated_user(request)
     roles = roles_of(user)
     rows = namespaces_visible_to(user).select_related("cluster").order_by("name")
@@ -62,7 +62,7 @@ class CurrentUserView(APIView):
             "scope": getattr(request.auth, "scope", "write"),
             "namespaces": [
                 {"namespace": row.name, "role": role, "can_submit": _can_submit(role, row)}
-                for row, role in _visible_namespaces(request)
+                for row, role in _list_visible_namespaces(request)
             ],
         }
         return json_response(current_user)
@@ -94,7 +94,7 @@ class NamespaceListView(APIView):
                 "max_nodes_per_job": row.max_nodes_per_job,
                 "max_running_jobs_per_user": row.max_running_jobs_per_user,
             }
-            for row, role in _visible_namespaces(request)
+            for row, role in _list_visible_namespaces(request)
         ]
         return json_response({"items": items})
 
@@ -127,7 +127,7 @@ class ClusterListView(APIView):
                     "answers": None if age_s is None else age_s < MAX_STATUS_AGE_S,
                     "seen_at": format_optional_timestamp(status.last_ok_at) if status else None,
                     "age_s": age_s,
-                    # Contains host names and stderr: administrators only.
+                    # For administrators only, because it contains host names and stderr.
                     "last_error": translate(status.last_error)
                     if status and user.is_superuser
                     else "",
@@ -136,7 +136,7 @@ class ClusterListView(APIView):
         return json_response({"items": items})
 
 
-def _resource_usage(nodes: list[Node]) -> shapes.ResourceUsageShape:
+def _sum_resource_usage(nodes: list[Node]) -> shapes.ResourceUsageShape:
     usable = [node for node in nodes if node.usable]
     types = sorted({gpu.type for node in nodes for gpu in node.gpus})
     return {
@@ -146,11 +146,11 @@ def _resource_usage(nodes: list[Node]) -> shapes.ResourceUsageShape:
         "cpus_free": sum(max(0, node.cpus - node.cpus_used) for node in usable),
         "mem_mib": sum(node.mem_mib for node in nodes),
         "mem_mib_free": sum(max(0, node.mem_mib - node.mem_mib_used) for node in usable),
-        "gpus": [_gpu_usage(kind, nodes, usable) for kind in types],
+        "gpus": [_sum_gpu_usage(kind, nodes, usable) for kind in types],
     }
 
 
-def _gpu_usage(kind: str, nodes: list[Node], usable: list[Node]) -> shapes.GpuShape:
+def _sum_gpu_usage(kind: str, nodes: list[Node], usable: list[Node]) -> shapes.GpuShape:
     of_type = [gpu for node in nodes for gpu in node.gpus if gpu.type == kind]
     free = [gpu for node in usable for gpu in node.gpus if gpu.type == kind]
     return {
@@ -160,30 +160,33 @@ def _gpu_usage(kind: str, nodes: list[Node], usable: list[Node]) -> shapes.GpuSh
     }
 
 
-def _namespace_capacity(
+def _compute_namespace_capacity(
     namespace: Namespace, role: Role, capacity: Capacity
 ) -> shapes.NamespaceCapacityShape:
-    """The largest job that could start now: free resources of the partitions, within the namespace's limits."""
+    """Compute the largest job that the person could start now.
+
+    That is the free resources of the namespace's partitions, reduced to its limits per job.
+    """
     nodes: dict[str, Node] = {}
     for partition in namespace.partitions:
         found = capacity.partition(partition)
         if found is not None and found.up:
             for node in select_nodes(capacity, partition, namespace.constraint, usable_only=True):
                 nodes[node.name] = node
-    usage = _resource_usage(list(nodes.values()))
+    usage = _sum_resource_usage(list(nodes.values()))
     can_submit = _can_submit(role, namespace)
 
-    def capped(free: int, limit: int | None) -> int:
+    def cap_to_limit(free: int, limit: int | None) -> int:
         return 0 if not can_submit else free if limit is None else min(free, limit)
 
     return {
         "namespace": namespace.name,
         "cluster": namespace.cluster.name,
         "can_submit": can_submit,
-        "cpus": capped(usage["cpus_free"], namespace.max_cpus_per_job),
-        "mem_mib": capped(usage["mem_mib_free"], namespace.max_mem_mib_per_job),
+        "cpus": cap_to_limit(usage["cpus_free"], namespace.max_cpus_per_job),
+        "mem_mib": cap_to_limit(usage["mem_mib_free"], namespace.max_mem_mib_per_job),
         "gpus": [
-            {**gpu, "free": capped(gpu["free"], namespace.max_gpus_per_job)}
+            {**gpu, "free": cap_to_limit(gpu["free"], namespace.max_gpus_per_job)}
             for gpu in usage["gpus"]
         ],
     }
@@ -197,7 +200,7 @@ class CapacityView(APIView):
         responses={200: serializer_of(shapes.CapacityShape)},
     )
     def get(self, request: Request) -> HttpResponse:
-        visible_namespaces = _visible_namespaces(request)
+        visible_namespaces = _list_visible_namespaces(request)
         ids = {namespace.cluster_id for namespace, _role in visible_namespaces}
         snapshots = CapacitySnapshot.objects.select_related("cluster").order_by("cluster__name")
         if not authenticated_user(request).is_superuser:
@@ -209,12 +212,14 @@ class CapacityView(APIView):
             {
                 "cluster": row.cluster.name,
                 "taken_at": format_timestamp(row.taken_at),
-                **_resource_usage(list(capacity.nodes)),
+                **_sum_resource_usage(list(capacity.nodes)),
             }
             for row, capacity in capacity_by_cluster.values()
         ]
         namespaces = [
-            _namespace_capacity(namespace, role, capacity_by_cluster[namespace.cluster_id][1])
+            _compute_namespace_capacity(
+                namespace, role, capacity_by_cluster[namespace.cluster_id][1]
+            )
             for namespace, role in visible_namespaces
             if namespace.cluster_id in capacity_by_cluster
         ]

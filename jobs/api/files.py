@@ -28,7 +28,7 @@ from jobs.files import ROOTS, ResolvedPath, find_job_attempt, resolve_path
 from jobs.models import Attempt
 from jobs.store.access import can_read_output, find_job
 
-PARAMETERS = [
+FILE_PARAMETERS = [
     ATTEMPT_PARAMETER,
     OpenApiParameter(
         "root",
@@ -42,9 +42,10 @@ _ERROR_STATUSES = (400, 403, 404, 502, 504)
 
 
 @contextmanager
-def _locate_requested(
+def _resolve_requested_path(
     request: Request, id: uuid.UUID
 ) -> Iterator[tuple[Attempt, str, ResolvedPath]]:
+    """Resolve the requested path. Occupies one of the cluster's request slots until the block is left."""
     query = QueryParser(request.query_params)
     number = query.integer("attempt", 0, 1, 1_000_000) or None
     root = query.choice("root", list(ROOTS), "work")
@@ -54,8 +55,8 @@ def _locate_requested(
     attempt = find_job_attempt(job, number)
     for_owner = can_read_output(authenticated_user(request), job)
     with cluster_request_slot(job.cluster.pk, job.cluster.name):
-        place = resolve_path(job=job, attempt=attempt, root=root, path=path, for_owner=for_owner)
-        yield attempt, root, place
+        resolved = resolve_path(job=job, attempt=attempt, root=root, path=path, for_owner=for_owner)
+        yield attempt, root, resolved
 
 
 class JobFileListView(APIView):
@@ -63,16 +64,16 @@ class JobFileListView(APIView):
         operation_id="jobs_files",
         tags=["files"],
         summary="One directory of the job's files",
-        parameters=PARAMETERS,
+        parameters=FILE_PARAMETERS,
         responses={200: serializer_of(shapes.FileListShape), **problem_responses(*_ERROR_STATUSES)},
     )
     def get(self, request: Request, id: uuid.UUID) -> HttpResponse:
-        with _locate_requested(request, id) as (attempt, root, place):
-            entries = files.list_files(place)
+        with _resolve_requested_path(request, id) as (attempt, root, resolved):
+            entries = files.list_files(resolved)
         items: list[shapes.FileShape] = [
             {
-                "name": _printable_name(entry.name),
-                "path": _printable_name(posixpath.join(place.path, entry.name)),
+                "name": _make_printable(entry.name),
+                "path": _make_printable(posixpath.join(resolved.path, entry.name)),
                 "kind": entry.stat.kind,
                 "size": entry.stat.size,
                 "modified_at": format_timestamp(datetime.fromtimestamp(int(entry.stat.mtime), UTC)),
@@ -80,12 +81,12 @@ class JobFileListView(APIView):
             for entry in entries
         ]
         return json_response(
-            {"attempt": attempt.number, "root": root, "path": place.path, "items": items}
+            {"attempt": attempt.number, "root": root, "path": resolved.path, "items": items}
         )
 
 
-def _printable_name(name: str) -> str:
-    """File names are bytes on Linux; bytes that are not UTF-8 become replacement characters."""
+def _make_printable(name: str) -> str:
+    """Replace bytes that are not UTF-8 by replacement characters: file names on Linux are arbitrary bytes."""
     return name.encode("utf-8", errors="surrogateescape").decode("utf-8", errors="replace")
 
 
@@ -94,7 +95,7 @@ class JobFileDownloadView(APIView):
         operation_id="jobs_files_download",
         tags=["files"],
         summary="One file; Range is honoured",
-        parameters=PARAMETERS,
+        parameters=FILE_PARAMETERS,
         responses={
             (200, "application/octet-stream"): OpenApiResponse(
                 {"type": "string", "format": "binary"}
@@ -106,17 +107,17 @@ class JobFileDownloadView(APIView):
         },
     )
     def get(self, request: Request, id: uuid.UUID) -> HttpResponseBase:
-        with _locate_requested(request, id) as (_attempt, _root, place):
-            size = place.stat.size
+        with _resolve_requested_path(request, id) as (_attempt, _root, resolved):
+            size = resolved.stat.size
             start, end = parse_range(request, size)
-            chunks = files.read_file(place, offset=start, limit=end - start)
+            chunks = files.read_file(resolved, offset=start, limit=end - start)
         response = stream_attachment(
             request._request,
             chunks,
             content_type="application/octet-stream",
-            filename=_printable_name(posixpath.basename(place.path)) or "file",
+            filename=_make_printable(posixpath.basename(resolved.path)) or "file",
         )
-        response["ETag"] = f'"{int(place.stat.mtime)}-{size}"'
+        response["ETag"] = f'"{int(resolved.stat.mtime)}-{size}"'
         set_range_headers(response, request, start, end, size)
         return response
 
@@ -126,16 +127,16 @@ class JobFilesTarView(APIView):
         operation_id="jobs_files_tar",
         tags=["files"],
         summary="A directory of the job's files as a tar, streamed",
-        parameters=PARAMETERS,
+        parameters=FILE_PARAMETERS,
         responses={
             (200, "application/x-tar"): OpenApiResponse({"type": "string", "format": "binary"}),
             **problem_responses(*_ERROR_STATUSES),
         },
     )
     def get(self, request: Request, id: uuid.UUID) -> HttpResponseBase:
-        with _locate_requested(request, id) as (attempt, root, place):
-            chunks = files.stream_tar(place)
-        name = _printable_name(posixpath.basename(place.path)) or f"{id}-{attempt.number}-{root}"
+        with _resolve_requested_path(request, id) as (attempt, root, resolved):
+            chunks = files.stream_tar(resolved)
+        name = _make_printable(posixpath.basename(resolved.path)) or f"{id}-{attempt.number}-{root}"
         return stream_attachment(
             request._request,
             chunks,

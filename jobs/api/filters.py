@@ -1,4 +1,4 @@
-"""Query parameters: strict parsing with an error per parameter, and their description in the schema."""
+"""Parses query parameters strictly, with errors per parameter, and describes them for the OpenAPI schema."""
 
 from __future__ import annotations
 
@@ -19,15 +19,18 @@ from jobs.api.job_shape import JOB_FIELDS
 from jobs.lifecycle.states import JobState
 from jobs.store.listing import DEFAULT_PAGE_SIZE, MAX_PAGE_SIZE, SORT_COLUMNS, JobFilter
 
-MAX_VALUES = 50
+MAX_VALUES_PER_PARAMETER = 50
 MAX_TEXT_LENGTH = 255
 TIME_RANGE_FIELDS = ("created", "started", "ended")
-SORT_KEYS = [f"{sign}{word}" for word in SORT_COLUMNS for sign in ("", "-")]
-STATES = [state.value for state in JobState]
+SORT_KEYS = [f"{sign}{column}" for column in SORT_COLUMNS for sign in ("", "-")]
+JOB_STATES = [state.value for state in JobState]
 
 
 class QueryParser:
-    """The parameters of one request; `raise_if_invalid` reports unknown and invalid ones."""
+    """Parses the query parameters of one request and collects errors.
+
+    `raise_if_invalid` raises ValidationError with all invalid and all unknown parameters.
+    """
 
     def __init__(self, raw: QueryDict) -> None:
         self._raw = raw
@@ -48,11 +51,15 @@ class QueryParser:
         return value
 
     def text_list(self, name: str) -> tuple[str, ...]:
-        """Values from repeated parameters or separated by commas."""
+        """Return the values of a parameter that may be repeated or contain several values separated by commas."""
         self._known.append(name)
         values = [part for raw in self._raw.getlist(name) for part in raw.split(",") if part]
-        if len(values) > MAX_VALUES or any(len(v) > MAX_TEXT_LENGTH or "\0" in v for v in values):
-            self.add_error(name, _("may have %(count)s values at most.") % {"count": MAX_VALUES})
+        if len(values) > MAX_VALUES_PER_PARAMETER or any(
+            len(v) > MAX_TEXT_LENGTH or "\0" in v for v in values
+        ):
+            self.add_error(
+                name, _("may have %(count)s values at most.") % {"count": MAX_VALUES_PER_PARAMETER}
+            )
             return ()
         return tuple(dict.fromkeys(values))
 
@@ -102,7 +109,7 @@ class QueryParser:
         if not value:
             return None
         try:
-            # An unencoded plus sign arrives as a space.
+            # A plus sign that the client did not encode arrives as a space.
             parsed = parse_datetime(value.replace(" ", "+") if value.count(" ") == 1 else value)
             if parsed is not None:
                 aware = parsed if parsed.tzinfo else parsed.replace(tzinfo=UTC)
@@ -133,6 +140,8 @@ class QueryParser:
 
 @dataclass(frozen=True, slots=True)
 class JobListQuery:
+    """The parsed query parameters of a list of jobs; `count` requests the total number."""
+
     job_filter: JobFilter
     limit: int
     cursor: str
@@ -143,7 +152,7 @@ class JobListQuery:
 def parse_job_list_query(raw: QueryDict) -> JobListQuery:
     query = QueryParser(raw)
     job_filter = JobFilter(
-        states=query.choice_list("state", STATES),
+        states=query.choice_list("state", JOB_STATES),
         namespaces=query.text_list("namespace"),
         owners=query.text_list("owner"),
         mine=bool(query.boolean("mine")),
@@ -182,56 +191,60 @@ def _parse_labels(query: QueryParser) -> list[tuple[str, str | None]]:
     return parsed
 
 
-def _parameter(name: str, description: str, kind: Any = str, **options: Any) -> OpenApiParameter:
+def _build_parameter(
+    name: str, description: str, kind: Any = str, **options: Any
+) -> OpenApiParameter:
     return OpenApiParameter(name, kind, description=description, **options)
 
 
-def page_parameters(max_limit: int) -> list[OpenApiParameter]:
+def build_page_parameters(max_limit: int) -> list[OpenApiParameter]:
     return [
-        _parameter(
+        _build_parameter(
             "limit",
             "How many on a page.",
             {"type": "integer", "minimum": 1, "maximum": max_limit, "default": DEFAULT_PAGE_SIZE},
         ),
-        _parameter("cursor", "`next` of the page before; keep everything else as it was."),
+        _build_parameter("cursor", "`next` of the page before; keep everything else as it was."),
     ]
 
 
 _DATE_TIME = {"type": "string", "format": "date-time"}
 JOB_LIST_PARAMETERS = [
-    _parameter(
+    _build_parameter(
         "state",
         "One or more, separated by commas.",
-        {"type": "array", "items": {"type": "string", "enum": STATES}},
+        {"type": "array", "items": {"type": "string", "enum": JOB_STATES}},
         explode=False,
         style="form",
     ),
-    _parameter("namespace", "Names, separated by commas."),
-    _parameter("owner", "User names, separated by commas."),
-    _parameter("mine", "Only your own.", bool),
-    _parameter("name", "The exact name."),
-    _parameter(
+    _build_parameter("namespace", "Names, separated by commas."),
+    _build_parameter("owner", "User names, separated by commas."),
+    _build_parameter("mine", "Only your own.", bool),
+    _build_parameter("name", "The exact name."),
+    _build_parameter(
         "q",
         "Search terms; each must be part of the name, description or owner, or the beginning of an id.",
     ),
-    _parameter("id", "Ids, separated by commas.", {"type": "string"}),
-    _parameter("slurm_id", "Slurm's id, such as 123 or 123+0."),
-    _parameter("gpu_type", "As Slurm names it."),
-    _parameter("distributed", "Only jobs of more than one task, or only of one.", bool),
-    _parameter("label", "`key` or `key=value`; several separated by commas."),
+    _build_parameter("id", "Ids, separated by commas.", {"type": "string"}),
+    _build_parameter("slurm_id", "Slurm's id, such as 123 or 123+0."),
+    _build_parameter("gpu_type", "As Slurm names it."),
+    _build_parameter("distributed", "Only jobs of more than one task, or only of one.", bool),
+    _build_parameter("label", "`key` or `key=value`; several separated by commas."),
     *(
-        _parameter(f"{name}_{end}", f"{name.capitalize()} {description}.", _DATE_TIME)
+        _build_parameter(f"{name}_{end}", f"{name.capitalize()} {description}.", _DATE_TIME)
         for name in TIME_RANGE_FIELDS
         for end, description in (("after", "at or after"), ("before", "before"))
     ),
-    _parameter("sort", "A leading minus means descending.", {"type": "string", "enum": SORT_KEYS}),
-    _parameter(
+    _build_parameter(
+        "sort", "A leading minus means descending.", {"type": "string", "enum": SORT_KEYS}
+    ),
+    _build_parameter(
         "fields",
         "Only these fields of each job, separated by commas. Absent: all.",
         {"type": "array", "items": {"type": "string", "enum": list(JOB_FIELDS)}},
         explode=False,
         style="form",
     ),
-    _parameter("count", "Also count all that match (slower).", bool),
-    *page_parameters(MAX_PAGE_SIZE),
+    _build_parameter("count", "Also count all that match (slower).", bool),
+    *build_page_parameters(MAX_PAGE_SIZE),
 ]

@@ -1,4 +1,4 @@
-"""The detailed response for one job, and idempotent creation of jobs."""
+"""Builds the detailed response of one job, and creates jobs idempotently."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def read_idempotency_key(request: Request) -> str:
 def respond_idempotently(
     request: Request, *, fingerprint: str, create: Callable[[], Job], status: int = 201
 ) -> HttpResponse:
-    """Create a job, or return the one created before with the same Idempotency-Key."""
+    """Create a job and respond with it, or with the job that the same Idempotency-Key created before."""
     job, replayed = create_job_once(
         by=authenticated_user(request),
         key=read_idempotency_key(request),

@@ -1,6 +1,6 @@
-"""The shape of a job: where each field comes from, what it means, and its type in the schema.
+"""Defines a job in API responses: the source columns, meaning and schema type of each field.
 
-Lists and single jobs are built from `jobs.store.job_rows.JobRow`; `fields` selects some of the fields.
+Lists and single jobs are built from `jobs.store.job_rows.JobRow`. A list may be reduced to some of the fields.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _END_STATE_VALUES = frozenset(state.value for state in END_STATES)
 
 @dataclass(frozen=True, slots=True)
 class JobContext:
-    """What a job's response depends on in addition to its row."""
+    """The person's access and the current time, on which a job's response depends; caches permissions."""
 
     access: JobAccess
     now: datetime
@@ -37,6 +37,7 @@ class JobContext:
     _permissions: dict[tuple[Any, ...], JobPermissionsShape] = field(default_factory=dict)
 
     def actions(self, row: JobRow) -> frozenset[JobAction]:
+        """Return the actions that the person may take on the job, in any state of it."""
         accepts_jobs = row.namespace_active and row.cluster_enabled
         key = row.owner_id, row.namespace_id, accepts_jobs
         if (actions := self._actions.get(key)) is None:
@@ -49,10 +50,10 @@ class JobContext:
         return actions
 
     def permissions(self, row: JobRow) -> JobPermissionsShape:
-        """One object for all jobs that give the same result."""
+        """Return the job's permissions. Jobs with the same input share one object."""
         key = self.actions(row), row.state, row.wanted, row.has_secrets
         if (permissions := self._permissions.get(key)) is None:
-            permissions = self._permissions[key] = _permissions(*key)
+            permissions = self._permissions[key] = _compute_permissions(*key)
         return permissions
 
 
@@ -92,7 +93,7 @@ def _render_reason(language: str | None, code: str, params: bytes, slurm_text: s
 
 
 def serialize_reason(code: str, params: Mapping[str, Any], slurm_text: str) -> ReasonShape:
-    """In the language of the request."""
+    """Build a reason with its text in the language of the request."""
     if not code:
         return {"code": "", "text": "", "params": {}, "slurm_text": slurm_text}
     key = orjson.dumps(params, option=orjson.OPT_SORT_KEYS)
@@ -105,43 +106,43 @@ def serialize_reason(code: str, params: Mapping[str, Any], slurm_text: str) -> R
     }
 
 
-def _reason(row: JobRow, context: JobContext) -> ReasonShape:
+def _build_reason(row: JobRow, context: JobContext) -> ReasonShape:
     return serialize_reason(row.reason_code, row.reason_params, row.reason_text)
 
 
-def _stopping(row: JobRow, context: JobContext) -> bool:
+def _is_stopping(row: JobRow, context: JobContext) -> bool:
     return row.state not in _END_STATE_VALUES and row.wanted != DesiredState.RUN
 
 
-def _duration_s(row: JobRow, context: JobContext) -> int | None:
+def _compute_duration_s(row: JobRow, context: JobContext) -> int | None:
     if row.started_at is None:
         return None
     end = datetime.fromisoformat(row.ended_at) if row.ended_at else context.now
     return max(0, int((end - datetime.fromisoformat(row.started_at)).total_seconds()))
 
 
-def _time_left_s(row: JobRow, context: JobContext) -> int | None:
+def _compute_time_left_s(row: JobRow, context: JobContext) -> int | None:
     if row.state != JobState.RUNNING or row.time_limit_s is None:
         return None
-    return max(0, row.time_limit_s - (_duration_s(row, context) or 0))
+    return max(0, row.time_limit_s - (_compute_duration_s(row, context) or 0))
 
 
-def _seen_at(row: JobRow, context: JobContext) -> str | None:
+def _get_seen_at(row: JobRow, context: JobContext) -> str | None:
     return row.ended_at if row.state in _END_STATE_VALUES else row.seen_at
 
 
-def _slurm_job_id(row: JobRow, context: JobContext) -> str:
+def _get_slurm_job_id(row: JobRow, context: JobContext) -> str:
     return row.slurm_job_id or ""
 
 
-def _can(row: JobRow, context: JobContext) -> JobPermissionsShape:
+def _get_permissions(row: JobRow, context: JobContext) -> JobPermissionsShape:
     return context.permissions(row)
 
 
-def _permissions(
+def _compute_permissions(
     actions: frozenset[JobAction], state: str, wanted: str, has_secrets: bool
 ) -> JobPermissionsShape:
-    """Actions that are allowed to the person and possible in the job's state."""
+    """Compute which actions the person may take and the job's state allows."""
     ended = state in _END_STATE_VALUES
     return {
         "edit": JobAction.EDIT in actions,
@@ -154,23 +155,23 @@ def _permissions(
     }
 
 
-def _links(row: JobRow, context: JobContext) -> LinksShape:
+def _build_links(row: JobRow, context: JobContext) -> LinksShape:
     return {"self": f"{API_PREFIX}/jobs/{row.id}", "page": f"/jobs/{row.id}"}
 
 
-def _warnings(row: JobRow, context: JobContext) -> list[dict[str, Any]]:
+def _serialize_warnings(row: JobRow, context: JobContext) -> list[dict[str, Any]]:
     return [serialize_warning(warning) for warning in row.warnings]
 
 
-def _plan(row: JobRow, context: JobContext) -> dict[str, Any]:
+def _serialize_plan(row: JobRow, context: JobContext) -> dict[str, Any]:
     return serialize_plan(Plan.from_json(row.plan)) if row.plan else row.plan
 
 
-def _plan_words(row: JobRow, context: JobContext) -> str:
+def _format_plan_words(row: JobRow, context: JobContext) -> str:
     return "; ".join(format_plan(Plan.from_json(row.plan))) if row.plan else ""
 
 
-_CAN_COLUMNS = (
+_PERMISSION_COLUMNS = (
     "owner_id",
     "namespace_id",
     "namespace_active",
@@ -190,10 +191,12 @@ class JobShape(TypedDict):
     state: Annotated[str, From(("state",)), Choices(JOB_STATE_CHOICES)]
     stopping: Annotated[
         bool,
-        From(("state", "wanted"), _stopping),
+        From(("state", "wanted"), _is_stopping),
         Help("A stop was requested and is not finished."),
     ]
-    reason: Annotated[ReasonShape, From(("reason_code", "reason_params", "reason_text"), _reason)]
+    reason: Annotated[
+        ReasonShape, From(("reason_code", "reason_params", "reason_text"), _build_reason)
+    ]
     exit_code: Annotated[int | None, From(("exit_code",))]
     description: Annotated[str, From(("description",))]
     labels: Annotated[dict[str, str], From(("labels",))]
@@ -206,14 +209,14 @@ class JobShape(TypedDict):
     expected_start: Annotated[
         Timestamp | None, From(("expected_start",)), Help("Slurm's estimate.")
     ]
-    duration_s: Annotated[int | None, From(("started_at", "ended_at"), _duration_s)]
+    duration_s: Annotated[int | None, From(("started_at", "ended_at"), _compute_duration_s)]
     time_limit_s: Annotated[int | None, From(("time_limit_s",))]
     wanted_time_limit_s: Annotated[
         int | None, From(("wanted_time_limit_s",)), Help("Requested, not yet set in Slurm.")
     ]
     time_left_s: Annotated[
         int | None,
-        From(("state", "time_limit_s", "started_at", "ended_at"), _time_left_s),
+        From(("state", "time_limit_s", "started_at", "ended_at"), _compute_time_left_s),
     ]
     cpus: Annotated[int, From(("cpus",))]
     mem_mib: Annotated[int, From(("mem_mib",))]
@@ -223,21 +226,23 @@ class JobShape(TypedDict):
     tasks: Annotated[int, From(("task_count",))]
     is_distributed: Annotated[bool, From(("is_distributed",))]
     attempt: Annotated[int, From(("attempt_number",)), Help("0: not yet submitted to Slurm.")]
-    slurm_job_id: Annotated[str, From(("slurm_job_id",), _slurm_job_id)]
+    slurm_job_id: Annotated[str, From(("slurm_job_id",), _get_slurm_job_id)]
     cloned_from: Annotated[Uuid | None, From(("cloned_from",))]
     seen_at: Annotated[
         Timestamp | None,
-        From(("seen_at", "state", "ended_at"), _seen_at),
+        From(("seen_at", "state", "ended_at"), _get_seen_at),
         Help("Last successful poll of Slurm; of an ended job, its end."),
     ]
-    can: Annotated[JobPermissionsShape, From(_CAN_COLUMNS, _can)]
-    links: Annotated[LinksShape, From(("id",), _links)]
+    can: Annotated[JobPermissionsShape, From(_PERMISSION_COLUMNS, _get_permissions)]
+    links: Annotated[LinksShape, From(("id",), _build_links)]
 
 
 class JobDetailShape(JobShape):
-    warnings: Annotated[list[WarningShape], From(("warnings",), _warnings)]
-    plan: Annotated[dict[str, Any], From(("plan",), _plan), Help("What is requested from Slurm.")]
-    plan_words: Annotated[str, From(("plan",), _plan_words)]
+    warnings: Annotated[list[WarningShape], From(("warnings",), _serialize_warnings)]
+    plan: Annotated[
+        dict[str, Any], From(("plan",), _serialize_plan), Help("What is requested from Slurm.")
+    ]
+    plan_words: Annotated[str, From(("plan",), _format_plan_words)]
 
 
 class JobPageShape(TypedDict):
@@ -252,8 +257,8 @@ JOB_DETAIL: RowShape[JobRow, JobContext] = RowShape(JobDetailShape)
 
 
 @lru_cache(maxsize=256)
-def job_with_fields(fields: Collection[str]) -> RowShape[JobRow, JobContext]:
-    """The shape reduced to these fields; all of them if none is named."""
+def select_job_shape(fields: Collection[str]) -> RowShape[JobRow, JobContext]:
+    """Return the shape of a job with only these fields, or with all fields if `fields` is empty."""
     return RowShape(JobShape, fields) if fields else JOB
 
 

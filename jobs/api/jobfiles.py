@@ -30,13 +30,13 @@ from jobs.submission import SubmissionRequest, parse_submission
 if TYPE_CHECKING:
     from accounts.models import User
 
-# Allowance for the multipart boundaries and the manifest.
+# Size that a multipart body may have in addition to the code archive: boundaries, job file and options.
 MULTIPART_EXTRA_BYTES = 4 * 1024 * 1024
 SHA256_PATTERN = r"^[0-9a-fA-F]{64}$"
 
 
 class JobFileField(serializers.JSONField):
-    """The job file: an object, or text in any known format."""
+    """A job file: an object, or text in any known format."""
 
     def to_internal_value(self, data: Any) -> Any:
         if not isinstance(data, dict | str):
@@ -45,7 +45,7 @@ class JobFileField(serializers.JSONField):
 
 
 class SubmitOptionsSerializer(StrictSerializer):
-    """Options sent with the job file."""
+    """The options of a submission other than the job file."""
 
     secrets = serializers.DictField(
         child=StrictCharField(max_length=100_000, allow_blank=True, trim_whitespace=False),
@@ -82,7 +82,10 @@ class SubmitEnvelopeSerializer(SubmitOptionsSerializer):
 
 @dataclass(slots=True)
 class RawSubmission:
-    """A submission or plan request before its job file is parsed."""
+    """The body of a submission or plan request, before its job file is parsed.
+
+    `incoming` is received code that is not stored yet; `code` is stored code.
+    """
 
     text: bytes | str | None = None
     document: Any = None
@@ -94,12 +97,13 @@ class RawSubmission:
     code: CodeUpload | None = None
 
     def discard(self) -> None:
+        """Delete received code that was not stored."""
         if self.incoming is not None:
             self.incoming.discard()
             self.incoming = None
 
     def fingerprint(self) -> str:
-        """Equal for requests with equal content."""
+        """Return a digest that is equal for requests with equal content."""
         digest = hashlib.sha256()
         text = self.text.encode() if isinstance(self.text, str) else self.text or b""
         for part in (
@@ -111,13 +115,16 @@ class RawSubmission:
         return digest.hexdigest()
 
     def store_code(self, by: User) -> None:
-        """Store the received code. Call outside of transactions: files are not rolled back."""
+        """Store the received code. Do not call it in a transaction: a rollback would not delete the file."""
         if self.incoming is not None:
             self.code = self.incoming.store(by=by, filename=self.code_name)
             self.incoming = None
 
     def to_submission(self, by: User) -> SubmissionRequest:
-        """Build the submission; code that is not stored yet is only checked."""
+        """Parse the job file and build the submission.
+
+        Received code that `store_code` has not stored is validated and then deleted.
+        """
         code = self.code
         if self.incoming is not None:
             code = self.incoming.validate()
@@ -138,7 +145,7 @@ class RawSubmission:
 
 
 def get_raw_submission(request: Request) -> RawSubmission:
-    """The result of one of these parsers."""
+    """Return the request's body as parsed by one of this module's parsers. Raises ParseError if it is empty."""
     data: Any = request.data
     if not isinstance(data, RawSubmission):
         # DRF calls no parser for an empty body.
@@ -147,7 +154,7 @@ def get_raw_submission(request: Request) -> RawSubmission:
 
 
 class JobFileParser(BaseParser):
-    """A job file as the whole body."""
+    """Parses a body that is a job file or an envelope with a job file."""
 
     media_type = JSON_TYPES[0]
     media_types = (*JSON_TYPES, *YAML_TYPES)
@@ -166,10 +173,12 @@ class JobFileParser(BaseParser):
 
 
 def parse_json_submission(body: bytes) -> RawSubmission:
+    """Parse a JSON body: an envelope if it has the key `job`, else a job file."""
     try:
         value = parse_json(body)
     except ParseError:
-        # Job files with comments are not valid JSON but accepted; the job file parser reports lines.
+        # A job file with comments is accepted although it is not valid JSON. The job file parser also reports
+        # syntax errors with their lines.
         return RawSubmission(text=body, filename="job.json")
     if isinstance(value, dict) and "job" in value:
         envelope = SubmitEnvelopeSerializer(data=value)
@@ -183,7 +192,7 @@ def parse_json_submission(body: bytes) -> RawSubmission:
 
 
 class _MultipartUploadHandler(FileUploadHandler):
-    """Code is streamed to disk; all other parts are limited in size."""
+    """Streams the part `code` to disk. Keeps the part `manifest`, which is limited in size, in memory."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -221,7 +230,7 @@ class _MultipartUploadHandler(FileUploadHandler):
 
 
 class MultipartParser(BaseParser):
-    """`manifest` (a file or a text field), `code` (an archive), and the options as fields."""
+    """Parses a multipart body: `manifest` (the job file, as a file or a text field), `code` (an archive), options."""
 
     media_type = "multipart/form-data"
 
@@ -276,15 +285,15 @@ def _discard(handler: _MultipartUploadHandler) -> None:
         handler.incoming.discard()
 
 
-# For the schema
+# -- descriptions of the request body for the OpenAPI schema --------------------------------------------
 
-_JOB_FILE = {
+_JOB_FILE_SCHEMA = {
     "type": "object",
     "additionalProperties": True,
     "description": "A job file; its own schema is at /api/v1/job-file-schema.",
     "minProperties": 1,
 }
-_ENVELOPE = {
+_ENVELOPE_SCHEMA = {
     "type": "object",
     "description": "A job file with its options.",
     "properties": {
@@ -319,7 +328,7 @@ _ENVELOPE = {
     "required": ["job"],
     "additionalProperties": False,
 }
-_MULTIPART = {
+_MULTIPART_SCHEMA = {
     "type": "object",
     "properties": {
         "manifest": {"type": "string", "description": "The job file, in any known format."},
@@ -330,8 +339,8 @@ _MULTIPART = {
     },
     "required": ["manifest"],
 }
-REQUEST = {
-    "application/json": {"anyOf": [_JOB_FILE, _ENVELOPE]},
+SUBMIT_REQUEST_SCHEMAS = {
+    "application/json": {"anyOf": [_JOB_FILE_SCHEMA, _ENVELOPE_SCHEMA]},
     "application/yaml": {"type": "string"},
-    "multipart/form-data": _MULTIPART,
+    "multipart/form-data": _MULTIPART_SCHEMA,
 }

@@ -49,7 +49,7 @@ from jobs.api.job_shape import (
     JobDetailShape,
     JobPageShape,
     WarningShape,
-    job_with_fields,
+    select_job_shape,
 )
 from jobs.api.jobfiles import JobFileParser, MultipartParser, RawSubmission, get_raw_submission
 from jobs.events import events_of
@@ -70,8 +70,8 @@ from jobs.store.access import find_job, jobs_visible_to
 from jobs.store.listing import count_jobs, list_jobs_page
 from jobs.submission import Preview, preview, submit
 
-MAX_EVENTS = 500
-YAML = "application/yaml"
+MAX_EVENTS_PER_PAGE = 500
+YAML_MEDIA_TYPE = "application/yaml"
 
 if TYPE_CHECKING:
     from accounts.models import User
@@ -96,7 +96,7 @@ class JobListView(APIView):
         list_query = parse_job_list_query(request.query_params)
         query = compute_query_fingerprint(user.pk, repr(list_query.job_filter))
         after = decode_cursor(list_query.cursor, query) if list_query.cursor else None
-        shape = job_with_fields(list_query.fields)
+        shape = select_job_shape(list_query.fields)
         page = list_jobs_page(
             user, list_query.job_filter, after=after, limit=list_query.limit, columns=shape.columns
         )
@@ -114,7 +114,7 @@ class JobListView(APIView):
         tags=["jobs"],
         summary="Submit a job: a job file in any known format, with or without code",
         parameters=[IDEMPOTENCY_KEY_HEADER],
-        request=jobfiles.REQUEST,
+        request=jobfiles.SUBMIT_REQUEST_SCHEMAS,
         responses={
             201: serializer_of(JobDetailShape),
             **REPLAYED_RESPONSE,
@@ -140,7 +140,7 @@ def _submit_job(user: User, raw_submission: RawSubmission) -> Job:
     submission = raw_submission.to_submission(user)
     origin = raw_submission.options.get("cloned_from")
     if origin and not jobs_visible_to(user).filter(pk=origin).exists():
-        # The original may have been deleted since the draft was made.
+        # The original job may have been deleted after the clone's draft was opened.
         message = msg(
             "submission.clone-origin-unknown",
             "is ignored: the job does not exist, or you may not see it.",
@@ -152,7 +152,7 @@ def _submit_job(user: User, raw_submission: RawSubmission) -> Job:
 
 
 class JobPlanView(APIView):
-    """Creates and stores nothing."""
+    """Plans a job file. Creates no job and stores nothing."""
 
     parser_classes = [JobFileParser, MultipartParser]
     reading_methods = ("POST",)
@@ -161,7 +161,7 @@ class JobPlanView(APIView):
         operation_id="jobs_plan",
         tags=["jobs"],
         summary="Plan a job file without submitting it: plan as text, script, warnings, problems",
-        request=jobfiles.REQUEST,
+        request=jobfiles.SUBMIT_REQUEST_SCHEMAS,
         responses={
             200: serializer_of(shapes.PreviewShape),
             **problem_responses(400, 404, 413, 415, 422),
@@ -387,7 +387,7 @@ class JobSpecView(APIView):
         ],
         responses={
             (200, "application/json"): {"type": "object", "additionalProperties": True},
-            (200, YAML): {"type": "object", "additionalProperties": True},
+            (200, YAML_MEDIA_TYPE): {"type": "object", "additionalProperties": True},
             **problem_responses(400, 404),
         },
     )
@@ -398,7 +398,7 @@ class JobSpecView(APIView):
         query.raise_if_invalid()
         spec = actions.load_spec(find_job(authenticated_user(request), id))
         if format_ == "yaml":
-            return HttpResponse(dump(spec, "yaml"), content_type=YAML)
+            return HttpResponse(dump(spec, "yaml"), content_type=YAML_MEDIA_TYPE)
         return HttpResponse(dump(spec, "json"), content_type="application/json")
 
 
@@ -434,7 +434,8 @@ class JobEventListView(APIView):
                 "since", {"type": "integer", "minimum": 0}, description="Only later numbers."
             ),
             OpenApiParameter(
-                "limit", {"type": "integer", "minimum": 1, "maximum": MAX_EVENTS, "default": 100}
+                "limit",
+                {"type": "integer", "minimum": 1, "maximum": MAX_EVENTS_PER_PAGE, "default": 100},
             ),
         ],
         responses={200: serializer_of(shapes.EventPageShape), **problem_responses(400, 404)},
@@ -442,7 +443,7 @@ class JobEventListView(APIView):
     def get(self, request: Request, id: uuid.UUID) -> HttpResponse:
         query = QueryParser(request.query_params)
         since = query.integer("since", 0, 0, 10**12 - 1)
-        limit = query.integer("limit", 100, 1, MAX_EVENTS)
+        limit = query.integer("limit", 100, 1, MAX_EVENTS_PER_PAGE)
         query.raise_if_invalid()
         job = find_job(authenticated_user(request), id)
         rows = list(events_of(job).filter(id__gt=since).order_by("id")[: limit + 1])
@@ -518,7 +519,7 @@ class JobBatchStopView(APIView):
         serializer.is_valid(raise_exception=True)
         jobs, missing = _find_jobs(request, serializer.validated_data["ids"])
         outcomes = actions.stop_jobs(jobs=jobs, by=authenticated_user(request))
-        return _batch_response(serializer.validated_data["ids"], outcomes, missing)
+        return _build_batch_response(serializer.validated_data["ids"], outcomes, missing)
 
 
 class JobBatchDeleteView(APIView):
@@ -540,10 +541,11 @@ class JobBatchDeleteView(APIView):
             remove_files=values["remove_files"],
             stop_first=values["stop_first"],
         )
-        return _batch_response(values["ids"], outcomes, missing)
+        return _build_batch_response(values["ids"], outcomes, missing)
 
 
 def _find_jobs(request: Request, ids: list[uuid.UUID]) -> tuple[list[Job], list[uuid.UUID]]:
+    """Return the jobs with these ids that the person may see, and the remaining ids."""
     rows = jobs_visible_to(authenticated_user(request)).filter(pk__in=ids)
     jobs_by_id = {job.pk: job for job in rows.select_related("namespace", "cluster", "owner")}
     unique_ids = dict.fromkeys(ids)
@@ -553,7 +555,7 @@ def _find_jobs(request: Request, ids: list[uuid.UUID]) -> tuple[list[Job], list[
     )
 
 
-def _batch_response(
+def _build_batch_response(
     ids: list[uuid.UUID], outcomes: list[actions.JobOutcome], missing: list[uuid.UUID]
 ) -> HttpResponse:
     message = _("The job does not exist, or you may not see it.")

@@ -40,8 +40,8 @@ from jobs.store.access import find_job
 
 DEFAULT_READ_BYTES = 256 * 1024
 MAX_PATTERN_LENGTH = 1000
-# Per person: a search occupies one of the process's few threads until its timeout.
-MAX_CONCURRENT_SEARCHES = 2
+# A search occupies one of the process's few threads, at worst until its timeout.
+MAX_CONCURRENT_SEARCHES_PER_PERSON = 2
 MAX_OFFSET = 2**53
 _ERROR_STATUSES = (400, 403, 404, 502, 504)
 _BINARY_RESPONSE = OpenApiResponse({"type": "string", "format": "binary"})
@@ -52,15 +52,15 @@ def _integer_schema(low: int, high: int, default: int) -> dict[str, object]:
     return {"type": "integer", "minimum": low, "maximum": high, "default": default}
 
 
-_OFFSET = OpenApiParameter(
+_OFFSET_PARAMETER = OpenApiParameter(
     "offset", _integer_schema(-MAX_OFFSET, MAX_OFFSET, 0), description="Below 0: from the end."
 )
-_LIMIT = OpenApiParameter(
+_LIMIT_PARAMETER = OpenApiParameter(
     "limit",
     _integer_schema(1, MAX_READ_BYTES, DEFAULT_READ_BYTES),
     description="Maximum number of bytes.",
 )
-_SEARCH = [
+_SEARCH_PARAMETERS = [
     OpenApiParameter(
         "grep",
         {"type": "string", "maxLength": MAX_PATTERN_LENGTH},
@@ -71,7 +71,7 @@ _SEARCH = [
         "matches", _integer_schema(1, MAX_MATCHES, MAX_MATCHES), description="With grep."
     ),
 ]
-_HEADERS = [
+_LOG_HEADERS = [
     OpenApiParameter(name, kind, OpenApiParameter.HEADER, response=[200], description=description)
     for name, kind, description in (
         ("X-Log-Offset", int, "Offset of the first byte of the body."),
@@ -127,7 +127,13 @@ class LogReadView(APIView):
         operation_id="jobs_logs_read",
         tags=["logs"],
         summary="Bytes of a log from an offset (or a Range), or the positions of a text",
-        parameters=[ATTEMPT_PARAMETER, _OFFSET, _LIMIT, *_SEARCH, *_HEADERS],
+        parameters=[
+            ATTEMPT_PARAMETER,
+            _OFFSET_PARAMETER,
+            _LIMIT_PARAMETER,
+            *_SEARCH_PARAMETERS,
+            *_LOG_HEADERS,
+        ],
         responses={
             (200, _OCTET_STREAM): _BINARY_RESPONSE,
             (200, "application/json"): serializer_of(shapes.LogMatchesShape),
@@ -147,7 +153,7 @@ class LogReadView(APIView):
         log = _find_requested_log(request, id, role, index, query)
         if text:
             search_slot = concurrency_limiter.slot(
-                MAX_CONCURRENT_SEARCHES, f"search:{authenticated_user(request).pk}"
+                MAX_CONCURRENT_SEARCHES_PER_PERSON, f"search:{authenticated_user(request).pk}"
             )
             with (
                 search_slot,
@@ -157,7 +163,7 @@ class LogReadView(APIView):
             items = [asdict(match) for match in log_matches]
             return json_response({"matches": items, "more": len(items) >= matches})
         if "Range" in request.headers:
-            return _download_response(request, log)
+            return _build_download_response(request, log)
         with cluster_request_slot(log.attempt.cluster.pk, log.attempt.cluster.name):
             part = read_log(log, offset=offset, limit=limit)
         response = HttpResponse(part.data, content_type=_OCTET_STREAM)
@@ -191,11 +197,10 @@ class LogDownloadView(APIView):
         compress = bool(query.boolean("compress"))
         log = _find_requested_log(request, id, role, index, query)
         if not compress:
-            return _download_response(request, log)
+            return _build_download_response(request, log)
         with cluster_request_slot(log.attempt.cluster.pk, log.attempt.cluster.name):
-            get_log_size(
-                log.transport(), log.path
-            )  # raises for a missing file before the response starts
+            # Raises for a missing file, before the response starts.
+            get_log_size(log.transport(), log.path)
             chunks = stream_log(log)
         return stream_attachment(
             request._request,
@@ -205,11 +210,11 @@ class LogDownloadView(APIView):
         )
 
 
-def _download_response(request: Request, log: Log) -> HttpResponseBase:
+def _build_download_response(request: Request, log: Log) -> HttpResponseBase:
     with cluster_request_slot(log.attempt.cluster.pk, log.attempt.cluster.name):
         size = get_log_size(log.transport(), log.path)
         start, end = parse_range(request, size)
-        # The log may grow meanwhile; send only the announced length.
+        # The log may grow meanwhile: send only the length that the headers announce.
         chunks = stream_log(log, offset=start, limit=end - start)
     response = stream_attachment(
         request._request,

@@ -1,6 +1,6 @@
-"""Shapes of the API's responses, except those of a job (`jobs.api.job_shape`).
+"""Shapes of the API's responses, except those of a job itself (`jobs.api.job_shape`).
 
-The schema is derived from these definitions; see `core.api.shapes`.
+The OpenAPI schema is derived from these definitions; see `core.api.shapes`.
 """
 
 from __future__ import annotations

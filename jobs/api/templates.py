@@ -31,7 +31,7 @@ from core.errors import ActionRefused
 from core.translation import translate
 from jobs import job_templates
 from jobs.api import shapes
-from jobs.api.filters import QueryParser, page_parameters
+from jobs.api.filters import QueryParser, build_page_parameters
 from jobs.api.job_detail import (
     IDEMPOTENCY_KEY_HEADER,
     REPLAYED_RESPONSE,
@@ -50,7 +50,7 @@ VISIBILITIES = [value.value for value in JobTemplate.Visibility]
 
 
 class ScalarField(serializers.JSONField):
-    """Text, a number or true/false."""
+    """A field for text, a number or a boolean."""
 
     def to_internal_value(self, data: Any) -> Any:
         if not isinstance(data, str | int | float | bool):
@@ -140,7 +140,7 @@ def serialize_template_detail(
     return {**serialize_template(template, request), "spec": template.spec}
 
 
-def _read_parameters(values: Mapping[str, Any]) -> list[TemplateParameter]:
+def _parse_parameters(values: Mapping[str, Any]) -> list[TemplateParameter]:
     return [TemplateParameter.from_json(row) for row in values.get("parameters", ())]
 
 
@@ -154,7 +154,7 @@ class TemplateListView(APIView):
             OpenApiParameter("mine", bool, description="Only your own."),
             OpenApiParameter("visibility", {"type": "string", "enum": VISIBILITIES}),
             OpenApiParameter("namespace", str),
-            *page_parameters(MAX_LIMIT),
+            *build_page_parameters(MAX_LIMIT),
         ],
         responses={200: serializer_of(shapes.TemplatePageShape), **problem_responses(400)},
     )
@@ -215,8 +215,8 @@ class TemplateListView(APIView):
         template = job_templates.create_template(
             by=user,
             name=values["name"],
-            document=_read_document(request, values),
-            parameters=_read_parameters(values),
+            document=_load_document(request, values),
+            parameters=_parse_parameters(values),
             description=values.get("description", ""),
             visibility=values.get("visibility", JobTemplate.Visibility.PRIVATE),
             namespace=values.get("namespace"),
@@ -224,7 +224,7 @@ class TemplateListView(APIView):
         return json_response(serialize_template_detail(template, request), status=201)
 
 
-def _read_document(request: Request, values: Mapping[str, Any]) -> Mapping[str, Any]:
+def _load_document(request: Request, values: Mapping[str, Any]) -> Mapping[str, Any]:
     if "job_file" in values:
         return job_templates.parse_template_text(values["job_file"])
     if "from_job" in values:
@@ -267,9 +267,9 @@ class TemplateDetailView(APIView):
             if key in values
         }
         if "spec" in values or "job_file" in values:
-            changes["document"] = _read_document(request, values)
+            changes["document"] = _load_document(request, values)
         if "parameters" in values:
-            changes["parameters"] = _read_parameters(values)
+            changes["parameters"] = _parse_parameters(values)
         if not changes:
             raise ValidationError(_("Say what to change."), code="empty")
         changed = job_templates.change_template(

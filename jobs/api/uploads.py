@@ -1,4 +1,7 @@
-"""`/uploads`: code uploaded before a job, which then names its SHA-256."""
+"""`/uploads`: archives of code that people upload before they submit a job.
+
+A job refers to an upload by its SHA-256.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,7 @@ CHUNK_BYTES = 256 * 1024
 
 
 class ArchiveParser(BaseParser):
-    """The archive as the whole body."""
+    """Parses a body that is an archive, and streams it to disk."""
 
     media_type = ARCHIVE_TYPES[0]
     media_types = ARCHIVE_TYPES
@@ -62,7 +65,7 @@ class ArchiveParser(BaseParser):
         return RawSubmission(incoming=incoming)
 
 
-def serialize_upload(ownership: UploadOwner, jobs: int) -> shapes.UploadShape:
+def serialize_upload(ownership: UploadOwner, job_count: int) -> shapes.UploadShape:
     upload = ownership.upload
     return {
         "sha256": upload.sha256,
@@ -72,11 +75,11 @@ def serialize_upload(ownership: UploadOwner, jobs: int) -> shapes.UploadShape:
         "files": upload.file_count,
         "filename": ownership.filename,
         "created_at": format_timestamp(ownership.created_at),
-        "jobs": jobs,
+        "jobs": job_count,
     }
 
 
-_BINARY = {"type": "string", "format": "binary"}
+_BINARY_SCHEMA = {"type": "string", "format": "binary"}
 
 
 class UploadListView(APIView):
@@ -103,13 +106,13 @@ class UploadListView(APIView):
         summary="Upload code: zip, tar or tar.gz, as the body or as `code` in multipart",
         parameters=[OpenApiParameter("filename", str)],
         request={
-            "application/octet-stream": _BINARY,
-            "application/zip": _BINARY,
-            "application/gzip": _BINARY,
-            "application/x-tar": _BINARY,
+            "application/octet-stream": _BINARY_SCHEMA,
+            "application/zip": _BINARY_SCHEMA,
+            "application/gzip": _BINARY_SCHEMA,
+            "application/x-tar": _BINARY_SCHEMA,
             "multipart/form-data": {
                 "type": "object",
-                "properties": {"code": _BINARY},
+                "properties": {"code": _BINARY_SCHEMA},
                 "required": ["code"],
             },
         },
@@ -130,10 +133,10 @@ class UploadListView(APIView):
         finally:
             raw_submission.discard()
         ownership = UploadOwner.objects.select_related("upload").get(upload=upload, user=user)
-        return json_response(serialize_upload(ownership, _job_count(upload)), status=201)
+        return json_response(serialize_upload(ownership, _count_jobs(upload)), status=201)
 
 
-def _job_count(upload: CodeUpload) -> int:
+def _count_jobs(upload: CodeUpload) -> int:
     return upload.jobs.count()
 
 
@@ -148,7 +151,7 @@ class UploadDetailView(APIView):
         user = authenticated_user(request)
         upload = find_upload(sha256=sha256, by=user)
         ownership = UploadOwner.objects.select_related("upload").get(upload=upload, user=user)
-        return json_response(serialize_upload(ownership, _job_count(upload)))
+        return json_response(serialize_upload(ownership, _count_jobs(upload)))
 
     @extend_schema(
         operation_id="uploads_delete",

@@ -1,9 +1,9 @@
 """The websocket of one log: `/ws/jobs/{id}/logs/{role}/{index}?offset=N&attempt=A&lossless=1`.
 
-First a text frame `{"type": "log", "offset": …, "size": …}`, then binary frames with the exact bytes in
-order. Further text frames: `waiting` (no file yet, or the cluster is unreachable), `truncated` (the next
-bytes are at offset 0), `gap` (a range skipped for a slow viewer; REST has it), `end` with the task's
-verdict, `error` with a code and a message. Offsets below 0 count from the end.
+The first frame is the text frame `{"type": "log", "offset": …, "size": …}`. Binary frames with the log's bytes in
+order follow. Further text frames: `waiting` (there is no file yet, or the cluster is unreachable), `truncated`
+(the next bytes are at offset 0), `gap` (a range that was skipped for a slow viewer and can be read by REST),
+`end` (how the task ended), `error` (a code and a message). A negative offset counts from the end of the log.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ POLL_INTERVAL_S = 1.0
 CLOSE_DONE = 1000
 CLOSE_FAILED = 1011
 RETRY_DELAYS_S = (1.0, 2.0, 5.0, 10.0)
-# A viewer that accepted no bytes for this long and lags this far behind skips to the end.
+# A viewer for which one frame took longer than STALL_THRESHOLD_S to send, and that is more than MAX_LAG_BYTES
+# behind, continues RESUME_BEFORE_END_BYTES before the end of the log.
 STALL_THRESHOLD_S = 2.0
 MAX_LAG_BYTES = 4 * 1024 * 1024
 RESUME_BEFORE_END_BYTES = 64 * 1024
@@ -75,7 +76,7 @@ class LogConsumer(AuthenticatedConsumer):
         await self._leave_follower()
 
     async def receive(self, text_data: str | None = None, bytes_data: bytes | None = None) -> None:
-        """Messages of the client are ignored."""
+        """Ignore messages of the client."""
 
     async def _send_message(self, kind: str, **fields: Any) -> None:
         with translation.override(self.language):
@@ -101,7 +102,7 @@ class LogConsumer(AuthenticatedConsumer):
                 await self._fail("refused", error.user_message)
                 return
             except ClusterError as error:
-                # The cluster is unreachable or the file unreadable at the moment: continue later.
+                # The cluster is unreachable or the file unreadable at the moment: try again after a delay.
                 offset = self._current_offset(offset)
                 await self._leave_follower()
                 await self._send_message("waiting", offset=offset, reason=error.user_message)
@@ -111,7 +112,7 @@ class LogConsumer(AuthenticatedConsumer):
                 await asyncio.sleep(RETRY_DELAYS_S[min(tries, len(RETRY_DELAYS_S) - 1)])
                 tries += 1
             except DatabaseError:
-                # The viewer keeps its socket and its position while the database restarts.
+                # The database may be restarting: keep the websocket and its position, and try again.
                 logger.warning(
                     "the database does not answer; log viewer waits",
                     exc_info=True,
@@ -121,7 +122,7 @@ class LogConsumer(AuthenticatedConsumer):
                 await self._leave_follower()
                 await asyncio.sleep(RETRY_DELAYS_S[0])
             except Exception:
-                # Close: an open socket without a sender would look like a log without output.
+                # Close the websocket: if it stayed open without frames, the viewer would wait for output in vain.
                 logger.exception("a log's websocket failed", extra={"action": "log_socket_failed"})
                 await self.close(code=CLOSE_FAILED)
                 return
@@ -130,7 +131,7 @@ class LogConsumer(AuthenticatedConsumer):
         return self._viewer.offset if self._viewer is not None else requested
 
     async def _wait_for_submission(self) -> Log | None:
-        """The log, once an attempt exists. None: the job ended without one."""
+        """Wait until the job has an attempt and return its log; None if the job ended without an attempt."""
         announced = False
         while self._log is None:
             job = await run_in_thread(Job.objects.get, pk=self._job.pk)
@@ -175,7 +176,10 @@ class LogConsumer(AuthenticatedConsumer):
                 await self._send_message("waiting", offset=viewer.offset, reason=frame.reason)
 
     async def _send_bytes(self, viewer: Viewer, data: bytes) -> None:
-        """Returns when the connection accepted the bytes: `gateway.server` delays `send` (back-pressure)."""
+        """Send bytes; if the viewer stalled meanwhile and is far behind, skip to near the end.
+
+        `send` returns when the connection has accepted the bytes (back-pressure, see `gateway.server`).
+        """
         loop = asyncio.get_running_loop()
         started = loop.time()
         await self.send(bytes_data=data)
@@ -191,7 +195,7 @@ class LogConsumer(AuthenticatedConsumer):
                 "gone", _("This log is no longer on the cluster: its files were removed.")
             )
             return
-        await self._send_message("end", **ending.verdict)
+        await self._send_message("end", **ending.result)
         await self.close(code=CLOSE_DONE)
 
     async def _fail(self, code: str, message: str) -> None:

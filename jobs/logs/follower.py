@@ -1,9 +1,9 @@
-"""Following logs that grow: one follower per log and process, for any number of viewers.
+"""Follows logs that grow: one follower per log and process, for any number of viewers.
 
-A follower's thread reads the stream from the cluster into a ring buffer of recent bytes. Each viewer
-reads at its own pace: from the ring, or, further back, from the file in cached blocks that viewers share.
-A slow viewer therefore holds no memory. When the last viewer leaves, the thread and the reader on the
-cluster end. Does not depend on websockets; runs on one event loop.
+A follower's thread reads the stream from the cluster into a ring buffer of recent bytes. Each viewer reads at
+its own speed: recent bytes from the ring buffer, older ones from the file in blocks that are cached for all viewers.
+A slow viewer therefore needs no memory of its own. When the last viewer leaves, the thread and the command on
+the cluster end. A follower belongs to one event loop and does not use websockets itself.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from core.messages import _
 from core.runtime import process_state
 from core.threads import run_in_thread
 from jobs.actions import watch_job
-from jobs.logs.reading import Log, LogKey, find_verdict, get_log_size, was_never_written
+from jobs.logs.reading import Log, LogKey, find_writer_result, get_log_size, was_never_written
 
 logger = logging.getLogger(__name__)
 
 RING_BYTES = 2 * 1024 * 1024
 BLOCK_BYTES = 512 * 1024
 CACHED_BLOCKS = 8
-# A block is one command on the cluster; while one is sent to the viewer, the next ones are read.
+# Number of blocks that are read in advance while one is sent to a viewer. Each read is one command on the cluster.
 PREFETCH_BLOCKS = 2
 FRAME_BYTES = 64 * 1024
-# Bound of the events between the follower's thread and the event loop.
+# Maximum number of events that the follower's thread has passed to the event loop and that are not handled yet.
 MAX_PENDING_EVENTS = 4
-# How often the end of the task is checked, once for all viewers of the log.
-VERDICT_INTERVAL_S = 1.0
+# Minimum time between two checks whether the task has ended; one check serves all viewers of the log.
+ENDING_CHECK_INTERVAL_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +52,9 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """The task ended and its log has this final size. None: there is no file."""
+    """The result of a task that has ended, and the final size of its log; None if there is no file."""
 
-    verdict: dict[str, Any]
+    result: dict[str, Any]
     size: int | None
 
 
@@ -66,8 +66,8 @@ class Follower:
         self.transport = transport
         self.path = log.path
         self.viewers = 0
-        self.end = start  # everything below is on the cluster's disk
-        self.generation = 0  # grows when the file was cut or replaced
+        self.end = start  # number of bytes known to be in the file on the cluster
+        self.generation = 0  # incremented when the file is truncated or replaced
         self.waiting_reason = ""
         self.failure: ClusterError | None = None
         self._ring: deque[tuple[int, bytes]] = deque()
@@ -87,7 +87,7 @@ class Follower:
     # --- the thread ---------------------------------------------------------------------------
 
     def start_thread(self) -> None:
-        # Set before the thread runs: `close` may be called at once and needs it.
+        # Set before the thread starts, because `close` needs it and may be called immediately.
         self._follow_stream = self.transport.follow(self.path, self.end)
         self._thread = threading.Thread(
             target=self._read_stream,
@@ -111,7 +111,7 @@ class Follower:
             return  # the event loop is closed
 
     def _enqueue(self, event: FollowEvent) -> None:
-        """Back-pressure: waits while the event loop is behind."""
+        """Pass an event to the event loop; wait while MAX_PENDING_EVENTS are not handled (back-pressure)."""
         while not self._slots.acquire(timeout=1.0):
             if self._loop.is_closed():
                 raise RuntimeError("the event loop is closed")
@@ -149,14 +149,14 @@ class Follower:
 
     async def close(self) -> None:
         if self._follow_stream is not None:
-            # Shielded: the caller may be cancelled meanwhile, and the reader must end all the same.
+            # Shielded, because the command on the cluster must end even if the caller is cancelled.
             await asyncio.shield(run_in_thread(self._follow_stream.__exit__, None, None, None))
 
     # --- viewers --------------------------------------------------------------------------------
 
     @property
     def change_event(self) -> asyncio.Event:
-        """Set at the next change. Get it before checking for data, wait for it after."""
+        """An event that is set at the next change. Get it before checking for data, and wait for it afterwards."""
         return self._change_event
 
     @property
@@ -164,16 +164,16 @@ class Follower:
         return self._ending
 
     async def check_ending(self) -> Ending | None:
-        """How the task ended, if it has; checked every VERDICT_INTERVAL_S for all viewers."""
+        """Return how the task ended, or None; checks at most once per ENDING_CHECK_INTERVAL_S for all viewers."""
         async with self._ending_lock:
-            is_due = self._loop.time() - self._ending_checked_at >= VERDICT_INTERVAL_S
+            is_due = self._loop.time() - self._ending_checked_at >= ENDING_CHECK_INTERVAL_S
             if self._ending is None and is_due:
                 self._ending = await run_in_thread(_find_ending, self.log, self.transport)
                 self._ending_checked_at = self._loop.time()
             return self._ending
 
     async def read_from(self, offset: int) -> bytes:
-        """Some bytes from `offset`, which must be below `end`."""
+        """Return at least one byte and at most FRAME_BYTES from `offset`, which must be below `end`."""
         if self._ring and offset >= self._ring[0][0]:
             return self._read_ring(offset)
         return await self._read_file(offset)
@@ -205,12 +205,12 @@ class Follower:
             task.add_done_callback(self._prefetch_tasks.discard)
 
     async def _prefetch_block(self, number: int) -> None:
-        # The viewer that needs the block gets the error from its own read.
+        # Ignore errors here: the viewer that needs the block reads it again and gets the error then.
         with contextlib.suppress(ClusterError):
             await self._get_block(number)
 
     async def _get_block(self, number: int) -> bytes:
-        """One aligned block, read once for all viewers while it is cached."""
+        """Return one aligned block; while it is cached, it is read only once for all viewers."""
         if number in self._blocks:
             self._blocks.move_to_end(number)
             return self._blocks[number]
@@ -228,7 +228,7 @@ class Follower:
         data = await run_in_thread(
             self.transport.read_at, self.path, number * BLOCK_BYTES, BLOCK_BYTES
         )
-        # A partial block, or one of a file truncated meanwhile, is not cached.
+        # Do not cache a partial block, which will grow, nor a block of a file that was truncated meanwhile.
         if len(data) == BLOCK_BYTES and generation == self.generation:
             self._blocks[number] = data
             if len(self._blocks) > CACHED_BLOCKS:
@@ -257,14 +257,14 @@ class Viewer:
         return self._follower.end
 
     async def next(self, timeout_s: float) -> Frame | None:
-        """The next frame; None after `timeout_s` without one."""
+        """Return the next frame; None if there is none within `timeout_s`."""
         follower = self._follower
         change_event = follower.change_event
         frame = await self._available_frame()
         if frame is not None:
             return frame
         try:
-            # Not `wait_for`: it creates a task, which costs two more iterations of the loop.
+            # `wait_for` would create a task, which costs two more iterations of the event loop.
             async with asyncio.timeout(timeout_s):
                 await change_event.wait()
         except TimeoutError:
@@ -276,14 +276,14 @@ class Viewer:
         if follower.failure is not None:
             raise follower.failure
         if self._generation != follower.generation or self.offset > follower.end:
-            # Also for an offset beyond the end: it refers to an earlier file.
+            # An offset beyond the end belongs to an earlier file, so it means truncation too.
             self._generation = follower.generation
             self.offset = 0
             return Frame("truncated")
         if self.offset < follower.end:
             self._sent_waiting_reason = ""
             data = await follower.read_from(self.offset)
-            # The file may already be longer than `end`; those bytes follow later.
+            # The file may already be longer than `end`; the bytes beyond `end` belong to a later frame.
             data = data[: follower.end - self.offset]
             if not data or self._generation != follower.generation:
                 return await self._wait_for_truncation()
@@ -296,7 +296,7 @@ class Viewer:
         return None
 
     async def _wait_for_truncation(self) -> Frame | None:
-        """The file was truncated; the follower's event arrives soon."""
+        """Wait shortly: the file was truncated, and the follower's event about it arrives soon."""
         await asyncio.sleep(0.05)
         return None
 
@@ -313,7 +313,7 @@ class FollowerRegistry:
         return len(self._by_key)
 
     async def join(self, log: Log) -> Follower:
-        """The log's follower, started for the first viewer. Pair with `leave`."""
+        """Return the log's follower and start it for the first viewer. Call `leave` for each `join`."""
         async with self._lock:
             follower = self._by_key.get(log.key)
             if follower is None or follower.failure is not None:
@@ -345,14 +345,14 @@ def _size_or_none(transport: Transport, path: str) -> int | None:
 def _find_ending(log: Log, transport: Transport) -> Ending | None:
     # The engine reads the state files of running tasks only for watched jobs.
     watch_job(job=log.job)
-    found = find_verdict(log)
-    if found is None:
+    result = find_writer_result(log)
+    if result is None:
         return None
-    # Read the size after the verdict: it then includes everything written before the end.
+    # Read the size after the result, so that it includes everything written before the end.
     size = _size_or_none(transport, log.path)
-    return Ending(found, 0 if size is None and was_never_written(log, found, transport) else size)
+    return Ending(result, 0 if size is None and was_never_written(log, result, transport) else size)
 
 
 def get_followers() -> FollowerRegistry:
-    """The followers of the running event loop."""
+    """Return the registry of the running event loop."""
     return process_state.get_for_loop(FollowerRegistry)

@@ -1,8 +1,8 @@
-"""Logs of jobs: list, size, bytes by offset, search.
+"""Lists, reads and searches the logs of jobs.
 
-A log is (job, attempt, role, index), or that of the batch script (`batch`, 0). It is read through the
-transport as the attempt's Unix user, after Sluice's own permission check. Nothing here holds a log in
-memory; `jobs.logs.follower` follows one that grows.
+A log is identified by job, attempt, role and index; role `batch` with index 0 is the log of the batch script.
+It is read through the transport as the attempt's Unix user, after Sluice's own permission check. No
+function loads a whole log into memory. `jobs.logs.follower` follows a log that grows.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ BATCH_LOG = "batch"
 MAX_READ_BYTES = 4 * 1024 * 1024
 MAX_MATCHES = 1000
 GREP_TIMEOUT_S = 20.0
-# Pattern and path are arguments, never part of the program. grep exits with 1 if nothing matches, and
-# with 141 (SIGPIPE) if head closed the pipe.
+# Pattern and path are arguments ($2, $3), so the shell never parses them. grep exits with 1 if nothing
+# matches, and with 141 (SIGPIPE) if head closed the pipe.
 _GREP_PROGRAM = (
     'LC_ALL=C grep --text --byte-offset --line-number --only-matching --fixed-strings $1 -e "$2" -- "$3"'
     ' | head -n "$4"; exit "${PIPESTATUS[0]}"'
@@ -37,7 +37,7 @@ _GREP_PROGRAM = (
 
 
 class LogNotFound(Exception):
-    """There is no such job, attempt or task for this person."""
+    """The job, attempt or task does not exist, or the person may not see it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class LogKey:
 
 @dataclass(frozen=True, slots=True)
 class Log:
-    """One log, after the permission check."""
+    """One log that the person may read."""
 
     job: Job
     attempt: Attempt
@@ -85,7 +85,7 @@ class LogChunk:
 
 @dataclass(frozen=True, slots=True)
 class LogEntry:
-    """One entry of a job's list of logs; `size` is None while there is no file."""
+    """One entry of a job's list of logs; `size` is None if there is no file."""
 
     role: str
     index: int
@@ -100,12 +100,15 @@ class SearchMatch:
 
 
 def task_counts(job: Job) -> dict[str, int]:
-    """Role → number of tasks in the job file."""
+    """Return the number of tasks of each role in the job file."""
     return {role["name"]: int(role.get("taskNumber", 1)) for role in job.spec["taskRoles"]}
 
 
 def find_attempt(job: Job, number: int | None) -> Attempt | None:
-    """The attempt with this number, or the newest; None: there is none yet."""
+    """Return the attempt with this number, or the newest if `number` is None; None if there is none yet.
+
+    Raises LogNotFound if no attempt has the number.
+    """
     attempts = Attempt.objects.select_related("cluster").filter(job=job)
     if number is not None:
         found = attempts.filter(number=number).first()
@@ -116,11 +119,12 @@ def find_attempt(job: Job, number: int | None) -> Attempt | None:
 
 
 def is_batch_log(job: Job, role: str) -> bool:
-    """Whether this is the batch script's log, and not that of a role with the same name."""
+    """Return whether `role` is the batch script's log and not a role that is named `batch` too."""
     return role == BATCH_LOG and BATCH_LOG not in task_counts(job)
 
 
-def check_log_address(job: Job, role: str, index: int) -> None:
+def require_log_exists(job: Job, role: str, index: int) -> None:
+    """Raise LogNotFound if the job has no task with this role and index."""
     if is_batch_log(job, role) and index == 0:
         return
     if not 0 <= index < task_counts(job).get(role, 0):
@@ -130,18 +134,21 @@ def check_log_address(job: Job, role: str, index: int) -> None:
 def find_log(
     *, user: Person, job_id: uuid.UUID | str, role: str, index: int, attempt: int | None = None
 ) -> tuple[Job, Log | None]:
-    """The job and its log; no log before the first submission. Raises LogNotFound."""
+    """Return the job and its log; the log is None before the first submission. Raises LogNotFound."""
     try:
         job = find_job(user, job_id)
     except NotFound:
         raise LogNotFound from None
-    check_log_address(job, role, index)
+    require_log_exists(job, role, index)
     found = find_attempt(job, attempt)
     return job, Log(job, found, role, index) if found else None
 
 
-def find_verdict(log: Log) -> dict[str, Any] | None:
-    """How the task (for the batch log: the attempt) ended; None while it may still write."""
+def find_writer_result(log: Log) -> dict[str, Any] | None:
+    """Return end state and exit code of the task that writes the log; None while it may still write.
+
+    The writer of the batch log is the attempt.
+    """
     attempt = Attempt.objects.values("phase", "exit_code", "tasks_final").get(pk=log.attempt.pk)
     if log.is_batch:
         if attempt["phase"] not in (Attempt.Phase.ENDED, Attempt.Phase.REFUSED):
@@ -155,23 +162,24 @@ def find_verdict(log: Log) -> dict[str, Any] | None:
     )
     if task and task["ended_at"]:
         return {"state": task["state"], "exit_code": task["exit_code"]}
-    # The attempt's end is known before its tasks' state files are read for the last time.
+    # The attempt's end is saved before its tasks' state files are read for the last time (`tasks_final`).
     if attempt["tasks_final"]:
         return {"state": Task.State.STOPPED.value, "exit_code": None}
     return None
 
 
-def was_never_written(log: Log, ended: dict[str, Any], transport: Transport) -> bool:
-    """Whether a missing log never existed: its task never started, and the logs directory exists.
+def was_never_written(log: Log, result: dict[str, Any], transport: Transport) -> bool:
+    """Return whether a missing log never existed: its task never started, and the logs directory exists.
 
-    A step that Slurm cancels while srun creates it ends as "lost", so failed tasks count too.
+    `result` is that of `find_writer_result`. The task may have failed: a step that Slurm cancels while srun
+    creates it ends as "lost".
     """
-    if ended["state"] == Task.State.SUCCEEDED.value:
+    if result["state"] == Task.State.SUCCEEDED.value:
         return False
-    began = Task.objects.filter(
+    started_tasks = Task.objects.filter(
         attempt=log.attempt, role=log.role, index=log.index, started_at__isnull=False
     )
-    if began.exists():
+    if started_tasks.exists():
         return False
     try:
         transport.stat(AttemptPaths.from_dir(log.attempt.work_dir).logs_dir)
@@ -181,32 +189,33 @@ def was_never_written(log: Log, ended: dict[str, Any], transport: Transport) -> 
 
 
 def resolve_offset(offset: int, size: int) -> int:
-    """A negative offset counts from the end, as in `tail -c`."""
+    """Convert a negative offset, which counts from the end as in `tail -c`, to an offset from the start."""
     return max(0, size + offset) if offset < 0 else offset
 
 
 def read_log(log: Log, *, offset: int, limit: int) -> LogChunk:
-    """At most `limit` bytes from `offset`. Raises RemoteFileMissing where there is no file."""
-    # Before the size: if the task ends in between, this read only reports it as unfinished.
-    ended = find_verdict(log)
+    """Read at most `limit` bytes from `offset`. Raises RemoteFileMissing if there is no file."""
+    # Find the result before the size. If the task ends between the two, this read reports the log as incomplete,
+    # and the next one as complete.
+    result = find_writer_result(log)
     transport = log.transport()
     try:
         size = get_log_size(transport, log.path)
     except RemoteFileMissing:
-        if ended is None or not was_never_written(log, ended, transport):
+        if result is None or not was_never_written(log, result, transport):
             raise
         size = 0
     start = resolve_offset(offset, size)
     data = transport.read_at(log.path, start, min(limit, MAX_READ_BYTES)) if start < size else b""
     end = start + len(data)
-    # The file may have grown between stat and read.
+    # The file may have grown between stat and read: report at least the size that was read.
     return LogChunk(
-        start, max(size, end) if data else size, data, complete=ended is not None and end >= size
+        start, max(size, end) if data else size, data, complete=result is not None and end >= size
     )
 
 
 def get_log_size(transport: Transport, path: str) -> int:
-    """Raises RemoteFileMissing also for a directory, device or pipe at the path."""
+    """Return the size of a regular file. Raises RemoteFileMissing for anything else at the path."""
     found = transport.stat(path)
     if found.kind != "file":
         raise RemoteFileMissing(_("%(path)s is not a file.", path=path))
@@ -218,7 +227,7 @@ def stream_log(log: Log, *, offset: int = 0, limit: int | None = None) -> Genera
 
 
 def list_logs(job: Job, attempt: Attempt) -> list[LogEntry]:
-    """Every log that the attempt has or will have, the batch script's first."""
+    """List every log that the attempt has or will have; the batch script's log comes first."""
     try:
         entries = transport_for(attempt.cluster, attempt.unix_user).list_dir(
             AttemptPaths.from_dir(attempt.work_dir).logs_dir
@@ -249,9 +258,14 @@ def list_logs(job: Job, attempt: Attempt) -> list[LogEntry]:
 def search_log(
     log: Log, *, text: str, ignore_case: bool = False, limit: int = MAX_MATCHES
 ) -> list[SearchMatch]:
-    """Offsets of a one-line text, found by grep on the cluster with a time and output limit."""
+    """Find a text within the lines of a log by running grep on the cluster.
+
+    Time and output of grep are limited.
+    """
     transport = log.transport()
-    get_log_size(transport, log.path)  # grep on a pipe would block until the timeout
+    get_log_size(
+        transport, log.path
+    )  # raises for a pipe, on which grep would block until the timeout
     result = transport.run(
         [
             "bash",
@@ -267,7 +281,9 @@ def search_log(
         max_output_bytes=(len(text.encode()) + 64) * MAX_MATCHES,
     )
     if result.exit_code not in (0, 1, 141):
-        get_log_size(transport, log.path)  # a better error if the file is gone
+        get_log_size(
+            transport, log.path
+        )  # raises RemoteFileMissing if the file was removed meanwhile
         raise CommandFailed(
             _("The log could not be searched."),
             exit_code=result.exit_code,

@@ -1,4 +1,4 @@
-"""Builds the files of one attempt from a job's row and its cluster's settings. Writes nothing."""
+"""Builds the contents of an attempt's files from a job and its cluster's settings. Writes no file."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ IMAGE_LIST_TTL_S = 60.0
 
 
 class ImageNameCache:
-    """Names of image files by cluster and directory, with the time of listing."""
+    """A cache of image file names by (cluster id, directory), each with the time of listing."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -41,8 +41,8 @@ class ImageNameCache:
             self._names[key] = (time.monotonic(), names)
 
 
-def image_files(cluster: Cluster) -> frozenset[str]:
-    """Names of the files in the cluster's image directory; cached for IMAGE_LIST_TTL_S."""
+def list_image_files(cluster: Cluster) -> frozenset[str]:
+    """List the file names in the cluster's image directory; the result is cached for IMAGE_LIST_TTL_S."""
     if not cluster.images_dir:
         return frozenset()
     key = (cluster.pk, cluster.images_dir)
@@ -65,18 +65,19 @@ def image_files(cluster: Cluster) -> frozenset[str]:
     return names
 
 
-def render_options(cluster: Cluster, unix_user: str) -> RenderOptions:
+def load_render_options(cluster: Cluster, unix_user: str) -> RenderOptions:
+    """Build the render options; may run commands on the cluster to find directories and images."""
     return build_render_options(
         cluster,
         image_cache_dir=resolve_image_cache(cluster, unix_user),
-        image_names=image_files(cluster),
+        image_names=list_image_files(cluster),
     )
 
 
 def render_attempt(
     job: Job, paths: AttemptPaths, *, unix_user: str, options: RenderOptions
 ) -> RenderedJob:
-    """Raises RenderError, SecretsUnreadable."""
+    """Render the files of one attempt. Raises RenderError, SecretsUnreadable."""
     return render_files(
         Plan.from_json(job.plan),
         load_spec(job),
@@ -90,7 +91,10 @@ def render_attempt(
 
 
 def build_attempt_files(job: Job, paths: AttemptPaths, rendered: RenderedJob) -> list[FileToWrite]:
-    """Paths are relative to the work root. logs/.keep creates logs/, which sbatch --output needs."""
+    """Build the files to write, with paths relative to the work root.
+
+    The empty file logs/.keep creates the directory logs/, which must exist for `sbatch --output`.
+    """
     prefix = paths.dir.removeprefix(paths.work_root.rstrip("/") + "/")
     texts = {**rendered.files, "job.json": json.dumps(job.spec, ensure_ascii=False, indent=1)}
     return [

@@ -1,8 +1,9 @@
-"""One owner's next jobs, from rows to Slurm: select, commit tokens, write files, run sbatch.
+"""Submits a batch of one owner's jobs: select jobs, commit tokens, write files, run sbatch.
 
 The attempt and its token (the work directory) are committed before sbatch runs. A marker file on the
-cluster lets sbatch run once per attempt and try (`clusters.slurm.sbatch`), so after an unknown outcome
-or the death of an engine the same submission is simply sent again. A new try needs a certain failure.
+cluster ensures that sbatch runs once per attempt and try (`clusters.slurm.sbatch`). After an unknown outcome
+or the end of an engine process the same try is therefore sent again. A new try starts only after a certain
+failure.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from jobs.models import Attempt, Job, Task
 from jobs.script.paths import AttemptPaths
 from jobs.script.render import RenderedJob, RenderError
 from jobs.store.secrets import SecretsUnreadable
-from jobs.sync.attempt_files import build_attempt_files, render_attempt, render_options
+from jobs.sync.attempt_files import build_attempt_files, load_render_options, render_attempt
 from jobs.sync.code import stage_code
 from jobs.sync.outcomes import hold_jobs, refuse_jobs, save_outcomes, save_relocated
 
@@ -53,35 +54,38 @@ OPEN_PHASES = (Attempt.Phase.SUBMITTING, Attempt.Phase.LIVE)
 
 @dataclass(slots=True)
 class PendingSubmission:
-    """One attempt between its selection and the outcome of sbatch."""
+    """One attempt that is being submitted, from its selection to the outcome of sbatch."""
 
     job: Job
     attempt: Attempt
     paths: AttemptPaths
     rendered: RenderedJob
-    is_new: bool  # its row is not committed yet
+    is_new: bool  # the attempt's row is not committed yet
 
 
 class PrepareResult(NamedTuple):
-    ready: bool  # there is something to send
+    ready: bool  # the batch has attempts to send
     more: bool  # the owner may have further jobs
-    pause_s: float  # before the owner's next turn
+    pause_s: float  # pause before the owner's next turn
 
 
 class SendResult(NamedTuple):
-    ok: bool  # False: the next batch would fail with the same error
-    pause_s: float
+    ok: bool  # False if the owner's next batch would fail for the same reason
+    pause_s: float  # pause before the owner's next turn
 
 
 @dataclass(slots=True)
 class Batch:
-    """`prepare`, then `send` if it is ready. Both may run in different threads."""
+    """One batch of an owner's jobs. Call `prepare`, then `send` if the result is ready.
+
+    The two calls may come from different threads.
+    """
 
     cluster: Cluster
     lease: Lease
     stats: EngineStats
     owner_id: int
-    in_flight: frozenset[int] = frozenset()  # attempts that another batch is sending
+    in_flight: frozenset[int] = frozenset()  # ids of attempts that another batch is sending
     _pending: list[PendingSubmission] = field(default_factory=list)
     _transport: Transport | None = None
 
@@ -90,12 +94,12 @@ class Batch:
         return frozenset(pending.attempt.pk for pending in self._pending)
 
     def prepare(self) -> PrepareResult:
-        """Commit tokens and write the files of the attempts to the cluster."""
-        attempts, jobs = self._select()
+        """Select jobs, commit their tokens and write their files to the cluster."""
+        attempts, jobs = self._select_due()
         if not attempts and not jobs:
             return PrepareResult(False, False, 0.0)
         try:
-            self._transport, files = self._render(attempts, jobs)
+            self._transport, files = self._render_batch(attempts, jobs)
             if not self._pending:
                 return PrepareResult(False, bool(jobs), 0.0)
             self._transport.write_files(self._pending[0].paths.work_root, files)
@@ -108,8 +112,8 @@ class Batch:
         return PrepareResult(True, True, 0.0)
 
     def send(self) -> SendResult:
-        """Run sbatch for all that was prepared and save the outcomes."""
-        assert self._transport is not None  # noqa: S101 - prepared
+        """Run sbatch for all prepared attempts and save the outcomes."""
+        assert self._transport is not None  # noqa: S101 - set by prepare
         try:
             close_old_connections()
             return self._run_sbatch(self._transport)
@@ -121,8 +125,11 @@ class Batch:
 
     # -- selection ------------------------------------------------------------------------------------
 
-    def _select(self) -> tuple[list[Attempt], list[Job]]:
-        """Attempts with an open outcome (also of an engine that died), then new jobs, oldest first."""
+    def _select_due(self) -> tuple[list[Attempt], list[Job]]:
+        """Select attempts whose submission has no known outcome, then queued jobs; each oldest first.
+
+        The former include attempts of an engine process that ended unexpectedly.
+        """
         due = Q(job__not_before__isnull=True) | Q(job__not_before__lte=timezone.now())
         attempts = list(
             Attempt.objects.filter(
@@ -157,7 +164,7 @@ class Batch:
         )
 
     def _apply_job_limits(self, jobs: list[Job]) -> list[Job]:
-        """Hold jobs above a namespace's limit of jobs per person; returns the others."""
+        """Hold the jobs that exceed a namespace's limit of running jobs per person; return the others."""
         limits = {
             job.namespace_id: job.namespace.max_running_jobs_per_user
             for job in jobs
@@ -186,14 +193,14 @@ class Batch:
 
     # -- preparation ----------------------------------------------------------------------------------
 
-    def _render(
+    def _render_batch(
         self, attempts: Sequence[Attempt], jobs: Sequence[Job]
     ) -> tuple[Transport, list[FileToWrite]]:
         owner = (attempts[0].job if attempts else jobs[0]).owner
         unix_user = unix_user_for(owner, self.cluster)
         transport = transport_for(self.cluster, unix_user)
         work_root = resolve_work_root(self.cluster, unix_user)
-        options = render_options(self.cluster, unix_user)
+        options = load_render_options(self.cluster, unix_user)
         entries: list[tuple[Job, Attempt | None]] = [(a.job, a) for a in attempts]
         entries += [(job, None) for job in jobs]
         failed: list[tuple[Job, Reason]] = []
@@ -207,8 +214,8 @@ class Batch:
             try:
                 rendered = render_attempt(job, paths, unix_user=unix_user, options=options)
             except (RenderError, SecretsUnreadable, ValueError) as error:
-                message = getattr(error, "message", str(error))
-                failed.append((job, Reason("end.unplannable", {"error": message})))
+                error_text = getattr(error, "message", str(error))
+                failed.append((job, Reason("end.unplannable", {"error": error_text})))
                 continue
             row = attempt or Attempt(
                 job=job,
@@ -229,7 +236,7 @@ class Batch:
         ]
 
     def _commit_tokens(self) -> None:
-        """Insert the attempts of new jobs. From then on every engine can find their tokens."""
+        """Insert the attempts of new jobs. From then on every engine finds their tokens in the database."""
         new_submissions = [pending for pending in self._pending if pending.is_new]
         if not new_submissions:
             return
@@ -304,7 +311,10 @@ class Batch:
     # -- errors ---------------------------------------------------------------------------------------
 
     def _handle_error(self, error: ClusterError, jobs: list[Job]) -> tuple[bool, float]:
-        """The command as a whole failed: hold or refuse its jobs. (owner may go on, pause)."""
+        """Hold or refuse all jobs of the batch after an error that concerns them all.
+
+        Returns whether the owner's next batch may follow, and the pause before it in seconds.
+        """
         self._log_error(error)
         reason, final = reason_for_error(error)
         reasons = [(job, reason) for job in jobs]

@@ -1,4 +1,7 @@
-"""Deletes what retention settings and people's deletions release: rows, files on the cluster, uploads."""
+"""The passes that delete rows, files on the cluster and uploads.
+
+They delete what people have deleted and what is older than the retention settings allow.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ ROWS_PER_RUN = 500
 
 
 class DeletedJobsPass(Pass):
-    """Removes files of deleted jobs, then rows of jobs deleted KEEP_DELETED_JOBS_DAYS ago and old events."""
+    """Removes the files of deleted jobs, the rows of jobs deleted KEEP_DELETED_JOBS_DAYS ago, and old events."""
 
     name = "remove_files"
     initial_delay_s = 5.0
@@ -40,7 +43,7 @@ class DeletedJobsPass(Pass):
         try:
             self._remove_files()
         except ClusterError as caught:
-            error = caught  # rows are purged all the same
+            error = caught  # purge rows first, then raise
         self._purge_rows()
         if error is not None:
             raise error
@@ -60,7 +63,7 @@ class DeletedJobsPass(Pass):
             purge_events_before(now - timedelta(days=settings.KEEP_EVENTS_DAYS))
 
     def _remove_files(self) -> None:
-        """Remove directories at the request of their owners, as the owners' Unix users."""
+        """Remove the directories of deleted jobs whose owners requested that, as the owners' Unix users."""
         jobs = Job.objects.filter(
             cluster=self.context.cluster,
             deleted_at__isnull=False,
@@ -76,7 +79,7 @@ class DeletedJobsPass(Pass):
 
     def _remove_directory(self, job: Job, attempt: Attempt) -> None:
         directory = attempt.work_dir.rpartition("/")[0]
-        # The path is from our own row. Check its end all the same before `rm -rf`.
+        # Sluice stored this path itself, but `rm -rf` needs a second check.
         if not directory.endswith(f"/jobs/{job.pk}"):
             logger.error(
                 "not a job's directory: %s",
@@ -96,7 +99,7 @@ class DeletedJobsPass(Pass):
 
 
 class UploadsPass(Pass):
-    """Deletes uploaded code that is no longer used. Uploads belong to no cluster: any engine deletes them."""
+    """Deletes uploaded code that is no longer used. Uploads belong to no cluster, so any engine may delete them."""
 
     name = "upload_cleanup"
     initial_delay_s = 60.0

@@ -1,8 +1,8 @@
 """Sends uploaded code to the attempt's `code/` directory on the cluster.
 
-`jobs.store.uploads` gives a plain tar of a checked archive. It is sent in blocks and unpacked by tar as the
-job's owner, without the archive's owners. code/ appears complete or not at all, and sending may be
-repeated.
+`jobs.store.uploads` converts a checked archive to an uncompressed tar. It is sent in blocks, and tar unpacks it as
+the job's owner (`--no-same-owner`). `code/` is created by a rename, so it is complete or absent, and sending
+may be repeated after a failure.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from jobs.store.uploads import stream_upload_tar
 
 SEND_BLOCK_BYTES = 8 * 1024 * 1024
 
-# $1 is the attempt's directory, $2 the step.
+# Runs one step of receiving the tar. $1 is the attempt's directory, $2 the step; stdin is a block of the tar.
 _RECEIVE_SCRIPT = r"""
 set -eu
 umask 077
 cd -- "$1"
 case $2 in
-  there) [ -d code ] ;;
-  first) cat >code.tar.part ;;
-  more) cat >>code.tar.part ;;
-  done)
+  exists) [ -d code ] ;;
+  create) cat >code.tar.part ;;
+  append) cat >>code.tar.part ;;
+  unpack)
     rm -rf code.new
     mkdir code.new
     tar -x -f code.tar.part -C code.new --no-same-owner
@@ -40,15 +40,18 @@ esac
 
 
 def stage_code(transport: Transport, job: Job, paths: AttemptPaths) -> None:
-    """Raises ClusterError."""
+    """Send the job's uploaded code to the attempt's directory, unless it is there already.
+
+    Raises ClusterError.
+    """
     upload = job.code_upload
-    if upload is None or _run_receive_step(transport, paths.dir, "there") == "":
+    if upload is None or _run_receive_step(transport, paths.dir, "exists") == "":
         return
-    step = "first"
+    step = "create"
     try:
-        for block in rechunk(stream_upload_tar(upload)):
+        for block in join_chunks(stream_upload_tar(upload)):
             _raise_on_error(_run_receive_step(transport, paths.dir, step, block))
-            step = "more"
+            step = "append"
     except (ArchiveRefused, OSError) as error:
         raise RemoteFileError(
             msg(
@@ -57,11 +60,11 @@ def stage_code(transport: Transport, job: Job, paths: AttemptPaths) -> None:
                 error=error,
             )
         ) from error
-    _raise_on_error(_run_receive_step(transport, paths.dir, "done"))
+    _raise_on_error(_run_receive_step(transport, paths.dir, "unpack"))
 
 
-def rechunk(chunks: Iterable[bytes]) -> Iterator[bytes]:
-    """Joins chunks of any size to blocks of SEND_BLOCK_BYTES, to save round trips."""
+def join_chunks(chunks: Iterable[bytes]) -> Iterator[bytes]:
+    """Join chunks into blocks of at least SEND_BLOCK_BYTES: each block costs one command on the cluster."""
     block = bytearray()
     for chunk in chunks:
         block += chunk
@@ -73,7 +76,7 @@ def rechunk(chunks: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def _run_receive_step(transport: Transport, directory: str, step: str, data: bytes = b"") -> str:
-    """Error text; empty: success."""
+    """Run one step of `_RECEIVE_SCRIPT` on the cluster and return its error text; empty means success."""
     argv = ["sh", "-c", _RECEIVE_SCRIPT, "receive", directory, step]
     result = transport.run(argv, stdin=data, timeout_s=300.0)
     if result.exit_code == 0:
@@ -81,22 +84,22 @@ def _run_receive_step(transport: Transport, directory: str, step: str, data: byt
     return result.error_text[-500:] or f"exit code {result.exit_code}"
 
 
-def _raise_on_error(complaint: str) -> None:
-    if not complaint:
+def _raise_on_error(error_text: str) -> None:
+    if not error_text:
         return
-    if "No space left" in complaint or "quota exceeded" in complaint.lower():
+    if "No space left" in error_text or "quota exceeded" in error_text.lower():
         raise RemoteDiskFull(
             msg(
                 "code.your-space-cluster-full",
                 "Your disk space on the cluster is full. Delete files and try again.",
             ),
-            detail=complaint,
+            detail=error_text,
         )
     raise RemoteFileError(
         msg(
             "code.uploaded-code-could-not",
             "The uploaded code could not be unpacked on the cluster: %(error)s",
-            error=complaint,
+            error=error_text,
         ),
-        detail=complaint,
+        detail=error_text,
     )

@@ -1,8 +1,8 @@
 """The pass that sends control requests to Slurm: stops and time limits, as the service account.
 
-A stop is sent again if Slurm has not acted on it; the job's state comes from polls only. A Slurm job id
-passed through its owner's login, so its owner may have forged it: requests, sent with operator rights,
-are limited to Slurm jobs of the owner's Unix user.
+A stop is sent again if Slurm has not acted on it; only polls change the job's state. The owner of a job could
+have forged its Slurm job id, because sbatch ran as the owner. Requests run with operator rights, so they are
+limited to Slurm jobs of the owner's Unix user.
 """
 
 from __future__ import annotations
@@ -32,10 +32,11 @@ logger = logging.getLogger(__name__)
 
 STOPS_PER_COMMAND = 200
 TIME_LIMITS_PER_PASS = 20
-RETRY_DELAY_S = 2.0
-# Time that the batch script needs beyond the grace period: to handle the signal, end its steps and exit.
+CONTROL_RETRY_DELAY_S = 2.0
+# Time that the batch script needs in addition to the grace period: to handle the signal, end its steps and exit.
 STOP_SLACK_S = 30
-# A younger batch script may not have set its signal handler; scancel sends SIGTERM to its tasks as well.
+# A batch script that started less than this time ago may not have set its signal handler yet. Its job is
+# cancelled with scancel instead, which sends SIGTERM to the tasks as well.
 SIGNAL_READY_AFTER = timedelta(seconds=5)
 
 
@@ -46,7 +47,7 @@ class ControlPass(Pass):
         return has_pending_control_requests(self.context.cluster)
 
     def retry_delay_s(self, consecutive_failures: int) -> float:
-        return RETRY_DELAY_S
+        return CONTROL_RETRY_DELAY_S
 
     def run(self) -> bool:
         context = self.context
@@ -55,7 +56,7 @@ class ControlPass(Pass):
 
 
 def has_pending_control_requests(cluster: Cluster) -> bool:
-    """Whether a stop or a time limit is to be sent."""
+    """Return whether a stop or a time limit has to be sent."""
     live = Attempt.objects.filter(cluster=cluster, phase=Attempt.Phase.LIVE)
     return (
         live.filter(Q(job__wanted_time_limit_s__isnull=False) | _unacknowledged_stops(cluster))
@@ -72,7 +73,7 @@ def send_control_requests(
 
 
 def _unacknowledged_stops(cluster: Cluster) -> Q:
-    """Stop requests never sent, or sent more than grace_s + STOP_SLACK_S ago."""
+    """Select attempts whose stop was never sent, or was sent more than grace_s + STOP_SLACK_S ago."""
     resend_after = timedelta(seconds=cluster.grace_s + STOP_SLACK_S)
     return ~Q(job__wanted=DesiredState.RUN) & (
         Q(stop_sent_at__isnull=True) | Q(stop_sent_at__lt=timezone.now() - resend_after)
@@ -90,7 +91,8 @@ def _send_stops(cluster: Cluster, slurm: SlurmClient, lease: Lease, stats: Engin
     groups: dict[tuple[str, bool], list[Attempt]] = defaultdict(list)
     for attempt in attempts[: STOPS_PER_COMMAND * 5]:
         groups[attempt.unix_user, _can_signal_script(attempt)].append(attempt)
-    # Pending jobs first: else some would start on the nodes that the stopped ones release.
+    # Stop jobs that cannot be signalled, mainly pending ones, first. Otherwise some of them would start on the
+    # nodes that the stopped jobs release.
     for (unix_user, signal_script), user_attempts in sorted(
         groups.items(), key=lambda group: group[0][1]
     ):
@@ -106,7 +108,10 @@ def _send_stops(cluster: Cluster, slurm: SlurmClient, lease: Lease, stats: Engin
 
 
 def _can_signal_script(attempt: Attempt) -> bool:
-    """Only for the first stop of a running script: a suspended one does not handle signals."""
+    """Return whether to signal the batch script instead of cancelling the job.
+
+    Only the first stop of a running script is a signal: a suspended script does not handle signals.
+    """
     started_at = attempt.started_at
     return (
         attempt.stop_sent_at is None
@@ -119,15 +124,15 @@ def _can_signal_script(attempt: Attempt) -> bool:
 def _signal_batch_script(
     slurm: SlurmClient, ids: Sequence[str], unix_user: str, stats: EngineStats
 ) -> bool:
-    """The script sends SIGTERM to its tasks, waits for the cluster's grace period and cancels its job.
+    """Signal the batch scripts: each sends SIGTERM to its tasks, waits for the grace period and cancels its job.
 
-    scancel alone would use KillWait, one time for the whole site, often too short for a checkpoint.
-    False: the signal was refused; cancel instead.
+    scancel without a signal would wait for KillWait, a setting of the whole Slurm site that is often too
+    short for a checkpoint. Returns False if Slurm refused the signal.
     """
     stats.count_command("scancel")
     try:
         result = slurm.signal(ids, STOP_SIGNAL, target="batch", user=unix_user)
-    except CommandFailed:  # for example requeued meanwhile
+    except CommandFailed:  # for example because a job was requeued meanwhile
         return False
     return not result.refusals
 
@@ -170,7 +175,7 @@ def _send_time_limits(
 def _apply_time_limit(
     slurm: SlurmClient, records: Sequence[JobRecord], attempt: Attempt, seconds: int
 ) -> Sequence[str]:
-    """Every component of a het job has its own limit. Returns Slurm's refusals."""
+    """Set the time limit of every component of the job, and return Slurm's refusals."""
     ids = [
         record.raw_id
         for record in records
@@ -193,14 +198,14 @@ def _save_time_limit_result(
         changes = Changes()
         job = type(attempt.job).objects.select_for_update(of=("self",)).get(pk=attempt.job_id)
         if job.wanted_time_limit_s != seconds:
-            return  # another request came meanwhile
-        changes.update_job(job, wanted_time_limit_s=None)
+            return  # a person requested another limit meanwhile
+        changes.set_job_columns(job, wanted_time_limit_s=None)
         if refusals:
             logger.warning("time limit: %s", refusals[0], extra={"action": "time_limit_rejected"})
             changes.add_event(
                 job, JobEventKind.TIME_LIMIT, {"refused": serialize(refusals[0])}, actor=Actor.SLURM
             )
         else:
-            changes.update_job(job, time_limit_s=-(-seconds // 60) * 60)
+            changes.set_job_columns(job, time_limit_s=-(-seconds // 60) * 60)
             changes.add_event(job, JobEventKind.TIME_LIMIT, {}, actor=Actor.SLUICE)
         changes.write()

@@ -1,4 +1,7 @@
-"""Records of squeue and sacct → observations: which records are an attempt's, and which one decides. Pure."""
+"""Selects the squeue and sacct records of an attempt and builds its observation from them.
+
+Pure functions: no database, no commands.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ Fingerprint = tuple[object, ...]
 
 
 class AttemptKey(Protocol):
-    """What identifies an attempt's Slurm job. One of the three alone does not."""
+    """The three values that together identify an attempt's Slurm job. None of them does so alone."""
 
     @property
     def slurm_job_id(self) -> str: ...
@@ -22,12 +25,19 @@ class AttemptKey(Protocol):
     def unix_user(self) -> str: ...
 
 
-def own_records(groups: Mapping[str, list[JobRecord]], row: AttemptKey) -> list[JobRecord] | None:
-    """The records of the attempt's Slurm job, if token and Unix user match too."""
+def select_own_records(
+    groups: Mapping[str, list[JobRecord]], row: AttemptKey
+) -> list[JobRecord] | None:
+    """Return the records of the attempt's Slurm job; None if work directory or Unix user do not match.
+
+    `groups` are the records by the Slurm id of the job's leader.
+    """
     group = groups.get(row.slurm_job_id)
     if not group:
         return None
-    if len(group) == 1:  # nearly all jobs; runs thousands of times per poll
+    if (
+        len(group) == 1
+    ):  # shortcut for nearly all jobs, because a poll calls this thousands of times
         only = group[0]
         return group if only.work_dir == row.work_dir and only.user == row.unix_user else None
     if any(r.work_dir == row.work_dir and r.user == row.unix_user for r in group):
@@ -40,11 +50,15 @@ def is_cancelled(record: JobRecord) -> bool:
 
 
 def is_missing_from_queue(record: JobRecord) -> bool:
-    """sacct has it as live, squeue lacks it: accounting lags, or never received the end."""
+    """Return whether this is a sacct record of a live job.
+
+    sacct is queried only for jobs that squeue lacks, so slurmdbd has not received the end of this job, or lost it.
+    """
     return record.source == "sacct" and record.phase is not SlurmPhase.ENDED
 
 
 def fingerprint_record(record: JobRecord | None) -> Fingerprint:
+    """Return the values whose change makes a new observation necessary. The expected start counts in minutes."""
     if record is None:
         return (None,)
     return (
@@ -57,12 +71,16 @@ def fingerprint_record(record: JobRecord | None) -> Fingerprint:
     )
 
 
-# If the leader of a het job did not complete, these component states are the cause.
+# States of a het job's components that explain why its leader failed, in order of preference.
 _DECISIVE_STATES = ("OUT_OF_MEMORY", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "BOOT_FAIL", "DEADLINE")
 
 
-def leading_record(group: Sequence[JobRecord]) -> JobRecord:
-    """The record that decides for a het job: the leader's, because the leader runs the batch script."""
+def select_leading_record(group: Sequence[JobRecord]) -> JobRecord:
+    """Select the record that determines the state of a job.
+
+    For a het job this is the record of the leader, which ran the batch script. If the leader failed, the record
+    of a component whose state gives the cause comes first.
+    """
     if len(group) == 1:
         return group[0]
     leader = min(group, key=lambda record: record.het_offset or 0)

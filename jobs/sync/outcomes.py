@@ -1,7 +1,7 @@
-"""Writes the results of submissions: outcomes of sbatch, holds, refusals, tokens found or absent.
+"""Saves the results of submissions: outcomes of sbatch, holds, refusals, tokens found or absent.
 
-Each function locks the rows, decides with `jobs.lifecycle` and writes in one fenced transaction. Rows
-that have left the expected phase meanwhile are left alone.
+Each function locks the rows, decides with `jobs.lifecycle` and saves in one fenced transaction. Rows that
+have left the expected phase since they were selected stay unchanged.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ logger = logging.getLogger(__name__)
 
 
 def apply_outcome(changes: Changes, attempt: Attempt, outcome: SubmitOutcome) -> None:
+    """Add the transition that follows from an outcome of sbatch to `changes`."""
     job = attempt.job
     transition = decide_submit_outcome(job.snapshot(), attempt.snapshot(), outcome, timezone.now())
     if transition is not None:
@@ -40,7 +41,7 @@ def apply_outcome(changes: Changes, attempt: Attempt, outcome: SubmitOutcome) ->
 def save_outcomes(
     lease: Lease, attempt_ids: Collection[int], outcomes: Sequence[SubmitOutcome]
 ) -> None:
-    """Outcomes of sbatch. Their tokens are the attempts' ids."""
+    """Save the outcomes of sbatch. The token of each outcome is the id of its attempt."""
     by_token = {outcome.token: outcome for outcome in outcomes}
     with lease.fenced_transaction():
         changes = Changes()
@@ -54,7 +55,7 @@ def save_outcomes(
 def hold_jobs(
     lease: Lease, jobs: Sequence[tuple[Job, Reason]], *, delay_s: float | None = None
 ) -> None:
-    """Show why jobs stay queued; with a delay, do not select them before it has passed."""
+    """Save the reason why jobs stay queued. With `delay_s`, they are not selected before that time has passed."""
     if not jobs:
         return
     until = timezone.now() + timedelta(seconds=delay_s) if delay_s else None
@@ -69,7 +70,7 @@ def hold_jobs(
 
 
 def refuse_jobs(lease: Lease, jobs: Sequence[tuple[Job, Reason]]) -> None:
-    """End jobs that cannot be sent to sbatch. One with an unknown outcome is held."""
+    """End jobs that cannot be submitted. A job whose submission has an unknown outcome is held instead."""
     if not jobs:
         return
     now = timezone.now()
@@ -88,19 +89,22 @@ def refuse_jobs(lease: Lease, jobs: Sequence[tuple[Job, Reason]]) -> None:
 
 
 def save_relocated(lease: Lease, attempts: Sequence[Attempt]) -> None:
-    """Attempts in an old work root: search for their tokens, then give them up."""
+    """Save that the work directories of these attempts are in a former work root.
+
+    The poller then searches for their tokens; attempts whose token Slurm lacks are given up.
+    """
     if not attempts:
         return
     now = timezone.now()
     with lease.fenced_transaction():
         changes = Changes()
         for attempt in _lock_submitting([attempt.pk for attempt in attempts]):
-            changes.update_attempt(attempt, **decide_relocated(attempt.snapshot(), now))
+            changes.set_attempt_columns(attempt, **decide_relocated(attempt.snapshot(), now))
         changes.write()
 
 
 def save_token_search(lease: Lease, found: Mapping[int, str], absent: Collection[int]) -> None:
-    """Adopt attempts by attempt id → Slurm job id; let absent ones be submitted again."""
+    """Adopt the attempts in `found` (attempt id → Slurm job id); allow those in `absent` to be submitted again."""
     if not found and not absent:
         return
     with lease.fenced_transaction():
@@ -113,7 +117,7 @@ def save_token_search(lease: Lease, found: Mapping[int, str], absent: Collection
                 apply_transition(changes, attempt.job, attempt, transition)
                 action = "token_adopted"
             else:
-                changes.update_attempt(attempt, **decide_token_absent(attempt.snapshot()))
+                changes.set_attempt_columns(attempt, **decide_token_absent(attempt.snapshot()))
                 action = "token_not_found"
             logger.info(
                 "attempt %s: %s",

@@ -1,4 +1,4 @@
-"""The engine's passes over jobs. `jobs.apps` registers `job_passes`; the order is the order of running."""
+"""The list of the engine's passes over jobs, which `jobs.apps` registers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from jobs.sync.submitter import Submitter
 from jobs.sync.task_reader import TaskReader
 
 
-def job_passes(context: PassContext) -> Sequence[Pass]:
+def build_job_passes(context: PassContext) -> Sequence[Pass]:
+    """Build the passes for one cluster, in the order in which the engine runs them."""
     task_reader = TaskReader(context)
     return [
         Submitter(context),

@@ -3,13 +3,15 @@
 A Slurm job belongs to an attempt if its id, its work directory (the submission token) and its Unix user
 all match: Slurm reuses ids, and any user may give any directory to sbatch. One poll:
 
-1. Load the rows of live and submitting attempts. None: return False, run no command.
-2. Run squeue. Skip attempts whose row and records are the same as when nothing was to be done.
-3. Run sacct for the attempts that squeue lacks, and for cancelled jobs (who cancelled them).
-4. Search for the tokens of submissions with an unknown outcome: adopt, or let them be sent again.
+1. Load the rows of live and submitting attempts. If there are none, return without running a command.
+2. Run squeue. Skip settled attempts: an earlier poll found nothing to do for the same row and records.
+3. Run sacct for the attempts that squeue lacks, and for cancelled jobs to find out who cancelled them.
+4. Search for the tokens of submissions with an unknown outcome. Adopt those found; those that are certainly
+   absent may be submitted again.
 5. Build an observation for every attempt whose row or records differ from the last poll.
-6. Read the batch scripts' own reports of ended attempts; those without one yet wait for a later poll.
-7. Decide with `jobs.lifecycle` and write what changed. If that fails, the next poll repeats step 5.
+6. Read the reports that the batch scripts of ended attempts wrote. Attempts without a report yet are left
+   for a later poll.
+7. Decide with `jobs.lifecycle` and save the changes. If saving fails, the next poll starts again at step 5.
 """
 
 from __future__ import annotations
@@ -47,8 +49,8 @@ from jobs.sync.observations import (
     fingerprint_record,
     is_cancelled,
     is_missing_from_queue,
-    leading_record,
-    own_records,
+    select_leading_record,
+    select_own_records,
 )
 from jobs.sync.outcomes import save_token_search
 from jobs.sync.task_reader import TaskReader, interpret_script_result
@@ -57,18 +59,20 @@ logger = logging.getLogger(__name__)
 
 ROWS_PER_TRANSACTION = 200
 MAX_RETRY_DELAY_S = 15.0
-# sacct accepts about this many ids in one command; the others wait for the next poll.
-IDS_PER_POLL = 1000
-# A submission with an unknown outcome: sbatch is killed after 46 s, slurmdbd lags by seconds. It is sent
-# again only if squeue and sacct lack the token after TOKEN_SEARCH_AFTER and then for TOKEN_ABSENT_FOR_S.
+# Maximum number of job ids in one sacct command. Further ids are queried by the next poll.
+MAX_IDS_PER_SACCT = 1000
+# A submission with an unknown outcome is searched in sacct after TOKEN_SEARCH_AFTER: sbatch is killed after
+# 46 s, and slurmdbd lags by seconds. It is sent again only if neither squeue nor sacct has had its token for
+# TOKEN_ABSENT_FOR_S since then.
 TOKEN_SEARCH_AFTER = timedelta(seconds=60)
 TOKEN_ABSENT_FOR_S = 30.0
-# How long an end waits for accounting and for the script's report before it is written without them.
+# Maximum time from the first poll that finds an end until the end is saved without accounting data or the
+# batch script's report.
 REPORT_TIMEOUT_S = 15.0
-# A job that ran longer was started: its report is not needed to know that.
+# A COMPLETED job that ran at least this long certainly started its batch script; its report is not read.
 NEVER_STARTED_WITHIN_S = 10.0
-# How long a COMPLETED attempt must show no trace of a start before it counts as never started, and runs
-# again. With NFS defaults a login node may not see a compute node's new files for 60 s.
+# Time for which the directory of a COMPLETED attempt must contain no file of its run until the attempt counts as
+# never started and is run again. With NFS defaults a login node may not see a compute node's new files for 60 s.
 NOT_STARTED_TIMEOUT_S = 75.0
 
 
@@ -97,13 +101,13 @@ class SubmittingRow:
 
 @dataclass(slots=True)
 class PollMemory:
-    """What earlier polls established about one attempt. Losing it costs work, never correctness.
+    """Results of earlier polls for one attempt. Without it a poll does more work, with the same result.
 
     Times are of the monotonic clock.
     """
 
-    fingerprint: Fingerprint | None = None  # of row and record, when last processed
-    # Row and squeue records with which nothing was to be done: skipped while both are the same.
+    fingerprint: Fingerprint | None = None  # of row and record when they were last processed
+    # The row and squeue records for which nothing was to do. The attempt is skipped while both are unchanged.
     settled_row: LiveRow | None = None
     settled_records: list[JobRecord] | None = None
     accounting_queried_at: float = 0.0
@@ -111,30 +115,32 @@ class PollMemory:
     token_absent_since: float | None = None
 
     def invalidate(self) -> None:
-        """Process the attempt again at the next poll."""
+        """Forget what was processed, so that the next poll processes the attempt again."""
         self.fingerprint = self.settled_row = self.settled_records = None
 
 
 @dataclass
 class PollResult:
-    """What squeue and sacct returned."""
+    """The records that squeue and sacct returned, and the live attempts to process."""
 
     records: list[JobRecord]
-    rows: list[LiveRow] = field(default_factory=list)  # live attempts that are not settled
+    rows: list[LiveRow] = field(default_factory=list)  # live attempts, without the settled ones
     read_s: float = 0.0
-    by_leader: dict[str, list[JobRecord]] = field(default_factory=dict)
+    queue_records: dict[str, list[JobRecord]] = field(default_factory=dict)
     accounting_records: dict[str, list[JobRecord]] = field(default_factory=dict)
-    accounting_ids: set[str] = field(default_factory=set)  # ids that sacct answered for
+    accounting_ids: set[str] = field(
+        default_factory=set
+    )  # ids for which sacct was queried successfully
 
 
 class ObservedRecord(NamedTuple):
-    """An observation, and the record it was built from; None if Slurm has no current record."""
+    """An observation and the record from which it was built; None if Slurm has no current record."""
 
     observation: Observation
     record: JobRecord | None
 
 
-# Placeholder: accounting will soon have more than squeue. The job stays unchanged until then.
+# A marker, not a real record: sacct will soon have more data than squeue. The job stays unchanged until then.
 _ACCOUNTING_PENDING = JobRecord("0", "0", parse_job_state("COMPLETING"), "squeue")
 
 
@@ -151,9 +157,9 @@ class Poller(Pass):
         self._user_names: dict[int, str] = {}  # by UID
 
     def interval_s(self) -> float:
-        """Half the configured interval while polling is cheap, but at least a second.
+        """Return half the configured interval while reads are fast, but at least one second.
 
-        Slurm's rate limit allows one user two requests per second.
+        One second respects Slurm's rate limit, which allows a user two requests per second.
         """
         configured_s = float(self.context.cluster.poll_interval_s)
         fast_s = max(1.0, configured_s / 2)
@@ -164,15 +170,15 @@ class Poller(Pass):
         return min(MAX_RETRY_DELAY_S, configured_s * 2.0 ** min(consecutive_failures, 4))
 
     def run(self) -> bool:
-        """One poll; the steps are in the module's docstring.
+        """Run one poll; the module's docstring lists its steps.
 
-        True: squeue answered. False: no attempt is live or submitting, no command was run.
+        Returns True if squeue answered, False if no attempt is live or submitting and no command was run.
         Raises ClusterError if squeue failed. A failed sacct only delays ends and token searches.
         """
         started = time.monotonic()
         live, submitting = self._load_rows()
         live_ids = {row.attempt_id for row in live}
-        self._prune(live_ids | {row.attempt_id for row in submitting})
+        self._prune_memory(live_ids | {row.attempt_id for row in submitting})
         if not live and not submitting:
             return False
         slurm = self.context.slurm_client()
@@ -180,12 +186,12 @@ class Poller(Pass):
         result = self._read_slurm(slurm, live)
         if submitting:
             self._search_tokens(slurm, result, submitting)
-        changed = self._changed_observations(result)
+        changed = self._build_changed_observations(result)
         try:
             self._resolve_canceller_names(slurm, changed)
             self._apply_observations(changed)
         except BaseException:
-            # The write failed, or its outcome is unknown.
+            # The changes were not saved, or it is unknown whether they were: process these attempts again.
             self._invalidate(changed)
             raise
         self._stats.record_pass(time.monotonic() - started, result.read_s, len(live))
@@ -205,7 +211,7 @@ class Poller(Pass):
         )
         return live, [SubmittingRow(*row) for row in submitting]
 
-    def _prune(self, attempt_ids: set[int]) -> None:
+    def _prune_memory(self, attempt_ids: set[int]) -> None:
         for attempt_id in [key for key in self._memory if key not in attempt_ids]:
             del self._memory[attempt_id]
 
@@ -219,7 +225,7 @@ class Poller(Pass):
         started = time.monotonic()
         result = PollResult(slurm.list_queue())
         for record in result.records:
-            result.by_leader.setdefault(record.leader_id, []).append(record)
+            result.queue_records.setdefault(record.leader_id, []).append(record)
         result.rows = [row for row in live if not self._is_settled(result, row)]
         accounting_rows = [row for row in result.rows if self._needs_accounting(result, row)]
         if accounting_rows:
@@ -228,8 +234,11 @@ class Poller(Pass):
         return result
 
     def _is_settled(self, result: PollResult, row: LiveRow) -> bool:
-        """Cheap: the client returns the same record object for a row that squeue repeats."""
-        records = result.by_leader.get(row.slurm_job_id)
+        """Return whether an earlier poll found nothing to do for the same row and records.
+
+        The comparison is cheap: for an unchanged line of squeue the client returns the same record object.
+        """
+        records = result.queue_records.get(row.slurm_job_id)
         memory = self._memory[row.attempt_id]
         return (
             records is not None and memory.settled_row == row and memory.settled_records == records
@@ -237,24 +246,27 @@ class Poller(Pass):
 
     @staticmethod
     def _needs_accounting(result: PollResult, row: LiveRow) -> bool:
-        """squeue lacks the job; or it was cancelled, and squeue does not show who cancelled it (22.05 to 26.05)."""
-        group = own_records(result.by_leader, row)
+        """Return whether sacct must be queried for this job.
+
+        True if squeue lacks the job, or if it was cancelled: squeue does not report who cancelled it (22.05 to 26.05).
+        """
+        group = select_own_records(result.queue_records, row)
         return group is None or (
-            row.wanted == DesiredState.RUN and is_cancelled(leading_record(group))
+            row.wanted == DesiredState.RUN and is_cancelled(select_leading_record(group))
         )
 
     def _query_accounting(
         self, slurm: SlurmClient, result: PollResult, missing: Sequence[LiveRow]
     ) -> None:
-        """One sacct, for the ids that were queried longest ago."""
+        """Run one sacct for at most MAX_IDS_PER_SACCT jobs; those queried longest ago come first."""
         rows = sorted(missing, key=lambda row: self._memory[row.attempt_id].accounting_queried_at)
-        rows = rows[:IDS_PER_POLL]
+        rows = rows[:MAX_IDS_PER_SACCT]
         ids = sorted({row.slurm_job_id for row in rows})
         self._stats.count_command("sacct")
         try:
             matches = newest_runs(slurm.list_accounted_jobs_by_id(ids)).values()
         except ClusterError as error:
-            # Live states are still written; ends wait until accounting answers.
+            # States of live jobs are saved all the same; ends are saved once sacct answers.
             self._stats.count_failure("sacct")
             logger.warning(
                 "accounting: %s",
@@ -274,7 +286,10 @@ class Poller(Pass):
     def _search_tokens(
         self, slurm: SlurmClient, result: PollResult, rows: Sequence[SubmittingRow]
     ) -> None:
-        """Adopt attempts if Slurm has their tokens; release those for resubmission that it certainly lacks."""
+        """Adopt the attempts whose tokens Slurm has; allow the others to be submitted again.
+
+        The latter needs a token that has certainly been absent (`_is_confirmed_absent`).
+        """
         found = _match_tokens(result.records, rows)
         overdue = [row for row in rows if row.attempt_id not in found and _is_overdue(row)]
         not_found: set[int] = set()
@@ -297,6 +312,7 @@ class Poller(Pass):
         save_token_search(self._lease, found, absent)
 
     def _is_confirmed_absent(self, row: SubmittingRow, not_found: set[int]) -> bool:
+        """Return whether all searches of the last TOKEN_ABSENT_FOR_S did not find the token."""
         memory = self._memory[row.attempt_id]
         if row.attempt_id not in not_found:
             memory.token_absent_since = None
@@ -308,11 +324,11 @@ class Poller(Pass):
 
     # -- observations ---------------------------------------------------------------------------------
 
-    def _changed_observations(self, result: PollResult) -> dict[int, ObservedRecord]:
-        """By attempt id: only attempts with a row or record that differs from the last poll."""
+    def _build_changed_observations(self, result: PollResult) -> dict[int, ObservedRecord]:
+        """Build observations, by attempt id, of the attempts whose row or record has changed since the last poll."""
         changed: dict[int, ObservedRecord] = {}
         for row in result.rows:
-            record = self._authoritative_record(result, row)
+            record = self._select_authoritative_record(result, row)
             if record is _ACCOUNTING_PENDING:
                 continue
             memory = self._memory[row.attempt_id]
@@ -321,7 +337,7 @@ class Poller(Pass):
             if not absent and memory.fingerprint == fingerprint and not row.lost_since:
                 if record is not None and record.source == "squeue" and not is_cancelled(record):
                     memory.settled_row = row
-                    memory.settled_records = result.by_leader[row.slurm_job_id]
+                    memory.settled_records = result.queue_records[row.slurm_job_id]
                 continue
             memory.invalidate()
             memory.fingerprint = fingerprint
@@ -333,27 +349,32 @@ class Poller(Pass):
                 changed[row.attempt_id] = ObservedRecord(UNREACHABLE_OBSERVATION, None)
         return changed
 
-    def _authoritative_record(self, result: PollResult, row: LiveRow) -> JobRecord | None:
-        """The record that decides; None if Slurm has none; _ACCOUNTING_PENDING to wait for sacct."""
-        group = own_records(result.by_leader, row)
+    def _select_authoritative_record(self, result: PollResult, row: LiveRow) -> JobRecord | None:
+        """Select the record that determines the attempt's state.
+
+        Returns None if Slurm has no record, and _ACCOUNTING_PENDING if sacct's record must be waited for.
+        """
+        group = select_own_records(result.queue_records, row)
         accounting_records = (
-            own_records(result.accounting_records, row)
+            select_own_records(result.accounting_records, row)
             if row.slurm_job_id in result.accounting_ids
             else None
         )
         if group is None:
-            return leading_record(accounting_records) if accounting_records else None
-        record = leading_record(group)
+            return select_leading_record(accounting_records) if accounting_records else None
+        record = select_leading_record(group)
         if row.wanted != DesiredState.RUN or not is_cancelled(record):
             return record
-        accounting_record = leading_record(accounting_records) if accounting_records else None
+        accounting_record = (
+            select_leading_record(accounting_records) if accounting_records else None
+        )
         if accounting_record is not None and accounting_record.phase is SlurmPhase.ENDED:
             return accounting_record
         waited_s = self._seconds_since_end(row.attempt_id)
         return _ACCOUNTING_PENDING if waited_s < REPORT_TIMEOUT_S else record
 
     def _seconds_since_end(self, attempt_id: int) -> float:
-        """Seconds since a poll first found the attempt ended; the first call starts the clock."""
+        """Return the seconds since the first call for this attempt, which a poll makes when it finds its end."""
         memory = self._memory[attempt_id]
         now = time.monotonic()
         if memory.end_seen_at is None:
@@ -363,7 +384,10 @@ class Poller(Pass):
     def _resolve_canceller_names(
         self, slurm: SlurmClient, changed: dict[int, ObservedRecord]
     ) -> None:
-        """Slurm reports a UID. Look up at most one name per poll: the user database may hang."""
+        """Replace UIDs of people who cancelled a job by user names.
+
+        At most one name is looked up per poll, because the cluster's user database may hang.
+        """
         lookup_allowed = True
         for attempt_id, (observation, record) in changed.items():
             uid = observation.cancelled_by_uid
@@ -405,7 +429,10 @@ class Poller(Pass):
         self._invalidate(waiting)
 
     def _read_reports(self, ended: Mapping[int, str]) -> set[int]:
-        """Read the scripts' reports of ended attempts (id → Slurm state); returns those that must wait."""
+        """Read the batch scripts' reports of ended attempts (`ended`: attempt id → Slurm state).
+
+        Returns the attempts whose report is not available yet and must be waited for.
+        """
         unknown = [key for key in ended if self._tasks.get_report(key) is None]
         self._tasks.fetch_reports(unknown)
         return {key for key, state in ended.items() if self._must_wait_for_report(key, state)}
@@ -435,16 +462,16 @@ class Poller(Pass):
             for attempt in rows:
                 observation, record = changed[attempt.pk]
                 if record is not None:
-                    changes.update_attempt(
+                    changes.set_attempt_columns(
                         attempt, slurm_state=record.reported.name, nodes=record.node_list[:4000]
                     )
-                transition = decide_observation(self._snapshot(attempt), observation, now)
+                transition = decide_observation(self._build_snapshot(attempt), observation, now)
                 apply_transition(changes, attempt.job, attempt, transition)
             crash_point("before_transition")
             changes.write()
 
-    def _snapshot(self, attempt: Attempt) -> JobSnapshot:
-        """The job's row together with the report of its batch script."""
+    def _build_snapshot(self, attempt: Attempt) -> JobSnapshot:
+        """Return the job's values together with those of its batch script's report."""
         snapshot = attempt.job.snapshot()
         report = self._tasks.pop_report(attempt.pk)
         if report is None:
@@ -463,7 +490,10 @@ class Poller(Pass):
 
 
 def _needs_report(observation: Observation) -> bool:
-    """Whether the script's report has more than Slurm: which task failed, or that it never started."""
+    """Return whether the batch script's report is needed.
+
+    It tells which task failed, or that a job that Slurm calls COMPLETED never started.
+    """
     if observation.slurm_state == "COMPLETED" and observation.started_at and observation.ended_at:
         return (
             observation.ended_at - observation.started_at
@@ -477,7 +507,7 @@ def _is_overdue(row: SubmittingRow) -> bool:
 
 
 def _match_tokens(records: Iterable[JobRecord], rows: Iterable[SubmittingRow]) -> dict[int, str]:
-    """Attempt id → Slurm job id, for the tokens among the records."""
+    """Find the attempts whose token is among the records; returns attempt id → Slurm job id."""
     tokens = {(row.unix_user, row.work_dir): row.attempt_id for row in rows}
     matches: dict[int, str] = {}
     for record in records:

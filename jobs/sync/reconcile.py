@@ -1,4 +1,4 @@
-"""Compares every live row with Slurm and lists the differences. Changes nothing."""
+"""Compares all live attempts of a cluster with Slurm and lists the differences. Changes nothing."""
 
 from __future__ import annotations
 
@@ -10,18 +10,21 @@ from clusters.models import Cluster
 from clusters.slurm import JobRecord, SlurmPhase, newest_runs
 from jobs.lifecycle.states import DesiredState, JobState
 from jobs.models import Attempt
-from jobs.sync.observations import leading_record
+from jobs.sync.observations import select_leading_record
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
+    """One disagreement between the database and Slurm."""
+
     cluster: str
     job: str
     slurm_job_id: str
     description: str
 
 
-# An attempt's directory: `…/jobs/<job uuid>/<attempt>`. The UUID distinguishes it from a person's own "jobs" directory.
+# An attempt's directory has the form `…/jobs/<job uuid>/<attempt>`. The UUID distinguishes it from a directory
+# named "jobs" that a person created.
 _TOKEN_PATTERN = re.compile(r"/jobs/[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}/[0-9]+\Z")
 
 _EXPECTED_STATES = {
@@ -33,7 +36,7 @@ _EXPECTED_STATES = {
 
 
 def find_differences(cluster: Cluster) -> list[Difference]:
-    """Raises ClusterError if Slurm does not answer."""
+    """List the differences of one cluster. Raises ClusterError if Slurm does not answer."""
     slurm = slurm_client_for(cluster)
     attempts = list(
         Attempt.objects.filter(
@@ -53,20 +56,21 @@ def find_differences(cluster: Cluster) -> list[Difference]:
     differences = [
         Difference(cluster.name, f"{a.job.name} ({a.job_id})", a.slurm_job_id, description)
         for a in attempts
-        if (description := _compare(a, groups.get(a.slurm_job_id)))
+        if (description := _describe_difference(a, groups.get(a.slurm_job_id)))
     ]
     return differences + _find_orphans(cluster, live)
 
 
-def _compare(attempt: Attempt, group: list[JobRecord] | None) -> str:
+def _describe_difference(attempt: Attempt, group: list[JobRecord] | None) -> str:
+    """Describe how the attempt differs from its Slurm records; empty if it does not."""
     if attempt.phase == Attempt.Phase.SUBMITTING:
         return "the outcome of its submission is unknown"
-    own_records = [
+    attempt_records = [
         r for r in group or () if r.work_dir == attempt.work_dir and r.user == attempt.unix_user
     ]
-    if not own_records:
+    if not attempt_records:
         return f"stored state {attempt.job.state}; Slurm has no such job"
-    record = leading_record(own_records)
+    record = select_leading_record(attempt_records)
     if record.phase is SlurmPhase.ENDED:
         return f"stored state {attempt.job.state}; Slurm reports {record.reported.name}"
     expected = _EXPECTED_STATES.get(record.phase)
@@ -78,7 +82,7 @@ def _compare(attempt: Attempt, group: list[JobRecord] | None) -> str:
 
 
 def _find_orphans(cluster: Cluster, live: list[JobRecord]) -> list[Difference]:
-    """Slurm jobs in a directory of an attempt's form that no attempt owns."""
+    """Find live Slurm jobs whose work directory has the form of an attempt's, but that no attempt owns."""
     root_prefix = cluster.work_root.split("{", 1)[0]
     candidates = {
         record.work_dir: record

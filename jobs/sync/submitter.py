@@ -1,7 +1,7 @@
-"""The pass that submits queued jobs: which owner is served when, and how many batches run at a time.
+"""The pass that submits queued jobs: decides when an owner's jobs are submitted and how many batches run.
 
-Owners take turns, so that one owner's thousand jobs do not delay another's first. A turn is some
-batches (`jobs.sync.batch`); while sbatch works on one, the next is prepared.
+Owners take turns, so that a thousand jobs of one owner do not delay the first job of another. In a turn up to
+BATCHES_PER_TURN batches (`jobs.sync.batch`) are sent; while sbatch runs for one batch, the next is prepared.
 """
 
 from __future__ import annotations
@@ -26,9 +26,11 @@ logger = logging.getLogger(__name__)
 
 BATCHES_PER_TURN = 5
 MAX_CONCURRENT_OWNERS = 4
-# Per owner. sbatch mostly waits for slurmctld.
-MAX_CONCURRENT_BATCHES = 2
-WAIT_TIMEOUT_S = 120.0
+# Batches of one owner for which sbatch may run at the same time. More than one, because sbatch spends most of
+# its time waiting for slurmctld.
+MAX_CONCURRENT_BATCHES_PER_OWNER = 2
+# Maximum time for which `run_to_completion` waits for the turns that it started.
+TURNS_WAIT_TIMEOUT_S = 120.0
 
 RunningBatches = deque[tuple[Batch, Future[SendResult]]]
 
@@ -39,18 +41,22 @@ class Submitter(Pass):
     def __init__(self, context: PassContext) -> None:
         super().__init__(context)
         name = context.cluster.name
-        self._pool = ThreadPoolExecutor(MAX_CONCURRENT_OWNERS, thread_name_prefix=f"submit-{name}")
+        self._turn_pool = ThreadPoolExecutor(
+            MAX_CONCURRENT_OWNERS, thread_name_prefix=f"submit-{name}"
+        )
         self._sbatch_pool = ThreadPoolExecutor(
-            MAX_CONCURRENT_OWNERS * MAX_CONCURRENT_BATCHES, thread_name_prefix=f"sbatch-{name}"
+            MAX_CONCURRENT_OWNERS * MAX_CONCURRENT_BATCHES_PER_OWNER,
+            thread_name_prefix=f"sbatch-{name}",
         )
         self._lock = threading.Lock()
-        self._active: dict[int, Future[None]] = {}  # by owner id
+        self._active_turns: dict[int, Future[None]] = {}  # running turns by owner id
+        # By owner id, in seconds of the monotonic clock.
         self._paused_until: dict[int, float] = {}
         self._last_turn_at: dict[int, float] = {}
         self._closed = False
 
     def run(self) -> bool:
-        """Start a turn for each owner with due jobs, unless one runs or the owner is paused."""
+        """Start a turn for each owner who has due jobs, unless a turn of the owner runs or is paused."""
         owners = (
             Job.objects.filter(cluster=self.context.cluster, state=JobState.QUEUED)
             .filter(Q(not_before__isnull=True) | Q(not_before__lte=timezone.now()))
@@ -60,32 +66,34 @@ class Submitter(Pass):
         with self._lock:
             now = time.monotonic()
             for owner_id in sorted(owners, key=lambda owner: self._last_turn_at.get(owner, 0.0)):
-                if owner_id not in self._active and now >= self._paused_until.get(owner_id, 0.0):
-                    self._enqueue(owner_id)
+                if owner_id not in self._active_turns and now >= self._paused_until.get(
+                    owner_id, 0.0
+                ):
+                    self._enqueue_turn(owner_id)
         return False
 
     def run_to_completion(self) -> bool:
         self.run()
-        self.wait(WAIT_TIMEOUT_S)
+        self.wait(TURNS_WAIT_TIMEOUT_S)
         return False
 
     def wait(self, timeout_s: float) -> None:
-        """Wait until no owner has a turn."""
+        """Wait until all turns have ended, but at most `timeout_s`."""
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
             with self._lock:
-                if not self._active:
+                if not self._active_turns:
                     return
             time.sleep(0.02)
 
     def close(self) -> None:
         self._closed = True
-        self._pool.shutdown(wait=True, cancel_futures=True)
+        self._turn_pool.shutdown(wait=True, cancel_futures=True)
         self._sbatch_pool.shutdown(wait=True)
 
-    def _enqueue(self, owner_id: int) -> None:
+    def _enqueue_turn(self, owner_id: int) -> None:
         if not self._closed:
-            self._active[owner_id] = self._pool.submit(self._run_turn, owner_id)
+            self._active_turns[owner_id] = self._turn_pool.submit(self._run_turn, owner_id)
 
     def _run_turn(self, owner_id: int) -> None:
         more, pause_s = False, SUBMIT_RETRY_DELAY_S
@@ -107,21 +115,25 @@ class Submitter(Pass):
             with self._lock:
                 self._last_turn_at[owner_id] = time.monotonic()
                 self._paused_until[owner_id] = time.monotonic() + pause_s
-                del self._active[owner_id]
+                del self._active_turns[owner_id]
                 if more:
-                    self._enqueue(owner_id)  # after the owners that wait already
+                    self._enqueue_turn(owner_id)  # behind the owners whose turns are queued already
 
     def _submit_batches(self, owner_id: int) -> tuple[bool, float]:
-        """One turn. (the owner has more jobs, pause before the next turn)."""
+        """Run one turn.
+
+        Returns whether the owner may have further jobs, and the pause before the owner's next turn in seconds.
+        """
         context = self.context
         running: RunningBatches = deque()
         for _ in range(BATCHES_PER_TURN):
             in_flight = frozenset[int]().union(*(batch.attempt_ids for batch, _ in running))
             batch = Batch(context.cluster, context.lease, context.stats, owner_id, in_flight)
             ready, more, pause_s = batch.prepare()
-            if len(running) == MAX_CONCURRENT_BATCHES or not ready:
-                # A batch that was prepared meanwhile stays committed, for the next turn.
-                max_running = MAX_CONCURRENT_BATCHES - 1 if ready else 0
+            if len(running) == MAX_CONCURRENT_BATCHES_PER_OWNER or not ready:
+                # If an earlier batch failed, `batch` is not sent. Its attempts are committed, so that a later
+                # turn selects them again.
+                max_running = MAX_CONCURRENT_BATCHES_PER_OWNER - 1 if ready else 0
                 ok, failed_pause_s = _wait_for_batches(running, max_running=max_running)
                 if not ok:
                     return False, failed_pause_s
@@ -132,7 +144,10 @@ class Submitter(Pass):
 
 
 def _wait_for_batches(running: RunningBatches, *, max_running: int) -> SendResult:
-    """Wait until at most `max_running` are left, oldest first; for all of them once one failed."""
+    """Wait until at most `max_running` batches are left, or for all batches if one fails.
+
+    The oldest batches are waited for first and removed from `running`.
+    """
     all_ok, pause_s = True, 0.0
     while running and (len(running) > max_running or not all_ok):
         ok, pause = running.popleft()[1].result()

@@ -1,7 +1,7 @@
-"""The pass that reads the tasks' state files and the batch script's result, as the jobs' owners.
+"""The pass that reads the tasks' state files and the batch script's result file, as the jobs' owners.
 
-One command per Unix user reads many attempts. Reads run in threads and are waited for only briefly, so
-that a hanging file system of one user does not delay the others.
+One command per Unix user reads the files of many attempts. Commands run in threads, and the poller waits for
+them at most REPORT_WAIT_S, so that a hanging file system of one user does not delay the jobs of others.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from clusters.models import Cluster
 from clusters.passes import LeaseLost, Pass, PassContext
 from clusters.transport.base import Transport
 from core.events.records import Actor, NewEvent, record_events
-from jobs.events import JobEventKind, job_event
+from jobs.events import JobEventKind, build_job_event
 from jobs.lifecycle.states import FailureKind, Reason, exit_reason
 from jobs.models import Attempt, Task
 from jobs.script.task_state import ScriptResult, TaskState, parse_script_result, parse_task_state
@@ -36,15 +36,20 @@ logger = logging.getLogger(__name__)
 
 READER_THREADS = 4
 ATTEMPTS_PER_COMMAND = 100
+# Maximum time for which `fetch_reports` waits for its reads.
 REPORT_WAIT_S = 1.5
+# Time between two reads of the state files of watched jobs.
 WATCH_INTERVAL_S = 2.0
-MAX_FINAL_READS = 5
+# Failed reads of an ended attempt after which its files are not read again.
+MAX_FAILED_FINAL_READS = 5
 MAX_OUTPUT_BYTES = 16 * 1024 * 1024
-TASKS_IN_EVENT = 100
-WAIT_TIMEOUT_S = 30.0
+MAX_TASKS_IN_EVENT = 100
+# Maximum time for which `run_to_completion` waits for the reads that it started.
+READS_WAIT_TIMEOUT_S = 30.0
 
-# Prints a line per directory, then `file:line` of its files. Our files have fewer than 40 lines of 500
-# characters; the limits bound what an owner may have put there instead.
+# Prints for each directory a line with its path, then `file:line` for each line of its files. Files written by
+# Sluice have fewer than 40 lines of at most 500 characters. The limits bound the output if the owner has
+# replaced them by larger files.
 _READ_SCRIPT = r"""
 LC_ALL=C
 for dir; do
@@ -58,17 +63,18 @@ done
 
 @dataclass(frozen=True, slots=True)
 class AttemptReport:
-    """What one attempt wrote about itself."""
+    """The contents of the files that the batch script and the tasks of one attempt wrote."""
 
     script_result: ScriptResult | None
     tasks: tuple[TaskState, ...]
     directory_exists: bool = True
-    # Its run left a trace: Slurm creates the batch script's log when it starts it.
+    # Whether the directory contains any of these files or the batch script's log, which Slurm creates when it
+    # starts the script.
     started: bool = True
 
 
 def parse_reports(text: str) -> dict[str, AttemptReport]:
-    """By directory. Files that are no valid state files are left out."""
+    """Parse the output of `_READ_SCRIPT` into reports by directory, without invalid state files."""
     reports: dict[str, AttemptReport] = {}
     for part in text.split("\x1e")[1:]:
         directory, _, rest = part.partition("\n")
@@ -97,6 +103,7 @@ def _parse_or_none(parse: Any, lines: list[str] | None) -> Any:
 
 
 def read_reports(transport: Transport, directories: Sequence[str]) -> dict[str, AttemptReport]:
+    """Read the reports of these attempt directories with one command; returns them by directory."""
     result = transport.run(
         ["sh", "-c", _READ_SCRIPT, "read", *directories],
         timeout_s=20.0,
@@ -106,7 +113,10 @@ def read_reports(transport: Transport, directories: Sequence[str]) -> dict[str, 
 
 
 def interpret_script_result(result: ScriptResult) -> tuple[Reason | None, FailureKind]:
-    """Translate the batch script's result to a reason and a kind of failure."""
+    """Convert the batch script's result to a reason and a kind of failure.
+
+    The reason is None if the result does not name a cause.
+    """
     if result.outcome != "failed":
         return None, FailureKind.NONE
     if result.reason == "launch_failed":
@@ -134,12 +144,14 @@ def interpret_script_result(result: ScriptResult) -> tuple[Reason | None, Failur
 
 @dataclass
 class _ReportCache:
+    """Reports that the poller has not used yet, and counts of failed reads; both by attempt id."""
+
     reports: dict[int, AttemptReport] = field(default_factory=dict)
     failed_reads: dict[int, int] = field(default_factory=lambda: defaultdict(int))
 
 
 class TaskReader(Pass):
-    """Reads the files of watched jobs while they run, and once those of every attempt that ended."""
+    """Reads the files of watched jobs while they run, and the files of every attempt once after its end."""
 
     name = "task_states"
 
@@ -166,21 +178,21 @@ class TaskReader(Pass):
             return self._cache.reports.pop(attempt_id, None)
 
     def fetch_reports(self, attempt_ids: Sequence[int]) -> None:
-        """Read reports; returns when they are there, at the latest after REPORT_WAIT_S."""
+        """Read the reports of these attempts into the cache; wait for the reads at most REPORT_WAIT_S."""
         if not attempt_ids:
             return
         rows = Attempt.objects.filter(pk__in=attempt_ids).values_list("id", "unix_user", "work_dir")
-        futures = self._start_reads(rows, self._store_reports)
+        futures = self._start_reads(rows, self._cache_reports)
         wait(futures, timeout=REPORT_WAIT_S)
 
-    def _store_reports(self, reports: Mapping[int, AttemptReport]) -> None:
+    def _cache_reports(self, reports: Mapping[int, AttemptReport]) -> None:
         with self._lock:
             self._cache.reports.update(reports)
 
     # -- tasks ----------------------------------------------------------------------------------------
 
     def run(self) -> bool:
-        """Start reading what is watched or has just ended; the reading threads write the rows."""
+        """Start reads of watched jobs and of ended attempts. The reading threads save the task states."""
         cluster_attempts = Attempt.objects.filter(cluster=self.context.cluster)
         querysets = [cluster_attempts.filter(phase=Attempt.Phase.ENDED, tasks_final=False)]
         if time.monotonic() >= self._next_watch_at:
@@ -196,12 +208,12 @@ class TaskReader(Pass):
         ]
         rows = [row[:3] for row in selected]
         ended = frozenset(row[0] for row in selected if row[3] == Attempt.Phase.ENDED)
-        self._start_reads(rows, partial(self._write_reports, ended=ended))
+        self._start_reads(rows, partial(self._save_task_states, ended=ended))
         return False
 
     def run_to_completion(self) -> bool:
         self.run()
-        self.wait(WAIT_TIMEOUT_S)
+        self.wait(READS_WAIT_TIMEOUT_S)
         return False
 
     def _start_reads(
@@ -216,7 +228,7 @@ class TaskReader(Pass):
                 running = self._active_reads.get(user)
                 if running is None or running.done():
                     running = self._pool.submit(
-                        self._read_user,
+                        self._read_attempts_of_user,
                         self.context.cluster,
                         user,
                         attempts[:ATTEMPTS_PER_COMMAND],
@@ -226,7 +238,7 @@ class TaskReader(Pass):
                 futures.append(running)
         return futures
 
-    def _read_user(
+    def _read_attempts_of_user(
         self, cluster: Cluster, user: str, attempts: list[tuple[int, str]], callback: Any
     ) -> None:
         ids = {work_dir: attempt_id for attempt_id, work_dir in attempts}
@@ -260,11 +272,11 @@ class TaskReader(Pass):
             close_old_connections()
 
     def _count_failed_reads(self, attempt_ids: Sequence[int]) -> None:
-        """After MAX_FINAL_READS failures an ended attempt's tasks keep their last known state."""
+        """Count failed reads. After MAX_FAILED_FINAL_READS the tasks of an ended attempt keep their last state."""
         exhausted = []
         for attempt_id in attempt_ids:
             self._cache.failed_reads[attempt_id] += 1
-            if self._cache.failed_reads[attempt_id] >= MAX_FINAL_READS:
+            if self._cache.failed_reads[attempt_id] >= MAX_FAILED_FINAL_READS:
                 exhausted.append(attempt_id)
                 del self._cache.failed_reads[attempt_id]
         if exhausted:
@@ -272,10 +284,13 @@ class TaskReader(Pass):
                 tasks_final=True
             )
 
-    def _write_reports(
+    def _save_task_states(
         self, reports: Mapping[int, AttemptReport], *, ended: frozenset[int]
     ) -> None:
-        """`ended`: attempts that had ended before their files were read, so the files are final."""
+        """Save the reported task states.
+
+        `ended` are the attempts that had ended before their files were read, so that these files are final.
+        """
         now = timezone.now()
         with self._lease.fenced_transaction():
             attempts = list(
@@ -295,8 +310,8 @@ class TaskReader(Pass):
                 )
                 changed += changed_tasks
                 if changed_tasks:
-                    events.append(_tasks_event(attempt, changed_tasks))
-            Task.objects.bulk_update(changed, _TASK_FIELDS, batch_size=100)
+                    events.append(_build_tasks_event(attempt, changed_tasks))
+            Task.objects.bulk_update(changed, _TASK_COLUMNS, batch_size=100)
             Attempt.objects.filter(pk__in=list(reports)).update(tasks_read_at=now)
             Attempt.objects.filter(
                 pk__in=ended.intersection(reports), phase=Attempt.Phase.ENDED
@@ -307,15 +322,16 @@ class TaskReader(Pass):
         self._pool.shutdown(wait=True, cancel_futures=True)
 
     def wait(self, timeout_s: float) -> None:
+        """Wait until the running reads have ended, but at most `timeout_s`."""
         with self._lock:
             futures = list(self._active_reads.values())
         wait(futures, timeout=timeout_s)
 
 
-_TASK_FIELDS = ["state", "node", "ip", "ports", "gpus", "exit_code", "started_at", "ended_at"]
+_TASK_COLUMNS = ["state", "node", "ip", "ports", "gpus", "exit_code", "started_at", "ended_at"]
 
 
-def _tasks_event(attempt: Attempt, changed_tasks: Sequence[Task]) -> NewEvent:
+def _build_tasks_event(attempt: Attempt, changed_tasks: Sequence[Task]) -> NewEvent:
     shown = [
         {
             "role": t.role,
@@ -324,22 +340,25 @@ def _tasks_event(attempt: Attempt, changed_tasks: Sequence[Task]) -> NewEvent:
             "exitCode": t.exit_code,
             "node": t.node,
         }
-        for t in changed_tasks[:TASKS_IN_EVENT]
+        for t in changed_tasks[:MAX_TASKS_IN_EVENT]
     ]
     data = {"attempt": attempt.number, "changed": len(changed_tasks), "tasks": shown}
-    return job_event(attempt.job, JobEventKind.TASKS, data, Actor.SLUICE)
+    return build_job_event(attempt.job, JobEventKind.TASKS, data, Actor.SLUICE)
 
 
 def merge_task_states(
     tasks: Iterable[Task], states: Iterable[TaskState], *, ended: bool
 ) -> list[Task]:
-    """Put reported states into the rows; returns the rows that changed."""
+    """Set the reported states on the tasks, without saving; returns the tasks that changed.
+
+    With `ended`, tasks that have no end state become STOPPED.
+    """
     reported = {(state.role, state.index): state for state in states}
     changed = []
     for task in tasks:
         state = reported.get((task.role, task.index))
-        values = _task_fields(state) if state else {}
-        if ended and values.get("state", task.state) in _UNFINISHED:
+        values = _build_task_columns(state) if state else {}
+        if ended and values.get("state", task.state) in _UNFINISHED_STATES:
             values["state"] = Task.State.STOPPED.value
         changes = {name: value for name, value in values.items() if getattr(task, name) != value}
         for name, value in changes.items():
@@ -349,12 +368,12 @@ def merge_task_states(
     return changed
 
 
-_UNFINISHED = (Task.State.WAITING, Task.State.PULLING, Task.State.RUNNING)
+_UNFINISHED_STATES = (Task.State.WAITING, Task.State.PULLING, Task.State.RUNNING)
 
 
-def _task_fields(state: TaskState) -> dict[str, Any]:
+def _build_task_columns(state: TaskState) -> dict[str, Any]:
     return {
-        "state": _task_state(state).value,
+        "state": _convert_task_state(state).value,
         "node": state.host[:255],
         "ip": state.ip[:45],
         "ports": {label: list(numbers) for label, numbers in state.ports.items()},
@@ -365,7 +384,7 @@ def _task_fields(state: TaskState) -> dict[str, Any]:
     }
 
 
-def _task_state(state: TaskState) -> Task.State:
+def _convert_task_state(state: TaskState) -> Task.State:
     if state.state == "pulling":
         return Task.State.PULLING
     if state.state in ("running", "debug"):

@@ -29,7 +29,7 @@ from jobs.web.event_text import describe_event
 from jobs.web.layout import administers_any_namespace
 
 PAGE_SIZE = 50
-KINDS = (
+ACTION_KINDS = (
     ("", _("all actions")),
     ("created", pgettext_lazy("audit action", "submitted")),
     ("stop", pgettext_lazy("audit action", "stopped")),
@@ -38,7 +38,7 @@ KINDS = (
     ("edited", pgettext_lazy("audit action", "description changed")),
     ("deleted", pgettext_lazy("audit action", "deleted")),
 )
-SOURCES = (("jobs", _("Jobs")), ("settings", _("Settings and people")))
+LOG_SOURCES = (("jobs", _("Jobs")), ("settings", _("Settings and people")))
 _ID_PATTERN = re.compile(r"\d{1,18}\Z")
 
 
@@ -50,7 +50,7 @@ def filter_job_events(request: HttpRequest) -> QuerySet[Event]:
     if username := request.GET.get("person", "")[:150]:
         events = events.filter(actor_name__icontains=username)
     kind = request.GET.get("kind", "")
-    if kind in dict(KINDS) and kind:
+    if kind in dict(ACTION_KINDS) and kind:
         events = events.filter(kind=kind)
     if search := request.GET.get("q", "")[:200]:
         named = Job.objects.filter(name__icontains=search).values("pk")
@@ -69,7 +69,7 @@ def filter_settings_log(request: HttpRequest) -> QuerySet[LogEntry]:
     return entries
 
 
-def job_event_row(event: Event, jobs: Mapping[uuid.UUID, Job]) -> dict[str, Any]:
+def build_job_event_row(event: Event, jobs: Mapping[uuid.UUID, Job]) -> dict[str, Any]:
     job = jobs.get(event.subject_id)
     return {
         "at": event.at,
@@ -80,7 +80,7 @@ def job_event_row(event: Event, jobs: Mapping[uuid.UUID, Job]) -> dict[str, Any]
     }
 
 
-def settings_log_row(entry: LogEntry) -> dict[str, Any]:
+def build_settings_log_row(entry: LogEntry) -> dict[str, Any]:
     kind = str(entry.content_type) if entry.content_type else ""
     at: datetime = entry.action_time
     return {
@@ -105,7 +105,7 @@ def audit(request: HttpRequest) -> HttpResponse:
         page_entries = list(
             (entries.filter(id__lt=before_id) if before_id else entries)[: PAGE_SIZE + 1]
         )
-        rows = [settings_log_row(entry) for entry in page_entries[:PAGE_SIZE]]
+        rows = [build_settings_log_row(entry) for entry in page_entries[:PAGE_SIZE]]
         next_before = page_entries[PAGE_SIZE - 1].pk if len(page_entries) > PAGE_SIZE else None
     else:
         events = filter_job_events(request).order_by("-id")
@@ -115,15 +115,15 @@ def audit(request: HttpRequest) -> HttpResponse:
         jobs = Job.objects.only("name", "deleted_at").in_bulk(
             [event.subject_id for event in page_events]
         )
-        rows = [job_event_row(event, jobs) for event in page_events[:PAGE_SIZE]]
+        rows = [build_job_event_row(event, jobs) for event in page_events[:PAGE_SIZE]]
         next_before = page_events[PAGE_SIZE - 1].pk if len(page_events) > PAGE_SIZE else None
     context = {
         "rows": rows,
         "before": next_before,
         "first_page": before_id is None,
         "about": "settings" if show_settings else "jobs",
-        "sources": SOURCES if request.user.is_superuser else (),
-        "kinds": KINDS,
+        "sources": LOG_SOURCES if request.user.is_superuser else (),
+        "kinds": ACTION_KINDS,
         "filtered": any(request.GET.get(name) for name in ("person", "kind", "q")),
     }
     return render(request, "clusters/audit.html", context)

@@ -1,6 +1,6 @@
-"""Pages of clusters: capacity of every node, and health and checks for administrators.
+"""Pages of clusters: the capacity of every node for all users, health and checks for staff.
 
-They read only the database. A cluster check is requested here and run by the engine.
+The pages read only the database. A cluster check is requested here, and the engine runs it.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from clusters.capacity import Capacity, Node
 from clusters.doctor import CHECK_TITLES
 from clusters.models import Cluster, ClusterStatus, EngineLease, load_capacity, store_status
 from core.translation import translate
-from jobs.models import LIVE_VALUES, Job
+from jobs.models import LIVE_STATE_VALUES, Job
 from jobs.web.home import list_cluster_usage
 from jobs.web.job_list import STALE_AFTER
 from jobs.web.layout import is_staff
 
-# Nodes with more GPUs than this show a number instead of one cell per GPU.
+# A node with more GPUs than this is shown with a number instead of one cell per GPU.
 MAX_CELLS = 16
 # The engine starts a requested check within seconds; after this time the page reports it as overdue.
 CHECK_TIMEOUT = timedelta(minutes=5)
@@ -51,12 +51,12 @@ def staff_only(view: View) -> View:
 # --- capacity -----------------------------------------------------------------------------------------
 
 
-def cells(used: int, total: int) -> list[bool]:
-    """One cell per unit, used ones first; none if there are more than MAX_CELLS."""
+def build_cells(used: int, total: int) -> list[bool]:
+    """Return one cell per unit, True for used ones, which come first; empty above MAX_CELLS units."""
     return [number < used for number in range(total)] if 0 < total <= MAX_CELLS else []
 
 
-def node_usage(node: Node) -> dict[str, Any]:
+def build_node_usage(node: Node) -> dict[str, Any]:
     return {
         "node": node,
         "cpus_free": max(0, node.cpus - node.cpus_used),
@@ -67,7 +67,7 @@ def node_usage(node: Node) -> dict[str, Any]:
                 "used": gpu.used,
                 "total": gpu.total,
                 "free": max(0, gpu.total - gpu.used),
-                "cells": cells(gpu.used, gpu.total),
+                "cells": build_cells(gpu.used, gpu.total),
             }
             for gpu in node.gpus
         ],
@@ -98,7 +98,10 @@ def capacity_page(request: HttpRequest) -> HttpResponse:
     partitions = sorted({part.name for each in usages for part in each.capacity.partitions})
     context = {
         "clusters": [
-            {"usage": each, "nodes": [node_usage(n) for n in filter_nodes(each.capacity, request)]}
+            {
+                "usage": each,
+                "nodes": [build_node_usage(n) for n in filter_nodes(each.capacity, request)],
+            }
             for each in usages
         ],
         "partitions": partitions,
@@ -112,8 +115,8 @@ def capacity_page(request: HttpRequest) -> HttpResponse:
 # --- clusters -------------------------------------------------------------------------------------------
 
 
-def cluster_health(cluster: Cluster, status: ClusterStatus | None) -> dict[str, Any]:
-    """Health of a cluster: a level for the colour and a message."""
+def describe_cluster_health(cluster: Cluster, status: ClusterStatus | None) -> dict[str, Any]:
+    """Return the health of a cluster: a level, which selects the colour, and a message."""
     now = timezone.now()
     if not cluster.enabled:
         return {
@@ -138,7 +141,7 @@ def cluster_health(cluster: Cluster, status: ClusterStatus | None) -> dict[str, 
 @require_GET
 @staff_only
 def cluster_list(request: HttpRequest) -> HttpResponse:
-    live_job_rows = Job.objects.filter(state__in=LIVE_VALUES).values("cluster_id").order_by()
+    live_job_rows = Job.objects.filter(state__in=LIVE_STATE_VALUES).values("cluster_id").order_by()
     live = dict(live_job_rows.annotate(number=Count("pk")).values_list("cluster_id", "number"))
     rows = Cluster.objects.select_related("status").prefetch_related("namespaces").order_by("name")
     context = {
@@ -146,7 +149,7 @@ def cluster_list(request: HttpRequest) -> HttpResponse:
             {
                 "cluster": each,
                 "status": (status := getattr(each, "status", None)),
-                "health": cluster_health(each, status),
+                "health": describe_cluster_health(each, status),
                 "live_jobs": live.get(each.pk, 0),
             }
             for each in rows
@@ -160,7 +163,7 @@ def translate_check_results(status: ClusterStatus | None) -> list[dict[str, Any]
     return [
         {
             **line,
-            # The key selects the title in the reader's language.
+            # Look the title up by key, so that it is in the reader's language.
             "title": translate(CHECK_TITLES.get(line.get("key", ""), line.get("title", ""))),
             "found": translate(line.get("found", "")),
             "remedy": translate(line.get("remedy", "")),
@@ -181,7 +184,7 @@ def cluster_detail(request: HttpRequest, name: str) -> HttpResponse:
         "cluster": cluster,
         "status": status,
         "last_error": translate(status.last_error) if status else "",
-        "health": cluster_health(cluster, status),
+        "health": describe_cluster_health(cluster, status),
         "lines": translate_check_results(status),
         "waiting": waiting,
         "overdue": bool(requested_at and timezone.now() - requested_at > CHECK_TIMEOUT),

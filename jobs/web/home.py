@@ -18,27 +18,27 @@ from clusters.capacity import Capacity, Node
 from clusters.models import CapacitySnapshot, Cluster, Namespace
 from jobs.job_templates import templates_visible_to
 from jobs.lifecycle.states import JobState
-from jobs.models import END_VALUES, LIVE_VALUES, Job
+from jobs.models import END_STATE_VALUES, LIVE_STATE_VALUES, Job
 from jobs.store.listing import JobFilter
-from jobs.web.job_list import STALE_AFTER, serialize_job_page, stale_clusters
-from jobs.web.layout import current_namespace
+from jobs.web.job_list import STALE_AFTER, find_stale_clusters, serialize_job_page
+from jobs.web.layout import get_current_namespace
 
 if TYPE_CHECKING:
     from accounts.models import User
 
-MAX_LIVE = 12
-MAX_ENDED = 8
+MAX_LIVE_JOBS = 12
+MAX_ENDED_JOBS = 8
 MAX_TEMPLATES = 6
 
 
 @dataclass(slots=True)
 class Meter:
-    """A resource with its used part."""
+    """The used and total amount of one resource."""
 
     label: str
     used: int = 0
     total: int = 0
-    limit: int | None = None  # per job
+    limit: int | None = None  # maximum per job
 
     @property
     def free(self) -> int:
@@ -47,7 +47,7 @@ class Meter:
 
 @dataclass(slots=True)
 class ClusterUsage:
-    """Free capacity of a cluster according to its last snapshot."""
+    """Used and free capacity of a cluster according to its last snapshot."""
 
     cluster: Cluster
     taken_at: datetime
@@ -59,7 +59,7 @@ class ClusterUsage:
 
 
 def clusters_visible_to(user: Any) -> QuerySet[Cluster]:
-    """The clusters of the user's namespaces; administrators see all."""
+    """Return the clusters of the user's namespaces; all clusters for staff and superusers."""
     rows = Cluster.objects.order_by("name")
     if user.is_superuser or user.is_staff:
         return rows
@@ -81,21 +81,21 @@ def build_cluster_usage(row: CapacitySnapshot) -> ClusterUsage:
     )
     usage.cpus = Meter("", sum(n.cpus_used for n in usable), sum(n.cpus for n in usable))
     usage.memory = Meter("", sum(n.mem_mib_used for n in usable), sum(n.mem_mib for n in usable))
-    usage.gpus = [_gpu_meter(kind, usable) for kind in capacity.gpu_types()]
+    usage.gpus = [_build_gpu_meter(kind, usable) for kind in capacity.gpu_types()]
     return usage
 
 
-def _gpu_meter(kind: str, nodes: list[Node]) -> Meter:
+def _build_gpu_meter(kind: str, nodes: list[Node]) -> Meter:
     of_kind = [gpu for node in nodes for gpu in node.gpus if gpu.type == kind]
     return Meter(kind or "GPU", sum(g.used for g in of_kind), sum(g.total for g in of_kind))
 
 
-def namespace_usage(user: User, namespaces: list[Namespace]) -> list[dict[str, Any]]:
-    """Running and waiting jobs of each namespace, of all users and of this user, in one query."""
+def count_namespace_usage(user: User, namespaces: list[Namespace]) -> list[dict[str, Any]]:
+    """Count the running and waiting jobs of each namespace, and those of this user, in one query."""
     running = Q(state=JobState.RUNNING)
     mine = Q(owner=user)
     rows = (
-        Job.objects.filter(namespace__in=namespaces, state__in=LIVE_VALUES, deleted_at=None)
+        Job.objects.filter(namespace__in=namespaces, state__in=LIVE_STATE_VALUES, deleted_at=None)
         .order_by()
         .values("namespace_id")
         .annotate(
@@ -111,19 +111,21 @@ def namespace_usage(user: User, namespaces: list[Namespace]) -> list[dict[str, A
     return [{"namespace": each, **usage_by_namespace.get(each.pk, empty)} for each in namespaces]
 
 
-def home_context(request: HttpRequest) -> dict[str, Any]:
+def build_home_context(request: HttpRequest) -> dict[str, Any]:
     user = cast("User", request.user)
-    namespace = current_namespace(request)
+    namespace = get_current_namespace(request)
     namespace_names = (namespace.name,) if namespace else ()
     live, next_live_key = serialize_job_page(
         request,
-        JobFilter(mine=True, states=tuple(LIVE_VALUES), namespaces=namespace_names),
-        limit=MAX_LIVE,
+        JobFilter(mine=True, states=tuple(LIVE_STATE_VALUES), namespaces=namespace_names),
+        limit=MAX_LIVE_JOBS,
     )
     ended, _more = serialize_job_page(
         request,
-        JobFilter(mine=True, states=tuple(END_VALUES), namespaces=namespace_names, sort="-ended"),
-        limit=MAX_ENDED,
+        JobFilter(
+            mine=True, states=tuple(END_STATE_VALUES), namespaces=namespace_names, sort="-ended"
+        ),
+        limit=MAX_ENDED_JOBS,
     )
     ids = list(roles_of(user)) if namespace is None else [namespace.pk]
     namespaces = list(
@@ -134,23 +136,23 @@ def home_context(request: HttpRequest) -> dict[str, Any]:
         "more_live": next_live_key is not None,
         "ended": ended,
         "clusters": list_cluster_usage(user),
-        "use": namespace_usage(user, namespaces),
+        "use": count_namespace_usage(user, namespaces),
         "templates": list(
             templates_visible_to(user)
             .select_related("owner")
             .order_by("-updated_at")[:MAX_TEMPLATES]
         ),
-        "stale": stale_clusters(live),
+        "stale": find_stale_clusters(live),
     }
 
 
 @require_GET
 @login_required
 def home(request: HttpRequest) -> HttpResponse:
-    return render(request, "home/home.html", home_context(request))
+    return render(request, "home/home.html", build_home_context(request))
 
 
 @require_GET
 @login_required
 def home_live(request: HttpRequest) -> HttpResponse:
-    return render(request, "home/live.html", home_context(request))
+    return render(request, "home/live.html", build_home_context(request))

@@ -28,7 +28,7 @@ from jobs.api.job_shape import serialize_job
 from jobs.models import JOB_STATE_CHOICES
 from jobs.store.access import jobs_visible_to
 from jobs.store.listing import JobFilter, list_jobs_page
-from jobs.web.layout import current_namespace, redirect_back
+from jobs.web.layout import get_current_namespace, redirect_back
 
 if TYPE_CHECKING:
     from accounts.models import User
@@ -44,8 +44,8 @@ KINDS = (
     ("distributed", gettext_lazy("Distributed")),
 )
 MAX_BATCH_ROWS = 200
-# Query parameters of the page; all others are the API's filters, with the same names.
-VIEW_PARAMETERS = ("scope", "kind", "cursor")
+# Query parameters of the page itself. All other parameters are filters with the API's names.
+PAGE_PARAMETERS = ("scope", "kind", "cursor")
 ADVANCED_FILTERS = (
     "owner",
     "namespace",
@@ -56,33 +56,34 @@ ADVANCED_FILTERS = (
     "created_before",
     "ended_after",
 )
-# The engine polls every few seconds; rows not confirmed for this long are shown as stale.
+# Data of a cluster without a successful poll for this time is shown as stale. The engine polls every few seconds.
 STALE_AFTER = timedelta(seconds=60)
+# A filter that matches no job, because no namespace has an empty name.
 NO_NAMESPACE = ("",)
 
 
 def serialize_job_page(
     request: HttpRequest, job_filter: JobFilter, **page: Any
 ) -> tuple[list[Any], Any]:
-    """One page of jobs in the API's shape, and the key of the next page."""
+    """Load one page of jobs in the API's shape; returns the jobs and the key of the next page."""
     result = list_jobs_page(request.user, job_filter, **page)
     now = timezone.now()
     jobs = [serialize_job(row, result.access, now) for row in result.rows]
     for job in jobs:
-        job["ends_at"] = ends_at(job, now)
+        job["ends_at"] = compute_limit_end(job, now)
     return jobs, result.next_key
 
 
-def ends_at(job: dict[str, Any], now: datetime) -> str:
-    """End of a running job's time limit, for the countdown in the browser."""
+def compute_limit_end(job: dict[str, Any], now: datetime) -> str:
+    """Return when a running job reaches its time limit, for the countdown in the browser; empty for others."""
     left_s = job["time_left_s"]
     return "" if left_s is None else (now + timedelta(seconds=left_s)).isoformat()
 
 
 def parse_job_filter(request: HttpRequest) -> tuple[JobFilter, str, list[str]]:
-    """The filter in the URL, the scope, and messages about invalid parameters."""
+    """Parse the filter in the URL; returns the filter, the scope and messages about invalid parameters."""
     params = request.GET.copy()
-    for name in VIEW_PARAMETERS:
+    for name in PAGE_PARAMETERS:
         params.pop(name, None)
     for name in [name for name in params if not any(params.getlist(name))]:
         del params[name]
@@ -95,7 +96,7 @@ def parse_job_filter(request: HttpRequest) -> tuple[JobFilter, str, list[str]]:
         job_filter = JobFilter()
     scope = request.GET.get("scope", "mine")
     scope = scope if scope in dict(SCOPES) else "mine"
-    namespace = current_namespace(request)
+    namespace = get_current_namespace(request)
     if scope == "mine":
         job_filter = replace(job_filter, mine=True)
     if not job_filter.namespaces:
@@ -111,8 +112,8 @@ def parse_job_filter(request: HttpRequest) -> tuple[JobFilter, str, list[str]]:
     return job_filter, scope, problems
 
 
-def stale_clusters(jobs: list[Any]) -> list[dict[str, Any]]:
-    """Clusters of these jobs that were not polled successfully for STALE_AFTER."""
+def find_stale_clusters(jobs: list[Any]) -> list[dict[str, Any]]:
+    """Return the clusters of these jobs that were not polled successfully for STALE_AFTER."""
     limit = format_timestamp(timezone.now() - STALE_AFTER)
     stale = {
         job["cluster"]: job["seen_at"]
@@ -149,7 +150,7 @@ def job_list(request: HttpRequest) -> HttpResponse:
         "first_page": after is None,
         "filtered": advanced or any(request.GET.get(name) for name in ("q", "state", "kind")),
         "advanced": advanced,
-        "stale": stale_clusters(jobs),
+        "stale": find_stale_clusters(jobs),
     }
     template = "jobs/list_body.html" if request.headers.get("Sluice-Fragment") else "jobs/list.html"
     response = render(request, template, context)
@@ -160,7 +161,7 @@ def job_list(request: HttpRequest) -> HttpResponse:
 @require_GET
 @login_required
 def job_rows(request: HttpRequest) -> HttpResponse:
-    """Rows by id, fetched again by the page after events."""
+    """Render the rows of the jobs with the given ids. The page fetches them after events."""
     ids = []
     for text in request.GET.get("ids", "").split(",")[:MAX_BATCH_ROWS]:
         try:
@@ -175,7 +176,7 @@ def job_rows(request: HttpRequest) -> HttpResponse:
 @require_POST
 @login_required
 def batch_action(request: HttpRequest) -> HttpResponse:
-    """Stop or delete the selected jobs; failures are reported per job and do not stop the others."""
+    """Stop or delete the selected jobs. A failure is reported for its job and does not affect the others."""
     ids = []
     for text in request.POST.getlist("id")[:MAX_BATCH_ROWS]:
         try:

@@ -1,4 +1,4 @@
-"""The page of one job: header, tasks, events, logs, files and actions."""
+"""The page of one job: header, tasks, events, logs, files; and the forms that act on the job."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from django.utils.translation import gettext_lazy
 from django.views.decorators.http import require_GET, require_POST
 
 from clusters.forms import format_time_limit
-from core import messages as sentences
+from core import messages as core_messages
 from core.api.idempotency import compute_fingerprint
 from core.errors import ActionRefused, NotFound
 from core.models import Event
@@ -39,13 +39,13 @@ from jobs.presentation import format_plan, format_problem, serialize_warning
 from jobs.store.access import can_read_output, find_job
 from jobs.store.listing import find_job_row
 from jobs.web.event_text import describe_event
-from jobs.web.job_list import ends_at, stale_clusters
+from jobs.web.job_list import compute_limit_end, find_stale_clusters
 from jobs.web.layout import reverse_or_empty
 
 if TYPE_CHECKING:
     from accounts.models import User
 
-MAX_EVENTS = 200
+MAX_TIMELINE_EVENTS = 200
 MAX_TASKS = 2000
 TABS = (
     ("overview", gettext_lazy("Overview")),
@@ -72,7 +72,7 @@ def serialize_visible_job(request: HttpRequest, job_id: uuid.UUID) -> dict[str, 
 
 
 def select_attempt(attempts: list[Attempt], number: str) -> Attempt | None:
-    """The attempt with this number, else the latest. `attempts` is sorted newest first."""
+    """Return the attempt with this number, else the newest. `attempts` must be sorted newest first."""
     for attempt in attempts:
         if number == str(attempt.number):
             return attempt
@@ -80,7 +80,7 @@ def select_attempt(attempts: list[Attempt], number: str) -> Attempt | None:
 
 
 def build_live_context(request: HttpRequest, job_id: uuid.UUID) -> dict[str, Any]:
-    """The parts that change while a job runs; the page fetches them again after events."""
+    """Build the context of the page's parts that change while a job runs. The page fetches them after events."""
     row = find_job_or_404(request, job_id)
     actions.watch_job(job=row)
     job = serialize_visible_job(request, job_id)
@@ -102,41 +102,42 @@ def build_live_context(request: HttpRequest, job_id: uuid.UUID) -> dict[str, Any
         )
         if attempt
         else "",
-        "stale": bool(stale_clusters([job])),
-        "ends_at": ends_at(job, timezone.now()),
+        "stale": bool(find_stale_clusters([job])),
+        "ends_at": compute_limit_end(job, timezone.now()),
         "tasks": tasks[:MAX_TASKS],
         "task_counts": [(state, counts[state]) for state in Task.State.values if counts[state]],
         "tasks_left_out": omitted_count,
         "events": build_timeline(row),
-        "new_template_url": new_template_url(row),
+        "new_template_url": build_new_template_url(row),
         "form_key": uuid.uuid4().hex,
     }
 
 
-def new_template_url(job: Job) -> str:
-    """URL of the page that creates a template from the job; empty if it does not exist."""
+def build_new_template_url(job: Job) -> str:
+    """Return the URL of the page that creates a template from the job; empty if the job is deleted."""
     new = reverse_or_empty("template_new")
     return f"{new}?job={job.pk}" if new and not job.deleted_at else ""
 
 
 def build_timeline(job: Job) -> list[dict[str, Any]]:
-    """The job's events, newest first."""
+    """Return the job's last events as entries of the timeline, newest first."""
     entries: list[dict[str, Any]] = []
-    for event in reversed(events_of(job).order_by("-id")[:MAX_EVENTS]):
+    for event in reversed(events_of(job).order_by("-id")[:MAX_TIMELINE_EVENTS]):
         message = describe_event(event)
-        # Changes of time limit or expected start are events for subscribers; their text is the same.
-        repeats = event.kind == "reason" and entries and entries[-1]["text"] == message
-        # The task table shows task states.
-        if event.kind == "tasks" or repeats:
+        # A change of the time limit or the expected start is a reason event too. Its text equals that of the
+        # entry before, so it is left out.
+        is_repeated = event.kind == "reason" and entries and entries[-1]["text"] == message
+        # Task states are shown in the table of tasks instead.
+        if event.kind == "tasks" or is_repeated:
             continue
         state = event.data.get("state", "")
         entries.append(
-            {"at": event.at, "text": message, "actor": actor_label(event), "state": state}
+            {"at": event.at, "text": message, "actor": get_actor_label(event), "state": state}
         )
     return entries[::-1]
 
 
-def actor_label(event: Event) -> str:
+def get_actor_label(event: Event) -> str:
     return event.actor_name or str(Event.Actor(event.actor).label)
 
 
@@ -170,10 +171,10 @@ def job_live(request: HttpRequest, job_id: uuid.UUID) -> HttpResponse:
     return render(request, "jobs/job_live.html", build_live_context(request, job_id))
 
 
-# --- actions ---------------------------------------------------------------------------------
+# --- actions: each handler returns a success message and the URL to open; empty: the job's page ----------
 
 
-def _stop(job: Job, user: User, request: HttpRequest) -> tuple[str, str]:
+def _stop_job(job: Job, user: User, request: HttpRequest) -> tuple[str, str]:
     actions.stop_job(job=job, by=user)
     return _("The job is being stopped."), ""
 
@@ -181,7 +182,7 @@ def _stop(job: Job, user: User, request: HttpRequest) -> tuple[str, str]:
 def _run_idempotently(
     job: Job, user: User, request: HttpRequest, verb: str, action: Callable[[], Job]
 ) -> Job:
-    """Run an action once per form, also if the form is sent again."""
+    """Run an action once per rendered form, even if the browser sends the form again."""
     key = request.POST.get("key", "")[:64]
     result, _replayed = actions.create_job_once(
         by=user,
@@ -192,19 +193,20 @@ def _run_idempotently(
     return result
 
 
-def _retry(job: Job, user: User, request: HttpRequest) -> tuple[str, str]:
+def _retry_job(job: Job, user: User, request: HttpRequest) -> tuple[str, str]:
     _run_idempotently(job, user, request, "retry", lambda: actions.retry_job(job=job, by=user))
     return _("The job will be retried."), ""
 
 
-def _clone(job: Job, user: User, request: HttpRequest) -> tuple[str, str]:
-    copy = _run_idempotently(
+def _clone_job(job: Job, user: User, request: HttpRequest) -> tuple[str, str]:
+    clone = _run_idempotently(
         job, user, request, "clone", lambda: actions.clone_job(job=job, by=user)
     )
-    return _("The job was cloned and submitted. This is the clone."), reverse("job", args=[copy.pk])
+    clone_url = reverse("job", args=[clone.pk])
+    return _("The job was cloned and submitted. This is the clone."), clone_url
 
 
-def _delete(job: Job, user: User, request: HttpRequest) -> tuple[str, str]:
+def _delete_job(job: Job, user: User, request: HttpRequest) -> tuple[str, str]:
     actions.delete_job(
         job=job,
         by=user,
@@ -214,12 +216,12 @@ def _delete(job: Job, user: User, request: HttpRequest) -> tuple[str, str]:
     return _("Job deleted."), reverse("jobs")
 
 
-def _time_limit(job: Job, user: User, request: HttpRequest) -> tuple[str, str]:
+def _change_time_limit(job: Job, user: User, request: HttpRequest) -> tuple[str, str]:
     try:
         seconds = parse_duration(request.POST.get("time_limit", "").strip())
     except ValueError as problem:
         raise ActionRefused(
-            sentences.gettext(
+            core_messages.gettext(
                 "That is not a length of time. Write it like 2h30m, 90m or 1-12:00:00."
             )
         ) from problem
@@ -227,37 +229,37 @@ def _time_limit(job: Job, user: User, request: HttpRequest) -> tuple[str, str]:
     return _("The new time limit takes effect shortly."), ""
 
 
-def _describe(job: Job, user: User, request: HttpRequest) -> tuple[str, str]:
+def _change_description(job: Job, user: User, request: HttpRequest) -> tuple[str, str]:
     actions.update_job(job=job, by=user, description=request.POST.get("description", ""))
     return _("Description saved."), ""
 
 
-ACTIONS: dict[str, Callable[[Job, User, HttpRequest], tuple[str, str]]] = {
-    "stop": _stop,
-    "retry": _retry,
-    "clone": _clone,
-    "delete": _delete,
-    "time-limit": _time_limit,
-    "describe": _describe,
+ACTION_HANDLERS: dict[str, Callable[[Job, User, HttpRequest], tuple[str, str]]] = {
+    "stop": _stop_job,
+    "retry": _retry_job,
+    "clone": _clone_job,
+    "delete": _delete_job,
+    "time-limit": _change_time_limit,
+    "describe": _change_description,
 }
 
 
 @require_POST
 @login_required
 def job_action(request: HttpRequest, job_id: uuid.UUID, verb: str) -> HttpResponse:
-    action = ACTIONS.get(verb)
-    if action is None:
+    handle = ACTION_HANDLERS.get(verb)
+    if handle is None:
         raise Http404
     job = find_job_or_404(request, job_id)
     job_url = reverse("job", args=[job_id])
     try:
-        message, redirect_url = action(job, cast("User", request.user), request)
+        message, redirect_url = handle(job, cast("User", request.user), request)
     except ActionRefused as problem:
         messages.error(request, translate(problem.user_message))
         return HttpResponseRedirect(job_url)
     except (PlanError, SpecError) as problem:
-        for one in problem.problems[:5]:
-            messages.error(request, format_problem(one))
+        for job_file_problem in problem.problems[:5]:
+            messages.error(request, format_problem(job_file_problem))
         return HttpResponseRedirect(job_url)
     messages.success(request, message)
     return HttpResponseRedirect(redirect_url or job_url)

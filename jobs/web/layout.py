@@ -1,4 +1,4 @@
-"""Layout of every page: navigation, selected namespace, redirect to the previous page."""
+"""The layout of every page: build_navigation, selected namespace, and redirects to the previous page."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from clusters.models import Namespace
 if TYPE_CHECKING:
     from accounts.models import User
 
-SESSION_KEY = "namespace"
+NAMESPACE_SESSION_KEY = "namespace"
 
 
 @dataclass(frozen=True, slots=True)
 class NavItem:
-    """One navigation entry. `sections` are the URL names for which it is marked as current."""
+    """One build_navigation entry. It is marked as current on the pages whose URL names are in `sections`."""
 
     url_name: str
     label: str | Promise
     icon: str
     sections: tuple[str, ...]
-    group: str = ""  # "administration": only for users who administer a namespace
+    group: str = ""  # "administration" is shown only to users who administer a namespace
     staff_only: bool = False
 
 
@@ -73,7 +73,7 @@ def reverse_or_empty(name: str) -> str:
         return ""
 
 
-def navigation(request: HttpRequest) -> list[dict[str, Any]]:
+def build_navigation(request: HttpRequest) -> list[dict[str, Any]]:
     match = request.resolver_match
     current_url_name = match.url_name if match and match.url_name else ""
     staff = is_staff(request.user)
@@ -97,30 +97,33 @@ def navigation(request: HttpRequest) -> list[dict[str, Any]]:
     ]
 
 
-def current_namespace(request: HttpRequest) -> Namespace | None:
-    """The namespace selected in the header; None: all namespaces of the user."""
-    namespace_id = request.session.get(SESSION_KEY)
+def get_current_namespace(request: HttpRequest) -> Namespace | None:
+    """Return the namespace selected in the header; None if all namespaces of the user are selected."""
+    namespace_id = request.session.get(NAMESPACE_SESSION_KEY)
     if not namespace_id:
         return None
     return namespaces_visible_to(request.user).filter(pk=namespace_id).first()
 
 
 def layout_context(request: HttpRequest) -> dict[str, Any]:
-    """Context processor; lazy, so that only pages with the layout run the queries."""
+    """Provide the layout's variables (a context processor).
+
+    They are lazy, so that only pages that use the layout run the queries.
+    """
     user: User | Any = getattr(request, "user", None)
     if user is None or not user.is_authenticated:
         return {}
     return {
-        "navigation": SimpleLazyObject(lambda: navigation(request)),
+        "navigation": SimpleLazyObject(lambda: build_navigation(request)),
         "all_namespaces": SimpleLazyObject(
             lambda: list(namespaces_visible_to(user).order_by("name"))
         ),
-        "current_namespace": SimpleLazyObject(lambda: current_namespace(request)),
+        "current_namespace": SimpleLazyObject(lambda: get_current_namespace(request)),
     }
 
 
 def redirect_back(request: HttpRequest, default: str) -> HttpResponseRedirect:
-    """Redirect to the form's `next` if it is a URL of this site."""
+    """Redirect to the form's `next` if it is a URL of this site, else to `default`."""
     next_url = request.POST.get("next", "")
     is_safe = url_has_allowed_host_and_scheme(
         next_url, allowed_hosts={request.get_host()}, require_https=request.is_secure()
@@ -132,10 +135,10 @@ def redirect_back(request: HttpRequest, default: str) -> HttpResponseRedirect:
 @login_required
 def choose_namespace(request: HttpRequest) -> HttpResponse:
     namespace_id = request.POST.get("namespace", "")
-    # Ids in SQLite and PostgreSQL are below 2**63 (19 digits); longer numbers raise OverflowError.
+    # Ids are below 2**63, which has 19 digits. A larger number would raise OverflowError in the query.
     is_valid_id = namespace_id.isascii() and namespace_id.isdecimal() and len(namespace_id) < 19
     if is_valid_id and namespaces_visible_to(request.user).filter(pk=namespace_id).exists():
-        request.session[SESSION_KEY] = int(namespace_id)
+        request.session[NAMESPACE_SESSION_KEY] = int(namespace_id)
     else:
-        request.session.pop(SESSION_KEY, None)
+        request.session.pop(NAMESPACE_SESSION_KEY, None)
     return redirect_back(request, reverse("home"))

@@ -25,7 +25,7 @@ from django.views.decorators.http import require_GET, require_http_methods, requ
 from clusters.access import namespaces_administered_by, namespaces_visible_to
 from clusters.forms import NamespaceForm
 from clusters.models import Cluster, ClusterStatus, Membership, Namespace, load_capacity
-from jobs.models import LIVE_VALUES
+from jobs.models import LIVE_STATE_VALUES
 
 if TYPE_CHECKING:
     from accounts.models import User
@@ -58,7 +58,8 @@ class NamespacePageForm(NamespaceForm):
         super().__init__(*args, **kwargs)
         for name, field in self.fields.items():
             widget = field.widget
-            for size in ("size", "cols"):  # set by the admin site; here CSS sets the width
+            # The admin site sets these attributes; on this page CSS sets the width.
+            for size in ("size", "cols"):
                 widget.attrs.pop(size, None)
             if isinstance(widget, forms.CheckboxInput):
                 widget.attrs["class"] = "form-check-input"
@@ -78,8 +79,8 @@ class NamespacePageForm(NamespaceForm):
         return {title: [self[name] for name in names] for title, names in FIELD_GROUPS}
 
 
-def cluster_choices(cluster: Cluster | None) -> dict[str, Any]:
-    """Partitions, accounts and QOS of the cluster, for suggestions."""
+def load_cluster_choices(cluster: Cluster | None) -> dict[str, Any]:
+    """Return the partitions, accounts and QOS of the cluster, which the form suggests."""
     capacity = load_capacity(cluster) if cluster else None
     status = ClusterStatus.objects.filter(cluster=cluster).first() if cluster else None
     return {
@@ -98,14 +99,14 @@ def log_change(by: User, namespace: Namespace, action_flag: int, message: str) -
 @require_GET
 @login_required
 def namespace_list(request: HttpRequest) -> HttpResponse:
-    """Members see their namespaces; administrators of a namespace can open it."""
+    """List the user's namespaces. Only a namespace's administrators can open it."""
     administered_ids = set(namespaces_administered_by(request.user).values_list("pk", flat=True))
     rows = (
         namespaces_visible_to(request.user)
         .select_related("cluster")
         .annotate(
             people=Count("memberships", distinct=True),
-            live_jobs=Count("jobs", filter=Q(jobs__state__in=LIVE_VALUES), distinct=True),
+            live_jobs=Count("jobs", filter=Q(jobs__state__in=LIVE_STATE_VALUES), distinct=True),
         )
         .order_by("name")
     )
@@ -135,7 +136,7 @@ def new_namespace(request: HttpRequest) -> HttpResponse:
             log_change(request.user, created, ADDITION, _("Created."))
         messages.success(request, _("Namespace created. Add the people who can use it."))
         return HttpResponseRedirect(reverse("namespace", args=[created.pk]) + "#members")
-    context = {"form": form, "known": cluster_choices(cluster), "namespace": None}
+    context = {"form": form, "known": load_cluster_choices(cluster), "namespace": None}
     return render(request, "clusters/namespace.html", context)
 
 
@@ -157,13 +158,12 @@ def namespace_detail(request: HttpRequest, pk: int) -> HttpResponse:
             return HttpResponseRedirect(reverse("namespace", args=[pk]))
     elif request.method == "POST":
         raise PermissionDenied
-    saved = Namespace.objects.select_related("cluster").get(
-        pk=pk
-    )  # the form may hold unsaved values
+    # Load the row again: an invalid form has set unsaved values on `namespace`.
+    saved = Namespace.objects.select_related("cluster").get(pk=pk)
     context = {
         "namespace": saved,
         "form": form,
-        "known": cluster_choices(saved.cluster),
+        "known": load_cluster_choices(saved.cluster),
         "memberships": Membership.objects.filter(namespace=saved)
         .select_related("user")
         .order_by("user__username"),

@@ -1,7 +1,8 @@
-"""The submit page and its check endpoint: text or document in, problems, plan and script out.
+"""The submit page, and the endpoint that checks a job file and returns its problems, plan and script.
 
 The page holds one document; form and editor are two views of it. The form is built from
-`jobs.form_description`. Submission, uploads and templates use the REST API. Nothing is written here.
+`jobs.form_description`. The page submits, uploads and saves templates through the REST API; this module
+writes nothing.
 """
 
 from __future__ import annotations
@@ -44,15 +45,15 @@ from jobs.models import Job, JobTemplate
 from jobs.presentation import format_plan, format_problem, serialize_problem, serialize_warning
 from jobs.store.access import jobs_visible_to
 from jobs.store.uploads import find_upload
-from jobs.submission import Preview, build_site, parse_submission, preview
-from jobs.web.layout import current_namespace
+from jobs.submission import Preview, build_site_catalog, parse_submission, preview
+from jobs.web.layout import get_current_namespace
 
 if TYPE_CHECKING:
     from accounts.models import User
 
 Format = Literal["json", "yaml"]
 MAX_BODY_BYTES = 2 * 1024 * 1024
-# Runs in any image with a shell and writes to its log for 20 seconds.
+# The command of the default job: runs in any image with a shell and writes to its log for 20 seconds.
 DEFAULT_COMMAND = """\
 for step in 1 2 3 4 5 6 7 8 9 10; do
   echo "step $step of 10 on $(hostname)"
@@ -61,8 +62,8 @@ done
 echo "done"
 """
 FALLBACK_IMAGE = "busybox"
-PLACEHOLDER_VALUE = "-"
-DEFAULT_COUNTS = {"worker": 2}
+PLACEHOLDER_FOR_SECRETS = "-"
+DEFAULT_TASK_COUNTS = {"worker": 2}
 STRATEGY_TITLES = {
     "tensorflow/ps": gettext_lazy("TensorFlow, parameter servers"),
     "tensorflow/multiworker": gettext_lazy("TensorFlow, all-reduce between workers"),
@@ -100,16 +101,19 @@ def submit_page(request: HttpRequest) -> HttpResponse:
     if template_id := request.GET.get("template"):
         return _submit_from_template(request, template_id)
     if job_id := request.GET.get("clone"):
-        job = _job_to_clone(user, job_id)
-        document = clone_document(user, job)
+        job = _find_job_to_clone(user, job_id)
+        document = build_clone_document(user, job)
         return render_submit(
             request, document, origin=_("a copy of a job"), cloned_from=str(job.pk)
         )
-    return render_submit(request, default_document(request, user))
+    return render_submit(request, build_default_document(request, user))
 
 
 def _submit_from_template(request: HttpRequest, template_id: str) -> HttpResponse:
-    """A template with parameters opens its own page first, which opens this one with the values."""
+    """Open the submit page with a template.
+
+    A template with parameters is redirected to its own page, which then opens the submit page with the values.
+    """
     template = get_template_or_404(request, template_id)
     if template.parameters:
         return HttpResponseRedirect(reverse("template_use", args=[template.pk]))
@@ -124,7 +128,7 @@ def get_template_or_404(request: HttpRequest, template_id: Any) -> JobTemplate:
         raise Http404 from problem
 
 
-def _job_to_clone(user: User, job_id: str) -> Job:
+def _find_job_to_clone(user: User, job_id: str) -> Job:
     try:
         job = jobs_visible_to(user).filter(pk=uuid.UUID(job_id)).first()
     except ValueError:
@@ -134,7 +138,7 @@ def _job_to_clone(user: User, job_id: str) -> Job:
     return job
 
 
-def clone_document(user: User, job: Job) -> dict[str, Any]:
+def build_clone_document(user: User, job: Job) -> dict[str, Any]:
     document = to_document(load_spec(job))
     document["jobName"] = find_unused_name(user, job.name)
     return document
@@ -144,7 +148,7 @@ def render_submit(
     request: HttpRequest, document: Mapping[str, Any], *, origin: str = "", cloned_from: str = ""
 ) -> HttpResponse:
     user = cast("User", request.user)
-    offered = submittable_namespaces(user)
+    offered = list_submittable_namespaces(user)
     context = {
         "offered": offered,
         "closed": [
@@ -152,7 +156,7 @@ def render_submit(
             for name in namespaces_visible_to(user).values_list("name", flat=True)
             if name not in {namespace["name"] for namespace in offered}
         ],
-        "presets": framework_presets(),
+        "presets": list_framework_presets(),
         "form": describe_form(),
         "page": {
             "document": document,
@@ -160,7 +164,7 @@ def render_submit(
             "clonedFrom": cloned_from,
             "user": user.pk,
             "namespaces": offered,
-            "presets": framework_presets(),
+            "presets": list_framework_presets(),
             "ace": [static(f"vendor/ace/{name}") for name in ACE_FILES],
             "check": reverse("submit_check"),
             "jobs": "/api/v1/jobs",
@@ -178,17 +182,17 @@ def render_submit(
 # --- options of the form -----------------------------------------------------------------------------
 
 
-def submittable_namespaces(user: User) -> list[dict[str, Any]]:
-    """Namespaces that the user can submit to, with their sizes, GPU types and images."""
+def list_submittable_namespaces(user: User) -> list[dict[str, Any]]:
+    """List the namespaces that the user can submit to, with their sizes, GPU types and images."""
     rows = list(namespaces_submittable_by(user).select_related("cluster").order_by("name"))
     snapshots = {
         row.cluster_id: Capacity.from_json(row.data)
         for row in CapacitySnapshot.objects.filter(cluster__in={row.cluster_id for row in rows})
     }
-    return [_namespace_options(row, snapshots.get(row.cluster_id)) for row in rows]
+    return [_build_namespace_options(row, snapshots.get(row.cluster_id)) for row in rows]
 
 
-def _namespace_options(namespace: Namespace, capacity: Capacity | None) -> dict[str, Any]:
+def _build_namespace_options(namespace: Namespace, capacity: Capacity | None) -> dict[str, Any]:
     types: set[str] = set()
     if capacity is not None:
         for partition in namespace.partitions:
@@ -219,11 +223,11 @@ def _namespace_options(namespace: Namespace, capacity: Capacity | None) -> dict[
     }
 
 
-def framework_presets() -> list[dict[str, Any]]:
-    """Frameworks and strategies with their required roles."""
+def list_framework_presets() -> list[dict[str, Any]]:
+    """List the frameworks and strategies with the roles that each requires."""
     rows = []
     for strategy in STRATEGIES:
-        counts = {part: DEFAULT_COUNTS.get(part, 1) for part in strategy.required}
+        counts = {part: DEFAULT_TASK_COUNTS.get(part, 1) for part in strategy.required}
         roles = build_roles(strategy.framework, strategy.name, command="true", counts=counts)
         rows.append(
             {
@@ -247,9 +251,9 @@ def framework_presets() -> list[dict[str, Any]]:
     return rows
 
 
-def default_document(request: HttpRequest, user: User) -> dict[str, Any]:
-    """A small job that runs unchanged."""
-    namespace = _default_namespace(request, user)
+def build_default_document(request: HttpRequest, user: User) -> dict[str, Any]:
+    """Build a small job file that runs without changes."""
+    namespace = _choose_default_namespace(request, user)
     size = (
         ResourceSpec.offered_in(namespace).filter(gpus=0).order_by("cpus", "mem_mib").first()
         if namespace
@@ -279,8 +283,8 @@ def default_document(request: HttpRequest, user: User) -> dict[str, Any]:
     }
 
 
-def _default_namespace(request: HttpRequest, user: User) -> Namespace | None:
-    chosen = current_namespace(request)
+def _choose_default_namespace(request: HttpRequest, user: User) -> Namespace | None:
+    chosen = get_current_namespace(request)
     if chosen is not None and can_submit(user, chosen):
         return chosen
     rows = namespaces_submittable_by(user).order_by("name")
@@ -292,7 +296,7 @@ def _default_namespace(request: HttpRequest, user: User) -> Namespace | None:
 
 @require_POST
 def submit_check(request: HttpRequest) -> HttpResponse:
-    """Check a job file given as text or document: parsed document, problems, plan, script."""
+    """Check a job file, given as text or document; responds with document, problems, plan and script."""
     if not request.user.is_authenticated:
         return JsonResponse({"detail": _("Your session has ended.")}, status=401)
     if len(request.body) > MAX_BODY_BYTES:
@@ -313,12 +317,12 @@ def check_job_file(user: User, body: Mapping[str, Any]) -> dict[str, Any]:
     text = body.get("text")
     filename = str(body.get("filename", ""))[:255]
     if not isinstance(text, str):
-        # Parsed from its own text, so that every problem has a path and a line.
+        # Convert the document to text and parse that, so that every problem has a path and a line.
         text = dump_document(body.get("document"), format_)
         filename = f"job.{format_}"
     result: dict[str, Any] = {"text": text, "document": None, "problems": [], "warnings": []}
     try:
-        loaded = load_text(text, filename=filename, site=build_site(user))
+        loaded = load_text(text, filename=filename, site=build_site_catalog(user))
     except SpecError as error:
         return result | _describe_parse_error(error, text, filename)
     document = to_document(loaded.spec)
@@ -326,24 +330,24 @@ def check_job_file(user: User, body: Mapping[str, Any]) -> dict[str, Any]:
         "dialect": loaded.dialect,
         "dialectTitle": str(DIALECT_TITLES.get(loaded.dialect, loaded.dialect)),
         "document": document,
-        # Secrets found in the imported text go back to the page and are not stored.
+        # Secrets found in the imported text are returned to the page; the server does not store them.
         "secrets": dict(loaded.secrets),
-        "imageLogins": _complete_logins(loaded.image_logins),
+        "imageLogins": _select_complete_logins(loaded.image_logins),
         "warnings": [serialize_warning(warning) for warning in loaded.warnings],
     }
     if body.get("import"):
         result["text"] = dump_document(document, format_)
-    lines = _line_numbers(text, filename) if loaded.dialect == "sluice" else {}
+    lines = _find_line_numbers(text, filename) if loaded.dialect == "sluice" else {}
     try:
         submission = parse_submission(
             by=user,
             document=document,
-            secrets={**loaded.secrets, **_secret_placeholders(body.get("secrets"))},
+            secrets={**loaded.secrets, **_build_secret_placeholders(body.get("secrets"))},
             image_logins=loaded.image_logins,
             code=_find_upload(user, body.get("code")),
         )
     except SpecError as error:
-        return result | {"problems": _problem_rows(error.problems, lines)}
+        return result | {"problems": _build_problem_rows(error.problems, lines)}
     except ActionRefused as error:
         return result | {
             "problems": [
@@ -356,7 +360,7 @@ def check_job_file(user: User, body: Mapping[str, Any]) -> dict[str, Any]:
         if warning.path in ("namespace", "prerequisites")
     ]
     job_preview = preview(by=user, submission=submission)
-    result["problems"] = _problem_rows(job_preview.problems, lines)
+    result["problems"] = _build_problem_rows(job_preview.problems, lines)
     if not can_submit(user, submission.namespace):
         result["problems"].append(
             {
@@ -367,28 +371,30 @@ def check_job_file(user: User, body: Mapping[str, Any]) -> dict[str, Any]:
                 % {"name": submission.namespace.name},
             }
         )
-    result["preview"] = _render_preview(job_preview)
+    result["preview"] = _serialize_preview(job_preview)
     return result
 
 
-def _problem_rows(problems: Iterable[Problem], lines: Mapping[str, int]) -> list[dict[str, Any]]:
+def _build_problem_rows(
+    problems: Iterable[Problem], lines: Mapping[str, int]
+) -> list[dict[str, Any]]:
     return [
         {
             "line": lines.get(problem.path),
-            **_without_none(serialize_problem(problem)),
+            **_drop_none_values(serialize_problem(problem)),
             "message": format_problem(problem),
         }
         for problem in problems
     ]
 
 
-def _secret_placeholders(names: Any) -> dict[str, str]:
-    """Placeholders for secrets: the values stay in the browser until the job is submitted."""
-    return {str(name): PLACEHOLDER_VALUE for name in names} if isinstance(names, list) else {}
+def _build_secret_placeholders(names: Any) -> dict[str, str]:
+    """Build placeholder values for secrets. The real values stay in the browser until the job is submitted."""
+    return {str(name): PLACEHOLDER_FOR_SECRETS for name in names} if isinstance(names, list) else {}
 
 
-def _complete_logins(logins: Mapping[str, Mapping[str, str]]) -> dict[str, dict[str, str]]:
-    """Registry logins with user name and password, as the API accepts them."""
+def _select_complete_logins(logins: Mapping[str, Mapping[str, str]]) -> dict[str, dict[str, str]]:
+    """Select the registry logins that have a user name and a password, as the API requires both."""
     return {
         image: {"username": login["username"], "password": login["password"]}
         for image, login in logins.items()
@@ -400,35 +406,35 @@ def _find_upload(user: User, sha256: Any) -> Any:
     return find_upload(sha256=sha256, by=user) if isinstance(sha256, str) and sha256 else None
 
 
-def _without_none(row: dict[str, Any]) -> dict[str, Any]:
+def _drop_none_values(row: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in row.items() if value is not None}
 
 
 def _describe_parse_error(error: SpecError, text: str, filename: str) -> dict[str, Any]:
-    """Problems, and the parsed document if there is one, so that the form can show both."""
+    """Return the problems and, if the text can be parsed, the document, so that the form can show both."""
     document = None
     lines: dict[str, int] = {}
     try:
         parsed = parse_text(text, filename=filename).document
         if isinstance(parsed, dict) and isinstance(parsed.get("taskRoles"), list):
             document = parsed
-        lines = _line_numbers(text, filename)
+        lines = _find_line_numbers(text, filename)
     except SpecError:
-        pass  # not even a mapping: the problems have the position
+        pass  # the text is no valid YAML or JSON; the problems contain the position
     return {
-        "problems": _problem_rows(error.problems, lines),
+        "problems": _build_problem_rows(error.problems, lines),
         "document": document,
         "dialect": error.dialect,
     }
 
 
-def _line_numbers(text: str, filename: str) -> dict[str, int]:
-    """path → line, for problems found after parsing."""
+def _find_line_numbers(text: str, filename: str) -> dict[str, int]:
+    """Return the line of each path in the text, for problems that are found after parsing."""
     positions = parse_text(text, filename=filename).positions
     return {format_path(loc): position.line for loc, position in positions.items()}
 
 
-def _render_preview(job_preview: Preview) -> dict[str, Any] | None:
+def _serialize_preview(job_preview: Preview) -> dict[str, Any] | None:
     plan = job_preview.plan
     if plan is None:
         return None

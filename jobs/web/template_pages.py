@@ -1,7 +1,7 @@
-"""Pages of templates: list, editor with parameters, and use.
+"""Pages of templates: the list, the editor, and the form for a template's parameters.
 
-Forms work without JavaScript; the editor replaces the text field. Rules belong to
-`jobs.job_templates`.
+The forms work without JavaScript; with it, an editor replaces the text field of the job file. Permissions and
+validation are in `jobs.job_templates`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from django.views.decorators.http import require_GET, require_http_methods, requ
 
 from clusters.access import namespaces_submittable_by, namespaces_visible_to
 from clusters.errors import ClusterError
-from core import messages as sentences
+from core import messages as core_messages
 from core.api.idempotency import compute_fingerprint
 from core.errors import ActionRefused, VersionConflict
 from core.translation import translate
@@ -50,13 +50,18 @@ from jobs.plan import PlanError
 from jobs.presentation import format_problem, serialize_problem
 from jobs.store.access import jobs_visible_to
 from jobs.submission import submit
-from jobs.web.submit_page import ACE_FILES, default_document, get_template_or_404, render_submit
+from jobs.web.submit_page import (
+    ACE_FILES,
+    build_default_document,
+    get_template_or_404,
+    render_submit,
+)
 
 if TYPE_CHECKING:
     from accounts.models import User
 
-PER_PAGE = 50
-MAX_SELECTED = 500
+TEMPLATES_PER_PAGE = 50
+MAX_SELECTED_TEMPLATES = 500
 SCOPES = ("mine", "namespace", "public", "all")
 KIND_LABELS = {
     "text": pgettext_lazy("kind of value", "text"),
@@ -92,7 +97,7 @@ def template_list(request: HttpRequest) -> HttpResponse:
             | Q(description__icontains=word)
             | Q(owner__username__icontains=word)
         )
-    page = Paginator(rows.order_by("-updated_at", "-id"), PER_PAGE).get_page(
+    page = Paginator(rows.order_by("-updated_at", "-id"), TEMPLATES_PER_PAGE).get_page(
         request.GET.get("page")
     )
     for row in page.object_list:
@@ -123,10 +128,10 @@ def template_copy(request: HttpRequest, template_id: uuid.UUID) -> HttpResponse:
 @require_POST
 @login_required
 def delete_templates(request: HttpRequest) -> HttpResponse:
-    """Delete the selected templates; failures are reported and do not stop the others."""
+    """Delete the selected templates. A failure is reported and does not affect the other templates."""
     user = current_user(request)
     ids = []
-    for text in request.POST.getlist("id")[:MAX_SELECTED]:
+    for text in request.POST.getlist("id")[:MAX_SELECTED_TEMPLATES]:
         try:
             ids.append(uuid.UUID(text))
         except ValueError:
@@ -153,7 +158,7 @@ def delete_templates(request: HttpRequest) -> HttpResponse:
 
 @dataclass
 class TemplateFormData:
-    """The values of the template form, valid or not."""
+    """The values of the template form, which may be invalid."""
 
     name: str = ""
     description: str = ""
@@ -171,7 +176,7 @@ class TemplateFormData:
             visibility=template.visibility,
             namespace=template.namespace.name if template.namespace else "",
             text=dump_document(template.spec, "yaml"),
-            rows=[_parameter_row(parameter) for parameter in template.parameters],
+            rows=[_build_parameter_row(parameter) for parameter in template.parameters],
             version=template.version,
         )
 
@@ -196,24 +201,26 @@ class TemplateFormData:
         return [_parse_parameter(row) for row in self.rows]
 
     def check(self) -> list[Problem]:
-        """Checks of the form itself; `jobs.job_templates` checks the rest."""
+        """Find problems of the form's own fields; `jobs.job_templates` validates the job file and parameters."""
         problems = []
         if not self.name:
-            problems.append(Problem("name", sentences.gettext("Enter a name."), "required"))
+            problems.append(Problem("name", core_messages.gettext("Enter a name."), "required"))
         if len(self.name) > 120:
             problems.append(
-                Problem("name", sentences.gettext("At most 120 characters."), "too_long")
+                Problem("name", core_messages.gettext("At most 120 characters."), "too_long")
             )
         if self.visibility not in JobTemplate.Visibility.values:
             problems.append(
                 Problem(
-                    "visibility", sentences.gettext("Select who can see the template."), "choice"
+                    "visibility",
+                    core_messages.gettext("Select who can see the template."),
+                    "choice",
                 )
             )
         return problems
 
 
-def _parameter_row(parameter: Mapping[str, Any]) -> dict[str, Any]:
+def _build_parameter_row(parameter: Mapping[str, Any]) -> dict[str, Any]:
     default = parameter.get("default")
     default_text = (
         "" if default is None else json.dumps(default) if default in (True, False) else default
@@ -230,7 +237,7 @@ def _parse_parameter(row: Mapping[str, Any]) -> TemplateParameter:
     kind = row["kind"] if row["kind"] in PARAMETER_KINDS else "text"
     default: Any = row["default"] if str(row["default"]) != "" else None
     if kind in ("whole", "number") and isinstance(default, str):
-        # Text that is no number stays text; `check_parameters` reports it.
+        # Text that is not a number stays text, which `check_parameters` reports.
         with contextlib.suppress(ValueError):
             default = float(default)
             default = int(default) if default.is_integer() else default
@@ -271,27 +278,27 @@ def template_new(request: HttpRequest) -> HttpResponse:
         except SpecError as error:
             problems = list(error.problems)
         except ActionRefused as error:
-            problems = [_problem_from_error(error)]
+            problems = [_build_problem(error)]
         return _render_editor(request, form_data, problems=problems)
     return _render_editor(request, _initial_form_data(request, user))
 
 
-def _problem_from_error(error: ActionRefused) -> Problem:
+def _build_problem(error: ActionRefused) -> Problem:
     path = "namespace" if "namespace" in (*error.params, error.params.get("field")) else ""
     return Problem(path, error.user_message, error.code)
 
 
 def _initial_form_data(request: HttpRequest, user: User) -> TemplateFormData:
-    """The job file of ?job=…, else of the default job."""
-    document: Mapping[str, Any] = default_document(request, user)
+    """Fill the form with the job file of the job in ?job=…, or else with the default job file."""
+    document: Mapping[str, Any] = build_default_document(request, user)
     name = ""
     if job_id := request.GET.get("job"):
-        job = _visible_job(user, job_id)
+        job = _get_visible_job_or_404(user, job_id)
         document, name = job_templates.build_document_from_job(job), job.name[:120]
     return TemplateFormData(name=name, text=dump_document(document, "yaml"))
 
 
-def _visible_job(user: User, job_id: str) -> Job:
+def _get_visible_job_or_404(user: User, job_id: str) -> Job:
     try:
         job = jobs_visible_to(user).filter(pk=uuid.UUID(job_id)).first()
     except ValueError as problem:
@@ -332,14 +339,14 @@ def template_edit(request: HttpRequest, template_id: uuid.UUID) -> HttpResponse:
     except SpecError as error:
         problems = list(error.problems)
     except ActionRefused as error:
-        problems = [_problem_from_error(error)]
+        problems = [_build_problem(error)]
     return _render_editor(request, form_data, template=template, problems=problems)
 
 
 def _render_conflict(
     request: HttpRequest, form_data: TemplateFormData, current: JobTemplate
 ) -> HttpResponse:
-    """Show both versions; the user's stays in the form and can overwrite the saved one."""
+    """Show the saved version beside the form. The user's version stays in the form and can be saved over it."""
     saved_version = TemplateFormData.from_template(current)
     form_data.version = current.version
     return _render_editor(
@@ -358,7 +365,7 @@ def _render_editor(
 ) -> HttpResponse:
     user = current_user(request)
     rows = [serialize_problem(problem) for problem in problems]
-    lines = _line_numbers(form_data.text)
+    lines = _find_line_numbers(form_data.text)
     for row in rows:
         row["line"] = row["line"] or lines.get(row["path"])
     context = {
@@ -382,7 +389,7 @@ def _render_editor(
     return render(request, "templates/edit.html", context, status=response_status)
 
 
-def _line_numbers(text: str) -> dict[str, int]:
+def _find_line_numbers(text: str) -> dict[str, int]:
     try:
         positions = parse_text(text).positions
     except SpecError:
@@ -392,7 +399,10 @@ def _line_numbers(text: str) -> dict[str, int]:
 
 @require_POST
 def template_check(request: HttpRequest) -> HttpResponse:
-    """Problems of a template's job file, with placeholders for its parameters, while typing."""
+    """Respond with the problems of the template in the form; the editor requests this while a person types.
+
+    Parameters without a default get placeholder values.
+    """
     if not request.user.is_authenticated:
         return JsonResponse({"detail": _("Your session has ended.")}, status=401)
     form_data = TemplateFormData.from_request(request)
@@ -404,7 +414,7 @@ def template_check(request: HttpRequest) -> HttpResponse:
         placeholders = {parameter.name: parameter.sample_value() for parameter in parameters}
         load_document(fill_template(document, parameters, placeholders))
     except SpecError as error:
-        lines = _line_numbers(form_data.text)
+        lines = _find_line_numbers(form_data.text)
         rows = [serialize_problem(problem) for problem in error.problems]
         for row in rows:
             row["line"] = row["line"] or lines.get(row["path"])
@@ -418,7 +428,7 @@ def template_check(request: HttpRequest) -> HttpResponse:
 @require_http_methods(["GET", "POST"])
 @login_required
 def template_use(request: HttpRequest, template_id: uuid.UUID) -> HttpResponse:
-    """The form for the parameters; it opens the submit page filled in, or submits the job."""
+    """Show the form for the template's parameters. It opens the submit page with the values, or submits the job."""
     template = get_template_or_404(request, template_id)
     parameters = job_templates.parameters_from_json(template.parameters)
     data = {
@@ -429,7 +439,7 @@ def template_use(request: HttpRequest, template_id: uuid.UUID) -> HttpResponse:
     problems: list[Problem] = []
     if request.method == "POST":
         try:
-            return _submit_or_open_form(request, template, _filled_values(parameters, data))
+            return _submit_or_open_form(request, template, _select_filled_values(parameters, data))
         except (SpecError, PlanError) as error:
             problems = list(error.problems)
         except ActionRefused as error:
@@ -438,7 +448,7 @@ def template_use(request: HttpRequest, template_id: uuid.UUID) -> HttpResponse:
             problems = [Problem("", error.user_message, "cluster")]
     context = {
         "template": template,
-        "fields": _parameter_fields(parameters, data, problems),
+        "fields": _build_parameter_fields(parameters, data, problems),
         "problems": [
             serialize_problem(p) for p in problems if not p.path.startswith("parameters.")
         ],
@@ -453,10 +463,10 @@ def template_use(request: HttpRequest, template_id: uuid.UUID) -> HttpResponse:
     return render(request, "templates/use.html", context, status=422 if problems else 200)
 
 
-def _filled_values(
+def _select_filled_values(
     parameters: Sequence[TemplateParameter], data: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Empty number and choice fields count as not given."""
+    """Return the values of the form without empty number and choice fields, which count as not given."""
     return {
         parameter.name: data[parameter.name]
         for parameter in parameters
@@ -497,13 +507,13 @@ def _submit_or_open_form(
     return HttpResponseRedirect(reverse("job", args=[job.pk]))
 
 
-def _parameter_fields(
+def _build_parameter_fields(
     parameters: Sequence[TemplateParameter], data: Mapping[str, str], problems: Sequence[Problem]
 ) -> list[dict[str, Any]]:
     message_by_path = {problem.path: format_problem(problem) for problem in problems}
     rows = []
     for parameter in parameters:
-        default = _parameter_row(parameter.to_json())["default"]
+        default = _build_parameter_row(parameter.to_json())["default"]
         rows.append(
             {
                 "name": parameter.name,

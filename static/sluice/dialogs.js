@@ -1,5 +1,5 @@
-// Page kit: toasts, the confirmation dialog, and buttons that open and close dialogs.
-// Listens on the document, so that it also works for fragments inserted later.
+// For all pages: toasts, the confirmation dialog, and buttons that open and close dialogs.
+// The click handlers are on the document, so that they also work for fragments that are inserted later.
 
 import { gettext } from "./i18n.js";
 
@@ -16,7 +16,7 @@ export function toast(text, level = "info") {
 function autoDismiss(box) {
   const close = () => box.remove();
   box.querySelector("[data-close-toast]").addEventListener("click", close);
-  // Errors stay until closed.
+  // A toast with an error stays until the person closes it.
   if (box.dataset.level !== "error") setTimeout(close, TOAST_MS);
 }
 
@@ -42,7 +42,7 @@ export function showDialogError(dialog, text) {
 function isInside(event, dialog) {
   const box = dialog.getBoundingClientRect();
   const { clientX: x, clientY: y } = event;
-  // Enter in a field produces a click at 0, 0.
+  // The Enter key in a field causes a click event at position 0, 0, which is not outside.
   return (x === 0 && y === 0) || (x >= box.left && x <= box.right && y >= box.top && y <= box.bottom);
 }
 
@@ -51,6 +51,6 @@ document.addEventListener("click", (event) => {
   const opener = event.target.closest("[data-open-dialog]");
   if (opener) document.querySelector(opener.dataset.openDialog)?.showModal();
   if (event.target.closest("[data-close-dialog]")) event.target.closest("dialog").close();
-  // A click outside the box closes the dialog.
+  // A click on the backdrop, outside the dialog's box, closes the dialog.
   if (event.target.matches("dialog.sluice-dialog") && !isInside(event, event.target)) event.target.close();
 });

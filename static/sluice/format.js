@@ -1,37 +1,37 @@
-// Durations, memory and file sizes as text. The same formats as core/formatting.py; both are tested
-// against tests/formatting_cases.json. No DOM access.
+// Formats durations, memory and file sizes as text, like core/formatting.py. Both are tested against
+// tests/formatting_cases.json. No DOM access, except for the page's language.
 
 import { gettext, interpolate } from "./i18n.js";
 
-const UNITS = [["d", 86400], ["h", 3600], ["m", 60], ["s", 1]];
+const UNIT_SECONDS = [["d", 86400], ["h", 3600], ["m", 60], ["s", 1]];
 const twoDigits = (number) => String(number).padStart(2, "0");
 
-function split(seconds) {
+function splitDuration(seconds) {
   const whole = Math.max(0, Math.floor(seconds));
   return { days: Math.floor(whole / 86400), hours: Math.floor((whole % 86400) / 3600), minutes: Math.floor((whole % 3600) / 60), left: whole % 60 };
 }
 
-/** Two units: 3 d 4 h, 2 h 05 min, 4 min 09 s, 7 s. */
+/** Format a duration with at most two units: 3 d 4 h, 2 h 05 min, 4 min 09 s, 7 s. */
 export function duration(seconds) {
-  const { days, hours, minutes, left } = split(seconds);
+  const { days, hours, minutes, left } = splitDuration(seconds);
   if (days) return interpolate(gettext("%(days)s d %(hours)s h"), { days, hours });
   if (hours) return interpolate(gettext("%(hours)s h %(minutes)s min"), { hours, minutes: twoDigits(minutes) });
   if (minutes) return interpolate(gettext("%(minutes)s min %(seconds)s s"), { minutes, seconds: twoDigits(left) });
   return interpolate(gettext("%(seconds)s s"), { seconds: left });
 }
 
-/** For narrow columns, as Slurm writes it: 2-03:04, 1:02:03, 0:07. */
+/** Format a duration for narrow columns, as Slurm does: 2-03:04, 1:02:03, 0:07. */
 export function compactDuration(seconds) {
-  const { days, hours, minutes, left } = split(seconds);
+  const { days, hours, minutes, left } = splitDuration(seconds);
   if (days) return `${days}-${twoDigits(hours)}:${twoDigits(minutes)}`;
   return hours ? `${hours}:${twoDigits(minutes)}:${twoDigits(left)}` : `${minutes}:${twoDigits(left)}`;
 }
 
-/** As job files accept it: 9000 → 2h30m. Text is returned unchanged. */
+/** Format seconds as job files accept them: 9000 → 2h30m. Text is returned unchanged. */
 export function durationInput(value) {
   if (typeof value !== "number") return value ?? "";
   let left = value;
-  const parts = UNITS.map(([unit, size]) => {
+  const parts = UNIT_SECONDS.map(([unit, size]) => {
     const count = Math.floor(left / size);
     left %= size;
     return count ? `${count}${unit}` : "";
@@ -54,7 +54,7 @@ export function filesize(bytes) {
   return "";
 }
 
-/** Date and time in the page's language and the reader's time zone. */
+/** Format a date and time in the page's language and the reader's time zone. */
 export function dateTime(value) {
   return new Intl.DateTimeFormat(document.documentElement.lang || undefined, { dateStyle: "short", timeStyle: "short" }).format(new Date(value));
 }

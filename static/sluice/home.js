@@ -1,4 +1,4 @@
-// The home page refreshes its fragments after job events, and at an interval for the free capacity.
+// The home page: fetches its fragments after job events, and periodically because the free capacity changes.
 
 import { followEvents, createFragmentRefresher } from "./live.js";
 

@@ -6,7 +6,7 @@ export const ngettext = globalThis.ngettext ?? ((one, many, count) => (count ===
 
 /**
  * Fill the named parameters of a text: interpolate("%(count)s jobs", { count: 2 }).
- * Call gettext and ngettext with string literals: makemessages extracts only these.
+ * The arguments of gettext and ngettext must be string literals, because makemessages extracts only these.
  */
 export function interpolate(text, values) {
   return text.replace(/%\((\w+)\)s/g, (_, name) => String(values[name]));

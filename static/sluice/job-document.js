@@ -1,5 +1,5 @@
-// The job file as a document: reading and writing values by path (taskRoles[1].portList[0].beginAt),
-// control values, and the draft in the browser's local storage. No access to the page's elements.
+// The job file as a document: read and write values by path (taskRoles[1].portList[0].beginAt), convert them to and
+// from the text of form controls, store a draft in the browser's local storage. No DOM access.
 
 import { durationInput } from "./format.js";
 
@@ -7,12 +7,12 @@ export function parsePath(path) {
   return path.match(/[^.[\]"]+/g)?.map((part) => (/^\d+$/.test(part) ? Number(part) : part)) ?? [];
 }
 
-export function read(document, path) {
+export function readValue(document, path) {
   return parsePath(path).reduce((value, part) => (value === null || value === undefined ? undefined : value[part]), document);
 }
 
-/** Set a value and create missing parents; `undefined` removes the value and the mappings left empty. */
-export function write(document, path, value) {
+/** Set a value and create missing parents. `undefined` removes the value and then parent mappings that are empty. */
+export function writeValue(document, path, value) {
   const parts = parsePath(path);
   const ancestors = [document];
   parts.slice(0, -1).forEach((part, index) => {
@@ -36,41 +36,42 @@ export function write(document, path, value) {
   }
 }
 
-export function copy(value) { return structuredClone(value); }
-export function same(one, other) { return JSON.stringify(one) === JSON.stringify(other); }
-export function roles(document) { return Array.isArray(document.taskRoles) ? document.taskRoles : []; }
+export function deepCopy(value) { return structuredClone(value); }
+export function isSame(one, other) { return JSON.stringify(one) === JSON.stringify(other); }
+export function listRoles(document) { return Array.isArray(document.taskRoles) ? document.taskRoles : []; }
 
-/** The document value of a control's text. Text that is no number stays text: the check reports it. */
-export function parseValue(kind, text, { required = false, usual } = {}) {
+/** Convert the text of a control to a document value. Invalid numbers stay text, which the check reports. */
+export function parseValue(kind, text, { required = false, defaultValue } = {}) {
   const trimmed = text.trim();
   if (kind === "nullint" && trimmed === "") return null;
   if (kind === "int" && trimmed === "") return "";
   if (trimmed === "") return required ? text : undefined;
-  if (kind === "select") return text === usual ? undefined : text;
+  if (kind === "select") return text === defaultValue ? undefined : text;
   if (kind === "int" || kind === "nullint") return /^-?\d+$/.test(trimmed) ? Number(trimmed) : text;
   if (kind === "float") return Number.isFinite(Number(trimmed)) ? Number(trimmed) : text;
   if (kind === "list") return text.split(/[,;]/).map((part) => part.trim()).filter(Boolean);
   return text;
 }
 
-/** The text of a control for a document value. */
+/** Convert a document value to the text of a control. */
 export function formatValue(kind, value) {
   if (kind === "duration") return durationInput(value);
   if (kind === "list" && Array.isArray(value)) return value.join(", ");
   return typeof value === "object" && value !== null ? JSON.stringify(value) : String(value ?? "");
 }
 
-/** A name that no other role has: worker, worker2, worker3 … */
+/** Return a name that no role of the document has: worker, worker2, worker3 … */
 export function uniqueRoleName(document, base) {
-  const names = roles(document).map((role) => role.name);
+  const names = listRoles(document).map((role) => role.name);
   if (!names.includes(base)) return base;
   let number = 2;
   while (names.includes(`${base}${number}`)) number += 1;
   return `${base}${number}`;
 }
 
-// --- drafts: one per user -------------------------------------------------------------------------------
+// --- drafts ---------------------------------------------------------------------------------------------
 
+/** The draft of one user, stored in the browser. */
 export class Draft {
   constructor(user) { this.key = `sluice.draft.${user}`; }
 
@@ -88,7 +89,7 @@ export class Draft {
   remove() { try { localStorage.removeItem(this.key); } catch { /* storage is disabled */ } }
 }
 
-/** Works without a secure context, where crypto.randomUUID is missing. */
+/** Return 32 random hexadecimal digits. crypto.randomUUID is not used: it is missing without TLS. */
 export function randomKey() {
   return [...crypto.getRandomValues(new Uint8Array(16))].map((byte) => byte.toString(16).padStart(2, "0")).join("");
 }

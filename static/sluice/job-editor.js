@@ -1,10 +1,10 @@
 // The Ace editor for job files: JSON or YAML, problems as line annotations, completion from the schema.
-// Loaded on first use. No workers and no eval: the Content-Security-Policy forbids both.
+// Ace is loaded on first use, without workers and eval, because the Content-Security-Policy forbids both.
 
 import { gettext } from "./i18n.js";
-import { completions } from "./job-schema.js";
+import { listCompletions } from "./job-schema.js";
 
-let loading = null;
+let aceLoading = null;
 
 function loadScript(url) {
   return new Promise((resolve, reject) => {
@@ -17,18 +17,18 @@ function loadScript(url) {
   });
 }
 
-function theme() { return document.documentElement.dataset.bsTheme === "dark" ? "ace/theme/github_dark" : "ace/theme/github_light_default"; }
+function currentTheme() { return document.documentElement.dataset.bsTheme === "dark" ? "ace/theme/github_dark" : "ace/theme/github_light_default"; }
 
 /**
- * Open an editor in `place`. `lines` [min, max] adapts its height to the text; `onChange(text)` is called
- * for edits by the user, not for `setText`.
+ * Open an editor in `place`. With `lines` = [min, max] its height follows the number of lines. `onChange(text)` is
+ * called for edits by the user, but not for `setText`.
  */
 export async function openEditor(place, { ace: scripts, schema, format = "yaml", text = "", readOnly = false, lines = null, label, onChange }) {
-  loading ??= Promise.all(scripts.map(loadScript));
-  await loading;
+  aceLoading ??= Promise.all(scripts.map(loadScript));
+  await aceLoading;
   const { ace } = window;
   const editor = ace.edit(place, {
-    theme: theme(),
+    theme: currentTheme(),
     useWorker: false,
     showPrintMargin: false,
     fontSize: 13,
@@ -36,14 +36,14 @@ export async function openEditor(place, { ace: scripts, schema, format = "yaml",
     useSoftTabs: true,
     wrap: false,
     enableKeyboardAccessibility: true,
-    enableBasicAutocompletion: [completer(schema)],
-    enableLiveAutocompletion: [completer(schema)],
+    enableBasicAutocompletion: [createCompleter(schema)],
+    enableLiveAutocompletion: [createCompleter(schema)],
     readOnly,
     ...(lines ? { minLines: lines[0], maxLines: lines[1] } : {}),
   });
   editor.session.setUseWorker(false);
   editor.textInput.getElement().setAttribute("aria-label", label ?? gettext("Job file"));
-  new MutationObserver(() => editor.setTheme(theme())).observe(document.documentElement, { attributeFilter: ["data-bs-theme"] });
+  new MutationObserver(() => editor.setTheme(currentTheme())).observe(document.documentElement, { attributeFilter: ["data-bs-theme"] });
   let ignoreChanges = false;
   editor.session.on("change", () => { if (!ignoreChanges) onChange?.(editor.getValue()); });
 
@@ -83,7 +83,7 @@ function loadSchema(url) {
   return schemaPromise;
 }
 
-function completer(url) {
+function createCompleter(url) {
   return {
     identifierRegexps: [/[\w]/],
     async getCompletions(editor, session, position, prefix, done) {
@@ -91,7 +91,7 @@ function completer(url) {
       if (!schema) { done(null, []); return; }
       const line = session.getLine(position.row).slice(0, position.column);
       const isJson = session.getMode().$id.endsWith("json");
-      done(null, completions(schema, { lines: session.getLines(0, position.row), line, prefix, isJson }));
+      done(null, listCompletions(schema, { lines: session.getLines(0, position.row), line, prefix, isJson }));
     },
   };
 }

@@ -1,15 +1,15 @@
 // The submit form: shows the job document and writes every change back to it.
-// The page handles the consequences of a change (check, draft, editor). Fields, labels and defaults come
+// The page reacts to a change: it checks the document, saves the draft and updates the editor. Fields, labels and defaults come
 // from the form description (jobs/form_description.py) as attributes of the controls.
 
 import { durationInput } from "./format.js";
 import { clearErrors, showError } from "./form-errors.js";
 import { gettext, interpolate, ngettext } from "./i18n.js";
-import { copy, formatValue, parseValue, read, roles, uniqueRoleName, write } from "./job-document.js";
+import { deepCopy, formatValue, parseValue, readValue, listRoles, uniqueRoleName, writeValue } from "./job-document.js";
 
 let serial = 0;
 
-/** A copy of a <template> with unique ids. */
+/** Copy the content of a <template> and make its ids unique. */
 function instantiate(id) {
   const fragment = document.getElementById(id).content.cloneNode(true);
   serial += 1;
@@ -38,14 +38,14 @@ export class JobForm {
   get document() { return this.holder.document; }
   get namespace() { return this.page.namespaces.find((namespace) => namespace.name === this.document.namespace); }
 
-  // --- from the document to the form --------------------------------------------------------------------
+  // --- document → form --------------------------------------------------------------------
 
   show() {
-    const list = roles(this.document);
+    const list = listRoles(this.document);
     if (list.length > 1 || (list[0]?.taskNumber ?? 1) > 1 || this.document.framework) this.distributed = true;
     this.showNamespace();
     const place = this.root.querySelector("[data-roles]");
-    place.replaceChildren(...list.map((role, index) => this.roleSection(index)));
+    place.replaceChildren(...list.map((role, index) => this.createRoleSection(index)));
     for (const rows of this.root.querySelectorAll("[data-rows]")) if (!rows.closest("[data-role]")) this.showRows(rows);
     for (const map of this.root.querySelectorAll("[data-map]")) if (!map.closest("[data-role]")) this.showMap(map);
     for (const control of this.root.querySelectorAll("[data-path]")) this.fill(control);
@@ -64,7 +64,7 @@ export class JobForm {
     this.root.querySelector("[data-hidden-hint]").hidden = !hidden;
   }
 
-  roleSection(index) {
+  createRoleSection(index) {
     const section = instantiate("role-row");
     section.dataset.prefix = `taskRoles[${index}]`;
     for (const rows of section.querySelectorAll("[data-rows]")) this.showRows(rows);
@@ -81,7 +81,7 @@ export class JobForm {
 
   showRows(place) {
     const path = this.pathOf(place, place.dataset.rows);
-    const list = read(this.document, path);
+    const list = readValue(this.document, path);
     place.replaceChildren(...(Array.isArray(list) ? list : []).map((_, index) => {
       const row = instantiate(`row-${place.dataset.rows}`);
       row.dataset.prefix = `${path}[${index}]`;
@@ -94,12 +94,12 @@ export class JobForm {
   }
 
   showMap(place) {
-    const value = read(this.document, this.pathOf(place, place.dataset.map));
+    const value = readValue(this.document, this.pathOf(place, place.dataset.map));
     const pairs = value && typeof value === "object" ? Object.entries(value).filter(([key]) => key !== "isDebug") : [];
-    place.replaceChildren(...pairs.map(([key, text]) => this.pair(key, text)));
+    place.replaceChildren(...pairs.map(([key, text]) => this.createPair(key, text)));
   }
 
-  pair(key, value) {
+  createPair(key, value) {
     const row = instantiate("pair-row");
     row.querySelector("[data-key]").value = key;
     row.querySelector("[data-value]").value = typeof value === "object" ? JSON.stringify(value) : value;
@@ -107,22 +107,22 @@ export class JobForm {
   }
 
   fill(control) {
-    const value = read(this.document, this.pathOf(control));
+    const value = readValue(this.document, this.pathOf(control));
     const { kind } = control.dataset;
     if (kind === "flag") { control.checked = value === true; return; }
     const text = formatValue(kind, value);
-    if (control.tagName === "SELECT") this.select(control, text || (control.dataset.default ?? ""));
+    if (control.tagName === "SELECT") this.selectOption(control, text || (control.dataset.default ?? ""));
     else if (control.value !== text) control.value = text;
-    this.fit(control);
+    this.fitHeight(control);
   }
 
-  /** A textarea shows all of its lines, up to a limit. */
-  fit(control) {
+  /** Set the height of a textarea to its number of lines, between 3 and 20. */
+  fitHeight(control) {
     if (control.tagName === "TEXTAREA") control.rows = Math.min(20, Math.max(3, control.value.split("\n").length));
   }
 
-  /** Select a value; a value that is not an option is added, so that showing a document never changes it. */
-  select(control, value) {
+  /** Select a value. A missing option is added, so that showing a document never changes it. */
+  selectOption(control, value) {
     control.value = value;
     if (control.value !== value) {
       control.append(new Option(value, value));
@@ -153,7 +153,7 @@ export class JobForm {
     const choice = section.querySelector("[data-size]");
     const sizes = namespace?.sizes ?? [];
     choice.replaceChildren(new Option(gettext("Custom"), ""), ...sizes.map((size) => new Option(size.title, size.name)));
-    const role = read(this.document, section.dataset.prefix) ?? {};
+    const role = readValue(this.document, section.dataset.prefix) ?? {};
     const kind = role.gpuType || this.document.gpuType || "";
     const found = sizes.find((size) => size.cpuNumber === role.cpuNumber && size.memoryMB === role.memoryMB && size.gpuNumber === (role.gpuNumber ?? 0) && (!size.gpuNumber || size.gpuType === kind));
     choice.value = found?.name ?? "";
@@ -164,15 +164,15 @@ export class JobForm {
   }
 
   showRoleTitle(section) {
-    const role = read(this.document, section.dataset.prefix) ?? {};
+    const role = readValue(this.document, section.dataset.prefix) ?? {};
     section.querySelector("[data-role-title]").textContent = interpolate(ngettext("%(name)s, %(count)s task", "%(name)s, %(count)s tasks", role.taskNumber || 1), { name: role.name || "–", count: role.taskNumber || 1 });
-    section.querySelector("[data-remove-role]").disabled = roles(this.document).length < 2;
+    section.querySelector("[data-remove-role]").disabled = listRoles(this.document).length < 2;
     this.showArguments(section);
   }
 
   showArguments(section) {
     const place = section.querySelector("[data-arguments]");
-    const list = read(this.document, `${section.dataset.prefix}.parameters`);
+    const list = readValue(this.document, `${section.dataset.prefix}.parameters`);
     const parts = (Array.isArray(list) ? list : []).filter((row) => row?.key).map((row) => `--${row.key}=${row.value ?? ""}`);
     place.hidden = !parts.length;
     place.textContent = parts.join(" ");
@@ -210,14 +210,14 @@ export class JobForm {
     for (const part of this.root.querySelectorAll("[data-code]")) part.hidden = part.dataset.code !== source;
   }
 
-  // --- from the form to the document --------------------------------------------------------------------
+  // --- form → document --------------------------------------------------------------------
 
   onInput(event) {
     const control = event.target;
     if (control.matches("[data-key], [data-value]")) { this.readMap(control.closest("[data-map]")); return; }
     if (!control.dataset.path) return;
-    write(this.document, this.pathOf(control), this.value(control));
-    this.fit(control);
+    writeValue(this.document, this.pathOf(control), this.parseControl(control));
+    this.fitHeight(control);
     const section = control.closest("[data-role]");
     if (control.dataset.path === "namespace") {
       this.showNamespace();
@@ -231,19 +231,19 @@ export class JobForm {
     this.changed();
   }
 
-  value(control) {
-    const { kind, default: usual } = control.dataset;
+  parseControl(control) {
+    const { kind, default: defaultValue } = control.dataset;
     if (kind === "flag") return control.checked || undefined;
-    return parseValue(control.tagName === "SELECT" ? "select" : kind, control.value, { required: control.required, usual });
+    return parseValue(control.tagName === "SELECT" ? "select" : kind, control.value, { required: control.required, defaultValue });
   }
 
   readMap(place) {
     const path = this.pathOf(place, place.dataset.map);
-    const before = read(this.document, path);
+    const before = readValue(this.document, path);
     const pairs = [...place.children].map((row) => [row.querySelector("[data-key]").value.trim(), row.querySelector("[data-value]").value]).filter(([key]) => key);
     const value = Object.fromEntries(pairs);
     if (before?.isDebug !== undefined && path === "jobEnvs") value.isDebug = before.isDebug;
-    write(this.document, path, Object.keys(value).length ? value : undefined);
+    writeValue(this.document, path, Object.keys(value).length ? value : undefined);
     this.changed();
   }
 
@@ -258,7 +258,7 @@ export class JobForm {
     const section = control.closest("[data-role]");
     const size = this.namespace?.sizes.find((one) => one.name === control.value);
     if (!size) { section.querySelector("[data-path=cpuNumber]").focus(); return; }
-    const role = read(this.document, section.dataset.prefix);
+    const role = readValue(this.document, section.dataset.prefix);
     Object.assign(role, { cpuNumber: size.cpuNumber, memoryMB: size.memoryMB, gpuNumber: size.gpuNumber });
     if (size.shmMB !== null) role.shmMB = size.shmMB;
     if (size.gpuType) role.gpuType = size.gpuType;
@@ -277,18 +277,18 @@ export class JobForm {
   }
 
   lacksRoles() {
-    const names = roles(this.document).map((role) => role.name);
+    const names = listRoles(this.document).map((role) => role.name);
     return this.preset.roles.some((role) => !names.includes(role.name));
   }
 
-  /** Create the preset's roles, each with the command and size of the role of the same name, or of the first. */
+  /** Replace the roles by those of the preset. A role with the same name is kept; a new one is a copy of the first. */
   applyPresetRoles() {
-    const old = roles(this.document);
+    const old = listRoles(this.document);
     const first = old[0] ?? {};
     this.document.taskRoles = this.preset.roles.map((presetRole) => {
       const known = old.find((role) => role.name === presetRole.name);
       if (known) return known;
-      const role = copy({ ...first, name: presetRole.name, taskNumber: presetRole.taskNumber, minSucceededTaskCount: presetRole.minSucceededTaskCount });
+      const role = deepCopy({ ...first, name: presetRole.name, taskNumber: presetRole.taskNumber, minSucceededTaskCount: presetRole.minSucceededTaskCount });
       delete role.isMain;
       if (presetRole.serves) { role.gpuNumber = 0; delete role.gpuType; }
       return role;
@@ -331,7 +331,7 @@ export class JobForm {
       if (this.removedRoles.framework) this.document.framework = this.removedRoles.framework;
       this.removedRoles = null;
     } else if (!distributed) {
-      const [first, ...others] = roles(this.document);
+      const [first, ...others] = listRoles(this.document);
       this.removedRoles = { roles: others, taskNumber: first?.taskNumber ?? 1, framework: this.document.framework };
       if (first) { first.taskNumber = 1; this.document.taskRoles = [first]; }
       delete this.document.framework;
@@ -341,8 +341,8 @@ export class JobForm {
   }
 
   addRole() {
-    const list = roles(this.document);
-    const role = copy({ ...list.at(-1), name: uniqueRoleName(this.document, "worker"), taskNumber: 1, portList: [] });
+    const list = listRoles(this.document);
+    const role = deepCopy({ ...list.at(-1), name: uniqueRoleName(this.document, "worker"), taskNumber: 1, portList: [] });
     for (const name of ["isMain", "env", "parameters"]) delete role[name];
     this.document.taskRoles = [...list, role];
     this.showAndFocusRole(list.length);
@@ -350,7 +350,7 @@ export class JobForm {
 
   copyRole(section) {
     const index = this.indexOf(section);
-    const role = copy(this.document.taskRoles[index]);
+    const role = deepCopy(this.document.taskRoles[index]);
     role.name = uniqueRoleName(this.document, role.name);
     delete role.isMain;
     this.document.taskRoles.splice(index + 1, 0, role);
@@ -377,8 +377,8 @@ export class JobForm {
     const place = this.containerFor(button, "rows", button.dataset.addRow);
     const path = this.pathOf(place, place.dataset.rows);
     const newRow = JSON.parse(document.getElementById(`row-${place.dataset.rows}`).dataset.newRow);
-    const list = read(this.document, path);
-    write(this.document, path, [...(Array.isArray(list) ? list : []), newRow]);
+    const list = readValue(this.document, path);
+    writeValue(this.document, path, [...(Array.isArray(list) ? list : []), newRow]);
     this.showRows(place);
     place.lastElementChild.querySelector("input, select").focus();
     this.changed();
@@ -392,10 +392,10 @@ export class JobForm {
     const row = button.closest("[data-index]");
     const place = row.parentElement;
     const path = this.pathOf(place, place.dataset.rows);
-    const list = read(this.document, path).toSpliced(Number(row.dataset.index), 1);
+    const list = readValue(this.document, path).toSpliced(Number(row.dataset.index), 1);
     // portList is always part of a job file; other empty lists are left out.
     const keepEmpty = place.dataset.rows === "portList";
-    write(this.document, path, list.length || keepEmpty ? list : undefined);
+    writeValue(this.document, path, list.length || keepEmpty ? list : undefined);
     this.showRows(place);
     place.parentElement.querySelector("[data-add-row]").focus();
     this.changed();
@@ -403,7 +403,7 @@ export class JobForm {
 
   addPair(button) {
     const place = this.containerFor(button, "map", button.dataset.addPair);
-    place.append(this.pair("", ""));
+    place.append(this.createPair("", ""));
     place.lastElementChild.querySelector("[data-key]").focus();
   }
 
@@ -416,7 +416,7 @@ export class JobForm {
 
   // --- problems at fields -------------------------------------------------------------------------
 
-  /** The control at a path, or at the nearest enclosing path. */
+  /** Find the control at a path, or at the nearest enclosing path. */
   controlAt(path) {
     const parts = path.split(/(?=[.[])/);
     for (let length = parts.length; length > 0; length -= 1) {
@@ -449,16 +449,16 @@ export class JobForm {
     });
   }
 
-  /** The label of the field at a path, with the role's name if there are several roles. */
+  /** Return the label of the field at a path, with the role's name if there are several roles. */
   labelFor(path) {
     const control = this.controlAt(path);
     const label = control?.getAttribute("aria-label") ?? control?.labels?.[0]?.textContent.trim();
     const role = control?.closest("[data-role]");
-    const name = role && roles(this.document).length > 1 ? read(this.document, `${role.dataset.prefix}.name`) : "";
+    const name = role && listRoles(this.document).length > 1 ? readValue(this.document, `${role.dataset.prefix}.name`) : "";
     return label && name ? `${name}: ${label}` : label;
   }
 
-  /** Scroll to the field at a path and focus it; false if there is none. */
+  /** Scroll to the field at a path and focus it; returns false if there is none. */
   goTo(path) {
     const control = this.controlAt(path);
     if (!control) return false;

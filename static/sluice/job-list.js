@@ -1,4 +1,4 @@
-// The list of jobs: rows refreshed by events, new jobs, actions on selected jobs, saved views.
+// The list of jobs: refreshes rows after events, shows new jobs, acts on selected jobs, keeps saved views.
 
 import { toast } from "./dialogs.js";
 import { gettext, interpolate, ngettext } from "./i18n.js";
@@ -9,12 +9,12 @@ import { localizeTimes } from "./times.js";
 const list = document.getElementById("list");
 const bar = document.getElementById("batch-bar");
 const dialog = document.getElementById("batch-dialog");
-const BATCH_DELAY_MS = 250; // collect the events of a burst into one request
-const LIST_REFRESH_MS = 2000; // least time between two reloads of the list
-const NAMES_SHOWN = 8;
+const BATCH_DELAY_MS = 250; // events within this time cause one request
+const LIST_REFRESH_MS = 2000; // minimum time between two reloads of the list
+const MAX_NAMES_SHOWN = 8;
 
 const RETRY_MS = 5000;
-const MAX_ROWS = 200; // the server's limit for one request
+const MAX_ROWS_PER_REQUEST = 200; // the limit of the server
 
 const selection = new RowSelection(list, bar, (count) => interpolate(ngettext("%(count)s job selected", "%(count)s jobs selected", count), { count }));
 
@@ -40,7 +40,7 @@ followEvents({
 
 async function refreshRows() {
   timer = null;
-  const ids = [...changed].slice(0, MAX_ROWS);
+  const ids = [...changed].slice(0, MAX_ROWS_PER_REQUEST);
   ids.forEach((id) => changed.delete(id));
   try {
     const fresh = document.createElement("tbody");
@@ -59,7 +59,7 @@ async function refreshRows() {
   }
 }
 
-/** Replace a row; its checkbox and the focus keep their state. */
+/** Replace a row; keeps the state of its checkbox and the focus. */
 function replaceRow(old, row) {
   row.querySelector("input[type=checkbox]").checked = old.querySelector("input[type=checkbox]").checked;
   const focused = old.contains(document.activeElement) ? document.activeElement.tagName : "";
@@ -67,7 +67,7 @@ function replaceRow(old, row) {
   if (focused) row.querySelector(focused === "A" ? "a" : "input")?.focus({ preventScroll: true });
 }
 
-/** On the first page new jobs appear in the list; on other pages a button links to them. */
+/** On the first page, reload the list with the new jobs; on other pages, show a button that opens the first page. */
 function showNewJobs() {
   if (firstPage) { listTimer ??= setTimeout(refreshList, LIST_REFRESH_MS); return; }
   const button = document.querySelector("[data-new-jobs]");
@@ -78,7 +78,7 @@ function showNewJobs() {
 
 async function refreshList() {
   listTimer = null;
-  // Not while a row has the keyboard focus.
+  // Wait while an element of the list has the keyboard focus: replacing it would lose the focus.
   if (list.contains(document.activeElement)) { listTimer = setTimeout(refreshList, LIST_REFRESH_MS); return; }
   newJobs.clear();
   try {
@@ -97,7 +97,7 @@ bar.addEventListener("click", (event) => {
   if (action) confirmBatch(action);
 });
 
-/** Show which jobs the action affects before it is sent. */
+/** Open the dialog that shows which jobs the action affects and asks for confirmation. */
 function confirmBatch(action) {
   const rows = selection.selected.map((box) => box.closest("tr"));
   const live = rows.filter((row) => !("ended" in row.dataset));
@@ -134,8 +134,8 @@ function deleteMessages(live, ended) {
 }
 
 function showNames(rows) {
-  const names = rows.slice(0, NAMES_SHOWN).map((row) => row.querySelector(".cell-name a").textContent);
-  if (rows.length > NAMES_SHOWN) names.push(interpolate(ngettext("and %(count)s more", "and %(count)s more", rows.length - NAMES_SHOWN), { count: rows.length - NAMES_SHOWN }));
+  const names = rows.slice(0, MAX_NAMES_SHOWN).map((row) => row.querySelector(".cell-name a").textContent);
+  if (rows.length > MAX_NAMES_SHOWN) names.push(interpolate(ngettext("and %(count)s more", "and %(count)s more", rows.length - MAX_NAMES_SHOWN), { count: rows.length - MAX_NAMES_SHOWN }));
   dialog.querySelector("[data-names]").replaceChildren(...names.map((name) => {
     const item = document.createElement("li");
     item.textContent = name;
@@ -145,10 +145,10 @@ function showNames(rows) {
 
 // --- saved views, in the browser's local storage -------------------------------------------------------------------
 
-const VIEWS_KEY = `sluice.views.${document.querySelector("[data-user]")?.dataset.user}`;
+const VIEWS_STORAGE_KEY = `sluice.views.${document.querySelector("[data-user]")?.dataset.user}`;
 const views = document.querySelector("[data-saved-views]");
 
-function readViews() { try { return JSON.parse(localStorage.getItem(VIEWS_KEY)) ?? []; } catch { return []; } }
+function readViews() { try { return JSON.parse(localStorage.getItem(VIEWS_STORAGE_KEY)) ?? []; } catch { return []; } }
 
 function showViews() {
   views.hidden = false;
@@ -164,7 +164,7 @@ function showViews() {
     remove.textContent = "×";
     remove.setAttribute("aria-label", interpolate(gettext("Remove the view %(name)s"), { name: view.name }));
     remove.addEventListener("click", () => {
-      localStorage.setItem(VIEWS_KEY, JSON.stringify(readViews().filter((other) => other.name !== view.name)));
+      localStorage.setItem(VIEWS_STORAGE_KEY, JSON.stringify(readViews().filter((other) => other.name !== view.name)));
       showViews();
     });
     item.append(link, remove);
@@ -175,7 +175,7 @@ document.querySelector("[data-view-form]").addEventListener("submit", (event) =>
   const name = event.target.querySelector("input").value.trim();
   if (!name) return;
   const query = window.location.search || "?";
-  localStorage.setItem(VIEWS_KEY, JSON.stringify([...readViews().filter((view) => view.name !== name), { name, query }]));
+  localStorage.setItem(VIEWS_STORAGE_KEY, JSON.stringify([...readViews().filter((view) => view.name !== name), { name, query }]));
   event.target.reset();
   showViews();
   toast(gettext("View saved in this browser."), "success");

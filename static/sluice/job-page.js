@@ -1,4 +1,4 @@
-// The job page: live fragments, tabs, logs side by side, file browser.
+// The job page: refreshes its live fragments; tabs, logs side by side, file browser.
 
 import { filesize } from "./format.js";
 import { gettext, interpolate } from "./i18n.js";
@@ -6,21 +6,23 @@ import { followEvents, createFragmentRefresher } from "./live.js";
 import { localizeTimes } from "./times.js";
 
 const page = document.querySelector("[data-job-page]");
-const job = page.dataset.jobPage;
-const REFRESH_INTERVAL_MS = 5000; // while the job runs; each request also makes the engine keep polling the tasks
+const jobId = page.dataset.jobPage;
+// Interval of requests while the job runs. Each request also marks the job as watched, so that the engine reads the
+// states of its tasks.
+const REFRESH_INTERVAL_MS = 5000;
 const MAX_OPEN_LOGS = 6;
 const MAX_LOG_NAMES = 2000;
 
 // --- live fragments ----------------------------------------------------------------------------------
 
-const live = () => !("ended" in document.getElementById("job-state").dataset);
+const isLive = () => !("ended" in document.getElementById("job-state").dataset);
 let hadScript = Boolean(document.getElementById("script-text"));
 
 const refresh = createFragmentRefresher(page.dataset.liveUrl, { everyMs: 400, onChange() { filterTasks(); fetchScript(); } });
-followEvents({ onEvents(events) { if (events.some((event) => event.job === job)) refresh(); }, onReset: refresh });
-setInterval(() => { if (live() && !document.hidden) refresh(); }, REFRESH_INTERVAL_MS);
+followEvents({ onEvents(events) { if (events.some((event) => event.job === jobId)) refresh(); }, onReset: refresh });
+setInterval(() => { if (isLive() && !document.hidden) refresh(); }, REFRESH_INTERVAL_MS);
 
-/** The script exists from the first attempt on: fetch it once. */
+/** Fetch the batch script once, when the first attempt exists. */
 async function fetchScript() {
   if (hadScript || document.getElementById("job-state").dataset.state === "QUEUED") return;
   hadScript = true;
@@ -82,7 +84,7 @@ function openLog(role, index) {
   if (opened) { opened.scrollIntoView({ block: "nearest" }); return; }
   if (board.children.length >= MAX_OPEN_LOGS) board.firstElementChild.remove();
   const view = document.createElement("log-view");
-  Object.assign(view.dataset, { job, role, index: String(index), attempt: board.dataset.attempt, closable: "" });
+  Object.assign(view.dataset, { job: jobId, role, index: String(index), attempt: board.dataset.attempt, closable: "" });
   board.append(view);
 }
 
@@ -105,7 +107,7 @@ picker.addEventListener("submit", (event) => {
 picker.elements.log.addEventListener("input", (event) => event.target.setCustomValidity(""));
 document.getElementById("tab-logs").addEventListener("shown.bs.tab", () => {
   if (!document.getElementById("log-names").children.length) fillPicker();
-  // After the click handler, which may open a log itself.
+  // Run after the click handler, which may open another log itself.
   setTimeout(() => { if (!board.children.length) openLog(roles[0].name, 0); });
 });
 
@@ -128,7 +130,7 @@ function filesUrl(kind, path) {
   const query = new URLSearchParams({ root: files.root });
   if (path) query.set("path", path);
   if (board.dataset.attempt) query.set("attempt", board.dataset.attempt);
-  return `/api/v1/jobs/${job}/files${kind}?${query}`;
+  return `/api/v1/jobs/${jobId}/files${kind}?${query}`;
 }
 
 async function listFiles() {
@@ -149,11 +151,11 @@ async function listFiles() {
   status.textContent = body.items.length ? "" : gettext("No files.");
   status.hidden = body.items.length > 0;
   const sorted = body.items.sort((a, b) => (b.kind === "directory") - (a.kind === "directory") || a.name.localeCompare(b.name));
-  place.querySelector("[data-files]").replaceChildren(...sorted.map(fileRow));
+  place.querySelector("[data-files]").replaceChildren(...sorted.map(createFileRow));
   localizeTimes();
 }
 
-function fileRow(file) {
+function createFileRow(file) {
   const row = document.createElement("tr");
   const name = document.createElement("td");
   const directory = file.kind.startsWith("dir");

@@ -1,5 +1,5 @@
-// Completion of job files from their JSON schema: keys and values at a position of a YAML or JSON text.
-// Labels and descriptions come with the schema, in the page's language. No access to the editor.
+// Completes job files from their JSON schema: finds the keys and values for a position in a YAML or JSON text.
+// Labels and descriptions come from the schema, in the page's language. Independent of the editor.
 
 import { gettext } from "./i18n.js";
 
@@ -10,8 +10,8 @@ function resolve(schema, root) {
   return other ? resolve(other, root) : schema;
 }
 
-/** The schema of the mapping at a path of keys; list items are reached without an index. */
-export function schemaAt(root, keys) {
+/** Return the schema of the mapping at a path of keys. The path has no indices for list items. */
+export function findSchemaAt(root, keys) {
   let here = resolve(root, root);
   for (const key of keys) {
     while (here?.type === "array") here = resolve(here.items, root);
@@ -21,8 +21,8 @@ export function schemaAt(root, keys) {
   return here;
 }
 
-/** The keys that enclose a line of a YAML text, by indentation. */
-export function yamlKeys(lines, row, indent) {
+/** Find the keys that enclose a line of a YAML text, by indentation. */
+export function findYamlKeys(lines, row, indent) {
   const keys = [];
   let below = indent;
   for (let number = row - 1; number >= 0 && below > 0; number -= 1) {
@@ -35,8 +35,8 @@ export function yamlKeys(lines, row, indent) {
   return keys;
 }
 
-/** The keys that enclose the end of a JSON text, by brackets. */
-export function jsonKeys(before) {
+/** Find the keys that enclose the end of a JSON text, by brackets. */
+export function findJsonKeys(before) {
   const keys = [];
   const open = [];
   let last = null;
@@ -50,23 +50,23 @@ export function jsonKeys(before) {
   return keys;
 }
 
-/** Completions at the end of `line`; `lines` are the lines up to it, `prefix` the word being typed. */
-export function completions(root, { lines, line, prefix, isJson }) {
+/** List the listCompletions at the end of `line`. `lines` are the lines up to it, `prefix` is the word being typed. */
+export function listCompletions(root, { lines, line, prefix, isJson }) {
   const beforeWord = line.slice(0, line.length - prefix.length);
   const afterKey = /(\w+)"?\s*:\s*"?$/.exec(beforeWord);
   const keys = isJson
-    ? jsonKeys([...lines.slice(0, -1), beforeWord].join("\n"))
-    : yamlKeys(lines, lines.length - 1, /^(\s*(?:- +)*)/.exec(line)[1].length);
-  const here = schemaAt(root, keys);
-  return afterKey ? values(resolve(here?.properties?.[afterKey[1]], root)) : fields(here, isJson, beforeWord);
+    ? findJsonKeys([...lines.slice(0, -1), beforeWord].join("\n"))
+    : findYamlKeys(lines, lines.length - 1, /^(\s*(?:- +)*)/.exec(line)[1].length);
+  const here = findSchemaAt(root, keys);
+  return afterKey ? completeValues(resolve(here?.properties?.[afterKey[1]], root)) : completeFields(here, isJson, beforeWord);
 }
 
-function values(schema) {
+function completeValues(schema) {
   const known = schema?.enum ?? (schema?.type === "boolean" ? [true, false] : []);
   return known.map((value) => ({ value: String(value), meta: gettext("value"), score: 1000 }));
 }
 
-function fields(schema, isJson, before) {
+function completeFields(schema, isJson, before) {
   const quoted = isJson && /"$/.test(before);
   return Object.entries(schema?.properties ?? {}).map(([name, field]) => ({
     caption: name,

@@ -1,4 +1,4 @@
-// Behaviour of every page: confirmed forms, protection against double submission, copy buttons, shortcuts.
+// For all pages: forms with a confirmation, protection against double submission, copy buttons, keyboard shortcuts.
 
 import { askConfirmation, toast } from "./dialogs.js";
 import { gettext } from "./i18n.js";
@@ -29,7 +29,7 @@ document.addEventListener("submit", async (event) => {
     setTimeout(() => delete form.dataset.sent, RESEND_AFTER_MS);
   }
 }, { capture: true });
-// A page restored from the browser's cache can be sent again.
+// Forms of a page that the browser restores from its cache can be sent again.
 window.addEventListener("pageshow", () => document.querySelectorAll("form[data-sent]").forEach((form) => delete form.dataset.sent));
 
 document.addEventListener("change", (event) => {
@@ -46,16 +46,16 @@ document.addEventListener("click", async (event) => {
     await navigator.clipboard.writeText(source.value ?? source.textContent);
     toast(gettext("Copied."), "success");
   } catch {
-    // Browsers provide no clipboard without TLS: select the text for Ctrl-C.
+    // Browsers provide no clipboard without TLS: select the text, so that the person can press Ctrl-C.
     window.getSelection().selectAllChildren(source);
     source.select?.();
     toast(gettext("Press Ctrl-C to copy."));
   }
 });
 
-// --- shortcuts: g + a letter opens a page, n submits a job, / searches, ? lists them -----------------
+// --- keyboard shortcuts: g and a letter opens a page, n submits a job, / searches, ? lists the shortcuts ----
 
-const PAGES = { h: "home", j: "jobs", t: "templates", c: "capacity" };
+const PAGE_KEYS = { h: "home", j: "jobs", t: "templates", c: "capacity" };
 let waitingForPageKey = false;
 
 function openPage(name) {
@@ -67,7 +67,7 @@ document.addEventListener("keydown", (event) => {
   if (typing || event.ctrlKey || event.metaKey || event.altKey) return;
   if (waitingForPageKey) {
     waitingForPageKey = false;
-    if (PAGES[event.key]) openPage(PAGES[event.key]);
+    if (PAGE_KEYS[event.key]) openPage(PAGE_KEYS[event.key]);
     return;
   }
   if (event.key === "g") {

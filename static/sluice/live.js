@@ -1,29 +1,29 @@
-// Live updates: job events over one websocket per page, and page fragments fetched again.
-// The websocket reconnects with back-off and resumes after the last event number, so that no event is
-// lost or delivered twice.
+// Live updates: receives job events over one websocket per page, and fetches page fragments again.
+// The websocket reconnects with back-off and continues after the last event number, so that no event is lost or
+// delivered twice.
 
 import { localizeTimes } from "./times.js";
 
 const FINAL_CLOSE_CODES = { 4401: "signed-out", 4403: "forbidden", 4404: "not-found", 4429: "too-many" };
 const BACKOFF_MIN_MS = 500;
 const BACKOFF_MAX_MS = 15000;
-// Shorter interruptions show no banner.
+// The banner about a lost connection appears only after this time.
 const BANNER_AFTER_MS = 1500;
-const RETRY_MS = 5000;
+const FRAGMENT_RETRY_MS = 5000;
 
 let bannerTimer = null;
 
-function showConnected(yes) {
+function showConnected(isConnected) {
   const banner = document.getElementById("connection");
   if (!banner) return;
   clearTimeout(bannerTimer);
-  if (yes) banner.hidden = true;
+  if (isConnected) banner.hidden = true;
   else bannerTimer = setTimeout(() => { banner.hidden = false; }, BANNER_AFTER_MS);
 }
 
 /**
- * Call `onEvents(events)` for every batch of job events visible to the user, and `onReset()` when the
- * server can no longer resume: fetch the lists again then. Returns a function that stops following.
+ * Call `onEvents(events)` for every batch of job events visible to the user. `onReset()` is called when the server
+ * can no longer send the missed events, so that the page must fetch its data again. Returns a function that stops this.
  */
 export function followEvents({ onEvents, onReset = () => window.location.reload() }) {
   let number = null;
@@ -60,7 +60,7 @@ export function followEvents({ onEvents, onReset = () => window.location.reload(
     });
   }
 
-  // Reconnect at once when the page becomes visible or the network returns.
+  // Reconnect immediately when the page becomes visible or the network returns.
   const reconnectNow = () => {
     if (ended || timer === null || document.hidden) return;
     clearTimeout(timer);
@@ -69,7 +69,7 @@ export function followEvents({ onEvents, onReset = () => window.location.reload(
   };
   window.addEventListener("online", reconnectNow);
   document.addEventListener("visibilitychange", reconnectNow);
-  // No reconnect while the page is being left.
+  // Do not reconnect while the person leaves the page.
   window.addEventListener("pagehide", () => { ended = true; socket?.close(); });
   window.addEventListener("pageshow", (event) => { if (event.persisted) window.location.reload(); });
 
@@ -77,7 +77,7 @@ export function followEvents({ onEvents, onReset = () => window.location.reload(
   return () => { ended = true; clearTimeout(timer); socket?.close(); };
 }
 
-/** Fetch a fragment; after the end of the session, reload, which leads to the sign-in page and back. */
+/** Fetch a fragment. If the session has ended, reload the page, which redirects to the sign-in page. */
 export async function fetchFragment(url) {
   const response = await fetch(url, { headers: { "Sluice-Fragment": "true" } });
   if (response.redirected && new URL(response.url).pathname.endsWith("/login")) {
@@ -91,7 +91,7 @@ export async function fetchFragment(url) {
 
 const shownHtml = new Map();
 
-/** Replace the [data-fragment] elements of the page that changed, by id. Focus and scroll position stay. */
+/** Replace the [data-fragment] elements whose HTML changed; keeps focus and scroll position. Returns whether any changed. */
 export function replaceFragments(html) {
   const fresh = new DOMParser().parseFromString(html, "text/html");
   let changed = false;
@@ -112,8 +112,8 @@ export function replaceFragments(html) {
 }
 
 /**
- * A function that fetches the page's fragments again: one request at a time, at most one per `everyMs`.
- * A call during a request causes another one after it.
+ * Return a function that fetches the page's fragments again: one request at a time, at most one per `everyMs`.
+ * If it is called during a request, another request follows.
  */
 export function createFragmentRefresher(url, { everyMs = 1000, onChange = () => {} } = {}) {
   let running = false;
@@ -127,7 +127,7 @@ export function createFragmentRefresher(url, { everyMs = 1000, onChange = () => 
       if (replaceFragments(await fetchFragment(url))) onChange();
     } catch {
       pending = true;
-      pause = Math.max(everyMs, RETRY_MS);
+      pause = Math.max(everyMs, FRAGMENT_RETRY_MS);
     }
     setTimeout(() => { running = false; if (pending) refresh(); }, pause);
   }

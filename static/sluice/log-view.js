@@ -1,6 +1,6 @@
-// <log-view data-job data-role data-index [data-attempt]>: one log, live, in a terminal.
-// Holds a window of the log, not all of it: it starts near the end, and earlier parts are fetched on
-// demand. Bytes come over a websocket that resumes by offset; search and download use the REST API.
+// <log-view data-job data-role data-index [data-attempt]>: shows one growing log in a terminal.
+// It holds a part of the log: it starts near the end, and earlier parts are fetched on demand. The bytes come over a
+// websocket, which after an interruption continues at the last offset; search and download use the REST API.
 
 import { Terminal } from "../vendor/xterm/xterm.mjs";
 import { FitAddon } from "../vendor/xterm/addon-fit.mjs";
@@ -10,11 +10,11 @@ import { gettext, interpolate } from "./i18n.js";
 
 const FIRST_BYTES = 256 * 1024; // loaded from the end when a log is opened
 const EARLIER_BYTES = 1024 * 1024; // loaded by each click on "Earlier"
-const MAX_UNRENDERED_BYTES = 8 * 1024 * 1024; // above this, skip to the end
+const MAX_UNRENDERED_BYTES = 8 * 1024 * 1024; // if more bytes wait for rendering, skip to the end
 const SCROLLBACK_LINES = 20000;
 const BACKOFF_MIN_MS = 500;
 const BACKOFF_MAX_MS = 15000;
-const CONTEXT_BYTES = 4096; // shown before a search hit
+const CONTEXT_BYTES = 4096; // shown before a search match
 const WIDE_COLUMNS = 500; // terminal width without line wrapping
 
 const THEMES = {
@@ -24,8 +24,8 @@ const THEMES = {
 
 class LogView extends HTMLElement {
   connectedCallback() {
-    this.offset = -FIRST_BYTES; // offset of the next byte; negative: from the end
-    this.start = 0; // offset of the window's first byte
+    this.offset = -FIRST_BYTES; // offset of the next byte; a negative offset counts from the end
+    this.start = 0; // offset of the first byte in the terminal
     this.size = 0;
     this.unrenderedBytes = 0;
     this.wait = BACKOFF_MIN_MS;
@@ -77,7 +77,7 @@ class LogView extends HTMLElement {
       allowProposedApi: true, convertEol: true, disableStdin: true, cursorBlink: false, cursorInactiveStyle: "none",
       scrollback: SCROLLBACK_LINES, fontSize: 12, theme: this.theme(), minimumContrastRatio: 4.5,
       fontFamily: "ui-monospace, SFMono-Regular, Menlo, Consolas, 'Noto Sans Mono CJK SC', monospace",
-      // Links in a log are untrusted: a click must not open them.
+      // Links in a log are untrusted, so a click does not open them.
       linkHandler: { activate: () => {} },
     });
     this.fitter = new FitAddon();
@@ -135,7 +135,7 @@ class LogView extends HTMLElement {
   setStatus(text) { this.status.textContent = text; }
 
   note(text) {
-    // Inverse video, to distinguish it from the log's own lines.
+    // Inverse video distinguishes the note from the lines of the log.
     this.terminal.write(`\r\n\x1b[7m ${text} \x1b[0m\r\n`);
   }
 
@@ -147,7 +147,7 @@ class LogView extends HTMLElement {
     if (!text) return;
     const found = backwards ? this.searcher.findPrevious(text) : this.searcher.findNext(text);
     if (found) { this.showScrollPosition(); return; }
-    // Not in the window: search the whole log on the cluster.
+    // The terminal does not contain the text: search the whole log on the cluster.
     this.setStatus(gettext("Searching the whole log …"));
     const query = new URLSearchParams({ grep: text, ignore_case: "true", matches: "100" });
     if (this.dataset.attempt) query.set("attempt", this.dataset.attempt);
@@ -168,7 +168,7 @@ class LogView extends HTMLElement {
 
   showEarlier() { this.restart(Math.max(0, this.start - EARLIER_BYTES)); }
 
-  /** Show the log from another offset. */
+  /** Clear the terminal and show the log from another offset. */
   restart(offset) {
     this.socket?.close();
     clearTimeout(this.timer);
@@ -234,7 +234,7 @@ class LogView extends HTMLElement {
     if (this.unrenderedBytes > MAX_UNRENDERED_BYTES) this.skipToEnd();
   }
 
-  /** The log grows faster than it can be rendered: skip the middle to bound memory. */
+  /** Skip to the end, to limit memory, because the log grows faster than it can be rendered. */
   skipToEnd() {
     this.socket.close();
     this.terminal.write("", () => {

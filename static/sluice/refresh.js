@@ -1,4 +1,4 @@
-// Pages that refresh their own fragments at an interval: <div data-refresh-every-ms="milliseconds">.
+// For pages with <div data-refresh-every-ms="milliseconds">: fetches the page's fragments at that interval.
 
 import { createFragmentRefresher } from "./live.js";
 

@@ -1,12 +1,12 @@
-// Page kit: selection of table rows by checkboxes, with a bar of actions for the selected ones.
+// For all pages: selection of table rows by checkboxes, with a bar of actions for the selected rows.
 
-/** State of the "select all" checkbox for `selected` of `total` rows. */
+/** Return the state of the "select all" checkbox if `selected` of `total` rows are selected. */
 export function selectAllState(selected, total) {
   return { checked: selected > 0 && selected === total, indeterminate: selected > 0 && selected < total };
 }
 
 export class RowSelection {
-  /** `countText(count)` is the bar's text. The list's rows may be replaced at any time; call `update()` then. */
+  /** `countText(count)` returns the bar's text. Call `update()` after the rows of the list were replaced. */
   constructor(list, bar, countText) {
     Object.assign(this, { list, bar, countText });
     list.addEventListener("change", (event) => {

@@ -2,16 +2,16 @@
 
 import { showDialogError } from "./dialogs.js";
 import { gettext } from "./i18n.js";
-import { copy } from "./job-document.js";
-import { costText, fillList, startText } from "./submit-sidebar.js";
+import { deepCopy } from "./job-document.js";
+import { formatCost, fillList, formatStart } from "./submit-sidebar.js";
 
 async function postJson(url, csrf, body, headers = {}) {
   const response = await fetch(url, { method: "POST", headers: { "Content-Type": "application/json", "X-CSRFToken": csrf, ...headers }, body: JSON.stringify(body) });
   return { response, answer: await response.json() };
 }
 
-/** The request body of POST /api/v1/jobs. */
-export function submissionBody(state, codeDigest) {
+/** Build the request body of POST /api/v1/jobs. */
+export function buildSubmission(state, codeDigest) {
   const names = Array.isArray(state.document.secrets) ? state.document.secrets : [];
   return {
     job: state.document,
@@ -31,7 +31,7 @@ export class SubmitDialog {
 
   open(preview) {
     const { document: job } = this.page.state;
-    const values = { name: job.jobName, namespace: job.namespace, start: startText(preview), cost: costText(preview) };
+    const values = { name: job.jobName, namespace: job.namespace, start: formatStart(preview), cost: formatCost(preview) };
     for (const [name, text] of Object.entries(values)) this.dialog.querySelector(`[data-${name}]`).textContent = text;
     fillList(this.dialog.querySelector("[data-lines]"), preview.lines);
     showDialogError(this.dialog, "");
@@ -41,10 +41,11 @@ export class SubmitDialog {
 
   async submit() {
     if (this.button.disabled) return;
-    this.button.disabled = true; // the Idempotency-Key makes a repeated request return the same job
+    // A request that is repeated after a network error returns the same job, because of its Idempotency-Key.
+    this.button.disabled = true;
     const { config, csrf, state } = this.page;
     try {
-      const { response, answer } = await postJson(config.jobs, csrf, submissionBody(state, this.page.codeDigest), { "Idempotency-Key": this.page.idempotencyKey });
+      const { response, answer } = await postJson(config.jobs, csrf, buildSubmission(state, this.page.codeDigest), { "Idempotency-Key": this.page.idempotencyKey });
       if (response.ok) {
         this.page.draft.remove();
         window.location.assign(`${config.jobPage}/${answer.id}`);
@@ -87,8 +88,8 @@ export class TemplateDialog {
     button.disabled = true;
     const { config, csrf, state } = this.page;
     const { name, description, visibility, namespace } = this.form.elements;
-    const spec = copy(state.document);
-    delete spec.code; // an upload belongs to one job
+    const spec = deepCopy(state.document);
+    delete spec.code; // templates do not keep uploaded code
     const body = { name: name.value, description: description.value, visibility: visibility.value, spec };
     if (visibility.value === "namespace") body.namespace = namespace.value;
     try {

@@ -3,7 +3,7 @@
 import { gettext, interpolate } from "./i18n.js";
 import { fillList } from "./submit-sidebar.js";
 
-const ARCHIVE = /\.(zip|tar|tgz|gz)$/i;
+const ARCHIVE_NAME = /\.(zip|tar|tgz|gz)$/i;
 
 export function showImport(root, filename, response) {
   const bar = root.querySelector("[data-import-bar]");
@@ -13,7 +13,7 @@ export function showImport(root, filename, response) {
   fillList(bar.querySelector("[data-warnings]"), lines);
 }
 
-/** Save text as a file of the browser's user. */
+/** Let the browser download the text as a file. */
 export function saveFile(text, jobName, format) {
   const link = document.createElement("a");
   link.href = URL.createObjectURL(new Blob([text], { type: format === "json" ? "application/json" : "application/yaml" }));
@@ -22,12 +22,12 @@ export function saveFile(text, jobName, format) {
   setTimeout(() => URL.revokeObjectURL(link.href), 10000);
 }
 
-/** Import button and drag and drop: `onText(text, filename)` for job files, `onArchive(file)` for code. */
+/** Handle the import button and drag and drop: `onText(text, filename)` for job files, `onArchive(file)` for code. */
 export function acceptFiles(root, { onText, onArchive }) {
   const picker = root.querySelector("[data-import-file]");
   const overlay = root.querySelector("[data-drop]");
   const hasFiles = (event) => [...(event.dataTransfer?.types ?? [])].includes("Files");
-  let depth = 0; // dragenter and dragleave fire for every element below the pointer
+  let depth = 0; // number of entered elements: dragenter and dragleave fire for every element below the pointer
 
   root.querySelector("[data-import]").addEventListener("click", () => picker.click());
   root.querySelector("[data-import-close]").addEventListener("click", () => { root.querySelector("[data-import-bar]").hidden = true; });
@@ -45,12 +45,12 @@ export function acceptFiles(root, { onText, onArchive }) {
     depth = 0;
     overlay.hidden = true;
     const [file] = event.dataTransfer.files;
-    if (file && ARCHIVE.test(file.name)) onArchive(file);
+    if (file && ARCHIVE_NAME.test(file.name)) onArchive(file);
     else if (file) await onText(await file.text(), file.name);
   });
 }
 
-/** Upload an archive with a progress bar; resolves to { status, body }. fetch reports no upload progress. */
+/** Upload an archive with a progress bar; resolves to { status, body }. Uses XMLHttpRequest, because fetch reports no upload progress. */
 export function uploadArchive(root, url, csrf, file) {
   const bar = root.querySelector("[data-upload-bar]");
   const status = root.querySelector("[data-upload-status]");
@@ -65,7 +65,7 @@ export function uploadArchive(root, url, csrf, file) {
     request.addEventListener("loadend", () => {
       bar.hidden = true;
       let body = {};
-      try { body = JSON.parse(request.responseText); } catch { /* no JSON: the status says enough */ }
+      try { body = JSON.parse(request.responseText); } catch { /* the response is not JSON; the status is enough */ }
       if (request.status !== 201) status.textContent = body.detail ?? gettext("The upload failed. Try again.");
       resolve({ status: request.status, body });
     });

@@ -3,16 +3,16 @@
 import { toast } from "./dialogs.js";
 import { dateTime } from "./format.js";
 import { gettext, interpolate } from "./i18n.js";
-import { Draft, copy, randomKey, same } from "./job-document.js";
+import { Draft, deepCopy, randomKey, isSame } from "./job-document.js";
 import { openEditor } from "./job-editor.js";
 import { JobForm } from "./job-form.js";
 import { SubmitDialog, TemplateDialog } from "./submit-dialogs.js";
 import { acceptFiles, saveFile, showImport, showUpload, uploadArchive } from "./submit-files.js";
 import { Sidebar } from "./submit-sidebar.js";
 
-const CHECK_AFTER_MS = 350;
-const RETRY_MS = 4000;
-const PROFESSIONAL_KEY = "sluice.professional";
+const CHECK_DELAY_MS = 350;
+const CHECK_RETRY_MS = 4000;
+const PROFESSIONAL_STORAGE_KEY = "sluice.professional";
 
 class SubmitPage {
   constructor(root, config) {
@@ -20,12 +20,12 @@ class SubmitPage {
     this.config = config;
     this.csrf = this.find("[name=csrfmiddlewaretoken]").value;
     this.draft = new Draft(config.user);
-    this.initial = copy(config.document);
-    // `upload`: code already on the server. `secrets` are sent only when the job is submitted.
-    this.state = { document: copy(config.document), upload: null, clonedFrom: config.clonedFrom, secrets: {}, imageLogins: {}, text: "", format: "yaml", checked: null, view: "form" };
+    this.initial = deepCopy(config.document);
+    // `upload` describes code that is on the server already. `secrets` are sent only when the job is submitted.
+    this.state = { document: deepCopy(config.document), upload: null, clonedFrom: config.clonedFrom, secrets: {}, imageLogins: {}, text: "", format: "yaml", checked: null, view: "form" };
     this.editor = null;
-    this.opening = null; // promise of the editor while it loads
-    this.textIsNewer = false; // the editor's text was changed after the document
+    this.opening = null; // the promise of the editor, once its loading has started
+    this.textIsNewer = false; // true if the editor's text has changes that the document lacks
     this.timer = null;
     this.checksRequested = 0;
     this.lastAnswered = 0;
@@ -53,24 +53,24 @@ class SubmitPage {
     this.find("[data-submit]").addEventListener("click", () => this.submit());
     this.find("[data-save-template]").addEventListener("click", async () => { await this.latestCheck(); this.templateDialog.open(); });
     acceptFiles(this.root, { onText: (text, filename) => this.importText(text, filename), onArchive: (file) => this.upload(file) });
-    // A page restored by the browser's back button would still be disabled.
+    // Reload a page that the browser's back button restores: its submit button would still be disabled.
     window.addEventListener("pageshow", (event) => { if (event.persisted) window.location.reload(); });
   }
 
   start() {
     let professional = false;
-    try { professional = Boolean(localStorage.getItem(PROFESSIONAL_KEY)); } catch { /* storage is disabled */ }
+    try { professional = Boolean(localStorage.getItem(PROFESSIONAL_STORAGE_KEY)); } catch { /* storage is disabled */ }
     this.setProfessional(professional);
     this.form.show();
     const { origin } = this.config;
     const fromTemplateForm = origin && !window.location.search;
     if (origin) {
       this.showBar("[data-origin-bar]", interpolate(gettext("Filled in from: %(origin)s"), { origin }));
-      // A reload must not send the template's form again.
+      // Replace the URL, so that a reload does not send the template's form again.
       if (fromTemplateForm) window.history.replaceState(null, "", "/submit");
     }
     const stored = this.draft.load();
-    if (stored && !same(stored.document, this.initial)) this.offerDraft(stored);
+    if (stored && !isSame(stored.document, this.initial)) this.offerDraft(stored);
     else if (fromTemplateForm) { this.changed(); this.draft.save({ document: this.state.document }); }
     if (!this.checksRequested) { this.checksRequested = 1; this.check(); }
   }
@@ -89,7 +89,7 @@ class SubmitPage {
     this.idempotencyKey = randomKey();
     this.sidebar.setStatus("busy", gettext("Checking …"));
     clearTimeout(this.timer);
-    this.timer = setTimeout(() => this.check(), CHECK_AFTER_MS);
+    this.timer = setTimeout(() => this.check(), CHECK_DELAY_MS);
     this.saveDraft();
   }
 
@@ -98,11 +98,11 @@ class SubmitPage {
   saveDraft() {
     const { document: job, text, view, upload, clonedFrom } = this.state;
     const typed = this.textIsNewer ? text : null;
-    if (same(job, this.initial) && !typed && !upload) this.draft.remove();
+    if (isSame(job, this.initial) && !typed && !upload) this.draft.remove();
     else this.draft.save({ document: job, text: typed, view, upload, clonedFrom });
   }
 
-  /** The upload of the job's code: from this page, or from the job that it is a copy of. */
+  /** The SHA-256 of the job's uploaded code, from this page or from the job that is cloned. */
   get codeDigest() {
     const { code } = this.state.document;
     return code?.selector === "codeFile" ? (this.state.upload?.sha256 ?? code.uploadId ?? "") : "";
@@ -115,7 +115,7 @@ class SubmitPage {
     return { format, secrets: names, code: this.codeDigest, ...(extra.text ? {} : source), ...extra };
   }
 
-  /** Ask the server for problems and plan; `extra.import` returns the response without showing it. */
+  /** Request problems and plan from the server. With `extra.import` the response is returned, but not shown. */
   async check(extra = {}) {
     const number = this.checksRequested;
     let answer;
@@ -126,11 +126,11 @@ class SubmitPage {
       if (!response.ok) { this.sidebar.setStatus("bad", answer.detail); return null; }
     } catch {
       this.sidebar.setStatus("bad", gettext("No response from Sluice. Your input is kept; the check is repeated automatically."));
-      this.timer = setTimeout(() => this.check(), RETRY_MS);
+      this.timer = setTimeout(() => this.check(), CHECK_RETRY_MS);
       return null;
     }
     if (extra.import) return answer;
-    if (number !== this.checksRequested) return null; // changed meanwhile; a newer check follows
+    if (number !== this.checksRequested) return null; // the document changed meanwhile, so a newer check follows
     this.lastAnswered = number;
     this.applyCheck(answer);
     return answer;
@@ -149,7 +149,7 @@ class SubmitPage {
     const { state, form } = this;
     state.checked = answer;
     if (this.textIsNewer) {
-      // The form follows the text; the text stays as typed.
+      // Update the form from the text; the text stays as the person typed it.
       if (answer.document) state.document = answer.document;
       if (answer.secrets) Object.assign(state.secrets, answer.secrets);
       Object.assign(state.imageLogins, answer.imageLogins ?? {});
@@ -186,7 +186,8 @@ class SubmitPage {
     }
     this.find("[data-pane=form]").hidden = view !== "form";
     this.find("[data-pane=editor]").hidden = view === "form";
-    if (state.checked) this.sidebar.show(state.checked); // names problems by field in the form, by path in the editor
+    // The sidebar names problems by field label for the form, by path for the editor.
+    if (state.checked) this.sidebar.show(state.checked);
     if (view !== "form") await this.showEditor(view);
     else if (previous !== "form") this.form.show();
   }
@@ -206,7 +207,7 @@ class SubmitPage {
       state.text = "";
     }
     if (state.text === "") {
-      // A pending response has the text in the other format: ignore it.
+      // Ignore the response of a running check: it contains the text in the other format.
       clearTimeout(this.timer);
       this.checksRequested += 1;
       this.sidebar.setStatus("busy", gettext("Checking …"));
@@ -238,7 +239,7 @@ class SubmitPage {
     if (!form.goTo(problem.path ?? "")) this.show("yaml").then(() => this.editor.goTo(problem.line ?? 1, problem.column));
   }
 
-  /** Problems that the submission returned, beside those of the check. */
+  /** Show the problems with which the server rejected the submission. */
   showProblems(problems) {
     this.form.problems = problems;
     this.sidebar.show({ problems, preview: this.state.checked?.preview });
@@ -248,7 +249,7 @@ class SubmitPage {
   setProfessional(on) {
     this.root.dataset.mode = on ? "professional" : "basic";
     this.find("[data-professional]").checked = on;
-    try { localStorage.setItem(PROFESSIONAL_KEY, on ? "1" : ""); } catch { /* storage is disabled */ }
+    try { localStorage.setItem(PROFESSIONAL_STORAGE_KEY, on ? "1" : ""); } catch { /* storage is disabled */ }
   }
 
   async submit() {
@@ -277,7 +278,7 @@ class SubmitPage {
     if (state.view !== "form") { state.text = answer.text; this.editor?.setText(answer.text); }
   }
 
-  /** A file that is not a valid job: show its text in the editor with the problems. */
+  /** Show the text of a file that is not a valid job file in the editor, with its problems. */
   async showInvalidFile(text, filename) {
     const { state } = this;
     state.format = /\.json$/i.test(filename) || text.trimStart().startsWith("{") ? "json" : "yaml";
@@ -322,7 +323,7 @@ class SubmitPage {
     place.hidden = !names.length;
     const rows = place.querySelector("[data-secret-rows]");
     const shown = [...rows.querySelectorAll("[data-secret]")].map((input) => input.dataset.secret);
-    if (!same(shown, names)) rows.replaceChildren(...names.map((name, index) => this.secretField(name, `secret-${index}`)));
+    if (!isSame(shown, names)) rows.replaceChildren(...names.map((name, index) => this.secretField(name, `secret-${index}`)));
   }
 
   secretField(name, id) {
@@ -353,7 +354,7 @@ class SubmitPage {
     this.changed();
   }
 
-  /** A page filled in from elsewhere offers the draft; an empty page restores it. */
+  /** Offer the draft on a page that was filled in from a job or template; on an empty page, restore it. */
   offerDraft(stored) {
     const time = dateTime(stored.at);
     const filledIn = Boolean(this.config.origin);

@@ -8,31 +8,31 @@ export function fillList(place, lines) {
   place.hidden = !lines.length;
 }
 
-export function startText(preview) {
+export function formatStart(preview) {
   if (preview.startsNow) return gettext("now");
   if (preview.expectedStart) return interpolate(gettext("by %(time)s"), { time: dateTime(preview.expectedStart) });
   return gettext("when resources are free");
 }
 
-export function costText(preview) {
+export function formatCost(preview) {
   if (preview.machineHours === null) return "–";
   return interpolate(gettext("%(hours)s machine hours"), { hours: Number(preview.machineHours.toFixed(2)) });
 }
 
-function totalsText(totals) {
+function formatTotals(totals) {
   const tasks = interpolate(ngettext("%(count)s task", "%(count)s tasks", totals.tasks), { count: totals.tasks });
   return [tasks, `${totals.cpus} CPU`, memory(totals.memory), ...(totals.gpus ? [`${totals.gpus} GPU`] : [])].join(" · ");
 }
 
 export class Sidebar {
-  /** `labelFor(problem)` names the field of a problem; `onProblem(problem)` opens it. */
+  /** `labelFor(problem)` returns the label of a problem's field; `onProblem(problem)` is called to open that field. */
   constructor(root, { labelFor, onProblem }) {
     Object.assign(this, { root, labelFor, onProblem });
   }
 
   find(selector) { return this.root.querySelector(selector); }
 
-  /** `state`: busy, good, wait or bad. */
+  /** `state` is busy, good, wait or bad. */
   setStatus(state, text) {
     const place = this.find("[data-status]");
     place.dataset.state = state;
@@ -42,7 +42,7 @@ export class Sidebar {
   show({ preview, problems, warnings = [] }) {
     const place = this.find("[data-problems]");
     place.hidden = !problems.length;
-    place.replaceChildren(...problems.map((problem) => this.problemItem(problem)));
+    place.replaceChildren(...problems.map((problem) => this.createProblemItem(problem)));
     this.showStatus(preview, problems);
     this.find("[data-warnings-now]").hidden = !warnings.length;
     fillList(this.find("[data-warnings-now] [data-list]"), warnings.map((warning) => (warning.path ? `${warning.path}: ${warning.message}` : warning.message)));
@@ -60,14 +60,14 @@ export class Sidebar {
   showPlan(preview) {
     fillList(this.find("[data-lines]"), preview.lines);
     fillList(this.find("[data-notes]"), preview.notes);
-    this.find("[data-plan] [data-start]").textContent = startText(preview);
+    this.find("[data-plan] [data-start]").textContent = formatStart(preview);
     this.find("[data-plan] [data-limit]").textContent = preview.timeLimit === null ? "–" : duration(preview.timeLimit);
-    this.find("[data-plan] [data-cost]").textContent = costText(preview);
-    this.find("[data-totals]").textContent = totalsText(preview.totals);
+    this.find("[data-plan] [data-cost]").textContent = formatCost(preview);
+    this.find("[data-totals]").textContent = formatTotals(preview.totals);
     this.find("[data-script]").textContent = preview.script;
   }
 
-  problemItem(problem) {
+  createProblemItem(problem) {
     const item = document.createElement("li");
     const button = Object.assign(document.createElement("button"), { type: "button", className: "submit-problem" });
     const label = Object.assign(document.createElement("strong"), { textContent: this.labelFor(problem) || problem.path || gettext("job file") });

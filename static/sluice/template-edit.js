@@ -1,9 +1,10 @@
-// The template page: an editor over the text field, parameters as rows, checked by the server while typing.
+// The template page: replaces the text field by an editor, adds and removes rows of parameters, and lets the server
+// check the template while the person types.
 
 import { gettext } from "./i18n.js";
 import { openEditor } from "./job-editor.js";
 
-const CHECK_AFTER_MS = 500;
+const CHECK_DELAY_MS = 500;
 const page = JSON.parse(document.getElementById("template-page").textContent);
 const form = document.getElementById("template-form");
 const text = document.getElementById("t-file");
@@ -31,7 +32,7 @@ let dirty = false;
 function changed() {
   dirty = true;
   clearTimeout(timer);
-  timer = setTimeout(check, CHECK_AFTER_MS);
+  timer = setTimeout(check, CHECK_DELAY_MS);
 }
 
 async function check() {

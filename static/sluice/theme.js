@@ -1,4 +1,4 @@
-// Runs before the first paint. The theme "auto" follows the system's setting, also when it changes.
+// Sets the theme before the first paint. The choice "auto" follows the system's setting, also when that changes.
 (() => {
   const root = document.documentElement;
   if (root.dataset.themeChoice !== "auto") return;

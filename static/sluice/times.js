@@ -1,5 +1,5 @@
-// Times in the reader's time zone and language, and running durations.
-// <time data-local> is localized once; [data-since] and [data-until] are updated every second.
+// Shows times in the reader's time zone and language, and durations that change.
+// <time data-local> is localized once; elements with [data-since] or [data-until] are updated every second.
 
 import { compactDuration, duration } from "./format.js";
 
@@ -7,12 +7,12 @@ const language = document.documentElement.lang || undefined;
 const precise = new Intl.DateTimeFormat(language, { dateStyle: "medium", timeStyle: "medium" });
 const short = new Intl.DateTimeFormat(language, { hourCycle: "h23", month: "2-digit", day: "2-digit", hour: "2-digit", minute: "2-digit" });
 const long = new Intl.DateTimeFormat(language, { hourCycle: "h23", year: "numeric", month: "2-digit", day: "2-digit", hour: "2-digit", minute: "2-digit" });
-const SHORT_FORMAT_MS = 300 * 86400e3; // within this distance of now the year is left out
+const WITHOUT_YEAR_MS = 300 * 86400e3; // a time less than this from now is shown without the year
 
 export function localizeTimes() {
   for (const time of document.querySelectorAll("time[data-local]")) {
     const at = new Date(time.dateTime);
-    time.textContent = (Math.abs(Date.now() - at) < SHORT_FORMAT_MS ? short : long).format(at);
+    time.textContent = (Math.abs(Date.now() - at) < WITHOUT_YEAR_MS ? short : long).format(at);
     time.title = precise.format(at);
     time.removeAttribute("data-local");
   }

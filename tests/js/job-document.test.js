@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import test from "node:test";
 
-import { formatValue, parsePath, parseValue, randomKey, read, uniqueRoleName, write } from "../../static/sluice/job-document.js";
+import { formatValue, parsePath, parseValue, randomKey, readValue, uniqueRoleName, writeValue } from "../../static/sluice/job-document.js";
 
 test("paths are split into keys and indexes", () => {
   assert.deepEqual(parsePath("taskRoles[1].portList[0].beginAt"), ["taskRoles", 1, "portList", 0, "beginAt"]);
@@ -10,23 +10,23 @@ test("paths are split into keys and indexes", () => {
 
 test("read returns undefined for a missing path", () => {
   const job = { taskRoles: [{ name: "main" }], image: null };
-  assert.equal(read(job, "taskRoles[0].name"), "main");
-  assert.equal(read(job, "taskRoles[3].name"), undefined);
-  assert.equal(read(job, "image.name"), undefined);
+  assert.equal(readValue(job, "taskRoles[0].name"), "main");
+  assert.equal(readValue(job, "taskRoles[3].name"), undefined);
+  assert.equal(readValue(job, "image.name"), undefined);
 });
 
 test("write creates missing parents", () => {
   const job = {};
-  write(job, "alerts.event[0].receiver", ["a"]);
+  writeValue(job, "alerts.event[0].receiver", ["a"]);
   assert.deepEqual(job, { alerts: { event: [{ receiver: ["a"] }] } });
 });
 
 test("writing undefined removes the value and empty mappings, not lists", () => {
   const job = { jobEnvs: { A: "1" }, taskRoles: [{ env: { B: "2" } }] };
-  write(job, "jobEnvs.A", undefined);
-  write(job, "taskRoles[0].env.B", undefined);
+  writeValue(job, "jobEnvs.A", undefined);
+  writeValue(job, "taskRoles[0].env.B", undefined);
   assert.deepEqual(job, { taskRoles: [{}] });
-  write(job, "labels.x", undefined);
+  writeValue(job, "labels.x", undefined);
   assert.deepEqual(job, { taskRoles: [{}] });
 });
 
@@ -43,8 +43,8 @@ test("numbers are parsed, other text stays unchanged for the check", () => {
 test("empty optional values and default choices are left out", () => {
   assert.equal(parseValue("text", "  "), undefined);
   assert.equal(parseValue("text", "", { required: true }), "");
-  assert.equal(parseValue("select", "auto", { usual: "auto" }), undefined);
-  assert.equal(parseValue("select", "pack", { usual: "auto" }), "pack");
+  assert.equal(parseValue("select", "auto", { defaultValue: "auto" }), undefined);
+  assert.equal(parseValue("select", "pack", { defaultValue: "auto" }), "pack");
   assert.deepEqual(parseValue("list", "a, b;c,"), ["a", "b", "c"]);
 });
 

@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import test from "node:test";
 
-import { completions, jsonKeys, schemaAt, yamlKeys } from "../../static/sluice/job-schema.js";
+import { listCompletions, findJsonKeys, findSchemaAt, findYamlKeys } from "../../static/sluice/job-schema.js";
 
 const SCHEMA = {
   properties: {
@@ -17,23 +17,23 @@ const SCHEMA = {
 
 const complete = (text, prefix = "", isJson = false) => {
   const lines = text.split("\n");
-  return completions(SCHEMA, { lines, line: lines.at(-1), prefix, isJson }).map((each) => each.value);
+  return listCompletions(SCHEMA, { lines, line: lines.at(-1), prefix, isJson }).map((each) => each.value);
 };
 
-test("schemaAt follows references, lists and nullable sections", () => {
-  assert.ok(schemaAt(SCHEMA, ["taskRoles"]).properties.placement);
-  assert.ok(schemaAt(SCHEMA, ["metrics"]).properties.type);
-  assert.equal(schemaAt(SCHEMA, ["unknown"]), null);
+test("findSchemaAt follows references, lists and nullable sections", () => {
+  assert.ok(findSchemaAt(SCHEMA, ["taskRoles"]).properties.placement);
+  assert.ok(findSchemaAt(SCHEMA, ["metrics"]).properties.type);
+  assert.equal(findSchemaAt(SCHEMA, ["unknown"]), null);
 });
 
 test("enclosing keys of YAML follow the indentation", () => {
-  assert.deepEqual(yamlKeys(["taskRoles:", "- name: a", "  "], 2, 2), ["taskRoles"]);
-  assert.deepEqual(yamlKeys(["jobName: a", ""], 1, 0), []);
+  assert.deepEqual(findYamlKeys(["taskRoles:", "- name: a", "  "], 2, 2), ["taskRoles"]);
+  assert.deepEqual(findYamlKeys(["jobName: a", ""], 1, 0), []);
 });
 
 test("enclosing keys of JSON follow the brackets", () => {
-  assert.deepEqual(jsonKeys('{"a": 1, "taskRoles": [{"name": "x", '), ["taskRoles"]);
-  assert.deepEqual(jsonKeys('{"metrics": {"type": "t"}, '), []);
+  assert.deepEqual(findJsonKeys('{"a": 1, "taskRoles": [{"name": "x", '), ["taskRoles"]);
+  assert.deepEqual(findJsonKeys('{"metrics": {"type": "t"}, '), []);
 });
 
 test("fields are completed at their level", () => {

@@ -6,8 +6,8 @@ import test from "node:test";
 globalThis.document = { documentElement: { lang: "en" }, querySelectorAll: () => [], addEventListener: () => {} };
 
 const { selectAllState } = await import("../../static/sluice/selection.js");
-const { costText, startText } = await import("../../static/sluice/submit-sidebar.js");
-const { submissionBody } = await import("../../static/sluice/submit-dialogs.js");
+const { formatCost, formatStart } = await import("../../static/sluice/submit-sidebar.js");
+const { buildSubmission } = await import("../../static/sluice/submit-dialogs.js");
 
 test("select-all is checked only if all rows are selected", () => {
   assert.deepEqual(selectAllState(0, 0), { checked: false, indeterminate: false });
@@ -16,16 +16,16 @@ test("select-all is checked only if all rows are selected", () => {
 });
 
 test("start and cost of a plan as text", () => {
-  assert.equal(startText({ startsNow: true }), "now");
-  assert.equal(startText({ startsNow: false, expectedStart: null }), "when resources are free");
-  assert.match(startText({ startsNow: false, expectedStart: "2030-01-31T18:00:00Z" }), /^by /);
-  assert.equal(costText({ machineHours: 1.23456 }), "1.23 machine hours");
-  assert.equal(costText({ machineHours: null }), "–");
+  assert.equal(formatStart({ startsNow: true }), "now");
+  assert.equal(formatStart({ startsNow: false, expectedStart: null }), "when resources are free");
+  assert.match(formatStart({ startsNow: false, expectedStart: "2030-01-31T18:00:00Z" }), /^by /);
+  assert.equal(formatCost({ machineHours: 1.23456 }), "1.23 machine hours");
+  assert.equal(formatCost({ machineHours: null }), "–");
 });
 
 test("a submission has secrets, code and origin only if there are any", () => {
   const state = { document: { jobName: "a" }, secrets: { OLD: "x" }, imageLogins: {}, clonedFrom: "" };
-  assert.deepEqual(submissionBody(state, ""), { job: { jobName: "a" } });
+  assert.deepEqual(buildSubmission(state, ""), { job: { jobName: "a" } });
   const full = { document: { secrets: ["KEY", "EMPTY"] }, secrets: { KEY: "v", OLD: "x" }, imageLogins: { i: {} }, clonedFrom: "id" };
-  assert.deepEqual(submissionBody(full, "abc"), { job: full.document, secrets: { KEY: "v", EMPTY: "" }, code: "abc", image_logins: { i: {} }, cloned_from: "id" });
+  assert.deepEqual(buildSubmission(full, "abc"), { job: full.document, secrets: { KEY: "v", EMPTY: "" }, code: "abc", image_logins: { i: {} }, cloned_from: "id" });
 });

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from devtools.embedded_cluster.console import ClusterSetupError, clean_environment
+from devtools.embedded_cluster.console import ClusterSetupError, build_clean_environment
 from devtools.embedded_cluster.layout import Layout, check_directory
-from devtools.embedded_cluster.processes import Process, process_by_pid
-from devtools.embedded_cluster.sources import PackageSource, machine_sources
+from devtools.embedded_cluster.processes import Process, find_process
+from devtools.embedded_cluster.sources import PackageSource, read_machine_sources
 
 
 def test_one_line_and_deb822_sources_are_parsed(tmp_path: Path) -> None:
@@ -33,7 +33,7 @@ def test_one_line_and_deb822_sources_are_parsed(tmp_path: Path) -> None:
     )
     (tmp_path / "sources.list.d/y.list.disabled").write_text("deb http://f.example s main\n")
     suites = ("bookworm", "bookworm-updates")
-    assert machine_sources(tmp_path) == [
+    assert read_machine_sources(tmp_path) == [
         PackageSource("http://a.example/debian", ("bookworm",), ("main", "contrib"), "/k.gpg"),
         PackageSource("http://b.example/debian", suites, ("main",), "/b.gpg"),
         PackageSource("http://c.example/debian", suites, ("main",), "/b.gpg"),
@@ -43,10 +43,10 @@ def test_one_line_and_deb822_sources_are_parsed(tmp_path: Path) -> None:
 
 def test_reused_pid_is_not_signalled() -> None:
     with subprocess.Popen(["sleep", "60"]) as child:
-        real = process_by_pid(child.pid)
+        real = find_process(child.pid)
         assert real is not None
         stale = Process(real.pid, real.start_ticks - 1)
-        assert not stale.alive()
+        assert not stale.is_alive()
         stale.send_signal(signal.SIGKILL)
         assert stale.stop(stop_timeout_s=0.1)
         assert child.poll() is None
@@ -66,6 +66,6 @@ def test_path_unusable_for_sockets_or_slurm_is_rejected(path: str) -> None:
 def test_caller_environment_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("SLURM_CONF", "MYSQL_UNIX_PORT", "LD_PRELOAD", "PYTHONPATH"):
         monkeypatch.setenv(name, "/elsewhere")
-    assert "/elsewhere" not in clean_environment().values()
-    assert clean_environment({"SLURM_CONF": "/mine"})["SLURM_CONF"] == "/mine"
+    assert "/elsewhere" not in build_clean_environment().values()
+    assert build_clean_environment({"SLURM_CONF": "/mine"})["SLURM_CONF"] == "/mine"
     assert os.environ["SLURM_CONF"] == "/elsewhere"

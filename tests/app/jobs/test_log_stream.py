@@ -89,7 +89,7 @@ def log_data(monkeypatch: pytest.MonkeyPatch) -> Iterator[LogData]:
     monkeypatch.setattr(
         logs_module, "transport_for", lambda cluster, name: SubprocessTransport(user)
     )
-    monkeypatch.setattr(followers_module, "VERDICT_INTERVAL_S", 0.1)
+    monkeypatch.setattr(followers_module, "ENDING_CHECK_INTERVAL_S", 0.1)
     scenario = make_scenario()
     job = scenario.job()
     directory = root / "jobs" / str(job.pk) / "1"

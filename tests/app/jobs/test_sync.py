@@ -34,7 +34,7 @@ from jobs.lifecycle.transitions import (
 )
 from jobs.models import Attempt, Job, JobSecret, Task
 from jobs.script.task_state import ScriptResult, TaskState
-from jobs.sync.observations import build_observation, leading_record
+from jobs.sync.observations import build_observation, select_leading_record
 from jobs.sync.outcomes import apply_outcome
 from jobs.sync.poller import Poller
 from jobs.sync.task_reader import (
@@ -243,14 +243,14 @@ def record(state: str, slurm_job_id: str = "1", **more: Any) -> JobRecord:
 class TestRecords:
     def test_het_leader_record_is_authoritative(self) -> None:
         group = [record("RUNNING", "1+1"), record("PENDING", "1+0")]
-        assert leading_record(group).slurm_job_id == "1+0"
+        assert select_leading_record(group).slurm_job_id == "1+0"
         done = [record("COMPLETED", "1+0"), record("CANCELLED", "1+1")]
-        assert leading_record(done).reported.name == "COMPLETED"
+        assert select_leading_record(done).reported.name == "COMPLETED"
 
     def test_failed_het_job_uses_failing_component(self) -> None:
         group = [record("CANCELLED", "1+0"), record("NODE_FAIL", "1+1")]
-        assert leading_record(group).reported.name == "NODE_FAIL"
-        assert build_observation(leading_record(group)).slurm_state == "NODE_FAIL"
+        assert select_leading_record(group).reported.name == "NODE_FAIL"
+        assert build_observation(select_leading_record(group)).slurm_state == "NODE_FAIL"
 
 
 def new_poller(scenario: Scenario) -> Poller:
@@ -278,7 +278,7 @@ class TestPolling:
     def poll_once(self, poller: Poller, reported: list[JobRecord]) -> set[int]:
         rows, _ = poller._load_rows()
         result = poller._read_slurm(FakeSlurmClient(reported), rows)
-        return set(poller._changed_observations(result))
+        return set(poller._build_changed_observations(result))
 
     def test_only_changed_jobs_are_processed(self, scenario: Scenario) -> None:
         attempt = scenario.create_live_attempt(scenario.job())
@@ -328,7 +328,7 @@ class TestPolling:
             changed_ids,
             changed_ids,
         ]
-        poller._prune(set())
+        poller._prune_memory(set())
         assert not poller._memory
 
     def test_failed_write_is_processed_again(
@@ -465,7 +465,7 @@ class TestReports:
 
         def fetch_reports(ids: list[int]) -> None:
             queried.append(ids)
-            reader._store_reports({key: reports[key] for key in ids if key in reports})
+            reader._cache_reports({key: reports[key] for key in ids if key in reports})
 
         monkeypatch.setattr(reader, "fetch_reports", fetch_reports)
         poller = Poller(context, reader)
