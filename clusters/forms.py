@@ -45,7 +45,7 @@ def parse_time_limit(text: str) -> int:
 
 
 def format_time_limit(seconds: int) -> str:
-    """Slurm's format: `D-HH:MM:SS`, or `HH:MM:SS` below one day."""
+    """Format seconds as Slurm does: `D-HH:MM:SS`, or `HH:MM:SS` below one day."""
     days, rest = divmod(seconds, 86400)
     clock = f"{rest // 3600:02}:{rest % 3600 // 60:02}:{rest % 60:02}"
     return f"{days}-{clock}" if days else clock
@@ -73,7 +73,7 @@ class TimeLimitField(forms.CharField):
 
 
 class LineListField(forms.CharField):
-    """A list of strings, separated by newlines or commas."""
+    """A form field for a list of strings, separated by newlines or commas."""
 
     widget = forms.Textarea(attrs={"rows": 4, "cols": 40})
 
@@ -94,7 +94,7 @@ class LineListField(forms.CharField):
 
 
 class PairsField(LineListField):
-    """A mapping, one `name = value` per line."""
+    """A form field for a mapping, with one `name = value` per line."""
 
     def prepare_value(self, value: Any) -> Any:
         if isinstance(value, dict):
@@ -175,7 +175,7 @@ class ClusterForm(ClusterModelForm):
 
 
 class NamespaceForm(NamespaceModelForm):
-    """Checks partitions against the stored capacity of the cluster, if there is one."""
+    """Edits a namespace. Rejects partitions that the cluster's stored capacity does not contain."""
 
     partitions = LineListField(label=_("Partitions"))
     default_time_s = TimeLimitField(

@@ -81,7 +81,7 @@ def build_requeue_argv(commands: SlurmCommands, *, job_ids: Sequence[str]) -> li
 
 @dataclass(frozen=True, slots=True)
 class ControlResult:
-    """The result of a control request. A job that is in neither list was changed."""
+    """The result of a control request: jobs that were not found, and refusals for other jobs."""
 
     missing_ids: tuple[str, ...] = ()  # jobs that have ended or that Slurm does not know
     refusals: tuple[str, ...] = ()  # Slurm's error message, one per job

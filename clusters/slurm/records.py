@@ -38,10 +38,10 @@ class JobRecord:
     qos: str = ""
     node_list: str = ""  # folded (n[1-3]); `nodes` expands it
     submitted_at: datetime | None = None
-    started_at: datetime | None = None  # None while waiting
-    expected_start_at: datetime | None = None  # while it waits, if Slurm has an estimate
-    ended_at: datetime | None = None  # only of an ended job
-    expected_end_at: datetime | None = None  # start plus time limit, of a running job
+    started_at: datetime | None = None  # None while the job waits
+    expected_start_at: datetime | None = None  # Slurm's estimate for a job that waits
+    ended_at: datetime | None = None  # None before the end of the job
+    expected_end_at: datetime | None = None  # start plus time limit of a running job
     time_limit_s: int | None = None
     priority: int | None = None
     restarts: int | None = None  # squeue only
@@ -67,7 +67,7 @@ class JobRecord:
 
     @property
     def array_task(self) -> str | None:
-        """`4`, or `[5-9%2]` for the tasks that have not started."""
+        """The index of an array task, `4`, or `[5-9%2]` for tasks that have not started; None for other jobs."""
         return parse_job_id(self.slurm_job_id)["task"]
 
     @property
@@ -76,7 +76,7 @@ class JobRecord:
 
     @property
     def never_ran(self) -> bool:
-        """Ended without having been allocated a node.
+        """Whether the job ended before a node was allocated to it.
 
         Includes some submissions that sbatch refused: slurmctld keeps a record of them as FAILED, reason
         BadConstraints, with the work directory (seen on 22.05).
@@ -85,7 +85,7 @@ class JobRecord:
 
     @property
     def is_partial(self) -> bool:
-        """sacct has the job, but not yet its partition and work directory.
+        """Whether this is a row of sacct that does not yet have the partition and the work directory.
 
         slurmctld sends these to slurmdbd in a second message: a job that ends at once can be COMPLETED for up to
         5 s before its row has a work directory (seen on 22.05). While such rows exist, a work directory missing

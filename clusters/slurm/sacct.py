@@ -51,7 +51,7 @@ _SACCT_FIELDS = (
 def _build_sacct_query(
     commands: SlurmCommands, separator: str, fields: Sequence[str], *arguments: str
 ) -> list[str]:
-    # -p, not -P: it ends also the last field of a row with the delimiter, so rows can be split by counting fields.
+    # -p instead of -P: with -p the delimiter also follows the last field, so that rows can be split by counting fields.
     output_options = ["-n", "-p", f"--delimiter={separator}", f"--format={','.join(fields)}"]
     return commands.query_argv("sacct", *output_options, *arguments)
 
@@ -64,7 +64,7 @@ def build_sacct_argv(
     job_ids: Sequence[str] = (),
     users: Sequence[str] = (),
 ) -> list[str]:
-    """Jobs of all users in the accounting database that were active or ended after `since`, or the given ids.
+    """argv for the jobs of all users that were active or ended after `since`, or for the jobs with the given ids.
 
     -X: jobs without steps. -D: all runs of a requeued job (see newest_runs). No --state: without -j it changes the
     meaning of the time window. Without -j sacct omits jobs that were cancelled before they became eligible, with
@@ -82,12 +82,12 @@ def build_sacct_argv(
 
 
 def _format_sacct_time(moment: datetime) -> str:
-    """sacct interprets times in its own time zone, which `SlurmCommands.query_argv` sets to UTC."""
+    """A time for sacct's arguments, in UTC: `SlurmCommands.query_argv` sets TZ=UTC for sacct."""
     return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S")
 
 
 def parse_sacct(result: CommandResult, *, separator: str) -> list[JobRecord]:
-    """All rows, including all runs of requeued jobs, and active jobs."""
+    """Parse all rows. They include active jobs, and every run of a requeued job."""
     raise_for_failure(result)
     return [_parse_sacct_row(row) for row in split_rows(result.text, separator, len(_SACCT_FIELDS))]
 
@@ -166,7 +166,7 @@ class StepRecord:
 def build_steps_argv(
     commands: SlurmCommands, *, separator: str, job_ids: Sequence[str]
 ) -> list[str]:
-    """The steps of the newest run of these jobs, from the accounting database."""
+    """argv for the steps of the newest run of these jobs."""
     start = _format_sacct_time(datetime(1970, 1, 2, tzinfo=UTC))
     arguments = ("-a", "-j", ",".join(job_ids), "-S", start, "-E", "now")
     return _build_sacct_query(commands, separator, _STEP_FIELDS, *arguments)

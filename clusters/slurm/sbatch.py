@@ -117,7 +117,8 @@ def _parse_job_id(stdout: str) -> str:
 # With a marker the program is idempotent, also if two engines run it at once: `set -C` (noclobber) lets exactly one
 # process create the marker and run sbatch. The others print the stored result, or 124 while there is none.
 # SBATCH_* and SLURM_* of the login environment would override the script (SBATCH_PARTITION, …): all but SLURM_CONF
-# are removed. After a "controller unavailable" error the program stops, because the other jobs would fail with the same error.
+# are removed. After a "controller unavailable" error the program stops, because the other jobs would get the same
+# error.
 # One `timeout` around the program limits a hanging sbatch (a `timeout` process per sbatch costs a fifth of sbatch's own
 # time). No sbatch starts after the window, so each has its minimum time. The TERM trap makes sh wait for an sbatch that
 # ignores SIGTERM until `timeout` sends SIGKILL to both: after the command has ended, no sbatch runs.
@@ -191,7 +192,7 @@ _EXIT_ABANDONED, _EXIT_NO_MARKER = "75", "73"
 def build_submit_many_argv(
     commands: SlurmCommands, *, separator: str, start_window_s: int, min_sbatch_timeout_s: int
 ) -> list[str]:
-    """sh program that runs sbatch for each job on stdin (see build_submit_many_stdin).
+    """argv of an sh program that runs sbatch for each job on stdin (see build_submit_many_stdin).
 
     No sbatch starts later than `start_window_s`; each has at least `min_sbatch_timeout_s` to finish.
     """
@@ -216,7 +217,7 @@ def build_submit_many_stdin(submissions: Sequence[SubmitRequest]) -> bytes:
 def parse_submit_many(
     stdout: bytes, submissions: Sequence[SubmitRequest], *, separator: str
 ) -> list[SubmitOutcome]:
-    """One outcome per submission, in the same order, from complete or truncated output."""
+    """Parse complete or truncated output into one outcome per submission, in the same order."""
     text = stdout.decode("utf-8", errors="replace")
     for length in range(len(separator) - 1, 0, -1):  # a truncated separator at the end
         if text.endswith(separator[:length]):
@@ -313,7 +314,7 @@ def parse_test_only(result: CommandResult) -> ExpectedStart:
     match = _TEST_ONLY.search(result.error_text)
     if match is None or result.exit_code != 0:
         failure = classify_submit_failure(result.exit_code or 1, result.error_text)
-        if isinstance(failure, CommandTimeout):  # nothing was submitted, so no unknown outcome
+        if isinstance(failure, CommandTimeout):  # --test-only submits nothing, so no job can exist
             failure = SlurmUnavailable(
                 msg("pyslurm.slurm-controller-does-not", "Slurm's controller does not respond."),
                 detail=result.error_text,

@@ -54,7 +54,7 @@ def build_squeue_argv(
     job_ids: Sequence[str] = (),
     users: Sequence[str] = (),
 ) -> list[str]:
-    """All jobs in slurmctld, including those ended in the last MinJobAge seconds.
+    """argv for all jobs in slurmctld, including those that ended in the last MinJobAge seconds.
 
     -a: include hidden partitions. -t all: include ended jobs. squeue fails on an unknown id in `job_ids` if it is
     the only one, and otherwise omits it without an error.
@@ -119,7 +119,7 @@ def _parse_squeue_row(row: Sequence[str]) -> JobRecord:
 
 
 def _parse_squeue_exit_status(text: str) -> ExitStatus | None:
-    """squeue prints the raw wait(2) status: 768 is exit code 3, 9 is SIGKILL (seen on 22.05)."""
+    """Parse the raw wait(2) status that squeue prints: 768 is exit code 3, 9 is SIGKILL (seen on 22.05)."""
     if ":" in text or not has_value(text):
         return parse_exit_status(text)
     raw = parse_int(text)

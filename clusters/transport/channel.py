@@ -72,7 +72,10 @@ class RemoteProgram(RunningProgram):
         self.on_close: Callable[[], None] = lambda: None
 
     def execute(self, line: str, timeout_s: float) -> None:
-        """Request the command and wait until sshd accepts it. Raises what `communicate` raises."""
+        """Send the command line and wait until sshd accepts it.
+
+        Raises CommandTimeout, ConnectionLost, or AuthFailed if the login shell runs no commands.
+        """
         # exec_command has no timeout; closing the channel from another thread ends its wait.
         watchdog = threading.Timer(timeout_s, self._channel.close)
         watchdog.daemon = True
@@ -95,7 +98,7 @@ class RemoteProgram(RunningProgram):
     def communicate(
         self, stdin: bytes, deadline: float, max_output_bytes: int
     ) -> tuple[int, bytes, bytes]:
-        """Exit code, stdout, stderr. Holds at most `max_output_bytes` and one window in memory."""
+        """Send stdin and return exit code, stdout and stderr. Raises OutputTooLarge above `max_output_bytes`."""
         self._send_stdin(stdin)
         out: list[bytes] = []
         err: list[bytes] = []

@@ -139,7 +139,7 @@ def _open_socket(target: SshTarget) -> socket.socket:
             detail=repr(problem),
         ) from problem
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    # The kernel detects a peer that vanished; paramiko's keepalive requests no reply.
+    # TCP keepalive detects a host that no longer responds. paramiko's keepalive does not, as it expects no reply.
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, max(1, target.keepalive_s))
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, max(1, target.keepalive_s // 3))
@@ -250,7 +250,7 @@ def _no_command_error(
 
 
 def _close_transport(transport: paramiko.Transport) -> None:
-    """Wake paramiko's reader thread before its socket is closed."""
+    """Close a connection. Shutting down the socket first wakes paramiko's reader thread, which then ends."""
     with contextlib.suppress(OSError):  # the peer may have closed it already
         transport.sock.shutdown(socket.SHUT_RDWR)
     if transport.is_alive() and transport is not threading.current_thread():

@@ -248,7 +248,7 @@ class TailSplitter:
         self._pending = b""
 
     def feed(self, chunk: bytes) -> Iterator[tuple[bytes, str]]:
-        """Pairs (data, message): the data, then tail's message after it; either may be empty."""
+        """Yield pairs (data, message): bytes of the file and the message that follows them; either may be empty."""
         buffer = self._pending + chunk
         self._pending = b""
         while True:

@@ -88,7 +88,7 @@ LOGIN_UID_COMMAND = "exec id -u"
 def check_login_uid(
     policy: IdentityPolicy, *, host: str, user: str, stdout: bytes, stderr: bytes
 ) -> None:
-    """Check the output of LOGIN_UID_COMMAND. Raises AuthFailed if it is no UID, else as `check_uid`."""
+    """Check the output of LOGIN_UID_COMMAND. Raises AuthFailed if it is no UID, IdentityRefused for a forbidden UID."""
     if not stdout.strip().isdigit():
         raise AuthFailed(
             msg(
