@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from django.db.models import Q, QuerySet
 from django.utils import timezone
 
-from clusters.access import Role, has_role, namespaces_visible_to, role_of
+from clusters.access import Role, can_administer, has_role, namespaces_visible_to
 from clusters.models import Namespace
 from core.errors import InvalidValue, NotAllowed, NotFound, VersionConflict
 from core.messages import _, join_messages
@@ -58,7 +58,7 @@ def can_edit_template(user: User, template: JobTemplate) -> bool:
     return (
         template.visibility == Visibility.NAMESPACE
         and template.namespace is not None
-        and role_of(user, template.namespace) is Role.ADMIN
+        and can_administer(user, template.namespace)
     )
 
 

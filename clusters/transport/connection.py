@@ -225,17 +225,17 @@ def _check_identity(connection: Connection, policy: IdentityPolicy) -> None:
             detail=repr(problem),
         ) from problem
     except (CommandTimeout, ConnectionLost) as problem:
-        raise _no_command_error(connection, problem) from problem
+        raise _build_commands_not_run_error(connection, problem) from problem
     try:
         _exit_code, stdout, stderr = program.communicate(b"", deadline, MAX_LOGIN_OUTPUT_BYTES)
     except (CommandTimeout, ConnectionLost) as problem:
-        raise _no_command_error(connection, problem) from problem
+        raise _build_commands_not_run_error(connection, problem) from problem
     finally:
         program.close()
     check_login_uid(policy, host=target.name, user=connection.user, stdout=stdout, stderr=stderr)
 
 
-def _no_command_error(
+def _build_commands_not_run_error(
     connection: Connection, problem: CommandTimeout | ConnectionLost
 ) -> ConnectFailed:
     return ConnectFailed(

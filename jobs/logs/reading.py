@@ -84,7 +84,7 @@ class LogChunk:
 
 
 @dataclass(frozen=True, slots=True)
-class LogEntry:
+class LogListItem:
     """One entry of a job's list of logs; `size` is None if there is no file."""
 
     role: str
@@ -226,7 +226,7 @@ def stream_log(log: Log, *, offset: int = 0, limit: int | None = None) -> Genera
     return log.transport().read_stream(log.path, offset, limit)
 
 
-def list_logs(job: Job, attempt: Attempt) -> list[LogEntry]:
+def list_logs(job: Job, attempt: Attempt) -> list[LogListItem]:
     """List every log that the attempt has or will have; the batch script's log comes first."""
     try:
         entries = transport_for(attempt.cluster, attempt.unix_user).list_dir(
@@ -241,10 +241,10 @@ def list_logs(job: Job, attempt: Attempt) -> list[LogEntry]:
     )
     logs = []
     if is_batch_log(job, BATCH_LOG):
-        logs.append(LogEntry(BATCH_LOG, 0, sizes.get("batch.log"), attempt.phase))
+        logs.append(LogListItem(BATCH_LOG, 0, sizes.get("batch.log"), attempt.phase))
     for role, count in task_counts(job).items():
         logs += [
-            LogEntry(
+            LogListItem(
                 role,
                 index,
                 sizes.get(f"{role}-{index}.log"),

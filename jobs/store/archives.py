@@ -200,7 +200,7 @@ def _format_name(name: str) -> str:
 def check_entry_path(name: str) -> str:
     """Check an entry's name and return it as a relative path; "" for the root itself. Raises ArchiveRefused."""
 
-    def refuse(code: str, why: Message) -> ArchiveRefused:
+    def build_refusal(code: str, why: Message) -> ArchiveRefused:
         return ArchiveRefused(
             code,
             _("The entry %(name)s %(problem)s.", name=_format_name(name), problem=why),
@@ -208,22 +208,24 @@ def check_entry_path(name: str) -> str:
         )
 
     if name.startswith("/") or (len(name) > 1 and name[1] == ":" and name[0].isalpha()):
-        raise refuse("absolute_path", _("has an absolute path"))
+        raise build_refusal("absolute_path", _("has an absolute path"))
     if "\\" in name:
-        raise refuse("bad_name", _("has a backslash in its name: pack it with / between names"))
+        raise build_refusal(
+            "bad_name", _("has a backslash in its name: pack it with / between names")
+        )
     if any(ord(c) < 32 or ord(c) == 127 for c in name):
-        raise refuse("bad_name", _("has control characters in its name"))
+        raise build_refusal("bad_name", _("has control characters in its name"))
     try:
         raw = name.encode()
     except UnicodeEncodeError:
-        raise refuse("bad_name", _("has a name that is not UTF-8")) from None
+        raise build_refusal("bad_name", _("has a name that is not UTF-8")) from None
     parts = [part for part in name.split("/") if part not in ("", ".")]
     if ".." in parts:
-        raise refuse("climbs_out", _("leaves the archive with “..”"))
+        raise build_refusal("climbs_out", _("leaves the archive with “..”"))
     if len(raw) > MAX_PATH_BYTES or len(parts) > MAX_PATH_DEPTH:
-        raise refuse("bad_name", _("has too long a path"))
+        raise build_refusal("bad_name", _("has too long a path"))
     if any(len(part.encode()) > MAX_NAME_BYTES for part in parts):
-        raise refuse("bad_name", _("has too long a name"))
+        raise build_refusal("bad_name", _("has too long a name"))
     return "/".join(parts)
 
 

@@ -166,8 +166,10 @@ class Poller(Pass):
         return fast_s if self._stats.last_read_s < fast_s / 4 else configured_s
 
     def retry_delay_s(self, consecutive_failures: int) -> float:
+        """Double the configured interval with each failure, up to MAX_RETRY_DELAY_S or the interval itself."""
         configured_s = float(self.context.cluster.poll_interval_s)
-        return min(MAX_RETRY_DELAY_S, configured_s * 2.0 ** min(consecutive_failures, 4))
+        doubled_s = configured_s * 2.0 ** min(consecutive_failures, 16)  # no float overflow
+        return max(configured_s, min(MAX_RETRY_DELAY_S, doubled_s))
 
     def run(self) -> bool:
         """Run one poll; the module's docstring lists its steps.

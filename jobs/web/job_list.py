@@ -75,7 +75,10 @@ def serialize_job_page(
 
 
 def compute_limit_end(job: dict[str, Any], now: datetime) -> str:
-    """Return when a running job reaches its time limit, for the countdown in the browser; empty for others."""
+    """The time at which a running job reaches its time limit (ISO 8601), for the countdown in the browser.
+
+    "" if the job is not running or has no time limit.
+    """
     left_s = job["time_left_s"]
     return "" if left_s is None else (now + timedelta(seconds=left_s)).isoformat()
 

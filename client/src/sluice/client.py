@@ -177,7 +177,10 @@ class Client:
     def upload(
         self, code: Code, *, progress: Progress | None = None, max_bytes: int = MAX_BYTES
     ) -> str:
-        """Upload code; its SHA-256 is its name. Not sent again if the server has it."""
+        """Upload code and return its SHA-256, by which a submission refers to it.
+
+        Sends nothing if the server already has it.
+        """
         with open_archive(code, max_bytes=max_bytes) as archive:
             try:
                 self.session.json("GET", f"uploads/{archive.sha256}")

@@ -12,7 +12,7 @@ from jobs.jobfile.fields import JOB_NAME_PATTERN
 from jobs.jobfile.importers.draft import Draft, SiteCatalog
 from jobs.jobfile.importers.placeholders import format_scalar
 
-# Fields of manifests that are ignored → warning.
+# Ignored fields that have a warning of their own. Every other field outside _KNOWN_FIELDS gets a general warning.
 _IGNORED_FIELDS = {
     "code_path": msg(
         "import.ffdl.code-uploaded-job-ignored", "is ignored: the code is uploaded with the job."

@@ -546,7 +546,7 @@ def test_last_use_is_recorded_at_most_once_a_minute(make_token_client: Any) -> N
 def test_basic_authentication_is_accepted_only_for_creating_tokens(
     scenario: Scenario, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("accounts.api.SIGN_INS_PER_MINUTE", 3)
+    monkeypatch.setattr("accounts.api.PASSWORD_CHECKS_PER_MINUTE", 3)
     scenario.alice.set_password("correct horse battery")
     scenario.alice.save()
     basic = {"authorization": "Basic YWxpY2U6Y29ycmVjdCBob3JzZSBiYXR0ZXJ5"}
