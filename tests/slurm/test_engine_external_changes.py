@@ -532,6 +532,11 @@ def test_engine_once_and_reconcile(harness: EngineHarness) -> None:
     harness.wait(
         lambda: not harness.slurm("squeue", "-h", "-j", foreign_job_id, "-t", "R,CG,PD"), 30
     )
+    # One pass stores the end only if the accounting database has it: it names the person who cancelled.
+    harness.wait(
+        lambda: "CANCELLED by" in harness.slurm("sacct", "-nXP", "-o", "state", "-j", ids["long"]),
+        30,
+    )
     assert manage(harness, "engine", "--once") == (0, "")
     assert manage(harness, "jobs", "reconcile") == (0, "embedded: 0 live jobs, 0 differences\n")
     short.refresh_from_db()
