@@ -98,7 +98,10 @@ class RemoteProgram(RunningProgram):
     def communicate(
         self, stdin: bytes, deadline: float, max_output_bytes: int
     ) -> tuple[int, bytes, bytes]:
-        """Send stdin and return exit code, stdout and stderr. Raises OutputTooLarge above `max_output_bytes`."""
+        """Send stdin and return exit code, stdout and stderr. Raises OutputTooLarge above `max_output_bytes`.
+
+        Sends no end-of-file: the command line must read exactly these bytes (see `build_command_line`).
+        """
         self._send_stdin(stdin)
         out: list[bytes] = []
         err: list[bytes] = []
@@ -133,17 +136,16 @@ class RemoteProgram(RunningProgram):
 
     def _send_stdin(self, stdin: bytes) -> None:
         if len(stdin) <= self._channel.out_window_size:
-            self._send_and_close_stdin(stdin)
+            self._send_blocks(stdin)
         else:
             # More than the SSH window. The command may read further only after its output was read, so a separate
             # thread sends.
-            threading.Thread(target=self._send_and_close_stdin, args=(stdin,), daemon=True).start()
+            threading.Thread(target=self._send_blocks, args=(stdin,), daemon=True).start()
 
-    def _send_and_close_stdin(self, stdin: bytes) -> None:
+    def _send_blocks(self, stdin: bytes) -> None:
         try:
             for start in range(0, len(stdin), SEND_BYTES):
                 self._channel.sendall(stdin[start : start + SEND_BYTES])
-            self._channel.shutdown_write()
         except (OSError, EOFError):
             return  # the command ended without reading all of it
 

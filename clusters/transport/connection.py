@@ -212,7 +212,9 @@ def _check_identity(connection: Connection, policy: IdentityPolicy) -> None:
     deadline = time.monotonic() + timeout_s
     try:
         program = connection.start(
-            lambda mark: f"echo {mark}; {LOGIN_UID_COMMAND}", program_name="id", timeout_s=timeout_s
+            lambda mark: f"echo {mark}; {LOGIN_UID_COMMAND} </dev/null",
+            program_name="id",
+            timeout_s=timeout_s,
         )
     except (NotStarted, SessionRefused) as problem:
         raise ConnectFailed(

@@ -53,8 +53,14 @@ _NOT_QUOTABLE = re.compile(r"['\\!]")
 _Result = TypeVar("_Result")
 
 
-def build_command_line(argv: Sequence[str], mark: str, *, limit_s: float) -> str:
+def build_command_line(
+    argv: Sequence[str], mark: str, *, limit_s: float, stdin_bytes: int | None = None
+) -> str:
     """A line for any login shell: print `mark`, run `argv`, exit with its exit code.
+
+    The command reads `stdin_bytes` bytes of the channel as its standard input, or the whole channel if that is None.
+    So the client never sends an end-of-file message: paramiko may send it after its reply to the server's close
+    (another thread sends that), and OpenSSH ends a connection that gets a message for a closed channel.
 
     The shell stays the parent, so that a command ended by signal N exits with 128 + N: SSH reports the signal of
     an `exec`ed command in a message that paramiko drops. GNU timeout ends the command and its process group
@@ -79,7 +85,12 @@ def build_command_line(argv: Sequence[str], mark: str, *, limit_s: float) -> str
                 count=len(line),
             )
         )
-    return f"echo {mark}; timeout -k {KILL_AFTER_S} {limit_s:.3f} {line}; exit"
+    line = f"timeout -k {KILL_AFTER_S} {limit_s:.3f} {line}"
+    if stdin_bytes == 0:
+        line += " </dev/null"
+    elif stdin_bytes:
+        line = f"head -c {stdin_bytes} | {line}"
+    return f"echo {mark}; {line}; exit"
 
 
 def _quote(argument: str) -> str | None:
@@ -143,7 +154,7 @@ class SshTransport(StreamedTransport):
         timeout_s: float = DEFAULT_TIMEOUT_S,
         max_output_bytes: int = DEFAULT_MAX_OUTPUT_BYTES,
     ) -> CommandResult:
-        program = self._start_program("command", argv, timeout_s)
+        program = self._start_program("command", argv, timeout_s, stdin_bytes=len(stdin))
         # The timeout begins when the command is started. Connecting before has its own time limits.
         deadline = program.started_at + timeout_s
         try:
@@ -156,14 +167,20 @@ class SshTransport(StreamedTransport):
         return self._start_program("stream", argv, STREAM_LIMIT_S)
 
     def _start_program(
-        self, kind: SessionKind, argv: Sequence[str], timeout_s: float
+        self,
+        kind: SessionKind,
+        argv: Sequence[str],
+        timeout_s: float,
+        stdin_bytes: int | None = None,
     ) -> RemoteProgram:
         limit_s = timeout_s + REMOTE_LIMIT_MARGIN_S
         build_command_line(argv, "", limit_s=limit_s)  # raises BadArgument before connecting
 
         def start(connection: Connection) -> RemoteProgram:
             return connection.start(
-                lambda mark: build_command_line(argv, mark, limit_s=limit_s),
+                lambda mark: build_command_line(
+                    argv, mark, limit_s=limit_s, stdin_bytes=stdin_bytes
+                ),
                 program_name=argv[0],
                 timeout_s=timeout_s,
             )

@@ -413,6 +413,19 @@ def test_200_commands_from_20_threads_as_three_users(connect: Connect) -> None:
     assert pool.stats().opened <= 6
 
 
+def test_short_commands_do_not_break_their_connection(connect: Connect) -> None:
+    # A message for a channel that both sides have closed would end the connection, with all its sessions.
+    pool = connect()
+    users = (ALICE, BOB, CAROL)
+
+    def run_true(number: int) -> int:
+        return pool.transport(users[number % 3]).run(["true"]).exit_code
+
+    with ThreadPoolExecutor(20) as threads:
+        assert set(threads.map(run_true, range(3000))) == {0}
+    assert pool.stats().opened == pool.stats().connections
+
+
 # -- broken connections ------------------------------------------------------------------------
 
 

@@ -14,8 +14,10 @@ from clusters.transport.ssh import build_command_line
 texts = st.text(st.characters(blacklist_characters="\0", blacklist_categories=["Cs"]), max_size=12)
 
 
-def build_line(argv: list[str], mark: str = "m", limit_s: float = 31.0) -> str:
-    return build_command_line(argv, mark, limit_s=limit_s)
+def build_line(
+    argv: list[str], mark: str = "m", limit_s: float = 31.0, stdin_bytes: int | None = None
+) -> str:
+    return build_command_line(argv, mark, limit_s=limit_s, stdin_bytes=stdin_bytes)
 
 
 def shell_output(shell: str, arguments: list[str]) -> bytes:
@@ -94,3 +96,13 @@ def test_time_limit_ends_the_command_and_its_children() -> None:
     line = build_line(["sh", "-c", "sleep 60; echo late"], limit_s=0.2)
     done = subprocess.run(["/bin/sh", "-c", line], capture_output=True, check=False, timeout=10)
     assert (done.returncode, done.stdout) == (124, b"m\n")
+
+
+@pytest.mark.parametrize("shell", ["/bin/sh", "/bin/bash"])
+@pytest.mark.parametrize(("count", "expected"), [(0, b""), (3, b"abc"), (None, b"abcdef")])
+def test_command_reads_the_given_number_of_bytes(
+    shell: str, count: int | None, expected: bytes
+) -> None:
+    line = build_line(["sh", "-c", "cat; exit 7"], stdin_bytes=count)
+    done = subprocess.run([shell, "-c", line], input=b"abcdef", capture_output=True, check=False)
+    assert (done.returncode, done.stdout) == (7, b"m\n" + expected)
