@@ -22,7 +22,7 @@ log=$attempt_dir/logs/$name.log
 state_file=$attempt_dir/tasks/$name.state
 node=${SLURMD_NODENAME:-$(hostname)}
 task_ports=() ip='' state=starting started='' ended='' exit_code='' signal='' reason=''
-task_pid='' kill_timer='' stopping=0 interrupted=0
+task_pid='' kill_timer='' mount_pid='' mount_dir='' stopping=0 interrupted=0
 
 # ---- Reports ----------------------------------------------------------------------------------
 
@@ -49,6 +49,7 @@ finish_task() {
   ((exit_code > 128 && exit_code < 193)) && signal=$((exit_code - 128))
   [[ -z $kill_timer ]] || kill -KILL "$kill_timer" 2>/dev/null
   [[ -z ${canary-} ]] || kill -KILL "$canary" 2>/dev/null
+  unmount_image
   write_state
   printf 'ended %s %s %s %s\n' "$role" "$index" "$exit_code" "$reason"
   exit "$exit_code"
@@ -241,13 +242,105 @@ wait_for_go() {
   done
 }
 
+# ---- The container ----------------------------------------------------------------------------
+
+# Slurm sends SIGTERM to every process of a step (proctrack/linuxproc), also to the squashfuse process that
+# Apptainer starts for a SIF image: the task loses its file system before it can save. libfuse keeps SIGTERM
+# ignored if it is ignored at start, but Apptainer's Go code resets it. So this script mounts the image itself
+# and gives Apptainer the directory.
+
+# little_endian START COUNT: sets `value` to the unsigned number at this place of the array `bytes`.
+little_endian() {
+  local i
+  value=0
+  for ((i = $1 + $2 - 1; i >= $1; i--)); do ((value = value * 256 + bytes[i])); done
+}
+
+# find_squashfs FILE: sets `offset` to the start of the root file system in a SIF image; fails for other files and
+# for encrypted images. A SIF file has a header of 128 bytes and descriptors of 585 bytes.
+find_squashfs() {
+  local bytes value start
+  read -ra bytes < <(od -An -v -tu1 -w128 -N128 -- "$1" 2>/dev/null)
+  [[ ${bytes[*]:32:9} == '83 73 70 95 77 65 71 73 67' ]] || return # SIF_MAGIC
+  little_endian 96 8
+  start=$value
+  little_endian 88 8
+  while read -ra bytes; do
+    # A used descriptor of a partition (0x4004) with squashfs (1) as the primary system (2).
+    [[ ${bytes[*]:0:5} == '4 64 0 0 1' && ${bytes[*]:201:8} == '1 0 0 0 2 0 0 0' ]] || continue
+    little_endian 17 8
+    offset=$value
+    return
+  done < <(od -An -v -tu1 -w585 -j"$start" -N$((value * 585)) -- "$1" 2>/dev/null)
+  return 1
+}
+
+# needs_user_namespace: true if Apptainer is installed with setuid. It then cannot read a FUSE mount of the user,
+# unless it uses a user namespace.
+needs_user_namespace() {
+  local prefix starter
+  prefix=$(readlink -f -- "$(type -P "$runtime_program")")
+  prefix=${prefix%/*/*}
+  for starter in "$prefix"/{libexec,lib,lib64,lib/*-linux-gnu}/{apptainer,singularity}/bin/starter-suid; do
+    [[ -u $starter ]] && return
+  done
+  return 1
+}
+
+# unmount_stale_images: unmounts images whose squashfuse process was killed, with its job, on this node.
+unmount_stale_images() {
+  local dir
+  for dir in "${TMPDIR:-/tmp}/sluice-image-$UID-"*; do
+    [[ ! -e $dir && $dir != *'*' ]] || continue
+    { fusermount3 -uz "$dir" || fusermount -uz "$dir"; } 2>/dev/null && rmdir "$dir" 2>/dev/null
+  done
+}
+
+# mount_image: mounts the role's SIF image on this node, with SIGTERM ignored, and sets image_root to the directory.
+# Fails if the image cannot be mounted this way; Apptainer then mounts it.
+mount_image() {
+  local program offset deadline=$((SECONDS + 20))
+  [[ -f $image_file ]] && program=$(type -P squashfuse_ll || type -P squashfuse) || return
+  find_squashfs "$image_file" || return
+  if needs_user_namespace; then
+    unshare --user true 2>/dev/null || return
+    argv+=(--userns)
+  fi
+  unmount_stale_images
+  mount_dir=$(mktemp -d "${TMPDIR:-/tmp}/sluice-image-$UID-XXXXXXXX") || return
+  # A session of its own: signals to the task's process group do not reach it.
+  (
+    trap '' TERM
+    exec setsid "$program" -f -o "offset=$offset" "$image_file" "$mount_dir"
+  ) </dev/null >/dev/null 2>&1 &
+  mount_pid=$!
+  until compgen -G "$mount_dir/*" >/dev/null; do
+    if ! kill -0 "$mount_pid" 2>/dev/null || ((SECONDS >= deadline)); then
+      unmount_image
+      return 1
+    fi
+    sleep 0.01
+  done
+  image_root=$mount_dir
+}
+
+# unmount_image: ends the squashfuse process of mount_image. libfuse unmounts at SIGHUP.
+unmount_image() {
+  [[ -n $mount_pid ]] || return 0
+  kill -HUP "$mount_pid" 2>/dev/null
+  wait "$mount_pid" 2>/dev/null
+  rmdir "$mount_dir" 2>/dev/null
+  mount_pid=''
+}
+
 # container_argv: sets argv, the command that runs enter.sh in the role's container.
 container_argv() {
-  local i mount mode
+  local i mount mode image_root=$image_file
   case $runtime in
     apptainer | singularity)
       # No --env: Apptainer evaluates such values in a shell. enter.sh sets the variables.
       argv=("$runtime_program" -s exec --cleanenv)
+      mount_image
       [[ -z $gpu_option ]] || ((!role_gpus)) || argv+=("$gpu_option")
       ;;
     enroot)
@@ -273,7 +366,7 @@ container_argv() {
     ((shm_mib)) && argv+=(--mount "tmpfs:/dev/shm:tmpfs:x-create=dir,size=${shm_mib}m")
     argv+=("$container")
   else
-    argv+=("$image_file")
+    argv+=("$image_root")
   fi
 }
 
