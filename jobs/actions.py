@@ -95,6 +95,7 @@ def create_job(
         code_upload=code_upload,
         cloned_from=cloned_from,
         retry_count=spec.retry_count,
+        grace_s=spec.grace_period,
         has_secrets=bool(secrets or image_logins),
         **_build_plan_columns(job_plan),
         state=INITIAL_TRANSITION.state.value,

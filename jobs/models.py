@@ -143,6 +143,8 @@ class Job(models.Model):
     ended_at = models.DateTimeField(_("ended"), null=True, blank=True)
     expected_start = models.DateTimeField(_("expected start"), null=True, blank=True)
     time_limit_s = models.PositiveIntegerField(_("time limit (s)"), null=True, blank=True)
+    # The job file's gracePeriod; None: the cluster's.
+    grace_s = models.PositiveIntegerField(_("grace period (s)"), null=True, blank=True)
     # Time since which neither squeue nor sacct has the job; null while one of them has it.
     lost_since = models.DateTimeField(_("unknown to Slurm since"), null=True, blank=True)
     watched_until = models.DateTimeField(_("watched until"), null=True, blank=True)
@@ -314,7 +316,8 @@ class Attempt(models.Model):
     signal = models.IntegerField(_("signal"), null=True, blank=True)
     created_at = models.DateTimeField(_("created"), default=timezone.now)
     unanswered_since = models.DateTimeField(_("no answer since"), null=True, blank=True)
-    stop_sent_at = models.DateTimeField(_("stop sent"), null=True, blank=True)
+    # A stop was sent. If the attempt is still live at this time, it is sent again.
+    stop_retry_at = models.DateTimeField(_("stop sent again at"), null=True, blank=True)
     submitted_at = models.DateTimeField(_("submitted"), null=True, blank=True)
     started_at = models.DateTimeField(_("started"), null=True, blank=True)
     ended_at = models.DateTimeField(_("ended"), null=True, blank=True)

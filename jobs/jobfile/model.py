@@ -326,6 +326,21 @@ class JobSpec(Section):
             "basics", help=_("For example 90m, 2h30m or 1-12:00:00."), placeholder="2h30m"
         ),
     )
+    grace_period: Duration | None = Field(
+        default=None,
+        title=_("Time to save"),
+        description=_(
+            "Time between SIGTERM and SIGKILL when the job is stopped, at most 1h; before the time limit, part of it. "
+            "Absent: the cluster's, usually 30 s."
+        ),
+        json_schema_extra=form(
+            "basics",
+            professional=True,
+            placeholder="30s",
+            width="third",
+            help=_("After SIGTERM, before the tasks are killed."),
+        ),
+    )
     estimated_duration: Duration | None = Field(
         default=None,
         title=_("Estimated duration"),

@@ -14,10 +14,11 @@ from pydantic.alias_generators import to_camel
 
 from core.messages import Message, _
 from jobs.jobfile.errors import Loc
-from jobs.jobfile.fields import to_identifier
+from jobs.jobfile.fields import parse_duration, to_identifier
 
 MAX_ROLES = 100
 MAX_TASKS = 2000
+MAX_GRACE_S = 3600
 
 # Keys in the file that are not the camelCase form of the attribute.
 _IRREGULAR_KEYS = {"memory_mb": "memoryMB", "shm_mb": "shmMB"}
@@ -49,6 +50,15 @@ def _get_number(section: Any, name: str, default: int) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
+def _get_duration(section: Any, name: str) -> int | None:
+    """The seconds in a field; None if it is absent or not valid."""
+    value = _get_field(section, name)
+    try:
+        return None if value is None else parse_duration(value)
+    except ValueError:
+        return None
+
+
 def _get_list(section: Any, name: str) -> Sequence[Any]:
     value = _get_field(section, name)
     return value if isinstance(value, list | tuple) else ()
@@ -70,6 +80,20 @@ def find_rule_violations(job: Any) -> Iterator[RuleViolation]:
     yield from _check_services(job, roles)
     yield from _check_image(job, roles)
     yield from _check_namespace(job)
+    yield from _check_grace_period(job)
+
+
+def _check_grace_period(job: Any) -> Iterator[RuleViolation]:
+    grace_s, limit_s = _get_duration(job, "grace_period"), _get_duration(job, "time_limit")
+    if grace_s is None:
+        return
+    if grace_s > MAX_GRACE_S:
+        message = _("may be at most one hour.")
+    elif limit_s is not None and grace_s >= limit_s:
+        message = _("is part of timeLimit and must be shorter; lower it or raise timeLimit.")
+    else:
+        return
+    yield RuleViolation(("gracePeriod",), "grace_too_long", message, grace_s)
 
 
 def _check_counts(job: Any, roles: Sequence[Any]) -> Iterator[RuleViolation]:

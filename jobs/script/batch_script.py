@@ -8,18 +8,17 @@ from __future__ import annotations
 import re
 
 from core.messages import msg
-from jobs.jobfile import JobSpec, TaskRole
+from jobs.jobfile import TaskRole
 from jobs.jobfile.fields import format_duration
 from jobs.plan import Group, Plan, RolePlan, describe_plan
 from jobs.script.context import RenderContext
 from jobs.script.framework_variables import uses_srun_mpi
-from jobs.script.paths import AttemptPaths
 from jobs.script.quoting import quote, quote_path, render_array, render_case_function
-from jobs.script.render_options import RenderError, RenderOptions
+from jobs.script.render_options import RenderError
 from jobs.script.task_state import ScriptExit, render_exit_codes
 
 # Slurm sends the signal of `sbatch --signal` up to a minute earlier than requested, so a job with a shorter time
-# limit could get it at its start.
+# limit could get it at its start, before the script handles it. For shorter limits the script measures the time.
 MIN_TIME_LIMIT_FOR_SIGNAL_S = 300
 _UNQUOTED_OPTION_VALUE = re.compile(r"[\w./:=,+@~&|*!()\[\]-]+")
 
@@ -66,9 +65,13 @@ def _build_group_options(plan: Plan, group: Group) -> list[tuple[str, object]]:
     return [*options, ("gpus-per-task", gpu)] if role.gpus else options
 
 
-def _render_header(
-    spec: JobSpec, plan: Plan, paths: AttemptPaths, options: RenderOptions
-) -> list[str]:
+def _limit_is_announced(plan: Plan) -> bool:
+    """Whether Slurm announces the time limit to the batch script."""
+    return plan.time_limit_s is None or plan.time_limit_s >= MIN_TIME_LIMIT_FOR_SIGNAL_S
+
+
+def _render_header(context: RenderContext) -> list[str]:
+    spec, plan, paths, options = context.spec, context.plan, context.paths, context.options
     common: list[tuple[str, object]] = []
     for name, value in (
         ("account", plan.account),
@@ -90,8 +93,8 @@ def _render_header(
         render_sbatch_line("export", "NONE"),
         "#SBATCH --requeue" if options.requeue else "#SBATCH --no-requeue",
     ]
-    if plan.time_limit_s is None or plan.time_limit_s >= MIN_TIME_LIMIT_FOR_SIGNAL_S:
-        lines.append(render_sbatch_line("signal", f"B:USR1@{options.grace_s}"))
+    if _limit_is_announced(plan):
+        lines.append(render_sbatch_line("signal", f"B:USR1@{context.grace_s}"))
     for group in plan.groups:
         if group.index:
             lines.append("#SBATCH hetjob")
@@ -156,12 +159,13 @@ def render_batch_data(context: RenderContext) -> str:
     plan = context.plan
     rules = [_decide_completion_rules(role) for role in context.spec.task_roles]
     lines = [
-        *_render_header(context.spec, plan, context.paths, context.options),
+        *_render_header(context),
         "# shellcheck disable=SC2016  # text in single quotes is data",
         "",
         "# ---- Data of the job: arrays by role, in the order of the job file " + "-" * 26,
         f"attempt_dir={quote(context.paths.dir)}",
-        f"grace_s={context.options.grace_s} # between SIGTERM and SIGKILL",
+        f"grace_s={context.grace_s} # between SIGTERM and SIGKILL",
+        f"time_limit_s={context.slurm_time_limit_s or 0} limit_signal={int(_limit_is_announced(plan))} # 1: Slurm announces the limit",
         render_array("role_names", (quote(role.name) for role in plan.roles)),
         render_array("role_tasks", (str(role.tasks) for role in plan.roles)),
         render_array("role_groups", (str(role.group) for role in plan.roles), "het job component"),

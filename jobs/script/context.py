@@ -28,6 +28,20 @@ class RenderContext:
     logins: Mapping[str, Mapping[str, str]] = field(default_factory=dict, repr=False)
 
     @property
+    def slurm_time_limit_s(self) -> int | None:
+        """The time limit that Slurm enforces: it rounds limits up to minutes. None: the partition's."""
+        limit_s = self.plan.time_limit_s
+        return None if limit_s is None else -(-limit_s // 60) * 60
+
+    @property
+    def grace_s(self) -> int:
+        """Seconds between SIGTERM and SIGKILL: the job's, or else the cluster's; at most half of the time limit."""
+        requested_s = self.spec.grace_period
+        grace_s = self.options.grace_s if requested_s is None else requested_s
+        limit_s = self.slurm_time_limit_s
+        return grace_s if limit_s is None else min(grace_s, limit_s // 2)
+
+    @property
     def runtime_program(self) -> str:
         """The program that starts containers."""
         return self.options.runtime_program or self.options.runtime

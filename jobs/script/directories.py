@@ -45,7 +45,10 @@ def resolve_directories(
     code = paths.code_dir if uploaded else spec.code_dir
     binds = _list_binds(spec, paths, code, options)
     work = code if _is_cluster_path(code) else f"{paths.dir}/work"
-    created = tuple(d for d in (spec.output_dir,) if _is_cluster_path(d))
+    created = (
+        paths.checkpoint_dir,
+        *(d for d in (spec.output_dir,) if _is_cluster_path(d)),
+    )
     required = [bind.source for bind in binds if bind.source not in (paths.dir, "~", *created)]
     return Directories(
         work=work,
@@ -55,6 +58,7 @@ def resolve_directories(
             output=spec.output_dir,
             code=code,
             work=work,
+            checkpoint=paths.checkpoint_dir,
             attempt=paths.dir,
             fs_uri=options.fs_uri,
         ),
@@ -73,7 +77,8 @@ def _list_binds(
     Of several mounts with the same target, the last one is used.
     """
     binds = [Bind(path, path) for path in options.site_binds]
-    binds += [Bind(paths.dir, paths.dir), Bind("~", "/userhome")]
+    binds += [Bind(path, path) for path in (paths.dir, paths.checkpoint_dir)]
+    binds.append(Bind("~", "/userhome"))
     for source, alias, read_only in (
         (code, "/code", False),
         (spec.data_dir, "/dataset", True),

@@ -38,6 +38,11 @@ class AttemptPaths:
         return posixpath.join(self.work_root, "jobs", self.job_uuid)
 
     @property
+    def checkpoint_dir(self) -> str:
+        """CHECKPOINT_DIR of the tasks. All attempts of the job share it, so that a retry can resume."""
+        return posixpath.join(self.job_dir, "checkpoint")
+
+    @property
     def dir(self) -> str:
         """The work directory: sbatch gets it as --chdir; squeue and sacct show it, so it is the submission token."""
         return posixpath.join(self.job_dir, str(self.attempt))

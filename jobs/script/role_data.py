@@ -49,7 +49,7 @@ def render_role_data(
         "# shellcheck shell=bash disable=SC2016,SC2034  # text in single quotes is data; task.sh uses the variables",
         "",
         f"work_dir={quote_path(context.dirs.work)}",
-        f"grace_s={options.grace_s} # between SIGTERM and SIGKILL",
+        f"grace_s={context.grace_s} # between SIGTERM and SIGKILL",
         f"is_debug={int(context.spec.is_debug)}",
         f"task_count={context.spec.task_count} # of all roles",
         f"port_low={options.port_low} port_high={options.port_high} ports_per_task={_ports_per_task(context)}",

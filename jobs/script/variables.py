@@ -147,7 +147,15 @@ def merge_user_variables(spec: JobSpec, role: TaskRole) -> dict[str, str]:
 
 
 def build_directory_variables(
-    spec: JobSpec, *, data: str, output: str, code: str, work: str, attempt: str, fs_uri: str
+    spec: JobSpec,
+    *,
+    data: str,
+    output: str,
+    code: str,
+    work: str,
+    checkpoint: str,
+    attempt: str,
+    fs_uri: str,
 ) -> dict[str, str]:
     """Build the variables with the job's directories, under OpenPAI's and FfDL's names.
 
@@ -159,7 +167,7 @@ def build_directory_variables(
         "MODEL_DIR": code or work,
         "RESULT_DIR": result,
         "JOB_RESULT_DIR": result,
-        "CHECKPOINT_DIR": result,
+        "CHECKPOINT_DIR": checkpoint,
         "LOG_DIR": f"{attempt}/logs",
         "JOB_STATE_DIR": attempt,
     }

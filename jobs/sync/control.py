@@ -59,7 +59,7 @@ def has_pending_control_requests(cluster: Cluster) -> bool:
     """Return whether a stop or a time limit has to be sent."""
     live = Attempt.objects.filter(cluster=cluster, phase=Attempt.Phase.LIVE)
     return (
-        live.filter(Q(job__wanted_time_limit_s__isnull=False) | _unacknowledged_stops(cluster))
+        live.filter(Q(job__wanted_time_limit_s__isnull=False) | _unacknowledged_stops())
         .values("pk")[:1]
         .exists()
     )
@@ -72,21 +72,26 @@ def send_control_requests(
     _send_time_limits(cluster, slurm, lease, stats)
 
 
-def _unacknowledged_stops(cluster: Cluster) -> Q:
-    """Select attempts whose stop was never sent, or was sent more than grace_s + STOP_SLACK_S ago."""
-    resend_after = timedelta(seconds=cluster.grace_s + STOP_SLACK_S)
+def _unacknowledged_stops() -> Q:
+    """Select attempts whose stop was never sent, or whose time to send it again has come."""
     return ~Q(job__wanted=DesiredState.RUN) & (
-        Q(stop_sent_at__isnull=True) | Q(stop_sent_at__lt=timezone.now() - resend_after)
+        Q(stop_retry_at__isnull=True) | Q(stop_retry_at__lt=timezone.now())
     )
 
 
 def _send_stops(cluster: Cluster, slurm: SlurmClient, lease: Lease, stats: EngineStats) -> None:
     attempts = (
-        Attempt.objects.filter(
-            _unacknowledged_stops(cluster), cluster=cluster, phase=Attempt.Phase.LIVE
+        Attempt.objects.filter(_unacknowledged_stops(), cluster=cluster, phase=Attempt.Phase.LIVE)
+        .select_related("job")
+        .order_by("stop_retry_at", "id")
+        .only(
+            "unix_user",
+            "slurm_job_id",
+            "slurm_state",
+            "started_at",
+            "stop_retry_at",
+            "job__grace_s",
         )
-        .order_by("stop_sent_at", "id")
-        .only("unix_user", "slurm_job_id", "slurm_state", "started_at", "stop_sent_at")
     )
     groups: dict[tuple[str, bool], list[Attempt]] = defaultdict(list)
     for attempt in attempts[: STOPS_PER_COMMAND * 5]:
@@ -102,9 +107,16 @@ def _send_stops(cluster: Cluster, slurm: SlurmClient, lease: Lease, stats: Engin
             if not (signal_script and _signal_batch_script(slurm, ids, unix_user, stats)):
                 _cancel_jobs(cluster, slurm, ids, unix_user, stats)
             with lease.fenced_transaction():
-                Attempt.objects.filter(pk__in=[attempt.pk for attempt in chunk]).update(
-                    stop_sent_at=timezone.now()
-                )
+                _set_retry_times(cluster, chunk)
+
+
+def _set_retry_times(cluster: Cluster, attempts: Sequence[Attempt]) -> None:
+    now = timezone.now()
+    for attempt in attempts:
+        job_grace_s = attempt.job.grace_s
+        grace_s = cluster.grace_s if job_grace_s is None else job_grace_s
+        attempt.stop_retry_at = now + timedelta(seconds=grace_s + STOP_SLACK_S)
+    Attempt.objects.bulk_update(attempts, ["stop_retry_at"])
 
 
 def _can_signal_script(attempt: Attempt) -> bool:
@@ -114,7 +126,7 @@ def _can_signal_script(attempt: Attempt) -> bool:
     """
     started_at = attempt.started_at
     return (
-        attempt.stop_sent_at is None
+        attempt.stop_retry_at is None
         and attempt.slurm_state == "RUNNING"
         and started_at is not None
         and timezone.now() - started_at > SIGNAL_READY_AFTER

@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import time
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -128,9 +128,13 @@ class BatchHarness:
         job: dict[str, Any],
         files: dict[str, str] | None = None,
         slurm_conf: Path | None = None,
+        attempt_of: SubmittedAttempt | None = None,
         **options: Any,
     ) -> SubmittedAttempt:
+        """Submit a job, or a further attempt of the job of `attempt_of`."""
         paths = AttemptPaths(self.root, str(uuid.uuid4()), 1)
+        if attempt_of is not None:
+            paths = replace(attempt_of.paths, attempt=attempt_of.paths.attempt + 1)
         code = Path(paths.dir) / "code"
         document = {"jobName": "t", "image": "busybox", "timeLimit": "10m", **job}
         if files:

@@ -6,6 +6,7 @@ import json
 import os
 import pwd
 import shutil
+import signal
 import socket
 import subprocess
 import textwrap
@@ -263,17 +264,67 @@ def test_stop_sends_sigterm_to_the_task_process_once(
     assert job.script_result().outcome == "stopped"
 
 
-def test_tasks_get_sigterm_before_the_time_limit(batch_harness: BatchHarness) -> None:
+def test_sigterm_for_the_wrapper_alone_reaches_the_program_once(
+    batch_harness: BatchHarness,
+) -> None:
+    """As with proctrack/cgroup, where Slurm signals only the direct children of slurmstepd."""
     job = batch_harness.submit(
-        {"image": "python", "taskRoles": [role("w", "python3 catch.py 0; exit 4")]},
+        {"image": "python", "taskRoles": [role("w", "python3 catch.py 1")]},
         files={"catch.py": CATCH},
     )
     job.wait_for_output("w")
-    # Slurm sends this signal because of `#SBATCH --signal`.
-    job.command("scancel", "--batch", "--signal=USR1", job.slurm_job_id)
-    job.wait_until("the result", lambda: Path(job.paths.script_result).exists())
+    wrappers = subprocess.run(
+        ["pgrep", "-f", f"task.sh {job.paths.dir} 0 0"], capture_output=True, text=True, check=True
+    ).stdout.split()
+    parents = {
+        pid: Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1] for pid in wrappers
+    }
+    wrapper = next(
+        pid
+        for pid in wrappers
+        if parents[pid] not in wrappers and "srun" not in Path(f"/proc/{pid}/comm").read_text()
+    )
+    os.kill(int(wrapper), signal.SIGTERM)
+    job.wait_for_end()
+    assert job.log_text("w").count("SIGTERM") == 1
+    assert "saved" in job.log_text("w")
+
+
+@pytest.mark.parametrize("limit", ["1m", "10m"])
+def test_tasks_get_sigterm_before_the_time_limit(batch_harness: BatchHarness, limit: str) -> None:
+    job = batch_harness.submit(
+        {
+            "image": "python",
+            "timeLimit": limit,
+            "gracePeriod": "25s",
+            "taskRoles": [role("w", "python3 catch.py 0; exit 4")],
+        },
+        files={"catch.py": CATCH},
+    )
+    job.wait_for_output("w")
+    if limit == "10m":
+        # The announcement of `#SBATCH --signal` comes too early: the script asks Slurm for the time left.
+        job.command("scancel", "--batch", "--signal=USR1", job.slurm_job_id)
+        time.sleep(3)
+        assert job.log_text("w").count("SIGTERM") == 0
+        update = ["scontrol", "update", f"JobId={job.slurm_job_id}", "TimeLimit=1"]
+        subprocess.run(update, env=job.cluster.env, check=True)
+        job.command("scancel", "--batch", "--signal=USR1", job.slurm_job_id)
+    job.wait_until("the result", lambda: Path(job.paths.script_result).exists(), 70)
     assert (job.script_result().outcome, job.script_result().rule) == ("failed", "time_limit")
     assert job.log_text("w").count("SIGTERM") == 1
+    assert "saved" in job.log_text("w")
+    assert job.wait_for_end(90)[0] == "TIMEOUT"
+
+
+def test_checkpoint_directory_is_shared_by_attempts(batch_harness: BatchHarness) -> None:
+    command = 'echo "attempt $SLUICE_ATTEMPT restart $SLUICE_RESTART_COUNT"; ls "$CHECKPOINT_DIR"; touch "$CHECKPOINT_DIR/step-1"'
+    first = batch_harness.submit({"taskRoles": [role("w", command)]})
+    assert first.wait_for_end() == ("COMPLETED", "0:0")
+    second = batch_harness.submit({"taskRoles": [role("w", command)]}, attempt_of=first)
+    assert second.wait_for_end() == ("COMPLETED", "0:0")
+    assert first.log_text("w") == "attempt 1 restart 0\n"
+    assert second.log_text("w") == "attempt 2 restart 0\nstep-1\n"
 
 
 def test_output_is_byte_exact(batch_harness: BatchHarness) -> None:

@@ -145,9 +145,9 @@ def test_stop_sends_sigterm_to_every_task_and_waits_grace_period(harness: Engine
     settled_at = timezone.now() + SIGNAL_READY_AFTER
     harness.wait(lambda: timezone.now() > settled_at, 20)
     actions.stop_job(job=stuck, by=harness.alice)
-    harness.wait(lambda: harness.attempt(stuck).stop_sent_at is not None, 20, "stop not sent")
+    harness.wait(lambda: harness.attempt(stuck).stop_retry_at is not None, 20, "stop not sent")
     long_ago = timezone.now() - timedelta(seconds=60)
-    Attempt.objects.filter(job=stuck).update(stop_sent_at=long_ago)  # the grace period is over
+    Attempt.objects.filter(job=stuck).update(stop_retry_at=long_ago)  # the grace period is over
     stop_all(harness, simple, packed, het, ignoring, stuck, waiting)
     saving = [(simple, "main-0")]
     saving += [(job, role) for job in (packed, het) for role in ("ps-0", "worker-0")]

@@ -9,7 +9,8 @@ set -u
 umask 077
 restart_count=${SLURM_RESTART_COUNT:-0} # how often Slurm has requeued the job; it runs in the same directory again
 task_count=0
-ready_tasks=0 ended_tasks=0 live_steps=0 started=0 stopping=0 stop_requested=0 time_limit_near=0
+ready_tasks=0 ended_tasks=0 live_steps=0 started=0 stopping=0 stop_requested=0
+limit_announced=0 limit_check_at=0 time_limit_near=0
 partial_line='' outcome='' job_exit=0 deciding_role='' deciding_index=''
 declare -A address ports host task_ended
 declare -a failed succeeded ended_in_role step_id step_live go_pipe
@@ -60,7 +61,7 @@ prepare() {
   trap 'rm -rf "$pipes"; kill "$canary" 2>/dev/null' EXIT
   trap 'stopping=1' TERM                  # from Slurm: cancelled, preempted, requeued, time limit
   trap 'stopping=1 stop_requested=1' USR2 # a requested stop: scancel --batch --signal=USR2
-  trap 'time_limit_near=1' USR1           # from Slurm (sbatch --signal), before the time limit
+  trap 'limit_announced=1 limit_check_at=0' USR1 # from Slurm (sbatch --signal), before the time limit
   local name r
   # Each srun gets all its options as arguments; the variables that sbatch sets would add further options.
   for name in "${!SLURM_@}"; do
@@ -375,16 +376,41 @@ wait_for_steps() {
   while ((live_steps > 0 && SECONDS < deadline)); do next_event; done
 }
 
+# seconds_to_limit: prints the seconds until Slurm ends the job. The limit may have changed since the submission, so
+# Slurm is asked; if it does not reply, the limit at submission counts.
+seconds_to_limit() {
+  local end
+  end=$(timeout 10 squeue --noheader --jobs="$SLURM_JOB_ID" --format=%e 2>/dev/null | head -n 1)
+  if end=$(date -d "$end" +%s 2>/dev/null); then
+    printf '%s' $((end - $(printf '%(%s)T' -1)))
+  else
+    printf '%s' $((time_limit_s - SECONDS))
+  fi
+}
+
+# check_time_limit: sends SIGTERM to the tasks grace_s seconds before the time limit. Slurm announces the limit up to
+# a minute early, and does not announce a short limit; then limit_check_at, in seconds since the start, is set.
+check_time_limit() {
+  local left
+  ((!time_limit_near && limit_announced && SECONDS >= limit_check_at)) || return 0
+  left=$(seconds_to_limit)
+  if ((left > grace_s + 1)); then
+    ((limit_check_at = SECONDS + (left - grace_s < 300 ? left - grace_s : 300))) # the limit may change
+    return
+  fi
+  time_limit_near=1
+  log_message "the time limit is near: sending SIGTERM to the tasks"
+  end_steps
+}
+
 # supervise: handles reports and signals until the outcome is decided.
 supervise() {
-  local warned=0
+  if ((limit_signal == 0 && time_limit_s)); then
+    limit_announced=1 limit_check_at=$((time_limit_s - grace_s))
+  fi
   while [[ -z $outcome ]]; do
     next_event
-    if ((time_limit_near && !warned)); then
-      warned=1
-      log_message "the time limit is near: sending SIGTERM to the tasks"
-      end_steps
-    fi
+    check_time_limit
     ((stopping)) && decide stopped stop '' '' "$exit_stopped" stopped
   done
 }

@@ -210,6 +210,8 @@ build_environment() {
     esac
   done
   role_variables "$role"
+  variable SLUICE_ATTEMPT "${attempt_dir##*/}"
+  variable SLUICE_RESTART_COUNT "$restart_count"
   role_commands "$role"
   assign _sluice_pre "$pre_command"
   assign _sluice_command "$command"

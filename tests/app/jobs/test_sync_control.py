@@ -14,7 +14,7 @@ from clusters.slurm.client import SlurmClient
 from clusters.transport.base import CommandResult, Transport
 from engine.lease import Lease
 from jobs import actions
-from jobs.models import Attempt
+from jobs.models import Attempt, Job
 from jobs.sync.control import has_pending_control_requests, send_control_requests
 from tests.app.scenario import Scenario, make_scenario
 
@@ -122,10 +122,22 @@ def test_running_script_is_signalled_then_cancelled_after_grace(scenario: Scenar
     slurm = FakeSlurmClient()
     assert sent_stops(scenario, slurm) == [SIGNALLED]
     assert not has_pending_control_requests(scenario.cluster)
-    late = timezone.now() - timedelta(seconds=scenario.cluster.grace_s + 31)
-    Attempt.objects.filter(pk=attempt.pk).update(stop_sent_at=late)
+    Attempt.objects.filter(pk=attempt.pk).update(stop_retry_at=timezone.now())
     assert sent_stops(scenario, slurm) == [CANCELLED]
     assert not has_pending_control_requests(scenario.cluster)
+
+
+@pytest.mark.parametrize(("grace_s", "expected_s"), [(None, 30 + 30), (600, 600 + 30)])
+def test_stop_is_sent_again_after_the_grace_period_of_the_job(
+    scenario: Scenario, grace_s: int | None, expected_s: int
+) -> None:
+    attempt = create_stopping_attempt(scenario, slurm_state="RUNNING", running_for_s=60)
+    Job.objects.filter(pk=attempt.job_id).update(grace_s=grace_s)
+    before = timezone.now()
+    sent_stops(scenario, FakeSlurmClient())
+    attempt.refresh_from_db()
+    assert attempt.stop_retry_at is not None
+    assert abs((attempt.stop_retry_at - before).total_seconds() - expected_s) < 5
 
 
 @pytest.mark.parametrize(

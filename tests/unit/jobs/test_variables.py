@@ -133,6 +133,7 @@ def test_jobs_can_override_variables_without_reserved_prefix():
         "output": "",
         "code": "",
         "work": "/w",
+        "checkpoint": "/c",
         "attempt": "/a",
         "fs_uri": "/f",
     }
@@ -147,7 +148,7 @@ def test_jobs_can_override_variables_without_reserved_prefix():
         "MODEL_DIR": "/w",
         "RESULT_DIR": "/w",
         "JOB_RESULT_DIR": "/w",
-        "CHECKPOINT_DIR": "/w",
+        "CHECKPOINT_DIR": "/c",
         "LOG_DIR": "/a/logs",
         "JOB_STATE_DIR": "/a",
     }
