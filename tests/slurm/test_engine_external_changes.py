@@ -39,7 +39,8 @@ from jobs.lifecycle.states import END_STATES
 from jobs.models import Attempt, Job
 from jobs.store.uploads import IncomingUpload
 from jobs.sync.control import SIGNAL_READY_AFTER
-from tests.conftest import PROJECT, EmbeddedCluster
+from tests.conftest import EmbeddedCluster
+from tests.sluice_server import PROJECT
 from tests.slurm.engine_process import EngineHarness, make_engine_harness
 from tests.slurm.test_engine import prepare_cluster
 

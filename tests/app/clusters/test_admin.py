@@ -29,10 +29,9 @@ from clusters.models import (
     store_capacity,
     store_status,
 )
+from tests.app.scenario import HOST_KEY
 
 pytestmark = pytest.mark.django_db
-
-HOST_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIEKxLCDZBoJBGqKcQmYFYGQaJ1Vf8mqUX1oJsT9Rf5CC"
 
 
 @pytest.fixture

@@ -26,10 +26,9 @@ from clusters.models import (
     store_status,
     unix_user_for,
 )
+from tests.app.scenario import HOST_KEY
 
 pytestmark = pytest.mark.django_db
-
-HOST_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIEKxLCDZBoJBGqKcQmYFYGQaJ1Vf8mqUX1oJsT9Rf5CC"
 
 
 def make_cluster(**fields: Any) -> Cluster:

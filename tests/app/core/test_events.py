@@ -39,14 +39,9 @@ from core.runtime import process_state
 from gateway.asgi import application
 from jobs import actions
 from jobs.models import Job
-from tests.app.scenario import Scenario, make_scenario
+from tests.app.scenario import Scenario
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-
-@pytest.fixture
-def scenario() -> Scenario:
-    return make_scenario()
 
 
 @pytest.fixture(autouse=True)

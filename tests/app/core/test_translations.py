@@ -37,7 +37,7 @@ from core.translation import translate
 from jobs.lifecycle.states import Reason
 from jobs.models import Job
 from jobs.web.clusters import translate_check_results
-from tests.app.scenario import Scenario, make_scenario
+from tests.app.scenario import Scenario, client_for
 
 PROJECT = Path(__file__).resolve().parents[3]
 SOURCES = [
@@ -245,16 +245,8 @@ WARNED_FILES: list[Any] = [
 
 
 @pytest.fixture
-def scenario() -> Scenario:
-    rate_limit_buckets.clear()
-    return make_scenario()
-
-
-@pytest.fixture
 def alice(scenario: Scenario) -> Client:
-    client = Client(headers={"accept-language": "zh-hans"})
-    client.force_login(scenario.alice)
-    return client
+    return client_for(scenario.alice, **{"accept-language": "zh-hans"})
 
 
 def post(client: Client, path: str, body: Any) -> Any:

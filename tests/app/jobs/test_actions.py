@@ -25,14 +25,9 @@ from jobs.models import Job, JobSecret
 from jobs.plan import PlanError
 from jobs.store import secrets as job_secrets
 from jobs.store.access import JobAction, can, jobs_visible_to
-from tests.app.scenario import Scenario, make_scenario, make_spec
+from tests.app.scenario import Scenario, make_spec
 
 pytestmark = pytest.mark.django_db
-
-
-@pytest.fixture
-def scenario() -> Scenario:
-    return make_scenario()
 
 
 def event_kinds(job: Job) -> list[str]:

@@ -12,7 +12,7 @@ from clusters.models import UnixAccount
 from jobs import job_templates
 from jobs.jobfile.parameters import TemplateParameter
 from jobs.models import Job, JobTemplate
-from tests.app.scenario import Scenario, make_scenario
+from tests.app.scenario import Scenario, client_for, make_scenario
 
 pytestmark = pytest.mark.django_db
 HOSTILE = "</script><script>alert(1)</script>"
@@ -36,12 +36,6 @@ def scenario() -> Scenario:
             user=user, cluster=created.cluster, unix_user=f"u-{user.username}"
         )
     return created
-
-
-def client_for(user: User) -> Client:
-    client = Client()
-    client.force_login(user)
-    return client
 
 
 def make_template(by: User, name: str = "trial", **more: Any) -> JobTemplate:
