@@ -81,7 +81,7 @@ def run_under_load(harness: EngineHarness, fault: Callable[[], None]) -> list[Jo
 
 
 @pytest.mark.parametrize("daemon", ["slurmctld", "slurmdbd", "sshd"])
-def test_daemon_is_killed_and_restarted(harness: EngineHarness, daemon: str) -> None:
+def test_killed_daemon_loses_and_repeats_no_job(harness: EngineHarness, daemon: str) -> None:
     harness.engine().start()
 
     def fault() -> None:
@@ -92,7 +92,7 @@ def test_daemon_is_killed_and_restarted(harness: EngineHarness, daemon: str) -> 
     run_under_load(harness, fault)
 
 
-def test_hanging_controller(harness: EngineHarness) -> None:
+def test_hanging_controller_loses_and_repeats_no_job(harness: EngineHarness) -> None:
     """Connections are accepted but get no reply, so the outcome of sbatch is unknown."""
     harness.engine().start()
 

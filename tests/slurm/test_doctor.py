@@ -145,7 +145,7 @@ def test_refused_identities_fail_the_accounts_check(
     assert expected_text in lines["accounts"]["found"]
 
 
-def test_missing_runtime_and_missing_partition(registered: Cluster) -> None:
+def test_missing_runtime_and_missing_partition_fail_their_checks(registered: Cluster) -> None:
     Cluster.objects.update(runtime=Cluster.Runtime.ENROOT)
     _, lines = check(user="alice")
     assert keys_with_outcome(lines, "fail") == ["runtime"]

@@ -232,7 +232,7 @@ def test_unix_account_root_is_rejected(sysadmin: Client, populated_namespace: Na
     ("text", "seconds"),
     [("90m", 5400), ("8h", 28800), ("2d", 172800), ("1:30", 5400), ("1-00:00:01", 86401)],
 )
-def test_time_limit_formats(text: str, seconds: int) -> None:
+def test_time_limits_are_parsed_and_formatted(text: str, seconds: int) -> None:
     assert parse_time_limit(text) == seconds
     assert parse_time_limit(format_time_limit(seconds)) == seconds
 

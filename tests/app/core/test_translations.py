@@ -145,7 +145,7 @@ def english_words(template: str) -> set[str]:
 # Messages
 
 
-def test_message_roundtrip_and_translation() -> None:
+def test_serialized_message_round_trips_and_is_translated() -> None:
     nodes = msg_plural("plan.node-count", "%(count)s node", "%(count)s nodes", 2)
     created = join_messages(
         msg(
@@ -396,7 +396,9 @@ def test_console_checks_use_locale(scenario: Scenario, monkeypatch: pytest.Monke
         ("", "", "", "en"),
     ],
 )
-def test_socket_language_negotiation(cookie: str, saved: str, accept: str, language: str) -> None:
+def test_socket_language_is_that_of_cookie_profile_or_header(
+    cookie: str, saved: str, accept: str, language: str
+) -> None:
     headers = [(b"cookie", f"django_language={cookie}".encode())]
     headers += [(b"accept-language", accept.encode())]
     assert socket_language({"headers": headers}, User(language=saved)) == language

@@ -27,7 +27,7 @@ def alice(db: None) -> User:
     return User.objects.create_user("alice", password="correct horse battery")
 
 
-def test_login_redirect_and_return(client: Client, alice: User) -> None:
+def test_login_returns_to_the_requested_page(client: Client, alice: User) -> None:
     response = client.get("/")
     assert response.status_code == 302
     assert response["Location"] == f"{reverse('login')}?next=/"
@@ -103,7 +103,7 @@ def test_unknown_preferences_change_nothing(client: Client, alice: User) -> None
     assert (alice.language, alice.theme) == ("", "auto")
 
 
-def test_security_headers(client: Client, db: None) -> None:
+def test_responses_have_security_headers(client: Client, db: None) -> None:
     response = client.get(reverse("login"))
     policy = response["Content-Security-Policy"]
     assert "script-src 'self'" in policy
@@ -130,7 +130,7 @@ def test_readyz_lists_failed_checks_for_local_clients_only(client: Client, db: N
     assert "cluster:secret-lab" in client.get("/readyz").json()["checks"]
 
 
-def test_404_page(client: Client, db: None) -> None:
+def test_unknown_url_shows_the_404_page(client: Client, db: None) -> None:
     response = client.get("/no/such/page")
     assert response.status_code == 404
     assert "Not found" in response.content.decode()

@@ -26,7 +26,7 @@ def shell_examples() -> str:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_shell_examples_of_api_docs(live_server: Any, settings: Any, tmp_path: Path) -> None:
+def test_shell_examples_of_api_docs_run(live_server: Any, settings: Any, tmp_path: Path) -> None:
     settings.UPLOAD_DIR = tmp_path / "uploads"
     scenario = make_scenario()
     scenario.alice.set_password("correct horse")

@@ -108,7 +108,7 @@ def test_job_file_is_accepted_in_every_format(alice: Client, body: Any, content_
     assert accepted.content == as_yaml.content
 
 
-def test_multipart_with_manifest_and_code(alice: Client, scenario: Scenario) -> None:
+def test_multipart_with_manifest_and_code_is_accepted(alice: Client, scenario: Scenario) -> None:
     response = alice.post(
         "/api/v1/jobs",
         {
@@ -344,7 +344,7 @@ def test_rejected_or_truncated_upload_leaves_no_file(
     assert not Job.objects.exists()
 
 
-def test_upload_size_limits(alice: Client, settings: Any) -> None:
+def test_uploads_above_a_size_limit_are_rejected(alice: Client, settings: Any) -> None:
     settings.UPLOAD_MAX_BYTES = 1000
     response = send(alice, "uploads", code_zip("x" * 5000), content_type="application/zip")
     assert response.status_code == 413
@@ -451,7 +451,7 @@ def test_v2_template_has_parameters_but_no_secrets(alice: Client) -> None:
     assert JobTemplate.objects.count() == 1
 
 
-def test_template_edit_conflict(alice: Client) -> None:
+def test_edit_of_an_older_template_version_is_a_conflict(alice: Client) -> None:
     created = send(alice, "templates", {"name": "t", "spec": JOB}).json()
     path = f"templates/{created['id']}"
     first = send(alice, path, {"version": 1, "name": "one"}, "PATCH")
@@ -589,7 +589,7 @@ def test_rate_limit_bucket_refills_continuously() -> None:
 # Job changes, language, docs, unknown URLs
 
 
-def test_job_update(alice: Client, scenario: Scenario) -> None:
+def test_job_fields_are_updated_or_rejected(alice: Client, scenario: Scenario) -> None:
     job = scenario.job("x")
     path = f"jobs/{job.pk}"
     body = {"description": "new", "labels": {"a": "b"}, "time_limit_s": 600}
@@ -636,7 +636,7 @@ def test_docs_load_no_external_resources(client: Client) -> None:
     assert "script-src 'self'" in page["Content-Security-Policy"]
 
 
-def test_unknown_urls_and_methods(alice: Client) -> None:
+def test_unknown_urls_and_methods_get_404_and_405(alice: Client) -> None:
     lost = alice.get("/api/v1/nothing")
     assert (lost.status_code, lost["Content-Type"]) == (404, "application/problem+json")
     wrong = alice.put("/api/v1/jobs")

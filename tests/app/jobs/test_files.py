@@ -60,7 +60,7 @@ def read_body(response: Any) -> bytes:
     return b"".join(response.streaming_content)
 
 
-def test_list_directory(alice: Client, job: Job) -> None:
+def test_directory_is_listed_with_kinds_and_sizes(alice: Client, job: Job) -> None:
     listed = alice.get(f"/api/v1/jobs/{job.pk}/files").json()
     kinds = {item["name"]: item["kind"] for item in listed["items"]}
     assert kinds == {
@@ -89,7 +89,7 @@ def test_list_directory(alice: Client, job: Job) -> None:
         ("bytes=9-3", 416, None),
     ],
 )
-def test_download_with_range(
+def test_download_returns_the_requested_range(
     alice: Client, job: Job, header: str, status: int, part: slice | None
 ) -> None:
     headers = {"range": header} if header else {}

@@ -62,7 +62,9 @@ PAGES_FOR_EVERYONE = [
 
 @pytest.mark.parametrize("name", PAGES_FOR_EVERYONE)
 @pytest.mark.parametrize("username", ["alice", "viewer", "chief", "carol", "admin"])
-def test_pages_for_everyone(scenario: Scenario, name: str, username: str) -> None:
+def test_general_pages_are_open_to_every_signed_in_user(
+    scenario: Scenario, name: str, username: str
+) -> None:
     scenario.job()
     assert client_for(getattr(scenario, username)).get(reverse(name)).status_code == 200
 
@@ -91,7 +93,9 @@ def test_anonymous_users_are_redirected_to_login(scenario: Scenario, address: st
         ("namespace_new", "admin", 200),
     ],
 )
-def test_admin_page_access(scenario: Scenario, name: str, username: str, status: int) -> None:
+def test_admin_pages_require_an_administrator(
+    scenario: Scenario, name: str, username: str, status: int
+) -> None:
     assert client_for(getattr(scenario, username)).get(reverse(name)).status_code == status
 
 
@@ -263,7 +267,7 @@ def test_password_change_revokes_tokens_on_request(scenario: Scenario, revoke: b
     assert (find_token(secret) is None) is revoke
 
 
-def test_batch_stop_and_delete(scenario: Scenario) -> None:
+def test_batch_stops_or_deletes_every_selected_job(scenario: Scenario) -> None:
     waiting, running = scenario.job("waiting"), scenario.job("running")
     scenario.create_live_attempt(running)
     client = client_for(scenario.alice)
@@ -284,7 +288,7 @@ def test_batch_stop_and_delete(scenario: Scenario) -> None:
     assert running.wanted == "delete"
 
 
-def test_scopes_and_tabs_of_the_list(scenario: Scenario) -> None:
+def test_list_is_filtered_by_scope_and_tab(scenario: Scenario) -> None:
     scenario.job("of-alice")
     scenario.job("of-bob", by=scenario.bob)
     client = client_for(scenario.alice)
@@ -425,7 +429,7 @@ def test_queries_do_not_grow_with_rows(
             assert admin.get(page).status_code == 200, page
 
 
-def test_every_page_in_chinese(scenario: Scenario) -> None:
+def test_every_page_renders_in_chinese(scenario: Scenario) -> None:
     job = scenario.job()
     client = client_for(scenario.admin, **{"accept-language": "zh-hans"})
     for name in (*PAGES_FOR_EVERYONE, "clusters", "audit", "namespace_new"):
@@ -435,7 +439,7 @@ def test_every_page_in_chinese(scenario: Scenario) -> None:
     assert client.get(reverse("job", args=[job.pk])).status_code == 200
 
 
-def test_error_pages_in_both_languages(scenario: Scenario) -> None:
+def test_error_page_is_translated(scenario: Scenario) -> None:
     client = client_for(scenario.alice)
     assert "Not found" in client.get("/nothing").content.decode()
     chinese = client.get("/nothing", headers={"accept-language": "zh-hans"}).content.decode()

@@ -231,7 +231,7 @@ def test_clone_fills_the_form_with_a_free_name(scenario: Scenario) -> None:
     assert client_for(scenario.alice).get("/submit?clone=nonsense").status_code == 404
 
 
-def test_page_and_check_in_chinese(scenario: Scenario) -> None:
+def test_page_and_check_are_translated(scenario: Scenario) -> None:
     client = client_for(scenario.alice)
     client.cookies["django_language"] = "zh-hans"
     response = check(client, document=document())
