@@ -63,7 +63,7 @@ write_stamp() {
 
 package_installed() { dpkg-query -W -f='${Status}' "$1" 2>/dev/null | grep -q 'ok installed'; }
 
-# apt_install PACKAGE…: installs packages. A temporary policy-rc.d prevents that they start their services.
+# apt_install PACKAGE…: installs packages. A temporary policy-rc.d prevents them from starting their services.
 apt_install() {
   local policy=/usr/sbin/policy-rc.d made=0
   if [ ! -e "$policy" ]; then

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import os
-import shlex
 import signal
-import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from django.conf import settings
 
-# Imported as a fixture for all tests.
-from tests.sluice_server import sluice_server as sluice_server
+from tests.sluice_server import DEFAULT_CLUSTER_DIR, start_embedded_cluster
 
-PROJECT = Path(__file__).resolve().parents[1]
-DEFAULT_CLUSTER_DIR = "/var/lib/sluice/test-cluster"
+# The import makes the fixture `sluice_server` available to all tests.
+from tests.sluice_server import sluice_server as sluice_server
 
 
 @dataclass(frozen=True)
@@ -24,54 +21,40 @@ class EmbeddedCluster:
     """The running embedded cluster, as `scripts/cluster env` describes it."""
 
     dir: Path
-    env: dict[str, str]  # for running its commands in a subprocess
+    env: dict[str, str]  # environment in which Slurm's commands use this cluster
     ssh_port: int
     host_key: str
     ca_key: Path
-    work_root: str  # template with {user}
+    work_root: str  # contains {user}, which stands for the Unix user
     images: Path
     service_user: str
 
 
 @pytest.fixture(scope="session")
 def cluster() -> EmbeddedCluster:
-    """The embedded cluster, started or repaired once per test process and left running."""
-    environment = {**os.environ}
-    # One cluster per parallel worker: some tests stop daemons or set nodes down.
-    worker = environment.get("PYTEST_XDIST_WORKER", "")
-    base = environment.get("SLUICE_CLUSTER_DIR", DEFAULT_CLUSTER_DIR)
-    environment["SLUICE_CLUSTER_DIR"] = f"{base}-{worker}" if worker else base
-    program = str(PROJECT / "scripts" / "cluster")
-    up = subprocess.run(
-        [program, "up"], env=environment, capture_output=True, text=True, check=False
-    )
-    assert up.returncode == 0, f"scripts/cluster up failed:\n{up.stdout}\n{up.stderr}"
-    env_output = subprocess.run(
-        [program, "env"], env=environment, capture_output=True, text=True, check=True
-    ).stdout
-    exported = {}
-    for word in shlex.split(env_output, comments=True):
-        name, sign, value = word.partition("=")
-        if sign:
-            # PATH is exported as an extension of the caller's PATH.
-            exported[name] = value.rstrip(";").replace("$PATH", os.environ["PATH"])
+    """The embedded cluster. It is started or repaired once per test process, and not stopped afterwards."""
+    # Each parallel worker has its own cluster, because some tests stop daemons or set nodes down.
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "")
+    base = os.environ.get("SLUICE_CLUSTER_DIR", DEFAULT_CLUSTER_DIR)
+    directory = f"{base}-{worker}" if worker else base
+    env = start_embedded_cluster({**os.environ, "SLUICE_CLUSTER_DIR": directory})
     return EmbeddedCluster(
-        dir=Path(exported["SLUICE_CLUSTER_DIR"]),
-        env={**environment, **exported},
-        ssh_port=int(exported["SLUICE_EMBEDDED_SSH_PORT"]),
-        host_key=exported["SLUICE_EMBEDDED_HOST_KEY"],
-        ca_key=Path(exported["SLUICE_SSH_CA_KEY"]),
-        work_root=exported["SLUICE_EMBEDDED_WORK_ROOT"],
-        images=Path(exported["SLUICE_EMBEDDED_IMAGES"]),
-        service_user=exported["SLUICE_EMBEDDED_SERVICE_USER"],
+        dir=Path(env["SLUICE_CLUSTER_DIR"]),
+        env=env,
+        ssh_port=int(env["SLUICE_EMBEDDED_SSH_PORT"]),
+        host_key=env["SLUICE_EMBEDDED_HOST_KEY"],
+        ca_key=Path(env["SLUICE_SSH_CA_KEY"]),
+        work_root=env["SLUICE_EMBEDDED_WORK_ROOT"],
+        images=Path(env["SLUICE_EMBEDDED_IMAGES"]),
+        service_user=env["SLUICE_EMBEDDED_SERVICE_USER"],
     )
 
 
 @pytest.fixture(autouse=True, scope="session")
 def fast_test_settings() -> None:
-    """Avoid costs that a server pays once, or on purpose (password hashing), but tests would pay each time."""
+    """Use a fast password hash, and do not list the static files for each test client."""
     settings.PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
-    # Without autorefresh every test client lists all static files first.
+    # Without autorefresh, WhiteNoise lists all static files when a test client loads the middleware.
     settings.WHITENOISE_AUTOREFRESH = True
 
 
@@ -79,7 +62,7 @@ _skipped: list[str] = []
 
 
 def pytest_configure() -> None:
-    """Restore SIGINT: a background job of a shell starts with it ignored, and child processes inherit that."""
+    """Restore SIGINT: a shell starts its background jobs with SIGINT ignored, and child processes inherit this."""
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -90,7 +73,7 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Fail the full run if a test was skipped."""
+    """Fail the full run (SLUICE_TEST_FORBID_SKIPS) if a test was skipped."""
     if (
         os.environ.get("SLUICE_TEST_FORBID_SKIPS")
         and _skipped

@@ -203,16 +203,16 @@ def _write_some(pipe: IO[bytes], unsent: memoryview) -> memoryview:
 
 
 class _ChildProcess(RunningProgram):
-    """A child in its own process group. `close` wakes the reader through a pipe."""
+    """A child process in its own process group. `close` ends a `read` that waits, by writing to a pipe."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._process = process
         self._stdin, self._stdout, self._stderr = _pipes(process)
         self._wake_read_fd, self._wake_write_fd = os.pipe()
-        self._lock = (
-            threading.Lock()
-        )  # held while a descriptor is in use, so that `close` does not close it
+        # Held while a descriptor is in use, so that `close` does not close the descriptor meanwhile.
+        self._lock = threading.Lock()
         self._closed = False
+        # Only the first `close` closes the descriptors: later the kernel may have reused their numbers.
         self._close_lock = threading.Lock()
         self._close_requested = False
 
@@ -247,7 +247,7 @@ class _ChildProcess(RunningProgram):
             return exit_code, b"" if self._closed else os.read(self._stderr.fileno(), 65536)
 
     def close(self) -> None:
-        with self._close_lock:  # close once: the kernel may have reused the descriptor number
+        with self._close_lock:
             if self._close_requested:
                 return
             self._close_requested = True

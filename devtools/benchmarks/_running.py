@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import shutil
 import subprocess
@@ -13,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from devtools.benchmarks.transport import cluster_environment
+from devtools.benchmarks.transport import start_benchmark_cluster
 from tests.sluice_server import RunningSluice, make_sluice
 
 PROJECT_DIR = Path(__file__).resolve().parents[2]
@@ -29,27 +28,21 @@ NO_RATE_LIMITS = {
 def sluice_server(*options: str) -> Iterator[RunningSluice]:
     """Run `manage.py serve OPTIONS` with a new database; yields when the engine has read the capacity."""
     home = Path(tempfile.mkdtemp(prefix="sluice-bench-"))
-    environment = {**os.environ, **cluster_environment()}
     # The benchmark's own DJANGO_* variables must not affect the server.
-    environment = {k: v for k, v in environment.items() if not k.startswith("DJANGO")}
-    environment["PATH"] = os.environ["PATH"]
+    environment = {
+        name: value
+        for name, value in start_benchmark_cluster().items()
+        if not name.startswith("DJANGO")
+    }
     sluice = make_sluice(environment, home, **NO_RATE_LIMITS)
     try:
         sluice.start(*options)
         if "--no-engine" not in options:
-            wait_for_capacity(sluice)
+            sluice.wait_for_capacity()
         yield sluice
     finally:
         sluice.stop()
         shutil.rmtree(home, ignore_errors=True)
-
-
-def wait_for_capacity(sluice: RunningSluice) -> None:
-    deadline = time.monotonic() + 120
-    while not sluice.api("GET", "capacity").json()["clusters"]:
-        if time.monotonic() > deadline:
-            raise RuntimeError(f"the engine read no capacity:\n{sluice.log}")
-        time.sleep(0.2)
 
 
 def wait_until_empty(list_items: Callable[[], Sequence[Any]], *, interval_s: float) -> None:
@@ -69,7 +62,7 @@ def run_slurm(sluice: RunningSluice, *argv: str) -> str:
 
 @contextlib.contextmanager
 def partition_down(sluice: RunningSluice) -> Iterator[None]:
-    """Set the partition down, so that jobs stay pending: running jobs would use the cores of the benchmark."""
+    """Set the partition cpu down during the block, so that jobs stay pending and do not use the benchmark's cores."""
     run_slurm(sluice, "scontrol", "update", "partitionname=cpu", "state=down")
     try:
         yield

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from devtools.benchmarks import BenchmarkResult, p95
+from tests.sluice_server import free_port
 
 PROJECT_DIR = Path(__file__).resolve().parents[2]
 SMALL_COUNT, LARGE_COUNT = 1_000, 100_000
@@ -176,11 +177,10 @@ def _run_in_subprocess(home: Path, *argv: str) -> Any:
 
 
 def start_server(count: int) -> BenchServer:
+    """Start a server on a new database with `count` jobs."""
     home = Path(tempfile.mkdtemp(prefix="sluice-bench-"))
     seeded = _run_in_subprocess(home, "seed", str(count))
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     server = subprocess.Popen(
         [sys.executable, "manage.py", "serve", "--no-engine", "--port", str(port)],
         env=_build_environment(home),
@@ -198,7 +198,10 @@ def start_server(count: int) -> BenchServer:
 
 
 def measure_latency_ms(bench: BenchServer, path: str, repeat: int, users: int) -> list[float]:
-    """Send requests one after the other and return the duration of each in milliseconds."""
+    """Send requests one after the other, as `users` users in turn, and return the duration of each in milliseconds.
+
+    Ten requests before them are not measured.
+    """
     connection = bench.connect()
     durations = []
     for n in range(repeat + 10):
@@ -250,7 +253,10 @@ def read_whole_list(bench: BenchServer, query: str) -> WholeList:
 
 
 def measure_whole_list(bench: BenchServer, repeat: int) -> Iterator[BenchmarkResult]:
-    """Measure the queries alternately, so that other load on the machine affects all of them."""
+    """Compare one request for the whole list with pages of 200 jobs.
+
+    The requests alternate, so that other load on the machine affects all of them.
+    """
     queries = {
         "pages": "limit=200",
         "one request": "limit=1000",
@@ -274,7 +280,7 @@ def measure_whole_list(bench: BenchServer, repeat: int) -> Iterator[BenchmarkRes
         )
 
 
-def measure(*, quick: bool = False) -> Iterator[BenchmarkResult]:
+def measure(*, quick: bool) -> Iterator[BenchmarkResult]:
     repeat, seconds = (60, 3.0) if quick else (300, 10.0)
     large_count = 20_000 if quick else LARGE_COUNT
     small, large = start_server(SMALL_COUNT), start_server(large_count)

@@ -6,7 +6,6 @@ Runs on the embedded cluster with its own database. Its Slurm jobs never start a
 from __future__ import annotations
 
 import os
-import shlex
 import statistics
 import subprocess
 import time
@@ -18,36 +17,18 @@ from typing import TYPE_CHECKING
 import django
 
 from devtools.benchmarks import BenchmarkResult
+from devtools.benchmarks.transport import start_benchmark_cluster
 
 if TYPE_CHECKING:
     from accounts.models import User
     from clusters.models import Cluster
 
-PROJECT_DIR = Path(__file__).resolve().parents[2]
 USERS = ("alice", "bob", "carol")
-
-
-def load_cluster_environment() -> dict[str, str]:
-    subprocess.run(
-        [str(PROJECT_DIR / "scripts" / "cluster"), "up"], check=True, stdout=subprocess.DEVNULL
-    )
-    env_output = subprocess.run(
-        [str(PROJECT_DIR / "scripts" / "cluster"), "env"],
-        check=True,
-        capture_output=True,
-        text=True,
-    ).stdout
-    exported = {}
-    for word in shlex.split(env_output, comments=True):
-        name, sign, value = word.partition("=")
-        if sign and name != "PATH":
-            exported[name] = value.rstrip(";")
-    return exported
 
 
 def set_up() -> Cluster:
     """Create a new database with the demo users and the embedded cluster; returns the cluster."""
-    os.environ.update(load_cluster_environment())
+    os.environ.update(start_benchmark_cluster())
     home = Path(os.environ["SLUICE_HOME"])
     for stale_file in home.glob("engine-bench.sqlite3*"):
         stale_file.unlink()
@@ -115,7 +96,7 @@ def measure_submission(cluster: Cluster, count: int) -> Iterator[BenchmarkResult
         create_job(by=alice, spec=spec, namespace=namespace)
     transport = transport_for(cluster, "sluice-alice")
     root = transport.run(["mktemp", "-d"]).text.strip()
-    # Write the scripts that Sluice renders in advance, so that the measured loop runs only sbatch.
+    # Write the scripts that Sluice would render before the measurement, so that the measured loop runs only sbatch.
     options = load_render_options(cluster, "sluice-alice")
     files = []
     for n, job in enumerate(Job.objects.select_related("namespace")):
@@ -193,7 +174,7 @@ def measure_polling(cluster: Cluster, sizes: list[int]) -> Iterator[BenchmarkRes
     EngineLease.objects.update(expires_at="2100-01-01T00:00:00Z")
     slurm = slurm_client_for(cluster)
     total = 0
-    # Jobs that squeue lacks, so that each poll runs sacct.
+    # Ids of jobs that squeue does not list, so that each poll runs sacct for them.
     missing_ids = [str(900_000_000 + n) for n in range(20)]
     all_ids: list[str] = []
     try:
@@ -221,19 +202,19 @@ def measure_polling(cluster: Cluster, sizes: list[int]) -> Iterator[BenchmarkRes
                 started = time.perf_counter()
                 poller.run()
                 measured.append(time.perf_counter() - started)
-                ran = {k: v - before.get(k, 0) for k, v in stats.commands.items()}
+                commands_run = {k: v - before.get(k, 0) for k, v in stats.commands.items()}
                 started = time.perf_counter()
-                mark = new_separator()
-                slurm.transport.run(squeue.build_squeue_argv(slurm.commands, separator=mark))
+                separator = new_separator()
+                slurm.transport.run(squeue.build_squeue_argv(slurm.commands, separator=separator))
                 slurm.transport.run(
-                    sacct.build_sacct_argv(slurm.commands, separator=mark, job_ids=missing_ids)
+                    sacct.build_sacct_argv(slurm.commands, separator=separator, job_ids=missing_ids)
                 )
                 baseline.append(time.perf_counter() - started)
             live = Attempt.objects.filter(phase="live").count()
             yield BenchmarkResult(
                 f"a poll of {live:,} live jobs", statistics.median(measured) * 1000, "ms",
                 statistics.median(baseline) * 1000, "bare squeue and sacct", target_ratio=2.0,
-                note=", ".join(f"{v} {k}" for k, v in sorted(ran.items())),
+                note=", ".join(f"{v} {k}" for k, v in sorted(commands_run.items())),
             )  # fmt: skip
     finally:
         cancel_jobs(cluster, all_ids)
@@ -241,6 +222,7 @@ def measure_polling(cluster: Cluster, sizes: list[int]) -> Iterator[BenchmarkRes
 
 
 def create_live_rows(cluster: Cluster, rows: list[tuple[str, str]]) -> None:
+    """Create a pending job with a live attempt for each pair of Slurm job id and work directory."""
     from accounts.models import User
     from clusters.models import Namespace
     from jobs.models import Attempt, Job

@@ -8,7 +8,7 @@ from pathlib import Path
 from devtools.benchmarks import BenchmarkResult, time_calls_s
 from jobs.jobfile.importers import load_text
 
-FILES = Path(__file__).resolve().parents[2] / "tests" / "unit" / "jobfiles"
+FILES = Path(__file__).resolve().parents[2] / "tests" / "unit" / "jobs" / "jobfiles"
 
 
 def measure(*, quick: bool) -> Iterator[BenchmarkResult]:

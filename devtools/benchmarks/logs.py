@@ -24,7 +24,6 @@ from websockets.frames import Frame, Opcode
 from websockets.sync.client import ClientConnection, connect
 from websockets.uri import parse_uri
 
-from clusters.transport.certificates import CertificateAuthority
 from devtools.benchmarks import BenchmarkResult, p95
 from devtools.benchmarks._running import (
     find_log_path,
@@ -34,7 +33,7 @@ from devtools.benchmarks._running import (
     submit,
     wait_for_state,
 )
-from devtools.benchmarks.transport import USERS, OpenSsh, cluster_environment, time_call_s
+from devtools.benchmarks.transport import USERS, OpenSsh, time_call_s
 from tests.sluice_server import RunningSluice
 
 SCREEN_BYTES = 20_000
@@ -43,28 +42,13 @@ ALICE = USERS[0]
 
 def measure(*, quick: bool) -> Iterator[BenchmarkResult]:
     with sluice_server() as sluice, tempfile.TemporaryDirectory() as directory:
-        ssh = open_ssh(Path(directory))
+        ssh = OpenSsh(Path(directory), sluice.env, USERS)
         try:
             yield from measure_latency(sluice, ssh, 100 if quick else 400)
             yield from measure_large_log(sluice, ssh, 50 if quick else 200)
             yield from measure_viewers(sluice, 60 if quick else 300)
         finally:
             ssh.close()
-
-
-def open_ssh(directory: Path) -> OpenSsh:
-    cluster_env = cluster_environment()
-    authority = CertificateAuthority(Path(cluster_env["SLUICE_SSH_CA_KEY"]))
-
-    def sign(user: str) -> tuple[str, str]:
-        signed = authority.sign(user)
-        return signed.private_key, signed.certificate
-
-    port, host_key = (
-        int(cluster_env["SLUICE_EMBEDDED_SSH_PORT"]),
-        cluster_env["SLUICE_EMBEDDED_HOST_KEY"],
-    )
-    return OpenSsh(directory, port, host_key, sign, USERS)
 
 
 def log_url(sluice: RunningSluice, job: str, query: str) -> str:
@@ -119,22 +103,22 @@ def measure_latency(sluice: RunningSluice, ssh: OpenSsh, count: int) -> Iterator
     wait_for_state(sluice, job, "RUNNING")
     delays: dict[str, list[float]] = {"sluice": [], "ssh": []}
 
-    def note(who: str, data: bytes) -> None:
+    def record_delays(receiver: str, data: bytes) -> None:
         now = time.time()
-        delays[who] += [now - float(line) for line in data.split()]
+        delays[receiver] += [now - float(line) for line in data.split()]
 
     tail = ssh.argv(ALICE, "tail", "-c", "+1", "-F", find_log_path(sluice, job))
     process = subprocess.Popen(tail, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
 
     def listen_ssh() -> None:
         for line in process.stdout or ():
-            note("ssh", line)
+            record_delays("ssh", line)
 
     def listen_sluice() -> None:
         partial = b""
         for data in iter_data_frames(sluice, job, "offset=0"):
             complete, _, partial = (partial + data).rpartition(b"\n")
-            note("sluice", complete)
+            record_delays("sluice", complete)
 
     listeners = [threading.Thread(target=listen) for listen in (listen_sluice, listen_ssh)]
     for listener in listeners:
@@ -146,7 +130,7 @@ def measure_latency(sluice: RunningSluice, ssh: OpenSsh, count: int) -> Iterator
     process.wait()
     if len(delays["sluice"]) != count:
         raise RuntimeError(f"{len(delays['sluice'])} of {count} lines came by websocket")
-    medians = {who: statistics.median(values) * 1000 for who, values in delays.items()}
+    medians = {name: statistics.median(values) * 1000 for name, values in delays.items()}
     yield BenchmarkResult(
         "a log line written → websocket, p95", p95(delays["sluice"]) * 1000, "ms",
         p95(delays["ssh"]) * 1000, "ssh tail -F", target_ratio=1.5,

@@ -16,7 +16,6 @@ from devtools.benchmarks._running import (
     read_memory_mb,
     run_slurm,
     sluice_server,
-    wait_for_capacity,
 )
 from devtools.benchmarks.submit import submit_by_rest
 
@@ -29,7 +28,7 @@ def measure(*, quick: bool) -> Iterator[BenchmarkResult]:
         argv = [sys.executable, "manage.py", "engine"]
         engine = subprocess.Popen(argv, cwd=PROJECT_DIR, env=sluice.env, stdout=log, stderr=log)
         try:
-            wait_for_capacity(sluice)
+            sluice.wait_for_capacity()
             sluice.api("GET", "jobs")
             time.sleep(seconds)
             yield from measure_memory(get_server_pid(sluice), engine.pid, "idle", limit=LIMIT_MB)
@@ -55,9 +54,9 @@ def measure(*, quick: bool) -> Iterator[BenchmarkResult]:
 
 
 def measure_memory(
-    web: int, engine: int, label_text: str, *, limit: float | None
+    web_pid: int, engine_pid: int, label_text: str, *, limit: float | None
 ) -> Iterator[BenchmarkResult]:
-    web_mb, engine_mb = read_memory_mb(web), read_memory_mb(engine)
+    web_mb, engine_mb = read_memory_mb(web_pid), read_memory_mb(engine_pid)
     yield BenchmarkResult(
         f"memory of web and engine, {label_text}", web_mb + engine_mb, "MB", limit=limit,
         note=f"web {web_mb:.0f}, engine {engine_mb:.0f}",

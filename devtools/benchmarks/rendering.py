@@ -33,7 +33,7 @@ def _build_spec(*tasks: int) -> JobSpec:
     return JobSpec.model_validate(job)
 
 
-def measure(quick: bool) -> Iterator[BenchmarkResult]:
+def measure(*, quick: bool) -> Iterator[BenchmarkResult]:
     repeat = 20 if quick else 200
     for name, tasks, limit_ms in (("3 roles", (1, 2, 1), 2.0), ("500 tasks", (20, 480), 20.0)):
         spec = _build_spec(*tasks)

@@ -32,7 +32,7 @@ from devtools.benchmarks._running import (
     sluice_server,
     wait_until_empty,
 )
-from devtools.benchmarks.transport import SshComparison
+from devtools.benchmarks.transport import OpenSsh
 from tests.sluice_server import RunningSluice
 
 CLIENTS = 10
@@ -74,25 +74,29 @@ def create_users() -> None:
 
 
 def measure(*, quick: bool) -> Iterator[BenchmarkResult]:
-    count, each, rounds = (60, 20, 1) if quick else (500, 50, 3)
+    count, count_each, rounds = (60, 20, 1) if quick else (500, 50, 3)
     os.environ["SLUICE_CLUSTER_MORE_PEOPLE"] = str(EXTRA_USERS)
     with sluice_server() as sluice, tempfile.TemporaryDirectory() as directory:
-        openssh = SshComparison(Path(directory), UNIX_USERS)
+        openssh = OpenSsh(Path(directory), sluice.env, UNIX_USERS)
         try:
             with partition_down(sluice):
-                one = {"alice": (sluice.token("alice"), count)}
+                jobs_of_alice = {"alice": (sluice.token("alice"), count)}
                 yield build_result(
                     f"{count} jobs of one person by REST to Slurm",
-                    [run_round(sluice, openssh, one, ["sluice-alice"]) for _ in range(rounds)],
+                    [
+                        run_round(sluice, openssh, jobs_of_alice, ["sluice-alice"])
+                        for _ in range(rounds)
+                    ],
                     "sbatch in a loop over one SSH connection",
                     count,
                 )
-                ten = {user: (token, each) for user, token in create_user_tokens(sluice).items()}
+                tokens = create_user_tokens(sluice)
+                jobs_of_all = {user: (token, count_each) for user, token in tokens.items()}
                 yield build_result(
-                    f"{each} jobs by each of {len(ten)} people",
-                    [run_round(sluice, openssh, ten, UNIX_USERS) for _ in range(rounds)],
+                    f"{count_each} jobs by each of {len(tokens)} people",
+                    [run_round(sluice, openssh, jobs_of_all, UNIX_USERS) for _ in range(rounds)],
                     "a loop for each of them, at the same time",
-                    each * len(ten),
+                    count_each * len(tokens),
                 )
         finally:
             openssh.close()
@@ -100,6 +104,8 @@ def measure(*, quick: bool) -> Iterator[BenchmarkResult]:
 
 @dataclass(frozen=True)
 class Round:
+    """Seconds until all jobs were accepted, until Slurm had all of them, and until sbatch had submitted all."""
+
     accepted_s: float
     sluice_s: float
     sbatch_s: float
@@ -107,10 +113,11 @@ class Round:
 
 def run_round(
     sluice: RunningSluice,
-    openssh: SshComparison,
+    openssh: OpenSsh,
     jobs_by_user: dict[str, tuple[str, int]],
     unix_users: Sequence[str],
 ) -> Round:
+    """Submit jobs by REST, cancel them, and submit the same batch scripts by sbatch."""
     accepted_s, sluice_s = submit_by_rest(sluice, jobs_by_user)
     scripts = {user: take_work_directories(sluice, user) for user in unix_users}
     wait_until_ended(sluice, [token for token, _ in jobs_by_user.values()])
@@ -201,12 +208,13 @@ def take_work_directories(sluice: RunningSluice, unix_user: str) -> list[str]:
 
 
 def submit_by_sbatch(
-    sluice: RunningSluice, openssh: SshComparison, scripts: Mapping[str, Sequence[str]]
+    sluice: RunningSluice, openssh: OpenSsh, scripts: Mapping[str, Sequence[str]]
 ) -> float:
+    """Submit the scripts in these work directories of each Unix user; returns the seconds until all are submitted."""
     loop = 'while read -r dir; do sbatch --parsable --chdir="$dir" "$dir/batch.sh" || exit; done'
 
     def run(unix_user: str) -> None:
-        argv = openssh.openssh.argv(unix_user, "sh", "-c", loop)
+        argv = openssh.argv(unix_user, "sh", "-c", loop)
         lines = "".join(f"{directory}\n" for directory in scripts[unix_user])
         done = subprocess.run(argv, input=lines, capture_output=True, text=True, check=False)
         if done.returncode != 0 or len(done.stdout.split()) != len(scripts[unix_user]):

@@ -9,7 +9,7 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -19,36 +19,39 @@ from clusters.transport.connection import SshTarget
 from clusters.transport.credentials import CertificateCredentials
 from clusters.transport.ssh import SshCluster
 from devtools.benchmarks import BenchmarkResult, p95
+from tests.sluice_server import DEFAULT_CLUSTER_DIR, start_embedded_cluster
 
-PROJECT_DIR = Path(__file__).resolve().parents[2]
 USERS = ("sluice-alice", "sluice-bob", "sluice-carol")
 THREADS = 20
 
 
 class OpenSsh:
-    """The baseline: ssh commands over one open connection (control master) per user."""
+    """The baseline: ssh commands over one open connection (control master) per user.
+
+    `cluster_env` are the variables of the embedded cluster. Keys and sockets are written to `directory`.
+    """
 
     def __init__(
-        self,
-        directory: Path,
-        port: int,
-        host_key: str,
-        sign: Callable[[str], tuple[str, str]],
-        users: Sequence[str],
+        self, directory: Path, cluster_env: Mapping[str, str], users: Sequence[str]
     ) -> None:
         self._users = users
+        port, host_key = (
+            cluster_env["SLUICE_EMBEDDED_SSH_PORT"],
+            cluster_env["SLUICE_EMBEDDED_HOST_KEY"],
+        )
+        authority = CertificateAuthority(Path(cluster_env["SLUICE_SSH_CA_KEY"]))
         known_hosts = directory / "known_hosts"
         known_hosts.write_text(f"[127.0.0.1]:{port} {host_key}\n")
         self._options = [
-            "-F", "none", "-p", str(port), "-o", f"ControlPath={directory}/%r", "-o", "BatchMode=yes",
+            "-F", "none", "-p", port, "-o", f"ControlPath={directory}/%r", "-o", "BatchMode=yes",
             "-o", f"UserKnownHostsFile={known_hosts}", "-o", "IdentitiesOnly=yes",
         ]  # fmt: skip
         for user in users:
             key = directory / f"key-{user}"
-            private, certificate = sign(user)
+            signed = authority.sign(user)
             key.touch(mode=0o600)
-            key.write_text(private)
-            Path(f"{key}-cert.pub").write_text(certificate)
+            key.write_text(signed.private_key)
+            Path(f"{key}-cert.pub").write_text(signed.certificate)
             master = ["ssh", *self._options, "-i", str(key), "-o", "ControlMaster=yes"]
             subprocess.run(
                 [*master, "-o", "ControlPersist=yes", "-N", "-f", f"{user}@127.0.0.1"], check=True
@@ -68,43 +71,29 @@ class OpenSsh:
             subprocess.run(closing, check=False, capture_output=True)
 
 
-def cluster_environment() -> dict[str, str]:
-    environment = {**os.environ}
-    environment.setdefault("SLUICE_CLUSTER_DIR", "/var/lib/sluice/test-cluster")
-    program = str(PROJECT_DIR / "scripts" / "cluster")
-    subprocess.run([program, "up"], env=environment, check=True, capture_output=True)
-    printed = subprocess.run(
-        [program, "env"], env=environment, check=True, capture_output=True, text=True
-    )
-    words = shlex.split(printed.stdout, comments=True)
-    return dict(word.split("=", 1) for word in words if "=" in word)
+def start_benchmark_cluster() -> dict[str, str]:
+    """Start the embedded cluster of the tests, or that of SLUICE_CLUSTER_DIR; returns the environment to use it."""
+    return start_embedded_cluster({"SLUICE_CLUSTER_DIR": DEFAULT_CLUSTER_DIR, **os.environ})
 
 
 class SshComparison:
-    """Connections of Sluice and of OpenSSH to the same sshd, and a directory of the first user for files."""
+    """Connections of Sluice and of OpenSSH to the same sshd, and a directory `root` of the first user for files."""
 
     def __init__(self, directory: Path, users: Sequence[str] = USERS) -> None:
         self.directory = directory
-        cluster_env = cluster_environment()
-        port, host_key = (
-            int(cluster_env["SLUICE_EMBEDDED_SSH_PORT"]),
-            cluster_env["SLUICE_EMBEDDED_HOST_KEY"],
-        )
+        cluster_env = start_benchmark_cluster()
+        self.openssh = OpenSsh(directory, cluster_env, users)
+        port = int(cluster_env["SLUICE_EMBEDDED_SSH_PORT"])
         authority = CertificateAuthority(Path(cluster_env["SLUICE_SSH_CA_KEY"]))
-
-        def sign(user: str) -> tuple[str, str]:
-            signed = authority.sign(user)
-            return signed.private_key, signed.certificate
-
-        self.openssh = OpenSsh(directory, port, host_key, sign, users)
         self.sluice_ssh = SshCluster(
-            SshTarget("127.0.0.1", port, (host_key,)), CertificateCredentials(authority)
+            SshTarget("127.0.0.1", port, (cluster_env["SLUICE_EMBEDDED_HOST_KEY"],)),
+            CertificateCredentials(authority),
         )
         self.transport = self.sluice_ssh.transport(USERS[0])
         work_root = cluster_env["SLUICE_EMBEDDED_WORK_ROOT"].format(user=USERS[0])
         self.root = f"{work_root}/bench-{os.getpid()}"
         self.transport.run(["mkdir", "-p", self.root])
-        for user in users:  # open all connections before anything is measured
+        for user in users:  # open all connections now, so that no measurement includes it
             self.sluice_ssh.transport(user).run(["true"])
             self.openssh.run(user, "true")
 
@@ -238,8 +227,8 @@ def measure_logs(bench: SshComparison, quick: bool) -> Iterator[BenchmarkResult]
     count = 40 if quick else 200
     delays: dict[str, list[float]] = {"sluice": [], "openssh": []}
 
-    def note(who: str, line: bytes) -> None:
-        delays[who].append(time.time() - float(line))
+    def record_delay(receiver: str, line: bytes) -> None:
+        delays[receiver].append(time.time() - float(line))
 
     process = subprocess.Popen(
         bench.openssh.argv(USERS[0], "tail", "-c", "+1", "-F", path), stdout=subprocess.PIPE
@@ -247,7 +236,7 @@ def measure_logs(bench: SshComparison, quick: bool) -> Iterator[BenchmarkResult]
 
     def listen_openssh() -> None:
         for line in process.stdout or ():
-            note("openssh", line)
+            record_delay("openssh", line)
 
     follower = bench.transport.follow(path)
 
@@ -255,7 +244,7 @@ def measure_logs(bench: SshComparison, quick: bool) -> Iterator[BenchmarkResult]
         with follower as events:
             for event in events:
                 for line in event.data.splitlines():
-                    note("sluice", line)
+                    record_delay("sluice", line)
 
     listeners = [threading.Thread(target=listen) for listen in (listen_sluice, listen_openssh)]
     for listener in listeners:
@@ -298,7 +287,7 @@ def measure_last_screen(bench: SshComparison, quick: bool) -> Iterator[Benchmark
     )  # fmt: skip
 
 
-def measure(quick: bool = False) -> Iterator[BenchmarkResult]:
+def measure(*, quick: bool) -> Iterator[BenchmarkResult]:
     with tempfile.TemporaryDirectory() as directory:
         bench = SshComparison(Path(directory))
         try:
@@ -306,8 +295,3 @@ def measure(quick: bool = False) -> Iterator[BenchmarkResult]:
                 yield from benchmark(bench, quick)
         finally:
             bench.close()
-
-
-if __name__ == "__main__":
-    for row in measure():
-        print(row)

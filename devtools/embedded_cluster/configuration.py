@@ -40,8 +40,9 @@ def get_host_name() -> str:
 def find_host_loopback_address() -> str:
     """Return the loopback address to which the host name resolves; empty if it resolves to another address.
 
-    With NoInAddrAny Slurm's daemons listen only on the address of the host name. That protects them if it is a loopback
-    address (Debian: 127.0.1.1). On other machines they listen on all addresses, and only munge protects them.
+    With NoInAddrAny Slurm's daemons listen only on the address of the host name. If this is a loopback address (Debian:
+    127.0.1.1), other machines cannot reach the daemons. Otherwise NoInAddrAny is not set, the daemons listen on all
+    addresses, and only munge protects them.
     """
     try:
         address = socket.gethostbyname(get_host_name())
@@ -243,7 +244,7 @@ Subsystem sftp internal-sftp
 
 
 def make_gpu_devices(layout: Layout) -> None:
-    """Create a device file for each simulated GPU, as Slurm requires. Each is a copy of /dev/null (1, 3)."""
+    """Create the device file that Slurm requires for each simulated GPU, with the device number of /dev/null (1, 3)."""
     for node in NODES:
         for index in range(node.gpus):
             path = layout.gpu_devices / f"{node.name}-gpu{index}"
@@ -252,6 +253,7 @@ def make_gpu_devices(layout: Layout) -> None:
 
 
 def make_key(path: Path, comment: str) -> None:
+    """Create an SSH key pair; of an existing pair only the mode and a missing public key are corrected."""
     if path.exists():
         path.chmod(0o600)
         if not path.with_name(path.name + ".pub").exists():

@@ -44,13 +44,13 @@ class Daemon:
     name: str
     layout: Layout
     argv: list[str]
-    token: str
+    token: str  # text in the command line or environment that only this cluster's daemon has
     is_responding: Callable[[], bool]
     user: str = "root"
     env: Mapping[str, str] = field(default_factory=dict)
-    config_files: tuple[Path, ...] = ()
+    config_files: tuple[Path, ...] = ()  # a change of one of them requires a restart
     port: int | None = None
-    stop_timeout_s: float = 10.0
+    stop_timeout_s: float = 10.0  # time between SIGTERM and SIGKILL
     start_timeout_s: float = 30.0
     writes_own_log: bool = False
 
@@ -84,8 +84,8 @@ class Daemon:
     def find_process(self) -> Process | None:
         """Find the running daemon by its record, or else by its command line.
 
-        The second case is needed if `scripts/cluster` was killed before it wrote the record, and since Slurm 23.11, whose
-        daemons replace themselves by a new process when they are reconfigured.
+        The record is missing if `scripts/cluster` was killed before it wrote it. It is out of date after a daemon of
+        Slurm 23.11 or later was reconfigured, because the daemon then replaces itself by a new process.
         """
         record = self.read_record()
         with contextlib.suppress(KeyError, TypeError, ValueError):
@@ -154,6 +154,7 @@ class Daemon:
             pause_s = min(pause_s * 1.5, 0.3)
 
     def last_log_line(self) -> str:
+        """Return the last error, or else the last line, of the daemon's output or log, with the file's name."""
         for log in (self.output_file, self.log_file):
             if log.exists():
                 lines = [
@@ -181,6 +182,7 @@ class Daemon:
         return True
 
     def kill(self) -> bool:
+        """Kill the daemon with SIGKILL if it runs; returns whether it ran."""
         process = self.find_process()
         if process is None:
             return False

@@ -4,6 +4,8 @@ With a usable cgroup v1 memory controller the kernel enforces the limit and Slur
 slurmd checks each task every two seconds and ends a step that exceeds its limit (OverMemoryKill), which Slurm 22.05
 reports as FAILED or CANCELLED with the text "exceeded memory limit". Cgroup v2 is not used: Slurm needs systemd's
 D-Bus or a delegated tree for it, which containers and machines without systemd lack.
+
+Also assigns each cluster a range of job ids, because the clusters of a machine share cgroups named after job ids.
 """
 
 from __future__ import annotations
@@ -71,7 +73,7 @@ def render_cgroup_conf(layout: Layout, slurm_version: tuple[int, int]) -> str:
 
 
 def assign_first_job_id(layout: Layout, ports: dict[str, int], *, is_default: bool) -> int:
-    """Return the cluster's first job id, and choose it at the first call.
+    """Return the cluster's first job id; the first call chooses and stores it.
 
     Clusters on one machine use the same cgroup names (slurm_n1/uid_…/job_…), so their job ids must not overlap.
     """

@@ -44,7 +44,8 @@ NODE_NAMES = tuple(node.name for node in NODES)
 FIRST_SPACE_MIB, LATER_SPACE_MIB = 2000, 200
 
 
-def up(layout: Layout, *, with_images: bool = True) -> None:
+def up(layout: Layout, *, with_images: bool) -> None:
+    """Start the cluster or repair it: create what is missing and start what does not run."""
     check_directory(layout)
     ensure_directory(SHARED_DIR, "root", 0o755)
     first_time = not (layout.mariadb_data / "mysql").exists()
@@ -138,6 +139,7 @@ def start_nodes(layout: Layout, remarks: list[str]) -> None:
 
 
 def ensure_database(layout: Layout, daemon: Daemon) -> str:
+    """Create MariaDB's data directory if needed and start MariaDB; returns what was done, empty for nothing."""
     data = layout.mariadb_data
     complete_marker = layout.dir / "mariadb" / "installed"
     if not complete_marker.exists():
@@ -199,6 +201,7 @@ def is_usable(state: str) -> bool:
 
 
 def wait_for_nodes(layout: Layout, remarks: list[str], timeout_s: float = 40) -> None:
+    """Wait until all nodes are usable; resumes each node in state down once."""
     deadline = time.monotonic() + timeout_s
     resumed: set[str] = set()
     while True:
@@ -283,7 +286,7 @@ def find_job_processes(layout: Layout) -> list[Process]:
     logs = f"{os.path.realpath(layout.log)}/"
     uids, stepds, detached = get_user_ids(), [], []
     for process in iter_processes():
-        environment = process.raw_environment()
+        environment = process.environment()
         # Debian's program is slurmstepd-wlm. It overwrites its arguments and environment with a process title, so the
         # open log file of its node must identify the cluster.
         if os.path.basename(process.executable()).startswith("slurmstepd"):
@@ -315,7 +318,7 @@ def end_ssh_sessions(layout: Layout) -> int:
         process
         for process in iter_processes()
         if process.uid() in uids
-        and marker in (environment := process.raw_environment())
+        and marker in (environment := process.environment())
         and has_variable(environment, b"SSH_CONNECTION=")
         and not has_variable(environment, b"SLURM_JOB_ID=")
     ]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import glob
-import os
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -22,7 +21,10 @@ POLICY_TEXT = "#!/bin/sh\n# Temporary, by Sluice's scripts/cluster: packages mus
 
 @dataclass(frozen=True)
 class Requirement:
-    """A package, and the program or file pattern whose presence means that it or an equivalent is installed."""
+    """A package, and the program or file pattern whose presence means that it or an equivalent is installed.
+
+    `unit` is the systemd service that the package would start.
+    """
 
     package: str
     provides: str
@@ -58,9 +60,9 @@ def find_missing(requirements: Sequence[Requirement]) -> list[Requirement]:
 
 @contextlib.contextmanager
 def prevent_service_starts() -> Iterator[None]:
-    """Write a policy-rc.d for the time of the block: it prevents packages from starting services at installation."""
+    """Install a policy-rc.d during the block, which prevents packages from starting services at installation."""
     if POLICY_FILE.exists() and POLICY_FILE.read_text(errors="replace") != POLICY_TEXT:
-        # Keep a policy that the machine has already.
+        # The machine has a policy of its own, which is not replaced.
         yield
         return
     POLICY_FILE.write_text(POLICY_TEXT)
@@ -122,12 +124,3 @@ def install(requirements: Sequence[Requirement], *, log: Path) -> list[str]:
 
 def get_debian_architecture() -> str:
     return run(["dpkg", "--print-architecture"]).stdout.strip()
-
-
-def total_size_mib(path: Path) -> float:
-    sizes = (
-        os.lstat(os.path.join(root, name)).st_size
-        for root, _, names in os.walk(path)
-        for name in names
-    )
-    return sum(sizes) / 2**20

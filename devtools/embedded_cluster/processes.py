@@ -19,7 +19,7 @@ from pathlib import Path
 @dataclass(frozen=True)
 class Process:
     pid: int
-    start_ticks: int
+    start_ticks: int  # start time in clock ticks since boot, from /proc/PID/stat
 
     @property
     def proc_dir(self) -> Path:
@@ -33,7 +33,7 @@ class Process:
         with contextlib.suppress(ProcessLookupError):
             descriptor = os.pidfd_open(self.pid)
             try:
-                # Check after opening the pidfd, which from then on refers to one process only.
+                # Check only now: an open pidfd refers to one process, even if the kernel reuses the pid.
                 if self.is_alive():
                     signal.pidfd_send_signal(descriptor, number)
             finally:
@@ -79,12 +79,9 @@ class Process:
             for part in read_bytes(self.proc_dir / "cmdline").split(b"\0")
         ]
 
-    def raw_environment(self) -> list[bytes]:
+    def environment(self) -> list[bytes]:
+        """Return the variables as `NAME=value`."""
         return read_bytes(self.proc_dir / "environ").split(b"\0")
-
-    def environment(self) -> dict[str, str]:
-        pairs = (part.decode(errors="replace").partition("=") for part in self.raw_environment())
-        return {name: value for name, _, value in pairs if name}
 
     def uid(self) -> int:
         try:
@@ -139,7 +136,7 @@ def find_by_token(program: str, token: str) -> Process | None:
         process
         for process in iter_processes()
         if os.path.basename(process.executable()) == program
-        and (token in " ".join(process.arguments()) or token.encode() in process.raw_environment())
+        and (token in " ".join(process.arguments()) or token.encode() in process.environment())
         and process.is_alive()
     ]
     return min(found, key=lambda process: (process.start_ticks, process.pid), default=None)
@@ -163,7 +160,10 @@ def find_descendants(roots: Iterable[Process]) -> list[Process]:
 
 
 def find_socket_inodes(port: int, *, column: int = 1, state: str | None = None) -> set[str]:
-    """Return the inodes of the TCP sockets with this local (column 1) or remote (column 2) port."""
+    """Return the inodes of the TCP sockets with this local (column 1) or remote (column 2) port.
+
+    `state` is the kernel's hexadecimal number of the state: 01 established, 0A listening; None for any state.
+    """
     port_hex = f"{port:04X}"
     found = set()
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):

@@ -1,4 +1,4 @@
-"""Fixtures of the database tests: close connections of other threads, reset the language."""
+"""Fixtures of the database tests: the scenario, and what the tests of one process would otherwise share."""
 
 from __future__ import annotations
 
@@ -9,13 +9,23 @@ from django.db import connection
 from django.utils import translation
 from pytest_django.plugin import DjangoDbBlocker
 
+from core.api.throttle import rate_limit_buckets
+from tests.app.scenario import Scenario, make_scenario
+
+
+@pytest.fixture
+def scenario(db: None) -> Scenario:
+    return make_scenario()
+
 
 @pytest.fixture(scope="session", autouse=True)
 def close_thread_connections(
     django_db_setup: None, django_db_blocker: DjangoDbBlocker
 ) -> Iterator[None]:
-    """Request and websocket threads keep persistent connections and outlive a test. PostgreSQL does not
-    drop a database that has open connections."""
+    """Close all other database connections at the end: PostgreSQL does not drop a database with open connections.
+
+    Request and websocket threads keep their connections open and outlive a test.
+    """
     yield
     if connection.vendor != "postgresql":
         return
@@ -28,6 +38,12 @@ def close_thread_connections(
 
 @pytest.fixture(autouse=True)
 def reset_language() -> Iterator[None]:
-    """A request activates its language for the whole thread; the next test must not inherit it."""
+    """Start each test in English: a request activates its language for the whole thread."""
     with translation.override("en"):
         yield
+
+
+@pytest.fixture(autouse=True)
+def reset_rate_limits() -> None:
+    """Start each test with unused rate limits, which a process counts in memory."""
+    rate_limit_buckets.clear()

@@ -1,10 +1,12 @@
-"""Test data: alice owns the jobs, bob is a member of her namespace, carol has no access to it."""
+"""Test data of the database tests: one cluster, two namespaces, and a user of each role."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
+
+from django.test import Client
 
 from accounts.models import User
 from clusters.capacity import Capacity, GpuCount, Node, Partition
@@ -13,6 +15,8 @@ from jobs.actions import create_job
 from jobs.jobfile import JobSpec
 from jobs.models import Attempt, Job
 
+# A valid public key; no server has it.
+HOST_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIEKxLCDZBoJBGqKcQmYFYGQaJ1Vf8mqUX1oJsT9Rf5CC"
 CAPACITY = Capacity(
     taken_at=datetime(2026, 11, 16, tzinfo=UTC),
     nodes=(
@@ -28,22 +32,26 @@ CAPACITY = Capacity(
 
 @dataclass
 class Scenario:
+    """Jobs are in the namespace `lab` and belong to alice unless a test says otherwise."""
+
     cluster: Cluster
     lab: Namespace
-    private: Namespace
-    alice: User
-    bob: User
-    viewer: User
-    chief: User  # administrator of the namespace
-    carol: User
-    admin: User
+    private: Namespace  # only carol is a member
+    alice: User  # member of lab
+    bob: User  # another member of lab
+    viewer: User  # viewer of lab
+    chief: User  # administrator of lab
+    carol: User  # no role in lab: must not see its jobs
+    admin: User  # superuser
 
     def job(self, name: str = "train", *, by: User | None = None, **fields: Any) -> Job:
+        """Create a queued job."""
         return create_job(by=by or self.alice, spec=make_spec(name), namespace=self.lab, **fields)
 
     def create_live_attempt(
         self, job: Job, slurm_job_id: str = "7", *, state: str = "RUNNING"
     ) -> Attempt:
+        """Create the first attempt of a job as after an accepted submission, and set the job's state."""
         attempt = Attempt.objects.create(
             job=job,
             cluster=job.cluster,
@@ -63,6 +71,13 @@ def make_spec(name: str = "train", **fields: Any) -> JobSpec:
     return JobSpec.model_validate(
         {"jobName": name, "image": "busybox", "namespace": "lab", "taskRoles": [role], **fields}
     )
+
+
+def client_for(user: User, **headers: str) -> Client:
+    """A test client that is signed in as this user and sends these headers."""
+    client = Client(headers=headers)
+    client.force_login(user)
+    return client
 
 
 def make_scenario() -> Scenario:

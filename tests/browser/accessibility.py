@@ -12,7 +12,7 @@ COLOUR_RULES = ["color-contrast", "link-in-text-block"]
 
 
 def find_serious_violations(page: Page, theme: str) -> list[str]:
-    """Serious and critical violations: all rules in the light theme, colour rules in other themes."""
+    """Return serious and critical violations; checks all rules in the light theme, only colour rules in others."""
     options: dict[str, object] = {"resultTypes": ["violations"]}
     if theme != "light":
         options["runOnly"] = COLOUR_RULES

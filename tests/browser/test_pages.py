@@ -345,7 +345,7 @@ def test_sign_in_after_lost_session_returns_to_the_page(
     expect(page).to_have_url(re.compile(r"/jobs\?scope=all&q=looked"))
 
 
-def test_keyboard_navigation(open_page: OpenPage, ended_job: str) -> None:
+def test_pages_can_be_used_by_keyboard(open_page: OpenPage, ended_job: str) -> None:
     page = open_page("alice")
     page.goto("/")
     page.keyboard.press("Tab")
@@ -387,7 +387,7 @@ def test_administrator_creates_namespace_and_adds_member(
     expect(page.locator("main")).to_contain_text(name)
 
 
-def test_cluster_check_on_page(open_page: OpenPage) -> None:
+def test_cluster_check_shows_its_results_on_the_page(open_page: OpenPage) -> None:
     page = open_page("admin")
     page.goto("/clusters/embedded")
     page.click("#check-button")

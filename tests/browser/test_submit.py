@@ -393,7 +393,7 @@ def test_code_is_uploaded_and_runs(open_page: OpenPage, tmp_path: Path) -> None:
     )
 
 
-def test_keyboard_navigation(open_page: OpenPage) -> None:
+def test_submit_page_can_be_used_by_keyboard(open_page: OpenPage) -> None:
     page = open_page("alice")
     page.goto("/jobs")
     page.keyboard.press("n")

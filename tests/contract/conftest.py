@@ -20,6 +20,7 @@ from clusters.transport.connection import SshTarget
 from clusters.transport.credentials import CertificateCredentials
 from clusters.transport.pool import PoolOptions
 from clusters.transport.ssh import SshCluster
+from tests.sluice_server import free_port
 from tests.subprocess_transport import SubprocessTransport
 
 if TYPE_CHECKING:
@@ -95,8 +96,7 @@ class PrivateSshd:
     """A separate sshd with the embedded cluster's host key, CA and users, plus the given configuration lines."""
 
     def __init__(self, cluster: EmbeddedCluster, directory: Path, lines: str) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self.port = free.getsockname()[1]
+        self.port = free_port()
         config = directory / f"sshd-{self.port}.conf"
         (directory / f"ca-{self.port}.pub").write_text(
             CertificateAuthority(cluster.ca_key).public_key_line()

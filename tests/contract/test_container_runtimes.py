@@ -166,7 +166,9 @@ def test_task_reports_split_across_reads_are_joined(node: FakeSlurmNode, tmp_pat
     check_outcome(node, code)
 
 
-def test_enroot(node: FakeSlurmNode, tmp_path: Path) -> None:
+def test_enroot_imports_creates_starts_and_removes_the_container(
+    node: FakeSlurmNode, tmp_path: Path
+) -> None:
     code, calls = node.run(job_document(tmp_path / "data"), "enroot")
     check_outcome(node, code)
     image = f"{node.home}/.cache/sluice/images/nvcr.io_nv_torch_1.sqsh"
@@ -184,7 +186,7 @@ def test_enroot(node: FakeSlurmNode, tmp_path: Path) -> None:
     assert remove[1:] == ["remove", "--force", name]
 
 
-def test_pyxis(node: FakeSlurmNode, tmp_path: Path) -> None:
+def test_pyxis_gets_image_and_mounts_as_srun_options(node: FakeSlurmNode, tmp_path: Path) -> None:
     code, calls = node.run(job_document(tmp_path / "data"), "pyxis")
     check_outcome(node, code)
     (srun,) = (call for call in calls if call[0] == "srun")

@@ -80,7 +80,7 @@ def test_job_lifecycle_from_submission_to_accounting(slurm, transport, root):
     assert slurm.cancel([first.slurm_job_id]).refusals == ()
 
 
-def test_start_estimate(slurm):
+def test_start_is_estimated_or_the_submission_rejected(slurm):
     start = slurm.estimate_start(SCRIPT, work_dir="/")
     assert start.partition == "cpu"
     assert abs(start.start_at - datetime.now(UTC)) < timedelta(days=30)
@@ -88,7 +88,7 @@ def test_start_estimate(slurm):
         slurm.estimate_start(SCRIPT, work_dir="/", options=["--constraint=quantum"])
 
 
-def test_capacity_config_and_version(slurm):
+def test_capacity_config_and_version_are_read(slurm):
     capacity = slurm.read_capacity()
     assert sum(node.gpu_total("a100") for node in capacity.nodes_in_partition("gpu")) == 8
     assert slurm.read_config().accounting
@@ -96,13 +96,13 @@ def test_capacity_config_and_version(slurm):
     assert slurm.read_version() >= (22, 5, 0)
 
 
-def test_accounting_queries(slurm, transport):
+def test_associations_qos_and_users_are_listed(slurm, transport):
     assert {a.account for a in slurm.list_associations(users=[transport.user])} == {"lab"}
     assert "normal" in {qos.name for qos in slurm.list_qos()}
     assert transport.user in {user.name for user in slurm.list_users()}
 
 
-def test_unknown_ids_return_empty(slurm):
+def test_unknown_ids_give_empty_lists(slurm):
     assert slurm.show_job("67043000") == []
     assert slurm.list_accounted_jobs_by_id(["67043000"]) == []
     assert slurm.list_steps("67043000") == []

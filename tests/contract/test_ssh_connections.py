@@ -205,7 +205,7 @@ def test_connection_survives_certificate_expiry_and_reconnect_uses_a_new_one(
     assert short.stats().opened == 2
 
 
-def test_login_with_key_file_per_user(
+def test_each_user_logs_in_with_their_own_key_file(
     connect: Connect,
     private_sshd: Callable[[str], Any],
     tmp_path_factory: pytest.TempPathFactory,
@@ -394,7 +394,7 @@ def test_close_all_ends_threads_and_connections(connect: Connect) -> None:
     assert threading.active_count() <= before
 
 
-def test_200_commands_from_20_threads_as_three_users(connect: Connect) -> None:
+def test_concurrent_commands_of_three_users_get_their_own_output(connect: Connect) -> None:
     pool = connect()
     users = (ALICE, BOB, CAROL)
 
@@ -446,12 +446,12 @@ class TcpRelay:
     def _accept(self, server: socket.socket) -> None:
         while True:
             try:
-                near, _ = server.accept()
+                client, _ = server.accept()
             except OSError:
                 return
-            far = socket.create_connection(("127.0.0.1", self._target_port))
-            self._sockets += [near, far]
-            for source, sink in ((near, far), (far, near)):
+            sshd = socket.create_connection(("127.0.0.1", self._target_port))
+            self._sockets += [client, sshd]
+            for source, sink in ((client, sshd), (sshd, client)):
                 threading.Thread(target=self._relay, args=(source, sink), daemon=True).start()
 
     def _relay(self, source: socket.socket, sink: socket.socket) -> None:
@@ -481,16 +481,18 @@ def test_follow_resumes_after_connection_loss(
     find_processes: Callable[[str], list[int]],
 ) -> None:
     path = f"{cluster.work_root.format(user=ALICE)}/line-{uuid.uuid4().hex}"
-    near = shared_ssh.transport(ALICE)
+    direct = shared_ssh.transport(ALICE)
     relay = TcpRelay(ssh_target.port)
-    far = connect(dataclasses.replace(ssh_target, port=relay.port)).transport(ALICE)
+    relayed = connect(dataclasses.replace(ssh_target, port=relay.port)).transport(ALICE)
 
     def write(text: str) -> None:
-        assert near.run(["sh", "-c", 'cat >> "$1"', "sh", path], stdin=text.encode()).exit_code == 0
+        assert (
+            direct.run(["sh", "-c", 'cat >> "$1"', "sh", path], stdin=text.encode()).exit_code == 0
+        )
 
     write("before\n")
     try:
-        with far.follow(path) as events:
+        with relayed.follow(path) as events:
             assert next(events).data == b"before\n"
             relay.cut()
             assert next(events).kind == "waiting"
@@ -501,7 +503,7 @@ def test_follow_resumes_after_connection_loss(
             write("after\n")
             assert next(events).data == b"after\n"
             relay.cut()
-            near.run(["sh", "-c", 'echo cut > "$1"', "sh", path])
+            direct.run(["sh", "-c", 'echo cut > "$1"', "sh", path])
             relay.restore()
             events_after_cut = [next(events) for _ in range(3)]
             assert [event.kind for event in events_after_cut] == ["waiting", "truncated", "data"]
@@ -512,23 +514,23 @@ def test_follow_resumes_after_connection_loss(
         assert not find_processes(path)
     finally:
         relay.cut()
-        near.run(["rm", "-f", path])
+        direct.run(["rm", "-f", path])
 
 
 def test_follow_is_exact_across_connection_losses(
     connect: Connect, ssh_target: SshTarget, shared_ssh: SshCluster, cluster: EmbeddedCluster
 ) -> None:
     path = f"{cluster.work_root.format(user=ALICE)}/cuts-{uuid.uuid4().hex}"
-    near = shared_ssh.transport(ALICE)
+    direct = shared_ssh.transport(ALICE)
     relay = TcpRelay(ssh_target.port)
-    far = connect(dataclasses.replace(ssh_target, port=relay.port)).transport(ALICE)
+    relayed = connect(dataclasses.replace(ssh_target, port=relay.port)).transport(ALICE)
     script = 'for i in $(seq 60); do head -c 100000 /dev/urandom; sleep 0.05; done > "$1"; sha256sum < "$1"'
     cuts = 8
     received = hashlib.sha256()
     size = 0
     try:
-        with ThreadPoolExecutor(1) as threads, far.follow(path) as events:
-            writing = threads.submit(near.run, ["sh", "-c", script, "sh", path], timeout_s=60)
+        with ThreadPoolExecutor(1) as threads, relayed.follow(path) as events:
+            writing = threads.submit(direct.run, ["sh", "-c", script, "sh", path], timeout_s=60)
             while size < 6_000_000:
                 event = next(events)
                 assert event.kind != "truncated"
@@ -543,5 +545,5 @@ def test_follow_is_exact_across_connection_losses(
             expected_digest = writing.result().text.split()[0]
     finally:
         relay.cut()
-        near.run(["rm", "-f", path])
+        direct.run(["rm", "-f", path])
     assert (cuts, size, received.hexdigest()) == (0, 6_000_000, expected_digest)

@@ -101,7 +101,7 @@ def test_invalid_argv_is_rejected(transport: Transport, argv: list[str]) -> None
         transport.run(argv)
 
 
-def test_large_binary_stdin(transport: Transport) -> None:
+def test_large_binary_stdin_is_passed_unchanged(transport: Transport) -> None:
     data = random.Random(1).randbytes(6_000_000)
     assert transport.run(["cat"], stdin=data).stdout == data
     assert (
@@ -120,7 +120,7 @@ def test_output_may_be_invalid_utf8(transport: Transport) -> None:
     assert result.text.endswith("ok")
 
 
-def test_large_stdout_and_stderr_together(transport: Transport) -> None:
+def test_large_stdout_and_stderr_are_both_collected(transport: Transport) -> None:
     result = transport.run(["sh", "-c", "head -c 5000000 /dev/zero >&2; head -c 5000000 /dev/zero"])
     assert (len(result.stdout), len(result.stderr)) == (5_000_000, 5_000_000)
 
@@ -182,7 +182,9 @@ def test_concurrent_commands_get_their_own_output(transport: Transport) -> None:
 # -- writing ---------------------------------------------------------------------------------------
 
 
-def test_files_directories_and_modes(transport: Transport, root: str) -> None:
+def test_files_have_their_mode_and_new_directories_mode_0700(
+    transport: Transport, root: str
+) -> None:
     names = [
         "plain",
         "a/b/c/deep",
@@ -219,10 +221,8 @@ def test_existing_directories_keep_their_mode_and_files_are_replaced(
     transport: Transport, root: str
 ) -> None:
     run_shell(transport, 'mkdir -m 0755 "$1/d"; echo old > "$1/d/f"; echo other > "$1/d/g"', root)
-    for files in (
-        ["d/f"],
-        ["d/f", "new/f"],
-    ):  # one directory: renamed into place; several: existing files replaced by link
+    # Files of one directory are renamed into place; files of several directories are replaced by hard links.
+    for files in (["d/f"], ["d/f", "new/f"]):
         content = str(files).encode()
         transport.write_files(root, [FileToWrite(path, content, 0o644) for path in files])
         assert [transport.read_at(f"{root}/{path}", 0, 100) for path in files] == [content] * len(
@@ -271,7 +271,7 @@ def test_file_replacement_is_atomic_for_readers(
     assert reads > 3
 
 
-def test_write_files_of_100_attempts_in_one_call(transport: Transport, root: str) -> None:
+def test_files_of_100_attempts_are_written_in_5_seconds(transport: Transport, root: str) -> None:
     files = [
         FileToWrite(f"jobs/{job}/1/{name}", b"x" * 3000, 0o700 if name == "batch.sh" else 0o600)
         for job in range(100)
@@ -289,7 +289,7 @@ def test_paths_outside_the_root_are_rejected(transport: Transport, root: str, pa
         transport.write_files(root, [FileToWrite(path, b"x")])
 
 
-def test_write_without_permission(transport: Transport) -> None:
+def test_write_without_permission_raises(transport: Transport) -> None:
     with pytest.raises(RemotePermissionDenied, match="/root/sluice-test"):
         transport.write_files("/root/sluice-test", [FileToWrite("f", b"x")])
     with pytest.raises(RemotePermissionDenied):
@@ -319,7 +319,7 @@ def test_failed_write_leaves_no_temporary_files(transport: Transport, root: str)
 # -- reading ---------------------------------------------------------------------------------------
 
 
-def test_read_ranges(transport: Transport, root: str) -> None:
+def test_byte_ranges_are_read(transport: Transport, root: str) -> None:
     data = random.Random(2).randbytes(700_000)
     transport.write_files(root, [FileToWrite("f", data)])
     path = f"{root}/f"
@@ -386,7 +386,7 @@ def test_closing_a_stream_early_ends_its_process(
     assert wait_until(lambda: not find_processes(f"if={root}"))
 
 
-def test_stat_and_list(transport: Transport, root: str) -> None:
+def test_stat_and_list_report_kind_size_mode_and_time(transport: Transport, root: str) -> None:
     run_shell(
         transport,
         'cd "$1"; mkdir d; chmod 0750 d; printf 12345 > f; chmod 0640 f; ln -s f link; ln -s none broken; '
@@ -481,7 +481,7 @@ def append(transport: Transport, path: str, data: bytes) -> None:
     assert transport.run(["sh", "-c", 'cat >> "$1"', "sh", path], stdin=data).exit_code == 0
 
 
-def test_follow_existing_file_that_grows(
+def test_follow_delivers_existing_and_appended_content(
     transport: Transport, root: str, start_follower: StartFollower
 ) -> None:
     path = f"{root}/log"
@@ -494,7 +494,9 @@ def test_follow_existing_file_that_grows(
     assert follower.events[0].offset == 0
 
 
-def test_follow_from_offset(transport: Transport, root: str, start_follower: StartFollower) -> None:
+def test_follow_starts_at_the_given_offset(
+    transport: Transport, root: str, start_follower: StartFollower
+) -> None:
     path = f"{root}/log"
     append(transport, path, b"0123456789")
     follower = start_follower(path, 4)
@@ -595,7 +597,7 @@ def test_follow_delivers_fast_binary_writes_exactly(
     assert hashlib.sha256(follower.content).hexdigest() == expected_digest
 
 
-def test_follow_content_resembling_tail_messages(
+def test_follow_delivers_content_that_resembles_tail_messages(
     transport: Transport, root: str, start_follower: StartFollower
 ) -> None:
     path = f"{root}/log"

@@ -21,16 +21,18 @@ FaultInjector = Callable[[SystemUnderTest, random.Random], AbstractContextManage
 
 @dataclass(frozen=True)
 class InjectedFault:
-    """`inject` returns a context manager: the fault lasts as long as its block."""
+    """A kind of fault. `inject` returns a context manager: the fault lasts as long as its block."""
 
     name: str
     inject: FaultInjector
     before_load: bool = False  # inject before the load starts
     max_duration_s: float = 60.0
-    timeout_s: float = 150.0
+    timeout_s: float = 150.0  # time for all jobs to end, in addition to the duration of the fault
 
 
-def _one_shot(action: Callable[[SystemUnderTest, random.Random], object]) -> FaultInjector:
+def _injector_of(action: Callable[[SystemUnderTest, random.Random], object]) -> FaultInjector:
+    """A fault that ends by itself, because the supervisor restarts what the action killed."""
+
     @contextlib.contextmanager
     def context(system: SystemUnderTest, rng: random.Random) -> Iterator[None]:
         action(system, rng)
@@ -87,14 +89,14 @@ def _kill_web(system: SystemUnderTest, rng: random.Random) -> None:
     system.web.kill()
 
 
-def _command_flag(name: str) -> FaultInjector:
-    return lambda system, rng: system.command_flag(name)
+def _command_fault(name: str) -> FaultInjector:
+    return lambda system, rng: system.command_fault(name)
 
 
 FAULTS = (
-    InjectedFault("web killed", _one_shot(_kill_web)),
-    InjectedFault("one engine killed", _one_shot(_kill_one_engine)),
-    InjectedFault("both engines killed", _one_shot(_kill_engines)),
+    InjectedFault("web killed", _injector_of(_kill_web)),
+    InjectedFault("one engine killed", _injector_of(_kill_one_engine)),
+    InjectedFault("both engines killed", _injector_of(_kill_engines)),
     InjectedFault("slurmctld stopped", _daemon_down("slurmctld", "stop")),
     InjectedFault("slurmctld hangs", lambda system, rng: system.daemon_suspended("slurmctld")),
     InjectedFault("slurmdbd stopped", _daemon_down("slurmdbd", "stop")),
@@ -106,12 +108,20 @@ FAULTS = (
     InjectedFault("slurmd down", _node_down, timeout_s=240.0),
     InjectedFault("user's disk full", lambda system, rng: system.disk_full(), before_load=True),
     InjectedFault(
-        "sbatch exceeds its timeout", _command_flag("slow"), max_duration_s=8.0, timeout_s=300.0
+        "sbatch exceeds its timeout",
+        _command_fault("sbatch-hangs"),
+        max_duration_s=8.0,
+        timeout_s=300.0,
     ),
-    InjectedFault("sbatch output lost", _command_flag("mute"), max_duration_s=8.0, timeout_s=240.0),
-    InjectedFault("sbatch slow", _command_flag("late"), max_duration_s=10.0),
-    InjectedFault("squeue output empty", _command_flag("empty")),
-    InjectedFault("sacct output truncated", _command_flag("cut")),
+    InjectedFault(
+        "sbatch output lost",
+        _command_fault("sbatch-output-lost"),
+        max_duration_s=8.0,
+        timeout_s=240.0,
+    ),
+    InjectedFault("sbatch slow", _command_fault("sbatch-slow"), max_duration_s=10.0),
+    InjectedFault("squeue output empty", _command_fault("squeue-empty")),
+    InjectedFault("sacct output truncated", _command_fault("sacct-truncated")),
 )
 
 
@@ -144,7 +154,7 @@ class Campaign:
         self._print_line = print_line
 
     def run(self, *, faults: int, minutes: float) -> CampaignReport:
-        """Inject `faults` faults: every kind once per cycle, in random order. No new round after `minutes`."""
+        """Inject `faults` faults, every kind once per cycle in random order; starts no round after `minutes`."""
         started = time.monotonic()
         watcher = EventWatcher(self.system)
         watcher.start()
@@ -216,7 +226,7 @@ class Campaign:
             self._print_line(f"       {finding}")
 
     def _reconcile(self) -> None:
-        """Check that rows and Slurm agree."""
+        """Check that the stored jobs and Slurm's agree."""
         try:
             self.system.sluice.manage("jobs", "reconcile")
         except AssertionError as error:

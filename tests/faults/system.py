@@ -1,7 +1,7 @@
-"""System under test for fault injection: web, two engines, PostgreSQL and an embedded cluster, all private.
+"""The system under test for fault injection: web, two engines, a PostgreSQL server and an embedded cluster.
 
-Starts them, restarts Sluice processes that exit (like systemd), and stops and starts the daemons. Does not
-handle jobs.
+No other test uses them. This module starts them, restarts Sluice processes that exit (like systemd), and stops and
+starts the daemons. It does not handle jobs.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shlex
 import shutil
 import signal
 import subprocess
@@ -20,17 +19,22 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.sluice_server import PROJECT, RunningSluice, make_sluice
+from tests.sluice_server import (
+    PROJECT,
+    RunningSluice,
+    make_sluice,
+    run_cluster_program,
+    start_embedded_cluster,
+    write_slurm_wrappers,
+)
 
 RESTART_AFTER_S = 1.0
-CLUSTER = str(PROJECT / "scripts" / "cluster")
-WRAPPED_COMMANDS = ("sbatch", "squeue", "sacct")
 SMALL_DISK_SIZE = "24m"
 
 
 @dataclass
 class SupervisedProcess:
-    """One Sluice process, restarted whenever it exits. Exits not caused by `kill` or `stop` are recorded."""
+    """One Sluice process, restarted whenever it exits. Exits that `kill` or `stop` did not cause are recorded."""
 
     name: str
     argv: list[str]
@@ -84,7 +88,7 @@ class SupervisedProcess:
 
 
 class Postgres:
-    """A private PostgreSQL server: a socket in its directory, no TCP port."""
+    """A running PostgreSQL server with a new database; it has a socket in its directory and no TCP port."""
 
     def __init__(self, directory: Path) -> None:
         self.dir = directory
@@ -132,38 +136,21 @@ class EmbeddedDaemons:
 
     def __init__(self, directory: Path) -> None:
         self.dir = directory
-        self._base = {**os.environ, "SLUICE_CLUSTER_DIR": str(directory)}
-        self._base.pop("SLUICE_SSH_CA_KEY", None)
-        self.up()
-        env_output = self._cluster("env")
-        self.env = {**self._base}
-        for assignment in shlex.split(env_output, comments=True):
-            name, sign, value = assignment.partition("=")
-            if sign:
-                self.env[name] = value.rstrip(";").replace("$PATH", os.environ["PATH"])
-
-    def _cluster(self, *arguments: str) -> str:
-        done = subprocess.run(
-            [CLUSTER, *arguments], env=self._base, capture_output=True, text=True, check=False
-        )
-        if done.returncode != 0:
-            raise RuntimeError(f"scripts/cluster {' '.join(arguments)}: {done.stdout}{done.stderr}")
-        return done.stdout
-
-    def up(self) -> None:
-        self._cluster("up")
+        env = {**os.environ, "SLUICE_CLUSTER_DIR": str(directory)}
+        env.pop("SLUICE_SSH_CA_KEY", None)  # the key of another cluster
+        self.env = start_embedded_cluster(env)
 
     def down(self) -> None:
-        self._cluster("down")
+        run_cluster_program(self.env, "down")
 
     def stop(self, name: str) -> None:
-        self._cluster("stop", name)
+        run_cluster_program(self.env, "stop", name)
 
     def kill(self, name: str) -> None:
-        self._cluster("kill", name)
+        run_cluster_program(self.env, "kill", name)
 
     def start(self, name: str) -> None:
-        self._cluster("start", name)
+        run_cluster_program(self.env, "start", name)
 
     def pid(self, name: str) -> int:
         return int(json.loads((self.dir / "run" / f"{name}.json").read_text())["pid"])
@@ -268,32 +255,24 @@ class SystemUnderTest:
     # -- faulty Slurm commands ------------------------------------------------------------------------
 
     def _wrap_commands(self) -> None:
-        """Replace Slurm's commands by wrapper scripts; a file in `flags` enables a fault."""
+        """Replace Slurm's commands by wrapper scripts; a file in `flags` enables the fault of that name."""
         self.flags.mkdir()
         self.flags.chmod(0o755)
         bin_dir = self.flags / "bin"
         bin_dir.mkdir()
-        wrapper_scripts = {
-            # slow, mute: Slurm accepts the job, but the caller times out or gets no output.
+        wrappers = {
+            # With sbatch-hangs and sbatch-output-lost Slurm accepts the job, but the caller gets no job id.
             "sbatch": f"""
-if [ -e {self.flags}/slow ]; then "$REAL" "$@" >/dev/null 2>&1; sleep 300; fi
-if [ -e {self.flags}/mute ]; then "$REAL" "$@" >/dev/null 2>&1; exit 124; fi
-if [ -e {self.flags}/late ]; then sleep 2; fi
+if [ -e {self.flags}/sbatch-hangs ]; then "$REAL" "$@" >/dev/null 2>&1; sleep 300; fi
+if [ -e {self.flags}/sbatch-output-lost ]; then "$REAL" "$@" >/dev/null 2>&1; exit 124; fi
+if [ -e {self.flags}/sbatch-slow ]; then sleep 2; fi
 exec "$REAL" "$@\"""",
-            "squeue": f'if [ -e {self.flags}/empty ]; then exit 0; fi\nexec "$REAL" "$@"',
+            "squeue": f'if [ -e {self.flags}/squeue-empty ]; then exit 0; fi\nexec "$REAL" "$@"',
             "sacct": f"""
-if [ -e {self.flags}/cut ]; then "$REAL" "$@" | head -c 150; exit 0; fi
+if [ -e {self.flags}/sacct-truncated ]; then "$REAL" "$@" | head -c 150; exit 0; fi
 exec "$REAL" "$@\"""",
         }
-        for name in (*WRAPPED_COMMANDS, "scancel", "scontrol"):
-            real = shutil.which(name, path=self.daemons.env["PATH"])
-            if real is None:
-                raise RuntimeError(f"{name} is missing")
-            if name in wrapper_scripts:
-                (bin_dir / name).write_text(f"#!/bin/sh\nREAL={real}\n{wrapper_scripts[name]}\n")
-                (bin_dir / name).chmod(0o755)
-            else:
-                (bin_dir / name).symlink_to(real)
+        write_slurm_wrappers(bin_dir, wrappers, path=self.daemons.env["PATH"])
         self.sluice.manage(
             "shell",
             "-c",
@@ -301,7 +280,8 @@ exec "$REAL" "$@\"""",
         )
 
     @contextlib.contextmanager
-    def command_flag(self, name: str) -> Iterator[None]:
+    def command_fault(self, name: str) -> Iterator[None]:
+        """Enable this fault of a wrapper script (see `_wrap_commands`) during the block."""
         (self.flags / name).touch()
         try:
             yield
@@ -322,6 +302,7 @@ exec "$REAL" "$@\"""",
 
     @contextlib.contextmanager
     def disk_full(self) -> Iterator[None]:
+        """Fill bob's scratch directory during the block."""
         filler = self._user_disk / "filler"
         with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
             while True:
@@ -335,6 +316,7 @@ exec "$REAL" "$@\"""",
 
     @contextlib.contextmanager
     def daemon_suspended(self, name: str) -> Iterator[None]:
+        """Suspend the daemon with SIGSTOP during the block: it accepts connections but does not reply."""
         pid = self.daemons.pid(name)
         os.kill(pid, signal.SIGSTOP)
         try:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,7 +17,8 @@ from core.models import Event
 from jobs.lifecycle.reasons import render_reason
 from jobs.lifecycle.states import END_STATES
 from jobs.models import Attempt, Job
-from tests.conftest import PROJECT, EmbeddedCluster
+from tests.conftest import EmbeddedCluster
+from tests.sluice_server import run_cluster_program
 from tests.slurm.engine_process import EngineHarness, make_engine_harness
 from tests.slurm.test_engine import check_exactly_once, prepare_cluster, wrapped_commands
 
@@ -36,18 +36,7 @@ def harness(cluster: EmbeddedCluster, tmp_path: Path) -> Iterator[EngineHarness]
         try:
             yield new_harness
         finally:
-            restart_cluster(cluster)
-
-
-def restart_cluster(cluster: EmbeddedCluster) -> None:
-    done = subprocess.run(
-        [str(PROJECT / "scripts" / "cluster"), "up"],
-        env=cluster.env,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+            run_cluster_program(cluster.env, "up")
 
 
 def daemon_pid(cluster: EmbeddedCluster, daemon: str) -> int:
@@ -55,7 +44,7 @@ def daemon_pid(cluster: EmbeddedCluster, daemon: str) -> int:
 
 
 def run_under_load(harness: EngineHarness, fault: Callable[[], None]) -> list[Job]:
-    """Two users submit jobs while the fault happens; afterwards every job must complete exactly once."""
+    """Two users submit jobs while `fault` runs; afterwards every job must complete and be in Slurm exactly once."""
     jobs: list[Job] = []
     pause = threading.Event()
 
@@ -92,18 +81,18 @@ def run_under_load(harness: EngineHarness, fault: Callable[[], None]) -> list[Jo
 
 
 @pytest.mark.parametrize("daemon", ["slurmctld", "slurmdbd", "sshd"])
-def test_daemon_is_killed_and_restarted(harness: EngineHarness, daemon: str) -> None:
+def test_killed_daemon_loses_and_repeats_no_job(harness: EngineHarness, daemon: str) -> None:
     harness.engine().start()
 
     def fault() -> None:
         os.kill(daemon_pid(harness.embedded, daemon), signal.SIGKILL)
         time.sleep(DOWNTIME_S)
-        restart_cluster(harness.embedded)
+        run_cluster_program(harness.embedded.env, "up")
 
     run_under_load(harness, fault)
 
 
-def test_hanging_controller(harness: EngineHarness) -> None:
+def test_hanging_controller_loses_and_repeats_no_job(harness: EngineHarness) -> None:
     """Connections are accepted but get no reply, so the outcome of sbatch is unknown."""
     harness.engine().start()
 
@@ -149,7 +138,7 @@ def test_truncated_sacct_output_ends_no_job(harness: EngineHarness) -> None:
 
 
 def test_job_with_lost_sbatch_output_is_adopted(harness: EngineHarness) -> None:
-    """sbatch succeeded without output: the job must be found by its token, not submitted again."""
+    """sbatch submits the job but its output is lost: the engine must find the job by its token, not submit it again."""
     wrapper = '"$REAL" "$@" >/dev/null; sleep 2; exit 124'
     with wrapped_commands(harness, sbatch=wrapper):
         harness.engine().start()

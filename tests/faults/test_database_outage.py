@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import pwd
 import shutil
 import subprocess
 import sys
@@ -15,13 +14,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import PROJECT, EmbeddedCluster
+from tests.conftest import EmbeddedCluster
+from tests.faults.system import Postgres
+from tests.sluice_server import PROJECT
 
 pytestmark = pytest.mark.cluster
 
 DOWNTIME_S = 30 if os.environ.get("SLUICE_TEST_LONG") == "1" else 8
 
-AS_POSTGRES = ("setpriv", "--reuid=postgres", "--regid=postgres", "--init-groups", "--")
 SUBMIT = """
 import json
 from clusters.connections import slurm_client_for
@@ -37,7 +37,7 @@ for n in range(12):
     spec = JobSpec.model_validate({"jobName": f"j{n}", "image": "busybox", "taskRoles": [role]})
     create_job(by=alice, spec=spec, namespace=Namespace.objects.get(name="cpu"))
 """
-PRINT_ROWS = """
+PRINT_ATTEMPTS = """
 import json
 from jobs.models import Attempt
 rows = Attempt.objects.values_list("job__state", "work_dir", "slurm_job_id")
@@ -45,48 +45,21 @@ print("ROWS" + json.dumps([list(row) for row in rows]))
 """
 
 
-class PrivatePostgres:
-    """A private PostgreSQL server: a socket in its directory, no TCP port."""
-
-    def __init__(self) -> None:
-        found = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda p: int(p.parent.name))
-        self.programs = found[-1]
-        self.dir = Path(tempfile.mkdtemp(prefix="sluice-pg-"))
-        account = pwd.getpwnam("postgres")
-        os.chown(self.dir, account.pw_uid, account.pw_gid)
-        self.url = f"postgres://sluice@{str(self.dir).replace('/', '%2F')}/postgres"
-        self._run("initdb", "-D", f"{self.dir}/data", "-A", "trust", "-U", "sluice", "--no-sync")
-
-    def _run(self, program: str, *arguments: str) -> None:
-        subprocess.run(
-            [*AS_POSTGRES, str(self.programs / program), *arguments],
-            cwd=self.dir,
-            check=True,
-            stdout=subprocess.DEVNULL,
-        )
-
-    def start(self) -> None:
-        options = f"-c listen_addresses='' -c unix_socket_directories='{self.dir}' -c fsync=off"
-        log = f"{self.dir}/log"
-        self._run("pg_ctl", "-D", f"{self.dir}/data", "-l", log, "-w", "-o", options, "start")
-
-    def stop(self) -> None:
-        self._run("pg_ctl", "-D", f"{self.dir}/data", "-m", "immediate", "-w", "stop")
-
-
 @pytest.fixture
-def postgres() -> Iterator[PrivatePostgres]:
-    server = PrivatePostgres()
-    server.start()
+def postgres() -> Iterator[Postgres]:
+    # Not below tmp_path, which other Unix users such as postgres cannot enter.
+    folder = Path(tempfile.mkdtemp(prefix="sluice-pg-"))
+    folder.chmod(0o755)
+    server = Postgres(folder / "postgres")
     try:
         yield server
     finally:
         server.stop()
-        shutil.rmtree(server.dir)
+        shutil.rmtree(folder)
 
 
-def test_database_outage_under_load(
-    cluster: EmbeddedCluster, postgres: PrivatePostgres, tmp_path: Path
+def test_database_outage_loses_and_repeats_no_job(
+    cluster: EmbeddedCluster, postgres: Postgres, tmp_path: Path
 ) -> None:
     env = {
         **cluster.env,
@@ -109,8 +82,9 @@ def test_database_outage_under_load(
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    def rows() -> list[list[str]]:
-        output = manage("shell", "-v", "0", "-c", PRINT_ROWS)
+    def read_attempts() -> list[list[str]]:
+        """State of the job, work directory and Slurm job id of each attempt."""
+        output = manage("shell", "-v", "0", "-c", PRINT_ATTEMPTS)
         found: list[list[str]] = json.loads(output.partition("ROWS")[2])
         return found
 
@@ -137,7 +111,7 @@ def test_database_outage_under_load(
         postgres.start()
         deadline = time.monotonic() + 120
         while True:
-            attempts = rows()
+            attempts = read_attempts()
             if len(attempts) == 12 and {state for state, _, _ in attempts} == {"COMPLETED"}:
                 break
             assert time.monotonic() < deadline, attempts
@@ -153,9 +127,9 @@ def test_database_outage_under_load(
         text=True,
         check=True,
     ).stdout
-    in_slurm: dict[str, list[str]] = {}
+    ids_by_work_dir: dict[str, list[str]] = {}
     for line in sacct_output.splitlines():
         slurm_job_id, _, work_dir = line.partition("|")
-        in_slurm.setdefault(work_dir, []).append(slurm_job_id)
+        ids_by_work_dir.setdefault(work_dir, []).append(slurm_job_id)
     for _, work_dir, slurm_job_id in attempts:
-        assert in_slurm[work_dir] == [slurm_job_id]
+        assert ids_by_work_dir[work_dir] == [slurm_job_id]

@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import DEFAULT_CLUSTER_DIR
 from tests.faults.campaign import FAULTS, Campaign
 from tests.faults.system import SystemUnderTest
+from tests.sluice_server import DEFAULT_CLUSTER_DIR
 
 pytestmark = pytest.mark.cluster
 
-# A separate cluster: other tests use the default one.
+# A separate cluster, because other tests use the default one at the same time.
 CLUSTER_DIR = Path(os.environ.get("SLUICE_CLUSTER_DIR", DEFAULT_CLUSTER_DIR) + "-faults")
 CHOSEN = {
     "web killed",
@@ -34,7 +34,10 @@ CHOSEN = {
 
 @pytest.fixture
 def home() -> Iterator[Path]:
-    """Readable by the cluster's Unix users, who run the wrapped commands; pytest's tmp_path is not."""
+    """A directory that the cluster's Unix users can read, because they run the wrapper scripts in it.
+
+    pytest's tmp_path is not readable by other users.
+    """
     directory = Path(tempfile.mkdtemp(prefix="sluice-faults-"))
     directory.chmod(0o755)
     yield directory

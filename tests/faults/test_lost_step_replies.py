@@ -56,7 +56,7 @@ def test_step_with_lost_reply_is_relaunched(
     assert sorted(job.log_text("w", n) for n in range(2)) == ["gpu 0\n", "gpu 1\n"]
 
 
-def test_lost_replies_fail_packed_job(
+def test_packed_job_fails_after_repeated_lost_replies(
     batch_harness: BatchHarness, lossy_controller: Callable[..., LossyControllerProxy]
 ) -> None:
     proxy = lossy_controller(drop_count=4)

@@ -9,11 +9,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-PROJECT = Path(__file__).resolve().parents[2]
+from tests.sluice_server import PROJECT, free_port
 
 # An application that sends 64 MiB as fast as the server accepts it, over HTTP and over a websocket. /sent returns
 # the number of bytes sent so far.
@@ -63,7 +62,7 @@ BackpressureServer(
 ).run()
 """
 TOTAL = 64 * 1024 * 1024
-# More than the smallest client receive buffer, less than the amount that makes the sender wait.
+# More than the smallest receive buffer of a client, less than the amount at which the server makes the sender wait.
 FEW = 60_000
 # The kernel buffers a few MB on both sides of loopback before the server is blocked.
 KERNEL_SLACK = 16 * 1024 * 1024
@@ -71,9 +70,7 @@ KERNEL_SLACK = 16 * 1024 * 1024
 
 @pytest.fixture
 def port() -> Iterator[int]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        number = int(probe.getsockname()[1])
+    number = free_port()
     process = subprocess.Popen(
         [sys.executable, "-c", FLOOD.format(project=str(PROJECT), port=number, few=FEW)],
         stdout=subprocess.PIPE,
@@ -157,7 +154,7 @@ def test_slow_reader_receives_all_data(port: int) -> None:
     assert received.count(b"x" * FEW) == 1
 
 
-def test_send_after_client_close(port: int) -> None:
+def test_sending_after_the_close_frame_of_the_client_is_allowed(port: int) -> None:
     """Sending after the client's close frame is allowed until the application receives `websocket.disconnect`."""
     message, close = b"\x81\x82\0\0\0\0hi", b"\x88\x82\0\0\0\0\x03\xe8"
     with request(port, "/after-close", upgrade_headers()) as connection:

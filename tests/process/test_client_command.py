@@ -89,7 +89,7 @@ def test_exit_codes_of_usage_and_access_errors(run: Command) -> None:
 
 
 @pytest.mark.slow
-def test_unreachable_server(run: Command) -> None:
+def test_unreachable_server_gives_exit_code_3(run: Command) -> None:
     env = {"SLUICE_URL": UNREACHABLE_URL, "SLUICE_TOKEN": "slc_x"}
     done = run("me", "--json", **env)
     assert done.returncode == 3
@@ -102,7 +102,7 @@ def test_language_follows_locale(run: Command) -> None:
     assert "请运行：sluice login" in done.stderr
 
 
-def test_missing_file_message(run: Command) -> None:
+def test_missing_file_is_named_in_the_message(run: Command) -> None:
     env = {"SLUICE_URL": UNREACHABLE_URL, "SLUICE_TOKEN": "slc_x"}
     done = run("submit", "no.yml", **env)
     assert (done.returncode, done.stdout) == (1, "")
@@ -139,7 +139,7 @@ def test_initial_manifest_is_a_valid_job_file(run: Command, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_completion(shell: str, run: Command) -> None:
+def test_completion_script_is_printed_for_each_shell(shell: str, run: Command) -> None:
     done = run("completion", shell)
     assert done.returncode == 0
     assert "_SLUICE_COMPLETE" in done.stdout
@@ -205,7 +205,7 @@ def test_legacy_variables_sign_in_once(home: Path, monkeypatch: pytest.MonkeyPat
 # -- parsing and output ---------------------------------------------------------------------------------
 
 
-def test_metrics_parsed_from_log() -> None:
+def test_metrics_are_parsed_from_log_lines() -> None:
     spec = {
         "metrics": {
             "type": "regex",
@@ -242,7 +242,9 @@ def test_metrics_parsed_from_log() -> None:
         (["a", "b"], "mpi", "a"),
     ],
 )
-def test_default_log_role(roles: list[str], framework: str | None, expected: str) -> None:
+def test_default_log_role_is_the_main_role(
+    roles: list[str], framework: str | None, expected: str
+) -> None:
     spec = {"taskRoles": [{"name": name} for name in roles], "framework": framework}
     assert default_log_role(spec) == expected
     spec["taskRoles"][-1]["isMain"] = True  # type: ignore[index]
@@ -254,18 +256,18 @@ def test_control_characters_are_removed() -> None:
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("90m", 5400), ("2h30m", 9000), ("1d", 86400)])
-def test_durations(text: str, seconds: int) -> None:
+def test_durations_are_parsed_to_seconds(text: str, seconds: int) -> None:
     assert parse_duration(text) == seconds
     with pytest.raises(sluice.Invalid):
         parse_duration("m" + text)
 
 
-def test_template_parameters() -> None:
+def test_template_parameter_has_a_default_or_is_required() -> None:
     assert parse_parameter("lr=0.1") == {"name": "lr", "default": "0.1"}
     assert parse_parameter("data") == {"name": "data", "required": True}
 
 
-def test_progress_bar_only_on_a_terminal(
+def test_progress_bar_is_drawn_only_on_a_terminal(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with output.progress_bar("Downloading") as update:

@@ -121,7 +121,7 @@ def test_jobs_match_those_of_the_slurm_commands(fake_pyslurm):
     assert jobs[4].exit_status.status == 3
 
 
-def test_capacity(fake_pyslurm):
+def test_capacity_is_read_with_pyslurm(fake_pyslurm):
     capacity = pyslurm_reader.PyslurmReader("/etc/slurm.conf").read_capacity()
     assert capacity.nodes[0].gpus == (GpuCount("a100", 4, 2),)
     assert [(node.state, node.usable) for node in capacity.nodes] == [

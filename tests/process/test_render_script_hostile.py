@@ -45,7 +45,7 @@ def hostile_text(rng: random.Random, max_parts: int = 6) -> str:
     return text * rng.choice((1, 1, 1, 1, 20))
 
 
-# Uses builtins only: a job file may set PATH and LD_PRELOAD to any value.
+# Uses only builtins of the shell, because a job file may set PATH and LD_PRELOAD to any value.
 PRINT_ENVIRONMENT = (
     "while IFS= read -rd '' v; do printf '%s\\0' \"$v\"; done </proc/self/environ >env.out\n"
 )
@@ -181,13 +181,12 @@ def check_environment_and_arguments(
     deadline=None,
     database=None,
     derandomize=True,
-    phases=[
-        Phase.generate
-    ],  # the seed identifies a failing batch; shrinking would run hundreds of batches
+    # No shrinking, which would run hundreds of batches: the seed identifies a failing batch.
+    phases=[Phase.generate],
     suppress_health_check=list(HealthCheck),
 )
 @given(seed=st.integers(0, 2**63))
-def test_hostile_job_files(seed: int) -> None:
+def test_hostile_values_reach_the_task_unchanged(seed: int) -> None:
     root = Path(tempfile.mkdtemp(prefix="sluice-hostile-"))
     try:
         accepted = render_batch(seed, root)

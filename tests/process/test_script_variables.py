@@ -58,7 +58,7 @@ parts = st.one_of(
 )
 
 
-def run_expander(
+def expand_in_shell(
     attempt_dir: Path, role: int, index: int, roles_text: str, addresses: TaskAddresses
 ) -> dict[str, str]:
     """The variables that task.sh passes to enter.sh, as evaluated by a shell."""
@@ -93,7 +93,7 @@ def run_expander(
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(st.lists(st.lists(parts, max_size=6).map(tuple), min_size=1, max_size=20), tasks)
-def test_expander_agrees_with_evaluate(
+def test_shell_expands_expressions_like_evaluate_expression(
     tmp_path: Path, expressions: list[Expression], task: tuple[str, int]
 ) -> None:
     role, index = task
@@ -108,7 +108,7 @@ def test_expander_agrees_with_evaluate(
             "role_commands() { pre_command= command= post_command=; }",
         ]
     )
-    actual = run_expander(tmp_path, 0, index, roles_text, ADDRESSES)
+    actual = expand_in_shell(tmp_path, 0, index, roles_text, ADDRESSES)
     for number, expression in enumerate(expressions):
         expected = evaluate_expression(expression, ADDRESSES, role=role, index=index)
         assert actual[f"V{number}"] == expected
@@ -133,7 +133,7 @@ def addresses_of(spec: JobSpec) -> TaskAddresses:
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda row: f"{row.framework}-{row.name}")
-def test_variables_of_every_framework(tmp_path: Path, strategy: Strategy) -> None:
+def test_shell_expands_the_variables_of_every_framework(tmp_path: Path, strategy: Strategy) -> None:
     counts = {
         part: 1 if part == "chief" else 2 for part in (*strategy.required, *strategy.optional)
     }
@@ -167,7 +167,7 @@ def test_variables_of_every_framework(tmp_path: Path, strategy: Strategy) -> Non
             expected[variable.name] = evaluate_expression(
                 variable.value, addresses, role=role.name, index=index
             )
-        actual = run_expander(tmp_path, position, index, rendered.files["roles.sh"], addresses)
+        actual = expand_in_shell(tmp_path, position, index, rendered.files["roles.sh"], addresses)
         assert {name: actual.get(name) for name in expected} == expected
         assert actual["PAI_DEFAULT_FS_URI"] == "/h"
         assert actual["_sluice_command"] == "true"

@@ -73,7 +73,7 @@ def read_log(home: Path) -> str:
     return (home / "log").read_text()
 
 
-def test_engine_restart_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_engine_restart_delay_grows_and_is_reset(monkeypatch: pytest.MonkeyPatch) -> None:
     """The delay grows while the engine exits early and is reset after a long run."""
     lifetimes = iter([5.0, 5.0, 5.0, 5.0, 5.0, 3600.0, 5.0])
     now, pauses = [0.0], []

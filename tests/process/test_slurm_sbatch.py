@@ -110,7 +110,7 @@ def test_missing_sbatch_is_a_command_failure():
     ("output", "job_id"),
     [("123\n", "123"), ("123;cluster2\n", "123"), ("lua: hello\n123\n", "123")],
 )
-def test_parse_job_id(output, job_id):
+def test_job_id_is_parsed_from_output(output, job_id):
     assert parse_submit(make_result(out=output)) == job_id
 
 
@@ -119,7 +119,7 @@ def test_missing_job_id_raises():
         parse_submit(make_result(out="Submitted batch job\n"))
 
 
-def test_submit_argv():
+def test_submission_is_one_sbatch_command():
     job = SubmitRequest("t", "/w/1", "/w/1/batch.sh", ("--hold",))
     argv = build_submit_argv(SlurmCommands(), job)
     assert argv == ["sbatch", "--parsable", "--chdir=/w/1", "--hold", "/w/1/batch.sh"]
@@ -374,14 +374,14 @@ def test_unwritable_marker_directory_runs_no_sbatch(run_many, tmp_path):
 # -- test-only ---------------------------------------------------------------------------------------
 
 
-def test_start_estimate_of_newer_versions():
+def test_start_estimate_of_newer_versions_is_parsed():
     text = "sbatch: Job 12 to start at 1700000000 a using 4 processors on nodes n[1-2] in partition gpu"
     start = parse_test_only(make_result(err=text))
     assert (start.processors, start.nodes, start.partition) == (4, ("n1", "n2"), "gpu")
     assert start.start_at.timestamp() == 1700000000
 
 
-def test_start_estimate_of_a_het_job():
+def test_start_estimate_of_a_het_job_has_no_partition():
     start = parse_test_only(
         make_result(err="sbatch: Job 9 to start at 1700000000 using 2 processors on n1")
     )

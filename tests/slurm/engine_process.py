@@ -24,7 +24,8 @@ from jobs.actions import create_job
 from jobs.jobfile import JobSpec
 from jobs.lifecycle.reasons import render_reason
 from jobs.models import Attempt, CodeUpload, Job
-from tests.conftest import PROJECT, EmbeddedCluster
+from tests.conftest import EmbeddedCluster
+from tests.sluice_server import PROJECT
 
 
 def database_url() -> str:
@@ -42,11 +43,11 @@ class EngineProcess:
     log: Path
     process: subprocess.Popen[bytes] | None = None
 
-    def start(self, **more: str) -> None:
+    def start(self, **more_env: str) -> None:
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 [sys.executable, str(PROJECT / "manage.py"), "engine"],
-                env={**self.env, **more},
+                env={**self.env, **more_env},
                 cwd=PROJECT,
                 stdout=log,
                 stderr=log,
@@ -82,7 +83,8 @@ class EngineHarness:
     tmp: Path
     engines: list[EngineProcess] = field(default_factory=list)
 
-    def engine(self, **more: str) -> EngineProcess:
+    def engine(self) -> EngineProcess:
+        """Build an engine process of this test's database; it is stopped at the end of the test."""
         env = {
             **{
                 k: v for k, v in self.embedded.env.items() if not k.startswith(("PYTEST", "DJANGO"))
@@ -92,7 +94,6 @@ class EngineHarness:
             "SLUICE_SECRET_KEY": settings.SECRET_KEY,
             "SLUICE_HOME": str(self.tmp),
             "SLUICE_LOG_FORMAT": "plain",
-            **more,
         }
         engine = EngineProcess(env, self.tmp / f"engine{len(self.engines)}.log")
         self.engines.append(engine)
@@ -106,17 +107,18 @@ class EngineHarness:
         by: User | None = None,
         namespace: str = "cpu",
         code_upload: CodeUpload | None = None,
-        **more: Any,
+        **job_fields: Any,
     ) -> Job:
+        """Create a queued job with one role; `role` overrides fields of that role, `job_fields` of the job file."""
         role = {"name": "main", "command": command, "cpuNumber": 1, "memoryMB": 100}
-        role |= more.pop("role", {})
+        role |= job_fields.pop("role", {})
         spec = JobSpec.model_validate(
             {
                 "jobName": name,
                 "image": "busybox",
                 "namespace": namespace,
                 "taskRoles": [role],
-                **more,
+                **job_fields,
             }
         )
         return create_job(
@@ -139,7 +141,7 @@ class EngineHarness:
         return done.stdout
 
     def slurm_jobs_by_token(self, jobs: Sequence[Job]) -> dict[str, list[str]]:
-        """Work directory → Slurm job ids from accounting, for these jobs."""
+        """Read the Slurm job ids of these jobs from accounting, by submission token (work directory)."""
         job_ids = {str(job.pk) for job in jobs}
         found: dict[str, list[str]] = {}
         rows = self.slurm(
@@ -186,6 +188,7 @@ class EngineHarness:
 
 @contextmanager
 def make_engine_harness(embedded: EmbeddedCluster, tmp: Path) -> Iterator[EngineHarness]:
+    """Register the embedded cluster and create users; stops all engines and closes connections at the end."""
     from clusters import connections
 
     users = {name: User.objects.create_user(name) for name in ("alice", "bob", "carol")}

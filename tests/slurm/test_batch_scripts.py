@@ -207,7 +207,7 @@ NO_FAILURE_LIMIT = {"minFailedTaskCount": None}
     ],
     ids=["minFailed", "minSucceeded", "main completes", "main fails", "all null", "all succeed"],
 )
-def test_completion_rules(
+def test_completion_rule_ends_the_job(
     batch_harness: BatchHarness, roles: list[dict[str, Any]], expected: tuple[str, str], rule: str
 ) -> None:
     job = batch_harness.submit({"taskRoles": roles})

@@ -5,9 +5,11 @@ from __future__ import annotations
 import base64
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tarfile
 import threading
 import time
 import zipfile
@@ -135,9 +137,7 @@ def job_file(command: str, name: str = "job", **more: Any) -> dict[str, Any]:
 
 
 def shared_directory(cluster: Any) -> Path:
-    """A shared data directory that alice's tasks may write to."""
-    import shutil
-
+    """Create a shared data directory; alice's tasks may write to its subdirectory `result`."""
     directory = Path(cluster.dir) / "shared" / "prophecis-data"
     for name in ("data", "result"):
         (directory / name).mkdir(parents=True, exist_ok=True)
@@ -149,7 +149,9 @@ def shared_directory(cluster: Any) -> Path:
 # --- a new user -----------------------------------------------------------------------------------
 
 
-def test_login_and_logout(sluice_server: RunningSluice, tmp_path: Path) -> None:
+def test_login_stores_a_token_and_logout_revokes_it(
+    sluice_server: RunningSluice, tmp_path: Path
+) -> None:
     bob = CliUser(sluice_server, tmp_path, "bob")
     wrong = bob.run(
         "login", sluice_server.url, "--user", "bob", "--password-stdin", stdin="wrong\n"
@@ -169,7 +171,7 @@ def test_login_and_logout(sluice_server: RunningSluice, tmp_path: Path) -> None:
     assert "sluice login" in revoked.stderr
 
 
-def test_legacy_environment_variables(sluice_server: RunningSluice, tmp_path: Path) -> None:
+def test_legacy_environment_variables_sign_in(sluice_server: RunningSluice, tmp_path: Path) -> None:
     user = CliUser(sluice_server, tmp_path)
     env = {
         "DLAAS_URL": sluice_server.url,
@@ -183,7 +185,7 @@ def test_legacy_environment_variables(sluice_server: RunningSluice, tmp_path: Pa
         assert isinstance(json.loads(done.stdout), list)
 
 
-def test_init_and_train(alice: CliUser) -> None:
+def test_initialized_example_is_trained_and_downloaded(alice: CliUser) -> None:
     assert alice.run("init", "digits").returncode == 0
     done = alice.run("train", "digits/manifest.yml", "digits/code")
     assert done.returncode == 0, done.stderr + done.stdout
@@ -197,7 +199,7 @@ def test_init_and_train(alice: CliUser) -> None:
     assert (alice.home / "model" / "model.json").exists(), fetched
 
 
-def test_train_legacy_manifest(alice: CliUser, cluster: Any) -> None:
+def test_legacy_manifest_is_trained(alice: CliUser, cluster: Any) -> None:
     directory = shared_directory(cluster)
     alice.write("manifest.yml", MANIFEST.format(path=directory))
     alice.write("project/tf-model/convolutional_network.py", TRAINING_SCRIPT)
@@ -233,7 +235,7 @@ def test_failed_job_gives_nonzero_exit_code(alice: CliUser) -> None:
     assert "7" in done.stderr.splitlines()[-1]
 
 
-def test_json_output_only(alice: CliUser) -> None:
+def test_json_option_prints_only_json(alice: CliUser) -> None:
     alice.write("prints.json", json.dumps(job_file("echo one; echo two", "prints")))
     done = alice.run("train", "prints.json", "--json")
     assert done.returncode == 0, done.stderr
@@ -295,7 +297,7 @@ def test_log_lines_are_prefixed_with_the_task(alice: CliUser) -> None:
     assert sorted(alice.run("logs", "many", "--all").stdout.splitlines()) == expected
 
 
-def test_stop_retry_clone_delete(alice: CliUser) -> None:
+def test_jobs_are_stopped_cloned_and_deleted(alice: CliUser) -> None:
     alice.write("long.json", json.dumps(job_file("sleep 600", "long")))
     id = alice.run("submit", "long.json").stdout.strip()
     assert alice.run("halt", id).returncode == 0
@@ -309,7 +311,7 @@ def test_stop_retry_clone_delete(alice: CliUser) -> None:
     assert alice.run("show", id).returncode == 1
 
 
-def test_templates(alice: CliUser) -> None:
+def test_template_is_created_submitted_and_deleted(alice: CliUser) -> None:
     spec = job_file("echo rate <% $parameters.rate %>", "from-template")
     alice.write("template.json", json.dumps(spec))
     created = alice.run("template", "create", "rates", "--file", "template.json", "-p", "rate=0.1")
@@ -320,7 +322,7 @@ def test_templates(alice: CliUser) -> None:
     assert alice.run("template", "delete", "rates").returncode == 0
 
 
-def test_capacity_command(alice: CliUser) -> None:
+def test_capacity_command_lists_gpu_types(alice: CliUser) -> None:
     free = alice.json("capacity")
     assert {gpu["type"] for gpu in free["clusters"][0]["gpus"]} == {"a100", "v100"}
     shown = alice.run("capacity").stdout
@@ -378,8 +380,6 @@ def test_logs_and_downloads_are_byte_exact(client: sluice.Client, tmp_path: Path
     fetched = client.download(job, "logs/main-0.log", tmp_path)
     assert fetched.read_bytes() == expected
     tar = client.download_tar(job, tmp_path / "all.tar", root="work")
-    import tarfile
-
     with tarfile.open(tar) as archive:
         assert any(name.endswith("main-0.log") for name in archive.getnames())
 

@@ -28,7 +28,7 @@ def environment(sluice_server: RunningSluice, home: Path) -> dict[str, str]:
     }
 
 
-def test_examples_of_client_md(sluice_server: RunningSluice, tmp_path: Path) -> None:
+def test_examples_of_client_md_run(sluice_server: RunningSluice, tmp_path: Path) -> None:
     examples = re.findall(r"^```python\n(.*?)^```$", (DOCS / "client.md").read_text(), re.M | re.S)
     assert len(examples) >= 7
     done = subprocess.run(
@@ -43,7 +43,7 @@ def test_examples_of_client_md(sluice_server: RunningSluice, tmp_path: Path) -> 
     assert done.returncode == 0, done.stderr + sluice_server.log[-3000:]
 
 
-def test_examples_of_cli_md(sluice_server: RunningSluice, tmp_path: Path) -> None:
+def test_examples_of_cli_md_run(sluice_server: RunningSluice, tmp_path: Path) -> None:
     text = (DOCS / "cli.md").read_text()
     text = text[text.index("<!-- run: begin -->") : text.index("<!-- run: end -->")]
     blocks = re.findall(r"^```\n(.*?)^```$", text, re.M | re.S)

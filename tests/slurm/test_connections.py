@@ -2,40 +2,20 @@
 
 from __future__ import annotations
 
-import io
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
-from django.core.management import call_command
-from pytest_django.fixtures import Settings
 
 from accounts.models import User
 from clusters import connections
 from clusters.errors import HostKeyMismatch, IdentityRefused
-from clusters.models import Cluster, UnixAccount, unix_user_for
+from clusters.models import Cluster, unix_user_for
 
 if TYPE_CHECKING:
     from tests.conftest import EmbeddedCluster
 
 pytestmark = [pytest.mark.cluster, pytest.mark.django_db]
-
-
-@pytest.fixture
-def registered(
-    cluster: EmbeddedCluster, settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Cluster]:
-    settings.SSH_CA_KEY_FILE = cluster.ca_key
-    for name in ("alice", "bob", "carol"):
-        User.objects.create_user(name)
-    for name, value in cluster.env.items():
-        if name.startswith("SLUICE_EMBEDDED_") or name == "SLURM_CONF":
-            monkeypatch.setenv(name, value)
-    call_command("embedded", stdout=io.StringIO())
-    connections.close_all_connections()
-    yield Cluster.objects.get(name="embedded")
-    connections.close_all_connections()
 
 
 def count_logins(cluster: EmbeddedCluster, user: str) -> int:
@@ -70,12 +50,6 @@ def test_refused_users_never_reach_sshd(
     with pytest.raises(IdentityRefused):
         connections.transport_for(registered, unix_user)
     assert count_logins(cluster, unix_user) == before
-
-
-def test_stored_uid_below_the_floor_is_refused(registered: Cluster) -> None:
-    UnixAccount.objects.filter(user__username="alice").update(unix_user="daemon", uid=500)
-    with pytest.raises(IdentityRefused, match="UID 500"):
-        unix_user_for(User.objects.get(username="alice"), registered)
 
 
 def test_changed_host_key_applies_immediately(registered: Cluster) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +13,6 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from django.core.management import call_command
-from pytest_django.fixtures import Settings
 
 from accounts.models import User
 from clusters import connections
@@ -26,32 +24,16 @@ from clusters.models import (
     UnixAccount,
     load_capacity,
 )
+from tests.sluice_server import run_cluster_program
 
 if TYPE_CHECKING:
     from tests.conftest import EmbeddedCluster
 
 pytestmark = [pytest.mark.cluster, pytest.mark.django_db]
 
-PROJECT = Path(__file__).resolve().parents[2]
-
-
-@pytest.fixture
-def registered(
-    cluster: EmbeddedCluster, settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Cluster]:
-    settings.SSH_CA_KEY_FILE = cluster.ca_key
-    for name in ("alice", "bob", "carol"):
-        User.objects.create_user(name)
-    for name, value in cluster.env.items():
-        if name.startswith("SLUICE_EMBEDDED_") or name == "SLURM_CONF":
-            monkeypatch.setenv(name, value)
-    call_command("embedded", stdout=io.StringIO())
-    connections.close_all_connections()
-    yield Cluster.objects.get(name="embedded")
-    connections.close_all_connections()
-
 
 def check(**options: Any) -> tuple[int, dict[str, dict[str, str]]]:
+    """Run `manage.py cluster check`; returns its exit code and its result lines by the key of the check."""
     out = io.StringIO()
     code = 0
     try:
@@ -73,19 +55,11 @@ def new_public_key() -> str:
 
 @contextmanager
 def daemon_stopped(cluster: EmbeddedCluster, daemon: str) -> Iterator[None]:
-    def run_cluster_script(action: str) -> None:
-        subprocess.run(
-            [PROJECT / "scripts" / "cluster", action, daemon],
-            env=cluster.env,
-            check=True,
-            capture_output=True,
-        )
-
-    run_cluster_script("stop")
+    run_cluster_program(cluster.env, "stop", daemon)
     try:
         yield
     finally:
-        run_cluster_script("start")
+        run_cluster_program(cluster.env, "start", daemon)
 
 
 def test_healthy_cluster_prints_only_ok(registered: Cluster) -> None:
@@ -132,7 +106,13 @@ def test_wrong_pinned_key_fails_the_host_key_check(registered: Cluster) -> None:
     assert "pinned host keys" in lines["host_key"]["remedy"]
 
 
-def test_untrusted_ca_fails_the_login_check(registered: Cluster, cluster: EmbeddedCluster) -> None:
+@pytest.mark.parametrize("has_pooled_connection", [False, True])
+def test_untrusted_ca_fails_the_login_check(
+    registered: Cluster, cluster: EmbeddedCluster, has_pooled_connection: bool
+) -> None:
+    """The check opens new connections: a pooled one, opened while the CA was trusted, still works."""
+    if has_pooled_connection:
+        assert connections.service_transport(registered).run(["true"]).exit_code == 0
     trusted = cluster.dir / "etc" / "ssh_ca.pub"
     original = trusted.read_text()
     # sshd reads this file at each login, so it need not be restarted.
@@ -146,13 +126,6 @@ def test_untrusted_ca_fails_the_login_check(registered: Cluster, cluster: Embedd
     assert keys_with_outcome(lines, "ok") == ["name", "port", "host_key"]
     assert "rejects the login of sluice-svc" in lines["service_login"]["found"]
     assert "manage.py ssh_ca" in lines["service_login"]["remedy"]
-
-
-def test_check_does_not_reuse_pooled_connections(
-    registered: Cluster, cluster: EmbeddedCluster
-) -> None:
-    assert connections.service_transport(registered).run(["true"]).exit_code == 0
-    test_untrusted_ca_fails_the_login_check(registered, cluster)
 
 
 @pytest.mark.parametrize(
@@ -172,7 +145,7 @@ def test_refused_identities_fail_the_accounts_check(
     assert expected_text in lines["accounts"]["found"]
 
 
-def test_missing_runtime_and_missing_partition(registered: Cluster) -> None:
+def test_missing_runtime_and_missing_partition_fail_their_checks(registered: Cluster) -> None:
     Cluster.objects.update(runtime=Cluster.Runtime.ENROOT)
     _, lines = check(user="alice")
     assert keys_with_outcome(lines, "fail") == ["runtime"]

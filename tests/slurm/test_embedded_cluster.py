@@ -124,7 +124,7 @@ def wait_for_accounting_rows(
     return wait_for(rows, complete)
 
 
-def test_nodes_gpus_and_partitions(cluster: EmbeddedCluster) -> None:
+def test_nodes_gpus_and_partitions_are_as_documented(cluster: EmbeddedCluster) -> None:
     nodes = run(["sinfo", "-h", "-N", "-p", "all", "-o", "%N %G %c %m"], env=cluster.env).stdout
     assert nodes.splitlines() == [
         "n1 gpu:a100:4 8 16000",
@@ -454,7 +454,7 @@ def test_reset_requires_the_marker_file(tmp_path: Path) -> None:
     assert (tmp_path / "thesis.tex").exists()
 
 
-def test_requires_root(cluster: EmbeddedCluster) -> None:
+def test_program_requires_root(cluster: EmbeddedCluster) -> None:
     # The program drops privileges after its imports: the project may not be readable by other users.
     program = (
         f"import os, sys; sys.path.insert(0, {str(Path(PROGRAM).parents[1])!r}); from devtools.embedded_cluster import cli;"

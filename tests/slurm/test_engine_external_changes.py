@@ -39,7 +39,8 @@ from jobs.lifecycle.states import END_STATES
 from jobs.models import Attempt, Job
 from jobs.store.uploads import IncomingUpload
 from jobs.sync.control import SIGNAL_READY_AFTER
-from tests.conftest import PROJECT, EmbeddedCluster
+from tests.conftest import EmbeddedCluster
+from tests.sluice_server import PROJECT
 from tests.slurm.engine_process import EngineHarness, make_engine_harness
 from tests.slurm.test_engine import prepare_cluster
 
@@ -185,7 +186,9 @@ def run_as_alice(harness: EngineHarness, *argv: str) -> None:
 LICENSE = ("name=matlab", "server=flex", "type=license")
 
 
-def test_pending_reasons_and_expected_start(harness: EngineHarness, client: Client) -> None:
+def test_pending_reasons_and_expected_start_are_shown(
+    harness: EngineHarness, client: Client
+) -> None:
     """Every pending reason that administrators or limits can cause, on one occupied node."""
     blocker = harness.job("blocker", "sleep 600", namespace="v100", role={"cpuNumber": 8}, timeLimit=1200)  # fmt: skip
     failing = harness.job("failing", "exit 1")
@@ -325,7 +328,7 @@ def check_code_arrived(harness: EngineHarness, job: Job) -> None:
     assert path.read_bytes().decode() == expected
 
 
-def test_full_disk_denied_directory_and_uploaded_code(
+def test_full_disk_delays_and_denied_directory_fails_a_job(
     harness: EngineHarness, settings: Any
 ) -> None:
     settings.UPLOAD_DIR = harness.tmp / "uploads"
@@ -350,7 +353,7 @@ def test_full_disk_denied_directory_and_uploaded_code(
     check_code_arrived(harness, code_job)
 
 
-def test_deactivated_users(harness: EngineHarness) -> None:
+def test_deactivated_user_keeps_running_jobs_and_queued_jobs_fail(harness: EngineHarness) -> None:
     """Their running jobs continue; queued jobs fail because they cannot be submitted."""
     Namespace.objects.filter(name="cpu").update(max_running_jobs_per_user=1)
     running_job = harness.job("running", "sleep 4", by=harness.bob)
@@ -379,7 +382,7 @@ def test_deactivated_users(harness: EngineHarness) -> None:
 # -- external changes to running jobs ---------------------------------------------------------------------
 
 
-def test_external_changes_to_running_jobs(harness: EngineHarness) -> None:
+def test_external_changes_to_running_jobs_are_shown(harness: EngineHarness) -> None:
     Namespace.objects.filter(name="v100").update(qos="low")
     low = harness.job("low", "sleep 600", namespace="v100", role={"cpuNumber": 8})
     harness.wait_for_state(low, "RUNNING")
@@ -462,7 +465,7 @@ def hanging_cluster(harness: EngineHarness) -> Iterator[socket.socket]:
         yield server
 
 
-def test_fairness_across_users_and_clusters(harness: EngineHarness) -> None:
+def test_many_jobs_and_a_hanging_cluster_do_not_delay_other_users(harness: EngineHarness) -> None:
     harness.engines[0].stop()
     blocker = harness.job("blocker", "sleep 600", namespace="v100", role={"cpuNumber": 8})
     job_count = 200
@@ -502,7 +505,9 @@ def manage(harness: EngineHarness, *arguments: str) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
-def test_engine_once_and_reconcile(harness: EngineHarness) -> None:
+def test_engine_once_runs_every_pass_and_reconcile_lists_differences(
+    harness: EngineHarness,
+) -> None:
     harness.engines[0].stop()
     short, long = harness.job("short", "true"), harness.job("long", "sleep 300")
     assert manage(harness, "engine", "--once") == (0, "")

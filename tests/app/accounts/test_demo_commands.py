@@ -13,10 +13,10 @@ from pytest_django.fixtures import Settings
 from accounts.models import User
 from clusters.access import Role, namespaces_visible_to, role_of
 from clusters.models import Cluster, Membership, Namespace, ResourceSpec, UnixAccount, unix_user_for
+from tests.app.scenario import HOST_KEY
 
 pytestmark = pytest.mark.django_db
 
-HOST_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIEKxLCDZBoJBGqKcQmYFYGQaJ1Vf8mqUX1oJsT9Rf5CC"
 NEW_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIDV1YHqjePp4j7LtJtD8oU9Pa0NzTJ/SLey37q9lVaiF"
 
 

@@ -66,7 +66,7 @@ def scenario() -> AccessScenario:
         ("anonymous", None, False, False, False),
     ],
 )
-def test_rights_per_role(
+def test_role_decides_what_a_user_may_do(
     scenario: AccessScenario,
     username: str,
     role: Role | None,

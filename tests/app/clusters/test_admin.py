@@ -29,10 +29,9 @@ from clusters.models import (
     store_capacity,
     store_status,
 )
+from tests.app.scenario import HOST_KEY
 
 pytestmark = pytest.mark.django_db
-
-HOST_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIEKxLCDZBoJBGqKcQmYFYGQaJ1Vf8mqUX1oJsT9Rf5CC"
 
 
 @pytest.fixture
@@ -233,7 +232,7 @@ def test_unix_account_root_is_rejected(sysadmin: Client, populated_namespace: Na
     ("text", "seconds"),
     [("90m", 5400), ("8h", 28800), ("2d", 172800), ("1:30", 5400), ("1-00:00:01", 86401)],
 )
-def test_time_limit_formats(text: str, seconds: int) -> None:
+def test_time_limits_are_parsed_and_formatted(text: str, seconds: int) -> None:
     assert parse_time_limit(text) == seconds
     assert parse_time_limit(format_time_limit(seconds)) == seconds
 

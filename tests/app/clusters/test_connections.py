@@ -18,11 +18,11 @@ from clusters.models import Cluster, UnixAccount
 from clusters.slurm.client import SlurmClient
 from clusters.transport.base import CommandResult, Transport
 from clusters.transport.ssh import SshCluster
+from tests.app.scenario import HOST_KEY
 from tests.subprocess_transport import SubprocessTransport
 
 pytestmark = pytest.mark.django_db
 
-HOST_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIEKxLCDZBoJBGqKcQmYFYGQaJ1Vf8mqUX1oJsT9Rf5CC"
 PASSWD = {
     "alice": "alice:x:2001:2001::/home/alice:/bin/bash",
     "daemon": "daemon:x:500:500::/:/bin/false",

@@ -23,11 +23,11 @@ from clusters.errors import AuthFailed, CommandTimeout, HostKeyMismatch, RemoteP
 from clusters.models import Cluster, Namespace
 from clusters.slurm import SlurmCommands
 from clusters.transport.base import CommandResult, FileToWrite, Transport
+from tests.app.scenario import HOST_KEY
 from tests.subprocess_transport import SubprocessTransport
 
 pytestmark = pytest.mark.django_db
 
-HOST_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIEKxLCDZBoJBGqKcQmYFYGQaJ1Vf8mqUX1oJsT9Rf5CC"
 PARTITION = (
     "PartitionName=gpu AllowGroups=ALL AllowAccounts=ALL AllowQos=ALL Default=YES DefaultTime=1-00:00:00 "
     "MaxNodes=UNLIMITED MaxTime=7-00:00:00 Nodes=n1 State=UP TotalCPUs=8 TotalNodes=1"

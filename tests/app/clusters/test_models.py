@@ -26,10 +26,9 @@ from clusters.models import (
     store_status,
     unix_user_for,
 )
+from tests.app.scenario import HOST_KEY
 
 pytestmark = pytest.mark.django_db
-
-HOST_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIEKxLCDZBoJBGqKcQmYFYGQaJ1Vf8mqUX1oJsT9Rf5CC"
 
 
 def make_cluster(**fields: Any) -> Cluster:
@@ -100,7 +99,7 @@ def test_clean_reports_the_error_of_each_field(
     assert expected_text in " ".join(caught.value.message_dict[field])
 
 
-def test_host_keys_in_ssh_keyscan_and_known_hosts_format(lab: Cluster) -> None:
+def test_host_keys_in_ssh_keyscan_and_known_hosts_format_are_accepted(lab: Cluster) -> None:
     lab.host_keys = f"# login node\nlogin.lab.example {HOST_KEY}\n\n{HOST_KEY} root@login\n"
     lab.full_clean()
     assert lab.pinned_host_keys() == [HOST_KEY, HOST_KEY]
@@ -201,7 +200,9 @@ def test_unix_account_overrides_the_username(lab: Cluster, alice: User) -> None:
         ("sluice-svc", "service account"),
     ],
 )
-def test_forbidden_unix_user_names(lab: Cluster, username: str, expected_text: str) -> None:
+def test_forbidden_unix_user_names_are_refused(
+    lab: Cluster, username: str, expected_text: str
+) -> None:
     user = User.objects.create_user(username)
     with pytest.raises(IdentityRefused, match=expected_text):
         unix_user_for(user, lab)
@@ -236,7 +237,7 @@ def test_inactive_and_anonymous_users_are_refused(lab: Cluster, alice: User) -> 
         ("sluice-svc", None, "service account"),
     ],
 )
-def test_forbidden_unix_accounts(
+def test_forbidden_unix_accounts_are_rejected(
     lab: Cluster, alice: User, unix_user: str, uid: int | None, expected_text: str
 ) -> None:
     account = UnixAccount(user=alice, cluster=lab, unix_user=unix_user, uid=uid)

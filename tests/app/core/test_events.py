@@ -39,14 +39,9 @@ from core.runtime import process_state
 from gateway.asgi import application
 from jobs import actions
 from jobs.models import Job
-from tests.app.scenario import Scenario, make_scenario
+from tests.app.scenario import Scenario
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-
-@pytest.fixture
-def scenario() -> Scenario:
-    return make_scenario()
 
 
 @pytest.fixture(autouse=True)
@@ -352,7 +347,7 @@ class TestSocket:
         assert (await make_communicator().connect(timeout=5))[0] is False
         assert (await make_communicator("no-such-session").connect(timeout=5))[0] is False
 
-    async def test_token_authentication(self, scenario: Scenario) -> None:
+    async def test_valid_token_is_accepted_without_origin(self, scenario: Scenario) -> None:
         _token, secret = await sync_to_async(create_token)(
             user=scenario.alice,
             name="program",
@@ -391,7 +386,9 @@ class TestSocket:
         assert await ws.receive_nothing(timeout=0.4)
         await ws.disconnect()
 
-    async def test_socket_limit_per_user(self, scenario: Scenario, settings: Any) -> None:
+    async def test_socket_above_the_limit_per_user_is_closed(
+        self, scenario: Scenario, settings: Any
+    ) -> None:
         settings.SOCKETS_PER_PERSON = 3
         open_sockets = [await open_socket(scenario.alice) for _ in range(3)]
         fourth = await open_socket(scenario.alice)
@@ -404,7 +401,9 @@ class TestSocket:
         assert scenario.alice.pk not in websockets._open_sockets
 
     @pytest.mark.parametrize("since", ["-1", "x", "9" * 40, "99999999"])
-    async def test_invalid_since_parameter(self, scenario: Scenario, since: str) -> None:
+    async def test_invalid_since_is_ignored_and_unknown_since_resets(
+        self, scenario: Scenario, since: str
+    ) -> None:
         ws = await open_socket(scenario.alice, f"/ws/events?since={since}")
         expected = "reset" if since == "99999999" else "hello"
         assert (await read_frame(ws))["type"] == expected

@@ -12,30 +12,28 @@ from accounts.models import ApiToken
 from accounts.tokens import create_token
 from clusters.models import Namespace
 from core.lookup import CompiledLookup
-from tests.app.scenario import make_scenario
+from tests.app.scenario import Scenario
 
 pytestmark = pytest.mark.django_db
 
 
-def values(row: Model) -> dict[str, object]:
+def column_values(row: Model) -> dict[str, object]:
     return {field.attname: getattr(row, field.attname) for field in row._meta.concrete_fields}
 
 
-def test_columns_match_orm_including_related_row() -> None:
-    scenario = make_scenario()
+def test_columns_match_orm_including_related_row(scenario: Scenario) -> None:
     Namespace.objects.filter(pk=scenario.lab.pk).update(
         partitions=["cpu", "gpu"], description="实验室"
     )
     expected = Namespace.objects.select_related("cluster").get(name="lab")
     found = CompiledLookup(Namespace, ("name",), related="cluster").first("lab")
     assert found is not None
-    assert values(found) == values(expected)
+    assert column_values(found) == column_values(expected)
     assert "cluster" in found._state.fields_cache
-    assert values(found.cluster) == values(expected.cluster)
+    assert column_values(found.cluster) == column_values(expected.cluster)
 
 
-def test_lookup_by_several_columns_with_datetimes() -> None:
-    scenario = make_scenario()
+def test_lookup_by_several_columns_with_datetimes(scenario: Scenario) -> None:
     token, _secret = create_token(
         user=scenario.alice, name="t", scope="read", expires_at=timezone.now() + timedelta(days=1)
     )
@@ -43,7 +41,7 @@ def test_lookup_by_several_columns_with_datetimes() -> None:
         scenario.alice.pk, "t"
     )
     assert found is not None
-    assert values(found) == values(ApiToken.objects.get(pk=token.pk))
+    assert column_values(found) == column_values(ApiToken.objects.get(pk=token.pk))
     assert found.user == scenario.alice
 
 
@@ -51,8 +49,7 @@ def test_missing_row_is_none() -> None:
     assert CompiledLookup(Namespace, ("name",)).first("nowhere") is None
 
 
-def test_found_row_can_be_saved() -> None:
-    scenario = make_scenario()
+def test_found_row_can_be_saved(scenario: Scenario) -> None:
     found = CompiledLookup(Namespace, ("name",)).first("lab")
     assert found is not None
     found.description = "changed"

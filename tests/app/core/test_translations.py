@@ -37,7 +37,7 @@ from core.translation import translate
 from jobs.lifecycle.states import Reason
 from jobs.models import Job
 from jobs.web.clusters import translate_check_results
-from tests.app.scenario import Scenario, make_scenario
+from tests.app.scenario import Scenario, client_for
 
 PROJECT = Path(__file__).resolve().parents[3]
 SOURCES = [
@@ -145,7 +145,7 @@ def english_words(template: str) -> set[str]:
 # Messages
 
 
-def test_message_roundtrip_and_translation() -> None:
+def test_serialized_message_round_trips_and_is_translated() -> None:
     nodes = msg_plural("plan.node-count", "%(count)s node", "%(count)s nodes", 2)
     created = join_messages(
         msg(
@@ -245,16 +245,8 @@ WARNED_FILES: list[Any] = [
 
 
 @pytest.fixture
-def scenario() -> Scenario:
-    rate_limit_buckets.clear()
-    return make_scenario()
-
-
-@pytest.fixture
 def alice(scenario: Scenario) -> Client:
-    client = Client(headers={"accept-language": "zh-hans"})
-    client.force_login(scenario.alice)
-    return client
+    return client_for(scenario.alice, **{"accept-language": "zh-hans"})
 
 
 def post(client: Client, path: str, body: Any) -> Any:
@@ -404,7 +396,9 @@ def test_console_checks_use_locale(scenario: Scenario, monkeypatch: pytest.Monke
         ("", "", "", "en"),
     ],
 )
-def test_socket_language_negotiation(cookie: str, saved: str, accept: str, language: str) -> None:
+def test_socket_language_is_that_of_cookie_profile_or_header(
+    cookie: str, saved: str, accept: str, language: str
+) -> None:
     headers = [(b"cookie", f"django_language={cookie}".encode())]
     headers += [(b"accept-language", accept.encode())]
     assert socket_language({"headers": headers}, User(language=saved)) == language

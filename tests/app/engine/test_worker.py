@@ -14,14 +14,9 @@ from engine.worker import ClusterWorker
 from jobs.sync.cleanup import UPLOAD_CLEANUP_INTERVAL_S, UploadsPass
 from jobs.sync.poller import MAX_RETRY_DELAY_S, Poller
 from jobs.sync.task_reader import TaskReader
-from tests.app.scenario import Scenario, make_scenario
+from tests.app.scenario import Scenario
 
 pytestmark = pytest.mark.django_db
-
-
-@pytest.fixture
-def scenario() -> Scenario:
-    return make_scenario()
 
 
 class CountingPass(Pass):

@@ -10,7 +10,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from datetime import timedelta
-from pathlib import Path
 
 import pytest
 from django.test import Client
@@ -19,8 +18,7 @@ from django.utils import timezone
 from accounts.models import User
 from accounts.tokens import create_token, revoke_token
 from gateway.bodies import is_authenticated_request
-
-PROJECT = Path(__file__).resolve().parents[3]
+from tests.sluice_server import PROJECT, free_port
 
 # Responds with the number of bytes received and the peak memory of the process.
 SERVER_PROGRAM = """
@@ -34,7 +32,7 @@ from daphne.endpoints import build_endpoint_description_strings
 from gateway import bodies
 from gateway.server import BackpressureServer
 
-# Replaces the database lookup, which test_upload_authentication covers.
+# Replaces the database lookup, which test_upload_requires_a_valid_token_or_session covers.
 def fake_authentication(authorization, cookie):
     if authorization == "Bearer anyone":
         raise RuntimeError("the database is down")
@@ -63,9 +61,7 @@ BackpressureServer(
 
 @pytest.fixture(scope="module")
 def port() -> Iterator[int]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        number = int(probe.getsockname()[1])
+    number = free_port()
     program = SERVER_PROGRAM.format(project=str(PROJECT), port=number)
     environment = {**os.environ, "SLUICE_DEMO": "1", "SLUICE_UPLOAD_MAX_BYTES": str(300 * 1024**2)}
     server = subprocess.Popen(
@@ -165,7 +161,7 @@ def test_upload_gets_503_while_database_is_down(port: int) -> None:
     assert body["code"] == "database_unavailable"
 
 
-def test_body_that_ends_during_authentication(port: int) -> None:
+def test_body_that_ends_during_authentication_is_complete(port: int) -> None:
     """The whole chunked body is in the socket buffer before authentication finishes."""
     chunks = b"2c0000\r\n" + bytes(0x2C0000) + b"\r\n0\r\n\r\n"
     with socket.create_connection(("127.0.0.1", port), timeout=20) as client:
@@ -180,7 +176,7 @@ def test_body_that_ends_during_authentication(port: int) -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_upload_authentication() -> None:
+def test_upload_requires_a_valid_token_or_session() -> None:
     alice = User.objects.create_user("alice")
     expires_at = timezone.now() + timedelta(days=1)
     token, secret = create_token(user=alice, name="t", scope="write", expires_at=expires_at)

@@ -25,14 +25,9 @@ from jobs.models import Job, JobSecret
 from jobs.plan import PlanError
 from jobs.store import secrets as job_secrets
 from jobs.store.access import JobAction, can, jobs_visible_to
-from tests.app.scenario import Scenario, make_scenario, make_spec
+from tests.app.scenario import Scenario, make_spec
 
 pytestmark = pytest.mark.django_db
-
-
-@pytest.fixture
-def scenario() -> Scenario:
-    return make_scenario()
 
 
 def event_kinds(job: Job) -> list[str]:
@@ -165,7 +160,7 @@ class TestCreate:
     @pytest.mark.parametrize(
         "labels", [{"": "x"}, {"a\n": "x"}, {"k": "v" * 501}, {f"k{i}": "v" for i in range(51)}]
     )
-    def test_label_limits(self, scenario: Scenario, labels: dict[str, str]) -> None:
+    def test_invalid_labels_are_rejected(self, scenario: Scenario, labels: dict[str, str]) -> None:
         with pytest.raises(InvalidValue):
             scenario.job(labels=labels)
 
@@ -270,7 +265,7 @@ class TestRetryAndClone:
 
 
 class TestChange:
-    def test_time_limit_before_and_after_submission(self, scenario: Scenario) -> None:
+    def test_time_limit_is_changed_by_the_engine_after_submission(self, scenario: Scenario) -> None:
         job = actions.change_time_limit(job=scenario.job(), by=scenario.alice, time_limit_s=600)
         assert (job.time_limit_s, job.plan["time_limit_s"], job.wanted_time_limit_s) == (
             600,

@@ -24,7 +24,7 @@ from jobs.files import ResolvedPath
 from jobs.job_templates import create_template
 from jobs.models import Attempt, Job, JobTemplate
 from jobs.store.uploads import receive_upload
-from tests.app.scenario import Scenario, make_scenario, make_spec
+from tests.app.scenario import Scenario, client_for, make_scenario, make_spec
 
 pytestmark = pytest.mark.django_db
 
@@ -217,10 +217,8 @@ def case_id(case: EndpointCase) -> str:
 def test_endpoint_status_per_role(api_data: ApiData, case: EndpointCase) -> None:
     statuses = []
     for role in USERS:
-        client = Client()
         user = api_data.user_for(role)
-        if user is not None:
-            client.force_login(user)
+        client = client_for(user) if user is not None else Client()
         body = case.body(api_data) if case.body else {}
         with transaction.atomic():
             # Rolled back, so that every user starts with the same data.
@@ -275,11 +273,10 @@ def test_lists_contain_only_visible_jobs(api_data: ApiData) -> None:
     Job.objects.filter(name="hidden").update(namespace=api_data.scenario.private)
     visible_names = {}
     for role in USERS[1:]:
-        client = Client()
         user = api_data.user_for(role)
         assert user is not None
-        client.force_login(user)
-        visible_names[role] = {job["name"] for job in client.get("/api/v1/jobs").json()["items"]}
+        listed = client_for(user).get("/api/v1/jobs").json()["items"]
+        visible_names[role] = {job["name"] for job in listed}
     lab = {"live", "ended"}
     assert visible_names == {
         "outsider": {"hidden"},
@@ -292,8 +289,7 @@ def test_lists_contain_only_visible_jobs(api_data: ApiData) -> None:
 
 
 def test_batch_respects_permissions(api_data: ApiData) -> None:
-    client = Client()
-    client.force_login(api_data.scenario.bob)
+    client = client_for(api_data.scenario.bob)
     missing = uuid.uuid4()
     response = client.post(
         "/api/v1/jobs/batch/stop",

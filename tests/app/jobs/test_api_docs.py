@@ -13,7 +13,6 @@ import pytest
 from django.utils import timezone
 
 from accounts.tokens import create_token
-from core.api.throttle import rate_limit_buckets
 from jobs.models import Job
 from tests.app.scenario import make_scenario
 
@@ -27,9 +26,8 @@ def shell_examples() -> str:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_shell_examples_of_api_docs(live_server: Any, settings: Any, tmp_path: Path) -> None:
+def test_shell_examples_of_api_docs_run(live_server: Any, settings: Any, tmp_path: Path) -> None:
     settings.UPLOAD_DIR = tmp_path / "uploads"
-    rate_limit_buckets.clear()
     scenario = make_scenario()
     scenario.alice.set_password("correct horse")
     scenario.alice.save()

@@ -21,13 +21,13 @@ from django.utils import timezone
 from accounts.models import ApiToken
 from accounts.tokens import create_token, hash_secret
 from clusters.models import Cluster, Membership
-from core.api.throttle import RateLimitBuckets, rate_limit_buckets
+from core.api.throttle import RateLimitBuckets
 from jobs.models import CodeUpload, Job, JobTemplate
 from jobs.script.paths import AttemptPaths
 from jobs.script.render import RenderOptions
 from jobs.store.uploads import clean_up_uploads, stream_upload_tar, upload_path
 from jobs.sync.attempt_files import render_attempt
-from tests.app.scenario import Scenario, make_scenario
+from tests.app.scenario import Scenario, client_for, make_scenario
 
 pytestmark = pytest.mark.django_db
 
@@ -55,15 +55,12 @@ defaults: {virtualCluster: lab}
 @pytest.fixture
 def scenario(settings: Any, tmp_path: Path) -> Scenario:
     settings.UPLOAD_DIR = tmp_path / "uploads"
-    rate_limit_buckets.clear()
     return make_scenario()
 
 
 @pytest.fixture
 def alice(scenario: Scenario) -> Client:
-    client = Client()
-    client.force_login(scenario.alice)
-    return client
+    return client_for(scenario.alice)
 
 
 def send(client: Client, path: str, body: Any, method: str = "POST", **extra: Any) -> Any:
@@ -111,7 +108,7 @@ def test_job_file_is_accepted_in_every_format(alice: Client, body: Any, content_
     assert accepted.content == as_yaml.content
 
 
-def test_multipart_with_manifest_and_code(alice: Client, scenario: Scenario) -> None:
+def test_multipart_with_manifest_and_code_is_accepted(alice: Client, scenario: Scenario) -> None:
     response = alice.post(
         "/api/v1/jobs",
         {
@@ -202,18 +199,19 @@ def test_plan_endpoint_creates_nothing(alice: Client, scenario: Scenario) -> Non
 # Idempotency
 
 
-def test_same_idempotency_key_and_body_create_one_job(alice: Client, scenario: Scenario) -> None:
+@pytest.mark.parametrize("body", [JOB, {"job": JOB}], ids=["job file", "envelope"])
+def test_same_idempotency_key_and_body_create_one_job(
+    alice: Client, scenario: Scenario, body: Any
+) -> None:
     key = {"headers": {"idempotency-key": "k1"}}
-    first = send(alice, "jobs", JOB, **key)
-    repeated = send(alice, "jobs", JOB, **key)
+    first = send(alice, "jobs", body, **key)
+    repeated = send(alice, "jobs", body, **key)
     assert (first.status_code, repeated.status_code) == (201, 200)
     assert first.json()["id"] == repeated.json()["id"]
     assert repeated["Idempotent-Replayed"] == "true"
     other = send(alice, "jobs", {**JOB, "jobName": "other"}, **key)
     assert (other.status_code, other.json()["code"]) == (409, "idempotency_key_reused")
-    bob = Client()
-    bob.force_login(scenario.bob)
-    assert send(bob, "jobs", JOB, **key).status_code == 201
+    assert send(client_for(scenario.bob), "jobs", body, **key).status_code == 201
     assert Job.objects.count() == 2
 
 
@@ -286,8 +284,7 @@ def test_uploads_are_deduplicated_and_private(
     first = send(alice, "uploads", code_zip(), content_type="application/zip")
     assert first.status_code == 201
     sha256 = first.json()["sha256"]
-    bob = Client()
-    bob.force_login(scenario.bob)
+    bob = client_for(scenario.bob)
     assert bob.get(f"/api/v1/uploads/{sha256}").status_code == 404
     stolen = send(bob, "jobs", {"job": JOB, "code": sha256})
     assert stolen.status_code == 404
@@ -347,7 +344,7 @@ def test_rejected_or_truncated_upload_leaves_no_file(
     assert not Job.objects.exists()
 
 
-def test_upload_size_limits(alice: Client, settings: Any) -> None:
+def test_uploads_above_a_size_limit_are_rejected(alice: Client, settings: Any) -> None:
     settings.UPLOAD_MAX_BYTES = 1000
     response = send(alice, "uploads", code_zip("x" * 5000), content_type="application/zip")
     assert response.status_code == 413
@@ -454,7 +451,7 @@ def test_v2_template_has_parameters_but_no_secrets(alice: Client) -> None:
     assert JobTemplate.objects.count() == 1
 
 
-def test_template_edit_conflict(alice: Client) -> None:
+def test_edit_of_an_older_template_version_is_a_conflict(alice: Client) -> None:
     created = send(alice, "templates", {"name": "t", "spec": JOB}).json()
     path = f"templates/{created['id']}"
     first = send(alice, path, {"version": 1, "name": "one"}, "PATCH")
@@ -581,18 +578,18 @@ def test_throttled_requests_get_retry_after(alice: Client, settings: Any) -> Non
 
 
 def test_rate_limit_bucket_refills_continuously() -> None:
-    found = RateLimitBuckets()
-    assert [found.take("a", 60, now=0.0) for _ in range(60)] == [0.0] * 60
-    assert found.take("a", 60, now=0.0) == pytest.approx(1.0)
-    assert found.take("a", 60, now=0.5) == pytest.approx(0.5)
-    assert found.take("a", 60, now=1.1) == 0.0
-    assert found.take("b", 60, now=1.1) == 0.0
+    buckets = RateLimitBuckets()
+    assert [buckets.take("a", 60, now=0.0) for _ in range(60)] == [0.0] * 60
+    assert buckets.take("a", 60, now=0.0) == pytest.approx(1.0)
+    assert buckets.take("a", 60, now=0.5) == pytest.approx(0.5)
+    assert buckets.take("a", 60, now=1.1) == 0.0
+    assert buckets.take("b", 60, now=1.1) == 0.0
 
 
 # Job changes, language, docs, unknown URLs
 
 
-def test_job_update(alice: Client, scenario: Scenario) -> None:
+def test_job_fields_are_updated_or_rejected(alice: Client, scenario: Scenario) -> None:
     job = scenario.job("x")
     path = f"jobs/{job.pk}"
     body = {"description": "new", "labels": {"a": "b"}, "time_limit_s": 600}
@@ -639,7 +636,7 @@ def test_docs_load_no_external_resources(client: Client) -> None:
     assert "script-src 'self'" in page["Content-Security-Policy"]
 
 
-def test_unknown_urls_and_methods(alice: Client) -> None:
+def test_unknown_urls_and_methods_get_404_and_405(alice: Client) -> None:
     lost = alice.get("/api/v1/nothing")
     assert (lost.status_code, lost["Content-Type"]) == (404, "application/problem+json")
     wrong = alice.put("/api/v1/jobs")

@@ -25,7 +25,6 @@ from schemathesis.specs.openapi import checks as openapi_checks
 
 from accounts.tokens import create_token
 from core.api.schema import render_schema
-from core.api.throttle import rate_limit_buckets
 from jobs.job_templates import create_template
 from jobs.jobfile.parameters import TemplateParameter
 from jobs.models import Job
@@ -62,7 +61,6 @@ def one_connection() -> Iterator[None]:
 def signed_in(db: None, one_connection: None, settings: Any, tmp_path: Any) -> dict[str, Any]:
     settings.UPLOAD_DIR = tmp_path / "uploads"
     settings.API_READS_PER_MINUTE = settings.API_WRITES_PER_MINUTE = 10**9
-    rate_limit_buckets.clear()
     scenario = make_scenario()
     _token, secret = create_token(
         user=scenario.alice,

@@ -17,7 +17,7 @@ from django.test import Client
 from clusters.connections import PasswdEntry
 from jobs.models import Attempt, Job
 from jobs.script.paths import ROLE_DATA_FILE
-from tests.app.scenario import Scenario, make_scenario
+from tests.app.scenario import Scenario, client_for
 from tests.subprocess_transport import SubprocessTransport
 
 pytestmark = pytest.mark.django_db
@@ -26,11 +26,6 @@ pytestmark = pytest.mark.django_db
 def unix_user() -> str:
     """The current user, or `nobody` if the tests run as root."""
     return "nobody" if os.geteuid() == 0 else pwd.getpwuid(os.geteuid()).pw_name
-
-
-@pytest.fixture
-def scenario() -> Scenario:
-    return make_scenario()
 
 
 @pytest.fixture
@@ -58,16 +53,14 @@ def job(
 
 @pytest.fixture
 def alice(scenario: Scenario) -> Client:
-    client = Client()
-    client.force_login(scenario.alice)
-    return client
+    return client_for(scenario.alice)
 
 
 def read_body(response: Any) -> bytes:
     return b"".join(response.streaming_content)
 
 
-def test_list_directory(alice: Client, job: Job) -> None:
+def test_directory_is_listed_with_kinds_and_sizes(alice: Client, job: Job) -> None:
     listed = alice.get(f"/api/v1/jobs/{job.pk}/files").json()
     kinds = {item["name"]: item["kind"] for item in listed["items"]}
     assert kinds == {
@@ -96,7 +89,7 @@ def test_list_directory(alice: Client, job: Job) -> None:
         ("bytes=9-3", 416, None),
     ],
 )
-def test_download_with_range(
+def test_download_returns_the_requested_range(
     alice: Client, job: Job, header: str, status: int, part: slice | None
 ) -> None:
     headers = {"range": header} if header else {}
@@ -166,9 +159,7 @@ def test_output_root_is_output_dir_or_task_directory(
     assert listed.status_code == 200, listed.content
     expected = ["best.bin"] if named else ["model.bin"]
     assert [item["name"] for item in listed.json()["items"]] == expected
-    bob = Client()
-    bob.force_login(scenario.bob)
-    assert bob.get(url).status_code == (403 if named else 200)
+    assert client_for(scenario.bob).get(url).status_code == (403 if named else 200)
 
 
 @pytest.mark.parametrize("output", ["link", "dots", "own"])
@@ -189,8 +180,7 @@ def test_output_dir_exposes_no_other_files_to_non_owners(
     monkeypatch.setattr(
         "jobs.files.get_passwd_entry", lambda cluster, name: PasswdEntry(name, 1000, "/home/nobody")
     )
-    bob = Client()
-    bob.force_login(scenario.bob)
+    bob = client_for(scenario.bob)
     url = f"/api/v1/jobs/{job.pk}/files"
     if output == "own":
         listed = bob.get(url, {"root": "output"})

@@ -7,14 +7,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from django.test import Client
 from django.utils import translation
 
 from clusters.models import UnixAccount
 from jobs.form_description import describe_form, localized_schema
 from jobs.jobfile import build_json_schema
 from jobs.jobfile.form import FORM_KEY
-from tests.app.scenario import make_scenario
+from tests.app.scenario import Scenario, client_for
 
 GROUPS = {
     "job": {"basics", "code", "directories", "framework", "settings"},
@@ -90,12 +89,9 @@ def test_localized_schema_is_a_copy() -> None:
 
 
 @pytest.mark.django_db
-def test_submit_page_has_a_control_for_every_field() -> None:
-    scenario = make_scenario()
+def test_submit_page_has_a_control_for_every_field(scenario: Scenario) -> None:
     UnixAccount.objects.create(user=scenario.alice, cluster=scenario.cluster, unix_user="u-alice")
-    client = Client()
-    client.force_login(scenario.alice)
-    page = client.get("/submit").content.decode()
+    page = client_for(scenario.alice).get("/submit").content.decode()
     special = {"framework": "data-preset", "code": "data-code-source"}
     attributes = {"rows": "data-rows", "map": "data-map"}
     for field in all_fields(describe_form()):

@@ -11,7 +11,7 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -296,9 +296,6 @@ async def read_frames(
 
 def is_end(frame: dict[str, Any]) -> bool:
     return frame["type"] in ("end", "error")
-
-
-Open = Callable[..., Awaitable[WebsocketCommunicator]]
 
 
 class TestSocket:

@@ -29,7 +29,7 @@ from jobs.lifecycle.transitions import (
     decide_observation,
 )
 from jobs.models import Job, Task
-from tests.app.scenario import Scenario, make_scenario
+from tests.app.scenario import Scenario, client_for, make_scenario
 
 pytestmark = pytest.mark.django_db
 
@@ -43,12 +43,6 @@ def scenario() -> Scenario:
     now = timezone.now()
     store_status(created.cluster, last_pass_at=now, last_ok_at=now)
     return created
-
-
-def signed_in_client(user: User, **more: str) -> Client:
-    client = Client(headers=more)
-    client.force_login(user)
-    return client
 
 
 # --- access ----------------------------------------------------------------------------------------------
@@ -68,9 +62,11 @@ PAGES_FOR_EVERYONE = [
 
 @pytest.mark.parametrize("name", PAGES_FOR_EVERYONE)
 @pytest.mark.parametrize("username", ["alice", "viewer", "chief", "carol", "admin"])
-def test_pages_for_everyone(scenario: Scenario, name: str, username: str) -> None:
+def test_general_pages_are_open_to_every_signed_in_user(
+    scenario: Scenario, name: str, username: str
+) -> None:
     scenario.job()
-    assert signed_in_client(getattr(scenario, username)).get(reverse(name)).status_code == 200
+    assert client_for(getattr(scenario, username)).get(reverse(name)).status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -97,8 +93,10 @@ def test_anonymous_users_are_redirected_to_login(scenario: Scenario, address: st
         ("namespace_new", "admin", 200),
     ],
 )
-def test_admin_page_access(scenario: Scenario, name: str, username: str, status: int) -> None:
-    assert signed_in_client(getattr(scenario, username)).get(reverse(name)).status_code == status
+def test_admin_pages_require_an_administrator(
+    scenario: Scenario, name: str, username: str, status: int
+) -> None:
+    assert client_for(getattr(scenario, username)).get(reverse(name)).status_code == status
 
 
 @pytest.mark.parametrize(
@@ -107,7 +105,7 @@ def test_admin_page_access(scenario: Scenario, name: str, username: str, status:
 def test_only_administrators_can_open_a_namespace(
     scenario: Scenario, username: str, status: int
 ) -> None:
-    client = signed_in_client(getattr(scenario, username))
+    client = client_for(getattr(scenario, username))
     assert client.get(reverse("namespace", args=[scenario.lab.pk])).status_code == status
     response = client.post(
         reverse("namespace_members", args=[scenario.lab.pk]),
@@ -119,7 +117,7 @@ def test_only_administrators_can_open_a_namespace(
 
 
 def test_namespace_administrator_cannot_change_its_mapping(scenario: Scenario) -> None:
-    response = signed_in_client(scenario.chief).post(
+    response = client_for(scenario.chief).post(
         reverse("namespace", args=[scenario.lab.pk]), {"name": "lab", "partitions": "gpu"}
     )
     assert response.status_code == 403
@@ -136,7 +134,7 @@ def test_only_namespace_members_can_open_a_job(
     scenario: Scenario, username: str, status: int, name: str
 ) -> None:
     job = scenario.job()
-    client = signed_in_client(getattr(scenario, username))
+    client = client_for(getattr(scenario, username))
     assert client.get(reverse(name, args=[job.pk])).status_code == status
 
 
@@ -144,7 +142,7 @@ def test_only_namespace_members_can_open_a_job(
 def test_outsiders_cannot_act_on_a_job(scenario: Scenario, action: str) -> None:
     job = scenario.job()
     before = Job.objects.filter(pk=job.pk).values().get()
-    response = signed_in_client(scenario.carol).post(
+    response = client_for(scenario.carol).post(
         reverse("job_action", args=[job.pk, action]), {"time_limit": "2h", "description": "x"}
     )
     assert response.status_code == 404
@@ -155,8 +153,8 @@ def test_outsiders_cannot_act_on_a_job(scenario: Scenario, action: str) -> None:
 def test_rows_by_id_respect_visibility(scenario: Scenario) -> None:
     job = scenario.job("secret-name")
     rows = reverse("job_rows") + f"?ids={job.pk},nonsense"
-    assert "secret-name" not in signed_in_client(scenario.carol).get(rows).content.decode()
-    assert "secret-name" in signed_in_client(scenario.bob).get(rows).content.decode()
+    assert "secret-name" not in client_for(scenario.carol).get(rows).content.decode()
+    assert "secret-name" in client_for(scenario.bob).get(rows).content.decode()
 
 
 def test_audit_is_limited_to_administered_namespaces(scenario: Scenario) -> None:
@@ -168,15 +166,15 @@ def test_audit_is_limited_to_administered_namespaces(scenario: Scenario) -> None
         ),
         namespace=scenario.private,
     )
-    shown = signed_in_client(scenario.chief).get(reverse("audit")).content.decode()
+    shown = client_for(scenario.chief).get(reverse("audit")).content.decode()
     assert "in-the-lab" in shown
     assert other.name not in shown
-    everything = signed_in_client(scenario.admin).get(reverse("audit")).content.decode()
+    everything = client_for(scenario.admin).get(reverse("audit")).content.decode()
     assert "in-the-lab" in everything
     assert other.name in everything
     # The settings log is for superusers only.
     assert "about=settings" not in shown
-    settings_page = signed_in_client(scenario.chief).get(reverse("audit") + "?about=settings")
+    settings_page = client_for(scenario.chief).get(reverse("audit") + "?about=settings")
     assert "in-the-lab" in settings_page.content.decode()
 
 
@@ -184,7 +182,7 @@ def test_audit_is_limited_to_administered_namespaces(scenario: Scenario) -> None
 
 
 def test_members_are_added_changed_removed_and_audited(scenario: Scenario) -> None:
-    client = signed_in_client(scenario.chief)
+    client = client_for(scenario.chief)
     address = reverse("namespace_members", args=[scenario.lab.pk])
     client.post(address, {"username": "carol", "role": "viewer"})
     client.post(address, {"username": "carol", "role": "member"})
@@ -194,14 +192,12 @@ def test_members_are_added_changed_removed_and_audited(scenario: Scenario) -> No
     assert LogEntry.objects.filter(user=scenario.chief).count() == 3
     response = client.post(address, {"username": "nobody-here", "role": "member"}, follow=True)
     assert "nobody-here" in response.content.decode()
-    log = (
-        signed_in_client(scenario.admin).get(reverse("audit") + "?about=settings").content.decode()
-    )
+    log = client_for(scenario.admin).get(reverse("audit") + "?about=settings").content.decode()
     assert "carol" in log
 
 
 def test_namespace_is_created_with_validated_mapping(scenario: Scenario) -> None:
-    client = signed_in_client(scenario.admin)
+    client = client_for(scenario.admin)
     fields = {"name": "new", "cluster": scenario.cluster.pk, "active": "on", "max_time_s": "8h"}
     wrong = client.post(reverse("namespace_new"), {**fields, "partitions": "nowhere"})
     assert wrong.status_code == 200
@@ -215,9 +211,9 @@ def test_namespace_is_created_with_validated_mapping(scenario: Scenario) -> None
 
 def test_cluster_check_is_requested_from_engine(scenario: Scenario) -> None:
     address = reverse("cluster_check", args=["c1"])
-    assert signed_in_client(scenario.chief).post(address).status_code == 403
+    assert client_for(scenario.chief).post(address).status_code == 403
     assert ClusterStatus.objects.get().doctor_requested_at is None
-    client = signed_in_client(scenario.admin)
+    client = client_for(scenario.admin)
     assert client.post(address).status_code == 302
     assert ClusterStatus.objects.get().doctor_requested_at is not None
     page = client.get(reverse("cluster", args=["c1"])).content.decode()
@@ -225,7 +221,7 @@ def test_cluster_check_is_requested_from_engine(scenario: Scenario) -> None:
 
 
 def test_form_submitted_twice_creates_one_clone(scenario: Scenario) -> None:
-    job, client = scenario.job(), signed_in_client(scenario.alice)
+    job, client = scenario.job(), client_for(scenario.alice)
     page = client.get(reverse("job", args=[job.pk])).content.decode()
     key = re.search(r'name="key" value="(\w+-clone)"', page)
     assert key
@@ -236,7 +232,7 @@ def test_form_submitted_twice_creates_one_clone(scenario: Scenario) -> None:
 
 
 def test_token_is_shown_once(scenario: Scenario) -> None:
-    client = signed_in_client(scenario.alice)
+    client = client_for(scenario.alice)
     created = client.post(reverse("tokens"), {"name": HOSTILE, "scope": "write", "days": "30"})
     text = created.content.decode()
     secret = re.search(r'id="new-token"[^>]*>(slc_[^<]+)<', text)
@@ -246,8 +242,7 @@ def test_token_is_shown_once(scenario: Scenario) -> None:
     assert "<script>alert" not in text
     token = ApiToken.objects.get()
     assert (
-        signed_in_client(scenario.bob).post(reverse("token_revoke", args=[token.pk])).status_code
-        == 404
+        client_for(scenario.bob).post(reverse("token_revoke", args=[token.pk])).status_code == 404
     )
     assert client.post(reverse("token_revoke", args=[token.pk])).status_code == 302
     token.refresh_from_db()
@@ -258,7 +253,7 @@ def test_token_is_shown_once(scenario: Scenario) -> None:
 def test_password_change_revokes_tokens_on_request(scenario: Scenario, revoke: bool) -> None:
     scenario.alice.set_password("correct horse battery")
     scenario.alice.save()
-    client, address = signed_in_client(scenario.alice), reverse("password_change")
+    client, address = client_for(scenario.alice), reverse("password_change")
     expires_at = timezone.now() + timedelta(days=1)
     _token, secret = create_token(
         user=scenario.alice, name="t", scope="read", expires_at=expires_at
@@ -272,10 +267,10 @@ def test_password_change_revokes_tokens_on_request(scenario: Scenario, revoke: b
     assert (find_token(secret) is None) is revoke
 
 
-def test_batch_stop_and_delete(scenario: Scenario) -> None:
+def test_batch_stops_or_deletes_every_selected_job(scenario: Scenario) -> None:
     waiting, running = scenario.job("waiting"), scenario.job("running")
     scenario.create_live_attempt(running)
-    client = signed_in_client(scenario.alice)
+    client = client_for(scenario.alice)
     address = reverse("jobs_batch")
     ids = [str(waiting.pk), str(running.pk)]
     client.post(address, {"action": "stop", "id": ids})
@@ -293,10 +288,10 @@ def test_batch_stop_and_delete(scenario: Scenario) -> None:
     assert running.wanted == "delete"
 
 
-def test_scopes_and_tabs_of_the_list(scenario: Scenario) -> None:
+def test_list_is_filtered_by_scope_and_tab(scenario: Scenario) -> None:
     scenario.job("of-alice")
     scenario.job("of-bob", by=scenario.bob)
-    client = signed_in_client(scenario.alice)
+    client = client_for(scenario.alice)
 
     def shown(query: str) -> set[str]:
         text = client.get(reverse("jobs") + query).content.decode()
@@ -333,7 +328,7 @@ def test_job_history_has_no_duplicates(scenario: Scenario) -> None:
             changes.write()
     # Subscribers get all three events.
     assert events_of(job).filter(kind="reason").count() == 3
-    page = signed_in_client(scenario.alice).get(reverse("job", args=[job.pk])).content.decode()
+    page = client_for(scenario.alice).get(reverse("job", args=[job.pk])).content.decode()
     history = page[page.index('id="job-events"') :]
     assert history[: history.index("</ol>")].count("<li") == 2
 
@@ -355,7 +350,7 @@ def test_hostile_names_are_escaped_on_every_page(scenario: Scenario) -> None:
     store_status(
         scenario.cluster, last_error=HOSTILE, doctor={"lines": [{"key": "?", "found": HOSTILE}]}
     )
-    client = signed_in_client(scenario.admin)
+    client = client_for(scenario.admin)
     pages = [
         reverse("jobs") + "?scope=all",
         reverse("job", args=[job.pk]),
@@ -373,7 +368,7 @@ def test_hostile_names_are_escaped_on_every_page(scenario: Scenario) -> None:
         response = client.get(page)
         assert response.status_code == 200, page
         assert "<script>alert" not in response.content.decode(), page
-    home = signed_in_client(scenario.alice).get(reverse("home")).content.decode()
+    home = client_for(scenario.alice).get(reverse("home")).content.decode()
     assert "&lt;script&gt;" in home
     assert "<script>alert" not in home
 
@@ -382,7 +377,7 @@ def test_hostile_names_are_escaped_on_every_page(scenario: Scenario) -> None:
 def test_long_names_render(scenario: Scenario, name: str) -> None:
     job = scenario.job()
     Job.objects.filter(pk=job.pk).update(name=name)
-    client = signed_in_client(scenario.alice)
+    client = client_for(scenario.alice)
     for page in (reverse("jobs"), reverse("job", args=[job.pk]), reverse("home")):
         assert client.get(page).status_code == 200
 
@@ -393,7 +388,7 @@ def test_long_names_render(scenario: Scenario, name: str) -> None:
 def test_stale_cluster_data_is_announced(scenario: Scenario) -> None:
     job = scenario.job()
     scenario.create_live_attempt(job)
-    client = signed_in_client(scenario.alice)
+    client = client_for(scenario.alice)
     pages = [reverse("home"), reverse("jobs"), reverse("job", args=[job.pk])]
     for page in pages:
         assert "does not respond" not in client.get(page).content.decode(), page
@@ -416,7 +411,7 @@ def test_queries_do_not_grow_with_rows(
         Task(attempt=attempt, role="worker", index=index, ports={"ssh": [10000]})
         for index in range(500)
     )
-    client = signed_in_client(scenario.alice)
+    client = client_for(scenario.alice)
     for page, max_queries in (
         (reverse("jobs"), 10),
         (reverse("home"), 16),
@@ -428,15 +423,15 @@ def test_queries_do_not_grow_with_rows(
     ):
         with django_assert_max_num_queries(max_queries):
             assert client.get(page).status_code == 200, page
-    admin = signed_in_client(scenario.admin)
+    admin = client_for(scenario.admin)
     for page, max_queries in ((reverse("audit"), 9), (reverse("clusters"), 10)):
         with django_assert_max_num_queries(max_queries):
             assert admin.get(page).status_code == 200, page
 
 
-def test_every_page_in_chinese(scenario: Scenario) -> None:
+def test_every_page_renders_in_chinese(scenario: Scenario) -> None:
     job = scenario.job()
-    client = signed_in_client(scenario.admin, **{"accept-language": "zh-hans"})
+    client = client_for(scenario.admin, **{"accept-language": "zh-hans"})
     for name in (*PAGES_FOR_EVERYONE, "clusters", "audit", "namespace_new"):
         response = client.get(reverse(name))
         assert response.status_code == 200
@@ -444,8 +439,8 @@ def test_every_page_in_chinese(scenario: Scenario) -> None:
     assert client.get(reverse("job", args=[job.pk])).status_code == 200
 
 
-def test_error_pages_in_both_languages(scenario: Scenario) -> None:
-    client = signed_in_client(scenario.alice)
+def test_error_page_is_translated(scenario: Scenario) -> None:
+    client = client_for(scenario.alice)
     assert "Not found" in client.get("/nothing").content.decode()
     chinese = client.get("/nothing", headers={"accept-language": "zh-hans"}).content.decode()
     assert "Not found" not in chinese

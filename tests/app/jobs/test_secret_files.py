@@ -19,7 +19,7 @@ from accounts.tokens import create_token
 from clusters.transport.base import CommandResult, DirEntry, FileStat, Transport
 from clusters.transport.file_commands import build_file_stat
 from jobs.models import Attempt
-from tests.app.scenario import Scenario, make_scenario
+from tests.app.scenario import Scenario
 
 pytestmark = pytest.mark.django_db
 SECRET = b"variable TOKEN hunter2"
@@ -70,11 +70,6 @@ class FileApiClient:
         body = b"".join(self.get(user, "/tar").streaming_content)
         with tarfile.open(fileobj=io.BytesIO(body)) as tar:
             return set(tar.getnames())
-
-
-@pytest.fixture
-def scenario() -> Scenario:
-    return make_scenario()
 
 
 @pytest.fixture

@@ -10,17 +10,15 @@ import pytest
 from django.test import Client
 from django.utils import timezone, translation
 
-from accounts.models import User
 from clusters.capacity import Capacity, GpuCount, Node, Partition
 from clusters.models import Namespace, ResourceSpec, UnixAccount, store_capacity
-from jobs.actions import stop_job
 from jobs.jobfile.frameworks import STRATEGIES
 from jobs.jobfile.importers import DIALECTS
 from jobs.models import Job
 from jobs.plan import plan
 from jobs.start_estimate import estimate_start
 from jobs.web.submit_page import DIALECT_TITLES, STRATEGY_TITLES
-from tests.app.scenario import CAPACITY, Scenario, make_scenario, make_spec
+from tests.app.scenario import CAPACITY, Scenario, client_for, make_scenario, make_spec
 
 pytestmark = pytest.mark.django_db
 HOSTILE = "</script><script>alert(1)</script>"
@@ -34,12 +32,6 @@ def scenario() -> Scenario:
             user=user, cluster=created.cluster, unix_user=f"u-{user.username}"
         )
     return created
-
-
-def client_for(user: User) -> Client:
-    client = Client()
-    client.force_login(user)
-    return client
 
 
 def page_data(client: Client, url: str = "/submit") -> dict[str, Any]:
@@ -239,7 +231,7 @@ def test_clone_fills_the_form_with_a_free_name(scenario: Scenario) -> None:
     assert client_for(scenario.alice).get("/submit?clone=nonsense").status_code == 404
 
 
-def test_page_and_check_in_chinese(scenario: Scenario) -> None:
+def test_page_and_check_are_translated(scenario: Scenario) -> None:
     client = client_for(scenario.alice)
     client.cookies["django_language"] = "zh-hans"
     response = check(client, document=document())
@@ -293,17 +285,3 @@ def test_expected_start_is_unknown_if_no_running_job_frees_enough(
     response = check(client_for(scenario.alice), document=document())
     assert response["preview"]["startsNow"] is False
     assert response["preview"]["expectedStart"] is None
-
-
-def test_one_idempotency_key_creates_one_job(scenario: Scenario) -> None:
-    client = client_for(scenario.alice)
-    for _twice in range(2):
-        response = client.post(
-            "/api/v1/jobs",
-            json.dumps({"job": document()}),
-            content_type="application/json",
-            headers={"Idempotency-Key": "k1"},
-        )
-        assert response.status_code in (200, 201), response.content
-    assert Job.objects.count() == 1
-    stop_job(job=Job.objects.get(), by=scenario.alice)

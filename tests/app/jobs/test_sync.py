@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from datetime import timedelta
 from typing import Any
 
@@ -44,14 +45,9 @@ from jobs.sync.task_reader import (
     merge_task_states,
     parse_reports,
 )
-from tests.app.scenario import Scenario, make_scenario
+from tests.app.scenario import Scenario
 
 pytestmark = pytest.mark.django_db
-
-
-@pytest.fixture
-def scenario() -> Scenario:
-    return make_scenario()
 
 
 class TestLease:
@@ -61,6 +57,8 @@ class TestLease:
         assert Lease.acquire(scenario.cluster, "two") is None
         assert first.renew()
         first.release()
+        # SQLite's clock has a resolution of 1 ms, and a lease is free only after the instant at which it expires.
+        time.sleep(0.002)
         second = Lease.acquire(scenario.cluster, "two")
         assert second is not None
         assert second.fence == first.fence + 1
@@ -157,13 +155,13 @@ def apply_submit_outcome(attempt: Attempt, outcome: SubmitOutcome) -> tuple[Atte
 
 
 class TestOutcomes:
-    def test_accepted_submission(self, scenario: Scenario) -> None:
+    def test_accepted_submission_makes_the_attempt_live(self, scenario: Scenario) -> None:
         attempt, job = apply_submit_outcome(
             create_submitting_attempt(scenario), SubmitOutcome("t", slurm_job_id="12")
         )
         assert (attempt.phase, attempt.slurm_job_id, job.state) == ("live", "12", "PENDING")
 
-    def test_permanent_rejection(self, scenario: Scenario) -> None:
+    def test_permanent_rejection_fails_the_job(self, scenario: Scenario) -> None:
         error = SubmitRejected("The QOS does not exist.", detail="Invalid qos")
         attempt, job = apply_submit_outcome(
             create_submitting_attempt(scenario), SubmitOutcome("t", error=error)
@@ -196,7 +194,7 @@ class TestOutcomes:
         attempt, job = apply_submit_outcome(create_submitting_attempt(scenario), SubmitOutcome("t"))
         assert (attempt.submit_try, attempt.phase, job.state) == (1, "submitting", "QUEUED")
 
-    def test_submission_abandoned_for_stop(self, scenario: Scenario) -> None:
+    def test_abandoned_submission_stops_the_job(self, scenario: Scenario) -> None:
         attempt = create_submitting_attempt(scenario)
         attempt.job = actions.stop_job(job=attempt.job, by=scenario.alice)
         assert attempt.job.state == "QUEUED", (
@@ -226,7 +224,7 @@ class TestOutcomes:
         ([CommandTimeout("no response"), "7"], True),
     ],
 )
-def test_submission_pause_conditions(results: list[Any], paused: bool) -> None:
+def test_unavailable_slurm_pauses_submission(results: list[Any], paused: bool) -> None:
     outcomes = [
         SubmitOutcome("t", slurm_job_id=a) if isinstance(a, str) else SubmitOutcome("t", error=a)
         for a in results
@@ -400,7 +398,7 @@ class TestReports:
         "tasks/odd.state:nonsense\n\x1e/w/b/1\n\x1d\n\x1e/w/c/1\nbegan:\n"
     )
 
-    def test_one_output_with_several_attempts(self) -> None:
+    def test_reports_of_several_attempts_are_parsed_from_one_output(self) -> None:
         reports = parse_reports(self.TEXT)
         assert reports["/w/a/1"].script_result is not None
         assert reports["/w/a/1"].script_result.exit_code == 3
@@ -526,7 +524,7 @@ def test_every_reason_message_renders() -> None:
 
 
 class TestMetrics:
-    def test_job_and_engine_metrics(self, scenario: Scenario, client: Client) -> None:
+    def test_metrics_include_jobs_and_engine(self, scenario: Scenario, client: Client) -> None:
         scenario.job()
         Lease.acquire(scenario.cluster, "one")
         EngineLease.objects.update(stats={"passes": 7, "commands": {"squeue": 7}})
@@ -537,7 +535,9 @@ class TestMetrics:
         assert 'sluice_engine_commands_total{cluster="c1",command="squeue"} 7.0' in text
         assert "sluice_data_age_seconds" in text
 
-    def test_metrics_access(self, scenario: Scenario, client: Client, settings: Any) -> None:
+    def test_metrics_require_a_local_client_a_token_or_an_administrator(
+        self, scenario: Scenario, client: Client, settings: Any
+    ) -> None:
         remote = {"REMOTE_ADDR": "192.0.2.7"}
         assert client.get("/metrics").status_code == 200
         assert client.get("/metrics", **remote).status_code == 403

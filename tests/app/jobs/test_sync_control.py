@@ -16,7 +16,7 @@ from engine.lease import Lease
 from jobs import actions
 from jobs.models import Attempt, Job
 from jobs.sync.control import has_pending_control_requests, send_control_requests
-from tests.app.scenario import Scenario, make_scenario
+from tests.app.scenario import Scenario
 
 pytestmark = pytest.mark.django_db
 
@@ -63,11 +63,6 @@ def record(slurm_job_id: str, *, user: str, work_dir: str) -> JobRecord:
         user=user,
         work_dir=work_dir,
     )
-
-
-@pytest.fixture
-def scenario() -> Scenario:
-    return make_scenario()
 
 
 def run_control_pass(scenario: Scenario, slurm: FakeSlurmClient) -> None:

@@ -12,7 +12,7 @@ from clusters.models import UnixAccount
 from jobs import job_templates
 from jobs.jobfile.parameters import TemplateParameter
 from jobs.models import Job, JobTemplate
-from tests.app.scenario import Scenario, make_scenario
+from tests.app.scenario import Scenario, client_for, make_scenario
 
 pytestmark = pytest.mark.django_db
 HOSTILE = "</script><script>alert(1)</script>"
@@ -36,12 +36,6 @@ def scenario() -> Scenario:
             user=user, cluster=created.cluster, unix_user=f"u-{user.username}"
         )
     return created
-
-
-def client_for(user: User) -> Client:
-    client = Client()
-    client.force_login(user)
-    return client
 
 
 def make_template(by: User, name: str = "trial", **more: Any) -> JobTemplate:
@@ -94,7 +88,7 @@ def test_pages_require_login(scenario: Scenario) -> None:
         ("public", {"alice", "bob", "viewer", "chief", "carol", "admin"}),
     ],
 )
-def test_visibility_and_edit_permission(
+def test_visibility_decides_who_may_see_and_edit_a_template(
     scenario: Scenario, visibility: str, visible_to: set[str]
 ) -> None:
     namespace = "lab" if visibility == "namespace" else None
@@ -180,7 +174,7 @@ def test_edit_conflict_keeps_both_versions(scenario: Scenario) -> None:
     assert template.spec["jobName"] == "mine"
 
 
-def test_new_template_from_a_job(scenario: Scenario) -> None:
+def test_new_template_is_filled_from_a_visible_job(scenario: Scenario) -> None:
     job = scenario.job("trained")
     text = client_for(scenario.bob).get(f"/templates/new?job={job.pk}").content.decode()
     assert "jobName: trained" in text
@@ -210,7 +204,7 @@ def test_batch_delete_reports_failures(scenario: Scenario) -> None:
     assert list(JobTemplate.objects.all()) == [foreign]
 
 
-def test_check_reports_lines(scenario: Scenario) -> None:
+def test_check_reports_the_lines_of_problems(scenario: Scenario) -> None:
     client = client_for(scenario.alice)
     assert client.post("/templates/check", form_data()).json()["problems"] == []
     wrong = client.post(

@@ -81,6 +81,8 @@ def test_invalid_code_directory_is_rejected_by_the_client(
 
 
 class BreakingStream(httpx.SyncByteStream):
+    """A response body that ends with a connection error if `breaks`."""
+
     def __init__(self, data: bytes, breaks: bool) -> None:
         self.data, self.breaks = data, breaks
 
@@ -162,7 +164,7 @@ def test_complete_part_file_is_renamed(tmp_path: Path) -> None:
     assert (tmp_path / "m").read_bytes() == DATA
 
 
-def test_download_of_empty_file(tmp_path: Path) -> None:
+def test_empty_file_is_downloaded(tmp_path: Path) -> None:
     FileServer(b"").client().download(ID, "m", tmp_path / "m")
     assert (tmp_path / "m").read_bytes() == b""
 

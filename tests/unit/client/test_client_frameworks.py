@@ -20,14 +20,14 @@ def test_client_and_server_tables_are_equal() -> None:
     assert list(server) == list(STRATEGY_ROLES)
 
 
-def counts_for(required: tuple[str, ...]) -> dict[str, Any]:
+def task_counts(required: tuple[str, ...]) -> dict[str, Any]:
     return {"workers": 3, "ps": 2 if "ps" in required else 0}
 
 
 @pytest.mark.parametrize(("framework", "strategy"), STRATEGY_ROLES)
 def test_roles_of_each_strategy_match_the_server(framework: str, strategy: str) -> None:
     required, _optional = STRATEGY_ROLES[framework, strategy]
-    arguments = counts_for(required)
+    arguments = task_counts(required)
     job = JOB_CLASSES[framework](
         "a", command="python train.py", strategy=strategy, cpus=2, memory="2GB", gpus=1, **arguments
     )
@@ -49,13 +49,13 @@ def test_roles_of_each_strategy_match_the_server(framework: str, strategy: str) 
 @pytest.mark.parametrize("kind", FRAMEWORK_JOBS)
 def test_chief_role_matches_the_server(kind: type[FrameworkJob]) -> None:
     required, optional = STRATEGY_ROLES[kind.framework, kind.strategies()[0]]
-    more = counts_for(required)
+    given_counts = task_counts(required)
     if "chief" not in optional:
         with pytest.raises(sluice.Invalid, match="has the roles"):
-            kind("a", command="x", chief=True, **more)
+            kind("a", command="x", chief=True, **given_counts)
         return
-    client_spec = JobSpec.model_validate(kind("a", command="x", chief=True, **more).spec())
-    counts = {"worker": 3, "chief": 1, "ps": more["ps"]}
+    client_spec = JobSpec.model_validate(kind("a", command="x", chief=True, **given_counts).spec())
+    counts = {"worker": 3, "chief": 1, "ps": given_counts["ps"]}
     server_roles = build_roles(
         kind.framework,
         command="x",
@@ -74,12 +74,14 @@ def test_chief_role_matches_the_server(kind: type[FrameworkJob]) -> None:
         (sluice.HorovodJob, "ring_all_reduce", "ring"),
     ],
 )
-def test_strategy_aliases(kind: type[FrameworkJob], alias: str, strategy: str) -> None:
+def test_strategy_alias_selects_the_same_strategy_as_on_the_server(
+    kind: type[FrameworkJob], alias: str, strategy: str
+) -> None:
     job = kind("a", command="x", strategy=alias, ps=1 if strategy == "ps" else 0)
     assert job.strategy == strategy == find_strategy(kind.framework, alias).name
 
 
-def test_complete_job() -> None:
+def test_job_arguments_become_job_file_fields() -> None:
     job = sluice.TensorFlowJob(
         "mnist",
         strategy="ps",
@@ -129,13 +131,13 @@ def test_names_are_escaped_in_notebooks() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "mib"), [(512, 512), ("512", 512), ("4GB", 4096), ("1 GiB", 1024), ("1.5g", 1536)]
+    ("memory", "mib"), [(512, 512), ("512", 512), ("4GB", 4096), ("1 GiB", 1024), ("1.5g", 1536)]
 )
-def test_memory(arguments: int | str, mib: int) -> None:
-    assert memory_mib(arguments) == mib
+def test_memory_is_converted_to_mib(memory: int | str, mib: int) -> None:
+    assert memory_mib(memory) == mib
 
 
-@pytest.mark.parametrize("arguments", ["", "much", "4XB", "-1GB"])
-def test_invalid_memory(arguments: str) -> None:
+@pytest.mark.parametrize("memory", ["", "much", "4XB", "-1GB"])
+def test_invalid_memory_is_rejected(memory: str) -> None:
     with pytest.raises(sluice.Invalid):
-        memory_mib(arguments)
+        memory_mib(memory)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from operator import attrgetter
 from pathlib import Path
 
@@ -14,7 +13,6 @@ import sluice
 from sluice.http import ApiSession, normalize_url
 
 JOB = {"id": "11111111-1111-4111-8111-111111111111", "name": "a", "state": "QUEUED"}
-Handler = Callable[[httpx.Request], httpx.Response]
 
 
 class FakeServer:
@@ -32,7 +30,7 @@ class FakeServer:
             raise response
         return response
 
-    def client(self, monkeypatch: pytest.MonkeyPatch | None = None) -> sluice.Client:
+    def client(self) -> sluice.Client:
         client = sluice.Client("http://server", "slc_x", transport=httpx.MockTransport(self))
         client.session._sleep = lambda seconds: None
         return client
@@ -192,12 +190,12 @@ def test_interrupted_upload_is_resent_completely(tmp_path: Path) -> None:
         ("http://a/sluice", "http://a/sluice"),
     ],
 )
-def test_url_normalization(url: str, expected: str) -> None:
+def test_urls_are_normalized(url: str, expected: str) -> None:
     assert normalize_url(url) == expected
 
 
 @pytest.mark.parametrize("url", ["", "ftp://a", "http://", "http://a:port"])
-def test_invalid_urls(url: str) -> None:
+def test_invalid_urls_are_rejected(url: str) -> None:
     with pytest.raises(sluice.Invalid):
         normalize_url(url)
 
@@ -239,7 +237,7 @@ def test_file_name_as_string_is_rejected(tmp_path: Path) -> None:
     assert json.loads(server.requests[0].content) == {"job": "jobName: a\n"}
 
 
-def test_timeouts_per_request_kind(tmp_path: Path) -> None:
+def test_uploads_and_submissions_have_a_longer_timeout(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("print(1)")
     server = FakeServer(
         problem(404, "not_found", "No."),

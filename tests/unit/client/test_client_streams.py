@@ -125,7 +125,7 @@ def test_permanent_close_codes_raise(code: int, kind: type[sluice.SluiceError]) 
         session.close()
 
 
-def test_retries_end_with_unreachable() -> None:
+def test_stream_raises_unreachable_after_repeated_disconnects() -> None:
     with socket_server(lambda socket: socket.close(1011)) as url:
         session = ApiSession(url, "t", transport=job_transport("RUNNING"))
         with pytest.raises(sluice.Unreachable):
@@ -208,7 +208,7 @@ def test_watcher_yields_each_change_once() -> None:
         session.close()
 
 
-def test_wait_timeout() -> None:
+def test_wait_raises_after_its_timeout() -> None:
     def handler(socket: ServerConnection) -> None:
         socket.send(json.dumps({"type": "hello", "number": 1}))
         socket.recv()

@@ -143,7 +143,7 @@ def test_long_sessions_are_limited_and_commands_are_not(host: FakeHost) -> None:
     pool.close_all()
 
 
-def test_full_pool_waits_for_session(pool: Pool) -> None:
+def test_full_pool_waits_for_a_released_session(pool: Pool) -> None:
     checkouts = [pool.checkout("alice") for _ in range(6)]
     threading.Timer(0.05, checkouts[0].release).start()
     assert pool.checkout("alice").connection is checkouts[0].connection

@@ -49,7 +49,7 @@ from clusters.slurm.fields import (
         ("", None),
     ],
 )
-def test_durations(text, seconds):
+def test_durations_are_parsed_to_seconds(text, seconds):
     assert parse_duration_s(text) == seconds
 
 
@@ -82,7 +82,7 @@ def test_time_limit_is_rounded_up(seconds, minutes):
         ("2048K", 2),
     ],
 )
-def test_memory(text, mib):
+def test_memory_is_parsed_to_mib(text, mib):
     assert parse_mem_mib(text) == mib
 
 
@@ -98,7 +98,7 @@ def test_invalid_memory_raises(text):
         parse_mem_mib(text)
 
 
-def test_timestamps():
+def test_timestamps_are_parsed_as_utc():
     assert parse_time("1700000000") == datetime(2023, 11, 14, 22, 13, 20, tzinfo=UTC)
     assert parse_time("2023-11-14T22:13:20") == datetime(2023, 11, 14, 22, 13, 20, tzinfo=UTC)
     assert [parse_time(text) for text in ("N/A", "Unknown", "None", "", "0")] == [None] * 5
@@ -106,7 +106,7 @@ def test_timestamps():
         parse_time("Tomorr 12:00")
 
 
-def test_exit_statuses():
+def test_exit_statuses_are_parsed():
     assert parse_exit_status("3:0") == ExitStatus(3)
     assert parse_exit_status("0:125") == ExitStatus(0, 125)
     assert parse_exit_status("") is None
@@ -114,7 +114,7 @@ def test_exit_statuses():
         parse_exit_status("three")
 
 
-def test_tres():
+def test_tres_text_is_parsed():
     assert parse_tres("billing=4,cpu=4,gres/gpu:a100=2,gres/gpu=2,mem=16G,node=1") == Tres(
         cpus=4, mem_mib=16384, nodes=1, gpus=2, gpus_by_type={"a100": 2}, other={"billing": "4"}
     )
@@ -125,7 +125,7 @@ def test_tres():
         parse_tres("cpu")
 
 
-def test_node_lists():
+def test_node_lists_are_expanded_and_folded():
     assert expand_nodes("n[1-3,7],login1") == ("login1", "n1", "n2", "n3", "n7")
     assert expand_nodes("None assigned") == expand_nodes("(null)") == expand_nodes("") == ()
     assert fold_nodes(["n2", "n1", "n3"]) == "n[1-3]"

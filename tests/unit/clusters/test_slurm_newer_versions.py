@@ -44,7 +44,7 @@ NODES_23_11 = (
 )
 
 
-def test_nodes_23_11():
+def test_nodes_of_slurm_23_11_are_parsed():
     first, second = nodes.parse_show_nodes(make_result(NODES_23_11))
     assert (first.state, first.usable, first.cpus, first.cpus_used) == ("mixed", True, 252, 40)
     assert first.gpus == (GpuCount("1g.10gb", 7, 1), GpuCount("a100", 6, 3))
@@ -68,7 +68,7 @@ PARTITIONS_24_11 = (
 )
 
 
-def test_partitions_24_11():
+def test_partitions_of_slurm_24_11_are_parsed():
     amd, h100 = nodes.parse_show_partitions(make_result(PARTITIONS_24_11))
     assert amd.name == "CPU nodes (amd)"
     assert amd.nodes == ("gh101", "gh102", "gh103", "login-0001", "login-0002")
@@ -111,7 +111,7 @@ def test_partitions_24_11():
         ("idle@", "idle", True),
     ],
 )
-def test_node_states(text, name, usable):
+def test_node_state_has_a_name_and_says_if_the_node_is_usable(text, name, usable):
     state = parse_node_state(text)
     assert (state.name, state.usable) == (name, usable)
 
@@ -132,7 +132,7 @@ def test_node_states(text, name, usable):
         ("", {}),
     ],
 )
-def test_gres(text, counts):
+def test_gres_is_parsed_to_counts_by_type(text, counts):
     assert parse_gres(text) == counts
 
 
@@ -152,7 +152,7 @@ def test_node_without_state_raises_and_reports_the_row():
         nodes.parse_show_nodes(make_result("something else\n"))
 
 
-def test_cluster_without_nodes():
+def test_cluster_without_nodes_gives_no_rows():
     assert nodes.parse_show_nodes(make_result("No nodes in the system\n")) == ()
 
 
@@ -171,14 +171,14 @@ def squeue_row(**changes):
     return list({**row, **changes}.values())
 
 
-def test_squeue_25_11_expedited_requeue():
+def test_state_expediting_of_slurm_25_11_is_ending():
     (record,) = squeue.parse_squeue(
         make_rows_result(squeue_row(state="EXPEDITING")), separator=SEPARATOR
     )
     assert record.phase is SlurmPhase.ENDING
 
 
-def test_squeue_exit_code_as_pair():
+def test_exit_code_of_squeue_may_be_a_pair():
     (record,) = squeue.parse_squeue(
         make_rows_result(squeue_row(state="F", exit="3:0")), separator=SEPARATOR
     )
@@ -299,11 +299,11 @@ def test_sacctmgr_row_with_extra_field_raises():
     ("text", "version"),
     [("slurm 25.11.0-0rc1\n", (25, 11, 0)), ("slurm-wlm 22.05.8\n", (22, 5, 8))],
 )
-def test_versions(text, version):
+def test_version_is_parsed_from_scontrol(text, version):
     assert scontrol.parse_version(make_result(text)) == version
 
 
-def test_ping_with_backup_controller():
+def test_ping_lists_primary_and_backup_controller():
     text = "Slurmctld(primary) at ctl1 is DOWN\nSlurmctld(backup) at ctl2 is UP\n"
     assert [(c.host, c.role, c.up) for c in scontrol.parse_ping(make_result(text, code=1))] == [
         ("ctl1", "primary", False),
@@ -311,13 +311,13 @@ def test_ping_with_backup_controller():
     ]
 
 
-@pytest.mark.parametrize("bad", ["1;reboot", "--me", "", "12 13", "12_[1-3]"])
-def test_control_commands_accept_ids_only(bad):
+@pytest.mark.parametrize("job_id", ["1;reboot", "--me", "", "12 13", "12_[1-3]"])
+def test_control_commands_accept_ids_only(job_id):
     with pytest.raises(ValueError, match="not a job id"):
-        control.build_scancel_argv(fields.SlurmCommands(), job_ids=[bad])
+        control.build_scancel_argv(fields.SlurmCommands(), job_ids=[job_id])
 
 
-def test_control_and_query_argv():
+def test_control_and_query_commands_have_the_expected_arguments():
     commands = fields.SlurmCommands(bin_dir="/opt/slurm/bin")
     assert control.build_scancel_argv(
         commands, job_ids=["1", "2+1"], signal="USR1", target="all"

@@ -104,7 +104,7 @@ def squeue_records(load_recording):
 
 
 @pytest.mark.parametrize("key", SQUEUE_STATES)
-def test_squeue_states_and_reasons(squeue_records, key):
+def test_squeue_reports_state_and_reason(squeue_records, key):
     record = squeue_records[key]
     assert (record.reported.name, record.reason) == SQUEUE_STATES[key]
     assert record.work_dir.endswith(f"/recording/{key}")
@@ -112,11 +112,11 @@ def test_squeue_states_and_reasons(squeue_records, key):
 
 
 @pytest.mark.parametrize("key", NAMES)
-def test_squeue_hostile_names(squeue_records, key):
+def test_squeue_keeps_hostile_job_names(squeue_records, key):
     assert squeue_records[key].name == NAMES[key]
 
 
-def test_squeue_quotes(squeue_records):
+def test_squeue_keeps_quotes_in_job_names(squeue_records):
     assert squeue_records["quotes"].name == 'it\'s "quoted" $(id) `id`'
 
 
@@ -126,7 +126,7 @@ def test_job_name_cannot_forge_a_row(load_recording):
     assert len({record.raw_id for record in records}) == len(records)
 
 
-def test_squeue_times_and_nodes(squeue_records):
+def test_squeue_reports_times_nodes_and_exit_status(squeue_records):
     running, waiting, ended = (
         squeue_records["running"],
         squeue_records["big"],
@@ -153,7 +153,7 @@ def test_squeue_counts_restarts(squeue_records):
     assert [squeue_records[key].restarts for key in keys] == [1, 1, 0]
 
 
-def test_squeue_het_and_array(load_recording):
+def test_squeue_has_a_record_per_het_component_and_array_task(load_recording):
     records = squeue.parse_squeue(load_recording("squeue_all"), separator=SEPARATOR)
     het = {r.het_offset: r for r in records if r.leader_id == load_recording.ids["het"]}
     assert sorted(het) == [0, 1]
@@ -210,19 +210,19 @@ SACCT_STATES = {
 
 
 @pytest.mark.parametrize("key", SACCT_STATES)
-def test_sacct_states(sacct_records, load_recording, key):
+def test_sacct_reports_state_and_exit_status(sacct_records, load_recording, key):
     record = by_key(sacct_records, load_recording)[key]
     assert (record.reported.name, record.exit_status) == SACCT_STATES[key]
     assert record.work_dir.endswith(f"/recording/{key}")
 
 
 @pytest.mark.parametrize("key", NAMES)
-def test_sacct_hostile_names(sacct_records, load_recording, key):
+def test_sacct_keeps_hostile_job_names(sacct_records, load_recording, key):
     assert by_key(sacct_records, load_recording)[key].name == NAMES[key]
 
 
 def test_sacct_replaces_double_quotes(sacct_records, load_recording):
-    # Therefore jobs are not looked up by name.
+    # Because sacct (22.05) changes the name, Sluice does not look up jobs by name.
     assert by_key(sacct_records, load_recording)["quotes"].name == "it's `quoted` $(id) `id`"
 
 
@@ -275,7 +275,7 @@ def test_sacct_without_rows_is_an_empty_list(load_recording):
 # -- steps -------------------------------------------------------------------------------------------
 
 
-def test_job_steps(load_recording):
+def test_steps_report_state_and_exit_status(load_recording):
     steps = sacct.parse_steps(load_recording("steps_done"), separator=SEPARATOR)
     assert [(s.step, s.reported.name) for s in steps] == [
         ("batch", "COMPLETED"),
@@ -291,20 +291,20 @@ def test_out_of_memory_is_detected_from_steps(load_recording, name):
     assert sacct.ran_out_of_memory(sacct.parse_steps(load_recording(name), separator=SEPARATOR))
 
 
-def test_steps_of_a_het_job(load_recording):
+def test_steps_of_a_het_job_name_their_component(load_recording):
     steps = sacct.parse_steps(load_recording("steps_hetdone"), separator=SEPARATOR)
     leader = load_recording.ids["hetdone"]
     assert {s.slurm_job_id for s in steps} == {f"{leader}+0", f"{leader}+1"}
 
 
-def test_live_usage(load_recording):
+def test_sstat_reports_usage_of_each_step(load_recording):
     usage = {u.step: u for u in sstat.parse_sstat(load_recording("sstat"))}
     assert usage["0"].tasks == 2
     assert usage["0"].max_rss_bytes > 100_000
     assert sstat.parse_sstat(load_recording("sstat_no_steps")) == []
 
 
-def test_show_job(load_recording):
+def test_show_job_lists_the_components_of_a_het_job(load_recording):
     components = scontrol.parse_show_job(load_recording("show_job_het"))
     assert [c["HetJobOffset"] for c in components] == ["0", "1"]
     assert components[0]["JobState"] == "RUNNING"
@@ -314,7 +314,7 @@ def test_show_job(load_recording):
 # -- cluster -----------------------------------------------------------------------------------------
 
 
-def test_capacity(load_recording):
+def test_capacity_is_parsed_from_nodes_and_partitions(load_recording):
     now = datetime.now(UTC)
     capacity = nodes.parse_capacity(
         load_recording("nodes"), load_recording("partitions"), taken_at=now
@@ -338,7 +338,7 @@ def test_capacity(load_recording):
     assert Capacity.from_json(capacity.to_json()) == capacity
 
 
-def test_accounting(load_recording):
+def test_associations_qos_and_operators_are_parsed(load_recording):
     associations = sacctmgr.parse_associations(load_recording("associations"))
     alice = next(a for a in associations if a.user == "sluice-alice")
     assert (alice.account, alice.qos, alice.default_qos) == (
@@ -356,7 +356,7 @@ def test_accounting(load_recording):
     assert not users["sluice-alice"].is_operator
 
 
-def test_config_version_and_ping(load_recording):
+def test_config_version_and_ping_are_parsed(load_recording):
     config = scontrol.parse_show_config(load_recording("config"))
     assert (config.cluster_name, config.min_job_age_s, config.accounting) == ("sluice", 300, True)
     assert config.version == "{}.{:02}.{}".format(
@@ -368,7 +368,7 @@ def test_config_version_and_ping(load_recording):
 # -- sbatch ------------------------------------------------------------------------------------------
 
 
-def test_accepted_submission(load_recording):
+def test_accepted_submission_returns_the_job_id(load_recording):
     assert sbatch.parse_submit(load_recording("submit_accepted")).isdigit()
 
 
@@ -387,14 +387,16 @@ def test_accepted_submission(load_recording):
         ("submit_limit", True, "waiting and running job"),
     ],
 )
-def test_rejected_submission(load_recording, name, retryable, expected_text):
+def test_rejected_submission_raises_with_text_and_retryability(
+    load_recording, name, retryable, expected_text
+):
     with pytest.raises(SubmitRejected) as caught:
         sbatch.parse_submit(load_recording(f"submit_refused_{name}"))
     assert caught.value.retryable is retryable
     assert expected_text in caught.value.user_message
 
 
-def test_submit_many(load_recording):
+def test_submit_many_returns_an_outcome_per_submission(load_recording):
     batch = [SubmitRequest(token, "/w", "/w/batch.sh") for token in ("good-1", "bad", "good-2")]
     outcomes = sbatch.parse_submit_many(
         load_recording("submit_many").stdout, batch, separator=SEPARATOR
@@ -403,7 +405,7 @@ def test_submit_many(load_recording):
     assert isinstance(outcomes[1].error, SubmitRejected)
 
 
-def test_start_estimate(load_recording):
+def test_start_estimate_has_time_nodes_and_partition(load_recording):
     start = sbatch.parse_test_only(load_recording("test_only_busy"))
     assert (start.nodes, start.partition) == (("n3",), "v100")
     assert start.start_at > datetime(2020, 1, 1, tzinfo=UTC)
@@ -417,16 +419,16 @@ def test_start_estimate(load_recording):
 @pytest.mark.parametrize(
     "name", ["scancel_unknown", "scancel_ended", "scancel_mixed", "time_limit_het", "release"]
 )
-def test_successful_control_commands(load_recording, name):
+def test_accepted_control_commands_report_no_refusal(load_recording, name):
     assert control.parse_control(load_recording(name)).refusals == ()
 
 
 @pytest.mark.parametrize("name", ["time_limit_unknown", "hold_unknown"])
-def test_control_of_missing_job(load_recording, name):
+def test_control_of_a_missing_job_reports_its_id(load_recording, name):
     assert control.parse_control(load_recording(name)).missing_ids == ("67043000",)
 
 
-def test_time_limit_of_an_ended_job(load_recording):
+def test_time_limit_of_an_ended_job_reports_it_as_missing(load_recording):
     assert control.parse_control(load_recording("time_limit_ended")).missing_ids == (
         load_recording.ids["done"],
     )
@@ -435,7 +437,7 @@ def test_time_limit_of_an_ended_job(load_recording):
 @pytest.mark.parametrize(
     "name", ["scancel_not_mine", "time_limit_raised_by_owner", "hold_not_mine", "requeue_pending"]
 )
-def test_rejected_control_commands(load_recording, name):
+def test_refused_control_commands_raise(load_recording, name):
     with pytest.raises(CommandFailed) as caught:
         control.parse_control(load_recording(name))
     assert "error:" not in caught.value.user_message
@@ -466,11 +468,11 @@ def test_daemon_down_raises_unavailable(load_recording, name):
     assert ("database" in caught.value.user_message) is name.startswith("dbd")
 
 
-def test_ping_of_a_stopped_controller(load_recording):
+def test_ping_reports_a_stopped_controller(load_recording):
     assert [c.up for c in scontrol.parse_ping(load_recording("ctld_down_ping"))] == [False]
 
 
-def test_submit_many_without_controller(load_recording):
+def test_submit_many_stops_when_the_controller_is_down(load_recording):
     batch = [SubmitRequest(token, "/w", "/w/batch.sh") for token in ("lost", "second")]
     first, second = sbatch.parse_submit_many(
         load_recording("ctld_down_submit_many").stdout, batch, separator=SEPARATOR
@@ -479,7 +481,7 @@ def test_submit_many_without_controller(load_recording):
     assert not second.attempted
 
 
-def test_missing_slurm_program(load_recording):
+def test_missing_slurm_program_raises_command_failed(load_recording):
     with pytest.raises(CommandFailed) as caught:
         squeue.parse_squeue(load_recording("no_such_program"), separator=SEPARATOR)
     assert "squeue was not found" in caught.value.user_message

@@ -64,7 +64,7 @@ def test_every_limit_reason_names_owner_and_resource(name):
         ("SomethingOf2031", "slurm-reason.other", True),
     ],
 )
-def test_reason(name, code, temporary):
+def test_reason_has_a_code_and_says_if_it_is_temporary(name, code, temporary):
     explanation = explain_reason(name)
     assert (explanation.message.code, explanation.temporary) == (code, temporary)
 
@@ -95,7 +95,7 @@ def test_short_and_long_state_names_agree():
         ("R", "RUNNING", None, SlurmPhase.RUNNING),
     ],
 )
-def test_parse_job_state(text, name, uid, phase):
+def test_job_state_has_name_phase_and_cancelling_uid(text, name, uid, phase):
     parsed = parse_job_state(text)
     assert (parsed.name, parsed.cancelled_by_uid, parsed.phase) == (name, uid, phase)
 

@@ -118,7 +118,7 @@ def test_torchrun_counts_processes_by_gpus():
     assert "RANK" not in values
 
 
-def test_horovod():
+def test_horovod_tasks_get_hosts_rank_and_size():
     spec = job("horovod", worker=2)
     values = evaluate_variables(spec, "worker", 1)
     assert values["HOROVOD_HOSTS"] == "10.0.0.0:1,10.0.0.1:1"
@@ -130,7 +130,7 @@ def test_horovod():
     ]
 
 
-def test_mxnet():
+def test_mxnet_tasks_get_their_role_and_the_scheduler_address():
     spec = job("mxnet", scheduler=1, server=2, worker=3)
     assert evaluate_variables(spec, "server", 1) == {
         "DMLC_ROLE": "server",
@@ -145,7 +145,7 @@ def test_mxnet():
     assert evaluate_variables(spec, "scheduler", 0)["DMLC_ROLE"] == "scheduler"
 
 
-def test_paddle():
+def test_paddle_tasks_get_the_endpoints_of_all_trainers():
     assert evaluate_variables(job("PaddlePaddle", "collective", worker=2), "worker", 1) == {
         "PADDLE_TRAINER_ID": "1",
         "PADDLE_TRAINERS_NUM": "2",
@@ -174,7 +174,9 @@ def test_mpi_is_started_by_srun_by_default():
         ("tensorflow", "magic", {"worker": 1}, "supports these strategies: ps, multiworker"),
     ],
 )
-def test_framework_errors(framework: str, strategy: str, roles: dict[str, int], expected_text: str):
+def test_roles_unsuitable_for_the_framework_are_rejected(
+    framework: str, strategy: str, roles: dict[str, int], expected_text: str
+):
     with pytest.raises(FrameworkError, match=expected_text.replace("?", r"\?")):
         build_framework_variables(job(framework, strategy, **roles))
 

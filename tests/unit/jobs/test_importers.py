@@ -114,7 +114,7 @@ class TestOpenPaiV2:
         )
         assert self.result.spec.task_roles[0].strict_shell
 
-    def test_resources_and_completion(self):
+    def test_resources_and_completion_counts_are_converted(self):
         master, worker = self.result.spec.task_roles
         assert (master.cpu_number, master.memory_mb, master.gpu_number, master.shm_mb) == (
             4,
@@ -145,7 +145,7 @@ class TestOpenPaiV2:
         assert "s3cr3t" not in everything
         assert "hunter2" not in everything
 
-    def test_plugins(self):
+    def test_plugins_become_commands_services_mounts_and_alerts(self):
         spec = self.result.spec
         worker = spec.task_roles[1]
         assert worker.pre_commands == (
@@ -197,7 +197,9 @@ class TestOpenPaiV2:
             ({"minFailedInstances": -2, "minSucceededInstances": None}, (None, 3)),
         ],
     )
-    def test_completion_defaults(self, completion: dict[str, Any], expected: tuple[Any, Any]):
+    def test_completion_counts_have_the_defaults_of_openpai(
+        self, completion: dict[str, Any], expected: tuple[Any, Any]
+    ):
         (role,) = load_document(v2(instances=3, completion=completion)).spec.task_roles
         assert (role.min_failed_task_count, role.min_succeeded_task_count) == expected
 
@@ -275,7 +277,7 @@ def v2(**role: Any) -> dict[str, Any]:
 
 
 class TestManifest:
-    def test_storage_path_with_parameter_servers(self):
+    def test_manifest_with_parameter_servers_is_converted(self):
         result = load("prophecis-storage.yaml")
         spec = result.spec
         assert (result.dialect, spec.job_name, spec.namespace) == (
@@ -338,7 +340,7 @@ class TestManifest:
         document["framework"]["command"] = written
         assert load_document(document).spec.task_roles[0].command == command
 
-    def test_custom_image(self):
+    def test_version_of_the_framework_custom_is_the_image(self):
         document = manifest()
         document["framework"] |= {"name": "custom", "version": "someone/torch:1"}
         assert load_document(document).spec.image == "someone/torch:1"
@@ -368,7 +370,9 @@ class TestManifest:
             ("caffe", 2, None),
         ],
     )
-    def test_framework_and_strategy_by_learner_count(self, name: str, learners: int, expected: Any):
+    def test_framework_and_strategy_depend_on_the_learner_count(
+        self, name: str, learners: int, expected: Any
+    ):
         document = manifest(learners=learners)
         document["framework"]["name"] = name
         framework = load_document(document).spec.framework
@@ -391,7 +395,7 @@ class TestManifest:
             (None, None),
         ],
     )
-    def test_memory(self, written: Any, mb: int | None):
+    def test_memory_is_converted_to_mib(self, written: Any, mb: int | None):
         assert parse_memory_mib(written) == mb
 
     @pytest.mark.parametrize(
@@ -478,7 +482,7 @@ class TestDetection:
             ({"framework": {"name": "x"}, "cpus": 1}, "ffdl"),
         ],
     )
-    def test_dialect_detection(self, document: dict[str, Any], name: str):
+    def test_dialect_is_detected_by_its_keys(self, document: dict[str, Any], name: str):
         assert detect_dialect(document).name == name
 
     def test_unknown_dialect_lists_the_known_ones(self):
@@ -508,7 +512,9 @@ class TestTemplates:
 
 
 class TestReport:
-    def test_table_and_comparison(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    def test_report_counts_files_and_lists_differences(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ):
         good = {"jobName": "j", "image": "i", "taskRoles": [{"name": "a", "command": "x"}]}
         (tmp_path / "good.json").write_text(json.dumps(good))
         (tmp_path / "bad.json").write_text("{}")
@@ -536,5 +542,5 @@ class TestReport:
         assert text.count("differs:") == 4
         assert "retryCount is 0, not 1" in text
 
-    def test_empty_table(self):
+    def test_report_of_no_files_is_rendered(self):
         assert "0 files" in render_table([], verbose=True, expected_count=0)

@@ -95,30 +95,30 @@ def test_every_slurm_state_from_every_live_state(slurm_state: str, job_state: Jo
 @pytest.mark.parametrize("slurm_state", [*sorted(JOB_STATES), "UNKNOWN_STATE"])
 @pytest.mark.parametrize("job_state", END_STATES)
 def test_end_states_are_final(slurm_state: str, job_state: JobState) -> None:
-    facts = JobSnapshot(job_state, reason=Reason("end.exit", {"exit_code": 3}), retry_count=-2)
-    decision = decide_observation(facts, make_observation(slurm_state), NOW)
+    snapshot = JobSnapshot(job_state, reason=Reason("end.exit", {"exit_code": 3}), retry_count=-2)
+    decision = decide_observation(snapshot, make_observation(slurm_state), NOW)
     assert decision.state is job_state
-    assert decision.reason == facts.reason
+    assert decision.reason == snapshot.reason
     assert not is_retry(decision)
 
 
 @pytest.mark.parametrize("job_state", LIVE_STATES)
 def test_unreachable_cluster_changes_nothing(job_state: JobState) -> None:
-    facts = JobSnapshot(
+    snapshot = JobSnapshot(
         job_state, reason=Reason("pending", {"slurm": "Priority"}), started_at=STARTED
     )
-    decision = decide_observation(facts, UNREACHABLE_OBSERVATION, NOW)
+    decision = decide_observation(snapshot, UNREACHABLE_OBSERVATION, NOW)
     assert (decision.state, decision.reason, decision.job["started_at"]) == (
         job_state,
-        facts.reason,
+        snapshot.reason,
         STARTED,
     )
     assert decision.job["lost_since"] is None
 
 
 def test_absent_job_is_reported_lost_and_does_not_end() -> None:
-    facts = JobSnapshot(JobState.RUNNING, started_at=STARTED)
-    first = decide_observation(facts, ABSENT_OBSERVATION, NOW)
+    snapshot = JobSnapshot(JobState.RUNNING, started_at=STARTED)
+    first = decide_observation(snapshot, ABSENT_OBSERVATION, NOW)
     assert (first.state, first.job["lost_since"], first.reason) == (JobState.RUNNING, NOW, Reason())
     later = decide_observation(
         JobSnapshot(JobState.RUNNING, started_at=STARTED, lost_since=NOW),
@@ -136,10 +136,10 @@ def test_absent_job_is_reported_lost_and_does_not_end() -> None:
 
 
 def test_stop_of_lost_job_ends_it() -> None:
-    facts = JobSnapshot(
+    snapshot = JobSnapshot(
         JobState.RUNNING, wanted=DesiredState.STOP, stopped_by="alice", lost_since=NOW - LOST_AFTER
     )
-    decision = decide_observation(facts, ABSENT_OBSERVATION, NOW)
+    decision = decide_observation(snapshot, ABSENT_OBSERVATION, NOW)
     assert decision.state is JobState.STOPPED
     assert decision.reason == Reason("end.stopped-unknown", {"by": "alice"})
 
@@ -167,7 +167,7 @@ def test_stop_of_lost_job_ends_it() -> None:
         ),
     ],
 )  # fmt: skip
-def test_end_states_and_reasons(
+def test_end_in_slurm_gives_state_and_reason(
     observation: Observation, state: JobState, code: str, params: dict[str, object]
 ) -> None:
     decision = decide_observation(JobSnapshot(JobState.RUNNING), observation, NOW)
@@ -178,30 +178,32 @@ def test_end_states_and_reasons(
 
 @pytest.mark.parametrize("end", ["CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL"])
 def test_job_with_stop_request_is_stopped_for_every_slurm_end_state(end: str) -> None:
-    facts = JobSnapshot(
+    snapshot = JobSnapshot(
         JobState.RUNNING, wanted=DesiredState.STOP, stopped_by="alice", retry_count=-2
     )
-    decision = decide_observation(facts, make_observation(end, exit_code=143), NOW)
+    decision = decide_observation(snapshot, make_observation(end, exit_code=143), NOW)
     assert decision.state is JobState.STOPPED
     assert decision.reason == Reason("end.stopped", {"by": "alice"})
     assert not is_retry(decision)
 
 
 def test_completed_job_with_late_stop_request_is_completed() -> None:
-    facts = JobSnapshot(
+    snapshot = JobSnapshot(
         JobState.RUNNING, wanted=DesiredState.STOP, stopped_by="alice", retry_count=-2
     )
-    assert decide_observation(facts, make_observation("COMPLETED"), NOW).state is JobState.COMPLETED
-    assert not is_retry(decide_observation(facts, make_observation("COMPLETED"), NOW))
+    assert (
+        decide_observation(snapshot, make_observation("COMPLETED"), NOW).state is JobState.COMPLETED
+    )
+    assert not is_retry(decide_observation(snapshot, make_observation("COMPLETED"), NOW))
 
 
 def test_completed_job_without_started_script_is_retried() -> None:
-    facts = JobSnapshot(JobState.PENDING, script_never_started=True)
-    decision = decide_observation(facts, make_observation("COMPLETED", exit_code=0), NOW)
+    snapshot = JobSnapshot(JobState.PENDING, script_never_started=True)
+    decision = decide_observation(snapshot, make_observation("COMPLETED", exit_code=0), NOW)
     assert (decision.state, is_retry(decision)) == (JobState.QUEUED, True)
     assert decision.reason.params["code"] == "end.launch-failed"
     stopped = decide_observation(
-        replace(facts, wanted=DesiredState.STOP), make_observation("COMPLETED", exit_code=0), NOW
+        replace(snapshot, wanted=DesiredState.STOP), make_observation("COMPLETED", exit_code=0), NOW
     )
     assert (stopped.state, is_retry(stopped)) == (JobState.STOPPED, False)
 
@@ -221,17 +223,19 @@ def test_requeued_preempted_and_held_jobs_are_pending() -> None:
 
 def test_script_result_names_the_failed_task() -> None:
     script_reason = Reason("end.task-exit", {"task": "worker-1", "exit_code": 3})
-    facts = JobSnapshot(
+    snapshot = JobSnapshot(
         JobState.RUNNING,
         script_reason=script_reason,
         script_failure=FailureKind.PERMANENT,
         retry_count=-1,
     )
-    decision = decide_observation(facts, make_observation("FAILED", exit_code=3), NOW)
+    decision = decide_observation(snapshot, make_observation("FAILED", exit_code=3), NOW)
     assert decision.reason == script_reason
     assert not is_retry(decision)
     # For ends caused by Slurm, such as a timeout, Slurm's reason has precedence.
-    assert decide_observation(facts, make_observation("TIMEOUT"), NOW).reason.code == "end.timeout"
+    assert (
+        decide_observation(snapshot, make_observation("TIMEOUT"), NOW).reason.code == "end.timeout"
+    )
 
 
 FAILED, COMPLETED, STOPPED = JobState.FAILED, JobState.COMPLETED, JobState.STOPPED
@@ -260,7 +264,7 @@ TRANSIENT, PERMANENT, UNKNOWN = (
         (STOPPED, FailureKind.NONE, -2, 0, (False, False)),
     ],
 )
-def test_retry_policy(
+def test_retry_depends_on_failure_kind_and_retry_count(
     state: JobState,
     failure: FailureKind,
     retry_count: int,
@@ -271,8 +275,8 @@ def test_retry_policy(
 
 
 def test_retried_job_is_queued_with_the_reason() -> None:
-    facts = JobSnapshot(JobState.RUNNING, retry_count=1)
-    decision = decide_observation(facts, make_observation("FAILED", exit_code=3), NOW)
+    snapshot = JobSnapshot(JobState.RUNNING, retry_count=1)
+    decision = decide_observation(snapshot, make_observation("FAILED", exit_code=3), NOW)
     assert (decision.state, decision.kind) == (JobState.QUEUED, TransitionKind.RETRYING)
     assert (decision.job["retries_counted"], decision.job["ended_at"]) == (1, None)
     assert decision.job["not_before"] == NOW + timedelta(seconds=2)
@@ -295,20 +299,20 @@ def test_exit_reason_decodes_shell_signals() -> None:
 
 
 def _step(
-    facts: JobSnapshot, observation: Observation, now: datetime
+    snapshot: JobSnapshot, observation: Observation, now: datetime
 ) -> tuple[JobSnapshot, Transition]:
-    decision = decide_observation(facts, observation, now)
+    decision = decide_observation(snapshot, observation, now)
     return (
         JobSnapshot(
             state=decision.state,
-            wanted=facts.wanted,
+            wanted=snapshot.wanted,
             reason=decision.reason,
-            retry_count=facts.retry_count,
-            retries_counted=decision.job.get("retries_counted", facts.retries_counted),
-            stopped_by=facts.stopped_by,
+            retry_count=snapshot.retry_count,
+            retries_counted=decision.job.get("retries_counted", snapshot.retries_counted),
+            stopped_by=snapshot.stopped_by,
             started_at=decision.job["started_at"],
             lost_since=decision.job["lost_since"],
-            time_limit_s=decision.job.get("time_limit_s", facts.time_limit_s),
+            time_limit_s=decision.job.get("time_limit_s", snapshot.time_limit_s),
         ),
         decision,
     )
@@ -342,26 +346,26 @@ def test_no_observation_sequence_ends_job_without_slurm(
     retry_count: int,
     observation_steps: list[tuple[Observation, int]],
 ) -> None:
-    facts = JobSnapshot(start, wanted=wanted, retry_count=retry_count, stopped_by="alice")
+    snapshot = JobSnapshot(start, wanted=wanted, retry_count=retry_count, stopped_by="alice")
     now = NOW
     for observation, seconds in observation_steps:
-        before = facts
+        before = snapshot
         now += timedelta(seconds=seconds)
-        facts, decision = _step(facts, observation, now)
+        snapshot, decision = _step(snapshot, observation, now)
         if before.state in END_STATES:
-            assert facts.state is before.state
+            assert snapshot.state is before.state
             continue
-        if facts.state in END_STATES:
+        if snapshot.state in END_STATES:
             slurm_reported_end = (
                 observation.slurm_state in END_OUTCOMES
                 and observation.status is ObservationStatus.FOUND
             )
             closed_by_owner = wanted is not DesiredState.RUN and observation is ABSENT_OBSERVATION
             assert slurm_reported_end or closed_by_owner
-            if facts.state in (JobState.COMPLETED, JobState.FAILED):
+            if snapshot.state in (JobState.COMPLETED, JobState.FAILED):
                 assert slurm_reported_end
         if is_retry(decision):
-            assert facts.state is JobState.QUEUED
+            assert snapshot.state is JobState.QUEUED
             assert wanted is DesiredState.RUN
 
 

@@ -92,7 +92,7 @@ def test_snake_case_keys_are_rejected_in_files():
         (job(alerts={"deadline": [{"deadline_checker": "soon"}]}), "alerts.deadline[0].deadline_checker", "2030-01-31"),
     ],
 )  # fmt: skip
-def test_single_problem(document: Any, path: str, expected_text: str):
+def test_each_violation_has_path_and_message(document: Any, path: str, expected_text: str):
     assert expected_text in problems(document)[path]
 
 
@@ -136,7 +136,7 @@ def test_image_per_role_is_sufficient():
     assert [spec.image_of(role) for role in spec.task_roles] == ["one", "two"]
 
 
-def test_problems_as_json():
+def test_problems_are_serialized_to_json():
     with pytest.raises(SpecError) as caught:
         load_text('{"jobName": "j",\n "image": "i",\n "taskRoles": [{"name": "a"}]}')
     assert [problem.as_dict() for problem in caught.value.problems] == [

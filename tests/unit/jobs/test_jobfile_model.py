@@ -18,7 +18,7 @@ def job(**more: object) -> JobSpec:
     return JobSpec.model_validate({**base, **more})
 
 
-def test_role_defaults():
+def test_omitted_role_fields_have_defaults():
     role = job().task_roles[0]
     assert (role.task_number, role.cpu_number, role.memory_mb, role.shm_mb) == (1, 1, 100, 64)
     assert (role.gpu_number, role.port_list) == (0, ())
@@ -60,7 +60,7 @@ def test_environment_values_keep_their_type_and_are_text_for_tasks():
         ("2-12", 216000),
     ],
 )
-def test_durations(value: object, seconds: int):
+def test_durations_are_parsed_and_formatted(value: object, seconds: int):
     assert parse_duration(value) == seconds
     assert parse_duration(format_duration(seconds)) == seconds
 
@@ -68,12 +68,12 @@ def test_durations(value: object, seconds: int):
 @pytest.mark.parametrize(
     "value", ["", "soon", "2:30", "-5", 0, -1, True, 1.5, "h", None, [], "9" * 50]
 )
-def test_invalid_durations(value: object):
+def test_invalid_durations_are_rejected(value: object):
     with pytest.raises(ValidationError, match="timeLimit"):
         job(timeLimit={"x": 1} if value is None else value)
 
 
-def test_parameters_as_mapping():
+def test_parameters_may_be_a_mapping():
     role = TaskRole.model_validate(
         {"name": "a", "command": "true", "parameters": {"lr": 0.1, "shuffle": True, "tag": "a b"}}
     )

@@ -20,7 +20,7 @@ def parse_problem(text: str | bytes, filename: str = "") -> tuple[str, int | Non
     return problem.code, problem.line, problem.message
 
 
-def test_json_positions_comments_and_trailing_commas():
+def test_json_may_have_comments_and_trailing_commas():
     parsed = parse_text('{\n  // note\n  "a": "http://x", /* more */\n  "b": [1, {"c": 2.5},],\n}')
     assert parsed.document == {"a": "http://x", "b": [1, {"c": 2.5}]}
     assert parsed.positions["a",] == Position(3, 3)
@@ -49,7 +49,7 @@ def test_yaml_scalars_follow_yaml_1_2():
     }
 
 
-def test_yaml_aliases_and_merge_keys():
+def test_yaml_aliases_and_merge_keys_are_resolved():
     parsed = parse_text("base: &b {x: 1, y: 2}\nrole:\n  <<: *b\n  y: 3\nagain: *b\n")
     assert parsed.document["role"] == {"x": 1, "y": 3}
     assert parsed.document["again"] == {"x": 1, "y": 2}
@@ -62,7 +62,7 @@ def test_file_extension_selects_json_or_flow_yaml():
     assert parse_text("a: 1", filename="x.json").format == "yaml"
 
 
-def test_byte_order_mark_and_bytes():
+def test_bytes_with_a_byte_order_mark_are_decoded():
     assert parse_text(b'\xef\xbb\xbf{"a": "\xe4\xb8\xad"}').document == {"a": "中"}
 
 
@@ -108,7 +108,9 @@ def test_byte_order_mark_and_bytes():
         ("a: [1, 2", "yaml", 2, "not valid YAML"),
     ],
 )
-def test_rejected_text(text: str | bytes, code: str, line: int | None, expected_text: str):
+def test_invalid_text_is_rejected_with_code_and_line(
+    text: str | bytes, code: str, line: int | None, expected_text: str
+):
     found = parse_problem(text)
     assert found[:2] == (code, line)
     assert expected_text in found[2]

@@ -26,7 +26,7 @@ from tests.unit.jobs.strategies import job_specs
     max_examples=scale_examples(60), deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 @given(job_specs())
-def test_round_trip(spec: JobSpec):
+def test_dumped_spec_loads_as_the_same_spec(spec: JobSpec):
     for format in ("json", "yaml"):
         text = dump(spec, format)
         assert load_text(text, filename=f"job.{format}").spec == spec
@@ -81,7 +81,7 @@ def test_schema_describes_every_field_and_virtual_cluster():
     assert "virtualCluster" in schema["properties"]
 
 
-def test_field_table():
+def test_field_table_has_kind_default_and_description():
     rows = {row.path: row for row in list_fields()}
     assert all(row.description.endswith(".") for row in rows.values())
     assert rows["taskRoles[].portList[].beginAt"].default == "0"

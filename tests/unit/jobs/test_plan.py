@@ -124,7 +124,9 @@ def problem_codes(
         ),
     ],
 )
-def test_layouts(spec: JobSpec, layout: str, expected_text: str) -> None:
+def test_layout_fits_the_roles_and_is_described(
+    spec: JobSpec, layout: str, expected_text: str
+) -> None:
     job_plan = plan(spec, RULES, CAPACITY)
     assert (job_plan.layout, "; ".join(describe_plan(job_plan))) == (layout, expected_text)
     assert Plan.from_json(json.loads(json.dumps(job_plan.to_json()))) == job_plan
@@ -175,7 +177,7 @@ def test_jobs_that_can_never_start_are_rejected(spec: JobSpec, codes: list[str])
     assert problem_codes(spec) == codes
 
 
-def test_port_conflict_on_a_single_node() -> None:
+def test_roles_with_the_same_fixed_port_do_not_fit_one_node() -> None:
     one = cluster(node("n1"), only="n1")
     roles = [{"portList": [{"label": "p", "beginAt": 8080}]} for _ in range(2)]
     assert problem_codes(job(*roles), NamespaceRules("x", ("only",)), one) == ["port_conflict"]
@@ -199,7 +201,7 @@ def test_separate_roles_on_one_node_suggest_another_placement() -> None:
         ({"max_time_s": HOUR}, "time_limit"),
     ],
 )
-def test_namespace_limits(limits: dict[str, int], code: str) -> None:
+def test_jobs_above_a_namespace_limit_are_rejected(limits: dict[str, int], code: str) -> None:
     assert problem_codes(job(PS, WORKER, timeLimit="2h"), replace(RULES, **limits)) == [code]
 
 
@@ -253,7 +255,9 @@ def test_down_nodes_add_a_note_but_do_not_reject() -> None:
         (job({"cpuNumber": 2}, {"cpuNumber": 2}, placement="separate"), {"cpus_used": 5}, []),
     ],
 )
-def test_can_start_now(spec: JobSpec, busy: dict[str, int], codes: list[str]) -> None:
+def test_obstacles_to_an_immediate_start_are_listed(
+    spec: JobSpec, busy: dict[str, int], codes: list[str]
+) -> None:
     rules = NamespaceRules("x", ("cpu",))
     job_plan = plan(spec, rules, cluster(node("c1"), node("c2"), cpu="c1,c2"))
     check = can_start_now(job_plan, cluster(node("c1", **busy), node("c2", **busy), cpu="c1,c2"))

@@ -1,4 +1,4 @@
-"""Rendered scripts compared with golden files, image resolution, and parsing of task state and verdict files."""
+"""Rendered scripts compared with golden files, image resolution, and parsing of task state and result files."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def join_files(job: RenderedJob, *, variables: bool) -> str:
 
 @pytest.mark.parametrize("runtime", RUNTIMES)
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_golden(layout: str, runtime: str) -> None:
+def test_rendered_files_equal_the_golden_file(layout: str, runtime: str) -> None:
     """SLUICE_UPDATE_GOLDEN=1 rewrites the golden files; review the diff before committing."""
     shown = (layout, runtime) == ("packed", "apptainer")
     text = join_files(render_job(LAYOUTS[layout], runtime=runtime), variables=shown)
@@ -87,7 +87,7 @@ def test_script_length_is_independent_of_task_count() -> None:
     assert count_lines(2) == count_lines(32)
 
 
-def test_rendered_file_names() -> None:
+def test_job_is_rendered_to_four_files() -> None:
     """`build_attempt_files` adds job.json and logs/.keep: six files per attempt."""
     assert sorted(render_job(LAYOUTS["packed"]).files) == [
         "batch.sh",
@@ -132,7 +132,9 @@ def test_short_jobs_request_no_signal_before_the_time_limit() -> None:
         ("org/x:2", "pyxis", ResolvedImage("~/c/org_x_2.sqsh", "docker://org/x:2")),
     ],
 )
-def test_images(name: str, runtime: str, expected: ResolvedImage) -> None:
+def test_image_name_resolves_to_a_file_or_a_registry_image(
+    name: str, runtime: str, expected: ResolvedImage
+) -> None:
     found = resolve_image(
         name,
         runtime=runtime,
@@ -144,7 +146,7 @@ def test_images(name: str, runtime: str, expected: ResolvedImage) -> None:
     assert found == expected
 
 
-def test_parse_state_and_result_files() -> None:
+def test_task_state_and_script_result_are_parsed_or_rejected() -> None:
     state = parse_task_state(
         "role=a.b\nindex=3\nrestart_count=1\nstate=ended\nhost=n1\nip=10.0.0.1\nports=http:1;x:2,3;\n"
         "gpus=0,1\nstep=2\npid=77\nlog_offset=5\nstarted=1.5\nended=2.5\nexit_code=137\nsignal=9\nreason=out_of_memory\n"

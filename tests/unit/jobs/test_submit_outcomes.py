@@ -119,7 +119,9 @@ def test_unsendable_job_is_held_only_while_an_outcome_is_unknown() -> None:
         (ClusterError("x"), "queued.refused-for-now", False),
     ],
 )
-def test_reason_for_batch_error(error: ClusterError, code: str, final: bool) -> None:
+def test_batch_error_has_a_reason_and_may_be_final(
+    error: ClusterError, code: str, final: bool
+) -> None:
     reason, is_final = reason_for_error(error)
     assert (reason.code, is_final) == (code, final)
 

@@ -102,7 +102,7 @@ def test_declarations_are_checked_against_the_job_file() -> None:
 
 
 @pytest.mark.parametrize("parameter", ALL)
-def test_sample_values_and_json_round_trip(parameter: TemplateParameter) -> None:
+def test_sample_values_are_valid_and_json_round_trips(parameter: TemplateParameter) -> None:
     assert TemplateParameter.from_json(parameter.to_json()) == parameter
     required = [p for p in ALL if p.required]
     fill_template(

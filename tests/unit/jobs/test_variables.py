@@ -112,7 +112,7 @@ EXPECTED = {
 }
 
 
-def test_values_of_documented_variables():
+def test_documented_variables_have_the_expected_values():
     values = all_variables("Worker", 1)
     assert {name: values.get(name) for name in EXPECTED} == EXPECTED
 
@@ -160,9 +160,12 @@ def test_openpai_v2_jobs_get_minus_one_for_an_unset_minimum():
     assert values["PAI_MIN_FAILED_TASK_COUNT_Worker"] == "-1"
 
 
-def test_name_forms_and_implicit_ports():
+def test_role_name_is_changed_to_the_names_used_in_variables():
     assert variable_name_forms("ps-server") == ("psserver",)
     assert variable_name_forms("ps_server") == ("ps_server", "psserver")
     assert variable_name_forms("worker") == ("worker",)
+
+
+def test_every_task_has_an_http_and_an_ssh_port():
     role = TaskRole(name="a", command="x", port_list=(Port(label="http", begin_at=8080),))
     assert [(p.label, p.begin_at) for p in list_task_ports(role)] == [("ssh", 0), ("http", 8080)]
