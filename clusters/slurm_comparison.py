@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from clusters.access import SUBMITTER_ROLES
 from clusters.capacity import Capacity, NamespaceRules, Partition
 from clusters.connections import slurm_client_for
 from clusters.errors import IdentityRefused
@@ -413,8 +414,8 @@ def read_slurm(cluster: Cluster) -> SlurmView:
 def _namespace_view(namespace: Namespace) -> NamespaceView:
     members = []
     for membership in namespace.memberships.all():
-        # Viewers do not submit, and superusers need no Unix account on the cluster.
-        if membership.role == membership.Role.VIEWER or membership.user.is_superuser:
+        # Superusers need no Unix account on the cluster.
+        if membership.role not in SUBMITTER_ROLES or membership.user.is_superuser:
             continue
         try:
             unix_user = unix_user_for(membership.user, namespace.cluster)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from django.contrib.auth import get_user_model
 from django.utils import timezone
 
-from clusters.access import roles_of
+from clusters.access import SUBMITTER_ROLES, roles_of
 from clusters.connections import slurm_commands_for, uncached_transport_factory
 from clusters.doctor import login_checks, slurm_checks
 from clusters.doctor.checks import Check, CheckContext, CheckFailed, CheckOutcome, CheckResult
@@ -258,8 +258,8 @@ def select_test_account(cluster: Cluster, requested_user: str = "") -> tuple[str
             # Not a user of Sluice: the name of a Unix user. The checks refuse root and low UIDs.
             return requested_user, namespaces
         return unix_user_for(person, cluster), _member_namespaces_first(person, namespaces)
-    members = Membership.objects.filter(namespace__in=namespaces)
-    for person in people.filter(pk__in=members.exclude(role=Membership.Role.VIEWER).values("user")):
+    submitters = Membership.objects.filter(namespace__in=namespaces, role__in=SUBMITTER_ROLES)
+    for person in people.filter(pk__in=submitters.values("user")):
         try:
             return unix_user_for(person, cluster), _member_namespaces_first(person, namespaces)
         except IdentityRefused:
