@@ -401,13 +401,12 @@ def read_slurm(cluster: Cluster) -> SlurmView:
     """Read capacity, associations and QOS as the service account. Raises ClusterError."""
     slurm = slurm_client_for(cluster)
     config = slurm.read_config()
-    enforced = config.raw.get("AccountingStorageEnforce", "")
     return SlurmView(
         cluster_name=config.cluster_name,
         capacity=slurm.read_capacity(),
         associations=tuple(slurm.list_associations(cluster=config.cluster_name)),
         qos=tuple(slurm.list_qos()),
-        enforces_associations="associations" in enforced or "limits" in enforced,
+        enforces_associations=config.enforces_associations,
     )
 
 

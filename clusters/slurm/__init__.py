@@ -1,7 +1,7 @@
 """Slurm commands: builds their argv and parses their output. Other packages import the record types from here.
 
-One module per command: squeue, sacct, sstat, sbatch, sacctmgr, scontrol (read-only commands), nodes (scontrol
-show node and partition), control (scancel and the scontrol commands that change a job). Shared: records (a job
+One module per command: squeue, sacct, sbatch, sacctmgr, scontrol (read-only commands), nodes (scontrol show node
+and partition), control (scancel, and the scontrol command that changes a job). Shared: records (a job
 as reported), states, reasons (waiting reasons and exit codes), fields (value formats), errors (failed commands).
 Everything here is pure; `client` runs the commands through a Transport.
 """
@@ -9,14 +9,12 @@ Everything here is pure; `client` runs the commands through a Transport.
 from __future__ import annotations
 
 from clusters.slurm.control import ControlResult
-from clusters.slurm.fields import ExitStatus, SlurmCommands, Tres, expand_nodes, fold_nodes
+from clusters.slurm.fields import ExitStatus, SlurmCommands, Tres, expand_nodes
 from clusters.slurm.reasons import Explanation, explain_reason
-from clusters.slurm.records import JobRecord, merge_records, newest_runs
-from clusters.slurm.sacct import StepRecord, ran_out_of_memory
+from clusters.slurm.records import JobRecord, newest_runs
 from clusters.slurm.sacctmgr import Association, Qos, SlurmUser
 from clusters.slurm.sbatch import ExpectedStart, SubmitOutcome, SubmitRequest
 from clusters.slurm.scontrol import Controller, SlurmConfig
-from clusters.slurm.sstat import StepUsage
 from clusters.slurm.states import (
     JOB_STATES,
     ReportedState,
@@ -41,16 +39,11 @@ __all__ = [
     "SlurmJobState",
     "SlurmPhase",
     "SlurmUser",
-    "StepRecord",
-    "StepUsage",
     "SubmitOutcome",
     "SubmitRequest",
     "Tres",
     "expand_nodes",
     "explain_reason",
-    "fold_nodes",
-    "merge_records",
     "newest_runs",
     "parse_job_state",
-    "ran_out_of_memory",
 ]

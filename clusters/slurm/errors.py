@@ -57,7 +57,6 @@ _DATABASE_UNAVAILABLE = (
     "slurmdbd",
 )
 _NO_ACCOUNTING = "slurm accounting storage is disabled"
-_NOT_FOUND = ("invalid job id specified", "invalid job id ", "job has already finished")
 
 
 def extract_error_message(stderr: str) -> str:
@@ -69,12 +68,6 @@ def extract_error_message(stderr: str) -> str:
         return ""
     message = re.sub(r"^(?:\w+: )?(?:(?:\w+ )?(?:error|fatal): )?", "", chosen[-1])
     return message.removeprefix("Batch job submission failed: ").strip()
-
-
-def is_not_found(result: CommandResult) -> bool:
-    """True if Slurm reported that the job does not exist."""
-    text = result.error_text.lower()
-    return any(phrase in text for phrase in _NOT_FOUND)
 
 
 def raise_for_failure(result: CommandResult) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -200,18 +200,6 @@ def parse_mem_mib(text: str) -> int:
     return round(float(match["number"]) * _MIB[match["unit"].upper()])
 
 
-def parse_mem_bytes(text: str) -> int | None:
-    """Parse used memory (MaxRSS of sacct and sstat). A number without a unit is in bytes."""
-    word = text.strip()
-    if not has_value(word):
-        return None
-    match = _MEMORY.match(word)
-    if match is None:
-        raise parse_error(f"“{word}” is not an amount of memory", text)
-    unit = match["unit"].upper()
-    return round(float(match["number"]) * (_MIB[unit] * 1024**2 if unit else 1))
-
-
 def parse_int(text: str) -> int | None:
     if text.isdecimal():  # fast path
         return int(text)
@@ -254,10 +242,6 @@ def expand_nodes(text: str) -> tuple[str, ...]:
         return tuple(NodeSet(word))
     except NodeSetException as error:
         raise parse_error(f"“{word}” is not a node list", text) from error
-
-
-def fold_nodes(names: Sequence[str]) -> str:
-    return str(NodeSet.fromlist(list(names)))
 
 
 # -- TRES -------------------------------------------------------------------------------------------

@@ -101,8 +101,7 @@ def _split_list(text: str) -> tuple[str, ...]:
 @dataclass(frozen=True, slots=True)
 class NodeState:
     name: str  # idle, mixed, allocated, down, drained, draining, …
-    usable: bool
-    flags: tuple[str, ...] = ()
+    usable: bool  # Slurm may start jobs on it, now or when it is free
 
 
 # State suffixes of sinfo and the corresponding flags of scontrol.
@@ -131,9 +130,6 @@ _SHORT_STATES = {
     "POW_DN": "POWERED_DOWN",
     "POW_UP": "POWERING_UP",
 }
-_BASE_STATES = frozenset(
-    {"IDLE", "MIXED", "ALLOCATED", "DOWN", "ERROR", "FUTURE", "UNKNOWN", "INVAL"}
-)
 # Slurm starts no job on a node with one of these flags. Not listed: PLANNED, COMPLETING and the power states, which
 # end by themselves.
 _UNUSABLE_FLAGS = frozenset(
@@ -164,12 +160,12 @@ def parse_node_state(text: str) -> NodeState:
         names += [_STATE_SUFFIXES[suffix] for suffix in name_and_suffixes[len(base_name) :]]
     if not names:
         raise parse_error("a node has no state", text)
-    base, flags = names[0], tuple(names[1:])
+    base = names[0]
     draining = {"DRAIN", "DRAINED", "DRAINING"} & set(names)
     if base == "DOWN":
         name = "down"
     elif draining:
-        busy = base in ("MIXED", "ALLOCATED", "DRAINING") or "COMPLETING" in flags
+        busy = base in ("MIXED", "ALLOCATED", "DRAINING") or "COMPLETING" in names[1:]
         name = "draining" if busy else "drained"
     else:
         special = [flag for flag in names if flag in _UNUSABLE_FLAGS]
@@ -177,7 +173,7 @@ def parse_node_state(text: str) -> NodeState:
     usable = base not in ("DOWN", "ERROR", "FUTURE", "UNKNOWN", "INVAL") and not (
         _UNUSABLE_FLAGS & set(names)
     )
-    return NodeState(name={"maintenance": "maint"}.get(name, name), usable=usable, flags=flags)
+    return NodeState(name={"maintenance": "maint"}.get(name, name), usable=usable)
 
 
 # `gpu:a100:4(S:0-1)`, `gpu:4`, `gpu:(null):2(IDX:0,2-3)`, `shard:a100:8`; types may contain dots (MIG: 1g.5gb).

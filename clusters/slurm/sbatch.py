@@ -1,4 +1,4 @@
-"""sbatch: submit one job, submit many jobs with one command, and estimate a job's start (--test-only).
+"""sbatch: submit many jobs with one command, and estimate a job's start (--test-only).
 
 Paths and options are passed as argv or stdin, never as program text. Pure.
 """
@@ -72,38 +72,9 @@ class SubmitOutcome:
     def attempted(self) -> bool:
         return bool(self.slurm_job_id) or self.error is not None
 
-    @property
-    def outcome_unknown(self) -> bool:
-        return isinstance(self.error, CommandTimeout)
 
-
+# `123` or `123;cluster`, the last line that sbatch prints. A site's job_submit plugin may print lines before it.
 _PARSABLE_OUTPUT = re.compile(r"(\d+)(?:;\S+)?\Z")
-
-
-def build_submit_argv(commands: SlurmCommands, submission: SubmitRequest) -> list[str]:
-    return commands.action_argv(
-        "sbatch",
-        "--parsable",
-        f"--chdir={submission.work_dir}",
-        *submission.options,
-        submission.script_path,
-    )
-
-
-def parse_submit(result: CommandResult) -> str:
-    """The id of the new job (of a het job: of the leader). Raises the error of `classify_submit_failure`."""
-    if result.exit_code != 0:
-        raise classify_submit_failure(result.exit_code, result.error_text)
-    return _parse_job_id(result.text)
-
-
-def _parse_job_id(stdout: str) -> str:
-    """Parse `123` or `123;cluster` in the last line. A site's job_submit plugin may print lines before it."""
-    last_line = stdout.strip().rpartition("\n")[2]
-    match = _PARSABLE_OUTPUT.match(last_line)
-    if match is None:
-        raise parse_error("sbatch did not print a job id", stdout)
-    return match[1]
 
 
 # -- many jobs in one command -----------------------------------------------------------------------
@@ -302,11 +273,10 @@ _TEST_ONLY = re.compile(
 
 
 def build_test_only_argv(
-    commands: SlurmCommands, *, work_dir: str, options: Sequence[str] = (), script_path: str = ""
+    commands: SlurmCommands, *, work_dir: str, options: Sequence[str]
 ) -> list[str]:
-    """argv that estimates the start and submits nothing. Without a path sbatch reads the script from stdin."""
-    script = [script_path] if script_path else []
-    return commands.query_argv("sbatch", "--test-only", f"--chdir={work_dir}", *options, *script)
+    """argv that estimates the start of the script on stdin and submits nothing."""
+    return commands.query_argv("sbatch", "--test-only", f"--chdir={work_dir}", *options)
 
 
 def parse_test_only(result: CommandResult) -> ExpectedStart:
