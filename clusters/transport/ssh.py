@@ -45,8 +45,9 @@ KILL_AFTER_S = 2
 # Limit of a read or a followed file on the login node. A follower starts a new reader then.
 STREAM_LIMIT_S = 24 * 3600.0
 
+# An argument that needs no quotes in sh, bash, zsh, csh and fish. `=` is not allowed at the beginning, because zsh expands `=name`.
 _UNQUOTED = re.compile(r"[A-Za-z0-9_./:,+-][A-Za-z0-9_./:,+=-]*", re.ASCII)
-# Single quotes protect these in sh, bash, zsh, csh and fish: printable ASCII except ' \ and !
+# Single quotes protect these: printable ASCII except ' \ and !
 _QUOTABLE = re.compile(r"[ -~]*", re.ASCII)
 _NOT_QUOTABLE = re.compile(r"['\\!]")
 
@@ -54,7 +55,7 @@ _Result = TypeVar("_Result")
 
 
 def build_command_line(argv: Sequence[str], mark: str, *, limit_s: float) -> str:
-    """A line for any login shell: print `mark`, run `argv`, exit with its exit code.
+    """A line for any login shell (sh, bash, zsh, csh, fish): print `mark`, run `argv`, exit with its exit code.
 
     The shell stays the parent, so that a command ended by signal N exits with 128 + N: SSH reports the signal of
     an `exec`ed command in a message that paramiko drops. GNU timeout ends the command and its process group
