@@ -55,8 +55,9 @@ class SlurmClient:
     def list_accounted_jobs(self, *, since: datetime) -> list[JobRecord]:
         """Jobs in the accounting database that were active or ended after `since`. Runs one sacct.
 
-        A requeued job has one record per run (see `clusters.slurm.newest_runs`). Jobs that were cancelled before
-        they became eligible are missing; `list_accounted_jobs_by_id` returns them.
+        A requeued job has one record per run (see `clusters.slurm.newest_runs`). The run that waits after a preemption
+        is missing (22.05): squeue has it. Jobs that were cancelled before they became eligible are missing too;
+        `list_accounted_jobs_by_id` returns them.
         """
         separator = new_separator()
         argv = sacct.build_sacct_argv(self.commands, separator=separator, since=since)

@@ -81,6 +81,7 @@ def classify_failure(result: CommandResult) -> ClusterError:
     """The error for a failed command."""
     text = result.error_text
     lowered = text.lower()
+    # 127: the program was not found. 126: it cannot be executed, unless the message is Slurm's own.
     if result.exit_code == 127 or (result.exit_code == 126 and "slurm" not in lowered):
         return CommandFailed(
             msg(

@@ -79,6 +79,7 @@ def _parse_node(line: str, pairs: dict[str, str]) -> Node:
             gpus=_parse_gpus(pairs.get("Gres", ""), pairs.get("GresUsed", "")),
             features=_split_list(pairs.get("ActiveFeatures", "")),
             partitions=_split_list(pairs.get("Partitions", "")),
+            # Without the end `[user@time]`: who set the reason, and when.
             reason=re.sub(r"\s*\[[^\]]*\]$", "", pairs.get("Reason", "")),
         )
     except KeyError as error:
@@ -88,6 +89,7 @@ def _parse_node(line: str, pairs: dict[str, str]) -> Node:
 
 
 def _parse_first_int(pairs: dict[str, str], *names: str) -> int:
+    """The number in the first of the named fields that has a value. Raises KeyError if none has."""
     for name in names:
         if has_value(pairs.get(name, "")):
             return parse_int(pairs[name]) or 0
@@ -203,6 +205,7 @@ def _parse_gpus(gres: str, used: str) -> tuple[GpuCount, ...]:
     total = {kind: count for (name, kind), count in parse_gres(gres).items() if name == "gpu"}
     in_use = {kind: count for (name, kind), count in parse_gres(used).items() if name == "gpu"}
     if len(total) == 1 and set(in_use) == {""}:
+        # GresUsed has no type, so the GPUs in use are of the node's only type.
         in_use = {next(iter(total)): in_use[""]}
     return tuple(
         GpuCount(kind, total[kind], min(in_use.get(kind, 0), total[kind])) for kind in sorted(total)

@@ -1,6 +1,6 @@
 """The record of a job, of the same type for squeue, sacct and pyslurm.
 
-Also decides which of several records of one job is the current one. The modules of the commands create records. Pure.
+Also selects the newest of several records of one job. The modules of the commands create records. Pure.
 """
 
 from __future__ import annotations
@@ -95,11 +95,10 @@ def newest_runs(records: Iterable[JobRecord]) -> dict[str, JobRecord]:
 
     This also selects the newer job if Slurm reuses an id after MaxJobId.
     """
-    newest: dict[str, JobRecord] = {}
+    newest_by_id: dict[str, JobRecord] = {}
     oldest_time = datetime.min.replace(tzinfo=UTC)
     for record in records:
-        known = newest.get(record.raw_id)
-        moment = record.submitted_at or oldest_time
-        if known is None or moment >= (known.submitted_at or oldest_time):
-            newest[record.raw_id] = record
-    return newest
+        newest = newest_by_id.get(record.raw_id, record)
+        if (record.submitted_at or oldest_time) >= (newest.submitted_at or oldest_time):
+            newest_by_id[record.raw_id] = record
+    return newest_by_id

@@ -235,7 +235,7 @@ def test_sacct_reports_the_uid_that_cancelled(sacct_records, load_recording):
 
 def test_sacct_reports_resources_and_derived_exit_status(sacct_records, load_recording):
     jobs_by_key = by_key(sacct_records, load_recording)
-    assert jobs_by_key["running"].tres.gpus_by_type == {"a100": 2}
+    assert jobs_by_key["running"].tres.gpus == 2
     assert jobs_by_key["running"].tres.mem_mib == 2048
     assert jobs_by_key["done"].derived_exit_status == ExitStatus(4)
 
@@ -256,6 +256,14 @@ def test_requeued_job_has_a_row_per_run_and_the_newest_is_used(load_recording):
         records.newest_runs(reversed(rows))[load_recording.ids["requeued"]].reported.name
         == "PENDING"
     )
+
+
+def test_sacct_shows_only_the_ended_run_of_a_preempted_and_requeued_job(
+    sacct_records, load_recording
+):
+    # squeue has the run that waits: see SQUEUE_STATES.
+    preempted = load_recording.ids["preempted"]
+    assert records.newest_runs(sacct_records)[preempted].reported.name == "PREEMPTED"
 
 
 def test_sacct_without_rows_is_an_empty_list(load_recording):
