@@ -51,7 +51,7 @@ class Drift:
     """One difference between a namespace and Slurm, and how to remove it."""
 
     namespace: str
-    code: str
+    code: str  # the kind of difference, for example "partition_gone"
     problem: Message
     remedy: str
 
@@ -64,12 +64,6 @@ class Proposal:
     partition: str
     default_time_s: int | None
     max_time_s: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class DriftReport:
-    proposals: tuple[Proposal, ...] = ()
-    drifts: tuple[Drift, ...] = ()
 
 
 def find_drifts(namespaces: Sequence[NamespaceView], slurm: SlurmView) -> list[Drift]:
@@ -85,16 +79,12 @@ def propose_namespaces(
     for partition in slurm.capacity.partitions:
         if partition.name in used_partitions:
             continue
-        name = (
-            partition.name
-            if partition.name not in existing_names
-            else f"{slurm.cluster_name}-{partition.name}"
-        )
-        if name in existing_names:
-            continue
-        proposals.append(
-            Proposal(name, partition.name, partition.default_time_s, partition.max_time_s)
-        )
+        candidates = (partition.name, f"{slurm.cluster_name}-{partition.name}")
+        name = next((name for name in candidates if name not in existing_names), None)
+        if name is not None:
+            proposals.append(
+                Proposal(name, partition.name, partition.default_time_s, partition.max_time_s)
+            )
     return proposals
 
 
@@ -358,16 +348,14 @@ def _tres_limits(tres: Tres) -> dict[str, int | None]:
 # --- reading and writing --------------------------------------------------------------------
 
 
-def compare_with_slurm(cluster: Cluster, slurm: SlurmView) -> DriftReport:
+def compare_with_slurm(cluster: Cluster, slurm: SlurmView) -> tuple[list[Proposal], list[Drift]]:
     """Compare the cluster's namespaces with what `read_slurm` returned."""
     rows = list(cluster.namespaces.prefetch_related("memberships__user"))
     views = [_namespace_view(namespace) for namespace in rows if namespace.active]
     used_partitions = {name for namespace in rows for name in namespace.partitions}
     existing_names = Namespace.objects.values_list("name", flat=True)
-    return DriftReport(
-        tuple(propose_namespaces(slurm, used_partitions, existing_names)),
-        tuple(find_drifts(views, slurm)),
-    )
+    proposals = propose_namespaces(slurm, used_partitions, existing_names)
+    return proposals, find_drifts(views, slurm)
 
 
 def store_slurm_names(cluster: Cluster, slurm: SlurmView) -> None:
@@ -380,9 +368,8 @@ def store_slurm_names(cluster: Cluster, slurm: SlurmView) -> None:
     )
 
 
-def create_namespaces(cluster: Cluster, proposals: Sequence[Proposal]) -> list[Namespace]:
+def create_namespaces(cluster: Cluster, proposals: Sequence[Proposal]) -> None:
     """Create the proposed namespaces, without members: an administrator adds them."""
-    created = []
     for proposal in proposals:
         namespace = Namespace(
             name=proposal.name,
@@ -393,8 +380,6 @@ def create_namespaces(cluster: Cluster, proposals: Sequence[Proposal]) -> list[N
         )
         namespace.full_clean()
         namespace.save()
-        created.append(namespace)
-    return created
 
 
 def read_slurm(cluster: Cluster) -> SlurmView:
