@@ -16,7 +16,7 @@ from clusters.slurm.errors import classify_failure
 from clusters.slurm.fields import SlurmCommands, new_separator
 from clusters.slurm.records import JobRecord
 from clusters.slurm.sacctmgr import Association, Qos, SlurmUser
-from clusters.slurm.sbatch import ExpectedStart, SubmitOutcome, SubmitRequest
+from clusters.slurm.sbatch import SubmitOutcome, SubmitRequest
 from clusters.slurm.scontrol import Controller, SlurmConfig
 from clusters.transport.base import CommandResult, Transport
 
@@ -99,13 +99,6 @@ class SlurmClient:
         if result.exit_code not in (0, 3) and separator not in result.text:
             raise classify_failure(result)
         return sbatch.parse_submit_many(result.stdout, submissions, separator=separator)
-
-    def estimate_start(
-        self, script: str, *, work_dir: str, options: Sequence[str] = ()
-    ) -> ExpectedStart:
-        argv = sbatch.build_test_only_argv(self.commands, work_dir=work_dir, options=options)
-        result = self.transport.run(argv, stdin=script.encode(), timeout_s=COMMAND_TIMEOUT_S)
-        return sbatch.parse_test_only(result)
 
     def cancel(self, job_ids: Sequence[str], *, user: str = "") -> ControlResult:
         """Cancel jobs; with `user`, only the jobs of that Unix user."""

@@ -1,4 +1,4 @@
-"""sbatch: submit many jobs with one command, and estimate a job's start (--test-only).
+"""sbatch: submit many jobs with one command, parse the outcome of each.
 
 Paths and options are passed as argv or stdin, never as program text. Pure.
 """
@@ -8,18 +8,10 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
 
-from clusters.errors import (
-    ClusterError,
-    CommandTimeout,
-    RemoteFileError,
-    SlurmUnavailable,
-    SubmitRejected,
-)
+from clusters.errors import ClusterError, RemoteFileError, SubmitRejected
 from clusters.slurm.errors import classify_submit_failure
-from clusters.slurm.fields import SlurmCommands, expand_nodes, parse_error, parse_time
-from clusters.transport.base import CommandResult
+from clusters.slurm.fields import SlurmCommands, parse_error
 from core.messages import msg
 
 
@@ -76,8 +68,6 @@ class SubmitOutcome:
 # `123` or `123;cluster`, the last line that sbatch prints. A site's job_submit plugin may print lines before it.
 _PARSABLE_OUTPUT = re.compile(r"(\d+)(?:;\S+)?\Z")
 
-
-# -- many jobs in one command -----------------------------------------------------------------------
 
 # sh program that runs sbatch for each job on stdin. $1: separator of this run, $2: seconds within which it starts
 # sbatch, $3: path of sbatch.
@@ -248,51 +238,3 @@ def _parse_outcome(record: list[str], *, complete: bool) -> SubmitOutcome:
             token, error=classify_submit_failure(124, f"{sbatch_stdout}\n{sbatch_stderr}")
         )
     return SubmitOutcome(token, error=classify_submit_failure(int(code), sbatch_stderr))
-
-
-# -- start estimate ---------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class ExpectedStart:
-    """Estimate of `sbatch --test-only`. For a het job it can report a start that never happens (22.05)."""
-
-    start_at: datetime | None
-    processors: int | None
-    nodes: tuple[str, ...]
-    partition: str = ""
-
-
-# "sbatch: Job 12 to start at 2024-01-02T03:04:05 using 4 processors on nodes n[1-2] in partition cpu"
-_TEST_ONLY = re.compile(
-    r"to start at (?P<time>\S+)"
-    r"(?:[ \w]* using (?P<processors>\d+) processors)?"
-    r"(?: on (?:nodes )?(?P<nodes>\S+))?"
-    r"(?: in partition (?P<partition>\S+))?"
-)
-
-
-def build_test_only_argv(
-    commands: SlurmCommands, *, work_dir: str, options: Sequence[str]
-) -> list[str]:
-    """argv that estimates the start of the script on stdin and submits nothing."""
-    return commands.query_argv("sbatch", "--test-only", f"--chdir={work_dir}", *options)
-
-
-def parse_test_only(result: CommandResult) -> ExpectedStart:
-    """Parse the estimate, which sbatch prints on stderr. Raises SubmitRejected if sbatch would refuse the job."""
-    match = _TEST_ONLY.search(result.error_text)
-    if match is None or result.exit_code != 0:
-        failure = classify_submit_failure(result.exit_code or 1, result.error_text)
-        if isinstance(failure, CommandTimeout):  # --test-only submits nothing, so no job can exist
-            failure = SlurmUnavailable(
-                msg("pyslurm.slurm-controller-does-not", "Slurm's controller does not respond."),
-                detail=result.error_text,
-            )
-        raise failure
-    return ExpectedStart(
-        start_at=parse_time(match["time"]),
-        processors=int(match["processors"]) if match["processors"] else None,
-        nodes=expand_nodes(match["nodes"] or ""),
-        partition=match["partition"] or "",
-    )

@@ -40,10 +40,6 @@ class SlurmJobState:
     def ended(self) -> bool:
         return self.phase is SlurmPhase.ENDED
 
-    @property
-    def succeeded(self) -> bool:
-        return self.name == "COMPLETED"
-
 
 def _build_job_states() -> tuple[SlurmJobState, ...]:
     waiting, starting, running = SlurmPhase.WAITING, SlurmPhase.STARTING, SlurmPhase.RUNNING

@@ -80,14 +80,6 @@ def test_job_lifecycle_from_submission_to_accounting(slurm, transport, root):
     assert slurm.cancel([first.slurm_job_id]).refusals == ()
 
 
-def test_start_estimate(slurm):
-    start = slurm.estimate_start(SCRIPT, work_dir="/")
-    assert start.partition == "cpu"
-    assert abs(start.start_at - datetime.now(UTC)) < timedelta(days=30)
-    with pytest.raises(SubmitRejected):
-        slurm.estimate_start(SCRIPT, work_dir="/", options=["--constraint=quantum"])
-
-
 def test_capacity_config_and_version(slurm):
     capacity = slurm.read_capacity()
     assert sum(node.gpu_total("a100") for node in capacity.nodes_in_partition("gpu")) == 8

@@ -27,17 +27,11 @@ from clusters.slurm.sbatch import (
     build_submit_many_argv,
     build_submit_many_stdin,
     parse_submit_many,
-    parse_test_only,
 )
-from clusters.transport.base import CommandResult
 
 SEPARATOR = "\x1f0123abcd"
 FAILED = "sbatch: error: Batch job submission failed: "
 POLICY = "Job violates accounting/QOS policy (job submit limit, user's size and/or time limits)"
-
-
-def make_result(*, code=0, out="", err=""):
-    return CommandResult(("sbatch",), code, out.encode(), err.encode())
 
 
 @pytest.mark.parametrize(
@@ -366,27 +360,3 @@ def test_unwritable_marker_directory_runs_no_sbatch(run_many, tmp_path):
     _, (outcome,) = run_many([job_with_marker(tmp_path / "gone", "a", "good")])
     assert isinstance(outcome.error, RemoteFileError)
     assert sbatch_calls(run_many) == 0
-
-
-# -- test-only ---------------------------------------------------------------------------------------
-
-
-def test_start_estimate_of_newer_versions():
-    text = "sbatch: Job 12 to start at 1700000000 a using 4 processors on nodes n[1-2] in partition gpu"
-    start = parse_test_only(make_result(err=text))
-    assert (start.processors, start.nodes, start.partition) == (4, ("n1", "n2"), "gpu")
-    assert start.start_at.timestamp() == 1700000000
-
-
-def test_start_estimate_of_a_het_job():
-    start = parse_test_only(
-        make_result(err="sbatch: Job 9 to start at 1700000000 using 2 processors on n1")
-    )
-    assert (start.nodes, start.partition) == (("n1",), "")
-
-
-def test_start_estimate_without_controller_raises_unavailable():
-    with pytest.raises(SlurmUnavailable):
-        parse_test_only(
-            make_result(code=1, err="allocation failure: Socket timed out on send/recv operation")
-        )

@@ -357,14 +357,6 @@ def test_submit_many(load_recording):
     assert isinstance(outcomes[1].error, SubmitRejected)
 
 
-def test_start_estimate(load_recording):
-    start = sbatch.parse_test_only(load_recording("test_only_busy"))
-    assert (start.nodes, start.partition) == (("n3",), "v100")
-    assert start.start_at > datetime(2020, 1, 1, tzinfo=UTC)
-    with pytest.raises(SubmitRejected):
-        sbatch.parse_test_only(load_recording("test_only_refused"))
-
-
 # -- control -----------------------------------------------------------------------------------------
 
 
