@@ -39,14 +39,14 @@ if TYPE_CHECKING:
     UnixAccountModelAdmin = admin.ModelAdmin[UnixAccount]
     ResourceSpecModelAdmin = admin.ModelAdmin[ResourceSpec]
     CapacityModelAdmin = admin.ModelAdmin[CapacitySnapshot]
-    StatusTabularInline = admin.StackedInline[ClusterStatus, Cluster]
+    StatusStackedInline = admin.StackedInline[ClusterStatus, Cluster]
     MembershipTabularInline = admin.TabularInline[Membership, Model]
     UnixAccountTabularInline = admin.TabularInline[UnixAccount, Model]
     SizeTabularInline = admin.TabularInline[Any, Namespace]
 else:
     ClusterModelAdmin = NamespaceModelAdmin = MembershipModelAdmin = admin.ModelAdmin
     UnixAccountModelAdmin = ResourceSpecModelAdmin = CapacityModelAdmin = admin.ModelAdmin
-    StatusTabularInline = admin.StackedInline
+    StatusStackedInline = admin.StackedInline
     MembershipTabularInline = UnixAccountTabularInline = SizeTabularInline = admin.TabularInline
 
 
@@ -83,7 +83,7 @@ def _size_caption(row: Any) -> str:
 SizeInline.model.__str__ = _size_caption  # type: ignore[method-assign]
 
 
-class StatusInline(StatusTabularInline):
+class StatusInline(StatusStackedInline):
     """The status of a cluster. Read-only, because the engine and the doctor write it."""
 
     model = ClusterStatus

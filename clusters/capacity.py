@@ -16,9 +16,7 @@ from typing import Any
 class GpuCount:
     """GPUs of one type on one node."""
 
-    type: (
-        str  # Slurm's gres type, lower-case as Slurm reports it; "" if the site configures no types
-    )
+    type: str  # Slurm's gres type in lower case; "" if the site configures no types
     total: int
     used: int
 
@@ -28,7 +26,7 @@ class Node:
     name: str
     state: str  # Slurm's base state in lower case: idle, mixed, allocated, down, drained, …
     usable: (
-        bool  # Slurm may start jobs on it, now or when it is free: not down, drained or reserved
+        bool  # not down, drained or reserved: Slurm may start jobs on it, now or when it is free
     )
     cpus: int
     cpus_used: int

@@ -10,8 +10,6 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -77,10 +75,13 @@ class _ConnectionCache:
     transport_factories: dict[int, tuple[_ConnectionSettings, TransportFactory]] = field(
         default_factory=dict
     )
-    accounts: dict[tuple[int, _ConnectionSettings, str], tuple[float, PasswdEntry]] = field(
+    # (cluster id, settings, Unix user) → (time of the lookup, entry)
+    passwd_entries: dict[tuple[int, _ConnectionSettings, str], tuple[float, PasswdEntry]] = field(
         default_factory=dict
     )
+    # Separate from `lock`, because creating a reader may take a minute.
     readers_lock: threading.Lock = field(default_factory=threading.Lock)
+    # path of slurm.conf → (time of the attempt, reader or None if the attempt failed)
     readers: dict[str, tuple[float, PyslurmReader | None]] = field(default_factory=dict)
 
 
@@ -124,9 +125,10 @@ def transport_for(cluster: Cluster, unix_user: str) -> Transport:
 
 def slurm_client_for(cluster: Cluster, unix_user: str = "") -> SlurmClient:
     """A Slurm client as `unix_user`, or as the service account if that is empty."""
+    commands = slurm_commands_for(cluster)
     if unix_user:
-        return SlurmClient(transport_for(cluster, unix_user), slurm_commands_for(cluster))
-    transport, commands = service_transport(cluster), slurm_commands_for(cluster)
+        return SlurmClient(transport_for(cluster, unix_user), commands)
+    transport = service_transport(cluster)
     reader = _pyslurm_reader_for(cluster) if cluster.use_pyslurm else None
     return (
         PyslurmClient(transport, commands, reader) if reader else SlurmClient(transport, commands)
@@ -182,11 +184,11 @@ def get_passwd_entry(cluster: Cluster, unix_user: str) -> PasswdEntry:
     key = (cluster.pk, _connection_settings(cluster), unix_user)
     cache = _connection_cache()
     with cache.lock:
-        cached_at, account = cache.accounts.get(key, (float("-inf"), None))
+        cached_at, account = cache.passwd_entries.get(key, (float("-inf"), None))
     if account is None or time.monotonic() - cached_at > PASSWD_CACHE_TTL_S:
         account = fetch_passwd_entry(service_transport(cluster), unix_user)
         with cache.lock:
-            cache.accounts[key] = (time.monotonic(), account)
+            cache.passwd_entries[key] = (time.monotonic(), account)
     return account
 
 
@@ -236,12 +238,12 @@ def _parse_passwd_entry(result: CommandResult) -> PasswdEntry | None:
 def check_may_act_as(cluster: Cluster, account: PasswdEntry) -> None:
     """Raise IdentityRefused if people may not act as this account, or its UID differs from the one on record."""
     check_unix_user(account.name, cluster, uid=account.uid)
-    expected = (
+    recorded_uid = (
         UnixAccount.objects.filter(cluster=cluster, unix_user=account.name)
         .values_list("uid", flat=True)
         .first()
     )
-    if expected is not None and expected != account.uid:
+    if recorded_uid is not None and recorded_uid != account.uid:
         raise IdentityRefused(
             msg(
                 "connection.unix-user-uid-cluster",
@@ -249,7 +251,7 @@ def check_may_act_as(cluster: Cluster, account: PasswdEntry) -> None:
                 name=account.name,
                 uid=account.uid,
                 cluster=cluster.name,
-                expected=expected,
+                expected=recorded_uid,
             )
         )
 
@@ -258,13 +260,11 @@ def close_all_connections() -> None:
     """Close all connections and clear the caches. Call it after a fork and between tests."""
     cache = _connection_cache()
     with cache.lock:
-        transport_factories = [
-            transport_factory for _, transport_factory in cache.transport_factories.values()
-        ]
+        cached_factories = list(cache.transport_factories.values())
         cache.transport_factories.clear()
-        cache.accounts.clear()
+        cache.passwd_entries.clear()
         cache.readers.clear()
-    for transport_factory in transport_factories:
+    for _settings, transport_factory in cached_factories:
         transport_factory.close_all()
 
 
@@ -281,19 +281,6 @@ def transport_factory_for(cluster: Cluster) -> TransportFactory:
     if cached:
         cached[1].close_all()
     return transport_factory
-
-
-@contextmanager
-def uncached_transport_factory(cluster: Cluster) -> Iterator[TransportFactory]:
-    """A transport factory for the doctor, closed at the end of the context.
-
-    It opens new connections: a connection that is already open does not prove that the next login works.
-    """
-    transport_factory = create_transport_factory(cluster)
-    try:
-        yield transport_factory
-    finally:
-        transport_factory.close_all()
 
 
 def _connection_settings(cluster: Cluster) -> _ConnectionSettings:

@@ -196,9 +196,9 @@ class NamespaceForm(NamespaceModelForm):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         help_text = str(_("One per line, in order of preference."))
-        if self.instance.cluster_id and (known := partition_names(self.instance.cluster)):
+        if self.instance.cluster_id and (names := partition_names(self.instance.cluster)):
             help_text = _("One per line, in order of preference. The cluster has: %(names)s.") % {
-                "names": ", ".join(known)
+                "names": ", ".join(names)
             }
         if "partitions" in self.fields:
             self.fields["partitions"].help_text = help_text
@@ -212,19 +212,20 @@ class NamespaceForm(NamespaceModelForm):
 
     def _check_partitions(self) -> None:
         cluster = self.cleaned_data.get("cluster")
-        known = partition_names(cluster) if cluster else []
-        unknown = [name for name in self.cleaned_data.get("partitions", []) if name not in known]
-        if known and unknown:
+        existing = partition_names(cluster) if cluster else []
+        unknown = [name for name in self.cleaned_data.get("partitions", []) if name not in existing]
+        if existing and unknown:
             self.add_error(
                 "partitions",
                 ValidationError(
                     _("The cluster has no partition %(unknown)s. It has: %(known)s."),
                     code="unknown_partition",
-                    params={"unknown": ", ".join(unknown), "known": ", ".join(known)},
+                    params={"unknown": ", ".join(unknown), "known": ", ".join(existing)},
                 ),
             )
 
 
 def partition_names(cluster: Cluster) -> list[str]:
+    """The partitions of the stored capacity; empty if none was stored yet."""
     capacity = load_capacity(cluster)
     return [partition.name for partition in capacity.partitions] if capacity else []

@@ -30,12 +30,25 @@ from core.translation import translate
 
 if TYPE_CHECKING:
     from django.contrib.auth.models import AnonymousUser
+    from django_stubs_ext import StrPromise
 
     from accounts.models import User
 
 
 def default_uid_floor() -> int:
     return int(settings.UID_FLOOR)
+
+
+def _absolute_path_field(
+    verbose_name: StrPromise, help_text: StrPromise
+) -> models.CharField[str, str]:
+    return models.CharField(
+        verbose_name,
+        max_length=255,
+        blank=True,
+        validators=[validators.validate_absolute_path],
+        help_text=help_text,
+    )
 
 
 class Cluster(models.Model):
@@ -113,19 +126,12 @@ class Cluster(models.Model):
         ),
     )
 
-    slurm_bin_dir = models.CharField(
+    slurm_bin_dir = _absolute_path_field(
         _("directory of Slurm's commands"),
-        max_length=255,
-        blank=True,
-        validators=[validators.validate_absolute_path],
-        help_text=_("Directory of sbatch and squeue on the login node. Empty: searched in PATH."),
+        _("Directory of sbatch and squeue on the login node. Empty: searched in PATH."),
     )
-    slurm_conf = models.CharField(
-        _("slurm.conf"),
-        max_length=255,
-        blank=True,
-        validators=[validators.validate_absolute_path],
-        help_text=_("Only if it is not at Slurm's default location."),
+    slurm_conf = _absolute_path_field(
+        _("slurm.conf"), _("Only if it is not at Slurm's default location.")
     )
     use_pyslurm = models.BooleanField(
         _("read with pyslurm"),
@@ -154,19 +160,12 @@ class Cluster(models.Model):
     runtime = models.CharField(
         _("container runtime"), max_length=12, choices=Runtime.choices, default=Runtime.APPTAINER
     )
-    runtime_program = models.CharField(
+    runtime_program = _absolute_path_field(
         _("program of the container runtime"),
-        max_length=255,
-        blank=True,
-        validators=[validators.validate_absolute_path],
-        help_text=_("Absolute path on the compute nodes. Empty: searched in PATH."),
+        _("Absolute path on the compute nodes. Empty: searched in PATH."),
     )
-    images_dir = models.CharField(
-        _("directory of images"),
-        max_length=255,
-        blank=True,
-        validators=[validators.validate_absolute_path],
-        help_text=_("Image names in job files are searched here first."),
+    images_dir = _absolute_path_field(
+        _("directory of images"), _("Image names in job files are searched here first.")
     )
     image_aliases = models.JSONField(
         _("image names"),
@@ -642,6 +641,7 @@ class CapacitySnapshot(models.Model):
 
 def load_capacity(cluster: Cluster) -> Capacity | None:
     """The last stored capacity of a cluster; None if none was stored yet."""
+    # Raw SQL, because the text of the column is the cache key of `_parse_capacity`.
     with connection.cursor() as cursor:
         cursor.execute(_CAPACITY_SQL, [cluster.pk])
         row = cursor.fetchone()

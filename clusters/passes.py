@@ -99,7 +99,7 @@ class Pass(ABC):
     runs_while_disabled: ClassVar[bool] = False  # run also while the cluster has `enabled=False`
     runs_once: ClassVar[bool] = True  # run also in `engine --once`
     sets_cluster_status: ClassVar[bool] = (
-        False  # store success and failure of a run in ClusterStatus
+        False  # the worker stores success or failure in ClusterStatus
     )
 
     def __init__(self, context: PassContext) -> None:
@@ -110,7 +110,7 @@ class Pass(ABC):
         return 0.0
 
     def retry_delay_s(self, consecutive_failures: int) -> float:
-        """Seconds until the next run after one that raised ClusterError. The worker passes the number of failures."""
+        """Seconds until the next run after one that raised ClusterError."""
         return self.interval_s()
 
     def has_work(self) -> bool:

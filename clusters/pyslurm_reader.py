@@ -82,7 +82,7 @@ REQUIRED_ATTRIBUTES: Mapping[str, tuple[str, ...]] = {
 # it first, so that only the child exits.
 _PROBE_PROGRAM = "import pyslurm, sys; pyslurm.slurm_init(sys.argv[1]); pyslurm.Partitions.load()"
 PROBE_TIMEOUT_S = 70.0
-_NO_VALUE = (None, 0xFFFFFFFE, 0xFFFFFFFF)
+_NO_VALUES = (0xFFFFFFFE, 0xFFFFFFFF)  # NO_VAL and INFINITE of slurm.h
 
 
 class PyslurmReader:
@@ -161,8 +161,8 @@ def _load_pyslurm(slurm_conf: str) -> ModuleType:
 
 
 def _parse_int(value: Any) -> int | None:
-    """The number; None for Slurm's NO_VAL, which pyslurm returns as a number, and UNLIMITED, which is a string."""
-    return value if isinstance(value, int) and value not in _NO_VALUE else None
+    """The number. None for NO_VAL and INFINITE, which are numbers, and for pyslurm's "UNLIMITED", which is a string."""
+    return value if isinstance(value, int) and value not in _NO_VALUES else None
 
 
 def _parse_timestamp(value: Any) -> datetime | None:

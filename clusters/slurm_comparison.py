@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from clusters.access import SUBMITTER_ROLES
 from clusters.capacity import Capacity, NamespaceRules, Partition
 from clusters.connections import slurm_client_for
 from clusters.errors import IdentityRefused
@@ -50,7 +51,7 @@ class Drift:
     """One difference between a namespace and Slurm, and how to remove it."""
 
     namespace: str
-    code: str
+    code: str  # the kind of difference, for example "partition_gone"
     problem: Message
     remedy: str
 
@@ -63,12 +64,6 @@ class Proposal:
     partition: str
     default_time_s: int | None
     max_time_s: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class DriftReport:
-    proposals: tuple[Proposal, ...] = ()
-    drifts: tuple[Drift, ...] = ()
 
 
 def find_drifts(namespaces: Sequence[NamespaceView], slurm: SlurmView) -> list[Drift]:
@@ -84,16 +79,12 @@ def propose_namespaces(
     for partition in slurm.capacity.partitions:
         if partition.name in used_partitions:
             continue
-        name = (
-            partition.name
-            if partition.name not in existing_names
-            else f"{slurm.cluster_name}-{partition.name}"
-        )
-        if name in existing_names:
-            continue
-        proposals.append(
-            Proposal(name, partition.name, partition.default_time_s, partition.max_time_s)
-        )
+        candidates = (partition.name, f"{slurm.cluster_name}-{partition.name}")
+        name = next((name for name in candidates if name not in existing_names), None)
+        if name is not None:
+            proposals.append(
+                Proposal(name, partition.name, partition.default_time_s, partition.max_time_s)
+            )
     return proposals
 
 
@@ -357,16 +348,14 @@ def _tres_limits(tres: Tres) -> dict[str, int | None]:
 # --- reading and writing --------------------------------------------------------------------
 
 
-def compare_with_slurm(cluster: Cluster, slurm: SlurmView) -> DriftReport:
+def compare_with_slurm(cluster: Cluster, slurm: SlurmView) -> tuple[list[Proposal], list[Drift]]:
     """Compare the cluster's namespaces with what `read_slurm` returned."""
     rows = list(cluster.namespaces.prefetch_related("memberships__user"))
     views = [_namespace_view(namespace) for namespace in rows if namespace.active]
     used_partitions = {name for namespace in rows for name in namespace.partitions}
     existing_names = Namespace.objects.values_list("name", flat=True)
-    return DriftReport(
-        tuple(propose_namespaces(slurm, used_partitions, existing_names)),
-        tuple(find_drifts(views, slurm)),
-    )
+    proposals = propose_namespaces(slurm, used_partitions, existing_names)
+    return proposals, find_drifts(views, slurm)
 
 
 def store_slurm_names(cluster: Cluster, slurm: SlurmView) -> None:
@@ -379,9 +368,8 @@ def store_slurm_names(cluster: Cluster, slurm: SlurmView) -> None:
     )
 
 
-def create_namespaces(cluster: Cluster, proposals: Sequence[Proposal]) -> list[Namespace]:
+def create_namespaces(cluster: Cluster, proposals: Sequence[Proposal]) -> None:
     """Create the proposed namespaces, without members: an administrator adds them."""
-    created = []
     for proposal in proposals:
         namespace = Namespace(
             name=proposal.name,
@@ -392,29 +380,26 @@ def create_namespaces(cluster: Cluster, proposals: Sequence[Proposal]) -> list[N
         )
         namespace.full_clean()
         namespace.save()
-        created.append(namespace)
-    return created
 
 
 def read_slurm(cluster: Cluster) -> SlurmView:
     """Read capacity, associations and QOS as the service account. Raises ClusterError."""
     slurm = slurm_client_for(cluster)
     config = slurm.read_config()
-    enforced = config.raw.get("AccountingStorageEnforce", "")
     return SlurmView(
         cluster_name=config.cluster_name,
         capacity=slurm.read_capacity(),
         associations=tuple(slurm.list_associations(cluster=config.cluster_name)),
         qos=tuple(slurm.list_qos()),
-        enforces_associations="associations" in enforced or "limits" in enforced,
+        enforces_associations=config.enforces_associations,
     )
 
 
 def _namespace_view(namespace: Namespace) -> NamespaceView:
     members = []
     for membership in namespace.memberships.all():
-        # Viewers do not submit, and superusers need no Unix account on the cluster.
-        if membership.role == membership.Role.VIEWER or membership.user.is_superuser:
+        # Superusers need no Unix account on the cluster.
+        if membership.role not in SUBMITTER_ROLES or membership.user.is_superuser:
             continue
         try:
             unix_user = unix_user_for(membership.user, namespace.cluster)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import deque
 from collections.abc import Sequence
 
 from django.db import connections
@@ -102,7 +101,8 @@ class DiagnosticsPass(Pass):
 def _run_doctor(cluster: Cluster) -> None:
     try:
         unix_user, namespaces = doctor.select_test_account(cluster)
-        deque(doctor.check_cluster(cluster, unix_user=unix_user, namespaces=namespaces), 0)
+        # Each check runs when its result is taken; after the last one `check_cluster` stores all results.
+        list(doctor.check_cluster(cluster, unix_user=unix_user, namespaces=namespaces))
     except ClusterError as error:
         logger.warning(
             "diagnostics of cluster %s stopped early: %s",

@@ -69,7 +69,7 @@ def validate_constraint(value: str) -> None:
 
 
 def validate_partitions(value: Any) -> None:
-    """An ordered list of partition names, at least one, none twice."""
+    """An ordered list of partition names without duplicates. The model field itself refuses an empty list."""
     if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
         raise ValidationError(_("Give a list of partition names."), code="type")
     for item in value:
@@ -109,6 +109,7 @@ def validate_absolute_path(value: str) -> None:
 
 
 def _placeholders(value: str) -> set[str]:
+    """The names in braces. "?" stands for one with a conversion or a format, as in {user!r}, which is not allowed."""
     try:
         parts = list(string.Formatter().parse(value))
     except ValueError as error:

@@ -7,15 +7,15 @@ doctor opens new connections, because an open one would hide that logins no long
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from django.contrib.auth import get_user_model
 from django.utils import timezone
 
-from clusters.access import roles_of
-from clusters.connections import slurm_commands_for, uncached_transport_factory
+from clusters.access import SUBMITTER_ROLES, roles_of
+from clusters.connections import create_transport_factory, slurm_commands_for
 from clusters.doctor import login_checks, slurm_checks
 from clusters.doctor.checks import Check, CheckContext, CheckFailed, CheckOutcome, CheckResult
 from clusters.errors import ClusterError, IdentityRefused, SlurmUnavailable
@@ -38,10 +38,6 @@ __all__ = [
     "select_test_account",
     "to_json",
 ]
-
-
-def uses_pyslurm(cluster: Cluster) -> bool:
-    return cluster.use_pyslurm
 
 
 CHECKS: tuple[Check, ...] = (
@@ -108,7 +104,7 @@ CHECKS: tuple[Check, ...] = (
             "doctor.install-pyslurm-slurm-own",
             "Install the pyslurm of Slurm's own release, or switch “read with pyslurm” off.",
         ),
-        applies_to=uses_pyslurm,
+        applies_to=lambda cluster: cluster.use_pyslurm,
     ),
     Check(
         "accounting",
@@ -153,22 +149,22 @@ CHECK_TITLES = {check.key: check.title for check in CHECKS}
 
 def run_checks(context: CheckContext) -> Iterator[CheckResult]:
     """Run the checks that apply to the cluster and yield each result as soon as it is known."""
-    checks = [check for check in CHECKS if check.applies_to(context.cluster)]
-    applicable_keys = {check.key for check in checks}
     failed_keys: set[str] = set()
-    with _removing_probe_files(context):
-        for check in checks:
-            failed_requirements = [
-                key for key in check.requires if key in failed_keys and key in applicable_keys
-            ]
+    try:
+        for check in CHECKS:
+            if not check.applies_to(context.cluster):
+                continue
+            failed_requirement = next((key for key in check.requires if key in failed_keys), None)
             result = (
-                _skipped_result(check, failed_requirements[0])
-                if failed_requirements
+                _skipped_result(check, failed_requirement)
+                if failed_requirement
                 else _run_check(check, context)
             )
             if result.outcome in (CheckOutcome.FAIL, CheckOutcome.NOT_TRIED):
                 failed_keys.add(check.key)
             yield result
+    finally:
+        _remove_test_files(context)
 
 
 def _run_check(check: Check, context: CheckContext) -> CheckResult:
@@ -208,17 +204,12 @@ def _skipped_result(check: Check, failed_key: str) -> CheckResult:
     return CheckResult(check.key, check.title, CheckOutcome.NOT_TRIED, found)
 
 
-@contextmanager
-def _removing_probe_files(context: CheckContext) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        if context.probe_file:
-            # If the cluster does not respond any more, an earlier result reports it.
-            with suppress(ClusterError):
-                context.user_transport().run(
-                    ["rm", "-f", context.probe_file, f"{context.probe_file}.back"]
-                )
+def _remove_test_files(context: CheckContext) -> None:
+    path = context.test_file
+    if path:
+        # If the cluster does not respond any more, an earlier result reports it.
+        with suppress(ClusterError):
+            context.user_transport().run(["rm", "-f", path, f"{path}.back"])
 
 
 def check_cluster(
@@ -229,13 +220,16 @@ def check_cluster(
     The check of a compute node submits to the first of `namespaces`.
     """
     results: list[CheckResult] = []
-    with uncached_transport_factory(cluster) as transport_factory:
-        context = CheckContext(
-            cluster, transport_factory, slurm_commands_for(cluster), namespaces, unix_user
-        )
+    transport_factory = create_transport_factory(cluster)
+    context = CheckContext(
+        cluster, transport_factory, slurm_commands_for(cluster), namespaces, unix_user
+    )
+    try:
         for result in run_checks(context):
             results.append(result)
             yield result
+    finally:
+        transport_factory.close_all()
     observed: dict[str, Any] = {"doctor": to_json(results), "doctor_at": timezone.now()}
     if context.slurm_version:
         observed["slurm_version"] = context.slurm_version
@@ -258,8 +252,8 @@ def select_test_account(cluster: Cluster, requested_user: str = "") -> tuple[str
             # Not a user of Sluice: the name of a Unix user. The checks refuse root and low UIDs.
             return requested_user, namespaces
         return unix_user_for(person, cluster), _member_namespaces_first(person, namespaces)
-    members = Membership.objects.filter(namespace__in=namespaces)
-    for person in people.filter(pk__in=members.exclude(role=Membership.Role.VIEWER).values("user")):
+    submitters = Membership.objects.filter(namespace__in=namespaces, role__in=SUBMITTER_ROLES)
+    for person in people.filter(pk__in=submitters.values("user")):
         try:
             return unix_user_for(person, cluster), _member_namespaces_first(person, namespaces)
         except IdentityRefused:

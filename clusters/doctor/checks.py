@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 from clusters.connections import PasswdEntry, TransportFactory
 from clusters.errors import ClusterError
@@ -33,16 +34,31 @@ class CheckResult:
     remedy: str = ""
 
 
-class CheckFailed(Exception):
-    """Raised by a check. `outcome`: failed, passed with a warning, or could not be tried."""
+@dataclass(frozen=True, slots=True)
+class FailureText:
+    """What a check reports that did not pass: what was found, and what to do. `CheckFailed` fills in the parameters."""
 
-    def __init__(
-        self, found: Message, remedy: str, outcome: CheckOutcome = CheckOutcome.FAIL
-    ) -> None:
-        super().__init__(found)
-        self.found = found
-        self.remedy = remedy
-        self.outcome = outcome
+    found: str
+    remedy: str
+    outcome: CheckOutcome = CheckOutcome.FAIL  # or a warning, or the check could not be tried
+
+
+class CheckFailed(Exception):
+    """Raised by a check that did not pass. `params` are the parameters of both messages of `text`."""
+
+    def __init__(self, text: FailureText, **params: Any) -> None:
+        self.found = _fill(text.found, params)
+        self.remedy = _fill(text.remedy, params)
+        self.outcome = text.outcome
+        super().__init__(self.found)
+
+
+def _fill(message: str, params: Mapping[str, Any]) -> str:
+    """The message with those of `params` that its template contains."""
+    if not isinstance(message, Message):
+        return message
+    contained = {name: value for name, value in params.items() if f"%({name})" in message.template}
+    return message.fill(**{**message.params, **contained})
 
 
 @dataclass(slots=True)
@@ -53,15 +69,15 @@ class CheckContext:
     transport_factory: TransportFactory  # not cached, so that it opens new connections
     commands: SlurmCommands
     namespaces: Sequence[Namespace]
-    unix_user: str = ""
+    unix_user: str = ""  # the person whose login is tested; "" if there is none
     service_account: PasswdEntry | None = None
-    account: PasswdEntry | None = None
+    account: PasswdEntry | None = None  # of `unix_user`
     slurm_version: str = ""
     clock_skew_s: float | None = None
     slurm_users: list[SlurmUser] = field(default_factory=list)
-    node_report: dict[str, str] = field(default_factory=dict)
-    probe_file: str = ""
-    service_auth_error: ClusterError | None = None
+    node_report: dict[str, str] = field(default_factory=dict)  # what _NODE_SCRIPT printed
+    test_file: str = ""  # path in the work root; "" before it was written
+    service_auth_error: ClusterError | None = None  # sshd refused the service account's login
 
     def service_transport(self) -> Transport:
         return self.transport_factory.transport(self.cluster.service_user)

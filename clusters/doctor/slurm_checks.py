@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 
-from clusters.doctor.checks import CheckContext, CheckFailed, CheckOutcome
+from clusters.doctor.checks import CheckContext, CheckFailed, CheckOutcome, FailureText
 from clusters.errors import CommandTimeout, RemoteFileError, SlurmUnavailable
 from clusters.models import Cluster, Namespace
 from clusters.pyslurm_reader import PyslurmReader
@@ -15,54 +15,166 @@ from core.messages import join_with_commas, msg
 MIN_SLURM_VERSION, MAX_SLURM_VERSION = (22, 5), (26, 5)
 # How long srun waits for a free core (--immediate), and how long the whole srun command may take.
 SRUN_IMMEDIATE_S = 30
-PROBE_TIMEOUT_S = 90.0
+SRUN_TIMEOUT_S = 90.0
 # On a network file system a new file becomes visible on other machines after a delay (NFS: up to acregmax).
 FILE_VISIBLE_TIMEOUT_S = 20.0
+
+# --- what is reported if a check does not pass ---------------------------------------------------
+
+UNSUPPORTED_VERSION = FailureText(
+    msg("doctor.slurm-outside-releases-sluice", "Slurm %(version)s is not a supported release."),
+    msg(
+        "doctor.supported-others-may-work",
+        "Supported are 22.05 to 26.05. Others may work; test a job of each kind first.",
+    ),
+    CheckOutcome.WARN,
+)
+ALL_CONTROLLERS_DOWN = FailureText(
+    msg("doctor.slurmctld-does-not-answer", "slurmctld at %(names)s does not respond."),
+    msg("doctor.start-slurmctld-look-into", "Start slurmctld and check its log file."),
+)
+ONE_CONTROLLER_DOWN = FailureText(
+    msg(
+        "doctor.one-controllers-does-not",
+        "One of the controllers does not respond: %(names)s.",
+    ),
+    msg("doctor.jobs-go-other-one", "Jobs continue on the other one. Start this one again."),
+    CheckOutcome.WARN,
+)
+ACCOUNTING_DISABLED = FailureText(
+    msg("doctor.slurm-accounting-switched-off", "Slurm's accounting is disabled."),
+    msg(
+        "doctor.sluice-learns-how-jobs",
+        "Sluice reads job results from it. Set AccountingStorageType=accounting_storage/slurmdbd in slurm.conf and run slurmdbd.",
+    ),
+)
+SLURMDBD_DOWN = FailureText(
+    msg(
+        "doctor.slurmdbd-does-not-answer",
+        "slurmdbd does not respond. Jobs still run, but their results stay unknown until it is back.",
+    ),
+    msg(
+        "doctor.start-slurmdbd-database-behind",
+        "Start slurmdbd and its database, and check its log file.",
+    ),
+)
+NOT_OPERATOR = msg(
+    "doctor.no-operator-slurm-sees",
+    "%(name)s is not a Slurm operator: it cannot see what PrivateData hides and cannot extend time limits.",
+)
+NO_NAMESPACE = FailureText(
+    msg(
+        "doctor.no-namespace-uses-cluster",
+        "No namespace uses this cluster, so no jobs can be submitted.",
+    ),
+    msg(
+        "doctor.manage-py-namespace-sync",
+        "manage.py namespace sync %(name)s proposes one per partition.",
+    ),
+)
+PARTITIONS_UNUSABLE = FailureText(
+    msg("doctor.cluster", "%(problems)s. The cluster has: %(partitions)s."),
+    msg(
+        "doctor.correct-partitions-namespace-bring",
+        "Correct the namespace's partitions, or set the partition up: scontrol update PartitionName=NAME State=UP",
+    ),
+)
+WORK_ROOT_NOT_WRITABLE = FailureText(
+    msg("doctor.cannot-write", "%(unix_user)s cannot write to %(root)s: %(reason)s"),
+    msg(
+        "doctor.make-directory-each-person",
+        "Create the directory for each person (mode 0700, owned by them), raise their quota, or correct the cluster's “work root”.",
+    ),
+)
+WORK_ROOT_NOT_READABLE = FailureText(
+    msg("doctor.written-did-not-come", "A test file written to %(root)s could not be read back."),
+    msg("doctor.look-file-system-state", "Check the file system."),
+)
+STEP_TIMEOUT = FailureText(
+    msg(
+        "doctor.step-partition-did-not",
+        "A step in partition %(partition)s did not end within %(seconds)s s.",
+    ),
+    msg(
+        "doctor.look-into-node-slurmd",
+        "Check the node's slurmd log, and whether the work root's file system hangs there.",
+    ),
+)
+NO_FREE_CORE = FailureText(
+    msg(
+        "doctor.no-core-partition-free",
+        "No core of partition %(partition)s was free within %(seconds)s s.",
+    ),
+    msg("doctor.run-check-again-when", "Run the check again when the partition is less busy."),
+    CheckOutcome.NOT_TRIED,
+)
+SRUN_FAILED = FailureText(
+    msg("doctor.srun-namespace", "srun in namespace %(name)s: %(error)s"),
+    msg(
+        "doctor.slurm-words-say-why",
+        "See Slurm's message. Common causes: the person has no association with the namespace's account (sacctmgr add user NAME account=ACCOUNT), or the nodes are down (sinfo -R).",
+    ),
+)
+_SHARE_WORK_ROOT = msg(
+    "doctor.work-root-must-same",
+    "The work root must be the same directory on the login node and on all compute nodes: "
+    "mount it there, or choose another “work root”.",
+)
+FILE_NOT_SEEN_ON_NODE = FailureText(
+    msg(
+        "doctor.node-does-not-see",
+        "Node %(host)s does not see %(path)s, written on the login node.",
+    ),
+    _SHARE_WORK_ROOT,
+)
+NODE_CANNOT_WRITE = FailureText(
+    msg("doctor.node-cannot-write", "Node %(host)s cannot write to %(directory)s."),
+    _SHARE_WORK_ROOT,
+)
+FILE_OF_NODE_NOT_SEEN = FailureText(
+    msg(
+        "doctor.node-wrote-not-seen",
+        "A file written on node %(host)s is not visible on the login node.",
+    ),
+    _SHARE_WORK_ROOT,
+)
+RUNTIME_UNUSABLE = FailureText(
+    msg("doctor.does-not-run-node", "%(runtime)s does not run on node %(host)s: %(error)s"),
+    msg(
+        "doctor.install-all-compute-nodes",
+        "Install it on all compute nodes and in the PATH of people's logins, or correct "
+        "“container runtime” of the cluster (%(names)s).",
+    ),
+)
+PYXIS_NOT_LOADED = FailureText(
+    msg(
+        "doctor.srun-no-container-image",
+        "srun has no --container-image: Slurm does not load Pyxis.",
+    ),
+    msg(
+        "doctor.add-plugstack-conf-login",
+        "Add it to plugstack.conf on the login node and on all compute nodes.",
+    ),
+)
+
+# --- checks of Slurm -----------------------------------------------------------------------------
 
 
 def check_version(context: CheckContext) -> str:
     version = context.slurm().read_version()
     context.slurm_version = f"{version[0]}.{version[1]:02}.{version[2]}"
     if not MIN_SLURM_VERSION <= version[:2] <= MAX_SLURM_VERSION:
-        raise CheckFailed(
-            msg(
-                "doctor.slurm-outside-releases-sluice",
-                "Slurm %(version)s is not a supported release.",
-                version=context.slurm_version,
-            ),
-            msg(
-                "doctor.supported-others-may-work",
-                "Supported are 22.05 to 26.05. Others may work; test a job of each kind first.",
-            ),
-            CheckOutcome.WARN,
-        )
+        raise CheckFailed(UNSUPPORTED_VERSION, version=context.slurm_version)
     return msg("doctor.slurm", "Slurm %(version)s", version=context.slurm_version)
 
 
 def check_controller(context: CheckContext) -> str:
     controllers = context.slurm().ping()
-    down = [controller for controller in controllers if not controller.up]
+    down = [controller.host for controller in controllers if not controller.up]
     if len(down) == len(controllers):
-        raise CheckFailed(
-            msg(
-                "doctor.slurmctld-does-not-answer",
-                "slurmctld at %(names)s does not respond.",
-                names=", ".join(controller.host for controller in down),
-            ),
-            msg("doctor.start-slurmctld-look-into", "Start slurmctld and check its log file."),
-        )
+        raise CheckFailed(ALL_CONTROLLERS_DOWN, names=", ".join(down))
     if down:
-        raise CheckFailed(
-            msg(
-                "doctor.one-controllers-does-not",
-                "One of the controllers does not respond: %(names)s.",
-                names=", ".join(one.host for one in down),
-            ),
-            msg(
-                "doctor.jobs-go-other-one", "Jobs continue on the other one. Start this one again."
-            ),
-            CheckOutcome.WARN,
-        )
+        raise CheckFailed(ONE_CONTROLLER_DOWN, names=", ".join(down))
     return msg(
         "doctor.slurmctld-answers",
         "slurmctld at %(names)s responds",
@@ -83,26 +195,11 @@ def check_pyslurm(context: CheckContext) -> str:
 def check_accounting(context: CheckContext) -> str:
     slurm = context.slurm()
     if not slurm.read_config().accounting:
-        raise CheckFailed(
-            msg("doctor.slurm-accounting-switched-off", "Slurm's accounting is disabled."),
-            msg(
-                "doctor.sluice-learns-how-jobs",
-                "Sluice reads job results from it. Set AccountingStorageType=accounting_storage/slurmdbd in slurm.conf and run slurmdbd.",
-            ),
-        )
+        raise CheckFailed(ACCOUNTING_DISABLED)
     try:
         context.slurm_users = slurm.list_users()
     except SlurmUnavailable as error:
-        raise CheckFailed(
-            msg(
-                "doctor.slurmdbd-does-not-answer",
-                "slurmdbd does not respond. Jobs still run, but their results stay unknown until it is back.",
-            ),
-            msg(
-                "doctor.start-slurmdbd-database-behind",
-                "Start slurmdbd and its database, and check its log file.",
-            ),
-        ) from error
+        raise CheckFailed(SLURMDBD_DOWN) from error
     return msg(
         "doctor.slurmdbd-answers-users",
         "slurmdbd responds, %(count)s users",
@@ -114,17 +211,10 @@ def check_operator(context: CheckContext) -> str:
     name = context.service_transport().user
     slurm_user = next((user for user in context.slurm_users if user.name == name), None)
     if slurm_user is None or not slurm_user.is_operator:
-        raise CheckFailed(
-            msg(
-                "doctor.no-operator-slurm-sees",
-                "%(name)s is not a Slurm operator: it cannot see what PrivateData hides and cannot extend time limits.",
-                name=name,
-            ),
-            f"sacctmgr modify user {name} set AdminLevel=Operator"
-            if slurm_user
-            else f"sacctmgr add user {name} account=ACCOUNT; "
-            f"sacctmgr modify user {name} set AdminLevel=Operator",
-        )
+        remedy = f"sacctmgr modify user {name} set AdminLevel=Operator"
+        if slurm_user is None:
+            remedy = f"sacctmgr add user {name} account=ACCOUNT; {remedy}"
+        raise CheckFailed(FailureText(NOT_OPERATOR, remedy), name=name)
     return msg(
         "doctor.is", "%(name)s is %(level)s", name=name, level=slurm_user.admin_level.lower()
     )
@@ -133,17 +223,7 @@ def check_operator(context: CheckContext) -> str:
 def check_partitions(context: CheckContext) -> str:
     up = {partition.name: partition.up for partition in context.slurm().read_capacity().partitions}
     if not context.namespaces:
-        raise CheckFailed(
-            msg(
-                "doctor.no-namespace-uses-cluster",
-                "No namespace uses this cluster, so no jobs can be submitted.",
-            ),
-            msg(
-                "doctor.manage-py-namespace-sync",
-                "manage.py namespace sync %(name)s proposes one per partition.",
-                name=context.cluster.name,
-            ),
-        )
+        raise CheckFailed(NO_NAMESPACE, name=context.cluster.name)
     problems = [
         msg(
             "doctor.not-up",
@@ -164,16 +244,7 @@ def check_partitions(context: CheckContext) -> str:
     ]
     if problems:
         raise CheckFailed(
-            msg(
-                "doctor.cluster",
-                "%(problems)s. The cluster has: %(partitions)s.",
-                problems=join_with_commas(problems),
-                partitions=", ".join(up),
-            ),
-            msg(
-                "doctor.correct-partitions-namespace-bring",
-                "Correct the namespace's partitions, or set the partition up: scontrol update PartitionName=NAME State=UP",
-            ),
+            PARTITIONS_UNUSABLE, problems=join_with_commas(problems), partitions=", ".join(up)
         )
     used = sorted({name for namespace in context.namespaces for name in namespace.partitions})
     return msg(
@@ -195,31 +266,17 @@ def check_work_root(context: CheckContext) -> str:
     transport = context.user_transport()
     try:
         transport.write_files(root, [FileToWrite(path.rpartition("/")[2], token.encode())])
-        context.probe_file = path
+        context.test_file = path
         read_back = transport.read_at(path, 0, 100)
     except RemoteFileError as error:
         raise CheckFailed(
-            msg(
-                "doctor.cannot-write",
-                "%(unix_user)s cannot write to %(root)s: %(reason)s",
-                unix_user=context.unix_user,
-                root=root,
-                reason=error.user_message,
-            ),
-            msg(
-                "doctor.make-directory-each-person",
-                "Create the directory for each person (mode 0700, owned by them), raise their quota, or correct the cluster's “work root”.",
-            ),
+            WORK_ROOT_NOT_WRITABLE,
+            unix_user=context.unix_user,
+            root=root,
+            reason=error.user_message,
         ) from error
     if read_back != token.encode():
-        raise CheckFailed(
-            msg(
-                "doctor.written-did-not-come",
-                "A test file written to %(root)s could not be read back.",
-                root=root,
-            ),
-            msg("doctor.look-file-system-state", "Check the file system."),
-        )
+        raise CheckFailed(WORK_ROOT_NOT_READABLE, root=root)
     return msg(
         "doctor.can-written",
         "%(root)s can be written by %(unix_user)s",
@@ -228,8 +285,9 @@ def check_work_root(context: CheckContext) -> str:
     )
 
 
-# Prints one "key value" pair per line. The paths and the token are passed as arguments of the script.
-_PROBE_SCRIPT = """
+# Runs on a compute node and prints one "key value" pair per line. $1: path of the test file, $2: its content, $3: the
+# container runtime, $4: the runtime's program.
+_NODE_SCRIPT = """
 echo "host ${SLURMD_NODENAME:-$(hostname)}"
 if [ "$(cat -- "$1" 2>/dev/null)" = "$2" ]; then echo "seen yes"; else echo "seen no"; fi
 if (printf %s "$2" > "$1.back") 2>/dev/null; then echo "wrote yes"; else echo "wrote no"; fi
@@ -242,7 +300,7 @@ esac
 
 
 def check_compute_node(context: CheckContext) -> str:
-    token = context.probe_file.rpartition("-")[2]
+    token = context.test_file.rpartition("-")[2]
     namespace = context.namespaces[0]
     options = {
         "--job-name": f"sluice-check-{token}",
@@ -262,95 +320,44 @@ def check_compute_node(context: CheckContext) -> str:
         "--quiet",
         "--ntasks=1",
         *(f"{name}={value}" for name, value in options.items() if value),
-        *("sh", "-c", _PROBE_SCRIPT, "sh", context.probe_file, token, runtime, program),
+        *("sh", "-c", _NODE_SCRIPT, "sh", context.test_file, token, runtime, program),
     )
     transport = context.user_transport()
     try:
-        result = transport.run(argv, timeout_s=PROBE_TIMEOUT_S)
+        result = transport.run(argv, timeout_s=SRUN_TIMEOUT_S)
     except CommandTimeout as error:
         transport.run(context.commands.action_argv("scancel", f"--name=sluice-check-{token}"))
         raise CheckFailed(
-            msg(
-                "doctor.step-partition-did-not",
-                "A step in partition %(partition)s did not end within %(seconds)s s.",
-                partition=namespace.partitions[0],
-                seconds=f"{PROBE_TIMEOUT_S:.0f}",
-            ),
-            msg(
-                "doctor.look-into-node-slurmd",
-                "Check the node's slurmd log, and whether the work root's file system hangs there.",
-            ),
+            STEP_TIMEOUT, partition=namespace.partitions[0], seconds=f"{SRUN_TIMEOUT_S:.0f}"
         ) from error
     context.node_report = dict(
         line.split(" ", 1) for line in result.text.splitlines() if " " in line
     )
     if "host" not in context.node_report:
         raise _srun_failure(namespace, result.error_text)
-    return _check_probe_report(context, transport, token)
+    return _check_node_report(context, transport, token)
 
 
 def _srun_failure(namespace: Namespace, stderr: str) -> CheckFailed:
-    last = (
+    # Messages of srun --immediate when its time is up (22.05 to 25.11).
+    if "Requested nodes are busy" in stderr or "Immediate execution impossible" in stderr:
+        return CheckFailed(
+            NO_FREE_CORE, partition=namespace.partitions[0], seconds=SRUN_IMMEDIATE_S
+        )
+    last_line = (
         stderr.splitlines()[-1]
         if stderr
         else msg("doctor.srun-said-nothing", "srun printed nothing")
     )
-    # Messages of srun --immediate when its time is up (22.05 to 25.11).
-    if "Requested nodes are busy" in stderr or "Immediate execution impossible" in stderr:
-        return CheckFailed(
-            msg(
-                "doctor.no-core-partition-free",
-                "No core of partition %(partition)s was free within %(seconds)s s.",
-                partition=namespace.partitions[0],
-                seconds=SRUN_IMMEDIATE_S,
-            ),
-            msg(
-                "doctor.run-check-again-when",
-                "Run the check again when the partition is less busy.",
-            ),
-            CheckOutcome.NOT_TRIED,
-        )
-    return CheckFailed(
-        msg(
-            "doctor.srun-namespace",
-            "srun in namespace %(name)s: %(error)s",
-            name=namespace.name,
-            error=last,
-        ),
-        msg(
-            "doctor.slurm-words-say-why",
-            "See Slurm's message. Common causes: the person has no association with the namespace's account (sacctmgr add user NAME account=ACCOUNT), or the nodes are down (sinfo -R).",
-        ),
-    )
+    return CheckFailed(SRUN_FAILED, name=namespace.name, error=last_line)
 
 
-def _check_probe_report(context: CheckContext, transport: Transport, token: str) -> str:
-    host, path = context.node_report["host"], context.probe_file
-    remedy = msg(
-        "doctor.work-root-must-same",
-        "The work root must be the same directory on the login node and on all compute nodes: "
-        "mount it there, or choose another “work root”.",
-    )
+def _check_node_report(context: CheckContext, transport: Transport, token: str) -> str:
+    host, path = context.node_report["host"], context.test_file
     if context.node_report.get("seen") != "yes":
-        raise CheckFailed(
-            msg(
-                "doctor.node-does-not-see",
-                "Node %(host)s does not see %(path)s, written on the login node.",
-                host=host,
-                path=path,
-            ),
-            remedy,
-        )
+        raise CheckFailed(FILE_NOT_SEEN_ON_NODE, host=host, path=path)
     if context.node_report.get("wrote") != "yes":
-        raise CheckFailed(
-            msg(
-                "doctor.node-cannot-write",
-                "Node %(host)s cannot write to %(directory)s.",
-                host=host,
-                directory=path.rpartition("/")[0],
-            ),
-            remedy,
-        )
+        raise CheckFailed(NODE_CANNOT_WRITE, host=host, directory=path.rpartition("/")[0])
     deadline = time.monotonic() + FILE_VISIBLE_TIMEOUT_S
     while True:
         try:
@@ -361,14 +368,7 @@ def _check_probe_report(context: CheckContext, transport: Transport, token: str)
         except RemoteFileError:
             pass
         if time.monotonic() > deadline:
-            raise CheckFailed(
-                msg(
-                    "doctor.node-wrote-not-seen",
-                    "A file written on node %(host)s is not visible on the login node.",
-                    host=host,
-                ),
-                remedy,
-            )
+            raise CheckFailed(FILE_OF_NODE_NOT_SEEN, host=host)
         time.sleep(0.5)
 
 
@@ -379,31 +379,14 @@ def check_runtime(context: CheckContext) -> str:
         return msg("doctor.none-wanted-commands-run", "not used: commands run on the node itself")
     if not any(letter.isdigit() for letter in version) or "not found" in version:
         raise CheckFailed(
-            msg(
-                "doctor.does-not-run-node",
-                "%(runtime)s does not run on node %(host)s: %(error)s",
-                runtime=runtime,
-                host=host,
-                error=version[:200] or msg("doctor.no-answer", "no response"),
-            ),
-            msg(
-                "doctor.install-all-compute-nodes",
-                "Install it on all compute nodes and in the PATH of people's logins, or correct "
-                "“container runtime” of the cluster (%(names)s).",
-                names=", ".join(Cluster.Runtime.values),
-            ),
+            RUNTIME_UNUSABLE,
+            runtime=runtime,
+            host=host,
+            error=version[:200] or msg("doctor.no-answer", "no response"),
+            names=", ".join(Cluster.Runtime.values),
         )
     if runtime == Cluster.Runtime.PYXIS:
         srun_help = context.service_transport().run(context.commands.action_argv("srun", "--help"))
         if "--container-image" not in srun_help.text:
-            raise CheckFailed(
-                msg(
-                    "doctor.srun-no-container-image",
-                    "srun has no --container-image: Slurm does not load Pyxis.",
-                ),
-                msg(
-                    "doctor.add-plugstack-conf-login",
-                    "Add it to plugstack.conf on the login node and on all compute nodes.",
-                ),
-            )
+            raise CheckFailed(PYXIS_NOT_LOADED)
     return msg("doctor.node", "%(version)s on node %(host)s", version=version, host=host)

@@ -1,4 +1,4 @@
-"""Control requests for existing jobs: scancel, and scontrol update, hold, release and requeue.
+"""Control requests for existing jobs: scancel, and scontrol update.
 
 A request for a job that has already ended is not a failure: `ControlResult.missing_ids` lists such jobs. Pure.
 """
@@ -65,18 +65,6 @@ def build_time_limit_argv(
     return commands.action_argv(
         "scontrol", "update", f"JobId={ids}", f"TimeLimit={format_minutes(seconds)}"
     )
-
-
-def build_hold_argv(commands: SlurmCommands, *, job_ids: Sequence[str]) -> list[str]:
-    return commands.action_argv("scontrol", "hold", ",".join(_validate_ids(job_ids)))
-
-
-def build_release_argv(commands: SlurmCommands, *, job_ids: Sequence[str]) -> list[str]:
-    return commands.action_argv("scontrol", "release", ",".join(_validate_ids(job_ids)))
-
-
-def build_requeue_argv(commands: SlurmCommands, *, job_ids: Sequence[str]) -> list[str]:
-    return commands.action_argv("scontrol", "requeue", ",".join(_validate_ids(job_ids)))
 
 
 @dataclass(frozen=True, slots=True)

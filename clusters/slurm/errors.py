@@ -7,7 +7,6 @@ exception of clusters.errors, with a message for the person and Slurm's stderr i
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
 from clusters.errors import (
     ClusterError,
@@ -57,7 +56,6 @@ _DATABASE_UNAVAILABLE = (
     "slurmdbd",
 )
 _NO_ACCOUNTING = "slurm accounting storage is disabled"
-_NOT_FOUND = ("invalid job id specified", "invalid job id ", "job has already finished")
 
 
 def extract_error_message(stderr: str) -> str:
@@ -69,12 +67,6 @@ def extract_error_message(stderr: str) -> str:
         return ""
     message = re.sub(r"^(?:\w+: )?(?:(?:\w+ )?(?:error|fatal): )?", "", chosen[-1])
     return message.removeprefix("Batch job submission failed: ").strip()
-
-
-def is_not_found(result: CommandResult) -> bool:
-    """True if Slurm reported that the job does not exist."""
-    text = result.error_text.lower()
-    return any(phrase in text for phrase in _NOT_FOUND)
 
 
 def raise_for_failure(result: CommandResult) -> None:
@@ -89,6 +81,7 @@ def classify_failure(result: CommandResult) -> ClusterError:
     """The error for a failed command."""
     text = result.error_text
     lowered = text.lower()
+    # 127: the program was not found. 126: it cannot be executed, unless the message is Slurm's own.
     if result.exit_code == 127 or (result.exit_code == 126 and "slurm" not in lowered):
         return CommandFailed(
             msg(
@@ -143,15 +136,6 @@ def _program_name(result: CommandResult) -> str:
 # -- sbatch -----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _Rejection:
-    """An error message of sbatch, and what Sluice shows for it."""
-
-    error_text: str  # Slurm's message (slurm_errno.c) in lower case
-    message: Message
-    retryable: bool = False
-
-
 # With these messages of sbatch, slurmctld may have accepted the job: the request or its response was lost.
 _OUTCOME_UNKNOWN = (
     "socket timed out on send/recv",
@@ -166,227 +150,138 @@ _OUTCOME_UNKNOWN = (
     "header lengths are longer than data received",
 )
 
-_REJECTIONS = (
-    # Temporary: retry later.
-    _Rejection(
-        "slurm temporarily unable to accept job",
-        msg("slurm.slurm-takes-no-new", "Slurm does not accept new jobs at present."),
-        retryable=True,
+# Slurm's error messages (slurm_errno.c) in lower case → the messages that Sluice shows. Temporary: retry later.
+_TEMPORARY_REJECTIONS: dict[str, Message] = {
+    "slurm temporarily unable to accept job": msg(
+        "slurm.slurm-takes-no-new", "Slurm does not accept new jobs at present."
     ),
-    _Rejection(
-        "resource temporarily unavailable",
-        msg("slurm.slurm-takes-no-new", "Slurm does not accept new jobs at present."),
-        retryable=True,
+    "resource temporarily unavailable": msg(
+        "slurm.slurm-takes-no-new", "Slurm does not accept new jobs at present."
     ),
-    _Rejection(
-        "maxjobcount limit reached",
-        msg(
-            "slurm.slurm-holds-many-jobs",
-            "Slurm has reached its maximum number of jobs. The job is submitted when others end.",
-        ),
-        retryable=True,
+    "maxjobcount limit reached": msg(
+        "slurm.slurm-holds-many-jobs",
+        "Slurm has reached its maximum number of jobs. The job is submitted when others end.",
     ),
-    _Rejection(
-        "required partition not available",
-        msg(
-            "slurm.partition-switched-off-drained",
-            "The partition is inactive or drained at present.",
-        ),
-        retryable=True,
+    "required partition not available": msg(
+        "slurm.partition-switched-off-drained", "The partition is inactive or drained at present."
     ),
-    _Rejection(
-        "partition in down state",
-        msg("slurm.partition-down-moment", "The partition is down at present."),
-        retryable=True,
+    "partition in down state": msg(
+        "slurm.partition-down-moment", "The partition is down at present."
     ),
-    _Rejection(
-        "system submissions disabled",
-        msg(
-            "slurm.administrator-closed-cluster-new",
-            "The administrator has closed the cluster for new jobs.",
-        ),
-        retryable=True,
+    "system submissions disabled": msg(
+        "slurm.administrator-closed-cluster-new",
+        "The administrator has closed the cluster for new jobs.",
     ),
-    _Rejection(
-        "requested operation is presently disabled",
-        msg(
-            "slurm.administrator-closed-cluster-new",
-            "The administrator has closed the cluster for new jobs.",
-        ),
-        retryable=True,
+    "requested operation is presently disabled": msg(
+        "slurm.administrator-closed-cluster-new",
+        "The administrator has closed the cluster for new jobs.",
     ),
-    _Rejection(
-        "requested partition configuration not available now",
-        msg("slurm.partition-cannot-take-job", "The partition cannot accept this job at present."),
-        retryable=True,
+    "requested partition configuration not available now": msg(
+        "slurm.partition-cannot-take-job", "The partition cannot accept this job at present."
     ),
-    _Rejection(
-        "required node not available",
-        msg("slurm.node-job-names-down", "A node that the job names is down, drained or reserved."),
-        retryable=True,
+    "required node not available": msg(
+        "slurm.node-job-names-down", "A node that the job names is down, drained or reserved."
     ),
-    _Rejection(
-        "requested nodes are busy",
-        msg("slurm.nodes-job-names-busy", "The nodes that the job names are busy."),
-        retryable=True,
+    "requested nodes are busy": msg(
+        "slurm.nodes-job-names-busy", "The nodes that the job names are busy."
     ),
-    _Rejection(
-        "requested reservation not usable now",
-        msg("slurm.reservation-cannot-used-now", "The reservation cannot be used now."),
-        retryable=True,
+    "requested reservation not usable now": msg(
+        "slurm.reservation-cannot-used-now", "The reservation cannot be used now."
     ),
-    _Rejection(
-        "licenses currently unavailable",
-        msg("slurm.licenses-not-available-now", "The licenses are not available now."),
-        retryable=True,
+    "licenses currently unavailable": msg(
+        "slurm.licenses-not-available-now", "The licenses are not available now."
     ),
-    _Rejection(
-        "i/o error writing script/environment to file",
-        msg("slurm.slurm-could-not-store", "Slurm could not store the job."),
-        retryable=True,
+    "i/o error writing script/environment to file": msg(
+        "slurm.slurm-could-not-store", "Slurm could not store the job."
     ),
-    # Permanent: a person must change the request or the configuration.
-    _Rejection(
-        "invalid account or account/partition combination",
-        msg(
-            "slurm.you-no-account-cluster",
-            "You have no account on the cluster for this partition. Ask the administrator to add you, "
-            "or choose another namespace.",
-        ),
+}
+# Permanent: a person must change the request or the configuration.
+_PERMANENT_REJECTIONS: dict[str, Message] = {
+    "invalid account or account/partition combination": msg(
+        "slurm.you-no-account-cluster",
+        "You have no account on the cluster for this partition. Ask the administrator to add you, "
+        "or choose another namespace.",
     ),
-    _Rejection(
-        "invalid qos specification",
-        msg(
-            "slurm.qos-does-not-exist",
-            "The QOS does not exist, or you may not use it with this account.",
-        ),
+    "invalid qos specification": msg(
+        "slurm.qos-does-not-exist",
+        "The QOS does not exist, or you may not use it with this account.",
     ),
-    _Rejection(
-        "invalid partition name specified",
-        msg("slurm.no-such-partition-cluster", "The partition does not exist on the cluster."),
+    "invalid partition name specified": msg(
+        "slurm.no-such-partition-cluster", "The partition does not exist on the cluster."
     ),
-    _Rejection(
-        "user's group not permitted to use this partition",
-        msg(
-            "slurm.your-group-may-not",
-            "Your group may not use this partition. Choose another namespace.",
-        ),
+    "user's group not permitted to use this partition": msg(
+        "slurm.your-group-may-not",
+        "Your group may not use this partition. Choose another namespace.",
     ),
-    _Rejection(
-        "access/permission denied", msg("slurm.you-may-not-submit", "You may not submit jobs here.")
+    "access/permission denied": msg("slurm.you-may-not-submit", "You may not submit jobs here."),
+    "invalid user id": msg(
+        "slurm.cluster-does-not-know", "The cluster does not know your Unix account."
     ),
-    _Rejection(
-        "invalid user id",
-        msg("slurm.cluster-does-not-know", "The cluster does not know your Unix account."),
+    "requested node configuration is not available": msg(
+        "slurm.no-node-partition-one",
+        "No node of the partition has what one task or node of this job requests. Request fewer GPUs or CPUs, or less memory per node.",
     ),
-    _Rejection(
-        "requested node configuration is not available",
-        msg(
-            "slurm.no-node-partition-one",
-            "No node of the partition has what one task or node of this job requests. Request fewer GPUs or CPUs, or less memory per node.",
-        ),
+    "requested topology configuration is not available": msg(
+        "slurm.cluster-network-layout-does", "The cluster's network layout does not fit this job."
     ),
-    _Rejection(
-        "requested topology configuration is not available",
-        msg(
-            "slurm.cluster-network-layout-does",
-            "The cluster's network layout does not fit this job.",
-        ),
+    "invalid generic resource (gres) specification": msg(
+        "slurm.kind-number-gpus-job",
+        "The cluster does not have the requested type or number of GPUs.",
     ),
-    _Rejection(
-        "invalid generic resource (gres) specification",
-        msg(
-            "slurm.kind-number-gpus-job",
-            "The cluster does not have the requested type or number of GPUs.",
-        ),
+    "invalid gres specification": msg(
+        "slurm.gpus-without-type-cannot",
+        "GPUs with and without a type cannot be mixed in one request.",
     ),
-    _Rejection(
-        "invalid gres specification",
-        msg(
-            "slurm.gpus-without-type-cannot",
-            "GPUs with and without a type cannot be mixed in one request.",
-        ),
+    "node count specification invalid": msg(
+        "slurm.number-nodes-not-allowed", "The number of nodes is not allowed in this partition."
     ),
-    _Rejection(
-        "node count specification invalid",
-        msg(
-            "slurm.number-nodes-not-allowed",
-            "The number of nodes is not allowed in this partition.",
-        ),
+    "more processors requested than permitted": msg(
+        "slurm.job-asks-more-cpus", "The job requests more CPUs than allowed."
     ),
-    _Rejection(
-        "more processors requested than permitted",
-        msg("slurm.job-asks-more-cpus", "The job requests more CPUs than allowed."),
+    "cpu count specification invalid": msg(
+        "slurm.number-cpus-not-possible", "The number of CPUs is not possible."
     ),
-    _Rejection(
-        "cpu count specification invalid",
-        msg("slurm.number-cpus-not-possible", "The number of CPUs is not possible."),
+    "task count specification invalid": msg(
+        "slurm.number-tasks-not-possible", "The number of tasks is not possible."
     ),
-    _Rejection(
-        "task count specification invalid",
-        msg("slurm.number-tasks-not-possible", "The number of tasks is not possible."),
+    "memory required by task is not available": msg(
+        "slurm.no-node-much-memory", "No node has the memory that one task requests."
     ),
-    _Rejection(
-        "memory required by task is not available",
-        msg("slurm.no-node-much-memory", "No node has the memory that one task requests."),
+    "memory specification can not be satisfied": msg(
+        "slurm.no-node-much-memory-job", "No node has the memory that the job requests."
     ),
-    _Rejection(
-        "memory specification can not be satisfied",
-        msg("slurm.no-node-much-memory-job", "No node has the memory that the job requests."),
+    "requested time limit is invalid": msg(
+        "slurm.time-limit-missing-longer",
+        "The time limit is missing or longer than the partition allows. Set a shorter one.",
     ),
-    _Rejection(
-        "requested time limit is invalid",
-        msg(
-            "slurm.time-limit-missing-longer",
-            "The time limit is missing or longer than the partition allows. Set a shorter one.",
-        ),
+    "invalid feature specification": msg(
+        "slurm.no-node-feature-job", "No node has the requested feature (constraint)."
     ),
-    _Rejection(
-        "invalid feature specification",
-        msg(
-            "slurm.no-node-feature-job",
-            "No node has the requested feature (constraint).",
-        ),
+    "invalid node name specified": msg(
+        "slurm.job-names-node-does", "A node in the node list does not exist or is listed twice."
     ),
-    _Rejection(
-        "invalid node name specified",
-        msg(
-            "slurm.job-names-node-does",
-            "A node in the node list does not exist or is listed twice.",
-        ),
+    "requested nodes not in this partition": msg(
+        "slurm.job-names-nodes-not", "A node in the node list is not in the partition."
     ),
-    _Rejection(
-        "requested nodes not in this partition",
-        msg("slurm.job-names-nodes-not", "A node in the node list is not in the partition."),
+    "requested reservation is invalid": msg(
+        "slurm.no-such-reservation", "The reservation does not exist."
     ),
-    _Rejection(
-        "requested reservation is invalid",
-        msg("slurm.no-such-reservation", "The reservation does not exist."),
+    "access denied to requested reservation": msg(
+        "slurm.reservation-not-yours-use", "You may not use this reservation."
     ),
-    _Rejection(
-        "access denied to requested reservation",
-        msg("slurm.reservation-not-yours-use", "You may not use this reservation."),
+    "invalid license specification": msg(
+        "slurm.job-asks-license-does", "The requested license does not exist."
     ),
-    _Rejection(
-        "invalid license specification",
-        msg("slurm.job-asks-license-does", "The requested license does not exist."),
+    "job dependency problem": msg(
+        "slurm.job-depends-job-does", "The job depends on a job that does not exist."
     ),
-    _Rejection(
-        "job dependency problem",
-        msg("slurm.job-depends-job-does", "The job depends on a job that does not exist."),
+    "invalid job array specification": msg(
+        "slurm.job-array-not-valid", "The job array is not valid or larger than the cluster allows."
     ),
-    _Rejection(
-        "invalid job array specification",
-        msg(
-            "slurm.job-array-not-valid",
-            "The job array is not valid or larger than the cluster allows.",
-        ),
+    "pathname of a file, directory or other parameter too long": msg(
+        "slurm.script-option-too-long", "The script or an option is too long."
     ),
-    _Rejection(
-        "pathname of a file, directory or other parameter too long",
-        msg("slurm.script-option-too-long", "The script or an option is too long."),
-    ),
-)
+}
 
 # The name of the limit: sbatch prints `sbatch: error: QOSMaxSubmitJobPerUserLimit` as a separate line before
 # "Job violates accounting/QOS policy".
@@ -411,20 +306,21 @@ def classify_submit_failure(exit_code: int, stderr: str) -> ClusterError:
         )
     if _POLICY in lowered:
         return _policy_rejection(stderr)
-    for rejection in _REJECTIONS:
-        if rejection.error_text in lowered:
-            return SubmitRejected(rejection.message, retryable=rejection.retryable, detail=stderr)
+    for rejections, retryable in ((_TEMPORARY_REJECTIONS, True), (_PERMANENT_REJECTIONS, False)):
+        for error_text, message in rejections.items():
+            if error_text in lowered:
+                return SubmitRejected(message, retryable=retryable, detail=stderr)
     result = CommandResult(
         argv=("sbatch",), exit_code=exit_code, stdout=b"", stderr=stderr.encode()
     )
     failure = classify_failure(result)
     if isinstance(failure, SlurmUnavailable) or exit_code == 127:
         return failure
-    message = extract_error_message(stderr) or msg(
+    reason = extract_error_message(stderr) or msg(
         "slurm.exit-code", "exit code %(code)s", code=exit_code
     )
     return SubmitRejected(
-        msg("slurm.slurm-refused-job", "Slurm rejected the job: %(error)s", error=message),
+        msg("slurm.slurm-refused-job", "Slurm rejected the job: %(error)s", error=reason),
         detail=stderr,
     )
 

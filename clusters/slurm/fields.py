@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
 
@@ -200,18 +200,6 @@ def parse_mem_mib(text: str) -> int:
     return round(float(match["number"]) * _MIB[match["unit"].upper()])
 
 
-def parse_mem_bytes(text: str) -> int | None:
-    """Parse used memory (MaxRSS of sacct and sstat). A number without a unit is in bytes."""
-    word = text.strip()
-    if not has_value(word):
-        return None
-    match = _MEMORY.match(word)
-    if match is None:
-        raise parse_error(f"“{word}” is not an amount of memory", text)
-    unit = match["unit"].upper()
-    return round(float(match["number"]) * (_MIB[unit] * 1024**2 if unit else 1))
-
-
 def parse_int(text: str) -> int | None:
     if text.isdecimal():  # fast path
         return int(text)
@@ -256,33 +244,23 @@ def expand_nodes(text: str) -> tuple[str, ...]:
         raise parse_error(f"“{word}” is not a node list", text) from error
 
 
-def fold_nodes(names: Sequence[str]) -> str:
-    return str(NodeSet.fromlist(list(names)))
-
-
 # -- TRES -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Tres:
-    """Slurm's trackable resources, such as `cpu=4,mem=16G,node=1,billing=4,gres/gpu=2,gres/gpu:a100=2`."""
+    """The trackable resources that Sluice uses. Slurm prints `cpu=4,mem=16G,node=1,billing=4,gres/gpu=2,gres/gpu:a100=2`."""
 
     cpus: int | None = None
     mem_mib: int | None = None
     nodes: int | None = None
-    gpus: int | None = None  # of any type
-    gpus_by_type: Mapping[str, int] = field(default_factory=dict)
-    other: Mapping[str, str] = field(default_factory=dict)  # billing, licenses, energy, …
-
-    def __bool__(self) -> bool:
-        return self != Tres()
+    gpus: int | None = None  # of all types together
 
 
 @lru_cache(maxsize=PARSE_CACHE_SIZE)
 def parse_tres(text: str) -> Tres:
     numbers: dict[str, int] = {}
-    by_type: dict[str, int] = {}
-    other: dict[str, str] = {}
+    gpus_by_type: dict[str, int] = {}
     for item in text.strip().split(",") if has_value(text) else ():
         name, equals, value = item.partition("=")
         if not equals:
@@ -293,12 +271,10 @@ def parse_tres(text: str) -> Tres:
             key = {"cpu": "cpus", "node": "nodes", "gres/gpu": "gpus"}[name]
             numbers[key] = _parse_count(value, text)
         elif name.startswith("gres/gpu:"):
-            by_type[name.removeprefix("gres/gpu:")] = _parse_count(value, text)
-        else:
-            other[name] = value
-    if by_type and "gpus" not in numbers:
-        numbers["gpus"] = sum(by_type.values())
-    return Tres(**numbers, gpus_by_type=by_type, other=other)
+            gpus_by_type[name] = _parse_count(value, text)
+    if gpus_by_type:
+        numbers.setdefault("gpus", sum(gpus_by_type.values()))
+    return Tres(**numbers)
 
 
 def _parse_count(value: str, text: str) -> int:

@@ -79,6 +79,7 @@ def _parse_node(line: str, pairs: dict[str, str]) -> Node:
             gpus=_parse_gpus(pairs.get("Gres", ""), pairs.get("GresUsed", "")),
             features=_split_list(pairs.get("ActiveFeatures", "")),
             partitions=_split_list(pairs.get("Partitions", "")),
+            # Without the end `[user@time]`: who set the reason, and when.
             reason=re.sub(r"\s*\[[^\]]*\]$", "", pairs.get("Reason", "")),
         )
     except KeyError as error:
@@ -88,6 +89,7 @@ def _parse_node(line: str, pairs: dict[str, str]) -> Node:
 
 
 def _parse_first_int(pairs: dict[str, str], *names: str) -> int:
+    """The number in the first of the named fields that has a value. Raises KeyError if none has."""
     for name in names:
         if has_value(pairs.get(name, "")):
             return parse_int(pairs[name]) or 0
@@ -101,8 +103,7 @@ def _split_list(text: str) -> tuple[str, ...]:
 @dataclass(frozen=True, slots=True)
 class NodeState:
     name: str  # idle, mixed, allocated, down, drained, draining, …
-    usable: bool
-    flags: tuple[str, ...] = ()
+    usable: bool  # Slurm may start jobs on it, now or when it is free
 
 
 # State suffixes of sinfo and the corresponding flags of scontrol.
@@ -131,9 +132,6 @@ _SHORT_STATES = {
     "POW_DN": "POWERED_DOWN",
     "POW_UP": "POWERING_UP",
 }
-_BASE_STATES = frozenset(
-    {"IDLE", "MIXED", "ALLOCATED", "DOWN", "ERROR", "FUTURE", "UNKNOWN", "INVAL"}
-)
 # Slurm starts no job on a node with one of these flags. Not listed: PLANNED, COMPLETING and the power states, which
 # end by themselves.
 _UNUSABLE_FLAGS = frozenset(
@@ -164,12 +162,12 @@ def parse_node_state(text: str) -> NodeState:
         names += [_STATE_SUFFIXES[suffix] for suffix in name_and_suffixes[len(base_name) :]]
     if not names:
         raise parse_error("a node has no state", text)
-    base, flags = names[0], tuple(names[1:])
+    base = names[0]
     draining = {"DRAIN", "DRAINED", "DRAINING"} & set(names)
     if base == "DOWN":
         name = "down"
     elif draining:
-        busy = base in ("MIXED", "ALLOCATED", "DRAINING") or "COMPLETING" in flags
+        busy = base in ("MIXED", "ALLOCATED", "DRAINING") or "COMPLETING" in names[1:]
         name = "draining" if busy else "drained"
     else:
         special = [flag for flag in names if flag in _UNUSABLE_FLAGS]
@@ -177,7 +175,7 @@ def parse_node_state(text: str) -> NodeState:
     usable = base not in ("DOWN", "ERROR", "FUTURE", "UNKNOWN", "INVAL") and not (
         _UNUSABLE_FLAGS & set(names)
     )
-    return NodeState(name={"maintenance": "maint"}.get(name, name), usable=usable, flags=flags)
+    return NodeState(name={"maintenance": "maint"}.get(name, name), usable=usable)
 
 
 # `gpu:a100:4(S:0-1)`, `gpu:4`, `gpu:(null):2(IDX:0,2-3)`, `shard:a100:8`; types may contain dots (MIG: 1g.5gb).
@@ -207,6 +205,7 @@ def _parse_gpus(gres: str, used: str) -> tuple[GpuCount, ...]:
     total = {kind: count for (name, kind), count in parse_gres(gres).items() if name == "gpu"}
     in_use = {kind: count for (name, kind), count in parse_gres(used).items() if name == "gpu"}
     if len(total) == 1 and set(in_use) == {""}:
+        # GresUsed has no type, so the GPUs in use are of the node's only type.
         in_use = {next(iter(total)): in_use[""]}
     return tuple(
         GpuCount(kind, total[kind], min(in_use.get(kind, 0), total[kind])) for kind in sorted(total)

@@ -18,9 +18,7 @@ class Explanation:
     """The message for one of Slurm's reasons."""
 
     message: Message
-    temporary: bool = (
-        True  # True: the job may start without a change; False: a person must change something
-    )
+    temporary: bool = True  # the job may start by itself; False: a person must change something
 
 
 def _explanations_by_name(messages: Iterable[Message], temporary: bool) -> dict[str, Explanation]:

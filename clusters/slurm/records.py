@@ -1,6 +1,6 @@
 """The record of a job, of the same type for squeue, sacct and pyslurm.
 
-Also decides which of several records of one job is the current one. The modules of the commands create records. Pure.
+Also selects the newest of several records of one job. The modules of the commands create records. Pure.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from clusters.errors import SlurmParseError
 from clusters.slurm.fields import ExitStatus, Tres, expand_nodes, parse_error
 from clusters.slurm.states import ReportedState, SlurmPhase
 
-_JOB_ID = re.compile(r"(?P<number>\d+)(?:\+(?P<offset>\d+)|_(?P<task>\d+|\[[^\]]*\]))?\Z")
+_JOB_ID = re.compile(r"(?P<number>\d+)(?:\+(?P<offset>\d+)|_(?:\d+|\[[^\]]*\]))?\Z")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,36 +66,12 @@ class JobRecord:
         return None if offset is None else int(offset)
 
     @property
-    def array_task(self) -> str | None:
-        """The index of an array task, `4`, or `[5-9%2]` for tasks that have not started; None for other jobs."""
-        return parse_job_id(self.slurm_job_id)["task"]
-
-    @property
     def nodes(self) -> tuple[str, ...]:
         return expand_nodes(self.node_list)
 
-    @property
-    def never_ran(self) -> bool:
-        """Whether the job ended before a node was allocated to it.
-
-        Includes some submissions that sbatch refused: slurmctld keeps a record of them as FAILED, reason
-        BadConstraints, with the work directory (seen on 22.05).
-        """
-        return self.reported.state.ended and not self.node_list
-
-    @property
-    def is_partial(self) -> bool:
-        """Whether this is a row of sacct that does not yet have the partition and the work directory.
-
-        slurmctld sends these to slurmdbd in a second message: a job that ends at once can be COMPLETED for up to
-        5 s before its row has a work directory (seen on 22.05). While such rows exist, a work directory missing
-        from sacct does not prove that the job does not exist.
-        """
-        return self.source == "sacct" and not self.partition
-
 
 def parse_job_id(text: str) -> re.Match[str]:
-    """Match `123`, `123+1` or `123_4`; the groups are number, offset (het) and task (array)."""
+    """Match `123`, `123+1` (het) or `123_4` (array). Groups: `number`, and `offset` of a het component."""
     match = _JOB_ID.match(text)
     if match is None:
         raise parse_error(f"“{text[:80]}” is not a job id", text)
@@ -119,31 +95,10 @@ def newest_runs(records: Iterable[JobRecord]) -> dict[str, JobRecord]:
 
     This also selects the newer job if Slurm reuses an id after MaxJobId.
     """
-    newest: dict[str, JobRecord] = {}
+    newest_by_id: dict[str, JobRecord] = {}
     oldest_time = datetime.min.replace(tzinfo=UTC)
     for record in records:
-        known = newest.get(record.raw_id)
-        moment = record.submitted_at or oldest_time
-        if known is None or moment >= (known.submitted_at or oldest_time):
-            newest[record.raw_id] = record
-    return newest
-
-
-def merge_records(live: Iterable[JobRecord], recorded: Iterable[JobRecord]) -> dict[str, JobRecord]:
-    """The current record per raw id, from the records of squeue (`live`) and sacct (`recorded`).
-
-    squeue takes precedence: of a preempted or requeued job, `sacct -S` shows only the run that ended (PREEMPTED,
-    NODE_FAIL, …) and not the one that waits. If both report the end of the same run, sacct's row is used once it
-    is complete, because it has more fields (who cancelled, exit codes, resources).
-    """
-    merged = newest_runs(recorded)
-    for record in live:
-        other = merged.get(record.raw_id)
-        if other is None or not _is_more_complete(other, record):
-            merged[record.raw_id] = record
-    return merged
-
-
-def _is_more_complete(recorded: JobRecord, live: JobRecord) -> bool:
-    both_ended = recorded.reported.state.ended and live.reported.state.ended
-    return both_ended and not recorded.is_partial and recorded.submitted_at == live.submitted_at
+        newest = newest_by_id.get(record.raw_id, record)
+        if (record.submitted_at or oldest_time) >= (newest.submitted_at or oldest_time):
+            newest_by_id[record.raw_id] = record
+    return newest_by_id

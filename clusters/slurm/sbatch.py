@@ -1,4 +1,4 @@
-"""sbatch: submit one job, submit many jobs with one command, and estimate a job's start (--test-only).
+"""sbatch: submit many jobs with one command, parse the outcome of each.
 
 Paths and options are passed as argv or stdin, never as program text. Pure.
 """
@@ -8,18 +8,10 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
 
-from clusters.errors import (
-    ClusterError,
-    CommandTimeout,
-    RemoteFileError,
-    SlurmUnavailable,
-    SubmitRejected,
-)
+from clusters.errors import ClusterError, RemoteFileError, SubmitRejected
 from clusters.slurm.errors import classify_submit_failure
-from clusters.slurm.fields import SlurmCommands, expand_nodes, parse_error, parse_time
-from clusters.transport.base import CommandResult
+from clusters.slurm.fields import SlurmCommands, parse_error
 from core.messages import msg
 
 
@@ -72,41 +64,10 @@ class SubmitOutcome:
     def attempted(self) -> bool:
         return bool(self.slurm_job_id) or self.error is not None
 
-    @property
-    def outcome_unknown(self) -> bool:
-        return isinstance(self.error, CommandTimeout)
 
-
+# `123` or `123;cluster`, the last line that sbatch prints. A site's job_submit plugin may print lines before it.
 _PARSABLE_OUTPUT = re.compile(r"(\d+)(?:;\S+)?\Z")
 
-
-def build_submit_argv(commands: SlurmCommands, submission: SubmitRequest) -> list[str]:
-    return commands.action_argv(
-        "sbatch",
-        "--parsable",
-        f"--chdir={submission.work_dir}",
-        *submission.options,
-        submission.script_path,
-    )
-
-
-def parse_submit(result: CommandResult) -> str:
-    """The id of the new job (of a het job: of the leader). Raises the error of `classify_submit_failure`."""
-    if result.exit_code != 0:
-        raise classify_submit_failure(result.exit_code, result.error_text)
-    return _parse_job_id(result.text)
-
-
-def _parse_job_id(stdout: str) -> str:
-    """Parse `123` or `123;cluster` in the last line. A site's job_submit plugin may print lines before it."""
-    last_line = stdout.strip().rpartition("\n")[2]
-    match = _PARSABLE_OUTPUT.match(last_line)
-    if match is None:
-        raise parse_error("sbatch did not print a job id", stdout)
-    return match[1]
-
-
-# -- many jobs in one command -----------------------------------------------------------------------
 
 # sh program that runs sbatch for each job on stdin. $1: separator of this run, $2: seconds within which it starts
 # sbatch, $3: path of sbatch.
@@ -277,52 +238,3 @@ def _parse_outcome(record: list[str], *, complete: bool) -> SubmitOutcome:
             token, error=classify_submit_failure(124, f"{sbatch_stdout}\n{sbatch_stderr}")
         )
     return SubmitOutcome(token, error=classify_submit_failure(int(code), sbatch_stderr))
-
-
-# -- start estimate ---------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class ExpectedStart:
-    """Estimate of `sbatch --test-only`. For a het job it can report a start that never happens (22.05)."""
-
-    start_at: datetime | None
-    processors: int | None
-    nodes: tuple[str, ...]
-    partition: str = ""
-
-
-# "sbatch: Job 12 to start at 2024-01-02T03:04:05 using 4 processors on nodes n[1-2] in partition cpu"
-_TEST_ONLY = re.compile(
-    r"to start at (?P<time>\S+)"
-    r"(?:[ \w]* using (?P<processors>\d+) processors)?"
-    r"(?: on (?:nodes )?(?P<nodes>\S+))?"
-    r"(?: in partition (?P<partition>\S+))?"
-)
-
-
-def build_test_only_argv(
-    commands: SlurmCommands, *, work_dir: str, options: Sequence[str] = (), script_path: str = ""
-) -> list[str]:
-    """argv that estimates the start and submits nothing. Without a path sbatch reads the script from stdin."""
-    script = [script_path] if script_path else []
-    return commands.query_argv("sbatch", "--test-only", f"--chdir={work_dir}", *options, *script)
-
-
-def parse_test_only(result: CommandResult) -> ExpectedStart:
-    """Parse the estimate, which sbatch prints on stderr. Raises SubmitRejected if sbatch would refuse the job."""
-    match = _TEST_ONLY.search(result.error_text)
-    if match is None or result.exit_code != 0:
-        failure = classify_submit_failure(result.exit_code or 1, result.error_text)
-        if isinstance(failure, CommandTimeout):  # --test-only submits nothing, so no job can exist
-            failure = SlurmUnavailable(
-                msg("pyslurm.slurm-controller-does-not", "Slurm's controller does not respond."),
-                detail=result.error_text,
-            )
-        raise failure
-    return ExpectedStart(
-        start_at=parse_time(match["time"]),
-        processors=int(match["processors"]) if match["processors"] else None,
-        nodes=expand_nodes(match["nodes"] or ""),
-        partition=match["partition"] or "",
-    )

@@ -1,4 +1,4 @@
-"""scontrol's read-only commands about one job and about Slurm itself: show job, show config, ping, --version.
+"""scontrol's read-only commands about Slurm itself: show config, ping, --version.
 
 scontrol commands that change a job are in `control`, nodes and partitions in `nodes`. Pure.
 """
@@ -8,37 +8,18 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from clusters.slurm.errors import is_not_found, raise_for_failure
-from clusters.slurm.fields import SlurmCommands, parse_error, parse_int, parse_pairs
+from clusters.slurm.errors import raise_for_failure
+from clusters.slurm.fields import SlurmCommands, parse_error
 from clusters.transport.base import CommandResult
-
-
-def build_show_job_argv(commands: SlurmCommands, *, slurm_job_id: str) -> list[str]:
-    return commands.query_argv("scontrol", "-o", "-d", "show", "job", slurm_job_id)
-
-
-def parse_show_job(result: CommandResult) -> list[dict[str, str]]:
-    """All fields that slurmctld has of a job, one mapping per component or array task; empty if unknown.
-
-    For display only: free text (JobName, Comment) is not delimited and can imitate fields.
-    """
-    if is_not_found(result):
-        return []
-    raise_for_failure(result)
-    return [parse_pairs(line) for line in result.text.splitlines() if line.startswith("JobId=")]
 
 
 @dataclass(frozen=True, slots=True)
 class SlurmConfig:
-    """The settings of `scontrol show config` that Sluice uses; `raw` has all."""
+    """The settings of `scontrol show config` that Sluice uses."""
 
     cluster_name: str
-    version: str  # "22.05.8"
-    min_job_age_s: int | None  # how long slurmctld keeps an ended job
-    max_array_size: int | None
-    max_job_count: int | None
     accounting: bool  # slurmdbd is in use
-    raw: dict[str, str]
+    enforces_associations: bool  # a user without an association cannot submit
 
 
 def build_show_config_argv(commands: SlurmCommands) -> list[str]:
@@ -47,27 +28,19 @@ def build_show_config_argv(commands: SlurmCommands) -> list[str]:
 
 def parse_show_config(result: CommandResult) -> SlurmConfig:
     raise_for_failure(result)
-    raw: dict[str, str] = {}
+    settings: dict[str, str] = {}
     for line in result.text.splitlines():
         key, equals, value = line.partition("=")
         if equals:
-            raw.setdefault(key.strip(), value.strip())
-    if "SLURM_VERSION" not in raw:
+            settings.setdefault(key.strip(), value.strip())
+    if "SLURM_VERSION" not in settings:
         raise parse_error("scontrol show config printed no SLURM_VERSION", result.text[:500])
+    enforced = settings.get("AccountingStorageEnforce", "")
     return SlurmConfig(
-        cluster_name=raw.get("ClusterName", ""),
-        version=raw["SLURM_VERSION"],
-        min_job_age_s=_parse_first_int(raw.get("MinJobAge", "")),
-        max_array_size=_parse_first_int(raw.get("MaxArraySize", "")),
-        max_job_count=_parse_first_int(raw.get("MaxJobCount", "")),
-        accounting="slurmdbd" in raw.get("AccountingStorageType", ""),
-        raw=raw,
+        cluster_name=settings.get("ClusterName", ""),
+        accounting="slurmdbd" in settings.get("AccountingStorageType", ""),
+        enforces_associations="associations" in enforced or "limits" in enforced,
     )
-
-
-def _parse_first_int(text: str) -> int | None:
-    """Parse the number in a value such as `300 sec`."""
-    return parse_int(text.split(" ")[0]) if text else None
 
 
 def build_ping_argv(commands: SlurmCommands) -> list[str]:

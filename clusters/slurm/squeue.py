@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 from clusters.errors import SlurmParseError
-from clusters.slurm.errors import is_not_found, raise_for_failure
+from clusters.slurm.errors import raise_for_failure
 from clusters.slurm.fields import (
     FIELD_SEPARATOR,
     ExitStatus,
@@ -47,30 +47,16 @@ _SQUEUE_FIELDS = (
 )
 
 
-def build_squeue_argv(
-    commands: SlurmCommands,
-    *,
-    separator: str,
-    job_ids: Sequence[str] = (),
-    users: Sequence[str] = (),
-) -> list[str]:
+def build_squeue_argv(commands: SlurmCommands, *, separator: str) -> list[str]:
     """argv for all jobs in slurmctld, including those that ended in the last MinJobAge seconds.
 
-    -a: include hidden partitions. -t all: include ended jobs. squeue fails on an unknown id in `job_ids` if it is
-    the only one, and otherwise omits it without an error.
+    -a: include hidden partitions. -t all: include ended jobs.
     """
     fields = ",".join(f"{name}:{separator}" for name in _SQUEUE_FIELDS)
-    arguments = ["-h", "-a", "-t", "all", "-O", fields]
-    if job_ids:
-        arguments += ["-j", ",".join(job_ids)]
-    if users:
-        arguments += ["-u", ",".join(users)]
-    return commands.query_argv("squeue", *arguments)
+    return commands.query_argv("squeue", "-h", "-a", "-t", "all", "-O", fields)
 
 
 def parse_squeue(result: CommandResult, *, separator: str) -> list[JobRecord]:
-    if result.exit_code != 0 and is_not_found(result):
-        return []
     raise_for_failure(result)
     text, columns = result.text, len(_SQUEUE_FIELDS)
     raw_rows = split_raw_rows(text, separator, columns)

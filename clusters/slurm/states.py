@@ -23,9 +23,7 @@ class SlurmPhase(enum.Enum):
     RUNNING = "running"  # holds its nodes, also while suspended
     ENDING = "ending"  # has ended, the final state is not known yet: poll again
     ENDED = "ended"
-    UNKNOWN = (
-        "unknown"  # the state gives no usable information: Sluice keeps the job's previous state
-    )
+    UNKNOWN = "unknown"  # gives no usable information: Sluice keeps the job's previous state
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +39,6 @@ class SlurmJobState:
     @property
     def ended(self) -> bool:
         return self.phase is SlurmPhase.ENDED
-
-    @property
-    def succeeded(self) -> bool:
-        return self.name == "COMPLETED"
 
 
 def _build_job_states() -> tuple[SlurmJobState, ...]:

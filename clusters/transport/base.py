@@ -15,6 +15,8 @@ from typing import Literal, Protocol
 DEFAULT_TIMEOUT_S = 30.0
 DEFAULT_MAX_OUTPUT_BYTES = 32 * 1024 * 1024
 
+FileKind = Literal["file", "dir", "link", "other"]
+
 
 @dataclass(frozen=True, slots=True)
 class CommandResult:
@@ -48,7 +50,7 @@ class FileStat:
     size: int
     mtime: float
     mode: int  # permission bits
-    kind: Literal["file", "dir", "link", "other"]
+    kind: FileKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +142,3 @@ class Transport(abc.ABC):
     @abc.abstractmethod
     def open_tunnel(self, host: str, port: int) -> Tunnel:
         """A TCP stream from the login node to host:port."""
-
-    def close(self) -> None:
-        """Release the resources of this transport."""
-        return None

@@ -10,13 +10,18 @@ import os
 import secrets
 import stat
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from cryptography.hazmat.primitives.serialization import SSHCertificateBuilder, SSHCertificateType
+from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
+from cryptography.hazmat.primitives.serialization import (
+    SSHCertificateBuilder,
+    SSHCertificateType,
+    SSHPrivateKeyTypes,
+)
 
 from clusters.errors import ClusterError
 from core.messages import msg
@@ -32,12 +37,20 @@ class CaKeyUnusable(ClusterError):
 
 
 @dataclass(frozen=True, slots=True)
-class SignedKey:
-    """A new private key and its certificate. Held in memory only."""
+class LoginKey:
+    """A private key in OpenSSH's format and, if there is one, its certificate as in a -cert.pub file."""
 
-    private_key: str  # OpenSSH's own format
-    certificate: str  # one line, as in a -cert.pub file
-    valid_until: float
+    private_key: str = field(repr=False)
+    certificate: str = ""
+
+
+def encode_private_key(key: SSHPrivateKeyTypes | PrivateKeyTypes) -> bytes:
+    """An unencrypted key as text in OpenSSH's format, which every SSH library can load."""
+    return key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.OpenSSH,
+        serialization.NoEncryption(),
+    )
 
 
 @dataclass(frozen=True)
@@ -71,24 +84,24 @@ class CertificateAuthority:
             )
         return key
 
-    def public_key_line(self, comment: str = "sluice-ca") -> str:
+    def public_key_line(self) -> str:
         """The line for the file named by sshd's TrustedUserCAKeys."""
         raw = self._key.public_key().public_bytes(
             serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
         )
-        return f"{raw.decode()} {comment}"
+        return f"{raw.decode()} sluice-ca"
 
     def sign(
         self, user: str, *, valid_s: float = DEFAULT_VALID_S, allow_tunnel: bool = False
-    ) -> SignedKey:
-        """A fresh key that may log in as `user` only, for `valid_s` from now.
+    ) -> LoginKey:
+        """A new key that may log in as `user` only, for `valid_s` seconds from now. It is held in memory only.
 
         The certificate permits commands and SFTP, but no terminal, agent forwarding, X11 or user rc file; TCP
         forwarding only with `allow_tunnel`.
         """
         now = time.time()
         private_key = Ed25519PrivateKey.generate()
-        wanted = (
+        builder = (
             SSHCertificateBuilder()
             .public_key(private_key.public_key())
             .serial(secrets.randbits(63))
@@ -99,27 +112,15 @@ class CertificateAuthority:
             .valid_before(int(now + valid_s))
         )
         if allow_tunnel:
-            wanted = wanted.add_extension(b"permit-port-forwarding", b"")
-        certificate = wanted.sign(self._key)
-        return SignedKey(
-            private_key=private_key.private_bytes(
-                serialization.Encoding.PEM,
-                serialization.PrivateFormat.OpenSSH,
-                serialization.NoEncryption(),
-            ).decode(),
-            certificate=certificate.public_bytes().decode(),
-            valid_until=float(int(now + valid_s)),
-        )
+            builder = builder.add_extension(b"permit-port-forwarding", b"")
+        certificate = builder.sign(self._key).public_bytes()
+        return LoginKey(encode_private_key(private_key).decode(), certificate.decode())
 
 
 def _create_key_file(path: Path) -> None:
     """Create the CA key. If several processes do so at once, all use the first complete file."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    text = Ed25519PrivateKey.generate().private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.OpenSSH,
-        serialization.NoEncryption(),
-    )
+    text = encode_private_key(Ed25519PrivateKey.generate())
     temp_path = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     descriptor = os.open(temp_path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
@@ -136,9 +137,9 @@ def _create_key_file(path: Path) -> None:
 
 
 def _check_permissions(path: Path) -> None:
-    for place, forbidden, wanted in ((path.parent, 0o022, "go-w"), (path, 0o077, "0600")):
+    for place, forbidden_bits, wanted in ((path.parent, 0o022, "go-w"), (path, 0o077, "0600")):
         found = os.stat(place)
-        if stat.S_IMODE(found.st_mode) & forbidden:
+        if stat.S_IMODE(found.st_mode) & forbidden_bits:
             raise CaKeyUnusable(
                 msg(
                     "ssh.open-others-mode-whoever",

@@ -36,7 +36,7 @@ TIMEOUT_EXIT_CODES = frozenset({124, 137})
 
 
 class ChannelConnection(Protocol):
-    """The attributes of a connection that a channel uses."""
+    """The attributes of a connection that its channels use."""
 
     @property
     def host_name(self) -> str: ...

@@ -19,8 +19,9 @@ from dataclasses import dataclass
 import paramiko
 
 from clusters.errors import AuthFailed, CommandTimeout, ConnectFailed, ConnectionLost
+from clusters.transport.certificates import LoginKey
 from clusters.transport.channel import MAX_LOGIN_OUTPUT_BYTES, PACKET_BYTES, RemoteProgram
-from clusters.transport.credentials import Credentials, LoginKey
+from clusters.transport.credentials import Credentials
 from clusters.transport.identity import (
     LOGIN_UID_COMMAND,
     IdentityPolicy,
@@ -176,15 +177,7 @@ def _authenticate(
         transport.auth_publickey(user, key)
     except (paramiko.AuthenticationException, paramiko.BadAuthenticationType) as problem:
         if not transport.is_active() or "timeout" in str(problem).lower():
-            raise ConnectFailed(
-                msg(
-                    "ssh.broke-off-login",
-                    "%(name)s closed the connection during the login of %(user)s.",
-                    name=target.name,
-                    user=user,
-                ),
-                detail=repr(problem),
-            ) from problem
+            raise _build_login_aborted_error(target, user, problem) from problem
         raise AuthFailed(
             msg(
                 "ssh.did-not-let-sluice",
@@ -196,15 +189,19 @@ def _authenticate(
             detail=repr(problem),
         ) from problem
     except (paramiko.SSHException, OSError, EOFError) as problem:
-        raise ConnectFailed(
-            msg(
-                "ssh.broke-off-login",
-                "%(name)s closed the connection during the login of %(user)s.",
-                name=target.name,
-                user=user,
-            ),
-            detail=repr(problem),
-        ) from problem
+        raise _build_login_aborted_error(target, user, problem) from problem
+
+
+def _build_login_aborted_error(target: SshTarget, user: str, problem: Exception) -> ConnectFailed:
+    return ConnectFailed(
+        msg(
+            "ssh.broke-off-login",
+            "%(name)s closed the connection during the login of %(user)s.",
+            name=target.name,
+            user=user,
+        ),
+        detail=repr(problem),
+    )
 
 
 def _check_identity(connection: Connection, policy: IdentityPolicy) -> None:

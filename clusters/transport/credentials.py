@@ -1,28 +1,25 @@
-"""The keys with which Sluice logs in to a login node: a fresh certificate per connection, or a key file per user.
+"""The keys with which Sluice logs in to a login node: a new certificate per connection, or a key file per user.
 
-Keys are OpenSSH text, so that every SSH library can load them. This module opens no connection.
+This module opens no connection.
 """
 
 from __future__ import annotations
 
 import stat
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from cryptography.hazmat.primitives import serialization
 
 from clusters.errors import AuthFailed
-from clusters.transport.certificates import DEFAULT_VALID_S, CertificateAuthority
+from clusters.transport.certificates import (
+    DEFAULT_VALID_S,
+    CertificateAuthority,
+    LoginKey,
+    encode_private_key,
+)
 from core.messages import Message, msg
-
-
-@dataclass(frozen=True, slots=True)
-class LoginKey:
-    """A private key in OpenSSH's format and, if there is one, its certificate as in a -cert.pub file."""
-
-    private_key: str = field(repr=False)
-    certificate: str = ""
 
 
 class Credentials(Protocol):
@@ -37,7 +34,7 @@ class Credentials(Protocol):
 
 @dataclass(frozen=True)
 class CertificateCredentials:
-    """A fresh key and certificate for each connection.
+    """A new key and certificate for each connection.
 
     sshd checks a certificate only at login, so a connection may outlive it; the next connection has a new one.
     """
@@ -46,8 +43,7 @@ class CertificateCredentials:
     valid_s: float = DEFAULT_VALID_S
 
     def key_for(self, user: str, *, allow_tunnel: bool = False) -> LoginKey:
-        signed = self.authority.sign(user, valid_s=self.valid_s, allow_tunnel=allow_tunnel)
-        return LoginKey(signed.private_key, signed.certificate)
+        return self.authority.sign(user, valid_s=self.valid_s, allow_tunnel=allow_tunnel)
 
     def remedy(self, user: str) -> Message:
         return msg(
@@ -118,12 +114,4 @@ def _normalize_private_key(data: bytes) -> str:
     """An unencrypted key in PEM or OpenSSH format, as OpenSSH text. Raises ValueError or TypeError."""
     openssh = b"BEGIN OPENSSH PRIVATE KEY" in data
     load = serialization.load_ssh_private_key if openssh else serialization.load_pem_private_key
-    return (
-        load(data, password=None)
-        .private_bytes(
-            serialization.Encoding.PEM,
-            serialization.PrivateFormat.OpenSSH,
-            serialization.NoEncryption(),
-        )
-        .decode()
-    )
+    return encode_private_key(load(data, password=None)).decode()

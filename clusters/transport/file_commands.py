@@ -23,7 +23,7 @@ from clusters.errors import (
     RemoteFileMissing,
     RemotePermissionDenied,
 )
-from clusters.transport.base import DirEntry, FileStat, FileToWrite, FollowEvent
+from clusters.transport.base import DirEntry, FileKind, FileStat, FileToWrite, FollowEvent
 from core.messages import Message, msg
 
 # Extracts a tar stream from stdin next to the target, so that a reader sees a whole file or none. New entries
@@ -64,10 +64,12 @@ _FOLLOW_SCRIPT = (
     '( while IFS= read -r -t 180 _; do :; done; kill "$$" ) <&0 >/dev/null 2>&1 & '
     'exec -a "$1" tail -s 0.2 -c "+$2" -F -- "$3" </dev/null 2>&1'
 )
-# Sent to the watcher's stdin at this interval.
+# The reader of tail's output sends HEARTBEAT to the watcher's stdin every HEARTBEAT_S.
 HEARTBEAT = b"\n"
 HEARTBEAT_S = 60.0
 
+_FILE_KINDS: dict[int, FileKind] = {stat.S_IFREG: "file", stat.S_IFDIR: "dir", stat.S_IFLNK: "link"}
+_FIND_KINDS: dict[bytes, FileKind] = {b"f": "file", b"d": "dir", b"l": "link"}
 _LIST_FIELDS = 5
 # tail's messages contain the file name, at worst with every byte escaped (PATH_MAX is 4096).
 MAX_TAIL_MESSAGE_BYTES = 32 * 1024
@@ -123,13 +125,8 @@ def parse_stat(answer: bytes) -> FileStat:
 
 
 def build_file_stat(*, size: int, mtime: float, mode: int) -> FileStat:
-    if stat.S_ISREG(mode):
-        return FileStat(size, mtime, stat.S_IMODE(mode), "file")
-    if stat.S_ISDIR(mode):
-        return FileStat(size, mtime, stat.S_IMODE(mode), "dir")
-    if stat.S_ISLNK(mode):
-        return FileStat(size, mtime, stat.S_IMODE(mode), "link")
-    return FileStat(size, mtime, stat.S_IMODE(mode), "other")
+    """The status of a file with this `st_mode` (type and permission bits)."""
+    return FileStat(size, mtime, stat.S_IMODE(mode), _FILE_KINDS.get(stat.S_IFMT(mode), "other"))
 
 
 def build_list_argv(path: str) -> list[str]:
@@ -149,10 +146,9 @@ def parse_list(answer: bytes) -> list[DirEntry]:
             )
         )
     entries = []
-    kinds = {b"f": "file", b"d": "dir", b"l": "link"}
     for start in range(0, len(fields), _LIST_FIELDS):
         name, kind, size, mtime, mode = fields[start : start + _LIST_FIELDS]
-        found = FileStat(int(size), float(mtime), int(mode, 8), kinds.get(kind, "other"))  # type: ignore[arg-type]
+        found = FileStat(int(size), float(mtime), int(mode, 8), _FIND_KINDS.get(kind, "other"))
         entries.append(DirEntry(os.fsdecode(name), found))
     return sorted(entries, key=lambda entry: entry.name)
 
@@ -236,8 +232,9 @@ def new_follow_mark() -> str:
 
 
 def build_follow_argv(path: str, offset: int, mark: str) -> list[str]:
-    where = path if path.startswith("/") else f"./{path}"
-    return ["bash", "-c", _FOLLOW_SCRIPT, "sluice-follow", mark, str(offset + 1), where]
+    # "./": a path that begins with a hyphen must not be taken for an option.
+    safe_path = path if path.startswith("/") else f"./{path}"
+    return ["bash", "-c", _FOLLOW_SCRIPT, "sluice-follow", mark, str(offset + 1), safe_path]
 
 
 class TailSplitter:
@@ -274,6 +271,7 @@ class TailSplitter:
             buffer = buffer[end + 1 :]
 
     def _mark_prefix_at_end(self, buffer: bytes) -> int:
+        """How many bytes at the end of the buffer may be the beginning of the mark."""
         start = buffer.rfind(self._mark[:1], max(0, len(buffer) - len(self._mark) + 1))
         while start >= 0:
             if self._mark.startswith(buffer[start:]):

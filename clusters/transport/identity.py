@@ -73,9 +73,9 @@ class IdentityPolicy:
     def check_user(self, user: str, uid: int | None = None) -> None:
         """Raise IdentityRefused for a forbidden name or UID. Checks `uid` and the user's UID on this machine."""
         check_unix_name(user)
-        for known in (uid, _local_uid(user)):
-            if known is not None:
-                self.check_uid(user, known)
+        for known_uid in (uid, _local_uid(user)):
+            if known_uid is not None:
+                self.check_uid(user, known_uid)
 
     def check_uid(self, user: str, uid: int) -> None:
         check_uid(user, uid, self.min_uid)

@@ -38,9 +38,7 @@ class PoolOptions:
 
     max_sessions_per_connection: int = 10  # sshd's MaxSessions, 10 unless changed
     max_connections_per_user: int = 20
-    max_long_sessions_per_user: int = (
-        150  # followed logs and downloads; what remains is for commands
-    )
+    max_long_sessions_per_user: int = 150  # followed logs and downloads; the rest is for commands
     idle_timeout_s: float = 120.0
     wait_timeout_s: float = 30.0
     initial_backoff_s: float = 1.0
@@ -85,6 +83,7 @@ class _Slot(Generic[_Connection]):
 
     @property
     def session_ending(self) -> bool:
+        """Whether sshd may be about to free a session that just ended."""
         return self.recently_refused and time.monotonic() < self.idle_since + SESSION_WAIT_S
 
     @property
@@ -103,6 +102,8 @@ class _UserPool(Generic[_Connection]):
 
 @dataclass(frozen=True, slots=True)
 class _Failure:
+    """A failed connection. Until the time `until`, callers get the same error without a new attempt."""
+
     error: ClusterError
     until: float
     backoff_s: float
@@ -129,18 +130,20 @@ class ConnectionCheckout(Generic[_Connection]):
         return self._slot.connection
 
     def release(self) -> None:
-        self._pool._release(self, session_refused=False, connection_dead=False)
+        self._pool._release(self)
 
     def session_refused(self) -> None:
         """Release it because sshd refused the session: the pool opens no more on this connection for a while."""
-        self._pool._release(self, session_refused=True, connection_dead=False)
+        self._pool._release(self, session_refused=True)
 
     def connection_dead(self) -> None:
         """Release it because the connection does not respond. It gets no new work; running commands may complete."""
-        self._pool._release(self, session_refused=False, connection_dead=True)
+        self._pool._release(self, connection_dead=True)
 
 
 class ConnectionPool(Generic[_Connection]):
+    """The connections of this process to one login node, as any number of Unix users."""
+
     def __init__(self, connect: Callable[[str], _Connection], options: PoolOptions) -> None:
         self._connect = connect
         self._options = options
@@ -302,8 +305,8 @@ class ConnectionPool(Generic[_Connection]):
         self,
         checkout: ConnectionCheckout[_Connection],
         *,
-        session_refused: bool,
-        connection_dead: bool,
+        session_refused: bool = False,
+        connection_dead: bool = False,
     ) -> None:
         with self._condition:
             if checkout._released:

@@ -10,13 +10,14 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import paramiko
 
 from clusters.errors import CommandTimeout
 from clusters.transport import file_commands
 from clusters.transport.base import FileStat
+from clusters.transport.channel import ChannelConnection
 from core.messages import msg
 
 # SFTP needs one round trip per 32 KiB. At 128 KB it is still faster than a command (see above); longer reads use commands.
@@ -33,18 +34,11 @@ class SftpUnusable(Exception):
     """SFTP does not work on this connection: the caller must use commands."""
 
 
-class SftpConnection(Protocol):
-    @property
-    def host_name(self) -> str: ...
-    @property
-    def alive(self) -> bool: ...
-
-
 class SftpFiles:
     """The SFTP session of one connection, opened with the first request."""
 
     def __init__(
-        self, open_channel: Callable[[], paramiko.Channel], connection: SftpConnection
+        self, open_channel: Callable[[], paramiko.Channel], connection: ChannelConnection
     ) -> None:
         self._open_channel = open_channel
         self._connection = connection
@@ -91,7 +85,7 @@ class SftpFiles:
         if self._client is None:
             channel = self._open_channel()
             channel.settimeout(timeout_s)
-            self._unusable = True
+            self._unusable = True  # stays so if one of the next two calls raises
             channel.invoke_subsystem("sftp")
             self._client = paramiko.SFTPClient(channel)
             self._unusable = False

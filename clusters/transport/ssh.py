@@ -45,8 +45,9 @@ KILL_AFTER_S = 2
 # Limit of a read or a followed file on the login node. A follower starts a new reader then.
 STREAM_LIMIT_S = 24 * 3600.0
 
+# An argument that needs no quotes in sh, bash, zsh, csh and fish. `=` is not allowed at the beginning, because zsh expands `=name`.
 _UNQUOTED = re.compile(r"[A-Za-z0-9_./:,+-][A-Za-z0-9_./:,+=-]*", re.ASCII)
-# Single quotes protect these in sh, bash, zsh, csh and fish: printable ASCII except ' \ and !
+# Single quotes protect these: printable ASCII except ' \ and !
 _QUOTABLE = re.compile(r"[ -~]*", re.ASCII)
 _NOT_QUOTABLE = re.compile(r"['\\!]")
 
@@ -56,7 +57,7 @@ _Result = TypeVar("_Result")
 def build_command_line(
     argv: Sequence[str], mark: str, *, limit_s: float, stdin_bytes: int | None = None
 ) -> str:
-    """A line for any login shell: print `mark`, run `argv`, exit with its exit code.
+    """A line for any login shell (sh, bash, zsh, csh, fish): print `mark`, run `argv`, exit with its exit code.
 
     The command reads `stdin_bytes` bytes of the channel as its standard input, or the whole channel if that is None.
     So the client never sends an end-of-file message: paramiko may send it after its reply to the server's close

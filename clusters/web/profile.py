@@ -12,9 +12,9 @@ from core.translation import translate
 
 def list_unix_names(user: User) -> list[dict[str, str]]:
     """The person's Unix user on each of their clusters, or why there is none."""
-    namespaces = Membership.objects.filter(user=user).values("namespace__cluster_id")
+    cluster_ids = Membership.objects.filter(user=user).values("namespace__cluster_id")
     rows = []
-    for cluster in Cluster.objects.filter(pk__in=namespaces, enabled=True).order_by("name"):
+    for cluster in Cluster.objects.filter(pk__in=cluster_ids, enabled=True).order_by("name"):
         try:
             rows.append({"cluster": str(cluster), "name": unix_user_for(user, cluster), "why": ""})
         except IdentityRefused as refused:

@@ -29,9 +29,9 @@ from clusters.errors import (
 from clusters.transport import connection as ssh_connection
 from clusters.transport import identity
 from clusters.transport.base import Transport
-from clusters.transport.certificates import CertificateAuthority
+from clusters.transport.certificates import CertificateAuthority, LoginKey
 from clusters.transport.connection import SshTarget
-from clusters.transport.credentials import CertificateCredentials, KeyFileCredentials, LoginKey
+from clusters.transport.credentials import CertificateCredentials, KeyFileCredentials
 from clusters.transport.identity import IdentityPolicy
 from clusters.transport.pool import PoolOptions
 from clusters.transport.ssh import SshCluster
@@ -112,7 +112,7 @@ def test_unpinned_host_key_is_rejected(
 def test_one_matching_pinned_key_suffices(
     connect: Connect, ssh_target: SshTarget, tmp_path: Path
 ) -> None:
-    other = CertificateAuthority(tmp_path / "other").public_key_line("comment")
+    other = CertificateAuthority(tmp_path / "other").public_key_line()
     target = dataclasses.replace(ssh_target, host_keys=(other, *ssh_target.host_keys))
     assert connect(target).transport(ALICE).run(["true"]).exit_code == 0
 

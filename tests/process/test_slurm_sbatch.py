@@ -24,22 +24,14 @@ from clusters.slurm.fields import SlurmCommands
 from clusters.slurm.sbatch import (
     SubmissionAbandoned,
     SubmitRequest,
-    build_submit_argv,
     build_submit_many_argv,
     build_submit_many_stdin,
-    parse_submit,
     parse_submit_many,
-    parse_test_only,
 )
-from clusters.transport.base import CommandResult
 
 SEPARATOR = "\x1f0123abcd"
 FAILED = "sbatch: error: Batch job submission failed: "
 POLICY = "Job violates accounting/QOS policy (job submit limit, user's size and/or time limits)"
-
-
-def make_result(*, code=0, out="", err=""):
-    return CommandResult(("sbatch",), code, out.encode(), err.encode())
 
 
 @pytest.mark.parametrize(
@@ -87,12 +79,11 @@ def make_result(*, code=0, out="", err=""):
     ],
 )
 def test_sbatch_errors_are_classified(stderr, kind, retryable):
-    with pytest.raises(kind) as caught:
-        parse_submit(make_result(code=1, err=stderr))
-    assert type(caught.value) is kind
-    assert caught.value.retryable is retryable
-    assert caught.value.detail == stderr
-    assert "sbatch: error" not in caught.value.user_message
+    error = classify_submit_failure(1, stderr)
+    assert type(error) is kind
+    assert error.retryable is retryable
+    assert error.detail == stderr
+    assert "sbatch: error" not in error.user_message
 
 
 def test_unknown_rejection_keeps_slurm_message():
@@ -111,18 +102,19 @@ def test_missing_sbatch_is_a_command_failure():
     [("123\n", "123"), ("123;cluster2\n", "123"), ("lua: hello\n123\n", "123")],
 )
 def test_job_id_is_parsed_from_output(output, job_id):
-    assert parse_submit(make_result(out=output)) == job_id
+    assert parse_one_outcome(output).slurm_job_id == job_id
 
 
-def test_missing_job_id_raises():
-    with pytest.raises(SlurmParseError):
-        parse_submit(make_result(out="Submitted batch job\n"))
+def test_missing_job_id_is_outcome_unknown():
+    outcome = parse_one_outcome("Submitted batch job\n")
+    assert outcome.slurm_job_id == ""
+    assert isinstance(outcome.error, CommandTimeout)
 
 
-def test_submission_is_one_sbatch_command():
-    job = SubmitRequest("t", "/w/1", "/w/1/batch.sh", ("--hold",))
-    argv = build_submit_argv(SlurmCommands(), job)
-    assert argv == ["sbatch", "--parsable", "--chdir=/w/1", "--hold", "/w/1/batch.sh"]
+def parse_one_outcome(sbatch_stdout):
+    output = f"{SEPARATOR}a{SEPARATOR}{sbatch_stdout}{SEPARATOR}0{SEPARATOR}{SEPARATOR}\n"
+    (outcome,) = parse_submit_many(output.encode(), [job("a", "good")], separator=SEPARATOR)
+    return outcome
 
 
 @pytest.mark.parametrize(
@@ -231,7 +223,6 @@ def test_batch_stops_after_unavailable_slurm(run_many, fault, kind):
     _, outcomes = run_many([job("a", "good"), job("b", fault), job("c", "good")])
     assert outcomes[0].slurm_job_id == "41"
     assert isinstance(outcomes[1].error, kind)
-    assert outcomes[1].outcome_unknown is (kind is CommandTimeout)
     assert not outcomes[2].attempted
 
 
@@ -241,7 +232,7 @@ def test_sbatch_ignoring_sigterm_is_killed(run_many, tmp_path):
     _, (outcome, rest) = run_many(
         [job_with_marker(tmp_path, "a", "ignores-sigterm"), job_with_marker(tmp_path, "b", "good")]
     )
-    assert outcome.outcome_unknown
+    assert isinstance(outcome.error, CommandTimeout)
     assert not rest.attempted
     pid = int((tmp_path / "ignores-sigterm.pid").read_text())
     # No output: the process is gone. Z: its new parent has not reaped it yet.
@@ -332,7 +323,7 @@ def test_concurrent_engines_run_sbatch_once(run_many, tmp_path):
     assert sbatch_calls(run_many) == 30
     for outcomes in answers:
         for outcome in outcomes:
-            assert outcome.slurm_job_id == "41" or outcome.outcome_unknown
+            assert outcome.slurm_job_id == "41" or isinstance(outcome.error, CommandTimeout)
 
 
 def test_marker_without_result_is_outcome_unknown_and_others_continue(run_many, tmp_path):
@@ -340,7 +331,7 @@ def test_marker_without_result_is_outcome_unknown_and_others_continue(run_many, 
     _, (started, other) = run_many(
         [job_with_marker(tmp_path, "a", "good"), job_with_marker(tmp_path, "b", "good")]
     )
-    assert started.outcome_unknown
+    assert isinstance(started.error, CommandTimeout)
     assert other.slurm_job_id == "41"
 
 
@@ -348,7 +339,7 @@ def test_truncated_job_id_is_not_used(run_many, tmp_path):
     (tmp_path / "a.1").write_text("1\n")
     (tmp_path / "a.1.out").write_text("4")
     _, (outcome,) = run_many([job_with_marker(tmp_path, "a", "good")])
-    assert outcome.outcome_unknown
+    assert isinstance(outcome.error, CommandTimeout)
 
 
 def test_abandoned_submission_never_starts(run_many, tmp_path):
@@ -369,27 +360,3 @@ def test_unwritable_marker_directory_runs_no_sbatch(run_many, tmp_path):
     _, (outcome,) = run_many([job_with_marker(tmp_path / "gone", "a", "good")])
     assert isinstance(outcome.error, RemoteFileError)
     assert sbatch_calls(run_many) == 0
-
-
-# -- test-only ---------------------------------------------------------------------------------------
-
-
-def test_start_estimate_of_newer_versions_is_parsed():
-    text = "sbatch: Job 12 to start at 1700000000 a using 4 processors on nodes n[1-2] in partition gpu"
-    start = parse_test_only(make_result(err=text))
-    assert (start.processors, start.nodes, start.partition) == (4, ("n1", "n2"), "gpu")
-    assert start.start_at.timestamp() == 1700000000
-
-
-def test_start_estimate_of_a_het_job_has_no_partition():
-    start = parse_test_only(
-        make_result(err="sbatch: Job 9 to start at 1700000000 using 2 processors on n1")
-    )
-    assert (start.nodes, start.partition) == (("n1",), "")
-
-
-def test_start_estimate_without_controller_raises_unavailable():
-    with pytest.raises(SlurmUnavailable):
-        parse_test_only(
-            make_result(code=1, err="allocation failure: Socket timed out on send/recv operation")
-        )

@@ -73,9 +73,9 @@ class Command(BaseCommand):
 def find_cluster(name: str) -> Cluster:
     cluster = Cluster.objects.filter(name=name).first()
     if cluster is None:
-        known = ", ".join(Cluster.objects.values_list("name", flat=True)) or gettext("none yet")
+        names = ", ".join(Cluster.objects.values_list("name", flat=True)) or gettext("none yet")
         raise CommandError(
             gettext("There is no cluster “%(name)s”. There are: %(known)s.")
-            % {"name": name, "known": known}
+            % {"name": name, "known": names}
         )
     return cluster

@@ -45,10 +45,10 @@ class Command(BaseCommand):
                 % {"message": translate(error.user_message), "name": cluster.name}
             ) from error
         slurm_comparison.store_slurm_names(cluster, slurm)
-        report = slurm_comparison.compare_with_slurm(cluster, slurm)
+        proposals, drifts = slurm_comparison.compare_with_slurm(cluster, slurm)
         if options["apply"]:
             with transaction.atomic():
-                slurm_comparison.create_namespaces(cluster, report.proposals)
+                slurm_comparison.create_namespaces(cluster, proposals)
         template = _(
             "Proposed: namespace %(name)s on partition %(partition)s, longest time %(limit)s"
         )
@@ -56,19 +56,19 @@ class Command(BaseCommand):
             template = _(
                 "Created: namespace %(name)s on partition %(partition)s, longest time %(limit)s"
             )
-        for proposal in report.proposals:
+        for proposal in proposals:
             limit = format_time_limit(proposal.max_time_s) if proposal.max_time_s else _("no limit")
             self.stdout.write(
                 template % {"name": proposal.name, "partition": proposal.partition, "limit": limit}
             )
-        if report.proposals and not options["apply"]:
+        if proposals and not options["apply"]:
             self.stdout.write(_("Use --apply to create them, without members."))
         drift_label = self.style.WARNING(_("Drift"))
-        for found in report.drifts:
-            where = _("namespace %(name)s") % {"name": found.namespace}
-            self.stdout.write(f"{drift_label}: {where}: {translate(found.problem)}")
-            self.stdout.write(f"       → {translate(found.remedy)}")
-        if not report.drifts:
+        for drift in drifts:
+            where = _("namespace %(name)s") % {"name": drift.namespace}
+            self.stdout.write(f"{drift_label}: {where}: {translate(drift.problem)}")
+            self.stdout.write(f"       → {translate(drift.remedy)}")
+        if not drifts:
             self.stdout.write(self.style.SUCCESS(_("All namespaces agree with Slurm.")))
             return
         raise SystemExit(1)

@@ -68,7 +68,7 @@ SHOWN_ARGUMENT = {
     **{name: 0 for name, kind in vars(cluster_errors).items() if isinstance(kind, type)},
     **{name: 0 for name, kind in vars(job_errors).items() if isinstance(kind, type)},
     **{"Problem": 1, "SpecWarning": 1, "single": 1, "RuleViolation": 2, "validation_error": 1},
-    **{"Note": 1, "CheckFailed": 0},
+    **{"Note": 1, "FailureText": 0},
     **{"ArchiveRefused": 1, "FrameworkError": 0, "RenderError": 0, "warn": 1, "refuse": 2},
     **dict.fromkeys(
         ("ValidationError", "ParseError", "PermissionDenied", "AuthenticationFailed"), 0

@@ -11,7 +11,7 @@ import pytest
 
 from clusters.capacity import GpuCount
 from clusters.errors import CommandFailed, SlurmParseError, SlurmUnavailable
-from clusters.slurm import control, fields, nodes, records, sacct, sacctmgr, scontrol, squeue
+from clusters.slurm import control, fields, nodes, sacct, sacctmgr, scontrol, squeue
 from clusters.slurm.errors import raise_for_failure
 from clusters.slurm.fields import ExitStatus
 from clusters.slurm.nodes import parse_gres, parse_node_state
@@ -224,31 +224,6 @@ def sacct_row(**changes):
     return list({**row, **changes}.values())
 
 
-def merge_rows(live_row, *sacct_rows):
-    live = squeue.parse_squeue(make_rows_result(live_row), separator=SEPARATOR)
-    recorded = sacct.parse_sacct(make_rows_result(*sacct_rows), separator=SEPARATOR)
-    return records.merge_records(live, recorded)["12"]
-
-
-def test_partial_sacct_row_does_not_hide_the_work_directory():
-    partial = sacct_row(partition="", dir="")
-    assert sacct.parse_sacct(make_rows_result(partial), separator=SEPARATOR)[0].is_partial
-    assert merge_rows(squeue_row(state="CD"), partial).work_dir == "/w/1"
-    assert merge_rows(squeue_row(state="CD"), sacct_row()).source == "sacct"
-
-
-def test_end_of_an_earlier_run_is_ignored():
-    requeued = squeue_row(state="PD", submit="1700000500")
-    assert merge_rows(requeued, sacct_row(state="NODE_FAIL")).phase is SlurmPhase.WAITING
-    ended_again = squeue_row(state="F", submit="1700000500", exit="256")
-    assert merge_rows(ended_again, sacct_row(state="NODE_FAIL")).exit_status == ExitStatus(1)
-
-
-def test_job_missing_from_squeue_is_taken_from_sacct():
-    recorded = sacct.parse_sacct(make_rows_result(sacct_row()), separator=SEPARATOR)
-    assert records.merge_records([], recorded)["12"].reported.state.succeeded
-
-
 @pytest.mark.parametrize(
     "stderr",
     [
@@ -336,9 +311,7 @@ def test_control_and_query_commands_have_the_expected_arguments():
         commands,
         separator=SEPARATOR,
         since=datetime(2024, 5, 6, 7, 8, 9, tzinfo=UTC),
-        users=["alice"],
     )
     assert argv[argv.index("-S") + 1] == "2024-05-06T07:08:09"
     assert "TZ=UTC" in argv
     assert f"--delimiter={SEPARATOR}" in argv
-    assert argv[argv.index("-u", argv.index("-D")) + 1] == "alice"

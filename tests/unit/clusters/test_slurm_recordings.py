@@ -24,8 +24,8 @@ from clusters.slurm import (
     sbatch,
     scontrol,
     squeue,
-    sstat,
 )
+from clusters.slurm.errors import classify_submit_failure
 from clusters.slurm.fields import ExitStatus
 from clusters.slurm.sbatch import SubmitRequest
 from clusters.slurm.states import SlurmPhase
@@ -159,11 +159,12 @@ def test_squeue_has_a_record_per_het_component_and_array_task(load_recording):
     assert sorted(het) == [0, 1]
     assert het[1].raw_id == str(int(het[0].raw_id) + 1)
     assert (het[0].partition, het[1].partition) == ("gpu", "cpu")
-    array = {r.array_task: r.phase for r in records if r.leader_id == load_recording.ids["array"]}
+    array_id = load_recording.ids["array"]
+    array = {r.slurm_job_id: r.phase for r in records if r.leader_id == array_id}
     assert array == {
-        "[3-5%2]": SlurmPhase.WAITING,
-        "1": SlurmPhase.RUNNING,
-        "2": SlurmPhase.RUNNING,
+        f"{array_id}_[3-5%2]": SlurmPhase.WAITING,
+        f"{array_id}_1": SlurmPhase.RUNNING,
+        f"{array_id}_2": SlurmPhase.RUNNING,
     }
 
 
@@ -171,7 +172,7 @@ def test_job_rejected_at_submission_stays_in_squeue(load_recording):
     records = squeue.parse_squeue(load_recording("squeue_all"), separator=SEPARATOR)
     rejected = [r for r in records if r.reason == "BadConstraints"]
     assert rejected
-    assert all(r.never_ran for r in rejected)
+    assert all(r.reported.name == "FAILED" and r.work_dir and not r.node_list for r in rejected)
 
 
 def test_time_zone_of_the_login_node_is_ignored(load_recording):
@@ -185,7 +186,7 @@ def test_time_zone_of_the_login_node_is_ignored(load_recording):
     assert default_zone_records["exit3"] == other_zone_records["exit3"]
 
 
-@pytest.mark.parametrize("name", ["squeue_no_rows", "squeue_unknown_id", "dbd_down_squeue_no_rows"])
+@pytest.mark.parametrize("name", ["squeue_no_rows", "dbd_down_squeue_no_rows"])
 def test_squeue_without_rows_is_an_empty_list(load_recording, name):
     assert squeue.parse_squeue(load_recording(name), separator=SEPARATOR) == []
 
@@ -234,7 +235,7 @@ def test_sacct_reports_the_uid_that_cancelled(sacct_records, load_recording):
 
 def test_sacct_reports_resources_and_derived_exit_status(sacct_records, load_recording):
     jobs_by_key = by_key(sacct_records, load_recording)
-    assert jobs_by_key["running"].tres.gpus_by_type == {"a100": 2}
+    assert jobs_by_key["running"].tres.gpus == 2
     assert jobs_by_key["running"].tres.mem_mib == 2048
     assert jobs_by_key["done"].derived_exit_status == ExitStatus(4)
 
@@ -244,7 +245,7 @@ def test_cancelled_before_eligible_is_found_only_by_id(sacct_records, load_recor
     assert held not in {record.raw_id for record in sacct_records}
     by_id = records.newest_runs(sacct.parse_sacct(load_recording("sacct_ids"), separator=SEPARATOR))
     assert by_id[held].reported.name == "CANCELLED"
-    assert by_id[held].never_ran
+    assert not by_id[held].node_list
 
 
 def test_requeued_job_has_a_row_per_run_and_the_newest_is_used(load_recording):
@@ -257,58 +258,16 @@ def test_requeued_job_has_a_row_per_run_and_the_newest_is_used(load_recording):
     )
 
 
-def test_preempted_and_requeued_job_has_not_ended(sacct_records, load_recording):
+def test_sacct_shows_only_the_ended_run_of_a_preempted_and_requeued_job(
+    sacct_records, load_recording
+):
+    # squeue has the run that waits: see SQUEUE_STATES.
     preempted = load_recording.ids["preempted"]
     assert records.newest_runs(sacct_records)[preempted].reported.name == "PREEMPTED"
-    merged = records.merge_records(
-        squeue.parse_squeue(load_recording("squeue_all"), separator=SEPARATOR), sacct_records
-    )
-    assert merged[preempted].phase is SlurmPhase.WAITING
-    assert merged[load_recording.ids["cancelledbyroot"]].reported.cancelled_by_uid == 0
-    assert merged[load_recording.ids["running"]].source == "squeue"
 
 
 def test_sacct_without_rows_is_an_empty_list(load_recording):
     assert sacct.parse_sacct(load_recording("sacct_no_rows"), separator=SEPARATOR) == []
-
-
-# -- steps -------------------------------------------------------------------------------------------
-
-
-def test_steps_report_state_and_exit_status(load_recording):
-    steps = sacct.parse_steps(load_recording("steps_done"), separator=SEPARATOR)
-    assert [(s.step, s.reported.name) for s in steps] == [
-        ("batch", "COMPLETED"),
-        ("0", "COMPLETED"),
-        ("1", "FAILED"),
-    ]
-    assert steps[2].exit_status == ExitStatus(4)
-    assert not sacct.ran_out_of_memory(steps)
-
-
-@pytest.mark.parametrize("name", ["steps_oom", "steps_stepoom"])
-def test_out_of_memory_is_detected_from_steps(load_recording, name):
-    assert sacct.ran_out_of_memory(sacct.parse_steps(load_recording(name), separator=SEPARATOR))
-
-
-def test_steps_of_a_het_job_name_their_component(load_recording):
-    steps = sacct.parse_steps(load_recording("steps_hetdone"), separator=SEPARATOR)
-    leader = load_recording.ids["hetdone"]
-    assert {s.slurm_job_id for s in steps} == {f"{leader}+0", f"{leader}+1"}
-
-
-def test_sstat_reports_usage_of_each_step(load_recording):
-    usage = {u.step: u for u in sstat.parse_sstat(load_recording("sstat"))}
-    assert usage["0"].tasks == 2
-    assert usage["0"].max_rss_bytes > 100_000
-    assert sstat.parse_sstat(load_recording("sstat_no_steps")) == []
-
-
-def test_show_job_lists_the_components_of_a_het_job(load_recording):
-    components = scontrol.parse_show_job(load_recording("show_job_het"))
-    assert [c["HetJobOffset"] for c in components] == ["0", "1"]
-    assert components[0]["JobState"] == "RUNNING"
-    assert scontrol.parse_show_job(load_recording("show_job_unknown")) == []
 
 
 # -- cluster -----------------------------------------------------------------------------------------
@@ -358,18 +317,12 @@ def test_associations_qos_and_operators_are_parsed(load_recording):
 
 def test_config_version_and_ping_are_parsed(load_recording):
     config = scontrol.parse_show_config(load_recording("config"))
-    assert (config.cluster_name, config.min_job_age_s, config.accounting) == ("sluice", 300, True)
-    assert config.version == "{}.{:02}.{}".format(
-        *scontrol.parse_version(load_recording("version"))
-    )
+    assert config == scontrol.SlurmConfig("sluice", accounting=True, enforces_associations=True)
+    assert scontrol.parse_version(load_recording("version")) == (22, 5, 8)
     assert [c.up for c in scontrol.parse_ping(load_recording("ping"))] == [True]
 
 
 # -- sbatch ------------------------------------------------------------------------------------------
-
-
-def test_accepted_submission_returns_the_job_id(load_recording):
-    assert sbatch.parse_submit(load_recording("submit_accepted")).isdigit()
 
 
 @pytest.mark.parametrize(
@@ -387,13 +340,12 @@ def test_accepted_submission_returns_the_job_id(load_recording):
         ("submit_limit", True, "waiting and running job"),
     ],
 )
-def test_rejected_submission_raises_with_text_and_retryability(
-    load_recording, name, retryable, expected_text
-):
-    with pytest.raises(SubmitRejected) as caught:
-        sbatch.parse_submit(load_recording(f"submit_refused_{name}"))
-    assert caught.value.retryable is retryable
-    assert expected_text in caught.value.user_message
+def test_rejected_submission_has_text_and_retryability(load_recording, name, retryable, expected_text):
+    result = load_recording(f"submit_refused_{name}")
+    error = classify_submit_failure(result.exit_code, result.error_text)
+    assert isinstance(error, SubmitRejected)
+    assert error.retryable is retryable
+    assert expected_text in error.user_message
 
 
 def test_submit_many_returns_an_outcome_per_submission(load_recording):
@@ -403,14 +355,6 @@ def test_submit_many_returns_an_outcome_per_submission(load_recording):
     )
     assert [bool(o.slurm_job_id) for o in outcomes] == [True, False, True]
     assert isinstance(outcomes[1].error, SubmitRejected)
-
-
-def test_start_estimate_has_time_nodes_and_partition(load_recording):
-    start = sbatch.parse_test_only(load_recording("test_only_busy"))
-    assert (start.nodes, start.partition) == (("n3",), "v100")
-    assert start.start_at > datetime(2020, 1, 1, tzinfo=UTC)
-    with pytest.raises(SubmitRejected):
-        sbatch.parse_test_only(load_recording("test_only_refused"))
 
 
 # -- control -----------------------------------------------------------------------------------------
@@ -455,7 +399,6 @@ PARSERS = {
     "ctld_down_nodes": nodes.parse_show_nodes,
     "ctld_down_scancel": control.parse_control,
     "ctld_down_time_limit": control.parse_control,
-    "ctld_down_submit": sbatch.parse_submit,
     "dbd_down_sacct": lambda r: sacct.parse_sacct(r, separator=SEPARATOR),
     "dbd_down_sacctmgr": sacctmgr.parse_qos,
 }
@@ -466,6 +409,13 @@ def test_daemon_down_raises_unavailable(load_recording, name):
     with pytest.raises(SlurmUnavailable) as caught:
         PARSERS[name](load_recording(name))
     assert ("database" in caught.value.user_message) is name.startswith("dbd")
+
+
+def test_submission_without_controller_is_unavailable(load_recording):
+    result = load_recording("ctld_down_submit")
+    error = classify_submit_failure(result.exit_code, result.error_text)
+    assert isinstance(error, SlurmUnavailable)
+    assert "database" not in error.user_message
 
 
 def test_ping_reports_a_stopped_controller(load_recording):
