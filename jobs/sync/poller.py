@@ -176,7 +176,8 @@ class Poller(Pass):
         """
         started = time.monotonic()
         live, submitting = self._load_rows()
-        self._prune_memory({row.attempt_id for row in (*live, *submitting)})
+        live_ids = {row.attempt_id for row in live}
+        self._prune_memory(live_ids | {row.attempt_id for row in submitting})
         if not live and not submitting:
             return False
         slurm = self.context.slurm_client()
