@@ -35,7 +35,7 @@ from jobs.changes import Changes, RequestedEvent, apply_transition
 from jobs.events import JobEventKind, build_job_event, build_state_data
 from jobs.jobfile import JobSpec
 from jobs.lifecycle.states import DesiredState, JobState
-from jobs.lifecycle.transitions import INITIAL_TRANSITION, Transition, decide_requeue, decide_stop
+from jobs.lifecycle.transitions import QUEUED_REASON, Transition, decide_requeue, decide_stop
 from jobs.models import Attempt, CodeUpload, Job
 from jobs.plan import Plan, plan
 from jobs.store import secrets as job_secrets
@@ -98,9 +98,9 @@ def create_job(
         retry_count=spec.retry_count,
         has_secrets=bool(secrets or image_logins),
         **_build_plan_columns(job_plan),
-        state=INITIAL_TRANSITION.state.value,
+        state=JobState.QUEUED.value,
+        reason_code=QUEUED_REASON.code,
     )
-    job.reason = INITIAL_TRANSITION.reason
     try:
         with transaction.atomic():
             _require_code(job)

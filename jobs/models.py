@@ -219,12 +219,6 @@ class Job(models.Model):
     def reason(self) -> Reason:
         return Reason(self.reason_code, self.reason_params, self.reason_text)
 
-    @reason.setter
-    def reason(self, value: Reason) -> None:
-        self.reason_code = value.code
-        self.reason_params = value.serialize_params()
-        self.reason_text = value.text
-
     def snapshot(self) -> JobSnapshot:
         """Return the values on which `jobs.lifecycle` decides."""
         return JobSnapshot(

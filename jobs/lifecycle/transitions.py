@@ -88,7 +88,7 @@ class TransitionKind(StrEnum):
     ENDED = "ended"
     RETRYING = "retrying"  # the attempt ended, and Sluice makes a new one
     STOP_REQUESTED = "stop requested"
-    REQUEUED = "requeued"  # a person created the job, or requested a new attempt of it
+    REQUEUED = "requeued"  # a person requested a new attempt
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +109,8 @@ class Transition:
 
 # -- before Slurm has the job -------------------------------------------------------------------------
 
-# The first transition of a new job.
-INITIAL_TRANSITION = Transition(TransitionKind.REQUEUED, JobState.QUEUED, Reason("queued"))
+# Reason of a new job, and of an ended job that a person queued again.
+QUEUED_REASON = Reason("queued")
 
 
 def decide_adoption(job: JobSnapshot, slurm_job_id: str, now: datetime) -> Transition:
@@ -481,7 +481,7 @@ def decide_requeue(now: datetime) -> Transition:
     return Transition(
         TransitionKind.REQUEUED,
         JobState.QUEUED,
-        Reason("queued"),
+        QUEUED_REASON,
         job={**_requeued_job_columns(now), "retries_counted": 0, "not_before": None},
     )
 

@@ -29,7 +29,7 @@ ROWS_PER_RUN = 500
 
 
 class DeletedJobsPass(Pass):
-    """Removes the files of deleted jobs, the rows of jobs deleted more than KEEP_DELETED_JOBS_DAYS ago, and old events."""
+    """Removes the files of deleted jobs, rows of jobs deleted KEEP_DELETED_JOBS_DAYS ago, and old events."""
 
     name = "remove_files"
     initial_delay_s = 5.0

@@ -39,12 +39,14 @@ STOP_SLACK_S = 30
 # cancelled with scancel instead, which sends SIGTERM to the tasks as well.
 SIGNAL_READY_AFTER = timedelta(seconds=5)
 
+_HAS_REQUESTED_LIMIT = Q(job__wanted_time_limit_s__isnull=False)
+
 
 class ControlPass(Pass):
     name = "control"
 
     def has_work(self) -> bool:
-        return (self._due_stops() | self._requested_time_limits()).exists()
+        return self._live_attempts().filter(self._is_stop_due() | _HAS_REQUESTED_LIMIT).exists()
 
     def retry_delay_s(self, consecutive_failures: int) -> float:
         return CONTROL_RETRY_DELAY_S
@@ -55,21 +57,22 @@ class ControlPass(Pass):
         self._send_time_limits(slurm)
         return True
 
+    def _live_attempts(self) -> QuerySet[Attempt]:
+        return Attempt.objects.filter(cluster=self.context.cluster, phase=Attempt.Phase.LIVE)
+
     # -- stops ----------------------------------------------------------------------------------------
 
-    def _due_stops(self) -> QuerySet[Attempt]:
+    def _is_stop_due(self) -> Q:
         """Select attempts whose stop was never sent, or was sent more than grace_s + STOP_SLACK_S ago."""
-        cluster = self.context.cluster
-        resend_after = timedelta(seconds=cluster.grace_s + STOP_SLACK_S)
-        return Attempt.objects.filter(
-            Q(stop_sent_at__isnull=True) | Q(stop_sent_at__lt=timezone.now() - resend_after),
-            cluster=cluster,
-            phase=Attempt.Phase.LIVE,
-        ).exclude(job__wanted=DesiredState.RUN)
+        resend_after = timedelta(seconds=self.context.cluster.grace_s + STOP_SLACK_S)
+        return ~Q(job__wanted=DesiredState.RUN) & (
+            Q(stop_sent_at__isnull=True) | Q(stop_sent_at__lt=timezone.now() - resend_after)
+        )
 
     def _send_stops(self, slurm: SlurmClient) -> None:
         attempts = (
-            self._due_stops()
+            self._live_attempts()
+            .filter(self._is_stop_due())
             .order_by("stop_sent_at", "id")
             .only("unix_user", "slurm_job_id", "slurm_state", "started_at", "stop_sent_at")
         )
@@ -115,16 +118,10 @@ class ControlPass(Pass):
 
     # -- time limits ----------------------------------------------------------------------------------
 
-    def _requested_time_limits(self) -> QuerySet[Attempt]:
-        return Attempt.objects.filter(
-            cluster=self.context.cluster,
-            phase=Attempt.Phase.LIVE,
-            job__wanted_time_limit_s__isnull=False,
-        )
-
     def _send_time_limits(self, slurm: SlurmClient) -> None:
         attempts = list(
-            self._requested_time_limits()
+            self._live_attempts()
+            .filter(_HAS_REQUESTED_LIMIT)
             .select_related("job")
             .defer("script", "job__spec")[:TIME_LIMITS_PER_PASS]
         )

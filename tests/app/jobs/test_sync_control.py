@@ -152,7 +152,10 @@ def test_time_limit_is_set_on_the_owners_job_only(scenario: Scenario) -> None:
     attempt = bob_attempt_with_slurm_id(scenario, "71")
     actions.change_time_limit(job=attempt.job, by=scenario.bob, time_limit_s=7200)
     alice_slurm = FakeSlurmClient(record("71", user="alice", work_dir="/w/other/1"))
-    create_control_pass(scenario, alice_slurm).run()
+    control_pass = create_control_pass(scenario, alice_slurm)
+    assert control_pass.has_work()
+    control_pass.run()
+    assert not control_pass.has_work()
     assert alice_slurm.argv_of("scontrol") == []
     attempt.job.refresh_from_db()
     assert attempt.job.wanted_time_limit_s is None
