@@ -69,9 +69,6 @@ class JobQuerySet(models.QuerySet["Job"]):
     def live(self) -> JobQuerySet:
         return self.filter(state__in=LIVE_STATE_VALUES)
 
-    def ended(self) -> JobQuerySet:
-        return self.filter(state__in=END_STATE_VALUES)
-
 
 class Job(models.Model):
     """A job. `state` is its state as far as Sluice knows, `wanted` the desired state that a person requested."""

@@ -52,10 +52,10 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """The result of a task that has ended, and the final size of its log; None if there is no file."""
+    """The result of a task that has ended, and the final size of its log."""
 
-    result: dict[str, Any]
-    size: int | None
+    result: dict[str, Any]  # of `find_writer_result`
+    size: int | None  # None: there is no file
 
 
 class Follower:

@@ -498,13 +498,10 @@ def _iter_zip_entries(
             raise ArchiveRefused("bad_name", _("An entry of the archive has no name."))
         kind = stat.S_IFMT(mode)
         if kind == stat.S_IFLNK:
-            if info.file_size > MAX_PATH_BYTES:
-                raise ArchiveRefused(
-                    "link_out",
-                    _("%(path)s is a link to a missing file.", path=_format_name(path)),
-                    entry=path,
-                )
-            target = archive.read(info).decode("utf-8", errors="surrogateescape")
+            # A target that is too long is not read into memory; the empty target is refused with the same error.
+            target = ""
+            if info.file_size <= MAX_PATH_BYTES:
+                target = archive.read(info).decode("utf-8", errors="surrogateescape")
             yield Entry(path, "symlink", target=_check_link_target(target, path))
         elif kind in (0, stat.S_IFREG):
             yield Entry(

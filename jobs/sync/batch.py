@@ -104,8 +104,7 @@ class Batch:
                 return PrepareResult(False, bool(jobs), 0.0)
             self._transport.write_files(self._pending[0].paths.work_root, files)
             for pending in self._pending:
-                if pending.job.code_upload_id is not None:
-                    stage_code(self._transport, pending.job, pending.paths)
+                stage_code(self._transport, pending.job, pending.paths)
         except ClusterError as error:
             more, pause_s = self._handle_error(error, [*jobs, *(a.job for a in attempts)])
             return PrepareResult(False, more, pause_s)

@@ -41,12 +41,15 @@ esac
 
 
 def stage_code(transport: Transport, job: Job, paths: AttemptPaths) -> None:
-    """Send the job's uploaded code to the attempt's directory, unless it is there already.
+    """Send the job's uploaded code, if it has any, to the attempt's directory, unless it is there already.
 
     Raises ClusterError.
     """
     upload = job.code_upload
-    if upload is None or _run_receive_step(transport, paths.dir, "exists") == "":
+    if upload is None:
+        return
+    is_sent_already = _run_receive_step(transport, paths.dir, "exists") == ""
+    if is_sent_already:
         return
     step = "create"
     try:

@@ -149,9 +149,10 @@ def _wait_for_batches(running: RunningBatches, *, max_running: int) -> SendResul
 
     The oldest batches are waited for first and removed from `running`.
     """
-    all_ok, pause_s = True, 0.0
+    all_ok, longest_pause_s = True, 0.0
     while running and (len(running) > max_running or not all_ok):
-        ok, pause = running.popleft()[1].result()
+        _batch, future = running.popleft()
+        ok, pause_s = future.result()
         if not ok:
-            all_ok, pause_s = False, max(pause_s, pause)
-    return SendResult(all_ok, pause_s)
+            all_ok, longest_pause_s = False, max(longest_pause_s, pause_s)
+    return SendResult(all_ok, longest_pause_s)
