@@ -1,11 +1,12 @@
 """Actions on jobs. Each action checks permission, is atomic and records its event.
 
-Actions only write rows; the engine makes the cluster agree. Repeating an action, for example by a double
+Actions only write rows; the engine then acts on the cluster. Repeating a request, for example by a double
 click, has no further effect. Events are written last in each transaction (see `core.events.records`).
 """
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -34,7 +35,7 @@ from jobs.changes import Changes, RequestedEvent, apply_transition
 from jobs.events import JobEventKind, build_job_event, build_state_data
 from jobs.jobfile import JobSpec
 from jobs.lifecycle.states import DesiredState, JobState
-from jobs.lifecycle.transitions import INITIAL_TRANSITION, Transition, decide_requeue, decide_stop
+from jobs.lifecycle.transitions import QUEUED_REASON, Transition, decide_requeue, decide_stop
 from jobs.models import Attempt, CodeUpload, Job
 from jobs.plan import Plan, plan
 from jobs.store import secrets as job_secrets
@@ -81,7 +82,7 @@ def create_job(
             _("You may not submit jobs to namespace %(name)s.", name=namespace.name),
             namespace=namespace.name,
         )
-    unix_user_for(by, namespace.cluster)  # raises IdentityRefused now, not later in the engine
+    unix_user_for(by, namespace.cluster)  # raises IdentityRefused, so that no such job is created
     job_plan = plan_job(spec=spec, namespace=namespace)
     job = Job(
         owner=by,
@@ -98,9 +99,9 @@ def create_job(
         grace_s=spec.grace_period,
         has_secrets=bool(secrets or image_logins),
         **_build_plan_columns(job_plan),
-        state=INITIAL_TRANSITION.state.value,
+        state=JobState.QUEUED.value,
+        reason_code=QUEUED_REASON.code,
     )
-    job.reason = INITIAL_TRANSITION.reason
     try:
         with transaction.atomic():
             _require_code(job)
@@ -117,9 +118,9 @@ def create_job(
 def create_job_once(
     *, by: User, key: str, fingerprint: str, create: Callable[[], Job]
 ) -> tuple[Job, bool]:
-    """Create a job once per idempotency key.
+    """Create a job unless an earlier request with the same idempotency key has created one.
 
-    Returns the job of the key, and whether an earlier request had created it.
+    Returns the job of the key, and whether the earlier request created it.
     """
     return get_or_create_for_key(
         user_id=by.pk,
@@ -131,15 +132,14 @@ def create_job_once(
 
 
 def _require_code(job: Job) -> None:
-    """Mark the job's uploaded code as used now, so that cleanup keeps it.
+    """Mark the job's uploaded code as used now, so that its retention time starts again.
 
-    Raises InvalidTransition if the code was deleted already.
+    Raises InvalidTransition if the job file requires uploaded code that has been deleted.
     """
     if (job.spec.get("code") or {}).get("selector") != "codeFile":
         return
     uploads = CodeUpload.objects.filter(pk=job.code_upload_id or 0)
-    updated = uploads.update(last_used_at=timezone.now())
-    if not updated:
+    if not uploads.update(last_used_at=timezone.now()):
         raise InvalidTransition(
             _(
                 "The code uploaded for job %(name)s was deleted. Upload it again and submit the job with it.",
@@ -188,7 +188,7 @@ def _decide_stop_transition(job: Job, by: User, wanted: DesiredState) -> Transit
 def _save_transition(
     job: Job, transition: Transition, event: RequestedEvent, **columns: Any
 ) -> None:
-    """Save a transition, its event and the given columns of the job."""
+    """Save a transition, its event and further columns of the job."""
     changes = Changes()
     changes.set_job_columns(job, **columns)
     apply_transition(changes, job, None, transition, event)
@@ -196,7 +196,7 @@ def _save_transition(
 
 
 def delete_job(*, job: Job, by: User, remove_files: bool = False, stop_first: bool = False) -> Job:
-    """Delete an ended job. With `stop_first`, stop a live job; it is deleted when it has ended."""
+    """Delete an ended job. With `stop_first`, also stop a live job, which is deleted when it has ended."""
     with transaction.atomic():
         job = _lock_job(job, by, JobAction.DELETE)
         if job.deleted_at is not None:
@@ -234,9 +234,9 @@ def delete_job(*, job: Job, by: User, remove_files: bool = False, stop_first: bo
 
 
 def retry_job(*, job: Job, by: User) -> Job:
-    """Queue an ended job again, as a further attempt."""
-    if job.is_live and job.wanted == DesiredState.RUN and job.state == JobState.QUEUED:
-        return job  # the same request was sent twice
+    """Queue an ended job again for a new attempt."""
+    if job.state == JobState.QUEUED and job.wanted == DesiredState.RUN:
+        return job  # an earlier request has queued it already
     try:
         with transaction.atomic():
             job = _lock_job(job, by, JobAction.RETRY)
@@ -269,7 +269,7 @@ def retry_job(*, job: Job, by: User) -> Job:
 def clone_job(
     *, job: Job, by: User, name: str | None = None, namespace: Namespace | None = None
 ) -> Job:
-    """Submit the same job file as a new job of `by`; secret values are not copied."""
+    """Submit the job file of a job as a new job of `by`. Refuses jobs with secret values, which are not copied."""
     if not can(by, JobAction.CLONE, job):
         raise job_not_found(job.pk)
     if job.has_secrets:
@@ -296,31 +296,31 @@ def clone_job(
 
 
 def find_unused_name(owner: User, name: str) -> str:
-    """Return `name`, with -2, -3 … appended if a live job of the owner already has that name."""
+    """Return `name`, or the name with the first of the suffixes -2, -3 … that no live job of the owner has."""
     base = re.sub(r"-\d{1,4}\Z", "", name)[:240] or name
-    taken = set(
-        Job.objects.live().filter(owner=owner, name__startswith=base).values_list("name", flat=True)
-    )
-    if name not in taken:
+    live_jobs = Job.objects.live().filter(owner=owner, name__startswith=base)
+    taken_names = set(live_jobs.values_list("name", flat=True))
+    if name not in taken_names:
         return name
-    return next(f"{base}-{n}" for n in range(2, len(taken) + 3) if f"{base}-{n}" not in taken)
+    candidates = (f"{base}-{number}" for number in itertools.count(2))
+    return next(candidate for candidate in candidates if candidate not in taken_names)
 
 
 def change_time_limit(*, job: Job, by: User, time_limit_s: int) -> Job:
-    """Change the time limit of a live job. If the job is in Slurm, the engine changes it there later."""
+    """Change the time limit of a live job. If an attempt is open, the engine changes the limit in Slurm later."""
     with transaction.atomic():
         job = _lock_job(job, by, JobAction.TIME_LIMIT)
-        longest = job.namespace.max_time_s
+        longest_s = job.namespace.max_time_s
         if time_limit_s < MIN_TIME_LIMIT_S:
             raise InvalidValue(_("A time limit is at least one minute."), least=MIN_TIME_LIMIT_S)
-        if longest is not None and time_limit_s > longest and not by.is_superuser:
+        if longest_s is not None and time_limit_s > longest_s and not by.is_superuser:
             raise InvalidValue(
                 _(
                     "Namespace %(name)s allows a time limit of %(longest)s s at most.",
                     name=job.namespace.name,
-                    longest=longest,
+                    longest=longest_s,
                 ),
-                most=longest,
+                most=longest_s,
             )
         if job.is_ended:
             raise InvalidTransition(
@@ -330,10 +330,7 @@ def change_time_limit(*, job: Job, by: User, time_limit_s: int) -> Job:
                 ),
                 state=job.state,
             )
-        if time_limit_s in (
-            job.wanted_time_limit_s,
-            job.time_limit_s if not job.wanted_time_limit_s else None,
-        ):
+        if time_limit_s == (job.wanted_time_limit_s or job.time_limit_s):
             return job
         if _has_open_attempt(job):
             job.wanted_time_limit_s = time_limit_s
@@ -395,7 +392,7 @@ def delete_jobs(
 
 
 def _run_batch(jobs: Iterable[Job], action: Callable[[Job], object]) -> list[JobOutcome]:
-    """Run the action for each job in its own transaction, so that a failure does not affect other jobs."""
+    """Run the action for each job in its own transaction, so that an error of one job does not affect the others."""
     outcomes = []
     for job in jobs:
         try:
@@ -424,23 +421,27 @@ def load_spec(job: Job) -> JobSpec:
     return JobSpec.model_validate(job.spec)
 
 
-def _lock_job(job: Job, by: User, verb: JobAction) -> Job:
-    """Load the job and lock its row until the end of the transaction. Raises NotFound, NotAllowed."""
+def _lock_job(job: Job, by: User, action: JobAction) -> Job:
+    """Load the job, lock its row until the end of the transaction, and check that the action is allowed.
+
+    Deleting a deleted job again is allowed to its owner and superusers. Raises NotFound, NotAllowed.
+    """
     found = (
         Job.objects.select_for_update(of=("self",))
         .select_related("namespace", "cluster", "owner")
         .filter(pk=job.pk)
         .first()
     )
-    if found is None or (found.deleted_at is None and not can(by, JobAction.VIEW, found)):
+    if found is None:
         raise job_not_found(job.pk)
-    if found.deleted_at is not None:
-        if verb is JobAction.DELETE and (found.owner_id == by.pk or by.is_superuser):
-            return found
+    may_repeat_deletion = found.owner_id == by.pk or by.is_superuser
+    if found.deleted_at is not None and action is JobAction.DELETE and may_repeat_deletion:
+        return found
+    if not can(by, JobAction.VIEW, found):  # nobody may view a deleted job
         raise job_not_found(job.pk)
-    if not can(by, verb, found):
+    if not can(by, action, found):
         raise NotAllowed(
-            _("You may not do this with job %(name)s.", name=found.name), verb=str(verb)
+            _("You may not do this with job %(name)s.", name=found.name), verb=str(action)
         )
     return found
 

@@ -1,8 +1,8 @@
 """Collects and saves changes of jobs and attempts, with their events.
 
-`Changes` collects the changes of one transaction. Only columns that differ are saved; rows that get the same
-values share one UPDATE; events are written last. `apply_transition` is the only function that sets a
-job's state or an attempt's phase; the engine calls it inside `Lease.fenced_transaction()`.
+`Changes` collects the changes of one transaction. Only columns whose value changes are saved; rows that get the same
+values share one UPDATE; events are written last. Only `apply_transition` changes the state of a job or the phase of
+an attempt; the engine calls it inside `Lease.fenced_transaction()`.
 """
 
 from __future__ import annotations
@@ -30,18 +30,19 @@ ROWS_PER_UPDATE = 400
 class Changes:
     """The changes of one transaction. Nothing is saved before `write` is called."""
 
-    _jobs: dict[Any, tuple[Job, dict[str, Any]]] = field(default_factory=dict)
-    _attempts: dict[Any, tuple[Attempt, dict[str, Any]]] = field(default_factory=dict)
+    # New values by column, by primary key of the row.
+    _job_columns: dict[Any, dict[str, Any]] = field(default_factory=dict)
+    _attempt_columns: dict[Any, dict[str, Any]] = field(default_factory=dict)
     _events: list[NewEvent] = field(default_factory=list)
-    _job_ids_without_secrets: list[Any] = field(default_factory=list)
+    _job_ids_to_delete_secrets_of: list[Any] = field(default_factory=list)
 
     def set_job_columns(self, job: Job, **values: Any) -> set[str]:
         """Set columns of the job and return the names of the columns whose value changed."""
-        return _collect(self._jobs, job, values)
+        return _set_columns(job, values, self._job_columns)
 
     def set_attempt_columns(self, attempt: Attempt, **values: Any) -> set[str]:
         """Set columns of the attempt and return the names of the columns whose value changed."""
-        return _collect(self._attempts, attempt, values)
+        return _set_columns(attempt, values, self._attempt_columns)
 
     def add_event(
         self,
@@ -57,39 +58,38 @@ class Changes:
         self._events.append(build_job_event(job, kind, event_data, actor, actor_name))
 
     def delete_secrets(self, job: Job) -> None:
-        """Let `write` delete the job's secret values."""
-        self._job_ids_without_secrets.append(job.pk)
+        """Delete the job's secret values when `write` is called."""
+        self._job_ids_to_delete_secrets_of.append(job.pk)
 
     def write(self) -> None:
         """Save the collected changes and events."""
-        _write_rows(Attempt, self._attempts)
-        _write_rows(Job, self._jobs)
-        if self._job_ids_without_secrets:
-            job_secrets.delete_secrets(self._job_ids_without_secrets)
+        _update_rows(Attempt, self._attempt_columns)
+        _update_rows(Job, self._job_columns)
+        if self._job_ids_to_delete_secrets_of:
+            job_secrets.delete_secrets(self._job_ids_to_delete_secrets_of)
         record_events(self._events)
 
 
-def _collect(
-    collected: dict[Any, tuple[Any, dict[str, Any]]], row: Model, values: Mapping[str, Any]
+def _set_columns(
+    row: Model, values: Mapping[str, Any], columns_by_pk: dict[Any, dict[str, Any]]
 ) -> set[str]:
     changed = {name: value for name, value in values.items() if getattr(row, name) != value}
     for name, value in changed.items():
         setattr(row, name, value)
     if changed:
-        collected.setdefault(row.pk, (row, {}))[1].update(changed)
+        columns_by_pk.setdefault(row.pk, {}).update(changed)
     return set(changed)
 
 
-def _write_rows(model: type[Model], collected: dict[Any, tuple[Any, dict[str, Any]]]) -> None:
-    groups: dict[str, tuple[dict[str, Any], list[Any]]] = defaultdict(lambda: ({}, []))
-    for key, (_row, values) in collected.items():
-        group_key = json.dumps(values, cls=DjangoJSONEncoder, sort_keys=True)
-        groups[group_key][0].update(values)
-        groups[group_key][1].append(key)
-    for values, keys in groups.values():
-        for start in range(0, len(keys), ROWS_PER_UPDATE):
-            chunk = keys[start : start + ROWS_PER_UPDATE]
-            model._default_manager.filter(pk__in=chunk).update(**values)
+def _update_rows(model: type[Model], columns_by_pk: Mapping[Any, Mapping[str, Any]]) -> None:
+    """Save the columns, with one UPDATE for all rows that get the same values."""
+    pks_by_values: dict[str, list[Any]] = defaultdict(list)  # by the values as JSON
+    for pk, values in columns_by_pk.items():
+        pks_by_values[json.dumps(values, cls=DjangoJSONEncoder, sort_keys=True)].append(pk)
+    for pks in pks_by_values.values():
+        for start in range(0, len(pks), ROWS_PER_UPDATE):
+            chunk = pks[start : start + ROWS_PER_UPDATE]
+            model._default_manager.filter(pk__in=chunk).update(**columns_by_pk[pks[0]])
 
 
 # -- transitions --------------------------------------------------------------------------------------
@@ -113,15 +113,18 @@ def apply_transition(
 ) -> None:
     """Add a transition and its event to `changes`; `Changes.write` saves them.
 
-    Without `requested_event`, the event is derived from the transition.
+    A transition that a person requested has a `requested_event`. For others the event follows from the transition.
     """
     if attempt is not None:
-        attempt_reason = transition.attempt_reason
-        columns = reason_columns(attempt_reason) if attempt_reason is not None else {}
-        changes.set_attempt_columns(attempt, **transition.attempt, **columns)
+        reason = transition.attempt_reason
+        reason_columns = {} if reason is None else _build_reason_columns(reason)
+        changes.set_attempt_columns(attempt, **transition.attempt, **reason_columns)
     old_state = JobState(job.state)
-    changed = changes.set_job_columns(
-        job, state=transition.state.value, **reason_columns(transition.reason), **transition.job
+    changed_columns = changes.set_job_columns(
+        job,
+        state=transition.state.value,
+        **_build_reason_columns(transition.reason),
+        **transition.job,
     )
     if transition.job_ends:
         changes.delete_secrets(job)
@@ -134,10 +137,10 @@ def apply_transition(
             actor_name=requested_event.username,
         )
     else:
-        _record_engine_event(changes, job, attempt, transition, old_state, changed)
+        _add_engine_event(changes, job, attempt, transition, old_state, changed_columns)
 
 
-def reason_columns(reason: Reason) -> dict[str, Any]:
+def _build_reason_columns(reason: Reason) -> dict[str, Any]:
     return {
         "reason_code": reason.code,
         "reason_params": reason.serialize_params(),
@@ -145,21 +148,21 @@ def reason_columns(reason: Reason) -> dict[str, Any]:
     }
 
 
-# If only these columns change, an event is recorded only for a pending job.
+# If no other columns change, an event is recorded only for a job that was pending: its expected start is shown.
 _COLUMNS_WITHOUT_EVENT = {"lost_since", "expected_start"}
 
 
-def _record_engine_event(
+def _add_engine_event(
     changes: Changes,
     job: Job,
     attempt: Attempt | None,
     transition: Transition,
     old_state: JobState,
-    changed: set[str],
+    changed_columns: set[str],
 ) -> None:
     kind = transition.kind
     if kind is TransitionKind.HELD:
-        if changed - {"not_before"}:
+        if changed_columns - {"not_before"}:
             changes.add_event(job, JobEventKind.REASON)
     elif kind is TransitionKind.SUBMITTED:
         slurm_job_id = attempt.slurm_job_id if attempt else ""
@@ -168,14 +171,12 @@ def _record_engine_event(
         number = attempt.number if attempt else job.attempt_number
         changes.add_event(job, JobEventKind.RETRYING, {"attemptEnded": number}, actor=Actor.SLURM)
     elif transition.job_ends:
-        refused = kind is TransitionKind.REFUSED
-        changes.add_event(job, JobEventKind.STATE, actor=Actor.SLUICE if refused else Actor.SLURM)
-        if "deleted_at" in changed:
+        actor = Actor.SLUICE if kind is TransitionKind.REFUSED else Actor.SLURM
+        changes.add_event(job, JobEventKind.STATE, actor=actor)
+        if "deleted_at" in changed_columns:
             changes.add_event(job, JobEventKind.DELETED, {"removeFiles": job.remove_files})
-    elif changed - _COLUMNS_WITHOUT_EVENT or (changed and old_state is JobState.PENDING):
-        state_changed = "state" in changed
-        changes.add_event(
-            job,
-            JobEventKind.STATE if state_changed else JobEventKind.REASON,
-            actor=Actor.SLURM,
-        )
+    elif changed_columns - _COLUMNS_WITHOUT_EVENT or (
+        changed_columns and old_state is JobState.PENDING
+    ):
+        event_kind = JobEventKind.STATE if "state" in changed_columns else JobEventKind.REASON
+        changes.add_event(job, event_kind, actor=Actor.SLURM)

@@ -22,16 +22,16 @@ class JobEventKind(StrEnum):
     STATE = "state"
     REASON = "reason"  # the reason changed, the state did not
     RETRYING = "retrying"  # an attempt ended and the engine makes another
-    STOP = "stop"
-    RETRY = "retry"
-    TIME_LIMIT = "time-limit"
-    EDITED = "edited"
+    STOP = "stop"  # a person requested a stop
+    RETRY = "retry"  # a person requested a new attempt
+    TIME_LIMIT = "time-limit"  # a time limit was requested, set in Slurm or refused by Slurm
+    EDITED = "edited"  # a person changed description or labels
     DELETED = "deleted"
-    TASKS = "tasks"
+    TASKS = "tasks"  # states of tasks changed
 
 
 class StateData(EventData):
-    """State of a job after an event: all that a page needs to update a list row without a request."""
+    """State of a job after an event: a page can update the job's row in a list without a further request."""
 
     state: str
     reason_code: str
@@ -61,13 +61,12 @@ class RetryingData(StateData):
 
 class TimeLimitData(StateData):
     wanted_time_limit_s: int | None = None
-    refused: Any = None
+    refused: Any = None  # Slurm's refusal as a stored message
 
 
 class StopData(StateData):
-    remove_files: bool = (
-        False  # True only if the stop is part of deleting a live job with its files
-    )
+    # True only if a person requested to stop the job and then to delete it with its files.
+    remove_files: bool = False
 
 
 class DeletedData(StateData):
@@ -89,7 +88,7 @@ class TaskChange(EventData):
 
 class TasksData(EventData):
     attempt: int
-    changed: int
+    changed: int  # number of changed tasks; `tasks` lists only the first of them
     tasks: list[TaskChange]
 
 
@@ -114,7 +113,7 @@ def build_job_event(
     job: Job,
     kind: JobEventKind,
     data: dict[str, Any],
-    actor: Actor = Actor.SLUICE,
+    actor: Actor,
     actor_name: str = "",
 ) -> NewEvent:
     return NewEvent(SUBJECT, job.pk, job.owner_id, job.namespace_id, kind, data, actor, actor_name)

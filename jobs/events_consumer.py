@@ -1,8 +1,9 @@
 """The websocket of job events: `/ws/events?since=N`.
 
-All frames are JSON text. First `{"type": "hello", "number": N}`, then `{"type": "events", "events": […]}`.
-If the requested number is too old, `{"type": "reset", "number": N}` replaces `hello`: the client fetches its
-lists again and continues from N. A client that reconnects with the last number it saw gets every event once.
+All frames are JSON text: first `{"type": "hello", "number": N}`, then `{"type": "events", "events": […]}` repeatedly.
+If events after `since` are no longer available, the first frame is `{"type": "reset", "number": N}`: the client must
+fetch its lists again, and events after N follow. A client that reconnects with the number of the last event that it
+received gets every event once.
 """
 
 from __future__ import annotations
@@ -71,6 +72,7 @@ class EventsConsumer(AuthenticatedConsumer):
             batch: list[EventRow | None] = [first]
             while len(batch) < MAX_EVENTS_PER_FRAME and not subscription.queue.empty():
                 batch.append(subscription.queue.get_nowait())
+            # None in the queue means that the hub has dropped the subscription.
             if subscription.too_slow or None in batch:
                 await self.close(code=CLOSE_TOO_SLOW, reason="too slow; come back with since=")
                 return

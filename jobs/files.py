@@ -32,17 +32,21 @@ MAX_TAR_DEPTH = 40
 class ResolvedPath:
     """A file or directory of an attempt that the person may read.
 
-    `real_path` is its path on the cluster without symbolic links, `path` the requested path below the root.
+    `real_path` is its absolute path on the cluster after all symbolic links are resolved, `path` the requested path,
+    relative to the root.
     """
 
     transport: Transport
     real_path: str
     path: str
     stat: FileStat
-    hidden_name: str = ""  # entry of this directory that the person may not read; left out of lists
+    hidden_name: str = (
+        ""  # name of an entry of this directory that the person may not read, omitted from lists
+    )
 
 
 def find_job_attempt(job: Job, number: int | None) -> Attempt:
+    """Return the attempt with this number, or the newest one if `number` is None. Raises NotFound."""
     attempts = Attempt.objects.filter(job=job).order_by("-number")
     found = attempts.filter(number=number).first() if number is not None else attempts.first()
     if found is None:
@@ -55,8 +59,8 @@ def resolve_path(
 ) -> ResolvedPath:
     """Resolve a requested path on the cluster and check that it may be read.
 
-    With `for_owner`, paths are allowed that only the owner may read: the file with the tasks' environment
-    variables, and an output directory outside the work directory.
+    `for_owner` allows paths that only the owner may read: the file with the tasks' environment variables, and an
+    output directory outside the work directory.
     Raises NotFound, NotAllowed, InvalidValue, RemoteFileMissing and other ClusterErrors.
     """
     try:
@@ -90,7 +94,7 @@ def resolve_path(
     )
     if not _is_within(real_path, real_base):
         raise RemoteFileMissing(_("%(path)s is outside the job's files.", path=relative_path))
-    # Check again after resolution: the output directory may be a symbolic link to another place.
+    # Check the resolved path too: the output directory may be a symbolic link to a directory elsewhere.
     if not for_owner and not _is_within(real_base, real_work_dir):
         raise NotAllowed(_("Only the owner may read a job's output directory."))
     if not for_owner and _is_within(real_path, posixpath.join(real_work_dir, ROLE_DATA_FILE)):
@@ -124,7 +128,7 @@ def _resolve_output_dir(job: Job, attempt: Attempt) -> str:
 def list_files(resolved: ResolvedPath) -> list[DirEntry]:
     if resolved.stat.kind != "dir":
         raise InvalidValue(
-            _("%(path)s is not a directory.", path=resolved.path), path=resolved.path
+            _("%(path)s is not a directory.", path=resolved.path or _("This")), path=resolved.path
         )
     return [
         entry
@@ -145,10 +149,6 @@ def read_file(
 
 def stream_tar(resolved: ResolvedPath) -> Iterator[bytes]:
     """Stream a directory as a tar archive, without the files that cannot be read."""
-    if resolved.stat.kind != "dir":
-        raise InvalidValue(
-            _("%(path)s is not a directory.", path=resolved.path or _("This")), path=resolved.path
-        )
     return _stream_tar_entries(resolved.transport, resolved.real_path, list_files(resolved))
 
 
@@ -199,7 +199,7 @@ def _build_tar_header(name: str, stat: FileStat) -> tarfile.TarInfo:
 def _stream_tar_file(
     transport: Transport, real_path: str, name: str, stat: FileStat
 ) -> Iterator[bytes]:
-    """Yield header and content. The content has the size in the header even if the file changes meanwhile."""
+    """Yield header and content of a file. If the file becomes shorter meanwhile, zero bytes complete the content."""
     chunks: Iterator[bytes] = iter(())
     if stat.size:
         try:

@@ -7,7 +7,6 @@ through `jobs.changes`. `jobs.store.access` decides who may see or change them.
 from __future__ import annotations
 
 import uuid
-from datetime import datetime
 
 from django.conf import settings
 from django.db import models
@@ -70,16 +69,9 @@ class JobQuerySet(models.QuerySet["Job"]):
     def live(self) -> JobQuerySet:
         return self.filter(state__in=LIVE_STATE_VALUES)
 
-    def ended(self) -> JobQuerySet:
-        return self.filter(state__in=END_STATE_VALUES)
-
-    def newest_first(self) -> JobQuerySet:
-        """Sort as every list does; `(created_at, id)` is the key of its pages."""
-        return self.order_by("-created_at", "-id")
-
 
 class Job(models.Model):
-    """A submitted job. `state` is the state last observed in Slurm, `wanted` the state that a person requested."""
+    """A job. `state` is its state as far as Sluice knows, `wanted` the desired state that a person requested."""
 
     id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
     owner = models.ForeignKey(
@@ -94,7 +86,7 @@ class Job(models.Model):
         related_name="jobs",
         verbose_name=_("namespace"),
     )
-    # A copy of the namespace's cluster: every poll selects jobs by cluster, without a join.
+    # The namespace's cluster, stored here too, so that the engine selects jobs by cluster without a join.
     cluster = models.ForeignKey(
         "clusters.Cluster",
         on_delete=models.PROTECT,
@@ -131,12 +123,14 @@ class Job(models.Model):
     )
     stopped_by = models.CharField(_("stopped by"), max_length=150, blank=True)
     remove_files = models.BooleanField(_("remove files"), default=False)
+    # A time limit that a person requested and that the engine has not set in Slurm yet.
     wanted_time_limit_s = models.PositiveIntegerField(
         _("wanted time limit (s)"), null=True, blank=True
     )
 
     created_at = models.DateTimeField(_("created"), default=timezone.now)
     queued_at = models.DateTimeField(_("queued"), default=timezone.now)
+    # The engine does not submit the job before this time.
     not_before = models.DateTimeField(_("not before"), null=True, blank=True)
     submitted_at = models.DateTimeField(_("submitted"), null=True, blank=True)
     started_at = models.DateTimeField(_("started"), null=True, blank=True)
@@ -147,6 +141,7 @@ class Job(models.Model):
     grace_s = models.PositiveIntegerField(_("grace period (s)"), null=True, blank=True)
     # Time since which neither squeue nor sacct has the job; null while one of them has it.
     lost_since = models.DateTimeField(_("unknown to Slurm since"), null=True, blank=True)
+    # Until this time the engine reads the state files of the running tasks, because a person watches the job.
     watched_until = models.DateTimeField(_("watched until"), null=True, blank=True)
     deleted_at = models.DateTimeField(_("deleted"), null=True, blank=True)
     files_removed = models.BooleanField(_("files removed"), default=False)
@@ -155,7 +150,7 @@ class Job(models.Model):
     retry_count = models.IntegerField(_("retry count"), default=0)
     retries_counted = models.PositiveIntegerField(_("retries so far"), default=0)
 
-    # Totals of the plan, stored as columns for lists.
+    # Totals of the plan, stored as columns for filters and lists.
     cpus = models.PositiveIntegerField(_("CPUs"), default=0)
     mem_mib = models.PositiveBigIntegerField(_("memory (MiB)"), default=0)
     gpus = models.PositiveIntegerField(_("GPUs"), default=0)
@@ -220,18 +215,8 @@ class Job(models.Model):
         return self.state in END_STATE_VALUES
 
     @property
-    def is_stopping(self) -> bool:
-        return self.is_live and self.wanted != DesiredState.RUN
-
-    @property
     def reason(self) -> Reason:
         return Reason(self.reason_code, self.reason_params, self.reason_text)
-
-    @reason.setter
-    def reason(self, value: Reason) -> None:
-        self.reason_code = value.code
-        self.reason_params = value.serialize_params()
-        self.reason_text = value.text
 
     def snapshot(self) -> JobSnapshot:
         """Return the values on which `jobs.lifecycle` decides."""
@@ -248,17 +233,6 @@ class Job(models.Model):
             time_limit_s=self.time_limit_s,
             lost_since=self.lost_since,
         )
-
-    def duration_s(self, now: datetime | None = None) -> float | None:
-        if self.started_at is None:
-            return None
-        end = self.ended_at or (now or timezone.now())
-        return max(0.0, (end - self.started_at).total_seconds())
-
-    def time_left_s(self, now: datetime | None = None) -> float | None:
-        if self.state != JobState.RUNNING or self.time_limit_s is None:
-            return None
-        return max(0.0, self.time_limit_s - (self.duration_s(now) or 0.0))
 
 
 class JobSecret(models.Model):
@@ -281,8 +255,11 @@ class JobSecret(models.Model):
 
 
 class Attempt(models.Model):
-    """One run of a job in Slurm. `work_dir` is the submission token: committed before sbatch runs,
-    visible in squeue (%Z) and sacct (WorkDir) after it."""
+    """One run of a job in Slurm.
+
+    `work_dir` is the submission token: it is committed before sbatch runs, and squeue (%Z) and sacct (WorkDir) show it
+    afterwards.
+    """
 
     class Phase(models.TextChoices):
         SUBMITTING = AttemptPhase.SUBMITTING.value, _("being submitted")
@@ -303,7 +280,8 @@ class Attempt(models.Model):
     unix_user = models.CharField(_("Unix user"), max_length=32)
     work_dir = models.CharField(_("work directory"), max_length=500, unique=True)
     script = models.TextField(_("batch script"), blank=True)
-    # 1 plus the number of submissions that certainly failed. Part of the marker file's name on the cluster.
+    # Number of the current try: 1 plus the number of tries that certainly failed. Part of the name of the marker file
+    # on the cluster.
     submit_try = models.PositiveIntegerField(_("submission"), default=1)
     slurm_job_id = models.CharField(_("Slurm job"), max_length=40, blank=True)
     component_ids = models.JSONField(_("components"), default=list, blank=True)
@@ -315,13 +293,14 @@ class Attempt(models.Model):
     exit_code = models.IntegerField(_("exit code"), null=True, blank=True)
     signal = models.IntegerField(_("signal"), null=True, blank=True)
     created_at = models.DateTimeField(_("created"), default=timezone.now)
+    # Time of the first try whose outcome is unknown; null if there is none.
     unanswered_since = models.DateTimeField(_("no answer since"), null=True, blank=True)
     # A stop was sent. If the attempt is still live at this time, it is sent again.
     stop_retry_at = models.DateTimeField(_("stop sent again at"), null=True, blank=True)
     submitted_at = models.DateTimeField(_("submitted"), null=True, blank=True)
     started_at = models.DateTimeField(_("started"), null=True, blank=True)
     ended_at = models.DateTimeField(_("ended"), null=True, blank=True)
-    # The tasks' state files are read while the job is watched, and a last time after the attempt's end.
+    # The tasks' state files are read while the job is watched, and a last time (`tasks_final`) after the attempt's end.
     tasks_read_at = models.DateTimeField(_("tasks read"), null=True, blank=True)
     tasks_final = models.BooleanField(_("tasks final"), default=False)
 

@@ -18,7 +18,7 @@ def serialize_problem(problem: Problem) -> dict[str, Any]:
     return {
         **problem.as_dict(),
         "message": translate(problem.message),
-        # The planner suggests with a sentence (a Message), the job file parser with the nearest valid word (str).
+        # A suggestion of the planner is a sentence (Message), one of the job file parser the nearest valid word (str).
         "suggestion": translate(problem.suggestion)
         if isinstance(problem.suggestion, Message)
         else problem.suggestion,
@@ -33,14 +33,14 @@ def format_problem(problem: Problem) -> str:
 
 def summarize_problems(problems: Sequence[Problem]) -> str:
     """Return one line: the first problem with its path and suggestion, and the number of other problems."""
-    first, more = problems[0], len(problems) - 1
+    first, other_count = problems[0], len(problems) - 1
     suggestion = first.suggestion
     if suggestion and not isinstance(suggestion, Message):
         is_in_message = suggestion in first.message
         suggestion = (
             "" if is_in_message else _('Did you mean "%(suggestion)s"?', suggestion=suggestion)
         )
-    rest = _("There are %(count)s more problems.", count=more) if more else ""
+    rest = _("There are %(count)s more problems.", count=other_count) if other_count else ""
     return translate(join_messages(first.located_message(), suggestion, rest))
 
 

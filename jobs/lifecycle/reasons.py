@@ -1,7 +1,7 @@
 """The messages of reasons (`jobs.lifecycle.states.Reason`) and their translation to the reader's language.
 
-Rows store only the code and parameters of a reason. The messages for Slurm's own reasons of a pending job are
-in `clusters.slurm.reasons`.
+Rows store only the code and the parameters of a reason. Reasons with the code `pending` contain Slurm's name of the
+reason; `clusters.slurm.reasons` has the messages for these names.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ REASON_MESSAGES: tuple[Message, ...] = (
     msg("end.signal", "The job was terminated by %(signal)s. %(hint)s"),
 )
 
-# What exit codes usually mean, by the conventions of shells and Linux.
+# What an exit code or a signal usually means, by the conventions of shells and Linux.
 EXIT_HINTS: Mapping[int, Message] = {
     1: msg("hint.exit-1", "The program reported an error. See the end of its log."),
     2: msg("hint.exit-2", "Usually a wrong option or a missing file. See the end of the log."),
@@ -146,7 +146,7 @@ SIGNAL_HINTS: Mapping[int, Message] = {
 }
 
 
-def signal_name(number: int) -> str:
+def _format_signal(number: int) -> str:
     try:
         return signals.Signals(number).name
     except ValueError:
@@ -154,12 +154,12 @@ def signal_name(number: int) -> str:
 
 
 def translate_reason_params(params: Mapping[str, Any]) -> dict[str, Any]:
-    """Translate the messages among a reason's parameters to the reader's language."""
+    """Translate those parameters of a reason that are stored messages to the reader's language."""
     return {k: translate(v) if isinstance(v, Mapping) else v for k, v in params.items()}
 
 
 def translate_event_data(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Add the text of the reason, in the reader's language, to an event's data."""
+    """Return an event's data with the text of its reason added and its messages translated to the reader's language."""
     translated = dict(data)
     if code := data.get("reasonCode"):
         params = data.get("reasonParams") or {}
@@ -170,17 +170,17 @@ def translate_event_data(data: Mapping[str, Any]) -> dict[str, Any]:
     return translated
 
 
-def reason_message(code: str, params: Mapping[str, Any]) -> Message | None:
+def _build_reason_message(code: str, params: Mapping[str, Any]) -> Message | None:
     """Build the message of a reason code. None if the code is unknown."""
     if code == "pending":
         return explain_reason(str(params.get("slurm", ""))).message
     values = dict(params)
     if code == "retrying":
         failed_code = str(values.pop("code", ""))
-        values["failure"] = reason_message(failed_code, values) or failed_code
+        values["failure"] = _build_reason_message(failed_code, values) or failed_code
     if "signal" in values:
         number = int(values["signal"])
-        values |= {"hint": SIGNAL_HINTS.get(number, ""), "signal": signal_name(number)}
+        values |= {"hint": SIGNAL_HINTS.get(number, ""), "signal": _format_signal(number)}
     elif "exit_code" in values:
         values["hint"] = EXIT_HINTS.get(int(values["exit_code"]), "")
     return find_message(code, values)
@@ -189,9 +189,9 @@ def reason_message(code: str, params: Mapping[str, Any]) -> Message | None:
 def render_reason_code(code: str, params: Mapping[str, Any] | None = None, text: str = "") -> str:
     """Render the text of a reason code in the reader's language.
 
-    An empty code gives empty text; an unknown code gives `text`, which is Slurm's own.
+    `text` is Slurm's own text of the reason. It is returned if the code is unknown. An empty code gives an empty text.
     """
-    message = reason_message(code, params or {}) if code else ""
+    message = _build_reason_message(code, params or {}) if code else ""
     return text or code if message is None else translate(message).strip()
 
 

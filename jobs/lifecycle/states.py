@@ -30,10 +30,10 @@ END_STATES = (JobState.COMPLETED, JobState.FAILED, JobState.STOPPED)
 
 
 class AttemptPhase(StrEnum):
-    SUBMITTING = "submitting"  # sbatch has not run, or its outcome is not known
-    LIVE = "live"  # has a Slurm job id
-    ENDED = "ended"  # was a Slurm job, which has ended
-    REFUSED = "refused"  # never became a Slurm job
+    SUBMITTING = "submitting"  # sbatch has not run yet, or its outcome is unknown
+    LIVE = "live"  # Slurm accepted the attempt as a job, and no end of it is stored
+    ENDED = "ended"  # its Slurm job has ended
+    REFUSED = "refused"  # it certainly never became a Slurm job, and will not
 
 
 class DesiredState(StrEnum):
@@ -45,30 +45,37 @@ class DesiredState(StrEnum):
 
 
 class FailureKind(StrEnum):
-    """Kinds of failures; they decide whether a job is retried."""
+    """The kind of a failure decides whether the job is retried."""
 
-    NONE = ""
-    # Caused by the cluster; always retried and not counted against retryCount.
+    NONE = ""  # no failure, or its kind was not reported
+    # Caused by the cluster: always retried, and the retry does not count against the job file's retryCount.
     TRANSIENT = "transient"
-    PERMANENT = "permanent"  # a retry would fail again; never retried
-    UNKNOWN = "unknown"  # retried up to retryCount times
+    PERMANENT = "permanent"  # a retry would fail in the same way: never retried
+    UNKNOWN = "unknown"  # retried as often as the job file's retryCount allows
 
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """Why a job is in its state: a code of `jobs.lifecycle.reasons`, its parameters, Slurm's own text."""
+    """Why a job is in its state.
+
+    `code` selects a message of `jobs.lifecycle.reasons`, `params` are the parameters of that message, and `text`
+    is the text with which Slurm gave the reason, if it gave one.
+    """
 
     code: str = ""
     params: Mapping[str, Any] = field(default_factory=dict)
     text: str = ""
 
     def serialize_params(self) -> dict[str, Any]:
-        """Convert the parameters to JSON for a row. Messages among them stay translatable."""
+        """Convert the parameters to JSON for a row. Parameters that are messages can still be translated later."""
         return {name: serialize(value) for name, value in self.params.items()}
 
 
 def exit_reason(exit_code: int | None, signal: int | None) -> Reason:
-    """Build the reason for the end of a program. An exit code from 129 to 192 means a signal."""
+    """Build the reason for the end of a program from its exit code and the signal that ended it.
+
+    Without `signal`, an exit code from 129 to 192 means that the program ended by signal 1 to 64.
+    """
     if not signal and exit_code and SIGNAL_EXIT_CODE_BASE < exit_code <= SIGNAL_EXIT_CODE_BASE + 64:
         signal = exit_code - SIGNAL_EXIT_CODE_BASE
     if signal:

@@ -1,8 +1,9 @@
 """Decides every change of a job's state. Pure: functions return a `Transition`; no clock, no Django, no I/O.
 
 A job ends only because Slurm recorded its end, because a submission certainly made no Slurm job, or because a
-person requested a stop. "Not found" and "not reachable" leave the state unchanged.
-`jobs.changes` writes transitions; no other module sets a job's state or an attempt's phase.
+person requested a stop. A job that Slurm does not have keeps its state. If Slurm does not answer, there is no
+observation and nothing is decided. `jobs.changes` writes transitions; no other module sets a job's state or an
+attempt's phase.
 """
 
 from __future__ import annotations
@@ -32,9 +33,8 @@ NO_REASON = Reason()
 class ObservationStatus(StrEnum):
     """What one poll established about one job."""
 
-    FOUND = "seen"  # squeue or sacct has a row for the job
+    FOUND = "found"  # squeue or sacct has a record of the job
     ABSENT = "absent"  # squeue and sacct answered, and neither has the job
-    UNREACHABLE = "unreachable"  # squeue or sacct did not answer, so the job may exist
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Observation:
     """The result of one poll for one job. Times are those of the cluster's clock."""
 
     status: ObservationStatus
-    slurm_state: str = ""  # Slurm's name of the base state, such as COMPLETING
+    slurm_state: str = ""  # Slurm's name of the state, such as COMPLETING
     pending_reason: str = ""  # Slurm's name of the reason why the job is pending
     exit_code: int | None = None
     signal: int | None = None
@@ -50,18 +50,17 @@ class Observation:
     ended_at: datetime | None = None
     expected_start: datetime | None = None
     cancelled_by_uid: int | None = None
-    cancelled_by: str = ""  # name of the user with this UID on the cluster; empty: not known
+    cancelled_by: str = ""  # user name of cancelled_by_uid on the cluster; empty: not known
     time_limit_s: int | None = None
     text: str = ""  # Slurm's own text of the reason
 
 
-UNREACHABLE_OBSERVATION = Observation(ObservationStatus.UNREACHABLE)
 ABSENT_OBSERVATION = Observation(ObservationStatus.ABSENT)
 
 
 @dataclass(frozen=True, slots=True)
 class JobSnapshot:
-    """The columns of a job that decide transitions, and what its batch script reported."""
+    """The columns of a job on which transitions depend, and what the job's batch script reported."""
 
     state: JobState
     wanted: DesiredState = DesiredState.RUN
@@ -80,16 +79,16 @@ class JobSnapshot:
 
 
 class TransitionKind(StrEnum):
-    """What happened to the job; decides which event is recorded."""
+    """What happened to the job. `jobs.changes` selects the event to record by it."""
 
     HELD = "held"  # the job stays QUEUED, with a new reason and possibly a delay
     SUBMITTED = "submitted"
-    REFUSED = "refused"  # the job ended and never was a Slurm job
-    OBSERVED = "observed"  # Slurm reported a live state
+    REFUSED = "refused"  # the job ended without ever being a Slurm job
+    OBSERVED = "observed"  # a poll found the job live in Slurm, or did not find it
     ENDED = "ended"
-    RETRYING = "retrying"  # the attempt ended, and Sluice makes a further one
+    RETRYING = "retrying"  # the attempt ended, and Sluice makes a new one
     STOP_REQUESTED = "stop requested"
-    REQUEUED = "requeued"  # a person requested a further attempt
+    REQUEUED = "requeued"  # a person requested a new attempt
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,12 +109,12 @@ class Transition:
 
 # -- before Slurm has the job -------------------------------------------------------------------------
 
-# The first transition of a new job.
-INITIAL_TRANSITION = Transition(TransitionKind.REQUEUED, JobState.QUEUED, Reason("queued"))
+# Reason of a new job, and of an ended job that a person queued again.
+QUEUED_REASON = Reason("queued")
 
 
 def decide_adoption(job: JobSnapshot, slurm_job_id: str, now: datetime) -> Transition:
-    """Adopt a Slurm job: sbatch printed its id, or it was found by its submission token."""
+    """Record that Slurm has the job: sbatch printed its id, or a poll found it by its submission token."""
     reason = (
         Reason("pending", {"slurm": "None"})
         if job.wanted is DesiredState.RUN
@@ -162,7 +161,10 @@ def decide_hold(
     until: datetime | None = None,
     attempt: Mapping[str, Any] | None = None,
 ) -> Transition:
-    """Keep the job queued, show the reason, and do not try to submit it before `until`."""
+    """Keep the job queued with a new reason. If `until` is given, it is not submitted before that time.
+
+    `attempt` are changed columns of the attempt's row.
+    """
     return Transition(
         TransitionKind.HELD,
         job.state,
@@ -201,8 +203,8 @@ END_OUTCOMES: Mapping[str, EndOutcome] = {
 }
 
 # How long a job must be absent from squeue and sacct before its reason says that Slurm has no record of it.
-# slurmdbd may show a job seconds late (measured after 100 submissions); slurmctld keeps ended jobs for
-# MinJobAge (300 s by default).
+# It may be absent for some seconds although it exists: slurmdbd shows a new job seconds late (measured after 100
+# submissions). slurmctld keeps ended jobs for MinJobAge (300 s by default).
 LOST_AFTER = timedelta(seconds=60)
 # Slurm changes the expected start a little in every scheduling cycle; changes smaller than this are not stored.
 EXPECTED_START_TOLERANCE_S = 60.0
@@ -210,7 +212,7 @@ EXPECTED_START_TOLERANCE_S = 60.0
 
 def decide_observation(job: JobSnapshot, observation: Observation, now: datetime) -> Transition:
     """Decide the transition after one poll. A job in an end state stays in it."""
-    if job.state in END_STATES or observation.status is ObservationStatus.UNREACHABLE:
+    if job.state in END_STATES:
         return _keep_state(job)
     if observation.status is ObservationStatus.ABSENT:
         return _decide_absent(job, now)
@@ -277,17 +279,18 @@ def _keep_state(
 
 
 def _choose_expected_start(
-    old: datetime | None, new: datetime | None, now: datetime
+    stored: datetime | None, reported: datetime | None, now: datetime
 ) -> datetime | None:
-    """Choose between the stored and the new expected start.
+    """Choose between the stored expected start and the one that Slurm reports now.
 
     The stored one is kept if they differ by less than a minute, or by less than a tenth of the remaining time.
     """
-    if old and new:
-        remaining_s = max(0.0, (new - now).total_seconds())
-        if abs((new - old).total_seconds()) < max(EXPECTED_START_TOLERANCE_S, remaining_s / 10):
-            return old
-    return new
+    if stored and reported:
+        remaining_s = max(0.0, (reported - now).total_seconds())
+        difference_s = abs((reported - stored).total_seconds())
+        if difference_s < max(EXPECTED_START_TOLERANCE_S, remaining_s / 10):
+            return stored
+    return reported
 
 
 def _decide_absent(job: JobSnapshot, now: datetime) -> Transition:
@@ -296,7 +299,7 @@ def _decide_absent(job: JobSnapshot, now: datetime) -> Transition:
         return _keep_state(job, lost_since=since)
     if job.wanted is DesiredState.RUN:
         return _keep_state(job, Reason("slurm.lost"), lost_since=since)
-    # A person requested a stop and Slurm has no job to cancel, so the request itself ends the job.
+    # A person requested a stop, and Slurm has no job whose end could be waited for: end the job now.
     return _build_end_transition(
         job,
         JobState.STOPPED,
@@ -326,7 +329,7 @@ def _running_reason(job: JobSnapshot, observation: Observation) -> Reason:
     phase = lookup_job_state(observation.slurm_state).phase
     if phase is SlurmPhase.STARTING:
         return Reason("running.configuring")
-    return Reason("running.completing") if phase is SlurmPhase.ENDING else Reason()
+    return Reason("running.completing") if phase is SlurmPhase.ENDING else NO_REASON
 
 
 def _decide_end(job: JobSnapshot, observation: Observation, now: datetime) -> Transition:
@@ -337,13 +340,14 @@ def _decide_end(job: JobSnapshot, observation: Observation, now: datetime) -> Tr
         end = END_OUTCOMES["LAUNCH_FAILED"]
     state, reason, failure = end.state, _end_reason(job, observation, end), end.failure
     if state is JobState.FAILED and job.script_reason is not None:
+        # Of Slurm's reasons, only an exit code says less than what the batch script reported.
         if end.code == "end.exit":
             reason = job.script_reason
         if failure is not FailureKind.TRANSIENT and job.script_failure:
             failure = job.script_failure
     if job.wanted is not DesiredState.RUN:
         if state is not JobState.COMPLETED:
-            # A requested stop ends a job as STOPPED, even if its script exits non-zero after SIGTERM.
+            # After a requested stop the job is STOPPED, even if its script handled SIGTERM and exited non-zero.
             state, reason = JobState.STOPPED, Reason("end.stopped", {"by": job.stopped_by})
         return _build_end_transition(job, state, reason, observation, now)
     retry, is_counted = should_retry(state, failure, job.retry_count, job.retries_counted)
@@ -427,7 +431,8 @@ def should_retry(
 ) -> tuple[bool, bool]:
     """Decide whether to retry a job, and whether the retry counts against `retry_count`: (retry, is_counted).
 
-    The checks have OpenPAI's order: transient failure, permanent failure, then the count.
+    `retry_count` has OpenPAI's meaning: -2 retries after every end, -1 after every failure. The checks have OpenPAI's
+    order: transient failure, permanent failure, then the count.
     """
     if state is JobState.STOPPED:
         return False, False
@@ -437,16 +442,15 @@ def should_retry(
         return False, False
     if retry_count == -2:
         return True, True
-    failed = state is JobState.FAILED
-    if failed and (retry_count == -1 or retries_counted < retry_count):
-        return True, True
-    return False, False
+    has_retries_left = retry_count == -1 or retries_counted < retry_count
+    retry = state is JobState.FAILED and has_retries_left
+    return retry, retry
 
 
 def next_attempt_delay_s(attempts_so_far: int) -> int:
     """Compute the delay before the next attempt: 2, 4, 8 … s, at most 300 s.
 
-    The delay grows because a retryCount of -1 or -2 retries without end.
+    The delay grows, because the number of attempts is not limited if retryCount is -1 or -2.
     """
     return min(300, int(2 ** min(attempts_so_far, 9)))
 
@@ -454,10 +458,10 @@ def next_attempt_delay_s(attempts_so_far: int) -> int:
 def decide_stop(
     job: JobSnapshot, wanted: DesiredState, by: str, *, has_open_attempt: bool, now: datetime
 ) -> Transition:
-    """Decide what follows when a person requests the end of a live job.
+    """Decide what follows when a person requests that a live job is stopped, or stopped and deleted.
 
-    A job without an open attempt ends at once. With an open attempt, sbatch may be running or Slurm may have
-    the job, so the engine must end it.
+    A job without an open attempt (phase SUBMITTING or LIVE) ends immediately. With an open attempt, sbatch may be
+    running or Slurm may have the job, so the engine has to stop it.
     """
     request = {"wanted": wanted.value, "stopped_by": by}
     if has_open_attempt:
@@ -473,17 +477,17 @@ def decide_stop(
 
 
 def decide_requeue(now: datetime) -> Transition:
-    """Queue an ended job again, because a person requested a further attempt."""
+    """Queue an ended job again, because a person requested a new attempt."""
     return Transition(
         TransitionKind.REQUEUED,
         JobState.QUEUED,
-        Reason("queued"),
+        QUEUED_REASON,
         job={**_requeued_job_columns(now), "retries_counted": 0, "not_before": None},
     )
 
 
 def _requeued_job_columns(now: datetime) -> dict[str, Any]:
-    """The columns of a job that are reset before a further attempt."""
+    """Return the columns of a job that are reset before a new attempt."""
     return {
         "wanted": DesiredState.RUN.value,
         "stopped_by": "",

@@ -1,9 +1,10 @@
 """The websocket of one log: `/ws/jobs/{id}/logs/{role}/{index}?offset=N&attempt=A&lossless=1`.
 
-The first frame is the text frame `{"type": "log", "offset": …, "size": …}`. Binary frames with the log's bytes in
-order follow. Further text frames: `waiting` (there is no file yet, or the cluster is unreachable), `truncated`
-(the next bytes are at offset 0), `gap` (a range that was skipped for a slow viewer and can be read by REST),
-`end` (how the task ended), `error` (a code and a message). A negative offset counts from the end of the log.
+The text frame `{"type": "log", "offset": …, "size": …}` announces the log; binary frames with the log's bytes in
+order follow. Further types of text frames: `waiting` (there is no file yet, or the cluster is unreachable),
+`truncated` (the next bytes are at offset 0), `gap` (a range that was skipped for a slow viewer and can be read by
+REST; not with `lossless=1`), `end` (how the task ended), `error` (a code and a message). A negative offset counts from
+the end of the log.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ POLL_INTERVAL_S = 1.0
 CLOSE_DONE = 1000
 CLOSE_FAILED = 1011
 RETRY_DELAYS_S = (1.0, 2.0, 5.0, 10.0)
-# A viewer for which one frame took longer than STALL_THRESHOLD_S to send, and that is more than MAX_LAG_BYTES
-# behind, continues RESUME_BEFORE_END_BYTES before the end of the log.
+# If sending one frame to a viewer took longer than STALL_THRESHOLD_S, and the viewer is more than MAX_LAG_BYTES behind
+# the end of the log, it continues RESUME_BEFORE_END_BYTES before the end.
 STALL_THRESHOLD_S = 2.0
 MAX_LAG_BYTES = 4 * 1024 * 1024
 RESUME_BEFORE_END_BYTES = 64 * 1024
@@ -89,7 +90,7 @@ class LogConsumer(AuthenticatedConsumer):
 
     async def _run(self) -> None:
         offset = self._query_int("offset") or 0
-        tries = 0
+        failure_count = 0
         while True:
             try:
                 log = await self._wait_for_submission()
@@ -106,11 +107,11 @@ class LogConsumer(AuthenticatedConsumer):
                 offset = self._current_offset(offset)
                 await self._leave_follower()
                 await self._send_message("waiting", offset=offset, reason=error.user_message)
-                if not error.retryable and tries >= len(RETRY_DELAYS_S):
+                if not error.retryable and failure_count >= len(RETRY_DELAYS_S):
                     await self._fail("unreadable", error.user_message)
                     return
-                await asyncio.sleep(RETRY_DELAYS_S[min(tries, len(RETRY_DELAYS_S) - 1)])
-                tries += 1
+                await asyncio.sleep(RETRY_DELAYS_S[min(failure_count, len(RETRY_DELAYS_S) - 1)])
+                failure_count += 1
             except DatabaseError:
                 # The database may be restarting: keep the websocket and its position, and try again.
                 logger.warning(
@@ -122,7 +123,7 @@ class LogConsumer(AuthenticatedConsumer):
                 await self._leave_follower()
                 await asyncio.sleep(RETRY_DELAYS_S[0])
             except Exception:
-                # Close the websocket: if it stayed open without frames, the viewer would wait for output in vain.
+                # Close the websocket, because no frames would follow although the client expects them.
                 logger.exception("a log's websocket failed", extra={"action": "log_socket_failed"})
                 await self.close(code=CLOSE_FAILED)
                 return
@@ -152,16 +153,15 @@ class LogConsumer(AuthenticatedConsumer):
     async def _stream(self, log: Log, requested: int) -> None:
         follower = self._follower = await get_followers().join(log)
         size = follower.end
-        first = self._viewer is None
-        viewer = self._viewer = Viewer(
-            follower, resolve_offset(requested, size) if first else requested
-        )
-        if first:
+        is_first_stream = self._viewer is None  # False after a failure
+        offset = resolve_offset(requested, size) if is_first_stream else requested
+        viewer = self._viewer = Viewer(follower, offset)
+        if is_first_stream:
             await self._send_message(
                 "log", offset=viewer.offset, size=size, attempt=log.attempt.number
             )
         while True:
-            ending = follower.cached_ending
+            ending = follower.ending
             if ending is not None and viewer.offset >= (ending.size or 0):
                 await self._send_end(ending)
                 return
@@ -176,7 +176,7 @@ class LogConsumer(AuthenticatedConsumer):
                 await self._send_message("waiting", offset=viewer.offset, reason=frame.reason)
 
     async def _send_bytes(self, viewer: Viewer, data: bytes) -> None:
-        """Send bytes; if the viewer stalled meanwhile and is far behind, skip to near the end.
+        """Send bytes. If that took long and the viewer is far behind, skip to near the end of the log.
 
         `send` returns when the connection has accepted the bytes (back-pressure, see `gateway.server`).
         """
@@ -184,9 +184,10 @@ class LogConsumer(AuthenticatedConsumer):
         started = loop.time()
         await self.send(bytes_data=data)
         stalled = loop.time() - started > STALL_THRESHOLD_S
-        if stalled and viewer.lag > MAX_LAG_BYTES and not self._query_int("lossless"):
+        lag_bytes = viewer.end - viewer.offset
+        if stalled and lag_bytes > MAX_LAG_BYTES and not self._query_int("lossless"):
             missed_from, resumed_at = viewer.offset, viewer.end - RESUME_BEFORE_END_BYTES
-            viewer.skip_to(resumed_at)
+            viewer.offset = resumed_at
             await self._send_message("gap", **{"from": missed_from, "to": resumed_at})
 
     async def _send_end(self, ending: Ending) -> None:

@@ -1,9 +1,9 @@
 """Follows logs that grow: one follower per log and process, for any number of viewers.
 
-A follower's thread reads the stream from the cluster into a ring buffer of recent bytes. Each viewer reads at
-its own speed: recent bytes from the ring buffer, older ones from the file in blocks that are cached for all viewers.
-A slow viewer therefore needs no memory of its own. When the last viewer leaves, the thread and the command on
-the cluster end. A follower belongs to one event loop and does not use websockets itself.
+A follower's thread reads what is appended to the file on the cluster into a ring buffer of recent bytes. Each viewer
+reads at its own speed: recent bytes from the ring buffer, older ones from the file, in blocks that are cached for all
+viewers. A slow viewer therefore needs no memory of its own. When the last viewer leaves, the thread and its command on
+the cluster end. A follower belongs to one event loop. This module knows no websockets.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """The result of a task that has ended, and the final size of its log; None if there is no file."""
+    """The result of a task that has ended, and the final size of its log."""
 
-    result: dict[str, Any]
-    size: int | None
+    result: dict[str, Any]  # of `find_writer_result`
+    size: int | None  # None: there is no file
 
 
 class Follower:
@@ -77,10 +77,10 @@ class Follower:
         self._prefetch_tasks: set[asyncio.Task[None]] = set()
         self._change_event = asyncio.Event()
         self._loop = asyncio.get_running_loop()
-        self._ending: Ending | None = None
+        self.ending: Ending | None = None  # result of the last `check_ending`
         self._ending_lock = asyncio.Lock()
         self._ending_checked_at = float("-inf")
-        self._slots = threading.Semaphore(MAX_PENDING_EVENTS)
+        self._pending_event_slots = threading.Semaphore(MAX_PENDING_EVENTS)
         self._follow_stream: AbstractContextManager[Iterator[FollowEvent]] | None = None
         self._thread: threading.Thread | None = None
 
@@ -112,13 +112,13 @@ class Follower:
 
     def _enqueue(self, event: FollowEvent) -> None:
         """Pass an event to the event loop; wait while MAX_PENDING_EVENTS are not handled (back-pressure)."""
-        while not self._slots.acquire(timeout=1.0):
+        while not self._pending_event_slots.acquire(timeout=1.0):
             if self._loop.is_closed():
                 raise RuntimeError("the event loop is closed")
         self._loop.call_soon_threadsafe(self._handle_event, event)
 
     def _handle_event(self, event: FollowEvent) -> None:
-        self._slots.release()
+        self._pending_event_slots.release()
         if event.kind == "data":
             self.waiting_reason = ""
             self._append(event.offset, event.data)
@@ -156,21 +156,17 @@ class Follower:
 
     @property
     def change_event(self) -> asyncio.Event:
-        """An event that is set at the next change. Get it before checking for data, and wait for it afterwards."""
+        """An event that is set at the next change. Get it before checking for data, so that no change is missed."""
         return self._change_event
-
-    @property
-    def cached_ending(self) -> Ending | None:
-        return self._ending
 
     async def check_ending(self) -> Ending | None:
         """Return how the task ended, or None; checks at most once per ENDING_CHECK_INTERVAL_S for all viewers."""
         async with self._ending_lock:
             is_due = self._loop.time() - self._ending_checked_at >= ENDING_CHECK_INTERVAL_S
-            if self._ending is None and is_due:
-                self._ending = await run_in_thread(_find_ending, self.log, self.transport)
+            if self.ending is None and is_due:
+                self.ending = await run_in_thread(_find_ending, self.log, self.transport)
                 self._ending_checked_at = self._loop.time()
-            return self._ending
+            return self.ending
 
     async def read_from(self, offset: int) -> bytes:
         """Return at least one byte and at most FRAME_BYTES from `offset`, which must be below `end`."""
@@ -210,7 +206,7 @@ class Follower:
             await self._get_block(number)
 
     async def _get_block(self, number: int) -> bytes:
-        """Return one aligned block; while it is cached, it is read only once for all viewers."""
+        """Return the block with this number, from the cache if possible. Concurrent viewers read a block only once."""
         if number in self._blocks:
             self._blocks.move_to_end(number)
             return self._blocks[number]
@@ -246,13 +242,6 @@ class Viewer:
         self.offset = offset
 
     @property
-    def lag(self) -> int:
-        return self._follower.end - self.offset
-
-    def skip_to(self, offset: int) -> None:
-        self.offset = offset
-
-    @property
     def end(self) -> int:
         return self._follower.end
 
@@ -276,7 +265,7 @@ class Viewer:
         if follower.failure is not None:
             raise follower.failure
         if self._generation != follower.generation or self.offset > follower.end:
-            # An offset beyond the end belongs to an earlier file, so it means truncation too.
+            # An offset beyond the end is a position in an earlier, longer file: the file was truncated too.
             self._generation = follower.generation
             self.offset = 0
             return Frame("truncated")
@@ -296,7 +285,7 @@ class Viewer:
         return None
 
     async def _wait_for_truncation(self) -> Frame | None:
-        """Wait shortly: the file was truncated, and the follower's event about it arrives soon."""
+        """Wait 50 ms. The file was truncated, and the follower is about to receive the event that says so."""
         await asyncio.sleep(0.05)
         return None
 
@@ -305,7 +294,7 @@ class FollowerRegistry:
     """The followers of this process, by log."""
 
     def __init__(self) -> None:
-        self._by_key: dict[LogKey, Follower] = {}
+        self._by_key: dict[LogKey, Follower] = {}  # by `Log.key`
         self._lock = asyncio.Lock()
 
     @property

@@ -1,8 +1,8 @@
 """Lists, reads and searches the logs of jobs.
 
 A log is identified by job, attempt, role and index; role `batch` with index 0 is the log of the batch script.
-It is read through the transport as the attempt's Unix user, after Sluice's own permission check. No
-function loads a whole log into memory. `jobs.logs.follower` follows a log that grows.
+Logs are read through the transport as the attempt's Unix user; `find_log` checks before that the person may see the
+job. No function loads a whole log into memory. `jobs.logs.follower` follows a log that grows.
 """
 
 from __future__ import annotations
@@ -40,13 +40,7 @@ class LogNotFound(Exception):
     """The job, attempt or task does not exist, or the person may not see it."""
 
 
-@dataclass(frozen=True, slots=True)
-class LogKey:
-    """Identifies a log among the followers."""
-
-    attempt_id: int
-    role: str
-    index: int
+LogKey = tuple[int, str, int]  # attempt id, role, index
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +54,7 @@ class Log:
 
     @property
     def key(self) -> LogKey:
-        return LogKey(self.attempt.pk, self.role, self.index)
+        return self.attempt.pk, self.role, self.index
 
     @property
     def path(self) -> str:
@@ -85,12 +79,12 @@ class LogChunk:
 
 @dataclass(frozen=True, slots=True)
 class LogListItem:
-    """One entry of a job's list of logs; `size` is None if there is no file."""
+    """One entry of a job's list of logs."""
 
     role: str
     index: int
-    size: int | None
-    state: str
+    size: int | None  # None: there is no file
+    state: str  # of the task; for the batch log the phase of the attempt
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +99,7 @@ def task_counts(job: Job) -> dict[str, int]:
 
 
 def find_attempt(job: Job, number: int | None) -> Attempt | None:
-    """Return the attempt with this number, or the newest if `number` is None; None if there is none yet.
+    """Return the attempt with this number, or the newest if `number` is None; None if the job has no attempt yet.
 
     Raises LogNotFound if no attempt has the number.
     """
@@ -123,14 +117,6 @@ def is_batch_log(job: Job, role: str) -> bool:
     return role == BATCH_LOG and BATCH_LOG not in task_counts(job)
 
 
-def require_log_exists(job: Job, role: str, index: int) -> None:
-    """Raise LogNotFound if the job has no task with this role and index."""
-    if is_batch_log(job, role) and index == 0:
-        return
-    if not 0 <= index < task_counts(job).get(role, 0):
-        raise LogNotFound
-
-
 def find_log(
     *, user: Person, job_id: uuid.UUID | str, role: str, index: int, attempt: int | None = None
 ) -> tuple[Job, Log | None]:
@@ -139,15 +125,17 @@ def find_log(
         job = find_job(user, job_id)
     except NotFound:
         raise LogNotFound from None
-    require_log_exists(job, role, index)
+    log_count = 1 if is_batch_log(job, role) else task_counts(job).get(role, 0)
+    if not 0 <= index < log_count:
+        raise LogNotFound
     found = find_attempt(job, attempt)
     return job, Log(job, found, role, index) if found else None
 
 
 def find_writer_result(log: Log) -> dict[str, Any] | None:
-    """Return end state and exit code of the task that writes the log; None while it may still write.
+    """Return end state and exit code of the task that writes the log; None while the task may still write.
 
-    The writer of the batch log is the attempt.
+    For the batch log they are those of the job and its attempt.
     """
     attempt = Attempt.objects.values("phase", "exit_code", "tasks_final").get(pk=log.attempt.pk)
     if log.is_batch:
@@ -162,7 +150,8 @@ def find_writer_result(log: Log) -> dict[str, Any] | None:
     )
     if task and task["ended_at"]:
         return {"state": task["state"], "exit_code": task["exit_code"]}
-    # The attempt's end is saved before its tasks' state files are read for the last time (`tasks_final`).
+    # The end of an attempt is not enough: it is saved before the tasks' state files are read for the last time, which
+    # sets `tasks_final`.
     if attempt["tasks_final"]:
         return {"state": Task.State.STOPPED.value, "exit_code": None}
     return None
@@ -171,8 +160,8 @@ def find_writer_result(log: Log) -> dict[str, Any] | None:
 def was_never_written(log: Log, result: dict[str, Any], transport: Transport) -> bool:
     """Return whether a missing log never existed: its task never started, and the logs directory exists.
 
-    `result` is that of `find_writer_result`. The task may have failed: a step that Slurm cancels while srun
-    creates it ends as "lost".
+    `result` is that of `find_writer_result`. A task that never started may have failed: if Slurm cancels a step while
+    srun creates it, the task ends as "lost".
     """
     if result["state"] == Task.State.SUCCEEDED.value:
         return False
@@ -195,8 +184,8 @@ def resolve_offset(offset: int, size: int) -> int:
 
 def read_log(log: Log, *, offset: int, limit: int) -> LogChunk:
     """Read at most `limit` bytes from `offset`. Raises RemoteFileMissing if there is no file."""
-    # Find the result before the size. If the task ends between the two, this read reports the log as incomplete,
-    # and the next one as complete.
+    # Find the result before the size. If the task ends between the two, this read reports the log as incomplete
+    # and the next one reports it as complete; bytes written at the end are not missed.
     result = find_writer_result(log)
     transport = log.transport()
     try:
@@ -258,14 +247,10 @@ def list_logs(job: Job, attempt: Attempt) -> list[LogListItem]:
 def search_log(
     log: Log, *, text: str, ignore_case: bool = False, limit: int = MAX_MATCHES
 ) -> list[SearchMatch]:
-    """Find a text within the lines of a log by running grep on the cluster.
-
-    Time and output of grep are limited.
-    """
+    """Find a text within the lines of a log by running grep on the cluster, with limited time and output."""
     transport = log.transport()
-    get_log_size(
-        transport, log.path
-    )  # raises for a pipe, on which grep would block until the timeout
+    # Raises RemoteFileMissing for a pipe, on which grep would block until the timeout.
+    get_log_size(transport, log.path)
     result = transport.run(
         [
             "bash",
@@ -281,18 +266,17 @@ def search_log(
         max_output_bytes=(len(text.encode()) + 64) * MAX_MATCHES,
     )
     if result.exit_code not in (0, 1, 141):
-        get_log_size(
-            transport, log.path
-        )  # raises RemoteFileMissing if the file was removed meanwhile
+        # Raises RemoteFileMissing if the file was removed meanwhile.
+        get_log_size(transport, log.path)
         raise CommandFailed(
             _("The log could not be searched."),
             exit_code=result.exit_code,
             detail=result.error_text,
         )
-    found = []
+    matches = []
     for row in result.stdout.split(b"\n"):
         line, _colon, rest = row.partition(b":")
         offset, colon, _matched = rest.partition(b":")
         if colon and line.isdigit() and offset.isdigit():
-            found.append(SearchMatch(int(offset), int(line)))
-    return found
+            matches.append(SearchMatch(int(offset), int(line)))
+    return matches

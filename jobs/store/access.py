@@ -41,18 +41,20 @@ class JobAction(StrEnum):
     CLONE = "clone"  # the new job runs as the person who clones
 
 
-# Actions that a namespace administrator may take on other people's jobs, in addition to those of a viewer.
-# EDIT is excluded, because description and labels belong to the owner. RETRY is excluded, because the job would
-# run as its owner.
-_NAMESPACE_ADMIN_EXTRA_ACTIONS = frozenset({JobAction.STOP, JobAction.DELETE, JobAction.TIME_LIMIT})
-# Actions of an owner who may no longer submit to the job's namespace. RETRY and TIME_LIMIT are excluded.
+# Actions of an owner who may no longer submit to the job's namespace: all except RETRY and TIME_LIMIT.
 _OWNER_ACTIONS = frozenset(
     {JobAction.VIEW, JobAction.EDIT, JobAction.STOP, JobAction.DELETE, JobAction.CLONE}
 )
 # Actions of everyone who sees a job. CLONE is included, because the permission to submit to the target namespace is
 # checked when the new job is created.
 _VIEWER_ACTIONS = frozenset({JobAction.VIEW, JobAction.CLONE})
-_NAMESPACE_ADMIN_ACTIONS = _NAMESPACE_ADMIN_EXTRA_ACTIONS | _VIEWER_ACTIONS
+# Actions of a namespace administrator on other people's jobs. EDIT is excluded, because description and labels belong
+# to the owner. RETRY is excluded, because the job would run as its owner.
+_NAMESPACE_ADMIN_ACTIONS = _VIEWER_ACTIONS | {
+    JobAction.STOP,
+    JobAction.DELETE,
+    JobAction.TIME_LIMIT,
+}
 _ALL_ACTIONS = frozenset(JobAction)
 
 
@@ -84,7 +86,7 @@ def load_job_access(user: Person) -> JobAccess:
 
 
 def visibility_of(user: Person) -> Visibility | None:
-    """The jobs that a person sees; None for a person who is not signed in or is deactivated, and sees no job."""
+    """Return which jobs a person sees. None: no job, because the person is not signed in or is deactivated."""
     return load_job_access(user).visibility
 
 
@@ -130,11 +132,11 @@ def job_not_found(job_id: uuid.UUID | str) -> NotFound:
     return NotFound(_("The job does not exist, or you may not see it."), job=str(job_id)[:64])
 
 
-def can(user: Person, action: JobAction | str, job: Job) -> bool:
-    """Whether the person may take the action on the job. False for deleted jobs."""
-    action = JobAction(action)
+def can(user: Person, action: JobAction, job: Job) -> bool:
+    """Return whether the person may take the action on the job. False for deleted jobs."""
     if job.deleted_at is not None:
         return False
+    # Skip the query for the role if it does not matter, because the owner may always take the action.
     role = None
     if user.is_authenticated and (job.owner_id != user.pk or action not in _OWNER_ACTIONS):
         role = role_of(user, job.namespace)
@@ -166,17 +168,17 @@ def allowed_actions(
 
 
 def can_remove_files(user: Person, job: Job) -> bool:
-    """Whether the person may remove the job's files on the cluster.
+    """Return whether the person may remove the job's files on the cluster: only the owner and superusers.
 
-    They are removed as the owner's Unix user, so only the owner and superusers may do it.
+    The files are removed as the owner's Unix user.
     """
     return bool(user.is_superuser or job.owner_id == user.pk)
 
 
 def can_read_output(user: Person, job: Job) -> bool:
-    """Whether the person may read the job's files and logs: only the owner and superusers.
+    """Return whether the person may read the output directory and the tasks' variables: only the owner and superusers.
 
-    The output directory may be the owner's home directory, and the variables of tasks may contain secrets.
+    The output directory may be the owner's home directory, and the variables may contain secrets.
     """
     return (
         user.is_authenticated and user.is_active and (user.is_superuser or job.owner_id == user.pk)

@@ -54,7 +54,10 @@ class ArchiveLimits:
 
 
 class ArchiveRefused(Exception):
-    """The archive is damaged, hostile or too large. `code` is stable; the message names the entry and the reason."""
+    """The archive is damaged, hostile or too large.
+
+    `code` identifies the kind of refusal for programs; the message names the entry and the reason for people.
+    """
 
     def __init__(self, code: str, message: Message, *, entry: str = "") -> None:
         super().__init__(message)
@@ -85,12 +88,12 @@ class Entry:
 
 @dataclass(slots=True)
 class _EntryChecker:
-    """Checks the entries of one archive, one after another, against each other and the limits."""
+    """Checks the entries of one archive in their order: against the limits and against earlier entries."""
 
     packed_bytes: int
     limits: ArchiveLimits
-    kinds: dict[str, EntryKind] = field(default_factory=dict)
-    links: dict[str, str] = field(default_factory=dict)
+    kinds: dict[str, EntryKind] = field(default_factory=dict)  # by path
+    links: dict[str, str] = field(default_factory=dict)  # path of a symbolic link → target
     count: int = 0
     unpacked_bytes: int = 0
 
@@ -169,6 +172,7 @@ def check_unpacked_size(unpacked_bytes: int, packed_bytes: int, limits: ArchiveL
 
 
 def _resolves_inside(link: str, links: dict[str, str]) -> bool:
+    """Resolve a path as the kernel would, and return whether it stays inside the archive."""
     hops = 0
     resolved: list[str] = []
     pending = link.split("/")[::-1]
@@ -193,6 +197,7 @@ def _resolves_inside(link: str, links: dict[str, str]) -> bool:
 
 
 def _format_name(name: str) -> str:
+    """Format a name of an entry for a message: quoted, at most 80 characters, without control characters."""
     text = "".join(c if c.isprintable() else "·" for c in name)
     return f"“{text[:80]}{'…' if len(text) > 80 else ''}”"
 
@@ -200,10 +205,10 @@ def _format_name(name: str) -> str:
 def check_entry_path(name: str) -> str:
     """Check an entry's name and return it as a relative path; "" for the root itself. Raises ArchiveRefused."""
 
-    def build_refusal(code: str, why: Message) -> ArchiveRefused:
+    def build_refusal(code: str, problem: Message) -> ArchiveRefused:
         return ArchiveRefused(
             code,
-            _("The entry %(name)s %(problem)s.", name=_format_name(name), problem=why),
+            _("The entry %(name)s %(problem)s.", name=_format_name(name), problem=problem),
             entry=name,
         )
 
@@ -274,7 +279,10 @@ def check_archive(path: Path, limits: ArchiveLimits | None = None) -> ArchiveInf
 
 
 def iter_tar_chunks(path: Path, limits: ArchiveLimits | None = None) -> Iterator[bytes]:
-    """Convert the archive to an uncompressed tar, in chunks. Checks every entry again; raises ArchiveRefused."""
+    """Convert the archive to an uncompressed tar, in chunks. Checks every entry as `check_archive` does.
+
+    Raises ArchiveRefused.
+    """
     limits = limits or ArchiveLimits()
     kind = detect_format(path)
     checker = _EntryChecker(packed_bytes=path.stat().st_size, limits=limits)
@@ -356,7 +364,7 @@ def _open_entries(
 
 
 class _LimitedStream(io.RawIOBase):
-    """A stream that raises ArchiveRefused when more is read than the limits allow."""
+    """A stream for tarfile that raises ArchiveRefused when more is read than the limits allow."""
 
     def __init__(
         self, stream: IO[bytes] | gzip.GzipFile, packed_bytes: int, limits: ArchiveLimits
@@ -490,13 +498,10 @@ def _iter_zip_entries(
             raise ArchiveRefused("bad_name", _("An entry of the archive has no name."))
         kind = stat.S_IFMT(mode)
         if kind == stat.S_IFLNK:
-            if info.file_size > MAX_PATH_BYTES:
-                raise ArchiveRefused(
-                    "link_out",
-                    _("%(path)s is a link to a missing file.", path=_format_name(path)),
-                    entry=path,
-                )
-            target = archive.read(info).decode("utf-8", errors="surrogateescape")
+            # A target that is too long is not read into memory; the empty target is refused with the same error.
+            target = ""
+            if info.file_size <= MAX_PATH_BYTES:
+                target = archive.read(info).decode("utf-8", errors="surrogateescape")
             yield Entry(path, "symlink", target=_check_link_target(target, path))
         elif kind in (0, stat.S_IFREG):
             yield Entry(

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from typing import Literal
 
 from clusters.models import Cluster
-from jobs.script.render import RenderOptions, filter_image_files
+from jobs.script.render import RenderOptions
 
 _GPU_OPTIONS: dict[str, Literal["--nv", "--rocm", ""]] = {"nvidia": "--nv", "amd": "--rocm"}
 
 
 def build_render_options(
-    cluster: Cluster, *, image_cache_dir: str = "", image_names: Collection[str] = ()
+    cluster: Cluster, *, image_cache_dir: str = "", image_files: frozenset[str] = frozenset()
 ) -> RenderOptions:
-    """Build the options from a cluster's row. `image_names` are the file names in its image directory."""
+    """Build the options from a cluster's row. `image_files` are the names of the image files in its image directory."""
     defaults = RenderOptions()
     return RenderOptions(
         runtime=cluster.runtime,  # type: ignore[arg-type]  # the model's choices are these values
         runtime_program=cluster.runtime_program,
         images_dir=cluster.images_dir,
-        image_files=filter_image_files(image_names),
+        image_files=image_files,
         image_aliases=cluster.image_aliases,
         image_cache_dir=image_cache_dir or defaults.image_cache_dir,
         grace_s=cluster.grace_s,

@@ -1,7 +1,7 @@
 """Job rows for lists and single reads: one query joins job, owner, namespace, cluster and current attempt.
 
-The queries are SQL, because the ORM takes ten times as long to compile them and convert the rows. `JobRow` is
-the only definition of the columns. Values have the same types on SQLite and PostgreSQL. Callers check permissions.
+The queries are written in SQL, because the ORM takes ten times as long to compile them and convert the rows. `JobRow`
+is the only definition of the columns. Values have the same types on SQLite and PostgreSQL. Callers check permissions.
 """
 
 from __future__ import annotations
@@ -127,8 +127,8 @@ def quoted_table(model: Any) -> str:
 def _build_select(vendor: str, columns: frozenset[str]) -> str:
     """Build the SELECT statement with placeholders {keys} and {order}. Joins only tables with a requested column."""
     sources = [column.source if name in columns else "NULL" for name, column in _COLUMNS.items()]
-    # SQLite does not reorder the tables of a CROSS JOIN, so the rows have the order of the keys. Sorting them
-    # again would copy the whole rows.
+    # SQLite does not reorder the tables of a CROSS JOIN, so that the rows already have the order of the keys. An ORDER
+    # BY would copy the whole rows.
     join, order = ("CROSS JOIN", "") if vendor == "sqlite" else ("JOIN", "{order}")
     joins = {
         "o": f"{join} {quoted_table(get_user_model())} o ON o.id = j.owner_id",

@@ -1,8 +1,8 @@
 """Lists of jobs: filter, sort and paginate. The REST API and the web pages use the same functions.
 
-A page begins after the key of the previous page's last row, not at an offset, so a page costs the same however
-many jobs exist. The query of a list is a union of branches: one for the person's own jobs and one for the jobs of
-each of the person's namespaces. The database answers each branch from one index.
+A page begins after the key of the previous page's last row, not at an offset, so that every page takes the same time
+however many jobs exist. The query of a list is a union of branches: one for the person's own jobs and one for the jobs
+of each of the person's namespaces. The database answers each branch from one index.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class JobFilter:
     owners: tuple[str, ...] = ()
     mine: bool = False  # only the person's own jobs
     name: str = ""  # exact name
-    q: str = ""  # words to search for; each must match
+    q: str = ""  # words to search for (`_build_word_condition`); each must match
     ids: tuple[uuid.UUID, ...] = ()
     slurm_id: str = ""
     gpu_type: str = ""
@@ -111,9 +111,9 @@ def list_jobs_page(
     if not branches:
         return JobPage([], None, access)
     keys_sql, params = _build_page_keys_sql(branches, job_filter, after, limit + 1)
-    wanted = {*columns, "id", job_filter.sort_column}
+    needed_columns = {*columns, "id", job_filter.sort_column}
     order = _build_order_by(job_filter, "j.")
-    rows = fetch_job_rows(keys_sql, params, order=order, columns=wanted)
+    rows = fetch_job_rows(keys_sql, params, order=order, columns=needed_columns)
     next_key = None
     if len(rows) > limit:
         rows = rows[:limit]
@@ -148,7 +148,7 @@ Branch: TypeAlias = Mapping[str, Any]
 def _build_branches(access: JobAccess, job_filter: JobFilter) -> list[Branch]:
     """Build one branch per visibility condition and requested state.
 
-    The list is the union of the branches. Each of them has an index, so the database need not scan the table.
+    The list is the union of the branches. There is an index for each, so that the database need not scan the table.
     """
     visible: list[Branch] = list(visibility_branches(access.visibility))
     if visible and job_filter.mine:
@@ -215,7 +215,7 @@ def _build_after_key_condition(job_filter: JobFilter, key: PageKey) -> Q:
     if value is None:
         return Q(**{f"{column}__isnull": True}) & later_id
     later = Q(**{f"{column}__{comparison}": value}) | Q(**{column: value}) & later_id
-    # This bound follows from `later`; with it the database starts the index scan at the key.
+    # The condition `<=` or `>=` follows from `later`, but only with it the database starts the index scan at the key.
     after_key = Q(**{f"{column}__{comparison}e": value}) & later
     return (
         after_key | Q(**{f"{column}__isnull": True})
@@ -238,14 +238,14 @@ def _build_conditions(job_filter: JobFilter) -> Q:
         conditions &= Q(owner__in=people.values("pk"))
     if job_filter.slurm_id:
         conditions &= Q(pk__in=_select_jobs_by_slurm_id(job_filter.slurm_id))
-    for lookup, wanted in (
+    for lookup, value in (
         ("pk__in", job_filter.ids or None),
         ("name", job_filter.name or None),
         ("gpu_type", job_filter.gpu_type or None),
         ("is_distributed", job_filter.distributed),
     ):
-        if wanted is not None:
-            conditions &= Q(**{lookup: wanted})
+        if value is not None:
+            conditions &= Q(**{lookup: value})
     for column, (since, until) in job_filter.ranges.items():
         if since is not None:
             conditions &= Q(**{f"{column}__gte": since})
@@ -253,16 +253,16 @@ def _build_conditions(job_filter: JobFilter) -> Q:
             conditions &= Q(**{f"{column}__lt": until})
     for word in job_filter.q.split():
         conditions &= _build_word_condition(word)
-    for key, value in job_filter.labels:
+    for key, label_value in job_filter.labels:
         label = Cast(KeyTextTransform(key, "labels"), TextField())
-        conditions &= Q(IsNull(label, False) if value is None else Exact(label, value))
+        conditions &= Q(IsNull(label, False) if label_value is None else Exact(label, label_value))
     return conditions
 
 
 def _select_jobs_by_slurm_id(slurm_id: str) -> QuerySet[Attempt, Any]:
     """Select the ids of jobs by Slurm job id. The id of a het job's component (`123+0`) also matches `123`."""
-    whole = slurm_id.partition("+")[0]
-    return Attempt.objects.filter(slurm_job_id__in={slurm_id, whole}).values("job_id")
+    leader_id = slurm_id.partition("+")[0]
+    return Attempt.objects.filter(slurm_job_id__in={slurm_id, leader_id}).values("job_id")
 
 
 def _build_word_condition(word: str) -> Q:
@@ -271,14 +271,14 @@ def _build_word_condition(word: str) -> Q:
     It matches a part of the name, the description or the owner's name, the beginning of the job's id, or a Slurm
     job id.
     """
-    found = Q(name__icontains=word) | Q(description__icontains=word)
+    condition = Q(name__icontains=word) | Q(description__icontains=word)
     # A subquery compares the names of users once; a join would compare the name for every job.
     people = get_user_model()._default_manager.filter(username__icontains=word)
-    found |= Q(owner__in=people.values("pk"))
-    compact = word.replace("-", "").lower()
-    if 6 <= len(compact) <= 32 and all(c in "0123456789abcdef" for c in compact):
-        low, high = compact.ljust(32, "0"), compact.ljust(32, "f")
-        found |= Q(pk__gte=uuid.UUID(low), pk__lte=uuid.UUID(high))
+    condition |= Q(owner__in=people.values("pk"))
+    hex_digits = word.replace("-", "").lower()
+    if 6 <= len(hex_digits) <= 32 and all(c in "0123456789abcdef" for c in hex_digits):
+        low, high = hex_digits.ljust(32, "0"), hex_digits.ljust(32, "f")
+        condition |= Q(pk__gte=uuid.UUID(low), pk__lte=uuid.UUID(high))
     if word[0].isdigit() and word.replace("+", "").isdigit() and len(word) <= 40:
-        found |= Q(pk__in=_select_jobs_by_slurm_id(word))
-    return found
+        condition |= Q(pk__in=_select_jobs_by_slurm_id(word))
+    return condition

@@ -1,6 +1,6 @@
 """Stores a job's secrets: values of secret task variables and logins of image registries.
 
-They are encrypted with a key derived from SECRET_KEY and deleted when the job ends. They are never part of the
+Secrets are encrypted with a key derived from SECRET_KEY and deleted when the job ends. They are never part of the
 spec, the plan, an event or a log.
 """
 
@@ -41,7 +41,7 @@ _LOGIN_PREFIX = "login for "
 def store_secrets(
     job: Job, values: Mapping[str, str], image_logins: Mapping[str, Mapping[str, str]] | None = None
 ) -> None:
-    """Store the values of secret variables, and the registry logins by image name. Replaces earlier ones."""
+    """Store the values of secret variables and the registry logins by image name, in place of those stored before."""
     payload: dict[str, Any] = dict(values)
     payload |= {_LOGIN_PREFIX + image: dict(login) for image, login in (image_logins or {}).items()}
     if payload:
@@ -51,29 +51,31 @@ def store_secrets(
 
 def load_secret_values(job: Job) -> dict[str, str]:
     """Load the values of the job's secret variables. Raises SecretsUnreadable."""
-    found = _load(job).items()
-    return {name: str(value) for name, value in found if not name.startswith(_LOGIN_PREFIX)}
+    return {
+        name: str(value)
+        for name, value in _load_payload(job).items()
+        if not name.startswith(_LOGIN_PREFIX)
+    }
 
 
 def load_image_logins(job: Job) -> dict[str, dict[str, str]]:
     """Load the registry logins by image name. Raises SecretsUnreadable."""
-    found = _load(job).items()
     return {
         name.removeprefix(_LOGIN_PREFIX): login
-        for name, login in found
+        for name, login in _load_payload(job).items()
         if name.startswith(_LOGIN_PREFIX)
     }
 
 
-def _load(job: Job) -> dict[str, Any]:
+def _load_payload(job: Job) -> dict[str, Any]:
     row = JobSecret.objects.filter(job=job).first()
     if row is None:
         return {}
     try:
-        values: dict[str, Any] = json.loads(_build_cipher().decrypt(bytes(row.data)))
+        payload: dict[str, Any] = json.loads(_build_cipher().decrypt(bytes(row.data)))
     except InvalidToken as error:
         raise SecretsUnreadable(SecretsUnreadable.message) from error
-    return values
+    return payload
 
 
 def delete_secrets(job_ids: Iterable[UUID]) -> None:

@@ -1,7 +1,7 @@
 """Uploaded code: receives archives, checks them, stores each once per SHA-256, and streams them to the engine.
 
-Files are below `UPLOAD_DIR`, have mode 0600 and are named by their SHA-256. A person may use only uploads of their
-own, even if they know the SHA-256 of another person's. An interrupted or rejected upload leaves no file.
+Files are below `UPLOAD_DIR`, have mode 0600 and are named by their SHA-256. A person may use only what they uploaded
+themselves, even if they know the SHA-256 of another upload. An interrupted or rejected upload leaves no file.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import time
 from collections.abc import Collection, Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import TYPE_CHECKING
 
 from django.conf import settings
 from django.db import transaction
@@ -29,7 +29,7 @@ from jobs.store.archives import ArchiveLimits, check_archive, iter_tar_chunks
 if TYPE_CHECKING:
     from accounts.models import User
 
-# A .part file, or a stored file without a row, that is older than this was left by a process that died.
+# A .part file, or a stored file without a row, that is older than this was left by a process that ended unexpectedly.
 ABANDONED_FILE_AGE_S = 6 * 3600
 
 
@@ -53,7 +53,7 @@ def _make_dir(name: str) -> Path:
     # Create the two levels one at a time, because pathlib does not apply `mode` to parents.
     top.mkdir(parents=True, exist_ok=True, mode=0o700)
     if top.stat().st_mode & 0o077:
-        # PermissionError: another user owns the directory and has set its mode.
+        # chmod raises PermissionError if another user owns the directory; that user has chosen its mode.
         with contextlib.suppress(PermissionError):
             top.chmod(0o700)
     folder = top / name
@@ -108,14 +108,14 @@ class IncomingUpload:
             info = check_archive(self._path, _archive_limits())
             sha256 = self._hash.hexdigest()
             _check_upload_quota(by, sha256, self.size)
-            place = _storage_path(sha256)
-            _make_dir(place.parent.name)
+            stored_path = _storage_path(sha256)
+            _make_dir(stored_path.parent.name)
             with transaction.atomic():
                 upload, _new = CodeUpload.objects.get_or_create(
                     sha256=sha256,
                     defaults={
                         "size": self.size,
-                        "path": str(place.relative_to(settings.UPLOAD_DIR)),
+                        "path": str(stored_path.relative_to(settings.UPLOAD_DIR)),
                         "format": info.format,
                         "unpacked_size": info.unpacked_bytes,
                         "file_count": info.files,
@@ -127,7 +127,7 @@ class IncomingUpload:
                 # In the same transaction as get_or_create, so that `prune_uploads` cannot delete the row before
                 # the file is in place.
                 touch_upload(upload)
-                os.replace(self._path, place)
+                os.replace(self._path, stored_path)
             return upload
         finally:
             self.discard()
@@ -155,27 +155,18 @@ def _check_upload_quota(by: User, sha256: str, size: int) -> None:
 def _remove_abandoned_files(
     folder: Path, pattern: str = "*.part", keep: Collection[str] = frozenset()
 ) -> None:
-    """Delete the old files of a directory that match the pattern, except those named in `keep`."""
-    for part in folder.glob(pattern):
-        if part.name in keep:
+    """Delete the files of a directory that match the pattern and are older than ABANDONED_FILE_AGE_S.
+
+    Files whose names are in `keep` stay.
+    """
+    for path in folder.glob(pattern):
+        if path.name in keep:
             continue
         try:
-            if time.time() - part.stat().st_mtime > ABANDONED_FILE_AGE_S:
-                part.unlink()
+            if time.time() - path.stat().st_mtime > ABANDONED_FILE_AGE_S:
+                path.unlink()
         except FileNotFoundError:
             continue
-
-
-def receive_upload(stream: IO[bytes], *, by: User, filename: str = "") -> CodeUpload:
-    """Read the stream to its end and store it as an upload of the person. Raises ArchiveRefused, TooLarge."""
-    incoming = IncomingUpload()
-    try:
-        while chunk := stream.read(256 * 1024):
-            incoming.write(chunk)
-    except BaseException:
-        incoming.discard()
-        raise
-    return incoming.store(by=by, filename=filename)
 
 
 def find_upload(*, sha256: str, by: User) -> CodeUpload:
@@ -203,21 +194,18 @@ def release_upload(*, upload: CodeUpload, by: User) -> None:
 
 
 def clean_up_uploads() -> int:
-    """Delete expired uploads, abandoned .part files and files without a row.
+    """Delete expired uploads, abandoned .part files and abandoned files without a row.
 
-    Returns the number of uploads removed.
+    Returns the number of expired uploads.
     """
     cutoff = timezone.now() - timedelta(days=settings.KEEP_UPLOADS_DAYS)
     removed = prune_uploads(unused_since=cutoff)
     top = Path(settings.UPLOAD_DIR)
     _remove_abandoned_files(top / "incoming")
     for folder in top.glob("[0-9a-f][0-9a-f]"):
-        known = set(
-            CodeUpload.objects.filter(sha256__startswith=folder.name).values_list(
-                "sha256", flat=True
-            )
-        )
-        _remove_abandoned_files(folder, "*", keep=known)
+        uploads = CodeUpload.objects.filter(sha256__startswith=folder.name)
+        names_with_row = set(uploads.values_list("sha256", flat=True))
+        _remove_abandoned_files(folder, "*", keep=names_with_row)
     return removed
 
 
@@ -230,13 +218,13 @@ def prune_uploads(*, unused_since: datetime) -> int:
     removed = 0
     for pk in list(stale.values_list("pk", flat=True)):
         with transaction.atomic():
-            # Check again while the row is locked: submitting a job with the upload updates `last_used_at` first.
+            # Lock the row and check again: a job submitted with the upload meanwhile has updated `last_used_at`.
             upload = stale.select_for_update().filter(pk=pk).first()
             if upload is None or Job.objects.live().filter(code_upload=upload).exists():
                 continue
             Job.objects.filter(code_upload=upload).update(code_upload=None)
             upload.delete()
-            # Delete the file before the lock is released, because a later upload of the same content writes it again.
+            # Delete the file before the lock is released: afterwards a new upload of the same content may write it.
             upload_path(upload).unlink(missing_ok=True)
         removed += 1
     return removed

@@ -42,7 +42,10 @@ class ImageNameCache:
 
 
 def list_image_files(cluster: Cluster) -> frozenset[str]:
-    """List the file names in the cluster's image directory; the result is cached for IMAGE_LIST_TTL_S."""
+    """List the names of the image files in the cluster's image directory; the result is cached for IMAGE_LIST_TTL_S.
+
+    If the directory cannot be listed, the previous result is used for the same time.
+    """
     if not cluster.images_dir:
         return frozenset()
     key = (cluster.pk, cluster.images_dir)
@@ -51,9 +54,8 @@ def list_image_files(cluster: Cluster) -> frozenset[str]:
     if time.monotonic() - cached_at < IMAGE_LIST_TTL_S:
         return names
     try:
-        names = filter_image_files(
-            [e.name for e in service_transport(cluster).list_dir(cluster.images_dir)]
-        )
+        entries = service_transport(cluster).list_dir(cluster.images_dir)
+        names = filter_image_files([entry.name for entry in entries])
     except ClusterError as error:
         logger.warning(
             "cannot list images of %s: %s",
@@ -66,11 +68,11 @@ def list_image_files(cluster: Cluster) -> frozenset[str]:
 
 
 def load_render_options(cluster: Cluster, unix_user: str) -> RenderOptions:
-    """Build the render options; may run commands on the cluster to find directories and images."""
+    """Build the render options. May run commands on the cluster to find the image cache and the image files."""
     return build_render_options(
         cluster,
         image_cache_dir=resolve_image_cache(cluster, unix_user),
-        image_names=list_image_files(cluster),
+        image_files=list_image_files(cluster),
     )
 
 

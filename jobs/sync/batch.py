@@ -1,9 +1,9 @@
 """Submits a batch of one owner's jobs: select jobs, commit tokens, write files, run sbatch.
 
-The attempt and its token (the work directory) are committed before sbatch runs. A marker file on the
-cluster ensures that sbatch runs once per attempt and try (`clusters.slurm.sbatch`). After an unknown outcome
-or the end of an engine process the same try is therefore sent again. A new try starts only after a certain
-failure.
+The attempt and its token (the work directory) are committed before sbatch runs. A marker file on the cluster
+ensures that sbatch runs at most once per attempt and number of the try (`clusters.slurm.sbatch`). If the outcome of a
+try is unknown, or the engine process ended during it, the try is therefore sent again with the same number. The
+number grows only when it is certain that the try made no Slurm job (`jobs.lifecycle.submit_outcomes`).
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class PendingSubmission:
 class PrepareResult(NamedTuple):
     ready: bool  # the batch has attempts to send
     more: bool  # the owner may have further jobs
-    pause_s: float  # pause before the owner's next turn
+    pause_s: float  # pause before the owner's next turn, see `jobs.sync.submitter`
 
 
 class SendResult(NamedTuple):
@@ -104,8 +104,7 @@ class Batch:
                 return PrepareResult(False, bool(jobs), 0.0)
             self._transport.write_files(self._pending[0].paths.work_root, files)
             for pending in self._pending:
-                if pending.job.code_upload_id is not None:
-                    stage_code(self._transport, pending.job, pending.paths)
+                stage_code(self._transport, pending.job, pending.paths)
         except ClusterError as error:
             more, pause_s = self._handle_error(error, [*jobs, *(a.job for a in attempts)])
             return PrepareResult(False, more, pause_s)
@@ -126,24 +125,27 @@ class Batch:
     # -- selection ------------------------------------------------------------------------------------
 
     def _select_due(self) -> tuple[list[Attempt], list[Job]]:
-        """Select attempts whose submission has no known outcome, then queued jobs; each oldest first.
+        """Select attempts whose submission has no known outcome, and queued jobs for new attempts; each oldest first.
 
-        The former include attempts of an engine process that ended unexpectedly.
+        The attempts include those of an engine process that ended during the submission.
         """
-        due = Q(job__not_before__isnull=True) | Q(job__not_before__lte=timezone.now())
+        is_due = Q(job__not_before__isnull=True) | Q(job__not_before__lte=timezone.now())
         attempts = list(
             Attempt.objects.filter(
-                due, cluster=self.cluster, phase=Attempt.Phase.SUBMITTING, job__owner=self.owner_id
+                is_due,
+                cluster=self.cluster,
+                phase=Attempt.Phase.SUBMITTING,
+                job__owner=self.owner_id,
             )
             .exclude(pk__in=self.in_flight)
             .select_related("job__namespace", "job__owner", "job__code_upload")
             .order_by("id")[:JOBS_PER_BATCH]
         )
         jobs = list(self._queued_jobs()[: JOBS_PER_BATCH - len(attempts)])
-        tasks = 0
+        task_count = 0
         for position, job in enumerate(jobs):
-            tasks += job.task_count
-            if tasks > TASKS_PER_BATCH and position:
+            task_count += job.task_count
+            if task_count > TASKS_PER_BATCH and position > 0:
                 del jobs[position:]
                 break
         return attempts, self._apply_job_limits(jobs)
@@ -164,7 +166,7 @@ class Batch:
         )
 
     def _apply_job_limits(self, jobs: list[Job]) -> list[Job]:
-        """Hold the jobs that exceed a namespace's limit of running jobs per person; return the others."""
+        """Hold the jobs that exceed their namespace's `max_running_jobs_per_user`; return the others."""
         limits = {
             job.namespace_id: job.namespace.max_running_jobs_per_user
             for job in jobs
@@ -172,7 +174,7 @@ class Batch:
         }
         if not limits:
             return jobs
-        counts = dict(
+        open_counts = dict(
             Job.objects.filter(
                 owner=self.owner_id, namespace__in=limits, attempts__phase__in=OPEN_PHASES
             )
@@ -182,11 +184,11 @@ class Batch:
         admitted, held = [], []
         for job in jobs:
             limit = limits.get(job.namespace_id)
-            used = counts.get(job.namespace_id, 0)
-            if limit is not None and used >= limit:
+            open_count = open_counts.get(job.namespace_id, 0)
+            if limit is not None and open_count >= limit:
                 held.append((job, Reason("queued.limit-running", {"limit": limit})))
             else:
-                counts[job.namespace_id] = used + 1
+                open_counts[job.namespace_id] = open_count + 1
                 admitted.append(job)
         hold_jobs(self.lease, held, delay_s=SUBMIT_RETRY_DELAY_S)
         return admitted
@@ -196,16 +198,18 @@ class Batch:
     def _render_batch(
         self, attempts: Sequence[Attempt], jobs: Sequence[Job]
     ) -> tuple[Transport, list[FileToWrite]]:
+        """Render existing attempts and new attempts of jobs, and commit the new ones.
+
+        Returns the owner's transport and the files to write with it. Refuses jobs that cannot be rendered.
+        """
         owner = (attempts[0].job if attempts else jobs[0]).owner
         unix_user = unix_user_for(owner, self.cluster)
         transport = transport_for(self.cluster, unix_user)
         work_root = resolve_work_root(self.cluster, unix_user)
         options = load_render_options(self.cluster, unix_user)
-        entries: list[tuple[Job, Attempt | None]] = [(a.job, a) for a in attempts]
-        entries += [(job, None) for job in jobs]
-        failed: list[tuple[Job, Reason]] = []
+        unrenderable: list[tuple[Job, Reason]] = []
         relocated: list[Attempt] = []
-        for job, attempt in entries:
+        for job, attempt in [*((a.job, a) for a in attempts), *((job, None) for job in jobs)]:
             number = attempt.number if attempt else job.attempt_number + 1
             paths = AttemptPaths(work_root, str(job.pk), number)
             if attempt is not None and paths.dir != attempt.work_dir:
@@ -215,9 +219,9 @@ class Batch:
                 rendered = render_attempt(job, paths, unix_user=unix_user, options=options)
             except (RenderError, SecretsUnreadable, ValueError) as error:
                 error_text = getattr(error, "message", str(error))
-                failed.append((job, Reason("end.unplannable", {"error": error_text})))
+                unrenderable.append((job, Reason("end.unplannable", {"error": error_text})))
                 continue
-            row = attempt or Attempt(
+            attempt_row = attempt or Attempt(
                 job=job,
                 cluster=self.cluster,
                 number=number,
@@ -225,8 +229,9 @@ class Batch:
                 work_dir=paths.dir,
                 script=rendered.batch_script,
             )
-            self._pending.append(PendingSubmission(job, row, paths, rendered, attempt is None))
-        refuse_jobs(self.lease, failed)
+            is_new = attempt is None
+            self._pending.append(PendingSubmission(job, attempt_row, paths, rendered, is_new))
+        refuse_jobs(self.lease, unrenderable)
         save_relocated(self.lease, relocated)
         self._commit_tokens()
         return transport, [
@@ -236,7 +241,10 @@ class Batch:
         ]
 
     def _commit_tokens(self) -> None:
-        """Insert the attempts of new jobs. From then on every engine finds their tokens in the database."""
+        """Insert the new attempts. From then on every engine finds their tokens in the database.
+
+        Jobs that are no longer queued, for example because a person stopped them meanwhile, leave the batch.
+        """
         new_submissions = [pending for pending in self._pending if pending.is_new]
         if not new_submissions:
             return
@@ -256,12 +264,12 @@ class Batch:
             Task.objects.bulk_create(
                 [task for pending in committed for task in _build_tasks(pending)], batch_size=500
             )
-            numbers: dict[int, list[UUID]] = defaultdict(list)
+            job_ids_by_number: dict[int, list[UUID]] = defaultdict(list)
             for pending in committed:
-                numbers[pending.attempt.number].append(pending.job.pk)
+                job_ids_by_number[pending.attempt.number].append(pending.job.pk)
                 pending.job.attempt_number = pending.attempt.number
                 pending.is_new = False
-            for number, job_ids in numbers.items():
+            for number, job_ids in job_ids_by_number.items():
                 Job.objects.filter(pk__in=job_ids).update(attempt_number=number)
         self._pending = [pending for pending in self._pending if not pending.is_new]
         crash_point("after_token")
@@ -316,12 +324,12 @@ class Batch:
         Returns whether the owner's next batch may follow, and the pause before it in seconds.
         """
         self._log_error(error)
-        reason, final = reason_for_error(error)
-        reasons = [(job, reason) for job in jobs]
-        if final:
-            refuse_jobs(self.lease, reasons)
+        reason, is_final = reason_for_error(error)
+        jobs_with_reason = [(job, reason) for job in jobs]
+        if is_final:
+            refuse_jobs(self.lease, jobs_with_reason)
             return True, 0.0
-        hold_jobs(self.lease, reasons)
+        hold_jobs(self.lease, jobs_with_reason)
         disk_full = isinstance(error, RemoteDiskFull)
         return False, REFUSED_RETRY_DELAY_S if disk_full else SUBMIT_RETRY_DELAY_S
 

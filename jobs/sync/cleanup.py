@@ -1,6 +1,6 @@
 """The passes that delete rows, files on the cluster and uploads.
 
-They delete what people have deleted and what is older than the retention settings allow.
+They delete what people have marked as deleted, and what is older than the retention settings allow.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from django.db.models import Q
 from django.utils import timezone
 
 from clusters.connections import transport_for
-from clusters.errors import ClusterError
 from clusters.passes import Pass
 from core.events.records import delete_events_of, purge_events_before
 from jobs.events import SUBJECT
@@ -30,7 +29,7 @@ ROWS_PER_RUN = 500
 
 
 class DeletedJobsPass(Pass):
-    """Removes the files of deleted jobs, the rows of jobs deleted KEEP_DELETED_JOBS_DAYS ago, and old events."""
+    """Removes the files of deleted jobs, rows of jobs deleted KEEP_DELETED_JOBS_DAYS ago, and old events."""
 
     name = "remove_files"
     initial_delay_s = 5.0
@@ -39,14 +38,10 @@ class DeletedJobsPass(Pass):
         return CLEANUP_INTERVAL_S
 
     def run(self) -> bool:
-        error = None
         try:
             self._remove_files()
-        except ClusterError as caught:
-            error = caught  # purge rows first, then raise
-        self._purge_rows()
-        if error is not None:
-            raise error
+        finally:
+            self._purge_rows()  # also if the cluster is unreachable
         return False
 
     def _purge_rows(self) -> None:
@@ -56,8 +51,8 @@ class DeletedJobsPass(Pass):
                 Q(remove_files=False) | Q(files_removed=True),
                 cluster=self.context.cluster,
                 deleted_at__lt=now - timedelta(days=settings.KEEP_DELETED_JOBS_DAYS),
-            ).values_list("pk", flat=True)[:ROWS_PER_RUN]
-            job_ids = list(expired)
+            )
+            job_ids = list(expired.values_list("pk", flat=True)[:ROWS_PER_RUN])
             Job.objects.filter(pk__in=job_ids).delete()
             delete_events_of(SUBJECT, job_ids)
             purge_events_before(now - timedelta(days=settings.KEEP_EVENTS_DAYS))
@@ -79,7 +74,7 @@ class DeletedJobsPass(Pass):
 
     def _remove_directory(self, job: Job, attempt: Attempt) -> None:
         directory = attempt.work_dir.rpartition("/")[0]
-        # Sluice stored this path itself, but `rm -rf` needs a second check.
+        # The path comes from Sluice's own database, but is checked again because of `rm -rf`.
         if not directory.endswith(f"/jobs/{job.pk}"):
             logger.error(
                 "not a job's directory: %s",
@@ -99,7 +94,10 @@ class DeletedJobsPass(Pass):
 
 
 class UploadsPass(Pass):
-    """Deletes uploaded code that is no longer used. Uploads belong to no cluster, so any engine may delete them."""
+    """Deletes uploaded code that is no longer used.
+
+    Uploads belong to no cluster, so that the engines of all clusters delete the same uploads.
+    """
 
     name = "upload_cleanup"
     initial_delay_s = 60.0

@@ -1,8 +1,8 @@
 """Sends uploaded code to the attempt's `code/` directory on the cluster.
 
-`jobs.store.uploads` converts a checked archive to an uncompressed tar. It is sent in blocks, and tar unpacks it as
-the job's owner (`--no-same-owner`). `code/` is created by a rename, so it is complete or absent, and sending
-may be repeated after a failure.
+`jobs.store.uploads` converts the archive to an uncompressed tar. The tar is sent in blocks, and the command tar
+unpacks it as the job's owner. The unpacked directory is renamed to `code/`, so that `code/` is complete or absent,
+and sending can be repeated after a failure.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from jobs.store.uploads import stream_upload_tar
 
 SEND_BLOCK_BYTES = 8 * 1024 * 1024
 
-# Runs one step of receiving the tar. $1 is the attempt's directory, $2 the step; stdin is a block of the tar.
+# Runs one step of receiving the tar. $1 is the attempt's directory, $2 the step. In the steps create and append, stdin
+# is a block of the tar.
 _RECEIVE_SCRIPT = r"""
 set -eu
 umask 077
@@ -40,12 +41,15 @@ esac
 
 
 def stage_code(transport: Transport, job: Job, paths: AttemptPaths) -> None:
-    """Send the job's uploaded code to the attempt's directory, unless it is there already.
+    """Send the job's uploaded code, if it has any, to the attempt's directory, unless it is there already.
 
     Raises ClusterError.
     """
     upload = job.code_upload
-    if upload is None or _run_receive_step(transport, paths.dir, "exists") == "":
+    if upload is None:
+        return
+    is_sent_already = _run_receive_step(transport, paths.dir, "exists") == ""
+    if is_sent_already:
         return
     step = "create"
     try:

@@ -1,8 +1,8 @@
 """The pass that sends control requests to Slurm: stops and time limits, as the service account.
 
-A stop is sent again if Slurm has not acted on it; only polls change the job's state. The owner of a job could
-have forged its Slurm job id, because sbatch ran as the owner. Requests run with operator rights, so they are
-limited to Slurm jobs of the owner's Unix user.
+A stop is sent again if the job has not ended some time after it. The pass does not change a job's state; the poller
+does when Slurm reports the end. Every command is limited to Slurm jobs of the owner's Unix user: sbatch ran as the
+owner, who could have forged the Slurm job id, and the service account has operator rights.
 """
 
 from __future__ import annotations
@@ -12,12 +12,11 @@ from collections import defaultdict
 from collections.abc import Sequence
 from datetime import timedelta
 
-from django.db.models import Q
+from django.db.models import Q, QuerySet
 from django.utils import timezone
 
 from clusters.errors import CommandFailed
-from clusters.models import Cluster
-from clusters.passes import EngineStats, Lease, Pass
+from clusters.passes import Pass
 from clusters.slurm import JobRecord
 from clusters.slurm.client import SlurmClient
 from core.events.records import Actor
@@ -25,12 +24,13 @@ from core.messages import msg, serialize
 from jobs.changes import Changes
 from jobs.events import JobEventKind
 from jobs.lifecycle.states import DesiredState
-from jobs.models import Attempt
+from jobs.models import Attempt, Job
 from jobs.script.task_state import STOP_SIGNAL
 
 logger = logging.getLogger(__name__)
 
 STOPS_PER_COMMAND = 200
+STOPS_PER_PASS = 1000
 TIME_LIMITS_PER_PASS = 20
 CONTROL_RETRY_DELAY_S = 2.0
 # Time that the batch script needs in addition to the grace period: to handle the signal, end its steps and exit.
@@ -39,90 +39,142 @@ STOP_SLACK_S = 30
 # cancelled with scancel instead, which sends SIGTERM to the tasks as well.
 SIGNAL_READY_AFTER = timedelta(seconds=5)
 
+_HAS_REQUESTED_LIMIT = Q(job__wanted_time_limit_s__isnull=False)
+
 
 class ControlPass(Pass):
     name = "control"
 
     def has_work(self) -> bool:
-        return has_pending_control_requests(self.context.cluster)
+        return self._live_attempts().filter(self._is_stop_due() | _HAS_REQUESTED_LIMIT).exists()
 
     def retry_delay_s(self, consecutive_failures: int) -> float:
         return CONTROL_RETRY_DELAY_S
 
     def run(self) -> bool:
-        context = self.context
-        send_control_requests(context.cluster, context.slurm_client(), context.lease, context.stats)
+        slurm = self.context.slurm_client()
+        self._send_stops(slurm)
+        self._send_time_limits(slurm)
         return True
 
+    def _live_attempts(self) -> QuerySet[Attempt]:
+        return Attempt.objects.filter(cluster=self.context.cluster, phase=Attempt.Phase.LIVE)
 
-def has_pending_control_requests(cluster: Cluster) -> bool:
-    """Return whether a stop or a time limit has to be sent."""
-    live = Attempt.objects.filter(cluster=cluster, phase=Attempt.Phase.LIVE)
-    return (
-        live.filter(Q(job__wanted_time_limit_s__isnull=False) | _unacknowledged_stops())
-        .values("pk")[:1]
-        .exists()
-    )
+    # -- stops ----------------------------------------------------------------------------------------
 
-
-def send_control_requests(
-    cluster: Cluster, slurm: SlurmClient, lease: Lease, stats: EngineStats
-) -> None:
-    _send_stops(cluster, slurm, lease, stats)
-    _send_time_limits(cluster, slurm, lease, stats)
-
-
-def _unacknowledged_stops() -> Q:
-    """Select attempts whose stop was never sent, or whose time to send it again has come."""
-    return ~Q(job__wanted=DesiredState.RUN) & (
-        Q(stop_retry_at__isnull=True) | Q(stop_retry_at__lt=timezone.now())
-    )
-
-
-def _send_stops(cluster: Cluster, slurm: SlurmClient, lease: Lease, stats: EngineStats) -> None:
-    attempts = (
-        Attempt.objects.filter(_unacknowledged_stops(), cluster=cluster, phase=Attempt.Phase.LIVE)
-        .select_related("job")
-        .order_by("stop_retry_at", "id")
-        .only(
-            "unix_user",
-            "slurm_job_id",
-            "slurm_state",
-            "started_at",
-            "stop_retry_at",
-            "job__grace_s",
+    @staticmethod
+    def _is_stop_due() -> Q:
+        """Select attempts whose stop was never sent, or whose time to send it again has come."""
+        return ~Q(job__wanted=DesiredState.RUN) & (
+            Q(stop_retry_at__isnull=True) | Q(stop_retry_at__lt=timezone.now())
         )
-    )
-    groups: dict[tuple[str, bool], list[Attempt]] = defaultdict(list)
-    for attempt in attempts[: STOPS_PER_COMMAND * 5]:
-        groups[attempt.unix_user, _can_signal_script(attempt)].append(attempt)
-    # Stop jobs that cannot be signalled, mainly pending ones, first. Otherwise some of them would start on the
-    # nodes that the stopped jobs release.
-    for (unix_user, signal_script), user_attempts in sorted(
-        groups.items(), key=lambda group: group[0][1]
-    ):
-        for start in range(0, len(user_attempts), STOPS_PER_COMMAND):
-            chunk = user_attempts[start : start + STOPS_PER_COMMAND]
-            ids = [attempt.slurm_job_id for attempt in chunk]
-            if not (signal_script and _signal_batch_script(slurm, ids, unix_user, stats)):
-                _cancel_jobs(cluster, slurm, ids, unix_user, stats)
-            with lease.fenced_transaction():
-                _set_retry_times(cluster, chunk)
 
+    def _send_stops(self, slurm: SlurmClient) -> None:
+        attempts = (
+            self._live_attempts()
+            .filter(self._is_stop_due())
+            .select_related("job")
+            .order_by("stop_retry_at", "id")
+            .only(
+                "unix_user",
+                "slurm_job_id",
+                "slurm_state",
+                "started_at",
+                "stop_retry_at",
+                "job__grace_s",
+            )
+        )
+        groups: dict[tuple[bool, str], list[Attempt]] = defaultdict(list)
+        for attempt in attempts[:STOPS_PER_PASS]:
+            groups[_can_signal_script(attempt), attempt.unix_user].append(attempt)
+        # First stop the jobs whose scripts cannot be signalled. Most of them are pending, and some would otherwise
+        # start on the nodes that the other jobs release.
+        for (can_signal, unix_user), group in sorted(groups.items(), key=lambda item: item[0][0]):
+            for start in range(0, len(group), STOPS_PER_COMMAND):
+                chunk = group[start : start + STOPS_PER_COMMAND]
+                ids = [attempt.slurm_job_id for attempt in chunk]
+                if not (can_signal and self._signal_batch_scripts(slurm, ids, unix_user)):
+                    self._cancel_jobs(slurm, ids, unix_user)
+                with self.context.lease.fenced_transaction():
+                    self._set_retry_times(chunk)
 
-def _set_retry_times(cluster: Cluster, attempts: Sequence[Attempt]) -> None:
-    now = timezone.now()
-    for attempt in attempts:
-        job_grace_s = attempt.job.grace_s
-        grace_s = cluster.grace_s if job_grace_s is None else job_grace_s
-        attempt.stop_retry_at = now + timedelta(seconds=grace_s + STOP_SLACK_S)
-    Attempt.objects.bulk_update(attempts, ["stop_retry_at"])
+    def _set_retry_times(self, attempts: Sequence[Attempt]) -> None:
+        now = timezone.now()
+        for attempt in attempts:
+            job_grace_s = attempt.job.grace_s
+            grace_s = self.context.cluster.grace_s if job_grace_s is None else job_grace_s
+            attempt.stop_retry_at = now + timedelta(seconds=grace_s + STOP_SLACK_S)
+        Attempt.objects.bulk_update(attempts, ["stop_retry_at"])
+
+    def _signal_batch_scripts(self, slurm: SlurmClient, ids: Sequence[str], unix_user: str) -> bool:
+        """Signal the batch scripts: each sends SIGTERM to its tasks, waits for the grace period and cancels its job.
+
+        scancel without a signal would wait for KillWait, a setting of the whole Slurm site that is often too
+        short for a checkpoint. Returns False if Slurm refused the signal.
+        """
+        self.context.stats.count_command("scancel")
+        try:
+            result = slurm.signal(ids, STOP_SIGNAL, target="batch", user=unix_user)
+        except CommandFailed:  # for example because Slurm has requeued a job, which is pending now
+            return False
+        return not result.refusals
+
+    def _cancel_jobs(self, slurm: SlurmClient, ids: Sequence[str], unix_user: str) -> None:
+        self.context.stats.count_command("scancel")
+        result = slurm.cancel(ids, user=unix_user)
+        if result.refusals:
+            self.context.stats.count_failure("scancel")
+            logger.warning(
+                "scancel: %s",
+                result.refusals[0],
+                extra={"action": "stop_rejected", "cluster": self.context.cluster.name},
+            )
+
+    # -- time limits ----------------------------------------------------------------------------------
+
+    def _send_time_limits(self, slurm: SlurmClient) -> None:
+        attempts = list(
+            self._live_attempts()
+            .filter(_HAS_REQUESTED_LIMIT)
+            .select_related("job")
+            .defer("script", "job__spec")[:TIME_LIMITS_PER_PASS]
+        )
+        records = slurm.list_queue() if attempts else []
+        for attempt in attempts:
+            time_limit_s = attempt.job.wanted_time_limit_s or 0
+            self.context.stats.count_command("scontrol")
+            try:
+                refusals = _set_time_limit(slurm, records, attempt, time_limit_s)
+            except CommandFailed as error:
+                refusals = (error.user_message,)
+            self._save_time_limit_result(attempt, time_limit_s, refusals)
+
+    def _save_time_limit_result(
+        self, attempt: Attempt, time_limit_s: int, refusals: Sequence[str]
+    ) -> None:
+        with self.context.lease.fenced_transaction():
+            changes = Changes()
+            job = Job.objects.select_for_update(of=("self",)).get(pk=attempt.job_id)
+            if job.wanted_time_limit_s != time_limit_s:
+                return  # a person has requested another limit meanwhile
+            changes.set_job_columns(job, wanted_time_limit_s=None)
+            if refusals:
+                logger.warning(
+                    "time limit: %s", refusals[0], extra={"action": "time_limit_rejected"}
+                )
+                refused = {"refused": serialize(refusals[0])}
+                changes.add_event(job, JobEventKind.TIME_LIMIT, refused, actor=Actor.SLURM)
+            else:
+                # Slurm's time limits have a resolution of one minute.
+                changes.set_job_columns(job, time_limit_s=-(-time_limit_s // 60) * 60)
+                changes.add_event(job, JobEventKind.TIME_LIMIT)
+            changes.write()
 
 
 def _can_signal_script(attempt: Attempt) -> bool:
     """Return whether to signal the batch script instead of cancelling the job.
 
-    Only the first stop of a running script is a signal: a suspended script does not handle signals.
+    Only the first stop is a signal, and only for a running script: a suspended one does not handle signals.
     """
     started_at = attempt.started_at
     return (
@@ -133,61 +185,10 @@ def _can_signal_script(attempt: Attempt) -> bool:
     )
 
 
-def _signal_batch_script(
-    slurm: SlurmClient, ids: Sequence[str], unix_user: str, stats: EngineStats
-) -> bool:
-    """Signal the batch scripts: each sends SIGTERM to its tasks, waits for the grace period and cancels its job.
-
-    scancel without a signal would wait for KillWait, a setting of the whole Slurm site that is often too
-    short for a checkpoint. Returns False if Slurm refused the signal.
-    """
-    stats.count_command("scancel")
-    try:
-        result = slurm.signal(ids, STOP_SIGNAL, target="batch", user=unix_user)
-    except CommandFailed:  # for example because a job was requeued meanwhile
-        return False
-    return not result.refusals
-
-
-def _cancel_jobs(
-    cluster: Cluster, slurm: SlurmClient, ids: Sequence[str], unix_user: str, stats: EngineStats
-) -> None:
-    stats.count_command("scancel")
-    result = slurm.cancel(ids, user=unix_user)
-    if result.refusals:
-        stats.count_failure("scancel")
-        logger.warning(
-            "scancel: %s",
-            result.refusals[0],
-            extra={"action": "stop_rejected", "cluster": cluster.name},
-        )
-
-
-def _send_time_limits(
-    cluster: Cluster, slurm: SlurmClient, lease: Lease, stats: EngineStats
-) -> None:
-    attempts = list(
-        Attempt.objects.filter(
-            cluster=cluster, phase=Attempt.Phase.LIVE, job__wanted_time_limit_s__isnull=False
-        )
-        .select_related("job")
-        .defer("script", "job__spec")[:TIME_LIMITS_PER_PASS]
-    )
-    records = slurm.list_queue() if attempts else []
-    for attempt in attempts:
-        seconds = attempt.job.wanted_time_limit_s or 0
-        stats.count_command("scontrol")
-        try:
-            refusals = _apply_time_limit(slurm, records, attempt, seconds)
-        except CommandFailed as error:
-            refusals = (error.user_message,)
-        _save_time_limit_result(lease, attempt, seconds, refusals)
-
-
-def _apply_time_limit(
-    slurm: SlurmClient, records: Sequence[JobRecord], attempt: Attempt, seconds: int
+def _set_time_limit(
+    slurm: SlurmClient, records: Sequence[JobRecord], attempt: Attempt, time_limit_s: int
 ) -> Sequence[str]:
-    """Set the time limit of every component of the job, and return Slurm's refusals."""
+    """Set the time limit of every component of the attempt's Slurm job, and return Slurm's refusals."""
     ids = [
         record.raw_id
         for record in records
@@ -199,25 +200,5 @@ def _apply_time_limit(
         return (msg("control.slurm-no-such-job", "Slurm has no such job of this user."),)
     refusals: list[str] = []
     for slurm_job_id in ids:
-        refusals += slurm.set_time_limit(slurm_job_id, seconds).refusals
+        refusals += slurm.set_time_limit(slurm_job_id, time_limit_s).refusals
     return refusals
-
-
-def _save_time_limit_result(
-    lease: Lease, attempt: Attempt, seconds: int, refusals: Sequence[str]
-) -> None:
-    with lease.fenced_transaction():
-        changes = Changes()
-        job = type(attempt.job).objects.select_for_update(of=("self",)).get(pk=attempt.job_id)
-        if job.wanted_time_limit_s != seconds:
-            return  # a person requested another limit meanwhile
-        changes.set_job_columns(job, wanted_time_limit_s=None)
-        if refusals:
-            logger.warning("time limit: %s", refusals[0], extra={"action": "time_limit_rejected"})
-            changes.add_event(
-                job, JobEventKind.TIME_LIMIT, {"refused": serialize(refusals[0])}, actor=Actor.SLURM
-            )
-        else:
-            changes.set_job_columns(job, time_limit_s=-(-seconds // 60) * 60)
-            changes.add_event(job, JobEventKind.TIME_LIMIT, {}, actor=Actor.SLUICE)
-        changes.write()

@@ -15,7 +15,7 @@ Fingerprint = tuple[object, ...]
 
 
 class AttemptKey(Protocol):
-    """The three values that together identify an attempt's Slurm job. None of them does so alone."""
+    """The three values that together identify the Slurm job of an attempt (see `jobs.sync.poller`)."""
 
     @property
     def slurm_job_id(self) -> str: ...
@@ -26,39 +26,36 @@ class AttemptKey(Protocol):
 
 
 def select_own_records(
-    groups: Mapping[str, list[JobRecord]], row: AttemptKey
+    groups: Mapping[str, list[JobRecord]], attempt: AttemptKey
 ) -> list[JobRecord] | None:
-    """Return the records of the attempt's Slurm job; None if work directory or Unix user do not match.
+    """Return the records of the attempt's Slurm job: one, or one per component of a het job.
 
-    `groups` are the records by the Slurm id of the job's leader.
+    `groups` are the records by the Slurm id of the job's leader. None if there are no records with the attempt's
+    Slurm job id, or if they have another work directory or Unix user.
     """
-    group = groups.get(row.slurm_job_id)
-    if not group:
-        return None
-    if (
-        len(group) == 1
-    ):  # shortcut for nearly all jobs, because a poll calls this thousands of times
-        only = group[0]
-        return group if only.work_dir == row.work_dir and only.user == row.unix_user else None
-    if any(r.work_dir == row.work_dir and r.user == row.unix_user for r in group):
-        return group
+    group = groups.get(attempt.slurm_job_id, [])
+    for record in group:
+        if record.work_dir == attempt.work_dir and record.user == attempt.unix_user:
+            return group
     return None
 
 
 def is_cancelled(record: JobRecord) -> bool:
+    """Return whether this is a squeue record of a cancelled job."""
     return record.source == "squeue" and record.reported.name == "CANCELLED"
 
 
-def is_missing_from_queue(record: JobRecord) -> bool:
-    """Return whether this is a sacct record of a live job.
+def is_live_only_in_accounting(record: JobRecord) -> bool:
+    """Return whether this is a sacct record of a live job, although squeue lacks the job.
 
-    sacct is queried only for jobs that squeue lacks, so slurmdbd has not received the end of this job, or lost it.
+    sacct's record is used only for jobs that squeue lacks or has as cancelled. slurmdbd has not received the end of
+    this job yet, or lost it.
     """
     return record.source == "sacct" and record.phase is not SlurmPhase.ENDED
 
 
 def fingerprint_record(record: JobRecord | None) -> Fingerprint:
-    """Return the values whose change makes a new observation necessary. The expected start counts in minutes."""
+    """Return the values whose change makes a new observation necessary; the expected start only by the minute."""
     if record is None:
         return (None,)
     return (
@@ -78,8 +75,8 @@ _DECISIVE_STATES = ("OUT_OF_MEMORY", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "BOOT_
 def select_leading_record(group: Sequence[JobRecord]) -> JobRecord:
     """Select the record that determines the state of a job.
 
-    For a het job this is the record of the leader, which ran the batch script. If the leader failed, the record
-    of a component whose state gives the cause comes first.
+    For a het job this is the record of the leader, the component that runs the batch script. If the leader ended
+    without success and the state of a component explains why, it is the record of that component.
     """
     if len(group) == 1:
         return group[0]

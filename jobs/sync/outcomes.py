@@ -1,7 +1,7 @@
 """Saves the results of submissions: outcomes of sbatch, holds, refusals, tokens found or absent.
 
-Each function locks the rows, decides with `jobs.lifecycle` and saves in one fenced transaction. Rows that
-have left the expected phase since they were selected stay unchanged.
+Each function locks rows, decides with `jobs.lifecycle` and saves in one fenced transaction. Jobs that are no
+longer QUEUED, and attempts that are no longer SUBMITTING, stay unchanged.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ def save_outcomes(
     lease: Lease, attempt_ids: Collection[int], outcomes: Sequence[SubmitOutcome]
 ) -> None:
     """Save the outcomes of sbatch. The token of each outcome is the id of its attempt."""
-    by_token = {outcome.token: outcome for outcome in outcomes}
+    outcomes_by_token = {outcome.token: outcome for outcome in outcomes}
     with lease.fenced_transaction():
         changes = Changes()
         for attempt in _lock_submitting(attempt_ids):
-            apply_outcome(changes, attempt, by_token[str(attempt.pk)])
+            apply_outcome(changes, attempt, outcomes_by_token[str(attempt.pk)])
         crash_point("before_save")
         changes.write()
     crash_point("after_save")
@@ -55,7 +55,7 @@ def save_outcomes(
 def hold_jobs(
     lease: Lease, jobs: Sequence[tuple[Job, Reason]], *, delay_s: float | None = None
 ) -> None:
-    """Save the reason why jobs stay queued. With `delay_s`, they are not selected before that time has passed."""
+    """Save the reasons why jobs stay queued. With `delay_s`, they are not submitted before that time has passed."""
     if not jobs:
         return
     until = timezone.now() + timedelta(seconds=delay_s) if delay_s else None
@@ -78,10 +78,10 @@ def refuse_jobs(lease: Lease, jobs: Sequence[tuple[Job, Reason]]) -> None:
         changes = Changes()
         locked = _lock_queued([job.pk for job, _ in jobs])
         submitting = Attempt.objects.filter(job__in=locked, phase=Attempt.Phase.SUBMITTING)
-        open_attempts = {attempt.job_id: attempt for attempt in submitting}
+        attempts_by_job = {attempt.job_id: attempt for attempt in submitting}
         for job, reason in jobs:
             if row := locked.get(job.pk):
-                attempt = open_attempts.get(job.pk)
+                attempt = attempts_by_job.get(job.pk)
                 snapshot = attempt.snapshot() if attempt else None
                 transition = decide_unsendable(row.snapshot(), snapshot, reason, now)
                 apply_transition(changes, row, attempt, transition)
@@ -89,9 +89,9 @@ def refuse_jobs(lease: Lease, jobs: Sequence[tuple[Job, Reason]]) -> None:
 
 
 def save_relocated(lease: Lease, attempts: Sequence[Attempt]) -> None:
-    """Save that the work directories of these attempts are in a former work root.
+    """Save that the current work root or Unix user of these attempts' owner gives other work directories than theirs.
 
-    The poller then searches for their tokens; attempts whose token Slurm lacks are given up.
+    The poller then searches for their tokens; attempts whose token it does not find are refused.
     """
     if not attempts:
         return

@@ -1,17 +1,16 @@
 """The pass that polls Slurm for all jobs of a cluster: one squeue, at most one sacct by job id.
 
 A Slurm job belongs to an attempt if its id, its work directory (the submission token) and its Unix user
-all match: Slurm reuses ids, and any user may give any directory to sbatch. One poll:
+all match: Slurm reuses ids, and any user may give any directory to sbatch. The steps of one poll:
 
 1. Load the rows of live and submitting attempts. If there are none, return without running a command.
 2. Run squeue. Skip settled attempts: an earlier poll found nothing to do for the same row and records.
 3. Run sacct for the attempts that squeue lacks, and for cancelled jobs to find out who cancelled them.
-4. Search for the tokens of submissions with an unknown outcome. Adopt those found; those that are certainly
-   absent may be submitted again.
+4. Search squeue and sacct for the tokens of submissions with an unknown outcome. Adopt the attempts whose tokens are
+   found; those whose tokens are certainly absent may be submitted again.
 5. Build an observation for every attempt whose row or records differ from the last poll.
-6. Read the reports that the batch scripts of ended attempts wrote. Attempts without a report yet are left
-   for a later poll.
-7. Decide with `jobs.lifecycle` and save the changes. If saving fails, the next poll starts again at step 5.
+6. Read the reports that the batch scripts of ended attempts wrote. Leave attempts without a report to a later poll.
+7. Decide with `jobs.lifecycle` and save the changes. If saving fails, the next poll processes these attempts again.
 """
 
 from __future__ import annotations
@@ -33,13 +32,11 @@ from clusters.slurm import JobRecord, SlurmPhase, newest_runs, parse_job_state
 from clusters.slurm.client import SlurmClient
 from core.process import crash_point
 from jobs.changes import Changes, apply_transition
-from jobs.lifecycle.states import DesiredState, FailureKind
+from jobs.lifecycle.states import DesiredState
 from jobs.lifecycle.transitions import (
     ABSENT_OBSERVATION,
-    UNREACHABLE_OBSERVATION,
     JobSnapshot,
     Observation,
-    ObservationStatus,
     decide_observation,
 )
 from jobs.models import Attempt
@@ -48,7 +45,7 @@ from jobs.sync.observations import (
     build_observation,
     fingerprint_record,
     is_cancelled,
-    is_missing_from_queue,
+    is_live_only_in_accounting,
     select_leading_record,
     select_own_records,
 )
@@ -61,18 +58,17 @@ ROWS_PER_TRANSACTION = 200
 MAX_RETRY_DELAY_S = 15.0
 # Maximum number of job ids in one sacct command. Further ids are queried by the next poll.
 MAX_IDS_PER_SACCT = 1000
-# A submission with an unknown outcome is searched in sacct after TOKEN_SEARCH_AFTER: sbatch is killed after
-# 46 s, and slurmdbd lags by seconds. It is sent again only if neither squeue nor sacct has had its token for
-# TOKEN_ABSENT_FOR_S since then.
+# Time from an unknown outcome of a submission until its token is searched in sacct. Earlier it might still appear:
+# sbatch is killed after 46 s, and slurmdbd lags by seconds.
 TOKEN_SEARCH_AFTER = timedelta(seconds=60)
+# Time for which these searches must not find the token before the attempt may be submitted again.
 TOKEN_ABSENT_FOR_S = 30.0
-# Maximum time from the first poll that finds an end until the end is saved without accounting data or the
-# batch script's report.
+# Maximum time for which a job's end is not saved, because sacct's record or the batch script's report is missing.
 REPORT_TIMEOUT_S = 15.0
-# A COMPLETED job that ran at least this long certainly started its batch script; its report is not read.
+# A COMPLETED job that ran at least this long certainly started its batch script, so that its report is not needed.
 NEVER_STARTED_WITHIN_S = 10.0
-# Time for which the directory of a COMPLETED attempt must contain no file of its run until the attempt counts as
-# never started and is run again. With NFS defaults a login node may not see a compute node's new files for 60 s.
+# Time for which no file written by a COMPLETED attempt may be found until its batch script counts as never started
+# and the job is retried. With NFS defaults a login node may not see a compute node's new files for 60 s.
 NOT_STARTED_TIMEOUT_S = 75.0
 
 
@@ -88,9 +84,8 @@ class LiveRow(NamedTuple):
     lost_since: datetime | None
 
 
-@dataclass(frozen=True, slots=True)
-class SubmittingRow:
-    """An attempt with an unknown submission outcome."""
+class SubmittingRow(NamedTuple):
+    """The columns of an attempt that is being submitted or whose submission has an unknown outcome."""
 
     attempt_id: int
     work_dir: str
@@ -101,17 +96,18 @@ class SubmittingRow:
 
 @dataclass(slots=True)
 class PollMemory:
-    """Results of earlier polls for one attempt. Without it a poll does more work, with the same result.
+    """What earlier polls found for one attempt. If it is lost, polls repeat work but decide the same.
 
     Times are of the monotonic clock.
     """
 
-    fingerprint: Fingerprint | None = None  # of row and record when they were last processed
-    # The row and squeue records for which nothing was to do. The attempt is skipped while both are unchanged.
+    # Identifies the row and the record that were last processed.
+    fingerprint: Fingerprint | None = None
+    # The row and the squeue records with which the attempt needs no processing. It is skipped while both are the same.
     settled_row: LiveRow | None = None
     settled_records: list[JobRecord] | None = None
     accounting_queried_at: float = 0.0
-    end_seen_at: float | None = None
+    end_seen_at: float | None = None  # time of the first poll that found the end of the job
     token_absent_since: float | None = None
 
     def invalidate(self) -> None:
@@ -123,24 +119,24 @@ class PollMemory:
 class PollResult:
     """The records that squeue and sacct returned, and the live attempts to process."""
 
-    records: list[JobRecord]
+    records: list[JobRecord]  # all records of squeue
     rows: list[LiveRow] = field(default_factory=list)  # live attempts, without the settled ones
     read_s: float = 0.0
+    # Records by the Slurm id of the job's leader.
     queue_records: dict[str, list[JobRecord]] = field(default_factory=dict)
     accounting_records: dict[str, list[JobRecord]] = field(default_factory=dict)
-    accounting_ids: set[str] = field(
-        default_factory=set
-    )  # ids for which sacct was queried successfully
+    # Slurm job ids for which sacct was queried successfully.
+    accounting_ids: set[str] = field(default_factory=set)
 
 
 class ObservedRecord(NamedTuple):
-    """An observation and the record from which it was built; None if Slurm has no current record."""
+    """An observation and the record from which it was built; the record is None if Slurm does not have the job."""
 
     observation: Observation
     record: JobRecord | None
 
 
-# A marker, not a real record: sacct will soon have more data than squeue. The job stays unchanged until then.
+# Stands for a record that sacct does not have yet but will have soon. Until then the job stays unchanged.
 _ACCOUNTING_PENDING = JobRecord("0", "0", parse_job_state("COMPLETING"), "squeue")
 
 
@@ -148,34 +144,35 @@ class Poller(Pass):
     name = "poll"
     sets_cluster_status = True
 
-    def __init__(self, context: PassContext, tasks: TaskReader) -> None:
+    def __init__(self, context: PassContext, task_reader: TaskReader) -> None:
         super().__init__(context)
         self._lease = context.lease
         self._stats = context.stats
-        self._tasks = tasks
+        self._task_reader = task_reader
         self._memory: defaultdict[int, PollMemory] = defaultdict(PollMemory)  # by attempt id
         self._user_names: dict[int, str] = {}  # by UID
 
     def interval_s(self) -> float:
-        """Return half the configured interval while reads are fast, but at least one second.
+        """Return half the configured interval, but at least 1 s, while squeue and sacct answer fast.
 
-        One second respects Slurm's rate limit, which allows a user two requests per second.
+        With 1 s the polls stay below Slurm's rate limit, which allows a user two requests per second.
         """
         configured_s = float(self.context.cluster.poll_interval_s)
         fast_s = max(1.0, configured_s / 2)
         return fast_s if self._stats.last_read_s < fast_s / 4 else configured_s
 
     def retry_delay_s(self, consecutive_failures: int) -> float:
-        """Double the configured interval with each failure, up to MAX_RETRY_DELAY_S or the interval itself."""
+        """Return the configured interval, doubled with each failure up to MAX_RETRY_DELAY_S, but never less."""
         configured_s = float(self.context.cluster.poll_interval_s)
-        doubled_s = configured_s * 2.0 ** min(consecutive_failures, 16)  # no float overflow
+        # min() prevents an overflow of the power.
+        doubled_s = configured_s * 2.0 ** min(consecutive_failures, 16)
         return max(configured_s, min(MAX_RETRY_DELAY_S, doubled_s))
 
     def run(self) -> bool:
         """Run one poll; the module's docstring lists its steps.
 
-        Returns True if squeue answered, False if no attempt is live or submitting and no command was run.
-        Raises ClusterError if squeue failed. A failed sacct only delays ends and token searches.
+        Returns True if squeue answered. Returns False if no command was run, because no attempt is live or submitting.
+        Raises ClusterError if squeue failed. After a failed sacct, only ends and token searches wait for the next poll.
         """
         started = time.monotonic()
         live, submitting = self._load_rows()
@@ -193,7 +190,7 @@ class Poller(Pass):
             self._resolve_canceller_names(slurm, changed)
             self._apply_observations(changed)
         except BaseException:
-            # The changes were not saved, or it is unknown whether they were: process these attempts again.
+            # Some changes were certainly or possibly not saved: the next poll processes these attempts again.
             self._invalidate(changed)
             raise
         self._stats.record_pass(time.monotonic() - started, result.read_s, len(live))
@@ -236,9 +233,9 @@ class Poller(Pass):
         return result
 
     def _is_settled(self, result: PollResult, row: LiveRow) -> bool:
-        """Return whether an earlier poll found nothing to do for the same row and records.
+        """Return whether an earlier poll found nothing to do for the same row and squeue records.
 
-        The comparison is cheap: for an unchanged line of squeue the client returns the same record object.
+        Comparing the records is fast: for an unchanged line of squeue the client returns the same record object.
         """
         records = result.queue_records.get(row.slurm_job_id)
         memory = self._memory[row.attempt_id]
@@ -250,7 +247,8 @@ class Poller(Pass):
     def _needs_accounting(result: PollResult, row: LiveRow) -> bool:
         """Return whether sacct must be queried for this job.
 
-        True if squeue lacks the job, or if it was cancelled: squeue does not report who cancelled it (22.05 to 26.05).
+        True if squeue lacks the job. True also if the job was cancelled and no stop was requested in Sluice, because
+        squeue does not report who cancelled a job (22.05 to 26.05).
         """
         group = select_own_records(result.queue_records, row)
         return group is None or (
@@ -258,17 +256,17 @@ class Poller(Pass):
         )
 
     def _query_accounting(
-        self, slurm: SlurmClient, result: PollResult, missing: Sequence[LiveRow]
+        self, slurm: SlurmClient, result: PollResult, rows: Sequence[LiveRow]
     ) -> None:
-        """Run one sacct for at most MAX_IDS_PER_SACCT jobs; those queried longest ago come first."""
-        rows = sorted(missing, key=lambda row: self._memory[row.attempt_id].accounting_queried_at)
+        """Run one sacct for at most MAX_IDS_PER_SACCT jobs: those for which sacct was run the longest time ago."""
+        rows = sorted(rows, key=lambda row: self._memory[row.attempt_id].accounting_queried_at)
         rows = rows[:MAX_IDS_PER_SACCT]
         ids = sorted({row.slurm_job_id for row in rows})
         self._stats.count_command("sacct")
         try:
-            matches = newest_runs(slurm.list_accounted_jobs_by_id(ids)).values()
+            records = newest_runs(slurm.list_accounted_jobs_by_id(ids)).values()
         except ClusterError as error:
-            # States of live jobs are saved all the same; ends are saved once sacct answers.
+            # Go on without sacct: changes of jobs that squeue has are saved now, ends when sacct answers again.
             self._stats.count_failure("sacct")
             logger.warning(
                 "accounting: %s",
@@ -280,7 +278,7 @@ class Poller(Pass):
         for row in rows:
             self._memory[row.attempt_id].accounting_queried_at = now
         result.accounting_ids = set(ids)
-        for record in matches:
+        for record in records:
             result.accounting_records.setdefault(record.leader_id, []).append(record)
 
     # -- submissions with an unknown outcome ----------------------------------------------------------
@@ -288,9 +286,9 @@ class Poller(Pass):
     def _search_tokens(
         self, slurm: SlurmClient, result: PollResult, rows: Sequence[SubmittingRow]
     ) -> None:
-        """Adopt the attempts whose tokens Slurm has; allow the others to be submitted again.
+        """Adopt the attempts whose tokens Slurm has.
 
-        The latter needs a token that has certainly been absent (`_is_confirmed_absent`).
+        Attempts whose tokens are certainly absent (`_is_confirmed_absent`) may be submitted again.
         """
         found = _match_tokens(result.records, rows)
         overdue = [row for row in rows if row.attempt_id not in found and _is_overdue(row)]
@@ -299,7 +297,7 @@ class Poller(Pass):
             since = min(row.created_at for row in overdue) - timedelta(hours=1)
             self._stats.count_command("sacct")
             try:
-                recorded = slurm.list_accounted_jobs(since=since)
+                accounted = slurm.list_accounted_jobs(since=since)
             except ClusterError as error:
                 self._stats.count_failure("sacct")
                 logger.warning(
@@ -308,13 +306,16 @@ class Poller(Pass):
                     extra={"action": "token_search_failed"},
                 )
             else:
-                found |= _match_tokens(recorded, overdue)
+                found |= _match_tokens(accounted, overdue)
                 not_found = {row.attempt_id for row in overdue} - found.keys()
         absent = [row.attempt_id for row in rows if self._is_confirmed_absent(row, not_found)]
         save_token_search(self._lease, found, absent)
 
     def _is_confirmed_absent(self, row: SubmittingRow, not_found: set[int]) -> bool:
-        """Return whether all searches of the last TOKEN_ABSENT_FOR_S did not find the token."""
+        """Return whether no search found the token during the last TOKEN_ABSENT_FOR_S.
+
+        `not_found` are the attempts whose tokens this poll has searched in squeue and sacct and not found.
+        """
         memory = self._memory[row.attempt_id]
         if row.attempt_id not in not_found:
             memory.token_absent_since = None
@@ -327,7 +328,10 @@ class Poller(Pass):
     # -- observations ---------------------------------------------------------------------------------
 
     def _build_changed_observations(self, result: PollResult) -> dict[int, ObservedRecord]:
-        """Build observations, by attempt id, of the attempts whose row or record has changed since the last poll."""
+        """Build the observations of the attempts whose row or record has changed since the last poll, by attempt id.
+
+        An absent job is observed in every poll, because the time of its absence counts.
+        """
         changed: dict[int, ObservedRecord] = {}
         for row in result.rows:
             record = self._select_authoritative_record(result, row)
@@ -335,7 +339,7 @@ class Poller(Pass):
                 continue
             memory = self._memory[row.attempt_id]
             fingerprint: Fingerprint = (row.job_state, row.wanted, *fingerprint_record(record))
-            absent = record is None or is_missing_from_queue(record)
+            absent = record is None or is_live_only_in_accounting(record)
             if not absent and memory.fingerprint == fingerprint and not row.lost_since:
                 if record is not None and record.source == "squeue" and not is_cancelled(record):
                     memory.settled_row = row
@@ -347,8 +351,7 @@ class Poller(Pass):
                 changed[row.attempt_id] = ObservedRecord(build_observation(record), record)
             elif row.slurm_job_id in result.accounting_ids:
                 changed[row.attempt_id] = ObservedRecord(ABSENT_OBSERVATION, None)
-            else:
-                changed[row.attempt_id] = ObservedRecord(UNREACHABLE_OBSERVATION, None)
+            # Otherwise squeue lacks the job and sacct did not answer: nothing is known about the job.
         return changed
 
     def _select_authoritative_record(self, result: PollResult, row: LiveRow) -> JobRecord | None:
@@ -357,26 +360,20 @@ class Poller(Pass):
         Returns None if Slurm has no record, and _ACCOUNTING_PENDING if sacct's record must be waited for.
         """
         group = select_own_records(result.queue_records, row)
-        accounting_records = (
-            select_own_records(result.accounting_records, row)
-            if row.slurm_job_id in result.accounting_ids
-            else None
-        )
+        accounting_group = select_own_records(result.accounting_records, row)
+        accounting_record = select_leading_record(accounting_group) if accounting_group else None
         if group is None:
-            return select_leading_record(accounting_records) if accounting_records else None
+            return accounting_record
         record = select_leading_record(group)
         if row.wanted != DesiredState.RUN or not is_cancelled(record):
             return record
-        accounting_record = (
-            select_leading_record(accounting_records) if accounting_records else None
-        )
         if accounting_record is not None and accounting_record.phase is SlurmPhase.ENDED:
             return accounting_record
         waited_s = self._seconds_since_end(row.attempt_id)
         return _ACCOUNTING_PENDING if waited_s < REPORT_TIMEOUT_S else record
 
     def _seconds_since_end(self, attempt_id: int) -> float:
-        """Return the seconds since the first call for this attempt, which a poll makes when it finds its end."""
+        """Return the seconds since the first call for this attempt, which is made by the poll that finds its end."""
         memory = self._memory[attempt_id]
         now = time.monotonic()
         if memory.end_seen_at is None:
@@ -386,7 +383,7 @@ class Poller(Pass):
     def _resolve_canceller_names(
         self, slurm: SlurmClient, changed: dict[int, ObservedRecord]
     ) -> None:
-        """Replace UIDs of people who cancelled a job by user names.
+        """Add the names of the users who cancelled jobs to the observations.
 
         At most one name is looked up per poll, because the cluster's user database may hang.
         """
@@ -414,41 +411,43 @@ class Poller(Pass):
     # -- writing --------------------------------------------------------------------------------------
 
     def _apply_observations(self, changed: Mapping[int, ObservedRecord]) -> None:
-        observations = {
-            attempt_id: observed.observation
-            for attempt_id, observed in changed.items()
-            if observed.observation.status is not ObservationStatus.UNREACHABLE
-        }
         ended = {
-            attempt_id: observation.slurm_state
-            for attempt_id, observation in observations.items()
-            if _needs_report(observation)
+            attempt_id: observed.observation.slurm_state
+            for attempt_id, observed in changed.items()
+            if _needs_report(observed.observation)
         }
-        waiting = self._read_reports(ended)
-        ids = [attempt_id for attempt_id in observations if attempt_id not in waiting]
+        waiting_ids = self._read_reports(ended)
+        ids = [attempt_id for attempt_id in changed if attempt_id not in waiting_ids]
         for start in range(0, len(ids), ROWS_PER_TRANSACTION):
             self._apply_batch(ids[start : start + ROWS_PER_TRANSACTION], changed)
-        self._invalidate(waiting)
+        self._invalidate(waiting_ids)
 
     def _read_reports(self, ended: Mapping[int, str]) -> set[int]:
         """Read the batch scripts' reports of ended attempts (`ended`: attempt id → Slurm state).
 
-        Returns the attempts whose report is not available yet and must be waited for.
+        Returns the ids of the attempts whose report is not available yet and must be waited for.
         """
-        unknown = [key for key in ended if self._tasks.get_report(key) is None]
-        self._tasks.fetch_reports(unknown)
-        return {key for key, state in ended.items() if self._must_wait_for_report(key, state)}
+        unread_ids = [
+            attempt_id for attempt_id in ended if self._task_reader.get_report(attempt_id) is None
+        ]
+        self._task_reader.fetch_reports(unread_ids)
+        return {
+            attempt_id
+            for attempt_id, slurm_state in ended.items()
+            if self._must_wait_for_report(attempt_id, slurm_state)
+        }
 
     def _must_wait_for_report(self, attempt_id: int, slurm_state: str) -> bool:
         waited_s = self._seconds_since_end(attempt_id)
-        report = self._tasks.get_report(attempt_id)
+        report = self._task_reader.get_report(attempt_id)
         if report is None:
             return waited_s < REPORT_TIMEOUT_S
-        not_started = slurm_state == "COMPLETED" and report.directory_exists and not report.started
-        if not not_started or waited_s >= NOT_STARTED_TIMEOUT_S:
-            return False
-        self._tasks.pop_report(attempt_id)
-        return True
+        must_wait = (
+            slurm_state == "COMPLETED" and report.never_started and waited_s < NOT_STARTED_TIMEOUT_S
+        )
+        if must_wait:
+            self._task_reader.pop_report(attempt_id)  # the next poll reads the files again
+        return must_wait
 
     def _apply_batch(self, ids: Sequence[int], changed: Mapping[int, ObservedRecord]) -> None:
         with self._lease.fenced_transaction():
@@ -473,33 +472,28 @@ class Poller(Pass):
             changes.write()
 
     def _build_snapshot(self, attempt: Attempt) -> JobSnapshot:
-        """Return the job's values together with those of its batch script's report."""
+        """Return the job's snapshot, completed with its batch script's report."""
         snapshot = attempt.job.snapshot()
-        report = self._tasks.pop_report(attempt.pk)
+        report = self._task_reader.pop_report(attempt.pk)
         if report is None:
             return snapshot
-        reason, failure = (
-            interpret_script_result(report.script_result)
-            if report.script_result
-            else (None, FailureKind.NONE)
-        )
+        reason, failure = interpret_script_result(report.script_result)
         return replace(
             snapshot,
             script_reason=reason,
             script_failure=failure,
-            script_never_started=report.directory_exists and not report.started,
+            script_never_started=report.never_started,
         )
 
 
 def _needs_report(observation: Observation) -> bool:
-    """Return whether the batch script's report is needed.
+    """Return whether the batch script's report is needed to decide about an end.
 
-    It tells which task failed, or that a job that Slurm calls COMPLETED never started.
+    The report tells which task of a FAILED job failed, and whether the batch script of a COMPLETED job ever started.
     """
     if observation.slurm_state == "COMPLETED" and observation.started_at and observation.ended_at:
-        return (
-            observation.ended_at - observation.started_at
-        ).total_seconds() < NEVER_STARTED_WITHIN_S
+        duration = observation.ended_at - observation.started_at
+        return duration.total_seconds() < NEVER_STARTED_WITHIN_S
     return observation.slurm_state == "FAILED"
 
 
@@ -510,19 +504,19 @@ def _is_overdue(row: SubmittingRow) -> bool:
 
 def _match_tokens(records: Iterable[JobRecord], rows: Iterable[SubmittingRow]) -> dict[int, str]:
     """Find the attempts whose token is among the records; returns attempt id → Slurm job id."""
-    tokens = {(row.unix_user, row.work_dir): row.attempt_id for row in rows}
+    attempt_ids = {(row.unix_user, row.work_dir): row.attempt_id for row in rows}
     matches: dict[int, str] = {}
     for record in records:
-        attempt_id = tokens.get((record.user, record.work_dir))
+        attempt_id = attempt_ids.get((record.user, record.work_dir))
         if attempt_id is None:
             continue
-        known = matches.setdefault(attempt_id, record.leader_id)
-        if known != record.leader_id:
+        first_match = matches.setdefault(attempt_id, record.leader_id)
+        if first_match != record.leader_id:
             logger.error(
                 "two Slurm jobs, %s and %s, have the same work directory",
-                known,
+                first_match,
                 record.leader_id,
                 extra={"action": "duplicate_token"},
             )
-            matches[attempt_id] = min(known, record.leader_id, key=int)
+            matches[attempt_id] = min(first_match, record.leader_id, key=int)
     return matches

@@ -1,4 +1,4 @@
-"""Compares all live attempts of a cluster with Slurm and lists the differences. Changes nothing."""
+"""Compares all live and submitting attempts of a cluster with Slurm and lists the differences. Changes nothing."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from clusters.models import Cluster
 from clusters.slurm import JobRecord, SlurmPhase, newest_runs
 from jobs.lifecycle.states import DesiredState, JobState
 from jobs.models import Attempt
-from jobs.sync.observations import select_leading_record
+from jobs.sync.observations import select_leading_record, select_own_records
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +27,13 @@ class Difference:
 # named "jobs" that a person created.
 _TOKEN_PATTERN = re.compile(r"/jobs/[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}/[0-9]+\Z")
 
-_EXPECTED_STATES = {
+# Stored states that agree with a phase in Slurm. An attempt that Slurm reports as ended should not be live any more.
+_EXPECTED_STATES: dict[SlurmPhase, set[JobState]] = {
     SlurmPhase.WAITING: {JobState.PENDING},
     SlurmPhase.STARTING: {JobState.RUNNING},
     SlurmPhase.RUNNING: {JobState.RUNNING},
     SlurmPhase.ENDING: {JobState.RUNNING, JobState.PENDING},
+    SlurmPhase.ENDED: set(),
 }
 
 
@@ -50,31 +52,33 @@ def find_differences(cluster: Cluster) -> list[Difference]:
     live = slurm.list_queue()
     for record in live:
         groups.setdefault(record.leader_id, []).append(record)
-    missing = [a.slurm_job_id for a in attempts if a.slurm_job_id and a.slurm_job_id not in groups]
-    for record in newest_runs(slurm.list_accounted_jobs_by_id(missing)).values() if missing else ():
-        groups.setdefault(record.leader_id, []).append(record)
+    missing_ids = {a.slurm_job_id for a in attempts if a.slurm_job_id} - groups.keys()
+    if missing_ids:
+        accounted = slurm.list_accounted_jobs_by_id(sorted(missing_ids))
+        for record in newest_runs(accounted).values():
+            groups.setdefault(record.leader_id, []).append(record)
     differences = [
-        Difference(cluster.name, f"{a.job.name} ({a.job_id})", a.slurm_job_id, description)
-        for a in attempts
-        if (description := _describe_difference(a, groups.get(a.slurm_job_id)))
+        Difference(
+            cluster.name,
+            f"{attempt.job.name} ({attempt.job_id})",
+            attempt.slurm_job_id,
+            description,
+        )
+        for attempt in attempts
+        if (description := _describe_difference(attempt, select_own_records(groups, attempt)))
     ]
     return differences + _find_orphans(cluster, live)
 
 
-def _describe_difference(attempt: Attempt, group: list[JobRecord] | None) -> str:
-    """Describe how the attempt differs from its Slurm records; empty if it does not."""
+def _describe_difference(attempt: Attempt, records: list[JobRecord] | None) -> str:
+    """Describe how the attempt differs from the records of its Slurm job; empty if it does not."""
     if attempt.phase == Attempt.Phase.SUBMITTING:
         return "the outcome of its submission is unknown"
-    attempt_records = [
-        r for r in group or () if r.work_dir == attempt.work_dir and r.user == attempt.unix_user
-    ]
-    if not attempt_records:
+    if records is None:
         return f"stored state {attempt.job.state}; Slurm has no such job"
-    record = select_leading_record(attempt_records)
-    if record.phase is SlurmPhase.ENDED:
-        return f"stored state {attempt.job.state}; Slurm reports {record.reported.name}"
-    expected = _EXPECTED_STATES.get(record.phase)
-    if expected is not None and attempt.job.state not in expected:
+    record = select_leading_record(records)
+    expected_states = _EXPECTED_STATES.get(record.phase)
+    if expected_states is not None and attempt.job.state not in expected_states:
         return f"stored state {attempt.job.state}; Slurm reports {record.reported.name}"
     if attempt.job.wanted != DesiredState.RUN:
         return f"a stop is requested; Slurm reports {record.reported.name}"
@@ -82,7 +86,7 @@ def _describe_difference(attempt: Attempt, group: list[JobRecord] | None) -> str
 
 
 def _find_orphans(cluster: Cluster, live: list[JobRecord]) -> list[Difference]:
-    """Find live Slurm jobs whose work directory has the form of an attempt's, but that no attempt owns."""
+    """Find live Slurm jobs whose work directory has the form of an attempt's, but that belong to no attempt."""
     root_prefix = cluster.work_root.split("{", 1)[0]
     candidates = {
         record.work_dir: record
@@ -91,7 +95,7 @@ def _find_orphans(cluster: Cluster, live: list[JobRecord]) -> list[Difference]:
         and _TOKEN_PATTERN.search(record.work_dir)
         and record.work_dir.startswith(root_prefix)
     }
-    known = dict(
+    slurm_ids_by_work_dir = dict(
         Attempt.objects.filter(work_dir__in=list(candidates)).values_list(
             "work_dir", "slurm_job_id"
         )
@@ -102,9 +106,9 @@ def _find_orphans(cluster: Cluster, live: list[JobRecord]) -> list[Difference]:
             "-",
             record.leader_id,
             f"no row for Slurm's job in {work_dir}"
-            if work_dir not in known
-            else f"the row of {work_dir} has Slurm's job {known[work_dir]}",
+            if work_dir not in slurm_ids_by_work_dir
+            else f"the row of {work_dir} has Slurm's job {slurm_ids_by_work_dir[work_dir]}",
         )
         for work_dir, record in candidates.items()
-        if known.get(work_dir) != record.leader_id
+        if slurm_ids_by_work_dir.get(work_dir) != record.leader_id
     ]

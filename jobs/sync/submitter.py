@@ -1,7 +1,8 @@
 """The pass that submits queued jobs: decides when an owner's jobs are submitted and how many batches run.
 
 Owners take turns, so that a thousand jobs of one owner do not delay the first job of another. In a turn up to
-BATCHES_PER_TURN batches (`jobs.sync.batch`) are sent; while sbatch runs for one batch, the next is prepared.
+BATCHES_PER_TURN batches (`jobs.sync.batch`) of one owner are sent; while sbatch runs for one batch, the next one is
+prepared. After a failure the owner's next turn is paused.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class Submitter(Pass):
         self._closed = False
 
     def run(self) -> bool:
-        """Start a turn for each owner who has due jobs, unless a turn of the owner runs or is paused."""
+        """Start a turn for each owner who has due jobs, unless the owner's turn is running or paused."""
         owners = (
             Job.objects.filter(cluster=self.context.cluster, state=JobState.QUEUED)
             .filter(Q(not_before__isnull=True) | Q(not_before__lte=timezone.now()))
@@ -131,8 +132,8 @@ class Submitter(Pass):
             batch = Batch(context.cluster, context.lease, context.stats, owner_id, in_flight)
             ready, more, pause_s = batch.prepare()
             if len(running) == MAX_CONCURRENT_BATCHES_PER_OWNER or not ready:
-                # If an earlier batch failed, `batch` is not sent. Its attempts are committed, so that a later
-                # turn selects them again.
+                # Wait for earlier batches. If one of them failed, `batch` is not sent. Its attempts are committed,
+                # so that a later turn selects them again.
                 max_running = MAX_CONCURRENT_BATCHES_PER_OWNER - 1 if ready else 0
                 ok, failed_pause_s = _wait_for_batches(running, max_running=max_running)
                 if not ok:
@@ -148,9 +149,10 @@ def _wait_for_batches(running: RunningBatches, *, max_running: int) -> SendResul
 
     The oldest batches are waited for first and removed from `running`.
     """
-    all_ok, pause_s = True, 0.0
+    all_ok, longest_pause_s = True, 0.0
     while running and (len(running) > max_running or not all_ok):
-        ok, pause = running.popleft()[1].result()
+        _batch, future = running.popleft()
+        ok, pause_s = future.result()
         if not ok:
-            all_ok, pause_s = False, max(pause_s, pause)
-    return SendResult(all_ok, pause_s)
+            all_ok, longest_pause_s = False, max(longest_pause_s, pause_s)
+    return SendResult(all_ok, longest_pause_s)

@@ -1,4 +1,4 @@
-"""The pass that reads the tasks' state files and the batch script's result file, as the jobs' owners.
+"""The pass that reads the state files of tasks and the result files of batch scripts, as the Unix users of the owners.
 
 One command per Unix user reads the files of many attempts. Commands run in threads, and the poller waits for
 them at most REPORT_WAIT_S, so that a hanging file system of one user does not delay the jobs of others.
@@ -10,12 +10,12 @@ import logging
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from django.db import close_old_connections, connections
 from django.db.models import Q
@@ -23,7 +23,6 @@ from django.utils import timezone
 
 from clusters.connections import transport_for
 from clusters.errors import ClusterError, RemoteFileMissing
-from clusters.models import Cluster
 from clusters.passes import LeaseLost, Pass, PassContext
 from clusters.transport.base import Transport
 from core.events.records import Actor, NewEvent, record_events
@@ -34,22 +33,25 @@ from jobs.script.task_state import ScriptResult, TaskState, parse_script_result,
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 READER_THREADS = 4
 ATTEMPTS_PER_COMMAND = 100
 # Maximum time for which `fetch_reports` waits for its reads.
 REPORT_WAIT_S = 1.5
-# Time between two reads of the state files of watched jobs.
+# Time between two reads of the state files of watched jobs (`jobs.actions.watch_job`).
 WATCH_INTERVAL_S = 2.0
-# Failed reads of an ended attempt after which its files are not read again.
+# Number of failed reads of an ended attempt after which its files are not read again.
 MAX_FAILED_FINAL_READS = 5
 MAX_OUTPUT_BYTES = 16 * 1024 * 1024
 MAX_TASKS_IN_EVENT = 100
 # Maximum time for which `run_to_completion` waits for the reads that it started.
 READS_WAIT_TIMEOUT_S = 30.0
 
-# Prints for each directory a line with its path, then `file:line` for each line of its files. Files written by
-# Sluice have fewer than 40 lines of at most 500 characters. The limits bound the output if the owner has
-# replaced them by larger files.
+# Prints for each directory a line with its path, `began:` if its batch log exists, and `file:line` for each line of its
+# result and state files. Control characters mark a directory (036) and a missing directory (035). Files written by
+# Sluice have fewer than 40 lines of at most 500 characters; the limits bound the output if the owner has replaced
+# the files by larger ones.
 _READ_SCRIPT = r"""
 LC_ALL=C
 for dir; do
@@ -72,9 +74,17 @@ class AttemptReport:
     # starts the script.
     started: bool = True
 
+    @property
+    def never_started(self) -> bool:
+        return self.directory_exists and not self.started
+
+
+# Called with the reports of one read, by attempt id.
+ReportCallback = Callable[[Mapping[int, AttemptReport]], None]
+
 
 def parse_reports(text: str) -> dict[str, AttemptReport]:
-    """Parse the output of `_READ_SCRIPT` into reports by directory, without invalid state files."""
+    """Parse the output of `_READ_SCRIPT` into reports by directory. Invalid result and state files are left out."""
     reports: dict[str, AttemptReport] = {}
     for part in text.split("\x1e")[1:]:
         directory, _, rest = part.partition("\n")
@@ -85,7 +95,7 @@ def parse_reports(text: str) -> dict[str, AttemptReport]:
                 files[name].append(content)
         started = bool(files)
         files.pop("began", None)
-        script_result = _parse_or_none(parse_script_result, files.pop("result", None))
+        script_result = _parse_or_none(parse_script_result, files.pop("result", []))
         tasks = [_parse_or_none(parse_task_state, lines) for lines in files.values()]
         reports[directory] = AttemptReport(
             script_result, tuple(t for t in tasks if t is not None), "\x1d" not in rest, started
@@ -93,9 +103,7 @@ def parse_reports(text: str) -> dict[str, AttemptReport]:
     return reports
 
 
-def _parse_or_none(parse: Any, lines: list[str] | None) -> Any:
-    if lines is None:
-        return None
+def _parse_or_none(parse: Callable[[str], T], lines: list[str]) -> T | None:
     try:
         return parse("\n".join(lines))
     except ValueError:
@@ -112,12 +120,12 @@ def read_reports(transport: Transport, directories: Sequence[str]) -> dict[str, 
     return parse_reports(result.text)
 
 
-def interpret_script_result(result: ScriptResult) -> tuple[Reason | None, FailureKind]:
+def interpret_script_result(result: ScriptResult | None) -> tuple[Reason | None, FailureKind]:
     """Convert the batch script's result to a reason and a kind of failure.
 
-    The reason is None if the result does not name a cause.
+    The reason is None if there is no result, or if it does not name a cause of a failure.
     """
-    if result.outcome != "failed":
+    if result is None or result.outcome != "failed":
         return None, FailureKind.NONE
     if result.reason == "launch_failed":
         return Reason("end.launch-failed"), FailureKind.TRANSIENT
@@ -142,14 +150,6 @@ def interpret_script_result(result: ScriptResult) -> tuple[Reason | None, Failur
     return Reason(code, {"task": task, **exit_status_reason.params}), failure
 
 
-@dataclass
-class _ReportCache:
-    """Reports that the poller has not used yet, and counts of failed reads; both by attempt id."""
-
-    reports: dict[int, AttemptReport] = field(default_factory=dict)
-    failed_reads: dict[int, int] = field(default_factory=lambda: defaultdict(int))
-
-
 class TaskReader(Pass):
     """Reads the files of watched jobs while they run, and the files of every attempt once after its end."""
 
@@ -163,36 +163,36 @@ class TaskReader(Pass):
             READER_THREADS, thread_name_prefix=f"tasks-{context.cluster.name}"
         )
         self._lock = threading.Lock()
-        self._active_reads: dict[str, Future[None]] = {}
-        self._cache = _ReportCache()
+        self._active_reads: dict[str, Future[None]] = {}  # by Unix user
+        self._reports: dict[int, AttemptReport] = {}  # not used by the poller yet; by attempt id
+        self._failed_read_counts: defaultdict[int, int] = defaultdict(int)  # by attempt id
         self._next_watch_at = 0.0
 
     # -- reports for the poller -----------------------------------------------------------------------
 
     def get_report(self, attempt_id: int) -> AttemptReport | None:
         with self._lock:
-            return self._cache.reports.get(attempt_id)
+            return self._reports.get(attempt_id)
 
     def pop_report(self, attempt_id: int) -> AttemptReport | None:
         with self._lock:
-            return self._cache.reports.pop(attempt_id, None)
+            return self._reports.pop(attempt_id, None)
 
     def fetch_reports(self, attempt_ids: Sequence[int]) -> None:
-        """Read the reports of these attempts into the cache; wait for the reads at most REPORT_WAIT_S."""
+        """Read the reports of these attempts for `get_report`; wait for the reads at most REPORT_WAIT_S."""
         if not attempt_ids:
             return
         rows = Attempt.objects.filter(pk__in=attempt_ids).values_list("id", "unix_user", "work_dir")
-        futures = self._start_reads(rows, self._cache_reports)
-        wait(futures, timeout=REPORT_WAIT_S)
+        wait(self._start_reads(rows, self._cache_reports), timeout=REPORT_WAIT_S)
 
     def _cache_reports(self, reports: Mapping[int, AttemptReport]) -> None:
         with self._lock:
-            self._cache.reports.update(reports)
+            self._reports.update(reports)
 
     # -- tasks ----------------------------------------------------------------------------------------
 
     def run(self) -> bool:
-        """Start reads of watched jobs and of ended attempts. The reading threads save the task states."""
+        """Start reads for watched jobs and for ended attempts. The reading threads save the task states."""
         cluster_attempts = Attempt.objects.filter(cluster=self.context.cluster)
         querysets = [cluster_attempts.filter(phase=Attempt.Phase.ENDED, tasks_final=False)]
         if time.monotonic() >= self._next_watch_at:
@@ -207,8 +207,8 @@ class TaskReader(Pass):
             )[: READER_THREADS * ATTEMPTS_PER_COMMAND]
         ]
         rows = [row[:3] for row in selected]
-        ended = frozenset(row[0] for row in selected if row[3] == Attempt.Phase.ENDED)
-        self._start_reads(rows, partial(self._save_task_states, ended=ended))
+        ended_ids = frozenset(row[0] for row in selected if row[3] == Attempt.Phase.ENDED)
+        self._start_reads(rows, partial(self._save_task_states, ended_ids=ended_ids))
         return False
 
     def run_to_completion(self) -> bool:
@@ -217,43 +217,38 @@ class TaskReader(Pass):
         return False
 
     def _start_reads(
-        self, rows: Iterable[tuple[int, str, str]], callback: Any
+        self, rows: Iterable[tuple[int, str, str]], callback: ReportCallback
     ) -> list[Future[None]]:
-        by_user: dict[str, list[tuple[int, str]]] = defaultdict(list)
+        """Start one read per Unix user, of at most ATTEMPTS_PER_COMMAND attempts, unless one of the user runs already.
+
+        `rows` are (attempt id, Unix user, work directory). `callback` is called in the thread of the read.
+        """
+        attempts_by_user: dict[str, list[tuple[int, str]]] = defaultdict(list)
         for attempt_id, unix_user, work_dir in rows:
-            by_user[unix_user].append((attempt_id, work_dir))
+            attempts_by_user[unix_user].append((attempt_id, work_dir))
         futures = []
         with self._lock:
-            for user, attempts in by_user.items():
+            for user, attempts in attempts_by_user.items():
                 running = self._active_reads.get(user)
                 if running is None or running.done():
-                    running = self._pool.submit(
-                        self._read_attempts_of_user,
-                        self.context.cluster,
-                        user,
-                        attempts[:ATTEMPTS_PER_COMMAND],
-                        callback,
-                    )
+                    attempts = attempts[:ATTEMPTS_PER_COMMAND]
+                    running = self._pool.submit(self._read_user_files, user, attempts, callback)
                     self._active_reads[user] = running
                 futures.append(running)
         return futures
 
-    def _read_attempts_of_user(
-        self, cluster: Cluster, user: str, attempts: list[tuple[int, str]], callback: Any
+    def _read_user_files(
+        self, user: str, attempts: list[tuple[int, str]], callback: ReportCallback
     ) -> None:
-        ids = {work_dir: attempt_id for attempt_id, work_dir in attempts}
+        ids_by_dir = {work_dir: attempt_id for attempt_id, work_dir in attempts}
         try:
             close_old_connections()
             self._stats.count_command("tasks")
-            reports = read_reports(transport_for(cluster, user), list(ids))
-            callback({ids[d]: report for d, report in reports.items() if d in ids})
+            reports = read_reports(transport_for(self.context.cluster, user), list(ids_by_dir))
+            callback({ids_by_dir[d]: report for d, report in reports.items() if d in ids_by_dir})
         except RemoteFileMissing:
-            callback(
-                {
-                    attempt_id: AttemptReport(None, (), directory_exists=False)
-                    for attempt_id in ids.values()
-                }
-            )
+            missing = AttemptReport(None, (), directory_exists=False)
+            callback(dict.fromkeys(ids_by_dir.values(), missing))
         except ClusterError as error:
             self._stats.count_failure("tasks")
             logger.warning(
@@ -262,7 +257,7 @@ class TaskReader(Pass):
                 error.user_message,
                 extra={"action": "task_read_failed"},
             )
-            self._count_failed_reads(list(ids.values()))
+            self._count_failed_reads(list(ids_by_dir.values()))
         except LeaseLost:
             return
         except Exception:
@@ -273,48 +268,48 @@ class TaskReader(Pass):
 
     def _count_failed_reads(self, attempt_ids: Sequence[int]) -> None:
         """Count failed reads. After MAX_FAILED_FINAL_READS the tasks of an ended attempt keep their last state."""
-        exhausted = []
+        exhausted_ids = []
         for attempt_id in attempt_ids:
-            self._cache.failed_reads[attempt_id] += 1
-            if self._cache.failed_reads[attempt_id] >= MAX_FAILED_FINAL_READS:
-                exhausted.append(attempt_id)
-                del self._cache.failed_reads[attempt_id]
-        if exhausted:
-            Attempt.objects.filter(pk__in=exhausted, phase=Attempt.Phase.ENDED).update(
+            self._failed_read_counts[attempt_id] += 1
+            if self._failed_read_counts[attempt_id] >= MAX_FAILED_FINAL_READS:
+                exhausted_ids.append(attempt_id)
+                del self._failed_read_counts[attempt_id]
+        if exhausted_ids:
+            Attempt.objects.filter(pk__in=exhausted_ids, phase=Attempt.Phase.ENDED).update(
                 tasks_final=True
             )
 
     def _save_task_states(
-        self, reports: Mapping[int, AttemptReport], *, ended: frozenset[int]
+        self, reports: Mapping[int, AttemptReport], *, ended_ids: frozenset[int]
     ) -> None:
-        """Save the reported task states.
+        """Save the reported task states; `reports` are by attempt id.
 
-        `ended` are the attempts that had ended before their files were read, so that these files are final.
+        `ended_ids` are the attempts that had ended before their files were read: their files do not change any more.
         """
-        now = timezone.now()
         with self._lease.fenced_transaction():
             attempts = list(
                 Attempt.objects.filter(pk__in=list(reports))
                 .select_related("job")
                 .defer("script", "job__spec", "job__plan")
             )
-            tasks: dict[int, list[Task]] = defaultdict(list)
+            tasks_by_attempt: dict[int, list[Task]] = defaultdict(list)
             for task in Task.objects.filter(attempt__in=attempts):
-                tasks[task.attempt_id].append(task)
-            changed: list[Task] = []
+                tasks_by_attempt[task.attempt_id].append(task)
+            all_changed: list[Task] = []
             events: list[NewEvent] = []
             for attempt in attempts:
-                states = reports[attempt.pk].tasks
-                changed_tasks = merge_task_states(
-                    tasks[attempt.pk], states, ended=attempt.pk in ended
+                changed = merge_task_states(
+                    tasks_by_attempt[attempt.pk],
+                    reports[attempt.pk].tasks,
+                    ended=attempt.pk in ended_ids,
                 )
-                changed += changed_tasks
-                if changed_tasks:
-                    events.append(_build_tasks_event(attempt, changed_tasks))
-            Task.objects.bulk_update(changed, _TASK_COLUMNS, batch_size=100)
-            Attempt.objects.filter(pk__in=list(reports)).update(tasks_read_at=now)
+                all_changed += changed
+                if changed:
+                    events.append(_build_tasks_event(attempt, changed))
+            Task.objects.bulk_update(all_changed, _TASK_COLUMNS, batch_size=100)
+            Attempt.objects.filter(pk__in=list(reports)).update(tasks_read_at=timezone.now())
             Attempt.objects.filter(
-                pk__in=ended.intersection(reports), phase=Attempt.Phase.ENDED
+                pk__in=ended_ids.intersection(reports), phase=Attempt.Phase.ENDED
             ).update(tasks_final=True)
             record_events(events)
 
@@ -351,12 +346,12 @@ def merge_task_states(
 ) -> list[Task]:
     """Set the reported states on the tasks, without saving; returns the tasks that changed.
 
-    With `ended`, tasks that have no end state become STOPPED.
+    If the attempt has ended (`ended`), tasks that have no end state become STOPPED.
     """
-    reported = {(state.role, state.index): state for state in states}
+    states_by_task = {(state.role, state.index): state for state in states}
     changed = []
     for task in tasks:
-        state = reported.get((task.role, task.index))
+        state = states_by_task.get((task.role, task.index))
         values = _build_task_columns(state) if state else {}
         if ended and values.get("state", task.state) in _UNFINISHED_STATES:
             values["state"] = Task.State.STOPPED.value

@@ -310,7 +310,8 @@ def test_stored_cluster_error_is_translated_when_shown(alice: Client, scenario: 
         )
     )
     created = scenario.job()
-    created.reason = Reason("end.no-space", {"error": error.user_message})
+    stored = Reason("end.no-space", {"error": error.user_message})
+    created.reason_code, created.reason_params = stored.code, stored.serialize_params()
     created.save()
     for language, expected_text in (
         ("zh-hans", "与 login 的连接断开了两次。"),

@@ -177,7 +177,7 @@ class TestStopAndDelete:
         scenario.create_live_attempt(job)
         job = actions.stop_job(job=job, by=scenario.chief)
         assert (job.state, job.wanted, job.stopped_by) == ("RUNNING", DesiredState.STOP, "chief")
-        assert job.is_stopping
+        assert (job.is_live, job.wanted) == (True, "stop")
 
     def test_second_stop_is_ignored(self, scenario: Scenario) -> None:
         job = scenario.job()
@@ -304,11 +304,12 @@ class TestChange:
 def test_list_queries_use_indexes(scenario: Scenario) -> None:
     """Listing must stay fast with 100,000 jobs: no sort, no sequential scan."""
     user = scenario.alice
+    newest_jobs = Job.objects.not_deleted().order_by("-created_at", "-id")
     queries = [
-        Job.objects.not_deleted().filter(owner=user).newest_first()[:50],
-        Job.objects.not_deleted().filter(namespace=scenario.lab).newest_first()[:50],
-        Job.objects.not_deleted().filter(owner=user, state="RUNNING").newest_first()[:50],
-        Job.objects.not_deleted().newest_first()[:50],
+        newest_jobs.filter(owner=user)[:50],
+        newest_jobs.filter(namespace=scenario.lab)[:50],
+        newest_jobs.filter(owner=user, state="RUNNING")[:50],
+        newest_jobs[:50],
     ]
     if connection.vendor != "sqlite":
         with connection.cursor() as cursor:

@@ -23,7 +23,7 @@ from core.errors import NotAllowed
 from jobs.files import ResolvedPath
 from jobs.job_templates import create_template
 from jobs.models import Attempt, Job, JobTemplate
-from jobs.store.uploads import receive_upload
+from jobs.store.uploads import IncomingUpload
 from tests.app.scenario import Scenario, client_for, make_scenario, make_spec
 
 pytestmark = pytest.mark.django_db
@@ -96,7 +96,9 @@ def api_data(settings: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> A
         data.tokens[role], _secret = create_token(
             user=user, name="t", scope="read", expires_at=ended.created_at.replace(year=2099)
         )
-    data.uploads["owner"] = receive_upload(io.BytesIO(code_zip()), by=scenario.alice).sha256
+    incoming = IncomingUpload()
+    incoming.write(code_zip())
+    data.uploads["owner"] = incoming.store(by=scenario.alice).sha256
 
     class FakeFiles(Transport):
         def list_dir(self, path: str) -> list[DirEntry]:

@@ -344,6 +344,26 @@ class TestPolling:
         poller.run()
         assert Job.objects.get().state == "RUNNING"
 
+    def test_job_is_unchanged_while_accounting_is_unreachable(
+        self, scenario: Scenario, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        attempt = scenario.create_live_attempt(scenario.job(), state="RUNNING")
+        before = Job.objects.values().get()
+        poller = new_poller(scenario)
+        slurm: Any = FakeSlurmClient([])
+        poller.context.slurm_client_factory = lambda _cluster: slurm
+
+        def fail(ids: list[str]) -> list[JobRecord]:
+            raise SlurmUnavailable("slurmdbd does not answer")
+
+        with monkeypatch.context() as broken:
+            broken.setattr(slurm, "list_accounted_jobs_by_id", fail)
+            poller.run()
+        assert Job.objects.values().get() == before
+        poller.run()
+        attempt.job.refresh_from_db()
+        assert (attempt.job.state, attempt.job.lost_since is not None) == ("RUNNING", True)
+
     def test_cancelling_user_is_resolved_once(self, scenario: Scenario) -> None:
         jobs = [
             scenario.create_live_attempt(scenario.job(f"j{n}"), slurm_job_id=str(50 + n))

@@ -8,14 +8,14 @@ from datetime import timedelta
 import pytest
 from django.utils import timezone
 
-from clusters.passes import EngineStats
+from clusters.passes import PassContext
 from clusters.slurm import JobRecord, parse_job_state
 from clusters.slurm.client import SlurmClient
 from clusters.transport.base import CommandResult, Transport
 from engine.lease import Lease
 from jobs import actions
 from jobs.models import Attempt, Job
-from jobs.sync.control import has_pending_control_requests, send_control_requests
+from jobs.sync.control import ControlPass
 from tests.app.scenario import Scenario
 
 pytestmark = pytest.mark.django_db
@@ -65,10 +65,11 @@ def record(slurm_job_id: str, *, user: str, work_dir: str) -> JobRecord:
     )
 
 
-def run_control_pass(scenario: Scenario, slurm: FakeSlurmClient) -> None:
+def create_control_pass(scenario: Scenario, slurm: FakeSlurmClient) -> ControlPass:
     lease = Lease.acquire(scenario.cluster, "test")
     assert lease is not None
-    send_control_requests(scenario.cluster, slurm, lease, EngineStats())
+    context = PassContext(scenario.cluster, lease, slurm_client_factory=lambda _cluster: slurm)
+    return ControlPass(context)
 
 
 def bob_attempt_with_slurm_id(scenario: Scenario, slurm_job_id: str) -> Attempt:
@@ -85,7 +86,7 @@ def test_scancel_is_restricted_to_unix_user(scenario: Scenario) -> None:
     actions.stop_job(job=alice_attempt.job, by=scenario.alice)
     actions.stop_job(job=bob_attempt.job, by=scenario.bob)
     slurm = FakeSlurmClient()
-    run_control_pass(scenario, slurm)
+    create_control_pass(scenario, slurm).run()
     sent = sorted(argv[-2:] for argv in slurm.argv_of("scancel"))
     assert sent == [["--user=alice", "70"], ["--user=bob", "71"]]
 
@@ -96,8 +97,10 @@ CANCELLED = ["--user=alice", "70"]
 
 def sent_stops(scenario: Scenario, slurm: FakeSlurmClient) -> list[list[str]]:
     before = len(slurm.recorder.commands_run)
-    assert has_pending_control_requests(scenario.cluster)
-    run_control_pass(scenario, slurm)
+    control_pass = create_control_pass(scenario, slurm)
+    assert control_pass.has_work()
+    control_pass.run()
+    assert not control_pass.has_work()
     return [
         [w for w in argv if "scancel" not in w] for argv in slurm.recorder.commands_run[before:]
     ]
@@ -116,10 +119,8 @@ def test_running_script_is_signalled_then_cancelled_after_grace(scenario: Scenar
     attempt = create_stopping_attempt(scenario, slurm_state="RUNNING", running_for_s=60)
     slurm = FakeSlurmClient()
     assert sent_stops(scenario, slurm) == [SIGNALLED]
-    assert not has_pending_control_requests(scenario.cluster)
     Attempt.objects.filter(pk=attempt.pk).update(stop_retry_at=timezone.now())
     assert sent_stops(scenario, slurm) == [CANCELLED]
-    assert not has_pending_control_requests(scenario.cluster)
 
 
 @pytest.mark.parametrize(("grace_s", "expected_s"), [(None, 30 + 30), (600, 600 + 30)])
@@ -158,7 +159,10 @@ def test_time_limit_is_set_on_the_owners_job_only(scenario: Scenario) -> None:
     attempt = bob_attempt_with_slurm_id(scenario, "71")
     actions.change_time_limit(job=attempt.job, by=scenario.bob, time_limit_s=7200)
     alice_slurm = FakeSlurmClient(record("71", user="alice", work_dir="/w/other/1"))
-    run_control_pass(scenario, alice_slurm)
+    control_pass = create_control_pass(scenario, alice_slurm)
+    assert control_pass.has_work()
+    control_pass.run()
+    assert not control_pass.has_work()
     assert alice_slurm.argv_of("scontrol") == []
     attempt.job.refresh_from_db()
     assert attempt.job.wanted_time_limit_s is None
@@ -166,5 +170,5 @@ def test_time_limit_is_set_on_the_owners_job_only(scenario: Scenario) -> None:
 
     actions.change_time_limit(job=attempt.job, by=scenario.bob, time_limit_s=7200)
     bob_slurm = FakeSlurmClient(record("71", user="bob", work_dir=attempt.work_dir))
-    run_control_pass(scenario, bob_slurm)
+    create_control_pass(scenario, bob_slurm).run()
     assert [argv[-2:] for argv in bob_slurm.argv_of("scontrol")] == [["JobId=71", "TimeLimit=120"]]

@@ -23,7 +23,6 @@ from jobs.lifecycle.transitions import (
     ABSENT_OBSERVATION,
     END_OUTCOMES,
     LOST_AFTER,
-    UNREACHABLE_OBSERVATION,
     JobSnapshot,
     Observation,
     ObservationStatus,
@@ -100,20 +99,6 @@ def test_end_states_are_final(slurm_state: str, job_state: JobState) -> None:
     assert decision.state is job_state
     assert decision.reason == snapshot.reason
     assert not is_retry(decision)
-
-
-@pytest.mark.parametrize("job_state", LIVE_STATES)
-def test_unreachable_cluster_changes_nothing(job_state: JobState) -> None:
-    snapshot = JobSnapshot(
-        job_state, reason=Reason("pending", {"slurm": "Priority"}), started_at=STARTED
-    )
-    decision = decide_observation(snapshot, UNREACHABLE_OBSERVATION, NOW)
-    assert (decision.state, decision.reason, decision.job["started_at"]) == (
-        job_state,
-        snapshot.reason,
-        STARTED,
-    )
-    assert decision.job["lost_since"] is None
 
 
 def test_absent_job_is_reported_lost_and_does_not_end() -> None:
@@ -320,7 +305,6 @@ def _step(
 
 observations = st.one_of(
     st.just(ABSENT_OBSERVATION),
-    st.just(UNREACHABLE_OBSERVATION),
     st.builds(
         Observation,
         status=st.just(ObservationStatus.FOUND),
