@@ -1,9 +1,8 @@
-// The job page: refreshes its live fragments; tabs, logs side by side, file browser.
+// The job page: refreshes its live fragments, selects tabs, filters tasks, shows logs side by side and the files.
 
-import { filesize } from "./format.js";
-import { gettext, interpolate } from "./i18n.js";
+import { FileBrowser } from "./file-browser.js";
+import { gettext } from "./i18n.js";
 import { followEvents, createFragmentRefresher } from "./live.js";
-import { localizeTimes } from "./times.js";
 
 const page = document.querySelector("[data-job-page]");
 const jobId = page.dataset.jobPage;
@@ -120,95 +119,7 @@ document.addEventListener("click", (event) => {
   for (const each of document.querySelectorAll("[data-show-format]")) each.setAttribute("aria-pressed", String(each.dataset.showFormat === wanted));
 });
 
-// --- files -------------------------------------------------------------------------------------------------
+// --- files: listed when their tab is opened for the first time ---------------------------------------------
 
-const files = { root: "work", path: "" };
-const place = document.getElementById("results");
-const status = place.querySelector("[data-files-status]");
-
-function filesUrl(kind, path) {
-  const query = new URLSearchParams({ root: files.root });
-  if (path) query.set("path", path);
-  if (board.dataset.attempt) query.set("attempt", board.dataset.attempt);
-  return `/api/v1/jobs/${jobId}/files${kind}?${query}`;
-}
-
-async function listFiles() {
-  status.hidden = false;
-  status.textContent = gettext("Loading …");
-  let body = {};
-  let response = null;
-  try {
-    response = await fetch(filesUrl("", files.path), { headers: { Accept: "application/json" } });
-    body = await response.json();
-  } catch { /* reported below */ }
-  showPath();
-  place.querySelector("[data-files-card]").hidden = !body.items?.length;
-  const tar = place.querySelector("[data-files-tar]");
-  tar.hidden = !body.items?.length;
-  tar.href = filesUrl("/tar", files.path);
-  if (!response?.ok) { status.textContent = body.detail ?? gettext("Cannot list the files. Try again later."); return; }
-  status.textContent = body.items.length ? "" : gettext("No files.");
-  status.hidden = body.items.length > 0;
-  const sorted = body.items.sort((a, b) => (b.kind === "directory") - (a.kind === "directory") || a.name.localeCompare(b.name));
-  place.querySelector("[data-files]").replaceChildren(...sorted.map(createFileRow));
-  localizeTimes();
-}
-
-function createFileRow(file) {
-  const row = document.createElement("tr");
-  const name = document.createElement("td");
-  const directory = file.kind.startsWith("dir");
-  if (directory) {
-    const open = document.createElement("button");
-    open.type = "button";
-    open.className = "btn-link-plain";
-    open.textContent = `${file.name}/`;
-    open.addEventListener("click", () => { files.path = file.path; listFiles(); });
-    name.append(open);
-  } else {
-    const link = document.createElement("a");
-    link.href = filesUrl("/download", file.path);
-    link.download = file.name;
-    link.textContent = file.name;
-    name.append(link);
-  }
-  const size = document.createElement("td");
-  size.className = "num";
-  size.textContent = directory ? "" : filesize(file.size);
-  const changed = document.createElement("td");
-  const time = document.createElement("time");
-  time.dateTime = file.modified_at;
-  time.dataset.local = "";
-  changed.append(time);
-  row.append(name, size, changed);
-  return row;
-}
-
-function showPath() {
-  const parts = files.path.split("/").filter(Boolean);
-  const top = gettext("All files");
-  place.querySelector("[data-files-path]").replaceChildren(...[top, ...parts].map((part, index) => {
-    const item = document.createElement("li");
-    item.className = "breadcrumb-item";
-    const go = document.createElement("button");
-    go.type = "button";
-    go.className = "btn-link-plain";
-    go.textContent = part;
-    go.setAttribute("aria-label", interpolate(gettext("Open %(name)s"), { name: part }));
-    go.addEventListener("click", () => { files.path = parts.slice(0, index).join("/"); listFiles(); });
-    item.append(go);
-    return item;
-  }));
-}
-
-document.getElementById("tab-results").addEventListener("shown.bs.tab", listFiles, { once: true });
-place.querySelector("[data-files-refresh]").addEventListener("click", listFiles);
-for (const button of place.querySelectorAll("[data-files-root]")) {
-  button.addEventListener("click", () => {
-    files.root = button.dataset.filesRoot;
-    files.path = "";
-    for (const other of place.querySelectorAll("[data-files-root]")) other.setAttribute("aria-pressed", String(other === button));
-    listFiles();
-  });
-}
+const fileBrowser = new FileBrowser(document.getElementById("results"), jobId, board.dataset.attempt);
+document.getElementById("tab-results").addEventListener("shown.bs.tab", () => fileBrowser.load(), { once: true });
