@@ -258,7 +258,7 @@ class TemplateDetailView(APIView):
         user = authenticated_user(request)
         template = job_templates.find_template(id=id, by=user)
         values = parse_body(request, TemplateUpdateSerializer)
-        changes = {
+        changes: dict[str, Any] = {
             key: values[key]
             for key in ("name", "description", "visibility", "namespace")
             if key in values
