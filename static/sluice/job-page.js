@@ -6,8 +6,8 @@ import { followEvents, createFragmentRefresher } from "./live.js";
 
 const page = document.querySelector("[data-job-page]");
 const jobId = page.dataset.jobPage;
-// Interval of requests while the job runs. Each request also marks the job as watched, so that the engine reads the
-// states of its tasks.
+// Interval of requests while the job has not ended. Each request also marks the job as watched, so that the engine reads
+// the states of its tasks.
 const REFRESH_INTERVAL_MS = 5000;
 const MAX_OPEN_LOGS = 6;
 const MAX_LOG_NAMES = 2000;
@@ -15,7 +15,7 @@ const MAX_LOG_NAMES = 2000;
 // --- live fragments ----------------------------------------------------------------------------------
 
 const isLive = () => !("ended" in document.getElementById("job-state").dataset);
-let hadScript = Boolean(document.getElementById("script-text"));
+let hasScript = Boolean(document.getElementById("script-text"));
 
 const refresh = createFragmentRefresher(page.dataset.liveUrl, { everyMs: 400, onChange() { filterTasks(); fetchScript(); } });
 followEvents({ onEvents(events) { if (events.some((event) => event.job === jobId)) refresh(); }, onReset: refresh });
@@ -23,10 +23,10 @@ setInterval(() => { if (isLive() && !document.hidden) refresh(); }, REFRESH_INTE
 
 /** Fetch the batch script once, when the first attempt exists. */
 async function fetchScript() {
-  if (hadScript || document.getElementById("job-state").dataset.state === "QUEUED") return;
-  hadScript = true;
+  if (hasScript || document.getElementById("job-state").dataset.state === "QUEUED") return;
+  hasScript = true;
   const response = await fetch(window.location.href);
-  if (!response.ok) { hadScript = false; return; }
+  if (!response.ok) { hasScript = false; return; }
   const fresh = new DOMParser().parseFromString(await response.text(), "text/html").getElementById("job-script");
   if (fresh) document.getElementById("job-script").replaceWith(fresh);
 }
@@ -48,12 +48,13 @@ window.addEventListener("load", () => { if (window.location.hash) showTab(window
 
 const textFilter = document.getElementById("task-filter");
 const stateFilter = document.getElementById("task-state");
+let isFiltered = false;
 
 function filterTasks() {
   const text = textFilter.value.trim().toLowerCase();
   const state = stateFilter.value;
-  if (!text && !state && !filterTasks.active) return;
-  filterTasks.active = Boolean(text || state);
+  if (!text && !state && !isFiltered) return;
+  isFiltered = Boolean(text || state);
   for (const row of document.querySelectorAll("#task-rows tr")) {
     row.hidden = Boolean((state && row.dataset.state !== state) || (text && !row.textContent.toLowerCase().includes(text)));
   }
@@ -97,7 +98,7 @@ picker.addEventListener("submit", (event) => {
   event.preventDefault();
   const field = picker.elements.log;
   const found = /^(.*)-(\d+)$/.exec(field.value.trim());
-  const role = roles.find((each) => each.name === found?.[1]);
+  const role = roles.find(({ name }) => name === found?.[1]);
   if (field.value.trim() === "batch") openLog("batch", 0);
   else if (role && Number(found[2]) < role.count) openLog(role.name, Number(found[2]));
   else { field.setCustomValidity(gettext("No such task. Select one from the list.")); field.reportValidity(); return; }
@@ -106,17 +107,17 @@ picker.addEventListener("submit", (event) => {
 picker.elements.log.addEventListener("input", (event) => event.target.setCustomValidity(""));
 document.getElementById("tab-logs").addEventListener("shown.bs.tab", () => {
   if (!document.getElementById("log-names").children.length) fillPicker();
-  // Run after the click handler, which may open another log itself.
+  // Wait for the click handler of [data-open-log]: it shows this tab first and then opens its log.
   setTimeout(() => { if (!board.children.length) openLog(roles[0].name, 0); });
 });
 
 // --- job file: YAML or JSON --------------------------------------------------------------------------------
 
 document.addEventListener("click", (event) => {
-  const wanted = event.target.closest("[data-show-format]")?.dataset.showFormat;
-  if (!wanted) return;
-  for (const each of document.querySelectorAll("[data-format]")) each.hidden = each.dataset.format !== wanted;
-  for (const each of document.querySelectorAll("[data-show-format]")) each.setAttribute("aria-pressed", String(each.dataset.showFormat === wanted));
+  const format = event.target.closest("[data-show-format]")?.dataset.showFormat;
+  if (!format) return;
+  for (const text of document.querySelectorAll("[data-format]")) text.hidden = text.dataset.format !== format;
+  for (const button of document.querySelectorAll("[data-show-format]")) button.setAttribute("aria-pressed", String(button.dataset.showFormat === format));
 });
 
 // --- files: listed when their tab is opened for the first time ---------------------------------------------
