@@ -11,13 +11,7 @@ from rest_framework.request import Request
 from rest_framework.views import APIView
 
 from accounts.requests import authenticated_user
-from clusters.access import (
-    Role,
-    accepts_jobs,
-    can_role_submit,
-    namespaces_visible_to,
-    roles_of,
-)
+from clusters.access import Role, accepts_jobs, can_role_submit, namespaces_visible_to, roles_of
 from clusters.capacity import Capacity, Node
 from clusters.models import CapacitySnapshot, Cluster, ClusterStatus, Namespace, ResourceSpec
 from core.api.responses import json_response
@@ -29,7 +23,7 @@ from jobs.api.filters import QueryParser
 from jobs.form_description import localized_schema
 from jobs.plan.placement import select_nodes
 
-# A cluster whose last successful poll is at most this old counts as answering.
+# The field `answers` of a cluster is true if its last successful poll is less old than this.
 MAX_STATUS_AGE_S = 60
 
 
@@ -127,7 +121,7 @@ class ClusterListView(APIView):
                     "answers": None if age_s is None else age_s < MAX_STATUS_AGE_S,
                     "seen_at": format_optional_timestamp(status.last_ok_at) if status else None,
                     "age_s": age_s,
-                    # For administrators only, because it contains host names and stderr.
+                    # Only superusers see the error, because it contains host names and stderr.
                     "last_error": translate(status.last_error)
                     if status and user.is_superuser
                     else "",
@@ -138,7 +132,7 @@ class ClusterListView(APIView):
 
 def _sum_resource_usage(nodes: list[Node]) -> shapes.ResourceUsageShape:
     usable = [node for node in nodes if node.usable]
-    types = sorted({gpu.type for node in nodes for gpu in node.gpus})
+    gpu_types = sorted({gpu.type for node in nodes for gpu in node.gpus})
     return {
         "nodes": len(nodes),
         "usable_nodes": len(usable),
@@ -146,38 +140,42 @@ def _sum_resource_usage(nodes: list[Node]) -> shapes.ResourceUsageShape:
         "cpus_free": sum(max(0, node.cpus - node.cpus_used) for node in usable),
         "mem_mib": sum(node.mem_mib for node in nodes),
         "mem_mib_free": sum(max(0, node.mem_mib - node.mem_mib_used) for node in usable),
-        "gpus": [_sum_gpu_usage(kind, nodes, usable) for kind in types],
+        "gpus": [_sum_gpu_usage(gpu_type, nodes, usable) for gpu_type in gpu_types],
     }
 
 
-def _sum_gpu_usage(kind: str, nodes: list[Node], usable: list[Node]) -> shapes.GpuShape:
-    of_type = [gpu for node in nodes for gpu in node.gpus if gpu.type == kind]
-    free = [gpu for node in usable for gpu in node.gpus if gpu.type == kind]
+def _sum_gpu_usage(gpu_type: str, nodes: list[Node], usable: list[Node]) -> shapes.GpuShape:
+    all_gpus = [gpu for node in nodes for gpu in node.gpus if gpu.type == gpu_type]
+    usable_gpus = [gpu for node in usable for gpu in node.gpus if gpu.type == gpu_type]
     return {
-        "type": kind,
-        "total": sum(gpu.total for gpu in of_type),
-        "free": sum(max(0, gpu.total - gpu.used) for gpu in free),
+        "type": gpu_type,
+        "total": sum(gpu.total for gpu in all_gpus),
+        "free": sum(max(0, gpu.total - gpu.used) for gpu in usable_gpus),
     }
 
 
 def _compute_namespace_capacity(
     namespace: Namespace, role: Role, capacity: Capacity
 ) -> shapes.NamespaceCapacityShape:
-    """Compute the largest job that the person could start now.
+    """Compute the largest job that the person could start now in the namespace.
 
-    That is the free resources of the namespace's partitions, reduced to its limits per job.
+    That is the sum of the free resources of the namespace's partitions, reduced to its limits per job; 0 if the
+    person cannot submit to the namespace.
     """
+    # By name, because a node may be in several partitions.
     nodes: dict[str, Node] = {}
-    for partition in namespace.partitions:
-        found = capacity.partition(partition)
-        if found is not None and found.up:
-            for node in select_nodes(capacity, partition, namespace.constraint, usable_only=True):
+    for name in namespace.partitions:
+        partition = capacity.partition(name)
+        if partition is not None and partition.up:
+            for node in select_nodes(capacity, name, namespace.constraint, usable_only=True):
                 nodes[node.name] = node
     usage = _sum_resource_usage(list(nodes.values()))
     can_submit = _can_submit(role, namespace)
 
     def cap_to_limit(free: int, limit: int | None) -> int:
-        return 0 if not can_submit else free if limit is None else min(free, limit)
+        if not can_submit:
+            return 0
+        return free if limit is None else min(free, limit)
 
     return {
         "namespace": namespace.name,
@@ -201,10 +199,10 @@ class CapacityView(APIView):
     )
     def get(self, request: Request) -> HttpResponse:
         visible_namespaces = _list_visible_namespaces(request)
-        ids = {namespace.cluster_id for namespace, _role in visible_namespaces}
+        cluster_ids = {namespace.cluster_id for namespace, _role in visible_namespaces}
         snapshots = CapacitySnapshot.objects.select_related("cluster").order_by("cluster__name")
         if not authenticated_user(request).is_superuser:
-            snapshots = snapshots.filter(cluster__in=ids)
+            snapshots = snapshots.filter(cluster__in=cluster_ids)
         capacity_by_cluster = {
             row.cluster_id: (row, Capacity.from_json(row.data)) for row in snapshots
         }
@@ -238,9 +236,9 @@ class SizeListView(APIView):
         query = QueryParser(request.query_params)
         name = query.text("namespace")
         query.raise_if_invalid()
-        visible = namespaces_visible_to(authenticated_user(request))
         rows = ResourceSpec.objects.all()
         if name:
+            visible = namespaces_visible_to(authenticated_user(request))
             namespace = visible.filter(name=name).first()
             if namespace is None:
                 raise NotFound(_("There is no such namespace, or you are not in it."))

@@ -1,4 +1,4 @@
-"""`/jobs/{id}/files`: list, download (resumable) and tar of a job's files."""
+"""`/jobs/{id}/files`: list a directory of a job's files, download a file (resumable), download a directory as tar."""
 
 from __future__ import annotations
 
@@ -22,8 +22,7 @@ from core.api.shapes import format_timestamp, serializer_of
 from core.api.streams import parse_range, set_range_headers, stream_attachment
 from jobs import files
 from jobs.api import shapes
-from jobs.api.filters import QueryParser
-from jobs.api.jobs import ATTEMPT_PARAMETER
+from jobs.api.filters import ATTEMPT_PARAMETER, QueryParser
 from jobs.files import ROOTS, ResolvedPath, find_job_attempt, resolve_path
 from jobs.models import Attempt
 from jobs.store.access import can_read_output, find_job
@@ -39,21 +38,24 @@ FILE_PARAMETERS = [
     OpenApiParameter("path", str, description="Below the root; absent: the root itself."),
 ]
 _ERROR_STATUSES = (400, 403, 404, 502, 504)
+_OCTET_STREAM = "application/octet-stream"
+_BINARY_RESPONSE = OpenApiResponse({"type": "string", "format": "binary"})
 
 
 @contextmanager
 def _resolve_requested_path(
     request: Request, id: uuid.UUID
 ) -> Iterator[tuple[Attempt, str, ResolvedPath]]:
-    """Resolve the requested path. Occupies one of the cluster's request slots until the block is left."""
+    """Return attempt, root and path of the request. The `with` block occupies one of the cluster's request slots."""
     query = QueryParser(request.query_params)
-    number = query.integer("attempt", 0, 1, 1_000_000) or None
+    number = query.attempt_number()
     root = query.choice("root", list(ROOTS), "work")
-    path = query.text("path", limit=1024)
+    path = query.text("path", max_length=1024)
     query.raise_if_invalid()
-    job = find_job(authenticated_user(request), id)
+    user = authenticated_user(request)
+    job = find_job(user, id)
     attempt = find_job_attempt(job, number)
-    for_owner = can_read_output(authenticated_user(request), job)
+    for_owner = can_read_output(user, job)
     with cluster_request_slot(job.cluster.pk, job.cluster.name):
         resolved = resolve_path(job=job, attempt=attempt, root=root, path=path, for_owner=for_owner)
         yield attempt, root, resolved
@@ -86,7 +88,7 @@ class JobFileListView(APIView):
 
 
 def _make_printable(name: str) -> str:
-    """Replace bytes that are not UTF-8 by replacement characters: file names on Linux are arbitrary bytes."""
+    """Replace bytes that are not UTF-8 by U+FFFD, because a file name on Linux may contain arbitrary bytes."""
     return name.encode("utf-8", errors="surrogateescape").decode("utf-8", errors="replace")
 
 
@@ -97,12 +99,8 @@ class JobFileDownloadView(APIView):
         summary="One file; Range is honoured",
         parameters=FILE_PARAMETERS,
         responses={
-            (200, "application/octet-stream"): OpenApiResponse(
-                {"type": "string", "format": "binary"}
-            ),
-            (206, "application/octet-stream"): OpenApiResponse(
-                {"type": "string", "format": "binary"}
-            ),
+            (200, _OCTET_STREAM): _BINARY_RESPONSE,
+            (206, _OCTET_STREAM): _BINARY_RESPONSE,
             **problem_responses(*_ERROR_STATUSES, 416),
         },
     )
@@ -114,7 +112,7 @@ class JobFileDownloadView(APIView):
         response = stream_attachment(
             request._request,
             chunks,
-            content_type="application/octet-stream",
+            content_type=_OCTET_STREAM,
             filename=_make_printable(posixpath.basename(resolved.path)) or "file",
         )
         response["ETag"] = f'"{int(resolved.stat.mtime)}-{size}"'
@@ -129,7 +127,7 @@ class JobFilesTarView(APIView):
         summary="A directory of the job's files as a tar, streamed",
         parameters=FILE_PARAMETERS,
         responses={
-            (200, "application/x-tar"): OpenApiResponse({"type": "string", "format": "binary"}),
+            (200, "application/x-tar"): _BINARY_RESPONSE,
             **problem_responses(*_ERROR_STATUSES),
         },
     )

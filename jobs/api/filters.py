@@ -1,4 +1,7 @@
-"""Parses query parameters strictly, with errors per parameter, and describes them for the OpenAPI schema."""
+"""Parses query parameters and request bodies strictly, and describes the query parameters for the OpenAPI schema.
+
+A value that is not valid, and a parameter that the endpoint does not have, are errors of the request.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,9 @@ from django.utils.dateparse import parse_datetime
 from django.utils.translation import gettext as _
 from drf_spectacular.utils import OpenApiParameter
 from rest_framework.exceptions import ErrorDetail, ValidationError
+from rest_framework.request import Request
 
+from core.api.fields import StrictSerializer
 from jobs.api.job_shape import JOB_FIELDS
 from jobs.lifecycle.states import JobState
 from jobs.store.listing import DEFAULT_PAGE_SIZE, MAX_PAGE_SIZE, SORT_COLUMNS, JobFilter
@@ -26,36 +31,46 @@ SORT_KEYS = [f"{sign}{column}" for column in SORT_COLUMNS for sign in ("", "-")]
 JOB_STATES = [state.value for state in JobState]
 
 
+def parse_body(request: Request, serializer_class: type[StrictSerializer]) -> dict[str, Any]:
+    """Return the validated values of a request's JSON body. Raises ValidationError."""
+    serializer = serializer_class(data=request.data)
+    serializer.is_valid(raise_exception=True)
+    values: dict[str, Any] = serializer.validated_data
+    return values
+
+
 class QueryParser:
     """Parses the query parameters of one request and collects errors.
 
-    `raise_if_invalid` raises ValidationError with all invalid and all unknown parameters.
+    An endpoint calls one method per parameter that it has, and then `raise_if_invalid`, which raises ValidationError
+    with all invalid parameters and all parameters that no method was called for. Until then an invalid parameter has
+    its default value.
     """
 
     def __init__(self, raw: QueryDict) -> None:
         self._raw = raw
-        self._known: list[str] = []
-        self._problems: dict[str, list[ErrorDetail]] = {}
+        self._known_names: list[str] = []
+        self._errors: dict[str, list[ErrorDetail]] = {}
 
     def add_error(self, name: str, message: str) -> None:
-        self._problems.setdefault(name, []).append(ErrorDetail(message, code="invalid"))
+        self._errors.setdefault(name, []).append(ErrorDetail(message, code="invalid"))
 
-    def text(self, name: str, *, limit: int = MAX_TEXT_LENGTH) -> str:
-        self._known.append(name)
+    def text(self, name: str, *, max_length: int = MAX_TEXT_LENGTH) -> str:
+        self._known_names.append(name)
         value = self._raw.get(name, "")
-        if "\0" in value or len(value) > limit:
+        if "\0" in value or len(value) > max_length:
             self.add_error(
-                name, _("must be text of at most %(limit)s characters.") % {"limit": limit}
+                name, _("must be text of at most %(limit)s characters.") % {"limit": max_length}
             )
             return ""
         return value
 
     def text_list(self, name: str) -> tuple[str, ...]:
         """Return the values of a parameter that may be repeated or contain several values separated by commas."""
-        self._known.append(name)
+        self._known_names.append(name)
         values = [part for raw in self._raw.getlist(name) for part in raw.split(",") if part]
         if len(values) > MAX_VALUES_PER_PARAMETER or any(
-            len(v) > MAX_TEXT_LENGTH or "\0" in v for v in values
+            len(value) > MAX_TEXT_LENGTH or "\0" in value for value in values
         ):
             self.add_error(
                 name, _("may have %(count)s values at most.") % {"count": MAX_VALUES_PER_PARAMETER}
@@ -78,11 +93,11 @@ class QueryParser:
         return value
 
     def _add_choice_error(self, name: str, value: str, allowed: list[str]) -> None:
-        near = get_close_matches(value, allowed, n=1)
-        hint = " " + _("Did you mean “%(near)s”?") % {"near": near[0]} if near else ""
+        hint = _suggest_closest(value, allowed)
         self.add_error(name, _("must be one of %(all)s.") % {"all": ", ".join(allowed)} + hint)
 
     def boolean(self, name: str) -> bool | None:
+        """Return the value of a boolean parameter; None if it is absent."""
         value = self.text(name).lower()
         if value in ("1", "true"):
             return True
@@ -104,12 +119,16 @@ class QueryParser:
             return default
         return int(value)
 
+    def attempt_number(self) -> int | None:
+        """Return the number of the requested attempt; None if the newest attempt is requested."""
+        return self.integer("attempt", 0, 1, 1_000_000) or None
+
     def timestamp(self, name: str) -> datetime | None:
         value = self.text(name)
         if not value:
             return None
         try:
-            # A plus sign that the client did not encode arrives as a space.
+            # The plus sign of "+02:00" arrives as a space if the client did not percent-encode it.
             parsed = parse_datetime(value.replace(" ", "+") if value.count(" ") == 1 else value)
             if parsed is not None:
                 aware = parsed if parsed.tzinfo else parsed.replace(tzinfo=UTC)
@@ -130,23 +149,28 @@ class QueryParser:
 
     def raise_if_invalid(self) -> None:
         for name in self._raw:
-            if name not in self._known:
-                near = get_close_matches(name, self._known, n=1)
-                hint = " " + _("Did you mean “%(near)s”?") % {"near": near[0]} if near else ""
+            if name not in self._known_names:
+                hint = _suggest_closest(name, self._known_names)
                 self.add_error(name[:100], _("There is no such parameter.") + hint)
-        if self._problems:
-            raise ValidationError(self._problems)
+        if self._errors:
+            raise ValidationError(self._errors)
+
+
+def _suggest_closest(value: str, candidates: list[str]) -> str:
+    """Return a sentence, after a space, that suggests the most similar candidate; empty if none is similar."""
+    near = get_close_matches(value, candidates, n=1)
+    return " " + _("Did you mean “%(near)s”?") % {"near": near[0]} if near else ""
 
 
 @dataclass(frozen=True, slots=True)
 class JobListQuery:
-    """The parsed query parameters of a list of jobs; `count` requests the total number."""
+    """The parsed query parameters of a list of jobs. `fields` is empty if all fields of a job are requested."""
 
     job_filter: JobFilter
     limit: int
     cursor: str
-    count: bool
-    fields: tuple[str, ...] = ()
+    with_count: bool
+    fields: tuple[str, ...]
 
 
 def parse_job_list_query(raw: QueryDict) -> JobListQuery:
@@ -157,24 +181,24 @@ def parse_job_list_query(raw: QueryDict) -> JobListQuery:
         owners=query.text_list("owner"),
         mine=bool(query.boolean("mine")),
         name=query.text("name"),
-        q=query.text("q", limit=200),
+        q=query.text("q", max_length=200),
         ids=query.uuids("id"),
-        slurm_id=query.text("slurm_id", limit=40),
+        slurm_id=query.text("slurm_id", max_length=40),
         gpu_type=query.text("gpu_type"),
         distributed=query.boolean("distributed"),
         labels=tuple(_parse_labels(query)),
         ranges={f"{name}_at": _parse_range(query, name) for name in TIME_RANGE_FIELDS},
         sort=query.choice("sort", SORT_KEYS, "-created"),
     )
-    request = JobListQuery(
+    list_query = JobListQuery(
         job_filter=job_filter,
         limit=query.integer("limit", DEFAULT_PAGE_SIZE, 1, MAX_PAGE_SIZE),
-        cursor=query.text("cursor", limit=2000),
-        count=bool(query.boolean("count")),
+        cursor=query.text("cursor", max_length=2000),
+        with_count=bool(query.boolean("count")),
         fields=query.choice_list("fields", list(JOB_FIELDS)),
     )
     query.raise_if_invalid()
-    return request
+    return list_query
 
 
 def _parse_range(query: QueryParser, name: str) -> tuple[datetime | None, datetime | None]:
@@ -182,6 +206,7 @@ def _parse_range(query: QueryParser, name: str) -> tuple[datetime | None, dateti
 
 
 def _parse_labels(query: QueryParser) -> list[tuple[str, str | None]]:
+    """Return pairs of key and value; the value is None if only the key is given."""
     parsed: list[tuple[str, str | None]] = []
     for raw in query.text_list("label")[:10]:
         key, equals, value = raw.partition("=")
@@ -208,6 +233,9 @@ def build_page_parameters(max_limit: int) -> list[OpenApiParameter]:
     ]
 
 
+ATTEMPT_PARAMETER = OpenApiParameter(
+    "attempt", {"type": "integer", "minimum": 1}, description="Absent: the newest."
+)
 _DATE_TIME = {"type": "string", "format": "date-time"}
 JOB_LIST_PARAMETERS = [
     _build_parameter(

@@ -1,4 +1,4 @@
-"""Builds the detailed response of one job, and creates jobs idempotently."""
+"""Builds the detailed response of one job, and responds to requests that create a job idempotently."""
 
 from __future__ import annotations
 

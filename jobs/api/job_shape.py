@@ -29,7 +29,10 @@ _END_STATE_VALUES = frozenset(state.value for state in END_STATES)
 
 @dataclass(frozen=True, slots=True)
 class JobContext:
-    """The person's access and the current time, on which a job's response depends; caches permissions."""
+    """What the response for a job depends on apart from its row: the person's access and the current time.
+
+    One context is used for all jobs of a response. It caches permissions, because jobs often have equal ones.
+    """
 
     access: JobAccess
     now: datetime
@@ -37,7 +40,7 @@ class JobContext:
     _permissions: dict[tuple[Any, ...], JobPermissionsShape] = field(default_factory=dict)
 
     def actions(self, row: JobRow) -> frozenset[JobAction]:
-        """Return the actions that the person may take on the job, in any state of it."""
+        """Return the actions that the person may take on the job, regardless of the job's state."""
         accepts_jobs = row.namespace_active and row.cluster_enabled
         key = row.owner_id, row.namespace_id, accepts_jobs
         if (actions := self._actions.get(key)) is None:
@@ -50,7 +53,7 @@ class JobContext:
         return actions
 
     def permissions(self, row: JobRow) -> JobPermissionsShape:
-        """Return the job's permissions. Jobs with the same input share one object."""
+        """Return the actions that the person may take in the job's state. Jobs share the returned object."""
         key = self.actions(row), row.state, row.wanted, row.has_secrets
         if (permissions := self._permissions.get(key)) is None:
             permissions = self._permissions[key] = _compute_permissions(*key)
@@ -88,16 +91,18 @@ class WarningShape(TypedDict):
 
 
 @lru_cache(maxsize=4096)
-def _render_reason(language: str | None, code: str, params: bytes, slurm_text: str) -> str:
-    return render_reason_code(code, orjson.loads(params), slurm_text)
+def _render_reason(language: str | None, code: str, params_json: bytes, slurm_text: str) -> str:
+    """Render a reason in the active language, which the caller passes so that it is part of the cache's key."""
+    return render_reason_code(code, orjson.loads(params_json), slurm_text)
 
 
 def serialize_reason(code: str, params: Mapping[str, Any], slurm_text: str) -> ReasonShape:
     """Build a reason with its text in the language of the request."""
     if not code:
         return {"code": "", "text": "", "params": {}, "slurm_text": slurm_text}
-    key = orjson.dumps(params, option=orjson.OPT_SORT_KEYS)
-    text = _render_reason(get_language(), code, key, slurm_text)
+    # JSON, because the arguments of a cached function must be hashable.
+    params_json = orjson.dumps(params, option=orjson.OPT_SORT_KEYS)
+    text = _render_reason(get_language(), code, params_json, slurm_text)
     return {
         "code": code,
         "text": text,
@@ -142,7 +147,7 @@ def _get_permissions(row: JobRow, context: JobContext) -> JobPermissionsShape:
 def _compute_permissions(
     actions: frozenset[JobAction], state: str, wanted: str, has_secrets: bool
 ) -> JobPermissionsShape:
-    """Compute which actions the person may take and the job's state allows."""
+    """Compute which of the actions that the person may take the job's state allows."""
     ended = state in _END_STATE_VALUES
     return {
         "edit": JobAction.EDIT in actions,

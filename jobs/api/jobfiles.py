@@ -84,6 +84,7 @@ class SubmitEnvelopeSerializer(SubmitOptionsSerializer):
 class RawSubmission:
     """The body of a submission or plan request, before its job file is parsed.
 
+    The job file is `text` or `document`; both are None in a request of `/uploads`, which contains only code.
     `incoming` is received code that is not stored yet; `code` is stored code.
     """
 
@@ -166,19 +167,19 @@ class JobFileParser(BaseParser):
         parser_context: Mapping[str, Any] | None = None,
     ) -> RawSubmission:
         body = read_body(stream, parser_context)
-        kind = (media_type or "").partition(";")[0].strip().lower()
-        if kind in YAML_TYPES:
+        type_name = (media_type or "").partition(";")[0].strip().lower()
+        if type_name in YAML_TYPES:
             return RawSubmission(text=body, filename="job.yaml")
-        return parse_json_submission(body)
+        return _parse_json_submission(body)
 
 
-def parse_json_submission(body: bytes) -> RawSubmission:
+def _parse_json_submission(body: bytes) -> RawSubmission:
     """Parse a JSON body: an envelope if it has the key `job`, else a job file."""
     try:
         value = parse_json(body)
     except ParseError:
-        # A job file with comments is accepted although it is not valid JSON. The job file parser also reports
-        # syntax errors with their lines.
+        # The body is still parsed as a job file: job files may contain comments, which JSON does not allow, and the
+        # job file parser reports a syntax error with its line.
         return RawSubmission(text=body, filename="job.json")
     if isinstance(value, dict) and "job" in value:
         envelope = SubmitEnvelopeSerializer(data=value)
@@ -208,6 +209,7 @@ class _MultipartUploadHandler(FileUploadHandler):
         super().new_file(field_name, file_name, *args, **kwargs)
         if field_name == "code":
             if self.incoming is not None:
+                # Only the first part `code` is used. Django reads the rest of the body and ignores it.
                 raise StopUpload(connection_reset=False)
             self.incoming, self.code_name = IncomingUpload(), file_name
         self._field_buffer = bytearray()
@@ -250,13 +252,13 @@ class MultipartParser(BaseParser):
                 raise BodyTooLarge(limit)
             fields, _files = MultiPartParser(meta, cast(Any, stream), [handler], "utf-8").parse()
             return self._build_submission(handler, fields)
-        except (MultiPartParserError, ValueError) as error:
-            _discard(handler)
-            raise ParseError(
-                _("The multipart body cannot be read: %(words)s") % {"words": error}
-            ) from error
-        except BaseException:
-            _discard(handler)
+        except BaseException as error:
+            if handler.incoming is not None:
+                handler.incoming.discard()
+            if isinstance(error, MultiPartParserError | ValueError):
+                raise ParseError(
+                    _("The multipart body cannot be read: %(words)s") % {"words": error}
+                ) from error
             raise
 
     def _build_submission(self, handler: _MultipartUploadHandler, fields: Any) -> RawSubmission:
@@ -278,11 +280,6 @@ class MultipartParser(BaseParser):
             code_name=handler.code_name,
             code_digest=handler.code_digest,
         )
-
-
-def _discard(handler: _MultipartUploadHandler) -> None:
-    if handler.incoming is not None:
-        handler.incoming.discard()
 
 
 # -- descriptions of the request body for the OpenAPI schema --------------------------------------------

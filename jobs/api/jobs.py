@@ -1,4 +1,4 @@
-"""`/jobs`: submit, list, plan, read, change, stop, retry, clone, delete, and batches of these."""
+"""`/jobs`: list, submit, plan, read, change, stop, retry, clone and delete jobs; stop and delete several jobs at once."""
 
 from __future__ import annotations
 
@@ -30,13 +30,18 @@ from core.api.idempotency import compute_fingerprint
 from core.api.pagination import compute_query_fingerprint, decode_cursor, encode_cursor
 from core.api.responses import json_response
 from core.api.schema import problem_responses
-from core.api.shapes import format_optional_timestamp, format_timestamp, serializer_of
+from core.api.shapes import format_optional_timestamp, serializer_of
 from core.errors import InvalidValue
 from core.messages import msg
 from core.translation import translate
 from jobs import actions
 from jobs.api import jobfiles, shapes
-from jobs.api.filters import JOB_LIST_PARAMETERS, QueryParser, parse_job_list_query
+from jobs.api.filters import (
+    JOB_LIST_PARAMETERS,
+    QueryParser,
+    parse_body,
+    parse_job_list_query,
+)
 from jobs.api.job_detail import (
     IDEMPOTENCY_KEY_HEADER,
     REPLAYED_RESPONSE,
@@ -52,12 +57,9 @@ from jobs.api.job_shape import (
     select_job_shape,
 )
 from jobs.api.jobfiles import JobFileParser, MultipartParser, RawSubmission, get_raw_submission
-from jobs.events import events_of
-from jobs.files import find_job_attempt
 from jobs.jobfile import SpecWarning, dump
 from jobs.jobfile.importers import load_document
-from jobs.lifecycle.reasons import translate_event_data
-from jobs.models import Attempt, Job, Task
+from jobs.models import Job
 from jobs.plan import Note
 from jobs.presentation import (
     format_plan,
@@ -70,15 +72,8 @@ from jobs.store.access import find_job, jobs_visible_to
 from jobs.store.listing import count_jobs, list_jobs_page
 from jobs.submission import Preview, preview, submit
 
-MAX_EVENTS_PER_PAGE = 500
-YAML_MEDIA_TYPE = "application/yaml"
-
 if TYPE_CHECKING:
     from accounts.models import User
-
-ATTEMPT_PARAMETER = OpenApiParameter(
-    "attempt", {"type": "integer", "minimum": 1}, description="Absent: the newest."
-)
 
 
 class JobListView(APIView):
@@ -94,8 +89,8 @@ class JobListView(APIView):
     def get(self, request: Request) -> HttpResponse:
         user = authenticated_user(request)
         list_query = parse_job_list_query(request.query_params)
-        query = compute_query_fingerprint(user.pk, repr(list_query.job_filter))
-        after = decode_cursor(list_query.cursor, query) if list_query.cursor else None
+        fingerprint = compute_query_fingerprint(user.pk, repr(list_query.job_filter))
+        after = decode_cursor(list_query.cursor, fingerprint) if list_query.cursor else None
         shape = select_job_shape(list_query.fields)
         page = list_jobs_page(
             user, list_query.job_filter, after=after, limit=list_query.limit, columns=shape.columns
@@ -103,9 +98,9 @@ class JobListView(APIView):
         context = JobContext(page.access, timezone.now())
         body: dict[str, Any] = {
             "items": [shape.build(row, context) for row in page.rows],
-            "next": encode_cursor(page.next_key, query) if page.next_key else None,
+            "next": encode_cursor(page.next_key, fingerprint) if page.next_key else None,
         }
-        if list_query.count:
+        if list_query.with_count:
             body["count"] = count_jobs(user, list_query.job_filter)
         return json_response(body)
 
@@ -122,7 +117,7 @@ class JobListView(APIView):
         },
     )
     def post(self, request: Request) -> HttpResponse:
-        read_idempotency_key(request)
+        read_idempotency_key(request)  # rejects an invalid key before the code is stored
         user = authenticated_user(request)
         raw_submission = get_raw_submission(request)
         try:
@@ -138,17 +133,17 @@ class JobListView(APIView):
 
 def _submit_job(user: User, raw_submission: RawSubmission) -> Job:
     submission = raw_submission.to_submission(user)
-    origin = raw_submission.options.get("cloned_from")
-    if origin and not jobs_visible_to(user).filter(pk=origin).exists():
-        # The original job may have been deleted after the clone's draft was opened.
+    cloned_from = raw_submission.options.get("cloned_from")
+    if cloned_from and not jobs_visible_to(user).filter(pk=cloned_from).exists():
+        # The original job may have been deleted while the person edited the clone's job file.
         message = msg(
             "submission.clone-origin-unknown",
             "is ignored: the job does not exist, or you may not see it.",
         )
-        origin_warning = SpecWarning("cloned_from", message)
-        submission = replace(submission, warnings=(*submission.warnings, origin_warning))
-        origin = None
-    return submit(by=user, submission=submission, cloned_from=origin)
+        warning = SpecWarning("cloned_from", message)
+        submission = replace(submission, warnings=(*submission.warnings, warning))
+        cloned_from = None
+    return submit(by=user, submission=submission, cloned_from=cloned_from)
 
 
 class JobPlanView(APIView):
@@ -175,11 +170,11 @@ class JobPlanView(APIView):
         finally:
             raw_submission.discard()
         return json_response(
-            serialize_preview(job_preview, can_submit(user, job_preview.submission.namespace))
+            _serialize_preview(job_preview, can_submit(user, job_preview.submission.namespace))
         )
 
 
-def serialize_preview(job_preview: Preview, may_submit: bool) -> shapes.PreviewShape:
+def _serialize_preview(job_preview: Preview, may_submit: bool) -> shapes.PreviewShape:
     submission = job_preview.submission
     plan = job_preview.plan
     return {
@@ -243,9 +238,7 @@ class JobDetailView(APIView):
     def patch(self, request: Request, id: uuid.UUID) -> HttpResponse:
         user = authenticated_user(request)
         job = find_job(user, id)
-        serializer = JobUpdateSerializer(data=request.data)
-        serializer.is_valid(raise_exception=True)
-        values = serializer.validated_data
+        values = parse_body(request, JobUpdateSerializer)
         if not values:
             raise ValidationError(
                 _("Say what to change: description, labels or time_limit_s."), code="empty"
@@ -281,13 +274,14 @@ class JobDetailView(APIView):
         query = QueryParser(request.query_params)
         remove_files, stop_first = query.boolean("remove_files"), query.boolean("stop_first")
         query.raise_if_invalid()
-        deleted = actions.delete_job(
-            job=find_job(authenticated_user(request), id),
-            by=authenticated_user(request),
+        user = authenticated_user(request)
+        job = actions.delete_job(
+            job=find_job(user, id),
+            by=user,
             remove_files=bool(remove_files),
             stop_first=bool(stop_first),
         )
-        if deleted.deleted_at is None:
+        if job.deleted_at is None:
             return json_response(serialize_job_detail(request, id), status=202)
         return HttpResponse(status=204)
 
@@ -301,9 +295,8 @@ class JobStopView(APIView):
         responses={200: serializer_of(JobDetailShape), **problem_responses(403, 404)},
     )
     def post(self, request: Request, id: uuid.UUID) -> HttpResponse:
-        actions.stop_job(
-            job=find_job(authenticated_user(request), id), by=authenticated_user(request)
-        )
+        user = authenticated_user(request)
+        actions.stop_job(job=find_job(user, id), by=user)
         return json_response(serialize_job_detail(request, id))
 
 
@@ -320,11 +313,12 @@ class JobRetryView(APIView):
         },
     )
     def post(self, request: Request, id: uuid.UUID) -> HttpResponse:
-        job = find_job(authenticated_user(request), id)
+        user = authenticated_user(request)
+        job = find_job(user, id)
         return respond_idempotently(
             request,
             fingerprint=compute_fingerprint("retry", id),
-            create=lambda: actions.retry_job(job=job, by=authenticated_user(request)),
+            create=lambda: actions.retry_job(job=job, by=user),
             status=200,
         )
 
@@ -352,149 +346,26 @@ class JobCloneView(APIView):
     def post(self, request: Request, id: uuid.UUID) -> HttpResponse:
         user = authenticated_user(request)
         job = find_job(user, id)
-        serializer = JobCloneSerializer(data=request.data)
-        serializer.is_valid(raise_exception=True)
+        values = parse_body(request, JobCloneSerializer)
         namespace = None
-        if name := serializer.validated_data.get("namespace"):
+        if namespace_name := values.get("namespace"):
             visible = namespaces_visible_to(user).select_related("cluster")
-            namespace = visible.filter(name=name).first()
+            namespace = visible.filter(name=namespace_name).first()
             if namespace is None:
                 raise InvalidValue(
-                    messages.gettext("You are not a member of namespace %(name)s.", name=name),
-                    namespace=name,
+                    messages.gettext(
+                        "You are not a member of namespace %(name)s.", name=namespace_name
+                    ),
+                    namespace=namespace_name,
                 )
-        name = serializer.validated_data.get("name")
+        name = values.get("name")
         if name:
-            load_document({**job.spec, "jobName": name})
+            load_document({**job.spec, "jobName": name})  # raises SpecError if the name is invalid
         return respond_idempotently(
             request,
-            fingerprint=compute_fingerprint("clone", id, serializer.validated_data),
+            fingerprint=compute_fingerprint("clone", id, values),
             create=lambda: actions.clone_job(job=job, by=user, name=name, namespace=namespace),
         )
-
-
-class JobSpecView(APIView):
-    @extend_schema(
-        operation_id="jobs_spec",
-        tags=["jobs"],
-        summary="The job file, as JSON or YAML",
-        parameters=[
-            OpenApiParameter(
-                "format",
-                {"type": "string", "enum": ["json", "yaml"]},
-                description="Absent: YAML if the Accept header requests it, else JSON.",
-            )
-        ],
-        responses={
-            (200, "application/json"): {"type": "object", "additionalProperties": True},
-            (200, YAML_MEDIA_TYPE): {"type": "object", "additionalProperties": True},
-            **problem_responses(400, 404),
-        },
-    )
-    def get(self, request: Request, id: uuid.UUID) -> HttpResponse:
-        query = QueryParser(request.query_params)
-        format_ = "yaml" if "yaml" in request.headers.get("Accept", "") else "json"
-        format_ = query.choice("format", ["json", "yaml"], format_)
-        query.raise_if_invalid()
-        spec = actions.load_spec(find_job(authenticated_user(request), id))
-        if format_ == "yaml":
-            return HttpResponse(dump(spec, "yaml"), content_type=YAML_MEDIA_TYPE)
-        return HttpResponse(dump(spec, "json"), content_type="application/json")
-
-
-class JobScriptView(APIView):
-    @extend_schema(
-        operation_id="jobs_script",
-        tags=["jobs"],
-        summary="The batch script given to sbatch",
-        parameters=[ATTEMPT_PARAMETER],
-        responses={200: serializer_of(shapes.ScriptShape), **problem_responses(400, 404)},
-    )
-    def get(self, request: Request, id: uuid.UUID) -> HttpResponse:
-        attempt = find_job_attempt(
-            find_job(authenticated_user(request), id), parse_attempt_number(request)
-        )
-        return json_response({"attempt": attempt.number, "script": attempt.script})
-
-
-def parse_attempt_number(request: Request) -> int | None:
-    query = QueryParser(request.query_params)
-    number = query.integer("attempt", 0, 1, 1_000_000) or None
-    query.raise_if_invalid()
-    return number
-
-
-class JobEventListView(APIView):
-    @extend_schema(
-        operation_id="jobs_events",
-        tags=["jobs"],
-        summary="Events of a job, oldest first",
-        parameters=[
-            OpenApiParameter(
-                "since", {"type": "integer", "minimum": 0}, description="Only later numbers."
-            ),
-            OpenApiParameter(
-                "limit",
-                {"type": "integer", "minimum": 1, "maximum": MAX_EVENTS_PER_PAGE, "default": 100},
-            ),
-        ],
-        responses={200: serializer_of(shapes.EventPageShape), **problem_responses(400, 404)},
-    )
-    def get(self, request: Request, id: uuid.UUID) -> HttpResponse:
-        query = QueryParser(request.query_params)
-        since = query.integer("since", 0, 0, 10**12 - 1)
-        limit = query.integer("limit", 100, 1, MAX_EVENTS_PER_PAGE)
-        query.raise_if_invalid()
-        job = find_job(authenticated_user(request), id)
-        rows = list(events_of(job).filter(id__gt=since).order_by("id")[: limit + 1])
-        items: list[shapes.EventShape] = [
-            {
-                "number": row.pk,
-                "at": format_timestamp(row.at),
-                "kind": row.kind,
-                "actor": row.actor,
-                "actor_name": row.actor_name,
-                "data": translate_event_data(row.data),
-            }
-            for row in rows[:limit]
-        ]
-        return json_response(
-            {"items": items, "next": items[-1]["number"] if rows[limit:] else None}
-        )
-
-
-class JobTaskListView(APIView):
-    @extend_schema(
-        operation_id="jobs_tasks",
-        tags=["jobs"],
-        summary="Tasks of a job: node, ports, state, exit code",
-        parameters=[ATTEMPT_PARAMETER],
-        responses={200: serializer_of(shapes.TaskListShape), **problem_responses(400, 404)},
-    )
-    def get(self, request: Request, id: uuid.UUID) -> HttpResponse:
-        number = parse_attempt_number(request)
-        job = find_job(authenticated_user(request), id)
-        actions.watch_job(job=job)
-        tasks: list[shapes.TaskShape] = []
-        if number is not None or Attempt.objects.filter(job=job).exists():
-            attempt = find_job_attempt(job, number)
-            rows = Task.objects.filter(attempt=attempt).order_by("id")
-            tasks = [shapes.serialize_task(row, attempt.number) for row in rows]
-        return json_response({"items": tasks})
-
-
-class JobAttemptListView(APIView):
-    @extend_schema(
-        operation_id="jobs_attempts",
-        tags=["jobs"],
-        summary="Attempts of a job",
-        responses={200: serializer_of(shapes.AttemptListShape), **problem_responses(404)},
-    )
-    def get(self, request: Request, id: uuid.UUID) -> HttpResponse:
-        rows = Attempt.objects.filter(job=find_job(authenticated_user(request), id)).order_by(
-            "number"
-        )
-        return json_response({"items": [shapes.serialize_attempt(row) for row in rows]})
 
 
 class JobBatchSerializer(StrictSerializer):
@@ -515,11 +386,10 @@ class JobBatchStopView(APIView):
         responses={200: serializer_of(shapes.BatchShape), **problem_responses(400, 413, 415)},
     )
     def post(self, request: Request) -> HttpResponse:
-        serializer = JobBatchSerializer(data=request.data)
-        serializer.is_valid(raise_exception=True)
-        jobs, missing = _find_jobs(request, serializer.validated_data["ids"])
-        outcomes = actions.stop_jobs(jobs=jobs, by=authenticated_user(request))
-        return _build_batch_response(serializer.validated_data["ids"], outcomes, missing)
+        ids = list(dict.fromkeys(parse_body(request, JobBatchSerializer)["ids"]))
+        user = authenticated_user(request)
+        outcomes = actions.stop_jobs(jobs=_find_jobs(user, ids), by=user)
+        return _build_batch_response(ids, outcomes)
 
 
 class JobBatchDeleteView(APIView):
@@ -531,43 +401,38 @@ class JobBatchDeleteView(APIView):
         responses={200: serializer_of(shapes.BatchShape), **problem_responses(400, 413, 415)},
     )
     def post(self, request: Request) -> HttpResponse:
-        serializer = JobBatchDeleteSerializer(data=request.data)
-        serializer.is_valid(raise_exception=True)
-        values = serializer.validated_data
-        jobs, missing = _find_jobs(request, values["ids"])
+        values = parse_body(request, JobBatchDeleteSerializer)
+        ids = list(dict.fromkeys(values["ids"]))
+        user = authenticated_user(request)
         outcomes = actions.delete_jobs(
-            jobs=jobs,
-            by=authenticated_user(request),
+            jobs=_find_jobs(user, ids),
+            by=user,
             remove_files=values["remove_files"],
             stop_first=values["stop_first"],
         )
-        return _build_batch_response(values["ids"], outcomes, missing)
+        return _build_batch_response(ids, outcomes)
 
 
-def _find_jobs(request: Request, ids: list[uuid.UUID]) -> tuple[list[Job], list[uuid.UUID]]:
-    """Return the jobs with these ids that the person may see, and the remaining ids."""
-    rows = jobs_visible_to(authenticated_user(request)).filter(pk__in=ids)
+def _find_jobs(user: User, ids: list[uuid.UUID]) -> list[Job]:
+    """Return the jobs with these ids that the person may see, in the order of the ids."""
+    rows = jobs_visible_to(user).filter(pk__in=ids)
     jobs_by_id = {job.pk: job for job in rows.select_related("namespace", "cluster", "owner")}
-    unique_ids = dict.fromkeys(ids)
-    return (
-        [jobs_by_id[id] for id in unique_ids if id in jobs_by_id],
-        [id for id in unique_ids if id not in jobs_by_id],
-    )
+    return [jobs_by_id[id] for id in ids if id in jobs_by_id]
 
 
-def _build_batch_response(
-    ids: list[uuid.UUID], outcomes: list[actions.JobOutcome], missing: list[uuid.UUID]
-) -> HttpResponse:
+def _build_batch_response(ids: list[uuid.UUID], outcomes: list[actions.JobOutcome]) -> HttpResponse:
+    """Build one item per id. An id without an outcome is one whose job the person may not see."""
     message = _("The job does not exist, or you may not see it.")
     outcome_by_id = {outcome.job_id: outcome for outcome in outcomes}
-    outcome_by_id |= {id: actions.JobOutcome(id, False, "not_found", message) for id in missing}
-    items: list[shapes.BatchItemShape] = [
-        {
-            "id": str(id),
-            "ok": outcome_by_id[id].ok,
-            "code": outcome_by_id[id].code,
-            "message": translate(outcome_by_id[id].message),
-        }
-        for id in dict.fromkeys(ids)
-    ]
+    items: list[shapes.BatchItemShape] = []
+    for id in ids:
+        outcome = outcome_by_id.get(id) or actions.JobOutcome(id, False, "not_found", message)
+        items.append(
+            {
+                "id": str(id),
+                "ok": outcome.ok,
+                "code": outcome.code,
+                "message": translate(outcome.message),
+            }
+        )
     return json_response({"items": items})

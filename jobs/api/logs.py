@@ -1,4 +1,4 @@
-"""`/jobs/{id}/logs`: the list with sizes, bytes by offset or Range, download, search."""
+"""`/jobs/{id}/logs`: list the logs with their sizes, read bytes by offset or Range, search, download."""
 
 from __future__ import annotations
 
@@ -14,15 +14,14 @@ from rest_framework.request import Request
 from rest_framework.views import APIView
 
 from accounts.requests import authenticated_user
-from core import errors as job_errors
+from core import errors as core_errors
 from core.api.concurrency import cluster_request_slot, concurrency_limiter
 from core.api.responses import json_response
 from core.api.schema import problem_responses
 from core.api.shapes import serializer_of
 from core.api.streams import gzip_stream, parse_range, set_range_headers, stream_attachment
 from jobs.api import shapes
-from jobs.api.filters import QueryParser
-from jobs.api.jobs import ATTEMPT_PARAMETER
+from jobs.api.filters import ATTEMPT_PARAMETER, QueryParser
 from jobs.logs.reading import (
     MAX_MATCHES,
     MAX_READ_BYTES,
@@ -40,7 +39,7 @@ from jobs.store.access import find_job
 
 DEFAULT_READ_BYTES = 256 * 1024
 MAX_PATTERN_LENGTH = 1000
-# A search occupies one of the process's few threads, at worst until its timeout.
+# A search occupies one of this process's few threads until it ends or times out.
 MAX_CONCURRENT_SEARCHES_PER_PERSON = 2
 MAX_OFFSET = 2**53
 _ERROR_STATUSES = (400, 403, 404, 502, 504)
@@ -48,16 +47,18 @@ _BINARY_RESPONSE = OpenApiResponse({"type": "string", "format": "binary"})
 _OCTET_STREAM = "application/octet-stream"
 
 
-def _integer_schema(low: int, high: int, default: int) -> dict[str, object]:
+def _build_integer_schema(low: int, high: int, default: int) -> dict[str, object]:
     return {"type": "integer", "minimum": low, "maximum": high, "default": default}
 
 
 _OFFSET_PARAMETER = OpenApiParameter(
-    "offset", _integer_schema(-MAX_OFFSET, MAX_OFFSET, 0), description="Below 0: from the end."
+    "offset",
+    _build_integer_schema(-MAX_OFFSET, MAX_OFFSET, 0),
+    description="Below 0: from the end.",
 )
 _LIMIT_PARAMETER = OpenApiParameter(
     "limit",
-    _integer_schema(1, MAX_READ_BYTES, DEFAULT_READ_BYTES),
+    _build_integer_schema(1, MAX_READ_BYTES, DEFAULT_READ_BYTES),
     description="Maximum number of bytes.",
 )
 _SEARCH_PARAMETERS = [
@@ -68,7 +69,7 @@ _SEARCH_PARAMETERS = [
     ),
     OpenApiParameter("ignore_case", bool, description="With grep."),
     OpenApiParameter(
-        "matches", _integer_schema(1, MAX_MATCHES, MAX_MATCHES), description="With grep."
+        "matches", _build_integer_schema(1, MAX_MATCHES, MAX_MATCHES), description="With grep."
     ),
 ]
 _LOG_HEADERS = [
@@ -85,11 +86,16 @@ _LOG_HEADERS = [
 def _find_requested_log(
     request: Request, id: uuid.UUID, role: str, index: int, query: QueryParser
 ) -> Log:
-    number = query.integer("attempt", 0, 1, 1_000_000) or None
+    """Find the log. Checks the query parameters first: `query` must have parsed all but `attempt`."""
+    attempt_number = query.attempt_number()
     query.raise_if_invalid()
     try:
         _job, log = find_log(
-            user=authenticated_user(request), job_id=id, role=role, index=index, attempt=number
+            user=authenticated_user(request),
+            job_id=id,
+            role=role,
+            index=index,
+            attempt=attempt_number,
         )
     except LogNotFound:
         raise NotFound(_("There is no such log, or you may not see it.")) from None
@@ -108,12 +114,12 @@ class LogListView(APIView):
     )
     def get(self, request: Request, id: uuid.UUID) -> HttpResponse:
         query = QueryParser(request.query_params)
-        number = query.integer("attempt", 0, 1, 1_000_000) or None
+        number = query.attempt_number()
         query.raise_if_invalid()
         try:
             job = find_job(authenticated_user(request), id)
             attempt = find_attempt(job, number)
-        except (job_errors.NotFound, LogNotFound):
+        except (core_errors.NotFound, LogNotFound):
             raise NotFound(_("There is no such job or attempt, or you may not see it.")) from None
         if attempt is None:
             return json_response({"attempt": None, "items": []})
@@ -145,7 +151,7 @@ class LogReadView(APIView):
         query = QueryParser(request.query_params)
         offset = query.integer("offset", 0, -MAX_OFFSET, MAX_OFFSET)
         limit = query.integer("limit", DEFAULT_READ_BYTES, 1, MAX_READ_BYTES)
-        text = query.text("grep", limit=MAX_PATTERN_LENGTH)
+        text = query.text("grep", max_length=MAX_PATTERN_LENGTH)
         if "\n" in text:
             query.add_error("grep", _("must be one line of text."))
         ignore_case = bool(query.boolean("ignore_case"))
@@ -199,7 +205,7 @@ class LogDownloadView(APIView):
         if not compress:
             return _build_download_response(request, log)
         with cluster_request_slot(log.attempt.cluster.pk, log.attempt.cluster.name):
-            # Raises for a missing file, before the response starts.
+            # Raises an error if the file does not exist; after the response has started it would be too late.
             get_log_size(log.transport(), log.path)
             chunks = stream_log(log)
         return stream_attachment(
@@ -214,7 +220,7 @@ def _build_download_response(request: Request, log: Log) -> HttpResponseBase:
     with cluster_request_slot(log.attempt.cluster.pk, log.attempt.cluster.name):
         size = get_log_size(log.transport(), log.path)
         start, end = parse_range(request, size)
-        # The log may grow meanwhile: send only the length that the headers announce.
+        # The log may grow during the download: send only as many bytes as the headers announce.
         chunks = stream_log(log, offset=start, limit=end - start)
     response = stream_attachment(
         request._request,

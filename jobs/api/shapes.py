@@ -8,16 +8,9 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal, TypedDict
 
 from clusters.models import Membership
-from core.api.shapes import (
-    Choices,
-    Help,
-    Timestamp,
-    Uuid,
-    format_optional_timestamp,
-    format_timestamp,
-)
+from core.api.shapes import Choices, Help, Timestamp, Uuid
 from core.models import Event
-from jobs.api.job_shape import ReasonShape, WarningShape, serialize_reason
+from jobs.api.job_shape import ReasonShape, WarningShape
 from jobs.jobfile.parameters import PARAMETER_KINDS
 from jobs.models import Attempt, JobTemplate, Task
 
@@ -326,39 +319,3 @@ class CurrentUserShape(TypedDict):
     language: str
     scope: Annotated[Literal["read", "write"], Help("Scope of this authentication.")]
     namespaces: list[MembershipShape]
-
-
-def serialize_attempt(row: Attempt) -> AttemptShape:
-    return {
-        "number": row.number,
-        "phase": row.phase,
-        "slurm_job_id": row.slurm_job_id,
-        "components": row.component_ids,
-        "slurm_state": row.slurm_state,
-        "nodes": row.nodes,
-        "unix_user": row.unix_user,
-        "work_dir": row.work_dir,
-        "reason": serialize_reason(row.reason_code, row.reason_params, row.reason_text),
-        "exit_code": row.exit_code,
-        "signal": row.signal,
-        "created_at": format_timestamp(row.created_at),
-        "submitted_at": format_optional_timestamp(row.submitted_at),
-        "started_at": format_optional_timestamp(row.started_at),
-        "ended_at": format_optional_timestamp(row.ended_at),
-    }
-
-
-def serialize_task(row: Task, attempt_number: int) -> TaskShape:
-    return {
-        "attempt": attempt_number,
-        "role": row.role,
-        "index": row.index,
-        "state": row.state,
-        "node": row.node,
-        "ip": row.ip,
-        "ports": row.ports,
-        "gpus": row.gpus,
-        "exit_code": row.exit_code,
-        "started_at": format_optional_timestamp(row.started_at),
-        "ended_at": format_optional_timestamp(row.ended_at),
-    }

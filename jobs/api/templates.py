@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Mapping
 from typing import Any
 
-from django.db.models import Q
+from django.db.models import Q, QuerySet
 from django.http import HttpResponse
 from django.utils.translation import gettext as _
 from drf_spectacular.utils import OpenApiParameter, OpenApiResponse, extend_schema
@@ -31,21 +31,18 @@ from core.errors import ActionRefused
 from core.translation import translate
 from jobs import job_templates
 from jobs.api import shapes
-from jobs.api.filters import QueryParser, build_page_parameters
-from jobs.api.job_detail import (
-    IDEMPOTENCY_KEY_HEADER,
-    REPLAYED_RESPONSE,
-    respond_idempotently,
-)
+from jobs.api.filters import QueryParser, build_page_parameters, parse_body
+from jobs.api.job_detail import IDEMPOTENCY_KEY_HEADER, REPLAYED_RESPONSE, respond_idempotently
 from jobs.api.job_shape import JobDetailShape
 from jobs.api.jobfiles import SubmitOptionsSerializer
-from jobs.jobfile.parameters import PARAMETER_KINDS, TemplateParameter
+from jobs.jobfile.parameters import PARAMETER_KINDS
 from jobs.models import Job, JobTemplate
 from jobs.store.access import find_job
+from jobs.store.listing import DEFAULT_PAGE_SIZE
 from jobs.store.uploads import find_upload
 from jobs.submission import submit
 
-DEFAULT_LIMIT, MAX_LIMIT = 50, 200
+MAX_TEMPLATES_PER_PAGE = 200
 VISIBILITIES = [value.value for value in JobTemplate.Visibility]
 
 
@@ -118,7 +115,7 @@ class TemplateBatchSerializer(StrictSerializer):
 
 
 def serialize_template(template: JobTemplate, request: Request) -> shapes.TemplateShape:
-    can_edit_template = job_templates.can_edit_template(authenticated_user(request), template)
+    can_edit = job_templates.can_edit_template(authenticated_user(request), template)
     return {
         "id": str(template.pk),
         "name": template.name,
@@ -130,7 +127,7 @@ def serialize_template(template: JobTemplate, request: Request) -> shapes.Templa
         "version": template.version,
         "created_at": format_timestamp(template.created_at),
         "updated_at": format_timestamp(template.updated_at),
-        "can": {"edit": can_edit_template, "delete": can_edit_template},
+        "can": {"edit": can_edit, "delete": can_edit},
     }
 
 
@@ -140,8 +137,15 @@ def serialize_template_detail(
     return {**serialize_template(template, request), "spec": template.spec}
 
 
-def _parse_parameters(values: Mapping[str, Any]) -> list[TemplateParameter]:
-    return [TemplateParameter.from_json(row) for row in values.get("parameters", ())]
+def filter_by_search_words(rows: QuerySet[JobTemplate], search: str) -> QuerySet[JobTemplate]:
+    """Select the templates whose name, description or owner's user name contains each word of `search`."""
+    for word in search.split():
+        rows = rows.filter(
+            Q(name__icontains=word)
+            | Q(description__icontains=word)
+            | Q(owner__username__icontains=word)
+        )
+    return rows
 
 
 class TemplateListView(APIView):
@@ -154,17 +158,17 @@ class TemplateListView(APIView):
             OpenApiParameter("mine", bool, description="Only your own."),
             OpenApiParameter("visibility", {"type": "string", "enum": VISIBILITIES}),
             OpenApiParameter("namespace", str),
-            *build_page_parameters(MAX_LIMIT),
+            *build_page_parameters(MAX_TEMPLATES_PER_PAGE),
         ],
         responses={200: serializer_of(shapes.TemplatePageShape), **problem_responses(400)},
     )
     def get(self, request: Request) -> HttpResponse:
         user = authenticated_user(request)
         query = QueryParser(request.query_params)
-        search, mine = query.text("q", limit=200), query.boolean("mine")
+        search, mine = query.text("q", max_length=200), query.boolean("mine")
         visibility = query.choice("visibility", [*VISIBILITIES, ""], "")
-        namespace, cursor = query.text("namespace"), query.text("cursor", limit=2000)
-        limit = query.integer("limit", DEFAULT_LIMIT, 1, MAX_LIMIT)
+        namespace, cursor = query.text("namespace"), query.text("cursor", max_length=2000)
+        limit = query.integer("limit", DEFAULT_PAGE_SIZE, 1, MAX_TEMPLATES_PER_PAGE)
         query.raise_if_invalid()
         rows = job_templates.templates_visible_to(user).select_related("owner", "namespace")
         if mine:
@@ -173,12 +177,7 @@ class TemplateListView(APIView):
             rows = rows.filter(visibility=visibility)
         if namespace:
             rows = rows.filter(namespace__name=namespace)
-        for word in search.split():
-            rows = rows.filter(
-                Q(name__icontains=word)
-                | Q(description__icontains=word)
-                | Q(owner__username__icontains=word)
-            )
+        rows = filter_by_search_words(rows, search)
         query_fingerprint = compute_query_fingerprint(
             "templates", user.pk, search, mine, visibility, namespace
         )
@@ -187,13 +186,14 @@ class TemplateListView(APIView):
             rows = rows.filter(
                 Q(updated_at__lt=updated_at) | Q(updated_at=updated_at, pk__lt=last_id)
             )
-        result = list(rows.order_by("-updated_at", "-id")[: limit + 1])
-        page = result[:limit]
-        key = (page[-1].updated_at, page[-1].pk) if len(result) > limit else None
+        # One row more than the page has shows whether there is a next page.
+        rows_and_next = list(rows.order_by("-updated_at", "-id")[: limit + 1])
+        page = rows_and_next[:limit]
+        next_key = (page[-1].updated_at, page[-1].pk) if len(rows_and_next) > limit else None
         return json_response(
             {
                 "items": [serialize_template(template, request) for template in page],
-                "next": encode_cursor(key, query_fingerprint) if key else None,
+                "next": encode_cursor(next_key, query_fingerprint) if next_key else None,
             }
         )
 
@@ -209,14 +209,12 @@ class TemplateListView(APIView):
     )
     def post(self, request: Request) -> HttpResponse:
         user = authenticated_user(request)
-        serializer = TemplateCreateSerializer(data=request.data)
-        serializer.is_valid(raise_exception=True)
-        values = serializer.validated_data
+        values = parse_body(request, TemplateCreateSerializer)
         template = job_templates.create_template(
             by=user,
             name=values["name"],
             document=_load_document(request, values),
-            parameters=_parse_parameters(values),
+            parameters=job_templates.parameters_from_json(values.get("parameters", ())),
             description=values.get("description", ""),
             visibility=values.get("visibility", JobTemplate.Visibility.PRIVATE),
             namespace=values.get("namespace"),
@@ -225,6 +223,7 @@ class TemplateListView(APIView):
 
 
 def _load_document(request: Request, values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the job file that the body contains (`spec`), contains as text, or takes from a job."""
     if "job_file" in values:
         return job_templates.parse_template_text(values["job_file"])
     if "from_job" in values:
@@ -258,10 +257,8 @@ class TemplateDetailView(APIView):
     def patch(self, request: Request, id: uuid.UUID) -> HttpResponse:
         user = authenticated_user(request)
         template = job_templates.find_template(id=id, by=user)
-        serializer = TemplateUpdateSerializer(data=request.data)
-        serializer.is_valid(raise_exception=True)
-        values = serializer.validated_data
-        changes = {
+        values = parse_body(request, TemplateUpdateSerializer)
+        changes: dict[str, Any] = {
             key: values[key]
             for key in ("name", "description", "visibility", "namespace")
             if key in values
@@ -269,7 +266,7 @@ class TemplateDetailView(APIView):
         if "spec" in values or "job_file" in values:
             changes["document"] = _load_document(request, values)
         if "parameters" in values:
-            changes["parameters"] = _parse_parameters(values)
+            changes["parameters"] = job_templates.parameters_from_json(values["parameters"])
         if not changes:
             raise ValidationError(_("Say what to change."), code="empty")
         changed = job_templates.change_template(
@@ -303,11 +300,8 @@ class TemplateCopyView(APIView):
     def post(self, request: Request, id: uuid.UUID) -> HttpResponse:
         user = authenticated_user(request)
         template = job_templates.find_template(id=id, by=user)
-        serializer = TemplateCopySerializer(data=request.data)
-        serializer.is_valid(raise_exception=True)
-        copy = job_templates.copy_template(
-            template=template, by=user, name=serializer.validated_data.get("name", "")
-        )
+        values = parse_body(request, TemplateCopySerializer)
+        copy = job_templates.copy_template(template=template, by=user, name=values.get("name", ""))
         return json_response(serialize_template_detail(copy, request), status=201)
 
 
@@ -327,9 +321,7 @@ class TemplateSubmitView(APIView):
     def post(self, request: Request, id: uuid.UUID) -> HttpResponse:
         user = authenticated_user(request)
         template = job_templates.find_template(id=id, by=user)
-        serializer = TemplateSubmitSerializer(data=request.data)
-        serializer.is_valid(raise_exception=True)
-        values = serializer.validated_data
+        values = parse_body(request, TemplateSubmitSerializer)
 
         def create() -> Job:
             code = find_upload(sha256=values["code"], by=user) if "code" in values else None
@@ -358,10 +350,9 @@ class TemplateBatchDeleteView(APIView):
     )
     def post(self, request: Request) -> HttpResponse:
         user = authenticated_user(request)
-        serializer = TemplateBatchSerializer(data=request.data)
-        serializer.is_valid(raise_exception=True)
+        ids = parse_body(request, TemplateBatchSerializer)["ids"]
         items: list[shapes.BatchItemShape] = []
-        for id in dict.fromkeys(serializer.validated_data["ids"]):
+        for id in dict.fromkeys(ids):
             outcome: shapes.BatchItemShape = {"id": str(id), "ok": True, "code": "", "message": ""}
             try:
                 job_templates.delete_template(

@@ -6,7 +6,7 @@ A job refers to an upload by its SHA-256.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from django.conf import settings
 from django.db.models import Count
@@ -29,6 +29,9 @@ from jobs.api.jobfiles import MultipartParser, RawSubmission, get_raw_submission
 from jobs.models import CodeUpload, UploadOwner
 from jobs.store.uploads import IncomingUpload, find_upload, release_upload
 
+if TYPE_CHECKING:
+    from accounts.models import User
+
 ARCHIVE_TYPES = (
     "application/octet-stream",
     "application/zip",
@@ -38,6 +41,7 @@ ARCHIVE_TYPES = (
     "application/x-gtar",
 )
 CHUNK_BYTES = 256 * 1024
+MAX_LISTED_UPLOADS = 1000
 
 
 class ArchiveParser(BaseParser):
@@ -65,7 +69,7 @@ class ArchiveParser(BaseParser):
         return RawSubmission(incoming=incoming)
 
 
-def serialize_upload(ownership: UploadOwner, job_count: int) -> shapes.UploadShape:
+def _serialize_upload(ownership: UploadOwner, job_count: int) -> shapes.UploadShape:
     upload = ownership.upload
     return {
         "sha256": upload.sha256,
@@ -77,6 +81,11 @@ def serialize_upload(ownership: UploadOwner, job_count: int) -> shapes.UploadSha
         "created_at": format_timestamp(ownership.created_at),
         "jobs": job_count,
     }
+
+
+def _serialize_upload_of(user: User, upload: CodeUpload) -> shapes.UploadShape:
+    ownership = UploadOwner.objects.select_related("upload").get(upload=upload, user=user)
+    return _serialize_upload(ownership, upload.jobs.count())
 
 
 _BINARY_SCHEMA = {"type": "string", "format": "binary"}
@@ -93,12 +102,9 @@ class UploadListView(APIView):
     )
     def get(self, request: Request) -> HttpResponse:
         rows = UploadOwner.objects.filter(user=authenticated_user(request)).select_related("upload")
-        rows_with_job_count = rows.annotate(job_count=Count("upload__jobs")).order_by(
-            "-created_at", "-id"
-        )
-        return json_response(
-            {"items": [serialize_upload(row, row.job_count) for row in rows_with_job_count[:1000]]}
-        )
+        rows_with_job_count = rows.annotate(job_count=Count("upload__jobs"))
+        newest = rows_with_job_count.order_by("-created_at", "-id")[:MAX_LISTED_UPLOADS]
+        return json_response({"items": [_serialize_upload(row, row.job_count) for row in newest]})
 
     @extend_schema(
         operation_id="uploads_create",
@@ -132,12 +138,7 @@ class UploadListView(APIView):
             )
         finally:
             raw_submission.discard()
-        ownership = UploadOwner.objects.select_related("upload").get(upload=upload, user=user)
-        return json_response(serialize_upload(ownership, _count_jobs(upload)), status=201)
-
-
-def _count_jobs(upload: CodeUpload) -> int:
-    return upload.jobs.count()
+        return json_response(_serialize_upload_of(user, upload), status=201)
 
 
 class UploadDetailView(APIView):
@@ -150,8 +151,7 @@ class UploadDetailView(APIView):
     def get(self, request: Request, sha256: str) -> HttpResponse:
         user = authenticated_user(request)
         upload = find_upload(sha256=sha256, by=user)
-        ownership = UploadOwner.objects.select_related("upload").get(upload=upload, user=user)
-        return json_response(serialize_upload(ownership, _count_jobs(upload)))
+        return json_response(_serialize_upload_of(user, upload))
 
     @extend_schema(
         operation_id="uploads_delete",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django.urls import path, re_path
 
-from jobs.api import catalog, files, jobs, logs, templates, uploads
+from jobs.api import catalog, files, job_parts, jobs, logs, templates, uploads
 
 app_name = "api"
 urlpatterns = [
@@ -16,11 +16,11 @@ urlpatterns = [
     path("jobs/<uuid:id>/stop", jobs.JobStopView.as_view(), name="job-stop"),
     path("jobs/<uuid:id>/retry", jobs.JobRetryView.as_view(), name="job-retry"),
     path("jobs/<uuid:id>/clone", jobs.JobCloneView.as_view(), name="job-clone"),
-    path("jobs/<uuid:id>/spec", jobs.JobSpecView.as_view(), name="job-spec"),
-    path("jobs/<uuid:id>/script", jobs.JobScriptView.as_view(), name="job-script"),
-    path("jobs/<uuid:id>/events", jobs.JobEventListView.as_view(), name="job-events"),
-    path("jobs/<uuid:id>/tasks", jobs.JobTaskListView.as_view(), name="job-tasks"),
-    path("jobs/<uuid:id>/attempts", jobs.JobAttemptListView.as_view(), name="job-attempts"),
+    path("jobs/<uuid:id>/spec", job_parts.JobSpecView.as_view(), name="job-spec"),
+    path("jobs/<uuid:id>/script", job_parts.JobScriptView.as_view(), name="job-script"),
+    path("jobs/<uuid:id>/events", job_parts.JobEventListView.as_view(), name="job-events"),
+    path("jobs/<uuid:id>/tasks", job_parts.JobTaskListView.as_view(), name="job-tasks"),
+    path("jobs/<uuid:id>/attempts", job_parts.JobAttemptListView.as_view(), name="job-attempts"),
     path("jobs/<uuid:id>/files", files.JobFileListView.as_view(), name="job-files"),
     path("jobs/<uuid:id>/files/download", files.JobFileDownloadView.as_view(), name="job-file"),
     path("jobs/<uuid:id>/files/tar", files.JobFilesTarView.as_view(), name="job-files-tar"),

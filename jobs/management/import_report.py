@@ -2,7 +2,8 @@
 
 Prints a table of file, format, result, warnings and first problem. With --expected FILE it compares the results
 with those of another system's validator. FILE is a JSON mapping from a job file's path to that system's result:
-`ok`, and optionally `normalized` (v1 with defaults), `entrypoints` and `env` (v2). Only reads files.
+`ok`, and optionally `normalized` (the OpenPAI v1 job file with defaults) or `entrypoints` and `env` (of an OpenPAI v2
+job file). Changes no files.
 """
 
 from __future__ import annotations
@@ -38,12 +39,14 @@ class ReportRow:
 
 
 def find_job_files(paths: list[Path]) -> Iterator[tuple[str, Path]]:
+    """Yield each given file, and the job files in each given directory, with the name that the report shows."""
     for path in paths:
         if path.is_file():
             yield path.name, path
-        for found in sorted(path.rglob("*")) if path.is_dir() else ():
-            if found.suffix.lower() in JOB_FILE_SUFFIXES:
-                yield str(found.relative_to(path)), found
+        else:
+            for found in sorted(path.rglob("*")):
+                if found.suffix.lower() in JOB_FILE_SUFFIXES:
+                    yield str(found.relative_to(path)), found
 
 
 def check_file(name: str, data: bytes, expected: Mapping[str, Any] | None) -> ReportRow:
@@ -89,8 +92,7 @@ def _to_v1_document(loaded: LoadResult) -> dict[str, Any]:
     """Convert the job to a document with the keys of OpenPAI v1."""
     document = to_document(loaded.spec)
     document["virtualCluster"] = document.pop("namespace")
-    if "jobEnvs" not in document:
-        document["jobEnvs"] = {}
+    document.setdefault("jobEnvs", {})
     return document
 
 

@@ -16,7 +16,7 @@ register = template.Library()
 
 STATE_LABELS = dict(JOB_STATE_CHOICES)
 TASK_LABELS = dict(Task.State.choices)
-# Task states in the colours of job states.
+# Task state → job state in whose colour the task is shown.
 TASK_COLOURS = {
     "waiting": "PENDING",
     "pulling": "PENDING",
@@ -44,7 +44,7 @@ def task_badge(state: str) -> SafeString:
 
 @register.simple_tag
 def task_rows(tasks: Iterable[Task]) -> SafeString:
-    """Rows of the task table. Formatted here because a template is ten times slower for many tasks."""
+    """Render the rows of the task table, in Python because a template is ten times slower for many tasks."""
     cell = '<td role="cell" data-label="{}">{{}}</td>'
     columns = [gettext(word) for word in ("Node", "Address", "Ports", "GPUs")]
     state, log = escape(gettext("State")), escape(gettext("Log"))
@@ -96,7 +96,7 @@ def count_of_nodes(number: int) -> str:
 
 @register.filter
 def port_list(ports: dict[str, Any]) -> str:
-    """`ssh 10022 · http 18080, 18081`"""
+    """Format the ports of a task: `ssh 10022 · http 18080, 18081`."""
     return " · ".join(
         f"{label} {', '.join(str(port) for port in numbers)}" for label, numbers in ports.items()
     )

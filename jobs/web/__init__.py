@@ -1,1 +1,1 @@
-"""The pages: views that read rows, call services, and render templates. Never talk to Slurm."""
+"""The pages: views that read rows, call actions and render templates. They never run Slurm commands."""

@@ -8,8 +8,7 @@ from __future__ import annotations
 import re
 import uuid
 from collections.abc import Mapping
-from datetime import datetime
-from typing import Any
+from typing import Any, TypeVar
 
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth.decorators import login_required
@@ -40,9 +39,11 @@ ACTION_KINDS = (
 )
 LOG_SOURCES = (("jobs", _("Jobs")), ("settings", _("Settings and people")))
 _ID_PATTERN = re.compile(r"\d{1,18}\Z")
+Row = TypeVar("Row", Event, LogEntry)
 
 
 def filter_job_events(request: HttpRequest) -> QuerySet[Event]:
+    """Return the people's actions on jobs that the user may see and the query parameters select."""
     events = Event.objects.filter(subject_type=SUBJECT, actor=Event.Actor.PERSON)
     if not request.user.is_superuser:
         namespace_ids = list(namespaces_administered_by(request.user).values_list("pk", flat=True))
@@ -53,8 +54,8 @@ def filter_job_events(request: HttpRequest) -> QuerySet[Event]:
     if kind in dict(ACTION_KINDS) and kind:
         events = events.filter(kind=kind)
     if search := request.GET.get("q", "")[:200]:
-        named = Job.objects.filter(name__icontains=search).values("pk")
-        events = events.filter(subject_id__in=named)
+        matching_jobs = Job.objects.filter(name__icontains=search).values("pk")
+        events = events.filter(subject_id__in=matching_jobs)
     return events
 
 
@@ -82,14 +83,22 @@ def build_job_event_row(event: Event, jobs: Mapping[uuid.UUID, Job]) -> dict[str
 
 def build_settings_log_row(entry: LogEntry) -> dict[str, Any]:
     kind = str(entry.content_type) if entry.content_type else ""
-    at: datetime = entry.action_time
     return {
-        "at": at,
+        "at": entry.action_time,
         "who": entry.user.get_username(),
         "what": entry.get_change_message() or str(entry.get_action_flag_display()),
         "name": f"{kind}: {entry.object_repr}",
         "job": None,
     }
+
+
+def load_page(rows: QuerySet[Row], before_id: int | None) -> tuple[list[Row], int | None]:
+    """Return the newest rows with ids below `before_id`, and the `before_id` of the next page (None: no next page)."""
+    if before_id:
+        rows = rows.filter(id__lt=before_id)
+    rows_and_next = list(rows.order_by("-id")[: PAGE_SIZE + 1])
+    page = rows_and_next[:PAGE_SIZE]
+    return page, page[-1].pk if len(rows_and_next) > PAGE_SIZE else None
 
 
 @require_GET
@@ -101,25 +110,17 @@ def audit(request: HttpRequest) -> HttpResponse:
     before = request.GET.get("before", "")
     before_id = int(before) if _ID_PATTERN.match(before) else None
     if show_settings:
-        entries = filter_settings_log(request).order_by("-id")
-        page_entries = list(
-            (entries.filter(id__lt=before_id) if before_id else entries)[: PAGE_SIZE + 1]
-        )
-        rows = [build_settings_log_row(entry) for entry in page_entries[:PAGE_SIZE]]
-        next_before = page_entries[PAGE_SIZE - 1].pk if len(page_entries) > PAGE_SIZE else None
+        entries, next_before_id = load_page(filter_settings_log(request), before_id)
+        rows = [build_settings_log_row(entry) for entry in entries]
     else:
-        events = filter_job_events(request).order_by("-id")
-        page_events = list(
-            (events.filter(id__lt=before_id) if before_id else events)[: PAGE_SIZE + 1]
-        )
+        events, next_before_id = load_page(filter_job_events(request), before_id)
         jobs = Job.objects.only("name", "deleted_at").in_bulk(
-            [event.subject_id for event in page_events]
+            [event.subject_id for event in events]
         )
-        rows = [build_job_event_row(event, jobs) for event in page_events[:PAGE_SIZE]]
-        next_before = page_events[PAGE_SIZE - 1].pk if len(page_events) > PAGE_SIZE else None
+        rows = [build_job_event_row(event, jobs) for event in events]
     context = {
         "rows": rows,
-        "before": next_before,
+        "before": next_before_id,
         "first_page": before_id is None,
         "about": "settings" if show_settings else "jobs",
         "sources": LOG_SOURCES if request.user.is_superuser else (),

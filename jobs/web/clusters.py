@@ -30,7 +30,7 @@ from jobs.web.home import list_cluster_usage
 from jobs.web.job_list import STALE_AFTER
 from jobs.web.layout import is_staff
 
-# A node with more GPUs than this is shown with a number instead of one cell per GPU.
+# The GPUs of a node are drawn as one cell each. More GPUs than this are shown only as a number.
 MAX_CELLS = 16
 # The engine starts a requested check within seconds; after this time the page reports it as overdue.
 CHECK_TIMEOUT = timedelta(minutes=5)
@@ -52,7 +52,7 @@ def staff_only(view: View) -> View:
 
 
 def build_cells(used: int, total: int) -> list[bool]:
-    """Return one cell per unit, True for used ones, which come first; empty above MAX_CELLS units."""
+    """Return one boolean per GPU, True if it is used; used ones come first. Empty for more than MAX_CELLS GPUs."""
     return [number < used for number in range(total)] if 0 < total <= MAX_CELLS else []
 
 
@@ -95,21 +95,24 @@ def filter_nodes(capacity: Capacity, request: HttpRequest) -> list[Node]:
 @login_required
 def capacity_page(request: HttpRequest) -> HttpResponse:
     usages = list_cluster_usage(request.user)
-    partitions = sorted({part.name for each in usages for part in each.capacity.partitions})
     context = {
         "clusters": [
             {
-                "usage": each,
-                "nodes": [build_node_usage(n) for n in filter_nodes(each.capacity, request)],
+                "usage": usage,
+                "nodes": [build_node_usage(node) for node in filter_nodes(usage.capacity, request)],
             }
-            for each in usages
+            for usage in usages
         ],
-        "partitions": partitions,
+        "partitions": sorted(
+            {partition.name for usage in usages for partition in usage.capacity.partitions}
+        ),
         "partition": request.GET.get("partition", ""),
         "q": request.GET.get("q", ""),
     }
-    live = request.headers.get("Sluice-Fragment")
-    return render(request, "clusters/nodes.html" if live else "clusters/capacity.html", context)
+    is_fragment = request.headers.get("Sluice-Fragment")
+    return render(
+        request, "clusters/nodes.html" if is_fragment else "clusters/capacity.html", context
+    )
 
 
 # --- clusters -------------------------------------------------------------------------------------------
@@ -141,18 +144,20 @@ def describe_cluster_health(cluster: Cluster, status: ClusterStatus | None) -> d
 @require_GET
 @staff_only
 def cluster_list(request: HttpRequest) -> HttpResponse:
-    live_job_rows = Job.objects.filter(state__in=LIVE_STATE_VALUES).values("cluster_id").order_by()
-    live = dict(live_job_rows.annotate(number=Count("pk")).values_list("cluster_id", "number"))
+    live_jobs = Job.objects.filter(state__in=LIVE_STATE_VALUES).values("cluster_id").order_by()
+    live_job_counts = dict(
+        live_jobs.annotate(number=Count("pk")).values_list("cluster_id", "number")
+    )
     rows = Cluster.objects.select_related("status").prefetch_related("namespaces").order_by("name")
     context = {
         "clusters": [
             {
-                "cluster": each,
-                "status": (status := getattr(each, "status", None)),
-                "health": describe_cluster_health(each, status),
-                "live_jobs": live.get(each.pk, 0),
+                "cluster": cluster,
+                "status": (status := getattr(cluster, "status", None)),
+                "health": describe_cluster_health(cluster, status),
+                "live_jobs": live_job_counts.get(cluster.pk, 0),
             }
-            for each in rows
+            for cluster in rows
         ]
     }
     return render(request, "clusters/clusters.html", context)
@@ -177,7 +182,6 @@ def translate_check_results(status: ClusterStatus | None) -> list[dict[str, Any]
 def cluster_detail(request: HttpRequest, name: str) -> HttpResponse:
     cluster = get_object_or_404(Cluster.objects.select_related("status"), name=name)
     status = getattr(cluster, "status", None)
-    waiting = bool(status and (status.doctor_requested_at or status.doctor_running_since))
     requested_at = status and (status.doctor_requested_at or status.doctor_running_since)
     lease = EngineLease.objects.filter(cluster=cluster).first()
     context = {
@@ -186,15 +190,15 @@ def cluster_detail(request: HttpRequest, name: str) -> HttpResponse:
         "last_error": translate(status.last_error) if status else "",
         "health": describe_cluster_health(cluster, status),
         "lines": translate_check_results(status),
-        "waiting": waiting,
+        "waiting": bool(requested_at),
         "overdue": bool(requested_at and timezone.now() - requested_at > CHECK_TIMEOUT),
         "lease": lease if lease and lease.holder else None,
         "capacity": load_capacity(cluster),
         "namespaces": cluster.namespaces.order_by("name"),
     }
-    live = request.headers.get("Sluice-Fragment")
+    is_fragment = request.headers.get("Sluice-Fragment")
     return render(
-        request, "clusters/cluster_live.html" if live else "clusters/cluster.html", context
+        request, "clusters/cluster_live.html" if is_fragment else "clusters/cluster.html", context
     )
 
 

@@ -11,7 +11,7 @@ from jobs.lifecycle.reasons import render_reason_code
 from jobs.models import JOB_STATE_CHOICES
 
 STATE_LABELS = dict(JOB_STATE_CHOICES)
-# Events of other kinds are described by their state and reason.
+# The text of an event of any other kind is built from its state and reason.
 EVENT_MESSAGES = {
     JobEventKind.CREATED: msg("event.created", "Submitted."),
     JobEventKind.STOP: msg("event.stop", "Stop requested."),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, cast
 
@@ -36,9 +36,8 @@ class Meter:
     """The used and total amount of one resource."""
 
     label: str
-    used: int = 0
-    total: int = 0
-    limit: int | None = None  # maximum per job
+    used: int
+    total: int
 
     @property
     def free(self) -> int:
@@ -47,15 +46,15 @@ class Meter:
 
 @dataclass(slots=True)
 class ClusterUsage:
-    """Used and free capacity of a cluster according to its last snapshot."""
+    """Used and total capacity of a cluster's usable nodes according to its last snapshot."""
 
     cluster: Cluster
     taken_at: datetime
     stale: bool
     capacity: Capacity
-    gpus: list[Meter] = field(default_factory=list)
-    cpus: Meter = field(default_factory=lambda: Meter(""))
-    memory: Meter = field(default_factory=lambda: Meter(""))
+    gpus: list[Meter]
+    cpus: Meter
+    memory: Meter
 
 
 def clusters_visible_to(user: Any) -> QuerySet[Cluster]:
@@ -75,19 +74,23 @@ def list_cluster_usage(user: Any) -> list[ClusterUsage]:
 
 def build_cluster_usage(row: CapacitySnapshot) -> ClusterUsage:
     capacity = Capacity.from_json(row.data)
-    usable = [node for node in capacity.nodes if node.usable]
-    usage = ClusterUsage(
-        row.cluster, row.taken_at, timezone.now() - row.taken_at > STALE_AFTER, capacity
+    nodes = [node for node in capacity.nodes if node.usable]
+    return ClusterUsage(
+        cluster=row.cluster,
+        taken_at=row.taken_at,
+        stale=timezone.now() - row.taken_at > STALE_AFTER,
+        capacity=capacity,
+        gpus=[_build_gpu_meter(gpu_type, nodes) for gpu_type in capacity.gpu_types()],
+        cpus=Meter("", sum(node.cpus_used for node in nodes), sum(node.cpus for node in nodes)),
+        memory=Meter(
+            "", sum(node.mem_mib_used for node in nodes), sum(node.mem_mib for node in nodes)
+        ),
     )
-    usage.cpus = Meter("", sum(n.cpus_used for n in usable), sum(n.cpus for n in usable))
-    usage.memory = Meter("", sum(n.mem_mib_used for n in usable), sum(n.mem_mib for n in usable))
-    usage.gpus = [_build_gpu_meter(kind, usable) for kind in capacity.gpu_types()]
-    return usage
 
 
-def _build_gpu_meter(kind: str, nodes: list[Node]) -> Meter:
-    of_kind = [gpu for node in nodes for gpu in node.gpus if gpu.type == kind]
-    return Meter(kind or "GPU", sum(g.used for g in of_kind), sum(g.total for g in of_kind))
+def _build_gpu_meter(gpu_type: str, nodes: list[Node]) -> Meter:
+    gpus = [gpu for node in nodes for gpu in node.gpus if gpu.type == gpu_type]
+    return Meter(gpu_type or "GPU", sum(gpu.used for gpu in gpus), sum(gpu.total for gpu in gpus))
 
 
 def count_namespace_usage(user: User, namespaces: list[Namespace]) -> list[dict[str, Any]]:
@@ -108,7 +111,10 @@ def count_namespace_usage(user: User, namespaces: list[Namespace]) -> list[dict[
     )
     usage_by_namespace = {row["namespace_id"]: row for row in rows}
     empty = {"running": 0, "waiting": 0, "gpus": 0, "cpus": 0, "mine": 0}
-    return [{"namespace": each, **usage_by_namespace.get(each.pk, empty)} for each in namespaces]
+    return [
+        {"namespace": namespace, **usage_by_namespace.get(namespace.pk, empty)}
+        for namespace in namespaces
+    ]
 
 
 def build_home_context(request: HttpRequest) -> dict[str, Any]:

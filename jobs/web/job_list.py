@@ -1,7 +1,8 @@
-"""The list of jobs: filters in the URL, keyset paging, live rows, actions on selected jobs."""
+"""The list of jobs: filters in the URL, keyset paging, rows that are refreshed after events, actions on selected jobs."""
 
 from __future__ import annotations
 
+import contextlib
 import uuid
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -65,7 +66,10 @@ NO_NAMESPACE = ("",)
 def serialize_job_page(
     request: HttpRequest, job_filter: JobFilter, **page: Any
 ) -> tuple[list[Any], Any]:
-    """Load one page of jobs in the API's shape; returns the jobs and the key of the next page."""
+    """Load one page of jobs in the API's shape; returns the jobs and the key of the next page.
+
+    `page` are the paging arguments of `list_jobs_page`.
+    """
     result = list_jobs_page(request.user, job_filter, **page)
     now = timezone.now()
     jobs = [serialize_job(row, result.access, now) for row in result.rows]
@@ -75,9 +79,9 @@ def serialize_job_page(
 
 
 def compute_limit_end(job: dict[str, Any], now: datetime) -> str:
-    """The time at which a running job reaches its time limit (ISO 8601), for the countdown in the browser.
+    """Return the time at which a running job reaches its time limit (ISO 8601), for the countdown in the browser.
 
-    "" if the job is not running or has no time limit.
+    Empty if the job is not running or has no time limit.
     """
     left_s = job["time_left_s"]
     return "" if left_s is None else (now + timedelta(seconds=left_s)).isoformat()
@@ -99,11 +103,10 @@ def parse_job_filter(request: HttpRequest) -> tuple[JobFilter, str, list[str]]:
         job_filter = JobFilter()
     scope = request.GET.get("scope", "mine")
     scope = scope if scope in dict(SCOPES) else "mine"
-    namespace = get_current_namespace(request)
     if scope == "mine":
         job_filter = replace(job_filter, mine=True)
     if not job_filter.namespaces:
-        if namespace is not None:
+        if (namespace := get_current_namespace(request)) is not None:
             job_filter = replace(job_filter, namespaces=(namespace.name,))
         elif scope == "namespaces":
             memberships = Membership.objects.filter(user=cast("User", request.user))
@@ -117,24 +120,35 @@ def parse_job_filter(request: HttpRequest) -> tuple[JobFilter, str, list[str]]:
 
 def find_stale_clusters(jobs: list[Any]) -> list[dict[str, Any]]:
     """Return the clusters of these jobs that were not polled successfully for STALE_AFTER."""
-    limit = format_timestamp(timezone.now() - STALE_AFTER)
-    stale = {
+    oldest_fresh = format_timestamp(timezone.now() - STALE_AFTER)
+    seen_at_by_cluster = {
         job["cluster"]: job["seen_at"]
         for job in jobs
-        if not job["ended_at"] and (job["seen_at"] or "") < limit
+        if not job["ended_at"] and (job["seen_at"] or "") < oldest_fresh
     }
-    return [{"name": name, "seen_at": seen_at} for name, seen_at in sorted(stale.items())]
+    return [
+        {"name": name, "seen_at": seen_at} for name, seen_at in sorted(seen_at_by_cluster.items())
+    ]
+
+
+def parse_ids(texts: list[str]) -> list[uuid.UUID]:
+    """Parse the ids of selected rows; other texts are ignored."""
+    ids = []
+    for text in texts:
+        with contextlib.suppress(ValueError):
+            ids.append(uuid.UUID(text))
+    return ids
 
 
 @require_GET
 @login_required
 def job_list(request: HttpRequest) -> HttpResponse:
     job_filter, scope, problems = parse_job_filter(request)
-    query = compute_query_fingerprint(request.user.pk, repr(job_filter))
+    fingerprint = compute_query_fingerprint(request.user.pk, repr(job_filter))
     after = None
     if cursor := request.GET.get("cursor"):
         try:
-            after = decode_cursor(cursor, query)
+            after = decode_cursor(cursor, fingerprint)
         except ValidationError:
             problems.append(_("That page no longer exists. Showing the first page."))
     jobs, next_key = serialize_job_page(request, job_filter, after=after)
@@ -149,7 +163,7 @@ def job_list(request: HttpRequest) -> HttpResponse:
         "problems": problems,
         "state_choices": JOB_STATE_CHOICES,
         "chosen_state": job_filter.states[0] if job_filter.states else "",
-        "next_cursor": encode_cursor(next_key, query) if next_key else "",
+        "next_cursor": encode_cursor(next_key, fingerprint) if next_key else "",
         "first_page": after is None,
         "filtered": advanced or any(request.GET.get(name) for name in ("q", "state", "kind")),
         "advanced": advanced,
@@ -165,12 +179,7 @@ def job_list(request: HttpRequest) -> HttpResponse:
 @login_required
 def job_rows(request: HttpRequest) -> HttpResponse:
     """Render the rows of the jobs with the given ids. The page fetches them after events."""
-    ids = []
-    for text in request.GET.get("ids", "").split(",")[:MAX_BATCH_ROWS]:
-        try:
-            ids.append(uuid.UUID(text))
-        except ValueError:
-            continue
+    ids = parse_ids(request.GET.get("ids", "").split(",")[:MAX_BATCH_ROWS])
     job_filter = JobFilter(ids=tuple(ids))
     jobs = serialize_job_page(request, job_filter, limit=MAX_BATCH_ROWS)[0] if ids else []
     return render(request, "jobs/rows.html", {"jobs": jobs})
@@ -180,12 +189,7 @@ def job_rows(request: HttpRequest) -> HttpResponse:
 @login_required
 def batch_action(request: HttpRequest) -> HttpResponse:
     """Stop or delete the selected jobs. A failure is reported for its job and does not affect the others."""
-    ids = []
-    for text in request.POST.getlist("id")[:MAX_BATCH_ROWS]:
-        try:
-            ids.append(uuid.UUID(text))
-        except ValueError:
-            continue
+    ids = parse_ids(request.POST.getlist("id")[:MAX_BATCH_ROWS])
     user = cast("User", request.user)
     jobs = list(jobs_visible_to(user).select_related("namespace", "owner").filter(pk__in=ids))
     deleting = request.POST.get("action") == "delete"
@@ -208,6 +212,6 @@ def batch_action(request: HttpRequest) -> HttpResponse:
             )
         )
         messages.success(request, text % {"count": succeeded})
-    for outcome in [o for o in outcomes if not o.ok][:5]:
+    for outcome in [outcome for outcome in outcomes if not outcome.ok][:5]:
         messages.error(request, outcome.message)
     return redirect_back(request, reverse("jobs"))

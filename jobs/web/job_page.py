@@ -26,11 +26,7 @@ from core.translation import translate
 from jobs import actions
 from jobs.api.job_shape import serialize_job
 from jobs.events import events_of
-from jobs.jobfile import (
-    JobSpec,
-    SpecError,
-    dump,
-)
+from jobs.jobfile import JobSpec, SpecError, dump
 from jobs.jobfile.fields import parse_duration
 from jobs.lifecycle.reasons import render_reason_code
 from jobs.models import Attempt, Job, Task
@@ -40,7 +36,6 @@ from jobs.store.access import can_read_output, find_job
 from jobs.store.listing import find_job_row
 from jobs.web.event_text import describe_event
 from jobs.web.job_list import compute_limit_end, find_stale_clusters
-from jobs.web.layout import reverse_or_empty
 
 if TYPE_CHECKING:
     from accounts.models import User
@@ -56,14 +51,15 @@ TABS = (
 )
 
 
-def find_job_or_404(request: HttpRequest, job_id: uuid.UUID) -> Job:
+def find_job_or_404(request: HttpRequest, job_id: uuid.UUID | str) -> Job:
     try:
         return find_job(request.user, job_id)
     except NotFound:
         raise Http404 from None
 
 
-def serialize_visible_job(request: HttpRequest, job_id: uuid.UUID) -> dict[str, Any]:
+def serialize_job_or_404(request: HttpRequest, job_id: uuid.UUID) -> dict[str, Any]:
+    """Return the job in the API's shape."""
     found = find_job_row(request.user, job_id)
     if found is None:
         raise Http404
@@ -83,7 +79,7 @@ def build_live_context(request: HttpRequest, job_id: uuid.UUID) -> dict[str, Any
     """Build the context of the page's parts that change while a job runs. The page fetches them after events."""
     row = find_job_or_404(request, job_id)
     actions.watch_job(job=row)
-    job = serialize_visible_job(request, job_id)
+    job = serialize_job_or_404(request, job_id)
     attempts = list(row.attempts.order_by("-number"))
     attempt = select_attempt(attempts, request.GET.get("attempt", ""))
     tasks = list(attempt.tasks.order_by("id")[: MAX_TASKS + 1]) if attempt else []
@@ -95,7 +91,7 @@ def build_live_context(request: HttpRequest, job_id: uuid.UUID) -> dict[str, Any
         "row": row,
         "job": job,
         "attempt": attempt,
-        "attempts": [each.number for each in attempts],
+        "attempts": [other.number for other in attempts],
         "old_attempt": attempt is not None and attempt is not attempts[0],
         "attempt_reason": render_reason_code(
             attempt.reason_code, attempt.reason_params, attempt.reason_text
@@ -108,15 +104,8 @@ def build_live_context(request: HttpRequest, job_id: uuid.UUID) -> dict[str, Any
         "task_counts": [(state, counts[state]) for state in Task.State.values if counts[state]],
         "tasks_left_out": omitted_count,
         "events": build_timeline(row),
-        "new_template_url": build_new_template_url(row),
         "form_key": uuid.uuid4().hex,
     }
-
-
-def build_new_template_url(job: Job) -> str:
-    """Return the URL of the page that creates a template from the job; empty if the job is deleted."""
-    new = reverse_or_empty("template_new")
-    return f"{new}?job={job.pk}" if new and not job.deleted_at else ""
 
 
 def build_timeline(job: Job) -> list[dict[str, Any]]:
@@ -124,21 +113,22 @@ def build_timeline(job: Job) -> list[dict[str, Any]]:
     entries: list[dict[str, Any]] = []
     for event in reversed(events_of(job).order_by("-id")[:MAX_TIMELINE_EVENTS]):
         message = describe_event(event)
-        # A change of the time limit or the expected start is a reason event too. Its text equals that of the
-        # entry before, so it is left out.
+        # An event of kind "reason" is also recorded when the time limit or the expected start changes. Its text is
+        # then that of the previous entry, so it is left out.
         is_repeated = event.kind == "reason" and entries and entries[-1]["text"] == message
         # Task states are shown in the table of tasks instead.
         if event.kind == "tasks" or is_repeated:
             continue
         state = event.data.get("state", "")
         entries.append(
-            {"at": event.at, "text": message, "actor": get_actor_label(event), "state": state}
+            {
+                "at": event.at,
+                "text": message,
+                "actor": event.actor_name or str(Event.Actor(event.actor).label),
+                "state": state,
+            }
         )
     return entries[::-1]
-
-
-def get_actor_label(event: Event) -> str:
-    return event.actor_name or str(Event.Actor(event.actor).label)
 
 
 @require_GET
@@ -171,7 +161,7 @@ def job_live(request: HttpRequest, job_id: uuid.UUID) -> HttpResponse:
     return render(request, "jobs/job_live.html", build_live_context(request, job_id))
 
 
-# --- actions: each handler returns a success message and the URL to open; empty: the job's page ----------
+# --- actions: each handler returns a success message and the URL to open (empty: the URL of the job's page) ------
 
 
 def _stop_job(job: Job, user: User, request: HttpRequest) -> tuple[str, str]:

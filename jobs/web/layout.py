@@ -1,4 +1,4 @@
-"""The layout of every page: build_navigation, selected namespace, and redirects to the previous page."""
+"""The layout of every page: navigation, selected namespace, and redirects to the previous page."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from django.contrib.auth.decorators import login_required
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
-from django.urls import NoReverseMatch, reverse
+from django.urls import reverse
 from django.utils.functional import Promise, SimpleLazyObject
 from django.utils.http import url_has_allowed_host_and_scheme
 from django.utils.translation import gettext_lazy as _
@@ -24,13 +24,13 @@ NAMESPACE_SESSION_KEY = "namespace"
 
 @dataclass(frozen=True, slots=True)
 class NavItem:
-    """One build_navigation entry. It is marked as current on the pages whose URL names are in `sections`."""
+    """One entry of the navigation. It is marked as current on the pages whose URL names are in `page_names`."""
 
     url_name: str
     label: str | Promise
     icon: str
-    sections: tuple[str, ...]
-    group: str = ""  # "administration" is shown only to users who administer a namespace
+    page_names: tuple[str, ...]
+    group: str = ""  # "administration": shown only to staff and to administrators of a namespace
     staff_only: bool = False
 
 
@@ -58,7 +58,7 @@ NAVIGATION = (
 
 
 def is_staff(user: Any) -> bool:
-    """Whether the user may see the pages of clusters."""
+    """Return whether the user may see the pages of clusters."""
     return bool(user.is_active and (user.is_staff or user.is_superuser))
 
 
@@ -66,34 +66,22 @@ def administers_any_namespace(user: Any) -> bool:
     return is_staff(user) or namespaces_administered_by(user).exists()
 
 
-def reverse_or_empty(name: str) -> str:
-    try:
-        return reverse(name)
-    except NoReverseMatch:
-        return ""
-
-
 def build_navigation(request: HttpRequest) -> list[dict[str, Any]]:
     match = request.resolver_match
     current_url_name = match.url_name if match and match.url_name else ""
-    staff = is_staff(request.user)
-    is_administrator = staff or administers_any_namespace(request.user)
-    visible_items = [
-        item
-        for item in NAVIGATION
-        if (staff or not item.staff_only) and (is_administrator or not item.group)
-    ]
+    user_is_staff = is_staff(request.user)
+    is_administrator = administers_any_namespace(request.user)
     return [
         {
             "name": item.url_name,
-            "url": url,
+            "url": reverse(item.url_name),
             "label": item.label,
             "icon": item.icon,
-            "current": current_url_name in item.sections,
+            "current": current_url_name in item.page_names,
             "group": item.group,
         }
-        for item in visible_items
-        if (url := reverse_or_empty(item.url_name))
+        for item in NAVIGATION
+        if (user_is_staff or not item.staff_only) and (is_administrator or not item.group)
     ]
 
 
@@ -106,9 +94,9 @@ def get_current_namespace(request: HttpRequest) -> Namespace | None:
 
 
 def layout_context(request: HttpRequest) -> dict[str, Any]:
-    """Provide the layout's variables (a context processor).
+    """Return the variables of the layout for every template (a context processor).
 
-    They are lazy, so that only pages that use the layout run the queries.
+    They are lazy, so that a template that does not use them causes no queries.
     """
     user: User | Any = getattr(request, "user", None)
     if user is None or not user.is_authenticated:

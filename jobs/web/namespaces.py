@@ -58,9 +58,9 @@ class NamespacePageForm(NamespaceForm):
         super().__init__(*args, **kwargs)
         for name, field in self.fields.items():
             widget = field.widget
-            # The admin site sets these attributes; on this page CSS sets the width.
-            for size in ("size", "cols"):
-                widget.attrs.pop(size, None)
+            # The form sets these attributes for the admin site; on this page CSS sets the width.
+            for attribute in ("size", "cols"):
+                widget.attrs.pop(attribute, None)
             if isinstance(widget, forms.CheckboxInput):
                 widget.attrs["class"] = "form-check-input"
             elif isinstance(widget, forms.Select):

@@ -1,7 +1,7 @@
 """The submit page, and the endpoint that checks a job file and returns its problems, plan and script.
 
-The page holds one document; form and editor are two views of it. The form is built from
-`jobs.form_description`. The page submits, uploads and saves templates through the REST API; this module
+In the browser the page has one document, which its form and its editor show and change. The form is built from
+`jobs.form_description`. The page submits jobs, uploads code and saves templates through the REST API; this module
 writes nothing.
 """
 
@@ -13,13 +13,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from django.contrib.auth.decorators import login_required
-from django.http import (
-    Http404,
-    HttpRequest,
-    HttpResponse,
-    HttpResponseRedirect,
-    JsonResponse,
-)
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect, JsonResponse
 from django.shortcuts import render
 from django.templatetags.static import static
 from django.urls import reverse
@@ -43,9 +37,9 @@ from jobs.jobfile.importers import load_text
 from jobs.jobfile.parse import parse_text
 from jobs.models import Job, JobTemplate
 from jobs.presentation import format_plan, format_problem, serialize_problem, serialize_warning
-from jobs.store.access import jobs_visible_to
 from jobs.store.uploads import find_upload
 from jobs.submission import Preview, build_site_catalog, parse_submission, preview
+from jobs.web.job_page import find_job_or_404
 from jobs.web.layout import get_current_namespace
 
 if TYPE_CHECKING:
@@ -94,6 +88,11 @@ ACE_FILES = (
 )
 
 
+def list_ace_urls() -> list[str]:
+    """Return the URLs of the scripts of the Ace editor."""
+    return [static(f"vendor/ace/{name}") for name in ACE_FILES]
+
+
 @require_GET
 @login_required
 def submit_page(request: HttpRequest) -> HttpResponse:
@@ -101,7 +100,7 @@ def submit_page(request: HttpRequest) -> HttpResponse:
     if template_id := request.GET.get("template"):
         return _submit_from_template(request, template_id)
     if job_id := request.GET.get("clone"):
-        job = _find_job_to_clone(user, job_id)
+        job = find_job_or_404(request, job_id)
         document = build_clone_document(user, job)
         return render_submit(
             request, document, origin=_("a copy of a job"), cloned_from=str(job.pk)
@@ -110,15 +109,14 @@ def submit_page(request: HttpRequest) -> HttpResponse:
 
 
 def _submit_from_template(request: HttpRequest, template_id: str) -> HttpResponse:
-    """Open the submit page with a template.
+    """Open the submit page with the template's job file.
 
-    A template with parameters is redirected to its own page, which then opens the submit page with the values.
+    If the template has parameters, redirect to the page that asks for their values; that page opens the submit page.
     """
     template = get_template_or_404(request, template_id)
     if template.parameters:
         return HttpResponseRedirect(reverse("template_use", args=[template.pk]))
-    document = {**template.spec}
-    return render_submit(request, document, origin=template.name)
+    return render_submit(request, template.spec, origin=template.name)
 
 
 def get_template_or_404(request: HttpRequest, template_id: Any) -> JobTemplate:
@@ -126,16 +124,6 @@ def get_template_or_404(request: HttpRequest, template_id: Any) -> JobTemplate:
         return find_template(id=uuid.UUID(str(template_id)), by=cast("User", request.user))
     except (ValueError, ActionRefused) as problem:
         raise Http404 from problem
-
-
-def _find_job_to_clone(user: User, job_id: str) -> Job:
-    try:
-        job = jobs_visible_to(user).filter(pk=uuid.UUID(job_id)).first()
-    except ValueError:
-        job = None
-    if job is None:
-        raise Http404
-    return job
 
 
 def build_clone_document(user: User, job: Job) -> dict[str, Any]:
@@ -147,16 +135,19 @@ def build_clone_document(user: User, job: Job) -> dict[str, Any]:
 def render_submit(
     request: HttpRequest, document: Mapping[str, Any], *, origin: str = "", cloned_from: str = ""
 ) -> HttpResponse:
+    """Render the submit page with a job file. `origin` names the job or template from which the job file comes."""
     user = cast("User", request.user)
     offered = list_submittable_namespaces(user)
+    offered_names = {namespace["name"] for namespace in offered}
+    presets = list_framework_presets()
     context = {
         "offered": offered,
         "closed": [
             name
             for name in namespaces_visible_to(user).values_list("name", flat=True)
-            if name not in {namespace["name"] for namespace in offered}
+            if name not in offered_names
         ],
-        "presets": list_framework_presets(),
+        "presets": presets,
         "form": describe_form(),
         "page": {
             "document": document,
@@ -164,8 +155,8 @@ def render_submit(
             "clonedFrom": cloned_from,
             "user": user.pk,
             "namespaces": offered,
-            "presets": list_framework_presets(),
-            "ace": [static(f"vendor/ace/{name}") for name in ACE_FILES],
+            "presets": presets,
+            "ace": list_ace_urls(),
             "check": reverse("submit_check"),
             "jobs": "/api/v1/jobs",
             "uploads": "/api/v1/uploads",
@@ -193,10 +184,10 @@ def list_submittable_namespaces(user: User) -> list[dict[str, Any]]:
 
 
 def _build_namespace_options(namespace: Namespace, capacity: Capacity | None) -> dict[str, Any]:
-    types: set[str] = set()
+    gpu_types: set[str] = set()
     if capacity is not None:
         for partition in namespace.partitions:
-            types |= {
+            gpu_types |= {
                 gpu.type for node in capacity.nodes_in_partition(partition) for gpu in node.gpus
             }
     return {
@@ -206,7 +197,7 @@ def _build_namespace_options(namespace: Namespace, capacity: Capacity | None) ->
         "images": sorted(namespace.cluster.image_aliases),
         "maxTime": namespace.max_time_s,
         "defaultTime": namespace.default_time_s,
-        "gpuTypes": sorted(kind for kind in types if kind),
+        "gpuTypes": sorted(gpu_type for gpu_type in gpu_types if gpu_type),
         "sizes": [
             {
                 "name": size.name,
@@ -227,7 +218,9 @@ def list_framework_presets() -> list[dict[str, Any]]:
     """List the frameworks and strategies with the roles that each requires."""
     rows = []
     for strategy in STRATEGIES:
-        counts = {part: DEFAULT_TASK_COUNTS.get(part, 1) for part in strategy.required}
+        counts = {
+            role_name: DEFAULT_TASK_COUNTS.get(role_name, 1) for role_name in strategy.required
+        }
         roles = build_roles(strategy.framework, strategy.name, command="true", counts=counts)
         rows.append(
             {
@@ -284,9 +277,9 @@ def build_default_document(request: HttpRequest, user: User) -> dict[str, Any]:
 
 
 def _choose_default_namespace(request: HttpRequest, user: User) -> Namespace | None:
-    chosen = get_current_namespace(request)
-    if chosen is not None and can_submit(user, chosen):
-        return chosen
+    current = get_current_namespace(request)
+    if current is not None and can_submit(user, current):
+        return current
     rows = namespaces_submittable_by(user).order_by("name")
     return rows.filter(name="default").first() or rows.first()
 
@@ -313,6 +306,10 @@ def submit_check(request: HttpRequest) -> HttpResponse:
 
 
 def check_job_file(user: User, body: Mapping[str, Any]) -> dict[str, Any]:
+    """Check the job file of a request's body; see `submit_check`.
+
+    With `import` in the body, the returned text is the job file converted to `format`, not the text that was sent.
+    """
     format_: Format = "yaml" if body.get("format") == "yaml" else "json"
     text = body.get("text")
     filename = str(body.get("filename", ""))[:255]
@@ -337,14 +334,16 @@ def check_job_file(user: User, body: Mapping[str, Any]) -> dict[str, Any]:
     }
     if body.get("import"):
         result["text"] = dump_document(document, format_)
-    lines = _find_line_numbers(text, filename) if loaded.dialect == "sluice" else {}
+    # A file in another dialect has other paths than the problems, so it has no line numbers for them.
+    lines = find_line_numbers(text, filename) if loaded.dialect == "sluice" else {}
+    code = body.get("code")
     try:
         submission = parse_submission(
             by=user,
             document=document,
             secrets={**loaded.secrets, **_build_secret_placeholders(body.get("secrets"))},
             image_logins=loaded.image_logins,
-            code=_find_upload(user, body.get("code")),
+            code=find_upload(sha256=code, by=user) if code and isinstance(code, str) else None,
         )
     except SpecError as error:
         return result | {"problems": _build_problem_rows(error.problems, lines)}
@@ -378,14 +377,15 @@ def check_job_file(user: User, body: Mapping[str, Any]) -> dict[str, Any]:
 def _build_problem_rows(
     problems: Iterable[Problem], lines: Mapping[str, int]
 ) -> list[dict[str, Any]]:
-    return [
-        {
-            "line": lines.get(problem.path),
-            **_drop_none_values(serialize_problem(problem)),
-            "message": format_problem(problem),
+    """Serialize problems. A problem without a line, because it was found after parsing, gets that of its path."""
+    rows = []
+    for problem in problems:
+        values = {
+            key: value for key, value in serialize_problem(problem).items() if value is not None
         }
-        for problem in problems
-    ]
+        line = lines.get(problem.path)
+        rows.append({"line": line, **values, "message": format_problem(problem)})
+    return rows
 
 
 def _build_secret_placeholders(names: Any) -> dict[str, str]:
@@ -402,14 +402,6 @@ def _select_complete_logins(logins: Mapping[str, Mapping[str, str]]) -> dict[str
     }
 
 
-def _find_upload(user: User, sha256: Any) -> Any:
-    return find_upload(sha256=sha256, by=user) if isinstance(sha256, str) and sha256 else None
-
-
-def _drop_none_values(row: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in row.items() if value is not None}
-
-
 def _describe_parse_error(error: SpecError, text: str, filename: str) -> dict[str, Any]:
     """Return the problems and, if the text can be parsed, the document, so that the form can show both."""
     document = None
@@ -418,9 +410,9 @@ def _describe_parse_error(error: SpecError, text: str, filename: str) -> dict[st
         parsed = parse_text(text, filename=filename).document
         if isinstance(parsed, dict) and isinstance(parsed.get("taskRoles"), list):
             document = parsed
-        lines = _find_line_numbers(text, filename)
+        lines = find_line_numbers(text, filename)
     except SpecError:
-        pass  # the text is no valid YAML or JSON; the problems contain the position
+        pass  # the text is neither valid YAML nor valid JSON; the problems contain the position
     return {
         "problems": _build_problem_rows(error.problems, lines),
         "document": document,
@@ -428,8 +420,8 @@ def _describe_parse_error(error: SpecError, text: str, filename: str) -> dict[st
     }
 
 
-def _find_line_numbers(text: str, filename: str) -> dict[str, int]:
-    """Return the line of each path in the text, for problems that are found after parsing."""
+def find_line_numbers(text: str, filename: str = "") -> dict[str, int]:
+    """Return the line of each path in the text. Raises SpecError if the text is neither valid YAML nor valid JSON."""
     positions = parse_text(text, filename=filename).positions
     return {format_path(loc): position.line for loc, position in positions.items()}
 

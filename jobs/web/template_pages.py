@@ -16,10 +16,8 @@ from typing import TYPE_CHECKING, Any, cast
 from django.contrib import messages
 from django.contrib.auth.decorators import login_required
 from django.core.paginator import Paginator
-from django.db.models import Q
-from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect, JsonResponse
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect, JsonResponse
 from django.shortcuts import render
-from django.templatetags.static import static
 from django.urls import reverse
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext, pgettext_lazy
@@ -33,9 +31,9 @@ from core.errors import ActionRefused, VersionConflict
 from core.translation import translate
 from jobs import job_templates
 from jobs.actions import create_job_once
+from jobs.api.templates import filter_by_search_words
 from jobs.form_description import describe_form
 from jobs.jobfile import Problem, SpecError, dump_document, to_document
-from jobs.jobfile.errors import format_path
 from jobs.jobfile.importers import load_document
 from jobs.jobfile.parameters import (
     PARAMETER_KINDS,
@@ -44,16 +42,17 @@ from jobs.jobfile.parameters import (
     fill_template,
     find_parameter_names,
 )
-from jobs.jobfile.parse import parse_text
 from jobs.models import Job, JobTemplate
 from jobs.plan import PlanError
 from jobs.presentation import format_problem, serialize_problem
-from jobs.store.access import jobs_visible_to
 from jobs.submission import submit
+from jobs.web.job_list import parse_ids
+from jobs.web.job_page import find_job_or_404
 from jobs.web.submit_page import (
-    ACE_FILES,
     build_default_document,
+    find_line_numbers,
     get_template_or_404,
+    list_ace_urls,
     render_submit,
 )
 
@@ -91,15 +90,8 @@ def template_list(request: HttpRequest) -> HttpResponse:
         rows = rows.filter(owner=user)
     elif scope in ("namespace", "public"):
         rows = rows.filter(visibility=scope)
-    for word in search.split():
-        rows = rows.filter(
-            Q(name__icontains=word)
-            | Q(description__icontains=word)
-            | Q(owner__username__icontains=word)
-        )
-    page = Paginator(rows.order_by("-updated_at", "-id"), TEMPLATES_PER_PAGE).get_page(
-        request.GET.get("page")
-    )
+    rows = filter_by_search_words(rows, search).order_by("-updated_at", "-id")
+    page = Paginator(rows, TEMPLATES_PER_PAGE).get_page(request.GET.get("page"))
     for row in page.object_list:
         row.may_change = job_templates.can_edit_template(user, row)  # type: ignore[attr-defined]
     context = {
@@ -130,16 +122,10 @@ def template_copy(request: HttpRequest, template_id: uuid.UUID) -> HttpResponse:
 def delete_templates(request: HttpRequest) -> HttpResponse:
     """Delete the selected templates. A failure is reported and does not affect the other templates."""
     user = current_user(request)
-    ids = []
-    for text in request.POST.getlist("id")[:MAX_SELECTED_TEMPLATES]:
-        try:
-            ids.append(uuid.UUID(text))
-        except ValueError:
-            continue
+    ids = parse_ids(request.POST.getlist("id")[:MAX_SELECTED_TEMPLATES])
+    selected = job_templates.templates_visible_to(user).filter(pk__in=ids)
     deleted_count = 0
-    for template in (
-        job_templates.templates_visible_to(user).select_related("namespace").filter(pk__in=ids)
-    ):
+    for template in selected.select_related("namespace"):
         try:
             job_templates.delete_template(template=template, by=user)
             deleted_count += 1
@@ -158,7 +144,7 @@ def delete_templates(request: HttpRequest) -> HttpResponse:
 
 @dataclass
 class TemplateFormData:
-    """The values of the template form, which may be invalid."""
+    """The values of the template form as the person entered them; they may be invalid. `text` is the job file."""
 
     name: str = ""
     description: str = ""
@@ -239,8 +225,8 @@ def _parse_parameter(row: Mapping[str, Any]) -> TemplateParameter:
     if kind in ("whole", "number") and isinstance(default, str):
         # Text that is not a number stays text, which `check_parameters` reports.
         with contextlib.suppress(ValueError):
-            default = float(default)
-            default = int(default) if default.is_integer() else default
+            number = float(default)
+            default = int(number) if number.is_integer() else number
     elif kind == "flag" and isinstance(default, str):
         default = {"true": True, "false": False}.get(default.strip().lower(), default)
     choices = [part.strip() for part in str(row["choices"]).split(",")]
@@ -280,32 +266,23 @@ def template_new(request: HttpRequest) -> HttpResponse:
         except ActionRefused as error:
             problems = [_build_problem(error)]
         return _render_editor(request, form_data, problems=problems)
-    return _render_editor(request, _initial_form_data(request, user))
+    return _render_editor(request, _build_initial_form_data(request, user))
 
 
 def _build_problem(error: ActionRefused) -> Problem:
+    """Convert a refusal to a problem, which the form shows at the namespace's field if it is about the namespace."""
     path = "namespace" if "namespace" in (*error.params, error.params.get("field")) else ""
     return Problem(path, error.user_message, error.code)
 
 
-def _initial_form_data(request: HttpRequest, user: User) -> TemplateFormData:
-    """Fill the form with the job file of the job in ?job=…, or else with the default job file."""
+def _build_initial_form_data(request: HttpRequest, user: User) -> TemplateFormData:
+    """Fill the form with the job file of the job that the query parameter `job` names, else with the default one."""
     document: Mapping[str, Any] = build_default_document(request, user)
     name = ""
     if job_id := request.GET.get("job"):
-        job = _get_visible_job_or_404(user, job_id)
+        job = find_job_or_404(request, job_id)
         document, name = job_templates.build_document_from_job(job), job.name[:120]
     return TemplateFormData(name=name, text=dump_document(document, "yaml"))
-
-
-def _get_visible_job_or_404(user: User, job_id: str) -> Job:
-    try:
-        job = jobs_visible_to(user).filter(pk=uuid.UUID(job_id)).first()
-    except ValueError as problem:
-        raise Http404 from problem
-    if job is None:
-        raise Http404
-    return job
 
 
 @require_http_methods(["GET", "POST"])
@@ -346,7 +323,7 @@ def template_edit(request: HttpRequest, template_id: uuid.UUID) -> HttpResponse:
 def _render_conflict(
     request: HttpRequest, form_data: TemplateFormData, current: JobTemplate
 ) -> HttpResponse:
-    """Show the saved version beside the form. The user's version stays in the form and can be saved over it."""
+    """Show the saved version beside the form, which keeps the user's values; saving them replaces the saved version."""
     saved_version = TemplateFormData.from_template(current)
     form_data.version = current.version
     return _render_editor(
@@ -364,10 +341,7 @@ def _render_editor(
     status: int = 200,
 ) -> HttpResponse:
     user = current_user(request)
-    rows = [serialize_problem(problem) for problem in problems]
-    lines = _find_line_numbers(form_data.text)
-    for row in rows:
-        row["line"] = row["line"] or lines.get(row["path"])
+    rows = _build_problem_rows(problems, form_data.text)
     context = {
         "form_data": form_data,
         "template": template,
@@ -379,7 +353,7 @@ def _render_editor(
         "visible_namespaces": namespaces_visible_to(user).order_by("name"),
         "kinds": KIND_LABELS.items(),
         "page": {
-            "ace": [static(f"vendor/ace/{name}") for name in ACE_FILES],
+            "ace": list_ace_urls(),
             "check": reverse("template_check"),
             "schema": "/api/v1/job-file-schema",
             "problems": rows,
@@ -389,19 +363,23 @@ def _render_editor(
     return render(request, "templates/edit.html", context, status=response_status)
 
 
-def _find_line_numbers(text: str) -> dict[str, int]:
+def _build_problem_rows(problems: Sequence[Problem], text: str) -> list[dict[str, Any]]:
+    """Serialize problems. A problem without a line, because it was found after parsing, gets that of its path."""
     try:
-        positions = parse_text(text).positions
+        lines = find_line_numbers(text)
     except SpecError:
-        return {}
-    return {format_path(loc): position.line for loc, position in positions.items()}
+        lines = {}
+    rows = [serialize_problem(problem) for problem in problems]
+    for row in rows:
+        row["line"] = row["line"] or lines.get(row["path"])
+    return rows
 
 
 @require_POST
 def template_check(request: HttpRequest) -> HttpResponse:
-    """Respond with the problems of the template in the form; the editor requests this while a person types.
+    """Respond with the problems of the template in the form. The page sends it while a person edits the form.
 
-    Parameters without a default get placeholder values.
+    For the check, parameters without a default get placeholder values.
     """
     if not request.user.is_authenticated:
         return JsonResponse({"detail": _("Your session has ended.")}, status=401)
@@ -414,24 +392,23 @@ def template_check(request: HttpRequest) -> HttpResponse:
         placeholders = {parameter.name: parameter.sample_value() for parameter in parameters}
         load_document(fill_template(document, parameters, placeholders))
     except SpecError as error:
-        lines = _find_line_numbers(form_data.text)
-        rows = [serialize_problem(problem) for problem in error.problems]
-        for row in rows:
-            row["line"] = row["line"] or lines.get(row["path"])
-        return JsonResponse({"problems": rows})
+        return JsonResponse({"problems": _build_problem_rows(error.problems, form_data.text)})
     return JsonResponse({"problems": [], "used": used})
 
 
-# --- use ----------------------------------------------------------------------------------------------------
+# --- the form for parameter values ----------------------------------------------------------------------------------------------------
 
 
 @require_http_methods(["GET", "POST"])
 @login_required
 def template_use(request: HttpRequest, template_id: uuid.UUID) -> HttpResponse:
-    """Show the form for the template's parameters. It opens the submit page with the values, or submits the job."""
+    """Show the form for the values of the template's parameters.
+
+    With the values, open the submit page or submit the job, as the pressed button requests.
+    """
     template = get_template_or_404(request, template_id)
     parameters = job_templates.parameters_from_json(template.parameters)
-    data = {
+    posted_values = {
         parameter.name: request.POST[f"p-{parameter.name}"]
         for parameter in parameters
         if f"p-{parameter.name}" in request.POST
@@ -439,7 +416,8 @@ def template_use(request: HttpRequest, template_id: uuid.UUID) -> HttpResponse:
     problems: list[Problem] = []
     if request.method == "POST":
         try:
-            return _submit_or_open_form(request, template, _select_filled_values(parameters, data))
+            values = _select_filled_values(parameters, posted_values)
+            return _submit_or_open_submit_page(request, template, values)
         except (SpecError, PlanError) as error:
             problems = list(error.problems)
         except ActionRefused as error:
@@ -448,7 +426,7 @@ def template_use(request: HttpRequest, template_id: uuid.UUID) -> HttpResponse:
             problems = [Problem("", error.user_message, "cluster")]
     context = {
         "template": template,
-        "fields": _build_parameter_fields(parameters, data, problems),
+        "fields": _build_parameter_fields(parameters, posted_values, problems),
         "problems": [
             serialize_problem(p) for p in problems if not p.path.startswith("parameters.")
         ],
@@ -464,17 +442,18 @@ def template_use(request: HttpRequest, template_id: uuid.UUID) -> HttpResponse:
 
 
 def _select_filled_values(
-    parameters: Sequence[TemplateParameter], data: Mapping[str, str]
+    parameters: Sequence[TemplateParameter], posted_values: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Return the values of the form without empty number and choice fields, which count as not given."""
+    """Return the values of the form without empty ones. Only a parameter of kind text may have an empty value."""
     return {
-        parameter.name: data[parameter.name]
+        parameter.name: value
         for parameter in parameters
-        if parameter.name in data and (data[parameter.name] != "" or parameter.kind == "text")
+        if (value := posted_values.get(parameter.name)) is not None
+        and (value != "" or parameter.kind == "text")
     }
 
 
-def _submit_or_open_form(
+def _submit_or_open_submit_page(
     request: HttpRequest, template: JobTemplate, values: dict[str, Any]
 ) -> HttpResponse:
     user = current_user(request)
@@ -508,7 +487,9 @@ def _submit_or_open_form(
 
 
 def _build_parameter_fields(
-    parameters: Sequence[TemplateParameter], data: Mapping[str, str], problems: Sequence[Problem]
+    parameters: Sequence[TemplateParameter],
+    posted_values: Mapping[str, str],
+    problems: Sequence[Problem],
 ) -> list[dict[str, Any]]:
     message_by_path = {problem.path: format_problem(problem) for problem in problems}
     rows = []
@@ -522,7 +503,7 @@ def _build_parameter_fields(
                 "kind": parameter.kind,
                 "required": parameter.required,
                 "choices": parameter.choices,
-                "value": data.get(parameter.name, default),
+                "value": posted_values.get(parameter.name, default),
                 "problem": message_by_path.get(f"parameters.{parameter.name}", ""),
             }
         )

@@ -16,12 +16,12 @@ export function writeValue(document, path, value) {
   const parts = parsePath(path);
   const ancestors = [document];
   parts.slice(0, -1).forEach((part, index) => {
-    const here = ancestors[index];
-    if (typeof here[part] !== "object" || here[part] === null) {
+    const parent = ancestors[index];
+    if (typeof parent[part] !== "object" || parent[part] === null) {
       if (value === undefined) return;
-      here[part] = typeof parts[index + 1] === "number" ? [] : {};
+      parent[part] = typeof parts[index + 1] === "number" ? [] : {};
     }
-    ancestors.push(here[part]);
+    ancestors.push(parent[part]);
   });
   if (ancestors.length < parts.length) return;
   const last = parts.at(-1);
@@ -30,13 +30,12 @@ export function writeValue(document, path, value) {
   else delete ancestors.at(-1)[last];
   // Remove empty mappings such as jobEnvs; empty lists stay.
   for (let depth = parts.length - 1; depth > 0; depth -= 1) {
-    const here = ancestors[depth];
-    if (Array.isArray(here) || Object.keys(here).length) break;
+    const ancestor = ancestors[depth];
+    if (Array.isArray(ancestor) || Object.keys(ancestor).length) break;
     if (!Array.isArray(ancestors[depth - 1])) delete ancestors[depth - 1][parts[depth - 1]];
   }
 }
 
-export function deepCopy(value) { return structuredClone(value); }
 export function isSame(one, other) { return JSON.stringify(one) === JSON.stringify(other); }
 export function listRoles(document) { return Array.isArray(document.taskRoles) ? document.taskRoles : []; }
 
@@ -89,7 +88,7 @@ export class Draft {
   remove() { try { localStorage.removeItem(this.key); } catch { /* storage is disabled */ } }
 }
 
-/** Return 32 random hexadecimal digits. crypto.randomUUID is not used: it is missing without TLS. */
+/** Return 32 random hexadecimal digits. crypto.randomUUID is not used, because browsers provide it only with TLS. */
 export function randomKey() {
   return [...crypto.getRandomValues(new Uint8Array(16))].map((byte) => byte.toString(16).padStart(2, "0")).join("");
 }

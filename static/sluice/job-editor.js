@@ -61,9 +61,9 @@ export async function openEditor(place, { ace: scripts, schema, format = "yaml",
       ignoreChanges = false;
     },
     setProblems(problems, warnings = []) {
-      const rows = [...problems.map((one) => [one, "error"]), ...warnings.map((one) => [one, "warning"])];
-      editor.session.setAnnotations(rows.filter(([one]) => one.line || !one.path).map(([one, type]) => ({
-        row: (one.line ?? 1) - 1, column: (one.column ?? 1) - 1, type, text: one.path ? `${one.path}: ${one.message}` : one.message,
+      const rows = [...problems.map((problem) => ({ ...problem, type: "error" })), ...warnings.map((warning) => ({ ...warning, type: "warning" }))];
+      editor.session.setAnnotations(rows.filter(({ line, path }) => line || !path).map(({ line, column, path, message, type }) => ({
+        row: (line ?? 1) - 1, column: (column ?? 1) - 1, type, text: path ? `${path}: ${message}` : message,
       })));
     },
     goTo(line, column = 1) { editor.focus(); editor.gotoLine(line, Math.max(0, column - 1), true); },

@@ -1,13 +1,13 @@
-// The submit form: shows the job document and writes every change back to it.
-// The page reacts to a change: it checks the document, saves the draft and updates the editor. Fields, labels and defaults come
-// from the form description (jobs/form_description.py) as attributes of the controls.
+// The submit form: shows the job document and writes every change back to it. After a change the submit page checks the
+// document, saves the draft and updates the editor. Fields, labels and defaults come from the form description
+// (jobs/form_description.py) as attributes of the controls.
 
 import { durationInput } from "./format.js";
 import { clearErrors, showError } from "./form-errors.js";
 import { gettext, interpolate, ngettext } from "./i18n.js";
-import { deepCopy, formatValue, parseValue, readValue, listRoles, uniqueRoleName, writeValue } from "./job-document.js";
+import { formatValue, parseValue, readValue, listRoles, uniqueRoleName, writeValue } from "./job-document.js";
 
-let serial = 0;
+let serial = 0; // makes the ids of copied elements unique
 
 /** Copy the content of a <template> and make its ids unique. */
 function instantiate(id) {
@@ -23,11 +23,12 @@ export class JobForm {
   /** `holder.document` is the job document; `changed()` is called after every change of it. */
   constructor(root, holder, page, changed) {
     Object.assign(this, { root, holder, page, changed });
-    this.touched = new WeakSet();
+    this.touched = new WeakSet(); // controls that had the focus; problems are shown only at these
     this.problems = [];
-    this.showAll = false;
+    this.showAll = false; // true: problems are shown at all controls
     this.removedRoles = null; // roles removed by switching to a single task, restored by switching back
     this.distributed = false;
+    this.codeSource = null; // "upload", "directory" or "" as selected by the person; null: the document decides
     root.addEventListener("input", (event) => this.onInput(event));
     root.addEventListener("change", (event) => this.onChange(event));
     root.addEventListener("click", (event) => this.onClick(event));
@@ -154,13 +155,12 @@ export class JobForm {
     const sizes = namespace?.sizes ?? [];
     choice.replaceChildren(new Option(gettext("Custom"), ""), ...sizes.map((size) => new Option(size.title, size.name)));
     const role = readValue(this.document, section.dataset.prefix) ?? {};
-    const kind = role.gpuType || this.document.gpuType || "";
-    const found = sizes.find((size) => size.cpuNumber === role.cpuNumber && size.memoryMB === role.memoryMB && size.gpuNumber === (role.gpuNumber ?? 0) && (!size.gpuNumber || size.gpuType === kind));
-    choice.value = found?.name ?? "";
-    const types = section.querySelector("[data-path=gpuType]");
-    const general = this.document.gpuType;
-    types.replaceChildren(new Option(general || gettext("Any"), ""), ...(namespace?.gpuTypes ?? []).map((type) => new Option(type, type)));
-    this.fill(types);
+    const gpuType = role.gpuType || this.document.gpuType || "";
+    const matching = sizes.find((size) => size.cpuNumber === role.cpuNumber && size.memoryMB === role.memoryMB && size.gpuNumber === (role.gpuNumber ?? 0) && (!size.gpuNumber || size.gpuType === gpuType));
+    choice.value = matching?.name ?? "";
+    const typeControl = section.querySelector("[data-path=gpuType]");
+    typeControl.replaceChildren(new Option(this.document.gpuType || gettext("Any"), ""), ...(namespace?.gpuTypes ?? []).map((type) => new Option(type, type)));
+    this.fill(typeControl);
   }
 
   showRoleTitle(section) {
@@ -286,9 +286,9 @@ export class JobForm {
     const old = listRoles(this.document);
     const first = old[0] ?? {};
     this.document.taskRoles = this.preset.roles.map((presetRole) => {
-      const known = old.find((role) => role.name === presetRole.name);
-      if (known) return known;
-      const role = deepCopy({ ...first, name: presetRole.name, taskNumber: presetRole.taskNumber, minSucceededTaskCount: presetRole.minSucceededTaskCount });
+      const sameName = old.find((role) => role.name === presetRole.name);
+      if (sameName) return sameName;
+      const role = structuredClone({ ...first, name: presetRole.name, taskNumber: presetRole.taskNumber, minSucceededTaskCount: presetRole.minSucceededTaskCount });
       delete role.isMain;
       if (presetRole.serves) { role.gpuNumber = 0; delete role.gpuType; }
       return role;
@@ -342,7 +342,7 @@ export class JobForm {
 
   addRole() {
     const list = listRoles(this.document);
-    const role = deepCopy({ ...list.at(-1), name: uniqueRoleName(this.document, "worker"), taskNumber: 1, portList: [] });
+    const role = structuredClone({ ...list.at(-1), name: uniqueRoleName(this.document, "worker"), taskNumber: 1, portList: [] });
     for (const name of ["isMain", "env", "parameters"]) delete role[name];
     this.document.taskRoles = [...list, role];
     this.showAndFocusRole(list.length);
@@ -350,7 +350,7 @@ export class JobForm {
 
   copyRole(section) {
     const index = this.indexOf(section);
-    const role = deepCopy(this.document.taskRoles[index]);
+    const role = structuredClone(this.document.taskRoles[index]);
     role.name = uniqueRoleName(this.document, role.name);
     delete role.isMain;
     this.document.taskRoles.splice(index + 1, 0, role);
@@ -416,7 +416,7 @@ export class JobForm {
 
   // --- problems at fields -------------------------------------------------------------------------
 
-  /** Find the control at a path, or at the nearest enclosing path. */
+  /** Find the control of the value at a path, or at the nearest enclosing path that has a control. */
   controlAt(path) {
     const parts = path.split(/(?=[.[])/);
     for (let length = parts.length; length > 0; length -= 1) {

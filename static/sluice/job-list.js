@@ -11,37 +11,36 @@ const bar = document.getElementById("batch-bar");
 const dialog = document.getElementById("batch-dialog");
 const BATCH_DELAY_MS = 250; // events within this time cause one request
 const LIST_REFRESH_MS = 2000; // minimum time between two reloads of the list
+const RETRY_MS = 5000; // delay after a failed request
 const MAX_NAMES_SHOWN = 8;
-
-const RETRY_MS = 5000;
 const MAX_ROWS_PER_REQUEST = 200; // the limit of the server
 
 const selection = new RowSelection(list, bar, (count) => interpolate(ngettext("%(count)s job selected", "%(count)s jobs selected", count), { count }));
 
 // --- live rows ---------------------------------------------------------------------------------------
 
-const changed = new Set();
+const changedJobs = new Set();
 const newJobs = new Set();
-let timer = null;
+let rowsTimer = null;
 let listTimer = null;
-const firstPage = !new URLSearchParams(window.location.search).has("cursor");
+const isFirstPage = !new URLSearchParams(window.location.search).has("cursor");
 
 followEvents({
   onEvents(events) {
     for (const event of events) {
-      if (document.getElementById(`job-${event.job}`)) changed.add(event.job);
+      if (document.getElementById(`job-${event.job}`)) changedJobs.add(event.job);
       else if (event.kind === "created") newJobs.add(event.job);
     }
-    if (changed.size) timer ??= setTimeout(refreshRows, BATCH_DELAY_MS);
+    if (changedJobs.size) rowsTimer ??= setTimeout(refreshRows, BATCH_DELAY_MS);
     if (newJobs.size) showNewJobs();
   },
   onReset: refreshList,
 });
 
 async function refreshRows() {
-  timer = null;
-  const ids = [...changed].slice(0, MAX_ROWS_PER_REQUEST);
-  ids.forEach((id) => changed.delete(id));
+  rowsTimer = null;
+  const ids = [...changedJobs].slice(0, MAX_ROWS_PER_REQUEST);
+  ids.forEach((id) => changedJobs.delete(id));
   try {
     const fresh = document.createElement("tbody");
     fresh.innerHTML = await fetchFragment(`${list.dataset.rowsUrl}?ids=${ids.join(",")}`);
@@ -54,8 +53,8 @@ async function refreshRows() {
     localizeTimes();
     selection.update();
   } catch {
-    ids.forEach((id) => changed.add(id));
-    timer ??= setTimeout(refreshRows, RETRY_MS);
+    ids.forEach((id) => changedJobs.add(id));
+    rowsTimer ??= setTimeout(refreshRows, RETRY_MS);
   }
 }
 
@@ -69,7 +68,7 @@ function replaceRow(old, row) {
 
 /** On the first page, reload the list with the new jobs; on other pages, show a button that opens the first page. */
 function showNewJobs() {
-  if (firstPage) { listTimer ??= setTimeout(refreshList, LIST_REFRESH_MS); return; }
+  if (isFirstPage) { listTimer ??= setTimeout(refreshList, LIST_REFRESH_MS); return; }
   const button = document.querySelector("[data-new-jobs]");
   button.textContent = interpolate(ngettext("Show %(count)s new job", "Show %(count)s new jobs", newJobs.size), { count: newJobs.size });
   button.hidden = false;

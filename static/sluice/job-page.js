@@ -1,14 +1,13 @@
-// The job page: refreshes its live fragments; tabs, logs side by side, file browser.
+// The job page: refreshes its live fragments, selects tabs, filters tasks, shows logs side by side and the files.
 
-import { filesize } from "./format.js";
-import { gettext, interpolate } from "./i18n.js";
+import { FileBrowser } from "./file-browser.js";
+import { gettext } from "./i18n.js";
 import { followEvents, createFragmentRefresher } from "./live.js";
-import { localizeTimes } from "./times.js";
 
 const page = document.querySelector("[data-job-page]");
 const jobId = page.dataset.jobPage;
-// Interval of requests while the job runs. Each request also marks the job as watched, so that the engine reads the
-// states of its tasks.
+// Interval of requests while the job has not ended. Each request also marks the job as watched, so that the engine reads
+// the states of its tasks.
 const REFRESH_INTERVAL_MS = 5000;
 const MAX_OPEN_LOGS = 6;
 const MAX_LOG_NAMES = 2000;
@@ -16,7 +15,7 @@ const MAX_LOG_NAMES = 2000;
 // --- live fragments ----------------------------------------------------------------------------------
 
 const isLive = () => !("ended" in document.getElementById("job-state").dataset);
-let hadScript = Boolean(document.getElementById("script-text"));
+let hasScript = Boolean(document.getElementById("script-text"));
 
 const refresh = createFragmentRefresher(page.dataset.liveUrl, { everyMs: 400, onChange() { filterTasks(); fetchScript(); } });
 followEvents({ onEvents(events) { if (events.some((event) => event.job === jobId)) refresh(); }, onReset: refresh });
@@ -24,10 +23,10 @@ setInterval(() => { if (isLive() && !document.hidden) refresh(); }, REFRESH_INTE
 
 /** Fetch the batch script once, when the first attempt exists. */
 async function fetchScript() {
-  if (hadScript || document.getElementById("job-state").dataset.state === "QUEUED") return;
-  hadScript = true;
+  if (hasScript || document.getElementById("job-state").dataset.state === "QUEUED") return;
+  hasScript = true;
   const response = await fetch(window.location.href);
-  if (!response.ok) { hadScript = false; return; }
+  if (!response.ok) { hasScript = false; return; }
   const fresh = new DOMParser().parseFromString(await response.text(), "text/html").getElementById("job-script");
   if (fresh) document.getElementById("job-script").replaceWith(fresh);
 }
@@ -49,12 +48,13 @@ window.addEventListener("load", () => { if (window.location.hash) showTab(window
 
 const textFilter = document.getElementById("task-filter");
 const stateFilter = document.getElementById("task-state");
+let isFiltered = false;
 
 function filterTasks() {
   const text = textFilter.value.trim().toLowerCase();
   const state = stateFilter.value;
-  if (!text && !state && !filterTasks.active) return;
-  filterTasks.active = Boolean(text || state);
+  if (!text && !state && !isFiltered) return;
+  isFiltered = Boolean(text || state);
   for (const row of document.querySelectorAll("#task-rows tr")) {
     row.hidden = Boolean((state && row.dataset.state !== state) || (text && !row.textContent.toLowerCase().includes(text)));
   }
@@ -98,7 +98,7 @@ picker.addEventListener("submit", (event) => {
   event.preventDefault();
   const field = picker.elements.log;
   const found = /^(.*)-(\d+)$/.exec(field.value.trim());
-  const role = roles.find((each) => each.name === found?.[1]);
+  const role = roles.find(({ name }) => name === found?.[1]);
   if (field.value.trim() === "batch") openLog("batch", 0);
   else if (role && Number(found[2]) < role.count) openLog(role.name, Number(found[2]));
   else { field.setCustomValidity(gettext("No such task. Select one from the list.")); field.reportValidity(); return; }
@@ -107,108 +107,20 @@ picker.addEventListener("submit", (event) => {
 picker.elements.log.addEventListener("input", (event) => event.target.setCustomValidity(""));
 document.getElementById("tab-logs").addEventListener("shown.bs.tab", () => {
   if (!document.getElementById("log-names").children.length) fillPicker();
-  // Run after the click handler, which may open another log itself.
+  // Wait for the click handler of [data-open-log]: it shows this tab first and then opens its log.
   setTimeout(() => { if (!board.children.length) openLog(roles[0].name, 0); });
 });
 
 // --- job file: YAML or JSON --------------------------------------------------------------------------------
 
 document.addEventListener("click", (event) => {
-  const wanted = event.target.closest("[data-show-format]")?.dataset.showFormat;
-  if (!wanted) return;
-  for (const each of document.querySelectorAll("[data-format]")) each.hidden = each.dataset.format !== wanted;
-  for (const each of document.querySelectorAll("[data-show-format]")) each.setAttribute("aria-pressed", String(each.dataset.showFormat === wanted));
+  const format = event.target.closest("[data-show-format]")?.dataset.showFormat;
+  if (!format) return;
+  for (const text of document.querySelectorAll("[data-format]")) text.hidden = text.dataset.format !== format;
+  for (const button of document.querySelectorAll("[data-show-format]")) button.setAttribute("aria-pressed", String(button.dataset.showFormat === format));
 });
 
-// --- files -------------------------------------------------------------------------------------------------
+// --- files: listed when their tab is opened for the first time ---------------------------------------------
 
-const files = { root: "work", path: "" };
-const place = document.getElementById("results");
-const status = place.querySelector("[data-files-status]");
-
-function filesUrl(kind, path) {
-  const query = new URLSearchParams({ root: files.root });
-  if (path) query.set("path", path);
-  if (board.dataset.attempt) query.set("attempt", board.dataset.attempt);
-  return `/api/v1/jobs/${jobId}/files${kind}?${query}`;
-}
-
-async function listFiles() {
-  status.hidden = false;
-  status.textContent = gettext("Loading …");
-  let body = {};
-  let response = null;
-  try {
-    response = await fetch(filesUrl("", files.path), { headers: { Accept: "application/json" } });
-    body = await response.json();
-  } catch { /* reported below */ }
-  showPath();
-  place.querySelector("[data-files-card]").hidden = !body.items?.length;
-  const tar = place.querySelector("[data-files-tar]");
-  tar.hidden = !body.items?.length;
-  tar.href = filesUrl("/tar", files.path);
-  if (!response?.ok) { status.textContent = body.detail ?? gettext("Cannot list the files. Try again later."); return; }
-  status.textContent = body.items.length ? "" : gettext("No files.");
-  status.hidden = body.items.length > 0;
-  const sorted = body.items.sort((a, b) => (b.kind === "directory") - (a.kind === "directory") || a.name.localeCompare(b.name));
-  place.querySelector("[data-files]").replaceChildren(...sorted.map(createFileRow));
-  localizeTimes();
-}
-
-function createFileRow(file) {
-  const row = document.createElement("tr");
-  const name = document.createElement("td");
-  const directory = file.kind.startsWith("dir");
-  if (directory) {
-    const open = document.createElement("button");
-    open.type = "button";
-    open.className = "btn-link-plain";
-    open.textContent = `${file.name}/`;
-    open.addEventListener("click", () => { files.path = file.path; listFiles(); });
-    name.append(open);
-  } else {
-    const link = document.createElement("a");
-    link.href = filesUrl("/download", file.path);
-    link.download = file.name;
-    link.textContent = file.name;
-    name.append(link);
-  }
-  const size = document.createElement("td");
-  size.className = "num";
-  size.textContent = directory ? "" : filesize(file.size);
-  const changed = document.createElement("td");
-  const time = document.createElement("time");
-  time.dateTime = file.modified_at;
-  time.dataset.local = "";
-  changed.append(time);
-  row.append(name, size, changed);
-  return row;
-}
-
-function showPath() {
-  const parts = files.path.split("/").filter(Boolean);
-  const top = gettext("All files");
-  place.querySelector("[data-files-path]").replaceChildren(...[top, ...parts].map((part, index) => {
-    const item = document.createElement("li");
-    item.className = "breadcrumb-item";
-    const go = document.createElement("button");
-    go.type = "button";
-    go.className = "btn-link-plain";
-    go.textContent = part;
-    go.setAttribute("aria-label", interpolate(gettext("Open %(name)s"), { name: part }));
-    go.addEventListener("click", () => { files.path = parts.slice(0, index).join("/"); listFiles(); });
-    item.append(go);
-    return item;
-  }));
-}
-
-document.getElementById("tab-results").addEventListener("shown.bs.tab", listFiles, { once: true });
-place.querySelector("[data-files-refresh]").addEventListener("click", listFiles);
-for (const button of place.querySelectorAll("[data-files-root]")) {
-  button.addEventListener("click", () => {
-    files.root = button.dataset.filesRoot;
-    files.path = "";
-    for (const other of place.querySelectorAll("[data-files-root]")) other.setAttribute("aria-pressed", String(other === button));
-    listFiles();
-  });
-}
+const fileBrowser = new FileBrowser(document.getElementById("results"), jobId, board.dataset.attempt);
+document.getElementById("tab-results").addEventListener("shown.bs.tab", () => fileBrowser.load(), { once: true });

@@ -3,6 +3,7 @@
 
 import { gettext } from "./i18n.js";
 
+/** Follow references, and for a nullable value return the schema of the value that is not null. */
 function resolve(schema, root) {
   if (!schema) return null;
   if (schema.$ref) return resolve(root.$defs?.[schema.$ref.split("/").at(-1)], root);
@@ -50,7 +51,7 @@ export function findJsonKeys(before) {
   return keys;
 }
 
-/** List the listCompletions at the end of `line`. `lines` are the lines up to it, `prefix` is the word being typed. */
+/** List the completions at the end of `line`, the last of `lines`, up to the cursor. `prefix` is the word being typed. */
 export function listCompletions(root, { lines, line, prefix, isJson }) {
   const beforeWord = line.slice(0, line.length - prefix.length);
   const afterKey = /(\w+)"?\s*:\s*"?$/.exec(beforeWord);
@@ -62,8 +63,8 @@ export function listCompletions(root, { lines, line, prefix, isJson }) {
 }
 
 function completeValues(schema) {
-  const known = schema?.enum ?? (schema?.type === "boolean" ? [true, false] : []);
-  return known.map((value) => ({ value: String(value), meta: gettext("value"), score: 1000 }));
+  const values = schema?.enum ?? (schema?.type === "boolean" ? [true, false] : []);
+  return values.map((value) => ({ value: String(value), meta: gettext("value"), score: 1000 }));
 }
 
 function completeFields(schema, isJson, before) {

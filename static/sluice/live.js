@@ -4,12 +4,33 @@
 
 import { localizeTimes } from "./times.js";
 
-const FINAL_CLOSE_CODES = { 4401: "signed-out", 4403: "forbidden", 4404: "not-found", 4429: "too-many" };
+// Close codes of the server. After the final ones, reconnecting would fail again.
+const SIGNED_OUT = 4401;
+const FINAL_CLOSE_CODES = [4403, 4404, 4429]; // forbidden, not found, too many websockets
 const BACKOFF_MIN_MS = 500;
 const BACKOFF_MAX_MS = 15000;
 // The banner about a lost connection appears only after this time.
 const BANNER_AFTER_MS = 1500;
 const FRAGMENT_RETRY_MS = 5000;
+
+/** Delays between attempts to reconnect: doubled after each failure, and varied, so that not all pages reconnect at once. */
+export class Backoff {
+  waitMs = BACKOFF_MIN_MS;
+
+  reset() { this.waitMs = BACKOFF_MIN_MS; }
+
+  nextDelayMs() {
+    const delayMs = this.waitMs * (0.75 + Math.random() / 2);
+    this.waitMs = Math.min(this.waitMs * 2, BACKOFF_MAX_MS);
+    return delayMs;
+  }
+}
+
+/** Open a websocket at a path of this site. */
+export function openWebSocket(path) {
+  const scheme = window.location.protocol === "https:" ? "wss" : "ws";
+  return new WebSocket(`${scheme}://${window.location.host}${path}`);
+}
 
 let bannerTimer = null;
 
@@ -23,58 +44,52 @@ function showConnected(isConnected) {
 
 /**
  * Call `onEvents(events)` for every batch of job events visible to the user. `onReset()` is called when the server
- * can no longer send the missed events, so that the page must fetch its data again. Returns a function that stops this.
+ * can no longer send the missed events, so that the page must fetch its data again.
  */
-export function followEvents({ onEvents, onReset = () => window.location.reload() }) {
-  let number = null;
-  let wait = BACKOFF_MIN_MS;
-  let ended = false;
+export function followEvents({ onEvents, onReset }) {
+  const backoff = new Backoff();
+  let lastNumber = null; // number of the last received event
+  let leavingPage = false;
   let socket = null;
-  let timer = null;
+  let timer = null; // set while the page waits to reconnect
 
   function open() {
     timer = null;
-    const scheme = window.location.protocol === "https:" ? "wss" : "ws";
-    const since = number === null ? "" : `?since=${number}`;
-    socket = new WebSocket(`${scheme}://${window.location.host}/ws/events${since}`);
+    socket = openWebSocket(`/ws/events${lastNumber === null ? "" : `?since=${lastNumber}`}`);
     socket.addEventListener("message", (message) => {
       const frame = JSON.parse(message.data);
-      wait = BACKOFF_MIN_MS;
+      backoff.reset();
       showConnected(true);
       if (frame.type === "events") {
-        number = frame.events.at(-1).number;
+        lastNumber = frame.events.at(-1).number;
         onEvents(frame.events);
       } else {
-        number = frame.number;
+        lastNumber = frame.number;
         if (frame.type === "reset") onReset();
       }
     });
-    socket.addEventListener("close", (event) => {
-      if (ended) return;
-      const reason = FINAL_CLOSE_CODES[event.code];
-      if (reason === "signed-out") { window.location.reload(); return; }
-      if (reason) return;
+    socket.addEventListener("close", ({ code }) => {
+      if (leavingPage || FINAL_CLOSE_CODES.includes(code)) return;
+      if (code === SIGNED_OUT) { window.location.reload(); return; }
       showConnected(false);
-      timer = setTimeout(open, wait * (0.75 + Math.random() / 2));
-      wait = Math.min(wait * 2, BACKOFF_MAX_MS);
+      timer = setTimeout(open, backoff.nextDelayMs());
     });
   }
 
   // Reconnect immediately when the page becomes visible or the network returns.
   const reconnectNow = () => {
-    if (ended || timer === null || document.hidden) return;
+    if (leavingPage || timer === null || document.hidden) return;
     clearTimeout(timer);
-    wait = BACKOFF_MIN_MS;
+    backoff.reset();
     open();
   };
   window.addEventListener("online", reconnectNow);
   document.addEventListener("visibilitychange", reconnectNow);
-  // Do not reconnect while the person leaves the page.
-  window.addEventListener("pagehide", () => { ended = true; socket?.close(); });
+  window.addEventListener("pagehide", () => { leavingPage = true; socket?.close(); });
+  // Reload a page that the browser's back button restores: its websocket is closed.
   window.addEventListener("pageshow", (event) => { if (event.persisted) window.location.reload(); });
 
   open();
-  return () => { ended = true; clearTimeout(timer); socket?.close(); };
 }
 
 /** Fetch a fragment. If the session has ended, reload the page, which redirects to the sign-in page. */
@@ -89,10 +104,10 @@ export async function fetchFragment(url) {
   return response.text();
 }
 
-const shownHtml = new Map();
+const shownHtml = new Map(); // id of a fragment → HTML that the server sent for it last
 
 /** Replace the [data-fragment] elements whose HTML changed; keeps focus and scroll position. Returns whether any changed. */
-export function replaceFragments(html) {
+function replaceFragments(html) {
   const fresh = new DOMParser().parseFromString(html, "text/html");
   let changed = false;
   for (const part of fresh.querySelectorAll("[data-fragment]")) {
@@ -101,11 +116,11 @@ export function replaceFragments(html) {
     if (!old || shownHtml.get(part.id) === text) continue;
     shownHtml.set(part.id, text);
     changed = true;
-    const focused = old.contains(document.activeElement) ? document.activeElement.id : "";
-    const scrolled = old.scrollTop;
+    const focusedId = old.contains(document.activeElement) ? document.activeElement.id : "";
+    const { scrollTop } = old;
     old.replaceWith(part);
-    part.scrollTop = scrolled;
-    if (focused) document.getElementById(focused)?.focus({ preventScroll: true });
+    part.scrollTop = scrollTop;
+    if (focusedId) document.getElementById(focusedId)?.focus({ preventScroll: true });
   }
   if (changed) localizeTimes();
   return changed;
@@ -122,14 +137,14 @@ export function createFragmentRefresher(url, { everyMs = 1000, onChange = () => 
     if (running) { pending = true; return; }
     running = true;
     pending = false;
-    let pause = everyMs;
+    let pauseMs = everyMs;
     try {
       if (replaceFragments(await fetchFragment(url))) onChange();
     } catch {
       pending = true;
-      pause = Math.max(everyMs, FRAGMENT_RETRY_MS);
+      pauseMs = Math.max(everyMs, FRAGMENT_RETRY_MS);
     }
-    setTimeout(() => { running = false; if (pending) refresh(); }, pause);
+    setTimeout(() => { running = false; if (pending) refresh(); }, pauseMs);
   }
   return refresh;
 }

@@ -1,19 +1,18 @@
 // <log-view data-job data-role data-index [data-attempt]>: shows one growing log in a terminal.
-// It holds a part of the log: it starts near the end, and earlier parts are fetched on demand. The bytes come over a
-// websocket, which after an interruption continues at the last offset; search and download use the REST API.
+// The terminal contains a part of the log: first the end, and earlier parts on demand. The bytes come over a websocket,
+// which continues at the last offset after an interruption; search and download use the REST API.
 
 import { Terminal } from "../vendor/xterm/xterm.mjs";
 import { FitAddon } from "../vendor/xterm/addon-fit.mjs";
 import { SearchAddon } from "../vendor/xterm/addon-search.mjs";
 import { Unicode11Addon } from "../vendor/xterm/addon-unicode11.mjs";
 import { gettext, interpolate } from "./i18n.js";
+import { Backoff, openWebSocket } from "./live.js";
 
 const FIRST_BYTES = 256 * 1024; // loaded from the end when a log is opened
 const EARLIER_BYTES = 1024 * 1024; // loaded by each click on "Earlier"
 const MAX_UNRENDERED_BYTES = 8 * 1024 * 1024; // if more bytes wait for rendering, skip to the end
 const SCROLLBACK_LINES = 20000;
-const BACKOFF_MIN_MS = 500;
-const BACKOFF_MAX_MS = 15000;
 const CONTEXT_BYTES = 4096; // shown before a search match
 const WIDE_COLUMNS = 500; // terminal width without line wrapping
 
@@ -26,10 +25,10 @@ class LogView extends HTMLElement {
   connectedCallback() {
     this.offset = -FIRST_BYTES; // offset of the next byte; a negative offset counts from the end
     this.start = 0; // offset of the first byte in the terminal
-    this.size = 0;
     this.unrenderedBytes = 0;
-    this.wait = BACKOFF_MIN_MS;
-    this.finished = false;
+    this.backoff = new Backoff();
+    this.wrapped = true;
+    this.finished = false; // true if the server sends no more bytes, so that a closed websocket is not opened again
     this.build();
     this.open();
   }
@@ -38,9 +37,9 @@ class LogView extends HTMLElement {
     this.finished = true;
     clearTimeout(this.timer);
     this.socket?.close();
-    this.resizing?.disconnect();
-    this.themes?.disconnect();
-    this.terminal?.dispose();
+    this.resizeObserver.disconnect();
+    this.themeObserver.disconnect();
+    this.terminal.dispose();
   }
 
   get name() { return `${this.dataset.role}-${this.dataset.index}`; }
@@ -90,10 +89,10 @@ class LogView extends HTMLElement {
     this.terminal.onScroll(() => this.showScrollPosition());
     this.screen.addEventListener("wheel", () => setTimeout(() => this.showScrollPosition(), 50), { passive: true });
     this.screen.addEventListener("keydown", (event) => this.scrollByKey(event));
-    this.resizing = new ResizeObserver(() => this.fit());
-    this.resizing.observe(this.screen);
-    this.themes = new MutationObserver(() => { this.terminal.options.theme = this.theme(); });
-    this.themes.observe(document.documentElement, { attributeFilter: ["data-bs-theme"] });
+    this.resizeObserver = new ResizeObserver(() => this.fit());
+    this.resizeObserver.observe(this.screen);
+    this.themeObserver = new MutationObserver(() => { this.terminal.options.theme = this.theme(); });
+    this.themeObserver.observe(document.documentElement, { attributeFilter: ["data-bs-theme"] });
     this.find.addEventListener("keydown", (event) => { if (event.key === "Enter") this.search(event.shiftKey); });
   }
 
@@ -102,11 +101,11 @@ class LogView extends HTMLElement {
   fit() {
     const size = this.fitter.proposeDimensions();
     if (!size || !size.rows) return;
-    this.terminal.resize(this.wrapped === false ? Math.max(WIDE_COLUMNS, size.cols) : size.cols, size.rows);
+    this.terminal.resize(this.wrapped ? size.cols : Math.max(WIDE_COLUMNS, size.cols), size.rows);
   }
 
   toggleWrap() {
-    this.wrapped = this.wrapped === false;
+    this.wrapped = !this.wrapped;
     this.wrap.setAttribute("aria-pressed", String(this.wrapped));
     this.screen.classList.toggle("log-wide", !this.wrapped);
     this.fit();
@@ -181,15 +180,13 @@ class LogView extends HTMLElement {
   }
 
   open() {
-    const scheme = window.location.protocol === "https:" ? "wss" : "ws";
-    const role = encodeURIComponent(this.dataset.role);
-    const socket = new WebSocket(`${scheme}://${window.location.host}/ws/jobs/${this.dataset.job}/logs/${role}/${this.dataset.index}?offset=${this.offset}${this.attemptQuery("&")}`);
+    const { job, role, index } = this.dataset;
+    const socket = openWebSocket(`/ws/jobs/${job}/logs/${encodeURIComponent(role)}/${index}?offset=${this.offset}${this.attemptQuery("&")}`);
     socket.binaryType = "arraybuffer";
     this.socket = socket;
-    this.opened = false;
     socket.addEventListener("message", (message) => {
       if (socket !== this.socket) return;
-      this.wait = BACKOFF_MIN_MS;
+      this.backoff.reset();
       if (typeof message.data === "string") this.handleFrame(JSON.parse(message.data));
       else this.draw(new Uint8Array(message.data));
     });
@@ -200,7 +197,6 @@ class LogView extends HTMLElement {
     if (frame.type === "log") {
       if (this.offset < 0 || this.terminal.buffer.active.length <= 1) this.start = frame.offset;
       this.offset = frame.offset;
-      this.size = frame.size;
       this.dataset.attempt ||= frame.attempt ?? "";
       this.setStatus(gettext("live"));
       this.showScrollPosition();
@@ -219,12 +215,10 @@ class LogView extends HTMLElement {
     this.finished = true;
     const code = frame.exit_code === null || frame.exit_code === undefined ? "" : ` · ${interpolate(gettext("exit code %(code)s"), { code: frame.exit_code })}`;
     this.setStatus(`${gettext("ended")}${code}`);
-    this.dispatchEvent(new CustomEvent("log-end", { bubbles: true, detail: frame }));
   }
 
   draw(bytes) {
     this.offset += bytes.length;
-    this.size = Math.max(this.size, this.offset);
     this.unrenderedBytes += bytes.length;
     if (this.status.textContent !== gettext("live")) this.setStatus(gettext("live"));
     this.terminal.write(bytes, () => {
@@ -234,7 +228,7 @@ class LogView extends HTMLElement {
     if (this.unrenderedBytes > MAX_UNRENDERED_BYTES) this.skipToEnd();
   }
 
-  /** Skip to the end, to limit memory, because the log grows faster than it can be rendered. */
+  /** Skip to the end of a log that grows faster than the terminal renders it; otherwise unrendered bytes fill the memory. */
   skipToEnd() {
     this.socket.close();
     this.terminal.write("", () => {
@@ -252,8 +246,7 @@ class LogView extends HTMLElement {
     if (code === 4404) { this.setStatus(gettext("No such log.")); return; }
     if (code === 4429) { this.setStatus(gettext("Too many logs are open. Close some and reload the page.")); return; }
     this.setStatus(gettext("connection lost, reconnecting …"));
-    this.timer = setTimeout(() => this.open(), this.wait * (0.75 + Math.random() / 2));
-    this.wait = Math.min(this.wait * 2, BACKOFF_MAX_MS);
+    this.timer = setTimeout(() => this.open(), this.backoff.nextDelayMs());
   }
 }
 

@@ -2,7 +2,6 @@
 
 import { showDialogError } from "./dialogs.js";
 import { gettext } from "./i18n.js";
-import { deepCopy } from "./job-document.js";
 import { formatCost, fillList, formatStart } from "./submit-sidebar.js";
 
 async function postJson(url, csrf, body, headers = {}) {
@@ -88,7 +87,7 @@ export class TemplateDialog {
     button.disabled = true;
     const { config, csrf, state } = this.page;
     const { name, description, visibility, namespace } = this.form.elements;
-    const spec = deepCopy(state.document);
+    const spec = structuredClone(state.document);
     delete spec.code; // templates do not keep uploaded code
     const body = { name: name.value, description: description.value, visibility: visibility.value, spec };
     if (visibility.value === "namespace") body.namespace = namespace.value;

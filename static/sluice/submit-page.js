@@ -3,7 +3,7 @@
 import { toast } from "./dialogs.js";
 import { dateTime } from "./format.js";
 import { gettext, interpolate } from "./i18n.js";
-import { Draft, deepCopy, randomKey, isSame } from "./job-document.js";
+import { Draft, randomKey, isSame } from "./job-document.js";
 import { openEditor } from "./job-editor.js";
 import { JobForm } from "./job-form.js";
 import { SubmitDialog, TemplateDialog } from "./submit-dialogs.js";
@@ -20,9 +20,9 @@ class SubmitPage {
     this.config = config;
     this.csrf = this.find("[name=csrfmiddlewaretoken]").value;
     this.draft = new Draft(config.user);
-    this.initial = deepCopy(config.document);
+    this.initial = structuredClone(config.document);
     // `upload` describes code that is on the server already. `secrets` are sent only when the job is submitted.
-    this.state = { document: deepCopy(config.document), upload: null, clonedFrom: config.clonedFrom, secrets: {}, imageLogins: {}, text: "", format: "yaml", checked: null, view: "form" };
+    this.state = { document: structuredClone(config.document), upload: null, clonedFrom: config.clonedFrom, secrets: {}, imageLogins: {}, text: "", format: "yaml", checked: null, view: "form" };
     this.editor = null;
     this.opening = null; // the promise of the editor, once its loading has started
     this.textIsNewer = false; // true if the editor's text has changes that the document lacks

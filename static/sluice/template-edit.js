@@ -7,30 +7,30 @@ import { openEditor } from "./job-editor.js";
 const CHECK_DELAY_MS = 500;
 const page = JSON.parse(document.getElementById("template-page").textContent);
 const form = document.getElementById("template-form");
-const text = document.getElementById("t-file");
+const textField = document.getElementById("t-file");
 const status = document.querySelector("[data-check-status]");
 const rows = document.querySelector("[data-parameters]");
-const readOnly = text.readOnly;
+const { readOnly } = textField;
 let editor = null;
 let timer = null;
-let serial = 0;
+let serial = 0; // makes the ids of added rows unique
+let hasUnsavedChanges = false;
 
 const place = document.createElement("div");
 place.className = "template-editor";
-text.before(place);
+textField.before(place);
 openEditor(place, {
-  ace: page.ace, schema: page.schema, text: text.value, readOnly, lines: [12, 45],
-  format: text.value.trimStart().startsWith("{") ? "json" : "yaml",
-  onChange(value) { text.value = value; changed(); },
-}).then((made) => {
-  editor = made;
-  text.hidden = true;
+  ace: page.ace, schema: page.schema, text: textField.value, readOnly, lines: [12, 45],
+  format: textField.value.trimStart().startsWith("{") ? "json" : "yaml",
+  onChange(text) { textField.value = text; scheduleCheck(); },
+}).then((opened) => {
+  editor = opened;
+  textField.hidden = true;
   editor.setProblems(page.problems);
-}, () => place.remove());
+}, () => place.remove()); // the editor's scripts cannot be loaded: the text field stays
 
-let dirty = false;
-function changed() {
-  dirty = true;
+function scheduleCheck() {
+  hasUnsavedChanges = true;
   clearTimeout(timer);
   timer = setTimeout(check, CHECK_DELAY_MS);
 }
@@ -56,16 +56,16 @@ rows.querySelectorAll("[data-parameter]").forEach(showChoices);
 
 form.addEventListener("input", (event) => {
   const row = event.target.closest("[data-parameter]");
-  if (row) { showChoices(row); changed(); }
-  dirty = true;
+  if (row) { showChoices(row); scheduleCheck(); }
+  hasUnsavedChanges = true;
 });
 
 form.addEventListener("click", (event) => {
   const button = event.target.closest("button");
   const row = button?.closest("[data-parameter]");
   if (button?.matches("[data-add-parameter]")) addRow();
-  else if (button?.matches("[data-remove-parameter]")) { row.remove(); changed(); document.querySelector("[data-add-parameter]").focus(); }
-  else if (button?.matches("[data-insert-parameter]")) insert(row);
+  else if (button?.matches("[data-remove-parameter]")) { row.remove(); scheduleCheck(); document.querySelector("[data-add-parameter]").focus(); }
+  else if (button?.matches("[data-insert-parameter]")) insertReference(row);
 });
 
 function addRow() {
@@ -78,13 +78,14 @@ function addRow() {
   row.querySelector("[name=parameter_name]").focus();
 }
 
-function insert(row) {
+/** Insert the row's parameter at the editor's cursor. */
+function insertReference(row) {
   const name = row.querySelector("[name=parameter_name]").value.trim();
   if (!name) { row.querySelector("[name=parameter_name]").focus(); return; }
   editor?.insert(`<% $parameters.${name} %>`);
 }
 
-form.addEventListener("submit", () => { dirty = false; });
-window.addEventListener("beforeunload", (event) => { if (dirty && !readOnly) event.preventDefault(); });
+form.addEventListener("submit", () => { hasUnsavedChanges = false; });
+window.addEventListener("beforeunload", (event) => { if (hasUnsavedChanges && !readOnly) event.preventDefault(); });
 document.querySelector("[data-problem-box]")?.focus();
 if (readOnly) status.textContent = gettext("read-only");

@@ -1,10 +1,12 @@
-// Page functions that need no browser: selection state, plan texts, submission body.
+// Page functions that need no browser: selection state, order of files, plan texts, submission body.
 
 import assert from "node:assert/strict";
 import test from "node:test";
 
+globalThis.setInterval = () => {}; // times.js updates durations every second, which would keep this process running
 globalThis.document = { documentElement: { lang: "en" }, querySelectorAll: () => [], addEventListener: () => {} };
 
+const { sortFiles } = await import("../../static/sluice/file-browser.js");
 const { selectAllState } = await import("../../static/sluice/selection.js");
 const { formatCost, formatStart } = await import("../../static/sluice/submit-sidebar.js");
 const { buildSubmission } = await import("../../static/sluice/submit-dialogs.js");
@@ -13,6 +15,11 @@ test("select-all is checked only if all rows are selected", () => {
   assert.deepEqual(selectAllState(0, 0), { checked: false, indeterminate: false });
   assert.deepEqual(selectAllState(1, 3), { checked: false, indeterminate: true });
   assert.deepEqual(selectAllState(3, 3), { checked: true, indeterminate: false });
+});
+
+test("directories are listed before files, each sorted by name", () => {
+  const files = [["b.log", "file"], ["z", "dir"], ["a.log", "file"], ["latest", "link"], ["data", "dir"]].map(([name, kind]) => ({ name, kind }));
+  assert.deepEqual(sortFiles(files).map((file) => file.name), ["data", "z", "a.log", "b.log", "latest"]);
 });
 
 test("start and cost of a plan as text", () => {

@@ -1,4 +1,4 @@
-"""`manage.py jobs reconcile`: compares every live job with Slurm and prints differences; changes nothing."""
+"""`manage.py jobs reconcile`: compares every live job with Slurm and prints the differences. Changes nothing."""
 
 from __future__ import annotations
 
@@ -26,18 +26,20 @@ class Command(BaseCommand):
             clusters = clusters.filter(name=options["cluster"])
             if not clusters:
                 raise CommandError(f"There is no enabled cluster {options['cluster']}.")
-        total = 0
+        difference_count = 0
         for cluster in clusters:
             try:
                 differences = find_differences(cluster)
             except ClusterError as error:
                 raise CommandError(f"{cluster.name}: {error.user_message}") from error
-            live = Attempt.objects.filter(cluster=cluster, phase=Attempt.Phase.LIVE).count()
+            live_count = Attempt.objects.filter(cluster=cluster, phase=Attempt.Phase.LIVE).count()
             for difference in differences:
                 self.stdout.write(
                     f"{difference.cluster}  {difference.slurm_job_id or '-'}  {difference.job}: {difference.description}"
                 )
-            self.stdout.write(f"{cluster.name}: {live} live jobs, {len(differences)} differences")
-            total += len(differences)
-        if total:
-            raise CommandError(f"{total} differences.")
+            self.stdout.write(
+                f"{cluster.name}: {live_count} live jobs, {len(differences)} differences"
+            )
+            difference_count += len(differences)
+        if difference_count:
+            raise CommandError(f"{difference_count} differences.")

@@ -59,7 +59,7 @@ class Command(BaseCommand):
                 "note: planned on an example cluster: the namespace or its cluster is unknown."
             )
         rules = namespace.rules() if namespace and capacity else EXAMPLE_RULES
-        job_plan = plan(spec, rules, capacity or build_example_capacity(spec))
+        job_plan = plan(spec, rules, capacity or _build_example_capacity(spec))
         render_options = build_render_options(namespace.cluster) if namespace else RenderOptions()
         if options["runtime"]:
             render_options = replace(render_options, runtime=options["runtime"])
@@ -116,11 +116,13 @@ def _format_plan(job_plan: Plan) -> str:
 EXAMPLE_RULES = NamespaceRules("example", ("example",), default_time_s=86400)
 
 
-def build_example_capacity(spec: JobSpec) -> Capacity:
-    """Build a cluster of large equal nodes, each with eight GPUs of every type that the job file names."""
-    types = sorted({spec.gpu_type_of(role).lower() for role in spec.task_roles if role.gpu_number})
+def _build_example_capacity(spec: JobSpec) -> Capacity:
+    """Build the capacity of a cluster of large equal nodes, each with eight GPUs of every type in the job file."""
+    gpu_types = sorted(
+        {spec.gpu_type_of(role).lower() for role in spec.task_roles if role.gpu_number}
+    )
     names = tuple(f"node{number:02}" for number in range(1, EXAMPLE_NODE_COUNT + 1))
-    gpus = tuple(GpuCount(kind, 8, 0) for kind in types)
+    gpus = tuple(GpuCount(gpu_type, 8, 0) for gpu_type in gpu_types)
     nodes = tuple(Node(name, "idle", True, 128, 0, 1024**2, 0, gpus=gpus) for name in names)
     partition = Partition("example", True, True, names, None, None)
     return Capacity(datetime.now(UTC), nodes, (partition,))
