@@ -1,4 +1,4 @@
-"""Pagination cursors: opaque, signed, valid only for the query and the person they were issued to."""
+"""Pagination cursors: opaque, signed, valid only for the person and the query for which they were issued."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ def compute_query_fingerprint(*parts: Any) -> str:
 
 
 def encode_cursor(key: tuple[Any, uuid.UUID], query: str) -> str:
-    """Return a cursor after the row with this sort value and id, for the query with this fingerprint."""
+    """Return the cursor for the page after the last row. `key` is that row's sort value and id.
+
+    `query` is the fingerprint of the query.
+    """
     value, last_id = key
     kind = "v"
     if isinstance(value, datetime):
@@ -32,7 +35,7 @@ def encode_cursor(key: tuple[Any, uuid.UUID], query: str) -> str:
 
 
 def decode_cursor(cursor: str, query: str) -> tuple[Any, uuid.UUID]:
-    """Return sort value and id of the last row. Raises ValidationError for a cursor of another query."""
+    """Return the `key` of `encode_cursor`. Raises ValidationError if the cursor is of another query."""
     try:
         if len(cursor) > MAX_CURSOR_LENGTH:
             raise ValueError

@@ -1,6 +1,6 @@
-"""Declared kinds of events. Each has a pydantic model of its data, which forbids unknown fields.
+"""The kinds of events that apps declare, each with a pydantic model of the event's data.
 
-An app declares its kinds at import time; `core.events.records.record_events` refuses undeclared kinds.
+An app declares its kinds at import time; `core.events.records.record_events` rejects undeclared kinds.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pydantic.alias_generators import to_camel
 
 
 class EventData(BaseModel):
-    """Base class of the models of event data. Keys are camelCase, as websocket clients receive them."""
+    """Base class of the models. Keys are camelCase, as websocket clients receive them; unknown keys are errors."""
 
     model_config = ConfigDict(extra="forbid", alias_generator=to_camel)
 
