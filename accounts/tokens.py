@@ -117,7 +117,7 @@ class TokenAuthentication(BaseAuthentication):
 
 
 class _RequestWithoutBody:
-    """Wraps a request and shows an empty `POST`, because Django's CSRF check would parse the whole body of an upload."""
+    """Wraps a request and has an empty `POST`, because Django's CSRF check would parse the whole body of an upload."""
 
     POST = QueryDict()
 

@@ -84,12 +84,12 @@ class Lease:
     def fenced_transaction(self) -> Iterator[None]:
         """Open a transaction during which no other engine can take the lease. Raises LeaseLost if it is not held."""
         with transaction.atomic():
-            held = (
+            locked_row = (
                 EngineLease.objects.select_for_update(no_key=True)
                 .filter(self._ownership_filter(), expires_at__gt=Now())
                 .values_list("pk")
                 .first()
             )
-            if held is None:
+            if locked_row is None:
                 raise LeaseLost(f"the lease of cluster {self.cluster_id} is lost")
             yield

@@ -1,7 +1,7 @@
 """The engine process: one thread per cluster that runs its passes, and one thread that renews the leases.
 
-`Engine().run(stop)` runs until the event `stop` is set and retries if the database is unavailable. `Engine().run_once()`
-runs each pass once for each enabled cluster and returns. This module knows nothing about Slurm.
+`Engine().run(stop)` runs until the event `stop` is set and retries if the database is unavailable.
+`Engine().run_once()` runs each pass once for each enabled cluster and returns. This module knows nothing about Slurm.
 """
 
 from __future__ import annotations

@@ -198,7 +198,7 @@ class BoundedFactory(HTTPFactory):  # type: ignore[misc]
 
 
 class BodyQueue(asyncio.Queue[dict[str, Any]]):
-    """The queue of ASGI messages for the application. First it returns the body, in chunks read from the body's file."""
+    """The queue of ASGI messages for the application. First it returns the body, in chunks read from its file."""
 
     def __init__(self, body: IO[bytes]) -> None:
         super().__init__()

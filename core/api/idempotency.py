@@ -74,7 +74,7 @@ def get_or_create_for_key(
             ),
             key=key,
         )
-    found = find(row.result_id) if row.result_id else None
-    if found is None:
+    earlier = find(row.result_id) if row.result_id else None
+    if earlier is None:
         raise NotFound(_("The job created with this Idempotency-Key was deleted."), key=key)
-    return found, True
+    return earlier, True

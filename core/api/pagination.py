@@ -28,10 +28,10 @@ def encode_cursor(key: tuple[Any, uuid.UUID], query: str) -> str:
     `query` is the fingerprint of the query.
     """
     value, last_id = key
-    kind = "v"
+    value_type = "v"  # a value that JSON can contain
     if isinstance(value, datetime):
-        kind, value = "t", value.isoformat()
-    return signing.dumps([query, kind, value, last_id.hex], salt=CURSOR_SALT)
+        value_type, value = "t", value.isoformat()
+    return signing.dumps([query, value_type, value, last_id.hex], salt=CURSOR_SALT)
 
 
 def decode_cursor(cursor: str, query: str) -> tuple[Any, uuid.UUID]:
@@ -39,8 +39,8 @@ def decode_cursor(cursor: str, query: str) -> tuple[Any, uuid.UUID]:
     try:
         if len(cursor) > MAX_CURSOR_LENGTH:
             raise ValueError
-        issued_for, kind, value, last_id = signing.loads(cursor, salt=CURSOR_SALT)
-        key = (datetime.fromisoformat(value) if kind == "t" else value), uuid.UUID(last_id)
+        issued_for, value_type, value, last_id = signing.loads(cursor, salt=CURSOR_SALT)
+        key = (datetime.fromisoformat(value) if value_type == "t" else value), uuid.UUID(last_id)
     except (signing.BadSignature, ValueError, TypeError) as error:
         raise ValidationError(
             {"cursor": [_("This is no cursor of ours. Take it from “next” of the page before.")]},

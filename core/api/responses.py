@@ -12,7 +12,7 @@ PROBLEM_CONTENT_TYPE = "application/problem+json"
 
 
 def json_response(body: Any, status: int = 200) -> HttpResponse:
-    """Build a JSON response without DRF's renderers and content negotiation, which take longer than the view's query."""
+    """Build a JSON response without DRF's renderers and content negotiation, which take longer than a query."""
     try:
         text = orjson.dumps(body)
     except TypeError:

@@ -20,8 +20,8 @@ class EventData(BaseModel):
 _declared_models: dict[tuple[str, str], type[EventData]] = {}  # by subject type and kind
 
 
-def declare_event(subject_type: str, kind: str, data: type[EventData]) -> None:
-    _declared_models[subject_type, kind] = data
+def declare_event(subject_type: str, kind: str, model: type[EventData]) -> None:
+    _declared_models[subject_type, kind] = model
 
 
 def check_event(subject_type: str, kind: str, data: dict[str, Any]) -> None:
