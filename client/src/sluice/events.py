@@ -16,7 +16,7 @@ from sluice.messages import t
 from sluice.sockets import SocketLost, WebSocketUnavailable, error_for_close_code, open_socket
 from sluice.values import Job
 
-# With a websocket the job is also read after this time without an event, in case an event was lost.
+# With a websocket the job is also read after this time without a frame, in case an event was lost.
 REFRESH_INTERVAL_S = 30.0
 POLL_MIN_S, POLL_MAX_S = 1.0, 10.0
 # Give up after this time without a response from the server.

@@ -1,6 +1,7 @@
 """Reads one log as a stream of bytes. It continues at an offset, so no byte is lost or repeated after a reconnect.
 
-Follows a growing log with a websocket; reads an ended log, or all logs if websockets are blocked, with REST.
+With `follow` it uses a websocket, or polls with REST if websockets are blocked; otherwise it reads with REST what the
+log contains now.
 """
 
 from __future__ import annotations

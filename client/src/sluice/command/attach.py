@@ -120,7 +120,7 @@ class JobAttachment:
         output.print_message(f"{time.strftime('%H:%M:%S')}  " + "  ".join(parts), style)
 
     def _start_reader(self, job: Job) -> None:
-        """Start a reader thread if this attempt has none. The reader of the attempt before may finish first."""
+        """Start the reader thread of a new attempt, after that of the previous attempt has ended or timed out."""
         if job.attempt <= self._read_attempt:
             return
         if self._reader is not None:
